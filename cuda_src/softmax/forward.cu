@@ -148,7 +148,8 @@ LA_DEVICE void produce_decays(const AttentionArguments& a, const Place& place, c
     }
 }
 
-struct Consumer {
+// Two rows of scores of a lane, which become exponentials
+struct Scores {
     const AttentionArguments& a;
     const Place& place;
     const Scan& scan;
@@ -158,7 +159,7 @@ struct Consumer {
     const int i0;
     float m[2], l[2], factor[2], r[2];   // of the two rows: maximum, sum, 2^(m - m'); log2 decay from the block's start
 
-    __device__ __forceinline__ Consumer(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread)
+    __device__ __forceinline__ Scores(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread)
         : a(a), place(place), scan(scan), shared(shared), me(thread), rings(shared), i0(place.tile * BLOCK) {
         const Decays* const sums = a.sums + place.numbers(a, place.head);
         const Decays before = GATED && i0 ? sums[i0 - 1] : Decays{};
@@ -168,26 +169,6 @@ struct Consumer {
             l[h] = r[h] = 0.f;
             if constexpr (GATED) r[h] = decay_between(sums[min(i0 + me.row + 8 * h, place.T - 1)], before);
         }
-    }
-    // scores of a tile, begun
-    __device__ __forceinline__ void begin_scores(float (&s)[KEYS / 8][4], int step) {
-        rings.keys.wait_full(step);
-        products_begin();
-        multiply_rows_ABt<Queries, Keys>(s, shared + me.group * 64 * 128, shared + AT_K + step % STAGES * Keys::SIZE);
-        products_commit();
-    }
-    // out += P V, begun; values of another sequence become zeros
-    __device__ __forceinline__ void begin_values(float (&out)[WIDTH_V / 8][4], const u32 (&p)[KEYS / 16][4], int step) {
-        const u32 values = shared + AT_V + step % STAGES * Values::SIZE;
-        rings.values.wait_full(step);
-        const int own = place.Tk - scan.key(step);
-        if (own < KEYS) {
-            clear_rows_from<Values>(values, own);
-            rows_cleared();
-        }
-        products_begin();
-        multiply_rows_AB<Values>(out, p, values);
-        products_commit();
     }
     __device__ __forceinline__ u32 decays(int step) const { return shared + AT_DECAYS + step % STAGES * DECAYS; }
     // Whether the decays between a row's own keys are not differences of those to the block's start: a reset is among them, or many
@@ -281,6 +262,30 @@ struct Consumer {
             for (int h = h0; h < h0 + ROWS; h++) l[h] = l[h] * factor[h] + sum[h];
         }
         if constexpr (GATED) warp_arrive(rings.keys.empty(step), me.lane);
+    }
+};
+
+struct Consumer : Scores {
+    using Scores::Scores;
+    // scores of a tile, begun
+    __device__ __forceinline__ void begin_scores(float (&s)[KEYS / 8][4], int step) {
+        rings.keys.wait_full(step);
+        products_begin();
+        multiply_rows_ABt<Queries, Keys>(s, shared + me.group * 64 * 128, shared + AT_K + step % STAGES * Keys::SIZE);
+        products_commit();
+    }
+    // out += P V, begun; values of another sequence become zeros
+    __device__ __forceinline__ void begin_values(float (&out)[WIDTH_V / 8][4], const u32 (&p)[KEYS / 16][4], int step) {
+        const u32 values = shared + AT_V + step % STAGES * Values::SIZE;
+        rings.values.wait_full(step);
+        const int own = place.Tk - scan.key(step);
+        if (own < KEYS) {
+            clear_rows_from<Values>(values, own);
+            rows_cleared();
+        }
+        products_begin();
+        multiply_rows_AB<Values>(out, p, values);
+        products_commit();
     }
     // the sink, the denominator: 1 / l (times what the sink takes away); l becomes its logarithm
     __device__ __forceinline__ void finish(float (&f)[2]) {

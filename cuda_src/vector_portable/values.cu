@@ -22,11 +22,12 @@ static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is what the la
 
 typedef float State[TILES][4];   // its transpose: value rows, key columns
 
-struct Block {
+// What a chunk's tokens are to each other and to the state
+struct Chunk {
     const Arguments& a;
     const Place& at;
     char* shared;
-    int warp, lane, value;   // value: of the warp's first row
+    int warp, lane;
     __device__ __forceinline__ float* floats(int bytes) const { return (float*)(shared + bytes); }
     __device__ __forceinline__ float* rows(int n) const { return floats(AT_ROWS) + (warp * (2 + LA_ERASE) + n) * C * ROW; }
 
@@ -165,7 +166,11 @@ struct Block {
 #pragma unroll
         for (int i = 0; i < C; i++) floats(AT_T)[LA_BACK ? lane * COLUMN + i : i * COLUMN + lane] = Tf32::rounded(t[i]);
     }
+};
 
+// Values of a warp's rows
+struct Block : Chunk {
+    int value;   // of the first row
     // element n of an operand or accumulator of 16 values and 16 tokens
     __device__ __forceinline__ int value_of(int n) const { return value + lane / 4 + (n & 2) * 4; }
     __device__ __forceinline__ int token_of(int n) const { return (lane & 3) * 2 + (n & 1) + (n & 4) * 2; }
@@ -252,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const Place at(a, blockIdx.x / SLICES);
-    const Block block = {a, at, shared, warp, lane, ((int)(blockIdx.x % SLICES) * WARPS + warp) * 16};
+    const Block block = {{a, at, shared, warp, lane}, ((int)(blockIdx.x % SLICES) * WARPS + warp) * 16};
     const int chunks = at.chunks();
     const auto token_of = [&](int n) { return (LA_BACK ? chunks - 1 - n : n) * C; };
     State S = {};

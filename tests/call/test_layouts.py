@@ -123,6 +123,27 @@ def test_zero_strides(case):
     assert error <= 1e-13, what
 
 
+def one_anywhere(x):
+    """The same numbers, with 0 and an odd number for the strides of axes of length 1; contiguous, says NumPy."""
+    strides = [s if n > 1 else 8 * (i % 2) for i, (n, s) in enumerate(zip(x.shape, x.strides, strict=True))]
+    return np.lib.stride_tricks.as_strided(x, x.shape, strides)
+
+
+AXES = [{"T": 35, "B": (1,), "H": 1}, {"T": 1, "B": (3,), "H": 2}]
+
+
+@pytest.mark.parametrize("sizes", AXES, ids=["one head", "one token"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_strides_of_axes_of_one(case, sizes):
+    """x[:, None] has a stride of 0 there, which no pass over rows may use."""
+    arrays, state = draw(case, **sizes)
+    expected = with_gradients(case, arrays, state=state)
+    moved = {n: one_anywhere(x) if isinstance(x, np.ndarray) else x for n, x in arrays.items()}
+    found = with_gradients(case, moved, state=parts_like(state, [one_anywhere(S) for S in parts(state)]))
+    error, what = worst(found, expected)
+    assert error <= 1e-13, what
+
+
 @pytest.mark.parametrize("case", [c for c in PLAIN if {"q", "k"} <= c.given.keys() and not c.spec.micro_steps], ids=str)
 def test_overlapping_arrays(case):
     """q is k, or all are windows of one array."""

@@ -145,3 +145,13 @@ def test_the_convolution_in_compiled_loops(size, activation, bias, dtype):
         again = compiled.short_conv_vjp(*given, silu=activation is not None, dy=dy)
     for a, b in zip(grads, again, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_one_token_as_a_view():
+    """x[:, None] has a stride of 0 between its tokens, of which there is one."""
+    pytest.importorskip("numba")
+    from linattn_np.ops.cpu import short_conv as compiled
+
+    x, weight = rng.standard_normal((5, 6))[:, None], rng.standard_normal((6, W))
+    y = compiled.short_conv(x, weight.T, None, np.zeros((5, 1), np.int64), silu=False)
+    np.testing.assert_allclose(y, short_conv(np, x, ShortConv(weight, None, None))[0], rtol=1e-14)

@@ -184,7 +184,8 @@ FREE_DIAGONAL, FREE_INVERSE = 16 * 20 * 4, 2 * FREE_BLOCK  # a diagonal block in
 def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     """free_*.cu by name: factors, chain, grads, exact grads.
 
-    factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks (or their inverses), what rounding leaves of the others;
+    factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks (or their inverses), what rounding
+    leaves of the others;
     exact: four tiles more. chain: two stages of factors, three of values (one or two where outputs do not leave
     through them), extras. grads: four tiles, values and states (then sums), log decays; exact grads: or pairs inside
     blocks of 16 rows, four floats each, and what lies between two blocks, flags of 16 warps.
