@@ -150,7 +150,8 @@ class Piece:
         return returned(*[kind.type_of(dtype) for kind in self.kinds])
 
     def symbol(self, dtype: Any) -> str:
-        return f"linattn.{self.name}.{dtype}"
+        """Another one in another revision of the package: both may be in one process (`python -m bench earlier`)."""
+        return f"{__name__.partition('.')[0]}.{self.name}.{dtype}"
 
     def callees(self) -> list[Piece]:
         """The pieces that its lines name."""
