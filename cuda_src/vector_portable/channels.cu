@@ -194,7 +194,13 @@ struct Gradients : Block {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) channels(const __grid_constant__ VectorPortableArguments a) {
+#if __CUDA_ARCH__ >= 1000 && LA_LONG && !LA_BACK   // 128 registers of a thread: 688 bytes are spilled there
+constexpr int BLOCKS = 1;
+#else
+constexpr int BLOCKS = LA_BLOCKS;
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) channels(const __grid_constant__ VectorPortableArguments a) {
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const Place at(a, blockIdx.x / PARTS);
