@@ -48,6 +48,11 @@ def test_lengths(cp, dtype, T):  # noqa: F811
     check(cp, T, dtype=dtype, heads=(4, 2, 2))
 
 
+@pytest.mark.parametrize(("B", "T"), [(0, 5), (2, 0)])
+def test_no_sequences_and_no_tokens(cp, B, T):  # noqa: F811
+    check(cp, T, B=B)
+
+
 @pytest.mark.parametrize("widths", [(256, 256), (128, 128), (160, 100), (33, 7)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_widths(cp, dtype, widths):  # noqa: F811

@@ -53,7 +53,7 @@ def backward(plan: Plan, x: Inputs, dout: Array) -> tuple[Inputs, None]:
     pairs = min(max(policy.STICK_BYTES // max(each, 1) // batch.shared, 1) * batch.shared, _pairs(call))
     marks = xp.empty((pairs, tiles, tiles * rows, 2), dtype=xp.float32)
     ends = xp.empty((pairs, tiles), dtype=xp.int32)
-    for first in range(0, _pairs(call) if call.longs else 0, pairs):
+    for first in range(0, _pairs(call) if call.longs else 0, max(pairs, 1)):
         some = first, min(pairs, _pairs(call) - first)
         _launch("queries", call, fields, marks, ends, some)
         for done in passes(kind):
