@@ -158,31 +158,6 @@ struct Worker : Tiles {
                 if (!all && (j > high[h] || j < low[h])) s[n][e] = minus_infinity();
             }
     }
-    __device__ __forceinline__ void exponentiate(float (&s)[OWN / 8][4], float (&out)[WIDTH_V / 8][4]) {
-        float factor[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float most = s[0][2 * h], sum = 0.f;
-#pragma unroll
-            for (int n = 0; n < OWN / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-            most = fmaxf(m[h], row_max(most));
-            const float shift = most == minus_infinity() ? 0.f : most;
-            factor[h] = exp2_approx(m[h] - shift);
-            m[h] = most;
-#pragma unroll
-            for (int n = 0; n < OWN / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float& y = s[n][2 * h + e];
-                    y = exp2_approx(y - shift);
-                    sum += y;
-                }
-            l[h] = l[h] * factor[h] + sum;
-        }
-        if (factor[0] == 1.f && factor[1] == 1.f) return;
-#pragma unroll
-        for (int n = 0; n < WIDTH_V / 8; n++) { out[n][0] *= factor[0]; out[n][1] *= factor[0]; out[n][2] *= factor[1]; out[n][3] *= factor[1]; }
-    }
     __device__ __forceinline__ void run() {
         float out[WIDTH_V / 8][4];
         typename Element::A q[HELD ? WIDTH_K / 16 : 1];
@@ -201,7 +176,7 @@ struct Worker : Tiles {
                 multiply_few(s, q, step);
             } else multiply_rows<KeyTile, KeyTile>(s, shared, row0, stage(step), key0, lane);
             finish_scores(s, step);
-            exponentiate(s, out);
+            exponentiate(s, m, l, out);
             multiply_weights<ValueTile, !SPLIT>(out, s, stage(step) + AT_V, key0, lane);
         }
         copy_wait<0>();

@@ -178,6 +178,32 @@ LA_DEVICE char* shared_memory() {
     extern __shared__ __align__(128) char memory[];
     return memory;
 }
+// Logits of a lane's two rows become exponentials, below the maxima m so far; l, their sums, and out are scaled to new maxima
+template <int N, int M> LA_DEVICE void exponentiate(float (&s)[N][4], float (&m)[2], float (&l)[2], float (&out)[M][4]) {
+    float factor[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float most = s[0][2 * h], sum = 0.f;
+#pragma unroll
+        for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+        most = fmaxf(m[h], row_max(most));
+        const float shift = most == minus_infinity() ? 0.f : most;
+        factor[h] = exp2_approx(m[h] - shift);
+        m[h] = most;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float& y = s[n][2 * h + e];
+                y = exp2_approx(y - shift);
+                sum += y;
+            }
+        l[h] = l[h] * factor[h] + sum;
+    }
+    if (factor[0] == 1.f && factor[1] == 1.f) return;
+#pragma unroll
+    for (int n = 0; n < M; n++) { out[n][0] *= factor[0]; out[n][1] *= factor[0]; out[n][2] *= factor[1]; out[n][3] *= factor[1]; }
+}
 // Of a row with maximum m and sum l, with the sink: what multiplies its sum of values, and log2 of the denominator
 LA_DEVICE float normalised(const PortableArguments& a, int head, float m, float l, float& log) {
     log = 0.f;

@@ -19,31 +19,6 @@ struct Forward : System {
                 if (step == 0 && i0 + j >= row(h)) p[n][e] = minus_infinity();
             }
     }
-    __device__ __forceinline__ void exponentiate(float (&p)[ROWS / 8][4], float (&sum)[WIDTH_V / 8][4]) {
-        float factor[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float most = p[0][2 * h], all = 0.f;
-#pragma unroll
-            for (int n = 0; n < ROWS / 8; n++) most = fmaxf(most, fmaxf(p[n][2 * h], p[n][2 * h + 1]));
-            most = fmaxf(m[h], row_max(most));
-            const float shift = most == minus_infinity() ? 0.f : most;
-            factor[h] = exp2_approx(m[h] - shift);
-            m[h] = most;
-#pragma unroll
-            for (int n = 0; n < ROWS / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float& y = p[n][2 * h + e];
-                    y = exp2_approx(y - shift);
-                    all += y;
-                }
-            l[h] = l[h] * factor[h] + all;
-        }
-        if (factor[0] == 1.f && factor[1] == 1.f) return;
-#pragma unroll
-        for (int n = 0; n < WIDTH_V / 8; n++) { sum[n][0] *= factor[0]; sum[n][1] *= factor[0]; sum[n][2] *= factor[1]; sum[n][3] *= factor[1]; }
-    }
     // the weights of the own block by their final maxima and sums, and the logs of the sums; factor: of the sums over other blocks
     __device__ __forceinline__ void normalise(float (&factor)[2]) {
         float own_factor[2];
@@ -64,7 +39,7 @@ struct Forward : System {
         clear(sum);
         over_tiles(sum, [&](float (&p)[ROWS / 8][4], int step) {
             finish_scores(p, step);
-            exponentiate(p, sum);
+            exponentiate(p, m, l, sum);
             if (step == 0) { first_m[0] = m[0]; first_m[1] = m[1]; }
         });
         normalise(factor);

@@ -160,12 +160,7 @@ struct Chunk {
         }
         __syncwarp();
     }
-    __device__ __forceinline__ float sum_parts(int entry) const {
-        float s = 0.f;
-#pragma unroll
-        for (int w = 0; w < ACTIVE; w++) s += floats(AT_PARTS)[w * SQUARE + entry];
-        return s;
-    }
+    __device__ __forceinline__ float sum_parts(int entry) const { return sum_over_warps<ACTIVE>(floats(AT_PARTS) + entry); }
     // D and E, whose diagonal is the gradient of beta
     __device__ __forceinline__ void sum_products(int token) const {
         for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {

@@ -172,3 +172,10 @@ LA_DEVICE void refine(float* last, int rest, float (&g)[SPAN], int lane) {
 }
 // S = decay S + added, where sums of tensor cores, which truncate, begin from zero with every chunk
 LA_DEVICE float add_to(float x, float added, float first, float rest) { return fmaf(x, first, fmaf(x, rest, added)); }
+// sum of an entry of C x C floats of every warp
+template <int N> LA_DEVICE float sum_over_warps(const float* parts) {
+    float s = 0.f;
+#pragma unroll
+    for (int w = 0; w < N; w++) s += parts[w * C * C];
+    return s;
+}

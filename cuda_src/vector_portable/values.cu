@@ -131,12 +131,7 @@ struct Chunk {
             else store_rounded(floats(AT_ERASE) + j * READ + channel, y);
         }
     }
-    __device__ __forceinline__ float sum_parts(int entry) const {
-        float s = 0.f;
-#pragma unroll
-        for (int w = 0; w < ACTIVE; w++) s += floats(AT_PARTS)[w * SQUARE + entry];
-        return s;
-    }
+    __device__ __forceinline__ float sum_parts(int entry) const { return sum_over_warps<ACTIVE>(floats(AT_PARTS) + entry); }
     // P as rows that a product reads, of queries, or LA_BACK of keys
     __device__ __forceinline__ void sum_pairs(int token) const {
         for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {
