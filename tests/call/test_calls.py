@@ -1,4 +1,4 @@
-"""What a call may leave out, turn round or overwrite: q=None, read, state, layout, optional arrays, influence."""
+"""What a call may leave out, turn round or overwrite: q=None, read, state, layout, optional arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tests.cases import (
     parts,
     parts_like,
     with_gradients,
-    worst,
 )
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -356,71 +355,6 @@ def test_explain_tells_of_slots_and_of_decays_on_the_value_axis():
         told = la.explain(case.fn, **draw(case, T=40)[0])
         if told.backend == "numba":
             assert "a decay on the value axis takes the recurrent form forward" in told.reason
-
-
-# the influence matrix
-
-
-@every_case
-def test_influence_matrix_is_the_call(case):
-    arrays, _ = draw(case, T=9, H=2, Tq=None)
-    if not case.causal:
-        return check_influence_of_other_queries(case)
-    v = arrays[case.spec.change.value]
-    A = la.influence_matrix(case.fn, **arrays, **case.options)
-    if case.spec.micro_steps:
-        return check_influence_of_micro_steps(case, arrays, A)
-    if case.by_channel:  # one matrix a value channel
-        assert A.shape == (2, 2, 3, 9, 9)
-        made = np.einsum("bheij,bjhe->bihe", A, v)
-    else:
-        assert A.shape == (2, 2, 9, 9)
-        made = np.einsum("bhij,bjhe->bihe", A, v)
-    assert relative_error(made, case.fn(**arrays, **case.options)) <= 1e-12
-    future = np.triu(np.ones((9, 9)), k=1) > 0
-    assert not A[..., future].any()
-
-
-def check_influence_of_micro_steps(case, arrays, A):
-    assert A.shape == (2, 2, 9, 9 * 2)
-    made = np.einsum("bhijn,bjnhe->bihe", A.reshape(2, 2, 9, 9, 2), arrays[case.spec.change.value])
-    assert relative_error(made, case.fn(**arrays, **case.options)) <= 1e-12
-    assert not A[..., np.repeat(np.triu(np.ones((9, 9)), k=1) > 0, 2, axis=1)].any()
-
-
-def check_influence_of_other_queries(case):
-    arrays, _ = draw(case, T=9, Tq=5)
-    A = la.influence_matrix(case.fn, **arrays, **case.options)
-    assert A.shape == (2, 2, 5, 9)
-    made = np.einsum("bhij,bjhe->bihe", A, arrays["v"])
-    assert relative_error(made, case.fn(**arrays, **case.options)) <= 1e-12
-
-
-@pytest.mark.parametrize("case", [c for c in PLAIN if c.spec.shares_states and not c.spec.micro_steps], ids=str)
-def test_influence_matrix_of_grouped_heads_and_packed_sequences(case):
-    arrays, _ = draw(case, T=9, B=(1,), H=2, Hq=4)
-    offsets = [0, 2, 2, 9]
-    A = la.influence_matrix(case.fn, **arrays, **case.options, cu_seqlens=offsets)
-    v = arrays[case.spec.change.value][:, :, [0, 0, 1, 1]]
-    made = np.einsum("bheij,bjhe->bihe" if A.ndim == 5 else "bhij,bjhe->bihe", A, v)
-    assert relative_error(made, case.fn(**arrays, **case.options, cu_seqlens=offsets)) <= 1e-12
-    assert not A[..., 2:, :2].any()
-
-
-def test_influence_heads_first():
-    arrays, _ = draw(next(c for c in PLAIN if c.fn is la.kda), T=9, H=3)
-    case = next(c for c in PLAIN if c.fn is la.kda)
-    A = la.influence_matrix(la.kda, **arrays)
-    np.testing.assert_array_equal(la.influence_matrix(la.kda, **transposed(case, arrays), layout="heads_first"), A)
-
-
-@every_case
-def test_influence_matrix_does_not_depend_on_the_values(case):
-    arrays, _ = draw(case, T=6)
-    moved = arrays | {case.spec.change.value: 3 * arrays[case.spec.change.value] + 1}
-    error, _ = worst({"A": la.influence_matrix(case.fn, **moved, **case.options)},
-                     {"A": la.influence_matrix(case.fn, **arrays, **case.options)})
-    assert error == 0
 
 
 @pytest.mark.parametrize("backend", ["numba", "chunks", None])

@@ -6,12 +6,12 @@ import pytest
 
 from tests.call import test_calls, test_layouts, test_pullback, test_replay, test_replay_vjp
 from tests.cases import GROWING, cases_of
-from tests.properties import test_bits, test_catalog, test_nan, test_numerics, test_sequences
+from tests.properties import test_bits, test_catalog, test_influence, test_nan, test_numerics, test_sequences
 from tests.properties.of_any import properties
 
 pytest.importorskip("numba")
-MODULES = (test_catalog, test_sequences, test_bits, test_nan, test_numerics, test_calls, test_layouts, test_pullback,
-           test_replay, test_replay_vjp)  # fmt: skip
+MODULES = (test_catalog, test_sequences, test_bits, test_nan, test_numerics, test_calls, test_influence, test_layouts,
+           test_pullback, test_replay, test_replay_vjp)  # fmt: skip
 CASES = [case for fn in GROWING for case in cases_of(fn)]
 FEW = [cases_of(fn)[0] for fn in GROWING]  # tests that speak of no option
 OF_OPTIONS = ("test_forward_is_the_loop", "test_pullback_by_central_differences", "test_queries_of_their_own_length")

@@ -20,7 +20,15 @@ from linattn_np.testing import check_vjp, relative_error, sample
 from tests.call import test_calls, test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states
 from tests.cases import cases_of
 from tests.naive import NAIVE
-from tests.properties import test_bits, test_catalog, test_libraries, test_nan, test_numerics, test_sequences
+from tests.properties import (
+    test_bits,
+    test_catalog,
+    test_influence,
+    test_libraries,
+    test_nan,
+    test_numerics,
+    test_sequences,
+)
 from tests.properties.of_any import properties
 
 FORMS: tuple[dict[str, Any], ...] = (
@@ -82,7 +90,8 @@ def naive_hgrn(x, g, scale=None, state=None):
 
 (CASE,) = cases_of(HGRN, naive_hgrn)
 EVERY = properties(CASE, test_catalog, test_sequences, test_bits, test_nan, test_numerics, test_libraries, test_calls,
-                   test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states)  # fmt: skip
+                   test_influence, test_layouts, test_pullback, test_replay, test_replay_vjp,
+                   test_stored_states)  # fmt: skip
 
 
 @pytest.mark.parametrize(("test", "keywords"), EVERY)

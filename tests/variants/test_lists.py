@@ -1,0 +1,125 @@
+"""Specs, docstrings, loops and the lists of docs agree."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from bench import compare
+from bench.__main__ import COMPARED
+from bench.cpu import variants
+from linattn_np.docstring import docstring
+from tests.naive import NAIVE
+
+ROOT = Path(la.__file__).parent
+DOCS = ROOT.parent / "docs"
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("text", ["written", "by the spec"])
+def test_docstring_has_every_array_with_its_shape(fn, text):
+    text = fn.__doc__ if text == "written" else docstring(fn.spec)
+    lines = [line.strip() for line in text.splitlines()]
+    for name, given in fn.spec.arrays.items():
+        described = next((line for line in lines if line.split(" ")[0] == name and "(" in line), None)
+        assert described, f"{fn.__name__} does not describe {name}"
+        for axes in given.axes.split("|"):
+            letters = axes.split()
+            if letters[0] == "T":
+                letters.insert(0, "...")
+            shape = f"({letters[0]},)" if len(letters) == 1 else f"({', '.join(letters)})"
+            assert shape in described, f"{fn.__name__}: {name} is {shape} on its spec, not so in: {described}"
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("text", ["written", "by the spec"])
+def test_docstring_has_equation_options_and_paper(fn, text):
+    text = fn.__doc__ if text == "written" else docstring(fn.spec)
+    assert "S_t = " in text or "state" not in fn.spec.core.STATE_AXES  # a cache has no equation
+    assert "out_t = " in text
+    assert "Raises" in text
+    assert "Returns" in text
+    assert f"scale=None means {'K**-0.5' if fn.spec.scaled else '1'}." in text
+    assert "arXiv" in text
+    for option in fn.spec.options.defaults:
+        assert option in text, f"{fn.__name__} does not explain {option}"
+    for paper in fn.spec.paper.split("arXiv ")[1:]:
+        assert paper[:10] in text, f"{fn.__name__}: {paper} is on its spec only"
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_every_variant_is_in_every_list(fn):
+    assert fn.__name__ == fn.spec.name
+    assert getattr(la, fn.spec.name) is fn
+    assert fn.spec in la.SPECS
+    assert fn.spec.name in NAIVE
+    assert f"`{fn.spec.name}`" in la.family_table()
+
+
+@pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no pages")
+def test_every_variant_has_a_row_and_a_section_and_every_section_a_variant():
+    text = (DOCS / "variants.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#[\w-]+\) \|", text, re.MULTILINE)
+    headings = [name for line in re.findall(r"^## (.*)$", text, re.MULTILINE) for name in line.split(", ")]
+    names = [spec.name for spec in la.SPECS]
+    assert rows == names
+    assert sorted(headings) == sorted(names)
+
+
+def test_no_loop_without_a_variant():
+    assert NAIVE.keys() == {c.name for c in la.SPECS}
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_the_signature_is_that_of_the_spec(fn):
+    parameters = inspect.signature(fn).parameters
+    arrays = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert arrays == list(fn.spec.arrays)
+    for name, given in fn.spec.arrays.items():
+        assert (parameters[name].default is None) == given.optional
+    common = ["scale", "state", "return_state", "return_states_at", "overwrite_state", "state_rows", "reverse",
+              "cu_seqlens", "chunk_size", "chunk_states", "precision", "num_threads", "layout", "backend", "check"]
+    assert list(parameters)[len(arrays):] == [*fn.spec.options.defaults, *common]
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_a_row_of_the_benchmarks_follows_from_every_spec(fn):
+    case = variants.by_spec(fn.__name__)
+    calls = compare.ours(fn.__name__, case.draw((1, 8, 1, 4)), False)
+    assert calls
+    assert all(np.isfinite(call()).all() for call in calls.values())
+    assert fn.__name__ in COMPARED
+
+
+def test_the_lists_that_are_written_are_up_to_date():
+    script = ROOT.parent / "docs" / "make_lists.py"
+    ran = subprocess.run([sys.executable, str(script), "--check"], cwd=ROOT.parent, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+BY_NAME = ("formulas", "naive", "experiments", "sanitized")  # sources' formulas, loops, memories, calls of kernels
+
+
+def test_no_test_lists_functions_by_name():
+    """Tests of several functions choose them by a trait of their spec: a new function is among them."""
+    names, found = {spec.name for spec in la.SPECS}, []
+    for path in sorted(TESTS.rglob("*.py")):
+        if {*path.parts, path.stem} & set(BY_NAME):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            each: list[Any] = node.elts if isinstance(node, ast.List | ast.Tuple | ast.Set) else []
+            each = node.keys if isinstance(node, ast.Dict) else each
+            listed = [x for x in each if getattr(x, "attr", getattr(x, "value", None)) in names]
+            if len(listed) > 1:
+                found.append(f"{path.name}: {ast.unparse(node)}")
+    assert found == []
