@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import re
@@ -14,14 +15,18 @@ import sys
 import numpy as np
 import pytest
 
+from linattn_np import warmup
 from linattn_np.__main__ import main
 from linattn_np.matrix_state.cuda import operands as cuda_operands
 from linattn_np.matrix_state.cuda import plan as cuda_plan
 from linattn_np.matrix_state.cuda import scan_launch as cuda_scan
+from linattn_np.matrix_state.cuda.entries import scan_entries, step_entries
 from linattn_np.matrix_state.types import Decay, Erase
+from linattn_np.ops.cuda.entries import key_entries, raw_entries, step_size_entries
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
-from linattn_np.warmup import SHARED, entries, key_entries, raw_entries, step_entries, step_size_entries
+from linattn_np.runtime.cuda.elements import BYTES
+from linattn_np.runtime.cuda.entries import SHARED
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 TINY = '#include "tile/one.cuh"\nextern "C" __global__ void entry(float* x) { *x = one() + LA_ADD; }\n'
@@ -192,7 +197,7 @@ SMALL = (cuda_scan.SEGMENTS, cuda_scan.GATE, cuda_operands.HEAD_SUMS)  # entries
     ("sm_90a", "bfloat16", 128, 64), ("sm_90a", "bfloat16", 40, 120)])
 def test_every_entry_compiles(arch, dtype, K, V):
     """To machine code of the architecture: products on its matrix units, no more spills than the allowance."""
-    for entry in entries(dtype, K, V, int(arch.strip("sm_a"))):
+    for entry in scan_entries(dtype, K, V, int(arch.strip("sm_a"))):
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
         assert code.cubin.startswith(b"\x7fELF")
         wgmma = "wgmma" in entry.file
@@ -239,7 +244,7 @@ def test_shared_memory_of_every_plan_fits():
         for dtype in cuda_plan.ELEMENTS:
             for K in (1, 16, 100, 128, 129, 256):
                 for V in (1, 64, 128, 256):
-                    for entry in entries(dtype, K, V, capability):
+                    for entry in scan_entries(dtype, K, V, capability):
                         assert dict(entry.constants).get("LA_SHARED", 0) <= size * 1024, (capability, dtype, K, V)
 
 
@@ -256,3 +261,16 @@ def test_warmup_compiles_once(cache, capsys):
 def test_warmup_names_what_is_wrong(cache, capsys):
     assert main(["warmup", "--arch", "sm_12", "--only", "cuda"]) == 1
     assert "expected sm_ and one of 80" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+def test_every_choice_of_warmup_has_kernels(dtype):
+    """But vector decays and their erase terms in tf32, which are computed in float32."""
+    parser = argparse.ArgumentParser()
+    warmup.add_arguments(parser)
+    for capability, decay, erase in itertools.product((80, 90, 120), Decay, Erase):
+        cell = ["--decay", decay.name.lower(), "--erase", erase.name.lower()]
+        chosen = parser.parse_args([*cell, "--dtype", dtype, "--key", "60", "64", "--raw", "--softmax"])
+        found = list(warmup.selected(chosen, dtype, capability))
+        assert bool(found) == (dtype != "tf32" or (erase is Erase.NONE and decay is not Decay.VECTOR)), cell
+        assert all((sources.root() / entry.file).is_file() for *_, entry in found)

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from linattn_np.matrix_state.cuda.entries import free_entries
 from linattn_np.matrix_state.cuda.free import delta, plan
 from linattn_np.runtime.cuda import nvrtc
-from linattn_np.warmup import SHARED, Entry, free_entries
+from linattn_np.runtime.cuda.entries import SHARED, Entry
 
 from .test_compile import HGMMA, operations, spilled
 from .test_vector import compiled

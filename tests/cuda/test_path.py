@@ -10,9 +10,10 @@ import pytest
 import linattn_np as la
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
+from linattn_np.runtime.cuda.entries import SHARED
 from linattn_np.softmax.cuda import path_plan
+from linattn_np.softmax.cuda.entries import path_entries
 from linattn_np.softmax.cuda.plan import Kind
-from linattn_np.warmup import SHARED, path_entries
 
 from .test_compile import HGMMA, operations, spilled
 

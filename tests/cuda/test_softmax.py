@@ -11,8 +11,9 @@ import pytest
 import linattn_np as la
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
+from linattn_np.runtime.cuda.entries import SHARED
 from linattn_np.softmax.cuda import plan, portable_plan, stick_plan, system_plan
-from linattn_np.warmup import SHARED, Entry, softmax_entries
+from linattn_np.softmax.cuda.entries import portable_entries, softmax_entries, stick_entries, system_entries
 
 from .test_compile import HGMMA, HMMA, operations, spilled
 
@@ -71,8 +72,7 @@ PORTABLE_ALLOWANCE = 80
 def test_every_portable_entry_compiles(arch, kind):
     """For every architecture, to products of warps where there are any."""
     capability = ARCHITECTURES[arch]
-    how = (*kind[:3], capability, kind[3], True, SHARED[capability] * 1024)
-    entries = list(map(Entry._make, portable_plan.entries(*how)))
+    entries = list(portable_entries(*kind[:3], capability, kind[3]))
     assert len(entries) == 3 + (3 + (kind[1] > 128))
     for entry in entries:
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
@@ -88,8 +88,7 @@ def test_every_portable_entry_compiles(arch, kind):
 def test_every_entry_of_systems_compiles(arch, kind):
     """For every architecture, without spills in the systems themselves."""
     dtype, K, V, decay = kind
-    limit = SHARED[ARCHITECTURES[arch]] * 1024
-    entries = list(map(Entry._make, system_plan.entries(dtype, K, V, decay, True, limit)))
+    entries = list(system_entries(dtype, K, V, ARCHITECTURES[arch], decay))
     assert len(entries) == 4
     for entry in entries[:2] if arch != "sm_90a" else entries:
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
@@ -103,15 +102,13 @@ def test_every_entry_of_systems_compiles(arch, kind):
     ("sm_80", PORTABLE_KINDS[1]), ("sm_90a", PORTABLE_KINDS[0]), ("sm_120a", PORTABLE_KINDS[3])])
 def test_every_kernel_of_sticks_compiles(arch, kind):
     """For every architecture, to products of warps."""
-    dtype, K, V, _ = kind
-    limit = SHARED[ARCHITECTURES[arch]] * 1024
-    own = portable_plan.PortableKind(dtype, K, V, False, 4)
-    for name, done in (("forward", 0), ("queries", 0), *(("keys", done) for done in portable_plan.passes(own))):
-        made = stick_plan.constants(name, own, limit, done)
-        code = cuda_compile.compile_source(sources.read(stick_plan.KERNELS[name].file), dict(made), arch, cached=False)
-        assert spilled(code.log) <= PORTABLE_ALLOWANCE, (name, code.log)
+    entries = list(stick_entries(*kind[:3], ARCHITECTURES[arch]))
+    assert len(entries) == 3 + (kind[1] > 128)
+    for entry in entries:
+        code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), arch, cached=False)
+        assert spilled(code.log) <= PORTABLE_ALLOWANCE, (entry.words, code.log)
         if arch in ("sm_80", "sm_90a"):
-            assert operations(code.cubin) & PRODUCTS_OF_WARPS, name
+            assert operations(code.cubin) & PRODUCTS_OF_WARPS, entry.words
 
 
 @pytest.mark.parametrize("how", [system_plan, stick_plan])

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from linattn_np.matrix_state.cuda.entries import vector_backward_entries
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import nvrtc
-from linattn_np.warmup import SHARED, vector_backward_entries
+from linattn_np.runtime.cuda.entries import SHARED
 
 from .test_compile import HGMMA, operations, spilled
 from .test_vector import compiled

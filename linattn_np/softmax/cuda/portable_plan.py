@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from math import gcd
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
 from .. import policy
-from . import plan
 from .plan import Kernel
 
 KERNELS = {
@@ -100,19 +97,3 @@ def shared_memory(name: str, kind: PortableKind, rows: int, keys: int, stages: i
     few = name == "pieces"
     tiles = rows * K + stages * keys * (K + V + kind.gated * (kind.heads if few else 1) * 16)
     return max(tiles, few * keys * (-(-kind.V // 16) * 16 + 2) * 4)
-
-
-def entries(
-    dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool, limit: int
-) -> Iterator[tuple[str, str, Constants]]:
-    """(description, file, constants) of the kernels where no others are, and of those of a cache of the same dtype."""
-    if dtype not in ELEMENTS or max(K, V) > policy.WIDEST_PORTABLE:
-        return
-    kind = PortableKind(dtype, K, V, decay, gcd(16, K * BYTES[dtype], V * BYTES[dtype]))
-    found = [(kind._replace(cache=dtype), name, 0) for name in ("forward", "pieces", "cache")]
-    if not plan.takes(dtype, -(-K // 8) * 8, -(-V // 8) * 8, capability):
-        found += [(kind, "forward", 0)]
-        found += [(kind, "queries", 0), *((kind, "keys", done) for done in passes(kind))] * backward
-    for own, name, done in found:
-        words = f"softmax attention{' with decays' * decay}{' and a cache' * bool(own.cache)}, portable, {name}"
-        yield words, KERNELS[name].file, constants(name, own, limit, done)

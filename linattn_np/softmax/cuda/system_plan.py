@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from math import gcd
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
 from .. import policy
-from . import portable_plan
 from .plan import Kernel
 from .portable_plan import PortableKind
 
@@ -43,17 +40,3 @@ def shared_memory(name: str, kind: PortableKind, rows: int) -> int:
     stages = 2 * rows * (K + V + kind.gated * 16 + (name == "backward") * 4)
     end = rows * ((-(-kind.V // 16) * 16 + 8) * 4 + V)  # sums and values, in the place of the tiles
     return rows * (K + (rows + 4) * 4 + 4) + max(stages, end)
-
-
-def entries(
-    dtype: str, K: int, V: int, decay: bool, backward: bool, limit: int
-) -> Iterator[tuple[str, str, Constants]]:
-    """(description, file, constants) of deltaformer's kernels beside those of softmax attention."""
-    if dtype not in ELEMENTS or max(K, V) > policy.WIDEST_PORTABLE:
-        return
-    kind, words = PortableKind(dtype, K, V, decay, gcd(16, K * BYTES[dtype], V * BYTES[dtype])), " with decays" * decay
-    for name in ("forward", "backward")[: 1 + backward]:
-        yield f"deltaformer{words}, {name}", KERNELS[name].file, constants(name, kind, limit)
-    for name, done in (("queries", 0), ("keys", 2)) if backward else ():
-        made = portable_plan.constants(name, kind, limit, done)
-        yield f"deltaformer{words}, {name}", portable_plan.KERNELS[name].file, made

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from math import gcd
 from typing import NamedTuple
 
-from ....runtime.cuda.elements import BYTES, ELEMENTS, Constants
+from ....runtime.cuda.elements import ELEMENTS, Constants
 from ... import policy
 from ..delta_plan import Kernel
 from ..shared_memory import portable_channels, portable_values
@@ -78,19 +76,3 @@ def bonus_constants(kind: PortableKind) -> Constants:
     """Of the kernel that adds what the bonus has in the gradients."""
     more = {"LA_WARPS": BONUS.threads // 32, "LA_TOKENS": BONUS_TOKENS}
     return tuple(sorted((_sizes(kind) | more).items()))
-
-
-def entries(
-    dtype: str, K: int, V: int, erase: bool, bonus: bool, limit: int, backward: bool = True
-) -> Iterator[tuple[str, str, Constants]]:
-    """(words, file, constants) of every kernel with log decays in float32; limit: bytes that a block can have."""
-    align = gcd(16, K * BYTES[dtype], V * BYTES[dtype], K * BYTES["float32"])
-    kind = PortableKind(K, V, dtype, "float32", align, erase, bonus, bonus, dtype == "float32")
-    every = [("values", False), ("values", True), ("channels", False), ("channels", True)]
-    for name, back in every if backward else every[:1]:
-        found = launch_of(name, kind, limit, back)
-        if found is not None:
-            words = f"portable chunks of a vector decay, {name}{', from the last chunk' * back}"
-            yield words, found.kernel.file, found.constants
-    if bonus and backward:
-        yield "portable chunks of a vector decay, bonus", BONUS.file, bonus_constants(kind)

@@ -1,0 +1,74 @@
+"""Kernels of scalar decays, and of the delta rule with them, to be compiled ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from ....runtime.cuda.elements import BYTES
+from ....runtime.cuda.entries import SHARED, Entry
+from ... import policy
+from .. import delta_plan, delta_portable_plan, operands, plan, scan_launch, wgmma
+
+
+def scan_entries(
+    dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True
+) -> Iterator[Entry]:
+    """Every kernel of forward, and of backward, for key width K and value width V."""
+    limit = SHARED[capability] * 1024
+    align = gcd(16, K * BYTES[dtype], V * BYTES[dtype])
+    own = wgmma.takes(dtype, K, V, align, capability)
+
+    def scan(words: str, K: int, V: int, reverse: bool = False, outputs: bool = True, dots: bool = False) -> Entry:
+        if own:
+            how = wgmma.scan_pass(K, V, decay, reverse, outputs, dots)
+        else:
+            how = plan.scan_pass(plan.ScanKind(dtype, K, V, align, decay, reverse, outputs, dots), limit)
+        return Entry(words, how.file, how.constants)
+
+    def small(words: str, file: str, reverse: bool = False) -> Entry:
+        chunk = policy.GROUP_CHUNK if own else policy.SCAN_CHUNK
+        return Entry(words, file, plan.common_constants(dtype, decay, reverse, chunk))
+
+    yield scan("out", K, V)
+    yield scan("segment offset of the state", K, V, outputs=False)
+    yield small("states of segments", scan_launch.SEGMENTS)
+    if backward:
+        if own and wgmma.takes_writes(K, V):
+            yield Entry("dk, dv", wgmma.WRITES, wgmma.writes_pass(K, V, decay, decay).constants)
+        else:
+            yield scan("dv", K, V, reverse=True)
+            yield scan("dk", V, K, reverse=True, dots=decay)
+        yield scan("dq", V, K, dots=decay)
+        yield scan("segment offset of dstate", K, V, reverse=True, outputs=False)
+        yield small("dstates of segments", scan_launch.SEGMENTS, reverse=True)
+        if decay:
+            yield small("dg", scan_launch.GATE)
+        if dtype == "bfloat16" and K % 8 == 0:
+            yield Entry("sums over grouped heads", operands.HEAD_SUMS, ())
+
+
+def delta_entries(
+    dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True, raw: bool = False,
+    steps: int = 1,
+) -> Iterator[Entry]:
+    """Every kernel of the delta rule for key width K and value width V.
+
+    raw: q and k are l2-normalised by the kernel. steps: micro-steps per token, of which the last one reads.
+    """
+    if delta_plan.takes(dtype, K, V, capability):
+        for name, reverse in delta_plan.names(2, backward):
+            yield Entry(f"delta rule, {name}", delta_plan.KERNELS[name].file,
+                        delta_plan.constants(name, K, V, decay, reverse, raw, steps))
+        if backward:
+            yield Entry("delta rule, sums over heads", operands.HEAD_SUMS, ())
+        return
+    align = gcd(16, K * BYTES[dtype], V * BYTES[dtype])
+    kind, limit = delta_portable_plan.Kind(dtype, K, V, align, decay, capability=capability), SHARED[capability] * 1024
+    seen = set()
+    for cut in (False, True):
+        for words, how in delta_portable_plan.passes(kind._replace(cut=cut), limit, backward).items():
+            if (how.file, how.constants) not in seen:
+                seen.add((how.file, how.constants))
+                yield Entry(f"delta rule, {words}" + ", of segments" * (cut and "segment" not in words), how.file,
+                            how.constants)

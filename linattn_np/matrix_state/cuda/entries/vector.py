@@ -1,0 +1,78 @@
+"""Kernels of vector decays, to be compiled ahead."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from math import gcd
+
+from ....runtime.cuda.elements import BYTES
+from ....runtime.cuda.entries import SHARED, Entry
+from ...types import Erase
+from .. import delta_plan, vector_plan
+from ..portable import plan as portable_plan
+
+
+def vector_entries(
+    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False, ragged: bool = False
+) -> Iterator[Entry]:
+    """Every kernel of a vector decay for key width K and value width V; none where they are not for it.
+
+    bonus: queries read before the write, with a bonus of their own token's. ragged: packed sequences.
+    """
+    if not vector_plan.takes(dtype, K, V, capability):
+        return
+    plain, exact, kept, bounded = (vector_plan.Build(), vector_plan.Build(exact=True), vector_plan.Build(keep=True),
+                                   vector_plan.Build(bounded=True))  # fmt: skip
+    builds = {"scan": plain, "exact scan": exact, "adds": plain, "segments": plain, "scan of bounded gates": bounded}
+    if erase is Erase.DELTA:
+        builds = {"inverse": plain, "exact inverse": exact, "chain": plain, "exact chain": exact, "transfers": plain,
+                  "inverse of segments": kept}  # fmt: skip
+    for gate, (words, build) in itertools.product(("bfloat16", "float32"), builds.items()):
+        if not (build.bounded and bonus):
+            name, kind = words.split()[build.exact], vector_plan.VectorKind(K, V, gate, bonus, bonus, ragged)
+            constants = vector_plan.constants(name, kind, build)
+            yield Entry(f"vector decay in {gate}, {words}", vector_plan.KERNELS[name].file, constants)
+    if erase is Erase.DELTA:
+        constants = delta_plan.constants("segments", K, V, True)
+        yield Entry("vector decay, states of segments", delta_plan.SEGMENTS, constants)
+
+
+def vector_backward_entries(
+    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False
+) -> Iterator[Entry]:
+    """Every kernel of the backward of a vector decay; none where they are not for it."""
+    if not vector_plan.takes(dtype, K, V, capability):
+        return
+    plan, delta = vector_plan, erase is Erase.DELTA
+    for gate in ("bfloat16", "float32"):
+        kind = vector_plan.VectorKind(K, V, gate, bonus, bonus)
+        how = [(f"reverse{' of segments' * adds}", plan.REVERSE, plan.reverse_constants(kind, delta, adds))
+               for adds in (False, True)]  # fmt: skip
+        how += [(f"{'exact ' * exact}gradients{' with keys of log decays' * one.complement}", plan.GRADS,
+                 plan.grads_constants(one, delta, exact)) for exact in (False, True)
+                for one in (kind, kind._replace(complement=True))[: 2 - (delta or bonus)]]  # fmt: skip
+        how += [] if delta or bonus else [("queries", plan.GRADS, plan.grads_constants(kind, dq="float32"))]
+        how += [("strengths", plan.STRENGTHS, plan.small_constants(kind, True))] if delta else []
+        how += [("bonus", plan.BONUS, plan.small_constants(kind, False))] if bonus else []
+        yield from (Entry(f"vector decay in {gate}, {words}", kernel.file, made) for words, kernel, made in how)
+
+
+def portable_entries(
+    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False, backward: bool = True
+) -> Iterator[Entry]:
+    """Every kernel of chunks by products of warps, with log decays in float32; none where there are others."""
+    if dtype == "tf32" or vector_plan.takes(dtype, K, V, capability):
+        return
+    align = gcd(16, K * BYTES[dtype], V * BYTES[dtype], K * BYTES["float32"])
+    delta = erase is Erase.DELTA
+    kind = portable_plan.PortableKind(K, V, dtype, "float32", align, delta, bonus, bonus, dtype == "float32")
+    every = [("values", False), ("values", True), ("channels", False), ("channels", True)]
+    for name, back in every if backward else every[:1]:
+        found = portable_plan.launch_of(name, kind, SHARED[capability] * 1024, back)
+        if found is not None:
+            words = f"portable chunks of a vector decay, {name}{', from the last chunk' * back}"
+            yield Entry(words, found.kernel.file, found.constants)
+    if bonus and backward:
+        constants = portable_plan.bonus_constants(kind)
+        yield Entry("portable chunks of a vector decay, bonus", portable_plan.BONUS.file, constants)

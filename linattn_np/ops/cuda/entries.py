@@ -1,0 +1,35 @@
+"""Kernels around a core, to be compiled ahead: l2 norms, gate formulas, keys of log decays, step sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from ...runtime.cuda.elements import BYTES, ELEMENTS
+from ...runtime.cuda.entries import Entry
+from . import complement, gate_formula, product, step_size, unit_rows
+
+
+def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
+    """The kernels of raw projections: l2 norms of rows of K, and the gate formula."""
+    per = gcd(16 // BYTES[dtype], K)
+    yield Entry("l2 norms", unit_rows.SOURCE, unit_rows.row_constants(dtype, dtype, K, per))
+    yield Entry("gate formula", gate_formula.SOURCE, (("LA_DTYPE", ELEMENTS[dtype]),))
+
+
+def key_entries(dtype: str) -> Iterator[Entry]:
+    """The kernels of keys that are made of log decays (hgrn2)."""
+    for gate in dict.fromkeys((dtype, "float32")):
+        yield Entry(f"keys of log decays in {gate}", complement.SOURCE, complement.constants(gate, dtype))
+
+
+def product_entries(dtype: str) -> Iterator[Entry]:
+    """The kernel of elementwise products (gdn2)."""
+    if dtype == "bfloat16":
+        yield Entry("products of gates", product.SOURCE, product.constants(dtype))
+
+
+def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:
+    """The kernels of Mamba-2's step size and output gate for value width V."""
+    yield Entry("step size", step_size.SOURCE, step_size.step_constants(dtype, dtype, V))
+    yield Entry("sums over tokens", step_size.SOURCE, step_size.SUMS_CONSTANTS)
