@@ -16,6 +16,7 @@ from ...runtime.cuda import launch
 from ...runtime.cuda.deferred import Deferred, Unsupported, given
 from ...runtime.cuda.deferred_namespace import Namespace
 from ...runtime.cuda.fusion import materialise
+from ...runtime.cuda.head_calls import arrays_read
 from ...runtime.tracing import FIXED
 from ...spec import Variables
 from .. import binding
@@ -127,7 +128,7 @@ def computed(xp: Namespace, results: Any, give_back: Any) -> Any:
     for array, value in xp.assigned:
         wanted.append(value)
         into.append(array)
-    if any(y is z for y in _read(wanted) for z in xp.overwritten):
+    if any(y is z for y in arrays_read([x for x in wanted if x.real is None]) for z in xp.overwritten):
         raise Unsupported("a state is read after it has been overwritten")
     for one in xp.pending:  # whose output nobody wants
         wanted.append(Deferred(xp, one.end))
@@ -135,20 +136,6 @@ def computed(xp: Namespace, results: Any, give_back: Any) -> Any:
     found = dict(zip(map(id, wanted), materialise(wanted, into), strict=True))
     xp.assigned.clear()
     return _replaced(results, lambda x: give_back(found[id(x)]) if isinstance(x, Deferred) else x)
-
-
-def _read(values: list[Deferred]) -> list[Array]:
-    """The arrays in memory that deferred arrays depend on, but for those that are such arrays themselves."""
-    found, pending, seen = list[Array](), [x.node for x in values if x.real is None], set[int]()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.kind == "array":
-            found.append(node.value)
-        pending += [x.node for x in node.inputs]
-    return found
 
 
 def _is_part(x: Deferred) -> bool:

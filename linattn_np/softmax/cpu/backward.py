@@ -21,6 +21,17 @@ from .workspace import Work
 
 
 @piece
+def begin_gates(w: Work):
+    """Sums of the gates are 0."""
+    if w.gated:
+        for t in range(w.T):
+            w.readers[t] = 0
+            w.dg[t] = 0
+        for n in range(w.blocks):
+            w.crossed[n] = 0
+
+
+@piece
 def begin_head(w: Work):
     """delta of all queries; sums of the gates are 0."""
     for t in range(w.T):
@@ -34,12 +45,7 @@ def begin_head(w: Work):
         for i in range(w.c):
             w.delta[w.i + i] = dot(row(out, i), row(dout, i), w.V)
         w.i += w.C
-    if w.gated:
-        for t in range(w.T):
-            w.readers[t] = 0
-            w.dg[t] = 0
-        for n in range(w.blocks):
-            w.crossed[n] = 0
+    begin_gates(w)
 
 
 @piece

@@ -12,17 +12,15 @@ and the rest is backward.py with the queries w, the values u, outputs r and cota
 
 from __future__ import annotations
 
-import numpy as np
-
-from ...ops.cpu.numbers import exp, number
+from ...ops.cpu.numbers import exp
 from ...ops.cpu.products import LEFT_LOWER, product, solve, solve_transposed
 from ...ops.cpu.rows import scale_rows
 from ...ops.cpu.storage import load, load_column, save, save_column
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import row, tokens_of
-from .backward import add_columns, begin_keys, end_head, keys, queries, save_keys, tile
-from .forward import add_keys, begin_rows, weights
+from .backward import add_columns, begin_gates, begin_keys, end_head, keys, queries, save_keys, tile
+from .forward import add_keys, begin_rows, last_factors, weights
 from .tile import begin_task, bias, load_queries, logits, pair_sums
 from .workspace import Work
 
@@ -47,20 +45,13 @@ def earlier(w: Work):
 @piece
 def own(w: Work):
     """u and r of the block."""
-    place, low = (w.BATCH, w.h, w.FIRST + w.i), number(w.Z, -np.inf)
+    place = (w.BATCH, w.h, w.FIRST + w.i)
     w.j, w.n = w.i, w.c
     if w.C > 1:
         w.is_diagonal = 1
         weights(w)
         scale_rows(w.O, w.fade)
-    for i in range(w.c):
-        none = w.m[i] == low
-        if not w.normalize:
-            w.fade[i], w.m[i], w.l[i] = exp(w.m[i]), 0, 1
-        elif none:
-            w.fade[i], w.m[i], w.l[i] = 1, 0, 1
-        else:
-            w.fade[i] = 1 / w.l[i]
+    last_factors(w)
     scale_rows(w.O, w.fade)
     load(w.in_rhs, place, (0, w.V), w.rhs)
     load_column(w.in_beta, place, w.beta)
@@ -99,17 +90,6 @@ def forward(w: Work, first: Whole, last: Whole):
             earlier(w)
             own(w)
             w.i += w.C
-
-
-@piece
-def begin_head(w: Work):
-    """Sums of the gates are 0."""
-    if w.gated:
-        for t in range(w.T):
-            w.readers[t] = 0
-            w.dg[t] = 0
-        for n in range(w.blocks):
-            w.crossed[n] = 0
 
 
 @piece
@@ -166,7 +146,7 @@ def backward(w: Work, first: Whole, last: Whole):
         begin_task(w, n)
         for h in range(w.HEAD, w.HEAD + w.heads):
             w.h, w.is_past = h, 0
-            begin_head(w)
+            begin_gates(w)
             w.j = (w.T - 1) // w.N * w.N
             while w.j >= 0:
                 w.n = min(w.N, w.T - w.j)

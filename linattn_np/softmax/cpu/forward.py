@@ -78,9 +78,9 @@ def add_keys(w: Work):
 
 
 @piece
-def end_rows(w: Work):
-    """out, m and l of the block."""
-    low, place = number(w.Z, -np.inf), (w.BATCH, w.h, w.FIRST + w.i)
+def last_factors(w: Work):
+    """What O is multiplied by at the end: 1 / l, 1 where no key is read, e^m for the numerator."""
+    low = number(w.Z, -np.inf)
     for i in range(w.c):
         none = w.m[i] == low
         if not w.normalize:
@@ -89,6 +89,13 @@ def end_rows(w: Work):
             w.fade[i], w.m[i], w.l[i] = 1, 0, 1
         else:
             w.fade[i] = 1 / w.l[i]
+
+
+@piece
+def end_rows(w: Work):
+    """out, m and l of the block."""
+    place = (w.BATCH, w.h, w.FIRST + w.i)
+    last_factors(w)
     save(w.O, w.out, place, (0, w.V), w.fade)
     save_column(w.m, w.most, place)
     save_column(w.l, w.sums, place)
