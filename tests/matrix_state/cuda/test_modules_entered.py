@@ -10,7 +10,7 @@ from linattn_np.call import replay
 from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import stub
 from tests.matrix_state.cuda.test_replay import drawn
-from tests.test_structure import entered, outside
+from tests.test_entered_modules import entered, outside
 
 launched, public, doubling = step_calls.launched, step_calls.public, step_calls.doubling
 KERNELS = ("matrix_state/cuda/", "runtime/cuda/", "ops/cuda/")
