@@ -45,24 +45,36 @@ class Step(NamedTuple):
     backward: Callable[..., tuple[Inputs, Array]]
     inputs: Any = None  # (module, x, plan) -> (x, plan), of a step that changes no state
     output: Any = None  # (plan, out) -> out, of such a step that changes the output
+    inputs_vjp: Any = None  # (module, x, plan, d) -> d, of a step that changes nothing but inputs
+
+
+class Changed(NamedTuple):
+    """Residuals of a step that changes nothing but inputs: those before it, and what the rest saved."""
+
+    module: Any
+    x: Inputs
+    plan: Plan
+    rest: Any
+
+
+def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., Inputs]) -> Step:
+    """A step that changes nothing but inputs."""
+
+    def forward(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Any, Any, Changed]:
+        out, end, rest = run(*inputs(module, x, plan), state)
+        return out, end, Changed(module, x, plan, rest)
+
+    def backward(run: Run, saved: Changed, dout: Array | None, dstate: Any) -> tuple[Inputs, Any]:
+        d, dstate0 = run(saved.rest, dout, dstate)
+        return inputs_vjp(saved.module, saved.x, saved.plan, d), dstate0
+
+    return Step(name, forward, backward, inputs, inputs_vjp=inputs_vjp)
 
 
 # l2norm
 
 
-class Normed(NamedTuple):
-    x: Inputs  # before the normalisation
-    plan: Plan
-    rows_vjp: Callable[..., Rows]
-    rest: Any
-
-
-def _l2norm(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Normed]:
-    out, end, rest = run(*_l2norm_inputs(module, x, plan), state)
-    return out, end, Normed(x, plan, getattr(module, "unit_rows_vjp", unit_rows_vjp), rest)
-
-
-def _l2norm_inputs(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
+def _l2norm(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
     """An erase vector that is a multiple of the key is normalised with it; one of its own is left unchanged."""
     rows = getattr(module, "unit_rows", unit_rows)
     q, k = rows(plan, (x.q, x.k))
@@ -73,17 +85,16 @@ def _l2norm_inputs(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
     return x._replace(q=q, k=k, r=r), plan._replace(l2norm=False, complement_keys=False)
 
 
-def _l2norm_vjp(run: Run, saved: Normed, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def _l2norm_vjp(module: Any, x: Inputs, plan: Plan, d: Inputs) -> Inputs:
     """If the key is the erase vector too, its gradients are summed into dk; that of its length is added to dk."""
-    x, plan = saved.x, saved.plan
-    d, dstate0 = run(saved.rest, dout, dstate)
+    rows_vjp = getattr(module, "unit_rows_vjp", unit_rows_vjp)
     dk, dr = (both(d.k, d.r), None) if plan.erases_key else (d.k, d.r)
-    dq, dk = saved.rows_vjp(plan, (None if d.q is None else x.q, x.k), (d.q, dk))
+    dq, dk = rows_vjp(plan, (None if d.q is None else x.q, x.k), (d.q, dk))
     if plan.erase_key is EraseKey.PRODUCT:
         wide_r, wide_k, wide_dr = (cast(plan.xp, y, plan.dtype) for y in (x.r, x.k, d.r))
         dr, dlength = over_length_vjp(plan.xp, wide_r, wide_k, wide_dr, plan.l2norm_eps)
         dk = cast(plan.xp, dk, plan.dtype) + dlength
-    return d._replace(q=dq, k=dk, r=dr), dstate0
+    return d._replace(q=dq, k=dk, r=dr)
 
 
 def unit_rows(plan: Plan, rows: Rows) -> Rows:
@@ -120,21 +131,14 @@ def strengths(plan: Plan, raw: Array) -> Array:
     return gate_formula.bounded(plan.xp, raw, gate_formula.Bounded(plan.beta_sigmoid), plan.dtype, True)
 
 
-def _strengths(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
-    out, end, rest = run(*_strengths_inputs(module, x, plan), state)
-    return out, end, (x.beta, plan, rest)
-
-
-def _strengths_inputs(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
+def _strengths(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
     return x._replace(beta=strengths(plan, x.beta)), plan._replace(beta_sigmoid=0.0)
 
 
-def _strengths_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    raw, plan, rest = saved
-    d, dstate0 = run(rest, dout, dstate)
+def _strengths_vjp(module: Any, x: Inputs, plan: Plan, d: Inputs) -> Inputs:
     dbeta = cast(plan.xp, d.beta, plan.dtype)
-    draw, _, _ = gate_formula.bounded_vjp(plan.xp, raw, gate_formula.Bounded(plan.beta_sigmoid), dbeta, True)
-    return d._replace(beta=draw), dstate0
+    draw, _, _ = gate_formula.bounded_vjp(plan.xp, x.beta, gate_formula.Bounded(plan.beta_sigmoid), dbeta, True)
+    return d._replace(beta=draw)
 
 
 # micro-steps: q, g and out have one row per token, the other arrays one per micro-step
@@ -341,8 +345,8 @@ def _rows_of(dstate: Any, channels: slice) -> Any:
 
 
 PREPROCESSING = (  # in this order; core.py says when a call needs a step
-    Step("l2norm", _l2norm, _l2norm_vjp, _l2norm_inputs),
-    Step("strengths", _strengths, _strengths_vjp, _strengths_inputs),
+    of_inputs("l2norm", _l2norm, _l2norm_vjp),
+    of_inputs("strengths", _strengths, _strengths_vjp),
     Step("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),
     Step("pools", _pools, _pools_vjp),
     Step("all_pairs", pairs.forward, pairs.backward),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...core import StatesAt
+from ...matrix_state.input_steps import joined
 from ...ops.cpu.programs import Places, Views, record, whole  # plans are recorded where there are compiled loops
 from ...runtime.agreement import agrees
 from ...runtime.arrays import Array
@@ -190,7 +191,9 @@ def improved(template: Template, signature: Any, run: Callable[..., Any]) -> Tem
         out, end, residuals = template.forward(call)
         if out is None or isinstance(end, StatesAt):
             return template
-        core = template.core
+        core, spec = template.core, call.spec
+        changed, residuals = joined(spec.change, residuals)
+        call = call._replace(spec=replace(spec, change=changed))
         change = RecordedChange(call, template.names, (out, end), lambda d: core.backward(residuals, d, None)[0])
     except Exception:  # the call can be computed: what a trace does not understand must not be an error
         return template

@@ -50,7 +50,7 @@ def put(declaration: Workspace, table: np.ndarray, values: Mapping[str, Any], dt
         if isinstance(x, np.ndarray):
             # NumPy calls an array contiguous whatever the stride of an axis of length 1 is
             row = x.shape[-1] * x.itemsize if x.flags.c_contiguous else x.strides[-2]
-            table[at : at + 2] = address(x), row if declaration.matrices[name].columns else x.itemsize
+            table[at], table[at + 1] = first_byte(x), row if declaration.matrices[name].columns else x.itemsize
         elif name in declaration.numbers:
             table[at : at + 1].view(np.float64)[0] = x
         else:
