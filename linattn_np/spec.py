@@ -156,6 +156,11 @@ class VariantSpec:
     state: StateFormat = StateFormat()
     options: OptionSpec = OptionSpec()
 
+    @property
+    def grows(self) -> bool:
+        """Whether a state has an axis of slots, one for each token."""
+        return any("L" in axes.split() for axes in (self.state.axes or self.core.STATE_AXES).values())
+
 
 class VariantFunction(Protocol):
     """A public function: what `call.dispatch.public` adds to it."""

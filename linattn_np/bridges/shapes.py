@@ -67,7 +67,7 @@ def result_of(spec: VariantSpec, arrays: Mapping[str, Any], state: Any, options:
     out = each(lambda x: _out(call, x), result.out)
     end = _end(call, result.state)
     at = call.options["return_states_at"]
-    states = None if at is None else each(lambda S: _states(call, S, len(at)), result.state)
+    states = None if at is None else each(lambda S: _states(call, S, len(at)), end)
     if overwrite and state is not None:
         given = iter(flatten("", zeros["state"]).values())
         end = each(lambda S: Abstract(S.shape, next(given).dtype), end)
@@ -104,7 +104,7 @@ def _lead(call: Prepared) -> tuple[int, ...]:
     return sizes.batch if sizes.ragged is None else (sizes.ragged,)
 
 
-def _own(call: Prepared, S: np.ndarray) -> tuple[int, ...]:
+def _own(call: Prepared, S: np.ndarray | Abstract) -> tuple[int, ...]:
     """The axes of one state."""
     return S.shape[len(_lead(call)):]
 
@@ -124,7 +124,7 @@ def _out(call: Prepared, x: np.ndarray) -> Abstract:
     return Abstract(shape if layout is None else layout.shape(shape), x.dtype)
 
 
-def _states(call: Prepared, S: np.ndarray, count: int) -> Abstract:
+def _states(call: Prepared, S: Abstract, count: int) -> Abstract:
     """States at positions, in the dtype of the computation."""
     lead = _lead(call) if call.variables.sizes.ragged is None else ()
     return Abstract((*lead, count, *_own(call, S)), np.dtype(call.plan.dtype))

@@ -100,8 +100,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if own is not None and spec.state.pack is None and spec.state.parts is not None:
         _check_kind(spec, own, options)
     each = flatten("state", own)
-    library, entered = enter(fn, {**given, **each})
-    recorder = None
+    (library, entered), recorder = enter(fn, {**given, **each}), None
     if is_cupy(library.xp):
         from ..runtime.cuda import record
 
@@ -111,8 +110,9 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     axes, query = axes_of(spec, options), spec.change.query
     if options["cu_seqlens"] is None and query is not None and _has_fewer_queries(spec, options, entered, axes):
         axes[query] = axes[query].replace("T ", "Tq ", 1)
-        if pairs := [name for name, x in entered.items() if x is not None and shapes.is_of_pairs(axes[name])]:
-            raise ValueError(f"{fn}: {pairs[0]} with fewer queries than tokens, expected as many")
+        two = [name for name, x in entered.items() if x is not None and shapes.is_of_pairs(axes[name])]
+        if two or (spec.grows and options["return_states_at"] is not None):
+            raise ValueError(f"{fn}: {[*two, 'return_states_at'][0]} with fewer queries than tokens, expected as many")
     layout = None if options["layout"] == "time_first" else layouts.LAYOUTS[options["layout"]]
     theirs = axes if layout is None else {n: layout.axes(a) for n, a in axes.items()}
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from math import log, prod
 from typing import Any
 
-from ..core import GROWTH_SLACK, CallPlan, Computed, Core, Explained, Growth, register, register_states
+from ..core import GROWTH_SLACK, CallPlan, Computed, Core, Explained, Growth, StatesAt, register, register_states
 from ..runtime.arrays import Array, accumulate, is_numpy
 from ..runtime.shapes import Sizes
-from . import cache, definition, heads, policy, sequences
+from . import cache, definition, policy, sequences, states
 from .array import tiles
 from .path import definition as path_definition
 from .types import (
@@ -33,7 +33,7 @@ from .types import (
 )
 
 
-class Softmax(Core):
+class Softmax(states.GivesStates, Core):
     """Attention over all tokens."""
 
     BACKENDS = ("reference", "chunks", "numba", "cuda")
@@ -52,6 +52,7 @@ class Softmax(Core):
         out: Array = None
         logs: Any = None
         kernels = kernels_of(x, plan) if backend == "cuda" else None
+        at = states.at_positions(plan, x, state)  # first: kernels may overwrite the state
         if x.q is not None:
             if backend == "numba":
                 from .cpu import calls
@@ -65,10 +66,10 @@ class Softmax(Core):
         if kernels is not None and plan.overwrite and state is not None and state.v.shape[-3]:
             end = state  # the kernels have appended the tokens
         elif plan.returns_state or x.q is None:
-            end = final_state(plan, x, state)
+            end = states.final_state(plan, x, state)
         elif plan.gradients:
             end = cache.shapes_after(plan, x, state)
-        return out, end, Residuals(x, plan, backend, state, out, logs)
+        return out, end if at is None else StatesAt(end, at), Residuals(x, plan, backend, state, out, logs)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
@@ -84,7 +85,7 @@ class Softmax(Core):
             d = kernels_of(x, plan).backward(plan, x, out, logs, dout), None
         else:
             d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout)
-        return d if dstate is None else with_state(plan, x, state, dstate, d)
+        return d if dstate is None else states.with_state(plan, x, state, dstate, d)
 
     def end_shape(self, plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Slots come with tokens."""
@@ -200,32 +201,6 @@ def choose(fn: str, x: Any, plan: Plan, wanted: str | None) -> str:
         raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
     found = wanted or "chunks"
     return "reference" if found == "chunks" and plan.chunk_size == 1 else found
-
-
-def final_state(plan: Plan, x: Inputs, state: Any) -> Any:
-    """The cache after all tokens; a row for each sequence of a ragged batch."""
-    L, ends = cache.slots_after(plan, state, x.v.shape[-3]), []
-    if plan.overwrite and is_numpy(plan.xp) and not plan.is_ragged:
-        return cache.append_in_place(plan, x, state)
-    for _, own, row in sequences.each_sequence(plan, x, state):
-        ends.append(cache.after(plan, own, cache.empty(plan.xp, own, plan.dtype) if row is None else row, L))
-    return sequences.joined_rows(plan, ends)
-
-
-def with_state(plan: Plan, x: Inputs, state: Any, dstate: Any, d: tuple[Inputs, Any]) -> tuple[Inputs, Any]:
-    """Gradients with those that come through the final state."""
-    found = []
-    for s, own, row in sequences.each_sequence(plan, x, state):
-        begin = cache.empty(plan.xp, own, plan.dtype) if row is None else row
-        dx, dbegin = cache.after_vjp(plan, own, begin, heads.row_of(plan, x, dstate, s))
-        none = sequences.zeros(plan, own, row)[0]
-        dx = Inputs(*(y if z is None else z for y, z in zip(none, dx, strict=True)))
-        found.append((dx, None if row is None else dbegin))
-    more = sequences.gathered(plan, x, found)
-    dx = Inputs(*(None if y is None else y + z for y, z in zip(d[0], more[0], strict=True)))
-    if state is None:
-        return dx, None
-    return dx, type(state)(*(y + z for y, z in zip(d[1], more[1], strict=True)))
 
 
 CORE = Softmax()

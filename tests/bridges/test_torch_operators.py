@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.cases import PLAIN, draw, one_per, parts, parts_like, with_arrays
+from tests.cases import GROWING, PLAIN, cases_of, draw, one_per, parts, parts_like, with_arrays
 
 torch = pytest.importorskip("torch")
 import linattn_np.bridges.torch  # noqa: E402  # a compiler cannot trace the import of the bridge
@@ -16,7 +16,8 @@ from linattn_np.bridges.torch import operators  # noqa: E402
 
 SIZES = {"T": 3, "B": (2,), "H": 2, "K": 4, "V": 3}
 RULE = with_arrays("q k v g beta")
-FEW = one_per(lambda spec: (spec.erase, spec.readout, spec.micro_steps, spec.state.parts), PLAIN)
+CACHES = [case for fn in GROWING for case in cases_of(fn)]
+FEW = one_per(lambda spec: (spec.erase, spec.readout, spec.micro_steps, spec.state.parts), PLAIN + CACHES)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler
 
 
@@ -40,7 +41,7 @@ def rule(**options):
     return list(arrays.values()), state
 
 
-@pytest.mark.parametrize("case", PLAIN, ids=str)
+@pytest.mark.parametrize("case", PLAIN + CACHES, ids=str)
 def test_fakes_have_the_shapes_of_the_results(case):
     """And the operator is the public function."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -95,6 +96,20 @@ def test_gradients_of_the_operator_are_those_of_the_call(case):
         found = torch.autograd.grad(total, each, retain_graph=True, allow_unused=True)
         expected = torch.autograd.grad(other, each, retain_graph=True)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_cache_of_sequences_that_a_tracer_does_not_know():
+    """Offsets that are numbers are known."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    offsets = torch.tensor([0, 2, 3])
+    with FakeTensorMode() as mode:
+        q = torch.empty(1, 3, 2, 4)
+        _, end = la.softmax_attention(q, q, q, cu_seqlens=(0, 2, 3), return_state=True)
+        assert end.k.shape == (2, 2, 2, 4)
+        with pytest.raises(ValueError, match="cu_seqlens is a tensor in a traced call that returns a state, expected a "
+                                             "tuple of offsets"):
+            la.softmax_attention(q, q, q, cu_seqlens=mode.from_tensor(offsets), return_state=True)
 
 
 def test_compiled_calls_have_no_graph_breaks():

@@ -179,7 +179,6 @@ def test_explain_says_from_when_linear_attention_takes_fewer_operations():
 BAD = {
     "window is 0, expected None or a whole number from 1": {"window": 0},
     "window with causal=False, expected causal=True": {"window": 3, "causal": False},
-    "return_states_at is given, expected None: a cache has a slot for each of its tokens": {"return_states_at": 2},
     "state is a ndarray, expected (k, v, length) as a KeyValueCache": {"state": np.ones((2, 3))},
     "backend 'reference' does not cover this call: the definition goes token by token; chunk_size='parallel' needs "
     "tiles": {"backend": "reference", "chunk_size": "parallel"},

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from ... import catalog
-from ...call.binding import axes_of, bind
+from ...call.binding import axes_of, bind, normalise
 from ...call.foreign import leaves
 from ...call.layouts import LAYOUTS
+from ...core import CallPlan
 from ...runtime import shapes
 from ...spec import VariantSpec
 from .views import Tensor, bfloat16
@@ -52,6 +53,8 @@ def results(spec: VariantSpec, keywords: Mapping[str, Any]) -> list[Tensor]:
         found.append(whose.new_empty((*batch, *shape), dtype=_dtype(out[1])))
     offsets = options["cu_seqlens"]
     lead = batch if offsets is None else (len(offsets) - 1 if isinstance(offsets, tuple) else offsets.shape[0] - 1,)
+    if spec.grows and (options["return_state"] or out is None or options["return_states_at"] is not None):
+        parts = _after(spec, options, times[spec.change.value], parts)
     if options["return_state"] or (out is None and options["return_states_at"] is None):
         found += [value.new_empty((*lead, *shape), dtype=_dtype(dtype)) for shape, dtype in parts]
     if options["return_states_at"] is not None:
@@ -60,6 +63,18 @@ def results(spec: VariantSpec, keywords: Mapping[str, Any]) -> list[Tensor]:
         lead = (*batch, n) if offsets is None else (n,)
         found += [value.new_empty((*lead, *shape), dtype=_dtype(dtype)) for shape, dtype in parts]
     return found
+
+
+def _after(spec: VariantSpec, options: dict[str, Any], T: Any, parts: list[Any]) -> list[Any]:
+    """Shapes and dtypes of the parts of a state that grows with its T tokens.   Raises ValueError if none follows."""
+    offsets, state = options["cu_seqlens"], normalise(spec, "state", options["state"], options)
+    if not isinstance(offsets, tuple | None):
+        raise ValueError(f"{spec.name}: cu_seqlens is a tensor in a traced call that returns a state, expected a tuple "
+                         "of offsets: the state has a slot for each token of the longest sequence")
+    own = CallPlan(None, None, 1.0, sequences=tuple(shapes.sequences(T, offsets)))  # type: ignore[arg-type]
+    plan, names = spec.core.plan(own, spec, options, shapes.Sizes()), spec.state.parts._fields  # type: ignore
+    return [(spec.core.end_shape(plan, state, name, shape), dtype)
+            for name, (shape, dtype) in zip(names, parts, strict=True)]  # fmt: skip
 
 
 def _one(axes: str, x: Tensor, batch: tuple[Any, ...]) -> tuple[tuple[int, ...], Any]:

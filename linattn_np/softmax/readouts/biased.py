@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...core import Computation, Computed, Explained, register
+from ...core import Computed, Explained, register
 from ...runtime.arrays import Array
 from .. import sequences
-from ..core import CORE, Residuals, choose, final_state, module_of, with_state
+from ..core import CORE, Residuals, choose, module_of
+from ..states import GivesStates, ends, needs_end, with_state
 from ..types import Inputs, Plan
 
 
@@ -26,7 +27,7 @@ class BiasedInputs(NamedTuple):
     bias: Array  # (..., Tq, Hq, T)
 
 
-class Biased(Computation):
+class Biased(GivesStates):
     """The core's loops and array calls, with a bias."""
 
     def forward(self, fn: str, x: BiasedInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
@@ -40,7 +41,7 @@ class Biased(Computation):
             out, logs = calls.forward(plan, given, None)
         elif x.q is not None:
             out, logs = sequences.forward(module_of(backend, given), plan, given, None)
-        end = final_state(plan, given, None) if plan.returns_state or plan.gradients or x.q is None else None
+        end = ends(plan, given, None) if needs_end(plan, x) else None
         return out, end, Residuals(given, plan, backend, None, out, logs)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:

@@ -12,9 +12,9 @@ import functools
 from math import prod
 from typing import Any, NamedTuple
 
-from ...core import Computation, Computed, Explained, register
+from ...core import Computed, Explained, register
 from ...runtime.arrays import Array, cast, device
-from .. import heads, sequences
+from .. import heads, sequences, states
 from ..array import delta_tiles
 from ..core import CORE, choose
 from ..types import DeltaInputs, GatedCache, Inputs, KeyValueCache, Plan
@@ -35,7 +35,7 @@ class Residuals(NamedTuple):
 MODULES = {"reference": delta_definition, "chunks": delta_tiles}
 
 
-class Deltaformer(Computation):
+class Deltaformer(states.GivesStates):
     """The linear system, then attention."""
 
     def forward(self, fn: str, x: DeltaInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
@@ -45,16 +45,15 @@ class Deltaformer(Computation):
         backend = choose(fn, x, plan, wanted)
         system = solve(backend, plan, x, state)
         out, end, attention = CORE.forward(fn, Inputs(x.q, x.k, system[0], x.g), plan, state, wanted)
-        if isinstance(end, KeyValueCache):
-            b = plan.xp.zeros(end.v.shape[:-1], dtype=plan.dtype, device=device(end.v))
-            end = GatedCache(end.k, end.v, b, end.length)
+        if x.g is None:
+            end = states.each(functools.partial(without_decays, plan), end)
         return out, end, Residuals(x, plan, backend, state, system, attention)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, system, attention = residuals
-        if x.g is None and dstate is not None:
-            dstate = KeyValueCache(dstate.k, dstate.v, dstate.length)
+        if x.g is None:
+            dstate = states.each(lambda d: KeyValueCache(d.k, d.v, d.length), dstate)
         d, dbegin = CORE.backward(attention, dout, dstate)
         more, dbeta, dpast = solve_vjp(backend, plan, x, state, system, d.v)
         wide = functools.partial(cast, plan.xp, dtype=plan.dtype)
@@ -80,6 +79,12 @@ class Deltaformer(Computation):
         reason += f"; from T = {least} on more operations than the delta rule's 6 K V a token"
         each = total / max(sum(lengths) * states, 1)
         return found._replace(reason=reason, operations=total, operations_per_token=each)
+
+
+def without_decays(plan: Plan, end: KeyValueCache) -> GatedCache:
+    """The cache of tokens that have not decayed."""
+    b = plan.xp.zeros(end.v.shape[:-1], dtype=plan.dtype, device=device(end.v))
+    return GatedCache(end.k, end.v, b, end.length)
 
 
 def of_system(plan: Plan, x: DeltaInputs) -> tuple[Plan, Inputs]:

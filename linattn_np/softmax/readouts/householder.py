@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
-from ...core import Computation, Computed, Explained, register
+from ...core import Computed, Explained, StatesAt, register
 from ...ops import householder as maps
 from ...runtime.arrays import Array, cast, device, sum_to
 from ...runtime.shapes import Sequence
-from .. import heads
+from .. import heads, states
 from ..core import CORE, choose
 from ..policy import array_tile
 from ..types import HouseholderCache, HouseholderInputs, Inputs, KeyValueCache, Plan
@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
     P: list[Array]  # before each block, and after the last
 
 
-class Householder(Computation):
+class Householder(states.GivesStates):
     """The products, then attention."""
 
     def forward(self, fn: str, x: HouseholderInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
@@ -57,24 +57,34 @@ class Householder(Computation):
         q, k = (_joined(plan, [y[n] for y in rows]) if n in rows[0] else None for n in ("q", "k"))
         given = None if state is None else KeyValueCache(state.k, state.v, state.length)
         out, end, attention = CORE.forward(fn, Inputs(q, k, x.v), plan, given, wanted)
-        if end is not None:
-            P = ends[0] if not plan.is_ragged else xp.stack(ends)
-            end = HouseholderCache(end.k, end.v, P, end.length)
+        last = ends[0] if not plan.is_ragged else xp.stack(ends)
+        if isinstance(end, StatesAt):
+            end = StatesAt(_with_product(end.end, last), _with_product(end.at, _at_positions(plan, x, state)))
+        else:
+            end = _with_product(end, last)
         return out, end, Residuals(x, plan, state, attention)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, state, attention = residuals
-        given = None if dstate is None else KeyValueCache(dstate.k, dstate.v, dstate.length)
+        given = states.each(lambda d: KeyValueCache(d.k, d.v, d.length), dstate)
         d, dbegin = CORE.backward(attention, dout, given)
+        dend, dat = dstate if isinstance(dstate, StatesAt) else (dstate, None)
         each, dPs = list[dict[str, Array]](), []
         for s, own, P in each_sequence(plan, x, state):
             at = slice(s.start, s.stop)
             dP = None
-            if dstate is not None:
-                dP = dstate.P if s.row is None else _of_row(plan, x, dstate.P, s)
+            if dend is not None:
+                dP = dend.P if s.row is None else _of_row(plan, x, dend.P, s)
             rows = {n: y[..., at, :, :] for n, y in (("q", d.q), ("k", d.k)) if y is not None}
             found, dP = _backward(plan, own, P, rows, dP)
+            for n, p in states.positions_of(plan, s) if dat is not None else ():
+                own_at = _tokens(x, p)._replace(q=None)
+                more, d_before = _backward(plan, own_at, P, {}, states.row_at(plan, x, dat, n).P)
+                dP = dP + d_before
+                for name in ("w", "beta"):
+                    axis = -2 if name == "beta" else -3
+                    found[name] = found[name] + states.with_zeros(plan, more[name], own.v.shape[-3], axis)
             each.append(found)
             dPs.append(dP if s.row is None else plan.xp.reshape(dP, dP.shape[-3:]))
         names = [n for n in ("q", "k", "w", "beta") if getattr(x, n) is not None]
@@ -103,12 +113,32 @@ class Householder(Computation):
 def each_sequence(plan: Plan, x: HouseholderInputs, state: Any) -> Iterator[tuple[Sequence, HouseholderInputs, Array]]:
     """(sequence, its tokens, P before them (..., Hk, K, K))."""
     for s in plan.sequences:
-        at = slice(s.start, s.stop)
-        q, k, v, w = (None if y is None else y[..., at, :, :] for y in x[:4])
-        P = None
-        if state is not None:
-            P = cast(plan.xp, state.P, plan.dtype) if s.row is None else _of_row(plan, x, state.P, s)
-        yield s, HouseholderInputs(q, k, v, w, x.beta[..., at, :]), P
+        yield s, _tokens(x, s), _product_before(plan, x, state, s)
+
+
+def _tokens(x: HouseholderInputs, s: Sequence) -> HouseholderInputs:
+    """The tokens of a sequence."""
+    at = slice(s.start, s.stop)
+    q, k, v, w = (None if y is None else y[..., at, :, :] for y in x[:4])
+    return HouseholderInputs(q, k, v, w, x.beta[..., at, :])
+
+
+def _product_before(plan: Plan, x: HouseholderInputs, state: Any, s: Sequence) -> Array | None:
+    """P before the tokens of a sequence."""
+    if state is None:
+        return None
+    return cast(plan.xp, state.P, plan.dtype) if s.row is None else _of_row(plan, x, state.P, s)
+
+
+def _with_product(end: KeyValueCache | None, P: Array) -> HouseholderCache | None:
+    return None if end is None else HouseholderCache(end.k, end.v, P, end.length)
+
+
+def _at_positions(plan: Plan, x: HouseholderInputs, state: Any) -> Array:
+    """P at plan.states_at."""
+    found = [_forward(plan, _tokens(x, s)._replace(q=None), _product_before(plan, x, state, s))[1]
+             for s in states.prefixes_of(plan)]  # fmt: skip
+    return states.along_positions(plan, x, found)
 
 
 def _of_row(plan: Plan, x: HouseholderInputs, P: Array, s: Sequence) -> Array:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...core import Computation, Computed, Explained, register
+from ...core import Computed, Explained, register
 from ...runtime.arrays import Array
 from .. import cache, sequences
 from ..array import stick_tiles
-from ..core import CORE, choose, final_state, with_state
+from ..core import CORE, choose
+from ..states import GivesStates, ends, needs_end, with_state
 from ..types import Inputs, Plan, StickInputs
 from . import stick_definition
 
@@ -33,7 +34,7 @@ class Residuals(NamedTuple):
 MODULES = {"reference": stick_definition, "chunks": stick_tiles}
 
 
-class StickBreaking(Computation):
+class StickBreaking(GivesStates):
     """Attention by shares of what is left."""
 
     def forward(self, fn: str, x: StickInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
@@ -52,7 +53,7 @@ class StickBreaking(Computation):
             out = stick.forward(plan, given)
         elif x.q is not None:
             out, rest = sequences.forward(MODULES[backend], plan, given, ordered)
-        end = final_state(plan, given, state) if plan.returns_state or plan.gradients or x.q is None else None
+        end = ends(plan, given, state) if needs_end(plan, x) else None
         return out, end, Residuals(given, plan, backend, state, ordered, out, rest)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:

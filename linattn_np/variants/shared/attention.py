@@ -27,16 +27,9 @@ class CausalOptions(AttentionOptions, total=False):
     causal: bool
 
 
-def check_positions(fn: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for states at positions."""
-    if options["return_states_at"] is not None:
-        raise ValueError(f"{fn}: return_states_at is given, expected None: a cache has a slot for each of its tokens")
-
-
 def check_options(fn: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for a window that is no number of tokens or is not causal, and for states at positions."""
+    """Raise ValueError for a window that is no number of tokens or is not causal."""
     window = options["window"]
-    check_positions(fn, options)
     if window is None:
         return
     if not is_whole(window, 1, LARGEST):

@@ -13,7 +13,6 @@ from ...softmax.readouts.deltaformer import DeltaInputs
 from ...softmax.types import GatedCache
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, STRENGTHS, VALUES
-from ..shared.attention import check_positions
 
 
 class DeltaformerOptions(Options, total=False):
@@ -48,7 +47,7 @@ SPEC = VariantSpec(
     erase=Erase.DELTA,
     readout=Readout.SOFTMAX,
     state=StateFormat(GatedCache, wide=True, axes={"k": "L Hk K", "v": "L H V", "b": "L H", "length": ""}),
-    options=OptionSpec({"normalize": True}, check_positions),
+    options=OptionSpec({"normalize": True}),
 )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from ...softmax.readouts.stick_breaking import StickInputs
 from ...softmax.types import KeyValueCache
 from ...spec import ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
-from ..shared.attention import check_positions
 
 
 class StickBreakingOptions(Options, total=False):
@@ -42,7 +41,7 @@ SPEC = VariantSpec(
     core=CORE,
     readout=Readout.SOFTMAX,
     state=StateFormat(KeyValueCache, wide=True),
-    options=OptionSpec({"attend_current": False}, check_positions),
+    options=OptionSpec({"attend_current": False}),
 )
 
 
