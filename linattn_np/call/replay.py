@@ -129,10 +129,12 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
                 parts.append(x.tobytes())
         elif x is None or kind in PLAIN:
             parts += name, kind, x  # with the type: True == 1, but they are different options
-        elif name == "state" and isinstance(x, tuple) and all(type(S) is ndarray for S in x):
+        elif name == "state" and isinstance(x, tuple):
             state = x
             parts += name, len(x)
             for S in x:
+                if type(S) is not ndarray:
+                    return None
                 parts += S.flags.writeable, S.shape, S.strides, S.dtype
         elif name == "state_rows" and kind in (list, tuple) and len(x) <= MOST_ROWS and set(map(type, x)) == {int}:
             parts += name, kind, tuple(x)

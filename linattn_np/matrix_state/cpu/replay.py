@@ -122,19 +122,19 @@ def _result(y: Any, places: programs.Places, own: Any) -> Any:
     """A function of the arrays of a call that makes a result, or a tuple of them; None if it is the core's own."""
     if isinstance(y, tuple):
         each = [_view_of(part, places) for part in y]
-        return lambda arrays: tuple([ndarray(shape, dtype, arrays[n], *at) for n, shape, dtype, at in each])
+        return lambda arrays: tuple([ndarray(shape, dtype, arrays[n], at, s) for n, shape, dtype, at, s in each])
     if y is None or programs.is_whole(own, plain(y)):
         return None
-    n, shape, dtype, at = _view_of(y, places)
-    return lambda arrays: ndarray(shape, dtype, arrays[n], *at)
+    n, shape, dtype, at, steps = _view_of(y, places)
+    return lambda arrays: ndarray(shape, dtype, arrays[n], at, steps)
 
 
-def _view_of(y: Any, places: programs.Places) -> tuple[int, tuple[int, ...], np.dtype, tuple[int, tuple[int, ...]]]:
-    """(the array that it lies in, shape, dtype, (offset, strides)) of a result."""
+def _view_of(y: Any, places: programs.Places) -> tuple[int, tuple[int, ...], np.dtype, int, tuple[int, ...]]:
+    """(the array that it lies in, shape, dtype, offset, strides) of a result."""
     n, offset = places.of(plain(y))
     if n == programs.ABSOLUTE:
         raise Untraceable("a constant result")
-    return n, y.shape, y.dtype, (offset, y.strides)
+    return n, y.shape, y.dtype, offset, y.strides
 
 
 def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],

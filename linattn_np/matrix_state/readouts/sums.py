@@ -17,21 +17,23 @@ from ...runtime.tracing import Trace, of_output, plain
 from .. import core
 from ..types import Inputs, Plan
 
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
 Divide = Callable[[Array, Array], Array]  # of numerators and denominators
 
 
 def record_with_sums(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace, divide: Divide,
-                     more: Any = None) -> Any:  # fmt: skip
-    """The plan of a traced call: (arrays, (S, z), pointers) -> (out, (S, z)); None without one.
+                     kind: type[Any], more: tuple[Array, ...] = ()) -> Any:  # fmt: skip
+    """The plan of a traced call: (arrays, state, pointers) -> (out, a state of type `kind`); None without one.
 
-    more: another result of the array calls, which follows S and z.
+    more: what follows S and z in that state, results of the array calls; of a state that is given it is the last arrays
+    of the trace.
     """
     if state is not None and not (state[0].dtype == state[1].dtype == plan.dtype):
         return None
     both = None if state is None else joined(*state[:2])
     if both is not None or (state is None and x.q is not None):
-        return _at_once(x, plan, both, residuals, trace, divide, more)
-    return _one_by_one(x, plan, state, residuals, trace, divide, more)
+        return _at_once(x, plan, both, residuals, trace, divide, kind, more)
+    return _one_by_one(x, plan, state, residuals, trace, divide, kind, more)
 
 
 def joined(S: np.ndarray, z: np.ndarray) -> np.ndarray | None:
@@ -42,7 +44,8 @@ def joined(S: np.ndarray, z: np.ndarray) -> np.ndarray | None:
     return np.lib.stride_tricks.as_strided(S, (*S.shape[:-1], V + 1), S.strides)
 
 
-def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, divide: Divide, more: Any) -> Any:
+def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, divide: Divide, kind: type[Any],
+             more: tuple[Array, ...]) -> Any:  # fmt: skip
     """Of a state whose parts are joined, or of none."""
     from ..cpu.recurrent.short import in_place  # where a plan is recorded, there are compiled loops
 
@@ -50,30 +53,40 @@ def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, div
         return None
 
     def then(out: Any, end: Array) -> Any:
-        parts = (() if plan.overwrite else (end[..., :-1], end[..., -1])) + (() if more is None else (more,))
+        parts = (() if plan.overwrite else (end[..., :-1], end[..., -1])) + more
         return None if out is None else divide(out[..., :-1], out[..., -1:]), parts
 
     found = core.record(x, plan, both, residuals, trace, then)
     if found is None:
         return None
     width = 0 if both is None else (both.shape[-1] - 1) * both.itemsize
-    overwrite = plan.overwrite
+    overwrite, has_more = plan.overwrite, len(more) > 0
 
     def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-        S = z = None
+        S = None
         if state is not None:
-            S, z = state[:2]
-            if gap(S, z) != width:
+            S = state[0]
+            if gap(S, state[1]) != width:
                 return None
+            if has_more:
+                arrays = [*arrays, *state[2:]]
         computed = found(arrays, S, None)
         if computed is None:
             return None
-        return (computed[0], (S, z, *computed[1])) if overwrite else computed
+        return computed[0], _overwritten(state, computed[1], kind) if overwrite else new(kind, computed[1])
 
     return call
 
 
-def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace, divide: Divide, more: Any) -> Any:
+def _overwritten(state: Any, more: Any, kind: type[Any]) -> Any:
+    """The state given, whose S and z are new, with what follows them."""
+    for y, new_y in zip(state[2:], more, strict=True):
+        y[...] = new_y
+    return new(kind, state)
+
+
+def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace, divide: Divide, kind: type[Any],
+                more: tuple[Array, ...]) -> Any:  # fmt: skip
     """Of S and z that lie apart."""
     from ...ops.cpu.programs import computed, place_of  # where a plan is recorded, there are compiled loops
     from ...runtime.pieces.overlap import Overlap
@@ -83,17 +96,18 @@ def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace,
     S, z = (None, None) if state is None else state[:2]
     sums = core.record(x._replace(v=x.v[..., -1:]), plan, None if z is None else z[..., None], residuals, following)
     den = np.empty((*x.v.shape[:-2], max(x.v.shape[-2], 0 if x.q is None else x.q.shape[-2]), 1), plan.dtype)
-    last = Trace([*following.given, den])
-    numerators = core.record(x._replace(v=x.v[..., :-1]), plan, S, residuals, last,
-                             of_output(lambda out: divide(out, last.arrays[-1])))  # fmt: skip
+    both = Trace([*following.given, den])
+    numerators = core.record(x._replace(v=x.v[..., :-1]), plan, S, residuals, both,
+                             of_output(lambda out: divide(out, both.arrays[-1])))  # fmt: skip
     if sums is None or numerators is None:
         return None
     overwrite, none = plan.overwrite, x.q is None
     overlap = Overlap((S, z), trace.given) if overwrite and state is not None else None
-    other = None if more is None else place_of(trace, more)
+    others = [place_of(trace, y) for y in more]
 
     def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-        S, z = (None, None) if state is None else state[:2]
+        S, z, *last = (None, None) if state is None else state
+        arrays = [*arrays, *last]
         if overlap is not None and overlap((S, z), arrays):
             return None
         arrays = add(arrays)
@@ -103,10 +117,9 @@ def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace,
         out = numerators([*arrays, z if none else found[0]], S, None)
         if out is None:
             return None
-        parts = out[1], z if overwrite else found[1][..., 0]
-        if other is None:
-            return out[0], parts
-        shape, dtype, offset, steps = other
-        return out[0], (*parts, np.ndarray(shape, dtype, arrays[-1], offset, steps).copy())
+        after = [np.ndarray(shape, dtype, arrays[-1], offset, steps) for shape, dtype, offset, steps in others]
+        if overwrite:
+            return out[0], _overwritten(state, after, kind)
+        return out[0], new(kind, (out[1], found[1][..., 0], *(y.copy() for y in after)))
 
     return call

@@ -212,10 +212,14 @@ def array_calls(program: Whole, count: Whole, told: Whole, buffer: Whole):
 
 
 @piece
-def calls_around(launch: Whole, told: Whole, base: Whole, last: Whole, before: Whole, after: Whole, buffer: Whole):
-    """All tasks of a launch between two programs, addresses of (table, rows); none after it if nothing was done."""
-    first, then, flag = words(before, 2), words(after, 2), words(launch, LAUNCH)[HANDLES]
-    array_calls(first[0], first[1], told, buffer)
-    start(launch, told, base, 0, last)
+def calls_around(whole: Whole, told: Whole, base: Whole):
+    """All tasks of a launch between two programs; none after it if nothing was done.
+
+    whole: the launch, its tasks, the index of the handle of results, and table and rows of each program.
+    """
+    w = words(whole, 7)
+    flag = words(w[0], LAUNCH)[HANDLES]
+    array_calls(w[3], w[4], told, w[2])
+    start(w[0], told, base, 0, w[1])
     if not words(told, flag + 1)[flag]:
-        array_calls(then[0], then[1], told, buffer)
+        array_calls(w[5], w[6], told, w[2])

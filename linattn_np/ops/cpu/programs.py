@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...runtime.arrays import dtype_name
-from ...runtime.pieces.memory import address, handles, place
+from ...runtime.pieces.memory import address, handles
 from ...runtime.pieces.piece import entry, load_pieces
 from ...runtime.pieces.run import OWN, Launch, launch_row, scratch
 from ...runtime.tracing import MOST_STEPS, Call, Kernel, Trace, Untraceable, extent, plain
@@ -93,13 +93,14 @@ def record(trace: Trace, first: int = 0, last: int | None = None) -> Program | N
 def around(launch: Launch, tasks: int, programs: Programs) -> Callable[[array[int]], None]:
     """A launch by this thread between two programs, as one compiled call of the handles."""
     load_pieces((calls_around,), "float32")
-    whole, (before, after) = entry(calls_around, "float32"), programs
-    told = np.array([(0, 0) if p is None else (p.at, p.count) for p in (before, after)], np.int64)
-    given = tasks, address(told), address(told[1]), next(p.buffer for p in programs if p is not None)
+    whole, buffer = entry(calls_around, "float32"), next(p.buffer for p in programs if p is not None)
+    each = [(0, 0) if p is None else (p.at, p.count) for p in programs]
+    told = np.array([launch.at, tasks, buffer, *each[0], *each[1]], np.int64)
+    at = address(told)
 
     def call(row: array[int], owners: Any = (launch, told, programs)) -> None:
         _held, base = scratch.take(launch.bytes)
-        whole(launch.at, place(row), base, *given)
+        whole(at, row.buffer_info()[0], base)
 
     return call
 

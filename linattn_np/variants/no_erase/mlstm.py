@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Unpack
-
-import numpy as np
 
 from ...call.dispatch import public
 from ...call.options import Options
@@ -20,8 +17,6 @@ from ...runtime.tracing import traced_variables
 from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
-
-new = tuple.__new__  # calling a NamedTuple class takes three times as long
 
 
 def _gates(c: Variables) -> tuple[Array, Array]:
@@ -173,21 +168,8 @@ def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
     x = to_core(c)
     m = cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype)
     bound = None if c.q is None else _lower_bound(c, max(c.q.shape[-2], c.sizes.H))
-    found = record_with_sums(x, call.plan, state, residuals, trace,
-                             lambda out, den: out / _denominator(c, den, bound), m)  # fmt: skip
-    return found and functools.partial(_with_maximum, found, call.plan.overwrite)
-
-
-def _with_maximum(plan: Any, overwrite: bool, arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-    """A recorded call whose state is (S, n, m)."""
-    found = plan(arrays if state is None else [*arrays, state[2]], state, None)
-    if found is None:
-        return None
-    out, end = found
-    if overwrite:
-        state[2][...] = end[2]
-        end = *end[:2], state[2]
-    return out, new(StabilisedState, end)
+    return record_with_sums(x, call.plan, state, residuals, trace, lambda out, den: out / _denominator(c, den, bound),
+                            StabilisedState, (m,))  # fmt: skip
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:

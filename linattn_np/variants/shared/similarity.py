@@ -149,8 +149,7 @@ class Similarity(NamedTuple):
             return matrix_state.record(x, call.plan, state, residuals, trace)
         eps = c.options["eps"]
         quotient = lambda out, sums: averages.quotient(c.xp, out, sums + eps)  # noqa: E731
-        plan = record_with_sums(x, call.plan, state, residuals, trace, quotient)
-        return plan and (lambda *given: _named(plan(*given)))
+        return record_with_sums(x, call.plan, state, residuals, trace, quotient, NormalisedState)
 
     @property
     def change(self) -> ChangeOfVariables[Inputs | MappedInputs]:
@@ -159,11 +158,6 @@ class Similarity(NamedTuple):
     @property
     def state(self) -> StateFormat:
         return StateFormat(NormalisedState, "normalize", self.pack_state, unpack_state, record=self.record, wide=True)
-
-
-def _named(found: Any) -> Any:
-    """A result with its state as a NormalisedState."""
-    return None if found is None else (found[0], NormalisedState(*found[1]))
 
 
 def _mapped(c: Variables, name: str, feature_map: FeatureMap) -> Array:
