@@ -8,6 +8,7 @@ One token is a forward of T = 1 with a state: a core finds its own short way.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from .runtime.arrays import Array, Namespace
@@ -133,12 +134,14 @@ class Core(Computation, Protocol):
     """A core: its computation, its states and its plan. Classes that inherit from this one get the defaults.
 
     BACKENDS: values of the option `backend`. STATE_AXES: axes of each part of a state, "state" being a state of one
-    array. TAKES_POOLS: whether plan.pool_rows may be set; without, rows are gathered before the call. DEFERS: whether
-    it computes one token on deferred arrays (call/cuda/deferring.py).
+    array. STATE_LIMITS: least and largest sensible values of parts that have them (`la.check`). TAKES_POOLS: whether
+    plan.pool_rows may be set; without, rows are gathered before the call. DEFERS: whether it computes one token on
+    deferred arrays (call/cuda/deferring.py).
     """
 
     BACKENDS: tuple[str, ...]
     STATE_AXES: Mapping[str, str]
+    STATE_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({})
     TAKES_POOLS: bool = False
     DEFERS: bool = True
 

@@ -65,7 +65,7 @@ def findings(call: Prepared) -> Iterator[Finding]:
 
 def _not_finite(call: Prepared, name: str, x: Array) -> Iterator[Finding]:
     xp = call.plan.xp
-    limits = call.spec.arrays[name].limits if name in call.spec.arrays else None
+    limits = _limits(call, name)
     kinds = [("NaN", xp.isnan(x))]
     inf = xp.isinf(x)
     if limits is not None and limits[0] == -math.inf:
@@ -82,30 +82,38 @@ def _ranges(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
     xp, spec = call.plan.xp, call.spec
     outside = {}
     for name, x in given.items():
-        arg = spec.arrays.get(name)
-        if arg is None or arg.limits is None or _is_raw(call, name):
+        limits = _limits(call, name)
+        if limits is None or (name in spec.arrays and _is_raw(call, name)):
             continue
         wide = xp.reshape(accumulate(xp, x), (-1,))
         for value, n, is_low in ((float(xp.min(wide)), int(xp.argmin(wide)), True),
                                  (float(xp.max(wide)), int(xp.argmax(wide)), False)):
-            if (value < arg.limits[0]) if is_low else (value > arg.limits[1]):
+            if (value < limits[0]) if is_low else (value > limits[1]):
                 outside[name] = value, n, float(xp.min(wide)), float(xp.max(wide))
                 break
         bound = call.options.get("gate_lower_bound") if name == "g" else None
         if name not in outside and bound is not None and (low := float(xp.min(wide))) < bound * (1 + ROUNDING):
             yield Finding(name, f"is {low:.4g} at {_place(call, name, x, int(xp.argmin(wide)))}, below "
                                 f"gate_lower_bound={bound:g}: CUDA kernels may compute its sequence twice", False)
-        if name not in outside and arg.limits[0] == -math.inf and float(xp.max(wide)) < FORGOTTEN:
+        if name in spec.arrays and name not in outside and limits[0] == -math.inf and float(xp.max(wide)) < FORGOTTEN:
             yield Finding(name, f"is below {FORGOTTEN:g} everywhere: each token forgets everything before it", False)
     names = [n for n in outside if n in ("g", "beta")]
     exchanged = len(names) == 2 and outside["g"][2] >= 0 and outside["beta"][3] <= 0
     for name, (value, n, low, high) in outside.items():
-        text = f"is {value:.4g} at {_place(call, name, given[name], n)}, expected {_interval(spec.arrays[name].limits)}"
-        if spec.arrays[name].limits == (-math.inf, 0.0):
+        text = f"is {value:.4g} at {_place(call, name, given[name], n)}, expected {_interval(_limits(call, name))}"
+        if _limits(call, name) == (-math.inf, 0.0):
             text += _about_decays(name, low, high, exchanged)
         elif exchanged:
             text += ": g and beta seem to be exchanged"
         yield Finding(name, text, True)
+
+
+def _limits(call: Prepared, name: str) -> tuple[float, float] | None:
+    """The least and the largest sensible value of an array, or of a part of the state; None without any."""
+    spec = call.spec
+    if name in spec.arrays:
+        return spec.arrays[name].limits
+    return spec.core.STATE_LIMITS.get(name.removeprefix("state."))
 
 
 def _about_decays(name: str, low: float, high: float, exchanged: bool) -> str:

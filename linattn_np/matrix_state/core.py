@@ -28,6 +28,7 @@ from .array import pairs
 from .growth import growth as growth
 from .preprocess import PREPROCESSING, Step, traced_steps
 from .states import STATE_AXES as STATE_AXES
+from .states import STATE_LIMITS as STATE_LIMITS
 from .states import draw_state as draw_state
 from .states import end_shape as end_shape
 from .states import read as read
@@ -35,8 +36,7 @@ from .states import readable as readable
 from .types import BoundedState, Inputs, NormalisedState, Plan, Saved, SlotState, SolvedState, StabilisedState
 
 BACKENDS: tuple[str, ...] = ("reference", "chunks", "numba", "cuda")
-TAKES_POOLS: bool = True
-DEFERS: bool = True
+TAKES_POOLS = DEFERS = True
 
 
 class LazyModule:

@@ -13,6 +13,7 @@ from .array.read import read_fwd, read_vjp
 from .types import PARTS, NormalisedState, Plan, SolvedState, StabilisedState
 
 STATE_AXES: Mapping[str, str] = {"state": PARTS["S"], **PARTS}
+STATE_LIMITS: Mapping[str, tuple[float, float]] = {}
 
 
 def end_shape(plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from importlib.util import find_spec
-from math import log, prod
+from math import inf, log, prod
 from typing import Any
 
 from ..core import GROWTH_SLACK, CallPlan, Computed, Core, Explained, Growth, StatesAt, register, register_states
@@ -39,11 +39,12 @@ class Softmax(states.GivesStates, Core):
     BACKENDS = ("reference", "chunks", "numba", "cuda")
     DEFERS = False
     STATE_AXES = {"k": "L Hk K", "v": "L H V", "b": "L Hq", "length": ""}  # noqa: RUF012
+    STATE_LIMITS = {"b": (-inf, 0.0), "length": (0.0, inf)}  # noqa: RUF012
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
         """The plan of a call, with window and normalize."""
         own = {"window": options.get("window"), "normalize": options.get("normalize", True),
-               "strict": not options.get("attend_current", True)}
+               "strict": not options.get("attend_current", True), "slots": slots_of(options["state"])}
         return Plan(**plan._asdict() | own)
 
     def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
@@ -115,14 +116,8 @@ class Softmax(states.GivesStates, Core):
         """
         of = x if of is None else of
         K, V, H = x.k.shape[-1], x.v.shape[-1], max(x.v.shape[-2], x.k.shape[-2] if x.q is None else x.q.shape[-2])
-        backend, pairs, tokens = choose(fn, of, plan, wanted), 0, 0
-        for s in plan.sequences:
-            T = s.stop - s.start
-            Tq = 0 if x.q is None else T if plan.causal or s.row is not None else x.q.shape[-3]
-            W = T if plan.window is None else min(T, plan.window)
-            pairs += W * (W + 1) // 2 + (T - W) * W - plan.strict * T if plan.causal and Tq else Tq * T
-            tokens += T
-        total = 2.0 * (K + V) * pairs * prod(x.v.shape[:-3]) * H
+        backend, tokens = choose(fn, of, plan, wanted), sum(s.stop - s.start for s in plan.sequences)
+        total = 2.0 * (K + V) * (0 if x.q is None else pairs(plan, x.q.shape[-3])) * prod(x.v.shape[:-3]) * H
         total += path_operations(backend, plan, x)
         others = {name: unsupported_reason(of, plan, name) or "covers the call too" for name in self.BACKENDS}
         del others[backend]
@@ -132,6 +127,24 @@ class Softmax(states.GivesStates, Core):
              "cuda": lambda _: policy.CUDA_TILE}.get(backend)  # fmt: skip
         return Explained(backend, reason, others, "tiles" if C else "recurrent form", C(plan.chunk_size) if C else None,
                          total, total / max(tokens * prod(x.v.shape[:-3]) * H, 1))  # fmt: skip
+
+
+def slots_of(state: Any) -> int:
+    """L of a cache of any library; 0 without one."""
+    return 0 if state is None else getattr(state[1], "shape", (0, 0, 0))[-3]
+
+
+def pairs(plan: Plan, queries: int) -> int:
+    """Pairs of a query and a key that it reads, in a cache of full slots too. queries: their number if not causal."""
+    total, L = 0, plan.slots
+    for s in plan.sequences:
+        T = s.stop - s.start
+        if not plan.causal:
+            total += (T if s.row is not None else queries) * (L + T)
+            continue
+        few = T if plan.window is None else min(max(plan.window - L, 0), T)  # queries that read all tokens before them
+        total += L * few + few * (few + 1) // 2 + (T - few) * (plan.window or 0) - plan.strict * T
+    return total
 
 
 def module_of(backend: str, x: Inputs) -> Any:
@@ -165,6 +178,8 @@ def path_operations(backend: str, plan: Plan, x: Inputs) -> float:
         passed = min((n - 1) / 2, 3.5 * log(n, 8)) if backend == "cuda" else (n - 1) / 2  # blocks or groups, of a query
         maps = 2.0 * K * min(K, 2 * C) * T * passed + T * (11 * C * K + 3 * C * C + 2 * K * K)
         total += heads * (4.0 * K * T * (T - 1) / 2 if backend == "reference" else maps)
+        one_by_one = backend == "reference" or T <= policy.FEW_TOKENS
+        total += x.k.shape[-2] * plan.slots * (4.0 * K * T if one_by_one else 2.0 * K * K)
     return total * prod(x.v.shape[:-3])
 
 

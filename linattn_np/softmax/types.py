@@ -105,6 +105,7 @@ class Plan(NamedTuple):
     window: int | None = None  # a query reads its own token and the window - 1 before it; None: all
     normalize: bool = True  # False: out is the numerator
     strict: bool = False  # a query reads the tokens before its own
+    slots: int = 0  # of the initial cache
 
     @property
     def is_ragged(self) -> bool:

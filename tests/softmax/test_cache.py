@@ -176,6 +176,41 @@ def test_explain_says_from_when_linear_attention_takes_fewer_operations():
     assert found.form == "tiles"
 
 
+@pytest.mark.parametrize("backend", ["chunks", "numba", "reference"])
+@pytest.mark.parametrize("case", [c for c in CASES + WINDOWS if not c.maps], ids=str)
+def test_explain_counts_the_keys_of_a_cache(case, backend):
+    """Both halves have the operations of the whole."""
+    arrays, _ = draw(case, T=30)
+    first, cache = call(case, tokens(case, arrays, 0, 20))
+    whole, *halves = (la.explain(case.fn, **given, **case.options, state=state, backend=backend).operations
+                      for given, state in ((arrays, None), (tokens(case, arrays, 0, 20), None),
+                                           (tokens(case, arrays, 20, 30), cache)))  # fmt: skip
+    assert first.shape[1] == 20
+    assert sum(halves) == whole
+
+
+def test_explain_counts_the_maps_of_cached_keys():
+    case = next(c for c in CASES if c.maps and "g" in c.given)
+    arrays, state = draw(case, T=1, H=2, K=5, V=3)
+    found = la.explain(case.fn, **arrays, state=state)
+    L, own = state.v.shape[1], la.explain(case.fn, **arrays).operations
+    assert found.operations - own == 2 * 2 * L * (2 * (5 + 3) + 4 * 5)
+
+
+def test_check_of_a_cache():
+    """Resets are meant, in the cache too."""
+    case = next(c for c in CASES if "g" in c.given and not c.maps)
+    arrays, _ = draw(case, T=6)
+    arrays["g"][:, 4] = -np.inf
+    _, cache = call(case, arrays)
+    assert np.isinf(cache.b).any()
+    assert la.check(case.fn, **arrays, state=cache) == []
+    (found,) = la.check(case.fn, **arrays, state=cache._replace(length=-cache.length))
+    assert (str(found), found.is_error) == ("state.length is -6 at (0,), expected >= 0", True)
+    (found,) = la.check(case.fn, **arrays, state=cache._replace(b=np.full_like(cache.b, 0.5)))
+    assert found.message.startswith("is 0.5 at (0, 0, 0), expected <= 0")
+
+
 BAD = {
     "window is 0, expected None or a whole number from 1": {"window": 0},
     "window with causal=False, expected causal=True": {"window": 3, "causal": False},

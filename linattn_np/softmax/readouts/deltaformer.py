@@ -16,7 +16,7 @@ from ...core import Computed, Explained, register
 from ...runtime.arrays import Array, cast, device
 from .. import heads, sequences, states
 from ..array import delta_tiles
-from ..core import CORE, choose
+from ..core import CORE, choose, pairs
 from ..types import DeltaInputs, GatedCache, Inputs, KeyValueCache, Plan
 from . import delta_definition
 
@@ -73,7 +73,7 @@ class Deltaformer(states.GivesStates):
         found = CORE.explain(fn, Inputs(x.q, x.k, x.v, x.g), plan, wanted, of=x)
         K, V, states = x.k.shape[-1], x.v.shape[-1], prod(x.v.shape[:-3]) * x.v.shape[-2]
         lengths = [s.stop - s.start for s in plan.sequences]
-        total = found.operations + 2.0 * (K + V) * sum(T * (T - 1) // 2 for T in lengths) * states
+        total = found.operations + 2.0 * (K + V) * pairs(of_system(plan, x)[0], 0) * states
         reason = "requested" if wanted else "the default path"
         least = 3 * K * V // (K + V) if K + V else 0
         reason += f"; from T = {least} on more operations than the delta rule's 6 K V a token"
