@@ -85,7 +85,8 @@ def _without_tokens(call: Prepared, options: Mapping[str, Any]) -> Result:
         if time is None:
             return x
         none = x[(slice(1),) * batch + (slice(0), ...)]
-        return none[..., :0] if is_of_pairs(call.spec.arrays[name].axes) else none
+        slots = x.shape[-1] - call.variables.sizes.T
+        return none[..., :slots] if is_of_pairs(call.spec.arrays[name].axes) else none
 
     given = {name: no_tokens(name) for name in call.spec.arrays}
     given |= {name: options[name] for name in given if isinstance(options.get(name), str)}

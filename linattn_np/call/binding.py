@@ -219,8 +219,8 @@ def bind(
 
 def axes_of(spec: VariantSpec, options: Mapping[str, Any]) -> dict[str, str]:
     """Axes of the arrays of a call; queries that are not causal may have their own length Tq."""
-    axes = {name: given.axes for name, given in spec.arrays.items()}
-    query = spec.change.query
+    entered = (lambda axes: axes) if options.get("state") is None else shapes.with_state
+    axes, query = {name: entered(given.axes) for name, given in spec.arrays.items()}, spec.change.query
     if query is not None and options.get("causal") is False and options.get("cu_seqlens") is None:
         for name in (query, *filter(lambda name: shapes.is_of_pairs(axes[name]), axes)):
             axes[name] = axes[name].replace("T ", "Tq ", 1)

@@ -47,7 +47,12 @@ def has_time(axes: str) -> bool:
 
 def is_of_pairs(axes: str) -> bool:
     """Whether an array has one entry per pair of tokens."""
-    return len([letter for letter in axes.split() if letter in TIME]) > 1
+    return len([letter for letter in axes.split() if letter in (*TIME, "S")]) > 1
+
+
+def with_state(axes: str) -> str:
+    """The axes in a call with a state: its slots come before the second tokens of pairs, S = L + T of them."""
+    return axes.removesuffix(" T") + " S" if is_of_pairs(axes) else axes
 
 
 def letters_of(axes: str) -> list[str]:

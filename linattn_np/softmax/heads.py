@@ -44,7 +44,8 @@ def tokens_of(x: Inputs, s: Sequence) -> Inputs:
     """The tokens of one sequence; queries that are not causal may have their own number."""
     q, k, v, w = (None if y is None else y[..., s.start : s.stop, :, :] for y in (x.q, x.k, x.v, x.w))
     g, beta = (None if y is None else y[..., s.start : s.stop, :] for y in (x.g, x.beta))
-    return Inputs(x.q if s.row is None else q, k, v, g, x.sinks, w, beta, x.bias)
+    bias = x.bias if s.row is None or x.bias is None else x.bias[..., s.start : s.stop, :, :]  # and all columns
+    return Inputs(x.q if s.row is None else q, k, v, g, x.sinks, w, beta, bias)
 
 
 def parts_of(plan: Plan, x: Inputs, cache: Any) -> Parts:

@@ -85,8 +85,8 @@ def _one(axes: str, x: Tensor, batch: tuple[Any, ...]) -> tuple[tuple[int, ...],
             shape = list(x.shape[x.ndim - len(letters):])
             T = None
             for n, letter in enumerate(letters):
-                if letter in ("T", "Tq"):
-                    T, shape[n] = shape[n], 1
+                if letter in ("T", "Tq", "S"):
+                    T, shape[n] = T or shape[n], 1
             return tuple(map(int, shape)), T
     raise ValueError(f"an array has shape {tuple(x.shape)}, expected (..., {axes.replace(' ', ', ')})")
 

@@ -2,19 +2,22 @@
 
     p_tj = e^{scale q_t . k_j + bias_tj} / (e^{sink} + sum_i e^{scale q_t . k_i + bias_ti})
 
-A bias has no place for the slots of a cache: the call begins without one.
+The slots of a cache are keys like the tokens: they are put before them, and what a query does not read (later tokens,
+empty slots, what is outside of its window) has a bias of -inf. Sequences of a ragged batch are calls of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ...core import Computed, Explained, register
-from ...runtime.arrays import Array
-from .. import sequences
-from ..core import CORE, Residuals, choose, module_of
+from ...runtime.arrays import Array, Namespace, cast, device
+from ...runtime.shapes import Sequence
+from .. import cache, sequences
+from ..core import CORE, choose, module_of
 from ..states import GivesStates, ends, needs_end, with_state
-from ..types import Inputs, Plan
+from ..types import Inputs, KeyValueCache, Plan
 
 
 class BiasedInputs(NamedTuple):
@@ -27,36 +30,42 @@ class BiasedInputs(NamedTuple):
     bias: Array  # (..., Tq, Hq, T)
 
 
+class Residuals(NamedTuple):
+    """Residuals of a forward pass."""
+
+    x: Inputs
+    plan: Plan
+    backend: str
+    state: Any
+    results: list[Any]  # (out, logs) of each sequence
+
+
 class Biased(GivesStates):
     """The core's loops and array calls, with a bias."""
 
     def forward(self, fn: str, x: BiasedInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         backend, given = choose(fn, x, plan, wanted), core_inputs(x)
+        results = [] if x.q is None else [_forward(backend, *one[2:]) for one in each_sequence(plan, given, state)]
         out: Array = None
-        logs: Any = None
-        if x.q is not None and backend == "numba":
-            from ..cpu import calls
-
-            out, logs = calls.forward(plan, given, None)
-        elif x.q is not None:
-            out, logs = sequences.forward(module_of(backend, given), plan, given, None)
-        end = ends(plan, given, None) if needs_end(plan, x) else None
-        return out, end, Residuals(given, plan, backend, None, out, logs)
+        if x.q is not None:
+            out = results[0][0] if len(results) == 1 else plan.xp.concat([y for y, _ in results], axis=-3)
+        end = ends(plan, given, state) if needs_end(plan, x) else None
+        return out, end, Residuals(given, plan, backend, state, results)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
-        """Gradients of the inputs; there is no initial state."""
-        x, plan, backend, _, out, logs = residuals
+        """Gradients of the inputs and of the initial state."""
+        x, plan, backend, state, results = residuals
         if dout is None or x.q is None:
-            d = sequences.zeros(plan, x, None)
-        elif backend == "numba":
-            from ..cpu import calls
-
-            d = calls.backward(plan, x, None, (out, logs), dout)
+            found = [sequences.zeros(plan, own, row) for _, own, row in sequences.each_sequence(plan, x, state)]
         else:
-            d = sequences.backward(module_of(backend, x), plan, x, None, (out, logs), dout)
-        dx = d[0] if dstate is None else with_state(plan, x, None, dstate, d)[0]
-        return BiasedInputs(dx.q, dx.k, dx.v, dx.sinks, dx.bias), None
+            found = []
+            for (s, row, own_plan, own), result in zip(each_sequence(plan, x, state), results, strict=True):
+                d = dout if s.row is None else dout[..., s.start : s.stop, :, :]
+                found.append(_apart(plan, x, s, row, _backward(backend, own_plan, own, result, d)))
+        d = sequences.gathered(plan, x, found)
+        dx, dbegin = d if dstate is None else with_state(plan, x, state, dstate, d)
+        return BiasedInputs(dx.q, dx.k, dx.v, dx.sinks, dx.bias), dbegin
 
     def reads_out(self, residuals: Residuals) -> bool:
         """Backward reads the output."""
@@ -65,6 +74,74 @@ class Biased(GivesStates):
     def explain(self, fn: str, x: BiasedInputs, plan: Plan, wanted: str | None) -> Explained:
         """As the core."""
         return CORE.explain(fn, core_inputs(x), plan, wanted, of=x)
+
+
+def each_sequence(plan: Plan, x: Inputs, state: Any) -> Iterator[tuple[Sequence, Any, Plan, Inputs]]:
+    """(sequence, its cache, plan and inputs of a call of its own without a cache)."""
+    for s, own, row in sequences.each_sequence(plan, x, state):
+        T, L = own.v.shape[-3], 0 if row is None else row.v.shape[-3]
+        if s.row is not None:
+            bias = plan.xp.concat([own.bias[..., :L], own.bias[..., L + s.start : L + s.stop]], axis=-1)
+            own = own._replace(bias=bias)
+        alone = plan._replace(sequences=(Sequence(None, 0, T),))
+        if row is None:
+            yield s, row, alone, own
+            continue
+        k, v = (plan.xp.concat([getattr(row, n), cast(plan.xp, getattr(own, n), plan.dtype)], axis=-3) for n in "kv")
+        bias = cast(plan.xp, own.bias, plan.dtype) + hidden(plan, row, T, own.bias.shape[-3])
+        alone = alone._replace(causal=False, window=None, sequences=(Sequence(None, 0, L + T),))
+        yield s, row, alone, own._replace(k=k, v=v, bias=bias)
+
+
+def hidden(plan: Plan, row: KeyValueCache, T: int, queries: int) -> Array:
+    """-inf where a query does not read a slot or a token, else 0: (..., queries, 1, L + T)."""
+    xp, n = plan.xp, cache.count(plan.xp, row.length)
+    p = cache.positions(xp, n, row.v.shape[-3])
+    tokens = n[..., None] + xp.arange(T, dtype=n.dtype, device=device(n))
+    keys = xp.concat([p, tokens], axis=-1)[..., None, None, :]
+    read = keys >= 0
+    if plan.causal:
+        age = tokens[..., None, None] - keys
+        read = xp.logical_and(read, age >= 0)
+        if plan.window is not None:
+            read = xp.logical_and(read, age < plan.window)
+    zero = xp.zeros(read.shape, dtype=plan.dtype, device=device(n))
+    return xp.where(read, zero, xp.full_like(zero, -xp.inf))
+
+
+def _forward(backend: str, plan: Plan, x: Inputs) -> tuple[Array, Any]:
+    """(out, logs) of one sequence."""
+    if backend == "numba":
+        from ..cpu import calls
+
+        return calls.forward(plan, x, None)
+    return sequences.forward(module_of(backend, x), plan, x, None)
+
+
+def _backward(backend: str, plan: Plan, x: Inputs, result: tuple[Array, Any], dout: Array) -> Inputs:
+    """Gradients of one sequence."""
+    if backend == "numba":
+        from ..cpu import calls
+
+        return calls.backward(plan, x, None, result, dout)[0]
+    return sequences.backward(module_of(backend, x), plan, x, None, result, dout)[0]
+
+
+def _apart(plan: Plan, x: Inputs, s: Sequence, row: Any, d: Inputs) -> tuple[Inputs, Any]:
+    """(gradients of the tokens, with those of all columns of their bias, gradient of the cache)."""
+    L = 0 if row is None else row.v.shape[-3]
+    bias = d.bias
+    if s.row is not None:
+        rest = [_zeros(plan.xp, bias, n) for n in (s.start, x.v.shape[-3] - s.stop)]
+        bias = plan.xp.concat([bias[..., :L], rest[0], bias[..., L:], rest[1]], axis=-1)
+    dx = d._replace(k=d.k[..., L:, :, :], v=d.v[..., L:, :, :], bias=bias)
+    if row is None:
+        return dx, None
+    return dx, KeyValueCache(d.k[..., :L, :, :], d.v[..., :L, :, :], plan.xp.zeros_like(row.length))
+
+
+def _zeros(xp: Namespace, like: Array, columns: int) -> Array:
+    return xp.zeros((*like.shape[:-1], columns), dtype=like.dtype, device=device(like))
 
 
 def core_inputs(x: BiasedInputs) -> Inputs:

@@ -19,10 +19,10 @@ def to_core(c: Variables) -> Inputs | BiasedInputs:
     """The core's arrays are the caller's."""
     if c.bias is None:
         return Inputs(c.q, c.k, c.v, None, c.sinks)
-    for option in ("state", "cu_seqlens"):
-        if c.options[option] is not None:
-            raise ValueError(f"{c.name}: bias with {option}, expected one of them: bias has an entry for each pair of "
-                             "tokens of the call")
+    slots, columns = c.sizes.letters.get("L", 0), c.bias.shape[-1]
+    if columns != slots + c.sizes.T:
+        raise ValueError(f"{c.name}: bias has {columns} columns, expected L + T = {slots} + {c.sizes.T}: one for each "
+                         "slot of the state, then one for each token")
     return BiasedInputs(c.q, c.k, c.v, c.sinks, c.bias)
 
 
@@ -63,7 +63,7 @@ def softmax_attention(
     bias   (..., T, Hq, T)   added to the logit of each query and key; optional
 
     bias: with layout="heads_first" (..., Hq, T, T); -inf hides a key; np.broadcast_to shares it among heads or batch
-    rows. Without a state and cu_seqlens.
+    rows. With a state it is (..., T, Hq, L + T), its slots before the tokens.
     window: a query reads its own token and the window - 1 before it; None: all of the past.
     normalize: False leaves the denominator out.
     causal: False reads all keys, which may be more or fewer than the queries.
