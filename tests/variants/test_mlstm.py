@@ -207,3 +207,17 @@ def test_bad_input_is_named(options, error, text):
     with pytest.raises(error) as raised:
         la.mlstm(**drawn(), **options)
     assert str(raised.value) == text
+
+
+@pytest.mark.parametrize("T", [0, 1, 5])
+def test_a_state_of_columns_of_one_array_is_not_part_of_results(T):
+    """S and n as they are returned are read where they lie, as gradients are; what is returned is memory of its own."""
+    (_, start), more = la.mlstm(**drawn(T=3), return_state=True), drawn(T=T)
+    (out, end), pullback = la.vjp(la.mlstm, **more, state=start, return_state=True)
+    both = np.ones((*start.S.shape[:-1], start.S.shape[-1] + 1))
+    dend = type(end)(both[..., :-1], both[..., -1], np.ones_like(end.m))
+    grads = pullback(out, dend)
+    for y in (*end, *grads.state):
+        assert not any(np.shares_memory(y, given) for given in (*start, *dend))
+    apart = pullback(out, type(end)(*(y.copy() for y in dend)))
+    assert all(np.array_equal(x, y) for x, y in zip(grads.state, apart.state, strict=True))

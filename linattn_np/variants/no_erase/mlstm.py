@@ -7,11 +7,11 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
-from ...matrix_state.readouts.sums import record_with_sums
+from ...matrix_state.readouts.sums import joined, record_with_sums
 from ...matrix_state.types import Decay, Inputs, Readout, StabilisedState
 from ...ops.gates import LOG_DECAY_FLOOR, sigmoid, soft_cap, soft_cap_vjp, softplus
 from ...ops.stabiliser import Gauge, gauge, last, last_of_each, last_of_each_vjp, last_vjp
-from ...runtime.arrays import Array, cast, device, sum_dtype
+from ...runtime.arrays import Array, cast, device, is_numpy, sum_dtype
 from ...runtime.shapes import Sequence, check_state
 from ...runtime.tracing import traced_variables
 from ...runtime.values import is_finite, is_word, shown
@@ -121,6 +121,11 @@ def pack_state(c: Variables, state: Any) -> Array | None:
 
 
 def _joined(c: Variables, state: Any) -> Array:
+    """[S, n]; a view of columns of one array, as they are returned, unless it is overwritten or is the result."""
+    is_read = is_numpy(c.xp) and c.sizes.T > 0 and not c.options["overwrite_state"]
+    both = joined(state.S, state.n) if is_read and state.S.dtype == state.n.dtype == c.dtype else None
+    if both is not None:
+        return both
     return c.xp.concat([cast(c.xp, state.S, c.dtype), cast(c.xp, state.n, c.dtype)[..., None]], axis=-1)
 
 
@@ -132,7 +137,7 @@ def unpack_state_vjp(c: Variables, S: Array, dstate: Any) -> tuple[Array, dict[s
     """The stored state is e^{-m_T} times the represented one: dm_T = dm - <dS, S> - <dn, n>, by last_vjp."""
     xp, at = c.xp, _gauge(c)
     dS = _joined(c, dstate)
-    dm = cast(xp, dstate.m - xp.sum(dS * S, axis=(-2, -1)), at.m.dtype)
+    dm = cast(xp, dstate.m - _inner(xp, dS, S), at.m.dtype)
     dlog_f, di, dm_0 = last_vjp(xp, at, c.sequences, dm)
     return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
 
@@ -155,8 +160,13 @@ def unpack_states_vjp(
 def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState:
     """C_0 = e^{m_0} S_0, so dm_0 = <dS_0, S_0> + <dn_0, n_0>, plus the part of m_T."""
     xp = c.xp
-    dm_0 = xp.sum(dS * c.joined, axis=(-2, -1))
+    dm_0 = _inner(xp, dS, c.joined)
     return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
+
+
+def _inner(xp: Any, dS: Array, S: Array) -> Array:
+    """<dS, S> of each head; NumPy's makes no array of the products."""
+    return xp.sum(xp.vecdot(dS, S), axis=-1) if is_numpy(xp) else xp.sum(dS * S, axis=(-2, -1))
 
 
 def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
