@@ -31,6 +31,7 @@ LA_DEVICE void combine(const PortableArguments& a, int n) {
     for (int c = 0; c < COLUMNS; c++) sums[warp][c * 32 + lane] = out[c];
     __syncthreads();
     const float f = normalised(a, head, most, all, log);
+    if (a.logs && threadIdx.x == 0) a.logs[own.number(a, head, t)] = log;
     char* const to = own.token(a.out, head, t);
     for (int c = threadIdx.x; c < LA_V; c += THREADS) {
         float sum = 0.f;

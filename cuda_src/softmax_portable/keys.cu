@@ -18,14 +18,14 @@ static_assert(BLOCK % ROWS == 0 && BLOCK % QUERIES == 0, "blocks of the gates ar
 struct Worker {
     const PortableArguments& a;
     const Owner& own;
-    const int group, lane, warp, row0, j0;   // group: of heads that share keys and values
+    const int group, lane, warp, row0, j0, keys;   // group: of heads that share keys and values; keys: that are read
     const u32 shared;
     int begin, tiles, steps;                 // first query; tiles of queries, of a head and of all
     float near[2], far[2];                   // sums of dz
     Decays decays[2];
 
     __device__ __forceinline__ Worker(const PortableArguments& a, const Owner& own, int group, int j0)
-        : a(a), own(own), group(group), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), row0(warp * 16), j0(j0),
+        : a(a), own(own), group(group), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), row0(warp * 16), j0(j0), keys(own.keys(a)),
           shared(shared_address(shared_memory())) {
         begin = a.causal ? j0 / QUERIES * QUERIES : 0;
         const int end = a.causal ? (int)min((i64)own.T, (i64)min(j0 + ROWS, own.Tk) - 1 + a.window) : own.T;
@@ -64,7 +64,7 @@ struct Worker {
                 const float2 numbers = load_shared2(stage(step) + AT_NUMBERS + r * 8);
                 float z = s[n][e] * c;
                 if constexpr (GATED) z += decay_between(load_decays(stage(step) + AT_DECAYS + r * 16), decays[h]);
-                const bool read = j < own.Tk && i < own.T && (!a.causal || (i - j >= a.causal - 1 && i - j < a.window));
+                const bool read = j < keys && i < own.T && (!a.causal || (i - j >= a.causal - 1 && i - j < a.window));
                 s[n][e] = read ? exp2_approx(z - numbers.x) : 0.f;
                 if constexpr (WEIGHTS) {
                     dp[n][e] = read ? s[n][e] * (dp[n][e] - numbers.y) : 0.f;

@@ -39,6 +39,10 @@ struct Owner {
     }
     // whose keys are read in pieces, each by a block of its own
     __device__ __forceinline__ bool is_short() const { return T <= LA_FEW; }
+    // of a cache whose slots are the keys of a call: those that hold tokens
+    __device__ __forceinline__ int keys(const PortableArguments& a) const {
+        return !LA_PAST && a.lengths ? min(Tk, (int)rintf(a.lengths[sequence])) : Tk;
+    }
     __device__ __forceinline__ int pieces(const PortableArguments& a) const { return (past + Tk + a.piece - 1) / a.piece; }
     // of a query's head in arrays (batch, heads, tokens)
     __device__ __forceinline__ i64 number(const PortableArguments& a, int head, int t) const { return ((i64)batch * a.heads + head) * a.T + first + t; }

@@ -32,7 +32,7 @@ struct Worker {
         : a(a), own(own), head(head), pair(pair), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), row0(warp * 16), i0(i0),
           shared(shared_address(shared_memory())), total(0.f) {
         begin = a.causal ? max(i0 - a.window + 1, 0) / KEYS * KEYS : 0;
-        end = a.causal ? min(min(i0 + ROWS, own.T), own.Tk) : own.Tk;
+        end = a.causal ? min(min(i0 + ROWS, own.T), own.Tk) : own.keys(a);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const i64 n = own.number(a, head, min(query(h), own.T - 1));

@@ -83,7 +83,9 @@ class Softmax(states.GivesStates, Core):
 
             d = calls.backward(plan, x, state, (out, logs), dout)
         elif backend == "cuda":
-            d = kernels_of(x, plan).backward(plan, x, out, logs, dout), None
+            kernels = kernels_of(x, plan)
+            d = (kernels.backward(plan, x, out, logs, dout), None) if state is None else \
+                kernels.backward_of_cache(plan, x, state, out, logs, dout)
         else:
             d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout)
         return d if dstate is None else states.with_state(plan, x, state, dstate, d)

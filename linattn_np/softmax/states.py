@@ -113,7 +113,7 @@ def with_state(plan: Plan, x: Inputs, state: Any, dstate: Any, d: tuple[Inputs, 
             drow = None if row is None else type(row)(*(y + z for y, z in zip(drow, dbegin, strict=True)))
         found.append((dx, drow))
     sums = sequences.gathered(plan, x, found)
-    dx = Inputs(*(None if y is None else y + z for y, z in zip(d[0], sums[0], strict=True)))
+    dx = Inputs(*(None if y is None else cast(plan.xp, y, plan.dtype) + z for y, z in zip(d[0], sums[0], strict=True)))
     if state is None:
         return dx, None
     return dx, type(state)(*(y + z for y, z in zip(d[1], sums[1], strict=True)))

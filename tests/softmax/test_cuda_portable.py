@@ -121,6 +121,56 @@ def check_cache(cp, fn, T, L, seen, options=None, stored=None, dtype="bfloat16",
         assert all(same(cp, x, getattr(cache, m)[n : n + 1]) for m, x in one._asdict().items())
 
 
+def check_cache_gradients(cp, T, L, seen, options=None, stored=None, dtype="bfloat16", heads=(4, 2, 2), widths=(64, 64)):  # noqa: E501, F811
+    """Of every array and of the cache, against float64; nothing for slots without a token; the plain call's output."""
+    B, fn, options = len(seen), la.softmax_attention, options or {}
+    arrays, dout = draw(fn, T, B=B, dtype=dtype, heads=heads, widths=widths, sinks=True)
+    start = cache_of(fn, B, L, seen, dtype=stored or dtype, heads=heads, widths=widths)
+    for n, count in enumerate(seen):
+        start.k[n, count:] = start.v[n, count:] = np.nan  # whatever is there is not read
+    clean = type(start)(*(np.nan_to_num(y.astype(np.float64)) for y in start))
+    _, back = la.vjp(fn, **{n: x.astype(np.float64) for n, x in arrays.items()}, state=clean, **options)
+    there, cache = {n: cp.asarray(x) for n, x in arrays.items()}, type(start)(*map(cp.asarray, start))
+    out, pullback = la.vjp(fn, **there, state=cache, backend="cuda", **options)
+    assert same(cp, out, fn(**there, state=cache, backend="cuda", **options))
+    wanted, found = (dict(y._asdict()) for y in (back(dout.astype(np.float64)), pullback(cp.asarray(dout))))
+    for y in (wanted, found):
+        y |= {f"past {n}": d for n, d in y.pop("state")._asdict().items()}
+    size = np.sqrt(np.mean(np.square(wanted["v"])))
+    for n, x in wanted.items():
+        if x is None:
+            continue
+        y = cp.asnumpy(found[n]).astype(np.float64)
+        least = 0.1 * size * np.sqrt(x.size)  # dz may cancel to nothing
+        assert np.linalg.norm(y - x) <= BOUND[dtype] * max(np.linalg.norm(x), least), n
+    for n, count in enumerate(seen):
+        assert not found["past k"][n, count:].any()
+        assert not found["past v"][n, count:].any()
+
+
+@pytest.mark.parametrize("T", [1, policy.FEW_QUERIES, policy.FEW_QUERIES + 1, 200])
+def test_gradients_through_a_cache(cp, T):  # noqa: F811
+    """Not full, full, empty, a ring that has gone round."""
+    check_cache_gradients(cp, T, 300, [250, 300, 0, 5000])
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("float16", None), ("float32", None), ("bfloat16", "float32")])
+def test_gradients_through_a_cache_of_dtypes_and_options(cp, dtype, stored):  # noqa: F811
+    check_cache_gradients(cp, 70, 90, [33, 90], dtype=dtype, stored=stored, widths=(128, 40))
+    check_cache_gradients(cp, 70, 90, [33, 90], {"causal": False}, dtype=dtype, stored=stored, heads=(2, 1, 2))
+    check_cache_gradients(cp, 70, 90, [33, 90], {"normalize": False, "scale": 0.02}, dtype=dtype, stored=stored)
+
+
+def test_gradients_through_caches_that_take_array_calls(cp):  # noqa: F811
+    arrays, dout = draw(la.softmax_attention, 20, B=2)
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    cache = la.softmax_attention(**there, return_state=True).state
+    with pytest.raises(ValueError, match="gradients through a cache with gates, with a window"):
+        la.vjp(la.softmax_attention, **there, state=cache, window=9, backend="cuda")
+    _, pullback = la.vjp(la.softmax_attention, **there, state=cache, window=9)
+    assert cp.isfinite(pullback(cp.asarray(dout)).state.k.astype(cp.float32)).all()
+
+
 @pytest.mark.parametrize("fn", FUNCTIONS)
 @pytest.mark.parametrize("T", [1, 3, policy.FEW_QUERIES, policy.FEW_QUERIES + 1, 100])
 def test_caches(cp, fn, T):  # noqa: F811

@@ -14,7 +14,7 @@ from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS
 from .. import policy
-from ..types import Inputs, Plan
+from ..types import Inputs, KeyValueCache, Plan
 from . import arguments, calls
 from . import portable_plan as cuts
 from .calls import FAR, TAKEN, Batch, Saved
@@ -52,8 +52,8 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
         return f"chunk_size={plan.chunk_size!r}: the kernels choose their own tiles"
     if plan.dtype == plan.xp.float64:
         return "float64 is computed by array calls"
-    if plan.gradients and plan.has_state:
-        return "gradients through a cache are computed by array calls"
+    if plan.gradients and plan.has_state and (x.g is not None or plan.window is not None or plan.is_ragged):
+        return "gradients through a cache with gates, with a window or of a ragged batch are computed by array calls"
     elements = {dtype_name(y) for y in x[:3]}
     if len(elements) > 1 or not elements <= set(ELEMENTS):
         return "the kernels take q, k and v in one of bfloat16, float16 and float32"
@@ -93,14 +93,38 @@ def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, Saved | No
     return fields["out"], Saved(fields["logs"], fields["sums"]) if plan.gradients else None
 
 
-def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> Inputs:
-    """Gradients of the inputs of a call without a cache; of a strict one (system.py) without that of the values."""
+def backward_of_cache(
+    plan: Plan, x: Inputs, state: Any, out: Array, saved: Saved, dout: Array
+) -> tuple[Inputs, KeyValueCache]:
+    """(gradients of the inputs, of the cache): those of the call's own keys and of the slots, two calls of the kernels.
+
+    Both have the logs and the output of all keys, so that their weights are those of the whole.
+    """
+    xp, alone = plan.xp, plan._replace(has_state=False)
+    if not policy.PORTABLE and calls.unsupported_reason(x, alone) is None:
+        d = calls.backward(alone, x, out, saved, dout)
+    else:
+        d = backward(alone, x, out, saved, dout)
+    if not state.v.shape[-3]:
+        return d, KeyValueCache(xp.zeros_like(state.k), xp.zeros_like(state.v), xp.zeros_like(state.length))
+    slots = x._replace(k=cast(xp, state.k, x.k.dtype), v=cast(xp, state.v, x.v.dtype), sinks=None)
+    past = backward(alone._replace(causal=False), slots, out, saved, dout, state.length)
+    wide = [cast(xp, y, plan.dtype) for y in (d.q, past.q, past.k, past.v)]
+    return d._replace(q=wide[0] + wide[1]), KeyValueCache(wide[2], wide[3], xp.zeros_like(state.length))
+
+
+def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array, lengths: Array | None = None) -> Inputs:
+    """Gradients of the inputs of a call without a cache; of a strict one (system.py) without that of the values.
+
+    lengths: the keys are slots of caches after so many tokens, which all queries read.
+    """
     xp, call = plan.xp, call_of(plan, x, None, cast(plan.xp, dout, x.v.dtype), cast(plan.xp, out, x.v.dtype))
     batch, kind, numbers = call.batch, call.kind, (call.batch.rows, call.batch.heads, call.batch.T)
     names = (("dq", batch.T, batch.heads, kind.K), ("dk", batch.Tk, batch.heads // batch.shared, kind.K),
              ("dv", batch.Tk, batch.heads // batch.shared, kind.V))  # fmt: skip
     fields = fields_of(plan, call, call.cotangents[1])
     fields |= {"dout": call.cotangents[0], "logs": saved.logs, "sums": saved.sums}
+    fields["lengths"] = None if lengths is None else cast(xp, lengths, xp.float32).reshape(-1)
     fields |= {n: xp.empty((batch.rows, *shape), dtype=call.x.v.dtype) for n, *shape in names[: 3 - plan.strict]}
     fields["dots"] = xp.empty(numbers, dtype=xp.float32) if plan.normalize else None
     rows = cuts.block_of("queries", kind, launch.shared_limit())[0]
