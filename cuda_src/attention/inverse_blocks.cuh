@@ -56,8 +56,9 @@ LA_DEVICE void invert_diagonal(u32 lower, const float* diagonal, int block, int 
     }
 }
 
-// block column `warp` of A from `lower`, which holds L below the diagonal and on it the diagonal blocks of X, transposed
-LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const float* sums, const float* roots, int warp, int lane) {
+// block column `warp` of A = sqrt(beta_i) X sqrt(beta_j) from `lower`, which holds L below the diagonal and on it the diagonal blocks of X,
+// transposed. STRICT: sqrt(beta_i) X / sqrt(beta_j) without its diagonal of ones
+template <bool STRICT = false> LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const float* sums, const float* roots, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     u32 x[4][4];   // X_IJ^T as operands A
 #pragma unroll
@@ -99,12 +100,15 @@ LA_DEVICE void store_inverse(u32 lower, u32 inverse, const float* rhos, const fl
             const float2 bi = pair_at(sums, 16 * i + 8 * h + column), to = pair_at(roots, 16 * i + 8 * h + column);
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                z[h][2 * m] *= to.x * from[m] * decay_between(bi.x, bj[m]);
-                z[h][2 * m + 1] *= to.y * from[m] * decay_between(bi.y, bj[m]);
+                const float f = STRICT ? __fdividef(1.f, from[m]) : from[m];
+                z[h][2 * m] *= to.x * f * decay_between(bi.x, bj[m]);
+                z[h][2 * m + 1] *= to.y * f * decay_between(bi.y, bj[m]);
             }
         }
         pass_rounding_on(z, rhos + 16 * i, lane);
         store_matrix_transposed(inverse + columns_at(16 * i, 16 * warp, lane), pack_bf16(z[0][0], z[0][1]), pack_bf16(z[0][2], z[0][3]),
                                 pack_bf16(z[1][0], z[1][1]), pack_bf16(z[1][2], z[1][3]));
     }
+    __syncwarp();
+    if (STRICT && lane < 16) asm volatile("st.shared.u16 [%0], %1;" ::"r"(inverse + Square::at(16 * warp + lane, 16 * warp + lane)), "h"((u16)0) : "memory");
 }

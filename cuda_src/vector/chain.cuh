@@ -1,20 +1,25 @@
 // What one block of the chain of the delta rule has in shared memory, its barriers, and what it loads.
 #pragma once
+#include "vector/strengths.cuh"
 #include "vector/rows.cuh"
 
 #ifndef LA_KEEP     // 1: stores the state before each chunk, P and U, for the backward
 #define LA_KEEP 0
 #endif
 
-constexpr int CONSUMER_REGISTERS_OF_CHAIN = 160, PRODUCER_REGISTERS_OF_CHAIN = 96;   // of a thread: 2 x 128 of each
-// stages of q, k, log decays (then quotients, then P in the first panel and A in the second); two of values (then outputs); Kc;
-// scratch; decays of blocks and of the chunk
+constexpr int CONSUMER_REGISTERS_OF_CHAIN = 144, PRODUCER_REGISTERS_OF_CHAIN = 112;   // of a thread: 2 x 128 of each
+// S as the products read it: two panels. With float32 log decays shared memory holds one, the other goes over those of the stage
+constexpr bool STATE_IN_STAGE = LA_GATE == 2;
+// stages of q, k, log decays (then quotients, then P in the first panel and N in the second); two of values (then outputs); -Kc;
+// S; scratch; decays of blocks and of the chunk; its strengths
 constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
-constexpr int AT_VALUES = STAGES * STAGE, AT_KEYS = AT_VALUES + 2 * Tokens::SIZE, AT_SCRATCH = AT_KEYS + Tokens::SIZE;
-constexpr int AT_DECAYS = AT_SCRATCH + Scratch<3>::SIZE, AT_ALL = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_ALL + WIDE * 4;
+constexpr int AT_VALUES = STAGES * STAGE, AT_KEYS = AT_VALUES + 2 * Tokens::SIZE, AT_STATE = AT_KEYS + Tokens::SIZE;
+constexpr int AT_SCRATCH = AT_STATE + (2 - STATE_IN_STAGE) * StatePanels::PANEL;
+constexpr int AT_DECAYS = AT_SCRATCH + Scratch<3>::SIZE, AT_ALL = AT_DECAYS + 4 * WIDE * 4;
+constexpr int AT_STRENGTHS = AT_ALL + WIDE * 4, AT_BARRIERS = AT_STRENGTHS + STRENGTHS;
 constexpr int AT_HEADS = AT_BARRIERS + 32 * STAGES + 24, AT_STOPS = AT_HEADS + 16;
 static_assert(Scratch<3>::SIZE >= 4 * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + 160, "the exact path has its operands there");
-static_assert(LA_SHARED == AT_BARRIERS + 160 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+static_assert(LA_INVERSE == Square::SIZE + STRENGTHS && LA_SHARED == AT_BARRIERS + 160 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 
 LA_DEVICE Tiles tiles_of(u32 shared, int s) {
     const u32 at = shared + s * STAGE;
@@ -22,7 +27,7 @@ LA_DEVICE Tiles tiles_of(u32 shared, int s) {
 }
 LA_DEVICE u32 values_at(u32 shared, int step) { return shared + AT_VALUES + (step & 1) * Tokens::SIZE; }
 
-struct Barriers {   // of stage s: q, k, g are there; copies and P are made; A is there; all has been read. values; Kc has been read
+struct Barriers {   // of stage s: q, k, g are there; copies and P are made; N is there; all has been read. values; Kc and strengths have been read
     u32 base;
     __device__ __forceinline__ u32 full(int s) const { return base + s * 32; }
     __device__ __forceinline__ u32 ready(int s) const { return base + s * 32 + 8; }

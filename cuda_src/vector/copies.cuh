@@ -1,6 +1,6 @@
 // The scaled copies of q and k that a chunk's products take, each rounded once: no exponent is positive but in 1 / Pre.
 //
-//     Qg = q Pre E in place of q      Kd = k Suf T in place of k      Kc = k Pre E      E, T: decay of the blocks before, behind
+//     Qg = q Pre E in place of q      Kd = k Suf T in place of k      -Kc = -k Pre E      E, T: decay of the blocks before, behind
 //     P on the diagonal: q Pre h against k / (Pre h), in place of g
 //     P off the diagonal: q Pre h against k Suf, with the decay of the block between where one is between
 //
@@ -21,7 +21,7 @@ template <int QUERIES> struct Scratch {
     static constexpr int FAR_KEY = FAR_QUERY + 2;
 };
 
-// What a warp scales: addresses of a chunk's tiles, scratch, decays of blocks; Kc, dots with the bonus; the decay of the chunk
+// What a warp scales: addresses of a chunk's tiles, scratch, decays of blocks; -Kc, dots with the bonus; the decay of the chunk
 struct Tiles { u32 q, k, gates, scratch, decays, keys, bonus, all; };
 
 LA_DEVICE float sum_of_eight(float (&x)[8], int lane) {   // the sum over the warp of value row_of_sum(lane)
@@ -65,7 +65,7 @@ LA_DEVICE void store_bonus(u32 to, int first, const u32 (&q)[8], const u32 (&k)[
     const float sum = sum_of_eight(x, lane);
     if (lane < 8) store_shared(to + (first + row_of_sum(lane)) * 4, sum);
 }
-// Eight rows from row `first` on: h Pre up to them in `pre`, Suf of the last of them in `suf`; reach.before: E / h. KEYS: Kc too.
+// Eight rows from row `first` on: h Pre up to them in `pre`, Suf of the last of them in `suf`; reach.before: E / h. KEYS: -Kc too.
 template <int QUERIES, bool KEYS>
 LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, const Reach& reach, float2 u, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
@@ -94,7 +94,7 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         store_word(t.q + own + lane_row(i, lane), pack(x * reach.before));
         store_word_if(X::query(block) >= 0, scratch + X::query(block) * BLOCK_BYTES + lane_row(i, lane), pack(x));
         if (X::TWO_TERMS) store_word(scratch + (X::REST + block) * BLOCK_BYTES + lane_row(i, lane), rest_of(x));
-        if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * reach.before)));
+        if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * -reach.before)));
         store_word(quotients + lane_row(i, lane), pack(y * (X::TWO_TERMS ? any_over(pre) : float2{over(pre.x), over(pre.y)})));
         const int r = 7 - i;
         const float2 z = floats_of(k[r]) * s;

@@ -29,6 +29,7 @@ constexpr float SMALLEST_DECAY = 0x1p-116f, MIDDLE = 0x1p58f, OVER_MIDDLE = 0x1p
 
 LA_DEVICE float2 operator*(float2 x, float2 y) { return {x.x * y.x, x.y * y.y}; }
 LA_DEVICE float2 operator*(float2 x, float y) { return {x.x * y, x.y * y}; }
+LA_DEVICE float2 operator-(float2 x) { return {-x.x, -x.y}; }
 LA_DEVICE float2& operator*=(float2& x, float2 y) { return x = x * y; }
 LA_DEVICE float2 floats_of(u32 x) { return {low_bf16(x), high_bf16(x)}; }
 LA_DEVICE u32 pack(float2 x) { return pack_bf16(x.x, x.y); }

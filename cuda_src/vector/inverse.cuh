@@ -7,7 +7,7 @@ LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i)
 LA_DEVICE float decay_between(float, float) { return 1.f; }   // decays are in L itself
 #include "attention/inverse_blocks.cuh"
 
-#ifndef LA_FACTORS  // 1: Kc, Kd and the decay of each chunk are stored, for the transfer of segments
+#ifndef LA_FACTORS  // 1: -Kc, Kd and the decay of each chunk are stored, for the transfer of segments
 #define LA_FACTORS 0
 #endif
 
@@ -16,12 +16,12 @@ LA_DEVICE float2 apart(float2 x) {
     asm volatile("" : "+f"(x.x), "+f"(x.y));
     return x;
 }
-// Kc and Kd of eight rows to memory, 128 bytes a warp
+// -Kc and Kd of eight rows to memory, 128 bytes a warp
 LA_DEVICE void store_factors(char* to, const float2 (&a)[8], const u32 (&k)[8], float2 pre, float2 suf, const Reach& reach, int lane) {
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         pre *= a[r];
-        *(u32*)(to + lane_row(r, lane)) = pack(floats_of(opaque(k[r])) * pre * reach.before);
+        *(u32*)(to + lane_row(r, lane)) = pack(floats_of(opaque(k[r])) * pre * -reach.before);
     }
 #pragma unroll
     for (int r = 7; r >= 0; r--) {
@@ -29,7 +29,7 @@ LA_DEVICE void store_factors(char* to, const float2 (&a)[8], const u32 (&k)[8], 
         suf *= a[r];
     }
 }
-// Eight rows of keys from row `first` on; as scale_rows. factors: where Kc of the chunk is stored, Kd behind it, if it is
+// Eight rows of keys from row `first` on; as scale_rows. factors: where -Kc of the chunk is stored, Kd behind it, if it is
 LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& pre, float2 suf, const Reach& reach, int warp, int lane) {
     typedef Scratch<0> X;
     const int block = warp >> 1, panel = warp & 1;

@@ -3,13 +3,13 @@
 //     S~ = diag(e^{g_t}) S_(t-1)        S_t = S~ + k_t^T beta_t (v_t - k_t S~)        out_t = scale q_t S_t
 //
 // Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others make scaled copies of q and k and P, a chunk
-// ahead. With A of vector_inverse.cu and S the state before a chunk:
+// ahead. With N of vector_inverse.cu and S the state before a chunk:
 //
-//     U = A (V - Kc S)        out = scale (Qg S + P U)        S <- D_0 D_1 D_2 D_3 S + Kd^T U
+//     E = V - Kc S        U = beta E + N beta E        out = scale (Qg S + P U)        S <- D_0 D_1 D_2 D_3 S + Kd^T U
 #include "vector/chain.cuh"
 #include "vector/products.cuh"
 
-// One thread of the chain copies tiles in and outputs out, while its warp would wait for the next chunk. A comes in by one of the
+// One thread of the chain copies tiles in and outputs out, while its warp would wait for the next chunk. N comes in by one of the
 // producers, over quotients once these have been read.
 struct Copier {
     Loader load;
@@ -44,8 +44,8 @@ struct Copier {
 
 LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
     const bool copies = warp == 0 && lane == 0;
-    const char* const inverses = a.inverses + (traversal.stored + traversal.first) * Square::SIZE;
-    if (copies && traversal.steps > 0) run_prefetch(inverses, Square::SIZE);
+    const char* const inverses = a.inverses + (traversal.stored + traversal.first) * LA_INVERSE;
+    if (copies && traversal.steps > 0) run_prefetch(inverses, LA_INVERSE);
     __syncwarp();
     bool leaves = false;
     for (int step = 0; step < traversal.steps && !leaves; step++) {
@@ -58,11 +58,13 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
         }
         ExactBlock exact = {};
         if (LA_EXACT) exact = exact_block(tiles, warp, lane);
-        float2 all;
+        float2 all, strengths = {0.f, 0.f};   // two tokens a lane of the first warp
+        if (warp == 0) strengths = *(const float2*)(inverses + (i64)step * LA_INVERSE + Square::SIZE + lane * 8);
         const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
-            if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc is free
+            if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc and strengths are free
+            if (warp == 0) store_pair(shared + AT_STRENGTHS + lane * 8, strengths);
         }));
-        publish_shared();   // A goes over quotients
+        publish_shared();   // N goes over quotients
         leaves = any_of_producers(!LA_EXACT && far);
         if (leaves && copies) {
             a.flags[traversal.slot * a.segments + traversal.segment] = 1;
@@ -72,8 +74,8 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
         make_gram<3>(tiles, all, exact, warp, lane, [&] {
             if (copies) {
                 barrier_expect(bar.inverse(s), Square::SIZE);
-                run_in(tiles.gates + PANEL, inverses + (i64)step * Square::SIZE, Square::SIZE, bar.inverse(s));
-                if (step + 1 < traversal.steps) run_prefetch(inverses + (step + 1) * (i64)Square::SIZE, Square::SIZE);
+                run_in(tiles.gates + PANEL, inverses + (i64)step * LA_INVERSE, Square::SIZE, bar.inverse(s));
+                if (step + 1 < traversal.steps) run_prefetch(inverses + (step + 1) * (i64)LA_INVERSE, LA_INVERSE);
             }
             __syncwarp();
         });
@@ -82,14 +84,51 @@ LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversa
     }
 }
 
+// S as an operand of a warpgroup's products, in shared memory
+struct StateOperand {
+    u32 panels[2];
+
+    __device__ __forceinline__ StateOperand(u32 shared, const Tiles& t)
+        : panels{shared + AT_STATE, STATE_IN_STAGE ? t.gates + 2 * PANEL : shared + AT_STATE + StatePanels::PANEL} {}
+    // `to`: where the backward finds the state, if it needs it
+    __device__ __forceinline__ void make(const StateRows<1, WIDE>& state, char* to, int warp, int lane) const {
+        u32 x[8][4];
+        state_operands(x, state, 0);
+        if (LA_KEEP && lane == 0) out_read();   // the state before has left
+        __syncwarp();
+        store_state<StatePanels>(panels[0], (const u32 (&)[4][4])x[0], 16 * warp, lane);
+        store_state<StatePanels>(panels[1], (const u32 (&)[4][4])x[4], 16 * warp, lane);
+        publish_shared();
+        group_barrier(warp >> 2);
+        if (LA_KEEP && lane == 0) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) run_out(to + p * StatePanels::PANEL + warp * 2048, panels[p] + warp * 2048, 2048);
+            out_commit();
+        }
+        __syncwarp();
+    }
+    // c += S^T B^T, a part of a group of products; `add` false: c = S^T B^T
+    __device__ __forceinline__ void multiply(float (&c)[8][4], u32 b, int group, bool add) const {
+#pragma unroll
+        for (int d = 0; d < 8; d++)
+            product_ABt(c, panel_descriptor(panels[d >> 2]) + group * StatePanels::across(4) + StatePanels::along(d & 3), panel_descriptor(b) + Tokens::along(d), add || d > 0);
+    }
+};
+
+// x = V^T - S^T Kc^T, begun, where x is V^T
+LA_DEVICE void begin_errors(float (&x)[8][4], const StateOperand& state, u32 keys, int group) {
+    accumulator_fence(x);
+    products_begin();
+    state.multiply(x, keys, group, true);
+    products_commit();
+}
 // out^T = S^T Qg^T + U^T P^T and S^T += U^T Kd, begun one behind the other: two groups of products
-LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], const u32 (&news)[4][4], const Tiles& t) {
-    const u64 q = panel_descriptor(t.q), k = panels_descriptor<Tokens>(t.k), p = panel_descriptor(t.gates);
+LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const StateOperand& state, const u32 (&news)[4][4], const Tiles& t, int group) {
+    const u64 k = panels_descriptor<Tokens>(t.k), p = panel_descriptor(t.gates);
     accumulator_fence(out);
     accumulator_fence(S);
     products_begin();
-#pragma unroll
-    for (int d = 0; d < 8; d++) product_ABt(out, state[d], q + Tokens::along(d), d > 0);
+    state.multiply(out, t.q, group, false);
 #pragma unroll
     for (int d = 0; d < 4; d++) product_ABt(out, news[d], p + Square::along(d), true);
     products_commit();
@@ -98,14 +137,7 @@ LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const u32 (&
     products_commit();
 }
 
-// What the backward needs of a chunk: the state before it, straight from registers; U in the place of q, once both groups have read that
-LA_DEVICE void keep_state(const u32 (&state)[8][4], char* to, int row, int lane) {
-#pragma unroll
-    for (int d = 0; d < 8; d++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            *(u32*)(to + StatePanels::at(row + (lane >> 2) + 8 * (i & 1), 16 * d + 8 * (i >> 1) + (lane & 3) * 2)) = state[d][i];
-}
+// U, which the backward needs of a chunk, in the place of q, once both groups have read that
 LA_DEVICE void keep_values(const u32 (&news)[4][4], u32 queries, int row, int lane) {
     const u32 at = queries + Tokens::block_piece(0, row / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
     groups_barrier<256>(8);
@@ -127,26 +159,28 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         const int s = step % STAGES, chunk = traversal.first + step, phase = step / STAGES & 1;
         const Tiles tiles = tiles_of(shared, s);
         const u32 values = values_at(shared, step);
-        u32 operands[8][4], news[4][4];
+        u32 news[4][4];
         float x[8][4];
-        state_operands(operands, state, 0);
-        if (LA_KEEP) keep_state(operands, a.states + (traversal.stored + chunk) * STATE_BYTES, 16 * warp, lane);
+        const StateOperand operand(shared, tiles);
+        char* const kept = a.states + (traversal.stored + chunk) * STATE_BYTES;
+        if (!STATE_IN_STAGE) operand.make(state, kept, warp, lane);
+        if (LA_RAGGED) barrier_wait(bar.ready(s), phase);   // values of the next sequence are zeros
+        barrier_wait(bar.values(step & 1), step >> 1 & 1);
+        load_values(x, values, 16 * warp, lane);
         barrier_wait(bar.ready(s), phase);
         if (Stops{shared + AT_STOPS}.at(s)) {
             if (copies) copier.stop(step);
             return;
         }
+        if (STATE_IN_STAGE) operand.make(state, kept, warp, lane);
         scale_state(S, tiles.all, lane);
-        begin_product<Tokens>(x, operands, tiles.keys);   // S^T Kc^T
-        barrier_wait(bar.values(step & 1), step >> 1 & 1);
+        begin_errors(x, operand, tiles.keys, group);
         end_product<0>(x);
-        warp_arrive(bar.keys(), lane);
-        error_operands(news, x, values, 16 * warp, lane);
-        barrier_wait(bar.inverse(s), phase);
-        begin_product<Square>(x, news, tiles.gates + PANEL);   // U^T
-        end_product<0>(x);
-        token_operands(news, x);
-        begin_outputs(x, S, operands, news, tiles);
+        solve_errors(x, news, tiles.gates + PANEL, shared + AT_STRENGTHS, lane, [&] {   // U^T
+            warp_arrive(bar.keys(), lane);
+            barrier_wait(bar.inverse(s), phase);
+        });
+        begin_outputs(x, S, operand, news, tiles, group);
         end_product<1>(x);
         store_outputs(x, a.scale, values, warp, lane);   // the warp's own columns of v, which it has read
         publish_shared();
@@ -157,11 +191,13 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         }
         end_product<0>(S);
         if (LA_KEEP) keep_values(news, tiles.q, 16 * warp, lane);
+        if (LA_KEEP && STATE_IN_STAGE && lane == 0) out_read();
         warp_arrive(bar.empty(s), lane);
         store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
         if (copies) copier.leave(step);
         __syncwarp();
     }
+    if (LA_KEEP && lane == 0) out_read();
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
 }

@@ -1,15 +1,15 @@
 // What the inner segments of a sequence do to the state under the delta rule with a vector decay: S -> S M + added, value row by key
 // column, as delta_adds.cu, whose matrices delta_segments.cu multiplies.
 //
-//     U = (V^T - S Kc^T) A^T        S <- S D + U Kd
+//     E = V^T - S Kc^T        U = E beta + (E beta) N^T        S <- S D + U Kd
 //
 // from a state of zeros (in the first segment from the initial state, so that its `added` is what the next begins with), and without
-// values from the rows of the identity. Kc, Kd, D and A are those of vector_inverse.cu: nothing is scaled here. A block is one
+// values from the rows of the identity. -Kc, Kd, D and N are those of vector_inverse.cu: no row is scaled here. A block is one
 // warpgroup on 64 rows of one of the two. Kc and Kd have one place each, that is filled again once they have been read.
 #include "vector/products.cuh"
 
-constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4, AT_WRITERS = Tokens::SIZE, AT_PAIRS = 2 * Tokens::SIZE;   // Kc; Kd; two of v, A, D
-constexpr int HALF = PANEL, PAIR = HALF + Square::SIZE + WIDE * 4, AT_BARRIERS = AT_PAIRS + 2 * 17408;
+constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4, AT_WRITERS = Tokens::SIZE, AT_PAIRS = 2 * Tokens::SIZE;   // -Kc; Kd; two of v, N and strengths, D
+constexpr int HALF = PANEL, AT_DECAY = HALF + LA_INVERSE, PAIR = AT_DECAY + WIDE * 4, AT_BARRIERS = AT_PAIRS + 2 * 17408;
 static_assert(PAIR <= 17408 && LA_SHARED == AT_BARRIERS + 64 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 
 struct Source {   // by one thread: what comes in
@@ -31,10 +31,10 @@ struct Source {   // by one thread: what comes in
     __device__ __forceinline__ void others(int step) const {
         const int chunk = traversal.first + step;
         const u32 at = pair(step), full = bar(2 + (step & 1));
-        barrier_expect(full, (half < 0 ? 0 : HALF) + Square::SIZE + WIDE * 4);
+        barrier_expect(full, (half < 0 ? 0 : HALF) + LA_INVERSE + WIDE * 4);
         if (half >= 0) box_in(at, a.v, full, 64 * half, (u32)traversal.head / (u32)a.group_v, traversal.token(chunk), traversal.row);
-        run_in(at + HALF, a.inverses + (traversal.stored + chunk) * Square::SIZE, Square::SIZE, full);
-        run_in(at + HALF + Square::SIZE, factors(step) + 2 * Tokens::SIZE, WIDE * 4, full);
+        run_in(at + HALF, a.inverses + (traversal.stored + chunk) * LA_INVERSE, LA_INVERSE, full);
+        run_in(at + AT_DECAY, factors(step) + 2 * Tokens::SIZE, WIDE * 4, full);
     }
 };
 
@@ -69,17 +69,15 @@ extern "C" __global__ void __launch_bounds__(128, LA_BLOCKS) transfers(const __g
         if (one && more) source.others(step + 1);
         __syncwarp();
         barrier_wait(source.bar(2 + (step & 1)), step >> 1 & 1);
-        scale_state(S, at + HALF + Square::SIZE, lane);   // before products begin
+        scale_state(S, at + AT_DECAY, lane);   // before products begin
+        if (!transfer) load_values(x, at, 16 * warp, lane);
         barrier_wait(source.bar(0), step & 1);
-        begin_product<Tokens>(x, operands, shared);   // S Kc^T
+        begin_product<Tokens>(x, operands, shared, !transfer);   // E
         end_product<0>(x);
         group_barrier(0);
         if (one && more) source.readers(step + 1);
         __syncwarp();
-        error_operands(news, x, at, 16 * warp, lane, !transfer);
-        begin_product<Square>(x, news, at + HALF);   // U
-        end_product<0>(x);
-        token_operands(news, x);
+        solve_errors(x, news, at + HALF, at + HALF + Square::SIZE, lane, [] {});   // U
         barrier_wait(source.bar(1), step & 1);
         accumulator_fence(S);
         products_begin();

@@ -19,12 +19,12 @@ struct Producer {
     __device__ __forceinline__ void load_tiles(int step) const {
         const int chunk = traversal.chunk(step), head = traversal.of.head, token = traversal.of.token(chunk), row = traversal.of.row;
         const u32 at = shared + step % STAGES * STAGE, full = loaded(shared, step);
-        barrier_expect(full, ADDS ? KEY_BYTES + TILE_BYTES : 2 * KEY_BYTES + TILE_BYTES + 2 * Square::SIZE);
+        barrier_expect(full, ADDS ? KEY_BYTES + TILE_BYTES : 2 * KEY_BYTES + TILE_BYTES + 2 * Square::SIZE + ERASE * STRENGTHS);
         keys_in(at + AT_Q, a.q, full, (u32)head / (u32)a.group_q, token, row);
         if (!ADDS) keys_in(at + AT_K, a.k, full, (u32)head / (u32)a.group_k, token, row);
         tile_in(at + AT_DOUT, a.dout, full, head, token, row);
         if (!ADDS) run_in(at + AT_GRAM, a.grams + (traversal.of.block + chunk) * LA_GRAM, LA_GRAM, full);
-        if constexpr (ERASE) run_in(at + AT_INVERSE, a.inverses + (traversal.of.block + chunk) * LA_GRAM, Square::SIZE, full);
+        if constexpr (ERASE) run_in(at + AT_INVERSE, a.inverses + (traversal.of.block + chunk) * LA_INVERSE, LA_INVERSE, full);
     }
     // v of a chunk
     __device__ __forceinline__ void load_values(int step) const {
@@ -42,7 +42,7 @@ struct Producer {
 #pragma unroll
         for (int p = 0; p < TILE_BYTES / Tokens::PANEL; p++) box_prefetch(a.dout, 64 * p, head, token, row);
         if (!ADDS) run_prefetch(a.grams + (traversal.of.block + chunk) * LA_GRAM, LA_GRAM);
-        if constexpr (ERASE) run_prefetch(a.inverses + (traversal.of.block + chunk) * LA_GRAM, Square::SIZE);
+        if constexpr (ERASE) run_prefetch(a.inverses + (traversal.of.block + chunk) * LA_INVERSE, LA_INVERSE);
     }
     // this lane's channels of row r of a tile; rows of other sequences are zeros
     __device__ __forceinline__ void load_row(u32 (&x)[PER / 2], u32 tile, int r, int own) const {

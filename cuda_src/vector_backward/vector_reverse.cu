@@ -2,9 +2,10 @@
 //
 //     dv^T = G^T Kd^T + scale dO^T P,      G^T <- e^B G^T + dO^T Qg,      Qg = scale q e^{b},   Kd = k e^{B - b}
 //
-// P is without scale, in two terms, as the forward stores it. With LA_ERASE, P in one term, A and the new values U = A (V - Kc S) of the forward:
+// P is without scale, in two terms, as the forward stores it. With LA_ERASE, P in one term and N of the forward, which
+// made U = beta E + N beta E of E = V - Kc S:
 //
-//     dU^T = G^T Kd^T + scale dO^T P,     dv^T = dW^T = dU^T A,     G^T <- e^B G^T + dO^T Qg - dW^T Kc,     Kc = k e^{b}
+//     dU^T = G^T Kd^T + scale dO^T P,     dv^T = dW^T = beta (dU^T + dU^T N),     G^T <- e^B G^T + dO^T Qg - dW^T Kc,     Kc = k e^{b}
 //
 // b: decays from the chunk's start (with BEFORE a query's excludes its own token), all exponents <= 0: no decay divides here. G after each chunk goes
 // to memory in bfloat16, as the products of vector_grads.cu read it. Warpgroups 0 and 1: 64 value rows of G^T each, in registers, where
@@ -105,17 +106,19 @@ struct Consumer {
         for (int d = 0; d < 4; d++) product_AtB_wide(state.x[0], dout + Tokens::across(d), queries + Tokens::across(d));
         products_commit();
     }
-    // dU^T becomes dW^T = dU^T A
+    // dU^T becomes dW^T = beta (dU^T + bf(dU)^T N)
     __device__ __forceinline__ void solve(float (&dv)[8][4], u32 at) const {
         const u64 inverse = panel_descriptor(at + AT_INVERSE);
         u32 f[4][4];
         token_operands(f, dv);
+        round_alike(dv, f, at + AT_STRENGTHS, lane);
         accumulator_fence(dv);
         products_begin();
 #pragma unroll
-        for (int d = 0; d < 4; d++) product_AB(dv, f[d], inverse + Square::across(d), d > 0);
+        for (int d = 0; d < 4; d++) product_AB(dv, f[d], inverse + Square::across(d), true);
         products_commit();
         end_products<0>(dv);
+        scale_by_strengths(dv, at + AT_STRENGTHS, lane);
     }
     // G^T -= dW^T Kc, begun
     __device__ __forceinline__ void begin_erase(const u32 (&f)[4][4], u32 at) {

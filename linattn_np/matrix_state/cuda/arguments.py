@@ -100,7 +100,7 @@ DELTA_SEGMENTS = Struct(  # delta_scan_segments.cu
 VECTOR_REVERSE = Struct(  # vector_reverse.cu
     "matrix_state/VectorReverseArguments",
     ("q k v dout dv", TENSOR_MAP), ("g out", ROWS), OFFSETS,  # v: with erase; out: dv too
-    ("grams inverses", BYTES), ("ends", OUT_BYTES),  # P, A of every chunk; G = dL/dS after it
+    ("grams inverses", BYTES), ("ends", OUT_BYTES),  # P, of every chunk N and beta; G = dL/dS after it
     ("start end", STATES), ("start_group", INT),  # gradient of the last state, of the first
     ("begins added sums", OUT_FLOATS),  # of segments: G after each but the last; what each adds, its decays
     ("slots", I64), ("T heads segments chunks", INT),  # chunks: of a segment
@@ -136,7 +136,7 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
     ("added decays transfers transposed", OUT_FLOATS),  # of segments: offset; decay (.., 128), or transfer matrix
     ("u", FLOATS),  # bonus (heads of u, K)
-    ("states grams inverses factors new_values", OUT_BYTES),  # of the chunks: state before, P, A; Kc, Kd, decay; U
+    ("states grams inverses factors new_values", OUT_BYTES),  # of chunks: state before, P, N, beta; -Kc, Kd, decay; U
     ("beta", GATE),
     ("flags", pointer("int")),  # of segments, or chunks, that take the exact path
     ("slots", I64),  # chunks of a head over the whole batch

@@ -97,10 +97,11 @@ def vector_stages(name: str, gate: str, bounded: bool = False) -> int:
     """Chunks of a ring; bounded: of a scan whose gates are declared to be small."""
     if bounded or (name == "adds" and gate == "bfloat16"):
         return 3 if gate == "float32" else 4
-    return 2 if name in ("scan", "adds") or gate == "float32" else 3
+    return 2
 
 
-VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: Kc, Kd, its decay
+VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: -Kc, Kd, its decay
+VECTOR_INVERSE = SQUARE + TOKEN  # N, strengths
 
 
 def vector(name: str, gate: str, exact: bool = False, bounded: bool = False) -> int:
@@ -119,7 +120,7 @@ def vector(name: str, gate: str, exact: bool = False, bounded: bool = False) -> 
         "segments": 0,
         "segments in reverse": 0,
         "inverse": TILE + gates + (8 if exact else 5) * tile + decays + 2 * TOKEN + 32,
-        "chain": ring + 3 * TILE + 8 * tile + decays + 512 + 160,
+        "chain": ring + (4 + (gate == "bfloat16")) * TILE + 8 * tile + decays + 512 + TOKEN + 160,
         "transfers": 2 * TILE + 2 * 17 * 1024 + 64,
     }[name]
 
@@ -146,7 +147,7 @@ def vector_reverse(erase: bool) -> int:
     G after a chunk, tables of two chunks, decays, barriers (v, dW.v).
     """
     stages = 2
-    stage = (3 + erase) * TILE + 2 * SQUARE
+    stage = (3 + erase) * TILE + 2 * SQUARE + erase * 1024
     small = 2 * 2 * VECTOR_TABLE + stages * 512 + erase * (TILE + 8 * TOKEN) + (3 * stages + 1) * BARRIER
     return stages * stage + DELTA_END + small
 

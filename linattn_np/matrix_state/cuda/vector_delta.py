@@ -21,7 +21,7 @@ from . import vector_launch as launches
 from . import vector_plan as cuts
 from .arguments import States
 from .operands import as_state, build_at, empty_positions, public_ends, states_at, with_positions
-from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS
+from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS, VECTOR_INVERSE
 from .vector_launch import EXACT, PLAIN
 
 
@@ -44,8 +44,8 @@ def how(call: Any) -> str:
 
 
 class Residuals(NamedTuple):
-    """What a forward may store of every chunk: the state before it, P, A, the new values; of segments: the states that
-    they begin with, their transfer matrices transposed.
+    """What a forward may store of every chunk: the state before it, P, N and beta, the new values; of segments: the
+    states that they begin with, their transfer matrices transposed.
     """
 
     states: Array
@@ -63,7 +63,7 @@ def forward(
     xp, batch, arrays = plan.xp, launches.batch_of(x, plan), launches.arrays_of(plan.xp, x)
     chunks, sizes = batch.slots * batch.heads, {"states": DELTA_END, "grams": SQUARE, "new_values": TILE}
     if keep is None:
-        keep = vector.keeps(plan, chunks * (SQUARE + sum(sizes.values())))
+        keep = vector.keeps(plan, chunks * (SQUARE + sum(sizes.values())))  # strengths are not counted
     _prepare(batch, keep, build_at(plan))
     if plan.gradients:
         vector_backward.prepare(batch, erase=True)
@@ -107,7 +107,7 @@ def _prepare(batch: launches.Batch, keep: bool, at: int) -> None:
 def _inverses(xp: Any, batch: launches.Batch, arrays: dict[str, Any]) -> tuple[Array, Array | None]:
     """A of every chunk; where sequences are cut also what transfers take of it."""
     chunks, cut = batch.slots * batch.heads, batch.segments > 1
-    inverses = xp.empty((chunks, SQUARE), dtype=xp.int8)
+    inverses = xp.empty((chunks, VECTOR_INVERSE), dtype=xp.int8)
     factors = xp.empty((chunks, VECTOR_FACTORS), dtype=xp.int8) if cut else None
     flags, slots = xp.empty(chunks, dtype=xp.int32), batch.N * batch.heads
     launches.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, cuts.Build(keep=cut),

@@ -67,6 +67,8 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
         own |= {"LA_AT": build.at}
     if name == "chain":
         own |= {"LA_KEEP": build.keep}
+    if name in ("chain", "inverse", "transfers"):
+        own |= {"LA_INVERSE": shared_memory.VECTOR_INVERSE}
     if name == "scan":
         own |= {"LA_KEEP": build.keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
         own |= {"LA_BOUNDED": True} if build.bounded else {}
@@ -101,7 +103,7 @@ def _common(kind: VectorKind, erase: bool) -> dict[str, int]:
         "LA_DTYPE": 0, "LA_K": kind.K, "LA_V": kind.V, "LA_GATE": ELEMENTS[kind.gate], "LA_BEFORE": int(kind.before),
         "LA_BONUS": int(kind.bonus), "LA_WARPS": 8, "LA_END": shared_memory.DELTA_END,
         "LA_ENDS": shared_memory.vector_ends(erase), "LA_GRAM": shared_memory.vector_gram(erase),
-        "LA_ERASE": int(erase),
+        "LA_INVERSE": shared_memory.VECTOR_INVERSE, "LA_ERASE": int(erase),
     }  # fmt: skip
 
 

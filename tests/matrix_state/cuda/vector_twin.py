@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from linattn_np.matrix_state.cuda.arguments import DELTA, VECTOR
-from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, TILE, vector_gram
+from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, TILE, VECTOR_INVERSE, vector_gram
 
 MAP = struct.Struct("<Q4q4qI")  # data, shape, strides, bytes of an element
 C, STATE = 64, (128, 128)
@@ -192,7 +192,7 @@ def _inverse(call, blocks):
     for slot in range(blocks // pieces):
         n, head = divmod(slot, a.heads)
         for chunk in range(-(-call.sequence(n)[2] // C)):
-            _array(a.inverses, call.block(n, head) + chunk + 1, 8192, dtype=np.int8)[-1] = 1
+            _array(a.inverses, call.block(n, head) + chunk + 1, VECTOR_INVERSE, dtype=np.int8)[-1] = 1
 
 
 def _scan(call, n, head, segment, start, stop, is_last):
