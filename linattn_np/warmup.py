@@ -73,7 +73,7 @@ def selected(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[
         words, cell = decay if erase == "none" else f"{decay}, {erase}", (Decay[decay.upper()], Erase[erase.upper()])
         for V in args.value or [K]:
             how = (dtype, K, V, capability)
-            for entry in of_matrix_states.every_entry(*how, *cell, backward, args.raw, args.state):
+            for entry in of_matrix_states.every_entry(*how, cell, backward, args.raw, args.state):
                 yield words, K, V, entry
             softmax = args.softmax and words in ("none", "scalar")
             for entry in of_softmax.every_entry(*how, decay == "scalar", backward) if softmax else ():

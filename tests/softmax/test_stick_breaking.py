@@ -126,3 +126,15 @@ def test_explain_counts_earlier_keys():
     q, k, v = np.ones((3, 1, 10, 2, 64))
     assert la.explain(la.stick_breaking_attention, q, k, v).operations == 2 * 2 * (64 + 64) * 45
     assert la.explain(la.stick_breaking_attention, q, k, v, attend_current=True).operations == 2 * 2 * (64 + 64) * 55
+
+
+@every_backend
+def test_gradients_where_one_key_takes_nearly_all(backend):
+    """1 - s is no difference, so that logits around 9 leave the gradients their digits in float32."""
+    rng = np.random.default_rng(0)
+    q, k, v, d = rng.standard_normal((4, 1, 300, 2, 64))
+    arrays = {n: x.astype(np.float32) for n, x in (("q", q + 9 / 8), ("k", 0.1 * k + 1), ("v", v))}
+    narrow, wide = (la.vjp(la.stick_breaking_attention, **{n: x.astype(of) for n, x in arrays.items()}, backend=backend)
+                    [1](d.astype(np.float32).astype(of)) for of in (np.float32, np.float64))  # fmt: skip
+    for name in "qkv":
+        assert_close(getattr(narrow, name), getattr(wide, name), 3e-6)

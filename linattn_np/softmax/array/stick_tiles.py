@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...runtime.arrays import Array, device, sum_to
 from ...runtime.shapes import Chunk
 from ..heads import sum_like
-from ..readouts.stick_definition import shares
+from ..readouts.stick_definition import logits_vjp, shares
 from ..types import Parts, Past, Plan
 from .tiles import begin, blocks, logits, tiles_of
 
@@ -22,7 +22,7 @@ def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
         q = x.q[..., rows.start : rows.stop, :]
         _, left, out = begin(plan, x, q)  # 0, and 0
         for tile in tiles_of(plan, x, rows, keys):
-            a, _, left = shares(plan.xp, logits(plan, tile), left)
+            a, _, _, left = shares(plan.xp, logits(plan, tile), left)
             out = out + a @ tile.v
         found.append(out)
         lefts.append(left)
@@ -46,14 +46,13 @@ def _rows_vjp(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], d: Array, su
     (dq, *own), past = sums
     left = xp.zeros((*q.shape[:-1], 1), dtype=plan.dtype, device=device(q))
     for tile in tiles_of(plan, x, rows, keys):
-        a, s, left = shares(xp, logits(plan, tile), left)
-        G = sum_to(xp, a * (d @ T(tile.v)), a.shape)
+        of = shares(xp, logits(plan, tile), left)
+        left, G = of.left, sum_to(xp, of.a * (d @ T(tile.v)), of.a.shape)
         (dk, dv), start = (past, 0) if tile.at is None else (own, tile.at.start)
-        dv.add(start, T(a) @ d)
-        found.append((tile, s, G, dk, start))
+        dv.add(start, T(of.a) @ d)
+        found.append((tile, of, G, dk, start))
     before = xp.zeros_like(left)
-    for tile, s, G, dk, start in reversed(found):
-        earlier = before + xp.cumulative_sum(G, axis=-1)
-        dz, before = G - s * earlier, earlier[..., -1:]
+    for tile, of, G, dk, start in reversed(found):
+        dz, before = logits_vjp(xp, of, G, before)
         dq.add(rows.start, plan.scale * (dz @ tile.k))
         dk.add(start, T(dz) @ q)

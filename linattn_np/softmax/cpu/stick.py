@@ -4,8 +4,8 @@
     a_ij = e^{log s_ij - sum_{l > j} log(1 + e^{z_il})},   o_i = sum_j a_ij v_j
 
 Keys come from the newest to the oldest, until nothing is left of the stick of any query of the block: the weights
-behind are exactly 0, and are not computed. Backward keeps s and G = a (.) dP of a block of queries, and goes through
-the same keys from the oldest on: dz_il = G_il - s_il sum_{j <= l} G_ij.
+behind are exactly 0, and are not computed. Backward keeps s, 1 - s and G = a (.) dP of a block of queries, and goes
+through the same keys from the oldest on: dz_il = (1 - s_il) G_il - s_il sum_{j < l} G_ij; 1 - s_il is no difference.
 """
 
 from __future__ import annotations
@@ -132,16 +132,18 @@ def add_keys(w: Work):
 
 @piece
 def keep_keys(w: Work):
-    """A tile of backward: s, G, and what it adds to dv."""
+    """A tile of backward: s, 1 - s, G, and what it adds to dv."""
     load_keys(w)
     w.tile = w.j // w.N + (w.blocks if w.is_past else 0)
     logits(w)
     for j in range(w.n):
-        z, s = row(w.A, j), row(w.S, j)
+        z, s, leaves = row(w.A, j), row(w.S, j), row(w.leaves, j)
         for i in range(w.c):
             x = z[i]
-            size = x if x > 0 else -x
-            s[i] = exp((x if x < 0 else number(w.A, 0)) - log1p_exp(-size))
+            y = exp(-x if x > 0 else x)
+            more = 1 / (1 + y)
+            s[i] = more if x > 0 else y * more
+            leaves[i] = y * more if x > 0 else more
     shares(w)
     product(FULL, w.v, w.doutT, w.dA)
     for j in range(w.n):
@@ -164,10 +166,10 @@ def keys_vjp(w: Work):
     w.tile = w.j // w.N + (w.blocks if w.is_past else 0)
     run = w.run
     for j in range(w.n):
-        s, g, d = row(w.S, j), row(w.G, j), row(w.dA, j)
+        s, leaves, g, d = row(w.S, j), row(w.leaves, j), row(w.G, j), row(w.dA, j)
         for i in range(w.c):
+            d[i] = leaves[i] * g[i] - s[i] * run[i]
             run[i] += g[i]
-            d[i] = g[i] - s[i] * run[i]
     dq = tokens_of(w.out_dq, w.scale, (w.BATCH, w.h, w.FIRST + w.i), w.c, (0, w.K))
     product(FULL, transposed(w.dA), w.k, dq, w.scales, dq)
     if w.is_past:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ....runtime.cuda.entries import Entry
 from ...types import Decay, Erase
@@ -13,13 +13,14 @@ from .vector import portable_entries, vector_backward_entries, vector_entries
 
 
 def every_entry(
-    dtype: str, K: int, V: int, capability: int, decay: Decay, erase: Erase, backward: bool = True, raw: bool = False,
-    states: tuple[str, ...] = ("float32",),
+    dtype: str, K: int, V: int, capability: int, cell: tuple[Decay, Erase], backward: bool = True, raw: bool = False,
+    states: Sequence[str] = ("float32",),
 ) -> Iterator[Entry]:
     """Every kernel for key width K and value width V; raw: also those that normalise q and k of the delta rule.
 
     states: dtypes of states that are overwritten in place.
     """
+    decay, erase = cell
     vector, scalar = decay is Decay.VECTOR, decay is Decay.SCALAR
     how = (dtype, K, V, capability)
     if erase is Erase.NONE and not vector:
