@@ -8,7 +8,8 @@ fixed here and given in the docstring. A function below turns q (None where noth
 into the positional arrays of the public function of its name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,13 @@ class FixedMemory(Memory):
         return getattr(state, "S", state)
 
 
-CONSTANTS = {"strength": 0.5, "share": 0.5}  # by distribution; 1 of others
+CONSTANTS: Mapping[str, float] = {"strength": 0.5, "share": 0.5}  # by distribution; 1 of others
 
 
 class SpecMemory(Memory):
     """A memory whose arrays follow from the spec of its variant; optional arrays are not given."""
+
+    constants = CONSTANTS
 
     def __init__(self, variant: VariantFunction) -> None:
         self.name, self.function, self.variant = variant.spec.name, variant, variant
@@ -56,17 +59,35 @@ class SpecMemory(Memory):
 
     def _constant(self, name: str, k: Any, v: Any) -> Any:
         kind, letters = self.variant.samples.distribution(name), self.variant.spec.arrays[name].axes.split()
-        if kind in ("unit", "half unit"):
-            return k if kind == "unit" else k / 2
+        if kind in ("unit", "half unit", "direction"):
+            return k / 2 if kind == "half unit" else k
         like = {"K": k, "V": v}.get(letters[-1])
         if kind == "log decay" and like is not None:
             return channel_decays(like)
-        value = LOG_DECAY if kind == "log decay" else CONSTANTS.get(kind, 1.0)
+        value = LOG_DECAY if kind == "log decay" else self.constants.get(kind, 1.0)
         lead = v.shape[:3] if letters[0] == "T" else (1,)
         return np.full((*lead, *(() if like is None else like.shape[-1:])), value, v.dtype)
 
     def matrix(self, logits: Logits, state: Any) -> np.ndarray:
         return getattr(state, "S", state)
+
+
+class CacheMemory(SpecMemory):
+    """Attention of logits 32 q.k, whose state is a cache: log decays of -2^-8 a token, maps along k, strengths 1/2."""
+
+    options = MappingProxyType({"scale": SHARPNESS})
+    constants = MappingProxyType({**CONSTANTS, "positive": -LOG_DECAY})
+
+    def matrix(self, logits: Logits, state: Any) -> np.ndarray:
+        """What linear attention has of the keys and values of a cache."""
+        return np.einsum("blhk,blhv->bhkv", state.k, state.v)
+
+
+class StickBreaking(CacheMemory):
+    """Logits 32 q.k - 12, by a further channel: nothing divides the shares, so those of other keys must be small."""
+
+    def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> Arrays:
+        return None if q is None else with_channel(q, -1.0), with_channel(k, 12 / SHARPNESS), v
 
 
 class RetNet(FourHeads):
@@ -177,6 +198,11 @@ def scaled(x: np.ndarray | None, sharpness: float) -> np.ndarray | None:
     return ((sharpness * x.shape[-1] ** 0.5) ** 0.5 * x).astype(x.dtype)
 
 
+def with_channel(x: np.ndarray, value: float) -> np.ndarray:
+    """x with a further channel of one value."""
+    return np.concatenate([x, np.full_like(x[..., :1], value)], axis=-1)
+
+
 def channel_decays(x: np.ndarray) -> np.ndarray:
     """Log decays from -2^-8 to -2^-11 over the channels of x, in its shape."""
     return np.broadcast_to(-(2.0 ** -np.linspace(8, 11, x.shape[-1])).astype(x.dtype), x.shape)
@@ -200,5 +226,7 @@ _WRITTEN: tuple[Memory, ...] = (
     FixedMemory(performer), FixedMemory(based), FixedMemory(rebased),
 )  # fmt: skip
 _KNOWN = {memory.function for memory in (*RECURRENT.values(), *_WRITTEN)}
-_OTHERS = [fn for fn in la.VARIANTS if fn not in _KNOWN and "state" in fn.spec.core.STATE_AXES]  # a cache is no memory
-FIXED = {memory.name: memory for memory in (*_WRITTEN, *map(SpecMemory, _OTHERS))}
+_OTHERS = [fn for fn in la.VARIANTS if fn not in _KNOWN and not fn.spec.grows]
+_CACHES = [StickBreaking(fn) if "attend_current" in fn.spec.options.defaults else CacheMemory(fn)
+           for fn in la.VARIANTS if fn.spec.grows and fn is not la.softmax_attention]  # which is the reference
+FIXED = {memory.name: memory for memory in (*_WRITTEN, *map(SpecMemory, _OTHERS), *_CACHES)}

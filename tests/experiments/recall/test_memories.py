@@ -70,7 +70,8 @@ def test_float32_stays_float32(name):
     assert out.dtype == np.float32
     assert all(S.dtype == np.float32 for S in parts(state))
     assert out.shape == (B, T, 1, K)
-    rows = {"hgrn2": 2 * K, "based": 1 + K + K * (K + 1) // 2, "rebased": K * (K + 1) // 2, "rfa": 128, "performer": 44}
+    rows = {"hgrn2": 2 * K, "based": 1 + K + K * (K + 1) // 2, "rebased": K * (K + 1) // 2, "rfa": 128, "performer": 44,
+            "stick_breaking_attention": K + 1}  # fmt: skip
     assert KNOWN[name].matrix(some_logits(name), state)[0].size == rows.get(name, K) * K
 
 
@@ -189,9 +190,23 @@ def test_transxssm_weighs_by_distance_and_turns_by_it():
     np.testing.assert_allclose(out[:, :, 0], weights @ v[:, :, 0], rtol=1e-9, atol=1e-11)
 
 
+def test_attention_without_maps_gates_and_systems_is_the_reference():
+    """Weak strengths and decays: votes of the softmax reference."""
+    classes, q, k, v = inputs()
+    expected = softmax_outputs(q[:, :, 0], k[:, :, 0], v[:, :, 0])
+    for name in ("alibi", "forgetting_attention", "path_attention", "householder_positions", "deltaformer"):
+        memory = KNOWN[name]
+        q_, k_, v_, *rest = memory.arrays({}, classes, q, k, v)
+        assert q_ is q
+        assert all(np.isfinite(x).all() for x in rest)
+        rest = [1e-9 * x if x.shape != k.shape else x for x in rest]
+        out = memory.function(q_, k_, v_, *rest, **memory.options)
+        np.testing.assert_allclose(out[:, :, 0], expected, atol=1e-5)
+
+
 def test_every_variant_of_the_family_is_a_memory():
     tested = {memory.function for memory in KNOWN.values()}
-    assert tested >= {fn for fn in la.VARIANTS if "state" in fn.spec.core.STATE_AXES}
+    assert tested >= {fn for fn in la.VARIANTS if fn is not la.softmax_attention}
 
 
 def test_iplr_holds_twice_what_longhorn_does():
