@@ -57,6 +57,17 @@ template <int TILES, int COLUMNS> struct StateRows {
                              "f"(y[0]), "f"(y[1]), "f"(y[2]), "f"(y[3]) : "memory");
             }
     }
+    // that again, if another block has written it too
+    __device__ __forceinline__ void load_registers(const float4* p, int lane) {
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 8; i++) {
+                float (&y)[4] = x[m][i];
+                asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])
+                             : "l"(p + (m * (COLUMNS / 8) + i) * 32 + lane) : "memory");
+            }
+    }
     // this lane's part of the inner product with what store_registers wrote
     __device__ __forceinline__ float dot_registers(const float4* p, int lane) const {
         float sum = 0.f;

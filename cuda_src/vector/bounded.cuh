@@ -9,7 +9,7 @@
 // A segment in which some channel does lose more is flagged and redone as a whole by the exact form, so no chunk is left before its end.
 #pragma once
 #include "vector/products.cuh"
-#include "vector/scan.cuh"
+#include "vector/parts.cuh"
 
 static_assert(!LA_EXACT && !LA_BEFORE && !LA_BONUS, "queries read each token after its own write");
 constexpr float LEAST_SUM = -93.f;   // of g / ln 2 over a chunk: 1 / Pre and Pre times a query of 2^-33 are normal numbers
@@ -87,33 +87,39 @@ LA_DEVICE void store_bounded(float (&p)[8][4], const Tiles& t, int first, int la
 }
 
 // Every other chunk, by one of the two groups of producers
-LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, int lane) {
     const int group = warp >> 2, number = warp & 3;
     const Quarter me = {number >> 1, number & 1, lane};
-    for (int step = group; step < traversal.steps; step += 2) {
-        const int s = step % STAGES, count = traversal.count(traversal.first + step);
-        const Tiles tiles = tiles_of(shared, s);
-        barrier_wait(bar.full(s), step / STAGES & 1);
-        if (LA_RAGGED && count < C) {
-            barrier_wait(bar.values(step & 1), step >> 1 & 1);
+    int begin = 0, n = parts.last();
+    do {
+        const ChunkTraversal traversal = parts.traversal(n);
+        const int end = begin + traversal.steps;
+        for (int step = begin + ((begin ^ group) & 1); step < end; step += 2) {
+            const int s = step % STAGES, count = traversal.count(traversal.first + step - begin);
+            const Tiles tiles = tiles_of(shared, s);
+            barrier_wait(bar.full(s), step / STAGES & 1);
+            if (LA_RAGGED && count < C) {
+                barrier_wait(bar.values(step & 1), step >> 1 & 1);
 #pragma unroll
-            for (int block = 0; block < 2; block++) clear_tail(tiles, values_at(shared, step), count, 4 * me.half + 2 * block + me.panel, lane);
-            group_barrier(3 + group);
-        }
-        float2 sum = {0.f, 0.f};
-        if (me.half) sum = sum_before(tiles, me);
-        group_barrier(3 + group);   // log decays that are summed have been read
+                for (int block = 0; block < 2; block++) clear_tail(tiles, values_at(shared, step), count, 4 * me.half + 2 * block + me.panel, lane);
+                group_barrier(3 + group);
+            }
+            float2 sum = {0.f, 0.f};
+            if (me.half) sum = sum_before(tiles, me);
+            group_barrier(3 + group);   // log decays that are summed have been read
 #pragma unroll 1
-        for (int row = 32 * me.half; row < 32 * me.half + 32; row += 8) scale_eight(tiles, row, sum, me);
-        if (me.half) store_pair(tiles.all + me.panel * 256 + lane * 8, decay_of_sum(sum));
-        if (__any_sync(0xffffffffu, fminf(sum.x, sum.y) < LEAST_SUM) && lane == 0) a.flags[traversal.slot * a.segments + traversal.segment] = 1;
-        publish_shared();
-        group_barrier(3 + group);
-        float p[8][4];
-        multiply_bounded(p, tiles);
-        group_barrier(3 + group);   // second terms have been read
-        store_bounded(p, tiles, 16 * number, lane);
-        publish_shared();
-        warp_arrive(bar.ready(s), lane);
-    }
+            for (int row = 32 * me.half; row < 32 * me.half + 32; row += 8) scale_eight(tiles, row, sum, me);
+            if (me.half) store_pair(tiles.all + me.panel * 256 + lane * 8, decay_of_sum(sum));
+            if (__any_sync(0xffffffffu, fminf(sum.x, sum.y) < LEAST_SUM) && lane == 0) parts.flag(n);
+            publish_shared();
+            group_barrier(3 + group);
+            float p[8][4];
+            multiply_bounded(p, tiles);
+            group_barrier(3 + group);   // second terms have been read
+            store_bounded(p, tiles, 16 * number, lane);
+            publish_shared();
+            warp_arrive(bar.ready(s), lane);
+        }
+        begin = end;
+    } while (parts.has(--n));
 }

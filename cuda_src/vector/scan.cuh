@@ -13,7 +13,7 @@ constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
 constexpr int AT_VALUES = STAGES * STAGE, AT_SCRATCH = AT_VALUES + 2 * Tokens::SIZE;
 constexpr int AT_DECAYS = AT_SCRATCH + !LA_BOUNDED * Scratch<4>::SIZE;
 constexpr int AT_BONUS = AT_DECAYS + !LA_BOUNDED * 4 * WIDE * 4, AT_ALL = AT_BONUS + !LA_BOUNDED * 2 * C * 4, AT_BARRIERS = AT_ALL + STAGES * WIDE * 4;
-constexpr int AT_HEADS = AT_BARRIERS + 24 * STAGES + 16, AT_STOPS = AT_HEADS + 16, BARRIER_BYTES = LA_BOUNDED ? 160 : 128;
+constexpr int AT_LOADER = AT_BARRIERS + 24 * STAGES + 16, AT_STOPS = AT_LOADER + 48 + 16 * STAGES, BARRIER_BYTES = LA_BOUNDED ? 240 : 160;
 static_assert(Scratch<4>::SIZE >= 4 * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + BARRIER_BYTES, "the exact path has its operands there");
 static_assert(LA_SHARED == AT_BARRIERS + BARRIER_BYTES && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 static_assert(StatePanels::SIZE == 2 * Tokens::SIZE, "a state leaves through the place of q and k");
@@ -39,8 +39,15 @@ struct Barriers {   // of stage s: q, k, g are there; copies and P are made; all
         barrier_init(values(0), 1);
         barrier_init(values(1), 1);
     }
+    __device__ __forceinline__ void end() const {
+        for (int n = 0; n < 3 * STAGES + 2; n++) barrier_end(base + 8 * n);
+    }
 };
-#include "vector/loader.cuh"
+LA_DEVICE void init_block(u32 shared, Barriers bar) {   // by one thread
+    bar.init();
+    Stops{shared + AT_STOPS}.init(STAGES);
+    barriers_made();
+}
 
 // P of a chunk and, if there is a next one, the state before it
 LA_DEVICE void store_residuals(const VectorArguments& a, i64 stored, const Tiles& tiles, bool more) {

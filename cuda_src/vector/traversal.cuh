@@ -27,6 +27,11 @@ struct ChunkTraversal {
         slot = (i64)n * a.heads + head;
         stored = head * a.slots + (a.offsets ? sequence.first / C + n : (i64)n * ((a.T + C - 1) / C));
     }
+    // its chunks from .. to alone
+    __device__ __forceinline__ void cut(int from, int to) {
+        first += from;
+        steps = min(steps, to) - from;
+    }
     __device__ __forceinline__ int token(int chunk) const { return (int)sequence.first + chunk * C; }   // in the tensor
     __device__ __forceinline__ int count(int chunk) const { return min(C, sequence.T - chunk * C); }
 };

@@ -2,47 +2,60 @@
 //
 //     S_t = diag(e^{g_t}) S_(t-1) + k_t^T v_t        out_t = scale q_t S_t, or with LA_BEFORE scale (q_t S_(t-1) + (q_t . u k_t) v_t)
 //
-// A block has a segment of a sequence and head. Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others
+// A block has a segment of a sequence and head, or parts of several sequences and heads (parts.cuh). Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others
 // turn q, k and g of the next chunk into scaled copies in place, and make P, in two terms. In chunks, with S the state before:
 //
 //     out = scale (Qg S + P V)        S <- D_0 D_1 D_2 D_3 S + Kd^T V
 //
 // Where gates are declared to be small (LA_BOUNDED 1), one reference serves a whole chunk: bounded.cuh.
-#include "vector/scan.cuh"
+#include "vector/parts.cuh"
 
 #if LA_BOUNDED
 #include "vector/bounded.cuh"
 #else
-LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, int lane) {
+    const VectorArguments& a = parts.a;
+    const Loader load = {parts, shared, bar};
     const int channel = 64 * (warp & 1) + 2 * lane;
-    float2 u = {0.f, 0.f};
-    if (LA_BONUS) {
-        const float* p = a.u + (i64)((u32)traversal.head / (u32)a.group_u) * LA_K + channel;
-        u = {channel < LA_K ? p[0] : 0.f, channel + 1 < LA_K ? p[1] : 0.f};
-    }
-    for (int step = 0; step < traversal.steps; step++) {
-        const int s = step % STAGES, chunk = traversal.first + step;
-        const Tiles tiles = tiles_of(shared, s);
-        barrier_wait(bar.full(s), step / STAGES & 1);
-        if (LA_RAGGED && traversal.count(chunk) < C) {
-            barrier_wait(bar.values(step & 1), step >> 1 & 1);
-            clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
+    int step = 0, n = parts.last();
+    do {
+        const ChunkTraversal traversal = parts.traversal(n);
+        float2 u = {0.f, 0.f};
+        if (LA_BONUS) {
+            const float* p = a.u + (i64)((u32)traversal.head / (u32)a.group_u) * LA_K + channel;
+            u = {channel < LA_K ? p[0] : 0.f, channel + 1 < LA_K ? p[1] : 0.f};
         }
-        ExactBlock exact = {};
-        if (LA_EXACT) exact = exact_block(tiles, warp, lane);
-        float2 all;
-        const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, warp, lane, [] {}));
-        const bool leaves = any_of_producers(!LA_EXACT && far);
-        if (leaves && warp == 0 && lane == 0) {
-            a.flags[traversal.slot * a.segments + traversal.segment] = 1;
-            Stops{shared + AT_STOPS}.set(s);
+        bool leaves = false;
+        const int first = traversal.first - step, end = step + traversal.steps;
+        for (; step < end && !leaves; step++) {
+            const int s = step % STAGES, chunk = first + step;
+            const Tiles tiles = tiles_of(shared, s);
+            barrier_wait(bar.full(s), step / STAGES & 1);
+            if (LA_RAGGED && traversal.count(chunk) < C) {
+                barrier_wait(bar.values(step & 1), step >> 1 & 1);
+                clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
+            }
+            ExactBlock exact = {};
+            if (LA_EXACT) exact = exact_block(tiles, warp, lane);
+            float2 all;
+            const bool far = __any_sync(0xffffffffu, scale_block<4, false>(tiles, all, u, warp, lane, [] {}));
+            leaves = any_of_producers(!LA_EXACT && far);
+            if (leaves && warp == 0 && lane == 0) {
+                parts.flag(n);
+                Stops{shared + AT_STOPS}.set(s);
+            }
+            __syncwarp();
+            make_gram<4>(tiles, all, exact, warp, lane, [] {});
+            publish_shared();
+            warp_arrive(bar.ready(s), lane);
         }
-        __syncwarp();
-        make_gram<4>(tiles, all, exact, warp, lane, [] {});
-        publish_shared();
-        warp_arrive(bar.ready(s), lane);
-        if (leaves) return;
-    }
+        if (leaves) {
+            begin_again([&] {
+                if (warp == 0 && lane == 0) load.begin_again(step - 1, n - 1);
+            });
+            step = 0;
+        }
+    } while (parts.has(--n));
 }
 #endif
 
@@ -65,6 +78,12 @@ LA_DEVICE void begin_products(float (&out)[8][4], float (&S)[16][4], const u32 (
     for (int t = 0; t < 4; t++) product_AtB_wide(S, v + Tokens::across(t), k + Tokens::across(t));
     products_commit();
 }
+LA_DEVICE void end_products(float (&out)[8][4], float (&S)[16][4]) {
+    products_wait<1>();
+    accumulator_fence(out);
+    products_wait<0>();
+    accumulator_fence(S);
+}
 
 // the state after a chunk, in the place of q and k once both groups have read them
 LA_DEVICE void stage_state(const StateRows<1, WIDE>& state, u32 at, int warp, int lane) {
@@ -74,88 +93,88 @@ LA_DEVICE void stage_state(const StateRows<1, WIDE>& state, u32 at, int warp, in
     store_state<StatePanels>(at, operands, 16 * warp, lane);
 }
 
-LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, int lane) {
+    const VectorArguments& a = parts.a;
     const int group = warp >> 2, thread = warp * 32 + lane;
-    const bool speaks = (warp & 3) == 0 && lane == 0;
-    const Loader load = {a, traversal, shared, bar};
-    if (thread == 0) load.begin();
+    const Loader load = {parts, shared, bar};
+    int begin = 0, n = parts.last();
+    if (thread == 0) load.begin(n);
     __syncwarp();
-    StateRows<1, WIDE> state;
-    float (&S)[16][4] = state.x[0];
-    load_state(state, a, traversal, 16 * warp, lane);
-    if (LA_KEEP) store_first_state(S, a.states + (traversal.stored + traversal.first) * STATE_BYTES, 16 * warp, lane);
-    for (int step = 0; step < traversal.steps; step++) {
-        const int s = step % STAGES, chunk = traversal.first + step;
-        const bool more = step + 1 < traversal.steps;
-        const Tiles tiles = tiles_of(shared, s);
-        const u32 values = values_at(shared, step);
-        float out[8][4];
-        {
-            u32 operands[8][4];
-            state_operands(operands, state, 0);
-            barrier_wait(bar.values(step & 1), step >> 1 & 1);
-            barrier_wait(bar.ready(s), step / STAGES & 1);
-            if (Stops{shared + AT_STOPS}.at(s)) {
-                if (thread == 0) load.end(step);
-                break;
+    do {
+        const ChunkTraversal traversal = parts.traversal(n);
+        StateRows<1, WIDE> state;
+        begin_part(state, parts, traversal, n, warp, lane);
+        bool stopped = false;   // where a chunk decays too far
+        for (int i = 0; i < traversal.steps; i++) {
+            const int step = begin + i, s = step % STAGES, chunk = traversal.first + i;
+            const Tiles tiles = tiles_of(shared, s);
+            const u32 values = values_at(shared, step);
+            float out[8][4], (&S)[16][4] = state.x[0];
+            {
+                u32 operands[8][4];
+                state_operands(operands, state, 0);
+                barrier_wait(bar.values(step & 1), step >> 1 & 1);
+                barrier_wait(bar.ready(s), step / STAGES & 1);
+                stopped = LEAVES && __any_sync(0xffffffffu, Stops{shared + AT_STOPS}.at(s));   // uniform, as one may go on
+                if (stopped) break;
+                if (!LA_BOUNDED) scale_state(S, tiles.all, lane);
+                begin_products(out, S, operands, tiles.q, tiles.k, tiles.gates, values + group * PANEL);
             }
-            if (!LA_BOUNDED) scale_state(S, tiles.all, lane);
-            begin_products(out, S, operands, tiles.q, tiles.k, tiles.gates, values + group * PANEL);
-        }
-        products_wait<1>();
-        accumulator_fence(out);
-        products_wait<0>();
-        accumulator_fence(S);
-        if (LA_BOUNDED) scale_state(S, tiles.all, lane);
-        group_barrier(group);   // this group's values have been read
-        store_outputs(out, a.scale, values, warp, lane);
-        if (LA_KEEP) stage_state(state, tiles.q, warp, lane);
-        publish_shared();
-        if (LA_KEEP) groups_barrier<256>(8);
-        else group_barrier(group);
-        const bool part = LA_RAGGED && traversal.count(chunk) < C;
-        if (part && 64 * group < LA_V) store_part(a, traversal, values, chunk, group, thread & 127);
-        if (part) group_barrier(group);
-        if (speaks) {
-            if (!part && 64 * group < LA_V) box_out(a.out, values + group * PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
-            if (LA_KEEP && warp == 0) store_residuals(a, traversal.stored + chunk, tiles, more);
-            out_commit();
-            out_read();
-            barrier_arrive(bar.empty(s));
-            if (warp == 0 && more) {
-                barrier_wait(bar.empty(s), step / STAGES & 1);
-                load.next(step);
+            end_products(out, S);
+            if (LA_BOUNDED) scale_state(S, tiles.all, lane);
+            const Place place = load.place(step);
+            group_barrier(group);   // this group's values have been read
+            store_outputs(out, a.scale, values, warp, lane);
+            if (LA_KEEP) stage_state(state, tiles.q, warp, lane);
+            publish_shared();
+            if (LA_KEEP) groups_barrier<256>(8);
+            else group_barrier(group);
+            const bool part = LA_RAGGED && traversal.count(chunk) < C;
+            if (part && 64 * group < LA_V) store_part(a, traversal, values, chunk, group, thread & 127);
+            if (part) group_barrier(group);
+            if ((thread & 127) == 0) {
+                if (!part && 64 * group < LA_V) box_out(a.out, values + group * PANEL, 64 * group, place.head, place.token, place.row);
+                if (LA_KEEP && warp == 0) store_residuals(a, traversal.stored + chunk, tiles, i + 1 < traversal.steps);
+                out_commit();
+                const Copies next = warp == 0 ? load.after(step) : Copies();
+                out_read();
+                barrier_arrive(bar.empty(s));
+                if (warp == 0) {
+                    barrier_wait(bar.empty(s), step / STAGES & 1);
+                    load.copy(next, step);
+                }
             }
+            __syncwarp();
+            store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
         }
-        __syncwarp();
-        store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
-    }
-    if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
-        state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
+        end_part(state, parts, n, warp, lane);
+        if (stopped) begin_again([] {});
+        begin = stopped ? 0 : begin + traversal.steps;
+    } while (parts.has(--n));
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1) scan(const __grid_constant__ VectorArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    const ChunkTraversal traversal(a, a.segments, a.chunks);
-    if (traversal.segment > traversal.last) return;
+    const Parts parts = {a};
+    if (!PARTS) {
+        const ChunkTraversal traversal = parts.traversal(blockIdx.x);
+        if (traversal.segment > traversal.last) return;
+    }
+    if (LA_EXACT && !(a.flags[2 * blockIdx.x] | a.flags[2 * blockIdx.x + 1])) return;
     const Barriers bar = {shared + AT_BARRIERS};
-    int* flag = a.flags + traversal.slot * a.segments + traversal.segment;
-    if (LA_EXACT && *flag == 0) return;
     if (threadIdx.x == 0) {
-        if (!LA_EXACT) *flag = 0;
-        bar.init();
-        Stops{shared + AT_STOPS}.init(STAGES);
-        barriers_made();
+        if (!LA_EXACT) parts.clear_flags();
+        init_block(shared, bar);
     }
     __syncthreads();
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // a warp's number is uniform
     if (warp >= 8) {
         release_registers<PRODUCER_REGISTERS_OF_SCAN>();
-        producer(a, traversal, shared, bar, warp - 8, lane);
+        producer(parts, shared, bar, warp - 8, lane);
     } else {
         claim_registers<CONSUMER_REGISTERS_OF_SCAN>();
-        consumer(a, traversal, shared, bar, warp, lane);
+        consumer(parts, shared, bar, warp, lane);
     }
 }

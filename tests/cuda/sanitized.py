@@ -109,6 +109,9 @@ CASES = [
     Case("gla", "bfloat16", 1100, heads=(1, 1, 1)),
     Case("gla", "bfloat16", 130, 128, 64, (4, 2, 2), [0, 70, 70, 130]),
     Case("gla", "bfloat16", 150, strong=True),
+    # blocks that have parts of several heads, and hand states over
+    Case("gla", "bfloat16", 130, 64, 64, (140, 140, 140), backward=False),
+    Case("gla", "bfloat16", 130, 64, 64, (140, 140, 140), backward=False, strong=True),
     Case("rwkv6", "bfloat16", 100, 64, 64),
     Case("rwkv6", "bfloat16", 100, strong=True),
     Case("kda", "bfloat16", 150),

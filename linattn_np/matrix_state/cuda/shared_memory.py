@@ -100,6 +100,7 @@ def vector_stages(name: str, gate: str, bounded: bool = False) -> int:
     return 2
 
 
+VECTOR_HANDED = DELTA_STATE * 4 + 16  # of a block of a scan: a state, a word that says that it is there
 VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: -Kc, Kd, its decay
 VECTOR_INVERSE = SQUARE + TOKEN  # N, strengths
 
@@ -115,7 +116,7 @@ def vector(name: str, gate: str, exact: bool = False, bounded: bool = False) -> 
     tile, decays = 16 * 256, 4 * 128 * 4
     ring = stages * (2 * TILE + gates)
     return {
-        "scan": ring + 2 * TILE + stages * 512 + 128 + (32 if bounded else 13 * tile + decays + 2 * TOKEN),
+        "scan": ring + 2 * TILE + stages * 512 + (240 if bounded else 160 + 13 * tile + decays + 2 * TOKEN),
         "adds": ring + decays + 64,
         "segments": 0,
         "segments in reverse": 0,

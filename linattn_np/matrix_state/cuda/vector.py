@@ -2,9 +2,10 @@
 
 Compute capability 90, bfloat16, K and V up to 128, log decays in bfloat16 or float32. The scan (vector/vector_scan.cu)
 runs twice: products that divide by decays of up to 80 nats in 16 tokens, and, in the sequences and heads where a block
-decays by more, which the first flags, exact ones. Where batch and heads leave multiprocessors idle, sequences are cut
-into segments: what each adds to the state (vector_adds.cu) and its decay, of which a small kernel makes the state that
-each begins with. Gradients: vector_backward.py.
+decays by more, which the first flags, exact ones. Equally long sequences and heads that are more than multiprocessors
+are cut into equal shares, whose blocks hand states over (vector/parts.cuh). Where batch and heads leave multiprocessors
+idle, sequences are cut into segments: what each adds to the state (vector_adds.cu) and its decay, of which a small
+kernel makes the state that each begins with. Gradients: vector_backward.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from . import operands, vector_backward
 from . import vector_plan as cuts
 from .arguments import States
 from .operands import as_state, empty_positions, public_ends, states_at, with_positions
-from .shared_memory import DELTA_END, vector_gram
+from .shared_memory import DELTA_END, VECTOR_HANDED, vector_gram
 from .vector_launch import GATES, PLAIN, Batch, arrays_of, batch_of, begin_compiling, launch_one, sum_segments
 
 
@@ -98,14 +99,18 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     at = empty_positions(xp, plan, batch)
     start = states_at(as_state(xp, state, batch), batch, batch.group)
     last = with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
-    flags = xp.empty(batch.N * batch.heads * batch.segments, dtype=xp.int32)
+    traversals = batch.N * batch.heads * batch.segments
+    blocks = cuts.scan_blocks(traversals, batch.segments, batch.kind.ragged, launch.multiprocessors())
+    flags = xp.empty(2 * traversals, dtype=xp.int32)
+    handed = xp.empty((blocks, VECTOR_HANDED), dtype=xp.int8) if blocks < traversals else None
     begins = _begins(xp, batch, arrays, start)
     stored = batch.slots * batch.heads if keep else 0
     states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, vector_gram(False)))
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     for build in builds:
-        launch_one("scan", batch, batch.N * batch.heads * batch.segments, arrays, build, start=start, end=last,
-                   begins=begins, flags=flags, states=states, grams=grams, u=arrays["u"], scale=plan.scale)
+        launch_one("scan", batch, traversals if build.exact else blocks, arrays, build, start=start, end=last,
+                   begins=begins, flags=flags, handed=handed, states=states, grams=grams, u=arrays["u"],
+                   scale=plan.scale)
     residuals = Residuals(states, grams, begins) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 

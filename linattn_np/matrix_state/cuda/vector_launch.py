@@ -25,7 +25,7 @@ MAPS = {
 ROWS = ("scan", "chain")  # kernels that write outputs row by row too
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | {"to": NO_ROWS} | dict.fromkeys(
     ("begins", "added", "decays", "transfers", "transposed", "u", "states", "grams", "inverses", "factors",
-     "new_values", "flags"), 0)  # fmt: skip
+     "new_values", "flags", "handed"), 0)  # fmt: skip
 NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that multiplies transfer matrices
     **dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)), "out": NO_ROWS, "other": NO_ROWS,
     "g": arguments.gate_of(None, 1), "beta": arguments.gate_of(None, 1), "start": NO_STATES.values(),
@@ -114,8 +114,10 @@ def launch_one(
         fields[n] = map_of(arrays, n)
     if name in ROWS:
         fields["to"] = rows_of(arrays["out"], heads)
-    fields |= {"start": start.values(), "end": end.values(), "start_group": start.group, "end_group": end.group,
-               "scale": scale, **end.fields_of_positions()}  # fmt: skip
+    steps, more = divmod(batch.N * heads * batch.segments * batch.chunks, grid) if name == "scan" and grid else (0, 0)
+    fields |= {"steps": steps, "more": more, "start": start.values(), "end": end.values(),
+               "start_group": start.group, "end_group": end.group, "scale": scale,
+               **end.fields_of_positions()}  # fmt: skip
     named = None
     if moves():
         named = (*(arrays[n] for n in maps), batch.offsets, start.array, end.array, *given.values(), arrays["beta"],

@@ -72,6 +72,7 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
     if name == "scan":
         own |= {"LA_KEEP": build.keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
         own |= {"LA_BOUNDED": True} if build.bounded else {}
+        own |= {"LA_HANDED": shared_memory.VECTOR_HANDED}
     if name == "inverse":
         own |= {"LA_PIECES": policy.EXACT_PIECES, "LA_FACTORS": build.keep}
     most = policy.FACTORS_RESIDENT if name == "inverse" and build.keep else policy.VECTOR_RESIDENT.get(name, 1)
@@ -88,6 +89,11 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
 def segments(slots: int, chunks: int, multiprocessors: int) -> int:
     """Pieces that sequences of `chunks` chunks are cut into; a block of the scan has a multiprocessor to itself."""
     return max(1, min(multiprocessors // max(slots, 1), chunks // policy.SEGMENT_CHUNKS))
+
+
+def scan_blocks(traversals: int, segments: int, ragged: bool, multiprocessors: int) -> int:
+    """Blocks of a scan: of as many steps each if sequences are equally long and there are more than multiprocessors."""
+    return traversals if ragged or segments > 1 else min(traversals, multiprocessors)
 
 
 # the backward

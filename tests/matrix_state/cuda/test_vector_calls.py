@@ -145,6 +145,16 @@ def test_segments(launched, how):
     assert entries == ["adds", "segments", "scan", "scan"]
 
 
+@pytest.mark.parametrize(("how", "blocks"), [
+    ({}, 132), ({"T": 64}, 132), ({"offsets": [0, 3, 70]}, 140), ({"heads": (66, 66, 66)}, 132),
+], ids=str)  # fmt: skip
+def test_equal_shares_of_more_heads_than_multiprocessors(launched, how, blocks):
+    """Of sequences that are equally long; the exact form has a block each."""
+    how = {"T": 70, "B": 1 if "offsets" in how else 2, "heads": (70, 70, 70), **how}
+    compare(launched, K=8, **how)
+    assert [n for _, _, n in launched] == [blocks, 2 * how["heads"][0]]
+
+
 @pytest.mark.parametrize(("erase", "words"), [("none", "a scan of chunks"), ("delta", "chains of chunks")])
 def test_the_choice_says_which_kernels(launched, erase, words):
     x, plan = call_of(erase=erase)[0]

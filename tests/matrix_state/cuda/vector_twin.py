@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from linattn_np.matrix_state.cuda.arguments import DELTA, VECTOR
-from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, TILE, VECTOR_INVERSE, vector_gram
+from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, TILE, VECTOR_HANDED, VECTOR_INVERSE, vector_gram
 
 MAP = struct.Struct("<Q4q4qI")  # data, shape, strides, bytes of an element
 C, STATE = 64, (128, 128)
@@ -108,6 +108,12 @@ def run(file, entry, constants, blocks, arguments, narrow):
         _inverse(call, blocks)
         return
     pieces, blocks = a.segments - (entry in ("adds", "transfers")), blocks // 4 if entry == "transfers" else blocks
+    if entry == "scan":  # shares of equally long sequences, whose states are handed over
+        share, chunks, rest = a.steps, a.chunks, a.more
+        whole = (share, rest) == (chunks, 0)
+        assert whole or (share >= chunks and a.segments == 1 and not (a.offsets or call.constants.LA_EXACT))
+        assert whole or _array(a.handed, blocks, VECTOR_HANDED, dtype=np.int8) is not None
+        blocks = (share * blocks + rest) // chunks
     for block in range(blocks):
         slot, segment = divmod(block, pieces)
         n, head = divmod(slot, a.heads)
@@ -197,11 +203,12 @@ def _inverse(call, blocks):
 
 def _scan(call, n, head, segment, start, stop, is_last):
     a, c = call.a, call.constants
-    flags = _array(a.flags, (n * a.heads + head) * a.segments + segment + 1, dtype=np.int32)
+    number = (n * a.heads + head) * a.segments + segment
+    flags = _array(a.flags, number + 1, 2 if hasattr(c, "LA_HANDED") else 1, dtype=np.int32)[number]
     if c.LA_EXACT:
-        assert flags[-1] == 0
+        assert not flags.any()
         return
-    flags[-1] = 0
+    flags[:] = 0
     S, out = call.begin(n, head, segment), call.rows("out", head, n, start, stop)
     bonus, before = getattr(c, "LA_BONUS", 0), getattr(c, "LA_BEFORE", 0)
     u = _array(a.u, head // a.group_u + 1, c.LA_K)[-1].astype(np.float64) if bonus else 0.0

@@ -1,0 +1,161 @@
+// The parts of traversals that a block of the scan has (tile/share.cuh): copies into the stages across them, states handed over.
+#pragma once
+#include "tile/share.cuh"
+#include "vector/scan.cuh"
+
+constexpr bool PARTS = !LA_RAGGED && !LA_EXACT;   // else a block has one traversal, and is started when another has ended
+constexpr bool LEAVES = !LA_EXACT && !LA_BOUNDED;   // a traversal whose chunk decays too far
+constexpr int HANDED_BYTES = STATE * 4 + 16;
+static_assert(LA_HANDED == HANDED_BYTES, "LA_HANDED is what the host allocates by");
+
+struct Parts {   // nothing of a share is held in registers over a traversal: it is computed again
+    const VectorArguments& a;
+    __device__ __forceinline__ Share share() const { return {a.steps, a.more, a.chunks}; }
+    __device__ __forceinline__ int last() const { return PARTS ? share().last() : blockIdx.x; }
+    __device__ __forceinline__ bool has(int n) const { return PARTS && share().has(n); }
+    // whether the block before has begun traversal n; whether the next one goes on with it
+    __device__ __forceinline__ bool goes_on(int n) const { return PARTS && share().from(n) > 0; }
+    __device__ __forceinline__ bool is_cut(int n) const { return PARTS && share().to(n) < a.chunks; }
+    __device__ __forceinline__ ChunkTraversal traversal(int n) const {
+        ChunkTraversal x(a, a.segments, a.chunks, n);
+        if (PARTS) x.cut(share().from(n), share().to(n));
+        return x;
+    }
+    // two flags a traversal, of the part that begins it and of the one that ends it
+    __device__ __forceinline__ void clear_flags() const {
+        for (int n = last(), first = n; n == first || has(n); n--) {
+            if (!goes_on(n)) a.flags[2 * n] = 0;
+            if (!is_cut(n)) a.flags[2 * n + 1] = 0;
+        }
+    }
+    __device__ __forceinline__ void flag(int n) const { a.flags[2 * n + goes_on(n)] = 1; }
+};
+
+struct Place { int values, head, token, row; };   // of a chunk: head of values, head, first token, batch row
+struct Copies { bool tokens, values; int query, key, gate; Place of_tokens, of_values; };   // which there are; heads
+
+// By one thread: copies of tiles into the stages. Where it is lies in shared memory: no registers hold it over a chunk.
+struct Loader {
+    const Parts& parts;
+    u32 shared;
+    Barriers bar;
+    // heads; of the next chunk; chunks so far; by stage its place
+    enum Word { QUERIES, KEYS, GATE, VALUES, HEAD, TOKEN, ROW, LEFT, NUMBER, LOADED, PLACES = 12 };
+    __device__ __forceinline__ int word(int n) const { return load_word(shared + AT_LOADER + 4 * n); }
+    __device__ __forceinline__ void set(int n, int x) const { store_word(shared + AT_LOADER + 4 * n, x); }
+    __device__ __forceinline__ void open(int number) const {
+        const ChunkTraversal traversal = parts.traversal(number);
+        const u32 head = traversal.head;
+        set(QUERIES, head / (u32)parts.a.group_q);
+        set(KEYS, head / (u32)parts.a.group_k);
+        set(GATE, head / (u32)parts.a.group_g);
+        set(VALUES, head / (u32)parts.a.group_v);
+        set(HEAD, head);
+        set(TOKEN, traversal.token(traversal.first));
+        set(ROW, traversal.row);
+        set(LEFT, traversal.steps);
+        set(NUMBER, number);
+    }
+    __device__ __forceinline__ Place place(int step) const {
+        const int at = PLACES + 4 * (step % STAGES);
+        return {word(at), word(at + 1), word(at + 2), word(at + 3)};
+    }
+    // What to copy once `step` has been left, known before: q, k and g of the step STAGES behind it, values of the one two behind it
+    __device__ __forceinline__ Copies after(int step) const {
+        Copies x = {};
+        x.tokens = word(LEFT) > 0;
+        if (!x.tokens) {
+            const int next = word(NUMBER) - 1;
+            x.tokens = parts.has(next);
+            if (x.tokens) open(next);
+        }
+        if (x.tokens) {
+            x.query = word(QUERIES);
+            x.key = word(KEYS);
+            x.gate = word(GATE);
+            x.of_tokens = {word(VALUES), word(HEAD), word(TOKEN), word(ROW)};
+            set(TOKEN, x.of_tokens.token + C);
+            set(LEFT, word(LEFT) - 1);
+            set(LOADED, step + STAGES + 1);
+        }
+        x.values = step + 2 >= 0 && step + 2 < word(LOADED);
+        if (x.values) x.of_values = STAGES == 2 ? x.of_tokens : place(step + 2);
+        return x;
+    }
+    __device__ __forceinline__ void copy(const Copies& x, int step) const {
+        const VectorArguments& a = parts.a;
+        if (x.tokens) {
+            const int s = (step + STAGES) % STAGES, token = x.of_tokens.token, row = x.of_tokens.row;
+            const u32 at = shared + s * STAGE, full = bar.full(s);
+            barrier_expect(full, STAGE);
+            gates_in(at + 2 * Tokens::SIZE, a.g, full, x.gate, token, row);
+            tile_in(at + Tokens::SIZE, a.k, full, x.key, token, row);
+            tile_in(at, a.q, full, x.query, token, row);
+            set(PLACES + 4 * s, x.of_tokens.values);
+            set(PLACES + 4 * s + 1, x.of_tokens.head);
+            set(PLACES + 4 * s + 2, token);
+            set(PLACES + 4 * s + 3, row);
+        }
+        if (x.values) {
+            const u32 full = bar.values(step & 1);
+            barrier_expect(full, Tokens::SIZE);
+            tile_in(values_at(shared, step), a.v, full, x.of_values.values, x.of_values.token, x.of_values.row);
+        }
+    }
+    __device__ __forceinline__ void begin(int number) const {
+        open(number);
+        set(LOADED, 0);
+        for (int step = -STAGES; step < 0; step++) {
+            const Copies x = after(step);
+            copy(x, step);
+        }
+    }
+    // Where all have left at `step`: waits for the copies on their way; then all is as at the block's start, if it has traversal `number`
+    __device__ __forceinline__ void begin_again(int step, int number) const {
+        const int loaded = word(LOADED);
+        for (int n = step; n < loaded; n++) barrier_wait(bar.full(n % STAGES), n / STAGES & 1);
+        for (int n = step; n < min(step + 2, loaded); n++) barrier_wait(bar.values(n & 1), n >> 1 & 1);
+        if (!parts.has(number)) return;
+        bar.end();
+        init_block(shared, bar);
+        begin(number);
+    }
+};
+// After a traversal that was left before its end, by all threads: begin(), by one of the producers, where nothing else goes on
+template <class F> LA_DEVICE void begin_again(F begin) {
+    groups_barrier<512>(9);
+    begin();
+    groups_barrier<512>(9);
+}
+
+// The state of a traversal that the next block goes on with; of one that the block before has begun
+LA_DEVICE void hand_over(const StateRows<1, WIDE>& state, const VectorArguments& a, int warp, int lane) {
+    char* to = a.handed + (blockIdx.x + 1) * (i64)HANDED_BYTES;
+    state.store_registers((float4*)to + warp * (STATE / 32), lane);
+    __threadfence();
+    groups_barrier<256>(8);
+    if (warp == 0 && lane == 0) announce(to + STATE * 4);
+}
+LA_DEVICE void take_over(StateRows<1, WIDE>& state, const VectorArguments& a, int warp, int lane) {
+    char* from = a.handed + blockIdx.x * (i64)HANDED_BYTES;
+    if (warp == 0 && lane == 0) await(from + STATE * 4);
+    groups_barrier<256>(8);
+    state.load_registers((const float4*)from + warp * (STATE / 32), lane);
+}
+
+// The state that a part begins with; what becomes of it after its last chunk
+LA_DEVICE void begin_part(StateRows<1, WIDE>& state, const Parts& parts, const ChunkTraversal& traversal, int n, int warp, int lane) {
+    if (parts.goes_on(n)) take_over(state, parts.a, warp, lane);
+    else load_state(state, parts.a, traversal, 16 * warp, lane);
+    if (LA_KEEP) store_first_state(state.x[0], parts.a.states + (traversal.stored + traversal.first) * STATE_BYTES, 16 * warp, lane);
+}
+LA_DEVICE void end_part(StateRows<1, WIDE>& state, const Parts& parts, int n, int warp, int lane) {
+    const VectorArguments& a = parts.a;
+    if (parts.is_cut(n)) {
+        hand_over(state, a, warp, lane);
+        return;
+    }
+    const ChunkTraversal traversal = parts.traversal(opaque(n));   // computed again: not held in registers over the chunks
+    if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
+        state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
+}
