@@ -8,17 +8,17 @@ segments begin with; the first segment is short, so that few chunks are recomput
 from __future__ import annotations
 
 from ...ops.cpu.products import FULL, product
-from ...ops.cpu.rows import add, add_weighted_rows, clear, fill, scale_rows, scaled
+from ...ops.cpu.rows import add, add_weighted_rows, clear, scale_rows, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.views import as_row, transposed
 from .averages import averages_vjp
-from .chunk import begin_chunk, begin_task, erase, load_queries, load_tokens, once, reach, reader, system, write
-from .chunk_vjp import chunk_vjp
+from .chunk import begin_chunk, begin_task, erase, load_queries, load_tokens, once, system, write
+from .chunk_vjp import chunk_vjp, read_rows
 from .decay import decays
 from .forward import begin_state, load_state, save_state
 from .value_decay import value_tables
-from .workspace import SCALAR, VECTOR, Work
+from .workspace import VECTOR, Work
 
 
 @piece
@@ -162,12 +162,7 @@ def carry_gradient(w: Work, j: Whole):
     load(w.in_dout, (w.BATCH, j, w.t), (w.COLUMN, w.V), w.dout)
     if w.averaged:
         averages_vjp(w, j)
-    reach(w, w.query_reads, w.scales, 1.0)
-    if w.decay == VECTOR:
-        reader(w, w.q, w.query_reads)
-        scale_rows(w.decayed, w.factor)
-    else:
-        scaled(w.q, w.factor, w.decayed)
+    read_rows(w, w.q, w.query_reads, w.scales, 1.0)
     product(FULL, transposed(w.decayed), w.dout, w.dS, added=w.dS)
     if w.averaged:
         add_weighted_rows(w.weights, w.q, w.scale, w.dz)
@@ -186,10 +181,7 @@ def reverse(w: Work, first: Whole, last: Whole):
                 w.t = w.FIRST + i * w.C
                 begin_chunk(w)
                 decays(w)
-                if w.decay == SCALAR:
-                    fill(w.carries, w.start[w.c])
-                    scale_rows(w.dS, w.carries)
-                elif w.decay == VECTOR:
+                if w.decay:
                     scale_rows(w.dS, w.carry)
                 for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries):
                     carry_gradient(w, j)

@@ -33,6 +33,7 @@ def once(w: Work):
     fill(w.scales, w.scale)
     fill(w.ones, 1.0)
     fill(w.minus, -1.0)
+    fill(w.carry, 1.0)
     if w.map:
         load(w.in_numbers, (0, 0, 0), (0, len(w.map_numbers)), as_row(w.map_numbers))
     if w.decay != SCALAR:
@@ -90,15 +91,32 @@ def load_tokens(w: Work):
 
 
 @piece
-def reach(w: Work, early: Whole, by: Vector, sign: Number):
-    """factor_i = sign by_i e^{s(start, i)}, without the exponential where each channel decays."""
-    times(sign, by, w.start if early else w.start_after, w.factor)
+def reach(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number):
+    """factor_i = sign e^{s(start, i)} by_i; of a vector decay decayed_i = x_i (.) e^{s(start, i)}, factor_i = sign by_i."""
+    times(sign, w.start if early else w.start_after, by, w.factor)
+    if w.decay == VECTOR:
+        hadamard(x, w.first_before if early else w.first, w.decayed)
 
 
 @piece
-def reader(w: Work, x: Matrix, early: Whole):
-    """decayed_i = x_i (.) e^{s(start, i)} of a vector decay."""
-    hadamard(x, w.first_before if early else w.first, w.decayed)
+def read_state(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number, S: Matrix, out: Matrix,
+               added: Matrix = None, weights: Vector = None):  # fmt: skip
+    """out_i = sign by_i (x_i e^{s(start, i)}) S + weights_i added_i"""
+    reach(w, x, early, by, sign)
+    product(FULL, w.decayed if w.decay == VECTOR else x, S, out, w.factor, added, weights, w.lines)
+
+
+@piece
+def write_state(w: Work, y: Matrix, u: Matrix, S: Matrix, out: Matrix, weights: Vector = None):
+    """out = diag(weights) S + sum_j (y_j e^{s(j, end)})^T u_j"""
+    if w.decay == VECTOR:
+        hadamard(y, w.last, w.decayed)
+        product(FULL, transposed(w.decayed), u, out, added=S, weights=weights, lines=w.lines)
+    elif w.decay == SCALAR:
+        scaled(u, w.end, w.inside)
+        product(FULL, transposed(y), w.inside, out, added=S, weights=weights, lines=w.lines)
+    else:
+        product(FULL, transposed(y), u, out, added=S, weights=weights, lines=w.lines)
 
 
 @piece
@@ -123,18 +141,12 @@ def system(w: Work):
 @piece
 def erase(w: Work):
     """U or Y, what the chunk writes, from the state before it."""
-    early = w.erase_reads
-    if w.decay == VECTOR:
-        reader(w, w.r, early)
-    decayed = w.decayed if w.decay == VECTOR else w.r
     if w.erase == DELTA:
-        reach(w, early, w.beta, -1.0)
-        product(FULL, decayed, w.S, w.U, w.factor, w.v, w.beta, w.lines)
+        read_state(w, w.r, w.erase_reads, w.beta, -1.0, w.S, w.U, w.v, w.beta)
         solve_system(w, w.M, w.U, False)
     else:
-        reach(w, early, w.ones, 1.0)
+        read_state(w, w.r, EARLY, w.ones, 1.0, w.S, w.Y)
         gram(w, w.r, w.k, w.kT, EARLY | STRICT, w.ones, w.P)
-        product(FULL, decayed, w.S, w.Y, w.factor, lines=w.lines)
         product(LEFT_LOWER, w.P, w.v, w.Y, added=w.Y)
         solve_system(w, w.A, w.Y, False)
 
@@ -164,30 +176,11 @@ def write(w: Work, out: Matrix, z: Vector):
         value_carried(w, S, out)
         value_ended(w, u)
         S, u = out, w.ended
-    if w.decay == SCALAR:
-        fill(w.carries, w.start[w.c])
-        scaled(u, w.end, w.inside)
-        product(FULL, transposed(w.k), w.inside, out, added=S, weights=w.carries, lines=w.lines)
-    elif w.decay == VECTOR:
-        hadamard(w.k, w.last, w.decayed)
-        product(FULL, transposed(w.decayed), u, out, added=S, weights=w.carry, lines=w.lines)
-    else:
-        product(FULL, transposed(w.k), u, out, added=S, lines=w.lines)
+    write_state(w, w.k, u, S, out, w.carry)
     if w.erase == FREE:
-        write_free(w, out)
+        write_state(w, w.b, w.Y, out, out)
     if w.averaged:
         add_keys(w, w.z, z)
-
-
-@piece(of="free")
-def write_free(w: Work, out: Matrix):
-    """out += b^T diag(e^{s(j, end)}) Y"""
-    b = w.b
-    if w.decay == VECTOR:
-        hadamard(w.b, w.last, w.decayed)
-        b = w.decayed
-    scaled(w.Y, w.end, w.inside)
-    product(FULL, transposed(b), w.inside, out, added=out)
 
 
 @piece
@@ -204,8 +197,7 @@ def load_queries(w: Work, j: Whole):
 @piece
 def read(w: Work, S: Matrix, j: Whole, out: Matrix):
     """out = what the queries of head j read, with the bonus on the diagonal."""
-    early = w.query_reads
-    reads = EARLY | STRICT if early else 0
+    reads = EARLY | STRICT if w.query_reads else 0
     load_queries(w, j)
     gram(w, w.q, w.k, w.kT, reads, w.scales, w.P)
     if w.bonus:
@@ -216,15 +208,8 @@ def read(w: Work, S: Matrix, j: Whole, out: Matrix):
     if w.erase == FREE:
         gram(w, w.q, w.b, w.bT, reads, w.scales, w.P)
         product(LEFT_LOWER, w.P, w.Y, w.inside, added=w.inside)
-    if w.decay == VECTOR:
-        reader(w, w.q, early)
-    reach(w, early, w.scales, 1.0)
-    decayed = w.decayed if w.decay == VECTOR else w.q
-    if w.averaged:
-        times(1.0, w.factor, w.over, w.factor)
-        product(FULL, decayed, S, out, w.factor, w.inside, w.over, w.lines)
-    else:
-        product(FULL, decayed, S, out, w.factor, w.inside, lines=w.lines)
+    over = w.over if w.averaged else w.ones
+    read_state(w, w.q, w.query_reads, over, w.scale, S, out, w.inside, over)
 
 
 @piece(of="bonus")

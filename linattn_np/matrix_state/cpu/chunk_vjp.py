@@ -16,7 +16,7 @@ from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import row, transposed
 from .averages import add_dz, add_weights, averages_vjp, read_z_vjp
-from .chunk import bonus, bonus_vjp, load_queries, reach, reader, solve_system
+from .chunk import bonus, bonus_vjp, load_queries, reach, solve_system
 from .decay import gram
 from .decay_vjp import gate_vjp, gram_vjp
 from .maps import features_vjp
@@ -80,10 +80,9 @@ def write_vjp(w: Work):
         value_carried(w, w.dS, w.dS)
     if w.decay == SCALAR:
         w.totals[0] = w.start[w.c] * overlap(w.S, w.dS)
-        fill(w.carries, w.start[w.c])
-        scale_rows(w.dS, w.carries)
     elif w.decay == VECTOR:
         channel_overlap(w.S, w.dS, w.carry, w.totals)
+    if w.decay:
         scale_rows(w.dS, w.carry)
     if w.value_decay:
         value_carried_vjp(w)
@@ -119,9 +118,19 @@ def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
 
 
 @piece
+def read_rows(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number):
+    """decayed_i = sign by_i x_i e^{s(start, i)}, and factor as `reach`."""
+    reach(w, x, early, by, sign)
+    if w.decay == VECTOR:
+        scale_rows(w.decayed, w.factor)
+    else:
+        scaled(x, w.factor, w.decayed)
+
+
+@piece
 def reader_vjp(w: Work, x: Matrix, cotangent: Matrix, early: Whole, by: Vector, sign: Number, dx: Matrix, raw: Truth):
     """dx = sign by_i e^{s(start, i)} (c S^T), what the gates get, dS += readers^T c; raw: back = c S^T."""
-    reach(w, early, by, sign)
+    read_rows(w, x, early, by, sign)
     if raw:
         product(FULL, cotangent, w.ST, w.back)
         scaled(w.back, w.factor, dx)
@@ -130,12 +139,8 @@ def reader_vjp(w: Work, x: Matrix, cotangent: Matrix, early: Whole, by: Vector, 
     if w.decay == VECTOR:
         hadamard_to(w.first_before if early else w.first, dx)
         add_hadamard(x, dx, w.readers_k_before if early else w.readers_k)
-        reader(w, x, early)
-        scale_rows(w.decayed, w.factor)
-    else:
-        if w.decay == SCALAR:
-            add_dots(x, dx, False, 1.0, w.readers_before if early else w.readers)
-        scaled(x, w.factor, w.decayed)
+    elif w.decay == SCALAR:
+        add_dots(x, dx, False, 1.0, w.readers_before if early else w.readers)
     product(FULL, transposed(w.decayed), cotangent, w.dS, added=w.dS)
 
 
@@ -195,10 +200,7 @@ def delta_vjp(w: Work):
     fill(w.dbeta, 0.0)  # dbeta_i = dZ_i . (v_i - r_i S - sum_j A_ij U_j)
     add_dots(w.dU, w.v, False, 1.0, w.dbeta)
     add_dots(w.A, w.dP, True, 1.0, w.dbeta)
-    reach(w, early, w.ones, 1.0)
-    if w.decay == VECTOR:
-        reader(w, w.r, early)
-    scaled(w.decayed if w.decay == VECTOR else w.r, w.factor, w.decayed)
+    read_rows(w, w.r, early, w.ones, 1.0)
     add_dots(w.decayed, w.back, False, -1.0, w.dbeta)
     save_column(w.dbeta, w.out_dbeta, place)
     gram_vjp(w, early | STRICT, w.beta, w.M, w.r, w.k, w.dr, w.dk)

@@ -28,6 +28,7 @@ def decays(w: Work):
     if w.decay == SCALAR:
         load_column(w.in_g, place, w.factor)
         pair_table(w.factor, w.sums, w.E, w.start, w.end)
+        fill(w.carry, w.start[w.c])
     elif w.decay == VECTOR:
         load(w.in_g, place, (0, w.K), w.W)
         tables_of(w.W, w.first, w.first_before, w.last, w.carry)

@@ -18,7 +18,7 @@ from ..types import Decay, Erase
 from .workspace import DELTA, FREE, SCALAR, TASK, VECTOR, WORK
 
 RECOMPUTED = {"k", "r"}  # slots of other matrices that they may be, not of their own
-DECAYS = {"E", "start", "end"}  # one for all chunks unless tokens decay
+DECAYS = {"E", "start", "end", "carry"}  # one for all chunks unless tokens decay
 
 
 class Features(NamedTuple):

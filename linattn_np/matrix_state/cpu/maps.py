@@ -17,10 +17,7 @@ def features(w: Work, queries: Truth, head: Whole):
     """q or k of a chunk, from the rows as they are given."""
     x, phi, out = w.x_q if queries else w.x_k, w.phi_q if queries else w.phi_k, w.q if queries else w.k
     place, how = (w.BATCH, head, w.t), (w.map, w.given, w.K, w.half, w.segment_count)
-    if queries:
-        load(w.in_q, place, (0, w.given), x)
-    else:
-        load(w.in_k, place, (0, w.given), x)
+    load(w.in_q if queries else w.in_k, place, (0, w.given), x)
     vectors = w.over_q if queries else w.over_k, w.map_numbers, w.map_weights
     map_rows(how, x, (w.in_map, w.in_segments), vectors, (phi, w.angle, out))
 
@@ -49,8 +46,5 @@ def features_vjp(w: Work, queries: Truth, head: Whole):
         waves_vjp(dphi, phi, w.half, w.angle)
         product(FULL, w.angle, tokens_of(w.in_map_T, w.scale, (0, 0, 0), w.half, given), w.dx)
         unit_vjp(x, w.given, over, w.dx)
-    if queries:
-        save(w.dx, w.out_dq, place, given, w.row_sums)
-    else:
-        save(w.dx, w.out_dk, place, given, w.row_sums)
+    save(w.dx, w.out_dq if queries else w.out_dk, place, given, w.row_sums)
 

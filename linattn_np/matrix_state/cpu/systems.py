@@ -12,7 +12,7 @@ in the cache: a step is then one pass over it and two over vectors.
 from __future__ import annotations
 
 from ...ops.cpu.numbers import number
-from ...ops.cpu.products import FULL, LEFT_LOWER, OUT_LOWER, product
+from ...ops.cpu.products import LEFT_LOWER, OUT_LOWER, product
 from ...ops.cpu.rows import add_hadamard, clear, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.passes import WIDE, apply_narrow, apply_wide
@@ -20,7 +20,7 @@ from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import columns, row
-from .chunk import load_queries, reach
+from .chunk import load_queries, read_state
 from .decay import weigh
 from .workspace import Work
 
@@ -31,8 +31,7 @@ def times_A(w: Work):
     product(OUT_LOWER, w.direction, w.kT, w.P)
     weigh(w.P, w.E, False, w.ones)
     product(LEFT_LOWER, w.P, w.v, w.times_A)
-    reach(w, 0, w.ones, 1.0)
-    product(FULL, w.direction, w.S, w.times_A, w.factor, w.times_A)
+    read_state(w, w.direction, 0, w.ones, 1.0, w.S, w.times_A, w.times_A)
     add_hadamard(w.direction, w.ridge, w.times_A)
 
 

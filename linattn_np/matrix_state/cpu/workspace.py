@@ -37,7 +37,7 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
         # tables of the decay
         "sums": M("c", dtype="float64"), "E": M("c", "c", above=1, slot="slot"),
         "E_before": M("c", "c", slot="slot", alias="E", first=-1), "start": M("c1", slot="slot"),
-        "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carries": M("K_lanes"),
+        "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carry": M("K_lanes", slot="slot"),
         # what is written and read
         "S": M("K", "V_lanes", slot="slot"), "S_after": M("K", "V_lanes", slot="slot_after", alias="S"),
         "P": M("c", "c"), "inside": M("c", "V_lanes"), "decayed": M("c", "K_lanes"), "ones": M("c"), "minus": M("c"),
@@ -46,7 +46,7 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
     "plain chunk": {"q": M("c", "K_lanes"), "k": M("c", "K_lanes", slot="slot")},
     "vector chunk": {
         "W": M("c", "K_lanes"), "first": M("c", "K_lanes", above=1),
-        "first_before": M("c", "K_lanes", alias="first", first=-1), "last": M("c", "K_lanes"), "carry": M("K_lanes"),
+        "first_before": M("c", "K_lanes", alias="first", first=-1), "last": M("c", "K_lanes"),
         "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K", "c"),
     },
     "separate_erase_key chunk": {"r": M("c", "K_lanes", slot="slot")},
