@@ -13,8 +13,8 @@ SIZES = ("m", "n", "k", "m1", "how", "rows_of_scratch", "block", "count", "three
 SHEET = Workspace("sheet", SIZES, ("x",), (), {"": {
     "A": M("m", "k"), "B": M("k", "n"), "C": M("m", "n"), "D": M("m", "n"), "N": M("m", "m"), "P": M("m", "m"),
     "T": M("n", "m"), "X": M("m", "k"), "Y": M("m", "k"), "Z": M("m", "k"), "W": M("m", "k"), "dX": M("m", "k"),
-    "dY": M("m", "k"), "dW": M("m", "k"), "first": M("m", "k", above=1), "before": M("m", "k", alias="first", first=-1),
-    "last": M("m", "k"), "near": M("block", "k"), "far": M("m", "k"), "farT": M("k", "m"),
+    "dY": M("m", "k"), "dW": M("m", "k"), "first": M("m", "k", before="m"), "last": M("m", "k"),
+    "near": M("block", "k"), "far": M("m", "k"), "farT": M("k", "m"),
     "scratch": M("rows_of_scratch", "k"), "f": M("m"), "h": M("m"), "u": M("m"), "start": M("m1"),
     "sums": M("m", dtype="float64"), "weights": M("count"),
     "segments": M("how", "three", dtype="int64"),

@@ -196,7 +196,7 @@ def test_tables_of_a_scalar_decay(m, rng):
 
 @piece
 def channel_grams(w: Sheet):
-    tables_of(w.W, w.first, w.before, w.last, row(w.scratch, 0))
+    tables_of(w.W, w.first, w.first_before, w.last, row(w.scratch, 0))
     block_gram(w.X, w.Y, w.W, w.how, w.N, w.near, w.far, w.farT)
     block_gram_vjp((w.W, w.dW, w.scratch), w.P, w.X, w.Y, w.how, w.dX, w.dY)
 

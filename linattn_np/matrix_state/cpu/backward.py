@@ -18,7 +18,7 @@ from .chunk_vjp import chunk_vjp, read_rows
 from .decay import decays
 from .forward import begin_state, load_state, save_state
 from .value_decay import value_tables
-from .workspace import VECTOR, Work
+from .workspace import Work
 
 
 @piece
@@ -95,7 +95,7 @@ def segment_vjp(w: Work):
         w.t = first + n * w.C
         begin_chunk(w)
         load_tokens(w)
-        if w.decay == VECTOR or w.value_decay:
+        if w.vector or w.value_decay:
             tables(w)
         chunk_vjp(w)
 

@@ -23,7 +23,7 @@ from .averages import add_keys, find_averages
 from .decay import gram, pair_table, plain_gram, rest, weigh
 from .maps import features
 from .value_decay import value_carried, value_ended
-from .workspace import DELTA, EARLY, FREE, SCALAR, STRICT, VECTOR, Q, U, V, Work
+from .workspace import EARLY, STRICT, Q, U, V, Work
 
 
 @piece
@@ -36,7 +36,7 @@ def once(w: Work):
     fill(w.carry, 1.0)
     if w.map:
         load(w.in_numbers, (0, 0, 0), (0, len(w.map_numbers)), as_row(w.map_numbers))
-    if w.decay != SCALAR:
+    if not w.scalar:
         fill(w.factor, 0.0)
         pair_table(w.factor, w.sums, w.E, w.start, w.end)
 
@@ -70,7 +70,7 @@ def load_tokens(w: Work):
         load(w.in_k, place, (0, w.K), w.k)
     if w.direct_v:
         point(w, V, address_of(w.in_v, place, w.COLUMN), field_of(w.in_v, TOKEN))
-        if w.erase != DELTA:
+        if not w.delta:
             point(w, U, address_of(w.in_v, place, w.COLUMN), field_of(w.in_v, TOKEN))
     else:
         load(w.in_v, place, (w.COLUMN, w.V), w.v)
@@ -78,23 +78,23 @@ def load_tokens(w: Work):
         transpose(w.k, w.kT)
     if w.separate_erase_key:
         load(w.in_r, place, (0, w.K), w.r)
-    if w.erase == DELTA:
+    if w.delta:
         load_column(w.in_beta, place, w.beta)
         w.reflects = 0
         if w.compensates:
             for x in w.beta:
                 if x > 1:
                     w.reflects = 1
-    elif w.erase == FREE:
+    elif w.free:
         load(w.in_b, place, (0, w.K), w.b)
         transpose(w.b, w.bT)
 
 
 @piece
 def reach(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number):
-    """factor_i = sign e^{s(start, i)} by_i; of a vector decay decayed_i = x_i (.) e^{s(start, i)}, factor_i = sign by_i."""
+    """factor_i = sign e^{s(start, i)} by_i; vector decay: decayed_i = x_i (.) e^{s(start, i)}, factor_i = sign by_i."""
     times(sign, w.start if early else w.start_after, by, w.factor)
-    if w.decay == VECTOR:
+    if w.vector:
         hadamard(x, w.first_before if early else w.first, w.decayed)
 
 
@@ -103,16 +103,16 @@ def read_state(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number, S: Ma
                added: Matrix = None, weights: Vector = None):  # fmt: skip
     """out_i = sign by_i (x_i e^{s(start, i)}) S + weights_i added_i"""
     reach(w, x, early, by, sign)
-    product(FULL, w.decayed if w.decay == VECTOR else x, S, out, w.factor, added, weights, w.lines)
+    product(FULL, w.decayed if w.vector else x, S, out, w.factor, added, weights, w.lines)
 
 
 @piece
 def write_state(w: Work, y: Matrix, u: Matrix, S: Matrix, out: Matrix, weights: Vector = None):
     """out = diag(weights) S + sum_j (y_j e^{s(j, end)})^T u_j"""
-    if w.decay == VECTOR:
+    if w.vector:
         hadamard(y, w.last, w.decayed)
         product(FULL, transposed(w.decayed), u, out, added=S, weights=weights, lines=w.lines)
-    elif w.decay == SCALAR:
+    elif w.scalar:
         scaled(u, w.end, w.inside)
         product(FULL, transposed(y), w.inside, out, added=S, weights=weights, lines=w.lines)
     else:
@@ -126,7 +126,7 @@ def system(w: Work):
     1 - beta |k|^2 < 0 reflects what is stored: nothing is forgotten when a key comes again, and the one rounding of
     |k|^2 in a chunk would add up over all of its tokens.
     """
-    if w.erase == DELTA:
+    if w.delta:
         early = w.erase_reads
         plain_gram(w, w.r, w.k, w.kT, early, w.A)
         if w.reflects:
@@ -134,14 +134,14 @@ def system(w: Work):
             weigh(w.rest, w.E_before if early else w.E, True, w.beta)
         weigh(w.A, w.E_before if early else w.E, True, w.ones)
         scaled(w.A, w.beta, w.M)
-    elif w.erase == FREE:
+    elif w.free:
         gram(w, w.r, w.b, w.bT, EARLY | STRICT, w.minus, w.A)
 
 
 @piece
 def erase(w: Work):
     """U or Y, what the chunk writes, from the state before it."""
-    if w.erase == DELTA:
+    if w.delta:
         read_state(w, w.r, w.erase_reads, w.beta, -1.0, w.S, w.U, w.v, w.beta)
         solve_system(w, w.M, w.U, False)
     else:
@@ -177,7 +177,7 @@ def write(w: Work, out: Matrix, z: Vector):
         value_ended(w, u)
         S, u = out, w.ended
     write_state(w, w.k, u, S, out, w.carry)
-    if w.erase == FREE:
+    if w.free:
         write_state(w, w.b, w.Y, out, out)
     if w.averaged:
         add_keys(w, w.z, z)
@@ -205,7 +205,7 @@ def read(w: Work, S: Matrix, j: Whole, out: Matrix):
     product(LEFT_LOWER, w.P, w.U, w.inside, lines=w.lines)
     if w.averaged:
         find_averages(w, j)
-    if w.erase == FREE:
+    if w.free:
         gram(w, w.q, w.b, w.bT, reads, w.scales, w.P)
         product(LEFT_LOWER, w.P, w.Y, w.inside, added=w.inside)
     over = w.over if w.averaged else w.ones

@@ -31,7 +31,7 @@ from .value_decay import (
     value_inside_vjp,
     value_read_vjp,
 )
-from .workspace import DELTA, EARLY, FREE, SCALAR, STRICT, VECTOR, Work
+from .workspace import EARLY, STRICT, Work
 
 
 @piece
@@ -42,9 +42,9 @@ def chunk_vjp(w: Work):
     write_vjp(w)
     for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
         read_vjp(w, j)
-    if w.erase == DELTA:
+    if w.delta:
         delta_vjp(w)
-    elif w.erase == FREE:
+    elif w.free:
         free_vjp(w)
     else:
         save(w.dU, w.out_dv, place, (0, w.V))
@@ -61,26 +61,26 @@ def chunk_vjp(w: Work):
 def write_vjp(w: Work):
     """dU, dk (FREE: dY, db) and what the gates get from dS, which is then carried to the state before the chunk."""
     transpose(w.dS, w.dST)
-    if w.decay == SCALAR:
+    if w.scalar:
         clear(w.crossed_before)
         fill(w.readers_before, 0.0)
         fill(w.writers, 0.0)
-    elif w.decay == VECTOR:
+    elif w.vector:
         clear(w.crossed_k)
         clear(w.readers_k_before)
         clear(w.writers_k)
     if w.value_decay:
         begin_value_vjp(w)
     written_vjp(w, w.k, w.U, w.dU, w.dk)
-    if w.erase == FREE:
+    if w.free:
         written_vjp(w, w.b, w.Y, w.dY, w.db)
     if w.averaged:
         add_dz(w, w.dk)
     if w.value_decay:
         value_carried(w, w.dS, w.dS)
-    if w.decay == SCALAR:
+    if w.scalar:
         w.totals[0] = w.start[w.c] * overlap(w.S, w.dS)
-    elif w.decay == VECTOR:
+    elif w.vector:
         channel_overlap(w.S, w.dS, w.carry, w.totals)
     if w.decay:
         scale_rows(w.dS, w.carry)
@@ -102,7 +102,7 @@ def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
     if w.value_decay:
         value_ended(w, u)
         values = w.ended
-    if w.decay == VECTOR:
+    if w.vector:
         hadamard(y, w.last, w.decayed)
         product(FULL, w.decayed, w.dS, du)
         product(FULL, values, w.dST, dy)
@@ -111,7 +111,7 @@ def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
     else:
         product(FULL, y, w.dS, du, w.end)
         product(FULL, values, w.dST, dy, w.end)
-        if w.decay == SCALAR:
+        if w.scalar:
             add_dots(y, dy, False, 1.0, w.writers)
     if w.value_decay:
         value_ended_vjp(w, u, du)
@@ -121,7 +121,7 @@ def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
 def read_rows(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number):
     """decayed_i = sign by_i x_i e^{s(start, i)}, and factor as `reach`."""
     reach(w, x, early, by, sign)
-    if w.decay == VECTOR:
+    if w.vector:
         scale_rows(w.decayed, w.factor)
     else:
         scaled(x, w.factor, w.decayed)
@@ -136,10 +136,10 @@ def reader_vjp(w: Work, x: Matrix, cotangent: Matrix, early: Whole, by: Vector, 
         scaled(w.back, w.factor, dx)
     else:
         product(FULL, cotangent, w.ST, dx, w.factor)
-    if w.decay == VECTOR:
+    if w.vector:
         hadamard_to(w.first_before if early else w.first, dx)
         add_hadamard(x, dx, w.readers_k_before if early else w.readers_k)
-    elif w.decay == SCALAR:
+    elif w.scalar:
         add_dots(x, dx, False, 1.0, w.readers_before if early else w.readers)
     product(FULL, transposed(w.decayed), cotangent, w.dS, added=w.dS)
 
@@ -160,7 +160,7 @@ def read_vjp(w: Work, j: Whole):
     if w.value_decay:
         value_read_vjp(w)
     read_written_vjp(w, w.k, w.kT, w.U, w.dU, w.dk)
-    if w.erase == FREE:
+    if w.free:
         read_written_vjp(w, w.b, w.bT, w.Y, w.dY, w.db)
     if w.map:
         features_vjp(w, True, j)

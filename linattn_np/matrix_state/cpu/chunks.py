@@ -14,9 +14,9 @@ from ...runtime.pieces.workspace import Layout
 from .. import policy
 from ..policy import CPU_COLUMNS
 from ..readouts.systems import Solver
-from ..types import Erase, Inputs, Plan, ReadState
+from ..types import Decay, Erase, Inputs, Plan, ReadState
 from .forward import forward
-from .layout import Cell, Features, layout, words_of
+from .layout import Cell, Features, layout
 from .table import Table, count_sequences, is_direct, lengths
 from .time_blocks import time_blocks
 from .workspace import WORK
@@ -33,9 +33,9 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0,
     columns = V if plan.average is not None or solver is not None else columns_of(V, states, count)
     cell = cell_of(x, plan, columns, "in_state" in table.kept)
     if solver is not None:
-        cell = cell._replace(iterations=solver.iterations)
+        cell = cell._replace(iterations=solver.iterations, words=cell.words | {"solved"})
         if (lengths(rows) == 1).all():
-            cell = cell._replace(C=1, formed=True, direct=frozenset())
+            cell = cell._replace(C=1, words=cell.words - {"direct_q", "direct_v"} | {"formed"})
         numbers["enough"] = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
         operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
     kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers, "chunk")
@@ -67,8 +67,8 @@ class Made(NamedTuple):
 
 
 def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, numbers: dict[str, Any], *form: str) -> Kernel:
-    """A kernel for a kind of call; form: see words_of."""
-    words = words_of(cell, *form) | conversions(table.numbers, cell.dtype)
+    """A kernel for a kind of call; form: "chunk", also "adjoint", or "tokens", the recurrent form."""
+    words = cell.words.union(form) | conversions(table.numbers, cell.dtype)
     return Kernel(body, WORK, cell.dtype, made, numbers, words)
 
 
@@ -86,21 +86,26 @@ def numbers_of(plan: Plan) -> dict[str, float]:
 
 def cell_of(x: Inputs, plan: Plan, columns: int, started: bool) -> Cell:
     """The kind of a call whose tasks have so many value columns."""
-    free = x.erase is Erase.FREE
-    return Cell(
-        np.dtype(plan.dtype).name, key_width(x, plan), columns, policy.cpu_chunk(plan, x.v.shape[-3]), x.decay,
-        x.erase, plan.query_reads is ReadState.PREVIOUS, free or plan.erase_reads is ReadState.PREVIOUS,
-        free or (x.erase is Erase.DELTA and not plan.erases_key), x.q is not None,
-        1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2]), x.u is not None, started,
-        features_of(x, plan), x.gv is not None, plan.average is not None, _direct(x, plan),
-    )  # fmt: skip
-
-
-def _direct(x: Inputs, plan: Plan) -> frozenset[str]:
-    """Of q and v: whole vectors side by side."""
-    given = {"v": x.v} if plan.features is not None else {"q": x.q, "v": x.v}
-    W = lane(plan.dtype)
-    return frozenset(n for n, y in given.items() if is_direct(y, plan.dtype) and y.shape[-1] % W == 0)
+    dtype, features, W = np.dtype(plan.dtype).name, features_of(x, plan), lane(plan.dtype)
+    vector, delta, free = x.decay is Decay.VECTOR, x.erase is Erase.DELTA, x.erase is Erase.FREE
+    apart = free or (delta and not plan.erases_key)
+    direct = {n: is_direct(y, plan.dtype) and y.shape[-1] % W == 0 for n, y in (("q", x.q), ("v", x.v))}
+    is_so = {
+        "decay": x.decay is not Decay.NONE, "scalar": x.decay is Decay.SCALAR, "vector": vector,
+        "erase": delta or free, "delta": delta, "free": free, "U_is_v": not delta,
+        "query_reads": plan.query_reads is ReadState.PREVIOUS,  # queries read S_{t-1}; erase_reads: r does
+        "erase_reads": free or plan.erase_reads is ReadState.PREVIOUS,
+        "separate_erase_key": apart, "r_is_k": not apart, "has_queries": x.q is not None, "bonus": x.u is not None,
+        "started": started, "plain": features is None, "map": features is not None,
+        "waves": features is not None and features.kind == "waves",
+        "value_decay": x.gv is not None, "channels": vector or x.gv is not None, "averaged": plan.average is not None,
+        "direct_q": direct["q"] and features is None, "direct_v": direct["v"],  # they are read where they lie
+        # a float32 system is solved with what its rounding leaves out of rows with beta > 1
+        "compensates": dtype == "float32" and delta and not vector,
+    }  # fmt: skip
+    queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])
+    return Cell(dtype, key_width(x, plan), columns, policy.cpu_chunk(plan, x.v.shape[-3]), queries,
+                frozenset([word for word, is_true in is_so.items() if is_true]), features)  # fmt: skip
 
 
 def features_of(x: Inputs, plan: Plan) -> Features | None:

@@ -18,18 +18,18 @@ from ...runtime.pieces.row_tiles import dot, dot_wide, faded_dot
 from ...runtime.pieces.views import as_row, columns, row, rows
 from ..policy import DECAY_BLOCK as BLOCK
 from ..policy import GATE_FLOOR
-from .workspace import EARLY, SCALAR, STRICT, VECTOR, Work
+from .workspace import EARLY, STRICT, Work
 
 
 @piece
 def decays(w: Work):
     """The tables of the chunk; without a decay of the token `once` has made them."""
     place = (w.BATCH, w.HEAD, w.t)
-    if w.decay == SCALAR:
+    if w.scalar:
         load_column(w.in_g, place, w.factor)
         pair_table(w.factor, w.sums, w.E, w.start, w.end)
         fill(w.carry, w.start[w.c])
-    elif w.decay == VECTOR:
+    elif w.vector:
         load(w.in_g, place, (0, w.K), w.W)
         tables_of(w.W, w.first, w.first_before, w.last, w.carry)
 
@@ -77,7 +77,7 @@ def gram(w: Work, x: Matrix, y: Matrix, yT: Matrix, reads: Whole, factors: Vecto
 @piece
 def plain_gram(w: Work, x: Matrix, y: Matrix, yT: Matrix, reads: Whole, out: Matrix):
     """A gram without the tables of a scalar decay."""
-    if w.decay == VECTOR:
+    if w.vector:
         block_gram(x, y, w.W, reads & EARLY, out, w.near, w.far, w.farT)
     else:
         product(OUT_LOWER, x, yT, out)

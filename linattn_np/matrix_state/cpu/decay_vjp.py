@@ -18,7 +18,7 @@ from ...runtime.pieces.row_tiles import gram_column_vjp, sum_of
 from ...runtime.pieces.views import backwards, columns, row, rows, transposed
 from ..policy import DECAY_BLOCK as BLOCK
 from .decay import heads, reaches
-from .workspace import EARLY, STRICT, VECTOR, Work
+from .workspace import EARLY, STRICT, Work
 
 Matrices = Kind(lambda f: types.UniTuple(types.Array(f, 2, "A"), 3))  # gates, what crosses them, scratch
 
@@ -29,7 +29,7 @@ def gram_vjp(w: Work, reads: Whole, factors: Vector, P: Matrix, x: Matrix, y: Ma
     early = reads & EARLY
     table, crossed = w.E_before if early else w.E, w.crossed_before if early else w.crossed
     weigh_vjp(w.dP, P, table, reads & STRICT != 0, factors, crossed)
-    if w.decay == VECTOR:
+    if w.vector:
         block_gram_vjp((w.W, w.crossed_k, w.scratch), w.dP, x, y, early, dx, dy)
     else:
         product(LEFT_LOWER, w.dP, y, dx, added=dx)
@@ -53,7 +53,7 @@ def weigh_vjp(dP: Matrix, P: Matrix, E: Matrix, strict: Truth, factors: Vector, 
 def gate_vjp(w: Work):
     """dg of the chunk."""
     place = (w.BATCH, w.HEAD, w.t)
-    if w.decay == VECTOR:
+    if w.vector:
         channel_crossings(w.crossed_k, w.readers_k, w.writers_k, w.totals)
         save(w.crossed_k, w.out_dg, place, (0, w.K))
     elif w.decay:

@@ -123,7 +123,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         table.tokens("in_dout", dout, table.query_heads)
         table.tokens("out", None if plan.average is None else plan.average.out, table.query_heads)
     table.states("starts", starts)
-    cell = cell_of(x, plan, V, state is not None)._replace(has_queries=has_queries)
+    cell = cell_of(x if has_queries else x._replace(q=None), plan, V, state is not None)
     group, workers = int(table.numbers[:, SHARED].max()), threads.num_threads()
     each = max(1, count * H // group // workers)
     tasks, bounds = time_blocks(rows, H // group, V, V, C, each, keeps, last_first=True)

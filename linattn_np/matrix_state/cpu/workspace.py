@@ -3,6 +3,8 @@
 Sizes: c tokens in the chunk, c1 = c + 1, K and V channels, K_lanes and V_lanes the same in whole vectors. A name with
 _before or _after is the same memory one row earlier or later: what reads S_{t-1} sees decays one token earlier. In the
 recurrent form c tokens are a slab, and width columns, width_lanes in whole vectors, a block of the state.
+
+A kind of call is a set of words: a matrix has memory in the calls whose words it stands under, and words are flags.
 """
 
 from __future__ import annotations
@@ -10,17 +12,16 @@ from __future__ import annotations
 from ...runtime.pieces.piece import workspace_kind
 from ...runtime.pieces.workspace import Matrix, Workspace
 
-# kinds
-SCALAR, VECTOR = range(1, 3)  # of decay; 0: none
-DELTA, FREE = range(1, 3)  # of erase; 0: none
 EARLY, STRICT = range(1, 3)  # of a gram: it reads S_{t-1}; without the token's own write
 
 TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEAD", "EARLIER", "LATER", "FROM", "TO",
         "AT")
 SIZES = ("t", "C", "given", "half", "skipped", "segments", "segment_count", "group", "slots")  # fmt: skip
-FLAGS = ("decay", "erase", "query_reads", "erase_reads", "separate_erase_key", "has_queries", "queries", "bonus",
-         "started", "has_dstate", "apart", "compensates", "reflects", "map", "value_decay", "averaged", "returning",
-         "iterations", "formed", "direct_q", "direct_v", "direct", "lane", "lines_at_once")  # fmt: skip
+WORDS = ("decay", "scalar", "vector", "erase", "delta", "free", "query_reads", "erase_reads", "separate_erase_key",
+         "has_queries", "bonus", "started", "compensates", "map", "value_decay", "averaged", "formed", "direct_q",
+         "direct_v")  # fmt: skip
+FLAGS = ("queries", "has_dstate", "apart", "reflects", "returning", "iterations", "direct", "lane",
+         "lines_at_once")  # fmt: skip
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "rotates", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough", "curve")
@@ -30,14 +31,14 @@ ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in
           "out_sums", "out_dgv", "in_rotation")  # fmt: skip
 
 M = Matrix
-GROUPS = {  # by the kind of calls that they are of, see layout.words_of
+GROUPS = {  # by the words of the calls that they are of, see chunks.cell_of
     "": {"factor": M("c"), "scales": M("c")},
     "chunk": {
         "lines": M("line_count", dtype="int64"), "v": M("c", "V_lanes"), "kT": M("K", "c"),
         # tables of the decay
-        "sums": M("c", dtype="float64"), "E": M("c", "c", above=1, slot="slot"),
-        "E_before": M("c", "c", slot="slot", alias="E", first=-1), "start": M("c1", slot="slot"),
-        "start_after": M("c", slot="slot", alias="start", first=1), "end": M("c", slot="slot"), "carry": M("K_lanes", slot="slot"),
+        "sums": M("c", dtype="float64"), "E": M("c", "c", before="c", slot="slot"),
+        "start": M("c1", slot="slot"), "start_after": M("c", slot="slot", alias="start", first=1),
+        "end": M("c", slot="slot"), "carry": M("K_lanes", slot="slot"),
         # what is written and read
         "S": M("K", "V_lanes", slot="slot"), "S_after": M("K", "V_lanes", slot="slot_after", alias="S"),
         "P": M("c", "c"), "inside": M("c", "V_lanes"), "decayed": M("c", "K_lanes"), "ones": M("c"), "minus": M("c"),
@@ -45,30 +46,27 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
     "given": {"tasks": M("tasks_count", "task_fields", dtype="int64")},
     "plain chunk": {"q": M("c", "K_lanes"), "k": M("c", "K_lanes", slot="slot")},
     "vector chunk": {
-        "W": M("c", "K_lanes"), "first": M("c", "K_lanes", above=1),
-        "first_before": M("c", "K_lanes", alias="first", first=-1), "last": M("c", "K_lanes"),
+        "W": M("c", "K_lanes"), "first": M("c", "K_lanes", before="c"), "last": M("c", "K_lanes"),
         "near": M("block", "K_lanes"), "far": M("c", "K_lanes"), "farT": M("K", "c"),
     },
-    "separate_erase_key chunk": {"r": M("c", "K_lanes", slot="slot")},
     "erase chunk": {"A": M("c", "c", slot="slot")},
     "delta": {"beta": M("c")},
     "delta chunk": {"M": M("c", "c"), "U": M("c", "V_lanes", slot="slot")},
+    "U_is_v chunk": {"U": M("c", "V_lanes", alias="v")},
     "compensates chunk": {"rest": M("c", "c", slot="slot"), "correction": M("c", "V_lanes")},
     "free chunk": {"b": M("c", "K_lanes"), "bT": M("K", "c"), "Y": M("c", "V_lanes", slot="slot")},
     "bonus": {"u": M("one", "K_lanes")},
     "bonus adjoint": {"du": M("one", "K_lanes")},
     "adjoint": {
         "dout": M("c", "V_lanes"), "dS": M("K", "V_lanes"), "dST": M("V", "K"), "ST": M("V", "K"), "UT": M("V", "c"),
-        "dU": M("c", "V_lanes"), "dP": M("c", "c"), "crossed": M("c", "c", above=1),
-        "crossed_before": M("c1", "c", alias="crossed", first=-1), "totals": M("K_lanes"),
+        "dU": M("c", "V_lanes"), "dP": M("c", "c"), "crossed": M("c", "c", before="c1"),
+        "totals": M("K_lanes"),
         "S_begun": M("K", "V_lanes", slot="segment"),
     },
     "plain adjoint": {"dq": M("c", "K_lanes"), "dk": M("c", "K_lanes")},
-    "scalar adjoint": {"readers": M("c", above=1), "readers_before": M("c1", alias="readers", first=-1),
-                       "writers": M("c"), "column_sums": M("c")},
+    "scalar adjoint": {"readers": M("c", before="c1"), "writers": M("c"), "column_sums": M("c")},
     "vector adjoint": {
-        "crossed_k": M("c", "K_lanes"), "readers_k": M("c", "K_lanes", above=1),
-        "readers_k_before": M("c1", "K_lanes", alias="readers_k", first=-1), "writers_k": M("c", "K_lanes"),
+        "crossed_k": M("c", "K_lanes"), "readers_k": M("c", "K_lanes", before="c1"), "writers_k": M("c", "K_lanes"),
         "scratch": M("scratch_rows", "K_lanes"),
     },
     "erase adjoint": {"dr": M("c", "K_lanes")},
@@ -78,10 +76,15 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
     "map chunk": {  # q and k are the features of x, phi with those before the first
         "x_q": M("c", "given_wide"), "x_k": M("c", "given_wide", slot="slot"), "phi_q": M("c", "phi_lanes"),
         "phi_k": M("c", "phi_lanes", slot="slot"), "over_q": M("c"), "over_k": M("c", slot="slot"),
+        "q": M("c", "K_lanes", alias="phi_q", left="skipped"),
+        "k": M("c", "K_lanes", slot="slot", alias="phi_k", left="skipped"),
     },
     "waves chunk": {"angle": M("c", "half_lanes")},
     "map adjoint": {"phi_dq": M("c", "phi_lanes"), "phi_dk": M("c", "phi_lanes"), "dx": M("c", "given_wide"),
-                    "row_sums": M("c")},
+                    "row_sums": M("c"), "dq": M("c", "K_lanes", alias="phi_dq", left="skipped"),
+                    "dk": M("c", "K_lanes", alias="phi_dk", left="skipped")},
+    "separate_erase_key chunk": {"r": M("c", "K_lanes", slot="slot")},
+    "r_is_k chunk": {"r": M("c", "K_lanes", slot="slot", alias="k")},
     "solved": {"found": M("c", "K_lanes"), "residual": M("c", "K_lanes"), "direction": M("c", "K_lanes"),
                "times_A": M("c", "K_lanes"), "squares": M("c"), "bounds": M("c"), "ridge": M("c", "K_lanes")},
     "averaged": {"z": M("K_lanes", slot="slot")},
@@ -89,13 +92,11 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
                        "averages": M("c")},
     "averaged adjoint": {"z_begun": M("K_lanes", slot="segment"), "dz": M("K_lanes"), "weights": M("c")},
     "value_decay adjoint": {
-        "W_v": M("c", "V_lanes"), "first_v": M("c", "V_lanes", above=1),
-        "first_v_before": M("c", "V_lanes", alias="first_v", first=-1), "last_v": M("c", "V_lanes"),
+        "W_v": M("c", "V_lanes"), "first_v": M("c", "V_lanes", before="c"), "last_v": M("c", "V_lanes"),
         "carry_v": M("V_lanes"), "near_v": M("block", "V_lanes"), "far_v": M("c", "V_lanes"), "farT_v": M("V", "c"),
         "ended": M("c", "V_lanes"), "decayed_dout": M("c", "V_lanes"), "read_v": M("c", "V_lanes"),
-        "out_v": M("c", "V_lanes"), "crossed_v": M("c", "V_lanes"), "readers_v": M("c", "V_lanes", above=1),
-        "readers_v_before": M("c1", "V_lanes", alias="readers_v", first=-1), "writers_v": M("c", "V_lanes"),
-        "totals_v": M("V_lanes"), "scratch_v": M("scratch_rows", "V_lanes"),
+        "out_v": M("c", "V_lanes"), "crossed_v": M("c", "V_lanes"), "readers_v": M("c", "V_lanes", before="c1"),
+        "writers_v": M("c", "V_lanes"), "totals_v": M("V_lanes"), "scratch_v": M("scratch_rows", "V_lanes"),
     },
     "tokens": {
         "keys": M("c", "K_lanes"), "reads": M("c", "K_lanes"),  # reads: r e^g or a
@@ -112,7 +113,7 @@ GROUPS = {  # by the kind of calls that they are of, see layout.words_of
     "averaged tokens": {"shares": M("c_queries")},
 }  # fmt: skip
 
-WORK = Workspace("work", (*TASK, *SIZES, *FLAGS, *TOKENS), NUMBERS, ARRAYS, GROUPS)
+WORK = Workspace("work", (*TASK, *SIZES, *WORDS, *FLAGS, *TOKENS), NUMBERS, ARRAYS, GROUPS)
 Work = workspace_kind(WORK)
 # matrices that may be rows of the call's arrays
 Q, V, U = (WORK.slots[name] for name in ("q", "v", "U"))

@@ -25,14 +25,15 @@ ARRAY = 11
 
 
 class Matrix(NamedTuple):
-    """A declaration: sizes by field name, `above` rows before row 0; `slot`: the field that says which slot."""
+    """A declaration: sizes by field name; `slot`: the field that says which slot."""
 
     rows: str
     columns: str = ""  # "": a vector
-    above: int = 0
+    before: str = ""  # a row is before row 0, and NAME_before is the matrix of so many rows from there on
     slot: str = ""
-    alias: str = ""  # the memory of another field, from row `first` on
+    alias: str = ""  # the memory of another field, from row `first` on, and from a column on
     first: int = 0
+    left: str = ""
     dtype: str = ""  # another dtype than that of the computation
     of: frozenset[str] = frozenset()  # the words of the calls in which it has memory
 
@@ -43,9 +44,13 @@ class Workspace:
     def __init__(self, name: str, wholes: tuple[str, ...], numbers: tuple[str, ...], arrays: tuple[str, ...],
                  matrices: Mapping[str, Mapping[str, Matrix]]):  # fmt: skip
         """matrices: by the words of the calls that they are of; their sizes are whole numbers, too."""
-        self.name, self.numbers, self.arrays = name, numbers, arrays
-        self.matrices = {field: m._replace(of=frozenset(words.split()))
-                         for words, group in matrices.items() for field, m in group.items()}  # fmt: skip
+        self.name, self.numbers, self.arrays, self.declared = name, numbers, arrays, []
+        for words, group in matrices.items():
+            for field, m in group.items():
+                m = m._replace(of=frozenset(words.split()))
+                before = m._replace(rows=m.before, before="", alias=field, first=-1)
+                self.declared += [(field, m)] + [(field + "_before", before)] * bool(m.before)
+        self.matrices = dict(reversed(self.declared))  # its first declaration is a field's type
         sizes = (size for m in self.matrices.values() for size in (m.rows, m.columns, m.slot) if size)
         self.wholes = tuple(dict.fromkeys((*wholes, *sizes)))
         order = [*((n, 1) for n in self.wholes), *((n, 1) for n in numbers), *((n, ARRAY) for n in arrays),
@@ -60,26 +65,25 @@ class Workspace:
                copies: Mapping[str, int] = {}) -> Layout:  # fmt: skip
         """The table of a kernel whose matrices have at most these sizes; copies: slots of those that have several."""
         table, W, own, total = np.zeros(self.size, np.int64), lane(dtype), [], 0
-        for field, m in self.matrices.items():
-            if m.alias or not m.of <= words:
+        for field, m in self.declared:
+            if not m.of <= words:
                 continue
-            item = np.dtype(m.dtype or dtype).itemsize
+            item, at = np.dtype(m.dtype or dtype).itemsize, self.slots[field]
+            own.append(at)
+            if m.alias:
+                base = self.slots[m.alias]
+                table[at : at + 3] = table[base : base + 3]
+                table[at] += m.first * table[base + 1] + sizes.get(m.left, 0) * item
+                continue
             if m.columns:
                 row = up(sizes[m.columns], W) * item
-                size, above = (up(sizes[m.rows], W) + m.above) * row, m.above * row
+                size, above = (up(sizes[m.rows], W) + bool(m.before)) * row, bool(m.before) * row
             else:
-                row, above = item, up(m.above * item, ALIGNED)
+                row, above = item, up(bool(m.before) * item, ALIGNED)
                 size = above + (sizes[m.rows] + 2 * W) * item
-            size, count, at = up(size, ALIGNED), copies.get(field, 1), self.slots[field]
+            size, count = up(size, ALIGNED), copies.get(field, 1)
             table[at : at + 3] = total + above, row, size if count > 1 else 0
-            own.append(at)
             total += size * count
-        for field, m in self.matrices.items():
-            if m.alias and m.of <= words:
-                at, base = self.slots[field], self.slots[m.alias]
-                table[at : at + 3] = table[base : base + 3]
-                table[at] += m.first * table[base + 1]
-                own.append(at)
         for field, size in sizes.items():
             if field in self.slots:
                 table[self.slots[field]] = size

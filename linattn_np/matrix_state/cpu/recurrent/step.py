@@ -26,7 +26,7 @@ from ....runtime.pieces.views import as_row, columns, repeated, row, rows, start
 from ...policy import STEP_TOKENS as TOKENS
 from ..averages import load_z, save_z
 from ..chunk import begin_task
-from ..workspace import DELTA, FREE, SCALAR, VECTOR, Work
+from ..workspace import Work
 from .features import find_averages, load_features
 
 one_reads, two_read = write_pass(1), write_pass(2)
@@ -44,8 +44,8 @@ def load_slab(w: Work):
     else:
         load(w.in_k, place, all_K, w.keys)
     if w.decay:  # e^g
-        decays = w.decays if w.decay == VECTOR else columns(w.decays, 0, 1)
-        load(w.in_g, place, (0, w.K if w.decay == VECTOR else 1), decays)
+        decays = w.decays if w.vector else columns(w.decays, 0, 1)
+        load(w.in_g, place, (0, w.K if w.vector else 1), decays)
         exp_rows(decays)
     else:
         w.decays[0, 0] = 1
@@ -54,15 +54,15 @@ def load_slab(w: Work):
             load(w.in_r, place, all_K, w.reads)
         else:
             scaled(w.keys, None, w.reads)
-        if not w.erase_reads and w.decay == VECTOR:
+        if not w.erase_reads and w.vector:
             hadamard_to(w.decays, w.reads)
-        elif not w.erase_reads and w.decay == SCALAR:
+        elif not w.erase_reads and w.scalar:
             for i in range(w.c):
                 w.factor[i] = w.decays[i, 0]
             scale_rows(w.reads, w.factor)
-    if w.erase == DELTA:
+    if w.delta:
         load_column(w.in_beta, place, w.beta)
-    elif w.erase == FREE:
+    elif w.free:
         load(w.in_b, place, all_K, w.pushes)
     if w.has_queries and not w.map:
         for j in range(w.queries):
@@ -87,14 +87,14 @@ def load_bonus(w: Work):
 @piece
 def write_state(w: Work, S: Matrix, to: Matrix):
     """The pass of token i that is the call's; behind the last token nobody reads with r."""
-    decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.decay == VECTOR else 0)
-    written = w.written if w.erase == DELTA else w.values
-    alone = w.erase == 0 or w.is_last
+    decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.vector else 0)
+    written = w.written if w.delta else w.values
+    alone = not w.erase or w.is_last
     q, r = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody, w.nobody if alone else row(w.reads, w.i + 1)
     given, reads = (row(w.keys, w.i), written, w.seen, w.seen, w.predicted), (q, w.seen, r, w.predicted)
     if w.value_decay:
         write_faded(w, S, to, decay, given, reads)
-    elif w.erase == FREE:
+    elif w.free:
         write_free(w, S, to, decay, given, reads)
     elif w.rotates and w.t + w.i + 1 == w.STOP:
         write_rotated(w, S, to, decay, given, reads)
@@ -167,7 +167,7 @@ def scan(w: Work, begin: Matrix, end: Matrix, packed: Matrix):
     for i in range(w.c):
         S, to, last = begin if i == 0 else packed, end if i + 1 == w.c else packed, i + 1 == w.c
         load_values(w, i)
-        if w.erase == DELTA:  # w = beta (v - what is predicted)
+        if w.delta:  # w = beta (v - what is predicted)
             beta, values, predicted, written = w.beta[i], w.values, w.predicted, w.written
             for d in range(len(written)):
                 written[d] = beta * (values[d] - predicted[d])
