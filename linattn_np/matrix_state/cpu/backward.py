@@ -10,42 +10,22 @@ from __future__ import annotations
 from ...ops.cpu.products import FULL, product
 from ...ops.cpu.rows import add, add_weighted_rows, clear, scale_rows, scaled
 from ...ops.cpu.storage import load, save
-from ...runtime.pieces.piece import Whole, piece
+from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
 from ...runtime.pieces.views import as_row, transposed
 from .averages import averages_vjp
-from .chunk import begin_chunk, begin_task, erase, load_queries, load_tokens, once, system, write
+from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, tables, write, writes
 from .chunk_vjp import chunk_vjp, read_rows
 from .decay import decays
 from .forward import begin_state, load_state, save_state
-from .value_decay import value_tables
 from .workspace import Work
 
 
 @piece
-def writes(w: Work):
-    """What a chunk writes, from the state before it in its slot."""
-    begin_chunk(w)
-    load_tokens(w)
-    tables(w)
-    if w.erase:
-        system(w)
-        erase(w)
-
-
-@piece
-def tables(w: Work):
-    """The tables of both axes."""
-    decays(w)
-    if w.value_decay:
-        value_tables(w)
-
-
-@piece
-def keep_begun(w: Work):
-    """The state that a segment begins with."""
-    scaled(w.S, None, w.S_begun)
+def copy_state(w: Work, S: Matrix, z: Vector, to: Matrix, to_z: Vector):
+    """The state that a segment begins with, to where it is kept, or from there."""
+    scaled(S, None, to)
     if w.averaged:
-        scaled(as_row(w.z), None, as_row(w.z_begun))
+        scaled(as_row(z), None, as_row(to_z))
 
 
 @piece
@@ -60,15 +40,16 @@ def find_states(w: Work):
     """The states that segments begin with, from S of slot 0; `segment` is then the last."""
     place_slot(w, 0)
     w.segment, w.t, w.returning, end = 0, w.FIRST, 0, w.FIRST + w.LEAD
-    keep_begun(w)
+    copy_state(w, w.S, w.z, w.S_begun, w.z_begun)
     while end < w.STOP:
         while w.t < end:
+            begin_chunk(w)
             writes(w)
             write(w, w.S, w.z)
             w.t += w.c
         w.segment += 1
         end += w.slots * w.C
-        keep_begun(w)
+        copy_state(w, w.S, w.z, w.S_begun, w.z_begun)
 
 
 @piece
@@ -77,12 +58,11 @@ def segment_vjp(w: Work):
     end = w.FIRST + w.LEAD + w.segment * w.slots * w.C
     first, end = max(end - w.slots * w.C, w.FIRST), min(end, w.STOP)
     place_slot(w, 0)
-    scaled(w.S_begun, None, w.S)
-    if w.averaged:
-        scaled(as_row(w.z_begun), None, as_row(w.z))
+    copy_state(w, w.S_begun, w.z_begun, w.S, w.z)
     w.t, n, w.returning = first, 0, 0
     while w.t < end:
         place_slot(w, n)
+        begin_chunk(w)
         writes(w)
         n += 1
         w.t += w.c

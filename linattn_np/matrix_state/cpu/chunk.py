@@ -20,9 +20,9 @@ from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import address_of, as_row, field_of, point, row, transposed
 from ...runtime.pieces.workspace import TOKEN
 from .averages import add_keys, find_averages
-from .decay import gram, pair_table, plain_gram, rest, weigh
+from .decay import decays, gram, pair_table, plain_gram, rest, weigh
 from .maps import features
-from .value_decay import value_carried, value_ended
+from .value_decay import value_carried, value_ended, value_tables
 from .workspace import EARLY, STRICT, Q, U, V, Work
 
 
@@ -149,6 +149,24 @@ def erase(w: Work):
         gram(w, w.r, w.k, w.kT, EARLY | STRICT, w.ones, w.P)
         product(LEFT_LOWER, w.P, w.v, w.Y, added=w.Y)
         solve_system(w, w.A, w.Y, False)
+
+
+@piece
+def tables(w: Work):
+    """The decays of both axes."""
+    decays(w)
+    if w.value_decay:
+        value_tables(w)
+
+
+@piece
+def writes(w: Work):
+    """What a chunk writes, from the state before it."""
+    load_tokens(w)
+    tables(w)
+    if w.erase:
+        system(w)
+        erase(w)
 
 
 @piece

@@ -9,8 +9,7 @@ from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
 from ...runtime.pieces.views import address_of, field_of, rows, tokens_of
 from ...runtime.pieces.workspace import CHANNEL, TOKEN
 from .averages import load_z, save_z
-from .chunk import begin_chunk, begin_task, erase, load_tokens, once, read, system, write
-from .decay import decays
+from .chunk import begin_chunk, begin_task, once, read, write, writes
 from .systems import form, solve_rows
 from .workspace import Work
 
@@ -83,11 +82,7 @@ def forward(w: Work, first: Whole, last: Whole):
             begin_chunk(w)
             if w.line_count:
                 prefetch_chunk(w)
-            load_tokens(w)
-            decays(w)
-            if w.erase:
-                system(w)
-                erase(w)
+            writes(w)
             if w.formed:
                 form(w)
             for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):

@@ -116,13 +116,7 @@ def save(A: Matrix, x: Stored, place: Place, columns: Columns, factors: Vector =
 @piece
 def save_column(a: Vector, x: Stored, place: Place):
     """Numbers to the first column of tokens, as `save`."""
-    out = tokens_of(x, a[0], place, len(a), (0, 1))
-    more = place[1] % field_of(x, SHARED) != 0
-    for i in range(len(a)):
-        if more:
-            out[i, 0] += a[i]
-        else:
-            out[i, 0] = a[i]
+    save(transposed(as_row(a)), x, place, (0, 1))
 
 
 # rounding to 16 bits

@@ -27,9 +27,7 @@ def load_features(w: Work):
         count = min(w.group, w.H - head)
         w.c_rows = count * each
         for n in range(count):
-            w.HEAD = head + n
-            load_rows(w, n * each)
-        w.HEAD = head
+            load_rows(w, head + n, n * each)
         map_slab(w)
         if w.group > 1:
             w.known, w.known_batch, w.known_t, w.known_head = count, w.BATCH, w.t, head
@@ -42,12 +40,12 @@ def load_features(w: Work):
 
 
 @piece
-def load_rows(w: Work, first: Whole):
+def load_rows(w: Work, head: Whole, first: Whole):
     """Keys and queries of a head, before the map, from row `first` on."""
-    load(w.in_k, (w.BATCH, w.HEAD, w.t), (0, w.given), rows(w.x, first, w.c))
+    load(w.in_k, (w.BATCH, head, w.t), (0, w.given), rows(w.x, first, w.c))
     for j in range(w.queries if w.has_queries else 0):
         to = rows(w.x, first + (1 + j) * w.c, w.c)
-        load(w.in_q, (w.BATCH, w.HEAD * w.queries + j, w.t), (0, w.given), to)
+        load(w.in_q, (w.BATCH, head * w.queries + j, w.t), (0, w.given), to)
 
 
 @piece

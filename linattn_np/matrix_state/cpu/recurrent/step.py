@@ -91,7 +91,8 @@ def write_state(w: Work, S: Matrix, to: Matrix):
     written = w.written if w.delta else w.values
     alone = not w.erase or w.is_last
     q, r = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody, w.nobody if alone else row(w.reads, w.i + 1)
-    given, reads = (row(w.keys, w.i), written, w.seen, w.seen, w.predicted), (q, w.seen, r, w.predicted)
+    given = (row(w.keys, w.i), written, row(w.fade, w.i), row(w.pushes, w.i), w.predicted)
+    reads = (q, w.seen, r, w.predicted)
     if w.value_decay:
         write_faded(w, S, to, decay, given, reads)
     elif w.free:
@@ -107,7 +108,6 @@ def write_state(w: Work, S: Matrix, to: Matrix):
 @piece(of="value_decay")
 def write_faded(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
     """With a decay on the value axis."""
-    given = (given[0], given[1], row(w.fade, w.i), given[3], given[4])
     one_reads_faded(S, to, decay, given, reads, w.following, w.wide)
 
 
@@ -121,7 +121,6 @@ def write_rotated(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, re
 @piece(of="free")
 def write_free(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
     """With two writes."""
-    given = (given[0], given[1], given[2], row(w.pushes, w.i), given[4])
     if w.is_last:
         one_reads_pushed(S, to, decay, given, reads, w.following, w.wide)
     else:
