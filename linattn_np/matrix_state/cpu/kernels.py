@@ -9,7 +9,7 @@ from ...ops.cpu.rounding import rounded
 from .backward import backward, reverse
 from .forward import forward
 from .l2norm import divided, divided_vjp
-from .recurrent.step import step
+from .recurrent import step
 
 ALL = forward, backward, reverse, step
 

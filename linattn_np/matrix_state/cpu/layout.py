@@ -37,7 +37,7 @@ class Cell(NamedTuple):
     V: int  # value columns of a task
     C: int  # tokens of a chunk
     queries: int  # heads of queries a head of the state
-    words: frozenset[str]  # what is true of it: see chunks.cell_of
+    words: frozenset[str]  # what is true of it: see forms.cell_of
     features: Features | None = None  # what q and k go through: K counts features
     iterations: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
 
@@ -47,14 +47,9 @@ class Cell(NamedTuple):
         found |= {name: x for name, x in self._asdict().items() if isinstance(x, int)}
         return found if self.features is None else found | map_sizes(self.K, self.features, W)
 
-
-class Backward(NamedTuple):
-    """What the table of an adjoint depends on besides."""
-
-    group: int  # heads that share inputs: one task
-    chunks: int  # of the longest task
-    has_dstate: bool
-    apart: bool  # gradients of the states between tasks are known
+    def which(self, *words: str) -> Cell:
+        """The kind of those calls of which these words are true, too."""
+        return self._replace(words=self.words.union(words))
 
 
 def checkpoints(size: int, chunks: int) -> int:
@@ -63,23 +58,23 @@ def checkpoints(size: int, chunks: int) -> int:
 
 
 @functools.lru_cache(256)
-def layout(cell: Cell, back: Backward | None = None) -> tuple[Layout, int]:
-    """(table, chunks that it keeps)."""
-    words = cell.words | {"chunk"} | ({"adjoint"} if back else frozenset())
+def layout(cell: Cell, group: int = 1, chunks: int = 0) -> tuple[Layout, int]:
+    """(table, chunks that it keeps); group: heads that share inputs, chunks: of the longest task, of an adjoint."""
+    words = cell.words
     W = lane(cell.dtype) * (NARROW if "formed" in words else 1)  # rows of a formed Z are whole blocks
     sizes = {"c": cell.C, "c1": cell.C + 1, "V_lanes": up(cell.V, W), "block": BLOCK, "given": cell.K,
              "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "line_count": 0, "slots": 1, "segments": 1,
              "slot_after": 1} | cell.sizes(W)  # fmt: skip
-    if back is None:
+    if "adjoint" not in words:
         if not cell.iterations:
             sizes["line_count"], sizes["lines_at_once"] = _lines(cell, np.dtype(cell.dtype).itemsize)
         return WORK.layout(sizes, cell.dtype, words), 0
     kept = [name for name, m in WORK.declared if m.of <= words and m.slot == "slot" and not m.alias
             and name not in RECOMPUTED and ("scalar" in words or name not in DECAYS)]  # fmt: skip
-    sizes |= {"group": back.group, "has_dstate": back.has_dstate, "apart": back.apart}
+    sizes["group"] = group
     one, two = (WORK.layout(sizes, cell.dtype, words, dict.fromkeys(kept, n)).bytes for n in (1, 2))
-    count = checkpoints(two - one, back.chunks)
-    sizes |= {"slots": count, "segments": -(-back.chunks // count)}
+    count = checkpoints(two - one, chunks)
+    sizes |= {"slots": count, "segments": -(-chunks // count)}
     copies = dict.fromkeys(kept, count) | dict.fromkeys(("S_begun", "z_begun"), sizes["segments"])
     return WORK.layout(sizes, cell.dtype, words, copies), count
 
@@ -93,7 +88,7 @@ def token_layout(cell: Cell, tokens: int) -> Layout:
     if cell.features is not None:
         sizes["group"] = FEATURE_HEADS if tokens == 1 and sizes["map"] != MONOMIALS else 1
         sizes["c_rows"] *= sizes["group"]
-    return WORK.layout(sizes, cell.dtype, cell.words | {"tokens"})
+    return WORK.layout(sizes, cell.dtype, cell.words)
 
 
 def map_sizes(K: int, f: Features, W: int) -> dict[str, int]:

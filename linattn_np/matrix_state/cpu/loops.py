@@ -15,13 +15,12 @@ from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks as array_chunks
 from ..types import Erase, Inputs, Plan, Saved
+from . import forms
 from .backward import backward as backward_kernel
 from .backward import reverse
-from .chunks import Made, cell_of, chunks, columns_of, kernel_of, numbers_of, over, state_shape, tokens
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
-from .layout import Backward, Cell, layout
-from .recurrent import short
+from .layout import Cell, layout
 from .replay import record as record
 from .solve import record_solve as record_solve
 from .solve import solve as solve
@@ -61,14 +60,14 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     *lead, T, _, _ = x.v.shape
     C = policy.cpu_chunk(plan, T)
     rows = sequences(plan, prod(lead), C)
-    in_place = state is not None and short.in_place(x, plan, state)
-    table, end, out, at = Made.of(x, plan, state, in_place, empty)
+    in_place = state is not None and forms.in_place(x, plan, state)
+    table, end, out, at = forms.Made.of(x, plan, state, in_place, empty)
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, in_place)
-    stepwise = short.is_stepwise(x, plan, rows)
+    stepwise = forms.is_stepwise(x, plan, rows)
     kept, starts = kept_states(x, plan, rows, stepwise, C) if plan.gradients else (0, None)
     table.states("starts", starts)
-    for form, own in ((short.steps, rows[stepwise]), (chunks, rows[~stepwise])):
+    for form, own in ((forms.steps, rows[stepwise]), (forms.chunks, rows[~stepwise])):
         if len(own):
             form(x, plan, table, own, kept).run(table.numbers, table)
     if starts is not None:
@@ -84,7 +83,7 @@ def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, stepwise: np.ndarray, C
 
     Segments begin with states that are kept.
     """
-    shape, dtype = state_shape(x, plan), np.dtype(plan.dtype)
+    shape, dtype = forms.state_shape(x, plan), np.dtype(plan.dtype)
     plain = x.u is None and not stepwise.all()
     kept = checkpoint_block(rows, prod(shape) * dtype.itemsize, C) if plain else 0
     if not kept and rows[:, LATER].any():
@@ -94,13 +93,13 @@ def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, stepwise: np.ndarray, C
 
 def is_recurrent(x: Inputs, plan: Plan) -> bool:
     """Whether all sequences of a call take the recurrent form."""
-    return bool(short.is_stepwise(x, plan, sequences(plan, 1, 1)).all())
+    return bool(forms.is_stepwise(x, plan, sequences(plan, 1, 1)).all())
 
 
 def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, _ = saved
-    if not (x.v.size and x.k.size) or short.goes_back_elsewhere(x):
+    if not (x.v.size and x.k.size) or forms.goes_back_elsewhere(x):
         _, _, kept = array_chunks.forward(x, plan, state)
         return array_chunks.backward(kept, dout, dstate)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
@@ -112,7 +111,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         rows[:, TO] = np.cumsum(block_counts(rows, keeps)) - block_counts(rows, keeps)
     if dat is None:
         rows[:, AT] = 0
-    dS = empty((*([count] if plan.is_ragged else lead), *state_shape(x, plan)), dtype)
+    dS = empty((*([count] if plan.is_ragged else lead), *forms.state_shape(x, plan)), dtype)
     grads = _gradients(x, plan, table, has_queries, count)
     table.of_plan(x, plan)
     table.states("in_state", state)
@@ -123,37 +122,38 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         table.tokens("in_dout", dout, table.query_heads)
         table.tokens("out", None if plan.average is None else plan.average.out, table.query_heads)
     table.states("starts", starts)
-    cell = cell_of(x if has_queries else x._replace(q=None), plan, V, state is not None)
+    cell = forms.cell_of(x if has_queries else x._replace(q=None), plan, V, "chunk adjoint", started=state is not None,
+                         has_dstate=dend is not None)
     group, workers = int(table.numbers[:, SHARED].max()), threads.num_threads()
     each = max(1, count * H // group // workers)
     tasks, bounds = time_blocks(rows, H // group, V, V, C, each, keeps, last_first=True)
     tasks[:, HEAD] *= group
-    operations = 16.0 * tokens(rows) * H * cell.K * V
+    operations = 16.0 * forms.tokens(rows) * H * cell.K * V
     plain = x.erase is Erase.NONE and x.gv is x.u is None  # gradients of states between time blocks can be found before
     known = keeps > 0 and has_queries and plain
     apart = known and len(bounds) - 1 < min(workers, len(tasks)) and operations > policy.APART_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
-        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps, dend is not None)
-    made, segment = layout(cell, Backward(group, int(tasks[:, CHUNKS].max(initial=1)), dend is not None, apart))
+        cell = cell.which("apart")
+        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps)
+    made, segment = layout(cell, group, int(tasks[:, CHUNKS].max(initial=1)))
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
-    kernel = kernel_of(backward_kernel, cell, made, table, numbers_of(plan), "chunk", "adjoint")
-    over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
+    kernel = forms.kernel_of(backward_kernel, cell, made, table, forms.numbers_of(plan))
+    forms.over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
 
 
-def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.ndarray, cell: Cell, kept: int,
-               dstate: bool) -> None:  # fmt: skip
+def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.ndarray, cell: Cell,
+               kept: int) -> None:  # fmt: skip
     """Gradients of the states between time blocks, by blocks of value columns."""
     table.states("ends", ends)
     H, V = x.v.shape[-2:]
-    columns = V if plan.average is not None else columns_of(V, count_sequences(rows) * H, threads.num_threads())
+    columns = V if plan.average is not None else forms.columns_of(V, count_sequences(rows) * H, threads.num_threads())
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     cell = cell._replace(V=columns)
-    made, _ = layout(cell, Backward(1, 1, dstate, True))
-    kernel = kernel_of(reverse, cell, made, table, numbers_of(plan), "chunk", "adjoint")
-    over(kernel, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V).run(table.numbers, (table, x))
+    kernel = forms.kernel_of(reverse, cell, layout(cell, 1, 1)[0], table, forms.numbers_of(plan))
+    forms.over(kernel, tasks, bounds, 2.0 * forms.tokens(rows) * H * cell.K * V).run(table.numbers, (table, x))
 
 
 def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: int) -> dict[str, np.ndarray]:

@@ -19,8 +19,7 @@ from ...runtime.tracing import Kernel as ArrayKernel
 from ...runtime.tracing import Trace, Untraceable, contains, extent, plain
 from .. import policy
 from ..types import Inputs, Plan
-from .chunks import Made, chunks
-from .recurrent.short import in_place, is_one_batch, is_stepwise, steps
+from .forms import Made, chunks, in_place, is_one_batch, is_stepwise, steps
 from .table import ROW, Table, from_pool, sequences
 from .workspace import ARRAYS
 

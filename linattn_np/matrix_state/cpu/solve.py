@@ -14,7 +14,7 @@ from ...runtime.tracing import Trace, traced
 from .. import policy
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
-from .chunks import Made, chunks
+from .forms import Made, chunks
 from .replay import loops
 from .table import lengths, sequences
 

@@ -19,10 +19,9 @@ TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEA
 SIZES = ("t", "C", "given", "half", "skipped", "segments", "segment_count", "group", "slots")  # fmt: skip
 WORDS = ("decay", "scalar", "vector", "erase", "delta", "free", "query_reads", "erase_reads", "separate_erase_key",
          "has_queries", "bonus", "started", "compensates", "map", "value_decay", "averaged", "formed", "direct_q",
-         "direct_v")  # fmt: skip
-FLAGS = ("queries", "has_dstate", "apart", "reflects", "returning", "iterations", "direct", "lane",
-         "lines_at_once")  # fmt: skip
-TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "rotates", "known", "known_batch",
+         "direct_v", "rotates", "has_dstate", "apart")  # fmt: skip
+FLAGS = ("queries", "reflects", "returning", "iterations", "direct", "lane", "lines_at_once")
+TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough", "curve")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "in_dout",
@@ -31,7 +30,7 @@ ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in
           "out_sums", "out_dgv", "in_rotation")  # fmt: skip
 
 M = Matrix
-GROUPS = {  # by the words of the calls that they are of, see chunks.cell_of
+GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
     "": {"factor": M("c"), "scales": M("c")},
     "chunk": {
         "lines": M("line_count", dtype="int64"), "v": M("c", "V_lanes"), "kT": M("K", "c"),

@@ -4,7 +4,7 @@
     out_t = scale phi(q_t) S_t                    with eps: the same / (scale phi(q_t) z_t^T + eps)
 
 The compiled loops compute features chunk by chunk, or token by token, and divide when they store
-(matrix_state/cpu/maps.py, averages.py, recurrent/features.py). Other backends get all features and values with a column
+(matrix_state/cpu/maps.py, averages.py, recurrent.py). Other backends get all features and values with a column
 of ones, whose output divides the others. z is the state's last column.
 """
 

@@ -47,7 +47,7 @@ def joined(S: np.ndarray, z: np.ndarray) -> np.ndarray | None:
 def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, divide: Divide, kind: type[Any],
              more: tuple[Array, ...]) -> Any:  # fmt: skip
     """Of a state whose parts are joined, or of none."""
-    from ..cpu.recurrent.short import in_place  # where a plan is recorded, there are compiled loops
+    from ..cpu.forms import in_place  # where a plan is recorded, there are compiled loops
 
     if plan.overwrite and not in_place(Inputs(*map(plain, x)), plan, both):
         return None

@@ -1,4 +1,7 @@
-"""A call of the chunk form in compiled loops, forward: its cell, its kernel, its tasks."""
+"""A call in compiled loops, forward: its kind, its kernel, its tasks, in the chunk form or the recurrent form.
+
+A form is chosen by the length of its own sequence: the same sequence gives the same bits alone and among others.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ import numpy as np
 
 from ...ops.conjugate_gradients import square_of
 from ...runtime import threads
+from ...runtime.memory import overlaps_itself, place_of
+from ...runtime.pieces.memory import address
 from ...runtime.pieces.run import Kernel, conversions
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import Layout
 from .. import policy
-from ..policy import CPU_COLUMNS
 from ..readouts.systems import Solver
 from ..types import Decay, Erase, Inputs, Plan, ReadState
 from .forward import forward
-from .layout import Cell, Features, layout
-from .table import Table, count_sequences, is_direct, lengths
+from .layout import Cell, Features, layout, token_layout
+from .recurrent import step
+from .table import FIRST, STOP, Table, count_sequences, is_direct, lengths
 from .time_blocks import time_blocks
 from .workspace import WORK
 
@@ -31,16 +36,74 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0,
     (H, V), numbers, operations = x.v.shape[-2:], numbers_of(plan), 6.0
     states, count = count_sequences(rows) * H, threads.num_threads()
     columns = V if plan.average is not None or solver is not None else columns_of(V, states, count)
-    cell = cell_of(x, plan, columns, "in_state" in table.kept)
+    cell = cell_of(x, plan, columns, "chunk", started="in_state" in table.kept)
     if solver is not None:
-        cell = cell._replace(iterations=solver.iterations, words=cell.words | {"solved"})
+        cell = cell.which("solved")._replace(iterations=solver.iterations)
         if (lengths(rows) == 1).all():
             cell = cell._replace(C=1, words=cell.words - {"direct_q", "direct_v"} | {"formed"})
         numbers["enough"] = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
         operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
-    kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers, "chunk")
+    kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers)
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), kept)
     return over(kernel, tasks, bounds, operations * tokens(rows) * H * cell.K * V)
+
+
+# the recurrent form
+
+
+def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
+    """Whether each sequence takes the recurrent form: by the chunk size, its length, or for want of another form."""
+    if plan.chunk_size == 1 or is_only_stepwise(x):
+        return np.ones(len(rows), bool)
+    plain = x.erase is Erase.NONE and x.decay is not Decay.VECTOR
+    short = policy.SHORT_CPU_PLAIN if plain else policy.SHORT_CPU
+    return (lengths(rows) <= short) & (plan.chunk_size is None)
+
+
+def is_only_stepwise(x: Inputs) -> bool:
+    """Whether no compiled chunk form covers the cell forward."""
+    return x.gv is not None or goes_back_elsewhere(x)
+
+
+def goes_back_elsewhere(x: Inputs) -> bool:
+    """Whether no compiled chunk form covers the cell backward."""
+    return x.u is not None and (x.erase is not Erase.NONE or x.gv is not None)
+
+
+def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
+    """Whether the final state is written where the initial one lies: nothing else that is read may lie there."""
+    if not plan.overwrite or state.dtype != plan.dtype:
+        return False
+    if state.strides[-1] != state.itemsize or overlaps_itself(place_of(state)) or not is_one_batch(state):
+        return False
+    return not any(y is not None and np.may_share_memory(state, y) for y in x)
+
+
+def is_one_batch(y: np.ndarray) -> bool:
+    """Whether (..., H, K, V) is an array (B, H, K, V) where it lies."""
+    return not y.size or address(y.reshape((-1, *y.shape[-3:]))) == address(y)
+
+
+def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0) -> Kernel:
+    """The recurrent form of these sequences: all but where the arrays lie.   kept: see time_blocks."""
+    dtype, (H, V), state = np.dtype(plan.dtype), x.v.shape[-2:], table.kept.get("in_state")
+    longest, states = int((rows[:, STOP] - rows[:, FIRST]).max()), count_sequences(rows) * H
+    few = states * key_width(x, plan) * V * dtype.itemsize * longest < policy.FEW_BYTES
+    count = 1 if few else threads.num_threads()
+    share = -(-count // states)
+    columns = min(V, max(1, -(-V // (share * policy.STEP_COLUMNS))) * policy.STEP_COLUMNS)
+    columns = V if plan.average is not None else columns
+    cell, rotation = cell_of(x, plan, columns, "tokens", started=state is not None), table.kept.get("in_rotation")
+    direct = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
+    numbers = numbers_of(plan) | {"H": H, "direct": direct, "direct_v": is_direct(x.v, dtype)}
+    if rotation is not None:  # the last pass rotates the final state
+        cell, numbers["pairs"] = cell.which("rotates"), rotation.shape[-1]
+    made = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
+    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept)
+    return kernel_of(step, cell, made, table, numbers).over(tasks, bounds, len(tasks), count)
+
+
+# both
 
 
 class Made(NamedTuple):
@@ -66,10 +129,9 @@ class Made(NamedTuple):
         return cls(table, end, out, at)
 
 
-def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, numbers: dict[str, Any], *form: str) -> Kernel:
-    """A kernel for a kind of call; form: "chunk", also "adjoint", or "tokens", the recurrent form."""
-    words = cell.words.union(form) | conversions(table.numbers, cell.dtype)
-    return Kernel(body, WORK, cell.dtype, made, numbers, words)
+def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, numbers: dict[str, Any]) -> Kernel:
+    """A kernel for a kind of call."""
+    return Kernel(body, WORK, cell.dtype, made, numbers, cell.words | conversions(table.numbers, cell.dtype))
 
 
 def over(kernel: Kernel, tasks: np.ndarray, bounds: list[int], operations: float) -> Kernel:
@@ -84,8 +146,11 @@ def numbers_of(plan: Plan) -> dict[str, float]:
     return {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps}
 
 
-def cell_of(x: Inputs, plan: Plan, columns: int, started: bool) -> Cell:
-    """The kind of a call whose tasks have so many value columns."""
+def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cell:
+    """The kind of a call whose tasks have so many value columns; more: words of which each is true or not.
+
+    form: "chunk", "chunk adjoint", or "tokens", the recurrent form.
+    """
     dtype, features, W = np.dtype(plan.dtype).name, features_of(x, plan), lane(plan.dtype)
     vector, delta, free = x.decay is Decay.VECTOR, x.erase is Erase.DELTA, x.erase is Erase.FREE
     apart = free or (delta and not plan.erases_key)
@@ -96,13 +161,13 @@ def cell_of(x: Inputs, plan: Plan, columns: int, started: bool) -> Cell:
         "query_reads": plan.query_reads is ReadState.PREVIOUS,  # queries read S_{t-1}; erase_reads: r does
         "erase_reads": free or plan.erase_reads is ReadState.PREVIOUS,
         "separate_erase_key": apart, "r_is_k": not apart, "has_queries": x.q is not None, "bonus": x.u is not None,
-        "started": started, "plain": features is None, "map": features is not None,
+        "plain": features is None, "map": features is not None,
         "waves": features is not None and features.kind == "waves",
         "value_decay": x.gv is not None, "channels": vector or x.gv is not None, "averaged": plan.average is not None,
         "direct_q": direct["q"] and features is None, "direct_v": direct["v"],  # they are read where they lie
         # a float32 system is solved with what its rounding leaves out of rows with beta > 1
         "compensates": dtype == "float32" and delta and not vector,
-    }  # fmt: skip
+    } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])
     return Cell(dtype, key_width(x, plan), columns, policy.cpu_chunk(plan, x.v.shape[-3]), queries,
                 frozenset([word for word, is_true in is_so.items() if is_true]), features)  # fmt: skip
@@ -132,7 +197,7 @@ def state_shape(x: Inputs, plan: Plan) -> tuple[int, int, int]:
 def columns_of(V: int, states: int, count: int) -> int:
     """Value columns of a task: all, or fewer where there are fewer states than threads."""
     share = -(-count // max(states, 1))
-    return min(V, max(1, -(-V // (share * CPU_COLUMNS))) * CPU_COLUMNS) if share > 1 else V
+    return min(V, max(1, -(-V // (share * policy.CPU_COLUMNS))) * policy.CPU_COLUMNS) if share > 1 else V
 
 
 def tokens(rows: np.ndarray) -> int:

@@ -1,1 +1,0 @@
-"""The recurrent form in compiled loops: one token after the other."""
