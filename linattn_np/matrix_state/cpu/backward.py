@@ -13,7 +13,7 @@ from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
 from ...runtime.pieces.views import as_row, transposed
 from .averages import averages_vjp
-from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, tables, write, writes
+from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, write, writes
 from .chunk_vjp import chunk_vjp, read_rows
 from .decay import decays
 from .forward import begin_state, load_state, save_state
@@ -76,7 +76,7 @@ def segment_vjp(w: Work):
         begin_chunk(w)
         load_tokens(w)
         if w.vector or w.value_decay:
-            tables(w)
+            decays(w)
         chunk_vjp(w)
 
 

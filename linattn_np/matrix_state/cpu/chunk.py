@@ -13,7 +13,7 @@ With a vector decay the exponentials stand at the channels of Q, R and K instead
 from __future__ import annotations
 
 from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product, solve, solve_transposed, transpose
-from ...ops.cpu.rows import add, fill, hadamard, scaled, times
+from ...ops.cpu.rows import add, fill, hadamard, scale_columns, scaled, times
 from ...ops.cpu.storage import load, load_column
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
@@ -22,7 +22,6 @@ from ...runtime.pieces.workspace import TOKEN
 from .averages import add_keys, find_averages
 from .decay import decays, gram, pair_table, plain_gram, rest, weigh
 from .maps import features
-from .value_decay import value_carried, value_ended, value_tables
 from .workspace import EARLY, STRICT, Q, U, V, Work
 
 
@@ -152,18 +151,10 @@ def erase(w: Work):
 
 
 @piece
-def tables(w: Work):
-    """The decays of both axes."""
-    decays(w)
-    if w.value_decay:
-        value_tables(w)
-
-
-@piece
 def writes(w: Work):
     """What a chunk writes, from the state before it."""
     load_tokens(w)
-    tables(w)
+    decays(w)
     if w.erase:
         system(w)
         erase(w)
@@ -191,8 +182,8 @@ def write(w: Work, out: Matrix, z: Vector):
     """out = the state after the chunk, and z."""
     S, u = w.S, w.U
     if w.value_decay:
-        value_carried(w, S, out)
-        value_ended(w, u)
+        scale_columns(S, w.carry_v, out)
+        hadamard(u, w.last_v, w.ended)
         S, u = out, w.ended
     write_state(w, w.k, u, S, out, w.carry)
     if w.free:

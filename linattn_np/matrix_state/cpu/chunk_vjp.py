@@ -5,32 +5,41 @@
                                              dS += Q^T diag(scale start) dout,  dU += P^T dout,  dK += columns(dP, Q)
     (1 + M) U = diag(beta) (V - ..R S)       dZ = (1 + M)^-T dU,  dV = diag(beta) dZ,  dM = -dZ U^T,  M = diag(beta) A
                                              dR = -diag(beta start) dZ S^T + rows(dM, K),  dS -= ..
+
+Decay on the value axis: with f_i = e^{gv(start, i)}, l_j = e^{gv(j, end)} and the cotangent c of the outputs
+
+    out_i = f_i (.) q^_i S + sum_j P_ij e^{gv(j, i)} (.) v_j
+    S' = carry(S) diag(f_end) + sum_j k^_j^T (l_j (.) v_j)
+
+so P is to (c, v) what the cotangent of a gram is to (q, k): rows(P, v) is the output, columns(P, c) the gradient of v,
+and gram(c, v) that of P.
 """
 
 from __future__ import annotations
 
 from ...ops.cpu.products import FULL, LEFT_UPPER, OUT_LOWER, product, transpose
-from ...ops.cpu.rows import add, add_dots, add_hadamard, clear, fill, hadamard, hadamard_to, overlap, scale_rows, scaled
+from ...ops.cpu.rows import (
+    add,
+    add_dots,
+    add_hadamard,
+    clear,
+    fill,
+    hadamard,
+    hadamard_to,
+    overlap,
+    scale_columns,
+    scale_rows,
+    scaled,
+)
 from ...ops.cpu.storage import load, save, save_column
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import row, transposed
 from .averages import add_dz, add_weights, averages_vjp, read_z_vjp
 from .chunk import bonus, bonus_vjp, load_queries, reach, solve_system
-from .decay import gram
-from .decay_vjp import gate_vjp, gram_vjp
+from .decay import block_gram, gram
+from .decay_vjp import block_gram_vjp, gate_vjp, gram_vjp
 from .maps import features_vjp
-from .value_decay import (
-    begin_value_vjp,
-    value_carried,
-    value_carried_vjp,
-    value_decayed,
-    value_ended,
-    value_ended_vjp,
-    value_gate_vjp,
-    value_inside_vjp,
-    value_read_vjp,
-)
 from .workspace import EARLY, STRICT, Work
 
 
@@ -53,8 +62,6 @@ def chunk_vjp(w: Work):
     else:
         save(w.dk, w.out_dk, place, (0, w.K))
     gate_vjp(w)
-    if w.value_decay:
-        value_gate_vjp(w)
 
 
 @piece
@@ -70,14 +77,16 @@ def write_vjp(w: Work):
         clear(w.readers_k_before)
         clear(w.writers_k)
     if w.value_decay:
-        begin_value_vjp(w)
+        clear(w.crossed_v)
+        clear(w.readers_v_before)
+        clear(w.writers_v)
     written_vjp(w, w.k, w.U, w.dU, w.dk)
     if w.free:
         written_vjp(w, w.b, w.Y, w.dY, w.db)
     if w.averaged:
         add_dz(w, w.dk)
     if w.value_decay:
-        value_carried(w, w.dS, w.dS)
+        scale_columns(w.dS, w.carry_v, w.dS)
     if w.scalar:
         w.totals[0] = w.start[w.c] * overlap(w.S, w.dS)
     elif w.vector:
@@ -85,7 +94,7 @@ def write_vjp(w: Work):
     if w.decay:
         scale_rows(w.dS, w.carry)
     if w.value_decay:
-        value_carried_vjp(w)
+        column_overlap(w.S, w.dS, w.totals_v)
 
 
 @piece
@@ -96,11 +105,21 @@ def channel_overlap(S: Matrix, dS: Matrix, carry: Vector, out: Vector):
 
 
 @piece
+def column_overlap(S: Matrix, dS: Matrix, out: Vector):
+    """out_v = sum_d S_dv dS_dv"""
+    fill(out, 0.0)
+    for d in range(len(S)):
+        s, ds = row(S, d), row(dS, d)
+        for v in range(len(s)):
+            out[v] += s[v] * ds[v]
+
+
+@piece
 def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
     """The adjoint of S' = ... + (y (.) e^{s(j, end)})^T u."""
     values = u
     if w.value_decay:
-        value_ended(w, u)
+        hadamard(u, w.last_v, w.ended)
         values = w.ended
     if w.vector:
         hadamard(y, w.last, w.decayed)
@@ -114,7 +133,8 @@ def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
         if w.scalar:
             add_dots(y, dy, False, 1.0, w.writers)
     if w.value_decay:
-        value_ended_vjp(w, u, du)
+        hadamard_to(w.last_v, du)
+        add_hadamard(u, du, w.writers_v)
 
 
 @piece
@@ -152,13 +172,16 @@ def read_vjp(w: Work, j: Whole):
     load(w.in_dout, place, (0, w.V), w.dout)
     if w.averaged:
         averages_vjp(w, j)
+    dout = w.dout
     if w.value_decay:
-        value_decayed(w)
-    reader_vjp(w, w.q, w.decayed_dout if w.value_decay else w.dout, early, w.scales, 1.0, w.dq, False)
+        hadamard(w.dout, w.first_v_before if early else w.first_v, w.decayed_dout)
+        dout = w.decayed_dout
+    reader_vjp(w, w.q, dout, early, w.scales, 1.0, w.dq, False)
     if w.averaged:
         read_z_vjp(w)
     if w.value_decay:
-        value_read_vjp(w)
+        product(FULL, w.decayed, w.S, w.read_v)
+        add_hadamard(w.read_v, dout, w.readers_v_before if early else w.readers_v)
     read_written_vjp(w, w.k, w.kT, w.U, w.dU, w.dk)
     if w.free:
         read_written_vjp(w, w.b, w.bT, w.Y, w.dY, w.db)
@@ -174,7 +197,8 @@ def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: 
     reads = EARLY | STRICT if w.query_reads else 0
     gram(w, w.q, y, yT, reads, w.scales, w.P)
     if w.value_decay:
-        value_inside_vjp(w, w.query_reads, u, du)
+        block_gram(w.dout, u, w.W_v, w.query_reads, w.dP, w.near_v, w.far_v, w.farT_v)
+        block_gram_vjp((w.W_v, w.crossed_v, w.scratch_v), w.P, w.dout, u, w.query_reads, w.out_v, du)
     else:
         transpose(u, w.UT)
         product(OUT_LOWER, w.dout, w.UT, w.dP)

@@ -32,6 +32,9 @@ def decays(w: Work):
     elif w.vector:
         load(w.in_g, place, (0, w.K), w.W)
         tables_of(w.W, w.first, w.first_before, w.last, w.carry)
+    if w.value_decay:
+        load(w.in_gv, place, (0, w.V), w.W_v)
+        tables_of(w.W_v, w.first_v, w.first_v_before, w.last_v, w.carry_v)
 
 
 @piece

@@ -51,7 +51,7 @@ def weigh_vjp(dP: Matrix, P: Matrix, E: Matrix, strict: Truth, factors: Vector, 
 
 @piece
 def gate_vjp(w: Work):
-    """dg of the chunk."""
+    """dg of the chunk, and dgv."""
     place = (w.BATCH, w.HEAD, w.t)
     if w.vector:
         channel_crossings(w.crossed_k, w.readers_k, w.writers_k, w.totals)
@@ -59,6 +59,9 @@ def gate_vjp(w: Work):
     elif w.decay:
         crossings(w.crossed, w.readers, w.writers, w.totals[0], w.column_sums, w.factor)
         save_column(w.factor, w.out_dg, place)
+    if w.value_decay:
+        channel_crossings(w.crossed_v, w.readers_v, w.writers_v, w.totals_v)
+        save(w.crossed_v, w.out_dgv, place, (0, w.V))
 
 
 @piece

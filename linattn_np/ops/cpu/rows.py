@@ -31,6 +31,15 @@ def scale_rows(A: Matrix, factors: Vector):
 
 
 @piece
+def scale_columns(A: Matrix, factors: Vector, out: Matrix):
+    """out = A diag(factors)"""
+    for i in range(len(out)):
+        a, to = row(A, i), row(out, i)
+        for j in range(len(to)):
+            to[j] = a[j] * factors[j]
+
+
+@piece
 def hadamard(A: Matrix, B: Matrix, out: Matrix):
     """out = A (.) B"""
     for i in range(len(out)):
