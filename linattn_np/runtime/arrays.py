@@ -169,7 +169,7 @@ def sum_dtype(xp: Namespace, x: Array) -> Any:
     return xp.float64
 
 
-COMPILED = f"{__package__.rpartition('.')[0]}.ops.cpu.rounding"  # NumPy's bits, several times as fast
+COMPILED = f"{__package__.rpartition('.')[0]}.ops.cpu.storage"  # NumPy's bits, several times as fast
 
 
 def cast(xp: Namespace, x: Array, dtype: Any) -> Array:

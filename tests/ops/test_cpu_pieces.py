@@ -12,10 +12,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from linattn_np.matrix_state.cpu.decay import block_gram, pair_table, tables_of, weigh
-from linattn_np.matrix_state.cpu.decay_vjp import block_gram_vjp, crossings
+from linattn_np.matrix_state.cpu.decay import block_gram, block_gram_vjp, crossings, pair_table, tables_of, weigh
 from linattn_np.ops import polynomial_maps
-from linattn_np.ops.cpu.lengths import inverse_lengths, unit_rows, unit_rows_vjp, unit_vjp
 from linattn_np.ops.cpu.maps import exponentials, exponentials_vjp, monomials, monomials_vjp, waves, waves_vjp
 from linattn_np.ops.cpu.numbers import exp, number
 from linattn_np.ops.cpu.products import (
@@ -28,7 +26,18 @@ from linattn_np.ops.cpu.products import (
     solve_transposed,
     transpose,
 )
-from linattn_np.ops.cpu.rows import add_dots, add_hadamard, hadamard, overlap, scaled, times
+from linattn_np.ops.cpu.rows import (
+    add_dots,
+    add_hadamard,
+    hadamard,
+    inverse_lengths,
+    overlap,
+    scaled,
+    times,
+    unit_rows,
+    unit_rows_vjp,
+    unit_vjp,
+)
 from linattn_np.ops.cpu.storage import load
 from linattn_np.runtime.pieces.memory import address
 from linattn_np.runtime.pieces.piece import JIT, entry, load_pieces, piece, workspace_kind

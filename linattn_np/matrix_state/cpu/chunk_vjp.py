@@ -37,8 +37,7 @@ from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import row, transposed
 from .averages import add_dz, add_weights, averages_vjp, read_z_vjp
 from .chunk import bonus, bonus_vjp, load_queries, reach, solve_system
-from .decay import block_gram, gram
-from .decay_vjp import block_gram_vjp, gate_vjp, gram_vjp
+from .decay import block_gram, block_gram_vjp, gate_vjp, gram, gram_vjp
 from .maps import features_vjp
 from .workspace import EARLY, STRICT, Work
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ops.cpu.array_calls import calls_around
-from ...ops.cpu.rounding import rounded
+from ...ops.cpu.storage import rounded
 from .backward import backward, reverse
 from .forward import forward
 from .l2norm import divided, divided_vjp

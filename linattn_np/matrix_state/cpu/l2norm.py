@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.cpu.lengths import unit_rows as divide
-from ...ops.cpu.lengths import unit_rows_vjp as divide_vjp
+from ...ops.cpu.rows import unit_rows as divide
+from ...ops.cpu.rows import unit_rows_vjp as divide_vjp
 from ...runtime.pieces.piece import Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import rows

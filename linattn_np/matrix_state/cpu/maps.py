@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ...ops.cpu.lengths import unit_vjp
 from ...ops.cpu.maps import EXPONENTIALS, MONOMIALS, SEGMENTS, exponentials_vjp, map_rows, monomials_vjp, waves_vjp
 from ...ops.cpu.products import FULL, product
-from ...ops.cpu.rows import clear, fill
+from ...ops.cpu.rows import clear, fill, unit_vjp
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Truth, Whole, piece
 from ...runtime.pieces.views import columns, tokens_of

@@ -115,7 +115,7 @@ def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: T
     if then is not None or residuals.p is None:
         return None
     from ...ops.cpu.programs import Ahead  # where a plan is recorded, there are compiled loops
-    from ...runtime.pieces.overlap import Overlap
+    from ...runtime.pieces.run import Overlap
 
     if state is not None and not (state[0].dtype == state[1].dtype == plan.dtype):
         return None

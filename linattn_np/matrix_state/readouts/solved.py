@@ -252,7 +252,7 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
     if then is not None or x.q is None or not (state is None or state[0].dtype == state[1].dtype == plan.dtype):
         return None
     from ...ops.cpu.programs import Places, Views, computed, whole  # where a plan is recorded, there are compiled loops
-    from ...runtime.pieces.overlap import Overlap
+    from ...runtime.pieces.run import Overlap
 
     (S, Z), (fn, wanted, value_residuals) = state[:2] if state else (None, None), residuals.solved.value_residuals
     solver, (add, trace) = _iterating(fn, residuals.x, plan, wanted), computed(trace)
@@ -295,7 +295,7 @@ def _record_token(
     count = prod(x.v.shape[:-3]) * max(x.q.shape[-2], x.v.shape[-2]) * x.solver.iterations
     if count * x.k.shape[-1] ** 2 * np.dtype(plan.dtype).itemsize > policy.SOLVED_BYTES and threads.num_threads() > 1:
         return None
-    from ...runtime.pieces.overlap import Overlap
+    from ...runtime.pieces.run import Overlap
 
     S, Z = state[:2] if state is not None else (None, None)
     overwrites: bool = plan.overwrite and state is not None

@@ -89,7 +89,7 @@ def _one_by_one(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: Trace,
                 more: tuple[Array, ...]) -> Any:  # fmt: skip
     """Of S and z that lie apart."""
     from ...ops.cpu.programs import computed, place_of  # where a plan is recorded, there are compiled loops
-    from ...runtime.pieces.overlap import Overlap
+    from ...runtime.pieces.run import Overlap
 
     add, following = computed(trace)
     x = Inputs(*map(plain, x))

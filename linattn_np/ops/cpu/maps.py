@@ -9,10 +9,9 @@ from ...runtime.pieces.piece import Kind, Matrix, Number, Vector, Whole, Wholes,
 from ...runtime.pieces.row_tiles import dot, monomial_tile, monomial_vjp_tile
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import columns, row, tokens_of
-from .lengths import inverse_lengths
 from .numbers import exp, number, sine_cosine
 from .products import FULL, product
-from .rows import clear, fill, scale_rows
+from .rows import clear, fill, inverse_lengths, scale_rows
 
 MONOMIALS, EXPONENTIALS, WAVES = range(1, 4)
 SEGMENTS = np.int64(0)  # rows (parent, channel, first feature)

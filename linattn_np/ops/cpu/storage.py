@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, piece
+from ...runtime.arrays import dtype_name
+from ...runtime.pieces.memory import address, empty
+from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.row_tiles import copy_row
+from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, as_row, field_of, row, tokens_of, transposed
-from ...runtime.pieces.workspace import CHANNEL, SHARED, STORAGE
+from ...runtime.pieces.workspace import CHANNEL, SHARED, STORAGE, Workspace
+from ...runtime.pieces.workspace import Matrix as Field
 from .numbers import OPTIONS, number
 
 Place = Kind(lambda f: types.UniTuple(types.int64, 3), False)  # (batch row, head, first token)
@@ -119,7 +123,7 @@ def save_column(a: Vector, x: Stored, place: Place):
     save(transposed(as_row(a)), x, place, (0, 1))
 
 
-# rounding to 16 bits
+# rounding from float32 to 16 bits, to nearest even
 
 HALF_ROUND, HALF_NORMAL, INFINITE = U(0x47800000), U(0x38800000), U(0x7F800000)  # of 2^16, 2^-14, inf
 
@@ -152,3 +156,34 @@ def to_float16(x: Bits32, out: Bits):
         rounded = special if magnitude >= HALF_ROUND else finite
         out[i] = np.uint16(U(rounded | U(U(bits >> U(16)) & U(0x8000))))
 
+
+NUMBERS = Workspace("numbers", ("count", "brain"), (), (), {"given": {
+    "x": Field("count", dtype="uint32"), "out": Field("count", dtype="uint16")}})  # fmt: skip
+Work = workspace_kind(NUMBERS)
+
+
+@piece
+def rounded(w: Work, first: Whole, last: Whole):
+    """out = x, in bfloat16 or in float16."""
+    if w.brain:
+        to_bfloat16(w.x, w.out)
+    else:
+        to_float16(w.x, w.out)
+
+
+def put(to: np.ndarray, x: np.ndarray) -> None:
+    """to[...] = x, of one shape."""
+    name = dtype_name(to)
+    dense = to.flags.c_contiguous and x.flags.c_contiguous and to.shape == x.shape and address(to) % 2 == 0
+    if name not in ("bfloat16", "float16") or x.dtype != np.float32 or not dense:
+        to[...] = x
+        return
+    values = {"count": x.size, "brain": name == "bfloat16", "x": x, "out": to}
+    over_matrices(rounded, NUMBERS, values, 1, "float32")
+
+
+def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """x in a dtype, in the order of its axes."""
+    to = empty(x.shape, dtype)
+    put(to, x)
+    return to
