@@ -224,12 +224,9 @@ def read(w: Work, S: Matrix, j: Whole, out: Matrix):
 @piece(of="bonus")
 def bonus(w: Work):
     """P_ii = scale sum_d q_id u_d k_id"""
-    u, qu = row(w.u, 0), row(w.decayed, 0)
+    scale_columns(w.q, row(w.u, 0), w.decayed)
     for i in range(w.c):
-        q = row(w.q, i)
-        for d in range(len(u)):
-            qu[d] = q[d] * u[d]
-        w.P[i, i] = w.scale * dot(qu, row(w.k, i), len(u))
+        w.P[i, i] = w.scale * dot(row(w.decayed, i), row(w.k, i), w.K_lanes)
 
 
 @piece(of="bonus")

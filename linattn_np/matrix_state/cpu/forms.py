@@ -15,16 +15,16 @@ from ...runtime.memory import overlaps_itself, place_of
 from ...runtime.pieces.memory import address
 from ...runtime.pieces.run import Kernel, conversions
 from ...runtime.pieces.vectors import lane
-from ...runtime.pieces.workspace import Layout
+from ...runtime.pieces.workspace import Layout, up
 from .. import policy
 from ..readouts.systems import Solver
 from ..types import Decay, Erase, Inputs, Plan, ReadState
 from .forward import forward
-from .layout import Cell, Features, layout, token_layout
+from .layout import Cell, layout, token_layout
 from .recurrent import step
 from .table import FIRST, STOP, Table, count_sequences, is_direct, lengths
 from .time_blocks import time_blocks
-from .workspace import WORK
+from .workspace import EXPONENTIALS, MONOMIALS, WAVES, WORK
 
 
 def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0, solver: Solver | None = None
@@ -151,7 +151,7 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
 
     form: "chunk", "chunk adjoint", or "tokens", the recurrent form.
     """
-    dtype, features, W = np.dtype(plan.dtype).name, features_of(x, plan), lane(plan.dtype)
+    dtype, features, W = np.dtype(plan.dtype).name, plan.features, lane(plan.dtype)
     vector, delta, free = x.decay is Decay.VECTOR, x.erase is Erase.DELTA, x.erase is Erase.FREE
     apart = free or (delta and not plan.erases_key)
     direct = {n: is_direct(y, plan.dtype) and y.shape[-1] % W == 0 for n, y in (("q", x.q), ("v", x.v))}
@@ -170,17 +170,21 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])
     return Cell(dtype, key_width(x, plan), columns, policy.cpu_chunk(plan, x.v.shape[-3]), queries,
-                frozenset([word for word, is_true in is_so.items() if is_true]), features)  # fmt: skip
+                frozenset([word for word, is_true in is_so.items() if is_true]), map_sizes(x, plan))  # fmt: skip
 
 
-def features_of(x: Inputs, plan: Plan) -> Features | None:
-    """The kind of a call's feature map."""
+def map_sizes(x: Inputs, plan: Plan) -> tuple[tuple[str, int], ...]:
+    """The sizes that a call's feature map adds, by name."""
     if plan.features is None:
-        return None
-    K = x.k.shape[-1]
-    tables = plan.features.tables(K, np.dtype(plan.dtype))
-    count = 0 if tables.segments is None else len(tables.segments)
-    return Features(plan.features.kind, K, plan.features.skipped(K), len(tables.numbers), count)
+        return ()
+    given, K, W = x.k.shape[-1], key_width(x, plan), lane(plan.dtype)
+    tables, skipped = plan.features.tables(given, np.dtype(plan.dtype)), plan.features.skipped(given)
+    kinds = {"monomials": MONOMIALS, "exponentials": EXPONENTIALS, "waves": WAVES}
+    return tuple({
+        "map": kinds[plan.features.kind], "given": given, "given_wide": up(given, W) + W, "skipped": skipped,
+        "phi_lanes": up(skipped + up(K, W), W) + W, "numbers": len(tables.numbers), "half": K // 2,
+        "half_lanes": up(K // 2, W), "segment_count": 0 if tables.segments is None else len(tables.segments),
+    }.items())  # fmt: skip
 
 
 def key_width(x: Inputs, plan: Plan) -> int:

@@ -7,26 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...ops.cpu.maps import EXPONENTIALS, MONOMIALS, WAVES
 from ...runtime.pieces.passes import NARROW, WIDE
 from ...runtime.pieces.vectors import LANES, ROWS, lane
 from ...runtime.pieces.workspace import Layout, up
 from ..policy import CHECKPOINT_BYTES, FEATURE_HEADS
 from ..policy import DECAY_BLOCK as BLOCK
-from .workspace import TASK, WORK
+from .workspace import MONOMIALS, TASK, WORK
 
 RECOMPUTED = {"k", "r"}  # without slots of their own
 DECAYS = {"E", "start", "end", "carry"}  # one for all chunks unless tokens decay
-
-
-class Features(NamedTuple):
-    """A kind of feature map: all of it that a table depends on."""
-
-    kind: str
-    K: int  # channels of its rows
-    skipped: int  # monomials before the first of the K features of the cell
-    numbers: int
-    segments: int
 
 
 class Cell(NamedTuple):
@@ -38,14 +27,14 @@ class Cell(NamedTuple):
     C: int  # tokens of a chunk
     queries: int  # heads of queries a head of the state
     words: frozenset[str]  # what is true of it: see forms.cell_of
-    features: Features | None = None  # what q and k go through: K counts features
+    features: tuple[tuple[str, int], ...] = ()  # sizes of a feature map, which q and k go through: K counts features
     iterations: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
 
     def sizes(self, W: int) -> dict[str, int]:
         """What a kernel is told of it; W: numbers of a vector."""
         found = dict.fromkeys(self.words, 1) | {"K_lanes": up(self.K, W), "one": 1, "lane": W, "task_fields": len(TASK)}
         found |= {name: x for name, x in self._asdict().items() if isinstance(x, int)}
-        return found if self.features is None else found | map_sizes(self.K, self.features, W)
+        return found | dict(self.features)
 
     def which(self, *words: str) -> Cell:
         """The kind of those calls of which these words are true, too."""
@@ -85,18 +74,10 @@ def token_layout(cell: Cell, tokens: int) -> Layout:
     W = lane(cell.dtype)
     sizes = {"c": tokens, "c_queries": tokens * cell.queries, "c_rows": tokens * (1 + cell.queries),
              "width_lanes": WIDE * W, "two": 2, "pairs": up(cell.K, W)} | cell.sizes(W)  # fmt: skip
-    if cell.features is not None:
+    if cell.features:
         sizes["group"] = FEATURE_HEADS if tokens == 1 and sizes["map"] != MONOMIALS else 1
         sizes["c_rows"] *= sizes["group"]
     return WORK.layout(sizes, cell.dtype, cell.words)
-
-
-def map_sizes(K: int, f: Features, W: int) -> dict[str, int]:
-    """The sizes that a map to K features adds."""
-    kinds = {"monomials": MONOMIALS, "exponentials": EXPONENTIALS, "waves": WAVES}
-    return {"map": kinds[f.kind], "given": f.K, "given_wide": up(f.K, W) + W, "skipped": f.skipped,
-            "phi_lanes": up(f.skipped + up(K, W), W) + W, "numbers": f.numbers, "half": K // 2,
-            "half_lanes": up(K // 2, W), "segment_count": f.segments}  # fmt: skip
 
 
 def _lines(cell: Cell, itemsize: int) -> tuple[int, int]:

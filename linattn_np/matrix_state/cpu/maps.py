@@ -1,24 +1,47 @@
-"""Queries and keys of a chunk through a feature map, and its transpose: features never lie in main memory."""
+"""Queries and keys through a feature map, and its transpose: features never lie in main memory."""
 
 from __future__ import annotations
 
-from ...ops.cpu.maps import EXPONENTIALS, MONOMIALS, SEGMENTS, exponentials_vjp, map_rows, monomials_vjp, waves_vjp
+import numpy as np
+
+from ...ops.cpu.maps import exponentials, exponentials_vjp, monomials, monomials_vjp, waves, waves_vjp
 from ...ops.cpu.products import FULL, product
-from ...ops.cpu.rows import clear, fill, unit_vjp
+from ...ops.cpu.rows import clear, fill, inverse_lengths, scale_rows, unit_vjp
 from ...ops.cpu.storage import load, save
-from ...runtime.pieces.piece import Truth, Whole, piece
+from ...runtime.pieces.piece import Matrix, Truth, Vector, Whole, piece
 from ...runtime.pieces.views import columns, tokens_of
-from .workspace import Work
+from .workspace import EXPONENTIALS, MONOMIALS, Work
+
+SEGMENTS = np.int64(0)  # the dtype of rows (parent, channel, first feature)
+
+
+@piece(of="map")
+def map_rows(w: Work, x: Matrix, over: Vector, phi: Matrix, angle: Matrix, out: Matrix):
+    """The features of rows x, and zeros behind them; monomials begin before the first feature."""
+    first, n = (0, 0, 0), w.given
+    if w.map == MONOMIALS:
+        fill(over, w.map_numbers[0])
+        scale_rows(x, over)
+        monomials(x, n, tokens_of(w.in_segments, SEGMENTS, first, w.segment_count, (0, 3)), w.map_weights, phi)
+    elif w.map == EXPONENTIALS:
+        product(FULL, x, tokens_of(w.in_map, w.scale, first, n, (0, w.K)), out)
+        exponentials(out, x, w.map_numbers)
+    else:
+        inverse_lengths(x, n, over)
+        product(FULL, x, tokens_of(w.in_map, w.scale, first, n, (0, w.half)), angle, over)
+        waves(angle, w.half, w.map_numbers[0], out)
+    clear(columns(out, w.K, out.shape[1] - w.K))
 
 
 @piece(of="map")
 def features(w: Work, queries: Truth, head: Whole):
     """q or k of a chunk, from the rows as they are given."""
-    x, phi, out = w.x_q if queries else w.x_k, w.phi_q if queries else w.phi_k, w.q if queries else w.k
-    place, how = (w.BATCH, head, w.t), (w.map, w.given, w.K, w.half, w.segment_count)
-    load(w.in_q if queries else w.in_k, place, (0, w.given), x)
-    vectors = w.over_q if queries else w.over_k, w.map_numbers, w.map_weights
-    map_rows(how, x, (w.in_map, w.in_segments), vectors, (phi, w.angle, out))
+    x = w.x_q if queries else w.x_k
+    load(w.in_q if queries else w.in_k, (w.BATCH, head, w.t), (0, w.given), x)
+    if queries:
+        map_rows(w, x, w.over_q, w.phi_q, w.angle, w.q)
+    else:
+        map_rows(w, x, w.over_k, w.phi_k, w.angle, w.k)
 
 
 @piece(of="map")

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from numba import types
 
-from ...ops.cpu.maps import MONOMIALS, map_rows
 from ...ops.cpu.numbers import number
 from ...ops.cpu.rows import clear, exp_rows, hadamard_to, scale_rows, scaled
 from ...ops.cpu.storage import load, load_column, save, save_column
@@ -32,7 +31,8 @@ from ...runtime.pieces.views import as_row, columns, repeated, row, rows, start_
 from ..policy import STEP_TOKENS as TOKENS
 from .averages import load_z, save_z
 from .chunk import begin_task
-from .workspace import Work
+from .maps import map_rows
+from .workspace import MONOMIALS, Work
 
 one_reads, two_read = write_pass(1), write_pass(2)
 one_reads_faded, one_reads_turned = write_pass(1, fades=True), write_pass(1, turns=True)
@@ -42,41 +42,26 @@ Rows, Reads = (Kind(lambda f, n=n: types.UniTuple(f[::1], n)) for n in (5, 4))  
 
 @piece(of="map")
 def load_features(w: Work):
-    """The features of a slab's keys and queries; of one token those of `group` heads at once."""
-    each, c, head = w.c_rows, w.c, w.HEAD
-    if w.known and w.known_batch == w.BATCH and w.known_t == w.t and w.known_head <= head < w.known_head + w.known:
-        w.c_rows = w.known * each
-    else:
-        count = min(w.group, w.H - head)
-        w.c_rows = count * each
-        for n in range(count):
-            load_rows(w, head + n, n * each)
-        map_slab(w)
+    """The features of a slab's keys and queries; of one token those of `group` heads at once: W is read once."""
+    each, c, head, given, queries = w.c_rows, w.c, w.HEAD, (0, w.given), w.queries if w.has_queries else 0
+    is_known = w.known_batch == w.BATCH and w.known_t == w.t and w.known_head <= head < w.known_head + w.known
+    count = w.known if is_known else min(w.group, w.H - head)
+    w.c_rows = count * each
+    out = columns(w.phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
+    if not is_known:
+        for h in range(head, head + count):  # rows of a head: its keys, then its queries
+            first = (h - head) * each
+            load(w.in_k, (w.BATCH, h, w.t), given, rows(w.x, first, c))
+            for j in range(queries):
+                load(w.in_q, (w.BATCH, h * queries + j, w.t), given, rows(w.x, first + (1 + j) * c, c))
+        map_rows(w, w.x, w.lengths, w.phi, w.angles, out)
         if w.group > 1:
             w.known, w.known_batch, w.known_t, w.known_head = count, w.BATCH, w.t, head
     first = (head - w.known_head) * each if w.known else 0
-    out = columns(w.phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
     scaled(rows(out, first, c), None, w.keys)
-    for j in range(w.queries if w.has_queries else 0):
+    for j in range(queries):
         scaled(rows(out, first + (1 + j) * c, c), None, rows(w.query, j * c, c))
     w.c_rows = each
-
-
-@piece
-def load_rows(w: Work, head: Whole, first: Whole):
-    """Keys and queries of a head, before the map, from row `first` on."""
-    load(w.in_k, (w.BATCH, head, w.t), (0, w.given), rows(w.x, first, w.c))
-    for j in range(w.queries if w.has_queries else 0):
-        to = rows(w.x, first + (1 + j) * w.c, w.c)
-        load(w.in_q, (w.BATCH, head * w.queries + j, w.t), (0, w.given), to)
-
-
-@piece
-def map_slab(w: Work):
-    """The features of all rows in one product: a row of weights is read once."""
-    how, tables = (w.map, w.given, w.K, w.half, w.segment_count), (w.in_map, w.in_segments)
-    out = columns(w.phi, w.skipped, w.K_lanes) if w.map == MONOMIALS else w.mapped
-    map_rows(how, w.x, tables, (w.lengths, w.map_numbers, w.map_weights), (w.phi, w.angles, out))
 
 
 @piece(of="averaged")

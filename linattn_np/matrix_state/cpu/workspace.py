@@ -12,6 +12,7 @@ from __future__ import annotations
 from ...runtime.pieces.piece import workspace_kind
 from ...runtime.pieces.workspace import Matrix, Workspace
 
+MONOMIALS, EXPONENTIALS, WAVES = range(1, 4)  # of a feature map; 0: none
 EARLY, STRICT = range(1, 3)  # of a gram: it reads S_{t-1}; without the token's own write
 
 TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEAD", "EARLIER", "LATER", "FROM", "TO",

@@ -2,41 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numba import types
-
-from ...runtime.pieces.piece import Kind, Matrix, Number, Vector, Whole, Wholes, piece, stored
+from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, Wholes, piece
 from ...runtime.pieces.row_tiles import dot, monomial_tile, monomial_vjp_tile
 from ...runtime.pieces.vectors import BYTES
-from ...runtime.pieces.views import columns, row, tokens_of
+from ...runtime.pieces.views import row
 from .numbers import exp, number, sine_cosine
-from .products import FULL, product
-from .rows import clear, fill, inverse_lengths, scale_rows
-
-MONOMIALS, EXPONENTIALS, WAVES = range(1, 4)
-SEGMENTS = np.int64(0)  # rows (parent, channel, first feature)
-How = Kind(lambda f: types.UniTuple(types.int64, 5), False)  # (kind, channels of x, features, half of them, segments)
-Tables = Kind(lambda f: types.UniTuple(stored, 2), False)  # (W, segments)
-Vectors = Kind(lambda f: types.UniTuple(f[::1], 3))  # (a number of each row, numbers of the map, weights)
-Matrices = Kind(lambda f: types.UniTuple(types.Array(f, 2, "A"), 3))  # (all monomials, angles, features)
-
-
-@piece(of="map")
-def map_rows(how: How, x: Matrix, tables: Tables, vectors: Vectors, memory: Matrices):
-    """The features of rows x, and zeros behind them; monomials begin before the first feature."""
-    (kind, n, K, half, count), (over, numbers, weights), (phi, angle, out) = how, vectors, memory
-    if kind == MONOMIALS:
-        fill(over, numbers[0])
-        scale_rows(x, over)
-        monomials(x, n, tokens_of(tables[1], SEGMENTS, (0, 0, 0), count, (0, 3)), weights, phi)
-    elif kind == EXPONENTIALS:
-        product(FULL, x, tokens_of(tables[0], numbers[0], (0, 0, 0), n, (0, K)), out)
-        exponentials(out, x, numbers)
-    else:
-        inverse_lengths(x, n, over)
-        product(FULL, x, tokens_of(tables[0], numbers[0], (0, 0, 0), n, (0, half)), angle, over)
-        waves(angle, half, numbers[0], out)
-    clear(columns(out, K, out.shape[1] - K))
 
 
 @piece
