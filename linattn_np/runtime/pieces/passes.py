@@ -44,10 +44,6 @@ def _prefetch(b: ir.IRBuilder, following: ir.Value, row: ir.Value, lanes: int) -
         prefetch(b, b.add(at, I64(j)))
 
 
-def _decay_of(b: ir.IRBuilder, decay: Array, i: ir.Value) -> ir.Value:
-    return decay.broadcast(b.add(decay.start, b.mul(i, decay.steps[0])))
-
-
 def _read(S, x, out, following, wide):  # type: ignore[no-untyped-def]
     out[: S.shape[1]] = x[: len(S)] @ S
 
@@ -105,7 +101,7 @@ def write_pass(readers: int, fades: bool = False, pushes: bool = False, turns: b
             def row(i: ir.Value) -> Iterator[ir.Value]:
                 """The vectors of a new row, which is read."""
                 _prefetch(b, following, b.add(S.shape[0], i), lanes)
-                at, d, key = S.at(i), _decay_of(b, decay, i), k.broadcast(k.at(i))
+                at, d, key = S.at(i), decay.broadcast(decay.at(i)), k.broadcast(k.at(i))
                 by = push.broadcast(push.at(i)) if pushes else None
                 weights = [(x.broadcast(x.at(i)), sums) for x, _, sums in pairs]
                 for n, new in enumerate(written):

@@ -25,10 +25,9 @@ from numba.core import cgutils
 from numba.core.datamodel import models, register_default
 from numba.core.imputils import lower_getattr_generic, lower_setattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
-from numba.extending import intrinsic
 
 from . import compiler
-from .vectors import I64, make_array, word
+from .vectors import I64, as_intrinsic, make_array, word
 from .workspace import Workspace
 
 JIT = not config.DISABLE_JIT
@@ -185,7 +184,7 @@ def piece(body: Callable[..., Any] | None = None, *, of: str = "") -> Any:
     own = Piece(body, of)
 
     def call(context: Any, *given: Any, **named: Any) -> Any:
-        found = inspect.Signature(own.parameters).bind(*given, **named).arguments
+        found = own.signature.bind(*given, **named).arguments
         given = tuple(found.get(p.name, types.Omitted(None)) for p in own.parameters)
         dtype = own.dtype_of(given)
 
@@ -194,10 +193,7 @@ def piece(body: Callable[..., Any] | None = None, *, of: str = "") -> Any:
 
         return own.types_of(dtype).return_type(*given), write
 
-    first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    plain = [p.replace(annotation=inspect.Parameter.empty) for p in own.parameters]
-    call.__signature__, call.__name__, call.__doc__ = inspect.Signature([first, *plain]), body.__name__, body.__doc__
-    made = intrinsic(call)
+    made = as_intrinsic(call, body, own.signature)
     made.piece = own
     return made
 

@@ -190,9 +190,8 @@ class Kernel:
 
     def table_of(self, arrays: np.ndarray) -> np.ndarray:
         """The table, with the places of its matrices behind it; arrays: rows of it."""
-        table = self.layout.table.copy()
+        table = self.layout.placed(self._behind)
         put(self.declaration, table, {**self.numbers, "tasks": self.tasks, "tasks_count": len(self.tasks)})
-        table[self.layout.own] += self._behind
         table[self.first : self.first + arrays.size] = arrays.reshape(-1)
         return table
 

@@ -67,13 +67,18 @@ def emitted(python: Callable[..., Any], returns: Any = types.void) -> Callable[.
 
             return returned(*kinds), write
 
-        names = ["context", *inspect.signature(python).parameters]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        typed.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]
-        typed.__name__, typed.__doc__ = written.__name__, written.__doc__
-        return intrinsic(typed)
+        return as_intrinsic(typed, written, inspect.signature(python))
 
     return decorated
+
+
+def as_intrinsic(typed: Callable[..., Any], like: Callable[..., Any], signature: inspect.Signature) -> Any:
+    """An intrinsic with the arguments of a signature and the name of another function."""
+    kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    plain = [p.replace(annotation=empty) for p in signature.parameters.values()]
+    typed.__signature__ = inspect.Signature([inspect.Parameter("context", kind), *plain])  # type: ignore[attr-defined]
+    typed.__name__, typed.__doc__ = like.__name__, like.__doc__
+    return intrinsic(typed)
 
 
 def _settled(kind: Any) -> Any:
