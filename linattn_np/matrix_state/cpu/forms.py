@@ -33,7 +33,7 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0,
 
     kept: see time_blocks.   solver: of systems, whose solutions take the place of what queries read.
     """
-    (H, V), numbers, operations = x.v.shape[-2:], numbers_of(plan), 6.0
+    (H, V), enough, operations = x.v.shape[-2:], 0.0, 6.0
     states, count = count_sequences(rows) * H, threads.num_threads()
     columns = V if plan.average is not None or solver is not None else columns_of(V, states, count)
     cell = cell_of(x, plan, columns, "chunk", started="in_state" in table.kept)
@@ -41,9 +41,9 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0,
         cell = cell.which("solved")._replace(iterations=solver.iterations)
         if (lengths(rows) == 1).all():
             cell = cell._replace(C=1, words=cell.words - {"direct_q", "direct_v"} | {"formed"})
-        numbers["enough"] = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
+        enough = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
         operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
-    kernel = kernel_of(forward, cell, layout(cell)[0], table, numbers)
+    kernel = kernel_of(forward, cell, layout(cell)[0], table, plan, enough=enough)
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), kept)
     return over(kernel, tasks, bounds, operations * tokens(rows) * H * cell.K * V)
 
@@ -53,16 +53,11 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0,
 
 def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
     """Whether each sequence takes the recurrent form: by the chunk size, its length, or for want of another form."""
-    if plan.chunk_size == 1 or is_only_stepwise(x):
+    if plan.chunk_size == 1 or x.gv is not None or goes_back_elsewhere(x):
         return np.ones(len(rows), bool)
     plain = x.erase is Erase.NONE and x.decay is not Decay.VECTOR
     short = policy.SHORT_CPU_PLAIN if plain else policy.SHORT_CPU
     return (lengths(rows) <= short) & (plan.chunk_size is None)
-
-
-def is_only_stepwise(x: Inputs) -> bool:
-    """Whether no compiled chunk form covers the cell forward."""
-    return x.gv is not None or goes_back_elsewhere(x)
 
 
 def goes_back_elsewhere(x: Inputs) -> bool:
@@ -89,18 +84,15 @@ def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0) 
     dtype, (H, V), state = np.dtype(plan.dtype), x.v.shape[-2:], table.kept.get("in_state")
     longest, states = int((rows[:, STOP] - rows[:, FIRST]).max()), count_sequences(rows) * H
     few = states * key_width(x, plan) * V * dtype.itemsize * longest < policy.FEW_BYTES
-    count = 1 if few else threads.num_threads()
-    share = -(-count // states)
-    columns = min(V, max(1, -(-V // (share * policy.STEP_COLUMNS))) * policy.STEP_COLUMNS)
-    columns = V if plan.average is not None else columns
-    cell, rotation = cell_of(x, plan, columns, "tokens", started=state is not None), table.kept.get("in_rotation")
+    count, rotation = 1 if few else threads.num_threads(), table.kept.get("in_rotation")
+    columns = V if plan.average is not None else columns_of(V, states, count, policy.STEP_COLUMNS)
     direct = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
-    numbers = numbers_of(plan) | {"H": H, "direct": direct, "direct_v": is_direct(x.v, dtype)}
-    if rotation is not None:  # the last pass rotates the final state
-        cell, numbers["pairs"] = cell.which("rotates"), rotation.shape[-1]
+    # rotates: the last pass rotates the final state
+    cell = cell_of(x, plan, columns, "tokens", started=state is not None, direct=direct, rotates=rotation is not None)
     made = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept)
-    return kernel_of(step, cell, made, table, numbers).over(tasks, bounds, len(tasks), count)
+    kernel = kernel_of(step, cell, made, table, plan, H=H, pairs=0 if rotation is None else rotation.shape[-1])
+    return kernel.over(tasks, bounds, len(tasks), count)
 
 
 # both
@@ -129,8 +121,9 @@ class Made(NamedTuple):
         return cls(table, end, out, at)
 
 
-def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, numbers: dict[str, Any]) -> Kernel:
-    """A kernel for a kind of call."""
+def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, plan: Plan, **more: float) -> Kernel:
+    """A kernel for a kind of call; more: numbers that it is told."""
+    numbers = {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps} | more
     return Kernel(body, WORK, cell.dtype, made, numbers, cell.words | conversions(table.numbers, cell.dtype))
 
 
@@ -139,11 +132,6 @@ def over(kernel: Kernel, tasks: np.ndarray, bounds: list[int], operations: float
     few = operations < policy.FEW_OPERATIONS
     each = len(tasks) if few else max(1, int(len(tasks) * policy.MANY_OPERATIONS / operations))
     return kernel.over(tasks, bounds, each, 1 if few else threads.num_threads())
-
-
-def numbers_of(plan: Plan) -> dict[str, float]:
-    """The numbers of a call."""
-    return {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps}
 
 
 def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cell:
@@ -198,10 +186,10 @@ def state_shape(x: Inputs, plan: Plan) -> tuple[int, int, int]:
     return x.v.shape[-2], key_width(x, plan), x.v.shape[-1] + (plan.average is not None)
 
 
-def columns_of(V: int, states: int, count: int) -> int:
-    """Value columns of a task: all, or fewer where there are fewer states than threads."""
+def columns_of(V: int, states: int, count: int, block: int = policy.CPU_COLUMNS) -> int:
+    """Value columns of a task: all, or whole blocks of fewer where there are fewer states than threads."""
     share = -(-count // max(states, 1))
-    return min(V, max(1, -(-V // (share * policy.CPU_COLUMNS))) * policy.CPU_COLUMNS) if share > 1 else V
+    return min(V, max(1, -(-V // (share * block))) * block) if share > 1 else V
 
 
 def tokens(rows: np.ndarray) -> int:

@@ -41,7 +41,7 @@ def handles(call: Any) -> frozenset[str]:
 
 def form(call: Any) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None)."""
-    if is_recurrent(*call):
+    if forms.is_stepwise(*call, sequences(call.plan, 1, 1)).all():
         return "recurrent form", None
     return "chunk form", policy.cpu_chunk(call.plan, call.x.v.shape[-3])
 
@@ -91,11 +91,6 @@ def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, stepwise: np.ndarray, C
     return kept, empty((int(block_counts(rows, kept).sum()), *shape), dtype) if kept else None
 
 
-def is_recurrent(x: Inputs, plan: Plan) -> bool:
-    """Whether all sequences of a call take the recurrent form."""
-    return bool(forms.is_stepwise(x, plan, sequences(plan, 1, 1)).all())
-
-
 def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, _ = saved
@@ -138,7 +133,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps)
     made, segment = layout(cell, group, int(tasks[:, CHUNKS].max(initial=1)))
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
-    kernel = forms.kernel_of(backward_kernel, cell, made, table, forms.numbers_of(plan))
+    kernel = forms.kernel_of(backward_kernel, cell, made, table, plan)
     forms.over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
@@ -152,7 +147,7 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     columns = V if plan.average is not None else forms.columns_of(V, count_sequences(rows) * H, threads.num_threads())
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     cell = cell._replace(V=columns)
-    kernel = forms.kernel_of(reverse, cell, layout(cell, 1, 1)[0], table, forms.numbers_of(plan))
+    kernel = forms.kernel_of(reverse, cell, layout(cell, 1, 1)[0], table, plan)
     forms.over(kernel, tasks, bounds, 2.0 * forms.tokens(rows) * H * cell.K * V).run(table.numbers, (table, x))
 
 

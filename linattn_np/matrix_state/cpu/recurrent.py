@@ -26,7 +26,7 @@ from ...ops.cpu.rows import clear, exp_rows, hadamard_to, scale_rows, scaled
 from ...ops.cpu.storage import load, load_column, save, save_column
 from ...runtime.pieces.passes import NARROW, WIDE, read_pass, write_pass
 from ...runtime.pieces.piece import Column, Kind, Matrix, Whole, piece
-from ...runtime.pieces.row_tiles import copy_row, dot
+from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.views import as_row, columns, repeated, row, rows, start_of, tokens_of
 from ..policy import STEP_TOKENS as TOKENS
 from .averages import load_z, save_z
@@ -194,16 +194,6 @@ def answer(w: Work, S: Matrix, i: Whole, first: Whole):
 
 
 @piece
-def load_values(w: Work, i: Whole):
-    """v of token i."""
-    place, own = (w.BATCH, w.HEAD, w.t + i), (w.column, w.width)
-    if w.direct_v:
-        copy_row(row(tokens_of(w.in_v, w.scale, place, 1, own), 0), w.values, w.width)
-    else:
-        load(w.in_v, place, own, as_row(w.values))
-
-
-@piece
 def scan(w: Work, begin: Matrix, end: Matrix, packed: Matrix):
     """c tokens from t on over V columns, a block at most, from the state at `begin` to `end`."""
     early, late = w.has_queries and w.query_reads, w.has_queries and not w.query_reads
@@ -214,7 +204,7 @@ def scan(w: Work, begin: Matrix, end: Matrix, packed: Matrix):
         exp_rows(w.fade)
     for i in range(w.c):
         S, to, last = begin if i == 0 else packed, end if i + 1 == w.c else packed, i + 1 == w.c
-        load_values(w, i)
+        load(w.in_v, (w.BATCH, w.HEAD, w.t + i), (w.column, w.width), as_row(w.values))
         if w.delta:  # w = beta (v - what is predicted)
             beta, values, predicted, written = w.beta[i], w.values, w.predicted, w.written
             for d in range(len(written)):

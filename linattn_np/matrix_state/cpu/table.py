@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.map_steps import Tables
 from ...runtime.pieces.run import stored_array
 from ...runtime.pieces.workspace import ARRAY, SHARED
 from ...runtime.shapes import segments
@@ -51,20 +50,17 @@ class Table:
     def of_plan(self, x: Inputs, plan: Plan) -> None:
         """What a feature map and a division by sums need."""
         if plan.features is not None:
-            self.constants(plan.features.tables(x.k.shape[-1], np.dtype(plan.dtype)))
+            tables = plan.features.tables(x.k.shape[-1], np.dtype(plan.dtype))
+            for name, y in (("in_map", tables.W), ("in_map_T", tables.WT), ("in_numbers", tables.numbers[None]),
+                            ("in_segments", tables.segments)):  # fmt: skip
+                self.constant(name, y)
         if plan.average is not None:
             self.tokens("out_sums", plan.average.sums, self.query_heads)
 
-    def constants(self, tables: Tables) -> None:
-        """Tables of a feature map, the same for every token and head."""
-        for name, y in (("in_map", tables.W), ("in_map_T", tables.WT), ("in_numbers", tables.numbers[None]),
-                        ("in_segments", tables.segments)):  # fmt: skip
-            if y is not None:
-                self.constant(name, y)
-
-    def constant(self, name: str, y: np.ndarray) -> None:
+    def constant(self, name: str, y: np.ndarray | None) -> None:
         """A matrix, the same for every batch row and head: its rows take the place of tokens."""
-        self._put(name, y[None, :, None], (0, y.strides[0], 0, y.strides[1]), 1)
+        if y is not None:
+            self._put(name, y[None, :, None], (0, y.strides[0], 0, y.strides[1]), 1)
 
     def _put(self, name: str, y: np.ndarray, steps: tuple[int, ...], shared: int) -> None:
         self.kept[name] = y

@@ -20,8 +20,8 @@ TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEA
 SIZES = ("t", "C", "given", "half", "skipped", "segments", "segment_count", "group", "slots")  # fmt: skip
 WORDS = ("decay", "scalar", "vector", "erase", "delta", "free", "query_reads", "erase_reads", "separate_erase_key",
          "has_queries", "bonus", "started", "compensates", "map", "value_decay", "averaged", "formed", "direct_q",
-         "direct_v", "rotates", "has_dstate", "apart")  # fmt: skip
-FLAGS = ("queries", "reflects", "returning", "iterations", "direct", "lane", "lines_at_once")
+         "direct_v", "direct", "rotates", "has_dstate", "apart")  # fmt: skip
+FLAGS = ("queries", "reflects", "returning", "iterations", "lane", "lines_at_once")
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough", "curve")
