@@ -52,11 +52,11 @@ def portable(cp, monkeypatch):
 @pytest.fixture
 def few_slots(monkeypatch):
     """few_slots(n): the compiled loops' backward keeps n chunks at the most."""
-    from linattn_np.matrix_state.cpu import layout
+    from linattn_np.matrix_state.cpu import workspace
 
     def limit(count):
-        monkeypatch.setattr(layout, "checkpoints", lambda size, chunks: min(count, chunks))
-        layout.layout.cache_clear()
+        monkeypatch.setattr(workspace, "checkpoints", lambda size, chunks: min(count, chunks))
+        workspace.layout.cache_clear()
 
     yield limit
-    layout.layout.cache_clear()
+    workspace.layout.cache_clear()

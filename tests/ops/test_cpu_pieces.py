@@ -41,8 +41,8 @@ from linattn_np.ops.cpu.rows import (
 from linattn_np.ops.cpu.storage import load
 from linattn_np.runtime.pieces.memory import address
 from linattn_np.runtime.pieces.piece import JIT, entry, load_pieces, piece, workspace_kind
-from linattn_np.runtime.pieces.row_tiles import dot_wide, sum_of
 from linattn_np.runtime.pieces.run import stored_array
+from linattn_np.runtime.pieces.tiles import dot_wide, sum_of
 from linattn_np.runtime.pieces.views import row, transposed
 from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
 from linattn_np.softmax.cpu.stick import log1p_exp

@@ -16,7 +16,7 @@ from ...ops.cpu.numbers import number
 from ...ops.cpu.rows import add_weighted_rows, clear
 from ...ops.cpu.storage import Place, load, load_column, save, save_column
 from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
-from ...runtime.pieces.row_tiles import dot, sum_of
+from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.views import as_row, field_of, row, rows, transposed
 from ...runtime.pieces.workspace import TOKENS
 from .workspace import Work

@@ -16,7 +16,7 @@ from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product, solve, so
 from ...ops.cpu.rows import add, fill, hadamard, scale_columns, scaled, times
 from ...ops.cpu.storage import load, load_column
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
-from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import address_of, as_row, field_of, point, row, transposed
 from ...runtime.pieces.workspace import TOKEN
 from .averages import add_keys, find_averages

@@ -33,7 +33,7 @@ from ...ops.cpu.rows import (
 )
 from ...ops.cpu.storage import load, save, save_column
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
-from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row, transposed
 from .averages import add_dz, add_weights, averages_vjp, read_z_vjp
 from .chunk import bonus, bonus_vjp, load_queries, reach, solve_system

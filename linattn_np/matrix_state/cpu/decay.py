@@ -19,7 +19,7 @@ from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER, product
 from ...ops.cpu.rows import add, add_hadamard, exp_rows, fill, hadamard, hadamard_to, scaled, suffix_sums
 from ...ops.cpu.storage import Columns, load, load_column, save, save_column
 from ...runtime.pieces.piece import Kind, Matrix, Number, Truth, Vector, Whole, Wide, piece
-from ...runtime.pieces.row_tiles import dot, dot_wide, faded_dot, gram_column_vjp, sum_of
+from ...runtime.pieces.tiles import dot, dot_wide, faded_dot, gram_column_vjp, sum_of
 from ...runtime.pieces.views import as_row, backwards, columns, row, rows, transposed
 from ..policy import DECAY_BLOCK as BLOCK
 from ..policy import GATE_FLOOR

@@ -19,12 +19,11 @@ from ...runtime.pieces.workspace import Layout, up
 from .. import policy
 from ..readouts.systems import Solver
 from ..types import Decay, Erase, Inputs, Plan, ReadState
-from .forward import forward
-from .layout import Cell, layout, token_layout
 from .recurrent import step
+from .scan import forward
 from .table import FIRST, STOP, Table, count_sequences, is_direct, lengths
 from .time_blocks import time_blocks
-from .workspace import EXPONENTIALS, MONOMIALS, WAVES, WORK
+from .workspace import EXPONENTIALS, MONOMIALS, WAVES, WORK, Cell, layout, token_layout
 
 
 def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0, solver: Solver | None = None

@@ -6,10 +6,9 @@ from typing import Any
 
 from ...ops.cpu.array_calls import calls_around
 from ...ops.cpu.storage import rounded
-from .backward import backward, reverse
-from .forward import forward
 from .l2norm import divided, divided_vjp
 from .recurrent import step
+from .scan import backward, forward, reverse
 
 ALL = forward, backward, reverse, step
 

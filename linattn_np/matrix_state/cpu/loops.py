@@ -16,17 +16,17 @@ from .. import policy
 from ..array import chunks as array_chunks
 from ..types import Erase, Inputs, Plan, Saved
 from . import forms
-from .backward import backward as backward_kernel
-from .backward import reverse
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
-from .layout import Cell, layout
 from .replay import record as record
+from .scan import backward as backward_kernel
+from .scan import reverse
 from .solve import record_solve as record_solve
 from .solve import solve as solve
 from .solve import solve_token as solve_token
 from .table import AT, CHUNKS, HEAD, LATER, LEAD, TO, Table, count_sequences, from_pool, sequences
 from .time_blocks import block_counts, checkpoint_block, segment_block, time_blocks
+from .workspace import Cell, layout
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients",
                      "states_at"))

@@ -26,7 +26,7 @@ from ...ops.cpu.rows import clear, exp_rows, hadamard_to, scale_rows, scaled
 from ...ops.cpu.storage import load, load_column, save, save_column
 from ...runtime.pieces.passes import NARROW, WIDE, read_pass, write_pass
 from ...runtime.pieces.piece import Column, Kind, Matrix, Whole, piece
-from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import as_row, columns, repeated, row, rows, start_of, tokens_of
 from ..policy import STEP_TOKENS as TOKENS
 from .averages import load_z, save_z

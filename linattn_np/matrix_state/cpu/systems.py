@@ -17,7 +17,7 @@ from ...ops.cpu.rows import add_hadamard, clear, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.passes import WIDE, apply_narrow, apply_wide
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
-from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import columns, row
 from .chunk import load_queries, read_state

@@ -24,8 +24,8 @@ from numba import types
 
 from ...runtime.pieces.memory import ALIGNED
 from ...runtime.pieces.piece import JIT, Whole, piece
-from ...runtime.pieces.row_tiles import copy_row
 from ...runtime.pieces.run import HANDLES, LAUNCH, start
+from ...runtime.pieces.tiles import copy_row
 from ...runtime.pieces.vectors import I64, emitted, indirect_call
 from ...runtime.pieces.views import words
 from ...runtime.tracing import Untraceable

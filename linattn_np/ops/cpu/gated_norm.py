@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...runtime.pieces.piece import Number, Truth, Vector, Whole, piece, workspace_kind
-from ...runtime.pieces.row_tiles import dot
 from ...runtime.pieces.run import over_matrices
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace

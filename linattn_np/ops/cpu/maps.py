@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, Wholes, piece
-from ...runtime.pieces.row_tiles import dot, monomial_tile, monomial_vjp_tile
+from ...runtime.pieces.tiles import dot, monomial_tile, monomial_vjp_tile
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import row
 from .numbers import exp, number, sine_cosine

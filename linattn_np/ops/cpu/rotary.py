@@ -13,8 +13,8 @@ import numpy as np
 from llvmlite import ir
 
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, piece, workspace_kind
-from ...runtime.pieces.row_tiles import copy_row
 from ...runtime.pieces.run import over_matrices
+from ...runtime.pieces.tiles import copy_row
 from ...runtime.pieces.vectors import emitted, product
 from ...runtime.pieces.views import row, rows
 from ...runtime.pieces.workspace import Matrix as M

@@ -6,7 +6,7 @@ import numpy as np
 from numba import types
 
 from ...runtime.pieces.piece import Double, Kind, Matrix, Number, Truth, Vector, Whole, piece
-from ...runtime.pieces.row_tiles import dot, scaled_dot
+from ...runtime.pieces.tiles import dot, scaled_dot
 from ...runtime.pieces.views import row
 from ...runtime.values import range_factors
 from .numbers import exp, number

@@ -10,8 +10,8 @@ from numba import njit, types
 from ...runtime.arrays import dtype_name
 from ...runtime.pieces.memory import address, empty
 from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, Whole, piece, workspace_kind
-from ...runtime.pieces.row_tiles import copy_row
 from ...runtime.pieces.run import over_matrices
+from ...runtime.pieces.tiles import copy_row
 from ...runtime.pieces.views import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, as_row, field_of, row, tokens_of, transposed
 from ...runtime.pieces.workspace import CHANNEL, SHARED, STORAGE, Workspace
 from ...runtime.pieces.workspace import Matrix as Field

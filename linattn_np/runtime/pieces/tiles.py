@@ -1,18 +1,21 @@
-"""The register tiles: products, triangular systems and transposes.
+"""The register tiles: products, triangular systems and transposes, and passes over rows in whole vectors.
 
 R rows of L vectors of a result stay in registers while the inner index runs: of every row of A one number is broadcast
 and multiplied with L vectors of B. Each element is one chain of fused multiply-adds, whatever its tile: the bits do not
-depend on how a matrix is cut. What each tile does stands above it in Python.
+depend on how a matrix is cut. Sums along rows are one vector of partial sums, added in pairs: their bits depend on the
+number of terms alone. What each tile does stands above it in Python.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numba import types
 
-from .vectors import I32, I64, LANES, ROWS, Array, emitted, fma, lane, loop
+from .vectors import BYTES, I32, I64, LANES, ROWS, Array, broadcast, emitted, fma, lane, loop, total
 
 
 def _sums(b: ir.IRBuilder, A: Array, rows: list[ir.Value], B: Array, j: ir.Value, bounds: Any, masks: list) -> list:
@@ -125,3 +128,205 @@ def transpose_tile(b: ir.IRBuilder, A: Array, out: Array, i: ir.Value, j: ir.Val
         s //= 2
     for x, at in reversed(list(zip(r, out.rows(out.inside(j, W), i), strict=True))):  # a repeated row is stored first
         out.store(x, at, 0, outside)
+
+
+# rows
+
+
+def number_of(x: Any, *_: Any) -> Any:
+    """The type of an array's numbers."""
+    return x.dtype
+
+
+def _total(b: ir.IRBuilder, x: Array, n: ir.Value, add: Callable[..., ir.Value]) -> ir.Value:
+    """The total of sums <- add(sums, j, mask) over vectors of n numbers; all lanes of all but the last count."""
+    sums, whole = x.sum(), b.and_(n, I64(-x.vector.count))
+    with x.vectors(I64(0), whole) as j:
+        b.store(add(b.load(sums), j, None), sums)
+    with b.if_then(b.icmp_signed("<", whole, n)):
+        b.store(add(b.load(sums), whole, x.masks(n, whole, 1)[0]), sums)
+    return total(b, b.load(sums))
+
+
+def _dot(x, y, n):  # type: ignore[no-untyped-def]
+    return (x[:n] * y[:n]).sum(dtype=x.dtype) if n > 0 else x.dtype.type(0)
+
+
+@emitted(_dot, number_of)
+def dot(b: ir.IRBuilder, x: Array, y: Array, n: ir.Value) -> ir.Value:
+    """x . y of the first n numbers."""
+    return _total(b, x, n, lambda sums, j, mask: fma(b, x.load(x.at(j), 0, mask), y.load(y.at(j), 0, mask), sums))
+
+
+def _scaled_dot(x, y, f, h, n):  # type: ignore[no-untyped-def]
+    return ((f * x[:n]) * (h * y[:n])).sum(dtype=x.dtype)
+
+
+@emitted(_scaled_dot, number_of)
+def scaled_dot(b: ir.IRBuilder, x: Array, y: Array, f: ir.Value, h: ir.Value, n: ir.Value) -> ir.Value:
+    """(f x) . (h y) of the first n numbers."""
+    by = [broadcast(b, factor, x.vector) for factor in (f, h)]
+
+    def add(sums: ir.Value, j: ir.Value, mask: Any) -> ir.Value:
+        left, right = (b.fmul(g, A.load(A.at(j), 0, mask)) for g, A in zip(by, (x, y), strict=True))
+        return fma(b, left, right, sums)
+
+    return _total(b, x, n, add)
+
+
+def _sum_of(x, n):  # type: ignore[no-untyped-def]
+    return x[:n].sum(dtype=x.dtype) if n > 0 else x.dtype.type(0)
+
+
+@emitted(_sum_of, number_of)
+def sum_of(b: ir.IRBuilder, x: Array, n: ir.Value) -> ir.Value:
+    """The sum of the first n numbers."""
+    return _total(b, x, n, lambda sums, j, mask: b.fadd(sums, x.load(x.at(j), 0, mask)))
+
+
+def _dot_wide(x, y, n):  # type: ignore[no-untyped-def]
+    return float(x[:n].astype(np.float64) @ y[:n].astype(np.float64))
+
+
+@emitted(_dot_wide, types.float64)
+def dot_wide(b: ir.IRBuilder, x: Array, y: Array, n: ir.Value) -> ir.Value:
+    """x . y of the first n numbers in float64: n a multiple of a vector."""
+    half = BYTES // 8
+    kind, vector = ir.VectorType(ir.DoubleType(), half), ir.VectorType(x.number, half)
+    sums = x.sum(ir.Constant(kind, [0.0] * half))
+
+    def load(A: Array, j: ir.Value) -> ir.Value:
+        narrow = b.load(b.inttoptr(A.at(j), vector.as_pointer()), align=A.size)
+        return narrow if x.size == 8 else b.fpext(narrow, kind)
+
+    with loop(b, 0, n, half) as j:
+        b.store(fma(b, load(x, j), load(y, j), b.load(sums)), sums)
+    return total(b, b.load(sums))
+
+
+def _faded_dot(p, factors, x):  # type: ignore[no-untyped-def]
+    p *= factors
+    return (p * x).sum(dtype=x.dtype)
+
+
+@emitted(_faded_dot, number_of)
+def faded_dot(b: ir.IRBuilder, p: Array, factors: Array, x: Array) -> ir.Value:
+    """p <- p (.) factors; p . x: both in one pass over rows of whole vectors."""
+    sums = x.sum()
+    with p.vectors(I64(0), p.shape[0]) as j:
+        y = b.fmul(p.load(p.at(j)), factors.load(factors.at(j)))
+        p.store(y, p.at(j))
+        b.store(fma(b, y, x.load(x.at(j)), b.load(sums)), sums)
+    return total(b, b.load(sums))
+
+
+def _monomial_tile(X, F, weights, segment, count):  # type: ignore[no-untyped-def]
+    parent, channel, to = segment
+    F[:, to : to + count] = F[:, parent, None] * (weights[to : to + count] * X[:, channel : channel + count])
+
+
+@emitted(_monomial_tile)
+def monomial_tile(b: ir.IRBuilder, X: Array, F: Array, weights: Array, segment: Any, count: ir.Value) -> None:
+    """F_{i, to + j} = F_{i, parent} weights_{to + j} X_{i, channel + j} for all rows, whole vectors."""
+    parent, channel, to = segment
+    with X.vectors(I64(0), count) as j:
+        w = weights.load(weights.at(b.add(to, j)))
+        with loop(b, 0, X.shape[0]) as i:
+            y = b.fmul(w, X.load(X.at(i, b.add(channel, j))))
+            F.store(b.fmul(F.broadcast(F.at(i, parent)), y), F.at(i, b.add(to, j)))
+
+
+def _monomial_vjp_tile(X, F, weights, dF, dX, segment, count):  # type: ignore[no-untyped-def]
+    parent, channel, to = segment
+    y = dF[:, to : to + count] * weights[to : to + count]
+    dX[:, channel : channel + count] += F[:, parent, None] * y
+    dF[:, parent] += (y * X[:, channel : channel + count]).sum(1, dtype=X.dtype)
+
+
+@emitted(_monomial_vjp_tile)
+def monomial_vjp_tile(b: ir.IRBuilder, X: Array, F: Array, weights: Array, dF: Array, dX: Array, segment: Any,
+                      count: ir.Value) -> None:  # fmt: skip
+    """dX_{i, channel + j} += F_{i, parent} y_ij, dF_{i, parent} += sum_j y_ij X_{i, channel + j} for all rows.
+
+    y_ij = dF_{i, to + j} weights_{to + j}; four rows at a time, those beyond the last repeat it: all read, then write.
+    """
+    parent, channel, to = segment
+    with loop(b, 0, X.shape[0], 4) as i:
+        rows = X.inside(i, 4)
+        sums = [X.sum() for _ in rows]
+        with X.vectors(I64(0), count) as j:
+            here, at = b.add(channel, j), b.add(to, j)
+            w = weights.load(weights.at(at))
+            y = [b.fmul(dF.load(dF.at(r, at)), w) for r in rows]
+            for z, r, s in zip(y, rows, sums, strict=True):
+                b.store(fma(b, z, X.load(X.at(r, here)), b.load(s)), s)
+            f = [F.broadcast(at) for at in F.rows(rows, parent)]
+            dx = [fma(b, h, z, dX.load(at)) for h, z, at in zip(f, y, dX.rows(rows, here), strict=True)]
+            for z, at in zip(dx, dX.rows(rows, here), strict=True):
+                dX.store(z, at)
+        to_parents = [b.inttoptr(at, dF.number.as_pointer()) for at in dF.rows(rows, parent)]
+        d = [b.fadd(b.load(at), total(b, b.load(s))) for at, s in zip(to_parents, sums, strict=True)]
+        for z, at in zip(d, to_parents, strict=True):
+            b.store(z, at)
+
+
+def _gram_column_vjp(P, pair, grads, own, at):  # type: ignore[no-untyped-def]
+    (X, Y), (dX, dY), (W, crossed, z), (j, end, early) = pair, grads, own, at
+    way = np.ones_like(Y[j])
+    for i in range(j + early, end):
+        if i - early > j:
+            way = way * W[i - early]
+        p = way * P[i, j]
+        dX[i] += p * Y[j]
+        dY[j] += p * X[i]
+        z[i - j] = p * X[i] * Y[j]
+    after = 0 * way
+    for t in range(end - 1, j, -1):
+        crossed[t] += after + (0 if early else z[t - j])
+        after = after + z[t - j]
+
+
+@emitted(_gram_column_vjp)
+def gram_column_vjp(b: ir.IRBuilder, P: Array, pair: Any, grads: Any, own: Any, at: Any) -> None:
+    """Column j of a gram's block on its diagonal, rows to `end`: at = (j, end, early), early 0 or 1.
+
+    pair = (X, Y), grads = (dX, dY), own = (W, crossed, z)
+
+    way_i = W_{j+1} ... W_{i - early}:  dX_i += P_ij way_i Y_j,  dY_j += P_ij way_i X_i, and crossed_t += the sum of
+    z_i = P_ij way_i X_i Y_j over i >= t (early: i > t). A vector of channels stays in registers down the rows.
+    """
+    (x, y), (dx, dy), (w, cross, scratch), (j, end, early) = pair, grads, own, at
+    with x.vectors(I64(0), x.shape[1]) as d:
+        y_j, way, sums = y.load(y.at(j, d)), x.sum(x.every(1.0)), x.sum()
+        with loop(b, b.add(j, early), end) as i:
+            fade = b.sub(i, early)
+            with b.if_then(b.icmp_signed(">", fade, j)):
+                b.store(b.fmul(b.load(way), w.load(w.at(fade, d))), way)
+            a = b.fmul(b.load(way), broadcast(b, P.get(P.at(i, j)), x.vector))
+            ax, to = b.fmul(a, x.load(x.at(i, d))), dx.at(i, d)
+            dx.store(fma(b, a, y_j, dx.load(to)), to)
+            b.store(b.fadd(b.load(sums), ax), sums)
+            scratch.store(b.fmul(ax, y_j), scratch.at(b.sub(i, j), d))
+        dy.store(b.fadd(dy.load(dy.at(j, d)), b.load(sums)), dy.at(j, d))
+        after = x.sum()
+        with loop(b, b.sub(end, I64(1)), j, -1) as t:
+            earlier, to = b.load(after), cross.at(t, d)
+            b.store(b.fadd(earlier, scratch.load(scratch.at(b.sub(t, j), d))), after)
+            crossing = b.select(b.icmp_signed("==", early, I64(0)), b.load(after), earlier)
+            cross.store(b.fadd(cross.load(to), crossing), to)
+
+
+def _copy_row(x, to, count):  # type: ignore[no-untyped-def]
+    to[:count] = x[:count]
+    to[count:] = 0
+
+
+@emitted(_copy_row)
+def copy_row(b: ir.IRBuilder, x: Array, to: Array, count: ir.Value) -> None:
+    """The first `count` numbers of x, and zeros to the end of `to`."""
+    whole = b.and_(count, I64(-x.vector.count))
+    with x.vectors(I64(0), whole) as j:
+        to.store(x.load(x.at(j)), to.at(j))
+    with x.vectors(whole, to.shape[0]) as j:
+        y = x.load(x.at(j), 0, x.masks(count, j, 1)[0])
+        to.store(y, to.at(j), 0, to.masks(to.shape[0], j, 1)[0])

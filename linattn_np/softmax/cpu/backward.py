@@ -14,7 +14,7 @@ from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product, transpose
 from ...ops.cpu.rows import clear
 from ...ops.cpu.storage import load, load_column, save, save_column
 from ...runtime.pieces.piece import Whole, piece
-from ...runtime.pieces.row_tiles import dot, sum_of
+from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.views import row, tokens_of, transposed
 from .tile import begin_task, bias, load_keys, load_queries, logits, pair_sums
 from .workspace import Work

@@ -17,7 +17,7 @@ from ...ops.cpu.products import LEFT_LOWER, product, solve, solve_transposed
 from ...ops.cpu.rows import scale_rows
 from ...ops.cpu.storage import load, load_column, save, save_column
 from ...runtime.pieces.piece import Whole, piece
-from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row, tokens_of
 from .backward import add_columns, begin_gates, begin_keys, end_head, keys, queries, save_keys, tile
 from .forward import add_keys, begin_rows, last_factors, weights

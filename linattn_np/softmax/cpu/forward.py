@@ -13,7 +13,7 @@ from ...ops.cpu.products import FULL, LEFT_LOWER, product
 from ...ops.cpu.rows import clear
 from ...ops.cpu.storage import load_column, save, save_column
 from ...runtime.pieces.piece import Whole, piece
-from ...runtime.pieces.row_tiles import number_of, sum_of
+from ...runtime.pieces.tiles import number_of, sum_of
 from ...runtime.pieces.vectors import I64, Array, emitted, known
 from ...runtime.pieces.views import row
 from .tile import before, begin_task, bias, leave_block, load_keys, load_queries, logits, pair_sums, turn_keys

@@ -9,7 +9,7 @@ from ...ops.cpu.products import FULL, OUT_LOWER, product, transpose
 from ...ops.cpu.rows import scale_rows, scaled
 from ...ops.cpu.storage import load, load_column
 from ...runtime.pieces.piece import Whole, piece
-from ...runtime.pieces.row_tiles import dot
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row
 from ..policy import FACTORS, FEW_ROWS
 from .workspace import Work
