@@ -76,9 +76,7 @@ def write_vjp(w: Work):
         clear(w.readers_k_before)
         clear(w.writers_k)
     if w.value_decay:
-        clear(w.crossed_v)
-        clear(w.readers_v_before)
-        clear(w.writers_v)
+        begin_value_vjp(w)
     written_vjp(w, w.k, w.U, w.dU, w.dk)
     if w.free:
         written_vjp(w, w.b, w.Y, w.dY, w.db)
@@ -96,6 +94,14 @@ def write_vjp(w: Work):
         column_overlap(w.S, w.dS, w.totals_v)
 
 
+@piece(of="value_decay")
+def begin_value_vjp(w: Work):
+    """Nothing has crossed a gate of the value axis."""
+    clear(w.crossed_v)
+    clear(w.readers_v_before)
+    clear(w.writers_v)
+
+
 @piece
 def channel_overlap(S: Matrix, dS: Matrix, carry: Vector, out: Vector):
     """out_d = carry_d sum_v S_dv dS_dv"""
@@ -103,7 +109,7 @@ def channel_overlap(S: Matrix, dS: Matrix, carry: Vector, out: Vector):
         out[d] = carry[d] * dot(row(S, d), row(dS, d), S.shape[1])
 
 
-@piece
+@piece(of="value_decay")
 def column_overlap(S: Matrix, dS: Matrix, out: Vector):
     """out_v = sum_d S_dv dS_dv"""
     fill(out, 0.0)
