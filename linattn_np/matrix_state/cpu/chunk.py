@@ -98,11 +98,11 @@ def reach(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number):
 
 
 @piece
-def read_state(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number, S: Matrix, out: Matrix,
-               added: Matrix = None, weights: Vector = None):  # fmt: skip
+def read_state(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number, out: Matrix, added: Matrix = None,
+               weights: Vector = None):  # fmt: skip
     """out_i = sign by_i (x_i e^{s(start, i)}) S + weights_i added_i"""
     reach(w, x, early, by, sign)
-    product(FULL, w.decayed if w.vector else x, S, out, w.factor, added, weights, w.lines)
+    product(FULL, w.decayed if w.vector else x, w.S, out, w.factor, added, weights, w.lines)
 
 
 @piece
@@ -141,10 +141,10 @@ def system(w: Work):
 def erase(w: Work):
     """U or Y, what the chunk writes, from the state before it."""
     if w.delta:
-        read_state(w, w.r, w.erase_reads, w.beta, -1.0, w.S, w.U, w.v, w.beta)
+        read_state(w, w.r, w.erase_reads, w.beta, -1.0, w.U, w.v, w.beta)
         solve_system(w, w.M, w.U, False)
     else:
-        read_state(w, w.r, EARLY, w.ones, 1.0, w.S, w.Y)
+        read_state(w, w.r, EARLY, w.ones, 1.0, w.Y)
         gram(w, w.r, w.k, w.kT, EARLY | STRICT, w.ones, w.P)
         product(LEFT_LOWER, w.P, w.v, w.Y, added=w.Y)
         solve_system(w, w.A, w.Y, False)
@@ -204,7 +204,7 @@ def load_queries(w: Work, j: Whole):
 
 
 @piece
-def read(w: Work, S: Matrix, j: Whole, out: Matrix):
+def read(w: Work, j: Whole, out: Matrix):
     """out = what the queries of head j read, with the bonus on the diagonal."""
     reads = EARLY | STRICT if w.query_reads else 0
     load_queries(w, j)
@@ -218,7 +218,7 @@ def read(w: Work, S: Matrix, j: Whole, out: Matrix):
         gram(w, w.q, w.b, w.bT, reads, w.scales, w.P)
         product(LEFT_LOWER, w.P, w.Y, w.inside, added=w.inside)
     over = w.over if w.averaged else w.ones
-    read_state(w, w.q, w.query_reads, over, w.scale, S, out, w.inside, over)
+    read_state(w, w.q, w.query_reads, over, w.scale, out, w.inside, over)
 
 
 @piece(of="bonus")

@@ -98,7 +98,7 @@ def forward(w: Work, first: Whole, last: Whole):
                 if w.iterations:
                     solve_rows(w, j)
                 else:
-                    read(w, w.S, j, tokens_of(w.out, w.scale, (w.BATCH, j, w.t), w.c, (w.COLUMN, w.V)))
+                    read(w, j, tokens_of(w.out, w.scale, (w.BATCH, j, w.t), w.c, (w.COLUMN, w.V)))
             if not w.formed:
                 write(w, w.S, w.z)
             w.t += w.c

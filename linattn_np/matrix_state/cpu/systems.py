@@ -31,7 +31,7 @@ def times_A(w: Work):
     product(OUT_LOWER, w.direction, w.kT, w.P)
     weigh(w.P, w.E, False, w.ones)
     product(LEFT_LOWER, w.P, w.v, w.times_A)
-    read_state(w, w.direction, 0, w.ones, 1.0, w.S, w.times_A, w.times_A)
+    read_state(w, w.direction, 0, w.ones, 1.0, w.times_A, w.times_A)
     add_hadamard(w.direction, w.ridge, w.times_A)
 
 
