@@ -108,14 +108,14 @@ def read_state(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number, out: 
 @piece
 def write_state(w: Work, y: Matrix, u: Matrix, S: Matrix, out: Matrix, weights: Vector = None):
     """out = diag(weights) S + sum_j (y_j e^{s(j, end)})^T u_j"""
+    keys, values = y, u
     if w.vector:
         hadamard(y, w.last, w.decayed)
-        product(FULL, transposed(w.decayed), u, out, added=S, weights=weights, lines=w.lines)
+        keys = w.decayed
     elif w.scalar:
         scaled(u, w.end, w.inside)
-        product(FULL, transposed(y), w.inside, out, added=S, weights=weights, lines=w.lines)
-    else:
-        product(FULL, transposed(y), u, out, added=S, weights=weights, lines=w.lines)
+        values = w.inside
+    product(FULL, transposed(keys), values, out, added=S, weights=weights, lines=w.lines)
 
 
 @piece

@@ -129,7 +129,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     apart = known and len(bounds) - 1 < min(workers, len(tasks)) and operations > policy.APART_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
-        cell = cell.which("apart")
+        cell = cell.with_words("apart")
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps)
     made, segment = layout(cell, group, int(tasks[:, CHUNKS].max(initial=1)))
     tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)

@@ -151,7 +151,7 @@ class Cell(NamedTuple):
         found |= {name: x for name, x in self._asdict().items() if isinstance(x, int)}
         return found | dict(self.features)
 
-    def which(self, *words: str) -> Cell:
+    def with_words(self, *words: str) -> Cell:
         """The kind of those calls of which these words are true, too."""
         return self._replace(words=self.words.union(words))
 
