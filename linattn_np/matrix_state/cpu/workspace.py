@@ -10,6 +10,7 @@ A kind of call is a set of words: a matrix has memory in the calls whose words i
 from __future__ import annotations
 
 import functools
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -148,7 +149,7 @@ class Cell(NamedTuple):
     def sizes(self, W: int) -> dict[str, int]:
         """What a kernel is told of it; W: numbers of a vector."""
         found = dict.fromkeys(self.words, 1) | {"K_lanes": up(self.K, W), "one": 1, "lane": W, "task_fields": len(TASK)}
-        found |= {name: x for name, x in self._asdict().items() if isinstance(x, int)}
+        found |= {name: x for name, x in self._asdict().items() if isinstance(x, Integral)}
         return found | dict(self.features)
 
     def with_words(self, *words: str) -> Cell:
