@@ -90,7 +90,7 @@ def draw(path: Path, rows: list[Row], softmax: Row, title: str) -> None:
     axes.set_xticks(lengths, [f"{T:,}" for T in lengths])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(handlelength=3.5, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
