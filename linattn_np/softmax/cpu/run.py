@@ -55,7 +55,7 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]
     given, W = dict(sizes), lane(dtype)
     given |= {"c": given["C"], "n": given["N"], "K_lanes": up(given["K"], W), "V_lanes": up(given["V"], W),
               "task_fields": len(TASK)}  # fmt: skip
-    return ATTENTION.layout(given, dtype, words, dict.fromkeys(("S", "leaves", "G"), given["tiles"]))
+    return ATTENTION.layout(given, dtype, words, dict.fromkeys(("S", "complement", "G"), given["tiles"]))
 
 
 def kernel_of(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float], table: Table) -> Kernel:

@@ -137,13 +137,13 @@ def keep_keys(w: Work):
     w.tile = w.j // w.N + (w.blocks if w.is_past else 0)
     logits(w)
     for j in range(w.n):
-        z, s, leaves = row(w.A, j), row(w.S, j), row(w.leaves, j)
+        z, s, complement = row(w.A, j), row(w.S, j), row(w.complement, j)
         for i in range(w.c):
             x = z[i]
             y = exp(-x if x > 0 else x)
             more = 1 / (1 + y)
             s[i] = more if x > 0 else y * more
-            leaves[i] = y * more if x > 0 else more
+            complement[i] = y * more if x > 0 else more
     shares(w)
     product(FULL, w.v, w.doutT, w.dA)
     for j in range(w.n):
@@ -166,9 +166,9 @@ def keys_vjp(w: Work):
     w.tile = w.j // w.N + (w.blocks if w.is_past else 0)
     run = w.run
     for j in range(w.n):
-        s, leaves, g, d = row(w.S, j), row(w.leaves, j), row(w.G, j), row(w.dA, j)
+        s, complement, g, d = row(w.S, j), row(w.complement, j), row(w.G, j), row(w.dA, j)
         for i in range(w.c):
-            d[i] = leaves[i] * g[i] - s[i] * run[i]
+            d[i] = complement[i] * g[i] - s[i] * run[i]
             run[i] += g[i]
     dq = tokens_of(w.out_dq, w.scale, (w.BATCH, w.h, w.FIRST + w.i), w.c, (0, w.K))
     product(FULL, transposed(w.dA), w.k, dq, w.scales, dq)

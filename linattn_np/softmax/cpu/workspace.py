@@ -33,7 +33,7 @@ MATRICES = {  # by the kind of calls that they are of
     # stick-breaking: keys are rows
     "stick": {"qT": M("K_lanes", "c"), "A": M("n", "c"), "run": M("c")},
     "stick adjoint": {"doutT": M("V_lanes", "c"), "dA": M("n", "c"), "S": M("n", "c", slot="tile"),
-                      "leaves": M("n", "c", slot="tile"), "G": M("n", "c", slot="tile")},
+                      "complement": M("n", "c", slot="tile"), "G": M("n", "c", slot="tile")},
     # the linear system of deltaformer
     "strict": {"B": M("c", "n"), "rhs": M("c", "V_lanes"), "beta": M("c")},
     # PaTH: y is the next q; q and dq as they met each block of keys, a block after the other

@@ -22,7 +22,7 @@ class Shares(NamedTuple):
 
     a: Array  # (..., n)
     s: Array  # (..., n)
-    leaves: Array  # (..., n), 1 - s without a difference
+    complement: Array  # (..., n), 1 - s without a difference
     left: Array  # (..., 1), minus the log of what all these keys and later ones leave of the stick
 
 
@@ -38,7 +38,7 @@ def shares(xp: Namespace, z: Array, left: Array) -> Shares:
 def logits_vjp(xp: Namespace, of: Shares, G: Array, before: Array) -> tuple[Array, Array]:
     """(dz, the sum of G up to these keys); before: of earlier keys."""
     sums = before + xp.cumulative_sum(G, axis=-1)
-    return of.leaves * G - of.s * xp.concat([before, sums[..., :-1]], axis=-1), sums[..., -1:]
+    return of.complement * G - of.s * xp.concat([before, sums[..., :-1]], axis=-1), sums[..., -1:]
 
 
 def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
