@@ -11,6 +11,7 @@
 #include "arguments/softmax/StickArguments.cuh"
 
 constexpr int N = LA_ROWS, WARPS = N / 16, THREADS = 32 * WARPS;
+constexpr float LN_2 = 0.6931471805599453f;
 constexpr float NOTHING = 127.f;   // left: no share is more than 0
 typedef Tile<WIDTH_K, BYTES> KeyTile;
 typedef Tile<WIDTH_V, BYTES> ValueTile;
@@ -38,7 +39,12 @@ struct Rows16 {
         share = reads ? fminf(y, 0.f) - t : minus_infinity();
         rest = reads ? fmaxf(y, 0.f) + t : 0.f;
     }
-    // of a tile of keys from j0 on: scores become s, and shares a; left moves past it
+    // (1 - s) G - s before. In 16 bits x is s; in float32 log2 s, from which 1 - s keeps its digits as s goes to 1
+    __device__ __forceinline__ static float kept(float log_share) { return Element::EXACT ? log_share : exp2_approx(log_share); }
+    __device__ __forceinline__ static float gradient(float x, float g, float before) {
+        return Element::EXACT ? -expm1f(x * LN_2) * g - exp2_approx(x) * before : g - x * (before + g);
+    }
+    // of a tile of keys from j0 on: scores become what is kept of s, and shares a; left moves past it
     __device__ __forceinline__ void take(float (&s)[N / 8][4], float (&shares)[N / 8][4], int j0) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -54,14 +60,14 @@ struct Rows16 {
                 const float taken = sum + ((lane & 1 ? 0.f : next) + (lane & 2 ? 0.f : after));
                 shares[n][2 * h + 1] = exp2_approx(share[1] - (left[h] + taken));
                 shares[n][2 * h] = exp2_approx(share[0] - (left[h] + (taken + rest[1])));
-                x = exp2_approx(share[0]);
-                y = exp2_approx(share[1]);
+                x = kept(share[0]);
+                y = kept(share[1]);
                 sum += both + after;
             }
             left[h] += sum;
         }
     }
-    // dz = G - s sum_{i <= j} G_ti in the place of s, G = shares times dout.v; earlier: the sums before the tile, moved past it
+    // dz = (1 - s) G - s sum_{i < j} G_ti in the place of what is kept of s, G = shares times dout.v; earlier: the sums before the tile, moved past it
     __device__ __forceinline__ void give(float (&s)[N / 8][4], const float (&shares)[N / 8][4], const float (&dp)[N / 8][4], float (&earlier)[2]) const {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -72,8 +78,8 @@ struct Rows16 {
                 const float pair = g + f, next = __shfl_xor_sync(0xffffffffu, pair, 1), both = pair + next;
                 const float other = __shfl_xor_sync(0xffffffffu, both, 2);
                 const float before = earlier[h] + (sum + ((lane & 1 ? next : 0.f) + (lane & 2 ? other : 0.f)));
-                s[n][2 * h] = g - s[n][2 * h] * (before + g);
-                s[n][2 * h + 1] = f - s[n][2 * h + 1] * (before + pair);
+                s[n][2 * h] = gradient(s[n][2 * h], g, before);
+                s[n][2 * h + 1] = gradient(s[n][2 * h + 1], f, before + g);
                 sum += both + other;
             }
             earlier[h] += sum;

@@ -29,15 +29,3 @@ def cancelling(arrays: Mapping[str, Any], exact: Mapping[str, Any], dout: Any, *
     scale = options.get("scale", arrays["k"].shape[-1] ** -0.5)
     q, k, w = (scale * np.sqrt(np.mean(size(arrays[n]) ** 2)) for n in ("q", "k", "w" if "w" in arrays else "k"))
     return {"dq": k * attention, "dk": q * attention + w * system, "dw": k * system, "dg": attention + system}
-
-
-def of_sticks(arrays: Mapping[str, Any], dout: Any, **options: Any) -> dict[str, float]:
-    """Norms of the terms of dq and dk of stick-breaking attention, in float64.
-
-    dz_il = G_il - s_il sum_{j <= l} G_ij is a difference of numbers of G_il's size where s_il is nearly 1.
-    """
-    A = la.influence_matrix(la.stick_breaking_attention, **arrays, **options)
-    v = np.repeat(arrays["v"], dout.shape[-2] // arrays["v"].shape[-2], axis=-2)
-    G = np.linalg.norm(A * np.einsum("bihv,bjhv->bhij", dout, v))
-    q, k = (np.sqrt(np.mean(np.sum(arrays[n] ** 2, axis=-1)) / arrays[n].shape[-1]) for n in "qk")
-    return {"dq": k * G, "dk": q * G}
