@@ -19,12 +19,15 @@ from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER, product
 from ...ops.cpu.rows import add, add_hadamard, exp_rows, fill, hadamard, hadamard_to, scaled, suffix_sums
 from ...ops.cpu.storage import Columns, load, load_column, save, save_column
 from ...runtime.pieces.piece import Kind, Matrix, Number, Truth, Vector, Whole, Wide, piece
-from ...runtime.pieces.tiles import dot, dot_wide, faded_dot, gram_column_vjp, sum_of
+from ...runtime.pieces.registers import fma, registers, store, total
+from ...runtime.pieces.tiles import dot, dot_wide, sum_of
+from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import as_row, backwards, columns, row, rows, transposed
 from ..policy import DECAY_BLOCK as BLOCK
 from ..policy import GATE_FLOOR
 from .workspace import EARLY, STRICT, Work
 
+zeros, read = registers(1)
 Matrices = Kind(lambda f: types.UniTuple(types.Array(f, 2, "A"), 3))  # gates, what crosses them, scratch
 
 
@@ -136,7 +139,12 @@ def block_gram(X: Matrix, Y: Matrix, W: Matrix, early: Whole, out: Matrix, near:
             out[j, j] = dot(row(X, j), y, n)
             for i in range(j + 1, end):
                 if i - early > j:
-                    out[i, j] = faded_dot(p, row(W, i - early), row(X, i))
+                    w, x, sums = row(W, i - early), row(X, i), zeros(X)
+                    for d in range(0, n, BYTES // X.itemsize):
+                        faded_p = read(p, d) * read(w, d)
+                        store(faded_p, p, d)
+                        sums = fma(faded_p, read(x, d), sums)
+                    out[i, j] = total(sums)
                 else:
                     out[i, j] = dot(p, row(X, i), n)
         if b:
@@ -258,10 +266,36 @@ def block_gram_vjp(own: Matrices, P: Matrix, X: Matrix, Y: Matrix, early: Whole,
     m = len(X)
     for b in range(0, m, BLOCK):
         end = min(b + BLOCK, m)
-        for j in range(b, end):
-            gram_column_vjp(P, (X, Y), (dX, dY), own, (j, end, early))
+        within_vjp(P, X, Y, early, (b, end), own, dX, dY)
         if b:
             across_vjp(P, X, Y, early, (b, end), own, dX, dY)
+
+
+@piece
+def within_vjp(P: Matrix, X: Matrix, Y: Matrix, early: Whole, at: Columns, own: Matrices, dX: Matrix, dY: Matrix):
+    """Rows b .. end against columns b .. end, a vector of channels of each column at a time.
+
+    way_i = W_{j+1} ... W_{i - early}:  dX_i += P_ij way_i Y_j,  dY_j += P_ij way_i X_i, and crossed_t += the sum of
+    z_i = P_ij way_i X_i Y_j over i >= t (early: i > t).
+    """
+    (W, crossed, z), (b, end) = own, at
+    for j in range(b, end):
+        for d in range(0, X.shape[1], BYTES // X.itemsize):
+            y, sums, way = read(row(Y, j), d), zeros(X), zeros(X) + 1.0
+            for i in range(j + early, end):
+                if i - early > j:
+                    way = way * read(row(W, i - early), d)
+                reached, dx = P[i, j] * way, row(dX, i)
+                x = reached * read(row(X, i), d)
+                store(fma(reached, y, read(dx, d)), dx, d)
+                store(x * y, row(z, i - j), d)
+                sums = sums + x
+            store(read(row(dY, j), d) + sums, row(dY, j), d)
+            after = zeros(X)
+            for t in range(end - 1, j, -1):
+                later, to = after, row(crossed, t)
+                after = later + read(row(z, t - j), d)
+                store(read(to, d) + (later if early else after), to, d)
 
 
 @piece

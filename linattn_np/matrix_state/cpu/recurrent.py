@@ -19,25 +19,19 @@ z being a column of the state behind its values.
 
 from __future__ import annotations
 
-from numba import types
-
 from ...ops.cpu.numbers import number
 from ...ops.cpu.rows import clear, exp_rows, hadamard_to, scale_rows, scaled
 from ...ops.cpu.storage import load, load_column, save, save_column
-from ...runtime.pieces.passes import NARROW, WIDE, read_pass, write_pass
-from ...runtime.pieces.piece import Column, Kind, Matrix, Whole, piece
+from ...runtime.pieces.piece import Matrix, Whole, piece
+from ...runtime.pieces.registers import NARROW, WIDE
 from ...runtime.pieces.tiles import dot
-from ...runtime.pieces.views import as_row, columns, repeated, row, rows, start_of, tokens_of
+from ...runtime.pieces.views import as_row, columns, row, rows, start_of, tokens_of
 from ..policy import STEP_TOKENS as TOKENS
 from .averages import load_z, save_z
 from .chunk import begin_task
 from .maps import map_rows
+from .passes import read_pass, write_state
 from .workspace import MONOMIALS, Work
-
-one_reads, two_read = write_pass(1), write_pass(2)
-one_reads_faded, one_reads_turned = write_pass(1, fades=True), write_pass(1, turns=True)
-one_reads_pushed, two_read_pushed = write_pass(1, pushes=True), write_pass(2, pushes=True)
-Rows, Reads = (Kind(lambda f, n=n: types.UniTuple(f[::1], n)) for n in (5, 4))  # see passes.py
 
 
 @piece(of="map")
@@ -134,55 +128,13 @@ def load_bonus(w: Work):
 
 
 @piece
-def write_state(w: Work, S: Matrix, to: Matrix):
-    """The pass of token i that is the call's; behind the last token nobody reads with r."""
-    decay = repeated(row(w.decays, w.i if w.decay else 0), 1 if w.vector else 0)
-    written = w.written if w.delta else w.values
-    alone = not w.erase or w.is_last
-    q, r = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody, w.nobody if alone else row(w.reads, w.i + 1)
-    given = (row(w.keys, w.i), written, row(w.fade, w.i), row(w.pushes, w.i), w.predicted)
-    reads = (q, w.seen, r, w.predicted)
-    if w.value_decay:
-        write_faded(w, S, to, decay, given, reads)
-    elif w.free:
-        write_free(w, S, to, decay, given, reads)
-    elif w.rotates and w.t + w.i + 1 == w.STOP:
-        write_rotated(w, S, to, decay, given, reads)
-    elif alone:
-        one_reads(S, to, decay, given, reads, w.following, w.wide)
-    else:
-        two_read(S, to, decay, given, reads, w.following, w.wide)
-
-
-@piece(of="value_decay")
-def write_faded(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
-    """With a decay on the value axis."""
-    one_reads_faded(S, to, decay, given, reads, w.following, w.wide)
-
-
-@piece(of="rotates")
-def write_rotated(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
-    """With pairs of rows rotated, after they are read."""
-    given = (given[0], given[1], given[2], row(w.rotation, 0), row(w.rotation, 1))
-    one_reads_turned(S, to, decay, given, reads, w.following, w.wide)
-
-
-@piece(of="free")
-def write_free(w: Work, S: Matrix, to: Matrix, decay: Column, given: Rows, reads: Reads):
-    """With two writes."""
-    if w.is_last:
-        one_reads_pushed(S, to, decay, given, reads, w.following, w.wide)
-    else:
-        two_read_pushed(S, to, decay, given, reads, w.following, w.wide)
-
-
-@piece
 def answer(w: Work, S: Matrix, i: Whole, first: Whole):
     """out_t = scale (q_t S + bonus v) for token i of the slab; its first query has read S already if first = 1."""
     for j in range(w.queries):
         x = j * w.c + i
         if j >= first:
-            read_pass(S, row(w.query, x), w.seen, w.following, w.wide)
+            w.q_row = x
+            read_pass(w, S)
         if w.bonus:
             f, seen, values = w.bonuses[x], w.seen, w.values
             for d in range(len(seen)):
@@ -198,7 +150,8 @@ def scan(w: Work, begin: Matrix, end: Matrix, packed: Matrix):
     """c tokens from t on over V columns, a block at most, from the state at `begin` to `end`."""
     early, late = w.has_queries and w.query_reads, w.has_queries and not w.query_reads
     if w.erase:
-        read_pass(begin, row(w.reads, 0), w.predicted, w.following, w.wide)
+        w.q_row = -1
+        read_pass(w, begin)
     if w.value_decay:  # e^gv
         load(w.in_gv, (w.BATCH, w.HEAD, w.t), (w.column, w.width), w.fade)
         exp_rows(w.fade)

@@ -11,17 +11,19 @@ in the cache: a step is then one pass over it and two over vectors.
 
 from __future__ import annotations
 
-from ...ops.cpu.numbers import number
+from typing import Any
+
 from ...ops.cpu.products import LEFT_LOWER, OUT_LOWER, product
 from ...ops.cpu.rows import add_hadamard, clear, scaled
 from ...ops.cpu.storage import load, save
-from ...runtime.pieces.passes import WIDE, apply_narrow, apply_wide
-from ...runtime.pieces.piece import Number, Vector, Whole, piece
+from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, piece
+from ...runtime.pieces.registers import WIDE, fma, registers, store
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.vectors import BYTES
-from ...runtime.pieces.views import columns, row
+from ...runtime.pieces.views import row
 from .chunk import load_queries, read_state
 from .decay import weigh
+from .passes import block_pass
 from .workspace import Work
 
 
@@ -47,18 +49,36 @@ def form(w: Work):
             to[j] += f * written[j]
 
 
+def _apply(L: int, ahead: int) -> Any:
+    zeros, load = registers(L)
+
+    def apply(w: Work, S: Matrix, to: Matrix = None):
+        """Columns of times_A; even and odd rows of narrow blocks have sums of their own: additions do not wait."""
+        p, j, even, odd = row(w.direction, 0), w.column, zeros(S), zeros(S)
+        for i in range(0, w.K - 1, 2):
+            even = fma(p[i], load(row(S, i), j), even)
+            if L == WIDE:
+                even = fma(p[i + 1], load(row(S, i + 1), j), even)
+            else:
+                odd = fma(p[i + 1], load(row(S, i + 1), j), odd)
+        if w.K % 2:
+            even = fma(p[w.K - 1], load(row(S, w.K - 1), j), even)
+        store(fma(load(p, j), load(row(w.ridge, 0), j), even + odd), row(w.times_A, 0), j)
+
+    return apply
+
+
+apply_pass = block_pass("apply", _apply, "formed")
+
+
 @piece(of="formed")
 def times_formed(w: Work):
-    """times_A = p (Z + diag(ridge)) of one row, and its product with p."""
-    S, P, out, ridge, column, n = w.S, w.direction, w.times_A, w.ridge, 0, w.K_lanes
-    p, curve, wide = row(P, 0), number(S, 0), WIDE * (BYTES // S.itemsize)
-    while column < n:
-        count = wide if n - column >= wide else w.lane
-        A, own, to, diagonal = (columns(S, column, count), row(columns(P, column, count), 0),
-                                row(columns(out, column, count), 0), row(columns(ridge, column, count), 0))  # fmt: skip
-        curve += apply_wide(A, p, own, diagonal, to) if count == wide else apply_narrow(A, p, own, diagonal, to)
-        column += count
-    w.curve = curve
+    """times_A = p (Z + diag(ridge)) of one row."""
+    w.column, wide = 0, WIDE * (BYTES // w.S.itemsize)
+    while w.column < w.K_lanes:
+        w.wide = 1 if w.K_lanes - w.column >= wide else 0
+        apply_pass(w, w.S)
+        w.column += wide if w.wide else w.lane
 
 
 @piece
@@ -72,7 +92,7 @@ def descend(w: Work, n: Whole) -> Whole:
         before, limit = w.squares[i], w.bounds[i]
         if not before <= limit:  # a row that is not a number goes on
             p, pA, r = row(w.direction, i), row(w.times_A, i), row(w.residual, i)
-            curve = w.curve if w.formed else dot(p, pA, n)
+            curve = dot(p, pA, n)
             step = before / curve if curve != 0 else before
             move(step, p, row(w.found, i))
             move(-step, pA, r)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...runtime.pieces.passes import NARROW, WIDE
 from ...runtime.pieces.piece import workspace_kind
+from ...runtime.pieces.registers import NARROW, WIDE
 from ...runtime.pieces.vectors import LANES, ROWS, lane
 from ...runtime.pieces.workspace import Layout, Matrix, Workspace, up
 from ..policy import CHECKPOINT_BYTES, FEATURE_HEADS
@@ -34,7 +34,7 @@ WORDS = ("decay", "scalar", "vector", "erase", "delta", "free", "query_reads", "
 FLAGS = ("queries", "reflects", "returning", "iterations", "lane", "lines_at_once")
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
-NUMBERS = ("scale", "eps", "enough", "curve")
+NUMBERS = ("scale", "eps", "enough")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",

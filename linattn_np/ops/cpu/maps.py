@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, Wholes, piece
-from ...runtime.pieces.tiles import dot, monomial_tile, monomial_vjp_tile
+from ...runtime.pieces.registers import fma, registers, store, total
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import row
 from .numbers import exp, number, sine_cosine
+
+zeros, read = registers(1)
 
 
 @piece
@@ -20,8 +23,11 @@ def monomials(X: Matrix, n: Whole, segments: Wholes, weights: Vector, F: Matrix)
         F[i, 0] = weights[0]
     for s in range(len(segments)):
         parent, channel, to = segments[s, 0], segments[s, 1], segments[s, 2]
-        count = -(-(n - channel) // lane) * lane
-        monomial_tile(X, F, weights, (parent, channel, to), count)
+        for j in range(0, n - channel, lane):
+            by = read(weights, to + j)
+            for i in range(len(X)):
+                f, x = row(F, i), row(X, i)
+                store(f[parent] * (by * read(x, channel + j)), f, to + j)
 
 
 @piece
@@ -30,8 +36,17 @@ def monomials_vjp(X: Matrix, n: Whole, segments: Wholes, weights: Vector, F: Mat
     lane = BYTES // F.itemsize
     for s in range(len(segments) - 1, -1, -1):
         parent, channel, to = segments[s, 0], segments[s, 1], segments[s, 2]
-        count = -(-(n - channel) // lane) * lane
-        monomial_vjp_tile(X, F, weights, dF, dX, (parent, channel, to), count)
+        for i in range(0, len(X), 2):  # two rows at a time, the last one twice: all is read, then written
+            h, d, e = min(i + 1, len(X) - 1), zeros(X), zeros(X)
+            x, df, dx, x_h, df_h, dx_h = row(X, i), row(dF, i), row(dX, i), row(X, h), row(dF, h), row(dX, h)
+            for j in range(0, n - channel, lane):
+                l, by = channel + j, read(weights, to + j)
+                y, z = read(df, to + j) * by, read(df_h, to + j) * by
+                d, e = fma(y, read(x, l), d), fma(z, read(x_h, l), e)
+                y, z = fma(F[i, parent], y, read(dx, l)), fma(F[h, parent], z, read(dx_h, l))
+                store(y, dx, l)
+                store(z, dx_h, l)
+            df[parent], df_h[parent] = df[parent] + total(d), df_h[parent] + total(e)
 
 
 @piece

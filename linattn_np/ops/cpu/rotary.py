@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, piece, workspace_kind
+from ...runtime.pieces.registers import times
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import copy_row
-from ...runtime.pieces.vectors import emitted, product
 from ...runtime.pieces.views import row, rows
 from ...runtime.pieces.workspace import Matrix as M
 from ...runtime.pieces.workspace import Workspace
@@ -24,12 +23,6 @@ from ...runtime.tracing import Trace, plain
 ROTATION = Workspace("rotation", ("count", "K", "P", "width", "copies", "two"), (), (), {"given": {
     "x": M("count", "width"), "angle": M("two", "P"), "out": M("count", "width")}})  # fmt: skip
 Work = workspace_kind(ROTATION)
-
-
-@emitted(lambda x, y: x * y, lambda x, y: x)
-def times(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-    """x y, rounded: no part of a fused multiply-add."""
-    return product(b, x, y)
 
 
 @piece

@@ -154,7 +154,8 @@ class Piece:
 
     def callees(self) -> list[Piece]:
         """The pieces that its lines name."""
-        return [p for p in (_piece(self.body.__globals__.get(n)) for n in self.body.__code__.co_names) if p]
+        named = inspect.getclosurevars(self.body)
+        return [p for p in map(_piece, (*named.globals.values(), *named.nonlocals.values())) if p]
 
     def dtype_of(self, given: Iterable[Any]) -> Any:
         """The dtype that arguments of these types ask for."""

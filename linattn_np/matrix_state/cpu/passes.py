@@ -1,0 +1,123 @@
+"""One pass over a block of columns of a state: it fades, is written to, and is read, while its rows go by once.
+
+A block is a few vectors wide. What is written and what was read so far stay in registers while the loop goes down the
+K rows. Each element read is one chain of fused multiply-adds over the rows, in every kind of pass and at every width:
+whoever reads the same state with the same weights gets the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...runtime.pieces.piece import Matrix, piece
+from ...runtime.pieces.registers import LINE, NARROW, WIDE, fma, registers, store, times
+from ...runtime.pieces.vectors import BYTES
+from ...runtime.pieces.views import prefetch_line, repeated, row
+from .workspace import Work
+
+
+def block_pass(name: str, made: Callable[..., Any], of: str = "", **how: Any) -> Any:
+    """A pass of wide and of narrow blocks, made(L, ahead, **how).
+
+    ahead: bytes to prefetch a row, from `following` on: half of it; what has narrow blocks is small.
+    """
+
+    def named(body: Any, width: str) -> Any:
+        body.__name__ = name + width
+        return piece(body, of=of)
+
+    wide = named(made(WIDE, WIDE * BYTES // 2, **how), "_wide")
+    narrow = named(made(NARROW, 0, **how), "_narrow")
+
+    def either(w: Work, S: Matrix, to: Matrix = None):
+        if w.wide:
+            wide(w, S, to)
+        else:
+            narrow(w, S, to)
+
+    return named(either, "")
+
+
+def _read(L: int, ahead: int) -> Any:
+    zeros, load = registers(L)
+
+    def read(w: Work, S: Matrix, to: Matrix = None):
+        """seen = q S of a row of queries; without one: predicted = r S."""
+        x, out = (row(w.query, w.q_row), w.seen) if w.q_row >= 0 else (row(w.reads, 0), w.predicted)
+        following, sums = w.following, zeros(S)
+        for i in range(len(S)):
+            for byte in range(0, ahead, LINE):
+                prefetch_line(following + i * ahead + byte)
+            sums = fma(x[i], load(row(S, i), 0), sums)
+        store(sums, out, 0)
+
+    return read
+
+
+def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bool = False, turns: bool = False) -> Any:
+    """The pass of a token that is written: read by its query, or by that and the next token."""
+    zeros, load = registers(L)
+
+    def write(w: Work, S: Matrix, to: Matrix = None):
+        """to = diag(decay) S diag(fade) + k^T w + b^T y, seen = q to, predicted = r to
+
+        turns: pairs of rows are rotated as ops/cpu/rotary.py does, after they are read.
+        """
+        K, rotation, turned = len(S), w.rotation, 2 * w.pairs if turns else 0
+        following, seen, predicted, even = w.following + K * ahead, zeros(S), zeros(S), zeros(S)
+        k, decay = row(w.keys, w.i), repeated(row(w.decays, w.i if w.decay else 0), 1 if w.vector else 0)
+        q, r = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody, row(w.reads, w.i + 1 if readers == 2 else w.i)
+        new, fade = load(w.written if w.delta else w.values, 0), load(row(w.fade, w.i), 0)
+        b, y = row(w.pushes, w.i), load(w.predicted, 0)
+        for i in range(K):
+            for byte in range(0, ahead, LINE):
+                prefetch_line(following + i * ahead + byte)
+            s = load(row(S, i), 0)
+            if fades:
+                s = s * fade
+            s = fma(k[i], new, decay[i] * s)
+            if pushes:
+                s = fma(b[i], y, s)
+            store(s, row(to, i), 0)
+            seen = fma(q[i], s, seen)
+            if readers == 2:
+                predicted = fma(r[i], s, predicted)
+            if turns:
+                if i & 1 and i < turned:
+                    cosine, sine = rotation[0, i >> 1], rotation[1, i >> 1]
+                    store(times(even, cosine) - times(s, sine), row(to, i - 1), 0)
+                    store(times(even, sine) + times(s, cosine), row(to, i), 0)
+                even = s
+        store(seen, w.seen, 0)
+        if readers == 2:
+            store(predicted, w.predicted, 0)
+
+    return write
+
+
+read_pass = block_pass("read", _read)
+one_reads, two_read = block_pass("one_reads", _write), block_pass("two_read", _write, readers=2)
+one_reads_faded = block_pass("one_reads_faded", _write, "value_decay", fades=True)
+one_reads_turned = block_pass("one_reads_turned", _write, "rotates", turns=True)
+one_reads_pushed = block_pass("one_reads_pushed", _write, "free", pushes=True)
+two_read_pushed = block_pass("two_read_pushed", _write, "free", readers=2, pushes=True)
+
+
+@piece
+def write_state(w: Work, S: Matrix, to: Matrix):
+    """The pass of token i that is the call's; behind the last token nobody reads with r."""
+    alone = not w.erase or w.is_last
+    if w.value_decay:
+        one_reads_faded(w, S, to)
+    elif w.free:
+        if alone:
+            one_reads_pushed(w, S, to)
+        else:
+            two_read_pushed(w, S, to)
+    elif w.rotates and w.t + w.i + 1 == w.STOP:
+        one_reads_turned(w, S, to)
+    elif alone:
+        one_reads(w, S, to)
+    else:
+        two_read(w, S, to)

@@ -1,0 +1,108 @@
+"""Vectors in registers as values: what is written with them is Python, compiled or on NumPy arrays of their numbers.
+
+    zeros, load = registers(L)       of L vectors
+    x = load(row(A, i), j)           numbers j, j + 1, ... of a row, all of which exist
+    store(fma(f, x, 2 * x + y), row(out, i), j)
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.datamodel import models, register_default
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import lower_builtin
+
+from . import vectors
+from .vectors import BYTES, Array, broadcast, emitted
+
+NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
+LINE = 64  # bytes that come with one request
+
+
+class Lanes(types.Type):
+    """So many numbers in registers."""
+
+    def __init__(self, dtype: Any, count: int):
+        self.dtype, self.count = dtype, count
+        super().__init__(f"Lanes({dtype}, {count})")
+
+
+@register_default(Lanes)
+class _Model(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Lanes):
+        number = ir.FloatType() if kind.dtype == types.float32 else ir.DoubleType()
+        super().__init__(manager, kind, ir.VectorType(number, kind.count))
+
+
+def registers(L: int) -> tuple[Any, Any]:
+    """(zeros, load) of L vectors: zeros(x) in the dtype of an array, load(x, j)."""
+    kind = lambda x, *_: Lanes(x.dtype, L * BYTES * 8 // x.dtype.bitwidth)  # noqa: E731
+    vector = lambda x: ir.VectorType(x.number, L * x.vector.count)  # noqa: E731
+
+    @emitted(lambda x: np.zeros(L * BYTES // x.itemsize, x.dtype), kind)
+    def zeros(b: ir.IRBuilder, x: Array) -> ir.Value:
+        return ir.Constant(vector(x), None)
+
+    @emitted(lambda x, j: x[j : j + L * BYTES // x.itemsize].copy(), kind)
+    def load(b: ir.IRBuilder, x: Array, j: ir.Value) -> ir.Value:
+        return b.load(b.inttoptr(x.at(j), vector(x).as_pointer()), align=x.size)
+
+    return zeros, load
+
+
+def _store(v: np.ndarray, x: np.ndarray, j: int) -> None:
+    x[j : j + len(v)] = v
+
+
+@emitted(_store)
+def store(b: ir.IRBuilder, v: ir.Value, x: Array, j: ir.Value) -> None:
+    """x_j, x_{j + 1}, ... = v, all of which exist."""
+    b.store(v, b.inttoptr(x.at(j), v.type.as_pointer()), align=x.size)
+
+
+@emitted(lambda v: v.sum(dtype=v.dtype), lambda v: v.dtype)
+def total(b: ir.IRBuilder, v: ir.Value) -> ir.Value:
+    """The sum of one vector's numbers, in pairs."""
+    return vectors.total(b, v)
+
+
+def _lanes_of(*kinds: Any) -> Any:
+    """The type of an operation: numbers stand for vectors of them."""
+    return next((x for x in kinds if isinstance(x, Lanes)), kinds[0])
+
+
+def _alike(b: ir.IRBuilder, values: Any) -> list[ir.Value]:
+    """Operands of one type: those that are numbers in every lane, in its dtype."""
+    kind = next((x.type for x in values if isinstance(x.type, ir.VectorType)), values[0].type)
+    narrow = lambda x: x if x.type == kind.element else b.fptrunc(x, kind.element)  # noqa: E731
+    return [x if x.type == kind else broadcast(b, narrow(x), kind) for x in values]
+
+
+@emitted(lambda x, y, z: x * y + z, _lanes_of)
+def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    """x y + z, rounded once."""
+    return vectors.fma(b, *_alike(b, (x, y, z)))
+
+
+@emitted(lambda x, y: x * y, _lanes_of)
+def times(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """x y, rounded: no part of a fused multiply-add."""
+    return vectors.product(b, *_alike(b, (x, y)))
+
+
+class _Operation(AbstractTemplate):
+    def generic(self, given: Any, _: Any) -> Any:
+        found = _lanes_of(*given)
+        return found(*given) if isinstance(found, Lanes) else None
+
+
+for operation, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+    infer_global(operation)(type("_" + name, (_Operation,), {}))
+    for operands in ((Lanes, Lanes), (types.Float, Lanes), (Lanes, types.Float)):
+        lower_builtin(operation, *operands)(
+            lambda _, b, signature, given, name=name: getattr(b, name)(*_alike(b, given)))  # fmt: skip
