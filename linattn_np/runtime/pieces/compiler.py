@@ -17,7 +17,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from numba.core import compiler, registry, typed_passes, types, untyped_passes
 from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu_options import FastMathOptions
+from numba.core.datamodel import ArgPacker, DataModelManager, default_manager, register
+from numba.core.datamodel.models import ArrayModel
 
 from .. import code_cache
-from .vectors import I64, Array, make_array, vectors
+from .vectors import I64, make_array, vectors
 
 KIND = "cpu"
 LOADED = time.time()
@@ -109,44 +111,37 @@ def _compile(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
         return _machine_code(library._final_module, result.fndesc.llvm_func_name, symbol)
 
 
-def numbers_of(context: Any, kind: Any) -> list[ir.Type]:
-    """What an argument of a type is passed as: of an array its address, sizes and steps, of a tuple its parts."""
-    if isinstance(kind, types.BaseTuple):
-        return [n for part in kind for n in numbers_of(context, part)]
-    if isinstance(kind, types.Array):
-        return [I64] * (2 if kind.is_c_contig and kind.ndim == 1 else 1 + 2 * kind.ndim)
-    return [context.get_value_type(kind)]
+_models = DataModelManager().chain(default_manager)
 
 
-def taken_apart(context: Any, b: ir.IRBuilder, kind: Any, x: ir.Value) -> list[ir.Value]:
-    """The numbers of an argument."""
-    if isinstance(kind, types.BaseTuple):
-        parts = (taken_apart(context, b, part, b.extract_value(x, n)) for n, part in enumerate(kind))
-        return [number for part in parts for number in part]
-    if not isinstance(kind, types.Array):
-        return [x]
-    y = Array(context, b, kind, x)
-    return [y.start, *y.shape, *y.steps][: len(numbers_of(context, kind))]
+@register(_models, types.Array)
+class _AsNumbers(ArrayModel):
+    """An array as an argument of a piece: address, sizes and steps, of numbers side by side no step."""
+
+    def get_argument_type(self) -> tuple[ir.Type, ...]:
+        kind = self.fe_type
+        return (I64,) * (2 if kind.is_c_contig and kind.ndim == 1 else 1 + 2 * kind.ndim)
+
+    def as_argument(self, b: ir.IRBuilder, x: ir.Value) -> list[ir.Value]:
+        at, *sizes = (b.extract_value(x, n) for n in [4, *((m, n) for m in (5, 6) for n in range(self.fe_type.ndim))])
+        return [b.ptrtoint(at, I64), *sizes][: len(self.get_argument_type())]
+
+    def from_argument(self, b: ir.IRBuilder, numbers: Any) -> ir.Value:
+        at, *sizes = numbers
+        n = self.fe_type.ndim
+        return make_array(b, self.get_value_type(), self.fe_type, at, sizes[:n], sizes[n:])
 
 
-def put_together(context: Any, b: ir.IRBuilder, kind: Any, numbers: Iterator[ir.Value]) -> ir.Value:
-    """The argument of its numbers."""
-    if isinstance(kind, types.BaseTuple):
-        x = ir.Constant(context.get_value_type(kind), ir.Undefined)
-        for n, part in enumerate(kind):
-            x = b.insert_value(x, put_together(context, b, part, numbers), n)
-        return x
-    if not isinstance(kind, types.Array):
-        return next(numbers)
-    at, *sizes = (next(numbers) for _ in numbers_of(context, kind))
-    return make_array(context, b, kind, at, sizes[: kind.ndim], sizes[kind.ndim :])
+def arguments(signature: Any) -> ArgPacker:
+    """How arguments are passed as numbers, and tuples as their parts."""
+    return ArgPacker(_models, signature.args)
 
 
 def c_signature(context: Any, signature: Any) -> ir.FunctionType:
     """The type of a piece's function."""
     returned = signature.return_type
-    kinds = [n for kind in signature.args for n in numbers_of(context, kind)]
-    return ir.FunctionType(ir.VoidType() if returned == types.void else context.get_value_type(returned), kinds)
+    returned = ir.VoidType() if returned == types.void else context.get_value_type(returned)
+    return ir.FunctionType(returned, arguments(signature).argument_types)
 
 
 def _called_by_numbers(context: Any, signature: Any, name: str, symbol: str) -> ir.Module:
@@ -155,8 +150,8 @@ def _called_by_numbers(context: Any, signature: Any, name: str, symbol: str) -> 
     convention, returned = context.call_conv, signature.return_type
     callee = ir.Function(module, convention.get_function_type(returned, signature.args), name)
     function = ir.Function(module, c_signature(context, signature), symbol)
-    b, numbers = ir.IRBuilder(function.append_basic_block()), iter(function.args)
-    given = [put_together(context, b, kind, numbers) for kind in signature.args]
+    b = ir.IRBuilder(function.append_basic_block())
+    given = arguments(signature).from_arguments(b, function.args)
     result = convention.call_function(b, callee, returned, signature.args, given)[1]
     if returned == types.void:
         b.ret_void()

@@ -113,7 +113,7 @@ def _get_field(context: Any, b: ir.IRBuilder, w: WorkspaceType, table: ir.Value,
     kind = context.typing_context.resolve_getattr(w, name)
     sizes = [whole(size) for size in (m.rows, m.columns) if size]
     item = kind.dtype.bitwidth // 8
-    return make_array(context, b, kind, at, sizes, [row, I64(item)] if m.columns else [I64(item)])
+    return make_array(b, context.get_value_type(kind), kind, at, sizes, [row, I64(item)] if m.columns else [I64(item)])
 
 
 @lower_setattr_generic(WorkspaceType)
@@ -204,11 +204,11 @@ def _call(own: Piece, dtype: Any, context: Any, b: ir.IRBuilder, signature: Any,
     wanted, given = own.types_of(dtype), []
     kind = compiler.c_signature(context, wanted)
     for found, x, taken in zip(signature.args, values, wanted.args, strict=True):
-        if isinstance(taken, types.Array) and not isinstance(found, types.Array):
-            given += [I64(0) for _ in compiler.numbers_of(context, taken)]
-        else:
-            x = x if isinstance(taken, types.Array) else context.cast(b, x, found, taken)
-            given += compiler.taken_apart(context, b, taken, x)
+        if not isinstance(taken, types.Array):
+            x = context.cast(b, x, found, taken)
+        elif not isinstance(found, types.Array):
+            x = ir.Constant(context.get_value_type(taken), None)
+        given.append(x)
     if own.of:
         name = f"{own.symbol(dtype)}.slot"
         slot = b.module.globals.get(name) or ir.GlobalVariable(b.module, I64, name)
@@ -216,7 +216,7 @@ def _call(own: Piece, dtype: Any, context: Any, b: ir.IRBuilder, signature: Any,
         function = b.inttoptr(b.load(slot), kind.as_pointer())
     else:
         function = cgutils.get_or_insert_function(b.module, kind, own.symbol(dtype))
-    result = b.call(function, given)
+    result = b.call(function, compiler.arguments(wanted).as_arguments(b, given))
     return context.get_dummy_value() if wanted.return_type == types.void else result
 
 

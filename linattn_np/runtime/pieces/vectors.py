@@ -62,7 +62,7 @@ def emitted(python: Callable[..., Any], returns: Any = types.void) -> Callable[.
             def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
                 made = written(b, *[_operand(context, b, *x) for x in zip(signature.args, values, strict=True)])
                 if isinstance(returned, types.Array):
-                    return make_array(context, b, returned, *made)
+                    return make_array(b, context.get_value_type(returned), returned, *made)
                 return context.get_dummy_value() if returned == types.void else made
 
             return returned(*kinds), write
@@ -167,12 +167,11 @@ class Array:
         return cgutils.alloca_once_value(self.b, self.zero() if x is None else x)
 
 
-def make_array(context: Any, b: ir.IRBuilder, kind: Any, at: ir.Value, shape: Any, steps: Any) -> ir.Value:
+def make_array(b: ir.IRBuilder, value: ir.Type, kind: Any, at: ir.Value, shape: Any, steps: Any) -> ir.Value:
     """An array at an address; no steps: its numbers lie side by side."""
-    value, size = context.get_value_type(kind), kind.dtype.bitwidth // 8
-    array = ir.Constant(value, None)
-    array = b.insert_value(b.insert_value(array, I64(size), 3), b.inttoptr(at, value.elements[4]), 4)
-    for n, (x, step) in enumerate(zip(shape, steps or [I64(size)], strict=True)):
+    size, array = I64(kind.dtype.bitwidth // 8), ir.Constant(value, None)
+    array = b.insert_value(b.insert_value(array, size, 3), b.inttoptr(at, value.elements[4]), 4)
+    for n, (x, step) in enumerate(zip(shape, steps or [size], strict=True)):
         array = b.insert_value(b.insert_value(array, x, (5, n)), step, (6, n))
     return array
 
