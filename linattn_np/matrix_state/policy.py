@@ -57,12 +57,12 @@ APART_OPERATIONS = 2e7  # of a call from which on few heads go backward by block
 FEW_BYTES = 2**22  # of states that go by in the recurrent form: below, threads cost more than they give
 SOLVED_BYTES = 2**24  # of matrices that the steps of one token's systems read: below, likewise
 UNIT_ELEMENTS = 2**15  # numbers of a task that divides rows by their length
-CHECKPOINT_BYTES = 10 << 20  # of the chunks that an adjoint keeps at once, for each thread
+CHECKPOINT_BYTES = 10 << 20  # of the states of chunks that an adjoint keeps at once, for each thread, if it can choose
 TIME_BLOCK = 256  # tokens after which heads take turns: what is fetched for their neighbours is still in the cache
 TURNING_HEADS = 8  # heads that take turns, at most
 REMEMBERED_ROWS = 32  # sequences up to which a call's tasks are remembered for the next
-STORED_BYTES = 8 << 20  # of states between blocks of time that a forward keeps for its backward, at most
-LONGEST_BLOCK = 2048  # tokens of a block of time of a backward: it finds its own states in longer ones
+STORED_BYTES = 8 << 20  # of states between blocks of time that a forward keeps for its backward: longer blocks above
+LONGEST_BLOCK = 2048  # tokens of a block of time of a backward: of 128 channels its states are 6 % of its keys
 
 # CUDA: what a device has
 

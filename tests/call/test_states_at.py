@@ -142,9 +142,9 @@ def test_no_bit_depends_on_kept_states_and_threads(monkeypatch, stored, threads)
 def test_positions_do_not_lengthen_the_blocks_of_a_backward():
     """The states that segments begin with are kept in any case: the limit is on the others."""
     plan = Plan(np, np.float32, 1.0, sequences=tuple(sequences(4096, None)))
-    plain, cut = (table.sequences(plan._replace(states_at=at), 2, 64) for at in (None, (*range(20, 180, 10), 3000)))
-    state_bytes = policy.STORED_BYTES // 32
-    lengths = [time_blocks.checkpoint_block(rows, state_bytes, 64) for rows in (plain, cut)]
+    plain, cut = (table.sequences(plan._replace(states_at=at), 2) for at in (None, (*range(20, 180, 10), 3000)))
+    shape = (16, 64, policy.STORED_BYTES // (32 * 16 * 64 * 4))
+    lengths = [time_blocks.checkpoint_block(rows, shape, 4, 64) for rows in (plain, cut)]
     assert lengths == [policy.TIME_BLOCK] * 2
 
 

@@ -50,13 +50,11 @@ def portable(cp, monkeypatch):
 
 
 @pytest.fixture
-def few_slots(monkeypatch):
-    """few_slots(n): the compiled loops' backward keeps n chunks at the most."""
-    from linattn_np.matrix_state.cpu import workspace
+def short_blocks(monkeypatch):
+    """short_blocks(n): the compiled loops' backward takes so many tokens at once."""
 
-    def limit(count):
-        monkeypatch.setattr(workspace, "checkpoints", lambda size, chunks: min(count, chunks))
-        workspace.layout.cache_clear()
+    def limit(tokens):
+        monkeypatch.setattr(policy, "TIME_BLOCK", tokens)
+        monkeypatch.setattr(policy, "LONGEST_BLOCK", tokens)
 
-    yield limit
-    workspace.layout.cache_clear()
+    return limit

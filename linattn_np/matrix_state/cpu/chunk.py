@@ -45,7 +45,7 @@ def begin_task(w: Work, n: Whole):
     """Task n: a row of the table of tasks."""
     x = row(w.tasks, n)
     w.BATCH, w.FIRST, w.STOP, w.STATE, w.HEAD, w.COLUMN = x[0], x[1], x[2], x[3], x[4], x[5]
-    w.V, w.CHUNKS, w.LEAD, w.EARLIER, w.LATER, w.FROM, w.TO, w.AT = x[6], x[7], x[8], x[9], x[10], x[11], x[12], x[13]
+    w.V, w.EARLIER, w.LATER, w.FROM, w.TO, w.AT = x[6], x[7], x[8], x[9], x[10], x[11]
     w.V_lanes = -(-w.V // w.lane) * w.lane
     if w.bonus:
         load(w.in_u, (0, w.HEAD, 0), (0, w.K), w.u)

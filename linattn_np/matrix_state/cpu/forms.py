@@ -42,7 +42,7 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0,
             cell = cell._replace(C=1, words=cell.words - {"direct_q", "direct_v"} | {"formed"})
         enough = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
         operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
-    kernel = kernel_of(forward, cell, layout(cell)[0], table, plan, enough=enough)
+    kernel = kernel_of(forward, cell, layout(cell), table, plan, enough=enough)
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), kept)
     return over(kernel, tasks, bounds, operations * tokens(rows) * H * cell.K * V)
 

@@ -24,8 +24,8 @@ from .scan import reverse
 from .solve import record_solve as record_solve
 from .solve import solve as solve
 from .solve import solve_token as solve_token
-from .table import AT, CHUNKS, HEAD, LATER, LEAD, TO, Table, count_sequences, from_pool, sequences
-from .time_blocks import block_counts, checkpoint_block, segment_block, time_blocks
+from .table import AT, FIRST, HEAD, LATER, STOP, TO, Table, count_sequences, from_pool, sequences
+from .time_blocks import block_counts, checkpoint_block, time_blocks
 from .workspace import Cell, layout
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients",
@@ -41,7 +41,7 @@ def handles(call: Any) -> frozenset[str]:
 
 def form(call: Any) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None)."""
-    if forms.is_stepwise(*call, sequences(call.plan, 1, 1)).all():
+    if forms.is_stepwise(*call, sequences(call.plan, 1)).all():
         return "recurrent form", None
     return "chunk form", policy.cpu_chunk(call.plan, call.x.v.shape[-3])
 
@@ -59,13 +59,15 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
         return array_chunks.forward(x, plan, state)
     *lead, T, _, _ = x.v.shape
     C = policy.cpu_chunk(plan, T)
-    rows = sequences(plan, prod(lead), C)
+    rows = sequences(plan, prod(lead))
     in_place = state is not None and forms.in_place(x, plan, state)
     table, end, out, at = forms.Made.of(x, plan, state, in_place, empty)
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, in_place)
     stepwise = forms.is_stepwise(x, plan, rows)
-    kept, starts = kept_states(x, plan, rows, stepwise, C) if plan.gradients else (0, None)
+    kept = _kept(x, plan, rows, C) if plan.gradients and not forms.goes_back_elsewhere(x) else 0
+    shape = int(block_counts(rows, kept).sum()) if kept else 0, *forms.state_shape(x, plan)
+    starts = empty(shape, np.dtype(plan.dtype)) if kept else None
     table.states("starts", starts)
     for form, own in ((forms.steps, rows[stepwise]), (forms.chunks, rows[~stepwise])):
         if len(own):
@@ -73,37 +75,32 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     if starts is not None:
         last = rows[rows[:, LATER] == 0]
         end.reshape(-1, *end.shape[-3:])[...] = starts[last[:, TO] + block_counts(last, kept) - 1]
-    saved = Saved(x, plan, state, None if starts is None else (kept, starts))
+    saved = Saved(x, plan, state, starts)
     return None if out is None else cast(plan.xp, out, x.v.dtype), end if at is None else StatesAt(end, at), saved
 
 
-def kept_states(x: Inputs, plan: Plan, rows: np.ndarray, stepwise: np.ndarray, C: int
-                ) -> tuple[int, np.ndarray | None]:  # fmt: skip
-    """(tokens of a time block, memory of the states between them) where a backward takes them; sets TO of the rows.
+def _kept(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
+    """Tokens of a block of time of the backward, which begins with a state that is kept; sets TO of the rows.
 
-    Segments begin with states that are kept.
+    A forward in the recurrent form is replayed if it keeps none.
     """
-    shape, dtype = forms.state_shape(x, plan), np.dtype(plan.dtype)
-    plain = x.u is None and not stepwise.all()
-    kept = checkpoint_block(rows, prod(shape) * dtype.itemsize, C) if plain else 0
-    if not kept and rows[:, LATER].any():
-        kept = segment_block(rows, C)
-    return kept, empty((int(block_counts(rows, kept).sum()), *shape), dtype) if kept else None
+    few = bool(forms.is_stepwise(x, plan, rows).all())
+    return checkpoint_block(rows, forms.state_shape(x, plan), np.dtype(plan.dtype).itemsize, C, few)
 
 
 def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
-    x, plan, state, _ = saved
+    x, plan, state, starts = saved
     if not (x.v.size and x.k.size) or forms.goes_back_elsewhere(x):
         _, _, kept = array_chunks.forward(x, plan, state)
         return array_chunks.backward(kept, dout, dstate)
     (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C, has_queries = policy.cpu_chunk(plan, T), x.q is not None and dout is not None
-    rows, (dend, dat) = sequences(plan, prod(lead), C), dstate if isinstance(dstate, StatesAt) else (dstate, None)
+    rows, (dend, dat) = sequences(plan, prod(lead)), dstate if isinstance(dstate, StatesAt) else (dstate, None)
     count = count_sequences(rows)
-    keeps, starts = saved.starts or (0, None)
-    if starts is not None:
-        rows[:, TO] = np.cumsum(block_counts(rows, keeps)) - block_counts(rows, keeps)
+    keeps = _kept(x, plan, rows, C)
+    if keeps and starts is None:  # of a forward that was not made, or not for gradients
+        starts = forward(x._replace(q=None), plan._replace(gradients=True, overwrite=False), state)[2].starts
     if dat is None:
         rows[:, AT] = 0
     dS = empty((*([count] if plan.is_ragged else lead), *forms.state_shape(x, plan)), dtype)
@@ -131,9 +128,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         bounds = list(range(len(tasks) + 1))
         cell = cell.with_words("apart")
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps)
-    made, segment = layout(cell, group, int(tasks[:, CHUNKS].max(initial=1)))
-    tasks[:, LEAD] = C * ((tasks[:, CHUNKS] - 1) % segment + 1)
-    kernel = forms.kernel_of(backward_kernel, cell, made, table, plan)
+    chunks = -(-int((tasks[:, STOP] - tasks[:, FIRST]).max(initial=1)) // C)
+    kernel = forms.kernel_of(backward_kernel, cell, layout(cell, group, chunks), table, plan)
     forms.over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
@@ -147,7 +143,7 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     columns = V if plan.average is not None else forms.columns_of(V, count_sequences(rows) * H, threads.num_threads())
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept, last_first=True)
     cell = cell._replace(V=columns)
-    kernel = forms.kernel_of(reverse, cell, layout(cell, 1, 1)[0], table, plan)
+    kernel = forms.kernel_of(reverse, cell, layout(cell), table, plan)
     forms.over(kernel, tasks, bounds, 2.0 * forms.tokens(rows) * H * cell.K * V).run(table.numbers, (table, x))
 
 

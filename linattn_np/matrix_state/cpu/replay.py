@@ -17,7 +17,6 @@ from ...runtime.pieces.run import Kernel, Launch
 from ...runtime.pieces.workspace import AT
 from ...runtime.tracing import Kernel as ArrayKernel
 from ...runtime.tracing import Trace, Untraceable, contains, extent, plain
-from .. import policy
 from ..types import Inputs, Plan
 from .forms import Made, chunks, in_place, is_one_batch, is_stepwise, steps
 from .table import ROW, Table, from_pool, sequences
@@ -140,7 +139,7 @@ def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own:
               mine: bool, traced: tuple[Trace, int]) -> Loops:  # fmt: skip
     """The compiled loops of a call, between array calls; mine: the state is overwritten."""
     trace, count = traced
-    rows = sequences(plan, prod(x.v.shape[:-3]), policy.cpu_chunk(plan, x.v.shape[-3]))
+    rows = sequences(plan, prod(x.v.shape[:-3]))
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, mine)
     stepwise, rotation = is_stepwise(x, plan, rows).all(), None

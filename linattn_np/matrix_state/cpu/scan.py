@@ -1,16 +1,14 @@
 """Traversals of the chunks of a task, forward and backward.
 
-Forward, a task is a block of time of one sequence, one head of the state and some of its columns. Backward, it is one
-sequence and the heads of a group, whose gradients of shared inputs add up in their order: a segment of chunks is
-recomputed forward, each chunk's state and what it writes stored in a slot, and then traversed backward. Where a
-sequence has more chunks than there are slots, a forward traversal before finds the states that its segments begin with;
-the first segment is short, so that few chunks are recomputed twice.
+Forward, a task is a block of time of one sequence, one head of the state and some of its columns. Backward, it is a
+block of time and the heads of a group, whose gradients of shared inputs add up in their order: its chunks are
+recomputed forward, each chunk's state and what it writes stored in a slot, and then traversed backward.
 """
 
 from __future__ import annotations
 
-from ...ops.cpu.products import AT_ONCE, END, FIRST_LINE, FULL, NEXT, product
-from ...ops.cpu.rows import add, add_weighted_rows, clear, scale_rows, scaled
+from ...ops.cpu.products import END, FIRST_LINE, FULL, NEXT, product
+from ...ops.cpu.rows import add, add_weighted_rows, clear, scale_rows
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
 from ...runtime.pieces.views import address_of, as_row, field_of, rows, tokens_of, transposed
@@ -71,7 +69,6 @@ def prefetch(w: Work, x: Stored, head: Whole, first: Whole, count: Whole):
 def prefetch_chunk(w: Work):
     """What the next chunk reads and writes."""
     w.lines[NEXT] = w.lines[END] = FIRST_LINE
-    w.lines[AT_ONCE] = w.lines_at_once
     prefetch(w, w.in_k, w.HEAD, 0, w.given)
     prefetch(w, w.in_v, w.HEAD, w.COLUMN, w.V)
     if w.has_queries and w.queries == 1:
@@ -111,14 +108,6 @@ def forward(w: Work, first: Whole, last: Whole):
 
 
 @piece
-def copy_state(w: Work, S: Matrix, z: Vector, to: Matrix, to_z: Vector):
-    """The state that a segment begins with, to where it is kept, or from there."""
-    scaled(S, None, to)
-    if w.averaged:
-        scaled(as_row(z), None, as_row(to_z))
-
-
-@piece
 def place_slot(w: Work, n: Whole):
     """Turn the checkpoints to slot n."""
     w.slot = n
@@ -126,43 +115,22 @@ def place_slot(w: Work, n: Whole):
 
 
 @piece
-def find_states(w: Work):
-    """The states that segments begin with, from S of slot 0; `segment` is then the last."""
-    place_slot(w, 0)
-    w.segment, w.t, w.returning, end = 0, w.FIRST, 0, w.FIRST + w.LEAD
-    copy_state(w, w.S, w.z, w.S_begun, w.z_begun)
-    while end < w.STOP:
-        while w.t < end:
-            begin_chunk(w)
-            writes(w)
-            write(w, w.S, w.z)
-            w.t += w.c
-        w.segment += 1
-        end += w.slots * w.C
-        copy_state(w, w.S, w.z, w.S_begun, w.z_begun)
-
-
-@piece
-def segment_vjp(w: Work):
-    """A segment forward into slots, and back."""
-    end = w.FIRST + w.LEAD + w.segment * w.slots * w.C
-    first, end = max(end - w.slots * w.C, w.FIRST), min(end, w.STOP)
-    place_slot(w, 0)
-    copy_state(w, w.S_begun, w.z_begun, w.S, w.z)
-    w.t, n, w.returning = first, 0, 0
-    while w.t < end:
+def block_vjp(w: Work):
+    """The chunks of a task forward into slots, and back."""
+    w.t, n, w.returning = w.FIRST, 0, 0
+    while w.t < w.STOP:
         place_slot(w, n)
         begin_chunk(w)
         writes(w)
         n += 1
         w.t += w.c
-        if w.t < end:
+        if w.t < w.STOP:
             write(w, w.S_after, w.z_after)
     w.returning = 1
     while n:
         n -= 1
         place_slot(w, n)
-        w.t = first + n * w.C
+        w.t = w.FIRST + n * w.C
         begin_chunk(w)
         load_tokens(w)
         if w.vector or w.value_decay:
@@ -200,7 +168,7 @@ def backward(w: Work, first: Whole, last: Whole):
         begin_task(w, n)
         head = w.HEAD
         for h in range(head, head + w.group):
-            w.HEAD, w.slot, w.segment = h, 0, 0
+            w.HEAD, w.slot = h, 0
             if w.bonus:
                 load(w.in_u, (0, h, 0), (0, w.K), w.u)
                 clear(w.du)
@@ -208,11 +176,7 @@ def backward(w: Work, first: Whole, last: Whole):
                     load(w.out_du, (0, h, w.STATE), (0, w.K), w.du)
             begin_gradient(w)
             begin_state(w)
-            if w.FIRST < w.STOP:
-                find_states(w)
-                while w.segment >= 0:
-                    segment_vjp(w)
-                    w.segment -= 1
+            block_vjp(w)
             if w.apart == 0 or w.EARLIER == 0:
                 save_state(w, w.dS, w.dz, w.out_dstate, w.STATE)
             if w.bonus:

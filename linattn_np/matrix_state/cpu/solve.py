@@ -11,7 +11,6 @@ import numpy as np
 from ...core import StatesAt
 from ...runtime.pieces.memory import handles
 from ...runtime.tracing import Trace, traced
-from .. import policy
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
 from .forms import Made, chunks
@@ -24,12 +23,6 @@ def _with(x: Inputs, ridge: Any) -> Inputs:
     return x._replace(r=np.broadcast_to(ridge, (*ridge.shape[:-3], x.v.shape[-3], *ridge.shape[-2:])))
 
 
-def _rows(x: Inputs, plan: Plan) -> np.ndarray:
-    """The sequences of a call."""
-    *lead, T, _, _ = x.v.shape
-    return sequences(plan, prod(lead), policy.cpu_chunk(plan, T))
-
-
 def solve(
     x: Inputs, ridge: np.ndarray, solver: Solver, plan: Plan, Z: np.ndarray | None
 ) -> tuple[np.ndarray | None, Any]:
@@ -37,7 +30,7 @@ def solve(
 
     Sequences of one token have a form of their own.
     """
-    x, rows = _with(x, ridge), _rows(x, plan)
+    x, rows = _with(x, ridge), sequences(plan, prod(x.v.shape[:-3]))
     made, single = Made.of(x, plan, Z, False), lengths(rows) == 1
     for own in (rows[single], rows[~single]):
         if len(own):
@@ -50,7 +43,7 @@ def solve_token(x: Inputs, ridge: Any, solver: Solver, plan: Plan, Z: Any, overw
     trace: Any = traced(x.v)
     x = _with(x, ridge)
     table, end, *_ = Made.of(x, plan, Z, overwrite, trace.new)
-    systems, arrays = chunks(x, plan, table, _rows(x, plan), solver=solver), table.kept
+    systems, arrays = chunks(x, plan, table, sequences(plan, prod(x.v.shape[:-3])), solver=solver), table.kept
     arrays["out"] = arrays.pop("out")  # the last one
     return trace.kernel(systems.traced(table.numbers, arrays)), trace.view(end)
 
@@ -64,7 +57,7 @@ def record_solve(
     """
     x = _with(*keys)
     table, end, found, _ = Made.of(x, plan, Z, False)
-    systems = chunks(x, plan, table, _rows(x, plan), solver=solver)
+    systems = chunks(x, plan, table, sequences(plan, prod(x.v.shape[:-3])), solver=solver)
     own = {"starts": end, "out": found} | ({} if Z is None else {"in_state": Z})
     run = loops(systems, table, trace, (trace.given, own))
     shapes, dtype, kept = (found.shape, end.shape), end.dtype, table.kept

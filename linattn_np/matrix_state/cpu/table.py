@@ -12,7 +12,7 @@ from ...runtime.shapes import segments
 from ..types import Inputs, Plan
 from .workspace import ARRAYS, TASK
 
-BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, CHUNKS, LEAD, EARLIER, LATER, FROM, TO, AT = range(len(TASK))
+BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, EARLIER, LATER, FROM, TO, AT = range(len(TASK))
 ROW = {name: n for n, name in enumerate(ARRAYS)}
 
 
@@ -73,12 +73,12 @@ def is_direct(y: np.ndarray | None, dtype: Any) -> bool:
     return y is not None and y.dtype == dtype and y.strides[-1] == size and not any(s % size for s in y.strides)
 
 
-def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
+def sequences(plan: Plan, batch: int) -> np.ndarray:
     """Rows of tasks, one per sequence, or one per segment of it if there are positions.
 
-    BATCH, FIRST, STOP and CHUNKS; STATE, TO: rows of the sequence's initial and its final state; EARLIER and LATER:
-    whether a segment of the same sequence is the row before or after; AT: 1 + row of the states at positions of the
-    position that it ends at, else 0.
+    BATCH, FIRST and STOP; STATE, TO: rows of the sequence's initial and its final state; EARLIER and LATER: whether a
+    segment of the same sequence is the row before or after; AT: 1 + row of the states at positions of the position that
+    it ends at, else 0.
     """
     if not plan.is_ragged:
         each = len(plan.states_at or ())
@@ -94,7 +94,6 @@ def sequences(plan: Plan, batch: int, chunk: int) -> np.ndarray:
     if rows:
         table[:, (BATCH, FIRST, STOP, STATE, EARLIER, LATER, AT)] = rows
         table[:, TO] = table[:, STATE]
-        table[:, CHUNKS] = -(-(table[:, STOP] - table[:, FIRST]) // chunk)
     return table
 
 

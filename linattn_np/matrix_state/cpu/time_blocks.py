@@ -14,7 +14,7 @@ import functools
 import numpy as np
 
 from .. import policy
-from .table import AT, CHUNKS, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
+from .table import AT, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
 from .workspace import TASK
 
 
@@ -60,7 +60,6 @@ def _tasks(given: bytes, how: tuple[int, ...]) -> tuple[np.ndarray, list[int]]:
     tasks[:, WIDTH] = np.minimum(columns, V - tasks[:, COLUMN])
     tasks[:, FIRST] += n * block
     tasks[:, STOP] = np.minimum(tasks[:, STOP], tasks[:, FIRST] + block)
-    tasks[:, CHUNKS] = -(-(tasks[:, STOP] - tasks[:, FIRST]) // C)
     inside = n < counts[row] - 1
     tasks[:, EARLIER] |= n > 0
     tasks[:, LATER] |= inside
@@ -70,26 +69,22 @@ def _tasks(given: bytes, how: tuple[int, ...]) -> tuple[np.ndarray, list[int]]:
     return tasks, bounds.tolist()
 
 
-def checkpoint_block(rows: np.ndarray, state_bytes: int, C: int) -> int:
+def checkpoint_block(rows: np.ndarray, shape: tuple[int, int, int], itemsize: int, C: int, few: bool = False) -> int:
     """Tokens between the states that are kept for a backward, and TO of each row; 0 where none are kept.
 
-    state_bytes: of the states of all heads of a sequence. Those that segments begin with are kept in any case.
+    shape: (H, K, V) of the states of a sequence. Those that segments begin with are kept in any case. Blocks are longer
+    where much would be stored, or `few` are wanted, unless an adjoint would keep too much of their chunks.
     """
-    length, block = rows[:, STOP] - rows[:, FIRST], _whole(policy.TIME_BLOCK, C)
-    longest = int(length.max(initial=0))
-    while block < min(longest, policy.LONGEST_BLOCK + 1):
-        count = block_counts(rows, block)
-        if int(count.sum() - rows[:, EARLIER].sum()) * state_bytes <= policy.STORED_BYTES:
-            rows[:, TO] = np.cumsum(count) - count
-            return block
+    (H, K, V), longest = shape, int((rows[:, STOP] - rows[:, FIRST]).max(initial=0))
+    most = max(min(policy.LONGEST_BLOCK, policy.CHECKPOINT_BYTES // (K * V * itemsize) * C), policy.TIME_BLOCK)
+    block = _whole(most if few else policy.TIME_BLOCK, C)
+    stored = lambda: int(block_counts(rows, block).sum() - rows[:, EARLIER].sum()) * H * K * V * itemsize  # noqa: E731
+    while block < min(longest, most) and stored() > policy.STORED_BYTES:
         block *= 2
-    return 0
-
-
-def segment_block(rows: np.ndarray, C: int) -> int:
-    """checkpoint_block for the states between segments and no others."""
-    rows[:, TO] = np.arange(len(rows))
-    return _whole(max(int((rows[:, STOP] - rows[:, FIRST]).max(initial=1)), 1), C)
+    if block >= longest and not rows[:, LATER].any():
+        return 0
+    rows[:, TO] = np.cumsum(block_counts(rows, block)) - block_counts(rows, block)
+    return block
 
 
 def block_counts(rows: np.ndarray, block: int) -> np.ndarray:

@@ -15,23 +15,23 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...ops.cpu.products import FIRST_LINE
 from ...runtime.pieces.piece import workspace_kind
-from ...runtime.pieces.registers import NARROW, WIDE
-from ...runtime.pieces.vectors import LANES, ROWS, lane
+from ...runtime.pieces.registers import LINE, NARROW, WIDE
+from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import Layout, Matrix, Workspace, up
-from ..policy import CHECKPOINT_BYTES, FEATURE_HEADS
 from ..policy import DECAY_BLOCK as BLOCK
+from ..policy import FEATURE_HEADS
 
 MONOMIALS, EXPONENTIALS, WAVES = range(1, 4)  # of a feature map; 0: none
 EARLY, STRICT = range(1, 3)  # of a gram: it reads S_{t-1}; without the token's own write
 
-TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "CHUNKS", "LEAD", "EARLIER", "LATER", "FROM", "TO",
-        "AT")
-SIZES = ("t", "C", "given", "half", "skipped", "segments", "segment_count", "group", "slots")  # fmt: skip
+TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "EARLIER", "LATER", "FROM", "TO", "AT")
+SIZES = ("t", "C", "given", "half", "skipped", "segment_count", "group")  # fmt: skip
 WORDS = ("decay", "scalar", "vector", "erase", "delta", "free", "query_reads", "erase_reads", "separate_erase_key",
          "has_queries", "bonus", "started", "compensates", "map", "value_decay", "averaged", "formed", "direct_q",
          "direct_v", "direct", "rotates", "has_dstate", "apart")  # fmt: skip
-FLAGS = ("queries", "reflects", "returning", "iterations", "lane", "lines_at_once")
+FLAGS = ("queries", "reflects", "returning", "iterations", "lane")
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
 NUMBERS = ("scale", "eps", "enough")
@@ -71,7 +71,6 @@ GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
         "dout": M("c", "V_lanes"), "dS": M("K", "V_lanes"), "dST": M("V", "K"), "ST": M("V", "K"), "UT": M("V", "c"),
         "dU": M("c", "V_lanes"), "dP": M("c", "c"), "crossed": M("c", "c", before="c1"),
         "totals": M("K_lanes"),
-        "S_begun": M("K", "V_lanes", slot="segment"),
     },
     "plain adjoint": {"dq": M("c", "K_lanes"), "dk": M("c", "K_lanes")},
     "scalar adjoint": {"readers": M("c", before="c1"), "writers": M("c"), "column_sums": M("c")},
@@ -100,7 +99,7 @@ GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
     "averaged": {"z": M("K_lanes", slot="slot")},
     "averaged chunk": {"z_after": M("K_lanes", slot="slot_after", alias="z"), "over": M("c"),
                        "averages": M("c")},
-    "averaged adjoint": {"z_begun": M("K_lanes", slot="segment"), "dz": M("K_lanes"), "weights": M("c")},
+    "averaged adjoint": {"dz": M("K_lanes"), "weights": M("c")},
     "value_decay adjoint": {
         "W_v": M("c", "V_lanes"), "first_v": M("c", "V_lanes", before="c"), "last_v": M("c", "V_lanes"),
         "carry_v": M("V_lanes"), "near_v": M("block", "V_lanes"), "far_v": M("c", "V_lanes"), "farT_v": M("V", "c"),
@@ -157,31 +156,19 @@ class Cell(NamedTuple):
         return self._replace(words=self.words.union(words))
 
 
-def checkpoints(size: int, chunks: int) -> int:
-    """Chunks that an adjoint keeps at once: as many as fit, of `size` bytes each."""
-    return max(1, min(chunks, CHECKPOINT_BYTES // max(size, 1)))
-
-
 @functools.lru_cache(256)
-def layout(cell: Cell, group: int = 1, chunks: int = 0) -> tuple[Layout, int]:
-    """(table, chunks that it keeps); group: heads that share inputs, chunks: of the longest task, of an adjoint."""
+def layout(cell: Cell, group: int = 1, chunks: int = 1) -> Layout:
+    """Its table; of an adjoint for `group` heads that share inputs and `chunks` chunks of the longest task."""
     words = cell.words
     W = lane(cell.dtype) * (NARROW if "formed" in words else 1)  # rows of a formed Z are whole blocks
-    sizes = {"c": cell.C, "c1": cell.C + 1, "V_lanes": up(cell.V, W), "block": BLOCK, "given": cell.K,
-             "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "line_count": 0, "slots": 1, "segments": 1,
-             "slot_after": 1} | cell.sizes(W)  # fmt: skip
-    if "adjoint" not in words:
-        if not cell.iterations:
-            sizes["line_count"], sizes["lines_at_once"] = _lines(cell, np.dtype(cell.dtype).itemsize)
-        return WORK.layout(sizes, cell.dtype, words), 0
+    sizes = {"c": cell.C, "c1": cell.C + 1, "V_lanes": up(cell.V, W), "block": BLOCK, "given": cell.K, "group": group,
+             "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "line_count": 0, "slot_after": 1} | cell.sizes(W)  # fmt: skip
+    if "adjoint" not in words and not cell.iterations:
+        lines = lambda n: -(-n * np.dtype(cell.dtype).itemsize // LINE) + 1  # noqa: E731
+        sizes["line_count"] = FIRST_LINE + cell.C * 2 * (lines(cell.K) + lines(cell.V))
     kept = [name for name, m in WORK.declared if m.of <= words and m.slot == "slot" and not m.alias
             and name not in RECOMPUTED and ("scalar" in words or name not in DECAYS)]  # fmt: skip
-    sizes["group"] = group
-    one, two = (WORK.layout(sizes, cell.dtype, words, dict.fromkeys(kept, n)).bytes for n in (1, 2))
-    count = checkpoints(two - one, chunks)
-    sizes |= {"slots": count, "segments": -(-chunks // count)}
-    copies = dict.fromkeys(kept, count) | dict.fromkeys(("S_begun", "z_begun"), sizes["segments"])
-    return WORK.layout(sizes, cell.dtype, words, copies), count
+    return WORK.layout(sizes, cell.dtype, words, dict.fromkeys(kept, chunks))
 
 
 @functools.lru_cache(64)
@@ -194,14 +181,3 @@ def token_layout(cell: Cell, tokens: int) -> Layout:
         sizes["group"] = FEATURE_HEADS if tokens == 1 and sizes["map"] != MONOMIALS else 1
         sizes["c_rows"] *= sizes["group"]
     return WORK.layout(sizes, cell.dtype, cell.words)
-
-
-def _lines(cell: Cell, itemsize: int) -> tuple[int, int]:
-    """(length of the list of cache lines to prefetch in a chunk, lines before each tile)."""
-    of = lambda n: -(-n * itemsize // 64) + 1  # noqa: E731
-    tiles = lambda m, n: -(-m // ROWS) * -(-n // (LANES * lane(cell.dtype)))  # noqa: E731
-    lines = cell.C * 2 * (of(cell.K) + of(cell.V))
-    products = 2 * ("has_queries" in cell.words) + ("erase" in cell.words)  # of a chunk, but for that of K rows
-    count = tiles(cell.K, cell.V) + products * tiles(cell.C, cell.V)
-    return lines + 3, -(-lines // count)
-

@@ -10,7 +10,8 @@ from ...runtime.pieces.vectors import BYTES, LANES, ROWS
 from ...runtime.pieces.views import backwards, prefetch_line, transposed
 
 FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER = 0, 1, 2, 3  # which half of a matrix is zero, or not wanted
-NEXT, END, AT_ONCE, FIRST_LINE = 0, 1, 2, 3  # of a list of lines to prefetch
+NEXT, END, FIRST_LINE = 0, 1, 2  # of a list of lines to prefetch
+AT_ONCE = 16  # more would wait for one another
 Lines = Kind(lambda f: types.int64[::1], False)
 
 whole_tile, masked_tile = product_tile(ROWS, LANES, False), product_tile(ROWS, LANES, True)
@@ -25,7 +26,7 @@ def product(half: Whole, A: Matrix, B: Matrix, out: Matrix, rows: Vector = None,
     """out = diag(rows) A B + diag(weights) added;  A (m, k), B (k, n).
 
     LEFT_LOWER, LEFT_UPPER: only that triangle of A is read; OUT_LOWER: out is computed up to its diagonal's tile.
-    lines: what memory is asked for, a few lines before each tile; more at once would wait for one another.
+    lines: what memory is asked for, AT_ONCE lines before each tile.
     """
     m, n = out.shape
     lane = BYTES // out.itemsize
@@ -39,7 +40,7 @@ def product(half: Whole, A: Matrix, B: Matrix, out: Matrix, rows: Vector = None,
             columns = (min(i + height, n) if half == OUT_LOWER else n) - j
             if len(lines):
                 first, last = lines[NEXT], lines[END]
-                stop = min(first + lines[AT_ONCE], last)
+                stop = min(first + AT_ONCE, last)
                 for at in range(first, stop):
                     prefetch_line(lines[at])
                 lines[NEXT] = stop

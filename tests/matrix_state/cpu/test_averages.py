@@ -79,15 +79,15 @@ def test_ragged_sequences_are_each_alone(name):
                 assert (x[:, a:b] == y).all()
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
 @pytest.mark.parametrize("name", MAPPED)
-def test_no_bit_depends_on_the_slots(name, slots, few_slots):
+def test_no_bit_depends_on_the_blocks_of_a_backward(name, chunks, short_blocks):
     fn, options = MAPPED[name]
     given, before = case(fn, (1, 200, 2, 1, 2, 6, 9))
     options = options | {"state": la.vjp(fn, *before, return_state=True, **options)[0][1], "backend": "numba"}
     whole = everything(fn, given, **options)
 
-    few_slots(slots)
+    short_blocks(32 * chunks)
     cut = everything(fn, given, **options)
     assert all((x == y).all() for x, y in zip(whole, cut, strict=True))
 

@@ -241,20 +241,20 @@ def test_read_before_write_of_the_definition_with_delta():
     assert max(errors(both(x, plan, state), both(x, plan, state, module=recurrence)).values()) < 1e-11
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
 @pytest.mark.parametrize(
     "cell",
     [("scalar", "delta", "after"), ("vector", "delta undecayed", "after"), ("vector", "free", "after"),
      ("none", "none", "bonus")],
     ids="-".join,
 )  # fmt: skip
-def test_backward_in_segments(cell, slots, few_slots):
-    """More chunks than there are slots: the states that segments begin with are found first, no bit changes."""
+def test_backward_in_blocks(cell, chunks, short_blocks):
+    """Blocks of few chunks: the states that they begin with are found first, no bit changes."""
     args = case(*cell, T=77, C=8, B=1, heads=(2, 1, 2), offsets=[0, 0, 40, 41, 77])
     whole = both(*args)
     assert max(errors(whole, both(*args, module=recurrence)).values()) < 1e-11
 
-    few_slots(slots)
+    short_blocks(8 * chunks)
     cut = both(*args)
     assert all((cut[name] == whole[name]).all() for name in whole)
 

@@ -16,7 +16,6 @@ from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
 from linattn_np.matrix_state.cpu.table import (
     BATCH,
-    CHUNKS,
     COLUMN,
     EARLIER,
     FIRST,
@@ -49,7 +48,7 @@ def rows_of(lengths):
 )  # fmt: skip
 def test_time_blocks_are_every_token_once_in_order(lengths, H, V, columns, C, group, kept, last_first):
     rows = rows_of(np.array(lengths))
-    block = checkpoint_block(rows, 1000, C) if kept else 0
+    block = checkpoint_block(rows, (1, 10, 25), 4, C) if kept else 0
     tasks, bounds = time_blocks(rows, H, V, columns, C, group, block, last_first)
     assert bounds[0] == 0
     assert bounds[-1] == len(tasks)
@@ -67,7 +66,6 @@ def test_time_blocks_are_every_token_once_in_order(lengths, H, V, columns, C, gr
             assert walk[-1, STOP] == row[STOP]
             assert (walk[1:, FIRST] == walk[:-1, STOP]).all()
             assert ((walk[:-1, STOP] - walk[:-1, FIRST]) % C == 0).all()
-            assert (walk[:, CHUNKS] == -(-(walk[:, STOP] - walk[:, FIRST]) // C)).all()
             assert walk[:, EARLIER].tolist() == [0] + [1] * (len(walk) - 1)
             assert walk[:, LATER].tolist() == [1] * (len(walk) - 1) + [0]
             assert (walk[1:, FROM] == walk[:-1, TO]).all()
@@ -76,14 +74,16 @@ def test_time_blocks_are_every_token_once_in_order(lengths, H, V, columns, C, gr
 
 
 def test_places_of_kept_states_are_told_apart_and_bounded():
-    rows = rows_of(np.array([600, 0, 256, 1000]))
-    assert checkpoint_block(rows, 1000, 32) == 256
+    rows, H = rows_of(np.array([600, 0, 256, 1000])), 16
+    most = policy.STORED_BYTES // (H * 64 * 4)  # value columns of a state that takes all that is stored
+    assert checkpoint_block(rows, (1, 10, 25), 4, 32) == 256
     assert rows[:, TO].tolist() == [0, 3, 4, 5]
-    assert checkpoint_block(rows, 1000, 48) == 288  # whole chunks
-    assert checkpoint_block(rows_of(np.array([256])), 1000, 32) == 0  # one time block has nothing between
-    assert checkpoint_block(rows_of(np.array([4096])), policy.STORED_BYTES // 8, 32) == 512
-    assert checkpoint_block(rows_of(np.array([4096])), policy.STORED_BYTES // 2, 32) == 2048
-    assert checkpoint_block(rows_of(np.array([1 << 20])), policy.STORED_BYTES // 8, 32) == 0
+    assert checkpoint_block(rows, (1, 10, 25), 4, 48) == 288  # whole chunks
+    assert checkpoint_block(rows_of(np.array([256])), (1, 10, 25), 4, 32) == 0  # one time block has nothing between
+    assert checkpoint_block(rows_of(np.array([4096])), (H, 64, most // 8), 4, 32) == 512
+    assert checkpoint_block(rows_of(np.array([4096])), (H, 64, most // 2), 4, 32) == 2048
+    assert checkpoint_block(rows_of(np.array([1 << 20])), (H, 64, most // 8), 4, 32) == policy.LONGEST_BLOCK
+    assert checkpoint_block(rows_of(np.array([4096])), (H, 1024, 1024), 4, 32) == 256  # its chunks are large
 
 
 def arrays(B, T, H, K, V, dtype=np.float32):
