@@ -38,10 +38,10 @@ from linattn_np.ops.cpu.rows import (
     unit_rows_vjp,
     unit_vjp,
 )
-from linattn_np.ops.cpu.storage import load
-from linattn_np.runtime.pieces.memory import address
+from linattn_np.ops.cpu.storage import load, stream
+from linattn_np.runtime.pieces.memory import address, aligned_empty
 from linattn_np.runtime.pieces.piece import JIT, entry, load_pieces, piece, workspace_kind
-from linattn_np.runtime.pieces.run import stored_array
+from linattn_np.runtime.pieces.run import put, stored_array
 from linattn_np.runtime.pieces.tiles import dot_wide, sum_of
 from linattn_np.runtime.pieces.views import row, transposed
 from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
@@ -184,7 +184,19 @@ def test_log_of_one_and_an_exponential(dtype):
 def tables(w: Sheet):
     pair_table(w.f, w.sums, w.P, w.start, w.h)
     weigh(w.N, w.P, True, w.f)
-    crossings(w.N, w.h, w.h, 0.5, w.f, w.u)
+
+
+@piece
+def crossed(w: Sheet):
+    crossings(w.N, w.f, w.h, 0.5, w.u)
+
+
+@pytest.mark.parametrize("m", [1, 16, 17, 37])
+def test_what_crosses_a_gate(m, rng):
+    """dg_t = sum_{i >= t > j} N_ij + sum_{i >= t} f_i + sum_{j < t} h_j + 1/2"""
+    N, f, h = np.tril(rng.standard_normal((m, m))), rng.standard_normal(m), rng.standard_normal(m)
+    w = run(crossed, np.float64, {"m": m}, f=f, h=h, N=N)
+    close(w.u, [N[t:, :t].sum() + f[t:].sum() + h[:t].sum() + 0.5 for t in range(m)], np.float64)
 
 
 @pytest.mark.parametrize("m", [1, 16, 17, 37])
@@ -308,13 +320,42 @@ def test_sines_and_cosines(dtype, rng):
 
 
 LOADED = Workspace("loaded", ("m", "k", "batch", "head", "t", "column", "count"), (), ("y",),
-                   {"given": {"X": Matrix("m", "k")}})  # fmt: skip
+                   {"given": {"X": Matrix("m", "k"), "factors": Matrix("m")}})  # fmt: skip
 Loaded = workspace_kind(LOADED)
 
 
 @piece
 def loads(w: Loaded):
     load(w.y, (w.batch, w.head, w.t), (w.column, w.count), w.X)
+
+
+def execute(kernel, table, dtype):
+    load_pieces((kernel,), np.dtype(dtype).name)
+    if JIT:
+        entry(kernel, np.dtype(dtype).name)(address(table))
+    else:
+        kernel(PythonWorkspace(LOADED, table, dtype))
+
+
+@piece
+def streams(w: Loaded):
+    stream(w.X, w.y, (w.batch, w.head, w.t), (w.column, w.count), w.factors)
+
+
+@dtypes
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("tokens", [9, 2048])
+def test_rows_written_past_the_caches(tokens, first, dtype, rng):
+    """diag(f) X in its place and nowhere else: in arrays large and small, aligned or not."""
+    y = aligned_empty((tokens * 3 * 64 + 1,), np.dtype(dtype))[first : first + tokens * 192].reshape(1, tokens, 3, 64)
+    y[...] = before = rng.standard_normal(y.shape).astype(dtype)
+    X, f = rng.standard_normal((5, 64)).astype(dtype), rng.standard_normal(5).astype(dtype)
+    table = np.zeros(LOADED.size, np.int64)
+    sizes = {"m": 5, "k": 64, "head": 1, "t": 3, "count": 64, "X": X, "factors": f}
+    put(LOADED, table, sizes)[LOADED.slots["y"] :][:11] = stored_array(y, y.strides, 1)
+    execute(streams, table, dtype)
+    before[0, 3:8, 1] = f[:, None] * X
+    assert (y == before).all()
 
 
 @dtypes
@@ -333,11 +374,7 @@ def test_loads_of_any_storage(kind, strided, dtype, rng):
     at = LOADED.slots["y"]
     table[at : at + 11] = stored_array(y, y.strides, 2)
     table[LOADED.slots["X"] : LOADED.slots["X"] + 2] = address(X), X.strides[0]
-    load_pieces((loads,), np.dtype(dtype).name)
-    if JIT:
-        entry(loads, np.dtype(dtype).name)(address(table))
-    else:
-        loads(PythonWorkspace(LOADED, table, dtype))
+    execute(loads, table, dtype)
     assert (X[:, :11] == y[1, 3:8, 2, 2:13].astype(dtype)).all()
     assert (X[:, 11:] == 0).all()
 

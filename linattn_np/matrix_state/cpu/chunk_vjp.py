@@ -31,7 +31,7 @@ from ...ops.cpu.rows import (
     scale_rows,
     scaled,
 )
-from ...ops.cpu.storage import load, save, save_column
+from ...ops.cpu.storage import load, save_column, stream
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row, transposed
@@ -46,8 +46,8 @@ from .workspace import EARLY, STRICT, Work
 def chunk_vjp(w: Work):
     """Gradients of the chunk's inputs, and dS of the state before it."""
     place = (w.BATCH, w.HEAD, w.t)
-    transpose(w.S, w.ST)
     write_vjp(w)
+    transpose(w.S, w.ST)
     for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
         read_vjp(w, j)
     if w.delta:
@@ -55,18 +55,17 @@ def chunk_vjp(w: Work):
     elif w.free:
         free_vjp(w)
     else:
-        save(w.dU, w.out_dv, place, (0, w.V))
+        stream(w.dU, w.out_dv, place, (0, w.V))
     if w.map:
         features_vjp(w, False, w.HEAD)
     else:
-        save(w.dk, w.out_dk, place, (0, w.K))
+        stream(w.dk, w.out_dk, place, (0, w.K))
     gate_vjp(w)
 
 
 @piece
 def write_vjp(w: Work):
     """dU, dk (FREE: dY, db) and what the gates get from dS, which is then carried to the state before the chunk."""
-    transpose(w.dS, w.dST)
     if w.scalar:
         clear(w.crossed_before)
         fill(w.readers_before, 0.0)
@@ -126,16 +125,18 @@ def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
     if w.value_decay:
         hadamard(u, w.last_v, w.ended)
         values = w.ended
+    transpose(values, w.UT)
+    product(FULL, w.dS, w.UT, w.dyT)
+    transpose(w.dyT, dy)
     if w.vector:
         hadamard(y, w.last, w.decayed)
         product(FULL, w.decayed, w.dS, du)
-        product(FULL, values, w.dST, dy)
         hadamard_to(w.last, dy)
         add_hadamard(y, dy, w.writers_k)
     else:
         product(FULL, y, w.dS, du, w.end)
-        product(FULL, values, w.dST, dy, w.end)
         if w.scalar:
+            scale_rows(dy, w.end)
             add_dots(y, dy, False, 1.0, w.writers)
     if w.value_decay:
         hadamard_to(w.last_v, du)
@@ -193,7 +194,7 @@ def read_vjp(w: Work, j: Whole):
     if w.map:
         features_vjp(w, True, j)
     else:
-        save(w.dq, w.out_dq, place, (0, w.K))
+        stream(w.dq, w.out_dq, place, (0, w.K))
 
 
 @piece
@@ -205,7 +206,8 @@ def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: 
         block_gram(w.dout, u, w.W_v, w.query_reads, w.dP, w.near_v, w.far_v, w.farT_v)
         block_gram_vjp((w.W_v, w.crossed_v, w.scratch_v), w.P, w.dout, u, w.query_reads, w.out_v, du)
     else:
-        transpose(u, w.UT)
+        if w.free:
+            transpose(u, w.UT)
         product(OUT_LOWER, w.dout, w.UT, w.dP)
         if w.averaged:
             add_weights(w, w.dP)
@@ -222,8 +224,7 @@ def delta_vjp(w: Work):
     place, early = (w.BATCH, w.HEAD, w.t), w.erase_reads
     scaled(w.A, w.beta, w.M)
     solve_system(w, w.M, w.dU, True)
-    save(w.dU, w.out_dv, place, (0, w.V), w.beta)
-    transpose(w.U, w.UT)
+    stream(w.dU, w.out_dv, place, (0, w.V), w.beta)
     product(OUT_LOWER, w.dU, w.UT, w.dP, w.minus)
     reader_vjp(w, w.r, w.dU, early, w.beta, -1.0, w.dr, True)
     fill(w.dbeta, 0.0)  # dbeta_i = dZ_i . (v_i - r_i S - sum_j A_ij U_j)
@@ -234,7 +235,7 @@ def delta_vjp(w: Work):
     save_column(w.dbeta, w.out_dbeta, place)
     gram_vjp(w, early | STRICT, w.beta, w.M, w.r, w.k, w.dr, w.dk)
     if w.separate_erase_key:
-        save(w.dr, w.out_dr, place, (0, w.K))
+        stream(w.dr, w.out_dr, place, (0, w.K))
     else:
         add(w.dr, w.dk)
 
@@ -246,7 +247,7 @@ def free_vjp(w: Work):
     solve_system(w, w.A, w.dY, True)
     gram(w, w.r, w.k, w.kT, reads, w.ones, w.P)
     product(LEFT_UPPER, transposed(w.P), w.dY, w.dU, added=w.dU)
-    save(w.dU, w.out_dv, place, (0, w.V))
+    stream(w.dU, w.out_dv, place, (0, w.V))
     reader_vjp(w, w.r, w.dY, EARLY, w.ones, 1.0, w.dr, False)
     transpose(w.v, w.UT)
     product(OUT_LOWER, w.dY, w.UT, w.dP)
@@ -254,5 +255,5 @@ def free_vjp(w: Work):
     transpose(w.Y, w.UT)
     product(OUT_LOWER, w.dY, w.UT, w.dP, w.minus)
     gram_vjp(w, reads, w.minus, w.A, w.r, w.b, w.dr, w.db)
-    save(w.dr, w.out_dr, place, (0, w.K))
-    save(w.db, w.out_db, place, (0, w.K))
+    stream(w.dr, w.out_dr, place, (0, w.K))
+    stream(w.db, w.out_db, place, (0, w.K))

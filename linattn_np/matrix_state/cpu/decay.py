@@ -17,7 +17,7 @@ from numba import types
 from ...ops.cpu.numbers import exp, faded, number
 from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER, product, transpose
 from ...ops.cpu.rows import add, add_hadamard, exp_rows, fill, hadamard, hadamard_to, scaled, suffix_sums
-from ...ops.cpu.storage import Columns, load, load_column, save, save_column
+from ...ops.cpu.storage import Columns, load, load_column, save_column, stream
 from ...runtime.pieces.piece import Kind, Matrix, Number, Truth, Vector, Whole, Wide, piece
 from ...runtime.pieces.registers import fma, registers, store, total
 from ...runtime.pieces.tiles import dot, dot_wide, sum_of
@@ -217,29 +217,26 @@ def gate_vjp(w: Work):
     place = (w.BATCH, w.HEAD, w.t)
     if w.vector:
         channel_crossings(w.crossed_k, w.readers_k, w.writers_k, w.totals)
-        save(w.crossed_k, w.out_dg, place, (0, w.K))
+        stream(w.crossed_k, w.out_dg, place, (0, w.K))
     elif w.decay:
-        crossings(w.crossed, w.readers, w.writers, w.totals[0], w.column_sums, w.factor)
+        crossings(w.crossed, w.readers, w.writers, w.totals[0], w.factor)
         save_column(w.factor, w.out_dg, place)
     if w.value_decay:
         channel_crossings(w.crossed_v, w.readers_v, w.writers_v, w.totals_v)
-        save(w.crossed_v, w.out_dgv, place, (0, w.V))
+        stream(w.crossed_v, w.out_dgv, place, (0, w.V))
 
 
 @piece
-def crossings(crossed: Matrix, readers: Vector, writers: Vector, total: Number, sums: Vector, dg: Vector):
-    """dg_t = sum_{i >= t > j} crossed_ij + sum_{i >= t} readers_i + sum_{j < t} writers_j + total"""
+def crossings(crossed: Matrix, readers: Vector, writers: Vector, total: Number, dg: Vector):
+    """dg_t = sum_{i >= t > j} crossed_ij + sum_{i >= t} readers_i + sum_{j < t} writers_j + total; crossed is lost."""
     m, before, after = len(dg), np.float64(total), 0.0
+    suffix_sums(crossed)
     for t in range(m):
-        sums[t] = 0
         dg[t] = number(dg, before)
         before += writers[t]
     for t in range(m - 1, -1, -1):
-        x = row(crossed, t)
-        for j in range(t):
-            sums[j] += x[j]
         after += readers[t]
-        dg[t] = number(dg, dg[t] + (after + sum_of(sums, t)))
+        dg[t] = number(dg, dg[t] + (after + sum_of(row(crossed, t), t)))
 
 
 # transposes, a decay of each channel

@@ -68,12 +68,12 @@ GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
     "bonus": {"u": M("one", "K_lanes")},
     "bonus adjoint": {"du": M("one", "K_lanes")},
     "adjoint": {
-        "dout": M("c", "V_lanes"), "dS": M("K", "V_lanes"), "dST": M("V", "K"), "ST": M("V", "K"), "UT": M("V", "c"),
+        "dout": M("c", "V_lanes"), "dS": M("K", "V_lanes"), "dyT": M("K", "c"), "ST": M("V", "K"), "UT": M("V", "c"),
         "dU": M("c", "V_lanes"), "dP": M("c", "c"), "crossed": M("c", "c", before="c1"),
         "totals": M("K_lanes"),
     },
     "plain adjoint": {"dq": M("c", "K_lanes"), "dk": M("c", "K_lanes")},
-    "scalar adjoint": {"readers": M("c", before="c1"), "writers": M("c"), "column_sums": M("c")},
+    "scalar adjoint": {"readers": M("c", before="c1"), "writers": M("c")},
     "vector adjoint": {
         "crossed_k": M("c", "K_lanes"), "readers_k": M("c", "K_lanes", before="c1"), "writers_k": M("c", "K_lanes"),
         "scratch": M("scratch_rows", "K_lanes"),

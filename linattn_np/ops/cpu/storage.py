@@ -8,12 +8,14 @@ import numpy as np
 from numba import njit, types
 
 from ...runtime.arrays import dtype_name
-from ...runtime.pieces.memory import address, empty
+from ...runtime.pieces.memory import STREAMED, address, empty
 from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, Whole, piece, workspace_kind
+from ...runtime.pieces.registers import registers, store_past_caches
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import copy_row
+from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, as_row, field_of, row, tokens_of, transposed
-from ...runtime.pieces.workspace import CHANNEL, SHARED, STORAGE, Workspace
+from ...runtime.pieces.workspace import AT, BATCHES, CHANNEL, HEAD, SHARED, STORAGE, TOKEN, TOKENS, Workspace
 from ...runtime.pieces.workspace import Matrix as Field
 from .numbers import OPTIONS, number
 
@@ -22,6 +24,7 @@ Columns = Kind(lambda f: types.UniTuple(types.int64, 2), False)  # (first, count
 Bits, Bits32 = (Kind(lambda f, t=t: t[::1], False) for t in (types.uint16, types.uint32))
 F4, F8, U2 = np.float32(0), np.float64(0), np.uint16(0)
 U = np.uint32
+_, load_vector = registers(1)
 
 
 @njit(**OPTIONS)
@@ -115,6 +118,20 @@ def save(A: Matrix, x: Stored, place: Place, columns: Columns, factors: Vector =
         else:
             for j in range(len(to)):
                 to[j] = f * a[j]
+
+
+@piece
+def stream(A: Matrix, x: Stored, place: Place, columns: Columns, factors: Vector = None):
+    """`save` of what is not read again soon: past the caches into an array that they cannot hold."""
+    out, step, places = tokens_of(x, A[0, 0], place, len(A), columns), field_of(x, TOKEN), (columns[0] | columns[1])
+    is_whole = (field_of(x, AT) | field_of(x, HEAD) | step | places * A.itemsize) % BYTES == 0  # vectors of memory
+    if is_whole and field_of(x, BATCHES) * field_of(x, TOKENS) * step >= STREAMED and field_of(x, SHARED) == 1:
+        for i in range(len(A)):
+            a, to, f = row(A, i), row(out, i), factors[i] if len(factors) else number(A, 1)
+            for j in range(0, len(to), BYTES // A.itemsize):
+                store_past_caches(f * load_vector(a, j), to, j)
+    else:
+        save(A, x, place, columns, factors)
 
 
 @piece

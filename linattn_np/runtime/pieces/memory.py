@@ -20,6 +20,7 @@ import numpy as np
 HEADER = object.__basicsize__
 RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
 ALIGNED = 64  # bytes of the widest vector
+STREAMED = 1 << 20  # bytes of a result from which on it is written past the caches, and aligned
 
 
 class Destinations(threading.local):
@@ -60,7 +61,8 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         for n, x in enumerate(destinations.arrays):
             if x.shape == shape and x.dtype == dtype:
                 return destinations.arrays.pop(n)
-    return aligned_empty(shape, dtype) if destinations.are_aligned else np.empty(shape, dtype)
+    large = prod(shape) * dtype.itemsize >= STREAMED
+    return aligned_empty(shape, dtype) if large or destinations.are_aligned else np.empty(shape, dtype)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -18,7 +18,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import lower_builtin
 
 from . import vectors
-from .vectors import BYTES, Array, broadcast, emitted
+from .vectors import BYTES, I32, Array, broadcast, emitted
 
 NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
 LINE = 64  # bytes that come with one request
@@ -63,6 +63,13 @@ def _store(v: np.ndarray, x: np.ndarray, j: int) -> None:
 def store(b: ir.IRBuilder, v: ir.Value, x: Array, j: ir.Value) -> None:
     """x_j, x_{j + 1}, ... = v, all of which exist."""
     b.store(v, b.inttoptr(x.at(j), v.type.as_pointer()), align=x.size)
+
+
+@emitted(_store)
+def store_past_caches(b: ir.IRBuilder, v: ir.Value, x: Array, j: ir.Value) -> None:
+    """`store` of one vector, where a whole vector of memory begins."""
+    once = b.module.add_metadata([I32(1)])
+    b.store(v, b.inttoptr(x.at(j), v.type.as_pointer()), align=BYTES).set_metadata("nontemporal", once)
 
 
 @emitted(lambda v: v.sum(dtype=v.dtype), lambda v: v.dtype)
