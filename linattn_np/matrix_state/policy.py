@@ -1,7 +1,7 @@
 """Every threshold and size of the matrix-state core, each with its reason, and the defaults of form and chunk size.
 
-The form depends only on the length of the sequence, the chunk size only on the library: the same sequence gives the
-same bits alone, in a batch and in a ragged batch.
+The form depends only on the length of the sequence, the chunk size on the library and the kind of memory: the same
+sequence gives the same bits alone, in a batch and in a ragged batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .types import Decay, Erase, Inputs, Plan
 
 ARRAY_CHUNK = 64  # tokens of a chunk in array calls, and of a tile of the parallel form
 NUMPY_CHUNK = 32  # the same on NumPy: work quadratic in the chunk costs more than short products
-CPU_CHUNK = 32  # tokens of a chunk of the compiled loops
+CPU_CHUNK, SHORT_CPU_CHUNK = 32, 16  # tokens of a chunk of the compiled loops; the second where tokens are erased, or
+SHORT_CPU_WIDTH = 64  # channels decay, up to so many: work that grows with the chunk, against passes over the state
 LONGEST_CPU_CHUNK = 128  # longest chunk of the compiled loops
 SCAN_CHUNK = 32  # CUDA scan without erase: with 64 tokens outputs leave too few registers for the state
 GROUP_CHUNK = 64  # CUDA warpgroup products: the rows of one
@@ -147,10 +148,13 @@ def is_short(plan: Plan, T: int) -> bool:
     return plan.chunk_size is None and T <= SHORT_ARRAY
 
 
-def cpu_chunk(plan: Plan, T: int) -> int:
-    """C of the compiled loops, at most T."""
+def cpu_chunk(x: Inputs, plan: Plan) -> int:
+    """C of the compiled loops, forward and backward, at most T."""
     C: Any = plan.chunk_size
-    return max(1, min(C if isinstance(C, int) and C > 1 else CPU_CHUNK, T))
+    channels = x.decay is Decay.VECTOR or x.gv is not None
+    is_short = x.erase is not Erase.NONE or (channels and x.k.shape[-1] <= SHORT_CPU_WIDTH)
+    C = C if isinstance(C, int) and C > 1 else SHORT_CPU_CHUNK if is_short else CPU_CHUNK
+    return max(1, min(C, x.v.shape[-3]))
 
 
 def is_short_cuda(plan: Plan) -> bool:

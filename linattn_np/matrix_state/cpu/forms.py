@@ -156,7 +156,7 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
         "compensates": dtype == "float32" and delta and not vector,
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])
-    return Cell(dtype, key_width(x, plan), columns, policy.cpu_chunk(plan, x.v.shape[-3]), queries,
+    return Cell(dtype, key_width(x, plan), columns, policy.cpu_chunk(x, plan), queries,
                 frozenset([word for word, is_true in is_so.items() if is_true]), map_sizes(x, plan))  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def form(call: Any) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None)."""
     if forms.is_stepwise(*call, sequences(call.plan, 1)).all():
         return "recurrent form", None
-    return "chunk form", policy.cpu_chunk(call.plan, call.x.v.shape[-3])
+    return "chunk form", policy.cpu_chunk(*call)
 
 
 def describe(call: Any) -> str:
@@ -57,9 +57,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     """(out, final state or StatesAt, saved)."""
     if not (x.v.size and x.k.size):  # no tokens
         return array_chunks.forward(x, plan, state)
-    *lead, T, _, _ = x.v.shape
-    C = policy.cpu_chunk(plan, T)
-    rows = sequences(plan, prod(lead))
+    C, rows = policy.cpu_chunk(x, plan), sequences(plan, prod(x.v.shape[:-3]))
     in_place = state is not None and forms.in_place(x, plan, state)
     table, end, out, at = forms.Made.of(x, plan, state, in_place, empty)
     if plan.pool_rows is not None:
@@ -94,8 +92,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     if not (x.v.size and x.k.size) or forms.goes_back_elsewhere(x):
         _, _, kept = array_chunks.forward(x, plan, state)
         return array_chunks.backward(kept, dout, dstate)
-    (*lead, T, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
-    C, has_queries = policy.cpu_chunk(plan, T), x.q is not None and dout is not None
+    (*lead, _, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
+    C, has_queries = policy.cpu_chunk(x, plan), x.q is not None and dout is not None
     rows, (dend, dat) = sequences(plan, prod(lead)), dstate if isinstance(dstate, StatesAt) else (dstate, None)
     count = count_sequences(rows)
     keeps = _kept(x, plan, rows, C)
