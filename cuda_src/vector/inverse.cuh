@@ -7,7 +7,7 @@ LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i)
 LA_DEVICE float decay_between(float, float) { return 1.f; }   // decays are in L itself
 #include "attention/inverse_blocks.cuh"
 
-#ifndef LA_FACTORS  // 1: -Kc, Kd and the decay of each chunk are stored, for the transfer of segments
+#ifndef LA_FACTORS  // 1: -W, Kd and the decay of each chunk are stored, for the transfer of segments
 #define LA_FACTORS 0
 #endif
 
@@ -16,20 +16,15 @@ LA_DEVICE float2 apart(float2 x) {
     asm volatile("" : "+f"(x.x), "+f"(x.y));
     return x;
 }
-// -Kc and Kd of eight rows to memory, 128 bytes a warp
-LA_DEVICE void store_factors(char* to, const float2 (&a)[8], const u32 (&k)[8], float2 pre, float2 suf, const Reach& reach, int lane) {
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
-        pre *= a[r];
-        *(u32*)(to + lane_row(r, lane)) = pack(floats_of(opaque(k[r])) * pre * -reach.before);
-    }
+// Kd of eight rows to memory, 128 bytes a warp
+LA_DEVICE void store_writers(char* to, const float2 (&a)[8], const u32 (&k)[8], float2 suf, float2 behind, int lane) {
 #pragma unroll
     for (int r = 7; r >= 0; r--) {
-        *(u32*)(to + Tokens::SIZE + lane_row(r, lane)) = pack(floats_of(opaque(k[r])) * suf * reach.behind);
+        *(u32*)(to + lane_row(r, lane)) = pack(floats_of(opaque(k[r])) * suf * behind);
         suf *= a[r];
     }
 }
-// Eight rows of keys from row `first` on; as scale_rows. factors: where -Kc of the chunk is stored, Kd behind it, if it is
+// Eight rows of keys from row `first` on; as scale_rows. factors: where -W of the chunk is stored, Kd behind it, if it is
 LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& pre, float2 suf, const Reach& reach, int warp, int lane) {
     typedef Scratch<0> X;
     const int block = warp >> 1, panel = warp & 1;
@@ -44,7 +39,7 @@ LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& 
     if (LA_GATE == 2) __syncwarp();   // quotients go over the log decays of other lanes
 #pragma unroll
     for (int r = 0; r < 8; r++) a[r] = decay_of(a[r]);
-    if (LA_FACTORS && factors) store_factors(factors + (own - t.k), a, k, apart(pre), apart(suf), reach, lane);
+    if (LA_FACTORS && factors) store_writers(factors + Tokens::SIZE + (own - t.k), a, k, apart(suf), reach.behind, lane);
     float2 far = pre * reach.between, s = suf;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -121,4 +116,55 @@ LA_DEVICE void store_lower(const Tiles& t, const float* roots, float* diagonals,
     };
     put(block ? block : 3, block ? block - 1 : 0, next);
     if (block < 2) put(block ? 3 : 2, block, other);
+}
+// -W = -(beta Kc + N bf(beta Kc)) of a chunk to `to`, by the same eight warps, 16 channels each. Kc of block j is what tile k has, times
+// D_0 .. D_(j-1) / h: by Horner's rule, from a row block's own columns down. Where keys are alike, both terms are rounded (strengths.cuh).
+LA_DEVICE void store_erasers(u32 to, const Tiles& t, u32 N, u32 strengths, int warp, int lane) {
+    auto piece = [&](int b) { return Tokens::block_piece(16 * b, 2 * warp, lane & 15, lane >> 4); };
+    float w[4][2][4];
+    u32 keys[4][4];
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        u32 own[4];
+        load_matrix(own, t.k + piece(b));
+        load_matrix_transposed(keys[b], t.k + piece(b));
+#pragma unroll
+        for (int i = 0; i < 2; i++) {   // rows lane / 4 and that plus 8; tokens of B's rows
+            const float beta = load_shared(strengths + (16 * b + (lane >> 2) + 8 * i) * 4);
+            const float2 from = load_shared2(strengths + (16 * b + (lane & 3) * 2 + 8 * i) * 4);
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const float2 x = floats_of(own[2 * n + i]) * fabsf(beta), y = beta < 0.f ? floats_of(pack(x)) : x;
+                w[b][n][2 * i] = y.x;
+                w[b][n][2 * i + 1] = y.y;
+                keys[b][2 * n + i] = pack(floats_of(keys[b][2 * n + i]) * float2{fabsf(from.x), fabsf(from.y)});
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 3; j >= 0; j--) {
+        float2 d[2];
+#pragma unroll
+        for (int n = 0; n < 2; n++) d[n] = load_shared2(t.decays + j * 512 + warp * 64 + n * 32 + (lane & 3) * 8);
+#pragma unroll
+        for (int i = 3; i >= 0; i--) {
+            if (i < j) continue;
+            u32 a[4];
+            load_matrix(a, N + rows_at(16 * i, 16 * j, lane));
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                if (i > j) {
+                    w[i][n][0] *= d[n].x; w[i][n][1] *= d[n].y; w[i][n][2] *= d[n].x; w[i][n][3] *= d[n].y;
+                }
+                multiply(w[i][n], a, keys[j][2 * n], keys[j][2 * n + 1]);
+            }
+        }
+    }
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        u32 x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = pack(float2{w[b][i >> 1][2 * (i & 1)], w[b][i >> 1][2 * (i & 1) + 1]} * -OVER_MIDDLE);
+        store_matrix(to + piece(b), x[0], x[1], x[2], x[3]);
+    }
 }

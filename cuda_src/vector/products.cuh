@@ -34,13 +34,17 @@ template <int N, int TILES> LA_DEVICE void end_product(float (&c)[TILES][4]) {
     products_wait<N>();
     accumulator_fence(c);
 }
-// E^T becomes U^T = beta E^T + (N bf(beta E))^T; news: that as operands. read(): strengths have been
-template <class F> LA_DEVICE void solve_errors(float (&x)[8][4], u32 (&news)[4][4], u32 inverse, u32 strengths, int lane, F read) {
+// E^T becomes U^T = beta E^T + (N bf(beta E))^T, begun; operands: bf(beta E). read(): strengths have been
+template <class F> LA_DEVICE void begin_solution(float (&x)[8][4], u32 (&operands)[4][4], u32 inverse, u32 strengths, int lane, F read) {
     scale_by_strengths(x, strengths, lane);
-    token_operands(news, x);
-    round_alike(x, news, strengths, lane);
+    token_operands(operands, x);
+    round_alike(x, operands, strengths, lane);
     read();
-    begin_product<Square>(x, news, inverse);
+    begin_product<Square>(x, operands, inverse);
+}
+// the same, ended; news: U^T as operands
+template <class F> LA_DEVICE void solve_errors(float (&x)[8][4], u32 (&news)[4][4], u32 inverse, u32 strengths, int lane, F read) {
+    begin_solution(x, news, inverse, strengths, lane, read);
     end_product<0>(x);
     token_operands(news, x);
 }

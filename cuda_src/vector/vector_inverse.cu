@@ -3,7 +3,7 @@
 //     1 + N = (1 + strict lower of beta_i (k_i . k_j decayed from j to i))^-1
 //
 // One block of eight warps a chunk and head; four of them make the inverse of what all have made of the keys. N takes the place of
-// the keys, with beta behind it (strengths.cuh). A chunk's flag says whether a block decays by more than quotients can bear; with LA_EXACT
+// the keys, with beta behind it (strengths.cuh). LA_FACTORS: also what the transfer of a segment takes, W = (1 + N) beta Kc first. A chunk's flag says whether a block decays by more than quotients can bear; with LA_EXACT
 // a block redoes such chunks of a head, every LA_PIECES-th.
 #include "vector/strengths.cuh"
 #include "vector/rows.cuh"
@@ -12,8 +12,9 @@
 constexpr int AT_GATES = Tokens::SIZE, AT_SCRATCH = AT_GATES + GATES;
 constexpr int AT_DECAYS = AT_SCRATCH + (LA_EXACT ? 4 * EXACT_BYTES : Scratch<0>::SIZE);
 constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIER = AT_NUMBERS + 2 * C * 4;   // numbers: roots of beta, rho
-constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // -Kc, Kd, decay of the chunk
+constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // -W, Kd, decay of the chunk
 static_assert(LA_INVERSE == Square::SIZE + STRENGTHS && LA_SHARED == AT_BARRIER + 32 && 4 * DIAGONAL <= PANEL && LA_BEFORE == 0, "LA_SHARED is what the launch asks for");
+static_assert(LA_INVERSE <= Scratch<0>::SIZE);
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
 
 LA_DEVICE float root_of_beta(const VectorArguments& a, const ChunkTraversal& traversal, int token) {
@@ -72,12 +73,20 @@ LA_DEVICE void invert_chunk(const VectorArguments& a, Places at, int parity, int
         store_rho(rhos, diagonal, roots, roots, number, lane);
     }
     __syncthreads();
-    if (warp < 4) store_inverse<true>(t.gates, t.k, rhos, roots, roots, warp, lane);
-    if (warp == 4) store_strengths(t.k + Square::SIZE, roots, rhos, lane);
+    const u32 inverse = LA_FACTORS ? t.scratch : t.k;   // W is made of the keys
+    if (warp < 4) store_inverse<true>(t.gates, inverse, rhos, roots, roots, warp, lane);
+    if (warp == 4) store_strengths(inverse + Square::SIZE, roots, rhos, lane);
     publish_shared();
     __syncthreads();
+    if (threadIdx.x == 0) run_out(a.inverses + *at.stored() * LA_INVERSE, inverse, LA_INVERSE);
+    if (LA_FACTORS && *at.inner()) {
+        __syncwarp();
+        store_erasers(t.gates, t, inverse, inverse + Square::SIZE, warp, lane);
+        publish_shared();
+        __syncthreads();
+        if (threadIdx.x == 0) run_out(a.factors + *at.stored() * FACTORS, t.gates, Tokens::SIZE);
+    }
     if (threadIdx.x == 0) {
-        run_out(a.inverses + *at.stored() * LA_INVERSE, t.k, LA_INVERSE);
         out_commit();
         out_read();
     }

@@ -86,8 +86,8 @@ SEGMENT_TOKENS = 512  # least length of a segment of a scan: shorter ones cost m
 SEGMENT_CHUNKS = 8  # the same of delta rules
 DELTA_STEPS = (1, 2, 4, 8)  # micro-steps of a token, with which a chunk of GROUP_CHUNK holds whole tokens
 EXACT_PIECES = 4  # blocks of a head that recompute its chunks whose decays need the exact form: one wave of 256 heads
-VECTOR_RESIDENT = {"inverse": 4, "transfers": 3}  # blocks per multiprocessor of vector decays: registers
-FACTORS_RESIDENT = 3  # the same of inverses that store factors of segments
+VECTOR_RESIDENT = {"inverse": 4}  # blocks per multiprocessor of vector decays: registers
+FACTORS_RESIDENT = 4  # the same of inverses that store factors of segments
 SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta rule saves for its backward, unless
 # the environment variable SAVED_VARIABLE says how many
 

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 # Its exact form holds three rows of 16 numbers a lane before that. The chain has 144 and 112, the least with which its
 # products do not wait for one another; its exact form spills more with narrow keys. Four inverses (exact: three) share
 # a multiprocessor, with 64 registers (80); those of segments store each chunk's factors on the way.
-ALLOWANCE = {"scan": 28, "exact scan": 232, "exact inverse": 240, "inverse of segments": 128, "chain": 8,
-             "exact chain": 224}  # fmt: skip
+ALLOWANCE = {"scan": 28, "exact scan": 232, "exact inverse": 240, "inverse of segments": 16, "chain": 8,
+             "exact inverse of segments": 240, "exact chain": 224}  # fmt: skip
 KINDS = [(128, 128, Erase.NONE, False, False), (128, 128, Erase.NONE, True, False), (128, 128, Erase.NONE, False, True),
          (64, 40, Erase.NONE, True, True), (128, 128, Erase.DELTA, False, False), (64, 40, Erase.DELTA, False, True)]
 
@@ -35,7 +35,7 @@ def compiled(entry):
 def test_every_entry_compiles(K, V, erase, bonus, ragged):
     """To its products, no more spills than the allowance; those of a scan wait for one another."""
     entries = list(vector_entries("bfloat16", K, V, 90, erase, bonus, ragged))
-    assert len(entries) == (8 + 2 * (not bonus) if erase is Erase.NONE else 13)
+    assert len(entries) == (8 + 2 * (not bonus) if erase is Erase.NONE else 15)
     for entry in entries:
         code, name = compiled(entry), entry.words.split(", ")[1]
         assert spilled(code.log) <= ALLOWANCE.get(name, 0), (entry.words, code.log)

@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
 
 KERNELS = {
     "block": Kernel(FACTORS, "block", 128), "chain": Kernel(CHAIN, "chain", 384), "adds": Kernel(ADDS, "adds", 128),
-    "segments": Kernel(SEGMENTS, "segments", 512), "reverse": Kernel(REVERSE, "reverse", 384),
+    "segments": Kernel(SEGMENTS, "segments", 256), "reverse": Kernel(REVERSE, "reverse", 384),
     "grads": Kernel(GRADS, "grads", 512),
 }  # fmt: skip
 MAPS = {  # the arrays whose tiles a kernel copies in or out

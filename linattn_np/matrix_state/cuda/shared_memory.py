@@ -86,7 +86,7 @@ def delta(name: str, unit: bool) -> int:
         "block": SQUARE + delta_checkpoint(unit) + 2 * TOKEN + 32,
         "chain": 3 * _STAGE + 128,
         "adds": 2 * (TILE + 2 * SQUARE + 1024) + 64,
-        "segments": 2 * 128 * 136 * 4 + 128 * 20 * 8,
+        "segments": 3 * 128 * 132 * 4 + 2 * 16 * 272,
         "reverse": 3 * _STAGE + DELTA_END,
         "grads": 8 * TILE + 2 * DELTA_END + 2 * SQUARE + 2 * delta_checkpoint(False) + (3 * 64 + 16) * 4 + 96,
     }[name]
@@ -97,11 +97,11 @@ def vector_stages(name: str, gate: str, bounded: bool = False) -> int:
     """Chunks of a ring; bounded: of a scan whose gates are declared to be small."""
     if bounded or (name == "adds" and gate == "bfloat16"):
         return 3 if gate == "float32" else 4
-    return 2
+    return 3 if name == "transfers" else 2
 
 
-VECTOR_HANDED = DELTA_STATE * 4 + 16  # of a block of a scan: a state, a word that says that it is there
-VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: -Kc, Kd, its decay
+VECTOR_HANDED = DELTA_STATE * 4 + 16  # of a block of a scan or transfers: a state, a word that says that it is there
+VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: -W, Kd, its decay
 VECTOR_INVERSE = SQUARE + TOKEN  # N, strengths
 
 
@@ -122,7 +122,7 @@ def vector(name: str, gate: str, exact: bool = False, bounded: bool = False) -> 
         "segments in reverse": 0,
         "inverse": TILE + gates + (8 if exact else 5) * tile + decays + 2 * TOKEN + 32,
         "chain": ring + (4 + (gate == "bfloat16")) * TILE + 8 * tile + decays + 512 + TOKEN + 160,
-        "transfers": 2 * TILE + 2 * 17 * 1024 + 64,
+        "transfers": stages * round_up(3 * TILE + VECTOR_INVERSE + 512, 1024) + 64,
     }[name]
 
 

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...runtime.arrays import Array
+from ...runtime.cuda import launch
 from .. import policy
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import delta_plan, vector, vector_backward
@@ -21,8 +22,8 @@ from . import vector_launch as launches
 from . import vector_plan as cuts
 from .arguments import States
 from .operands import as_state, build_at, empty_positions, public_ends, states_at, with_positions
-from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS, VECTOR_INVERSE
-from .vector_launch import EXACT, PLAIN
+from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS, VECTOR_HANDED, VECTOR_INVERSE
+from .vector_launch import PLAIN
 
 
 def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str | None:
@@ -98,7 +99,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
 
 def _prepare(batch: launches.Batch, keep: bool, at: int) -> None:
     cut = batch.segments > 1
-    wanted = [("inverse", cuts.Build(keep=cut)), ("inverse", EXACT)]
+    wanted = [("inverse", cuts.Build(exact, cut)) for exact in (False, True)]
     wanted += [("chain", cuts.Build(exact, keep, at)) for exact in (False, True)]
     wanted += [("transfers", PLAIN)] if cut else []
     launches.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, launches.transfer_constants(batch)),) if cut else ())
@@ -112,7 +113,8 @@ def _inverses(xp: Any, batch: launches.Batch, arrays: dict[str, Any]) -> tuple[A
     flags, slots = xp.empty(chunks, dtype=xp.int32), batch.N * batch.heads
     launches.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, cuts.Build(keep=cut),
                       inverses=inverses, flags=flags, factors=factors)
-    launches.launch_one("inverse", batch, slots * policy.EXACT_PIECES, arrays, EXACT, inverses=inverses, flags=flags)
+    launches.launch_one("inverse", batch, slots * policy.EXACT_PIECES, arrays, cuts.Build(exact=True, keep=cut),
+                      inverses=inverses, flags=flags, factors=factors)
     return inverses, factors
 
 
@@ -125,7 +127,10 @@ def _begins(
     added, transfers = (xp.empty((slots * inner, cuts.STATE), dtype=xp.float32) for _ in range(2))
     begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
     transposed = xp.empty(transfers.shape, dtype=xp.float32) if keep else None
-    launches.launch_one("transfers", batch, slots * inner * 4, arrays, start=start, inverses=inverses, factors=factors,
-                      added=added, transfers=transfers, transposed=transposed)
+    traversals = cuts.transfer_traversals(slots, batch.segments)
+    blocks = cuts.transfer_blocks(traversals, batch.kind.ragged, launch.multiprocessors())
+    handed = xp.empty((blocks, VECTOR_HANDED), dtype=xp.int8) if blocks < traversals else None
+    launches.launch_one("transfers", batch, blocks, arrays, start=start, inverses=inverses, factors=factors,
+                      handed=handed, added=added, transfers=transfers, transposed=transposed)
     launches.multiply_transfers(batch, begins=begins, added=added, transfers=transfers)
     return begins, transposed

@@ -20,7 +20,7 @@ KERNELS = {
     "segments in reverse": Kernel("vector/vector_segments.cu", "segments", 256),
     "inverse": Kernel("vector/vector_inverse.cu", "inverse", 256),
     "chain": Kernel("vector/vector_chain.cu", "chain", 512),
-    "transfers": Kernel("vector/vector_transfers.cu", "transfers", 128),
+    "transfers": Kernel("vector/vector_transfers.cu", "transfers", 288),
 }  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
     if name == "scan":
         own |= {"LA_KEEP": build.keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
         own |= {"LA_BOUNDED": True} if build.bounded else {}
+    if name in ("scan", "transfers"):
         own |= {"LA_HANDED": shared_memory.VECTOR_HANDED}
     if name == "inverse":
         own |= {"LA_PIECES": policy.EXACT_PIECES, "LA_FACTORS": build.keep}
@@ -94,6 +95,22 @@ def segments(slots: int, chunks: int, multiprocessors: int) -> int:
 def scan_blocks(traversals: int, segments: int, ragged: bool, multiprocessors: int) -> int:
     """Blocks of a scan: of as many steps each if sequences are equally long and there are more than multiprocessors."""
     return traversals if ragged or segments > 1 else min(traversals, multiprocessors)
+
+
+def transfer_traversals(slots: int, segments: int) -> int:
+    """Traversals of the transfers: offsets of all segments but the last, matrices of all but the first and the last."""
+    return slots * (2 * segments - 3)
+
+
+def transfer_blocks(traversals: int, ragged: bool, multiprocessors: int) -> int:
+    """As scan_blocks: the segments of transfers are equally long."""
+    return scan_blocks(traversals, 1, ragged, multiprocessors)
+
+
+def shares(name: str, slots: int, segments: int, chunks: int, blocks: int) -> tuple[int, int]:
+    """Steps of each block, and how many blocks have one more (tile/share.cuh); zeros for kernels without shares."""
+    traversals = {"scan": slots * segments, "transfers": transfer_traversals(slots, segments)}.get(name, 0)
+    return divmod(traversals * chunks, blocks) if blocks else (0, 0)
 
 
 # the backward
