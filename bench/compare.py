@@ -2,10 +2,11 @@
 
     python -m bench gated_delta_rule [--threads 1,2] [--backward] [--rounds 5] [--no-memory] [--write]
 
-Every thread count runs in its own process, because libraries read it at import. Every memory peak is measured in a
-forked child of a process that has only imported and compiled. Results are checked against float64 before timing.
-Single-thread runs are compared by CPU time times the rate of a matrix product timed next to each sample, multi-thread
-runs by wall time.
+Every thread count runs in its own process, because libraries read it at import; with several threads this library and
+its peers have a process each, one after the other, because threads of torch that wait for work occupy processors. Every
+memory peak is measured in a forked child of a process that has only imported and compiled. Results are checked against
+float64 before timing. Single-thread runs are compared by CPU time times the rate of a matrix product timed next to each
+sample, multi-thread runs by wall time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ Peers = Callable[[Arrays, bool], Calls]
 Useful = Callable[[int, bool], float | None]
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NUM_THREADS")
 SECONDS = 10.0  # time budget of a shape; no round starts after it
+SIDES = "ours", "theirs"  # a process each, with several threads
 PAUSE = 0.3  # seconds: other libraries' worker threads spin for a while after their work and occupy processors
 
 
@@ -53,17 +55,19 @@ def main(case: Case, arguments: list[str]) -> int:
     parser.add_argument("--backward", action="store_true", help="measure forward + backward instead of forward")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
-    parser.add_argument("--worker", choices=["times", "peak"], help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=["times", "ours", "theirs", "peak"], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.worker == "times":
-        print(json.dumps(times(case, options.rounds, options.backward, int(options.threads))))
+    if options.worker in ("times", *SIDES):
+        print(json.dumps(times(case, options.rounds, options.backward, int(options.threads), options.worker)))
         return 0
     if options.worker == "peak":
         print(json.dumps(peaks(case, options.backward)))
         return 0
     rows = []
     for threads in options.threads.split(","):
-        more = [row | {"threads": int(threads)} for row in _worker(case, options, "times", threads)]
+        sides = ("times",) if threads == "1" else SIDES
+        found = [row for side in sides for row in _worker(case, options, side, threads)]
+        more = relative([row | {"threads": int(threads)} for row in found])
         peak = {} if options.no_memory or rows else _worker(case, options, "peak", "1")
         for row in more:
             key = f"{tuple(row['shape'])} {row['name']}"
@@ -74,6 +78,14 @@ def main(case: Case, arguments: list[str]) -> int:
         name = case.name + ("_backward" if options.backward else "")
         print(record.write(name, {"what": "forward and backward" if options.backward else "forward", "rows": rows}))
     return 0
+
+
+def relative(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by shape, with the ratio to the first one of it."""
+    shapes, by = [row["shape"] for row in rows], "gemm_gflop" if rows[0]["threads"] == 1 else "wall_ms"
+    base = {str(row["shape"]): row[by] for row in rows[::-1]}
+    rows = sorted(rows, key=lambda row: shapes.index(row["shape"]))
+    return [row | {"ratio": row[by] / base[str(row["shape"])]} for row in rows]
 
 
 def line(row: dict[str, Any]) -> str:
@@ -96,8 +108,8 @@ def _worker(case: Case, options: argparse.Namespace, what: str, threads: str) ->
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def times(case: Case, rounds: int, backward: bool, threads: int) -> list[dict[str, Any]]:
-    """A row per shape and call."""
+def times(case: Case, rounds: int, backward: bool, threads: int, side: str) -> list[dict[str, Any]]:
+    """A row per shape and call; side: whose calls, "ours" or "theirs"; "times": all."""
     import numpy as np
 
     from bench import timing
@@ -106,6 +118,8 @@ def times(case: Case, rounds: int, backward: bool, threads: int) -> list[dict[st
     for shape in case.shapes:
         arrays = case.draw(shape)
         calls, errors = case.calls(arrays, backward), {}
+        if side in SIDES:
+            calls = {n: f for n, f in calls.items() if n.startswith("linattn_np") is (side == "ours")}
         if case.exact and not backward:
             expected = case.exact(arrays)
             for name, call in calls.items():
@@ -113,12 +127,10 @@ def times(case: Case, rounds: int, backward: bool, threads: int) -> list[dict[st
                     errors[name] = float(np.abs(found - expected).max() / np.abs(expected).max())
                     assert errors[name] < 1e-3, f"{name} is off by {errors[name]}"
         found = timing.interleaved(calls, rounds, SECONDS, PAUSE if threads > 1 else 0.0)
-        base, (B, T, H, D) = next(iter(found.values())), shape
-        by, useful = ("gemm_gflop" if threads == 1 else "wall_ms"), case.useful(D, backward)
+        useful, heads = case.useful(shape[-1], backward), shape[0] * shape[1] * shape[2]
         for name, row in found.items():
-            share = None if useful is None else useful * B * T * H / 1e7 / row["gemm_gflop"]
-            rows.append({"shape": list(shape), "name": name, **row, "ratio": row[by] / base[by],
-                         "share": share, "error": errors.get(name)})  # fmt: skip
+            share = None if useful is None else useful * heads / 1e7 / row["gemm_gflop"]
+            rows.append({"shape": list(shape), "name": name, **row, "share": share, "error": errors.get(name)})
     return rows
 
 
