@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from linattn_np.matrix_state.cpu.decay import block_gram, block_gram_vjp, crossings, pair_table, tables_of, weigh
+from linattn_np.matrix_state.cpu.decay import block_gram, block_gram_vjp, crossings, pair_table, rest, tables_of, weigh
 from linattn_np.ops import polynomial_maps
 from linattn_np.ops.cpu.maps import exponentials, exponentials_vjp, monomials, monomials_vjp, waves, waves_vjp
 from linattn_np.ops.cpu.numbers import exp, number
@@ -42,7 +42,7 @@ from linattn_np.ops.cpu.storage import load, stream
 from linattn_np.runtime.pieces.memory import address, aligned_empty
 from linattn_np.runtime.pieces.piece import JIT, entry, load_pieces, piece, workspace_kind
 from linattn_np.runtime.pieces.run import put, stored_array
-from linattn_np.runtime.pieces.tiles import dot_wide, sum_of
+from linattn_np.runtime.pieces.tiles import sum_of
 from linattn_np.runtime.pieces.views import row, transposed
 from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
 from linattn_np.softmax.cpu.stick import log1p_exp
@@ -381,13 +381,13 @@ def test_loads_of_any_storage(kind, strided, dtype, rng):
 
 @piece
 def wide_dots(w: Sheet):
-    w.h[0] = dot_wide(row(w.X, 0), row(w.X, 0), w.k) - 1
+    rest(w.X, w.X, w.P, w.f, w.N)
 
 
 def test_sums_in_float64_of_float32(rng):
     x = np.full(32, np.float32(32**-0.5))
-    w = run(wide_dots, np.float32, {"k": 32}, X=x[None])
-    assert w.h[0] == np.float32(np.sum(x.astype(np.float64) ** 2) - 1) != 0
+    w = run(wide_dots, np.float32, {"m": 2, "k": 32}, X=np.stack([x, x]), P=np.ones((2, 2)), f=np.full(2, 2))
+    assert w.N[1, 0] == np.float32(np.sum(x.astype(np.float64) ** 2) - 1) != 0
 
 
 @pytest.mark.skipif(not JIT, reason="Numba is switched off")

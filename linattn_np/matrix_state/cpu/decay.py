@@ -19,8 +19,8 @@ from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER, product
 from ...ops.cpu.rows import add, add_hadamard, exp_rows, fill, hadamard, hadamard_to, scaled, suffix_sums
 from ...ops.cpu.storage import Columns, load, load_column, save_column, stream
 from ...runtime.pieces.piece import Kind, Matrix, Number, Truth, Vector, Whole, Wide, piece
-from ...runtime.pieces.registers import fma, registers, store, total
-from ...runtime.pieces.tiles import dot, dot_wide, sum_of
+from ...runtime.pieces.registers import fma, registers, store, total, wide
+from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import as_row, backwards, columns, row, rows, transposed
 from ..policy import DECAY_BLOCK as BLOCK
@@ -28,6 +28,7 @@ from ..policy import GATE_FLOOR
 from .workspace import EARLY, STRICT, Work
 
 zeros, read = registers(1)
+no_half, read_half = registers(1 / 2)
 Matrices = Kind(lambda f: types.UniTuple(types.Array(f, 2, "A"), 3))  # gates, what crosses them, scratch
 
 
@@ -109,7 +110,10 @@ def rest(X: Matrix, Y: Matrix, P: Matrix, beta: Vector, out: Matrix):
             to[j] = 0
         if beta[i] > 1:
             for j in range(i):
-                to[j] = number(out, dot_wide(x, row(Y, j), X.shape[1]) - p[j])
+                y, sums = row(Y, j), wide(no_half(X))
+                for d in range(0, X.shape[1], BYTES // 8):
+                    sums = fma(wide(read_half(x, d)), wide(read_half(y, d)), sums)
+                to[j] = number(out, total(sums) - p[j])
 
 
 # a decay of each channel

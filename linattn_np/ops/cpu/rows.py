@@ -6,7 +6,7 @@ import numpy as np
 from numba import types
 
 from ...runtime.pieces.piece import Double, Kind, Matrix, Number, Truth, Vector, Whole, piece
-from ...runtime.pieces.tiles import dot, scaled_dot
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row
 from ...runtime.values import range_factors
 from .numbers import exp, number
@@ -161,7 +161,9 @@ def length_of(x: Vector, n: Whole, root: Number) -> Length:
     factor, square = number(x, 1), dot(x, x, n) + root * root
     if square < limit**-2.0 or square > limit**2.0:
         f = number(x, up if square < limit**-2.0 else down)
-        square = scaled_dot(x, x, f, f, n) + (f * root) * (f * root)
+        square = (f * root) * (f * root)
+        for j in range(n):
+            square += (f * x[j]) * (f * x[j])
         factor = number(x, 1) if square == 0 else f
     length = number(x, 1) if square == 0 else np.sqrt(square)
     return length, factor
@@ -185,9 +187,11 @@ def unit_rows_vjp(X: Matrix, dY: Matrix, out: Matrix, root: Number):
     for i in range(len(X)):
         x, d, to = row(X, i), row(dY, i), row(out, i)
         length, factor = length_of(x, n, root)
-        share = -(scaled_dot(x, d, factor, number(x, 1), n) / length / length)
         for j in range(n):
-            to[j] = (share * (factor * x[j]) + d[j]) / length * factor
+            to[j] = factor * x[j]
+        share = -(dot(to, d, n) / length / length)
+        for j in range(n):
+            to[j] = (share * to[j] + d[j]) / length * factor
 
 
 @piece

@@ -39,16 +39,16 @@ class _Model(models.PrimitiveModel):
         super().__init__(manager, kind, ir.VectorType(number, kind.count))
 
 
-def registers(L: int) -> tuple[Any, Any]:
+def registers(L: float) -> tuple[Any, Any]:
     """(zeros, load) of L vectors: zeros(x) in the dtype of an array, load(x, j)."""
-    kind = lambda x, *_: Lanes(x.dtype, L * BYTES * 8 // x.dtype.bitwidth)  # noqa: E731
-    vector = lambda x: ir.VectorType(x.number, L * x.vector.count)  # noqa: E731
+    kind = lambda x, *_: Lanes(x.dtype, int(L * BYTES * 8) // x.dtype.bitwidth)  # noqa: E731
+    vector = lambda x: ir.VectorType(x.number, int(L * x.vector.count))  # noqa: E731
 
-    @emitted(lambda x: np.zeros(L * BYTES // x.itemsize, x.dtype), kind)
+    @emitted(lambda x: np.zeros(int(L * BYTES) // x.itemsize, x.dtype), kind)
     def zeros(b: ir.IRBuilder, x: Array) -> ir.Value:
         return ir.Constant(vector(x), None)
 
-    @emitted(lambda x, j: x[j : j + L * BYTES // x.itemsize].copy(), kind)
+    @emitted(lambda x, j: x[j : j + int(L * BYTES) // x.itemsize].copy(), kind)
     def load(b: ir.IRBuilder, x: Array, j: ir.Value) -> ir.Value:
         return b.load(b.inttoptr(x.at(j), vector(x).as_pointer()), align=x.size)
 
@@ -76,6 +76,13 @@ def store_past_caches(b: ir.IRBuilder, v: ir.Value, x: Array, j: ir.Value) -> No
 def total(b: ir.IRBuilder, v: ir.Value) -> ir.Value:
     """The sum of one vector's numbers, in pairs."""
     return vectors.total(b, v)
+
+
+@emitted(lambda v: v.astype(np.float64), lambda v: Lanes(types.float64, v.count))
+def wide(b: ir.IRBuilder, v: ir.Value) -> ir.Value:
+    """The same numbers in float64."""
+    kind = ir.VectorType(ir.DoubleType(), v.type.count)
+    return v if v.type == kind else b.fpext(v, kind)
 
 
 def _lanes_of(*kinds: Any) -> Any:

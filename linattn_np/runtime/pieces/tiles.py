@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 
-from .vectors import BYTES, I32, I64, LANES, ROWS, Array, broadcast, emitted, fma, lane, loop, total
+from .vectors import I32, I64, LANES, ROWS, Array, emitted, fma, lane, loop, total
 
 
 def _sums(b: ir.IRBuilder, A: Array, rows: list[ir.Value], B: Array, j: ir.Value, bounds: Any, masks: list) -> list:
@@ -158,22 +157,6 @@ def dot(b: ir.IRBuilder, x: Array, y: Array, n: ir.Value) -> ir.Value:
     return _total(b, x, n, lambda sums, j, mask: fma(b, x.load(x.at(j), 0, mask), y.load(y.at(j), 0, mask), sums))
 
 
-def _scaled_dot(x, y, f, h, n):  # type: ignore[no-untyped-def]
-    return ((f * x[:n]) * (h * y[:n])).sum(dtype=x.dtype)
-
-
-@emitted(_scaled_dot, number_of)
-def scaled_dot(b: ir.IRBuilder, x: Array, y: Array, f: ir.Value, h: ir.Value, n: ir.Value) -> ir.Value:
-    """(f x) . (h y) of the first n numbers."""
-    by = [broadcast(b, factor, x.vector) for factor in (f, h)]
-
-    def add(sums: ir.Value, j: ir.Value, mask: Any) -> ir.Value:
-        left, right = (b.fmul(g, A.load(A.at(j), 0, mask)) for g, A in zip(by, (x, y), strict=True))
-        return fma(b, left, right, sums)
-
-    return _total(b, x, n, add)
-
-
 def _sum_of(x, n):  # type: ignore[no-untyped-def]
     return x[:n].sum(dtype=x.dtype) if n > 0 else x.dtype.type(0)
 
@@ -182,26 +165,6 @@ def _sum_of(x, n):  # type: ignore[no-untyped-def]
 def sum_of(b: ir.IRBuilder, x: Array, n: ir.Value) -> ir.Value:
     """The sum of the first n numbers."""
     return _total(b, x, n, lambda sums, j, mask: b.fadd(sums, x.load(x.at(j), 0, mask)))
-
-
-def _dot_wide(x, y, n):  # type: ignore[no-untyped-def]
-    return float(x[:n].astype(np.float64) @ y[:n].astype(np.float64))
-
-
-@emitted(_dot_wide, types.float64)
-def dot_wide(b: ir.IRBuilder, x: Array, y: Array, n: ir.Value) -> ir.Value:
-    """x . y of the first n numbers in float64: n a multiple of a vector."""
-    half = BYTES // 8
-    kind, vector = ir.VectorType(ir.DoubleType(), half), ir.VectorType(x.number, half)
-    sums = x.sum(ir.Constant(kind, [0.0] * half))
-
-    def load(A: Array, j: ir.Value) -> ir.Value:
-        narrow = b.load(b.inttoptr(A.at(j), vector.as_pointer()), align=A.size)
-        return narrow if x.size == 8 else b.fpext(narrow, kind)
-
-    with loop(b, 0, n, half) as j:
-        b.store(fma(b, load(x, j), load(y, j), b.load(sums)), sums)
-    return total(b, b.load(sums))
 
 
 def _copy_row(x, to, count):  # type: ignore[no-untyped-def]
