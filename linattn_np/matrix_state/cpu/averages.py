@@ -13,9 +13,9 @@ dz on the right of dk_j being that of the outgoing z. A task has all value colum
 from __future__ import annotations
 
 from ...ops.cpu.numbers import number
-from ...ops.cpu.rows import add_weighted_rows, clear
+from ...ops.cpu.rows import add_outer, add_weighted_rows, clear, times
 from ...ops.cpu.storage import Place, load, load_column, save, save_column
-from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
+from ...runtime.pieces.piece import Stored, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.views import as_row, field_of, row, rows, transposed
 from ...runtime.pieces.workspace import TOKENS
@@ -47,14 +47,6 @@ def find_averages(w: Work, j: Whole):
 
 
 @piece(of="averaged")
-def add_keys(w: Work, z: Vector, out: Vector):
-    """out = z + sum of k_t"""
-    for d in range(len(out)):
-        out[d] = z[d]
-    add_weighted_rows(w.ones, w.k, 1.0, out)
-
-
-@piece(of="averaged")
 def averages_vjp(w: Work, j: Whole):
     """dout <- c, the cotangents of what query head j has read, and its weights w."""
     place = (w.BATCH, j, w.t)
@@ -71,26 +63,6 @@ def averages_vjp(w: Work, j: Whole):
 @piece(of="averaged")
 def read_z_vjp(w: Work):
     """dq_i += scale w_i z; dz += scale sum of w_i q_i"""
-    for i in range(w.c):
-        dq, z, f = row(w.dq, i), w.z, w.scale * w.weights[i]
-        for d in range(len(dq)):
-            dq[d] += f * z[d]
+    times(w.scale, w.weights, None, w.factor)
+    add_outer(w.factor, w.z, w.dq)
     add_weighted_rows(w.weights, w.q, w.scale, w.dz)
-
-
-@piece(of="averaged")
-def add_weights(w: Work, dP: Matrix):
-    """dP_ij += w_i"""
-    for i in range(w.c):
-        d, f = row(dP, i), w.weights[i]
-        for j in range(len(d)):
-            d[j] += f
-
-
-@piece(of="averaged")
-def add_dz(w: Work, dk: Matrix):
-    """dk_j += dz"""
-    for i in range(w.c):
-        d, dz = row(dk, i), w.dz
-        for j in range(len(d)):
-            d[j] += dz[j]

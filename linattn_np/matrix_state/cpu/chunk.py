@@ -13,13 +13,13 @@ With a vector decay the exponentials stand at the channels of Q, R and K instead
 from __future__ import annotations
 
 from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product, solve, solve_transposed, transpose
-from ...ops.cpu.rows import add, fill, hadamard, scale_columns, scaled, times
+from ...ops.cpu.rows import add, add_weighted_rows, fill, hadamard, scale_columns, scaled, times
 from ...ops.cpu.storage import load, load_column
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import address_of, as_row, field_of, point, row, transposed
 from ...runtime.pieces.workspace import TOKEN
-from .averages import add_keys, find_averages
+from .averages import find_averages
 from .decay import decays, gram, pair_table, plain_gram, rest, weigh
 from .maps import features
 from .workspace import EARLY, STRICT, Q, U, V, Work
@@ -189,7 +189,8 @@ def write(w: Work, out: Matrix, z: Vector):
     if w.free:
         write_state(w, w.b, w.Y, out, out)
     if w.averaged:
-        add_keys(w, w.z, z)
+        scaled(as_row(w.z), None, as_row(z))
+        add_weighted_rows(None, w.k, 1.0, z)
 
 
 @piece

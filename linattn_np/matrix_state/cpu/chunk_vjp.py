@@ -22,6 +22,7 @@ from ...ops.cpu.rows import (
     add,
     add_dots,
     add_hadamard,
+    add_outer,
     clear,
     fill,
     hadamard,
@@ -35,7 +36,7 @@ from ...ops.cpu.storage import load, save_column, stream
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row, transposed
-from .averages import add_dz, add_weights, averages_vjp, read_z_vjp
+from .averages import averages_vjp, read_z_vjp
 from .chunk import bonus, bonus_vjp, load_queries, reach, solve_system
 from .decay import block_gram, block_gram_vjp, gate_vjp, gram, gram_vjp
 from .maps import features_vjp
@@ -80,7 +81,7 @@ def write_vjp(w: Work):
     if w.free:
         written_vjp(w, w.b, w.Y, w.dY, w.db)
     if w.averaged:
-        add_dz(w, w.dk)
+        add_outer(w.ones, w.dz, w.dk)
     if w.value_decay:
         scale_columns(w.dS, w.carry_v, w.dS)
     if w.scalar:
@@ -210,7 +211,7 @@ def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: 
             transpose(u, w.UT)
         product(OUT_LOWER, w.dout, w.UT, w.dP)
         if w.averaged:
-            add_weights(w, w.dP)
+            add_outer(w.weights, w.ones, w.dP)
         if w.bonus:
             bonus(w)
             bonus_vjp(w)

@@ -20,7 +20,7 @@ z being a column of the state behind its values.
 from __future__ import annotations
 
 from ...ops.cpu.numbers import number
-from ...ops.cpu.rows import clear, exp_rows, hadamard_to, scale_rows, scaled
+from ...ops.cpu.rows import add, clear, exp_rows, hadamard_to, scale_rows, scaled
 from ...ops.cpu.storage import load, load_column, save, save_column
 from ...runtime.pieces.piece import Matrix, Whole, piece
 from ...runtime.pieces.registers import NARROW, WIDE
@@ -61,21 +61,15 @@ def load_features(w: Work):
 @piece(of="averaged")
 def find_averages(w: Work):
     """z after the slab; averages = d_t of its queries, stored for the adjoint, then scale / d_t, 0 of 0."""
-    z = w.z
+    queries = w.queries if w.has_queries else 0
     for i in range(w.c):
-        k = row(w.keys, i)
-        for d in range(len(z)):
-            z[d] += k[d]
-        for j in range(w.queries if w.has_queries else 0):
-            x = j * w.c + i
-            w.shares[x] = w.scale * dot(row(w.query, x), z, w.K_lanes) + w.eps
-    for j in range(w.queries if w.has_queries else 0):
-        for i in range(w.c):
-            x = j * w.c + i
-            total = w.shares[x]
-            w.factor[i] = total
-            w.shares[x] = w.scale / total if total != 0 else number(w.shares, 0)
-        save_column(w.factor, w.out_sums, (w.BATCH, w.HEAD * w.queries + j, w.t))
+        add(rows(w.keys, i, 1), as_row(w.z))
+        for j in range(queries):
+            total = w.scale * dot(row(w.query, j * w.c + i), w.z, w.K_lanes) + w.eps
+            w.query_sums[j, i] = total
+            w.shares[j * w.c + i] = w.scale / total if total != 0 else number(w.shares, 0)
+    for j in range(queries):
+        save_column(row(w.query_sums, j), w.out_sums, (w.BATCH, w.HEAD * w.queries + j, w.t))
 
 
 @piece

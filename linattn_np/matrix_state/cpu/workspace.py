@@ -119,7 +119,7 @@ GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
         "x": M("c_rows", "given_wide"), "phi": M("c_rows", "phi_lanes"), "lengths": M("c_rows"),
         "angles": M("c_rows", "half_lanes"), "mapped": M("c_rows", "K_lanes"),
     },
-    "averaged tokens": {"shares": M("c_queries")},
+    "averaged tokens": {"shares": M("c_queries"), "query_sums": M("queries", "c")},
 }  # fmt: skip
 
 WORK = Workspace("work", (*TASK, *SIZES, *WORDS, *FLAGS, *TOKENS), NUMBERS, ARRAYS, GROUPS)

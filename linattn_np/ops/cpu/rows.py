@@ -137,6 +137,15 @@ def overlap(A: Matrix, B: Matrix) -> Double:
 
 
 @piece
+def add_outer(x: Vector, y: Vector, out: Matrix):
+    """out += x^T y"""
+    for i in range(len(out)):
+        f, to = x[i], row(out, i)
+        for j in range(len(to)):
+            to[j] += f * y[j]
+
+
+@piece
 def add_weighted_rows(weights: Vector, A: Matrix, scale: Number, out: Vector):
     """out += scale sum_i weights_i A_i; no weights: 1"""
     for i in range(len(A)):
