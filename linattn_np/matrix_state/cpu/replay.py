@@ -17,6 +17,7 @@ from ...runtime.pieces.run import Kernel, Launch
 from ...runtime.pieces.workspace import AT
 from ...runtime.tracing import Kernel as ArrayKernel
 from ...runtime.tracing import Trace, Untraceable, contains, extent, plain
+from ..readouts.systems import Solver
 from ..types import Inputs, Plan
 from .forms import Made, chunks, in_place, is_one_batch, is_stepwise, steps
 from .table import ROW, Table, from_pool, sequences
@@ -29,7 +30,8 @@ Then = Callable[["np.ndarray | None", np.ndarray], tuple[Any, Any]]
 Loops = Callable[[Any, list[np.ndarray]], bool]
 
 
-def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: Then | None = None) -> Again | None:
+def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: Then | None = None,
+           solver: Solver | None = None) -> Again | None:  # fmt: skip
     """The call for other arrays in place of trace.given; None where more than addresses may differ.
 
     x are views of them, results of the traced calls, or constants; so may be the state. then(out, end): what is made of
@@ -57,7 +59,7 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
         final = None if then is None else then(out, end)
         if final is not None and out is not None:
             final = _in_place_of(out, final[0]), final[1]
-        return _call(x, plan, state, trace, (made, mine, final), count)
+        return _call(x, plan, state, trace, (made, mine, final, solver), count)
     except Untraceable:
         return None
 
@@ -69,9 +71,9 @@ def _in_place_of(out: Any, found: Any) -> Any:
     return found.trace.into(found, out)
 
 
-def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any], count: int) -> Any:
+def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made, bool, Any, Any], count: int) -> Any:
     """The function of other arrays; count: of the array calls before the loops."""
-    made, mine, final = computed
+    made, mine, final, solver = computed
     table, end, out, at = made
     places, dtype = programs.Places(trace), np.dtype(plan.dtype)
     packed = state is not None and contains(trace.memory, state)  # made from the given arrays
@@ -80,9 +82,9 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     own = {"starts": end, "out": np.empty(0, dtype) if out is None else out}
     own |= {} if state is None or packed else {"in_state": state}
     own |= {} if at is None else {"out_states": at}
-    run = _loops_of(x, plan, table, given, own, mine, (trace, count))
+    run = _loops_of(x, plan, table, given, own, mine, (trace, count, solver))
     shape, ended, has_queries = own["out"].shape, end.shape, out is not None
-    overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype else x.v.dtype
+    overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype or solver else x.v.dtype
     out_there, end_there = (None, None) if final is None else (
         _result(y, places, own) for y, own in zip(final, (made.out, made.end), strict=True))
     states = None if at is None else at.shape
@@ -136,19 +138,19 @@ def _view_of(y: Any, places: programs.Places) -> tuple[int, tuple[int, ...], np.
 
 
 def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own: dict[str, np.ndarray],
-              mine: bool, traced: tuple[Trace, int]) -> Loops:  # fmt: skip
+              mine: bool, traced: tuple[Trace, int, Solver | None]) -> Loops:  # fmt: skip
     """The compiled loops of a call, between array calls; mine: the state is overwritten."""
-    trace, count = traced
+    trace, count, solver = traced
     rows = sequences(plan, prod(x.v.shape[:-3]))
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows, mine)
-    stepwise, rotation = is_stepwise(x, plan, rows).all(), None
+    stepwise, rotation = solver is None and is_stepwise(x, plan, rows).all(), None
     if stepwise and (x.q is None or x.q.shape[-2] <= x.v.shape[-2]):  # the state is read once, before it is rotated
         rotation, count = _rotation_of(trace, count)
     if rotation is not None:
         table.constant("in_rotation", rotation)
     calls = programs.record(trace, 0, count), programs.record(trace, count)
-    kernel = (steps if stepwise else chunks)(x, plan, table, rows)
+    kernel = steps(x, plan, table, rows) if stepwise else chunks(x, plan, table, rows, solver=solver)
     return loops(kernel, table, trace, (given, own), len(given) if mine else 0, calls, not stepwise)
 
 

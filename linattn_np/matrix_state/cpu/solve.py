@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from ...core import StatesAt
-from ...runtime.pieces.memory import handles
 from ...runtime.tracing import Trace, traced
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
 from .forms import Made, chunks
-from .replay import loops
+from .replay import record
 from .table import lengths, sequences
 
 
@@ -50,22 +49,9 @@ def solve_token(x: Inputs, ridge: Any, solver: Solver, plan: Plan, Z: Any, overw
 
 def record_solve(
     keys: tuple[Inputs, np.ndarray], solver: Solver, plan: Plan, Z: np.ndarray | None, trace: Trace
-) -> Callable[..., Any]:
-    """`solve` for other arrays in place of trace.given: (arrays, Z) -> (x_t, Z after the last token).
+) -> Callable[..., Any] | None:
+    """`solve` for other arrays in place of trace.given, as `record`: (arrays, Z) -> (x_t, Z after the last token).
 
     keys: the memory and the ridge, views of given arrays. Not for calls of one token.
     """
-    x = _with(*keys)
-    table, end, found, _ = Made.of(x, plan, Z, False)
-    systems = chunks(x, plan, table, sequences(plan, prod(x.v.shape[:-3])), solver=solver)
-    own = {"starts": end, "out": found} | ({} if Z is None else {"in_state": Z})
-    run = loops(systems, table, trace, (trace.given, own))
-    shapes, dtype, kept = (found.shape, end.shape), end.dtype, table.kept
-    del x, table, end, found, own
-
-    def call(arrays: list[np.ndarray], Z: np.ndarray | None, owners: Any = kept) -> Any:
-        found, end = (np.empty(shape, dtype) for shape in shapes)
-        given = [*arrays, end, found] if Z is None else [*arrays, end, found, Z]
-        return (found, end) if run(handles(given), given) else None
-
-    return call
+    return record(_with(*keys), plan._replace(overwrite=False), Z, trace, solver=solver)

@@ -264,7 +264,7 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
     ridge, x_t = whole(trace, x.ridge), residuals.solved.read
     add_products, following = computed(trace)
     keys, values = (Inputs(*map(plain, y)) for y in (keys, values))
-    solve = _recorded_solve(solver, (keys, plain(ridge)), x.solver, plan, Z, following)
+    solve: Any = _recorded_solve(solver, (keys, plain(ridge)), x.solver, plan, Z, following)
     read = core.record(values._replace(q=x_t), plan, S, value_residuals, Trace([*following.given, x_t]))  # type: ignore[list-item]
     overlap = Overlap((S, Z), trace.given) if plan.overwrite and state is not None else None
 
@@ -278,7 +278,7 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
             return None
         return out[0], (out[1], found[1])
 
-    return None if read is None else call
+    return None if read is None or solve is None else call
 
 
 def _record_token(
@@ -325,7 +325,7 @@ def _record_token(
 
 def _recorded_solve(
     module: Any, keys: tuple[Inputs, Array], solver: Any, plan: Plan, Z: Any, trace: Trace
-) -> Callable[..., Any]:
+) -> Callable[..., Any] | None:
     """(arrays, Z) -> (x_t, Z after the last token), or None; keys: the memory and the ridge, views of trace.given."""
     if module is not systems and (keys[0].v.shape[-3] > 1 or plan.is_ragged):
         return module.record_solve(keys, solver, plan, Z, trace)
