@@ -34,8 +34,7 @@ from ...ops.cpu.rows import (
 )
 from ...ops.cpu.storage import load, save_column, stream
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
-from ...runtime.pieces.tiles import dot
-from ...runtime.pieces.views import row, transposed
+from ...runtime.pieces.views import as_row, row, transposed
 from .averages import averages_vjp, read_z_vjp
 from .chunk import bonus, bonus_vjp, load_queries, reach, solve_system
 from .decay import block_gram, block_gram_vjp, gate_vjp, gram, gram_vjp
@@ -76,7 +75,9 @@ def write_vjp(w: Work):
         clear(w.readers_k_before)
         clear(w.writers_k)
     if w.value_decay:
-        begin_value_vjp(w)
+        clear(w.crossed_v)
+        clear(w.readers_v_before)
+        clear(w.writers_v)
     written_vjp(w, w.k, w.U, w.dU, w.dk)
     if w.free:
         written_vjp(w, w.b, w.Y, w.dY, w.db)
@@ -87,26 +88,13 @@ def write_vjp(w: Work):
     if w.scalar:
         w.totals[0] = w.start[w.c] * overlap(w.S, w.dS)
     elif w.vector:
-        channel_overlap(w.S, w.dS, w.carry, w.totals)
+        fill(w.totals, 0.0)
+        add_dots(w.S, w.dS, False, 1.0, w.totals)
+        hadamard_to(as_row(w.carry), as_row(w.totals))
     if w.decay:
         scale_rows(w.dS, w.carry)
     if w.value_decay:
         column_overlap(w.S, w.dS, w.totals_v)
-
-
-@piece(of="value_decay")
-def begin_value_vjp(w: Work):
-    """Nothing has crossed a gate of the value axis."""
-    clear(w.crossed_v)
-    clear(w.readers_v_before)
-    clear(w.writers_v)
-
-
-@piece
-def channel_overlap(S: Matrix, dS: Matrix, carry: Vector, out: Vector):
-    """out_d = carry_d sum_v S_dv dS_dv"""
-    for d in range(len(S)):
-        out[d] = carry[d] * dot(row(S, d), row(dS, d), S.shape[1])
 
 
 @piece(of="value_decay")

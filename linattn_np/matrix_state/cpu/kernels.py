@@ -6,7 +6,7 @@ from typing import Any
 
 from ...ops.cpu.array_calls import calls_around
 from ...ops.cpu.storage import rounded
-from .l2norm import divided, divided_vjp
+from .l2norm import divided
 from .recurrent import step
 from .scan import backward, forward, reverse
 
@@ -19,7 +19,7 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
         "chunks": ((forward,), ""), "gradients": ((backward, reverse), ""), "few tokens": ((step,), ""),
         "delta rule": (ALL, "delta"), "free erase": (ALL, "free"), "vector decay": (ALL, "vector channels"),
         "decay on the value axis": (ALL, "value_decay channels"), "bonus": (ALL, "bonus"), "feature maps": (ALL, "map"),
-        "averages": (ALL, "averaged"), "rotated states": (ALL, "rotates"), "l2 norms": ((divided, divided_vjp), ""),
+        "averages": (ALL, "averaged"), "rotated states": (ALL, "rotates"), "l2 norms": ((divided,), ""),
         "conjugate gradients": ((forward,), "solved formed"), "array calls": ((calls_around,), ""),
         "other dtypes of inputs": (ALL, "converted"), "16-bit results": ((rounded,), ""),
     }  # fmt: skip

@@ -18,38 +18,37 @@ from ..policy import UNIT_ELEMENTS
 from ..preprocess import Rows
 from ..types import Plan
 
-ROWS = Workspace("rows", ("count", "n", "each"), ("root",), (),
+ROWS = Workspace("rows", ("count", "n", "each", "transposed"), ("root",), (),
                  {"given": {name: Matrix("count", "n") for name in ("x", "dy", "out")}})  # fmt: skip
 Work = workspace_kind(ROWS)
 
 
 @piece
 def divided(w: Work, first: Whole, last: Whole):
-    """out_i = x_i / n_i, n_i^2 = |x_i|^2 + root^2, for tasks first..last of `each` rows."""
-    begin, end = first * w.each, min(last * w.each, w.count)
-    divide(rows(w.x, begin, end - begin), rows(w.out, begin, end - begin), w.root)
+    """Tasks first..last of `each` rows: out_i = x_i / n_i, n_i^2 = |x_i|^2 + root^2, or its transpose.
 
-
-@piece
-def divided_vjp(w: Work, first: Whole, last: Whole):
-    """out_i = (dy_i - x_i (x_i . dy_i) / n_i^2) / n_i, likewise."""
-    begin, end = first * w.each, min(last * w.each, w.count)
-    divide_vjp(rows(w.x, begin, end - begin), rows(w.dy, begin, end - begin), rows(w.out, begin, end - begin),
-               w.root)  # fmt: skip
+    out_i = (dy_i - x_i (x_i . dy_i) / n_i^2) / n_i
+    """
+    begin, count = first * w.each, min(last * w.each, w.count) - first * w.each
+    x, out = rows(w.x, begin, count), rows(w.out, begin, count)
+    if w.transposed:
+        divide_vjp(x, rows(w.dy, begin, count), out, w.root)
+    else:
+        divide(x, out, w.root)
 
 
 def unit_rows(plan: Plan, rows: Rows) -> Rows:
     """Rows divided by their length, in the dtype of the computation."""
-    return tuple(_over_rows(divided, plan, y) for y in rows)
+    return tuple(_over_rows(plan, y) for y in rows)
 
 
 def unit_rows_vjp(plan: Plan, rows: Rows, grads: Rows) -> Rows:
     """The transpose, for those rows that are given."""
-    return tuple(_over_rows(divided_vjp, plan, y, dy) for y, dy in zip(rows, grads, strict=True))
+    return tuple(_over_rows(plan, y, dy) for y, dy in zip(rows, grads, strict=True))
 
 
-def _over_rows(kernel: Any, plan: Plan, y: Any, dy: Any = None) -> np.ndarray | None:
-    """A function of rows on whole arrays, None of None; threads share the rows."""
+def _over_rows(plan: Plan, y: Any, dy: Any = None) -> np.ndarray | None:
+    """Rows of whole arrays divided, or the transpose, None of None; threads share the rows."""
     if y is None:
         return None
     trace, dtype, n = traced(y), np.dtype(plan.dtype), y.shape[-1]
@@ -59,6 +58,6 @@ def _over_rows(kernel: Any, plan: Plan, y: Any, dy: Any = None) -> np.ndarray | 
     if not out.size:
         return out
     count, each = out.size // n, max(UNIT_ELEMENTS // n, 1)
-    sizes = {"count": count, "n": n, "each": each, "root": sqrt(plan.l2norm_eps)}
-    found = over_matrices(kernel, ROWS, sizes | arrays, -(-count // each), dtype.name, trace)
+    sizes = {"count": count, "n": n, "each": each, "transposed": dy is not None, "root": sqrt(plan.l2norm_eps)}
+    found = over_matrices(divided, ROWS, sizes | arrays, -(-count // each), dtype.name, trace)
     return out if trace is None else found

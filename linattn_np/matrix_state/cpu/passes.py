@@ -13,7 +13,7 @@ from typing import Any
 from ...runtime.pieces.piece import Matrix, piece
 from ...runtime.pieces.registers import LINE, NARROW, WIDE, fma, registers, store, times
 from ...runtime.pieces.vectors import BYTES
-from ...runtime.pieces.views import prefetch_line, repeated, row
+from ...runtime.pieces.views import prefetch_line, row
 from .workspace import Work
 
 
@@ -66,7 +66,7 @@ def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bo
         """
         K, rotation, turned = len(S), w.rotation, 2 * w.pairs if turns else 0
         following, seen, predicted, even = w.following + K * ahead, zeros(S), zeros(S), zeros(S)
-        k, decay = row(w.keys, w.i), repeated(row(w.decays, w.i if w.decay else 0), 1 if w.vector else 0)
+        k, decay = row(w.keys, w.i), row(w.decays, w.i)
         q, r = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody, row(w.reads, w.i + 1 if readers == 2 else w.i)
         new, fade = load(w.written if w.delta else w.values, 0), load(row(w.fade, w.i), 0)
         b, y = row(w.pushes, w.i), load(w.predicted, 0)

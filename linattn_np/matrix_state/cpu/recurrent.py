@@ -20,7 +20,7 @@ z being a column of the state behind its values.
 from __future__ import annotations
 
 from ...ops.cpu.numbers import number
-from ...ops.cpu.rows import add, clear, exp_rows, hadamard_to, scale_rows, scaled
+from ...ops.cpu.rows import add, clear, exp_rows, fill, hadamard_to, scale_columns, scaled
 from ...ops.cpu.storage import load, load_column, save, save_column
 from ...runtime.pieces.piece import Matrix, Whole, piece
 from ...runtime.pieces.registers import NARROW, WIDE
@@ -80,23 +80,23 @@ def load_slab(w: Work):
         load_features(w)
     else:
         load(w.in_k, place, all_K, w.keys)
-    if w.decay:  # e^g
-        decays = w.decays if w.vector else columns(w.decays, 0, 1)
-        load(w.in_g, place, (0, w.K if w.vector else 1), decays)
-        exp_rows(decays)
+    if w.vector:  # e^g
+        load(w.in_g, place, all_K, w.decays)
+        exp_rows(w.decays)
     else:
-        w.decays[0, 0] = 1
+        fill(w.factor, 1.0)
+        if w.scalar:
+            load_column(w.in_g, place, w.factor)
+            exp_rows(as_row(w.factor))
+        for i in range(w.c):
+            fill(row(w.decays, i), w.factor[i])
     if w.erase:  # r or a, times e^g where r reads the decayed state
         if w.separate_erase_key:
             load(w.in_r, place, all_K, w.reads)
         else:
             scaled(w.keys, None, w.reads)
-        if not w.erase_reads and w.vector:
+        if w.decay and not w.erase_reads:
             hadamard_to(w.decays, w.reads)
-        elif not w.erase_reads and w.scalar:
-            for i in range(w.c):
-                w.factor[i] = w.decays[i, 0]
-            scale_rows(w.reads, w.factor)
     if w.delta:
         load_column(w.in_beta, place, w.beta)
     elif w.free:
@@ -113,12 +113,9 @@ def load_slab(w: Work):
 @piece(of="bonus")
 def load_bonus(w: Work):
     """(q (.) u) k^T of each query."""
-    u = row(w.u, 0)
     for i in range(w.c * w.queries):
-        q, k, qu = row(w.query, i), row(w.keys, i % w.c), w.predicted_weights
-        for d in range(len(qu)):
-            qu[d] = q[d] * u[d]
-        w.bonuses[i] = dot(qu, k, w.K)
+        scale_columns(rows(w.query, i, 1), row(w.u, 0), as_row(w.predicted_weights))
+        w.bonuses[i] = dot(w.predicted_weights, row(w.keys, i % w.c), w.K)
 
 
 @piece

@@ -147,17 +147,11 @@ def begin_gradient(w: Work):
         load_state(w, w.out_dstate, w.STATE, w.dS, w.dz, 1)
     else:
         load_state(w, w.in_dstate, w.STATE, w.dS, w.dz, w.has_dstate)
-    if w.AT:
-        add_gradient(w)
-
-
-@piece
-def add_gradient(w: Work):
-    """dS, and dz, += the gradient of the state at the position that the task ends at; S, and z, are lost."""
-    load_state(w, w.in_dstates, w.AT - 1, w.S, w.z, 1)
-    add(w.S, w.dS)
-    if w.averaged:
-        add(as_row(w.z), as_row(w.dz))
+    if w.AT:  # and the gradient of the state at the position that the task ends at; S and z are lost
+        load_state(w, w.in_dstates, w.AT - 1, w.S, w.z, 1)
+        add(w.S, w.dS)
+        if w.averaged:
+            add(as_row(w.z), as_row(w.dz))
 
 
 @piece

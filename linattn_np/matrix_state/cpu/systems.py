@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 from ...ops.cpu.products import LEFT_LOWER, OUT_LOWER, product
-from ...ops.cpu.rows import add_hadamard, clear, scaled
+from ...ops.cpu.rows import add_hadamard, add_weighted_rows, clear, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, piece
 from ...runtime.pieces.registers import WIDE, fma, registers, store
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.vectors import BYTES
-from ...runtime.pieces.views import row
+from ...runtime.pieces.views import as_row, row
 from .chunk import load_queries, read_state
 from .decay import weigh
 from .passes import block_pass
@@ -94,21 +94,14 @@ def descend(w: Work, n: Whole) -> Whole:
             p, pA, r = row(w.direction, i), row(w.times_A, i), row(w.residual, i)
             curve = dot(p, pA, n)
             step = before / curve if curve != 0 else before
-            move(step, p, row(w.found, i))
-            move(-step, pA, r)
+            add_weighted_rows(None, as_row(p), step, row(w.found, i))
+            add_weighted_rows(None, as_row(pA), -step, r)
             after = dot(r, r, n)
             turn(after / before, r, p)
             w.squares[i] = after
             if not after <= limit:
                 left += 1
     return left
-
-
-@piece
-def move(step: Number, p: Vector, x: Vector):
-    """x += step p"""
-    for d in range(len(x)):
-        x[d] += step * p[d]
 
 
 @piece

@@ -13,6 +13,7 @@ import functools
 
 import numpy as np
 
+from ...runtime.pieces.workspace import up
 from .. import policy
 from .table import AT, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
 from .workspace import TASK
@@ -39,7 +40,7 @@ def _tasks(given: bytes, how: tuple[int, ...]) -> tuple[np.ndarray, list[int]]:
     group = next(n for n in range(min(group, policy.TURNING_HEADS, H), 0, -1) if H % n == 0)
     length = rows[:, STOP] - rows[:, FIRST]
     whole = group == 1 or last_first
-    block = kept or (max(int(length.max(initial=1)), 1) if whole else _whole(time_block, C))
+    block = kept or (max(int(length.max(initial=1)), 1) if whole else up(time_block, C))
     column_blocks, groups = -(-V // columns), H // group
     counts = block_counts(rows, block)
     before = np.cumsum(counts) - counts  # time blocks of earlier rows
@@ -77,7 +78,7 @@ def checkpoint_block(rows: np.ndarray, shape: tuple[int, int, int], itemsize: in
     """
     (H, K, V), longest = shape, int((rows[:, STOP] - rows[:, FIRST]).max(initial=0))
     most = max(min(policy.LONGEST_BLOCK, policy.CHECKPOINT_BYTES // (K * V * itemsize) * C), policy.TIME_BLOCK)
-    block = _whole(most if few else policy.TIME_BLOCK, C)
+    block = up(most if few else policy.TIME_BLOCK, C)
     stored = lambda: int(block_counts(rows, block).sum() - rows[:, EARLIER].sum()) * H * K * V * itemsize  # noqa: E731
     while block < min(longest, most) and stored() > policy.STORED_BYTES:
         block *= 2
@@ -90,7 +91,3 @@ def checkpoint_block(rows: np.ndarray, shape: tuple[int, int, int], itemsize: in
 def block_counts(rows: np.ndarray, block: int) -> np.ndarray:
     """Time blocks of each row, at least one."""
     return np.maximum(-(-(rows[:, STOP] - rows[:, FIRST]) // block), 1)
-
-
-def _whole(tokens: int, C: int) -> int:
-    return -(-tokens // C) * C

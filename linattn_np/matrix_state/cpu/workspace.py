@@ -109,7 +109,7 @@ GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
     },
     "tokens": {
         "keys": M("c", "K_lanes"), "reads": M("c", "K_lanes"),  # reads: r e^g or a
-        "pushes": M("c", "K_lanes"), "decays": M("c", "K_lanes"),  # decays: e^g, or its first column
+        "pushes": M("c", "K_lanes"), "decays": M("c", "K_lanes"),  # decays: e^g of each channel
         "query": M("c_queries", "K_lanes"), "nobody": M("K_lanes"), "predicted_weights": M("K_lanes"),
         "bonuses": M("c_queries"), "packed": M("K", "width_lanes"), "values": M("width_lanes"),
         "written": M("width_lanes"), "predicted": M("width_lanes"),

@@ -85,21 +85,16 @@ def _exp(F: Any) -> Any:
     return of
 
 
-def faded(x: Any, w: Any) -> Any:
-    """x w, both >= 0; 0 where it would be subnormal, which processors multiply slowly; NaN stays."""
+def _faded(x: Any, w: Any) -> Any:
     y = x * w
     return y * 0 if y < np.finfo(y.dtype).tiny else y
 
 
-@both_widths(faded)
-def _faded(F: Any) -> Any:
-    none, tiny = F(0), F(np.finfo(F).tiny)
-
-    def of(x: Any, w: Any) -> Any:
-        y = x * w
-        return none if y < tiny else y
-
-    return of
+@emitted(_faded, lambda x, w: x)
+def faded(b: ir.IRBuilder, x: ir.Value, w: ir.Value) -> Any:
+    """x w, both >= 0; 0 where it would be subnormal, which processors multiply slowly; NaN stays."""
+    y, tiny = b.fmul(x, w), 2.0**-126 if isinstance(x.type, ir.FloatType) else 2.0**-1022
+    return b.select(b.fcmp_ordered("<", y, ir.Constant(y.type, tiny)), ir.Constant(y.type, 0.0), y)
 
 
 def sine_cosine(x: Any) -> Any:

@@ -93,12 +93,7 @@ def load_strided(x: Stored, place: Place, columns: Columns, out: Matrix):
 @piece
 def load_column(x: Stored, place: Place, out: Column):
     """out = the first number of each token."""
-    if field_of(x, STORAGE) == (FLOAT32 if out.itemsize == 4 else FLOAT64):
-        A = tokens_of(x, out[0], place, len(out), (0, 1))
-        for i in range(len(out)):
-            out[i] = A[i, 0]
-    else:
-        load_strided(x, place, (0, 1), transposed(as_row(out)))
+    load(x, place, (0, 1), transposed(as_row(out)))
 
 
 @piece

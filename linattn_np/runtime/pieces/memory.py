@@ -83,10 +83,7 @@ def first_byte(y: np.ndarray) -> int:
 
 def gap(x: np.ndarray, y: np.ndarray) -> int:
     """Bytes from the first element of x to that of y."""
-    if not is_behind_the_header():
-        return address(y) - address(x)
-    read = c_int64.from_address
-    return read(id(y) + HEADER).value - read(id(x) + HEADER).value
+    return first_byte(y) - first_byte(x)
 
 
 @functools.cache

@@ -67,13 +67,10 @@ def over_matrices(kernel: Any, declaration: Workspace, values: Mapping[str, Any]
     """
     load_pieces((kernel,), dtype)
     table = put(declaration, np.zeros(declaration.size, np.int64), values)
-    compiled = entry(kernel, dtype) if JIT else None
+    compiled = entry(kernel, dtype) if JIT else _in_python(kernel, declaration, dtype)
 
     def work(first: int, last: int, owners: Any = (table, values)) -> None:
-        if compiled is None:
-            kernel(PythonWorkspace(declaration, table, dtype), first, last)
-        else:
-            compiled(first_byte(table), first, last)
+        compiled(first_byte(table), first, last)
 
     if tasks == 1 and computes:
         work(0, 1)

@@ -56,16 +56,6 @@ def as_row(b: ir.IRBuilder, x: Array) -> Any:
     return x.start, [I64(1), x.shape[0]], [b.mul(x.shape[0], x.steps[0]), x.steps[0]]
 
 
-def _repeated(x: np.ndarray, step: int) -> np.ndarray:
-    return np.lib.stride_tricks.as_strided(x, (len(x),), (step * x.itemsize,))
-
-
-@emitted(_repeated, lambda x, step: types.Array(x.dtype, 1, "A"))
-def repeated(b: ir.IRBuilder, x: Array, step: ir.Value) -> Any:
-    """x itself (step 1), or its first number as often as x has numbers (step 0)."""
-    return x.start, x.shape, [b.mul(step, I64(x.size))]
-
-
 @emitted(lambda A, i: A.__array_interface__["data"][0] + i * A.strides[0], types.int64)
 def start_of(b: ir.IRBuilder, A: Array, i: ir.Value) -> Any:
     """The address of row i."""
