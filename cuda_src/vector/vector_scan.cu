@@ -122,8 +122,7 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             }
             end_products(out, S);
             if (LA_BOUNDED) scale_state(S, tiles.all, lane);
-            const bool first = (thread & 127) == 0;   // of the group
-            const Place place = first ? load.place(step) : Place();
+            const Place place = (thread & 127) == 0 ? load.place(step) : Place();   // whose thread stores the tile
             group_barrier(group);   // this group's values have been read
             store_outputs(out, a.scale, values, warp, lane);
             if (LA_KEEP) stage_state(state, tiles.q, warp, lane);
@@ -133,7 +132,7 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             const bool part = LA_RAGGED && traversal.count(chunk) < C;
             if (part && 64 * group < LA_V) store_part(a, traversal, values, chunk, group, thread & 127);
             if (part) group_barrier(group);
-            if (first) {
+            if ((thread & 127) == 0) {
                 if (!part && 64 * group < LA_V) box_out(a.out, values + group * PANEL, 64 * group, place.head, place.token, place.row);
                 if (LA_KEEP && warp == 0) store_residuals(a, traversal.stored + chunk, tiles, i + 1 < traversal.steps);
                 out_commit();
