@@ -283,7 +283,6 @@ def test_what_is_computed_by_array_calls(cp):
     told = la.explain(la.softmax_attention, **there, chunk_size=64)
     assert told.backend == "chunks"
     assert "choose their own tiles" in told.others["cuda"]
-    assert la.explain(la.stick_breaking_attention, **there).backend == "chunks"
     bias = cp.zeros((2, 40, 2, 40), np.float32)
     assert la.explain(la.softmax_attention, **there, bias=bias).backend == "chunks"
     wide = {n: x.astype(np.float64) for n, x in there.items()}
