@@ -37,7 +37,7 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0,
     columns = V if plan.average is not None or solver is not None else columns_of(V, states, count)
     cell = cell_of(x, plan, columns, "chunk", started="in_state" in table.kept)
     if solver is not None:
-        cell = cell.with_words("solved")._replace(iterations=solver.iterations)
+        cell = cell._replace(words=cell.words | {"solved"}, iterations=solver.iterations)
         if (lengths(rows) == 1).all():
             cell = cell._replace(C=1, words=cell.words - {"direct_q", "direct_v"} | {"formed"})
         enough = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))

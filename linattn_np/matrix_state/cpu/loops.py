@@ -124,7 +124,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     apart = known and len(bounds) - 1 < min(workers, len(tasks)) and operations > policy.APART_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
-        cell = cell.with_words("apart")
+        cell = cell._replace(words=cell.words | {"apart"})
         _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps)
     chunks = -(-int((tasks[:, STOP] - tasks[:, FIRST]).max(initial=1)) // C)
     kernel = forms.kernel_of(backward_kernel, cell, layout(cell, group, chunks), table, plan)

@@ -110,11 +110,10 @@ def write_state(w: Work, S: Matrix, to: Matrix):
     alone = not w.erase or w.is_last
     if w.value_decay:
         one_reads_faded(w, S, to)
+    elif w.free and alone:
+        one_reads_pushed(w, S, to)
     elif w.free:
-        if alone:
-            one_reads_pushed(w, S, to)
-        else:
-            two_read_pushed(w, S, to)
+        two_read_pushed(w, S, to)
     elif w.rotates and w.t + w.i + 1 == w.STOP:
         one_reads_turned(w, S, to)
     elif alone:

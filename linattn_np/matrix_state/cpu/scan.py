@@ -108,18 +108,11 @@ def forward(w: Work, first: Whole, last: Whole):
 
 
 @piece
-def place_slot(w: Work, n: Whole):
-    """Turn the checkpoints to slot n."""
-    w.slot = n
-    w.slot_after = n + 1
-
-
-@piece
 def block_vjp(w: Work):
     """The chunks of a task forward into slots, and back."""
     w.t, n, w.returning = w.FIRST, 0, 0
     while w.t < w.STOP:
-        place_slot(w, n)
+        w.slot, w.slot_after = n, n + 1
         begin_chunk(w)
         writes(w)
         n += 1
@@ -129,7 +122,7 @@ def block_vjp(w: Work):
     w.returning = 1
     while n:
         n -= 1
-        place_slot(w, n)
+        w.slot, w.slot_after = n, n + 1
         w.t = w.FIRST + n * w.C
         begin_chunk(w)
         load_tokens(w)

@@ -151,10 +151,6 @@ class Cell(NamedTuple):
         found |= {name: x for name, x in self._asdict().items() if isinstance(x, Integral)}
         return found | dict(self.features)
 
-    def with_words(self, *words: str) -> Cell:
-        """The kind of those calls of which these words are true, too."""
-        return self._replace(words=self.words.union(words))
-
 
 @functools.lru_cache(256)
 def layout(cell: Cell, group: int = 1, chunks: int = 1) -> Layout:

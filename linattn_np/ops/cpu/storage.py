@@ -15,9 +15,11 @@ from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import copy_row
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, as_row, field_of, row, tokens_of, transposed
+from ...runtime.pieces.views import columns as columns_of
 from ...runtime.pieces.workspace import AT, BATCHES, CHANNEL, HEAD, SHARED, STORAGE, TOKEN, TOKENS, Workspace
 from ...runtime.pieces.workspace import Matrix as Field
 from .numbers import OPTIONS, number
+from .rows import clear
 
 Place = Kind(lambda f: types.UniTuple(types.int64, 3), False)  # (batch row, head, first token)
 Columns = Kind(lambda f: types.UniTuple(types.int64, 2), False)  # (first, count)
@@ -58,36 +60,24 @@ def load(x: Stored, place: Place, columns: Columns, out: Matrix):
 
 @piece(of="converted")
 def load_converted(x: Stored, place: Place, columns: Columns, out: Matrix):
-    """`load` of another dtype, or of numbers that lie apart."""
+    """`load` of another dtype, or of numbers that lie apart; 16 bits side by side are converted in vectors."""
     m, count, storage = len(out), columns[1], field_of(x, STORAGE)
-    if storage in (FLOAT16, BFLOAT16) and field_of(x, CHANNEL) == 2:
-        A16 = tokens_of(x, U2, place, m, columns)
-        for i in range(m):
-            bits, to = row(A16, i), row(out, i)
-            for j in range(count):
-                to[j] = from_float16(bits[j]) if storage == FLOAT16 else from_bfloat16(bits[j])
-    else:
-        load_strided(x, place, columns, out)
-    for i in range(m):
-        to = row(out, i)
-        for j in range(count, len(to)):
-            to[j] = 0
-
-
-@piece(of="converted")
-def load_strided(x: Stored, place: Place, columns: Columns, out: Matrix):
-    """`load` for any storage dtype and stride, number by number."""
-    m, storage = len(out), field_of(x, STORAGE)
     A4, A8, A2 = (tokens_of(x, F4, place, m, columns), tokens_of(x, F8, place, m, columns),
                   tokens_of(x, U2, place, m, columns))  # fmt: skip
+    clear(columns_of(out, count, out.shape[1] - count))
     for i in range(m):
-        for j in range(columns[1]):
-            if storage == FLOAT32:
-                out[i, j] = A4[i, j]
-            elif storage == FLOAT64:
-                out[i, j] = A8[i, j]
-            else:
-                out[i, j] = from_float16(A2[i, j]) if storage == FLOAT16 else from_bfloat16(A2[i, j])
+        bits, to = row(A2, i), row(out, i)
+        if storage in (FLOAT16, BFLOAT16) and field_of(x, CHANNEL) == 2:
+            for j in range(count):
+                to[j] = from_float16(bits[j]) if storage == FLOAT16 else from_bfloat16(bits[j])
+        else:
+            for j in range(count):
+                if storage == FLOAT32:
+                    out[i, j] = A4[i, j]
+                elif storage == FLOAT64:
+                    out[i, j] = A8[i, j]
+                else:
+                    out[i, j] = from_float16(A2[i, j]) if storage == FLOAT16 else from_bfloat16(A2[i, j])
 
 
 @piece

@@ -130,7 +130,10 @@ class Array:
 
     def masks(self, columns: ir.Value, j: ir.Value, count: int) -> list[ir.Value]:
         """Lane masks of vectors from column j on: those below `columns`."""
-        return [lane_mask(self.b, self.b.sub(columns, j), self.vector.count, n) for n in range(count)]
+        b, W, vector = self.b, self.vector.count, ir.VectorType(I32, self.vector.count)
+        left = broadcast(b, b.trunc(b.sub(columns, j), I32), vector)
+        lanes = [ir.Constant(vector, [n * W + w for w in range(W)]) for n in range(count)]
+        return [b.icmp_signed("<", each, left) for each in lanes]
 
     def load(self, at: ir.Value, n: int = 0, mask: Any = None) -> ir.Value:
         """Vector n from an address on."""
@@ -174,13 +177,6 @@ def make_array(b: ir.IRBuilder, value: ir.Type, kind: Any, at: ir.Value, shape: 
     for n, (x, step) in enumerate(zip(shape, steps or [size], strict=True)):
         array = b.insert_value(b.insert_value(array, x, (5, n)), step, (6, n))
     return array
-
-
-def lane_mask(b: ir.IRBuilder, left: ir.Value, count: int, n: int = 0) -> ir.Value:
-    """The lanes of vector n that are among `left` columns."""
-    vector = ir.VectorType(I32, count)
-    lanes = ir.Constant(vector, [n * count + w for w in range(count)])
-    return b.icmp_signed("<", lanes, broadcast(b, b.trunc(left, I32), vector))
 
 
 def word(b: ir.IRBuilder, table: ir.Value, n: Any, kind: ir.Type = I64) -> ir.Value:
