@@ -193,10 +193,9 @@ def step_block(w: Work, begins: Whole):
 def step_sequence(w: Work):
     """A sequence: its tokens slab by slab, its columns block by block: wide ones while they last."""
     end, wide, narrow = w.COLUMN + w.V, WIDE * w.lane, NARROW * w.lane
-    if w.averaged and w.EARLIER:
-        load_z(w.starts, (w.FROM, w.HEAD, 0), w.V, w.z, 1)
-    elif w.averaged:
-        load_z(w.in_state, (w.STATE, w.HEAD, 0), w.V, w.z, w.started)
+    if w.averaged:
+        source, state, given = (w.starts, w.FROM, 1) if w.EARLIER else (w.in_state, w.STATE, w.started)
+        load_z(source, (state, w.HEAD, 0), w.V, w.z, given)
     for t in range(w.FIRST, max(w.STOP, w.FIRST + 1), TOKENS):
         w.t, w.c = t, min(w.STOP - t, TOKENS)
         w.c_queries = w.c * w.queries

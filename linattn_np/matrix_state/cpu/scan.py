@@ -36,10 +36,8 @@ def load_state(w: Work, x: Stored, state: Whole, S: Matrix, z: Vector, given: Wh
 @piece
 def begin_state(w: Work):
     """S before the task: the call's, or what another task has left."""
-    if w.EARLIER:
-        load_state(w, w.starts, w.FROM, w.S, w.z, 1)
-    else:
-        load_state(w, w.in_state, w.STATE, w.S, w.z, w.started)
+    source, state, given = (w.starts, w.FROM, 1) if w.EARLIER else (w.in_state, w.STATE, w.started)
+    load_state(w, source, state, w.S, w.z, given)
 
 
 @piece

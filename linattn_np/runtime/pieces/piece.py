@@ -155,7 +155,7 @@ class Piece:
     def callees(self) -> list[Piece]:
         """The pieces that its lines name."""
         named = inspect.getclosurevars(self.body)
-        return [p for p in map(_piece, (*named.globals.values(), *named.nonlocals.values())) if p]
+        return [x.piece for x in (*named.globals.values(), *named.nonlocals.values()) if hasattr(x, "piece")]
 
     def dtype_of(self, given: Iterable[Any]) -> Any:
         """The dtype that arguments of these types ask for."""
@@ -170,10 +170,6 @@ class Piece:
         if name not in self.slots:
             self.slots[name] = ctypes.c_int64(self.addresses.get(str(dtype), 0))
             llvm.add_symbol(name, ctypes.addressof(self.slots[name]))
-
-
-def _piece(x: Any) -> Piece | None:
-    return getattr(x, "piece", None)
 
 
 def piece(body: Callable[..., Any] | None = None, *, of: str = "") -> Any:
