@@ -102,7 +102,7 @@ def read_state(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number, out: 
                weights: Vector = None):  # fmt: skip
     """out_i = sign by_i (x_i e^{s(start, i)}) S + weights_i added_i"""
     reach(w, x, early, by, sign)
-    product(FULL, w.decayed if w.vector else x, w.S, out, w.factor, added, weights, w.lines)
+    product(FULL, w.decayed if w.vector else x, w.S, out, w.factor, added, weights)
 
 
 @piece
@@ -115,7 +115,7 @@ def write_state(w: Work, y: Matrix, u: Matrix, S: Matrix, out: Matrix, weights: 
     elif w.scalar:
         scaled(u, w.end, w.inside)
         values = w.inside
-    product(FULL, transposed(keys), values, out, added=S, weights=weights, lines=w.lines)
+    product(FULL, transposed(keys), values, out, added=S, weights=weights)
 
 
 @piece
@@ -212,7 +212,7 @@ def read(w: Work, j: Whole, out: Matrix):
     gram(w, w.q, w.k, w.kT, reads, w.scales, w.P)
     if w.bonus:
         bonus(w)
-    product(LEFT_LOWER, w.P, w.U, w.inside, lines=w.lines)
+    product(LEFT_LOWER, w.P, w.U, w.inside)
     if w.averaged:
         find_averages(w, j)
     if w.free:

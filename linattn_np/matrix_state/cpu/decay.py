@@ -178,12 +178,7 @@ def heads(W: Matrix, early: Whole, b: Whole, out: Matrix):
 @piece
 def reaches(W: Matrix, out: Matrix):
     """out_j = W_{j + 1} ... W_{b - 1} for the b rows of out."""
-    b = len(out)
-    fill(row(out, b - 1), 1.0)
-    for j in range(b - 2, -1, -1):
-        to, after, factors = row(out, j), row(out, j + 1), row(W, j + 1)
-        for d in range(len(to)):
-            to[d] = faded(after[d], factors[d])
+    heads(backwards(rows(W, 0, len(out)), False), 1, 0, backwards(out, False))
 
 
 # transposes

@@ -7,12 +7,11 @@ recomputed forward, each chunk's state and what it writes stored in a slot, and 
 
 from __future__ import annotations
 
-from ...ops.cpu.products import END, FIRST_LINE, FULL, NEXT, product
+from ...ops.cpu.products import FULL, product
 from ...ops.cpu.rows import add, add_weighted_rows, clear, scale_rows
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
-from ...runtime.pieces.views import address_of, as_row, field_of, rows, tokens_of, transposed
-from ...runtime.pieces.workspace import CHANNEL, TOKEN
+from ...runtime.pieces.views import as_row, rows, tokens_of, transposed
 from .averages import averages_vjp, load_z, save_z
 from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, read, write, writes
 from .chunk_vjp import chunk_vjp, read_rows
@@ -50,31 +49,6 @@ def save_state(w: Work, S: Matrix, z: Vector, x: Stored, state: Whole):
 
 
 @piece
-def prefetch(w: Work, x: Stored, head: Whole, first: Whole, count: Whole):
-    """The lines of the next chunk's tokens, columns (first, count): products ask for some of them before each tile."""
-    t, end, lines = w.t + w.c, w.lines[END], w.lines
-    at, step = address_of(x, (w.BATCH, head, t), first), field_of(x, TOKEN)
-    size = count * min(field_of(x, CHANNEL), w.S.itemsize)
-    count = max(min(w.C, w.STOP - t), 0)
-    for byte in range(0, size, 64):
-        for i in range(count):
-            lines[end + i] = at + i * step + byte
-        end += count
-    lines[END] = end
-
-
-@piece
-def prefetch_chunk(w: Work):
-    """What the next chunk reads and writes."""
-    w.lines[NEXT] = w.lines[END] = FIRST_LINE
-    prefetch(w, w.in_k, w.HEAD, 0, w.given)
-    prefetch(w, w.in_v, w.HEAD, w.COLUMN, w.V)
-    if w.has_queries and w.queries == 1:
-        prefetch(w, w.in_q, w.HEAD, 0, w.given)
-        prefetch(w, w.out, w.HEAD, w.COLUMN, w.V)
-
-
-@piece
 def forward(w: Work, first: Whole, last: Whole):
     """Output and final state of the tasks first..last."""
     once(w)
@@ -84,8 +58,6 @@ def forward(w: Work, first: Whole, last: Whole):
         w.t = w.FIRST
         while w.t < w.STOP:
             begin_chunk(w)
-            if w.line_count:
-                prefetch_chunk(w)
             writes(w)
             if w.formed:
                 form(w)
@@ -132,12 +104,10 @@ def block_vjp(w: Work):
 @piece
 def begin_gradient(w: Work):
     """dS after the task: the call's, or what another task has left."""
+    source, state, given = (w.out_dstate, w.STATE, 1) if w.LATER else (w.in_dstate, w.STATE, w.has_dstate)
     if w.LATER and w.apart:
-        load_state(w, w.ends, w.TO, w.dS, w.dz, 1)
-    elif w.LATER:
-        load_state(w, w.out_dstate, w.STATE, w.dS, w.dz, 1)
-    else:
-        load_state(w, w.in_dstate, w.STATE, w.dS, w.dz, w.has_dstate)
+        source, state = w.ends, w.TO
+    load_state(w, source, state, w.dS, w.dz, given)
     if w.AT:  # and the gradient of the state at the position that the task ends at; S and z are lost
         load_state(w, w.in_dstates, w.AT - 1, w.S, w.z, 1)
         add(w.S, w.dS)

@@ -13,11 +13,8 @@ import functools
 from numbers import Integral
 from typing import NamedTuple
 
-import numpy as np
-
-from ...ops.cpu.products import FIRST_LINE
 from ...runtime.pieces.piece import workspace_kind
-from ...runtime.pieces.registers import LINE, NARROW, WIDE
+from ...runtime.pieces.registers import NARROW, WIDE
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import Layout, Matrix, Workspace, up
 from ..policy import DECAY_BLOCK as BLOCK
@@ -44,7 +41,7 @@ M = Matrix
 GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
     "": {"factor": M("c"), "scales": M("c")},
     "chunk": {
-        "lines": M("line_count", dtype="int64"), "v": M("c", "V_lanes"), "kT": M("K", "c"),
+        "v": M("c", "V_lanes"), "kT": M("K", "c"),
         # tables of the decay
         "sums": M("c", dtype="float64"), "E": M("c", "c", before="c", slot="slot"),
         "start": M("c1", slot="slot"), "start_after": M("c", slot="slot", alias="start", first=1),
@@ -158,10 +155,7 @@ def layout(cell: Cell, group: int = 1, chunks: int = 1) -> Layout:
     words = cell.words
     W = lane(cell.dtype) * (NARROW if "formed" in words else 1)  # rows of a formed Z are whole blocks
     sizes = {"c": cell.C, "c1": cell.C + 1, "V_lanes": up(cell.V, W), "block": BLOCK, "given": cell.K, "group": group,
-             "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "line_count": 0, "slot_after": 1} | cell.sizes(W)  # fmt: skip
-    if "adjoint" not in words and not cell.iterations:
-        lines = lambda n: -(-n * np.dtype(cell.dtype).itemsize // LINE) + 1  # noqa: E731
-        sizes["line_count"] = FIRST_LINE + cell.C * 2 * (lines(cell.K) + lines(cell.V))
+             "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "slot_after": 1} | cell.sizes(W)  # fmt: skip
     kept = [name for name, m in WORK.declared if m.of <= words and m.slot == "slot" and not m.alias
             and name not in RECOMPUTED and ("scalar" in words or name not in DECAYS)]  # fmt: skip
     return WORK.layout(sizes, cell.dtype, words, dict.fromkeys(kept, chunks))

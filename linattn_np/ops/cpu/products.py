@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from numba import types
-
-from ...runtime.pieces.piece import Kind, Matrix, Vector, Whole, piece
+from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
 from ...runtime.pieces.tiles import product_tile, solve_tile, transpose_tile
 from ...runtime.pieces.vectors import BYTES, LANES, ROWS
-from ...runtime.pieces.views import backwards, prefetch_line, transposed
+from ...runtime.pieces.views import backwards, transposed
 
 FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER = 0, 1, 2, 3  # which half of a matrix is zero, or not wanted
-NEXT, END, FIRST_LINE = 0, 1, 2  # of a list of lines to prefetch
-AT_ONCE = 16  # more would wait for one another
-Lines = Kind(lambda f: types.int64[::1], False)
 
 whole_tile, masked_tile = product_tile(ROWS, LANES, False), product_tile(ROWS, LANES, True)
 narrow_tile = product_tile(ROWS, 1, True)
@@ -22,11 +17,10 @@ long_tile = product_tile(FEW, LONG, True)
 
 @piece
 def product(half: Whole, A: Matrix, B: Matrix, out: Matrix, rows: Vector = None, added: Matrix = None,
-            weights: Vector = None, lines: Lines = None):  # fmt: skip
+            weights: Vector = None):  # fmt: skip
     """out = diag(rows) A B + diag(weights) added;  A (m, k), B (k, n).
 
     LEFT_LOWER, LEFT_UPPER: only that triangle of A is read; OUT_LOWER: out is computed up to its diagonal's tile.
-    lines: what memory is asked for, AT_ONCE lines before each tile.
     """
     m, n = out.shape
     lane = BYTES // out.itemsize
@@ -38,12 +32,6 @@ def product(half: Whole, A: Matrix, B: Matrix, out: Matrix, rows: Vector = None,
             begin = i if half == LEFT_UPPER else 0
             end = min(i + height, inner) if half == LEFT_LOWER else inner
             columns = (min(i + height, n) if half == OUT_LOWER else n) - j
-            if len(lines):
-                first, last = lines[NEXT], lines[END]
-                stop = min(first + AT_ONCE, last)
-                for at in range(first, stop):
-                    prefetch_line(lines[at])
-                lines[NEXT] = stop
             at = (i, j, begin, end)
             if is_long:
                 long_tile(A, B, at, out, factors, added)
