@@ -2,9 +2,8 @@
 
     python -m bench gated_delta_rule [--threads 1,2] [--backward] [--rounds 5] [--no-memory] [--write]
 
-Every thread count runs in its own process, because libraries read it at import; with several threads this library and
-its peers have a process each, one after the other, because threads of torch that wait for work occupy processors. Every
-memory peak is measured in a forked child of a process that has only imported and compiled. Results are checked against
+Every thread count runs in its own process, because libraries read it at import. This library and its peers have a
+process each, one after the other: threads of torch that wait for work occupy processors. Every memory peak is measured in a forked child of a process that has only imported and compiled. Results are checked against
 float64 before timing. Single-thread runs are compared by CPU time times the rate of a matrix product timed next to each
 sample, multi-thread runs by wall time.
 """
@@ -30,7 +29,7 @@ Peers = Callable[[Arrays, bool], Calls]
 Useful = Callable[[int, bool], float | None]
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LINATTN_NUM_THREADS")
 SECONDS = 10.0  # time budget of a shape; no round starts after it
-SIDES = "ours", "theirs"  # a process each, with several threads
+SIDES = "ours", "theirs"  # a process each
 PAUSE = 0.3  # seconds: other libraries' worker threads spin for a while after their work and occupy processors
 
 
@@ -55,9 +54,9 @@ def main(case: Case, arguments: list[str]) -> int:
     parser.add_argument("--backward", action="store_true", help="measure forward + backward instead of forward")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
-    parser.add_argument("--worker", choices=["times", "ours", "theirs", "peak"], help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=[*SIDES, "peak"], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.worker in ("times", *SIDES):
+    if options.worker in SIDES:
         print(json.dumps(times(case, options.rounds, options.backward, int(options.threads), options.worker)))
         return 0
     if options.worker == "peak":
@@ -65,8 +64,7 @@ def main(case: Case, arguments: list[str]) -> int:
         return 0
     rows = []
     for threads in options.threads.split(","):
-        sides = ("times",) if threads == "1" else SIDES
-        found = [row for side in sides for row in _worker(case, options, side, threads)]
+        found = [row for side in SIDES for row in _worker(case, options, side, threads)]
         more = relative([row | {"threads": int(threads)} for row in found])
         peak = {} if options.no_memory or rows else _worker(case, options, "peak", "1")
         for row in more:
@@ -109,7 +107,7 @@ def _worker(case: Case, options: argparse.Namespace, what: str, threads: str) ->
 
 
 def times(case: Case, rounds: int, backward: bool, threads: int, side: str) -> list[dict[str, Any]]:
-    """A row per shape and call; side: whose calls, "ours" or "theirs"; "times": all."""
+    """A row per shape and call; side: whose calls."""
     import numpy as np
 
     from bench import timing
@@ -118,8 +116,7 @@ def times(case: Case, rounds: int, backward: bool, threads: int, side: str) -> l
     for shape in case.shapes:
         arrays = case.draw(shape)
         calls, errors = case.calls(arrays, backward), {}
-        if side in SIDES:
-            calls = {n: f for n, f in calls.items() if n.startswith("linattn_np") is (side == "ours")}
+        calls = {n: f for n, f in calls.items() if n.startswith("linattn_np") is (side == "ours")}
         if case.exact and not backward:
             expected = case.exact(arrays)
             for name, call in calls.items():

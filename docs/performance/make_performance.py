@@ -29,8 +29,8 @@ float64 before they are timed.
   do in the same time.
 - **Several threads:** ratios are ratios of wall times. `quiet` counts the samples without load from other processes; a
   row with few of them is unreliable. Threads of other libraries keep spinning after their work: this library and its
-  peers have a process each, and a sample after a pause lasts 20 ms or more. Records of an AMD EPYC and those before
-  2026-11-23 are of one process; in them every call, ours and theirs, is slower than alone.
+  peers have a process each, and a sample after a pause lasts 20 ms or more. Other records than those of the gated delta
+  rule are of one process; in them every call with several threads, ours and theirs, is slower than alone.
 - **MiB** is the peak above the inputs, including the result.
 - Other operators, such as softmax attention, appear for their time only.
 - Records of the compiled loops of 2026-11-21 and 22 are older than their kernels in Numba; `earlier` compares both.
