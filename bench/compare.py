@@ -3,8 +3,9 @@
     python -m bench gated_delta_rule [--threads 1,2] [--backward] [--rounds 5] [--no-memory] [--write]
 
 Every thread count runs in its own process, because libraries read it at import. This library and its peers have a
-process each, one after the other: threads of torch that wait for work occupy processors. Every memory peak is measured in a forked child of a process that has only imported and compiled. Results are checked against
-float64 before timing. Single-thread runs are compared by CPU time times the rate of a matrix product timed next to each
+process each, one after the other: threads of torch that wait for work occupy processors. Every memory peak is
+measured in a forked child of a process that has only imported and compiled. Results are checked against float64
+before timing. Single-thread runs are compared by CPU time times the rate of a matrix product timed next to each
 sample, multi-thread runs by wall time.
 """
 
