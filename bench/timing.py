@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SIDE = 768  # rows of the square product timed before and after each sample
-SHORTEST = 2e-3  # seconds of a sample: shorter calls are repeated
-AFTER_PAUSE = 2e-2  # the same after a pause, where the first call is slow
+SHORTEST = 5e-2  # seconds of a sample: shorter calls are repeated; after a pause or other work the first ones are slow
 QUIET = 0.25  # processors that other processes may occupy for a wall time to count
 
 
@@ -67,7 +66,7 @@ def interleaved(
     A = np.random.default_rng(0).standard_normal((SIDE, SIDE)).astype(np.float32)
     out = np.empty_like(A)
     samples: dict[str, list[Sample]] = {name: [] for name in calls}
-    repeats = {name: _repeats(call, AFTER_PAUSE if pause else SHORTEST) for name, call in calls.items()}
+    repeats = {name: _repeats(call) for name, call in calls.items()}
     began = time.perf_counter()
     for n in range(rounds):
         if n >= 3 and time.perf_counter() - began > seconds:
@@ -77,12 +76,12 @@ def interleaved(
     return {name: _medians(rows) for name, rows in samples.items()}
 
 
-def _repeats(call: Callable[[], Any], shortest: float) -> int:
+def _repeats(call: Callable[[], Any]) -> int:
     """Calls per sample; the first call compiles and is not counted."""
     call()
     start = time.perf_counter()
     call()
-    return max(1, int(shortest / max(time.perf_counter() - start, 1e-7)))
+    return max(1, int(SHORTEST / max(time.perf_counter() - start, 1e-7)))
 
 
 def _medians(rows: list[Sample]) -> dict[str, float]:

@@ -24,13 +24,14 @@ docs/performance/make_performance.py` generates the page from those files. Anyth
 float64 before they are timed.
 
 - **CPU time** is a median over alternating rounds. A matrix product is timed with each sample, and ratios compare *CPU
-  time times the rate of that product*, so that load or throttling of the machine cancels.
+  time times the rate of that product*, so that load or throttling of the machine cancels. A sample of the gated delta
+  rule lasts 50 ms or more, of other records 2 ms: after a pause or other work calls take up to a third longer at first.
 - **share** is the number of useful operations (lower triangles only, chunks of 32) divided by what that product would
   do in the same time.
 - **Several threads:** ratios are ratios of wall times. `quiet` counts the samples without load from other processes; a
   row with few of them is unreliable. Threads of other libraries keep spinning after their work: this library and its
-  peers have a process each, and a sample after a pause lasts 20 ms or more. Other records than those of the gated delta
-  rule are of one process; in them every call with several threads, ours and theirs, is slower than alone.
+  peers have a process each. Other records than those of the gated delta rule are of one process; in them every call
+  with several threads, ours and theirs, is slower than alone.
 - **MiB** is the peak above the inputs, including the result.
 - Other operators, such as softmax attention, appear for their time only.
 - Records of the compiled loops of 2026-11-21 and 22 are older than their kernels in Numba; `earlier` compares both.
