@@ -384,7 +384,7 @@ def draw(result: dict[str, Any], folder: Path) -> None:
         ax.plot(at, [row[key] for row in result["tokens"]], marker="o", label=name)
     bound = [T * 32 * BYTES / result["copy_gbs"] / 1e6 for T in at]
     ax.plot(at, bound, "--", label="lower bound: bytes at the rate of a copy")
-    ax.set(xscale="log", yscale="log", xlabel="tokens T", ylabel="ms", title=f"simple GLA, 32 heads, {result['card']}")
+    ax.set(xscale="log", yscale="log", xlabel="tokens T", ylabel="ms", title=f"simple GLA, 32 heads, {result['gpu']}")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8)
     figure.savefig(folder / PICTURE, dpi=80)
