@@ -39,12 +39,12 @@ struct Rows16 {
         share = reads ? fminf(y, 0.f) - t : minus_infinity();
         rest = reads ? fmaxf(y, 0.f) + t : 0.f;
     }
-    // (1 - s) G - s before. In 16 bits x is s; in float32 log2 s, from which 1 - s keeps its digits as s goes to 1
-    __device__ __forceinline__ static float kept(float log_share) { return Element::EXACT ? log_share : exp2_approx(log_share); }
+    // (1 - s) G - s before. In 16 bits x is s; in float32 log2 s, from which 1 - s has all its digits as s goes to 1
+    __device__ __forceinline__ static float share_or_log(float log_share) { return Element::EXACT ? log_share : exp2_approx(log_share); }
     __device__ __forceinline__ static float gradient(float x, float g, float before) {
         return Element::EXACT ? -expm1f(x * LN_2) * g - exp2_approx(x) * before : g - x * (before + g);
     }
-    // of a tile of keys from j0 on: scores become what is kept of s, and shares a; left moves past it
+    // of a tile of keys from j0 on: scores become s, in float32 log2 s, and shares a; left moves past it
     __device__ __forceinline__ void take(float (&s)[N / 8][4], float (&shares)[N / 8][4], int j0) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -60,14 +60,14 @@ struct Rows16 {
                 const float taken = sum + ((lane & 1 ? 0.f : next) + (lane & 2 ? 0.f : after));
                 shares[n][2 * h + 1] = exp2_approx(share[1] - (left[h] + taken));
                 shares[n][2 * h] = exp2_approx(share[0] - (left[h] + (taken + rest[1])));
-                x = kept(share[0]);
-                y = kept(share[1]);
+                x = share_or_log(share[0]);
+                y = share_or_log(share[1]);
                 sum += both + after;
             }
             left[h] += sum;
         }
     }
-    // dz = (1 - s) G - s sum_{i < j} G_ti in the place of what is kept of s, G = shares times dout.v; earlier: the sums before the tile, moved past it
+    // dz = (1 - s) G - s sum_{i < j} G_ti in the place of s or log2 s, G = shares times dout.v; earlier: the sums before the tile, moved past it
     __device__ __forceinline__ void give(float (&s)[N / 8][4], const float (&shares)[N / 8][4], const float (&dp)[N / 8][4], float (&earlier)[2]) const {
 #pragma unroll
         for (int h = 0; h < 2; h++) {

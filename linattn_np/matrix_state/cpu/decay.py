@@ -97,7 +97,6 @@ def plain_gram(w: Work, x: Matrix, y: Matrix, yT: Matrix, reads: Whole, out: Mat
         product(OUT_LOWER, x, yT, out)
 
 
-
 @piece
 def rest(X: Matrix, Y: Matrix, P: Matrix, beta: Vector, out: Matrix):
     """out_ij = x_i . y_j - P_ij for j < i: what the rounded product P leaves out, from float64 sums; 0 if beta_i <= 1.
