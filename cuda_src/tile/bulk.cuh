@@ -17,6 +17,13 @@ LA_DEVICE void box_in(u32 to, const TensorMap& map, u32 barrier, int column, int
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
                  ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(token), "r"(batch) : "memory");
 }
+// the same of what is read once: the first to be replaced in the L2 cache
+LA_DEVICE void box_in_once(u32 to, const TensorMap& map, u32 barrier, int column, int head, int token, int batch) {
+    asm volatile("{ .reg .b64 first;\n"
+                 "createpolicy.fractional.L2::evict_first.b64 first, 1.0;\n"
+                 "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], first; }"
+                 ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(token), "r"(batch) : "memory");
+}
 // nothing is written outside the tensor
 LA_DEVICE void box_out(const TensorMap& map, u32 from, int column, int head, int token, int batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"

@@ -9,6 +9,9 @@
 #pragma once
 #include "vector/decay.cuh"
 
+#ifndef LA_EXACT    // 0: flags what needs the exact path. 1: that path, for what was flagged
+#define LA_EXACT 0
+#endif
 #ifndef LA_BONUS    // 1: a token reads its own write with a bonus u
 #define LA_BONUS 0
 #endif
@@ -95,7 +98,7 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         store_word_if(X::query(block) >= 0, scratch + X::query(block) * BLOCK_BYTES + lane_row(i, lane), pack(x));
         if (X::TWO_TERMS) store_word(scratch + (X::REST + block) * BLOCK_BYTES + lane_row(i, lane), rest_of(x));
         if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * -reach.before)));
-        store_word(quotients + lane_row(i, lane), pack(y * (X::TWO_TERMS ? any_over(pre) : float2{over(pre.x), over(pre.y)})));
+        store_word(quotients + lane_row(i, lane), pack(y * (X::TWO_TERMS || !LA_EXACT ? any_over(pre) : float2{over(pre.x), over(pre.y)})));
         const int r = 7 - i;
         const float2 z = floats_of(k[r]) * s;
         store_word(t.k + own + lane_row(r, lane), pack(z * reach.behind));

@@ -6,9 +6,6 @@
 #pragma once
 #include "vector/exact.cuh"
 
-#ifndef LA_EXACT    // 0: flags what needs the exact path. 1: that path, for what was flagged
-#define LA_EXACT 0
-#endif
 #ifndef LA_BOUNDED  // 1: gates are declared to be small (bounded.cuh)
 #define LA_BOUNDED 0
 #endif

@@ -11,19 +11,6 @@ LA_DEVICE float decay_between(float, float) { return 1.f; }   // decays are in L
 #define LA_FACTORS 0
 #endif
 
-// a copy whose products are no others' to the compiler: what two loops have in common would be held in registers
-LA_DEVICE float2 apart(float2 x) {
-    asm volatile("" : "+f"(x.x), "+f"(x.y));
-    return x;
-}
-// Kd of eight rows to memory, 128 bytes a warp
-LA_DEVICE void store_writers(char* to, const float2 (&a)[8], const u32 (&k)[8], float2 suf, float2 behind, int lane) {
-#pragma unroll
-    for (int r = 7; r >= 0; r--) {
-        *(u32*)(to + lane_row(r, lane)) = pack(floats_of(opaque(k[r])) * suf * behind);
-        suf *= a[r];
-    }
-}
 // Eight rows of keys from row `first` on; as scale_rows. factors: where -W of the chunk is stored, Kd behind it, if it is
 LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& pre, float2 suf, const Reach& reach, int warp, int lane) {
     typedef Scratch<0> X;
@@ -39,17 +26,18 @@ LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& 
     if (LA_GATE == 2) __syncwarp();   // quotients go over the log decays of other lanes
 #pragma unroll
     for (int r = 0; r < 8; r++) a[r] = decay_of(a[r]);
-    if (LA_FACTORS && factors) store_writers(factors + Tokens::SIZE + (own - t.k), a, k, apart(suf), reach.behind, lane);
+    char* const writers = factors + Tokens::SIZE + (own - t.k);
     float2 far = pre * reach.between, s = suf;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         pre *= a[i];
         const float2 x = floats_of(k[i]);
         store_word(own + lane_row(i, lane), pack(x * pre));
-        store_word(quotients + lane_row(i, lane), pack(x * float2{over(pre.x), over(pre.y)}));
+        store_word(quotients + lane_row(i, lane), pack(x * (LA_EXACT ? float2{over(pre.x), over(pre.y)} : any_over(pre))));
         const int r = 7 - i;
         const float2 y = floats_of(k[r]) * s;
         store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(y));
+        if (LA_FACTORS && factors) *(u32*)(writers + lane_row(r, lane)) = pack(y * reach.behind);
         s *= a[r];
     }
     if (block == 3)
@@ -89,8 +77,13 @@ LA_DEVICE void store_lower(const Tiles& t, const float* roots, float* diagonals,
     const int block = warp >> 1, panel = warp & 1, row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
     Packed next = {0, 0}, other = {0, 0};
     float own[4];
+#if LA_EXACT   // else registers allow that loads go ahead of the products before
 #pragma unroll 1
-    for (int n = block < 2 ? 2 : 1; n >= 0; n--) {
+#else
+#pragma unroll
+#endif
+    for (int n = LA_EXACT && block >= 2 ? 1 : 2; n >= 0; n--) {
+        if (!LA_EXACT && n == 2 && block >= 2) continue;
         const Operands x = operands_of<0>(t, n, block);
         const int reader = n == 0 ? block : n == 1 ? (block ? block : 3) : block ? 3 : 2, writer = n == 0 ? block : n == 1 ? (block ? block - 1 : 0) : block;
         half_block(own, x.a, x.a_apart, x.b, x.b_apart, panel, lane);

@@ -36,15 +36,15 @@ struct ChunkTraversal {
     __device__ __forceinline__ int count(int chunk) const { return min(C, sequence.T - chunk * C); }
 };
 
-// a chunk's rows of a tensor of 16 bits, both panels
-LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
-    box_in(to, map, barrier, 0, head, token, batch);
-    box_in(to + PANEL, map, barrier, 64, head, token, batch);
+// a chunk's rows of a tensor of 16 bits, both panels. ONCE: nothing else reads them soon
+template <bool ONCE = false> LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
+#pragma unroll
+    for (int p = 0; p < 2; p++) (ONCE ? box_in_once : box_in)(to + p * PANEL, map, barrier, p * 64, head, token, batch);
 }
 // of log decays: boxes of 128 bytes a row
-LA_DEVICE void gates_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
+template <bool ONCE = false> LA_DEVICE void gates_in(u32 to, const TensorMap& map, u32 barrier, int head, int token, int batch) {
 #pragma unroll
-    for (int p = 0; p < GATES / PANEL; p++) box_in(to + p * PANEL, map, barrier, p * (128 / GATE_BYTES), head, token, batch);
+    for (int p = 0; p < GATES / PANEL; p++) (ONCE ? box_in_once : box_in)(to + p * PANEL, map, barrier, p * (128 / GATE_BYTES), head, token, batch);
 }
 // Rows from `count` on of a lane's two channels of a block become zeros, in `panels` of 16 bits and in the log decays
 LA_DEVICE void clear_rows(u32 panels, int first, int end, int lane) {

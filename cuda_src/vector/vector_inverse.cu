@@ -42,8 +42,8 @@ LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traver
         const Tiles t = at.tiles();
         const int token = traversal.token(chunk), head = traversal.head;
         barrier_expect(at.barrier(), Tokens::SIZE + GATES);
-        gates_in(t.gates, a.g, at.barrier(), (u32)head / (u32)a.group_g, token, traversal.row);
-        tile_in(t.k, a.k, at.barrier(), (u32)head / (u32)a.group_k, token, traversal.row);
+        gates_in<true>(t.gates, a.g, at.barrier(), (u32)head / (u32)a.group_g, token, traversal.row);
+        tile_in<true>(t.k, a.k, at.barrier(), (u32)head / (u32)a.group_k, token, traversal.row);
         *at.count() = traversal.count(chunk);
         *at.stored() = traversal.stored + chunk;
         if (LA_FACTORS) *at.inner() = chunk / a.chunks < traversal.last / a.chunks;
