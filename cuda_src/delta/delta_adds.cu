@@ -2,8 +2,9 @@
 //
 // `added` is the chain from a state of zeros, M the chain of the rows of the identity without values; the first segment begins
 // with the initial state instead, so that its `added` is the state itself and its M is not needed. The last one is not needed.
-// A block is one warpgroup on 64 rows of one of the two. M is stored transposed too where a backward follows.
+// A block is one warpgroup on 64 rows of one of the two. M is diag(d) + R in memory (tile/transfer.cuh).
 #include "attention/delta.cuh"
+#include "tile/transfer.cuh"
 
 constexpr int STAGES = 2, HALF = Tokens::PANEL;
 constexpr int AT_K = 0, AT_V = AT_K + Tokens::SIZE, AT_A = AT_V + HALF, AT_SUMS = AT_A + Square::SIZE, STAGE = AT_SUMS + 1024;   // e, d
@@ -66,6 +67,6 @@ extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant_
         warp_arrive(empty + 8 * s, lane);
     }
     const i64 slot = traversal.slot * segments + traversal.segment;
-    state.template store<WIDE, WIDE>({transfer ? a.transfers : a.added, STATE, WIDE, 1}, slot, row, lane);
-    if (transfer && a.transposed) state.template store<WIDE, WIDE>({a.transposed, STATE, 1, WIDE}, slot, row, lane);
+    if (transfer) Transfer::store(a.transfers + slot * Transfer::BYTES, S, row, lane);
+    else state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot, row, lane);
 }

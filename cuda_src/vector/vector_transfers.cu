@@ -9,6 +9,7 @@
 // traversals are cut into equal shares, one a block and multiprocessor (tile/share.cuh).
 #include "vector/products.cuh"
 #include "tile/share.cuh"
+#include "tile/transfer.cuh"
 
 constexpr int STAGES = LA_STAGES, FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // of a chunk in memory: -W, Kd, D
 // a stage: -W, Kd, V, N and strengths, D
@@ -60,7 +61,7 @@ LA_DEVICE void load_parts(const VectorArguments& a, Stages ring) {
             barrier_wait(ring.empty(step), (step / STAGES & 1) ^ 1);
             barrier_expect(full, bytes);
             if (!part.transfer) {
-                tile_in(at + AT_VALUES, a.v, full, head, part.token(chunk), part.row);
+                tile_in<true>(at + AT_VALUES, a.v, full, head, part.token(chunk), part.row);
                 run_in(at + AT_INVERSE, a.inverses + (part.stored + chunk) * LA_INVERSE, LA_INVERSE, full);
             }
             run_in(at, factors, 2 * Tokens::SIZE, full);
@@ -132,8 +133,11 @@ LA_DEVICE void end_state(StateRows<1, WIDE>& state, const VectorArguments& a, co
         return;
     }
     const i64 place = part.slot * (a.segments - 1) + part.segment;
-    if (part.transfer && a.transposed) state.template store<WIDE, WIDE>({a.transposed, STATE, 1, WIDE}, place, row, lane);
-    float* to = (part.transfer ? a.transfers : a.added) + place * STATE + (row + (lane >> 2)) * WIDE + (lane & 3) * 2;
+    if (part.transfer) {
+        Transfer::store(a.transfers + place * Transfer::BYTES, state.x[0], row, lane);
+        return;
+    }
+    float* to = a.added + place * STATE + (row + (lane >> 2)) * WIDE + (lane & 3) * 2;
 #pragma unroll
     for (int i = 0; i < 32; i++) *(float2*)(to + (i & 1) * 8 * WIDE + (i >> 1) * 8) = {state.x[0][i >> 1][2 * (i & 1)], state.x[0][i >> 1][2 * (i & 1) + 1]};
 }

@@ -67,7 +67,7 @@ DELTA = Struct(  # the delta rule by warpgroup products
     ("checkpoints ends", OUT_BYTES),  # of the chunks; gradients of the states after each chunk
     ("start end", STATES),  # state, or its gradient, that a scan begins with and ends with
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
-    ("added transfers transposed", OUT_FLOATS),  # a segment's offset; its transfer matrix, and that transposed
+    ("added", OUT_FLOATS), ("transfers", OUT_BYTES),  # a segment's offset; its transfer matrix, diag(d) + R
     ("dg dbeta", OUT_FLOATS),  # (tokens, heads)
     ("slots", I64),  # chunks of a head over the whole batch
     ("T heads segments chunks", INT),  # chunks: of a segment
@@ -134,7 +134,7 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     OFFSETS,
     ("start end", STATES),  # state that a scan begins with and ends with
     ("begins", OUT_FLOATS),  # the same of each segment but the first: (slots, segments, 128, 128)
-    ("added decays transfers transposed", OUT_FLOATS),  # of segments: offset; decay (.., 128), or transfer matrix
+    ("added decays", OUT_FLOATS), ("transfers", OUT_BYTES),  # of segments: offset; decay (.., 128), or matrix
     ("u", FLOATS),  # bonus (heads of u, K)
     ("states grams inverses factors new_values", OUT_BYTES),  # of chunks: state before, P, N, beta; -Kc, Kd, decay; U
     ("beta", GATE),

@@ -25,11 +25,11 @@ from ..types import Decay, Inputs, Plan, ReadState, Saved
 from . import arguments, delta_portable, delta_portable_plan, operands
 from . import delta_plan as cuts
 from .arguments import NO_STATES, States, gate_of
-from .shared_memory import DELTA_ENDS, DELTA_STATE, delta_checkpoint
+from .shared_memory import DELTA_ENDS, DELTA_STATE, TRANSFER, delta_checkpoint
 
 WHOLE, ADD = range(2)  # modes of the reverse scan
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)) | dict.fromkeys(
-    ("checkpoints", "ends", "begins", "added", "transfers", "transposed", "dg", "dbeta"), 0)  # fmt: skip
+    ("checkpoints", "ends", "begins", "added", "transfers", "dg", "dbeta"), 0)  # fmt: skip
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -92,11 +92,11 @@ class Batch(operands.ChunkSizes):
 
 
 class Residuals(NamedTuple):
-    """What forward stores: factors of every chunk; initial state and transposed transfer matrix of every segment."""
+    """What forward stores: factors of every chunk; initial state and transfer matrix of every segment."""
 
     checkpoints: Array | None
     begins: Array | None
-    transposed: Array | None
+    transfers: Array | None
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
@@ -114,13 +114,14 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     checkpoints = _checkpoints(xp, batch, arrays)
-    begins, transposed = _begins(xp, batch, arrays, checkpoints, start, plan.gradients)
+    begins, transfers = _begins(xp, batch, arrays, checkpoints, start)
     at = operands.empty_positions(xp, plan, batch)
     last = operands.with_positions(xp, operands.states_at(end, batch, batch.group), at, plan, batch)
     _launch("chain", batch, batch.N * batch.heads * batch.segments, arrays, out=out, checkpoints=checkpoints,
             begins=begins, start=start, end=last, scale=plan.scale)
+    transfers = transfers if plan.gradients else None
     checkpoints = checkpoints if plan.gradients and policy.saves_factors(checkpoints.nbytes) else None
-    return out, operands.public_ends(end, at, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transposed))
+    return out, operands.public_ends(end, at, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transfers))
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
@@ -146,7 +147,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     if batch.segments == 1:
         _launch("reverse", batch, batch.N * heads, arrays, **chain, which=WHOLE)
     else:
-        _reverse_segments(xp, batch, arrays, chain, residuals.transposed)
+        _reverse_segments(xp, batch, arrays, chain, residuals.transfers)
     start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     _launch("grads", batch, batch.N * heads * batch.segments, arrays, checkpoints=checkpoints, ends=ends,
             out=arrays["dq"], other=arrays["dk"], begins=residuals.begins, start=start, dg=dg, dbeta=dbeta,
@@ -201,30 +202,30 @@ def _checkpoints(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Arra
 
 
 def _begins(
-    xp: Any, batch: Batch, arrays: dict[str, Array | None], checkpoints: Array, start: States, gradients: bool
+    xp: Any, batch: Batch, arrays: dict[str, Array | None], checkpoints: Array, start: States
 ) -> tuple[Array | None, Array | None]:
-    """(initial state of each segment, transposed transfer matrices if gradients follow)."""
+    """(initial state of each segment, transfer matrices of segments)."""
     if batch.segments == 1:
         return None, None
     slots, inner = batch.N * batch.heads, batch.segments - 1
-    added, transfers = (xp.empty((slots * inner, DELTA_STATE), dtype=xp.float32) for _ in range(2))
-    transposed = xp.empty((slots * inner, DELTA_STATE), dtype=xp.float32) if gradients else None
+    added = xp.empty((slots * inner, DELTA_STATE), dtype=xp.float32)
+    transfers = xp.empty((slots * inner, TRANSFER), dtype=xp.int8)
     begins = xp.empty((slots * batch.segments, DELTA_STATE), dtype=xp.float32)
     _launch("adds", batch, slots * inner * 4, arrays, checkpoints=checkpoints, start=start, added=added,
-            transfers=transfers, transposed=transposed)
+            transfers=transfers)
     _launch("segments", batch, slots * 8, arrays, added=added, transfers=transfers, begins=begins)
-    return begins, transposed
+    return begins, transfers
 
 
 def _reverse_segments(
-    xp: Any, batch: Batch, arrays: dict[str, Array | None], chain: dict[str, Any], transposed: Array | None
+    xp: Any, batch: Batch, arrays: dict[str, Array | None], chain: dict[str, Any], transfers: Array | None
 ) -> None:
     """The reverse scan of sequences in segments."""
     slots, inner = batch.N * batch.heads, batch.segments - 1
     added = xp.empty((slots * inner, DELTA_STATE), dtype=xp.float32)
     begins = xp.empty((slots * batch.segments, DELTA_STATE), dtype=xp.float32)
     _launch("reverse", batch, slots * inner, arrays, **chain, added=added, which=ADD)
-    _launch("segments", batch, slots * 8, arrays, reverse=True, added=added, transposed=transposed, begins=begins)
+    _launch("segments", batch, slots * 8, arrays, reverse=True, added=added, transfers=transfers, begins=begins)
     _launch("reverse", batch, slots * batch.segments, arrays, **chain, begins=begins)
 
 

@@ -70,6 +70,7 @@ def mark_bytes(K: int, tiles: int, wgmma: bool) -> int:
 # The delta rule by warpgroup products: chunks of 64 tokens, tiles of 128 columns in bfloat16.
 TILE, SQUARE, TOKEN = 64 * 128 * 2, 64 * 64 * 2, 64 * 4  # bytes: of 128 columns, of 64, of one number per token
 DELTA_STATE = 128 * 128  # floats of a segment's state
+TRANSFER = 128 * 4 + 128 * 128 * 2  # bytes of a transfer matrix: its diagonal in float32, the rest in bfloat16
 DELTA_END = 128 * 128 * 2  # bytes of a chunk's state in bfloat16
 DELTA_ENDS = DELTA_END + 8 * TOKEN  # and of its gradient, followed by dW.v over 16 value columns each
 _STAGE = 3 * TILE + 2 * SQUARE + 1024
@@ -86,7 +87,7 @@ def delta(name: str, unit: bool) -> int:
         "block": SQUARE + delta_checkpoint(unit) + 2 * TOKEN + 32,
         "chain": 3 * _STAGE + 128,
         "adds": 2 * (TILE + 2 * SQUARE + 1024) + 64,
-        "segments": 3 * 128 * 132 * 4 + 2 * 16 * 272,
+        "segments": 5 * TRANSFER + 2 * 16 * 128 * 4 + 4 * 16 * 272 + 64,
         "reverse": 3 * _STAGE + DELTA_END,
         "grads": 8 * TILE + 2 * DELTA_END + 2 * SQUARE + 2 * delta_checkpoint(False) + (3 * 64 + 16) * 4 + 96,
     }[name]

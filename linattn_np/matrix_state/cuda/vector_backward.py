@@ -68,7 +68,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     of_forward = residuals._asdict()
     inverses, new_values = of_forward.get("inverses"), of_forward.get("new_values")
     chain = {"grams": residuals.grams, "inverses": inverses}
-    begins = _begins(xp, batch, arrays, last, plan.scale, chain, of_forward.get("transposed"))
+    begins = _begins(xp, batch, arrays, last, plan.scale, chain, of_forward.get("transfers"))
     _reverse(batch, arrays, scale=plan.scale, start=last, end=states_at(first, batch), ends=ends, begins=begins,
              **chain)
     made = _made(xp, batch, x)
@@ -139,17 +139,17 @@ def _made(xp: Any, batch: Batch, x: Inputs) -> Arrays:
 
 
 def _begins(
-    xp: Any, batch: Batch, arrays: Arrays, last: States, scale: float, chain: Arrays, transposed: Array | None
+    xp: Any, batch: Batch, arrays: Arrays, last: States, scale: float, chain: Arrays, transfers: Array | None
 ) -> Array | None:
-    """G after every segment but the last. chain: grams and inverses. transposed: transfer matrices of a delta rule."""
+    """G after every segment but the last. chain: grams and inverses. transfers: matrices of a delta rule."""
     if batch.segments == 1:
         return None
     slots, inner = batch.N * batch.heads, batch.segments - 1
     added = xp.empty((slots * inner, STATE), dtype=xp.float32)
     begins = xp.empty((slots * batch.segments, STATE), dtype=xp.float32)
-    if transposed is not None:
+    if transfers is not None:
         _reverse(batch, arrays, scale=scale, start=last, added=added, **chain)
-        multiply_transfers(batch, True, added=added, transposed=transposed, begins=begins)
+        multiply_transfers(batch, True, added=added, transfers=transfers, begins=begins)
         return begins
     sums = xp.empty((slots * inner, WIDEST), dtype=xp.float32)
     _reverse(batch, arrays, scale=scale, added=added, sums=sums)

@@ -22,7 +22,7 @@ from . import vector_launch as launches
 from . import vector_plan as cuts
 from .arguments import States
 from .operands import as_state, build_at, empty_positions, public_ends, states_at, with_positions
-from .shared_memory import DELTA_END, SQUARE, TILE, VECTOR_FACTORS, VECTOR_HANDED, VECTOR_INVERSE
+from .shared_memory import DELTA_END, SQUARE, TILE, TRANSFER, VECTOR_FACTORS, VECTOR_HANDED, VECTOR_INVERSE
 from .vector_launch import PLAIN
 
 
@@ -46,7 +46,7 @@ def how(call: Any) -> str:
 
 class Residuals(NamedTuple):
     """What a forward may store of every chunk: the state before it, P, N and beta, the new values; of segments: the
-    states that they begin with, their transfer matrices transposed.
+    states that they begin with, their transfer matrices.
     """
 
     states: Array
@@ -54,7 +54,7 @@ class Residuals(NamedTuple):
     inverses: Array
     new_values: Array
     begins: Array | None
-    transposed: Array | None
+    transfers: Array | None
 
 
 def forward(
@@ -74,9 +74,9 @@ def forward(
     start = states_at(as_state(xp, state, batch), batch, batch.group)
     last = with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
     inverses, factors = _inverses(xp, batch, arrays)
-    begins, transposed = None, None
+    begins, transfers = None, None
     if factors is not None:
-        begins, transposed = _begins(xp, batch, arrays, inverses, factors, start, keep)
+        begins, transfers = _begins(xp, batch, arrays, inverses, factors, start)
     slots = batch.N * batch.heads * batch.segments
     flags = xp.empty(slots, dtype=xp.int32)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
@@ -84,7 +84,7 @@ def forward(
     for exact in (False, True):
         launches.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep, last.build_at), start=start,
                           begins=begins, flags=flags, end=last, inverses=inverses, scale=plan.scale, **kept)
-    residuals = Residuals(inverses=inverses, begins=begins, transposed=transposed, **kept) if keep else None
+    residuals = Residuals(inverses=inverses, begins=begins, transfers=transfers, **kept) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 
@@ -119,18 +119,17 @@ def _inverses(xp: Any, batch: launches.Batch, arrays: dict[str, Any]) -> tuple[A
 
 
 def _begins(
-    xp: Any, batch: launches.Batch, arrays: dict[str, Any], inverses: Array, factors: Array, start: States, keep: bool
-) -> tuple[Array, Array | None]:
-    """The state that each segment begins with, of offsets and transfer matrices; keep: with those matrices transposed.
-    """
+    xp: Any, batch: launches.Batch, arrays: dict[str, Any], inverses: Array, factors: Array, start: States
+) -> tuple[Array, Array]:
+    """(the state that each segment begins with, transfer matrices of segments)."""
     slots, inner = batch.N * batch.heads, batch.segments - 1
-    added, transfers = (xp.empty((slots * inner, cuts.STATE), dtype=xp.float32) for _ in range(2))
+    added = xp.empty((slots * inner, cuts.STATE), dtype=xp.float32)
+    transfers = xp.empty((slots * inner, TRANSFER), dtype=xp.int8)
     begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
-    transposed = xp.empty(transfers.shape, dtype=xp.float32) if keep else None
     traversals = cuts.transfer_traversals(slots, batch.segments)
     blocks = cuts.transfer_blocks(traversals, batch.kind.ragged, launch.multiprocessors())
     handed = xp.empty((blocks, VECTOR_HANDED), dtype=xp.int8) if blocks < traversals else None
     launches.launch_one("transfers", batch, blocks, arrays, start=start, inverses=inverses, factors=factors,
-                      handed=handed, added=added, transfers=transfers, transposed=transposed)
+                      handed=handed, added=added, transfers=transfers)
     launches.multiply_transfers(batch, begins=begins, added=added, transfers=transfers)
-    return begins, transposed
+    return begins, transfers

@@ -24,7 +24,7 @@ MAPS = {
 }  # fmt: skip
 ROWS = ("scan", "chain")  # kernels that write outputs row by row too
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "g", "out"), bytes(MAP)) | {"to": NO_ROWS} | dict.fromkeys(
-    ("begins", "added", "decays", "transfers", "transposed", "u", "states", "grams", "inverses", "factors",
+    ("begins", "added", "decays", "transfers", "u", "states", "grams", "inverses", "factors",
      "new_values", "flags", "handed"), 0)  # fmt: skip
 NO_FIELDS = dict.fromkeys(arguments.DELTA.offsets, 0) | {  # of a launch that multiplies transfer matrices
     **dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)), "out": NO_ROWS, "other": NO_ROWS,
@@ -81,7 +81,7 @@ def sum_segments(
 
 
 def multiply_transfers(batch: Batch, reverse: bool = False, **given: Array) -> None:
-    """The same from offsets and transfer matrices, `transfers` or, reverse, `transposed`: the delta rule's kernel."""
+    """The same from offsets and transfer matrices, reverse by their transposes: the delta rule's kernel."""
     kernel, constants = delta_plan.KERNELS["segments"], transfer_constants(batch, reverse)
     packed = arguments.DELTA.packed(NO_FIELDS | {n: address(y) for n, y in given.items()} | {
         "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "segments": batch.segments,

@@ -9,7 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 
 from linattn_np.matrix_state.cuda.arguments import DELTA, VECTOR
-from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, TILE, VECTOR_HANDED, VECTOR_INVERSE, vector_gram
+from linattn_np.matrix_state.cuda.shared_memory import (
+    DELTA_END,
+    TILE,
+    TRANSFER,
+    VECTOR_HANDED,
+    VECTOR_INVERSE,
+    vector_gram,
+)
 
 MAP = struct.Struct("<Q4q4qI")  # data, shape, strides, bytes of an element
 C, STATE = 64, (128, 128)
@@ -96,7 +103,7 @@ class _Call:
 def run(file, entry, constants, blocks, arguments, narrow):
     """One launch."""
     if file.startswith("delta/"):
-        _multiply(DELTA.unpack(arguments), blocks, dict(constants)["LA_REVERSE"])
+        _multiply(DELTA.unpack(arguments), blocks, dict(constants)["LA_REVERSE"], dict(constants)["LA_K"])
         return
     call = _Call(constants, arguments, narrow)
     a = call.a
@@ -170,16 +177,14 @@ def _transfers(call, n, head, segment, start, stop):
         S, M = np.exp(g)[:, None] * S, np.exp(g)[:, None] * M
         S, M = S + np.outer(k, b * (v - k @ S)), M - np.outer(k, b * (k @ M))
     number = (n * a.heads + head) * (a.segments - 1) + segment
-    added, transfers = (_array(at, number + 1, *STATE)[number] for at in (a.added, a.transfers))
-    added[:], transfers[:] = 0, 0
-    added[:V, :K], transfers[:K, :K] = S.T, M.T
-    if a.transposed:
-        transposed = _array(a.transposed, number + 1, *STATE)[number]
-        transposed[:], transposed[:K, :K] = 0, M
+    added = _array(a.added, number + 1, *STATE)[number]
+    added[:] = 0
+    added[:V, :K] = S.T
+    store_state(a.transfers, number, TRANSFER, M.T)
 
 
-def _multiply(a, blocks, reverse):
-    """begin(s + 1) = begin(s) M_s + added(s), value row by key column; or from the last segment down, transposed."""
+def _multiply(a, blocks, reverse, K):
+    """begin(s + 1) = begin(s) M_s + added(s), value row by key column; or from the last segment down, by M_s^T."""
     a = SimpleNamespace(**a)
     assert not a.offsets
     last, inner = max(-(-a.T // C) - 1, 0) // a.chunks, a.segments - 1
@@ -189,9 +194,10 @@ def _multiply(a, blocks, reverse):
             s = last - n if reverse else n
             number = slot * inner + s
             added = _array(a.added, number + 1 - reverse, *STATE)[number - reverse]
+            S, old = added.astype(np.float64), S
             if n:
-                S = S @ _array(a.transposed if reverse else a.transfers, number + 1, *STATE)[number]
-            S = added + S
+                M = _view(a.transfers + number * TRANSFER, (K, K), (8 * K, 8), np.float64)
+                S[:, :K] += old[:, :K] @ (M.T if reverse else M)
             begins[slot * a.segments + s + (-1 if reverse else 1)] = S
 
 
