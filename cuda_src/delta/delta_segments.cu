@@ -68,12 +68,12 @@ struct Steps {
     __device__ __forceinline__ void wait_added(int n) const { barrier_wait(offset_full(n), n / OFFSETS & 1); }
 
     __device__ __forceinline__ int segment(int n) const { return LA_REVERSE ? last - n : n; }
-    __device__ __forceinline__ void load_matrix(int n) const {
+    __device__ __forceinline__ void copy_matrix(int n) const {
         if (n >= last) return;
         barrier_expect(full(n), Transfer::BYTES);
         run_in(shared + matrix_at(n), a.transfers + (slot * (a.segments - 1) + segment(n)) * Transfer::BYTES, Transfer::BYTES, full(n));
     }
-    __device__ __forceinline__ void load_added(int n) const {   // reverse: added(s) of segments 1 .. last are at s - 1
+    __device__ __forceinline__ void copy_added(int n) const {   // reverse: added(s) of segments 1 .. last are at s - 1
         if (n >= last) return;
         barrier_expect(offset_full(n), ADDED);
         run_in(shared + added_at(n), a.added + (slot * (a.segments - 1) + segment(n) - LA_REVERSE) * STATE + first * WIDE, ADDED, offset_full(n));
@@ -81,8 +81,8 @@ struct Steps {
     __device__ __forceinline__ void begin() const {   // by one thread
         for (int s = 0; s < MATRICES + OFFSETS; s++) barrier_init(shared + AT_BARRIERS + 8 * s, 1);
         barriers_made();
-        for (int n = 0; n < OFFSETS; n++) load_added(n);
-        for (int n = 1; n <= MATRICES; n++) load_matrix(n);
+        for (int n = 0; n < OFFSETS; n++) copy_added(n);
+        for (int n = 1; n <= MATRICES; n++) copy_matrix(n);
     }
 };
 
@@ -119,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) segments(const __grid_cons
         }
         __syncthreads();   // the terms of S are there; M and `added` have been read
         if (threadIdx.x == 0) {
-            steps.load_added(n + OFFSETS);
-            if (n) steps.load_matrix(n + MATRICES);
+            steps.copy_added(n + OFFSETS);
+            if (n) steps.copy_matrix(n + MATRICES);
         }
         if (n) multiply_rows(y, rows(n - 1), b, lane);
         float* begin = a.begins + (slot * a.segments + steps.segment(n) + (LA_REVERSE ? -1 : 1)) * STATE + (steps.first + row) * WIDE + column;

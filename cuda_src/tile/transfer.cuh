@@ -1,6 +1,6 @@
 // A transfer matrix in memory, M = diag(d) + R: d in float32, then R, whose diagonal is zero, in bfloat16 as panels of wgmma.cuh.
 //
-// What rounding leaves of R is 2^-9 of what tokens write to one another's channels: what decays keep of a channel is exact.
+// Rounding takes 2^-9 of the entries of R, and nothing of d.
 #pragma once
 #include "tile/wgmma.cuh"
 

@@ -5,7 +5,8 @@
     compute-sanitizer --tool initcheck --error-exitcode 1 python -m tests.cuda.sanitized --fresh
 
 Every array is an allocation of its own, so that memcheck sees its end, and begins full of NaN, so that a result that
-holds memory which nobody wrote is wrong here too; with --fresh it begins as the driver gives it, for initcheck.
+holds memory which nobody wrote is wrong here too; with --fresh it begins as the driver gives it, for initcheck,
+which does not see what the copy engine stores (cp.async.bulk) and reports other kernels that read it.
 With --every-lane all lanes of a warp arrive at a barrier where else the first one speaks for them, since racecheck
 follows single threads. LINATTN_CUDA_PORTABLE=1 takes the portable kernels. --only PATTERN takes the calls
 whose name it matches.
