@@ -25,16 +25,15 @@ float64 before they are timed.
 
 - **CPU time** is a median over alternating rounds. A matrix product is timed with each sample, and ratios compare *CPU
   time times the rate of that product*, so that load or throttling of the machine cancels. A sample lasts 50 ms or
-  more, in records of an AMD EPYC 2 ms: after a pause or other work calls take up to a third longer at first.
+  more: after a pause or other work calls take up to a third longer at first.
 - **share** is the number of useful operations (lower triangles only, chunks of 32) divided by what that product would
   do in the same time.
 - **Several threads:** ratios are ratios of wall times. `quiet` counts the samples without load from other processes; a
   row with few of them is unreliable. Threads of other libraries keep spinning after their work: this library and its
-  peers have a process each. Records of an AMD EPYC are of one process; in them every call with several threads, ours
-  and theirs, is slower than alone.
+  peers have a process each.
 - **MiB** is the peak above the inputs, including the result.
 - Other operators, such as softmax attention, appear for their time only.
-- Records of an AMD EPYC are of kernels with chunks of 32 tokens and prefetch; `earlier` has the old loops beside ours.
+- `earlier` has the loops of chunks of 32 tokens beside ours.
 - Two threads and a few milliseconds: after a pause Linux placed the helper thread on the caller's processor, and both
   took turns; helpers are kept off it now (2026-11-23, (1, 512, 4, 64): 1.0 ms for forward where it was 1.8, with
   gradients 4.9 where it was 7.0). PyTorch's threads are placed by the system as before.
