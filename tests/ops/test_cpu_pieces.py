@@ -43,7 +43,8 @@ from linattn_np.runtime.pieces.memory import address, aligned_empty
 from linattn_np.runtime.pieces.piece import JIT, entry, load_pieces, piece, workspace_kind
 from linattn_np.runtime.pieces.run import put, stored_array
 from linattn_np.runtime.pieces.tiles import sum_of
-from linattn_np.runtime.pieces.views import row, transposed
+from linattn_np.runtime.pieces.vectors import BYTES
+from linattn_np.runtime.pieces.views import row, rows, transposed
 from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
 from linattn_np.softmax.cpu.stick import log1p_exp
 from tests.ops.sheets import Sheet, close, run
@@ -101,6 +102,21 @@ def test_half_products_read_one_triangle(m, dtype, rng):
     close(w.C, N @ D, dtype)
     close(np.tril(w.P), np.tril(D @ D.T), dtype)
     assert (D.T.astype(dtype) == w.T).all()
+
+
+@piece
+def across(w: Sheet):
+    transpose(rows(w.D, 0, w.how), w.T)
+
+
+@dtypes
+@pytest.mark.parametrize("count", [1, 5, 7])
+def test_a_transpose_leaves_no_lane_as_it_was(count, dtype, rng):
+    """Lanes behind the last row repeat it: they meet zeros in products, where what was there before may be NaN."""
+    D, lane = rng.standard_normal((16, 21)).astype(dtype), BYTES // np.dtype(dtype).itemsize
+    w = run(across, dtype, {"m": 16, "n": 21, "how": count}, D=D)
+    assert (w.T[:, :count] == D[:count].T).all()
+    assert (w.T[:, count:lane] == D[count - 1 : count].T).all()
 
 
 @piece

@@ -108,8 +108,9 @@ def solve_tile(b: ir.IRBuilder, N: Array, X: Array, i: ir.Value, j: ir.Value) ->
 def _transpose_tile(A, out, i, j):  # type: ignore[no-untyped-def]
     W = lane(A.dtype)
     x = A[i : i + W, j : j + W].T
-    to = out[j : j + len(x), i : i + x.shape[1]]
-    to[...] = x[: len(to), : to.shape[1]]
+    to = out[j : j + len(x), i : i + W]
+    there = min(x.shape[1], to.shape[1])
+    to[:, :there], to[:, there:] = x[: len(to), :there], x[: len(to), -1:]  # lanes behind A's rows repeat the last one
 
 
 @emitted(_transpose_tile)
