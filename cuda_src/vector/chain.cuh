@@ -17,8 +17,8 @@ constexpr int AT_VALUES = STAGES * STAGE, AT_KEYS = AT_VALUES + 2 * Tokens::SIZE
 constexpr int AT_SCRATCH = AT_STATE + (2 - STATE_IN_STAGE) * StatePanels::PANEL;
 constexpr int AT_DECAYS = AT_SCRATCH + Scratch<3>::SIZE, AT_ALL = AT_DECAYS + 4 * WIDE * 4;
 constexpr int AT_STRENGTHS = AT_ALL + WIDE * 4, AT_BARRIERS = AT_STRENGTHS + STRENGTHS;
-constexpr int AT_HEADS = AT_BARRIERS + 32 * STAGES + 24, AT_STOPS = AT_HEADS + 16;
-static_assert(Scratch<3>::SIZE >= 4 * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + 160, "the exact path has its operands there");
+constexpr int AT_HEADS = AT_BARRIERS + 32 * STAGES + 32;
+static_assert(Scratch<3>::SIZE >= 4 * EXACT_BYTES && AT_HEADS + 16 <= AT_BARRIERS + 160, "the exact path has its operands there");
 static_assert(LA_INVERSE == Square::SIZE + STRENGTHS && LA_SHARED == AT_BARRIERS + 160 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 
 LA_DEVICE Tiles tiles_of(u32 shared, int s) {
@@ -27,7 +27,7 @@ LA_DEVICE Tiles tiles_of(u32 shared, int s) {
 }
 LA_DEVICE u32 values_at(u32 shared, int step) { return shared + AT_VALUES + (step & 1) * Tokens::SIZE; }
 
-struct Barriers {   // of stage s: q, k, g are there; copies and P are made; N is there; all has been read. values; Kc and strengths have been read
+struct Barriers {   // of stage s: q, k, g are there; copies and P are made; N is there; all has been read. values; Kc and strengths have been read; what is loaded again is there
     u32 base;
     __device__ __forceinline__ u32 full(int s) const { return base + s * 32; }
     __device__ __forceinline__ u32 ready(int s) const { return base + s * 32 + 8; }
@@ -35,6 +35,7 @@ struct Barriers {   // of stage s: q, k, g are there; copies and P are made; N i
     __device__ __forceinline__ u32 empty(int s) const { return base + s * 32 + 24; }
     __device__ __forceinline__ u32 values(int n) const { return base + STAGES * 32 + n * 8; }
     __device__ __forceinline__ u32 keys() const { return base + STAGES * 32 + 16; }
+    __device__ __forceinline__ u32 again() const { return base + STAGES * 32 + 24; }
     __device__ __forceinline__ void init() const {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full(s), 1);
@@ -45,6 +46,7 @@ struct Barriers {   // of stage s: q, k, g are there; copies and P are made; N i
         barrier_init(values(0), 1);
         barrier_init(values(1), 1);
         barrier_init(keys(), 8 * ARRIVALS);
+        barrier_init(again(), 1);
     }
 };
 #include "vector/loader.cuh"

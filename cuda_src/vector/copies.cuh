@@ -69,7 +69,7 @@ LA_DEVICE void store_bonus(u32 to, int first, const u32 (&q)[8], const u32 (&k)[
     if (lane < 8) store_shared(to + (first + row_of_sum(lane)) * 4, sum);
 }
 // Eight rows from row `first` on: h Pre up to them in `pre`, Suf of the last of them in `suf`; reach.before: E / h. KEYS: -Kc too.
-template <int QUERIES, bool KEYS>
+template <int QUERIES, bool KEYS, bool EXACT>
 LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, const Reach& reach, float2 u, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
     typedef Scratch<QUERIES> X;
@@ -98,7 +98,7 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         store_word_if(X::query(block) >= 0, scratch + X::query(block) * BLOCK_BYTES + lane_row(i, lane), pack(x));
         if (X::TWO_TERMS) store_word(scratch + (X::REST + block) * BLOCK_BYTES + lane_row(i, lane), rest_of(x));
         if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * -reach.before)));
-        store_word(quotients + lane_row(i, lane), pack(y * (X::TWO_TERMS || !LA_EXACT ? any_over(pre) : float2{over(pre.x), over(pre.y)})));
+        store_word(quotients + lane_row(i, lane), pack(y * (X::TWO_TERMS || !EXACT ? any_over(pre) : float2{over(pre.x), over(pre.y)})));
         const int r = 7 - i;
         const float2 z = floats_of(k[r]) * s;
         store_word(t.k + own + lane_row(r, lane), pack(z * reach.behind));
@@ -111,7 +111,7 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
 }
 // All copies of a warp's 16 rows. Returns whether the block decays by more than quotients can bear; all: decay of the chunk. begin() is
 // called before anything is overwritten but q, k and g.
-template <int QUERIES, bool KEYS, class F>
+template <int QUERIES, bool KEYS, bool EXACT, class F>
 LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int warp, int lane, F begin) {
     const int block = warp >> 1, panel = warp & 1;
     const Halves halves = halves_of(gates_of(t.gates, block, panel, lane), lane);
@@ -125,6 +125,6 @@ LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int warp, int 
     float2 pre = {MIDDLE, MIDDLE};
 #pragma unroll 1   // one copy of this code for all rows and warps: with four, fetching instructions was the limit
     for (int first = 0; first < ROWS; first += 8)
-        scale_rows<QUERIES, KEYS>(t, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, u, warp, lane);
+        scale_rows<QUERIES, KEYS, EXACT>(t, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, u, warp, lane);
     return fminf(pre.x, pre.y) < SMALLEST_DECAY * MIDDLE;
 }

@@ -73,6 +73,8 @@ LA_DEVICE u32 far_rows(const float2 (&a)[ROWS]) {
     }
     return __reduce_or_sync(0xffffffffu, found);
 }
+// Waits for the two warps of a block's panels
+LA_DEVICE void panels_barrier(int block) { asm volatile("bar.sync %0, 64;" ::"r"(block + 11) : "memory"); }
 // A lane's channels of a block as they came
 struct RawBlock {
     float2 a[ROWS];
@@ -110,14 +112,14 @@ struct RawBlock {
         }
     }
     // Levels HALF and HALF / 2: a lane's two entries of that of its warp's panel
-    template <int HALF> __device__ __forceinline__ float2 multiply_levels(u32 operands, int panel, int lane) const {
+    template <int HALF> __device__ __forceinline__ float2 multiply_levels(u32 operands, int block, int panel, int lane) const {
         const u32 own = operands + panel * BLOCK_BYTES;
         store_level<HALF>(own, own + 2 * BLOCK_BYTES, 0, lane);
         store_level<HALF / 2>(own, own + 2 * BLOCK_BYTES, 8, lane);
-        producers_barrier();
+        panels_barrier(block);
         float c[4];
         half_block(c, operands, BLOCK_BYTES, operands + 2 * BLOCK_BYTES, BLOCK_BYTES, panel, lane);
-        producers_barrier();
+        panels_barrier(block);
         return panel ? float2{c[2], c[3]} : float2{c[0], c[1]};
     }
 };
@@ -131,31 +133,36 @@ LA_DEVICE void place_level(u32 to, float2 x, int half, int lane) {
         store_word_if(((n ^ (m + e)) & ~low) == 0, to + (i * ROWS + j) * 4, __float_as_uint(e ? x.y : x.x));
     }
 }
-// Columns 8 panel and on of the diagonal block, by the two warps of a block's panels; all eight warps in step, where any block is far
-LA_DEVICE ExactBlock exact_block(const Tiles& t, int warp, int lane) {
+// Columns 8 panel and on of the diagonal block, by the two warps of a block's panels, where any of the four blocks is far; AT_ONCE of them
+// have operands in the scratch
+template <int AT_ONCE> LA_DEVICE ExactBlock exact_block(const Tiles& t, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
-    const u32 operands = t.scratch + block * EXACT_BYTES, q = t.q + block * BLOCK_BYTES, k = t.k + block * BLOCK_BYTES;
+    const u32 operands = t.scratch + block % AT_ONCE * EXACT_BYTES, q = t.q + block * BLOCK_BYTES, k = t.k + block * BLOCK_BYTES, flags = t.scratch + block * 8;
     RawBlock raw;
     raw.load_decays(gates_of(t.gates, block, panel, lane), lane);
     const u32 far = far_rows(raw.a);
-    store_word_if(lane == 0, operands + panel * 4, far);
+    store_word_if(lane == 0, flags + panel * 4, far);
     const bool any = any_of_producers(far);
-    ExactBlock found = {{0.f, 0.f, 0.f, 0.f}, __ffs(load_word(operands) | load_word(operands + 4) | 1 << ROWS) - 1};
+    ExactBlock found = {{0.f, 0.f, 0.f, 0.f}, __ffs(load_word(flags) | load_word(flags + 4) | 1 << ROWS) - 1};
     if (!any) return found;
-    producers_barrier();
     raw.load_rows(q + panel * PANEL, k + panel * PANEL, lane);
-    float own[4];
-    if (!LA_BEFORE) half_block(own, q, PANEL, k, PANEL, panel, lane);   // of which i = j is read
-    const float2 wide = raw.multiply_levels<8>(operands, panel, lane), narrow = raw.multiply_levels<2>(operands, panel, lane);
-    place_level(operands, wide, panel ? 4 : 8, lane);
-    place_level(operands, narrow, panel ? 1 : 2, lane);
-    producers_barrier();
-    const int row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
+#pragma unroll 1
+    for (int round = 0; round < 4 / AT_ONCE; round++) {
+        producers_barrier();   // the scratch is free, flags have been read
+        if (block / AT_ONCE != round) continue;
+        float own[4];
+        if (!LA_BEFORE) half_block(own, q, PANEL, k, PANEL, panel, lane);   // of which i = j is read
+        const float2 wide = raw.multiply_levels<8>(operands, block, panel, lane), narrow = raw.multiply_levels<2>(operands, block, panel, lane);
+        place_level(operands, wide, panel ? 4 : 8, lane);
+        place_level(operands, narrow, panel ? 1 : 2, lane);
+        panels_barrier(block);
+        const int row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        const int i = row + 8 * (n >> 1), j = column + (n & 1);
-        const float x = load_shared(operands + (i * ROWS + j) * 4);
-        found.x[n] = i > j ? x : LA_BEFORE ? 0.f : own[n];
+        for (int n = 0; n < 4; n++) {
+            const int i = row + 8 * (n >> 1), j = column + (n & 1);
+            const float x = load_shared(operands + (i * ROWS + j) * 4);
+            found.x[n] = i > j ? x : LA_BEFORE ? 0.f : own[n];
+        }
     }
     return found;
 }

@@ -22,9 +22,9 @@ struct Stops {
 };
 
 // The diagonal block: columns from the exact path where they need it, the bonus, zeros above
-LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles& t, const ExactBlock& exact, int warp, int lane) {
+template <bool EXACT> LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles& t, const ExactBlock& exact, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1, row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
-    if (LA_EXACT)
+    if (EXACT)
 #pragma unroll
         for (int n = 0; n < 4; n++)
             if (column + (n & 1) >= exact.begin) c[n] = exact.x[n];
@@ -75,7 +75,7 @@ template <int QUERIES> LA_DEVICE Operands operands_of(const Tiles& t, int n, int
             n ? t.scratch + b * BLOCK_BYTES : t.gates + block * BLOCK_BYTES, scratch ? X::PANEL_BYTES : PANEL, n ? X::PANEL_BYTES : QUOTIENTS, scratch};
 }
 // all: decay of the chunk, of block 0's warps. read(): quotients have been.
-template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, const ExactBlock& exact, int warp, int lane, F read) {
+template <int QUERIES, bool EXACT, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, const ExactBlock& exact, int warp, int lane, F read) {
     const int block = warp >> 1, panel = warp & 1;
     typedef Scratch<QUERIES> X;
     Packed own = {0, 0}, next = {0, 0}, other = {0, 0};   // the diagonal block, the first and the second of the others
@@ -99,7 +99,7 @@ template <int QUERIES, class F> LA_DEVICE void make_gram(const Tiles& t, float2 
 #pragma unroll
         for (int i = 0; i < 4; i++) c[i] *= over;
         if (n == 0) {
-            finish_diagonal(c, t, exact, warp, lane);
+            finish_diagonal<EXACT>(c, t, exact, warp, lane);
             own = packed(c);
             own_rest = rest_of(c);
         } else if (n == 1) {

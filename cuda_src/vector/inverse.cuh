@@ -12,7 +12,7 @@ LA_DEVICE float decay_between(float, float) { return 1.f; }   // decays are in L
 #endif
 
 // Eight rows of keys from row `first` on; as scale_rows. factors: where -W of the chunk is stored, Kd behind it, if it is
-LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& pre, float2 suf, const Reach& reach, int warp, int lane) {
+template <bool EXACT> LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& pre, float2 suf, const Reach& reach, int warp, int lane) {
     typedef Scratch<0> X;
     const int block = warp >> 1, panel = warp & 1;
     const u32 own = t.k + panel * PANEL + block * BLOCK_BYTES + first * 128, scratch = t.scratch + panel * X::PANEL_BYTES + first * 128;
@@ -33,7 +33,7 @@ LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& 
         pre *= a[i];
         const float2 x = floats_of(k[i]);
         store_word(own + lane_row(i, lane), pack(x * pre));
-        store_word(quotients + lane_row(i, lane), pack(x * (LA_EXACT ? float2{over(pre.x), over(pre.y)} : any_over(pre))));
+        store_word(quotients + lane_row(i, lane), pack(x * (EXACT ? float2{over(pre.x), over(pre.y)} : any_over(pre))));
         const int r = 7 - i;
         const float2 y = floats_of(k[r]) * s;
         store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(y));
@@ -56,7 +56,7 @@ LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& 
     }
 }
 // All copies of a warp's 16 rows of keys. Returns whether the block is on the exact path.
-LA_DEVICE bool scale_keys(const Tiles& t, char* factors, int warp, int lane) {
+template <bool EXACT> LA_DEVICE bool scale_keys(const Tiles& t, char* factors, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
     const Halves halves = halves_of(gates_of(t.gates, block, panel, lane), lane);
     const float2 own = halves.first * halves.last;
@@ -68,26 +68,23 @@ LA_DEVICE bool scale_keys(const Tiles& t, char* factors, int warp, int lane) {
     float2 pre = {MIDDLE, MIDDLE};
 #pragma unroll 1
     for (int first = 0; first < ROWS; first += 8)
-        scale_key_rows(t, factors, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, warp, lane);
+        scale_key_rows<EXACT>(t, factors, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, warp, lane);
     return fminf(pre.x, pre.y) < SMALLEST_DECAY * MIDDLE;
 }
 // roots: of beta. L off the diagonal in float16 to `lower`, its diagonal blocks in float32, transposed, to `diagonals`: both over
 // quotients, which have been read by then.
-LA_DEVICE void store_lower(const Tiles& t, const float* roots, float* diagonals, const ExactBlock& exact, int warp, int lane) {
+template <bool EXACT> LA_DEVICE void store_lower(const Tiles& t, const float* roots, float* diagonals, const ExactBlock& exact, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1, row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
     Packed next = {0, 0}, other = {0, 0};
     float own[4];
-#if LA_EXACT   // else registers allow that loads go ahead of the products before
-#pragma unroll 1
-#else
-#pragma unroll
-#endif
-    for (int n = LA_EXACT && block >= 2 ? 1 : 2; n >= 0; n--) {
-        if (!LA_EXACT && n == 2 && block >= 2) continue;
+#pragma unroll (EXACT ? 1 : 3)   // where registers allow that loads go ahead of the products before
+    for (int n = EXACT && block >= 2 ? 1 : 2; n >= 0; n--) {
+        if (!EXACT && n == 2 && block >= 2) continue;
         const Operands x = operands_of<0>(t, n, block);
         const int reader = n == 0 ? block : n == 1 ? (block ? block : 3) : block ? 3 : 2, writer = n == 0 ? block : n == 1 ? (block ? block - 1 : 0) : block;
         half_block(own, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
-        if (n == 0 && LA_EXACT) finish_diagonal(own, t, exact, warp, lane);
+        if constexpr (EXACT)
+            if (n == 0) finish_diagonal<true>(own, t, exact, warp, lane);
         const float2 from = pair_at(roots, 16 * writer + column);
         const float over = n ? OVER_MIDDLE : 1.f, to[2] = {roots[16 * reader + row] * over, roots[16 * reader + row + 8] * over};
 #pragma unroll

@@ -17,9 +17,10 @@ struct Loader {
         store_word(shared + AT_HEADS + 12, head / (u32)a.group_v);
     }
     __device__ __forceinline__ int head(int n) const { return load_word(shared + AT_HEADS + 4 * n); }
-    __device__ __forceinline__ void tokens(int step) const {   // q, k and g
-        const int s = step % STAGES, token = traversal.token(traversal.first + step), row = traversal.row;
-        const u32 at = shared + s * STAGE, full = bar.full(s);
+    __device__ __forceinline__ void tokens(int step) const { tokens(step, bar.full(step % STAGES)); }   // q, k and g
+    __device__ __forceinline__ void tokens(int step, u32 full) const {
+        const int token = traversal.token(traversal.first + step), row = traversal.row;
+        const u32 at = shared + step % STAGES * STAGE;
         barrier_expect(full, STAGE);
         gates_in(at + 2 * Tokens::SIZE, a.g, full, head(2), token, row);
         tile_in(at + Tokens::SIZE, a.k, full, head(1), token, row);
@@ -34,14 +35,5 @@ struct Loader {
         store_heads();
         for (int step = 0; step < STAGES && step < traversal.steps; step++) tokens(step);
         for (int step = 0; step < 2 && step < traversal.steps; step++) values(step);
-    }
-    // waits for all copies on their way, where nothing from `step` on is read
-    __device__ __forceinline__ void end(int step) const {
-        for (int n = step; n < step + STAGES && n < traversal.steps; n++) barrier_wait(bar.full(n % STAGES), n / STAGES & 1);
-        for (int n = step; n < step + 2 && n < traversal.steps; n++) barrier_wait(bar.values(n & 1), n >> 1 & 1);
-    }
-    __device__ __forceinline__ void next(int step) const {   // once step has been left
-        if (step + STAGES < traversal.steps) tokens(step + STAGES);
-        if (step + 2 < traversal.steps) values(step + 2);
     }
 };

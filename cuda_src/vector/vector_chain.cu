@@ -35,52 +35,63 @@ struct Copier {
         if (LA_KEEP && step + STAGES < traversal.steps) load.tokens(step + STAGES);
         if (step + 2 < traversal.steps) load.values(step + 2);
     }
-    // waits for all copies on their way, where nothing from step on is read
-    __device__ __forceinline__ void stop(int step) const {
-        load.end(step);
-        barrier_wait(load.bar.inverse(step % STAGES), step / STAGES & 1);
-    }
 };
 
-LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+// A chunk's copies of q and k, and P, once its rows are there. EXACT false: returns whether a block of 16 rows decays by more than quotients
+// can bear; then there is no P, and rows and log decays are no longer there
+template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int step, int warp, int lane) {
     const bool copies = warp == 0 && lane == 0;
-    const char* const inverses = a.inverses + (traversal.stored + traversal.first) * LA_INVERSE;
-    if (copies && traversal.steps > 0) run_prefetch(inverses, LA_INVERSE);
-    __syncwarp();
-    bool leaves = false;
-    for (int step = 0; step < traversal.steps && !leaves; step++) {
-        const int s = step % STAGES, chunk = traversal.first + step;
-        const Tiles tiles = tiles_of(shared, s);
-        barrier_wait(bar.full(s), step / STAGES & 1);
-        if (LA_RAGGED && traversal.count(chunk) < C) {
-            barrier_wait(bar.values(step & 1), step >> 1 & 1);
-            clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
-        }
-        ExactBlock exact = {};
-        if (LA_EXACT) exact = exact_block(tiles, warp, lane);
-        float2 all, strengths = {0.f, 0.f};   // two tokens a lane of the first warp
-        if (warp == 0) strengths = *(const float2*)(inverses + (i64)step * LA_INVERSE + Square::SIZE + lane * 8);
-        const bool far = __any_sync(0xffffffffu, scale_block<3, true>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
-            if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc and strengths are free
-            if (warp == 0) store_pair(shared + AT_STRENGTHS + lane * 8, strengths);
-        }));
-        publish_shared();   // N goes over quotients
-        leaves = any_of_producers(!LA_EXACT && far);
-        if (leaves && copies) {
-            a.flags[traversal.slot * a.segments + traversal.segment] = 1;
-            Stops{shared + AT_STOPS}.set(s);
+    const int s = step % STAGES, count = traversal.count(traversal.first + step);
+    const char* const inverse = a.inverses + (traversal.stored + traversal.first + step) * LA_INVERSE;
+    const Tiles tiles = tiles_of(shared, s);
+    if (LA_RAGGED && count < C) {
+        barrier_wait(bar.values(step & 1), step >> 1 & 1);
+        clear_tail(tiles, values_at(shared, step), count, warp, lane);
+    }
+    ExactBlock exact = {};
+    if constexpr (EXACT) exact = exact_block<4>(tiles, warp, lane);
+    float2 all, strengths = {0.f, 0.f};   // two tokens a lane of the first warp
+    if (warp == 0) strengths = *(const float2*)(inverse + Square::SIZE + lane * 8);
+    const bool far = __any_sync(0xffffffffu, scale_block<3, true, EXACT>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
+        if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc and strengths are free
+        if (warp == 0) store_pair(shared + AT_STRENGTHS + lane * 8, strengths);
+    }));
+    publish_shared();   // N goes over quotients, or all is loaded again
+    if (any_of_producers(!EXACT && far)) return true;
+    make_gram<3, EXACT>(tiles, all, exact, warp, lane, [&] {
+        if (copies) {
+            barrier_expect(bar.inverse(s), Square::SIZE);
+            run_in(tiles.gates + PANEL, inverse, Square::SIZE, bar.inverse(s));
+            if (step + 1 < traversal.steps) run_prefetch(inverse + LA_INVERSE, LA_INVERSE);
         }
         __syncwarp();
-        make_gram<3>(tiles, all, exact, warp, lane, [&] {
-            if (copies) {
-                barrier_expect(bar.inverse(s), Square::SIZE);
-                run_in(tiles.gates + PANEL, inverses + (i64)step * LA_INVERSE, Square::SIZE, bar.inverse(s));
-                if (step + 1 < traversal.steps) run_prefetch(inverses + (step + 1) * (i64)LA_INVERSE, LA_INVERSE);
-            }
-            __syncwarp();
-        });
-        publish_shared();
-        warp_arrive(bar.ready(s), lane);
+    });
+    publish_shared();
+    warp_arrive(bar.ready(s), lane);
+    return false;
+}
+// All chunks from `step` on, by products that are exact; the first one's rows are loaded again. A function of its own, which takes no
+// registers from the one that calls it
+__device__ __noinline__ void produce_exactly(const VectorArguments& a, u32 shared, int step) {
+    const ChunkTraversal traversal(a, a.segments, a.chunks);
+    const Barriers bar = {shared + AT_BARRIERS};
+    const int warp = __shfl_sync(0xffffffffu, (threadIdx.x >> 5) - 8, 0), lane = threadIdx.x & 31;
+    if (warp == 0 && lane == 0) Loader{a, traversal, shared, bar}.tokens(step, bar.again());
+    barrier_wait(bar.again(), 0);
+    for (const int first = step; step < traversal.steps; step++) {
+        if (step > first) barrier_wait(bar.full(step % STAGES), step / STAGES & 1);
+        produce<true>(a, traversal, shared, bar, step, warp, lane);
+    }
+}
+LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+    if (warp == 0 && lane == 0 && traversal.steps > 0) run_prefetch(a.inverses + (traversal.stored + traversal.first) * LA_INVERSE, LA_INVERSE);
+    __syncwarp();
+    for (int step = 0; step < traversal.steps; step++) {
+        barrier_wait(bar.full(step % STAGES), step / STAGES & 1);
+        if (produce<false>(a, traversal, shared, bar, step, warp, lane)) {
+            produce_exactly(a, shared, step);
+            return;
+        }
     }
 }
 
@@ -168,10 +179,6 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         barrier_wait(bar.values(step & 1), step >> 1 & 1);
         load_values(x, values, 16 * warp, lane);
         barrier_wait(bar.ready(s), phase);
-        if (Stops{shared + AT_STOPS}.at(s)) {
-            if (copies) copier.stop(step);
-            return;
-        }
         if (STATE_IN_STAGE) operand.make(state, kept, warp, lane);
         scale_state(S, tiles.all, lane);
         begin_errors(x, operand, tiles.keys, group);
@@ -208,12 +215,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) chain(const __grid_constant
     const ChunkTraversal traversal(a, a.segments, a.chunks);
     if (traversal.segment > traversal.last) return;
     const Barriers bar = {shared + AT_BARRIERS};
-    int* flag = a.flags + traversal.slot * a.segments + traversal.segment;
-    if (LA_EXACT && *flag == 0) return;
     if (threadIdx.x == 0) {
-        if (!LA_EXACT) *flag = 0;
         bar.init();
-        Stops{shared + AT_STOPS}.init(STAGES);
         barriers_made();
     }
     __syncthreads();

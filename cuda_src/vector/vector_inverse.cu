@@ -3,18 +3,18 @@
 //     1 + N = (1 + strict lower of beta_i (k_i . k_j decayed from j to i))^-1
 //
 // One block of eight warps a chunk and head; four of them make the inverse of what all have made of the keys. N takes the place of
-// the keys, with beta behind it (strengths.cuh). LA_FACTORS: also what the transfer of a segment takes, W = (1 + N) beta Kc first. A chunk's flag says whether a block decays by more than quotients can bear; with LA_EXACT
-// a block redoes such chunks of a head, every LA_PIECES-th.
+// the keys, with beta behind it (strengths.cuh). LA_FACTORS: also what the transfer of a segment takes, W = (1 + N) beta Kc first.
+// Where a block of 16 rows decays by more than quotients can bear, the chunk is begun again, exactly.
 #include "vector/strengths.cuh"
 #include "vector/rows.cuh"
 #include "vector/inverse.cuh"
 
 constexpr int AT_GATES = Tokens::SIZE, AT_SCRATCH = AT_GATES + GATES;
-constexpr int AT_DECAYS = AT_SCRATCH + (LA_EXACT ? 4 * EXACT_BYTES : Scratch<0>::SIZE);
+constexpr int EXACT_AT_ONCE = 2, AT_DECAYS = AT_SCRATCH + Scratch<0>::SIZE;
 constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIER = AT_NUMBERS + 2 * C * 4;   // numbers: roots of beta, rho
 constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // -W, Kd, decay of the chunk
 static_assert(LA_INVERSE == Square::SIZE + STRENGTHS && LA_SHARED == AT_BARRIER + 32 && 4 * DIAGONAL <= PANEL && LA_BEFORE == 0, "LA_SHARED is what the launch asks for");
-static_assert(LA_INVERSE <= Scratch<0>::SIZE);
+static_assert(LA_INVERSE <= Scratch<0>::SIZE && EXACT_AT_ONCE * EXACT_BYTES <= Scratch<0>::SIZE, "these lie in the scratch");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
 
 LA_DEVICE float root_of_beta(const VectorArguments& a, const ChunkTraversal& traversal, int token) {
@@ -50,21 +50,25 @@ LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traver
     }
     at.roots()[thread] = root_of_beta(a, traversal, chunk * C + thread);
 }
-LA_DEVICE void invert_chunk(const VectorArguments& a, Places at, int parity, int warp, int lane) {
+// The same of the chunk of this block
+LA_DEVICE void look_up(const VectorArguments& a, Places at, int thread) {
+    const ChunkTraversal traversal(a, a.segments * a.chunks, 1);
+    if (traversal.steps > 0) load_chunk(a, traversal, traversal.first, at, thread);
+    else if (thread == 0) *at.count() = 0;
+}
+// Returns whether the chunk has to be inverted exactly instead
+template <bool EXACT> LA_DEVICE bool invert_chunk(const VectorArguments& a, Places at, int warp, int lane) {
     const Tiles t = at.tiles();
     float *roots = at.roots(), *rhos = roots + C, *diagonals = at.diagonals();
     const int count = *at.count();
-    barrier_wait(at.barrier(), parity);
+    barrier_wait(at.barrier(), EXACT);
     if (count < C) clear_tail(t, 0, count, warp, lane);
     ExactBlock exact = {};
-    if (LA_EXACT) exact = exact_block(t, warp, lane);
-    const bool far = __any_sync(0xffffffffu, scale_keys(t, LA_FACTORS && *at.inner() ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
+    if constexpr (EXACT) exact = exact_block<EXACT_AT_ONCE>(t, warp, lane);
+    const bool far = __any_sync(0xffffffffu, scale_keys<EXACT>(t, LA_FACTORS && *at.inner() ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
     const bool any = __syncthreads_or(far);
-    if (!LA_EXACT) {
-        if (threadIdx.x == 0) a.flags[*at.stored()] = any;
-        if (any) return;
-    }
-    store_lower(t, roots, diagonals, exact, warp, lane);
+    if (!EXACT && any) return true;
+    store_lower<EXACT>(t, roots, diagonals, exact, warp, lane);
     __syncthreads();
     if (warp < 2) {
         const int number = 2 * warp + (lane >> 4);
@@ -90,6 +94,18 @@ LA_DEVICE void invert_chunk(const VectorArguments& a, Places at, int parity, int
         out_commit();
         out_read();
     }
+    return false;
+}
+
+// A function of its own, which takes no registers from what is above
+__device__ __noinline__ void invert_exactly(const VectorArguments& a, unsigned char* memory) {
+    const Places at = {memory, shared_address(memory)};
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    publish_shared();   // copies follow what was stored
+    __syncthreads();
+    if (warp < 2) look_up(a, at, threadIdx.x);
+    __syncthreads();
+    invert_chunk<true>(a, at, warp, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) inverse(const __grid_constant__ VectorArguments a) {
@@ -100,27 +116,8 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) inverse(const __gri
         barrier_init(at.barrier(), 1);
         barriers_made();
     }
-#if LA_EXACT
-    const ChunkTraversal traversal(a, LA_PIECES, 1);
-    const int total = (traversal.sequence.T + C - 1) / C;
-    int parity = 0;
-    for (int first = traversal.segment; first < total; first += 32 * LA_PIECES) {
-        const int own = first + lane * LA_PIECES;
-        for (u32 found = __ballot_sync(0xffffffffu, own < total && a.flags[traversal.stored + min(own, total - 1)]); found; found &= found - 1) {
-            const int chunk = first + (__ffs(found) - 1) * LA_PIECES;
-            if (warp < 2) load_chunk(a, traversal, chunk, at, threadIdx.x);
-            __syncthreads();
-            invert_chunk(a, at, parity, warp, lane);
-            parity ^= 1;
-        }
-    }
-#else
-    if (warp < 2) {   // only these look up where the chunk is
-        const ChunkTraversal traversal(a, a.segments * a.chunks, 1);
-        if (traversal.steps > 0) load_chunk(a, traversal, traversal.first, at, threadIdx.x);
-        else if (threadIdx.x == 0) *at.count() = 0;
-    }
+    if (warp < 2) look_up(a, at, threadIdx.x);
     __syncthreads();
-    if (*at.count() > 0) invert_chunk(a, at, 0, warp, lane);
-#endif
+    if (*at.count() <= 0 || !invert_chunk<false>(a, at, warp, lane)) return;
+    invert_exactly(a, memory);
 }

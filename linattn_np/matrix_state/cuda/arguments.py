@@ -138,7 +138,7 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     ("u", FLOATS),  # bonus (heads of u, K)
     ("states grams inverses factors new_values", OUT_BYTES),  # of chunks: state before, P, N, beta; -Kc, Kd, decay; U
     ("beta", GATE),
-    ("flags", pointer("int")),  # of segments (of a scan two each), or chunks, that take the exact path
+    ("flags", pointer("int")),  # of segments of a scan, two each, that take the exact path
     ("handed", OUT_BYTES),  # of the scan's blocks: a state that the one before leaves, and whether it is there
     ("slots", I64),  # chunks of a head over the whole batch
     ("T heads segments chunks", INT),  # chunks: of a segment

@@ -87,7 +87,7 @@ def delta(name: str, unit: bool) -> int:
         "block": SQUARE + delta_checkpoint(unit) + 2 * TOKEN + 32,
         "chain": 3 * _STAGE + 128,
         "adds": 2 * (TILE + 2 * SQUARE + 1024) + 64,
-        "segments": 5 * TRANSFER + 2 * 16 * 128 * 4 + 4 * 16 * 272 + 64,
+        "segments": 6 * TRANSFER + 2 * 16 * 272 + 64,
         "reverse": 3 * _STAGE + DELTA_END,
         "grads": 8 * TILE + 2 * DELTA_END + 2 * SQUARE + 2 * delta_checkpoint(False) + (3 * 64 + 16) * 4 + 96,
     }[name]
@@ -106,12 +106,12 @@ VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: -W, Kd, its decay
 VECTOR_INVERSE = SQUARE + TOKEN  # N, strengths
 
 
-def vector(name: str, gate: str, exact: bool = False, bounded: bool = False) -> int:
+def vector(name: str, gate: str, bounded: bool = False) -> int:
     """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
     the bonus, decays of the stages; keys of the chain, decays of a chunk; two numbers a token.
-    exact: operands of four blocks in the scratch. bounded: a scan without scratch.
+    bounded: a scan without scratch.
     """
     gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate, bounded)
     tile, decays = 16 * 256, 4 * 128 * 4
@@ -121,7 +121,7 @@ def vector(name: str, gate: str, exact: bool = False, bounded: bool = False) -> 
         "adds": ring + decays + 64,
         "segments": 0,
         "segments in reverse": 0,
-        "inverse": TILE + gates + (8 if exact else 5) * tile + decays + 2 * TOKEN + 32,
+        "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 32,
         "chain": ring + (4 + (gate == "bfloat16")) * TILE + 8 * tile + decays + 512 + TOKEN + 160,
         "transfers": stages * round_up(3 * TILE + VECTOR_INVERSE + 512, 1024) + 64,
     }[name]

@@ -1,10 +1,10 @@
 """The delta rule with one decay a token and key channel, as CUDA kernels on CuPy arrays: erase DELTA, decay VECTOR.
 
 For what vector.py covers: compute capability 90, bfloat16, K and V up to 128. What a chunk can know before it sees a
-state, all chunks at once (vector/vector_inverse.cu), then the chain of the chunks (vector_chain.cu); each flags where a
-block of 16 tokens decays by more than 80 nats, and runs again there with exact products. Where batch and heads leave
-multiprocessors idle, sequences are cut into segments: what each does to the state is a transfer matrix and an offset
-(vector_transfers.cu), multiplied by the kernel of the scalar delta rule (delta/delta_segments.cu). Gradients:
+state, all chunks at once (vector/vector_inverse.cu), then the chain of the chunks (vector_chain.cu); in both a chunk
+with a block of 16 tokens that decays by more than 80 nats is begun again, with exact products. Where batch and heads
+leave multiprocessors idle, sequences are cut into segments: what each does to the state is a transfer matrix and an
+offset (vector_transfers.cu), multiplied by the kernel of the scalar delta rule (delta/delta_segments.cu). Gradients:
 vector_backward.py.
 """
 
@@ -77,13 +77,11 @@ def forward(
     begins, transfers = None, None
     if factors is not None:
         begins, transfers = _begins(xp, batch, arrays, inverses, factors, start)
-    slots = batch.N * batch.heads * batch.segments
-    flags = xp.empty(slots, dtype=xp.int32)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     kept = {n: xp.empty((chunks, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
-    for exact in (False, True):
-        launches.launch_one("chain", batch, slots, arrays, cuts.Build(exact, keep, last.build_at), start=start,
-                          begins=begins, flags=flags, end=last, inverses=inverses, scale=plan.scale, **kept)
+    build = cuts.Build(keep=keep, at=last.build_at)
+    launches.launch_one("chain", batch, batch.N * batch.heads * batch.segments, arrays, build, start=start,
+                        begins=begins, end=last, inverses=inverses, scale=plan.scale, **kept)
     residuals = Residuals(inverses=inverses, begins=begins, transfers=transfers, **kept) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
@@ -99,8 +97,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
 
 def _prepare(batch: launches.Batch, keep: bool, at: int) -> None:
     cut = batch.segments > 1
-    wanted = [("inverse", cuts.Build(exact, cut)) for exact in (False, True)]
-    wanted += [("chain", cuts.Build(exact, keep, at)) for exact in (False, True)]
+    wanted = [("inverse", cuts.Build(keep=cut)), ("chain", cuts.Build(keep=keep, at=at))]
     wanted += [("transfers", PLAIN)] if cut else []
     launches.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, launches.transfer_constants(batch)),) if cut else ())
 
@@ -110,11 +107,8 @@ def _inverses(xp: Any, batch: launches.Batch, arrays: dict[str, Any]) -> tuple[A
     chunks, cut = batch.slots * batch.heads, batch.segments > 1
     inverses = xp.empty((chunks, VECTOR_INVERSE), dtype=xp.int8)
     factors = xp.empty((chunks, VECTOR_FACTORS), dtype=xp.int8) if cut else None
-    flags, slots = xp.empty(chunks, dtype=xp.int32), batch.N * batch.heads
-    launches.launch_one("inverse", batch, slots * batch.segments * batch.chunks, arrays, cuts.Build(keep=cut),
-                      inverses=inverses, flags=flags, factors=factors)
-    launches.launch_one("inverse", batch, slots * policy.EXACT_PIECES, arrays, cuts.Build(exact=True, keep=cut),
-                      inverses=inverses, flags=flags, factors=factors)
+    blocks = batch.N * batch.heads * batch.segments * batch.chunks
+    launches.launch_one("inverse", batch, blocks, arrays, cuts.Build(keep=cut), inverses=inverses, factors=factors)
     return inverses, factors
 
 

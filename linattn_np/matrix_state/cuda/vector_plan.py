@@ -56,10 +56,10 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 @functools.cache
 def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:  # noqa: B008, a tuple
     """The constants of a kernel."""
-    shared = shared_memory.vector(name, kind.gate, build.exact, build.bounded)
+    shared = shared_memory.vector(name, kind.gate, build.bounded)
     stages = shared_memory.vector_stages(name, kind.gate, build.bounded)
     own: dict[str, int] = {}
-    if name in ("scan", "chain", "inverse"):
+    if name == "scan":
         own = {"LA_EXACT": build.exact}
     if name in ("scan", "chain"):
         own |= {"LA_RAGGED": kind.ragged}
@@ -75,7 +75,7 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
     if name in ("scan", "transfers"):
         own |= {"LA_HANDED": shared_memory.VECTOR_HANDED}
     if name == "inverse":
-        own |= {"LA_PIECES": policy.EXACT_PIECES, "LA_FACTORS": build.keep}
+        own |= {"LA_FACTORS": build.keep}
     most = policy.FACTORS_RESIDENT if name == "inverse" and build.keep else policy.VECTOR_RESIDENT.get(name, 1)
     resident = min(most, (policy.GROUP_SHARED + 1024) // (shared + 1024))
     return tuple(sorted({

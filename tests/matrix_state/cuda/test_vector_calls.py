@@ -124,9 +124,8 @@ def test_one_reference_where_gates_are_declared_to_be_small(launched, bound, bon
     {}, {"state": False}, {"T": 1}, {"gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
     {"K": 128, "V": 64, "T": 65}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
 ], ids=str)
-def test_the_delta_rule_and_its_exact_form(launched, how):
-    found = [(entry, constants["LA_EXACT"]) for entry, constants, _ in compare(launched, erase="delta", **how)]
-    assert found == [("inverse", 0), ("inverse", 1), ("chain", 0), ("chain", 1)]
+def test_the_delta_rule(launched, how):
+    assert [entry for entry, *_ in compare(launched, erase="delta", **how)] == ["inverse", "chain"]
     assert launched[0][1]["LA_FACTORS"] == 0
 
 
@@ -134,8 +133,8 @@ def test_the_delta_rule_and_its_exact_form(launched, how):
 def test_segments_of_the_delta_rule(launched, how):
     """Transfer matrices, multiplied by the kernel that the scalar rule has."""
     entries = [entry for entry, *_ in compare(launched, erase="delta", B=1, **how)]
-    assert entries == ["inverse", "inverse", "transfers", "segments", "chain", "chain"]
-    assert [constants["LA_FACTORS"] for _, constants, _ in launched[:2]] == [1, 1]
+    assert entries == ["inverse", "transfers", "segments", "chain"]
+    assert launched[0][1]["LA_FACTORS"] == 1
 
 
 @pytest.mark.parametrize("blocks", [5, 2, 1])

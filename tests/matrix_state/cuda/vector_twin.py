@@ -205,7 +205,7 @@ def _inverse(call, blocks):
     """Marks the chunks that have an inverse."""
     a = call.a
     MADE[a.factors] = MADE[a.inverses] = call
-    pieces = call.constants.LA_PIECES if call.constants.LA_EXACT else a.segments * a.chunks
+    pieces = a.segments * a.chunks
     for slot in range(blocks // pieces):
         n, head = divmod(slot, a.heads)
         for chunk in range(-(-call.sequence(n)[2] // C)):
@@ -215,11 +215,12 @@ def _inverse(call, blocks):
 def _scan(call, n, head, segment, start, stop, is_last):
     a, c = call.a, call.constants
     number = (n * a.heads + head) * a.segments + segment
-    flags = _array(a.flags, number + 1, 2 if hasattr(c, "LA_HANDED") else 1, dtype=np.int32)[number]
-    if c.LA_EXACT:
-        assert not flags.any()
-        return
-    flags[:] = 0
+    if hasattr(c, "LA_EXACT"):  # a scan, whose heads are flagged
+        flags = _array(a.flags, number + 1, 2, dtype=np.int32)[number]
+        if c.LA_EXACT:
+            assert not flags.any()
+            return
+        flags[:] = 0
     S, out = call.begin(n, head, segment), call.rows("out", head, n, start, stop)
     bonus, before = getattr(c, "LA_BONUS", 0), getattr(c, "LA_BEFORE", 0)
     u = _array(a.u, head // a.group_u + 1, c.LA_K)[-1].astype(np.float64) if bonus else 0.0

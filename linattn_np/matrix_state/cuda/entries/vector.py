@@ -26,8 +26,7 @@ def vector_entries(
                                    vector_plan.Build(bounded=True))  # fmt: skip
     builds = {"scan": plain, "exact scan": exact, "adds": plain, "segments": plain, "scan of bounded gates": bounded}
     if erase is Erase.DELTA:
-        builds = {"inverse": plain, "exact inverse": exact, "chain": plain, "exact chain": exact, "transfers": plain,
-                  "inverse of segments": kept, "exact inverse of segments": kept._replace(exact=True)}  # fmt: skip
+        builds = {"inverse": plain, "inverse of segments": kept, "chain": plain, "transfers": plain}
     for gate, (words, build) in itertools.product(("bfloat16", "float32"), builds.items()):
         if not (build.bounded and bonus):
             name, kind = words.split()[build.exact], vector_plan.VectorKind(K, V, gate, bonus, bonus, ragged)

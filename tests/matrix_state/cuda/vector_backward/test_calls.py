@@ -150,7 +150,7 @@ def test_segments_of_the_delta_rule(launched, how):
 
 def test_residuals_of_the_delta_rule_are_made_again(launched):
     names = [entry for entry, _ in compare(launched, keep=False, erase="delta")]
-    assert names == ["inverse", "inverse", "chain", "chain", "reverse", "grads", "grads", "strengths"]
+    assert names == ["inverse", "chain", "reverse", "grads", "grads", "strengths"]
 
 
 def test_residuals_that_were_not_kept_are_made_again(launched, monkeypatch):
