@@ -132,10 +132,11 @@ def test_ragged(cp, fn, gate):
 
 @pytest.mark.parametrize("kind", ["mild", "mixed", "resets"])
 @pytest.mark.parametrize("offsets", [None, [0, 3, 1100, 1100, 1700]])
-def test_segments(cp, kind, offsets):
+@pytest.mark.parametrize("fn", BY_ERASE, ids=name_of)
+def test_segments(cp, fn, kind, offsets):
     assert vector_plan.segments(3, 27, launch.multiprocessors()) > 1
     options = {} if offsets is None else {"cu_seqlens": offsets}
-    compare(cp, la.gla, options, B=1, T=1700, N=None if offsets is None else 4, kind=kind)
+    compare(cp, fn, options, B=1, T=1700, N=None if offsets is None else 4, kind=kind)
 
 
 @pytest.mark.parametrize("fn", BY_READ, ids=name_of)
