@@ -27,7 +27,7 @@ LA_DEVICE Tiles tiles_of(u32 shared, int s) {
 }
 LA_DEVICE u32 values_at(u32 shared, int step) { return shared + AT_VALUES + (step & 1) * Tokens::SIZE; }
 
-struct Barriers {   // of stage s: q, k, g are there; copies and P are made; N is there; all has been read. values; Kc and strengths have been read; what is loaded again is there
+struct Barriers {   // of stage s: q, k, g are there; copies and P are made; N is there; all has been read. values; Kc and strengths have been read; rows loaded a second time are there
     u32 base;
     __device__ __forceinline__ u32 full(int s) const { return base + s * 32; }
     __device__ __forceinline__ u32 ready(int s) const { return base + s * 32 + 8; }
@@ -35,7 +35,7 @@ struct Barriers {   // of stage s: q, k, g are there; copies and P are made; N i
     __device__ __forceinline__ u32 empty(int s) const { return base + s * 32 + 24; }
     __device__ __forceinline__ u32 values(int n) const { return base + STAGES * 32 + n * 8; }
     __device__ __forceinline__ u32 keys() const { return base + STAGES * 32 + 16; }
-    __device__ __forceinline__ u32 again() const { return base + STAGES * 32 + 24; }
+    __device__ __forceinline__ u32 reloaded() const { return base + STAGES * 32 + 24; }
     __device__ __forceinline__ void init() const {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full(s), 1);
@@ -46,7 +46,7 @@ struct Barriers {   // of stage s: q, k, g are there; copies and P are made; N i
         barrier_init(values(0), 1);
         barrier_init(values(1), 1);
         barrier_init(keys(), 8 * ARRIVALS);
-        barrier_init(again(), 1);
+        barrier_init(reloaded(), 1);
     }
 };
 #include "vector/loader.cuh"

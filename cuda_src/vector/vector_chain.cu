@@ -38,7 +38,7 @@ struct Copier {
 };
 
 // A chunk's copies of q and k, and P, once its rows are there. EXACT false: returns whether a block of 16 rows decays by more than quotients
-// can bear; then there is no P, and rows and log decays are no longer there
+// can bear; then P is not made, and rows and log decays are overwritten
 template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int step, int warp, int lane) {
     const bool copies = warp == 0 && lane == 0;
     const int s = step % STAGES, count = traversal.count(traversal.first + step);
@@ -56,7 +56,7 @@ template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const Chu
         if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc and strengths are free
         if (warp == 0) store_pair(shared + AT_STRENGTHS + lane * 8, strengths);
     }));
-    publish_shared();   // N goes over quotients, or all is loaded again
+    publish_shared();   // N goes over quotients, or the rows are reloaded
     if (any_of_producers(!EXACT && far)) return true;
     make_gram<3, EXACT>(tiles, all, exact, warp, lane, [&] {
         if (copies) {
@@ -70,14 +70,13 @@ template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const Chu
     warp_arrive(bar.ready(s), lane);
     return false;
 }
-// All chunks from `step` on, by products that are exact; the first one's rows are loaded again. A function of its own, which takes no
-// registers from the one that calls it
+// All chunks from `step` on by exact products; the rows of the first are reloaded. Not inlined, so that it takes no registers from its caller
 __device__ __noinline__ void produce_exactly(const VectorArguments& a, u32 shared, int step) {
     const ChunkTraversal traversal(a, a.segments, a.chunks);
     const Barriers bar = {shared + AT_BARRIERS};
     const int warp = __shfl_sync(0xffffffffu, (threadIdx.x >> 5) - 8, 0), lane = threadIdx.x & 31;
-    if (warp == 0 && lane == 0) Loader{a, traversal, shared, bar}.tokens(step, bar.again());
-    barrier_wait(bar.again(), 0);
+    if (warp == 0 && lane == 0) Loader{a, traversal, shared, bar}.tokens(step, bar.reloaded());
+    barrier_wait(bar.reloaded(), 0);
     for (const int first = step; step < traversal.steps; step++) {
         if (step > first) barrier_wait(bar.full(step % STAGES), step / STAGES & 1);
         produce<true>(a, traversal, shared, bar, step, warp, lane);

@@ -4,7 +4,7 @@
 //
 // One block of eight warps a chunk and head; four of them make the inverse of what all have made of the keys. N takes the place of
 // the keys, with beta behind it (strengths.cuh). LA_FACTORS: also what the transfer of a segment takes, W = (1 + N) beta Kc first.
-// Where a block of 16 rows decays by more than quotients can bear, the chunk is begun again, exactly.
+// Where a block of 16 rows decays by more than quotients can bear, the chunk is reloaded and inverted exactly.
 #include "vector/strengths.cuh"
 #include "vector/rows.cuh"
 #include "vector/inverse.cuh"
@@ -50,8 +50,8 @@ LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traver
     }
     at.roots()[thread] = root_of_beta(a, traversal, chunk * C + thread);
 }
-// The same of the chunk of this block
-LA_DEVICE void look_up(const VectorArguments& a, Places at, int thread) {
+// The same of the block's own chunk
+LA_DEVICE void load_own_chunk(const VectorArguments& a, Places at, int thread) {
     const ChunkTraversal traversal(a, a.segments * a.chunks, 1);
     if (traversal.steps > 0) load_chunk(a, traversal, traversal.first, at, thread);
     else if (thread == 0) *at.count() = 0;
@@ -97,13 +97,13 @@ template <bool EXACT> LA_DEVICE bool invert_chunk(const VectorArguments& a, Plac
     return false;
 }
 
-// A function of its own, which takes no registers from what is above
+// Not inlined, so that it takes no registers from its caller
 __device__ __noinline__ void invert_exactly(const VectorArguments& a, unsigned char* memory) {
     const Places at = {memory, shared_address(memory)};
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     publish_shared();   // copies follow what was stored
     __syncthreads();
-    if (warp < 2) look_up(a, at, threadIdx.x);
+    if (warp < 2) load_own_chunk(a, at, threadIdx.x);
     __syncthreads();
     invert_chunk<true>(a, at, warp, lane);
 }
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) inverse(const __gri
         barrier_init(at.barrier(), 1);
         barriers_made();
     }
-    if (warp < 2) look_up(a, at, threadIdx.x);
+    if (warp < 2) load_own_chunk(a, at, threadIdx.x);
     __syncthreads();
     if (*at.count() <= 0 || !invert_chunk<false>(a, at, warp, lane)) return;
     invert_exactly(a, memory);

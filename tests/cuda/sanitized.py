@@ -119,7 +119,7 @@ CASES = [
     Case("kda", "bfloat16", 150, strong=True),
     Case("kda", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130]),
     Case("kda", "bfloat16", 1600, heads=(1, 1, 1)),
-    Case("kda", "bfloat16", 1600, heads=(1, 1, 1), backward=False, strong=True),  # segments begun again
+    Case("kda", "bfloat16", 1600, heads=(1, 1, 1), backward=False, strong=True),  # exact in segments
     Case("kda", "bfloat16", 130, 64, 128, (2, 2, 4), [0, 70, 130], backward=False, strong=True),
     Case("hgrn2", "bfloat16", 150),
     Case("hgrn2", "bfloat16", 130, 64, 64, (2, 2, 2), [0, 70, 130]),

@@ -2,7 +2,7 @@
 
 For what vector.py covers: compute capability 90, bfloat16, K and V up to 128. What a chunk can know before it sees a
 state, all chunks at once (vector/vector_inverse.cu), then the chain of the chunks (vector_chain.cu); in both a chunk
-with a block of 16 tokens that decays by more than 80 nats is begun again, with exact products. Where batch and heads
+with a block of 16 tokens that decays by more than 80 nats is recomputed with exact products. Where batch and heads
 leave multiprocessors idle, sequences are cut into segments: what each does to the state is a transfer matrix and an
 offset (vector_transfers.cu), multiplied by the kernel of the scalar delta rule (delta/delta_segments.cu). Gradients:
 vector_backward.py.
