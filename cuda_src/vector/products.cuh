@@ -13,9 +13,9 @@ LA_DEVICE void load_values(float (&x)[8][4], u32 values, int column, int lane) {
         for (int n = 0; n < 8; n++) x[2 * t + (n >> 2)][n & 3] = n & 1 ? high_bf16(v[n >> 1]) : low_bf16(v[n >> 1]);
     }
 }
-LA_DEVICE void token_operands(u32 (&a)[4][4], const float (&x)[8][4]) {
+template <int N> LA_DEVICE void token_operands(u32 (&a)[N][4], const float (&x)[2 * N][4]) {
 #pragma unroll
-    for (int t = 0; t < 4; t++)
+    for (int t = 0; t < N; t++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             a[t][2 * h] = pack_bf16(x[2 * t + h][0], x[2 * t + h][1]);

@@ -4,164 +4,193 @@
 //     U = V^T beta + (V^T beta) N^T - S W^T        S <- S D + U Kd
 //
 // from a state of zeros (in the first segment from the initial state, so that its `added` is what the next begins with), and without
-// values from the rows of the identity. No row is scaled here. Two warpgroups have 64 rows of S each and read the same W, Kd and N, which one
-// more warp copies in; what does not need the state is made for the next chunk while this one's last product runs. All chunks of all
-// traversals are cut into equal shares, one a block and multiprocessor (tile/share.cuh).
+// values from the rows of the identity, which the first segment does not need. No row is scaled here. A block has one segment of a
+// sequence and head. Four warpgroups have 64 rows of S each, two of what values add and two of the identity, and read the same W and Kd.
 #include "vector/products.cuh"
-#include "tile/share.cuh"
 #include "tile/transfer.cuh"
+#include "tile/wgmma_part.cuh"
 
-constexpr int STAGES = LA_STAGES, FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // of a chunk in memory: -W, Kd, D
-// a stage: -W, Kd, V, N and strengths, D
-constexpr int AT_WRITERS = Tokens::SIZE, AT_VALUES = 2 * Tokens::SIZE, AT_INVERSE = 3 * Tokens::SIZE, AT_DECAY = AT_INVERSE + LA_INVERSE;
-constexpr int STAGE = (AT_DECAY + WIDE * 4 + 1023) / 1024 * 1024, AT_BARRIERS = STAGES * STAGE, HANDED_BYTES = STATE * 4 + 16;
-static_assert(LA_SHARED == AT_BARRIERS + 64 && LA_HANDED == HANDED_BYTES && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+constexpr int VALUES_REGISTERS = 144, IDENTITY_REGISTERS = 112;   // of a thread: 2 x 128 of each
+constexpr u32 LOADING_THREAD = 256;   // the first of those with the identity, which wait more
+typedef Panels<WIDE, 64> GroupRows;   // S of a warpgroup as an operand
 
-LA_DEVICE Share share_of(const VectorArguments& a) { return {a.steps, a.more, a.chunks}; }
-// This block's part of traversal n: of a sequence and head, values of its first segment, then values and identity of each other one but the last
-struct Part : ChunkTraversal {
-    bool transfer;
-    static __device__ __forceinline__ int number(const VectorArguments& a, int n) {
-        const int each = 2 * a.segments - 3;
-        return n / each * (a.segments - 1) + (n % each + 1) / 2;
-    }
-    __device__ __forceinline__ Part(const VectorArguments& a, int n) : ChunkTraversal(a, a.segments - 1, a.chunks, number(a, n)) {
-        const int place = n % (2 * a.segments - 3);
-        transfer = place && !(place & 1);
-        cut(share_of(a).from(n), share_of(a).to(n));
-    }
-    __device__ __forceinline__ bool is_inner() const { return segment < last; }   // else there is none: of packed sequences, one part a block
-};
-
-struct Stages {   // numbered over all parts
+// A ring of stages at AT, of a part of each chunk
+template <int STAGES_, int BYTES, int AT, int AT_BARRIERS> struct Stages {
+    static constexpr int STAGES = STAGES_, SIZE = (BYTES + 1023) / 1024 * 1024, END = AT + STAGES * SIZE;
     u32 shared;
-    __device__ __forceinline__ u32 at(int step) const { return shared + step % STAGES * STAGE; }
+    __device__ __forceinline__ u32 at(int step) const { return shared + AT + step % STAGES * SIZE; }
     __device__ __forceinline__ u32 full(int step) const { return shared + AT_BARRIERS + 8 * (step % STAGES); }
     __device__ __forceinline__ u32 empty(int step) const { return full(step) + 8 * STAGES; }
-    __device__ __forceinline__ void wait(int step) const { barrier_wait(full(step), step / STAGES & 1); }
-    __device__ __forceinline__ void init() const {
+    __device__ __forceinline__ void wait_full(int step) const { barrier_wait(full(step), step / STAGES & 1); }
+    __device__ __forceinline__ void wait_empty(int step) const { barrier_wait(empty(step), (step / STAGES & 1) ^ 1); }
+    __device__ __forceinline__ void init(int warps) const {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full(s), 1);
-            barrier_init(empty(s), 8 * ARRIVALS);
+            barrier_init(empty(s), warps * ARRIVALS);
         }
-        barriers_made();
+    }
+};
+constexpr int AT_WRITERS = Tokens::SIZE, AT_DECAY = 2 * Tokens::SIZE, FACTORS = AT_DECAY + WIDE * 4;           // -W, Kd, D: as in memory
+constexpr int AT_INVERSE = Tokens::SIZE, AT_STRENGTHS = AT_INVERSE + Square::SIZE, VALUES = AT_INVERSE + LA_INVERSE;   // V, N and strengths
+typedef Stages<LA_STAGES, FACTORS, 1024, 0> FactorStages;
+typedef Stages<2, VALUES, FactorStages::END, 16 * LA_STAGES> ValueStages;
+constexpr int AT_STATES = ValueStages::END;
+static_assert(LA_SHARED == AT_STATES + 2 * GroupRows::SIZE && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+
+// By one thread: what fills the stages, factors one chunk less than their ring holds before those that are read
+struct Loader {
+    const VectorArguments& a;
+    const ChunkTraversal& segment;
+    FactorStages factors;
+    ValueStages values;
+    __device__ __forceinline__ void load_factors(int step) const {
+        if (step >= segment.steps) return;
+        factors.wait_empty(step);
+        barrier_expect(factors.full(step), FACTORS);
+        run_in(factors.at(step), a.factors + (segment.stored + segment.first + step) * FACTORS, FACTORS, factors.full(step));
+    }
+    __device__ __forceinline__ void load_values(int step) const {
+        if (step >= segment.steps) return;
+        const int chunk = segment.first + step;
+        const u32 at = values.at(step), full = values.full(step);
+        values.wait_empty(step);
+        barrier_expect(full, VALUES);
+        tile_in<true>(at, a.v, full, (u32)segment.head / (u32)a.group_v, segment.token(chunk), segment.row);
+        run_in(at + AT_INVERSE, a.inverses + (segment.stored + chunk) * LA_INVERSE, LA_INVERSE, full);
+    }
+    __device__ __forceinline__ void begin() const {
+#pragma unroll 1
+        for (int step = 0; step < LA_STAGES - 1; step++) {
+            if (step < ValueStages::STAGES) load_values(step);
+            load_factors(step);
+        }
+    }
+    __device__ __forceinline__ void go_on(int step) const {   // at step `step`
+        load_factors(step + LA_STAGES - 1);
+        load_values(step + ValueStages::STAGES);
     }
 };
 
-// By one thread
-LA_DEVICE void load_parts(const VectorArguments& a, Stages ring) {
-    int step = 0, n = share_of(a).last();
-    do {
-        const Part part(a, n);
-        if (!part.is_inner()) return;
-        const u32 head = (u32)part.head / (u32)a.group_v, bytes = FACTORS + (part.transfer ? 0 : Tokens::SIZE + LA_INVERSE);
-        for (int chunk = part.first; chunk < part.first + part.steps; chunk++, step++) {
-            const u32 at = ring.at(step), full = ring.full(step);
-            const char* factors = a.factors + (part.stored + chunk) * FACTORS;
-            barrier_wait(ring.empty(step), (step / STAGES & 1) ^ 1);
-            barrier_expect(full, bytes);
-            if (!part.transfer) {
-                tile_in<true>(at + AT_VALUES, a.v, full, head, part.token(chunk), part.row);
-                run_in(at + AT_INVERSE, a.inverses + (part.stored + chunk) * LA_INVERSE, LA_INVERSE, full);
-            }
-            run_in(at, factors, 2 * Tokens::SIZE, full);
-            run_in(at + AT_DECAY, factors + 2 * Tokens::SIZE, WIDE * 4, full);
-        }
-    } while (share_of(a).has(--n));
+// S += U Kd over the sixteens of tokens from FIRST on, begun; news: U^T
+template <int FIRST, int N> LA_DEVICE void begin_writes(float (&S)[16][4], const u32 (&news)[N][4], u32 factors) {
+    accumulator_fence(S);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < N; d++) product_AB_wide(S, news[d], panels_descriptor<Tokens>(factors + AT_WRITERS) + Tokens::across(FIRST + d));
+    products_commit();
 }
 
-// x = V^T beta + (V^T beta) N^T of a stage, begun
-LA_DEVICE void begin_own(float (&x)[8][4], u32 (&operands)[4][4], u32 stage, int warp, int lane) {
-    load_values(x, stage + AT_VALUES, 16 * warp, lane);
-    begin_solution(x, operands, stage + AT_INVERSE, stage + AT_INVERSE + Square::SIZE, lane, [] {});
-}
-// S after the chunks of a part, of stages from `first` on; VALUES: what they add, else what becomes of the rows of the identity
-template <bool VALUES> LA_DEVICE void traverse(StateRows<1, WIDE>& state, Stages ring, int first, int steps, int warp, int lane) {
+// What values add. Half of S is an operand at a time: both halves have the same registers
+LA_DEVICE void traverse_values(StateRows<1, WIDE>& state, FactorStages factors, ValueStages values, int steps, int warp, int lane) {
     float (&S)[16][4] = state.x[0];
-    float x[8][4];
-    u32 own[4][4];
-    ring.wait(first);
-    if (VALUES) {
-        begin_own(x, own, ring.at(first), warp, lane);
+    for (int step = 0; step < steps; step++) {
+        const u32 at = factors.at(step), own = values.at(step);
+        float x[8][4];
+        u32 operands[4][4];
+        values.wait_full(step);
+        load_values(x, own, 16 * warp, lane);
+        begin_solution(x, operands, own + AT_INVERSE, own + AT_STRENGTHS, lane, [] {});   // V^T beta + (V^T beta) N^T
+        factors.wait_full(step);
         end_product<0>(x);
-    }
-    for (int step = first; step < first + steps; step++) {
-        const u32 at = ring.at(step);
-        const bool more = step + 1 < first + steps;
-        u32 operands[8][4], news[4][4];
-        state_operands(operands, state, 0);
-        begin_product<Tokens>(x, operands, at, VALUES);   // U
+        warp_arrive(values.empty(step), lane);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            state_operands(operands, state, 4 * half);
+            begin_product<Tokens>(x, operands, at + half * Tokens::PANEL);   // U
+            if (half == 0) end_product<0>(x);
+        }
+        accumulator_fence(S);
         scale_state(S, at + AT_DECAY, lane);
         end_product<0>(x);
-        token_operands(news, x);
-        accumulator_fence(S);
-        products_begin();
-#pragma unroll
-        for (int d = 0; d < 4; d++) product_AB_wide(S, news[d], panels_descriptor<Tokens>(at + AT_WRITERS) + Tokens::across(d));   // S D + U Kd
-        products_commit();
-        if (more) ring.wait(step + 1);
-        if (VALUES) begin_own(x, own, more ? ring.at(step + 1) : at, warp, lane);   // after the last chunk nothing reads it
+        token_operands(operands, x);
+        begin_writes<0>(S, operands, at);
         end_product<0>(S);
-        if (VALUES) accumulator_fence(x);
-        warp_arrive(ring.empty(step), lane);
+        warp_arrive(factors.empty(step), lane);
+    }
+}
+// What becomes of the rows of the identity. Fewer registers: S as an operand lies in shared memory, U is made for 32 tokens at a time
+LA_DEVICE void traverse_identity(StateRows<1, WIDE>& state, const Loader& loader, int steps, int warp, int lane) {
+    float (&S)[16][4] = state.x[0];
+    const FactorStages factors = loader.factors;
+    const int group = warp >> 2;
+    const u32 operand = factors.shared + AT_STATES + group * GroupRows::SIZE;
+    for (int step = 0; step < steps; step++) {
+        const u32 at = factors.at(step);
+#pragma unroll
+        for (int d = 0; d < 8; d++) {
+            u32 x[1][4];
+            state_operands(x, state, d);
+            store_matrix(operand + GroupRows::block_piece(16 * (warp & 3), 2 * d, lane & 15, lane >> 4), x[0][0], x[0][1], x[0][2], x[0][3]);
+        }
+        publish_shared();
+        group_barrier(group);
+        factors.wait_full(step);
+        scale_state(S, at + AT_DECAY, lane);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float x[4][4];
+            u32 news[2][4];
+            const u64 rows = panel_descriptor(operand), erasers = panel_descriptor(at + half * 32 * 128);
+            accumulator_fence(x);
+            products_begin();
+#pragma unroll
+            for (int d = 0; d < 8; d++) product_part<0, 4, 0, 0>(x, rows + GroupRows::along(d), erasers + Tokens::along(d), d > 0);   // U
+            products_commit();
+            if (half == 1) {
+                if (threadIdx.x == LOADING_THREAD) loader.go_on(step);
+                __syncwarp();
+            }
+            end_product<0>(x);
+            token_operands(news, x);
+            if (half) begin_writes<2>(S, news, at);
+            else begin_writes<0>(S, news, at);
+            end_product<0>(S);
+        }
+        warp_arrive(factors.empty(step), lane);
     }
 }
 
-// What a part begins with
-LA_DEVICE void begin_state(StateRows<1, WIDE>& state, const VectorArguments& a, const Part& part, bool goes_on, int warp, int lane) {
-    const int row = 16 * warp;
-    if (goes_on) {
-        char* from = a.handed + blockIdx.x * (i64)HANDED_BYTES;
-        if (warp == 0 && lane == 0) await(from + STATE * 4);
-        groups_barrier<256>(2);
-        state.load_registers((const float4*)from + warp * (STATE / 32), lane);
-        return;
-    }
-    state.clear();
-    if (part.transfer) state.each([&](int r, int c, float& y) { y = row + r + (lane >> 2) == c + (lane & 3) * 2 ? 1.f : 0.f; });
-    else if (part.segment == 0 && a.start.data) state.template load<LA_V, LA_K>(a.start, part.slot / a.start_group, row, lane);
-}
-// Where it goes: to the next block, which goes on with it, or what becomes of a segment
-LA_DEVICE void end_state(StateRows<1, WIDE>& state, const VectorArguments& a, const Part& part, bool is_cut, int warp, int lane) {
-    const int row = 16 * warp;
-    if (is_cut) {
-        char* to = a.handed + (blockIdx.x + 1) * (i64)HANDED_BYTES;
-        state.store_registers((float4*)to + warp * (STATE / 32), lane);
-        __threadfence();
-        groups_barrier<256>(2);
-        if (warp == 0 && lane == 0) announce(to + STATE * 4);
-        return;
-    }
-    const i64 place = part.slot * (a.segments - 1) + part.segment;
-    if (part.transfer) {
-        Transfer::store(a.transfers + place * Transfer::BYTES, state.x[0], row, lane);
-        return;
-    }
-    float* to = a.added + place * STATE + (row + (lane >> 2)) * WIDE + (lane & 3) * 2;
+// A warp's number among the eight of its role. Computed again where it is used: not held in registers over the chunks
+LA_DEVICE int own_warp() { return __shfl_sync(0xffffffffu, opaque(threadIdx.x) >> 5 & 7, 0); }
+
+LA_DEVICE void compute_added(const VectorArguments& a, const ChunkTraversal& segment, const Loader& loader, int lane) {
+    const int warp = own_warp();
+    StateRows<1, WIDE> state;
+    if (segment.segment == 0 && a.start.data) state.template load<LA_V, LA_K>(a.start, segment.slot / a.start_group, 16 * warp, lane);
+    else state.clear();
+    traverse_values(state, loader.factors, loader.values, segment.steps, warp, lane);
+    float* to = a.added + blockIdx.x * (i64)STATE + (16 * own_warp() + (lane >> 2)) * WIDE + (lane & 3) * 2;
 #pragma unroll
     for (int i = 0; i < 32; i++) *(float2*)(to + (i & 1) * 8 * WIDE + (i >> 1) * 8) = {state.x[0][i >> 1][2 * (i & 1)], state.x[0][i >> 1][2 * (i & 1) + 1]};
 }
+LA_DEVICE void compute_transfer(const VectorArguments& a, const ChunkTraversal& segment, const Loader& loader, int lane) {
+    const int warp = own_warp(), row = 16 * warp + (lane >> 2), column = (lane & 3) * 2;
+    StateRows<1, WIDE> state;
+    state.each([&](int r, int c, float& y) { y = row + r == column + c ? 1.f : 0.f; });
+    traverse_identity(state, loader, segment.steps, warp, lane);
+    Transfer::store(a.transfers + blockIdx.x * (i64)Transfer::BYTES, state.x[0], 16 * own_warp(), lane);
+}
 
-extern "C" __global__ void __launch_bounds__(288, 1) transfers(const __grid_constant__ VectorArguments a) {
+extern "C" __global__ void __launch_bounds__(512, 1) transfers(const __grid_constant__ VectorArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const Stages ring = {shared_address(memory)};
-    if (threadIdx.x == 0) ring.init();
+    const u32 shared = shared_address(memory);
+    const ChunkTraversal segment(a, a.segments - 1, a.chunks);
+    if (segment.segment >= segment.last) return;   // of a packed sequence with fewer segments
+    const bool first = segment.segment == 0, loads = threadIdx.x == LOADING_THREAD;
+    const Loader loader = {a, segment, {shared}, {shared}};
+    if (loads) {
+        loader.factors.init(first ? 8 : 16);
+        loader.values.init(8);
+        barriers_made();
+        loader.begin();
+    }
     __syncthreads();
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-    if (warp == 8) {
-        if (lane == 0) load_parts(a, ring);
+    if (threadIdx.x < 256) {
+        claim_registers<VALUES_REGISTERS>();
+        compute_added(a, segment, loader, threadIdx.x & 31);
         return;
     }
-    int first = 0, n = share_of(a).last();
-    do {
-        const Part part(a, n);
-        if (!part.is_inner()) return;
-        StateRows<1, WIDE> state;
-        begin_state(state, a, part, share_of(a).from(n) > 0, warp, lane);
-        if (part.transfer) traverse<false>(state, ring, first, part.steps, warp, lane);
-        else traverse<true>(state, ring, first, part.steps, warp, lane);
-        const Part same(a, opaque(n));   // computed again: not held in registers over the chunks
-        end_state(state, a, same, share_of(a).to(n) < a.chunks, warp, lane);
-        first += same.steps;
-    } while (share_of(a).has(--n));
+    release_registers<IDENTITY_REGISTERS>();
+    if (!first) compute_transfer(a, segment, loader, threadIdx.x & 31);
+    else if (loads) for (int step = 0; step < segment.steps; step++) loader.go_on(step);
 }

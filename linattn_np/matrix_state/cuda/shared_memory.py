@@ -98,10 +98,10 @@ def vector_stages(name: str, gate: str, bounded: bool = False) -> int:
     """Chunks of a ring; bounded: of a scan whose gates are declared to be small."""
     if bounded or (name == "adds" and gate == "bfloat16"):
         return 3 if gate == "float32" else 4
-    return 3 if name == "transfers" else 2
+    return 4 if name == "transfers" else 2
 
 
-VECTOR_HANDED = DELTA_STATE * 4 + 16  # of a block of a scan or transfers: a state, a word that says that it is there
+VECTOR_HANDED = DELTA_STATE * 4 + 16  # of a block of a scan: a state, a word that says that it is there
 VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: -W, Kd, its decay
 VECTOR_INVERSE = SQUARE + TOKEN  # N, strengths
 
@@ -110,12 +110,12 @@ def vector(name: str, gate: str, bounded: bool = False) -> int:
     """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
-    the bonus, decays of the stages; keys of the chain, decays of a chunk; two numbers a token.
-    bounded: a scan without scratch.
+    the bonus, decays of the stages; keys of the chain, decays of a chunk; two numbers a token. Transfers: stages of
+    factors, two of values with their inverse, half of a state as an operand. bounded: a scan without scratch.
     """
     gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate, bounded)
     tile, decays = 16 * 256, 4 * 128 * 4
-    ring = stages * (2 * TILE + gates)
+    ring, values = stages * (2 * TILE + gates), round_up(TILE + VECTOR_INVERSE, 1024)
     return {
         "scan": ring + 2 * TILE + stages * 512 + (240 if bounded else 160 + 13 * tile + decays + 2 * TOKEN),
         "adds": ring + decays + 64,
@@ -123,7 +123,7 @@ def vector(name: str, gate: str, bounded: bool = False) -> int:
         "segments in reverse": 0,
         "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 32,
         "chain": ring + (4 + (gate == "bfloat16")) * TILE + 8 * tile + decays + 512 + TOKEN + 160,
-        "transfers": stages * round_up(3 * TILE + VECTOR_INVERSE + 512, 1024) + 64,
+        "transfers": 1024 + stages * round_up(VECTOR_FACTORS, 1024) + 2 * (values + TILE),
     }[name]
 
 

@@ -14,7 +14,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...runtime.arrays import Array
-from ...runtime.cuda import launch
 from .. import policy
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import delta_plan, vector, vector_backward
@@ -22,7 +21,7 @@ from . import vector_launch as launches
 from . import vector_plan as cuts
 from .arguments import States
 from .operands import as_state, build_at, empty_positions, public_ends, states_at, with_positions
-from .shared_memory import DELTA_END, SQUARE, TILE, TRANSFER, VECTOR_FACTORS, VECTOR_HANDED, VECTOR_INVERSE
+from .shared_memory import DELTA_END, SQUARE, TILE, TRANSFER, VECTOR_FACTORS, VECTOR_INVERSE
 from .vector_launch import PLAIN
 
 
@@ -120,10 +119,7 @@ def _begins(
     added = xp.empty((slots * inner, cuts.STATE), dtype=xp.float32)
     transfers = xp.empty((slots * inner, TRANSFER), dtype=xp.int8)
     begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
-    traversals = cuts.transfer_traversals(slots, batch.segments)
-    blocks = cuts.transfer_blocks(traversals, batch.kind.ragged, launch.multiprocessors())
-    handed = xp.empty((blocks, VECTOR_HANDED), dtype=xp.int8) if blocks < traversals else None
-    launches.launch_one("transfers", batch, blocks, arrays, start=start, inverses=inverses, factors=factors,
-                      handed=handed, added=added, transfers=transfers)
+    launches.launch_one("transfers", batch, slots * inner, arrays, start=start, inverses=inverses, factors=factors,
+                      added=added, transfers=transfers)
     launches.multiply_transfers(batch, begins=begins, added=added, transfers=transfers)
     return begins, transfers

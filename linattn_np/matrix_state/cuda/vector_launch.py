@@ -114,7 +114,7 @@ def launch_one(
         fields[n] = map_of(arrays, n)
     if name in ROWS:
         fields["to"] = rows_of(arrays["out"], heads)
-    steps, more = cuts.shares(name, batch.N * heads, batch.segments, batch.chunks, grid)
+    steps, more = cuts.shares(batch.N * heads * batch.segments, batch.chunks, grid) if name == "scan" else (0, 0)
     fields |= {"steps": steps, "more": more, "start": start.values(), "end": end.values(),
                "start_group": start.group, "end_group": end.group, "scale": scale,
                **end.fields_of_positions()}  # fmt: skip

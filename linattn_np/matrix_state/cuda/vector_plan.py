@@ -20,7 +20,7 @@ KERNELS = {
     "segments in reverse": Kernel("vector/vector_segments.cu", "segments", 256),
     "inverse": Kernel("vector/vector_inverse.cu", "inverse", 256),
     "chain": Kernel("vector/vector_chain.cu", "chain", 512),
-    "transfers": Kernel("vector/vector_transfers.cu", "transfers", 288),
+    "transfers": Kernel("vector/vector_transfers.cu", "transfers", 512),
 }  # fmt: skip
 
 
@@ -71,9 +71,8 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
         own |= {"LA_INVERSE": shared_memory.VECTOR_INVERSE}
     if name == "scan":
         own |= {"LA_KEEP": build.keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
-        own |= {"LA_BOUNDED": True} if build.bounded else {}
-    if name in ("scan", "transfers"):
         own |= {"LA_HANDED": shared_memory.VECTOR_HANDED}
+        own |= {"LA_BOUNDED": True} if build.bounded else {}
     if name == "inverse":
         own |= {"LA_FACTORS": build.keep}
     most = policy.FACTORS_RESIDENT if name == "inverse" and build.keep else policy.VECTOR_RESIDENT.get(name, 1)
@@ -97,19 +96,8 @@ def scan_blocks(traversals: int, segments: int, ragged: bool, multiprocessors: i
     return traversals if ragged or segments > 1 else min(traversals, multiprocessors)
 
 
-def transfer_traversals(slots: int, segments: int) -> int:
-    """Traversals of the transfers: offsets of all segments but the last, matrices of all but the first and the last."""
-    return slots * (2 * segments - 3)
-
-
-def transfer_blocks(traversals: int, ragged: bool, multiprocessors: int) -> int:
-    """As scan_blocks: the segments of transfers are equally long."""
-    return scan_blocks(traversals, 1, ragged, multiprocessors)
-
-
-def shares(name: str, slots: int, segments: int, chunks: int, blocks: int) -> tuple[int, int]:
-    """Steps of each block, and how many blocks have one more (tile/share.cuh); zeros for kernels without shares."""
-    traversals = {"scan": slots * segments, "transfers": transfer_traversals(slots, segments)}.get(name, 0)
+def shares(traversals: int, chunks: int, blocks: int) -> tuple[int, int]:
+    """Steps of each block of a scan, and how many blocks have one more (tile/share.cuh)."""
     return divmod(traversals * chunks, blocks) if blocks else (0, 0)
 
 

@@ -137,24 +137,6 @@ def test_segments_of_the_delta_rule(launched, how):
     assert launched[0][1]["LA_FACTORS"] == 1
 
 
-@pytest.mark.parametrize("blocks", [5, 2, 1])
-def test_transfers_in_equal_shares(launched, monkeypatch, blocks):
-    """Of six traversals of nine chunks, which blocks hand over to the next one."""
-    monkeypatch.setattr(vector_plan, "transfer_blocks", lambda *_: blocks)
-    compare(launched, erase="delta", B=1, T=1537, heads=(1, 1, 2))
-    assert vector_plan.shares("transfers", 2, 3, 9, blocks) == divmod(54, blocks)
-
-
-def test_the_shares_of_a_few_long_sequences():
-    """Eight segments of 16 heads: 208 traversals of transfers, 26 steps in some of 132 blocks and 25 in the others."""
-    traversals = vector_plan.transfer_traversals(16, 8)
-    blocks = [vector_plan.transfer_blocks(traversals, ragged, 132) for ragged in (False, True)]
-    assert (traversals, blocks) == (208, [132, 208])
-    assert vector_plan.shares("transfers", 16, 8, 16, 132) == (25, 28)
-    assert vector_plan.shares("transfers", 16, 8, 16, 208) == (16, 0)
-    assert vector_plan.shares("chain", 16, 8, 16, 128) == (0, 0)
-
-
 @pytest.mark.parametrize("how", [{"T": 1100}, {"T": 1700, "offsets": [0, 3, 1100, 1100, 1700], "heads": (2, 1, 2)},
                                  {"T": 1537, "state": False, "heads": (1, 1, 2)}], ids=str)
 def test_segments(launched, how):

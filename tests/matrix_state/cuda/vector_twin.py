@@ -115,17 +115,14 @@ def run(file, entry, constants, blocks, arguments, narrow):
         _inverse(call, blocks)
         return
     pieces = a.segments - (entry in ("adds", "transfers"))
-    if entry in ("scan", "transfers"):  # shares of equally long traversals, whose states are handed over
+    if entry == "scan":  # shares of equally long traversals, whose states are handed over
         share, chunks, rest = a.steps, a.chunks, a.more
         whole = (share, rest) == (chunks, 0)
         assert whole or (share >= chunks and not a.offsets)
-        assert whole or entry == "transfers" or (a.segments == 1 and not call.constants.LA_EXACT)
+        assert whole or (a.segments == 1 and not call.constants.LA_EXACT)
         assert whole or _array(a.handed, blocks, VECTOR_HANDED, dtype=np.int8) is not None
         blocks = (share * blocks + rest) // chunks
-    if entry == "transfers":  # values of the first segment, values and identity of the others
-        blocks, rest = divmod(blocks, 2 * a.segments - 3)
-        assert rest == 0
-        blocks *= pieces
+    assert blocks % pieces == 0
     for block in range(blocks):
         slot, segment = divmod(block, pieces)
         n, head = divmod(slot, a.heads)

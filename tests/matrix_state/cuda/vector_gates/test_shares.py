@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
 from linattn_np.matrix_state.cuda import vector_plan
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import launch
@@ -107,19 +106,3 @@ def test_all_strong(cp):
     found, last = la.gla(**given, state=cp.asarray(state[1:2]), return_state=True, backend="cuda")
     assert same(out[1:2], found)
     assert same(end[1:2], last)
-
-
-@pytest.mark.parametrize("kind", ["mild", "mixed"])
-def test_transfers_have_the_bits_of_one_block_each(cp, monkeypatch, kind):
-    """With fewer blocks than traversals: parts of two, of several, all of them in one."""
-    arrays, state = draw(la.kda, B=1, T=2100, heads=(3, 3, 3), kind=kind, gate="bfloat16")
-    given, begin, results = there(cp, arrays), cp.asarray(state), []
-    traversals = vector_plan.transfer_traversals(3, 4)
-    for blocks in (traversals, traversals - 1, 7, 1):
-        counts = []
-        monkeypatch.setattr(vector_plan, "transfer_blocks", lambda *n, c=blocks, seen=counts: seen.append(n) or c)
-        replay.clear()
-        results.append(la.kda(**given, state=begin, return_state=True, backend="cuda"))
-        assert counts == [(traversals, False, launch.multiprocessors())]
-    replay.clear()
-    assert all(same(x, y) for one in results[1:] for x, y in zip(results[0], one, strict=True))
