@@ -11,7 +11,7 @@
 #include "tile/wgmma_part.cuh"
 
 constexpr int VALUES_REGISTERS = 144, IDENTITY_REGISTERS = 112;   // of a thread: 2 x 128 of each
-constexpr u32 LOADING_THREAD = 256;   // the first of those with the identity, which wait more
+constexpr u32 LOADING_THREAD = 256;   // of the warpgroups with the identity, which wait for the others
 typedef Panels<WIDE, 64> GroupRows;   // S of a warpgroup as an operand
 
 // A ring of stages at AT, of a part of each chunk
@@ -37,7 +37,7 @@ typedef Stages<2, VALUES, FactorStages::END, 16 * LA_STAGES> ValueStages;
 constexpr int AT_STATES = ValueStages::END;
 static_assert(LA_SHARED == AT_STATES + 2 * GroupRows::SIZE && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 
-// By one thread: what fills the stages, factors one chunk less than their ring holds before those that are read
+// By one thread: what fills the stages, factors LA_STAGES - 1 chunks ahead, values two
 struct Loader {
     const VectorArguments& a;
     const ChunkTraversal& segment;
@@ -65,7 +65,7 @@ struct Loader {
             load_factors(step);
         }
     }
-    __device__ __forceinline__ void go_on(int step) const {   // at step `step`
+    __device__ __forceinline__ void load_ahead(int step) const {   // while `step` is computed
         load_factors(step + LA_STAGES - 1);
         load_values(step + ValueStages::STAGES);
     }
@@ -80,7 +80,7 @@ template <int FIRST, int N> LA_DEVICE void begin_writes(float (&S)[16][4], const
     products_commit();
 }
 
-// What values add. Half of S is an operand at a time: both halves have the same registers
+// What values add. Half of S is an operand at a time, in the same registers
 LA_DEVICE void traverse_values(StateRows<1, WIDE>& state, FactorStages factors, ValueStages values, int steps, int warp, int lane) {
     float (&S)[16][4] = state.x[0];
     for (int step = 0; step < steps; step++) {
@@ -99,7 +99,6 @@ LA_DEVICE void traverse_values(StateRows<1, WIDE>& state, FactorStages factors, 
             begin_product<Tokens>(x, operands, at + half * Tokens::PANEL);   // U
             if (half == 0) end_product<0>(x);
         }
-        accumulator_fence(S);
         scale_state(S, at + AT_DECAY, lane);
         end_product<0>(x);
         token_operands(operands, x);
@@ -108,7 +107,7 @@ LA_DEVICE void traverse_values(StateRows<1, WIDE>& state, FactorStages factors, 
         warp_arrive(factors.empty(step), lane);
     }
 }
-// What becomes of the rows of the identity. Fewer registers: S as an operand lies in shared memory, U is made for 32 tokens at a time
+// What becomes of the rows of the identity. For want of registers S as an operand lies in shared memory, and U is made for 32 tokens at a time
 LA_DEVICE void traverse_identity(StateRows<1, WIDE>& state, const Loader& loader, int steps, int warp, int lane) {
     float (&S)[16][4] = state.x[0];
     const FactorStages factors = loader.factors;
@@ -116,11 +115,10 @@ LA_DEVICE void traverse_identity(StateRows<1, WIDE>& state, const Loader& loader
     const u32 operand = factors.shared + AT_STATES + group * GroupRows::SIZE;
     for (int step = 0; step < steps; step++) {
         const u32 at = factors.at(step);
-#pragma unroll
-        for (int d = 0; d < 8; d++) {
-            u32 x[1][4];
-            state_operands(x, state, d);
-            store_matrix(operand + GroupRows::block_piece(16 * (warp & 3), 2 * d, lane & 15, lane >> 4), x[0][0], x[0][1], x[0][2], x[0][3]);
+        {
+            u32 x[8][4];
+            state_operands(x, state, 0);
+            store_state<GroupRows>(operand, x, 16 * (warp & 3), lane);
         }
         publish_shared();
         group_barrier(group);
@@ -130,14 +128,14 @@ LA_DEVICE void traverse_identity(StateRows<1, WIDE>& state, const Loader& loader
         for (int half = 0; half < 2; half++) {
             float x[4][4];
             u32 news[2][4];
-            const u64 rows = panel_descriptor(operand), erasers = panel_descriptor(at + half * 32 * 128);
+            const u64 rows = panel_descriptor(operand), erasers = panel_descriptor(at + half * 32 * 128);   // of S; of -W from token 32 half on
             accumulator_fence(x);
             products_begin();
 #pragma unroll
             for (int d = 0; d < 8; d++) product_part<0, 4, 0, 0>(x, rows + GroupRows::along(d), erasers + Tokens::along(d), d > 0);   // U
             products_commit();
             if (half == 1) {
-                if (threadIdx.x == LOADING_THREAD) loader.go_on(step);
+                if (threadIdx.x == LOADING_THREAD) loader.load_ahead(step);
                 __syncwarp();
             }
             end_product<0>(x);
@@ -192,5 +190,5 @@ extern "C" __global__ void __launch_bounds__(512, 1) transfers(const __grid_cons
     }
     release_registers<IDENTITY_REGISTERS>();
     if (!first) compute_transfer(a, segment, loader, threadIdx.x & 31);
-    else if (loads) for (int step = 0; step < segment.steps; step++) loader.go_on(step);
+    else if (loads) for (int step = 0; step < segment.steps; step++) loader.load_ahead(step);
 }
