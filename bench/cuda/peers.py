@@ -220,7 +220,12 @@ def gated_delta_rule() -> dict[str, Pair]:
 
 
 def vector_decay(function: str) -> dict[str, Pair]:
-    """Peers of a function of vector_decay.py; inputs are its arrays in their order, dout. hgrn2: gla of 1 - e^g."""
+    """Peers of a function of vector_decay.py; inputs are its arrays in their order, dout."""
+    return _fla_vector(function) | (_cudnn_kda() if function == "kda" else {})
+
+
+def _fla_vector(function: str) -> dict[str, Pair]:
+    """hgrn2: gla of 1 - e^g."""
     try:
         prefix, note = fla()
         import torch
@@ -251,6 +256,35 @@ def vector_decay(function: str) -> dict[str, Pair]:
         return out, torch.autograd.grad(out, inputs, dout)
 
     return {f"{prefix} {chosen.__name__}, {note}": (forward, both)}
+
+
+def _cudnn_kda() -> dict[str, Pair]:
+    """The CUDA kernels for Hopper of cuDNN's frontend. Those with gradients take log decays in float32 only."""
+    try:
+        import torch
+        from cudnn.linear_attention.ops import kimi_delta_attention
+    except Exception:  # not installed, or not with this PyTorch
+        return {}
+
+    def call(inputs: list[Any]) -> Any:
+        B, T = inputs[0].shape[:2]
+        offsets = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=inputs[0].device)
+        packed = (x.flatten(0, 1) for x in inputs)
+        return kimi_delta_attention(*packed, offsets, plan_name="kda_hopper_cuda")[0].unflatten(0, (B, T))
+
+    def forward(one: list[Any]) -> Any:
+        with torch.no_grad():
+            return call(tensors(torch, one[:-1]))
+
+    def both(one: list[Any]) -> Any:
+        *inputs, dout = tensors(torch, one)
+        inputs[3] = inputs[3].float()
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out = call(inputs)
+        return out, torch.autograd.grad(out, inputs, dout)
+
+    name = f"cudnn-frontend {importlib.metadata.version('nvidia-cudnn-frontend')} kda_hopper_cuda"
+    return {f"{name}, log decays converted to float32 for gradients": (forward, both)}
 
 
 def attention(function: str) -> dict[str, Pair]:
