@@ -139,6 +139,12 @@ def test_segments(cp, fn, kind, offsets):
     compare(cp, fn, options, B=1, T=1700, N=None if offsets is None else 4, kind=kind)
 
 
+@pytest.mark.parametrize(("widths", "heads"), [((64, 128), (1, 1, 2)), ((128, 40), (2, 1, 2))])
+@pytest.mark.parametrize("fn", BY_ERASE, ids=name_of)
+def test_segments_of_other_widths(cp, fn, widths, heads):
+    compare(cp, fn, B=1, T=1700, K=widths[0], V=widths[1], heads=heads)
+
+
 @pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 @pytest.mark.parametrize("gate", ["bfloat16", "float32"])
 def test_later_tokens_change_no_bit(cp, fn, gate):

@@ -129,7 +129,9 @@ def test_the_delta_rule(launched, how):
     assert launched[0][1]["LA_FACTORS"] == 0
 
 
-@pytest.mark.parametrize("how", [{"T": 1100}, {"T": 1537, "state": False, "heads": (1, 1, 2)}], ids=str)
+@pytest.mark.parametrize("how", [
+    {"T": 1100}, {"T": 1537, "state": False, "heads": (1, 1, 2)}, {"T": 1100, "K": 64, "V": 40, "heads": (2, 1, 2)},
+], ids=str)
 def test_segments_of_the_delta_rule(launched, how):
     """Transfer matrices, multiplied by the kernel that the scalar rule has."""
     entries = [entry for entry, *_ in compare(launched, erase="delta", B=1, **how)]
