@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import performance_gpu
+import performance_pictures
 
 HERE = Path(__file__).resolve().parent
 PAGE, PICTURES, RESULTS = HERE / "performance.md", HERE / "pictures", HERE.parents[1] / "bench" / "results"
@@ -183,8 +184,7 @@ def draw() -> None:
         figure.savefig(PICTURES / f"performance-{name.replace('_', '-')}.png", dpi=80)
         plt.close(figure)
 
-    if (gpu := RESULTS / "cuda_scaling.json").exists():
-        performance_gpu.draw(json.loads(gpu.read_text("utf-8")), PICTURES)
+    performance_pictures.draw(RESULTS, PICTURES)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,15 +1,15 @@
-"""The GPU sections of performance.md, for make_performance.py: tables of bench/results/cuda_*.json and a picture."""
+"""The GPU sections of performance.md, for make_performance.py: tables of bench/results/cuda_*.json."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import exp
-from pathlib import Path
 from typing import Any
 
+from performance_pictures import BARS, TOKENS
+
 Table = Callable[[list[str], list[list[str]]], str]
-PICTURE = "performance-gpu-tokens.png"
 CHUNKS = """\
 `python -m bench simple_gla --backend cuda`, (B, T, H, K = V), nanoseconds per token and head.
 
@@ -88,7 +88,6 @@ vendor's rate (with decays, $b$ is read and written). PyTorch attends to the sam
 nothing."""
 PORTABLE = """\
 Causal calls by portable kernels, as in the section before:"""
-BYTES = 4 * 128 * 2 + 4  # of a token and head, forward: q, k, v, out of 128 in bfloat16, and g
 
 
 def sections(results: dict[str, Any], machine: Callable[[dict[str, Any]], str], table: Table) -> list[str]:
@@ -215,6 +214,7 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
                      ns(both["ns"]), f"{100 * x['share_of_copy']:.0f}",
                      *(f"{y['peak_bytes'] / 2**20:.0f}" for y in (x, both))])  # fmt: skip
     yield table(["case", "dtype of g", "gates", "forward", "graph", "both", "share, %", "MiB", "MiB, both"], body)
+    yield f"![Time of each function, FLA's where it was measured, the least time for the bytes](pictures/{BARS})"
     names = ["out", "dq", "dk", "dv", "dg", "dbeta", "du", "da", "db", "dw"]
     own = {name: found["linattn_np"] for name, found in result["errors"].items()}
     yield table(["case", *names],
@@ -280,7 +280,7 @@ def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:
     """Chunk form and recurrent form, segments, length."""
     yield "On a GPU: scaling"
     yield SCALING.format(**result)
-    yield f"![Time against T, both axes logarithmic](pictures/{PICTURE})"
+    yield f"![Time against T, both axes logarithmic](pictures/{TOKENS})"
     yield table(["T", *(str(row["T"]) for row in result["tokens"])],
                 [[name, *(f"{row[key]:.3g}" for row in result["tokens"])]
                  for name, key in (("chunks", "chunks_ms"), ("recurrence", "recurrence_ms"))])  # fmt: skip
@@ -369,26 +369,6 @@ def caches(result: dict[str, Any], table: Table) -> Iterator[str]:
             names = dict.fromkeys(n.partition(": ")[2] for n, x in row["times"].items() if ": " in n and "ms" in x)
             body += [_attention(row["times"], call, name) for name in ("", *names)]
         yield table(["call", "library", "forward", "TFLOP/s", "ratio", "both", "TFLOP/s", "ratio"], body)
-
-
-def draw(result: dict[str, Any], folder: Path) -> None:
-    """Time against T with its lower bound: the bytes that must move at the rate of a copy."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    at = [row["T"] for row in result["tokens"]]
-    figure, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for name, key in (("chunks", "chunks_ms"), ("recurrence", "recurrence_ms")):
-        ax.plot(at, [row[key] for row in result["tokens"]], marker="o", label=name)
-    bound = [T * 32 * BYTES / result["copy_gbs"] / 1e6 for T in at]
-    ax.plot(at, bound, "--", label="lower bound: bytes at the rate of a copy")
-    ax.set(xscale="log", yscale="log", xlabel="tokens T", ylabel="ms", title=f"simple GLA, 32 heads, {result['gpu']}")
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
-    figure.savefig(folder / PICTURE, dpi=80)
-    plt.close(figure)
 
 
 NAMES = {
