@@ -64,9 +64,11 @@ def fla() -> tuple[str, str]:
     FLA refuses a gated backward under Triton 3.4 to 3.7.0 on Hopper, as miscompiled. The check is lifted here: its
     results are compared with ours and then timed. Its autotuner tries every candidate, each for a shorter time; with
     LINATTN_BENCH_FEW in the environment those of 4 warps and 2 or 3 stages only, if it is more than 1 at most so many.
+    Every process tunes for itself.
     """
     os.environ.setdefault("FLA_FLASH_KDA", "0")
     os.environ.setdefault("FLA_FLASH_QLA", "0")
+    os.environ.setdefault("FLA_CACHE_RESULTS", "0")
     import triton
     from fla.ops.common import chunk_o
     from triton.backends.nvidia.driver import CudaDriver
@@ -230,16 +232,17 @@ def _fla_vector(function: str) -> dict[str, Pair]:
         prefix, note = fla()
         import torch
         from fla import ops
+        from fla.ops.gdn2 import chunk_gdn2
 
         name = {"hgrn2": "gla", "rwkv7": "dplr_delta_rule", "dplr": "dplr_delta_rule"}.get(function, function)
-        chosen = getattr(ops, f"chunk_{name}")
+        chosen = chunk_gdn2 if name == "gdn2" else getattr(ops, f"chunk_{name}")
     except Exception:  # not installed, or not with this PyTorch
         return {}
 
     def call(inputs: list[Any]) -> Any:
         if function == "hgrn2":
             q, v, g = inputs
-            inputs = [q, (1 - g.exp()).to(v.dtype), v, g]
+            inputs = [q, -torch.expm1(g.float()).to(v.dtype), v, g]
         if function in ("rwkv7", "dplr"):
             q, k, v, g, a, b = inputs
             inputs = [q, k, v, a, b, g]

@@ -54,8 +54,9 @@ CASES = [
     *(Case(fn, 8, 4096, 32, gate="float32", dtype=dtype) for fn in ("gla", "rwkv6", "kda")
       for dtype in ("float16", "float32")),
 ]  # fmt: skip
-ACCURACY = [Case(fn, 1, 1023, 4, gates=gates) for fn in ("gla", "rwkv6", "kda", "rwkv7")
-            for gates in ("mild", "none", "strong", "mixed", "equal keys")]  # fmt: skip
+ACCURACY = [Case(fn, 1, 1023, 4, gates=gates) for fn in ("gla", "rwkv6", "hgrn2", "kda", "rwkv7", "dplr", "gdn2")
+            for gates in ("mild", "none", "strong", "mixed", "equal keys")
+            if fn != "hgrn2" or gates not in ("none", "equal keys")]  # fmt: skip  # its keys are 1 - e^g
 PEER_GATES = {"kda": ("mild", "strong")}  # with which peers are timed; else mild ones
 BOUND = 1e-2  # of the norm of the output, of the state and of every gradient
 FUNCTION = la.kda  # of the first calls
