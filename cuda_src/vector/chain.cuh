@@ -3,10 +3,6 @@
 #include "vector/strengths.cuh"
 #include "vector/rows.cuh"
 
-#ifndef LA_KEEP     // 1: stores the state before each chunk, P and U, for the backward
-#define LA_KEEP 0
-#endif
-
 constexpr int CONSUMER_REGISTERS_OF_CHAIN = 144, PRODUCER_REGISTERS_OF_CHAIN = 112;   // of a thread: 2 x 128 of each
 // S as the products read it: two panels. With float32 log decays shared memory holds one, the other goes over those of the stage
 constexpr bool STATE_IN_STAGE = LA_GATE == 2;

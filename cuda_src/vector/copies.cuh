@@ -5,7 +5,8 @@
 //     P off the diagonal: q Pre h against k Suf, with the decay of the block between where one is between
 //
 // Scratch, tiles of 16 rows by 128 channels: q Pre h of the last QUERIES blocks; q Pre h D_2 of block 3; k Suf of block 0; the same
-// times D_1; k Suf of blocks 1, 2. With all four blocks of queries, what rounding leaves of these: they are two terms.
+// times D_1; k Suf of blocks 1, 2. With all four blocks of queries, what rounding leaves of these: they are two terms. Where a backward
+// follows, keys too but those of two blocks away: what is left of k Suf, and of k / (Pre h), in float32 log decays' other half.
 #pragma once
 #include "vector/decay.cuh"
 
@@ -15,10 +16,14 @@
 #ifndef LA_BONUS    // 1: a token reads its own write with a bonus u
 #define LA_BONUS 0
 #endif
+#ifndef LA_KEEP     // 1: stores what the backward reads: the state before each chunk, P (and U)
+#define LA_KEEP 0
+#endif
 
 template <int QUERIES> struct Scratch {
-    static constexpr bool TWO_TERMS = QUERIES == 4;
-    static constexpr int REST = QUERIES + 5, TILES = REST + (TWO_TERMS ? 4 : 0), PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
+    static constexpr bool TWO_TERMS = QUERIES == 4, KEY_TERMS = TWO_TERMS && LA_KEEP, QUOTIENTS_THERE = KEY_TERMS && LA_GATE != 2;
+    static constexpr int REST = QUERIES + 5, KEY_REST = REST + (TWO_TERMS ? 4 : 0), QUOTIENT_REST = KEY_REST + (KEY_TERMS ? 3 : 0);
+    static constexpr int TILES = QUOTIENT_REST + (QUOTIENTS_THERE ? 4 : 0), PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
     static constexpr int query(int block) { return block - 4 + QUERIES; }   // negative: it has none
     static constexpr int key(int block) { return FAR_QUERY + (block ? block + 2 : 1); }   // of blocks 0..2
     static constexpr int FAR_KEY = FAR_QUERY + 2;
@@ -98,11 +103,14 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         store_word_if(X::query(block) >= 0, scratch + X::query(block) * BLOCK_BYTES + lane_row(i, lane), pack(x));
         if (X::TWO_TERMS) store_word(scratch + (X::REST + block) * BLOCK_BYTES + lane_row(i, lane), rest_of(x));
         if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * -reach.before)));
-        store_word(quotients + lane_row(i, lane), pack(y * (X::TWO_TERMS || !EXACT ? any_over(pre) : float2{over(pre.x), over(pre.y)})));
+        const float2 w = y * (X::TWO_TERMS || !EXACT ? any_over(pre) : float2{over(pre.x), over(pre.y)});
+        store_word(quotients + lane_row(i, lane), pack(w));
+        if (X::KEY_TERMS) store_word((X::QUOTIENTS_THERE ? scratch + (X::QUOTIENT_REST + block) * BLOCK_BYTES : quotients + PANEL) + lane_row(i, lane), rest_of(w));
         const int r = 7 - i;
         const float2 z = floats_of(k[r]) * s;
         store_word(t.k + own + lane_row(r, lane), pack(z * reach.behind));
         store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(z));
+        if (X::KEY_TERMS) store_word_if(block < 3, scratch + (X::KEY_REST + block) * BLOCK_BYTES + lane_row(r, lane), rest_of(z));
         s *= a[r];
     }
     if (block == 3) scale_far_queries(scratch + X::FAR_QUERY * BLOCK_BYTES, q, a, begin * reach.between, lane);

@@ -60,7 +60,7 @@ LA_DEVICE void multiply_half(float (&c)[4], u32 a, int a_apart, const u32 (&y)[4
 }
 
 struct ExactBlock { float x[4]; int begin; };   // a lane's part of 16 x 8, and the first column that it is for
-constexpr int EXACT_BYTES = 4 * BLOCK_BYTES;   // of a block: operands of 16 rows of q and of k, two panels of 64 channels each
+constexpr int EXACT_BYTES = 4 * BLOCK_BYTES;   // of a block and term: operands of 16 rows of q and of k, two panels of 64 channels each
 
 // Bits of the rows whose Pre is below the smallest in some channel
 LA_DEVICE u32 far_rows(const float2 (&a)[ROWS]) {
@@ -75,6 +75,10 @@ LA_DEVICE u32 far_rows(const float2 (&a)[ROWS]) {
 }
 // Waits for the two warps of a block's panels
 LA_DEVICE void panels_barrier(int block) { asm volatile("bar.sync %0, 64;" ::"r"(block + 11) : "memory"); }
+template <int TERMS> LA_DEVICE void store_terms(u32 at, float2 x) {
+    store_word(at, pack(x));
+    if (TERMS == 2) store_word(at + EXACT_BYTES, rest_of(x));
+}
 // A lane's channels of a block as they came
 struct RawBlock {
     float2 a[ROWS];
@@ -93,32 +97,39 @@ struct RawBlock {
         }
     }
     // Halves of 2 HALF rows: second ones, q from the middle on, first ones, k up to it, as rows `first` .. of the operands
-    template <int HALF> __device__ __forceinline__ void store_level(u32 queries, u32 keys, int first, int lane) const {
+    template <int HALF, int TERMS> __device__ __forceinline__ void store_level(u32 queries, u32 keys, int first, int lane) const {
         float2 x = {1.f, 1.f}, y = {1.f, 1.f};
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const int r = n / HALF * 2 * HALF + HALF + n % HALF;
             if (n % HALF == 0) x = {1.f, 1.f};
             if (!LA_BEFORE) x *= a[r];
-            store_word(queries + lane_row(first + n, lane), pack(floats_of(q[r]) * x));
+            store_terms<TERMS>(queries + lane_row(first + n, lane), floats_of(q[r]) * x);
             if (LA_BEFORE) x *= a[r];
         }
 #pragma unroll
         for (int n = 7; n >= 0; n--) {
             const int r = n / HALF * 2 * HALF + n % HALF;
             if (n % HALF == HALF - 1) y = {1.f, 1.f};
-            store_word(keys + lane_row(first + n, lane), pack(floats_of(k[r]) * y));
+            store_terms<TERMS>(keys + lane_row(first + n, lane), floats_of(k[r]) * y);
             y *= a[r];
         }
     }
     // Levels HALF and HALF / 2: a lane's two entries of that of its warp's panel
-    template <int HALF> __device__ __forceinline__ float2 multiply_levels(u32 operands, int block, int panel, int lane) const {
+    template <int HALF, int TERMS> __device__ __forceinline__ float2 multiply_levels(u32 operands, int block, int panel, int lane) const {
         const u32 own = operands + panel * BLOCK_BYTES;
-        store_level<HALF>(own, own + 2 * BLOCK_BYTES, 0, lane);
-        store_level<HALF / 2>(own, own + 2 * BLOCK_BYTES, 8, lane);
+        store_level<HALF, TERMS>(own, own + 2 * BLOCK_BYTES, 0, lane);
+        store_level<HALF / 2, TERMS>(own, own + 2 * BLOCK_BYTES, 8, lane);
         panels_barrier(block);
-        float c[4];
+        float c[4], rest[4];
         half_block(c, operands, BLOCK_BYTES, operands + 2 * BLOCK_BYTES, BLOCK_BYTES, panel, lane);
+#pragma unroll 1
+        for (int n = 1; n < 2 * TERMS - 1; n++) {   // with two terms: rest of q and k, q and rest of k
+            const u32 q = operands + (n & 1) * EXACT_BYTES, k = operands + 2 * BLOCK_BYTES + (n >> 1) * EXACT_BYTES;
+            half_block(rest, q, BLOCK_BYTES, k, BLOCK_BYTES, panel, lane);
+#pragma unroll
+            for (int i = 0; i < 4; i++) c[i] += rest[i];
+        }
         panels_barrier(block);
         return panel ? float2{c[2], c[3]} : float2{c[0], c[1]};
     }
@@ -134,10 +145,10 @@ LA_DEVICE void place_level(u32 to, float2 x, int half, int lane) {
     }
 }
 // Columns 8 panel and on of the diagonal block, by the two warps of a block's panels, where any of the four blocks is far; AT_ONCE of them
-// have operands in the scratch
-template <int AT_ONCE> LA_DEVICE ExactBlock exact_block(const Tiles& t, int warp, int lane) {
+// have operands, of one or two terms, in the scratch
+template <int AT_ONCE, int TERMS> LA_DEVICE ExactBlock exact_block(const Tiles& t, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
-    const u32 operands = t.scratch + block % AT_ONCE * EXACT_BYTES, q = t.q + block * BLOCK_BYTES, k = t.k + block * BLOCK_BYTES, flags = t.scratch + block * 8;
+    const u32 operands = t.scratch + block % AT_ONCE * TERMS * EXACT_BYTES, q = t.q + block * BLOCK_BYTES, k = t.k + block * BLOCK_BYTES, flags = t.scratch + block * 8;
     RawBlock raw;
     raw.load_decays(gates_of(t.gates, block, panel, lane), lane);
     const u32 far = far_rows(raw.a);
@@ -152,7 +163,7 @@ template <int AT_ONCE> LA_DEVICE ExactBlock exact_block(const Tiles& t, int warp
         if (block / AT_ONCE != round) continue;
         float own[4];
         if (!LA_BEFORE) half_block(own, q, PANEL, k, PANEL, panel, lane);   // of which i = j is read
-        const float2 wide = raw.multiply_levels<8>(operands, block, panel, lane), narrow = raw.multiply_levels<2>(operands, block, panel, lane);
+        const float2 wide = raw.multiply_levels<8, TERMS>(operands, block, panel, lane), narrow = raw.multiply_levels<2, TERMS>(operands, block, panel, lane);
         place_level(operands, wide, panel ? 4 : 8, lane);
         place_level(operands, narrow, panel ? 1 : 2, lane);
         panels_barrier(block);

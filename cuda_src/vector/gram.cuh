@@ -21,8 +21,23 @@ struct Stops {
     __device__ __forceinline__ bool at(int s) const { return !LA_EXACT && !LA_BOUNDED && load_word(base + 4 * s); }
 };
 
-// The diagonal block: columns from the exact path where they need it, the bonus, zeros above
-template <bool EXACT> LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles& t, const ExactBlock& exact, int warp, int lane) {
+// q_i.k_i of rows as they came, of the lanes that have an entry of the diagonal: no copy's rounding is in it. 8 rows a warp
+LA_DEVICE float own_pair(const Tiles& t, int warp, int lane) {
+    const u32 rows = half_of_block(warp & 1, lane), block = (warp >> 1) * BLOCK_BYTES;
+    float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int x = 0; x < 4; x++) {
+        const u32 at = block + (x >> 1) * PANEL + (rows ^ ((x & 1) * 64));
+        u32 q[4], k[4];
+        load_matrix(q, t.q + at);
+        load_matrix(k, t.k + at);
+        multiply(c, {q[0], 0, q[1], 0}, k[0], k[1]);
+        multiply(d, {q[2], 0, q[3], 0}, k[2], k[3]);
+    }
+    return lane & 4 ? c[1] + d[1] : c[0] + d[0];
+}
+// The diagonal block: columns from the exact path where they need it, the bonus, zeros above. OWN: its diagonal is `own`
+template <bool EXACT, bool OWN> LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles& t, const ExactBlock& exact, float own, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1, row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
     if (EXACT)
 #pragma unroll
@@ -37,6 +52,7 @@ template <bool EXACT> LA_DEVICE void finish_diagonal(float (&c)[4], const Tiles&
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const int ahead = column + (n & 1) - row - 8 * (n >> 1);   // of the diagonal
+        if (OWN && ahead == 0) c[n] = own;
         if (ahead > 0 || (LA_BEFORE && ahead == 0)) c[n] = LA_BONUS && ahead == 0 ? (n & 1 ? bonus.y : bonus.x) : 0.f;
     }
 }
@@ -74,8 +90,28 @@ template <int QUERIES> LA_DEVICE Operands operands_of(const Tiles& t, int n, int
     return {scratch ? t.scratch + a * BLOCK_BYTES : t.q + (reads_block_two(n, block) ? 2 : block) * BLOCK_BYTES,
             n ? t.scratch + b * BLOCK_BYTES : t.gates + block * BLOCK_BYTES, scratch ? X::PANEL_BYTES : PANEL, n ? X::PANEL_BYTES : QUOTIENTS, scratch};
 }
-// all: decay of the chunk, of block 0's warps. read(): quotients have been.
-template <int QUERIES, bool EXACT, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, const ExactBlock& exact, int warp, int lane, F read) {
+LA_DEVICE void add_half(float (&c)[4], u32 a, int a_apart, const u32 (&y)[4][4], int lane) {
+    float x[4];
+    multiply_half(x, a, a_apart, y, lane);
+#pragma unroll
+    for (int i = 0; i < 4; i++) c[i] += x[i];
+}
+// Product n of a row block: on the diagonal and next to it with queries of two terms, and keys if they have them
+template <class X> LA_DEVICE void multiply_terms(float (&c)[4], const Operands& x, const Tiles& t, int n, int block, int panel, int lane) {
+    const bool near = n == 0 || (n == 1 && block);
+    u32 y[4][4];
+    load_half(y, x.b, x.b_apart, panel, lane);
+    multiply_half(c, x.a, x.a_apart, y, lane);
+    if (near) add_half(c, x.a + X::REST * BLOCK_BYTES, x.a_apart, y, lane);
+    if (X::KEY_TERMS && near) {
+        const bool scratch = n || X::QUOTIENTS_THERE;
+        const int tile = n ? X::KEY_REST + block - 1 : X::QUOTIENT_REST + block;
+        load_half(y, scratch ? t.scratch + tile * BLOCK_BYTES : x.b + PANEL, scratch ? X::PANEL_BYTES : QUOTIENTS, panel, lane);
+        add_half(c, x.a, x.a_apart, y, lane);
+    }
+}
+// all: decay of the chunk, of block 0's warps. own: own_pair() if P is of one term. read(): quotients have been.
+template <int QUERIES, bool EXACT, class F> LA_DEVICE void make_gram(const Tiles& t, float2 all, const ExactBlock& exact, float own_pair, int warp, int lane, F read) {
     const int block = warp >> 1, panel = warp & 1;
     typedef Scratch<QUERIES> X;
     Packed own = {0, 0}, next = {0, 0}, other = {0, 0};   // the diagonal block, the first and the second of the others
@@ -84,22 +120,13 @@ template <int QUERIES, bool EXACT, class F> LA_DEVICE void make_gram(const Tiles
     for (int n = 0; n < (block < 2 ? 3 : 2); n++) {
         const Operands x = operands_of<QUERIES>(t, n, block);
         float c[4];
-        if constexpr (X::TWO_TERMS) {
-            u32 y[4][4];
-            load_half(y, x.b, x.b_apart, panel, lane);
-            multiply_half(c, x.a, x.a_apart, y, lane);
-            if (n == 0 || (n == 1 && block)) {   // in the same row block or the one before
-                float rest[4];
-                multiply_half(rest, x.a + X::REST * BLOCK_BYTES, x.a_apart, y, lane);
-#pragma unroll
-                for (int i = 0; i < 4; i++) c[i] += rest[i];
-            }
-        } else half_block(c, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
+        if constexpr (X::TWO_TERMS) multiply_terms<X>(c, x, t, n, block, panel, lane);
+        else half_block(c, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
         const float over = n ? OVER_MIDDLE : x.scratch ? 1.f : MIDDLE;   // Qg of block 0 is without h
 #pragma unroll
         for (int i = 0; i < 4; i++) c[i] *= over;
         if (n == 0) {
-            finish_diagonal<EXACT>(c, t, exact, warp, lane);
+            finish_diagonal<EXACT, !X::TWO_TERMS>(c, t, exact, own_pair, warp, lane);
             own = packed(c);
             own_rest = rest_of(c);
         } else if (n == 1) {

@@ -84,7 +84,7 @@ template <bool EXACT> LA_DEVICE void store_lower(const Tiles& t, const float* ro
         const int reader = n == 0 ? block : n == 1 ? (block ? block : 3) : block ? 3 : 2, writer = n == 0 ? block : n == 1 ? (block ? block - 1 : 0) : block;
         half_block(own, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
         if constexpr (EXACT)
-            if (n == 0) finish_diagonal<true>(own, t, exact, warp, lane);
+            if (n == 0) finish_diagonal<true, false>(own, t, exact, 0.f, warp, lane);
         const float2 from = pair_at(roots, 16 * writer + column);
         const float over = n ? OVER_MIDDLE : 1.f, to[2] = {roots[16 * reader + row] * over, roots[16 * reader + row + 8] * over};
 #pragma unroll

@@ -49,7 +49,8 @@ template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const Chu
         clear_tail(tiles, values_at(shared, step), count, warp, lane);
     }
     ExactBlock exact = {};
-    if constexpr (EXACT) exact = exact_block<4>(tiles, warp, lane);
+    if constexpr (EXACT) exact = exact_block<4, 1>(tiles, warp, lane);
+    const float own = own_pair(tiles, warp, lane);
     float2 all, strengths = {0.f, 0.f};   // two tokens a lane of the first warp
     if (warp == 0) strengths = *(const float2*)(inverse + Square::SIZE + lane * 8);
     const bool far = __any_sync(0xffffffffu, scale_block<3, true, EXACT>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
@@ -58,7 +59,7 @@ template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const Chu
     }));
     publish_shared();   // N goes over quotients, or the rows are reloaded
     if (any_of_producers(!EXACT && far)) return true;
-    make_gram<3, EXACT>(tiles, all, exact, warp, lane, [&] {
+    make_gram<3, EXACT>(tiles, all, exact, own, warp, lane, [&] {
         if (copies) {
             barrier_expect(bar.inverse(s), Square::SIZE);
             run_in(tiles.gates + PANEL, inverse, Square::SIZE, bar.inverse(s));

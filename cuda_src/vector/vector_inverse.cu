@@ -64,7 +64,7 @@ template <bool EXACT> LA_DEVICE bool invert_chunk(const VectorArguments& a, Plac
     barrier_wait(at.barrier(), EXACT);
     if (count < C) clear_tail(t, 0, count, warp, lane);
     ExactBlock exact = {};
-    if constexpr (EXACT) exact = exact_block<EXACT_AT_ONCE>(t, warp, lane);
+    if constexpr (EXACT) exact = exact_block<EXACT_AT_ONCE, 1>(t, warp, lane);
     const bool far = __any_sync(0xffffffffu, scale_keys<EXACT>(t, LA_FACTORS && *at.inner() ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
     const bool any = __syncthreads_or(far);
     if (!EXACT && any) return true;

@@ -36,7 +36,7 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
                 clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
             }
             ExactBlock exact = {};
-            if (LA_EXACT) exact = exact_block<4>(tiles, warp, lane);
+            if (LA_EXACT) exact = exact_block<4, EXACT_TERMS>(tiles, warp, lane);
             float2 all;
             const bool far = __any_sync(0xffffffffu, scale_block<4, false, LA_EXACT>(tiles, all, u, warp, lane, [] {}));
             leaves = any_of_producers(!LA_EXACT && far);
@@ -45,7 +45,7 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
                 Stops{shared + AT_STOPS}.set(s);
             }
             __syncwarp();
-            make_gram<4, LA_EXACT>(tiles, all, exact, warp, lane, [] {});
+            make_gram<4, LA_EXACT>(tiles, all, exact, 0.f, warp, lane, [] {});
             publish_shared();
             warp_arrive(bar.ready(s), lane);
         }

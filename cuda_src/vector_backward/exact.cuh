@@ -28,12 +28,15 @@ struct Raw {
         for (int c = 0; c < PER; c++) x[c] = row.at(0, c);
     }
     static __device__ __forceinline__ float gram(u32 tile, int i, int j) {
-        u16 x;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(tile + Square::at(i, j)));
-        return __uint_as_float((u32)x << 16);
+        const u32 at = tile + Square::at(i, j);
+        return TWO_TERMS ? load_bf16(at) + load_bf16(at + AT_Z_REST - AT_Z) : load_bf16(at);
     }
     // entries (i, j) .. (i, j + 3), j a multiple of 4
-    static __device__ __forceinline__ void gram_row(float (&x)[OWN], u32 tile, int i, int j) { load_copies(x, tile + Square::at(i, j)); }
+    static __device__ __forceinline__ void gram_row(float (&x)[OWN], u32 tile, int i, int j) {
+        const u32 at = tile + Square::at(i, j);
+        if constexpr (TWO_TERMS) load_terms(x, at, at + AT_Z_REST - AT_Z);
+        else load_copies(x, at);
+    }
 };
 
 // Of each of a lane's rows: what the earlier rows of its block give it as a reader, the later rows as a writer, with the decays between
@@ -146,18 +149,18 @@ struct Pairs {
                                            const Own& own, int r, const Lane& me) const {
         const Raw raw(me);
         const int t = me.first + r;
-        float given[PER], copies[PER], k[PER], q[PER];
+        float given[PER], k[PER], q[PER];
         load_four(given, me.staged(AT_GIVEN, r));
-        load_copies(copies, me.row(AT_KP, r));
 #pragma unroll
         for (int c = 0; c < PER; c++) {
             reads[c] += own.q.at(r, c) * read[r][c];
             writes[c] += own.k.at(r, c) * write[r][c];
             dq[c] += read[r][c];
-            dk[c] += write[r][c] + given[c] * suf[c];
-            copies[c] *= given[c];
+            given[c] *= suf[c];
+            dk[c] += write[r][c] + given[c];
+            given[c] *= own.k.at(r, c);
         }
-        store_four(me.staged(AT_GIVEN, r), copies);
+        store_four(me.staged(AT_GIVEN, r), given);
         if constexpr (BEFORE) {   // with the neighbours
             const float before = t ? load_shared(me.shared + AT_NEAR + t * 4) : 0.f;
             const float after = t + 1 < C ? load_shared(me.shared + AT_NEAR + (t + 1) * 4) : 0.f;

@@ -21,7 +21,8 @@
 #define LA_COMPLEMENT 0
 #endif
 constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT, COMPLEMENT = LA_COMPLEMENT;
-constexpr bool RESTS_APART = !ERASE && !EXACT_BLOCKS;   // copies' second terms have places of their own
+constexpr bool TWO_TERMS = !ERASE || !EXACT_BLOCKS, RESTS_APART = !ERASE;   // of copies, Z and Y; those of copies have places of their own
+constexpr bool OWN_APART = ERASE && !EXACT_BLOCKS;   // Z's diagonal is added one by one, in float32, and stands in no dot
 constexpr float MIDDLE = 0x1p58f, SMALLEST_DECAY = 0x1p-116f;   // 80 nats in a block
 constexpr int THREADS = 256, HALF = 64, HALVES = round_up(LA_K, HALF) / HALF, BLOCKS = C / 16;
 constexpr int PER = 4, OWN = SLICE / 2;   // channels and rows of a lane, half a warp a row
@@ -32,7 +33,7 @@ constexpr int AT_AFTER = AT_STATE + Whole::PANEL, AT_DOUT = AT_AFTER + Whole::PA
 constexpr int AT_SPARE = AT_ERROR + ERASE * Tokens::SIZE, AT_Z = ERASE ? AT_DOUT : AT_SPARE, AT_Y = AT_Z + Square::SIZE;
 typedef SliceTable<HALF, PER> Table;
 // tables of slices: decays; <S, G>; sums of db, before them decays of blocks; then what crosses the chunk's end, Z's diagonal
-constexpr int AT_DECAYS = AT_SPARE + (ERASE ? EXACT_BLOCKS * 2 : 1 + RESTS_APART * 2) * Square::SIZE, AT_PRODUCTS = AT_DECAYS + Table::BYTES;
+constexpr int AT_DECAYS = AT_SPARE + (ERASE ? EXACT_BLOCKS * 2 : 3 + EXACT_BLOCKS) * Square::SIZE, AT_PRODUCTS = AT_DECAYS + Table::BYTES;
 constexpr int AT_SUMS = AT_PRODUCTS + Table::BYTES, AT_BLOCKS = AT_SUMS, AT_CROSSING = AT_SUMS + Table::BYTES, AT_OWN = AT_CROSSING + HALF * 4;
 constexpr int AT_NEAR = AT_OWN + C * 4, AT_BARRIER = AT_NEAR + C * 4;   // exact: Z next to its diagonal
 // exact: which items are flagged; what is written for G, and its sums
@@ -41,7 +42,7 @@ static_assert(LA_SHARED == (EXACT_BLOCKS ? AT_GIVEN_SUMS + Table::BYTES : AT_BAR
 // what takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and raw rows
 constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = EXACT_BLOCKS ? AT_WRITTEN : AT_DOUT;
 // second terms of Z, Y and copies. With erase the last three go where sums are staged later
-constexpr int AT_Z_REST = ERASE ? AT_ERROR : AT_DOUT, AT_Y_REST = AT_Z_REST + Square::SIZE;
+constexpr int AT_Z_REST = ERASE ? AT_ERROR : EXACT_BLOCKS ? AT_SPARE + 3 * Square::SIZE : AT_DOUT, AT_Y_REST = AT_Z_REST + Square::SIZE;
 constexpr int AT_KP_REST = ERASE ? AT_READS : AT_Z + Square::SIZE, AT_QP_REST = ERASE ? AT_WRITES : AT_KP_REST + Square::SIZE, AT_KR_REST = AT_QP_REST + Square::SIZE;
 constexpr int AT_RAW_A = ERASE ? AT_ERROR : AT_DOUT, AT_RAW_Q = ERASE ? AT_SPARE : AT_WRITTEN, AT_RAW_K = AT_RAW_Q + Square::SIZE;
 
@@ -55,7 +56,7 @@ struct ChunkPlace {
     __device__ __forceinline__ i64 block() const { return of.block + chunk; }
 };
 
-// An operand of two terms, the second what rounding to the first leaves (exact: not there): places of tiles, and how far along them
+// An operand of two terms, the second what rounding to the first leaves (exact with erase: not there): places of tiles, and how far along them
 struct Terms {
     int first, rest;
     u32 along;
@@ -65,15 +66,11 @@ template <int FIRST, int TILES, int B_COLUMNS> LA_DEVICE void add_products(float
     shared = opaque(shared);   // no descriptor is held from one block to the next: it would spill
     const u64 a0 = panel_descriptor(shared + a.first) + a.along, b0 = panel_descriptor(shared + b.first) + b.along;
     product_part<FIRST, TILES, 1, B_COLUMNS>(c, a0, b0, add);
-    if constexpr (EXACT_BLOCKS) return;
+    if constexpr (!TWO_TERMS) return;
     const u64 a1 = panel_descriptor(shared + a.rest) + a.along, b1 = panel_descriptor(shared + b.rest) + b.along;
     product_part<FIRST, TILES, 1, B_COLUMNS>(c, a1, b0, true);
     product_part<FIRST, TILES, 1, B_COLUMNS>(c, a0, b1, true);
     product_part<FIRST, TILES, 1, B_COLUMNS>(c, a1, b1, true);
-}
-LA_DEVICE u32 rest_of(float x, float y) {
-    const u32 first = pack_bf16(x, y);
-    return pack_bf16(x - low_bf16(first), y - high_bf16(first));
 }
 
 // This thread's part of the work on a chunk. Products: warpgroup 0 reads, 1 writes; a warp has 16 channels (rows of the accumulators) of
@@ -117,6 +114,18 @@ LA_DEVICE void load_copies(float (&x)[PER], u32 at) {   // of bfloat16
     x[2] = low_bf16(v);
     x[3] = high_bf16(v);
 }
+LA_DEVICE void load_terms(float (&x)[PER], u32 at, u32 rest) {   // of two terms
+    float y[PER];
+    load_copies(x, at);
+    load_copies(y, rest);
+#pragma unroll
+    for (int c = 0; c < PER; c++) x[c] += y[c];
+}
+LA_DEVICE float load_bf16(u32 at) {
+    u16 x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at));
+    return __uint_as_float((u32)x << 16);
+}
 // of the two lanes of a slice's channels
 LA_DEVICE void other_half(float (&x)[PER], const float (&y)[PER]) {
 #pragma unroll
@@ -154,8 +163,8 @@ LA_DEVICE void begin_gram(float (&z)[4][4], u64 rows, u64 written) {
     products_commit();
 }
 // Those columns of the lower triangle, times `factor`, to shared memory: blocks above the diagonal are not read. STRICT: zeros on the
-// diagonal, whose entries go to `own` if there is a bonus. NEAR: zeros next to it too, whose entries go to `near`: no decay crosses them.
-template <bool STRICT, bool NEAR> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to, u32 to_rest, u32 own, u32 near, float factor, const Lane& me) {
+// diagonal, whose entries go to `own` with OWN_ENTRIES. NEAR: zeros next to it too, whose entries go to `near`: no decay crosses them.
+template <bool STRICT, bool NEAR, bool OWN_ENTRIES> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to, u32 to_rest, u32 own, u32 near, float factor, const Lane& me) {
     const int row = me.lane >> 2, column = (me.lane & 3) * 2;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
@@ -172,7 +181,7 @@ template <bool STRICT, bool NEAR> LA_DEVICE void store_gram(const float (&z)[4][
                 const float lower[2] = {ahead < LIMIT ? u : 0.f, ahead + 1 < LIMIT ? v : 0.f};
                 x[2 * h + m] = pack_bf16(lower[0], lower[1]);
                 rest[2 * h + m] = rest_of(lower[0], lower[1]);
-                if constexpr (STRICT && BONUS) {
+                if constexpr (OWN_ENTRIES) {
                     if (ahead == 0) store_shared(own + i * 4, u);
                     if (ahead == -1) store_shared(own + i * 4, v);
                 }
@@ -183,7 +192,7 @@ template <bool STRICT, bool NEAR> LA_DEVICE void store_gram(const float (&z)[4][
             }
         const u32 at = Square::block_piece(16 * me.quarter, 2 * J, me.lane & 15, me.lane >> 4);
         store_matrix(to + at, x[0], x[1], x[2], x[3]);
-        if (!EXACT_BLOCKS) store_matrix(to_rest + at, rest[0], rest[1], rest[2], rest[3]);
+        if (TWO_TERMS) store_matrix(to_rest + at, rest[0], rest[1], rest[2], rest[3]);
     }
 }
 

@@ -11,8 +11,8 @@
 
 constexpr bool ERASE = LA_ERASE, ADDS = LA_ADDS && !ERASE, OFFSETS = LA_ADDS && ERASE;
 constexpr int STAGES = 2, GROUPS_OF_VALUES = round_up(LA_V, 64) / 64, CONSUMERS = 128 * GROUPS_OF_VALUES, COPIERS = 256, PER = 4;
-// a stage: copies of q and k (with erase two of k), dO, P in two terms, with erase in one and N with its strengths
-constexpr int AT_Q = 0, AT_K = AT_Q + Tokens::SIZE, AT_ERASE = AT_K + Tokens::SIZE, AT_DOUT = AT_ERASE + ERASE * Tokens::SIZE;
+// a stage: copies of q and k (k in two terms, with erase two copies), dO, P in two terms, with erase in one and N with its strengths
+constexpr int AT_Q = 0, AT_K = AT_Q + Tokens::SIZE, AT_ERASE = AT_K + Tokens::SIZE, AT_K_REST = AT_ERASE, AT_DOUT = AT_ERASE + Tokens::SIZE;
 constexpr int AT_GRAM = AT_DOUT + Tokens::SIZE, AT_INVERSE = AT_GRAM + LA_GRAM, AT_STRENGTHS = AT_INVERSE + Square::SIZE;
 constexpr int STAGE = AT_INVERSE + ERASE * round_up(LA_INVERSE, 1024);
 // then tables of slices for two chunks, G after a chunk, decays of the stages' chunks; with erase v and each warp's dW.v

@@ -110,8 +110,8 @@ struct Producer {
             store_row<PER>(to + row_offset(warp * SLICE + r, r, lane * PER), x);
         }
     }
-    // the same with the decays to the chunk's end
-    __device__ __forceinline__ void copy_to_end(u32 from, u32 to, int own, const float (&suf)[PER]) const {
+    // the same with the decays to the chunk's end, without erase in two terms
+    __device__ __forceinline__ void copy_to_end(u32 from, u32 to, u32 to_rest, int own, const float (&suf)[PER]) const {
         Slice<LA_DTYPE, PER> rows;
         float y[PER], x[PER];
         if constexpr (!ERASE)
@@ -129,7 +129,9 @@ struct Producer {
                 x[c] = rows.at(r, c) * y[c];
                 y[c] *= d[c];
             }
-            store_row<PER>(to + row_offset(warp * SLICE + r, r, lane * PER), x);
+            const u32 at = row_offset(warp * SLICE + r, r, lane * PER);
+            store_row<PER>(to + at, x);
+            if constexpr (!ERASE) store_words(to_rest + at, rest_of(x[0], x[1]), rest_of(x[2], x[3]));
         }
     }
     // copies of a chunk; `running`: with ADDS the decay of all chunks before it
@@ -149,7 +151,7 @@ struct Producer {
         copy_from_start(at + AT_Q, at + AT_Q, own, pre, a.scale, BEFORE);
         if (ADDS) return;
         if constexpr (ERASE) copy_from_start(at + AT_K, at + AT_ERASE, own, pre, -1.f, false);
-        copy_to_end(at + AT_K, at + AT_K, own, suf);
+        copy_to_end(at + AT_K, at + AT_K, at + AT_K_REST, own, suf);
         if (warp == 0) {
             const u32 to = shared + AT_CARRIES + step % STAGES * WIDE * 4 + lane * PER * 4;
             store_shared2(to, all[0], all[1]);

@@ -39,8 +39,8 @@ LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, co
         accumulator_fence(erases);
     }
     if constexpr (ERASE || !EXACT_BLOCKS) __syncthreads();   // what follows goes where tiles have been
-    store_gram<BEFORE, BEFORE && EXACT_BLOCKS>(z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
-    if constexpr (ERASE) store_gram<true, false>(y, me.shared + AT_Y, me.shared + AT_Y_REST, 0, 0, -1.f, me);
+    store_gram<BEFORE || OWN_APART, BEFORE && EXACT_BLOCKS, BONUS || OWN_APART>(z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
+    if constexpr (ERASE) store_gram<true, false, false>(y, me.shared + AT_Y, me.shared + AT_Y_REST, 0, 0, -1.f, me);
     if constexpr (ERASE && !EXACT_BLOCKS) copies.copy_rest(a, place, me);
     publish_shared();
     return __syncthreads_or(far);
@@ -97,7 +97,10 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
     float x[PER], y[PER], qp[PER], kp[PER];
     load_four(x, me.staged(AT_READS, r));
     load_four(y, me.staged(AT_WRITES, r));
-    if constexpr (EXACT_BLOCKS) {
+    if constexpr (RESTS_APART) {
+        load_terms(qp, me.row(AT_QP, r), me.row(AT_QP_REST, r));
+        load_terms(kp, me.row(AT_KP, r), me.row(AT_KP_REST, r));
+    } else if constexpr (EXACT_BLOCKS) {
         load_copies(qp, me.row(AT_QP, r));
         load_copies(kp, me.row(AT_KP, r));
     }
@@ -105,8 +108,8 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
     for (int c = 0; c < PER; c++) {
         row.dq[c] = x[c] * own.reads(r, c);
         row.dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : own.over(r, c));
-        row.read[c] = EXACT_BLOCKS ? qp[c] * x[c] : own.q.at(r, c) * row.dq[c];
-        row.write[c] = EXACT_BLOCKS ? kp[c] * y[c] : own.k.at(r, c) * row.dk[c];
+        row.read[c] = RESTS_APART || EXACT_BLOCKS ? qp[c] * x[c] : own.q.at(r, c) * row.dq[c];
+        row.write[c] = RESTS_APART || EXACT_BLOCKS ? kp[c] * y[c] : own.k.at(r, c) * row.dk[c];
     }
     if constexpr (ERASE) {
         float e[PER], kr[PER];
@@ -140,9 +143,13 @@ LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const P
     for (int r = OWN - 1; r >= 0; r--) {
         RowGradients row;
         row_gradients(row, suf, pairs, own, r, a, place, me);
-        const float both = BONUS ? load_shared(me.shared + AT_OWN + (me.first + r) * 4) : 0.f;
+        const float both = BONUS || OWN_APART ? load_shared(me.shared + AT_OWN + (me.first + r) * 4) : 0.f;
 #pragma unroll
         for (int c = 0; c < PER; c++) {
+            if constexpr (OWN_APART) {
+                row.dq[c] += both * own.k.at(r, c);
+                row.dk[c] += both * own.q.at(r, c);
+            }
             if constexpr (BONUS) {
                 row.dq[c] += both * weights[c] * own.k.at(r, c);
                 row.dk[c] += both * weights[c] * own.q.at(r, c);
@@ -245,7 +252,7 @@ LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, 
 
 #if LA_EXACT
 // a few blocks that redo what the other build has flagged
-extern "C" __global__ void __launch_bounds__(THREADS, ERASE ? 1 : 2) grads(const __grid_constant__ VectorGradArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) grads(const __grid_constant__ VectorGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     u32* const flagged = (u32*)(memory + AT_FLAGGED);   // 32 items a warp
     const u32 shared = shared_address(memory), warp = threadIdx.x / 32;

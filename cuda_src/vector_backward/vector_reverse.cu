@@ -2,7 +2,7 @@
 //
 //     dv^T = G^T Kd^T + scale dO^T P,      G^T <- e^B G^T + dO^T Qg,      Qg = scale q e^{b},   Kd = k e^{B - b}
 //
-// P is without scale, in two terms, as the forward stores it. With LA_ERASE, P in one term and N of the forward, which
+// P is without scale, in two terms, as the forward stores it, Kd in two terms. With LA_ERASE, both in one term and N of the forward, which
 // made U = beta E + N beta E of E = V - Kc S:
 //
 //     dU^T = G^T Kd^T + scale dO^T P,     dv^T = dW^T = beta (dU^T + dU^T N),     G^T <- e^B G^T + dO^T Qg - dW^T Kc,     Kc = k e^{b}
@@ -94,7 +94,10 @@ struct Consumer {
         accumulator_fence(dv);
         products_begin();
 #pragma unroll
-        for (int d = 0; d < round_up(LA_K, 64) / 16; d++) product_ABt(dv, after + Whole::along(d), keys + Tokens::along(d), true);
+        for (int d = 0; d < round_up(LA_K, 64) / 16; d++) {
+            product_ABt(dv, after + Whole::along(d), keys + Tokens::along(d), true);
+            if (!ERASE) product_ABt(dv, after + Whole::along(d), keys + Tokens::along(d) + (AT_K_REST - AT_K >> 4), true);   // its second term
+        }
         products_commit();
     }
     // G^T += dO^T Qg, begun

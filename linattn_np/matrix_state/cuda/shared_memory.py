@@ -106,23 +106,27 @@ VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: -W, Kd, its decay
 VECTOR_INVERSE = SQUARE + TOKEN  # N, strengths
 
 
-def vector(name: str, gate: str, bounded: bool = False) -> int:
+def vector(name: str, gate: str, bounded: bool = False, keep: bool = False) -> int:
     """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
     the bonus, decays of the stages; keys of the chain, decays of a chunk; two numbers a token. Transfers: stages of
     factors, two of values with their inverse, half of a state as an operand. bounded: a scan without scratch.
+    keep: a scan's keys are of two terms; decays of float32 lie in the stages.
     """
     gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate, bounded)
     tile, decays = 16 * 256, 4 * 128 * 4
     ring, values = stages * (2 * TILE + gates), round_up(TILE + VECTOR_INVERSE, 1024)
+    narrow, keys = gate == "bfloat16", keep and not bounded
+    scaled = 13 + keys * (3 + 4 * narrow)
     return {
-        "scan": ring + 2 * TILE + stages * 512 + (240 if bounded else 160 + 13 * tile + decays + 2 * TOKEN),
+        "scan": ring + 2 * TILE + (not keys or narrow) * stages * 512
+        + (240 if bounded else 160 + scaled * tile + decays + 2 * TOKEN),
         "adds": ring + decays + 64,
         "segments": 0,
         "segments in reverse": 0,
         "inverse": TILE + gates + 5 * tile + decays + 2 * TOKEN + 32,
-        "chain": ring + (4 + (gate == "bfloat16")) * TILE + 8 * tile + decays + 512 + TOKEN + 160,
+        "chain": ring + (4 + narrow) * TILE + 8 * tile + decays + 512 + TOKEN + 160,
         "transfers": 1024 + stages * round_up(VECTOR_FACTORS, 1024) + 2 * (values + TILE),
     }[name]
 
@@ -145,11 +149,11 @@ def vector_ends(erase: bool) -> int:
 def vector_reverse(erase: bool) -> int:
     """vector_reverse.cu.
 
-    Stages of q, k, dO, P in two terms (erase: k twice, P in one, A);
+    Stages of q, k in two terms, dO, P in two terms (erase: k twice, P in one, A);
     G after a chunk, tables of two chunks, decays, barriers (v, dW.v).
     """
     stages = 2
-    stage = (3 + erase) * TILE + 2 * SQUARE + erase * 1024
+    stage = 4 * TILE + 2 * SQUARE + erase * 1024
     small = 2 * 2 * VECTOR_TABLE + stages * 512 + erase * (TILE + 8 * TOKEN) + (3 * stages + 1) * BARRIER
     return stages * stage + DELTA_END + small
 
@@ -157,9 +161,9 @@ def vector_reverse(erase: bool) -> int:
 def vector_gradients(erase: bool, exact: bool) -> int:
     """vector_grads.cu: copies, halves of S and G, dO, V (erase: dW too), Z, tables; exact: flags, what is given.
 
-    Without erase second terms of the copies have places of their own; exact copies have none.
+    Without erase second terms have places of their own (Z's where it is exact); exact copies with erase have none.
     """
-    copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 1 if exact else 3
+    copies, tiles, spare = 2 + erase, 2 + erase, 2 * exact if erase else 3 + exact
     size = (copies + spare) * SQUARE + DELTA_END + tiles * TILE + 3 * VECTOR_TABLE + 3 * TOKEN + 2 * BARRIER
     return round_up(size + 32, 1024) + TILE + VECTOR_TABLE if exact else size
 

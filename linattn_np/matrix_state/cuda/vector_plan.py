@@ -56,7 +56,7 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 @functools.cache
 def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:  # noqa: B008, a tuple
     """The constants of a kernel."""
-    shared = shared_memory.vector(name, kind.gate, build.bounded)
+    shared = shared_memory.vector(name, kind.gate, build.bounded, build.keep)
     stages = shared_memory.vector_stages(name, kind.gate, build.bounded)
     own: dict[str, int] = {}
     if name == "scan":

@@ -20,6 +20,7 @@ from .device_arrays import check_made_again, error, same, typed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 OUT = 6e-3  # of the norm of the result
+GRAM = 1.2e-3  # of P in two terms; one rounding to bfloat16 is 1.65e-3
 GATES = ("zero", "mild", "five", "twenty", "edge", "resets", "mixed")
 DRAWN = {"q", "k", "v", "g", "u", "beta", "a", "b"}
 FUNCTIONS = [fn for fn in la.VARIANTS if has_plain_state(fn.spec) and fn.spec.decay is Decay.VECTOR
@@ -269,7 +270,7 @@ def test_residuals(cp, before, offsets):
     assert vector.unsupported_reason(matrix_state.Call(x, plan)) is None
     out, end, saved = vector.forward(x, plan, cp.asarray(state), keep=True)
     plain, last, _ = vector.forward(x, plan, cp.asarray(state))
-    assert same(out, plain)
+    assert error(out, plain.get().astype(np.float64)) < OUT  # P has fewer roundings where it is kept
     assert same(end, last)
     slots = saved.starts.states.shape[0] // 2
     for n, (first, stop) in enumerate(pairwise(cuts)):
@@ -282,8 +283,8 @@ def test_residuals(cp, before, offsets):
                 kept = unswizzled(saved.starts.states[stored], 128)
                 assert error(kept, S.T) < OUT
                 P = expected_gram(q[rows], k[rows], g[rows], before)
-                found = unswizzled(saved.starts.grams[stored], 64)[: len(P), : len(P)]
-                assert error(found, P) < OUT
+                first_term, rest = cp.split(unswizzled(saved.starts.grams[stored], 64).astype(np.float32), 2, axis=1)
+                assert error((first_term + rest)[: len(P), : len(P)], P) < GRAM
                 for t in range(rows.start, rows.stop):
                     S = np.exp(g[t])[:, None] * S + np.outer(k[t], v[t])
 
