@@ -180,6 +180,61 @@ def test_same_bits_alone_batched_ragged_and_in_parts(cp, fn, gate):
     assert same(last, end)
 
 
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=name_of)
+def test_no_tokens(cp, fn):
+    """The state is what was given, and so is its gradient."""
+    arrays, state = draw(fn, T=0)
+    out, end = run(cp, fn, arrays, state)
+    assert out.shape == arrays["v"].shape
+    assert error(end, state) == 0
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    _, pull = la.vjp(fn, **there, state=cp.asarray(state), return_state=True, backend="cuda")
+    grads = pull(out, cp.asarray(2 * state))
+    assert error(grads.state, 2 * state) == 0
+    assert all(grads._asdict()[n].shape == x.shape for n, x in arrays.items())
+
+
+@pytest.mark.parametrize("fn", BY_ERASE, ids=name_of)
+def test_views_have_the_bits_of_their_copies(cp, fn):
+    """Every second token, backwards, and heads before tokens in memory: outputs and gradients."""
+    arrays, _ = draw(fn, T=100, gate="bfloat16")
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+
+    def results(**given):
+        out, pull = la.vjp(fn, **given, backend="cuda")
+        return [out, *(x for x in pull(there["v"])._asdict().values() if x is not None)]
+
+    def spread(x):
+        wide = cp.full((x.shape[0], 2 * x.shape[1], *x.shape[2:]), np.nan, dtype=x.dtype)
+        wide[:, 1::2] = x
+        return wide[:, 1::2]
+
+    def backwards(x):
+        return x[:, ::-1].copy()[:, ::-1]
+
+    def heads_first(x):
+        return cp.moveaxis(cp.moveaxis(x, 2, 1).copy(), 1, 2)
+
+    right = results(**there)
+    for view in (spread, backwards, heads_first):
+        given = {n: x if n == "u" else view(x) for n, x in there.items()}
+        assert all(x.shape == there[n].shape for n, x in given.items())
+        assert all(same(a, b) for a, b in zip(results(**given), right, strict=True)), view.__name__
+
+
+def test_strengths_above_one(cp):
+    """Up to 2, where a key turns what the state holds of it round."""
+    arrays, state = draw(la.kda, T=200, kind="mild", gate="bfloat16")
+    arrays["beta"] = 1 + arrays["beta"]
+    there, wide = ({n: f(x) for n, x in arrays.items()} for f in (cp.asarray, lambda x: x.astype(np.float64)))
+    out, pull = la.vjp(la.kda, **there, state=cp.asarray(state), backend="cuda")
+    expected, right = la.vjp(la.kda, **wide, state=state.astype(np.float64))
+    assert error(out, expected) < 2 * OUT
+    for x, want in zip(pull(there["v"]), right(wide["v"]), strict=True):
+        assert (x is None) == (want is None)
+        assert want is None or error(x, want) < 2 * OUT
+
+
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 @pytest.mark.parametrize("kind", ["zero", "mild", "five"])
 def test_equal_keys(cp, kind, beta):
