@@ -47,6 +47,7 @@ template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const Chu
     if (LA_RAGGED && count < C) {
         barrier_wait(bar.values(step & 1), step >> 1 & 1);
         clear_tail(tiles, values_at(shared, step), count, warp, lane);
+        panels_barrier(warp >> 1);   // rows of both panels are read below
     }
     ExactBlock exact = {};
     if constexpr (EXACT) exact = exact_block<4, 1>(tiles, warp, lane);
