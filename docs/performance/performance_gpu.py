@@ -49,20 +49,24 @@ nanoseconds per token and head, calls queued back to back. both: forward and pul
 the forward. Gates: mild ones of 0 to -0.05 per token (`rwkv7`, `dplr`: -0.6); strong: -5 in every channel; exact:
 channels of up to 60 nats per token and resets, where every head takes the exact path; declared: `gate_lower_bound=-1`.
 \\*\\*: measured in a separate run. share: bytes that must move in the forward (each array once) over the {copy_gbs:.0f}
-GB/s of a copy. MiB: peak memory beyond the inputs, results included, forward and both. Errors relative to the norm,
-against float64 on the same rounded inputs."""
+GB/s of a copy. MiB: peak memory beyond the inputs, results included, forward and both. A first call of `kda` and its
+pullback take {first:.2g} s with empty caches, {later:.2g} s in a new process with filled ones."""
+VECTOR_ERRORS = """\
+Errors relative to the norm, against float64 on the same rounded inputs. none: no decay; mixed: mild gates, of which a
+tenth is 0 and a twentieth -60; equal keys: one key at every token, erased as a whole."""
 STATES = """\
 `python -m bench states --backend cuda`: calls with states at {states} positions relative to calls with none, {B} x {H}
 heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 states, written by the forward and read
 once more by its backward, at the {copy_gbs:.0f} GB/s of a copy, as a share of the call without them. A call that is
 bound by memory cannot cost less."""
 VECTOR_PEERS = """\
-\\*: both was measured on {date}, with the reverse chain in segments; its memory before. FLA's kernels in the same run
-as this library's, (8, 4096, 32, 128), g in bfloat16, mild gates, {date}. Its autotuner had few candidates, and rejects
-a gated backward with this Triton version on Hopper; that check was disabled."""
+Other libraries' kernels in the same run, on the same arrays, g in bfloat16; cuDNN's gradients take it as float32. FLA's
+autotuner had few candidates (4 warps, 2 or 3 stages): with all of them its forward and both have taken 2.49 and 11.4
+(`gla`), 3.26 and 13.0 (`rwkv6`), 2.98 and 14.9 (`kda`), 5.95 and 20.2 (`rwkv7`) on such a device, by hand. It rejects a
+gated backward with this Triton version on Hopper; that check was disabled."""
 VECTOR_MORE = """\
-Other widths, slots (64) and dtypes, (B, T, H, K, V), {date}. Where both is missing, gradients are computed by array
-calls. [Decision 022](../decisions/vector/022-other-widths-and-dtypes.md) says which kernels these are."""
+Other widths and slots (64), (B, T, H, K, V), {date}, before the chunks of [decision
+025](../decisions/vector/025-portable-chunks.md). Where both is missing, gradients are computed by array calls."""
 ATTENTION = """\
 `python -m bench softmax --backend cuda`: causal attention, (B, T, H / heads of keys and values, K = V), nanoseconds per
 token and query head, calls queued back to back; both: forward and pullback. TFLOP/s count 2 (K + V) operations for each
@@ -201,8 +205,9 @@ def _peers(row: dict[str, Any], tokens: float) -> list[list[str]]:
 def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
     """A decay per channel."""
     yield "On a GPU: vector decay"
-    yield VECTOR.format(**result)
-    body = []
+    seconds = [sum(run.values()) for run in result["first_call"].values()]
+    yield VECTOR.format(**result, first=seconds[0], later=seconds[1])
+    body: list[list[str]] = []
     for row in result["rows"]:
         x, both = row["times"]["forward"], row["times"]["both"]
         sizes = "({B}, {T}, {H}, {K})".format(**row)
@@ -214,28 +219,34 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
                      ns(both["ns"]), f"{100 * x['share_of_copy']:.0f}",
                      *(f"{y['peak_bytes'] / 2**20:.0f}" for y in (x, both))])  # fmt: skip
     yield table(["case", "dtype of g", "gates", "forward", "graph", "both", "share, %", "MiB", "MiB, both"], body)
-    yield f"![Time of each function, FLA's where it was measured, the least time for the bytes](pictures/{BARS})"
+    yield f"![Time of each function, of other libraries, the least time for the bytes](pictures/{BARS})"
     names = ["out", "dq", "dk", "dv", "dg", "dbeta", "du", "da", "db", "dw"]
-    own = {name: found["linattn_np"] for name, found in result["errors"].items()}
-    yield table(["case", *names],
-                [[name, *(f"{x[n]:.2g}" if n in x else "" for n in names)] for name, x in own.items()])
+    yield VECTOR_PEERS
+    yield table(["case", "gates", "library", "forward", "both", "MiB", "MiB, both"],
+                [cells for row in result["rows"] for cells in _vector_peers(row)])  # fmt: skip
+    yield VECTOR_ERRORS
+    yield table(["case", "library", *names],
+                [[name, _short(library), *(f"{x[n]:.3g}" if n in x else "" for n in names)]
+                 for name, found in result["errors"].items() for library, x in found.items()])  # fmt: skip
     if "apart" in result:
-        yield from _vector_apart(result["apart"], table, names[:6])
+        yield from _vector_apart(result["apart"], table)
 
 
-def _vector_apart(apart: dict[str, Any], table: Table, names: list[str]) -> Iterator[str]:
-    """FLA in the same run as this library; other widths and dtypes."""
-    yield VECTOR_PEERS.format(**apart)
-    body, errors = [], []
-    for row in apart["peers"]:
-        for library, key in (("linattn_np", "ours"), (row["peer"].split(",")[0], "theirs")):
-            both = [row[key][n] for n in ("forward", "both")]
-            body.append([f"`{row['function']}`", library, *(ns(x["ns"]) for x in both),
-                         *(f"{x['peak_bytes'] / 2**20:.0f}" for x in both)])  # fmt: skip
-            found = row["errors"][key]
-            errors.append([f"`{row['function']}`", library, *(f"{found[n]:.2g}" if n in found else "" for n in names)])
-    yield table(["case", "library", "forward", "both", "MiB", "MiB, both"], body)
-    yield table(["case", "library", *names], errors)
+def _short(library: str) -> str:
+    """Name, version and function of a library, without what else its name says."""
+    return library.split(", ")[0]
+
+
+def _vector_peers(row: dict[str, Any]) -> Iterator[list[str]]:
+    """Other libraries' times and memory beside one of our rows."""
+    for library in dict.fromkeys(what.split(": ", 1)[1] for what in row["times"] if ": " in what):
+        times = [row["times"][f"{what}: {library}"] for what in ("forward", "both")]
+        yield [f"`{row['function']}` " + "({B}, {T}, {H}, {K})".format(**row), row["gates"], _short(library),
+               *(ns(x.get("ns")) for x in times), *(f"{x['peak_bytes'] / 2**20:.0f}" for x in times)]  # fmt: skip
+
+
+def _vector_apart(apart: dict[str, Any], table: Table) -> Iterator[str]:
+    """Other widths."""
     yield VECTOR_MORE.format(**apart)
     yield table(["case", "dtype", "forward", "both"],
                 [[f"`{row['function']}` " + "({B}, {T}, {H}, {K}, {V})".format(**row), row["dtype"],

@@ -39,19 +39,20 @@ def tokens(ax: Any, result: dict[str, Any]) -> None:
 
 
 def bars(ax: Any, result: dict[str, Any]) -> None:
-    """Forward and both of each function with a decay per channel, FLA's marks, and the least time for the bytes."""
+    """Forward and both of each function with a decay per channel, of other libraries, the least time for the bytes."""
     rows = {row["function"]: row["times"] for row in result["rows"]
             if row["gate"] == "bfloat16" and row["gates"] == "mild" and row.get("bound") is None
             and all(row[n] == size for n, size in SHAPE.items())}  # fmt: skip
-    peers = result["apart"]["peers"]
-    theirs, library = {peer["function"]: peer["theirs"] for peer in peers}, peers[0]["peer"].split(" chunk")[0]
+    libraries = {"fla-core": "xr", "cudnn-frontend": "+g"}
     for shift, what, words in ((-0.2, "forward", "forward"), (0.2, "both", "forward and backward")):
         at = [i + shift for i in range(len(rows))]
         ax.barh(at, [times[what]["ns"] for times in rows.values()], height=0.36, label=words)
         least = [times[what]["ns"] * times[what]["share_of_copy"] for times in rows.values()]
         ax.plot(least, at, "|k", markersize=12, label="bytes at the rate of a copy" if what == "both" else None)
-        others = [(theirs[name][what]["ns"], y) for name, y in zip(rows, at, strict=True) if name in theirs]
-        ax.plot(*zip(*others, strict=True), "xr", label=f"{library}, another run" if what == "both" else None)
+        for library, mark in libraries.items():
+            others = [(x["ns"], y) for times, y in zip(rows.values(), at, strict=True) for n, x in times.items()
+                      if n.startswith(f"{what}: {library}")]  # fmt: skip
+            ax.plot(*zip(*others, strict=True), mark, label=library if what == "both" else None)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()
     sizes = ", ".join(str(size) for size in SHAPE.values())
