@@ -22,6 +22,7 @@
 #endif
 constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT, COMPLEMENT = LA_COMPLEMENT;
 constexpr bool TWO_TERMS = !ERASE || !EXACT_BLOCKS, RESTS_APART = !ERASE;   // of copies, Z and Y; those of copies have places of their own
+constexpr bool COPIES_LEFT = RESTS_APART || EXACT_BLOCKS;   // where dots are taken, which are of them
 constexpr bool OWN_APART = ERASE && !EXACT_BLOCKS;   // Z's diagonal is added one by one, in float32, and stands in no dot
 constexpr float MIDDLE = 0x1p58f, SMALLEST_DECAY = 0x1p-116f;   // 80 nats in a block
 constexpr int THREADS = 256, HALF = 64, HALVES = round_up(LA_K, HALF) / HALF, BLOCKS = C / 16;

@@ -5,9 +5,10 @@
 //     dq = readers(scale dO S^T, Z),   r = readers(-dW S^T, Y),   w = writers(U G^T; (Z, q), (Y, k)),   dk = r + w
 //     dg_t = sum over l >= t of (q_l.dq_l + k_l.r_l - k_l.w_l), channel by channel, + sum over j of (the part of k_j.w_j through G) + e^B <S, G>
 //
-// The dots of dg are taken of the accumulators and the copies that the products read, before the last factor: so a pair that does not cross
-// t is the same number on both sides and cancels to 2^-18 of itself, the error of two terms (exact: to float32, by rounded copies). A chunk that decays by more than 2^-116 within a block is left to the
-// build with LA_EXACT 1: the other one says so in `flags`.
+// The dots of dg are taken of the accumulators and the copies that the products read, both terms, before the last factor: so a pair that does
+// not cross t is the same number on both sides. With erase second terms are gone by then and such a pair cancels to 2^-18 of itself; Z's
+// diagonal, the largest, is added apart. A chunk that decays by more than 2^-116 within a block is left to the build with LA_EXACT 1:
+// the other one says so in `flags`.
 #include "vector_backward/exact.cuh"
 #include "vector_backward/horner.cuh"
 
@@ -100,7 +101,7 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
     if constexpr (RESTS_APART) {
         load_terms(qp, me.row(AT_QP, r), me.row(AT_QP_REST, r));
         load_terms(kp, me.row(AT_KP, r), me.row(AT_KP_REST, r));
-    } else if constexpr (EXACT_BLOCKS) {
+    } else if constexpr (COPIES_LEFT) {
         load_copies(qp, me.row(AT_QP, r));
         load_copies(kp, me.row(AT_KP, r));
     }
@@ -108,8 +109,8 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
     for (int c = 0; c < PER; c++) {
         row.dq[c] = x[c] * own.reads(r, c);
         row.dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : own.over(r, c));
-        row.read[c] = RESTS_APART || EXACT_BLOCKS ? qp[c] * x[c] : own.q.at(r, c) * row.dq[c];
-        row.write[c] = RESTS_APART || EXACT_BLOCKS ? kp[c] * y[c] : own.k.at(r, c) * row.dk[c];
+        row.read[c] = COPIES_LEFT ? qp[c] * x[c] : own.q.at(r, c) * row.dq[c];
+        row.write[c] = COPIES_LEFT ? kp[c] * y[c] : own.k.at(r, c) * row.dk[c];
     }
     if constexpr (ERASE) {
         float e[PER], kr[PER];

@@ -108,7 +108,7 @@ PORTABLE_SEGMENTS = 3  # least number of segments of a sequence: states at their
 BOUNDED_NATS = 64.0  # that a channel may lose in a chunk with one reference: quotients and queries stay normal numbers
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
 ROW_WARPS = 8  # rows of a block that makes a free term of the delta rule, a warp each
-EXACT_RESIDENT = 2  # blocks a multiprocessor of the gradients of chunks that decay too far: what its memory holds
+EXACT_GRADIENT_BLOCKS = 2  # a multiprocessor, one after the other, of the gradients of chunks that decay too far
 
 # CUDA: the kernel of a few tokens
 

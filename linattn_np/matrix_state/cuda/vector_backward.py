@@ -203,7 +203,7 @@ def _gradients(batch: Batch, arrays: Arrays, exact: bool, scale: float, **given:
     if moves():
         named = (*(arrays[n] for n in (*names, values, "dout", "u")), batch.offsets, *given.values())
     constants = cuts.grads_constants(batch.kind, erase, exact, dtype_name(arrays["dq"]))
-    grid = min(_items(batch), policy.EXACT_RESIDENT * launch.multiprocessors()) if exact else _items(batch)
+    grid = min(_items(batch), policy.EXACT_GRADIENT_BLOCKS * launch.multiprocessors()) if exact else _items(batch)
     launch.launch(cuts.GRADS.file, cuts.GRADS.entry, constants, grid, cuts.GRADS.threads,
                   dict(constants)["LA_SHARED"], arguments.VECTOR_GRADS.packed(fields), named)
 
