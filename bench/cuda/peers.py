@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.metadata
 import os
 from collections.abc import Callable
@@ -232,10 +233,10 @@ def _fla_vector(function: str) -> dict[str, Pair]:
         prefix, note = fla()
         import torch
         from fla import ops
-        from fla.ops.gdn2 import chunk_gdn2
 
         name = {"hgrn2": "gla", "rwkv7": "dplr_delta_rule", "dplr": "dplr_delta_rule"}.get(function, function)
-        chosen = chunk_gdn2 if name == "gdn2" else getattr(ops, f"chunk_{name}")
+        home = importlib.import_module("fla.ops.gdn2") if name == "gdn2" else ops
+        chosen = getattr(home, f"chunk_{name}")
     except Exception:  # not installed, or not with this PyTorch
         return {}
 

@@ -41,6 +41,11 @@ LA_DEVICE u32 pack_f16(float lo, float hi) {
 }
 LA_DEVICE float low_bf16(u32 x) { return __uint_as_float(x << 16); }
 LA_DEVICE float high_bf16(u32 x) { return __uint_as_float(x & 0xffff0000u); }
+// what rounding two floats to bfloat16 leaves, rounded: the second terms of operands of two terms
+LA_DEVICE u32 rest_of(float x, float y) {
+    const u32 first = pack_bf16(x, y);
+    return pack_bf16(x - low_bf16(first), y - high_bf16(first));
+}
 LA_DEVICE float low_f16(u32 x) {
     float r;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(r) : "r"(x));

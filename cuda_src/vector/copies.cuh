@@ -20,10 +20,11 @@
 #define LA_KEEP 0
 #endif
 
+// QUOTIENTS_IN_SCRATCH: second terms of k / (Pre h), else in the other half of the log decays
 template <int QUERIES> struct Scratch {
-    static constexpr bool TWO_TERMS = QUERIES == 4, KEY_TERMS = TWO_TERMS && LA_KEEP, QUOTIENTS_THERE = KEY_TERMS && LA_GATE != 2;
-    static constexpr int REST = QUERIES + 5, KEY_REST = REST + (TWO_TERMS ? 4 : 0), QUOTIENT_REST = KEY_REST + (KEY_TERMS ? 3 : 0);
-    static constexpr int TILES = QUOTIENT_REST + (QUOTIENTS_THERE ? 4 : 0), PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
+    static constexpr bool TWO_TERMS = QUERIES == 4, TWO_TERM_KEYS = TWO_TERMS && LA_KEEP, QUOTIENTS_IN_SCRATCH = TWO_TERM_KEYS && LA_GATE != 2;
+    static constexpr int REST = QUERIES + 5, KEY_REST = REST + (TWO_TERMS ? 4 : 0), QUOTIENT_REST = KEY_REST + (TWO_TERM_KEYS ? 3 : 0);
+    static constexpr int TILES = QUOTIENT_REST + (QUOTIENTS_IN_SCRATCH ? 4 : 0), PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
     static constexpr int query(int block) { return block - 4 + QUERIES; }   // negative: it has none
     static constexpr int key(int block) { return FAR_QUERY + (block ? block + 2 : 1); }   // of blocks 0..2
     static constexpr int FAR_KEY = FAR_QUERY + 2;
@@ -105,12 +106,12 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * -reach.before)));
         const float2 w = y * (X::TWO_TERMS || !EXACT ? any_over(pre) : float2{over(pre.x), over(pre.y)});
         store_word(quotients + lane_row(i, lane), pack(w));
-        if (X::KEY_TERMS) store_word((X::QUOTIENTS_THERE ? scratch + (X::QUOTIENT_REST + block) * BLOCK_BYTES : quotients + PANEL) + lane_row(i, lane), rest_of(w));
+        if (X::TWO_TERM_KEYS) store_word((X::QUOTIENTS_IN_SCRATCH ? scratch + (X::QUOTIENT_REST + block) * BLOCK_BYTES : quotients + PANEL) + lane_row(i, lane), rest_of(w));
         const int r = 7 - i;
         const float2 z = floats_of(k[r]) * s;
         store_word(t.k + own + lane_row(r, lane), pack(z * reach.behind));
         store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(z));
-        if (X::KEY_TERMS) store_word_if(block < 3, scratch + (X::KEY_REST + block) * BLOCK_BYTES + lane_row(r, lane), rest_of(z));
+        if (X::TWO_TERM_KEYS) store_word_if(block < 3, scratch + (X::KEY_REST + block) * BLOCK_BYTES + lane_row(r, lane), rest_of(z));
         s *= a[r];
     }
     if (block == 3) scale_far_queries(scratch + X::FAR_QUERY * BLOCK_BYTES, q, a, begin * reach.between, lane);

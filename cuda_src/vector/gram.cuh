@@ -103,8 +103,8 @@ template <class X> LA_DEVICE void multiply_terms(float (&c)[4], const Operands& 
     load_half(y, x.b, x.b_apart, panel, lane);
     multiply_half(c, x.a, x.a_apart, y, lane);
     if (near) add_half(c, x.a + X::REST * BLOCK_BYTES, x.a_apart, y, lane);
-    if (X::KEY_TERMS && near) {
-        const bool scratch = n || X::QUOTIENTS_THERE;
+    if (X::TWO_TERM_KEYS && near) {
+        const bool scratch = n || X::QUOTIENTS_IN_SCRATCH;
         const int tile = n ? X::KEY_REST + block - 1 : X::QUOTIENT_REST + block;
         load_half(y, scratch ? t.scratch + tile * BLOCK_BYTES : x.b + PANEL, scratch ? X::PANEL_BYTES : QUOTIENTS, panel, lane);
         add_half(c, x.a, x.a_apart, y, lane);

@@ -8,17 +8,17 @@ constexpr int CONSUMER_REGISTERS_OF_SCAN = LA_BOUNDED ? 160 : 152, PRODUCER_REGI
 constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES;
 constexpr int AT_VALUES = STAGES * STAGE, AT_SCRATCH = AT_VALUES + 2 * Tokens::SIZE;
 constexpr int AT_DECAYS = AT_SCRATCH + !LA_BOUNDED * Scratch<4>::SIZE;
-constexpr bool ALL_BEHIND = Scratch<4>::KEY_TERMS && !LA_BOUNDED && LA_GATE == 2;   // the decay of a chunk lies behind its P
-constexpr int AT_BONUS = AT_DECAYS + !LA_BOUNDED * 4 * WIDE * 4, AT_ALL = AT_BONUS + !LA_BOUNDED * 2 * C * 4, AT_BARRIERS = AT_ALL + !ALL_BEHIND * STAGES * WIDE * 4;
+constexpr bool DECAY_BEHIND_GRAM = Scratch<4>::TWO_TERM_KEYS && !LA_BOUNDED && LA_GATE == 2;   // the decay of a chunk lies behind its P
+constexpr int AT_BONUS = AT_DECAYS + !LA_BOUNDED * 4 * WIDE * 4, AT_ALL = AT_BONUS + !LA_BOUNDED * 2 * C * 4, AT_BARRIERS = AT_ALL + !DECAY_BEHIND_GRAM * STAGES * WIDE * 4;
 constexpr int AT_LOADER = AT_BARRIERS + 24 * STAGES + 16, AT_STOPS = AT_LOADER + 48 + 16 * STAGES, BARRIER_BYTES = LA_BOUNDED ? 240 : 160;
-constexpr int EXACT_TERMS = 1 + Scratch<4>::KEY_TERMS;
+constexpr int EXACT_TERMS = 1 + Scratch<4>::TWO_TERM_KEYS;
 static_assert(Scratch<4>::SIZE >= 4 * EXACT_TERMS * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + BARRIER_BYTES, "the exact path has its operands there");
 static_assert(LA_SHARED == AT_BARRIERS + BARRIER_BYTES && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
 static_assert(StatePanels::SIZE == 2 * Tokens::SIZE, "a state leaves through the place of q and k");
 
 LA_DEVICE Tiles tiles_of(u32 shared, int s) {
     const u32 at = shared + s * STAGE;
-    return {at, at + Tokens::SIZE, at + 2 * Tokens::SIZE, shared + AT_SCRATCH, shared + AT_DECAYS, 0, shared + AT_BONUS, ALL_BEHIND ? at + 2 * Tokens::SIZE + 2 * Square::SIZE : shared + AT_ALL + s * WIDE * 4};
+    return {at, at + Tokens::SIZE, at + 2 * Tokens::SIZE, shared + AT_SCRATCH, shared + AT_DECAYS, 0, shared + AT_BONUS, DECAY_BEHIND_GRAM ? at + 2 * Tokens::SIZE + 2 * Square::SIZE : shared + AT_ALL + s * WIDE * 4};
 }
 LA_DEVICE u32 values_at(u32 shared, int step) { return shared + AT_VALUES + (step & 1) * Tokens::SIZE; }
 

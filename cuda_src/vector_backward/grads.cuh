@@ -22,8 +22,8 @@
 #endif
 constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT, COMPLEMENT = LA_COMPLEMENT;
 constexpr bool TWO_TERMS = !ERASE || !EXACT_BLOCKS, RESTS_APART = !ERASE;   // of copies, Z and Y; those of copies have places of their own
-constexpr bool COPIES_LEFT = RESTS_APART || EXACT_BLOCKS;   // where dots are taken, which are of them
-constexpr bool OWN_APART = ERASE && !EXACT_BLOCKS;   // Z's diagonal is added one by one, in float32, and stands in no dot
+constexpr bool DOTS_OF_COPIES = RESTS_APART || EXACT_BLOCKS;   // those of dg; else of q, k and their gradients, when the second terms are gone
+constexpr bool DIAGONAL_APART = ERASE && !EXACT_BLOCKS;   // Z's diagonal is added one by one, in float32, and stands in no dot
 constexpr float MIDDLE = 0x1p58f, SMALLEST_DECAY = 0x1p-116f;   // 80 nats in a block
 constexpr int THREADS = 256, HALF = 64, HALVES = round_up(LA_K, HALF) / HALF, BLOCKS = C / 16;
 constexpr int PER = 4, OWN = SLICE / 2;   // channels and rows of a lane, half a warp a row
@@ -164,8 +164,8 @@ LA_DEVICE void begin_gram(float (&z)[4][4], u64 rows, u64 written) {
     products_commit();
 }
 // Those columns of the lower triangle, times `factor`, to shared memory: blocks above the diagonal are not read. STRICT: zeros on the
-// diagonal, whose entries go to `own` with OWN_ENTRIES. NEAR: zeros next to it too, whose entries go to `near`: no decay crosses them.
-template <bool STRICT, bool NEAR, bool OWN_ENTRIES> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to, u32 to_rest, u32 own, u32 near, float factor, const Lane& me) {
+// diagonal, whose entries go to `own` with KEEPS_DIAGONAL. NEAR: zeros next to it too, whose entries go to `near`: no decay crosses them.
+template <bool STRICT, bool NEAR, bool KEEPS_DIAGONAL> LA_DEVICE void store_gram(const float (&z)[4][4], u32 to, u32 to_rest, u32 own, u32 near, float factor, const Lane& me) {
     const int row = me.lane >> 2, column = (me.lane & 3) * 2;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
@@ -182,7 +182,7 @@ template <bool STRICT, bool NEAR, bool OWN_ENTRIES> LA_DEVICE void store_gram(co
                 const float lower[2] = {ahead < LIMIT ? u : 0.f, ahead + 1 < LIMIT ? v : 0.f};
                 x[2 * h + m] = pack_bf16(lower[0], lower[1]);
                 rest[2 * h + m] = rest_of(lower[0], lower[1]);
-                if constexpr (OWN_ENTRIES) {
+                if constexpr (KEEPS_DIAGONAL) {
                     if (ahead == 0) store_shared(own + i * 4, u);
                     if (ahead == -1) store_shared(own + i * 4, v);
                 }

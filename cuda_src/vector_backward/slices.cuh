@@ -72,11 +72,6 @@ template <int CHANNELS, int PER> struct SliceTable {
 // byte offset of a row in a tile of 128-byte rows, for a lane's channels from `channel` on; low: the row's last three bits
 LA_DEVICE u32 row_offset(int row, int low, int channel) { return channel / 64 * Tokens::PANEL + row * 128 + (((channel % 64) * 2) ^ (low << 4)); }
 LA_DEVICE void store_words(u32 at, u32 x, u32 y) { asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory"); }
-// what rounding leaves
-LA_DEVICE u32 rest_of(float x, float y) {
-    const u32 first = pack_bf16(x, y);
-    return pack_bf16(x - low_bf16(first), y - high_bf16(first));
-}
 template <int PER> LA_DEVICE void store_row(u32 at, const float (&x)[PER]) {
     if constexpr (PER == 2) store_shared_u32(at, pack_bf16(x[0], x[1]));
     else store_words(at, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));

@@ -40,7 +40,7 @@ LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, co
         accumulator_fence(erases);
     }
     if constexpr (ERASE || !EXACT_BLOCKS) __syncthreads();   // what follows goes where tiles have been
-    store_gram<BEFORE || OWN_APART, BEFORE && EXACT_BLOCKS, BONUS || OWN_APART>(z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
+    store_gram<BEFORE || DIAGONAL_APART, BEFORE && EXACT_BLOCKS, BONUS || DIAGONAL_APART>(z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
     if constexpr (ERASE) store_gram<true, false, false>(y, me.shared + AT_Y, me.shared + AT_Y_REST, 0, 0, -1.f, me);
     if constexpr (ERASE && !EXACT_BLOCKS) copies.copy_rest(a, place, me);
     publish_shared();
@@ -101,7 +101,7 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
     if constexpr (RESTS_APART) {
         load_terms(qp, me.row(AT_QP, r), me.row(AT_QP_REST, r));
         load_terms(kp, me.row(AT_KP, r), me.row(AT_KP_REST, r));
-    } else if constexpr (COPIES_LEFT) {
+    } else if constexpr (DOTS_OF_COPIES) {
         load_copies(qp, me.row(AT_QP, r));
         load_copies(kp, me.row(AT_KP, r));
     }
@@ -109,8 +109,8 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
     for (int c = 0; c < PER; c++) {
         row.dq[c] = x[c] * own.reads(r, c);
         row.dk[c] = y[c] * (EXACT_BLOCKS ? suf[c] : own.over(r, c));
-        row.read[c] = COPIES_LEFT ? qp[c] * x[c] : own.q.at(r, c) * row.dq[c];
-        row.write[c] = COPIES_LEFT ? kp[c] * y[c] : own.k.at(r, c) * row.dk[c];
+        row.read[c] = DOTS_OF_COPIES ? qp[c] * x[c] : own.q.at(r, c) * row.dq[c];
+        row.write[c] = DOTS_OF_COPIES ? kp[c] * y[c] : own.k.at(r, c) * row.dk[c];
     }
     if constexpr (ERASE) {
         float e[PER], kr[PER];
@@ -144,10 +144,10 @@ LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const P
     for (int r = OWN - 1; r >= 0; r--) {
         RowGradients row;
         row_gradients(row, suf, pairs, own, r, a, place, me);
-        const float both = BONUS || OWN_APART ? load_shared(me.shared + AT_OWN + (me.first + r) * 4) : 0.f;
+        const float both = BONUS || DIAGONAL_APART ? load_shared(me.shared + AT_OWN + (me.first + r) * 4) : 0.f;
 #pragma unroll
         for (int c = 0; c < PER; c++) {
-            if constexpr (OWN_APART) {
+            if constexpr (DIAGONAL_APART) {
                 row.dq[c] += both * own.k.at(r, c);
                 row.dk[c] += both * own.q.at(r, c);
             }

@@ -242,7 +242,8 @@ def _vector_peers(row: dict[str, Any]) -> Iterator[list[str]]:
     for library in dict.fromkeys(what.split(": ", 1)[1] for what in row["times"] if ": " in what):
         times = [row["times"][f"{what}: {library}"] for what in ("forward", "both")]
         yield [f"`{row['function']}` " + "({B}, {T}, {H}, {K})".format(**row), row["gates"], _short(library),
-               *(ns(x.get("ns")) for x in times), *(f"{x['peak_bytes'] / 2**20:.0f}" for x in times)]  # fmt: skip
+               *(ns(x.get("ns")) for x in times),
+               *(f"{x['peak_bytes'] / 2**20:.0f}" if "peak_bytes" in x else "" for x in times)]  # fmt: skip
 
 
 def _vector_apart(apart: dict[str, Any], table: Table) -> Iterator[str]:

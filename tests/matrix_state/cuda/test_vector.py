@@ -221,6 +221,23 @@ def test_views_have_the_bits_of_their_copies(cp, fn):
         assert all(same(a, b) for a, b in zip(results(**given), right, strict=True)), view.__name__
 
 
+@pytest.mark.parametrize(("fn", "bounds"), [
+    (la.gla, {}), (la.rwkv6, {}),
+    (la.kda, {"out": 3.2e-3, "dbeta": 2.2e-3, **dict.fromkeys(("dq", "dk", "dv", "dg"), 2.7e-3)}),
+], ids=lambda x: getattr(x, "__name__", ""))  # fmt: skip
+def test_roundings_at_strong_gates(cp, fn, bounds):
+    """Without an erase term a result has its own rounding alone, 1.66e-3, where a token reads little but itself."""
+    arrays, _ = draw(fn, B=1, T=257, kind="five", gate="bfloat16")
+    there, wide = ({n: f(x) for n, x in arrays.items()} for f in (cp.asarray, lambda x: x.astype(np.float64)))
+    dout = np.random.default_rng(1).standard_normal(arrays["v"].shape).astype(arrays["v"].dtype)
+    out, pull = la.vjp(fn, **there, backend="cuda")
+    expected, right = la.vjp(fn, **wide)
+    assert error(out, expected) < bounds.get("out", 2e-3)
+    for name, want in right(dout.astype(np.float64))._asdict().items():
+        if want is not None:
+            assert error(getattr(pull(cp.asarray(dout)), name), want) < bounds.get(f"d{name}", 2e-3), name
+
+
 def test_strengths_above_one(cp):
     """Up to 2, where a key turns what the state holds of it round."""
     arrays, state = draw(la.kda, T=200, kind="mild", gate="bfloat16")
