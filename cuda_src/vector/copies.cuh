@@ -19,10 +19,13 @@
 #ifndef LA_KEEP     // 1: stores what the backward reads: the state before each chunk, P (and U)
 #define LA_KEEP 0
 #endif
+#ifndef LA_TWO_TERM_KEYS   // 1: a backward follows, whether what it reads is stored or not
+#define LA_TWO_TERM_KEYS 0
+#endif
 
 // QUOTIENTS_IN_SCRATCH: second terms of k / (Pre h), else in the other half of the log decays
 template <int QUERIES> struct Scratch {
-    static constexpr bool TWO_TERMS = QUERIES == 4, TWO_TERM_KEYS = TWO_TERMS && LA_KEEP, QUOTIENTS_IN_SCRATCH = TWO_TERM_KEYS && LA_GATE != 2;
+    static constexpr bool TWO_TERMS = QUERIES == 4, TWO_TERM_KEYS = TWO_TERMS && LA_TWO_TERM_KEYS, QUOTIENTS_IN_SCRATCH = TWO_TERM_KEYS && LA_GATE != 2;
     static constexpr int REST = QUERIES + 5, KEY_REST = REST + (TWO_TERMS ? 4 : 0), QUOTIENT_REST = KEY_REST + (TWO_TERM_KEYS ? 3 : 0);
     static constexpr int TILES = QUOTIENT_REST + (QUOTIENTS_IN_SCRATCH ? 4 : 0), PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
     static constexpr int query(int block) { return block - 4 + QUERIES; }   // negative: it has none

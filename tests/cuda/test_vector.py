@@ -54,12 +54,13 @@ def test_every_entry_compiles(K, V, erase, bonus, ragged):
         assert waits or not re.search(r"C75\d\d", code.log), (entry.words, code.log)
 
 
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("gate", ["bfloat16", "float32"])
-def test_a_scan_that_keeps_residuals_compiles(gate):
+def test_a_scan_that_a_backward_follows_compiles(gate, keep):
     kind = cuda_vector.VectorKind(128, 128, gate)
     source = sources.read(cuda_vector.KERNELS["scan"].file)
     for name, build in {"scan": {}, "exact scan": {"exact": True}, "scan of bounded gates": {"bounded": True}}.items():
-        constants = dict(cuda_vector.constants("scan", kind, cuda_vector.Build(keep=True, **build)))
+        constants = dict(cuda_vector.constants("scan", kind, cuda_vector.Build(keep=keep, two_term_keys=True, **build)))
         code = cuda_compile.compile_source(source, constants, "sm_90a", cached=False)
         assert spilled(code.log) <= ALLOWANCE.get(name, 0), code.log
 

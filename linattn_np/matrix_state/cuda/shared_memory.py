@@ -106,18 +106,18 @@ VECTOR_FACTORS = 2 * TILE + 512  # of a chunk in memory: -W, Kd, its decay
 VECTOR_INVERSE = SQUARE + TOKEN  # N, strengths
 
 
-def vector(name: str, gate: str, bounded: bool = False, keep: bool = False) -> int:
+def vector(name: str, gate: str, bounded: bool = False, two_term_keys: bool = False) -> int:
     """vector_*.cu by name: scan, adds, segments, inverse, chain, transfers.
 
     A stage has q, k and log decays; two of values; scaled tiles of 16 rows; decays of blocks. Beside them: dots with
     the bonus, decays of the stages; keys of the chain, decays of a chunk; two numbers a token. Transfers: stages of
     factors, two of values with their inverse, half of a state as an operand. bounded: a scan without scratch.
-    keep: a scan's keys are of two terms; decays of float32 lie in the stages.
+    two_term_keys: of a scan; decays of float32 lie in the stages.
     """
     gates, stages = TILE * BYTES[gate] // 2, vector_stages(name, gate, bounded)
     tile, decays = 16 * 256, 4 * 128 * 4
     ring, values = stages * (2 * TILE + gates), round_up(TILE + VECTOR_INVERSE, 1024)
-    narrow, keys = gate == "bfloat16", keep and not bounded
+    narrow, keys = gate == "bfloat16", two_term_keys and not bounded
     scaled = 13 + keys * (3 + 4 * narrow)
     return {
         "scan": ring + 2 * TILE + (not keys or narrow) * stages * 512

@@ -38,13 +38,14 @@ class VectorKind(NamedTuple):
 
 class Build(NamedTuple):
     """Which build of a kernel: of what was flagged; with residuals, or an inverse's factors, stored; with positions;
-    with one reference a chunk.
+    with one reference a chunk; where a backward follows.
     """
 
     exact: bool = False
     keep: bool = False
     at: int = 0  # 2 of a ragged batch
     bounded: bool = False  # a scan whose gates are declared to be small
+    two_term_keys: bool = False  # of a scan that a backward follows
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
@@ -56,7 +57,7 @@ def takes(element: str, K: int, V: int, capability: int) -> bool:
 @functools.cache
 def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:  # noqa: B008, a tuple
     """The constants of a kernel."""
-    shared = shared_memory.vector(name, kind.gate, build.bounded, build.keep)
+    shared = shared_memory.vector(name, kind.gate, build.bounded, build.two_term_keys)
     stages = shared_memory.vector_stages(name, kind.gate, build.bounded)
     own: dict[str, int] = {}
     if name == "scan":
@@ -71,6 +72,7 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
         own |= {"LA_INVERSE": shared_memory.VECTOR_INVERSE}
     if name == "scan":
         own |= {"LA_KEEP": build.keep, "LA_BEFORE": kind.before, "LA_BONUS": kind.bonus}
+        own |= {"LA_TWO_TERM_KEYS": build.two_term_keys}
         own |= {"LA_HANDED": shared_memory.VECTOR_HANDED}
         own |= {"LA_BOUNDED": True} if build.bounded else {}
     if name == "inverse":

@@ -328,6 +328,22 @@ def test_gradients(cp, monkeypatch, fn):
             assert error(getattr(grads, name), want) < 4e-3, name
 
 
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["mild", "mixed"])
+@pytest.mark.parametrize("fn", [la.gla, la.rwkv6])
+def test_outputs_do_not_depend_on_what_is_stored(cp, monkeypatch, fn, kind, gate):
+    """Those of a call with gradients, whether its residuals are kept or made again."""
+    arrays, state = draw(fn, T=300, kind=kind, gate=gate)
+    there = {n: cp.asarray(x) for n, x in arrays.items()}
+    out, pull = la.vjp(fn, **there, state=cp.asarray(state), backend="cuda")
+    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
+    again, pull_again = la.vjp(fn, **there, state=cp.asarray(state), backend="cuda")
+    assert same(out, again)
+    assert not same(out, fn(**there, state=cp.asarray(state), backend="cuda"))
+    dout = cp.asarray(arrays["v"])
+    assert all(same(x, y) for x, y in zip(pull(dout), pull_again(dout), strict=True) if x is not None)
+
+
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("offsets", [None, [0, 70, 200, 300]])
 def test_residuals(cp, before, offsets):
