@@ -34,6 +34,16 @@ template <int N, int TILES> LA_DEVICE void end_product(float (&c)[TILES][4]) {
     products_wait<N>();
     accumulator_fence(c);
 }
+// what their rounding leaves
+template <int N> LA_DEVICE void rest_operands(u32 (&rest)[N][4], const u32 (&a)[N][4], const float (&x)[2 * N][4]) {
+#pragma unroll
+    for (int t = 0; t < N; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float (&y)[4] = x[2 * t + (i >> 1)];
+            rest[t][i] = pack_bf16(y[2 * (i & 1)] - low_bf16(a[t][i]), y[2 * (i & 1) + 1] - high_bf16(a[t][i]));
+        }
+}
 // E^T becomes U^T = beta E^T + (N bf(beta E))^T, begun; operands: bf(beta E). read(): strengths have been
 template <class F> LA_DEVICE void begin_solution(float (&x)[8][4], u32 (&operands)[4][4], u32 inverse, u32 strengths, int lane, F read) {
     scale_by_strengths(x, strengths, lane);

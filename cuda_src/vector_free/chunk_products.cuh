@@ -4,8 +4,8 @@
 #include "vector_free/transposed_solve.cuh"
 
 // By one thread: rows q, a, k, b of a chunk on their way; with the log decays, and all else
-LA_DEVICE void rows_in(const FreeGradArguments& a, const ChunkPlace& place, u32 shared, u32 barrier) {
-    const u32 head = place.of.head, to = shared + AT_ROWS;
+LA_DEVICE void rows_in(const FreeGradArguments& a, const ChunkPlace& place, u32 to, u32 barrier) {
+    const u32 head = place.of.head;
     const int token = place.of.token(place.of.segment), row = place.of.row;
     panels_in<KEY_PANELS>(to, a.q, barrier, head / (u32)a.group_q, token, row);
     panels_in<KEY_PANELS>(to + TILE, a.a, barrier, head / (u32)a.group_a, token, row);
@@ -21,7 +21,7 @@ LA_DEVICE void load_chunk(const FreeGradArguments& a, const ChunkPlace& place, u
 #pragma unroll
     for (int p = 0; p < GATE_TILE / PANEL; p++)
         box_in(shared + AT_GATES + p * PANEL, a.g, rows, p * (128 / GATE_BYTES), head / (u32)a.group_g, token, row);
-    rows_in(a, place, shared, rows);
+    rows_in(a, place, shared + AT_ROWS, rows);
     barrier_expect(others, 4 * VALUE_TILE + 2 * STATE_TILE);
     panels_in<VALUES / 64>(shared + AT_V, a.v, others, head / (u32)a.group_v, token, row);
     panels_in<VALUES / 64>(shared + AT_DOUT, a.dout, others, head, token, row);
@@ -54,7 +54,8 @@ template <int A, int B> LA_DEVICE void begin_pair(float (&x)[8][4], u32 rows, u3
         product<A, B>(x, panel_descriptor(rows) + (A ? TurnedTile::across(d) : ValueTile::along(d)),
                       panel_descriptor(columns) + (B ? TurnedTile::across(d) : ValueTile::along(d)), d > 0);
 }
-LA_DEVICE void multiply_pair_of(u32 (&packed)[4][4], int n, float scale, const Lane& me) {
+// Pair matrix n of a warp's rows, by blocks up to the diagonal's: each(J, block)
+template <class F> LA_DEVICE void multiply_pair_of(int n, float scale, const Lane& me, F each) {
     float x[8][4];
     accumulator_fence(x);
     products_begin();
@@ -68,13 +69,12 @@ LA_DEVICE void multiply_pair_of(u32 (&packed)[4][4], int n, float scale, const L
     const float factor = n < 2 ? scale : 1.f;
 #pragma unroll
     for (int J = 0; J < 4; J++) {
+        if (J > me.quarter) continue;
         float y[2][4];
 #pragma unroll
         for (int i = 0; i < 8; i++) y[i >> 2][i & 3] = factor * x[2 * J + (i >> 2)][i & 3];
         if (J == me.quarter) clear_upper(y, n > 1, me.lane);
-        pack_operand(packed[J], y);
-#pragma unroll
-        for (int i = 0; i < 4; i++) packed[J][i] = J <= me.quarter ? packed[J][i] : 0;
+        each(J, y);
     }
 }
 // x^T = 64 channels of a state, by rows of tokens: readers S dO^T, S dw^T, writers G V^T, G w^T
@@ -91,21 +91,25 @@ LA_DEVICE void multiply_states(float (&x)[8][4], float (&y)[8][4], const Lane& m
     }
     products_commit();
 }
-// <S, G> of two channels over an eighth of the values
-LA_DEVICE float2 state_products(const Lane& me) {
-    constexpr int PAIRS = KEYS / 2, PER = VALUES * PAIRS / THREADS;   // values of a thread
-    const int slice = threadIdx.x / PAIRS, channel = threadIdx.x % PAIRS * 2;
+// <S, G> of a warp's 8 channels to their place
+LA_DEVICE void store_state_products(const Lane& me) {
+    const int slice = me.lane >> 2, channel = 8 * me.warp + (me.lane & 3) * 2;
     float2 sum = {0.f, 0.f};
 #pragma unroll
-    for (int n = 0; n < PER; n++) {
-        const u32 at = me.shared + AT_S + StateTile::at(slice * PER + n, channel);
+    for (int n = 0; n < VALUES / 8; n++) {
+        const u32 at = me.shared + AT_S + StateTile::at(slice + 8 * n, channel);
         const float2 s = floats_of(load_word(at)), g = floats_of(load_word(at + AT_G - AT_S));
         sum.x += s.x * g.x;
         sum.y += s.y * g.y;
     }
-    return sum;
+#pragma unroll
+    for (int apart = 4; apart < 32; apart *= 2) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, apart);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, apart);
+    }
+    if (slice == 0) store_pair(me.shared + AT_ENDS + channel * 4, sum);
 }
-static_assert(SLICES * KEYS / 2 == THREADS, "a table of eight rows");
+static_assert(THREADS / 32 * 8 == KEYS, "a warp has 8 channels");
 
 LA_DEVICE void scale_rows_of(float (&x)[8][4], float f0, float f1) {
 #pragma unroll

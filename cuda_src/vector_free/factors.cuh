@@ -4,10 +4,9 @@
 //
 // With the decays of the chunk on the rows (c: from its start, d: to its end) and W = (1 - A_ab)^-1
 //
-//     w = Ac S + N V       out = Qe S + Pe V       S <- D S + Bd^T Ac S + Ke^T V
-//     Ac = W a_c     N = W A_ak     Qe = scale (q_c + P_qb Ac)     Pe = scale (P_qk + P_qb N)     Bd = b_d     Ke = k_d + N^T b_d
+//     w = Ac S + N V       out = q_c S + P_qk V + P_qb w       S <- D S + k_d^T V + b_d^T w       Ac = W a_c     N = W A_ak
 //
-// A record has Qe, Ac, Ke, Bd (tiles of tokens by key channels), Pe, D: tiles as they lie in shared memory.
+// A record has scale q_c, Ac, k_d, b_d (tiles of tokens by key channels), scale P_qk, scale P_qb, N, D: tiles as they lie in shared memory.
 #pragma once
 #include "vector/traversal.cuh"
 #include "attention/group.cuh"
@@ -19,7 +18,7 @@
 #define LA_RAGGED 0
 #endif
 
-#ifndef LA_KEEP     // 1: what the backward needs is stored too
+#ifndef LA_KEEP     // 1: a chain stores what the gradients need too
 #define LA_KEEP 0
 #endif
 #ifndef LA_BACKWARD // 1: for the chain from the last chunk to the first
@@ -32,9 +31,10 @@ typedef Panels<C, VALUES> TurnedTile;               // corrections, transposed: 
 constexpr int KEYS = round_up(LA_K, 64), KEY_PANELS = KEYS / 64;
 typedef Panels<KEYS, C> KeyTile;
 typedef Panels<KEYS, VALUES> StateTile;             // a state, transposed: value rows, key columns
-constexpr int TILE = KeyTile::SIZE, AT_PAIRS = 4 * TILE, AT_CARRY = AT_PAIRS + Square::SIZE, FACTORS = AT_CARRY + KEYS * 4;
-// what a chain that keeps corrections reads besides: N; backward P_qb, A_ab, inverses of its diagonal blocks
-constexpr int EXTRAS = !LA_KEEP ? 0 : LA_BACKWARD ? 2 * Square::SIZE + 8 * 512 : Square::SIZE;
+constexpr int TILE = KeyTile::SIZE, AT_PAIRS = 4 * TILE, AT_CARRY = AT_PAIRS + 3 * Square::SIZE, FACTORS = AT_CARRY + KEYS * 4;
+constexpr int P_QK = 0, P_QB = 1, NEWS = 2, A_AB = 3;   // squares; N is in the place of A_ak
+// what the backward's chain reads besides: A_ab, inverses of its diagonal blocks
+constexpr int EXTRAS = LA_BACKWARD ? Square::SIZE + 8 * 512 : 0;
 static_assert(LA_FACTORS == FACTORS && LA_K <= WIDE && LA_V <= WIDE, "the size that the host allocates by");
 
 // columns of a chunk's rows, all panels

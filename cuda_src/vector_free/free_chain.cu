@@ -1,16 +1,17 @@
 // The chunks of a segment one after the other, from the factors of free_factors.cu: the state is read, decayed and written.
 //
-//     out = Qe S + Pe V         S <- D S + Bd^T (Ac S) + Ke^T V
+//     w = Ac S + N V            out = q_c S + P_qk V + P_qb w            S <- D S + k_d^T V + b_d^T w
 //
-// LA_BACKWARD 1: the adjoint, the same with readers and writers exchanged, from the last chunk to the first; G is the gradient of S,
-// `v` is dO and `out` dv.
+// LA_BACKWARD 1: the adjoint, the same with readers and writers, N and P_qb^T exchanged, from the last chunk to the first; G is the
+// gradient of S, `v` is dO and `out` dv.
 //
-//     dv = Ke G + Pe^T dO       G <- D G + Ac^T (Bd G) + Qe^T dO
+//     y = b_d G + P_qb^T dO     dv = k_d G + P_qk^T dO + N^T y           G <- D G + q_c^T dO + Ac^T y
 //
 // A warpgroup has 64 value rows of S^T in float32 registers. A thread of one more copies factors and values in. LA_KEEP: what the other
-// gradients need goes to memory in bfloat16, transposed: the state before (the gradient after) each chunk, and the corrections
+// gradients need goes to memory in bfloat16, transposed: the state before (the gradient after) each chunk, and w, or what each token's
+// read has as gradient,
 //
-//     w = Ac S + N V            dw = (1 - A_ab)^-T (Bd G + P_qb^T dO)
+//     dw = (1 - A_ab)^-T y
 #include "vector_free/factors.cuh"
 #include "vector_free/transposed_solve.cuh"
 #include "vector/products.cuh"
@@ -22,9 +23,12 @@ constexpr int GROUPS = VALUES / 64, THREADS = 128 * GROUPS + 128, STAGES = 2;
 // outputs leave through the place of the step's last factors, so that values have been left before; else through that of the values
 constexpr bool EARLY = LA_KEEP && VALUES <= KEYS;
 constexpr int SLOTS = EARLY ? (LA_BACKWARD && KEYS == 64 ? 1 : 2) : 3;
-// of a stage: what reads the state for outputs, and for the correction; what writes values, and the correction
+// of a stage: what reads the state for outputs, and for the correction; what writes values, and the correction; pairs of the correction
+// with values, of outputs with values, and with the correction
 constexpr int AT_READS = LA_BACKWARD ? 2 * TILE : 0, AT_ERASES = LA_BACKWARD ? 3 * TILE : TILE;
 constexpr int AT_WRITES = LA_BACKWARD ? 0 : 2 * TILE, AT_CORRECTS = LA_BACKWARD ? TILE : 3 * TILE;
+constexpr int AT_ERASED = AT_PAIRS + (LA_BACKWARD ? P_QB : NEWS) * Square::SIZE, AT_OWN = AT_PAIRS + P_QK * Square::SIZE;
+constexpr int AT_CORRECTED = AT_PAIRS + (LA_BACKWARD ? NEWS : P_QB) * Square::SIZE;
 constexpr int STAGE = round_up(FACTORS, 1024), AT_VALUES = STAGES * STAGE, AT_EXTRAS = AT_VALUES + SLOTS * ValueTile::SIZE;
 constexpr int AT_BARRIERS = AT_EXTRAS + EXTRAS;
 static_assert(LA_SHARED == AT_BARRIERS + 128, "LA_SHARED is what the launch asks for");
@@ -70,7 +74,7 @@ LA_DEVICE void produce(const FreeArguments& a, const ChunkTraversal& traversal, 
         barrier_wait(bar.left(step), (step / SLOTS & 1) ^ 1);
         barrier_expect(bar.values(step), ValueTile::SIZE);
         panels_in<GROUPS>(shared + AT_VALUES + step % SLOTS * ValueTile::SIZE, a.v, bar.values(step), head, traversal.token(chunk), traversal.row);
-        if (LA_KEEP) {
+        if (LA_BACKWARD) {
             barrier_wait(bar.extras_left(), (step & 1) ^ 1);
             barrier_expect(bar.extras(), EXTRAS);
             run_in(shared + AT_EXTRAS, a.extras + (traversal.stored + chunk) * EXTRAS, EXTRAS, bar.extras());
@@ -99,6 +103,22 @@ template <int N> LA_DEVICE void write_corrections(float (&S)[N][4], const u32 (&
     for (int d = 0; d < 4; d++) {
         if constexpr (N == 16) product_AB_wide(S, a[d], panels_descriptor<KeyTile>(b) + KeyTile::across(d));
         else product_AB(S, a[d], panel_descriptor(b) + KeyTile::across(d), true);
+    }
+}
+// outputs or corrections of a chunk += those of its values (V N^T), of its corrections w
+LA_DEVICE void add_values(float (&x)[8][4], u32 values, u32 pairs) {
+#pragma unroll
+    for (int d = 0; d < 4; d++) {
+        const u64 v = panel_descriptor(values) + ValueTile::across(d), p = panel_descriptor(pairs);
+        if (LA_BACKWARD) product_AtB(x, v, p + Square::across(d), true);
+        else product_AtBt(x, v, p + Square::along(d), true);
+    }
+}
+LA_DEVICE void add_corrections(float (&x)[8][4], const u32 (&w)[4][4], u32 pairs) {
+#pragma unroll
+    for (int d = 0; d < 4; d++) {
+        if (LA_BACKWARD) product_AB(x, w[d], panel_descriptor(pairs) + Square::across(d), true);
+        else product_ABt(x, w[d], panel_descriptor(pairs) + Square::along(d), true);
     }
 }
 LA_DEVICE void decay_state(float (&S)[KEYS / 8][4], u32 carry, int lane) {
@@ -141,23 +161,13 @@ struct Consumer {
     __device__ __forceinline__ void end() {
         if (a.end.data && traversal.head % a.end_group == 0) state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
     }
-    // x: Ac S (Bd G) becomes w (dw), and goes to memory once its products are done
-    __device__ __forceinline__ void begin_corrections(float (&x)[8][4], u32 panel) const {
-        const u64 v = panel_descriptor(panel), pairs = panel_descriptor(shared + AT_EXTRAS);
-        accumulator_fence(x);
-        products_begin();
-#pragma unroll
-        for (int d = 0; d < 4; d++) {
-            if (LA_BACKWARD) product_AtB(x, v + ValueTile::across(d), pairs + Square::across(d), true);
-            else product_AtBt(x, v + ValueTile::across(d), pairs + Square::along(d), true);
+    // the state after the step and its corrections w (x: y), through the places of factors that all warps have read
+    __device__ __forceinline__ void keep(u32 (&w)[4][4], const float (&x)[8][4], u32 at, int step) const {
+        if constexpr (LA_BACKWARD) {
+            barrier_wait(bar.extras(), step & 1);
+            solve_transposed(w, x, shared + AT_EXTRAS, shared + AT_EXTRAS + Square::SIZE, lane);
+            warp_arrive(bar.extras_left(), lane);
         }
-        products_commit();
-    }
-    // the state after the step and its corrections x, through the places of factors that all warps have read
-    __device__ __forceinline__ void keep(const float (&x)[8][4], u32 at, int step) const {
-        u32 w[4][4];
-        if constexpr (LA_BACKWARD) solve_transposed(w, x, shared + AT_EXTRAS + Square::SIZE, shared + AT_EXTRAS + 2 * Square::SIZE, lane);
-        else token_operands(w, x);
         store_state<StateTile>(at, operands, 16 * warp, lane);
         store_state<TurnedTile>(at + 2 * TILE, w, 16 * warp, lane);
         publish_shared();
@@ -208,7 +218,7 @@ struct Consumer {
         float (&S)[KEYS / 8][4] = state.x[0];
         const int chunk = chunk_of(traversal, step);
         const u32 at = shared + step % STAGES * STAGE, values = shared + AT_VALUES + step % SLOTS * ValueTile::SIZE, panel = values + group * PANEL;
-        u32 news[4][4];
+        u32 news[4][4], rest[4][4];
         float x[8][4], out[8][4];
         barrier_wait(bar.full(step), step / STAGES & 1);
         if (LA_KEEP && step > 0) leave_factors(step);
@@ -216,14 +226,10 @@ struct Consumer {
         barrier_wait(bar.values(step), step / SLOTS & 1);
         if (LA_RAGGED && traversal.count(chunk) < C) clear_values(panel, traversal.count(chunk), group, threadIdx.x & 127);
         begin_read(x, operands, at + AT_ERASES);
+        add_values(x, panel, at + AT_ERASED);
         products_commit();
         begin_read(out, operands, at + AT_READS);
-#pragma unroll
-        for (int d = 0; d < 4; d++) {
-            const u64 v = panel_descriptor(panel) + ValueTile::across(d), p = panel_descriptor(at + AT_PAIRS);
-            if (LA_BACKWARD) product_AtB(out, v, p + Square::across(d), true);
-            else product_AtBt(out, v, p + Square::along(d), true);
-        }
+        add_values(out, panel, at + AT_OWN);
         products_commit();
         accumulator_fence(S);
         products_begin();
@@ -232,14 +238,13 @@ struct Consumer {
         end_product<2>(x);
         token_operands(news, x);
         write_corrections(S, news, at + AT_CORRECTS);
+        add_corrections(out, news, at + AT_CORRECTED);
+        rest_operands(rest, news, x);
+        write_corrections(S, rest, at + AT_CORRECTS);
+        add_corrections(out, rest, at + AT_CORRECTED);
         products_commit();
-        if (LA_KEEP) {
-            barrier_wait(bar.extras(), step & 1);
-            begin_corrections(x, panel);
-        }
         end_product<0>(S);
         accumulator_fence(out);
-        if (LA_KEEP) accumulator_fence(x);
         state_operands(operands, state, 0);
         if (!LA_KEEP) warp_arrive(bar.empty(step), lane);
         if (LA_KEEP) groups_barrier<128 * GROUPS>(4);   // all warps have read factors and values
@@ -247,10 +252,7 @@ struct Consumer {
         if (EARLY && (threadIdx.x & 127) == 0) barrier_arrive(bar.left(step));
         __syncwarp();
         store_outputs(out, EARLY ? at + 3 * TILE : values, chunk);
-        if (LA_KEEP) {
-            keep(x, at, step);
-            warp_arrive(bar.extras_left(), lane);
-        }
+        if (LA_KEEP) keep(news, x, at, step);
         if constexpr (!LA_BACKWARD) store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
     }
     __device__ __forceinline__ void run() {

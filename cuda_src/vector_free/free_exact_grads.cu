@@ -47,21 +47,15 @@ LA_DEVICE void reload_decays(float2 (&a)[ROWS], const FreeGradArguments& x, cons
         a[r] = decay_of(g);
     }
 }
-// Of pair matrix n: what lies inside blocks to its table, in float32; the pairs of neighbours in two blocks apart
-LA_DEVICE void store_inside(u32 (&packed)[4][4], int n, const Lane& me) {
+// Block J of a warp's rows of pair matrix n: what lies inside blocks to its table, in float32; the pair of neighbours in two blocks apart
+LA_DEVICE void store_inside(u32 (&packed)[4], const float (&x)[2][4], int J, int n, const Lane& me) {
     const u32 to = me.shared + AT_GATES + (16 * me.quarter + (me.lane >> 2)) * ROWS * 16 + (me.lane & 3) * 32 + n * 4;
+    if (J == me.quarter)
 #pragma unroll
-    for (int J = 0; J < 4; J++) {
-        if (J == me.quarter)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                store_shared(to + (i & 1) * 8 * ROWS * 16 + (i >> 1) * 128, low_bf16(packed[J][i]));
-                store_shared(to + (i & 1) * 8 * ROWS * 16 + (i >> 1) * 128 + 16, high_bf16(packed[J][i]));
-            }
-        if (n >= 2 && J + 1 == me.quarter && me.lane == 3) {
-            store_shared(me.shared + AT_NEAR + me.quarter * 8 + (n & 1) * 4, high_bf16(packed[J][2]));
-            packed[J][2] &= 0xffff;
-        }
+        for (int i = 0; i < 8; i++) store_shared(to + ((i >> 1) & 1) * 8 * ROWS * 16 + (i >> 2) * 128 + (i & 1) * 16, x[i >> 2][i & 3]);
+    if (n >= 2 && J + 1 == me.quarter && me.lane == 3) {
+        store_shared(me.shared + AT_NEAR + me.quarter * 8 + (n & 1) * 4, x[1][1]);
+        packed[2] &= 0xffff;
     }
 }
 // Decay of a block on a warp's channels: rows of its accumulators
@@ -142,10 +136,8 @@ LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], in
         sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 1);
         sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 2);
         const int channel = me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m;
-        float states = 0.f;
-#pragma unroll
-        for (int s = 0; s < SLICES; s++) states += load_shared(me.shared + AT_PRODUCTS + (s * KEYS + channel) * 4);
-        if ((me.lane & 3) == 0) store_shared(me.shared + AT_ENDS + channel * 4, sum[m] + tail[m] * states);
+        const u32 at = me.shared + AT_ENDS + channel * 4;
+        if ((me.lane & 3) == 0) store_shared(at, sum[m] + tail[m] * load_shared(at));
     }
 }
 // Once all products have read pairs and copies: sums in their place, and the chunk's rows on their way again
@@ -155,7 +147,7 @@ LA_DEVICE void stage_both(const float (&x)[8][4], const float (&y)[8][4], const 
     if (threadIdx.x == 0) {
         const u32 rows = me.shared + AT_BARRIERS;
         barrier_expect(rows, 4 * TILE);
-        rows_in(a, ChunkPlace(a, opaque(item)), me.shared, rows);
+        rows_in(a, ChunkPlace(a, opaque(item)), me.shared + AT_ROWS, rows);
     }
     __syncwarp();
     stage_sums(x, 2 * me.role, me);
@@ -164,22 +156,22 @@ LA_DEVICE void stage_both(const float (&x)[8][4], const float (&y)[8][4], const 
 // Sums over the blocks, staged as rows of tokens
 LA_DEVICE void sum_blocks(const FreeGradArguments& a, int item, int count, const Lane& me) {
     constexpr int OF_GROUP = 2 / KEY_PANELS;   // pair matrices of a warpgroup
-    u32 pairs[OF_GROUP][4][4];
+    u32 pairs[OF_GROUP][4][4] = {};
 #pragma unroll
-    for (int n = 0; n < OF_GROUP; n++) multiply_pair_of(pairs[n], OF_GROUP * me.group() + n, a.scale, me);
+    for (int n = 0; n < OF_GROUP; n++)
+        multiply_pair_of(OF_GROUP * me.group() + n, a.scale, me, [&](int J, const float (&z)[2][4]) {
+            pack_operand(pairs[n][J], z);
+            store_inside(pairs[n][J], z, J, OF_GROUP * me.group() + n, me);
+        });
     float x[8][4], y[8][4];
     multiply_states(x, y, me);
-    const float2 products = state_products(me);
+    store_state_products(me);
     products_wait<0>();
     accumulator_fence(x);
     accumulator_fence(y);
     __syncthreads();   // values and corrections have been read
 #pragma unroll
-    for (int n = 0; n < OF_GROUP; n++) {
-        store_inside(pairs[n], OF_GROUP * me.group() + n, me);
-        store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
-    }
-    store_pair(me.shared + AT_PRODUCTS + threadIdx.x * 8, products);
+    for (int n = 0; n < OF_GROUP; n++) store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
     publish_shared();
     __syncthreads();
     if (me.role) {   // apart to the end: accumulators that two branches hand on would wait for every product

@@ -6,6 +6,7 @@
 #endif
 #include "vector_free/levels.cuh"
 #include "vector_free/solve.cuh"
+#include "vector_free/neighbours.cuh"
 
 // By one thread: a chunk's rows on their way
 LA_DEVICE void load_chunk(const FreeArguments& a, const ChunkTraversal& traversal, int chunk, u32 shared) {
@@ -42,11 +43,10 @@ LA_DEVICE void take_exact(float (&x)[8][4], const float (&found)[8][4], int far,
         for (int m = 0; m < 4; m++)
             if (8 * n + (lane & 3) * 2 + (m & 1) >= far) x[n][m] = found[n][m];
 }
-// Lower triangles of pairs with k (w 0) or b (1), those of q with their diagonal and times `scale`, as they are stored; of A_ab rests and
-// diagonal blocks to their places
-LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], float scale, int w, const Chunk& t, float* diagonals, const Lane& me) {
+// Lower triangles of pairs with k (w 0) or b (1), those of q with their diagonal, as they are stored; of A_ab rests and diagonal blocks
+// to their places
+LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], int w, const Chunk& t, float* diagonals, const Lane& me) {
     const int own = me.warp & 3;
-    const float factor = me.group ? 1.f : scale;
 #pragma unroll
     for (int J = 0; J < 4; J++) {
         if (J > own) {
@@ -56,8 +56,11 @@ LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], float sca
         }
         float y[2][4];
 #pragma unroll
-        for (int i = 0; i < 8; i++) y[i >> 2][i & 3] = factor * x[2 * J + (i >> 2)][i & 3];
-        if (J == own) clear_upper(y, me.group, me.lane);
+        for (int i = 0; i < 8; i++) y[i >> 2][i & 3] = x[2 * J + (i >> 2)][i & 3];
+        if (J == own) {
+            clear_upper(y, me.group, me.lane);
+            take_neighbours(y, w, t, me);
+        }
         if constexpr (LA_RAGGED)
 #pragma unroll
             for (int i = 0; i < 8; i++)
@@ -68,7 +71,7 @@ LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], float sca
     }
 }
 // All pairs of a chunk from its scaled copies to their squares, over the quotients
-LA_DEVICE void make_pairs(const float (&found)[2][8][4], int far, float scale, const Chunk& t, float* diagonals, const Lane& me) {
+LA_DEVICE void make_pairs(const float (&found)[2][8][4], int far, const Chunk& t, float* diagonals, const Lane& me) {
     float x[1 + LA_EXACT][8][4];
     u32 packed[2][4][4];
     if constexpr (LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(0), t.quotient(1) - t.quotient(0), Chunk::QUOTIENT_PANEL);
@@ -76,25 +79,36 @@ LA_DEVICE void make_pairs(const float (&found)[2][8][4], int far, float scale, c
     for (int w = 1; w >= 0; w--) {   // else one at a time: registers
         if constexpr (!LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(w), 0, Chunk::QUOTIENT_PANEL);
         if constexpr (LA_EXACT) take_exact(x[LA_EXACT * w], found[w], far, me.lane);
-        pack_pairs(packed[w], x[LA_EXACT * w], scale, w, t, diagonals, me);
+        pack_pairs(packed[w], x[LA_EXACT * w], w, t, diagonals, me);
     }
     __syncthreads();   // quotients have been read
 #pragma unroll
-    for (int w = 0; w < 2; w++) store_blocks(t.square(me.group + 2 * w), packed[w], 16 * (me.warp & 3), me.lane);
+    for (int w = 0; w < 2; w++) store_blocks(t.square(2 * me.group + w), packed[w], 16 * (me.warp & 3), me.lane);
 }
-// By one thread, as soon as they are there: Bd and D; P_qb, A_ab and inverses of its diagonal blocks
+// By one thread, as soon as they are there: q_c, k_d, b_d and D; pairs of q; A_ab and inverses of its diagonal blocks; Ac and N
 LA_DEVICE void store_decayed(const FreeArguments& a, const Chunk& t, i64 stored) {
     char* const to = a.factors + stored * FACTORS;
-    run_out(to + 3 * TILE, t.writer(1), TILE);
+    run_out(to, t.reader(0), TILE);
+    run_out(to + 2 * TILE, t.writer(0), 2 * TILE);
     run_out(to + AT_CARRY, t.shared + AT_ALL, KEYS * 4);
     out_commit();
 }
-LA_DEVICE void store_system(const FreeArguments& a, const Chunk& t, i64 stored) {
-    char* const to = a.extras + stored * EXTRAS;
-    run_out(to, t.square(P_QB), 2 * Square::SIZE);
+LA_DEVICE void store_pairs(const FreeArguments& a, const Chunk& t, i64 stored) {
+    run_out(a.factors + stored * FACTORS + AT_PAIRS, t.square(P_QK), 2 * Square::SIZE);
+    if (LA_BACKWARD) {
+        char* const to = a.extras + stored * EXTRAS;
+        run_out(to, t.square(A_AB), Square::SIZE);
 #pragma unroll
-    for (int n = 0; n < 4; n++) run_out(to + 2 * Square::SIZE + n * 1024, t.block(n, 0), 1024);
+        for (int n = 0; n < 4; n++) run_out(to + Square::SIZE + n * 1024, t.block(n, 0), 1024);
+    }
     out_commit();
+}
+LA_DEVICE void store_solutions(const FreeArguments& a, const Chunk& t, i64 stored) {
+    char* const to = a.factors + stored * FACTORS;
+    run_out(to + TILE, t.reader(1), TILE);
+    run_out(to + AT_PAIRS + NEWS * Square::SIZE, t.square(NEWS), Square::SIZE);
+    out_commit();
+    out_read();
 }
 // Of a chunk in shared memory; stored: its number. Returns whether it is left to the exact build
 LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, unsigned char* memory, int parity) {
@@ -105,50 +119,41 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
     float2 decays[ROWS];
     float found[2][8][4];
     load_decays(decays, t, me);
+    store_neighbours(t, a.scale, me);
     share_decays(decays, t, me);
     const Around reach = around(t, me);
     int far = C;
     if constexpr (LA_EXACT) {
         const int own = first_far(decays, reach.before, me.block);
         if (me.lane == 0) fars[me.warp] = own;
-        add_levels<32>(found, t, t.shared + AT_LEVELS, me, decays);
+        add_levels<32>(found, t, a.scale, t.shared + AT_LEVELS, me, decays);
 #pragma unroll
         for (int w = 0; w < 8; w++) far = min(far, fars[w]);
     }
     if (me.block == 0 && me.part == 0) store_pair(t.shared + AT_ALL + me.panel * 256 + me.lane * 8, reach.all);
-    const float2 last = scale_rows(decays, t, reach, me);
+    const float2 last = scale_rows(decays, a.scale, t, reach, me);
     publish_shared();
     if (__syncthreads_or(!LA_EXACT && fminf(last.x, last.y) < SMALLEST_OF_CHUNK)) return true;
     if (threadIdx.x == 0) store_decayed(a, t, stored);
     __syncwarp();
-    make_pairs(found, far, a.scale, t, diagonals, me);
+    make_pairs(found, far, t, diagonals, me);
     if (me.group) {
         __syncwarp();
         invert_block(t, diagonals, me.warp & 3, me.lane);
     }
-    if (LA_KEEP && LA_BACKWARD) publish_shared();
+    publish_shared();
     __syncthreads();
-    if (LA_KEEP && LA_BACKWARD && threadIdx.x == 0) store_system(a, t, stored);
+    if (threadIdx.x == 0) store_pairs(a, t, stored);
     __syncwarp();
     for (int slab = me.warp; slab < KEYS / 16 + 4; slab += 8) {
         const bool keys = slab < KEYS / 16;
         const int block = slab - KEYS / 16;
-        if (keys) solve_columns<KeyTile>(t, t.reader(1), t.reader(0), 16 * slab, a.scale, 0, me.lane);
-        else solve_columns<Square>(t, t.square(NEWS), t.square(PE), 16 * block, 1.f, block, me.lane);
+        if (keys) solve_columns<KeyTile>(t, t.reader(1), 16 * slab, 0, me.lane);
+        else solve_columns<Square>(t, t.square(NEWS), 16 * block, block, me.lane);
     }
-    __syncthreads();
-    if constexpr (KEY_PANELS == 2) add_corrections(t, 16 * me.warp, me.lane, 0xf);
-    else add_corrections(t, 16 * (me.warp & 3), me.lane, me.group ? 0x6 : 0x9);   // as many products
     publish_shared();
     __syncthreads();
-    if (threadIdx.x == 0) {
-        char* const to = a.factors + stored * FACTORS;
-        run_out(to, t.shared, 3 * TILE);
-        run_out(to + AT_PAIRS, t.square(PE), Square::SIZE);
-        if (LA_KEEP && !LA_BACKWARD) run_out(a.extras + stored * EXTRAS, t.square(NEWS), Square::SIZE);
-        out_commit();
-        out_read();
-    }
+    if (threadIdx.x == 0) store_solutions(a, t, stored);
     return false;
 }
 

@@ -10,8 +10,10 @@
 //     dg_t = sum over l >= t of (q.dq - k.dk - b.db)_l + sum over l > t of (a.da)_l + D (<S, G> + what k and b write for G), by channels
 //
 // The dots are taken of the sums before their last factor and the rounded copies, so that a pair which does not cross t is the same number
-// twice. A chunk that loses more than 62 nats is left to free_exact_grads.cu.
+// twice. With 128 key channels Zk, Zb and the copies of q, k, b are two terms of bfloat16. A chunk that loses more than 62 nats is left to
+// free_exact_grads.cu.
 #include "vector_free/chunk_products.cuh"
+#include "tile/wgmma_part.cuh"
 
 // Decays of the blocks before a lane's, and of the chunk
 struct Around { float2 before, all; };
@@ -25,8 +27,8 @@ LA_DEVICE Around around(const Lane& me) {
     }
     return x;
 }
-// Scaled copies in place. Returns whether the chunk loses too much for quotients
-LA_DEVICE bool scale_rows(const Lane& me, int count) {
+// Scaled copies in place; tails: what is left of them, of a row's four. Returns whether the chunk loses too much for quotients
+LA_DEVICE bool scale_rows(u32 (&tails)[ROWS], const Lane& me, int count) {
     float2 a[ROWS];
     load_decays(a, me, count);
     float2 all = a[0];
@@ -47,11 +49,22 @@ LA_DEVICE bool scale_rows(const Lane& me, int count) {
     for (int r = 0; r < ROWS; r++) {
         const float2 before = pre;
         pre *= a[r];
-        store_word(reader + lane_row(r, me.lane), pack(floats_of(q[r]) * (me.part ? before : pre)));
-        store_word(writer + lane_row(r, me.lane), pack(floats_of(k[r]) * float2{over_decay(pre.x), over_decay(pre.y)}));
+        const float2 x = floats_of(q[r]) * (me.part ? before : pre), y = floats_of(k[r]) * any_over(pre);
+        store_word(reader + lane_row(r, me.lane), pack(x));
+        store_word(writer + lane_row(r, me.lane), pack(y));
+        if (TWO_TERMS) tails[r] = tails_of(x, y) & (me.part ? 0xffff0000 : 0xffffffff);
     }
     // of a chunk of few tokens as much a token: else what k writes for G, which no decay has crossed, would drown dg
     return fminf(pre.x, pre.y) < exp2_approx(SMALLEST_LOG2 / C * count);
+}
+// What rounding leaves of the copies of q, k and b, to its place
+LA_DEVICE void store_rests(const u32 (&tails)[ROWS], const Lane& me) {
+    const u32 reader = me.reader(0) + me.own(), writer = me.writer(me.part) + me.own();
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) store_word(writer + AT_RESTS + lane_row(r, me.lane), rest_of<2>(load_word(writer + lane_row(r, me.lane)), tails[r]));
+    if (me.part) return;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) store_word(reader + AT_RESTS + lane_row(r, me.lane), rest_of<0>(load_word(reader + lane_row(r, me.lane)), tails[r]));
 }
 
 // Decay of the chunk on a warp's channels: rows of its accumulators
@@ -65,80 +78,111 @@ LA_DEVICE void chunk_decay(float (&D)[2], const Lane& me) {
     }
 }
 // What crosses the chunk's end, a number a channel: D (<S, G> + the sum over tokens of k.x / Pre + b.y / Pre), x and y G V^T and G w^T
-LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], const float (&D)[2], const Lane& me) {
-    float sum[2] = {0.f, 0.f};
+LA_DEVICE void add_crossing(float (&sum)[2], const float (&x)[8][4], u32 rows, const Lane& me) {
 #pragma unroll
     for (int t = 0; t < 4; t++) {
-        const auto k = load_a_columns<Bfloat16, KeyTile>(me.writer(0), 16 * t, me.side * 64 + me.quarter * 16, me.lane);
-        const auto b = load_a_columns<Bfloat16, KeyTile>(me.writer(1), 16 * t, me.side * 64 + me.quarter * 16, me.lane);
+        const auto k = load_a_columns<Bfloat16, KeyTile>(rows, 16 * t, me.side * 64 + me.quarter * 16, me.lane);
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                const u32 u = k.x[2 * h + m], v = b.x[2 * h + m];
-                sum[m] += x[2 * t + h][2 * m] * low_bf16(u) + x[2 * t + h][2 * m + 1] * high_bf16(u);
-                sum[m] += y[2 * t + h][2 * m] * low_bf16(v) + y[2 * t + h][2 * m + 1] * high_bf16(v);
+                sum[m] = fmaf(x[2 * t + h][2 * m], low_bf16(k.x[2 * h + m]), sum[m]);
+                sum[m] = fmaf(x[2 * t + h][2 * m + 1], high_bf16(k.x[2 * h + m]), sum[m]);
             }
+    }
+}
+LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], const float (&D)[2], const Lane& me) {
+    float sum[2] = {0.f, 0.f};
+    add_crossing(sum, x, me.writer(0), me);
+    add_crossing(sum, y, me.writer(1), me);
+    if constexpr (TWO_TERMS) {
+        add_crossing(sum, x, me.writer(0) + AT_RESTS, me);
+        add_crossing(sum, y, me.writer(1) + AT_RESTS, me);
     }
 #pragma unroll
     for (int m = 0; m < 2; m++) {
         sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 1);
         sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 2);
-        const int channel = me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m;
-#pragma unroll
-        for (int s = 0; s < SLICES; s++) sum[m] += load_shared(me.shared + AT_PRODUCTS + (s * KEYS + channel) * 4);
-        if ((me.lane & 3) == 0) store_shared(me.shared + AT_ENDS + channel * 4, D[m] * sum[m]);
+        const u32 at = me.shared + AT_ENDS + (me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m) * 4;
+        if ((me.lane & 3) == 0) store_shared(at, D[m] * (sum[m] + load_shared(at)));
     }
 }
-// The pairs of the chunk: x and y become the sums of all gradients before their last factor
-LA_DEVICE void add_pairs(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
-    const u32 first = (me.role ? me.reader(0) : me.writer(0)) + me.side * PANEL, second = first + TILE, pairs = me.shared + AT_PAIRS_OF;
+// Of 16 rows D of copies, times pairs of these rows and later ones (WRITES: earlier ones): dq: Zk k + Zb b, da: Yk k + Yb b;
+// dk: Zk^T q + Yk^T a, db: Zb^T q + Yb^T a. TERMS: rounded copies and pairs, these with rests of Zk and Zb, rests of q, k and b with pairs
+template <bool WRITES, int D, int TERMS> LA_DEVICE void multiply_pairs(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
+    constexpr int FIRST = WRITES ? 0 : 2 * D, TILES = WRITES ? 2 * D + 2 : 8 - 2 * D;
+    const u32 first = (WRITES ? me.reader(0) : me.writer(0)) + me.side * PANEL + (TERMS == 2 ? AT_RESTS : 0);
+    const u64 a = panel_descriptor(first) + KeyTile::across(D), b = panel_descriptor(first + TILE) + KeyTile::across(D);
+    auto pair = [&](int n) {
+        return panel_descriptor(me.shared + (TERMS == 1 ? AT_PAIR_RESTS : AT_PAIRS_OF) + n * Square::SIZE) + Square::across(D) + (WRITES ? 0 : Square::along(D));
+    };
+    product_part<FIRST, TILES, 1, WRITES>(x, a, pair(0), true);
+    if (WRITES) product_part<FIRST, TILES, 1, 1>(y, a, pair(1), true);
+    else product_part<FIRST, TILES, 1, 0>(x, b, pair(1), true);
+    if (TERMS == 1 || (TERMS == 2 && WRITES)) return;
+    if (WRITES) product_part<FIRST, TILES, 1, 1>(x, b, pair(2), true);
+    else product_part<FIRST, TILES, 1, 0>(y, a, pair(2), true);
+    product_part<FIRST, TILES, 1, WRITES>(y, b, pair(3), true);
+}
+// Sums of the pairs of the chunk: x and y become those of all gradients before their last factor
+template <bool WRITES, int D = 0> LA_DEVICE void add_pairs(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
+    if (!WRITES && D > 0) {   // else products with fewer columns than those before would wait for each other
+        float one;
+        asm volatile("mov.f32 %0, 0f3F800000;" : "=f"(one));
+#pragma unroll
+        for (int n = 2 * D; n < 8; n++)
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                x[n][m] *= one;
+                y[n][m] *= one;
+            }
+    }
     accumulator_fence(x);
     accumulator_fence(y);
     products_begin();
-#pragma unroll
-    for (int d = 0; d < 4; d++) {
-        const u64 a = panel_descriptor(first) + KeyTile::across(d), b = panel_descriptor(second) + KeyTile::across(d);
-        auto pair = [&](int n) { return panel_descriptor(pairs + n * Square::SIZE) + (me.role ? Square::across(d) : Square::along(d)); };
-        if (me.role) {   // dk: Zk^T q + Yk^T a, db: Zb^T q + Yb^T a
-            product_AtB(x, a, pair(0), true);
-            product_AtB(x, b, pair(2), true);
-            product_AtB(y, a, pair(1), true);
-            product_AtB(y, b, pair(3), true);
-        } else {         // dq: Zk k + Zb b, da: Yk k + Yb b
-            product_AtBt(x, a, pair(0), true);
-            product_AtBt(x, b, pair(1), true);
-            product_AtBt(y, a, pair(2), true);
-            product_AtBt(y, b, pair(3), true);
-        }
+    multiply_pairs<WRITES, D, 0>(x, y, me);
+    if constexpr (TWO_TERMS) {
+        multiply_pairs<WRITES, D, 1>(x, y, me);
+        multiply_pairs<WRITES, D, 2>(x, y, me);
     }
     products_commit();
     products_wait<0>();
     accumulator_fence(x);
     accumulator_fence(y);
+    if constexpr (D < 3) add_pairs<WRITES, D + 1>(x, y, me);
+}
+// Once all warps have read pairs and rests: sums in their place
+LA_DEVICE void stage_both(const float (&x)[8][4], const float (&y)[8][4], const Lane& me) {
+    groups_barrier<THREADS>(4);
+    stage_sums(x, 2 * me.role, me);
+    stage_sums(y, 2 * me.role + 1, me);
+}
+LA_DEVICE void store_pair_rests(const u32 (&rests)[4][4], const Lane& me) {
+    store_blocks(me.shared + AT_PAIR_RESTS + me.group() * Square::SIZE, rests, 16 * me.quarter, me.lane);
 }
 struct Outputs {   // a lane's rows of two gradients in memory, from its first on
     char *read, *write;
-    i64 read_step, write_step;
+    u32 read_step, write_step;
 };
 // Gradients of a lane's rows, dq and dk or da and db. sums: of row r and those behind it in the block, what of the dots dg of r has;
-// returned: of all rows what earlier tokens have, which is more by a's of the first row
-LA_DEVICE float2 store_rows_of(float2 (&sums)[ROWS], const float2 (&a)[ROWS], float2 pre, const Outputs& to, int rows, bool valid, const Lane& me) {
-    const u32 reader = me.reader(me.part) + me.own(), writer = me.writer(me.part) + me.own();
-    const int channel = 2 * me.lane;
-    float2 first = {0.f, 0.f};
+// returned: of all rows what earlier tokens have, which is more by a's of the first row.
+LA_DEVICE float2 store_rows_of(float2 (&sums)[ROWS], const u32 (&tails)[ROWS], const Outputs& to, int rows, bool valid, const Lane& me) {
+    const u32 reader = me.reader(me.part) + me.own(), writer = me.writer(me.part) + me.own(), gates = gates_of(me.shared + AT_GATES, me.block, me.panel, me.lane);
+    const int channel = 2 * me.lane, count = rows + me.block * ROWS;
+    float2 first = {0.f, 0.f}, pre = around(me).before;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int token = me.block * ROWS + r;
         const float2 before = pre, x = load_shared2(me.staged(me.part, me.panel, token, channel)), y = load_shared2(me.staged(2 + me.part, me.panel, token, channel));
-        pre *= a[r];
-        const float2 read = floats_of(load_word(reader + lane_row(r, me.lane))) * x, none = {0.f, 0.f};
-        sums[r] = subtract(me.part ? none : read, floats_of(load_word(writer + lane_row(r, me.lane))) * y);
+        pre *= decay_at(gates, r, me, count);
+        const u32 q = load_word(reader + lane_row(r, me.lane)), k = load_word(writer + lane_row(r, me.lane));
+        const float2 read = (TWO_TERMS ? both_terms<0>(q, tails[r]) : floats_of(q)) * x, none = {0.f, 0.f};
+        sums[r] = subtract(me.part ? none : read, (TWO_TERMS ? both_terms<2>(k, tails[r]) : floats_of(k)) * y);
         if (r == 0) first = me.part ? read : none;
         else sums[r - 1] = add(sums[r - 1], me.part ? read : none);
         if (valid && r < rows) {
             *(u32*)(to.read + r * to.read_step) = pack(x * (me.part ? before : pre));
-            *(u32*)(to.write + r * to.write_step) = pack(y * float2{over_decay(pre.x), over_decay(pre.y)});
+            *(u32*)(to.write + r * to.write_step) = pack(y * any_over(pre));
         }
     }
 #pragma unroll
@@ -161,9 +205,11 @@ LA_DEVICE void store_gates(const float2 (&sums)[ROWS], char* to, i64 step, int r
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const float2 x = add(later, add(sums[r], load_shared2(me.staged(1, me.panel, me.block * ROWS + r, channel))));
-        if (r >= rows) continue;
-        if constexpr (LA_GATE == 2) *(float2*)(to + r * step) = x;
-        else *(u32*)(to + r * step) = pack(x);
+        if (r < rows) {
+            if constexpr (LA_GATE == 2) *(float2*)to = x;
+            else *(u32*)to = pack(x);
+        }
+        to += step;
     }
 }
 LA_DEVICE void begin_loads(const FreeGradArguments& a, const ChunkPlace& place, const Lane& me) {   // one thread
@@ -185,7 +231,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     __syncthreads();
     const int count = place.count();
     barrier_wait(me.shared + AT_BARRIERS, 0);
-    const bool far = scale_rows(me, count);
+    u32 tails[ROWS];
+    const bool far = scale_rows(tails, me, count);
     barrier_wait(me.shared + AT_BARRIERS + 8, 0);
     clear_others(me, count);
     publish_shared();
@@ -193,41 +240,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     if (threadIdx.x == 0) a.flags[blockIdx.x] = leaves;
     if (leaves) return;
     constexpr int OF_GROUP = 2 / KEY_PANELS;   // pair matrices of a warpgroup
-    u32 pairs[OF_GROUP][4][4];
+    u32 pairs[OF_GROUP][4][4] = {}, rests[4][4] = {};
 #pragma unroll
-    for (int n = 0; n < OF_GROUP; n++) multiply_pair_of(pairs[n], OF_GROUP * me.group() + n, a.scale, me);
+    for (int n = 0; n < OF_GROUP; n++)
+        multiply_pair_of(OF_GROUP * me.group() + n, a.scale, me, [&](int J, const float (&z)[2][4]) {
+            if (TWO_TERMS && me.role == 0) split_operand(pairs[n][J], rests[J], z);
+            else pack_operand(pairs[n][J], z);
+        });
+    if (RESTS_APART && me.role == 0) store_pair_rests(rests, me);
     float x[8][4], y[8][4], D[2];
     multiply_states(x, y, me);
-    const float2 products = state_products(me);
+    store_state_products(me);
     products_wait<0>();
     accumulator_fence(x);
     accumulator_fence(y);
-    __syncthreads();   // values and corrections have been read
+    __syncthreads();   // states, values and corrections have been read
 #pragma unroll
     for (int n = 0; n < OF_GROUP; n++) store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
-    store_pair(me.shared + AT_PRODUCTS + threadIdx.x * 8, products);
+    if constexpr (TWO_TERMS) {
+        if (!RESTS_APART && me.role == 0) store_pair_rests(rests, me);
+        store_rests(tails, me);
+    }
     publish_shared();
     __syncthreads();
-    if (me.role) {
+    if (me.role) {   // apart to the end: accumulators that two branches hand on would wait for every product
         chunk_decay(D, me);
         store_crossing(x, y, D, me);
         scale_rows_of(x, D[0], D[1]);
         scale_rows_of(y, D[0], D[1]);
-    } else scale_rows_of(x, a.scale, a.scale);
-    add_pairs(x, y, me);
-    __syncthreads();   // pairs have been read
-    stage_sums(x, 2 * me.role, me);
-    stage_sums(y, 2 * me.role + 1, me);
+        add_pairs<true>(x, y, me);
+        stage_both(x, y, me);
+    } else {
+        scale_rows_of(x, a.scale, a.scale);
+        add_pairs<false>(x, y, me);
+        stage_both(x, y, me);
+    }
     __syncthreads();
     const int channel = me.panel * 64 + 2 * me.lane, first = me.block * ROWS, rows = count - first;
     const ChunkTraversal& of = place.of;
     const bool valid = channel < LA_K;
-    float2 decays[ROWS];
-    load_decays(decays, me, count);
-    const Outputs to = me.part ? Outputs{rows_at(a.da, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), a.da.token, a.db.token}
-                               : Outputs{rows_at(a.dq, of, first, channel, 2), rows_at(a.dk, of, first, channel, 2), a.dq.token, a.dk.token};
+    const Outputs to = me.part ? Outputs{rows_at(a.da, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), (u32)a.da.token, (u32)a.db.token}
+                               : Outputs{rows_at(a.dq, of, first, channel, 2), rows_at(a.dk, of, first, channel, 2), (u32)a.dq.token, (u32)a.dk.token};
     float2 sums[ROWS];
-    const float2 all = store_rows_of(sums, decays, around(me).before, to, rows, valid, me);
+    const float2 all = store_rows_of(sums, tails, to, rows, valid, me);
     share_sums(sums, all, me);
     __syncthreads();
     if (me.part == 0 && valid && a.dg.data) store_gates(sums, rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, me);

@@ -10,16 +10,20 @@
 constexpr int VALUE_TILE = ValueTile::SIZE, STATE_TILE = StateTile::SIZE;
 constexpr int AT_ROWS = 0, AT_V = 4 * TILE, AT_DOUT = AT_V + VALUE_TILE, AT_W = AT_DOUT + VALUE_TILE, AT_DW = AT_W + VALUE_TILE;
 constexpr int AT_S = AT_DW + VALUE_TILE, AT_G = AT_S + STATE_TILE, STAGED = C * 64 * 4;
-constexpr int OPERANDS = 4 * VALUE_TILE + 2 * STATE_TILE, SUMS = 4 * KEY_PANELS * STAGED, AT_GATES = AT_V + (OPERANDS > SUMS ? OPERANDS : SUMS);
+constexpr int OPERANDS = 4 * VALUE_TILE + 2 * STATE_TILE, SUMS = 4 * KEY_PANELS * STAGED, AT_FREE = AT_V + (OPERANDS > SUMS ? OPERANDS : SUMS);
+constexpr bool TWO_TERMS = KEY_PANELS == 2 && !LA_EXACT;   // with 64 channels shared memory of two blocks has no place for them
+constexpr bool RESTS_APART = TWO_TERMS && LA_GATE == 0;    // log decays of 16 bits leave a place for rests of Zk and Zb
+constexpr int AT_GATES = AT_FREE + 2 * Square::SIZE * RESTS_APART;
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES, PAIR_TABLE = C * ROWS * 16;   // exact: the pairs within blocks take the log decays' place
 constexpr int AT_DECAYS = AT_GATES + (LA_EXACT && GATE_TILE < PAIR_TABLE ? PAIR_TABLE : GATE_TILE);
 constexpr int AT_ENDS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_ENDS + WIDE * 4;
 constexpr int AT_NEAR = AT_BARRIERS + 32, AT_LEFT = AT_NEAR + 32;   // exact: pairs of neighbours in two blocks; flags of chunks to be done, by warps
 static_assert(LA_SHARED == (LA_EXACT ? AT_LEFT + 16 * 8 : AT_NEAR), "LA_SHARED is what the launch asks for");
-// once products have read v .. G: the four pair matrices, <S, G> over parts of the values; then the sums of all gradients
-constexpr int AT_PAIRS_OF = AT_V, AT_PRODUCTS = AT_PAIRS_OF + 4 * Square::SIZE;
-constexpr int AT_STAGED = AT_V, SLICES = 8;
-constexpr int THREADS = 256 * KEY_PANELS;
+// once products have read v .. G: the four pair matrices; in two terms what rounding leaves of Zk, Zb, and of the scaled copies; then the
+// sums of all gradients
+constexpr int AT_PAIRS_OF = AT_V, AT_RESTS = AT_PAIRS_OF + 4 * Square::SIZE, AT_PAIR_RESTS = RESTS_APART ? AT_FREE : AT_RESTS + 4 * TILE;
+static_assert(AT_RESTS + 4 * TILE + 2 * Square::SIZE <= AT_FREE + Square::SIZE * 10 * !TWO_TERMS && AT_ROWS == 0, "rests lie as the copies do");
+constexpr int AT_STAGED = AT_V, THREADS = 256 * KEY_PANELS;
 
 // This thread's part. Products: warpgroups read (role 0: dq, da) or write (1: dk, db), 64 channels each; a warp has 16 channels (rows of the
 // accumulators). Scaling and gradients: two channels of a block's 16 rows, of q and k (part 0) or a and b
@@ -46,12 +50,31 @@ struct Lane {
         return shared + AT_STAGED + (which * KEY_PANELS + of_panel) * STAGED + token * 256 + ((channel * 4) ^ (((token >> 1) & 3) << 5));
     }
 };
-static_assert(AT_PRODUCTS + SLICES * KEYS * 4 <= AT_GATES, "a table of <S, G> has place");
 
-// the smallest that a chunk of this build has, of an x that is smaller
-constexpr float SMALLEST_OF_CHUNK = 0x1p-90f, SMALLEST_LOG2 = -90.f;
-LA_DEVICE float over_decay(float x) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaxf(x, SMALLEST_OF_CHUNK)));
+constexpr float SMALLEST_LOG2 = -90.f;   // of the decay of a chunk that quotients can bear
+// of row r of a lane's, 1 of rows past the sequence
+LA_DEVICE float2 decay_at(u32 gates, int r, const Lane& me, int count) {
+    return !LA_RAGGED || me.block * ROWS + r < count ? decay_of(load_gate(gates, r, me.lane)) : float2{1.f, 1.f};
+}
+// A float32 is the number that its bits, with the last 16 as one that may be negative, make of its rounding to bfloat16. A copy keeps the
+// upper 8 of these, its tail: bytes 0, 1 of two readers, 2, 3 of two writers
+LA_DEVICE u32 permute_bytes(u32 x, u32 y, u32 order) {
+    u32 r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(order));
     return r;
+}
+LA_DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
+LA_DEVICE u32 tails_of(float2 x, float2 y) {
+    return permute_bytes(permute_bytes(bits_of(x.x), bits_of(x.y), 0x51), permute_bytes(bits_of(y.x), bits_of(y.y), 0x51), 0x5410);
+}
+// both terms of copies whose tails are bytes N, N + 1. By other instructions than rest_of(): what they shared would lie in registers over all products
+template <int N> LA_DEVICE float2 both_terms(u32 copies, u32 tails) {
+    const int x = (int)(tails << (24 - 8 * N)) >> 24, y = (int)(tails << (16 - 8 * N)) >> 24;
+    return {__uint_as_float((copies << 16) + (x << 8)), __uint_as_float((copies & 0xffff0000) + (y << 8))};
+}
+// the second term
+template <int N> LA_DEVICE u32 rest_of(u32 copies, u32 tails) {
+    const u32 x = copies << 16, y = copies & 0xffff0000;
+    return pack({__uint_as_float(x + permute_bytes(tails, 0, N ? 0xaa24 : 0x8804)) - __uint_as_float(x),
+                 __uint_as_float(y + permute_bytes(tails, 0, N ? 0xbb34 : 0x9914)) - __uint_as_float(y)});
 }

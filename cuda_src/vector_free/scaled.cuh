@@ -8,12 +8,14 @@
 #include "vector_free/factors.cuh"
 
 constexpr float SMALLEST_OF_CHUNK = 0x1p-90f;
-// shared memory: q, a, k, b; log decays, then quotients, then Pe, N, P_qb, A_ab; decays of blocks, of the chunk; diagonal blocks of A_ab,
-// then their inverses in two terms; what rounding leaves of A_ab's other blocks; first far rows; a barrier, the chunk's number and its tokens
+// shared memory: q, a, k, b; log decays, then quotients, then P_qk, P_qb, A_ak (then N), A_ab; decays of blocks, of the chunk; diagonal
+// blocks of A_ab, then their inverses in two terms; what rounding leaves of A_ab's other blocks; first far rows; a barrier; pairs of
+// neighbours, with 64 channels where the last two squares will be
 constexpr int AT_SQUARES = AT_PAIRS, SQUARES = 4 * Square::SIZE, AT_DECAYS = AT_SQUARES + SQUARES, AT_ALL = AT_DECAYS + 4 * WIDE * 4;
 constexpr int AT_DIAGONALS = AT_ALL + WIDE * 4, AT_RESTS = AT_DIAGONALS + 4 * 1280;
 constexpr int AT_FAR = AT_RESTS + 6 * 512, AT_BARRIER = AT_FAR + 32;
-constexpr int AT_LEVELS = round_up(AT_BARRIER + 32, 1024);
+constexpr int AT_NEIGHBOURS = KEY_PANELS == 1 ? AT_SQUARES + 2 * Square::SIZE : AT_BARRIER + 32;
+constexpr int AT_LEVELS = round_up(AT_BARRIER + 32 + (KEY_PANELS == 1 ? 0 : 4 * C * 4), 1024);
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES;
 static_assert(SQUARES >= 2 * TILE && SQUARES >= GATE_TILE, "quotients have place over the log decays");
 static_assert(LA_SHARED == (LA_EXACT ? AT_LEVELS + 4 * TILE : AT_LEVELS), "LA_SHARED is what the launch asks for");
@@ -40,7 +42,6 @@ struct Chunk {
     __device__ __forceinline__ u32 block(int n, int low) const { return shared + AT_DIAGONALS + n * 1280 + low * 512; }
     __device__ __forceinline__ u32 rest(int i, int j) const { return shared + AT_RESTS + (i * (i - 1) / 2 + j) * 512; }   // of block (i, j), j < i
 };
-constexpr int PE = 0, NEWS = 1, P_QB = 2, A_AB = 3;   // squares: P_qk, then Pe; A_ak, then N
 
 // This thread's part. Scaling: two channels of a block's 16 rows, of both readers and writers, or with 64 channels of one of them
 struct Lane {
@@ -90,14 +91,15 @@ LA_DEVICE Around around(const Chunk& t, const Lane& me) {
     }
     return x;
 }
-// All copies of a lane's rows. Returns Pre of the last row
-LA_DEVICE float2 scale_rows(const float2 (&a)[ROWS], const Chunk& t, const Around& reach, const Lane& me) {
+// All copies of a lane's rows, q's times `scale`. Returns Pre of the last row
+LA_DEVICE float2 scale_rows(const float2 (&a)[ROWS], float scale, const Chunk& t, const Around& reach, const Lane& me) {
     constexpr int HALF = ROWS / 2;
     float2 pre = reach.before;
 #pragma unroll 1   // one copy of this code: fetching instructions limits a longer one
     for (int part = me.part; part < me.part + me.parts; part++) {
         const u32 reader = t.reader(part) + me.own(), writer = t.writer(part) + me.own();
         const u32 quotient = t.quotient(part) + me.panel * Chunk::QUOTIENT_PANEL + me.block * BLOCK_BYTES;
+        const float factor = part ? 1.f : scale;
         u32 q[HALF], k[HALF];   // eight rows at a time: registers
         pre = reach.before;
         float2 suf = reach.behind;
@@ -112,7 +114,7 @@ LA_DEVICE float2 scale_rows(const float2 (&a)[ROWS], const Chunk& t, const Aroun
             for (int r = 0; r < HALF; r++) {
                 const float2 before = pre;
                 pre *= a[first + r];
-                store_word(reader + lane_row(first + r, me.lane), pack(floats_of(q[r]) * (part ? before : pre)));
+                store_word(reader + lane_row(first + r, me.lane), pack(floats_of(q[r]) * ((part ? before : pre) * float2{factor, factor})));
                 store_word(quotient + lane_row(first + r, me.lane), pack(floats_of(k[r]) * float2{over_decay(pre.x), over_decay(pre.y)}));
             }
         }

@@ -1,9 +1,9 @@
-// (1 - A_ab) X = Y for a chunk, by blocks of 16 rows from the first to the last, and what outputs and writes have of X.
+// (1 - A_ab) X = Y for a chunk, by blocks of 16 rows from the first to the last.
 //
 // A warp has 16 columns of X, transposed: the accumulators of a block are the operand of the next one's products. Inverses of diagonal
 // blocks are by substitution in float32, in two terms of bfloat16, and so are the blocks of A_ab below them: where the same direction is
 // erased again and again, what rounding leaves of them is multiplied by the norm of the inverse. A block of X is rounded once, as all that
-// follows reads it. Columns of N begin at their own block: above it A_ak and P_qk are 0.
+// follows reads it. Columns of N begin at their own block: above it A_ak is 0.
 #pragma once
 #include "vector_free/scaled.cuh"
 #include "vector_free/transposed_solve.cuh"
@@ -12,14 +12,14 @@
 template <class X> LA_DEVICE u32 transposed_at(u32 tile, int row, int column, int lane) {   // of a block whose columns are an operand's rows
     return tile + X::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
 }
-// 16 columns of a block of 16 rows as two accumulators, times `factor`
-template <class X> LA_DEVICE void load_columns(float (&x)[2][4], u32 tile, int row, int column, float factor, int lane) {
+// 16 columns of a block of 16 rows as two accumulators
+template <class X> LA_DEVICE void load_columns(float (&x)[2][4], u32 tile, int row, int column, int lane) {
     u32 y[4];
     load_matrix_transposed(y, transposed_at<X>(tile, row, column, lane));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        x[i >> 1][2 * (i & 1)] = factor * low_bf16(y[i]);
-        x[i >> 1][2 * (i & 1) + 1] = factor * high_bf16(y[i]);
+        x[i >> 1][2 * (i & 1)] = low_bf16(y[i]);
+        x[i >> 1][2 * (i & 1) + 1] = high_bf16(y[i]);
     }
 }
 template <class X> LA_DEVICE void store_columns(u32 tile, const u32 (&x)[4], int row, int column, int lane) {
@@ -40,14 +40,14 @@ LA_DEVICE void invert_block(const Chunk& t, const float* diagonals, int block, i
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(t.block(block, 1) + at), "r"(lo[0]), "r"(lo[1]), "r"(lo[2]), "r"(lo[3]) : "memory");
     }
 }
-// X for 16 columns in place of `tile`; then factor Y + P_qb X in place of `out`, Y what is there. begin: the first block that is not 0
-template <class T> LA_DEVICE void solve_columns(const Chunk& t, u32 tile, u32 out, int column, float factor, int begin, int lane) {
+// X for 16 columns in place of `tile`. begin: the first block that is not 0
+template <class T> LA_DEVICE void solve_columns(const Chunk& t, u32 tile, int column, int begin, int lane) {
     u32 x[4][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (i < begin) continue;
         float y[2][4], z[2][4] = {};
-        load_columns<T>(y, tile, 16 * i, column, 1.f, lane);
+        load_columns<T>(y, tile, 16 * i, column, lane);
 #pragma unroll
         for (int j = 0; j < i; j++) {
             Bfloat16::B b[2], rest[2];
@@ -66,41 +66,5 @@ template <class T> LA_DEVICE void solve_columns(const Chunk& t, u32 tile, u32 ou
         multiply_pair(z, hi, high);
         pack_operand(x[i], z);
         store_columns<T>(tile, x[i], 16 * i, column, lane);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (i < begin) continue;
-        float y[2][4];
-        u32 packed[4];
-        load_columns<T>(y, out, 16 * i, column, factor, lane);
-#pragma unroll
-        for (int j = 0; j <= i; j++) {
-            Bfloat16::B b[2];
-            load_b_rows<Bfloat16, Square>(b, t.square(P_QB), 16 * i, 16 * j, lane);
-            multiply_pair(y, x[j], b);
-        }
-        pack_operand(packed, y);
-        store_columns<T>(out, packed, 16 * i, column, lane);
-    }
-}
-// 16 channels of Ke = k_d + N^T b_d in place of k_d, of the blocks of rows in `blocks`, a bit each
-LA_DEVICE void add_corrections(const Chunk& t, int column, int lane, int blocks) {
-    u32 b[4][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) load_matrix_transposed(b[i], transposed_at<KeyTile>(t.writer(1), 16 * i, column, lane));
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        if (!(blocks >> j & 1)) continue;
-        float y[2][4];
-        u32 packed[4];
-        load_columns<KeyTile>(y, t.writer(0), 16 * j, column, 1.f, lane);
-#pragma unroll
-        for (int i = j; i < 4; i++) {
-            Bfloat16::B n[2];
-            load_b_columns<Bfloat16, Square>(n, t.square(NEWS), 16 * i, 16 * j, lane);
-            multiply_pair(y, b[i], n);
-        }
-        pack_operand(packed, y);
-        store_columns<KeyTile>(t.writer(0), packed, 16 * j, column, lane);
     }
 }

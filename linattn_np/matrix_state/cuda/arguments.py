@@ -152,7 +152,7 @@ FREE = Struct(  # vector_free/: the same with a free rank-one term; backward v i
     "matrix_state/FreeArguments",
     ("q k v g a b out", TENSOR_MAP), ("to", ROWS), OFFSETS,
     ("start end", STATES),
-    ("factors extras", OUT_BYTES),  # of the chunks; what chains that keep corrections read besides
+    ("factors extras", OUT_BYTES),  # of the chunks; what the backward's chain reads besides
     ("states corrections", OUT_BYTES),  # state before, w (gradient after, dw) of each
     ("flags", pointer("int")),  # of chunks that take the exact path
     ("slots", I64), ("T heads segments chunks", INT),

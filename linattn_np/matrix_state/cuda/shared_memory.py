@@ -175,13 +175,13 @@ def free_tile(width: int) -> int:
 
 
 def free_factors_of(K: int) -> int:
-    """A chunk's factors in memory: four tiles of rows, one of pairs, the decay of the chunk."""
-    return 4 * free_tile(K) + SQUARE + round_up(K, PANEL) * 4
+    """A chunk's factors in memory: four tiles of rows, three of pairs, the decay of the chunk."""
+    return 4 * free_tile(K) + 3 * SQUARE + round_up(K, PANEL) * 4
 
 
-def free_extras_of(keep: bool, backward: bool) -> int:
-    """What a chain that keeps corrections reads besides: N; backward P_qb, A_ab and inverses of diagonal blocks."""
-    return 0 if not keep else 2 * SQUARE + 4 * FREE_INVERSE if backward else SQUARE
+def free_extras_of(backward: bool) -> int:
+    """What the backward's chain reads besides: A_ab and inverses of its diagonal blocks."""
+    return (SQUARE + 4 * FREE_INVERSE) * backward
 
 
 FREE_BLOCK = 16 * 16 * 2  # of 16 rows and columns in bfloat16
@@ -192,17 +192,17 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     """free_*.cu by name: factors, chain, grads, exact grads.
 
     factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks (or their inverses), what rounding
-    leaves of the others;
+    leaves of the others; above 64 channels pairs of neighbours, four a token;
     exact: four tiles more. chain: two stages of factors, three of values (one or two where outputs do not leave
     through them), extras. grads: four tiles, values and states (then sums), log decays; exact grads: or pairs inside
     blocks of 16 rows, four floats each, and what lies between two blocks, flags of 16 warps.
     """
     keys, values = free_tile(K), free_tile(V)
     if name == "factors":
-        small = 5 * 128 * 4 + 4 * FREE_DIAGONAL + 6 * FREE_BLOCK + 64
+        small = 5 * 128 * 4 + 4 * FREE_DIAGONAL + 6 * FREE_BLOCK + 64 + (K > PANEL) * 4 * TOKEN
         return round_up(4 * keys + 4 * SQUARE + small, 1024) + build.exact * 4 * keys
     if name == "chain":
-        extras = free_extras_of(build.keep, build.backward)
+        extras = free_extras_of(build.backward)
         slots = 3 if not build.keep or values > keys else 1 if build.backward and K <= PANEL else 2
         return 2 * round_up(free_factors_of(K), 1024) + slots * values + extras + 128
     states = round_up(K, PANEL) * round_up(V, PANEL) * 2
@@ -210,7 +210,8 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     gates, small = keys * BYTES[gate] // 2, 5 * 128 * 4 + 32
     if name == "exact grads":
         gates, small = max(gates, policy.GROUP_CHUNK * 16 * 16), small + 32 + 16 * 8
-    return 4 * keys + max(4 * values + 2 * states, sums) + gates + small
+    rests = 2 * SQUARE * (name == "grads" and K > PANEL and gate == "bfloat16")
+    return 4 * keys + max(4 * values + 2 * states, sums) + rests + gates + small
 
 
 # Gradients token by token.

@@ -103,8 +103,8 @@ def forward(
     sizes = residual_sizes(batch)
     if keep is None:
         keep = vector.keeps(plan, batch.stored * sum(sizes.values()))
-    factors_build, build = Build(keep=keep), Build(keep=keep, at=plan.states_at is not None)
-    prepare(batch, [(FACTORS, factors_build), (FACTORS, factors_build._replace(exact=True)), (CHAIN, build)])
+    build = Build(keep=keep, at=plan.states_at is not None)
+    prepare(batch, [(FACTORS, PLAIN), (FACTORS, PLAIN._replace(exact=True)), (CHAIN, build)])
     if plan.gradients:
         prepare(batch, KERNELS_OF_BACKWARD)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=x.v.dtype)
@@ -115,7 +115,7 @@ def forward(
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     kept = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
     launch_one(CHAIN, batch, batch.N * batch.heads, arrays, build, start=start, end=last, **kept,
-               **factors_of(xp, batch, arrays, plan.scale, factors_build))  # fmt: skip
+               **factors_of(xp, batch, arrays, plan.scale, PLAIN))  # fmt: skip
     return out, public_ends(end, at, batch), Saved(x, plan, state, Residuals(**kept) if keep else None)
 
 
@@ -131,10 +131,10 @@ def prepare(batch: Batch, wanted: list[tuple[str, Build]]) -> None:
 
 
 def factors_of(xp: Any, batch: Batch, arrays: dict[str, Any], scale: float, build: Build) -> dict[str, Array]:
-    """The factors of every chunk, and what chains that keep corrections read besides."""
+    """The factors of every chunk, and what the backward's chain reads besides."""
     sizes = {"factors": shared_memory.free_factors_of(batch.K)}
-    if build.keep:
-        sizes["extras"] = shared_memory.free_extras_of(True, build.backward)
+    if build.backward:
+        sizes["extras"] = shared_memory.free_extras_of(True)
     made = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()}
     flags, slots = xp.empty(batch.stored, dtype=xp.int32), batch.N * batch.heads
     for exact, pieces in ((False, batch.chunks), (True, policy.EXACT_PIECES)):

@@ -50,7 +50,9 @@ def constants(name: str, kind: FreeKind, build: Build = Build()) -> Constants:  
     size = shared_memory.free(name, kind.K, kind.V, kind.gate, build)
     own: dict[str, int] = {}
     if name in (FACTORS, CHAIN):
-        own = {"LA_BACKWARD": build.backward, "LA_KEEP": build.keep}
+        own = {"LA_BACKWARD": build.backward}
+    if name == CHAIN:
+        own |= {"LA_KEEP": build.keep}
     if name == FACTORS:
         own |= {"LA_EXACT": build.exact, "LA_PIECES": policy.EXACT_PIECES}
     if name == EXACT_GRADS:
