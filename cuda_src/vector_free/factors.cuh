@@ -6,7 +6,8 @@
 //
 //     w = Ac S + N V       out = q_c S + P_qk V + P_qb w       S <- D S + k_d^T V + b_d^T w       Ac = W a_c     N = W A_ak
 //
-// A record has scale q_c, Ac, k_d, b_d (tiles of tokens by key channels), scale P_qk, scale P_qb, N, D: tiles as they lie in shared memory.
+// A record has scale q_c, Ac, k_d, b_d (tiles of tokens by key channels), scale P_qk without its diagonal, scale P_qb, N, D, and that diagonal:
+// tiles as they lie in shared memory.
 #pragma once
 #include "vector/traversal.cuh"
 #include "attention/group.cuh"
@@ -31,7 +32,7 @@ typedef Panels<C, VALUES> TurnedTile;               // corrections, transposed: 
 constexpr int KEYS = round_up(LA_K, 64), KEY_PANELS = KEYS / 64;
 typedef Panels<KEYS, C> KeyTile;
 typedef Panels<KEYS, VALUES> StateTile;             // a state, transposed: value rows, key columns
-constexpr int TILE = KeyTile::SIZE, AT_PAIRS = 4 * TILE, AT_CARRY = AT_PAIRS + 3 * Square::SIZE, FACTORS = AT_CARRY + KEYS * 4;
+constexpr int TILE = KeyTile::SIZE, AT_PAIRS = 4 * TILE, AT_CARRY = AT_PAIRS + 3 * Square::SIZE, AT_SAME = AT_CARRY + KEYS * 4, FACTORS = AT_SAME + C * 4;
 constexpr int P_QK = 0, P_QB = 1, NEWS = 2, A_AB = 3;   // squares; N is in the place of A_ak
 // what the backward's chain reads besides: A_ab, inverses of its diagonal blocks
 constexpr int EXTRAS = LA_BACKWARD ? Square::SIZE + 8 * 512 : 0;

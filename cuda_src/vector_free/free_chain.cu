@@ -121,6 +121,23 @@ LA_DEVICE void add_corrections(float (&x)[8][4], const u32 (&w)[4][4], u32 pairs
         else product_ABt(x, w[d], panel_descriptor(pairs) + Square::along(d), true);
     }
 }
+// out += values of a warp's columns times the diagonal of P_qk
+LA_DEVICE void add_own_values(float (&out)[8][4], u32 values, u32 diagonal, int column, int lane) {
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        u32 v[4];
+        load_operand<ValueTile>(v, values, 16 * t, column, lane);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 d = load_shared2(diagonal + (16 * t + 8 * h + (lane & 3) * 2) * 4);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                out[2 * t + h][2 * m] = fmaf(d.x, low_bf16(v[2 * h + m]), out[2 * t + h][2 * m]);
+                out[2 * t + h][2 * m + 1] = fmaf(d.y, high_bf16(v[2 * h + m]), out[2 * t + h][2 * m + 1]);
+            }
+        }
+    }
+}
 LA_DEVICE void decay_state(float (&S)[KEYS / 8][4], u32 carry, int lane) {
 #pragma unroll
     for (int i = 0; i < KEYS / 8; i++) {
@@ -245,6 +262,7 @@ struct Consumer {
         products_commit();
         end_product<0>(S);
         accumulator_fence(out);
+        add_own_values(out, values, at + AT_SAME, 16 * warp, lane);
         state_operands(operands, state, 0);
         if (!LA_KEEP) warp_arrive(bar.empty(step), lane);
         if (LA_KEEP) groups_barrier<128 * GROUPS>(4);   // all warps have read factors and values

@@ -43,7 +43,7 @@ LA_DEVICE void take_exact(float (&x)[8][4], const float (&found)[8][4], int far,
         for (int m = 0; m < 4; m++)
             if (8 * n + (lane & 3) * 2 + (m & 1) >= far) x[n][m] = found[n][m];
 }
-// Lower triangles of pairs with k (w 0) or b (1), those of q with their diagonal, as they are stored; of A_ab rests and diagonal blocks
+// Lower triangles of pairs with k (w 0) or b (1), that of q and b with its diagonal, as they are stored; of A_ab rests and diagonal blocks
 // to their places
 LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], int w, const Chunk& t, float* diagonals, const Lane& me) {
     const int own = me.warp & 3;
@@ -91,6 +91,7 @@ LA_DEVICE void store_decayed(const FreeArguments& a, const Chunk& t, i64 stored)
     run_out(to, t.reader(0), TILE);
     run_out(to + 2 * TILE, t.writer(0), 2 * TILE);
     run_out(to + AT_CARRY, t.shared + AT_ALL, KEYS * 4);
+    run_out(to + AT_SAME, t.shared + AT_OWN, C * 4);
     out_commit();
 }
 LA_DEVICE void store_pairs(const FreeArguments& a, const Chunk& t, i64 stored) {

@@ -3,8 +3,11 @@
 #pragma once
 #include "vector_free/scaled.cuh"
 
-constexpr int STRICT_BLOCK = 2 * 64 * 4;   // of q's, of a's: a number a row with k, with b
-LA_DEVICE u32 neighbour_at(const Chunk& t, int w, int row, const Lane& me) { return t.shared + AT_NEIGHBOURS + me.group * STRICT_BLOCK + (w * C + row) * 4; }
+// of q (group 0) or a with k (w 0) or b
+LA_DEVICE u32 neighbour_at(const Chunk& t, int w, int row, const Lane& me) {
+    const int which = 2 * me.group + w;
+    return t.shared + (which ? AT_NEIGHBOURS + (which - 1) * C * 4 : AT_OWN) + row * 4;
+}
 // f(entry, row) of the entries of a block that are such pairs: its diagonal, of a's the one below
 template <class F> LA_DEVICE void each_neighbour(float (&x)[2][4], const Lane& me, F f) {
 #pragma unroll
@@ -31,9 +34,12 @@ LA_DEVICE void store_neighbours(const Chunk& t, float scale, const Lane& me) {
     }
 #pragma unroll
     for (int w = 0; w < 2; w++)
-        each_neighbour(x[w], me, [&](float y, int row) { store_shared(neighbour_at(t, w, first + row, me), me.group ? y : scale * y); });
+        each_neighbour(x[w], me, [&](float y, int row) {
+            store_shared(neighbour_at(t, w, first + row, me), first + row >= t.count ? 0.f : me.group ? y : scale * y);
+        });
 }
+// In place of a block's entries; those of q with k, which the chain adds in float32, are zeros
 LA_DEVICE void take_neighbours(float (&x)[2][4], int w, const Chunk& t, const Lane& me) {
     const int first = 16 * (me.warp & 3);
-    each_neighbour(x, me, [&](float& y, int row) { y = load_shared(neighbour_at(t, w, first + row, me)); });
+    each_neighbour(x, me, [&](float& y, int row) { y = me.group || w ? load_shared(neighbour_at(t, w, first + row, me)) : 0.f; });
 }

@@ -9,13 +9,13 @@
 
 constexpr float SMALLEST_OF_CHUNK = 0x1p-90f;
 // shared memory: q, a, k, b; log decays, then quotients, then P_qk, P_qb, A_ak (then N), A_ab; decays of blocks, of the chunk; diagonal
-// blocks of A_ab, then their inverses in two terms; what rounding leaves of A_ab's other blocks; first far rows; a barrier; pairs of
-// neighbours, with 64 channels where the last two squares will be
+// blocks of A_ab, then their inverses in two terms; what rounding leaves of A_ab's other blocks; first far rows; a barrier; the diagonal of
+// P_qk; other pairs of neighbours, with 64 channels where the last two squares will be
 constexpr int AT_SQUARES = AT_PAIRS, SQUARES = 4 * Square::SIZE, AT_DECAYS = AT_SQUARES + SQUARES, AT_ALL = AT_DECAYS + 4 * WIDE * 4;
 constexpr int AT_DIAGONALS = AT_ALL + WIDE * 4, AT_RESTS = AT_DIAGONALS + 4 * 1280;
 constexpr int AT_FAR = AT_RESTS + 6 * 512, AT_BARRIER = AT_FAR + 32;
-constexpr int AT_NEIGHBOURS = KEY_PANELS == 1 ? AT_SQUARES + 2 * Square::SIZE : AT_BARRIER + 32;
-constexpr int AT_LEVELS = round_up(AT_BARRIER + 32 + (KEY_PANELS == 1 ? 0 : 4 * C * 4), 1024);
+constexpr int AT_OWN = AT_BARRIER + 32, AT_NEIGHBOURS = KEY_PANELS == 1 ? AT_SQUARES + 2 * Square::SIZE : AT_OWN + C * 4;
+constexpr int AT_LEVELS = round_up(AT_OWN + C * 4 + (KEY_PANELS == 1 ? 0 : 3 * C * 4), 1024);
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES;
 static_assert(SQUARES >= 2 * TILE && SQUARES >= GATE_TILE, "quotients have place over the log decays");
 static_assert(LA_SHARED == (LA_EXACT ? AT_LEVELS + 4 * TILE : AT_LEVELS), "LA_SHARED is what the launch asks for");

@@ -30,10 +30,8 @@ def allowed(entry):
 def test_every_entry_compiles(gate, K, V, ragged):
     """To warpgroup products, with no more spilled registers than the allowance."""
     entries = [x for x in free_entries("bfloat16", K, V, 90, ragged=ragged) if f"in {gate}," in x.words]
-    assert len(entries) == 11
+    assert len(entries) == 9
     for entry in entries:
-        if "factors for a backward" in entry.words:  # the same but for what is stored
-            continue
         code = compiled(entry)
         assert spilled(code.log) <= allowed(entry), (entry.words, code.log)
         assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)

@@ -175,8 +175,8 @@ def free_tile(width: int) -> int:
 
 
 def free_factors_of(K: int) -> int:
-    """A chunk's factors in memory: four tiles of rows, three of pairs, the decay of the chunk."""
-    return 4 * free_tile(K) + 3 * SQUARE + round_up(K, PANEL) * 4
+    """A chunk's factors in memory: four tiles of rows, three of pairs, the decay of the chunk, a diagonal of pairs."""
+    return 4 * free_tile(K) + 3 * SQUARE + round_up(K, PANEL) * 4 + TOKEN
 
 
 def free_extras_of(backward: bool) -> int:
@@ -192,14 +192,14 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     """free_*.cu by name: factors, chain, grads, exact grads.
 
     factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks (or their inverses), what rounding
-    leaves of the others; above 64 channels pairs of neighbours, four a token;
+    leaves of the others; pairs of neighbours, above 64 channels four a token, else one;
     exact: four tiles more. chain: two stages of factors, three of values (one or two where outputs do not leave
     through them), extras. grads: four tiles, values and states (then sums), log decays; exact grads: or pairs inside
     blocks of 16 rows, four floats each, and what lies between two blocks, flags of 16 warps.
     """
     keys, values = free_tile(K), free_tile(V)
     if name == "factors":
-        small = 5 * 128 * 4 + 4 * FREE_DIAGONAL + 6 * FREE_BLOCK + 64 + (K > PANEL) * 4 * TOKEN
+        small = 5 * 128 * 4 + 4 * FREE_DIAGONAL + 6 * FREE_BLOCK + 64 + (4 if K > PANEL else 1) * TOKEN
         return round_up(4 * keys + 4 * SQUARE + small, 1024) + build.exact * 4 * keys
     if name == "chain":
         extras = free_extras_of(build.backward)

@@ -19,7 +19,7 @@ def free_entries(
     Build = plan.Build
     wanted = [(plan.FACTORS, Build()), (plan.FACTORS, Build(exact=True)), (plan.CHAIN, Build())]
     for back in (False, True)[: 2 * backward]:
-        wanted += [(plan.FACTORS, Build(exact, back, True)) for exact in (False, True)]
+        wanted += [(plan.FACTORS, Build(exact, True, True)) for exact in (False, True) if back]
         wanted += [(plan.CHAIN, Build(False, back, True))]
     wanted += [(plan.GRADS, Build()), (plan.EXACT_GRADS, Build())] if backward else []
     for gate in ("bfloat16", "float32"):
