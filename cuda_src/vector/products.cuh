@@ -52,9 +52,45 @@ template <class F> LA_DEVICE void begin_solution(float (&x)[8][4], u32 (&operand
     read();
     begin_product<Square>(x, operands, inverse);
 }
-// the same, ended; news: U^T as operands
-template <class F> LA_DEVICE void solve_errors(float (&x)[8][4], u32 (&news)[4][4], u32 inverse, u32 strengths, int lane, F read) {
-    begin_solution(x, news, inverse, strengths, lane, read);
+// A warp's columns of a tile of tokens, where operands wait while registers have their rests
+struct OwnColumns {
+    u32 tile;
+    int column, lane;
+    __device__ __forceinline__ void store(const u32 (&x)[4][4]) const {
+        const u32 at = tile + Tokens::block_piece(0, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
+#pragma unroll
+        for (int t = 0; t < 4; t++) store_matrix_transposed(at + t * 16 * 128, x[t][0], x[t][1], x[t][2], x[t][3]);
+    }
+    __device__ __forceinline__ void load(u32 (&x)[4][4]) const {
+#pragma unroll
+        for (int t = 0; t < 4; t++) load_operand<Tokens>(x[t], tile, 16 * t, column, lane);
+    }
+    // operands to memory; in their place what rounding has left of x, of tokens from `first` on
+    __device__ __forceinline__ void exchange_for_rests(u32 (&operands)[4][4], const float (&x)[8][4], int first) const {
+        store(operands);
+#pragma unroll
+        for (int t = 0; t < 4; t++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float (&y)[4] = x[2 * t + (i >> 1)];
+                const int token = 16 * t + 8 * (i >> 1) + (lane & 3) * 2;
+                operands[t][i] = rest_of(token < first ? 0.f : y[2 * (i & 1)], token + 1 < first ? 0.f : y[2 * (i & 1) + 1]);
+            }
+        __syncwarp();
+    }
+};
+// the same, ended; news: U^T as operands. What N multiplies has two terms from token `first` on, instead of rounded ones in the sum
+template <class F> LA_DEVICE void solve_errors(float (&x)[8][4], u32 (&news)[4][4], int first, const OwnColumns& own, u32 inverse, u32 strengths, int lane, F read) {
+    scale_by_strengths(x, strengths, lane);
+    token_operands(news, x);
+    if (first < C) own.exchange_for_rests(news, x, first);
+    read();
+    begin_product<Square>(x, news, inverse);
     end_product<0>(x);
+    if (first < C) {
+        own.load(news);
+        begin_product<Square>(x, news, inverse);
+        end_product<0>(x);
+    }
     token_operands(news, x);
 }

@@ -26,9 +26,17 @@ LA_DEVICE void scale_by_strengths(float (&x)[8][4], u32 strengths, int lane) {
         x[n][0] *= fabsf(b.x); x[n][1] *= fabsf(b.y); x[n][2] *= fabsf(b.x); x[n][3] *= fabsf(b.y);
     }
 }
+LA_DEVICE bool keys_are_alike(u32 strengths) { return load_shared(strengths) < 0.f; }   // some; the same for all threads
+// The first token of which it is known by then that its key, or one before it, is like the one before (of token 1 a token later); 64 without
+LA_DEVICE int first_alike(u32 strengths, int lane) {
+    if (!keys_are_alike(strengths)) return 64;
+    const u32 low = __ballot_sync(0xffffffffu, lane > 0 && load_shared(strengths + lane * 4) < 0.f);
+    const u32 high = __ballot_sync(0xffffffffu, load_shared(strengths + (lane + 32) * 4) < 0.f);
+    return 1 + (low ? __ffs(low) - 1 : __ffs(high) + 31);   // the token before it is the first that is marked
+}
 // accumulators become their operands where keys are alike
 LA_DEVICE void round_alike(float (&x)[8][4], const u32 (&operands)[4][4], u32 strengths, int lane) {
-    if (!(load_shared(strengths) < 0.f)) return;   // the same for all threads
+    if (!keys_are_alike(strengths)) return;
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         const float2 b = strengths_of(strengths, n, lane);

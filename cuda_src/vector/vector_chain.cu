@@ -134,27 +134,45 @@ LA_DEVICE void begin_errors(float (&x)[8][4], const StateOperand& state, u32 key
     state.multiply(x, keys, group, true);
     products_commit();
 }
-// out^T = S^T Qg^T + U^T P^T and S^T += U^T Kd, begun one behind the other: two groups of products
-LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const StateOperand& state, const u32 (&news)[4][4], const Tiles& t, int group) {
-    const u64 k = panels_descriptor<Tokens>(t.k), p = panel_descriptor(t.gates);
+// out^T += U^T P^T; S^T += U^T Kd
+LA_DEVICE void multiply_gram(float (&out)[8][4], const u32 (&news)[4][4], u32 gram, bool add) {
+#pragma unroll
+    for (int d = 0; d < 4; d++) product_ABt(out, news[d], panel_descriptor(gram) + Square::along(d), add || d > 0);
+}
+LA_DEVICE void write_news(float (&S)[16][4], const u32 (&news)[4][4], u32 keys) {
+#pragma unroll
+    for (int d = 0; d < 4; d++) product_AB_wide(S, news[d], panels_descriptor<Tokens>(keys) + Tokens::across(d));
+}
+// What the second terms of U give the outputs, which they begin, and the state (not with log decays of 32 bits: registers). x: U^T, then those
+// outputs
+LA_DEVICE void add_rests(float (&x)[8][4], float (&S)[16][4], u32 (&news)[4][4], const Tiles& t, const OwnColumns& own, int first) {
+    own.exchange_for_rests(news, x, first);
+    accumulator_fence(x);
+    if (LA_GATE == 0) accumulator_fence(S);
+    products_begin();
+    multiply_gram(x, news, t.gates, false);
+    if (LA_GATE == 0) write_news(S, news, t.k);
+    products_commit();
+    end_product<0>(x);
+    if (LA_GATE == 0) accumulator_fence(S);
+    own.load(news);
+}
+// out^T = S^T Qg^T + U^T P^T (add: += ) and S^T += U^T Kd, begun one behind the other: two groups of products
+LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const StateOperand& state, const u32 (&news)[4][4], const Tiles& t, int group, bool add) {
     accumulator_fence(out);
     accumulator_fence(S);
     products_begin();
-    state.multiply(out, t.q, group, false);
-#pragma unroll
-    for (int d = 0; d < 4; d++) product_ABt(out, news[d], p + Square::along(d), true);
+    state.multiply(out, t.q, group, add);
+    multiply_gram(out, news, t.gates, true);
     products_commit();
-#pragma unroll
-    for (int d = 0; d < 4; d++) product_AB_wide(S, news[d], k + Tokens::across(d));
+    write_news(S, news, t.k);
     products_commit();
 }
 
 // U, which the backward needs of a chunk, in the place of q, once both groups have read that
 LA_DEVICE void keep_values(const u32 (&news)[4][4], u32 queries, int row, int lane) {
-    const u32 at = queries + Tokens::block_piece(0, row / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
     groups_barrier<256>(8);
-#pragma unroll
-    for (int t = 0; t < 4; t++) store_matrix_transposed(at + t * 16 * 128, news[t][0], news[t][1], news[t][2], news[t][3]);
+    OwnColumns{queries, row, lane}.store(news);
     publish_shared();
 }
 
@@ -184,11 +202,14 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         scale_state(S, tiles.all, lane);
         begin_errors(x, operand, tiles.keys, group);
         end_product<0>(x);
-        solve_errors(x, news, tiles.gates + PANEL, shared + AT_STRENGTHS, lane, [&] {   // U^T
+        const OwnColumns own{values, 16 * warp, lane};   // of v, which the warp has read
+        const int two_terms = first_alike(shared + AT_STRENGTHS, lane);   // from that token on
+        solve_errors(x, news, two_terms, own, tiles.gates + PANEL, shared + AT_STRENGTHS, lane, [&] {   // U^T
             warp_arrive(bar.keys(), lane);
             barrier_wait(bar.inverse(s), phase);
         });
-        begin_outputs(x, S, operand, news, tiles, group);
+        if (two_terms < C) add_rests(x, S, news, tiles, own, two_terms);
+        begin_outputs(x, S, operand, news, tiles, group, two_terms < C);
         end_product<1>(x);
         store_outputs(x, a.scale, values, warp, lane);   // the warp's own columns of v, which it has read
         publish_shared();

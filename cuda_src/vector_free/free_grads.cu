@@ -219,6 +219,45 @@ LA_DEVICE void begin_loads(const FreeGradArguments& a, const ChunkPlace& place, 
     load_chunk(a, place, me.shared);
 }
 
+// Sums that the states give, x of q (role 1: k), y of a (b); pairs, their rests and those of the copies to their places
+LA_DEVICE void begin_sums(float (&x)[8][4], float (&y)[8][4], const u32 (&tails)[ROWS], float scale, const Lane& me) {
+    constexpr int OF_GROUP = 2 / KEY_PANELS;   // pair matrices of a warpgroup
+    u32 pairs[OF_GROUP][4][4] = {}, rests[4][4] = {};
+#pragma unroll
+    for (int n = 0; n < OF_GROUP; n++)
+        multiply_pair_of(OF_GROUP * me.group() + n, scale, me, [&](int J, const float (&z)[2][4]) {
+            if (TWO_TERMS && me.role == 0) split_operand(pairs[n][J], rests[J], z);
+            else pack_operand(pairs[n][J], z);
+        });
+    if (RESTS_APART && me.role == 0) store_pair_rests(rests, me);
+    multiply_states(x, y, me);
+    store_state_products(me);
+    products_wait<0>();
+    accumulator_fence(x);
+    accumulator_fence(y);
+    __syncthreads();   // states, values and corrections have been read
+#pragma unroll
+    for (int n = 0; n < OF_GROUP; n++) store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
+    if constexpr (TWO_TERMS) {
+        if (!RESTS_APART && me.role == 0) store_pair_rests(rests, me);
+        store_rests(tails, me);
+    }
+    publish_shared();
+    __syncthreads();
+}
+// All gradients of a lane's rows, from the sums of all
+LA_DEVICE void store_gradients(const FreeGradArguments& a, const ChunkTraversal& of, const u32 (&tails)[ROWS], int count, const Lane& me) {
+    const int channel = me.panel * 64 + 2 * me.lane, first = me.block * ROWS, rows = count - first;
+    const bool valid = channel < LA_K;
+    const Outputs to = me.part ? Outputs{rows_at(a.da, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), (u32)a.da.token, (u32)a.db.token}
+                               : Outputs{rows_at(a.dq, of, first, channel, 2), rows_at(a.dk, of, first, channel, 2), (u32)a.dq.token, (u32)a.dk.token};
+    float2 sums[ROWS];
+    const float2 all = store_rows_of(sums, tails, to, rows, valid, me);
+    share_sums(sums, all, me);
+    __syncthreads();
+    if (me.part == 0 && valid && a.dg.data) store_gates(sums, rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, me);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __grid_constant__ FreeGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const ChunkPlace place(a, blockIdx.x);
@@ -239,30 +278,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
     const bool leaves = __syncthreads_or(far);
     if (threadIdx.x == 0) a.flags[blockIdx.x] = leaves;
     if (leaves) return;
-    constexpr int OF_GROUP = 2 / KEY_PANELS;   // pair matrices of a warpgroup
-    u32 pairs[OF_GROUP][4][4] = {}, rests[4][4] = {};
-#pragma unroll
-    for (int n = 0; n < OF_GROUP; n++)
-        multiply_pair_of(OF_GROUP * me.group() + n, a.scale, me, [&](int J, const float (&z)[2][4]) {
-            if (TWO_TERMS && me.role == 0) split_operand(pairs[n][J], rests[J], z);
-            else pack_operand(pairs[n][J], z);
-        });
-    if (RESTS_APART && me.role == 0) store_pair_rests(rests, me);
     float x[8][4], y[8][4], D[2];
-    multiply_states(x, y, me);
-    store_state_products(me);
-    products_wait<0>();
-    accumulator_fence(x);
-    accumulator_fence(y);
-    __syncthreads();   // states, values and corrections have been read
-#pragma unroll
-    for (int n = 0; n < OF_GROUP; n++) store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
-    if constexpr (TWO_TERMS) {
-        if (!RESTS_APART && me.role == 0) store_pair_rests(rests, me);
-        store_rests(tails, me);
-    }
-    publish_shared();
-    __syncthreads();
+    begin_sums(x, y, tails, a.scale, me);
     if (me.role) {   // apart to the end: accumulators that two branches hand on would wait for every product
         chunk_decay(D, me);
         store_crossing(x, y, D, me);
@@ -276,14 +293,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __g
         stage_both(x, y, me);
     }
     __syncthreads();
-    const int channel = me.panel * 64 + 2 * me.lane, first = me.block * ROWS, rows = count - first;
-    const ChunkTraversal& of = place.of;
-    const bool valid = channel < LA_K;
-    const Outputs to = me.part ? Outputs{rows_at(a.da, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), (u32)a.da.token, (u32)a.db.token}
-                               : Outputs{rows_at(a.dq, of, first, channel, 2), rows_at(a.dk, of, first, channel, 2), (u32)a.dq.token, (u32)a.dk.token};
-    float2 sums[ROWS];
-    const float2 all = store_rows_of(sums, tails, to, rows, valid, me);
-    share_sums(sums, all, me);
-    __syncthreads();
-    if (me.part == 0 && valid && a.dg.data) store_gates(sums, rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, me);
+    store_gradients(a, place.of, tails, count, me);
 }

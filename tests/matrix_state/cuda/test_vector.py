@@ -251,6 +251,31 @@ def test_strengths_above_one(cp):
         assert want is None or error(x, want) < 2 * OUT
 
 
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+def test_keys_that_repeat_later_change_no_bit_before(cp, gate):
+    """Second terms of a chunk begin where a key is like the one before it."""
+    arrays, state = draw(la.kda, B=1, T=64, heads=(2, 2, 2), kind="mild", gate=gate)
+    out, _ = run(cp, la.kda, arrays, state)
+    for at in (1, 2, 17, 33, 63):
+        there = arrays | {"k": arrays["k"].copy()}
+        there["k"][:, at:] = there["k"][:, at - 1 : at]
+        found, _ = run(cp, la.kda, there, state)
+        assert same(found[:, :at], out[:, :at]), at
+
+
+def test_roundings_of_equal_keys(cp):
+    """U of two terms: with one the output was off by 1.63e-2, dk by 3.7e-3."""
+    arrays, _ = draw(la.kda, B=1, T=1023, heads=(4, 4, 4), gate="bfloat16")
+    arrays["k"][:], arrays["beta"][:] = arrays["k"][:, :1], 1
+    rng = np.random.default_rng(1)
+    arrays["g"] = (-0.05 * rng.random(arrays["g"].shape)).astype(arrays["g"].dtype)
+    there, wide = ({n: f(x) for n, x in arrays.items()} for f in (cp.asarray, lambda x: x.astype(np.float64)))
+    out, pull = la.vjp(la.kda, **there, backend="cuda")
+    expected, right = la.vjp(la.kda, **wide)
+    assert error(out, expected) < 1.45e-2
+    assert error(pull(there["v"]).k, right(wide["v"]).k) < 3.4e-3
+
+
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 @pytest.mark.parametrize("kind", ["zero", "mild", "five"])
 def test_equal_keys(cp, kind, beta):

@@ -41,6 +41,27 @@ def test_one_vector_at_every_token(cp, kind, rate):
     assert error(end, last) < 2.5e-2
 
 
+@pytest.mark.parametrize(("kind", "bounds"), [
+    ("rwkv7", {"out": 2.85e-3, "q": 1.8e-3, "k": 1.8e-3, "v": 2.85e-3, "g": 1.9e-3, "a": 3.9e-3, "b": 3.8e-3}),
+    ("five", {"out": 1.8e-3, "q": 1.75e-3, "k": 1.75e-3, "v": 1.8e-3, "g": 1.9e-3, "a": 3.1e-3, "b": 3.1e-3}),
+])  # fmt: skip
+def test_roundings(cp, kind, bounds):
+    """Of log decays in (-0.6, 0) and of -5. A result's own rounding is 1.66e-3, pairs of one term give 2.4e-3."""
+    arrays, _ = draw(la.rwkv7, B=1, T=513, heads=(4, 4, 4), kind="five", gate="bfloat16")
+    rng = np.random.default_rng(1)
+    if kind == "rwkv7":
+        arrays["g"] = (-0.6 * rng.random(arrays["g"].shape)).astype(arrays["g"].dtype)
+    dout = rng.standard_normal(arrays["v"].shape).astype(arrays["v"].dtype)
+    there, wide = ({n: f(x) for n, x in arrays.items()} for f in (cp.asarray, lambda x: x.astype(np.float64)))
+    out, pull = la.vjp(la.rwkv7, **there, backend="cuda")
+    expected, right = la.vjp(la.rwkv7, **wide)
+    assert error(out, expected) < bounds["out"]
+    found = pull(cp.asarray(dout))._asdict()
+    for name, want in right(dout.astype(np.float64))._asdict().items():
+        if want is not None:
+            assert error(found[name], want) < bounds[name], name
+
+
 @pytest.mark.parametrize("gate", ["bfloat16", "float32"])
 def test_channels_at_the_edge_of_quotients(cp, gate):
     """Channels that lose 61 or 63 nats in a chunk: quotients bear 62."""
