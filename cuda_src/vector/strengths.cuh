@@ -2,8 +2,9 @@
 //
 //     U = beta E + N beta E        dE = beta (dU + N^T dU)
 //
-// where only what N multiplies is rounded. If a key is like the one before it, errors of the two would add up in the state: there the rounded
-// operand goes to the sum as well. Beta is negative at such tokens and, if there are any, at token 0.
+// where only what N multiplies is rounded. If a key is like the one before it, errors of the two would add up in the state: there the forward's
+// chain takes two terms, and transfers and the backward the rounded operand in the sum as well. Beta is negative at such tokens, at those before
+// them and, if there are any, at token 0.
 #pragma once
 #include "tile/types.cuh"
 
