@@ -22,7 +22,8 @@ static_assert(LA_SHARED == (LA_EXACT ? AT_LEFT + 16 * 8 : AT_NEAR), "LA_SHARED i
 // once products have read v .. G: the four pair matrices; in two terms what rounding leaves of Zk, Zb, and of the scaled copies; then the
 // sums of all gradients
 constexpr int AT_PAIRS_OF = AT_V, AT_RESTS = AT_PAIRS_OF + 4 * Square::SIZE, AT_PAIR_RESTS = RESTS_APART ? AT_FREE : AT_RESTS + 4 * TILE;
-static_assert(AT_RESTS + 4 * TILE + 2 * Square::SIZE <= AT_FREE + Square::SIZE * 10 * !TWO_TERMS && AT_ROWS == 0, "rests lie as the copies do");
+static_assert(!TWO_TERMS || AT_RESTS + 4 * TILE + 2 * Square::SIZE <= AT_FREE, "rests have place");
+static_assert(AT_ROWS == 0, "rests lie as the copies do, AT_RESTS behind them");
 constexpr int AT_STAGED = AT_V, THREADS = 256 * KEY_PANELS;
 
 // This thread's part. Products: warpgroups read (role 0: dq, da) or write (1: dk, db), 64 channels each; a warp has 16 channels (rows of the
