@@ -355,7 +355,7 @@ def test_gradients(cp, monkeypatch, fn):
 
 @pytest.mark.parametrize("gate", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", ["mild", "mixed"])
-@pytest.mark.parametrize("fn", [la.gla, la.rwkv6])
+@pytest.mark.parametrize("fn", [fn for fn in BY_READ if fn.spec.erase is Erase.NONE], ids=name_of)
 def test_outputs_do_not_depend_on_what_is_stored(cp, monkeypatch, fn, kind, gate):
     """Those of a call with gradients, whether its residuals are kept or made again."""
     arrays, state = draw(fn, T=300, kind=kind, gate=gate)
