@@ -48,10 +48,11 @@ VECTOR = """\
 nanoseconds per token and head, calls queued back to back. both: forward and pullback; graph: a replayed CUDA graph of
 the forward. Gates: mild ones of 0 to -0.05 per token (`rwkv7`, `dplr`: -0.6); strong: -5 in every channel; exact:
 channels of up to 60 nats per token and resets, where every head takes the exact path; declared: `gate_lower_bound=-1`.
-\\*\\*: measured in an earlier run of the same day; `kda`, `rwkv7`, `dplr` and `gdn2` there are of the kernels before [decision
-035](../decisions/vector/035-corrections-instead-of-derived-factors.md), which has their times now. share: bytes that must
-move in the forward (each array once) over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory beyond the inputs, results included, forward and both. A first call of `kda` and its
-pullback take {first:.2g} s with empty caches, {later:.2g} s in a new process with filled ones."""
+\\*\\*: measured in an earlier run of the same day; `kda`, `rwkv7`, `dplr` and `gdn2` there are of the kernels before
+[decision 035](../decisions/vector/035-corrections-instead-of-derived-factors.md), which has their times now.
+share: bytes that must move in the forward (each array once) over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory
+beyond the inputs, results included, forward and both. A first call of `kda` and its pullback take {first:.2g} s with
+empty caches, {later:.2g} s in a new process with filled ones."""
 VECTOR_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs. none: no decay; mixed: mild gates, of which a
 tenth is 0 and a twentieth -60; equal keys: one key at every token, erased as a whole."""
@@ -61,8 +62,8 @@ heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 sta
 once more by its backward, at the {copy_gbs:.0f} GB/s of a copy, as a share of the call without them. A call that is
 bound by memory cannot cost less."""
 VECTOR_PEERS = """\
-Other libraries' kernels in the run of the row, on the same arrays, g in bfloat16; cuDNN's gradients take it as float32. FLA's
-autotuner had few candidates (4 warps, 2 or 3 stages): with all of them its forward and both have taken 2.49 and 11.4
+Other libraries' kernels in the run of the row, on the same arrays, g in bfloat16; cuDNN's gradients take it as float32.
+FLA's autotuner had few candidates (4 warps, 2 or 3 stages): with all of them its forward and both have taken 2.49 and 11.4
 (`gla`), 3.26 and 13.0 (`rwkv6`), 2.98 and 14.9 (`kda`), 5.95 and 20.2 (`rwkv7`) on such a device, by hand. It rejects a
 gated backward with this Triton version on Hopper; that check was disabled."""
 VECTOR_MORE = """\
