@@ -64,8 +64,8 @@ bound by memory cannot cost less."""
 VECTOR_PEERS = """\
 Other libraries' kernels in the run of the row, on the same arrays, g in bfloat16; cuDNN's gradients take it as float32.
 FLA's autotuner had few candidates (4 warps, 2 or 3 stages): with all of them its forward and both have taken 2.49 and
-11.4 (`gla`), 3.26 and 13.0 (`rwkv6`), 2.98 and 14.9 (`kda`), 5.95 and 20.2 (`rwkv7`) on such a device, by hand. It rejects a
-gated backward with this Triton version on Hopper; that check was disabled."""
+11.4 (`gla`), 3.26 and 13.0 (`rwkv6`), 2.98 and 14.9 (`kda`), 5.95 and 20.2 (`rwkv7`) on such a device, by hand.
+It rejects a gated backward with this Triton version on Hopper; that check was disabled."""
 VECTOR_MORE = """\
 Other widths and slots (64), (B, T, H, K, V), {date}, before the chunks of [decision
 025](../decisions/vector/025-portable-chunks.md). Where both is missing, gradients are computed by array calls."""
