@@ -31,7 +31,7 @@ def every_entry(
         yield from free_entries(*how, backward)
     if erase is not Erase.FREE and vector:
         for bonus in (False, True)[: 1 + (erase is Erase.NONE)]:
-            yield from vector_entries(*how, erase, bonus)
+            yield from vector_entries(*how, erase, bonus, backward=backward)
             yield from vector_backward_entries(*how, erase, bonus) if backward else ()
             yield from portable_entries(*how, erase, bonus, backward)
     if dtype == "tf32":  # a few tokens and the delta rule are computed in float32

@@ -14,11 +14,13 @@ from ..portable import plan as portable_plan
 
 
 def vector_entries(
-    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False, ragged: bool = False
+    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False, ragged: bool = False,
+    backward: bool = False,
 ) -> Iterator[Entry]:
     """Every kernel of a vector decay for key width K and value width V; none where they are not for it.
 
     bonus: queries read before the write, with a bonus of their own token's. ragged: packed sequences.
+    backward: also those of a forward that stores what a backward reads.
     """
     if not vector_plan.takes(dtype, K, V, capability):
         return
@@ -27,6 +29,9 @@ def vector_entries(
     builds = {"scan": plain, "exact scan": exact, "adds": plain, "segments": plain, "scan of bounded gates": bounded}
     if erase is Erase.DELTA:
         builds = {"inverse": plain, "inverse of segments": kept, "chain": plain, "transfers": plain}
+    if backward:
+        builds |= {f"{words} for a backward": build._replace(keep=True, two_term_keys=words != "chain")
+                   for words, build in builds.items() if "scan" in words or words == "chain"}  # fmt: skip
     for gate, (words, build) in itertools.product(("bfloat16", "float32"), builds.items()):
         if not (build.bounded and bonus):
             name, kind = words.split()[build.exact], vector_plan.VectorKind(K, V, gate, bonus, bonus, ragged)
