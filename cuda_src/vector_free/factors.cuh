@@ -32,7 +32,7 @@ typedef Panels<C, VALUES> TurnedTile;               // corrections, transposed: 
 constexpr int KEYS = round_up(LA_K, 64), KEY_PANELS = KEYS / 64;
 typedef Panels<KEYS, C> KeyTile;
 typedef Panels<KEYS, VALUES> StateTile;             // a state, transposed: value rows, key columns
-constexpr int TILE = KeyTile::SIZE, AT_PAIRS = 4 * TILE, AT_CARRY = AT_PAIRS + 3 * Square::SIZE, AT_SAME = AT_CARRY + KEYS * 4, FACTORS = AT_SAME + C * 4;
+constexpr int TILE = KeyTile::SIZE, AT_PAIRS = 4 * TILE, AT_CARRY = AT_PAIRS + 3 * Square::SIZE, AT_DIAGONAL = AT_CARRY + KEYS * 4, FACTORS = AT_DIAGONAL + C * 4;
 constexpr int P_QK = 0, P_QB = 1, NEWS = 2, A_AB = 3;   // squares; N is in the place of A_ak
 // what the backward's chain reads besides: A_ab, inverses of its diagonal blocks
 constexpr int EXTRAS = LA_BACKWARD ? Square::SIZE + 8 * 512 : 0;

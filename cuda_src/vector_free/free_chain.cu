@@ -27,8 +27,8 @@ constexpr int SLOTS = EARLY ? (LA_BACKWARD && KEYS == 64 ? 1 : 2) : 3;
 // with values, of outputs with values, and with the correction
 constexpr int AT_READS = LA_BACKWARD ? 2 * TILE : 0, AT_ERASES = LA_BACKWARD ? 3 * TILE : TILE;
 constexpr int AT_WRITES = LA_BACKWARD ? 0 : 2 * TILE, AT_CORRECTS = LA_BACKWARD ? TILE : 3 * TILE;
-constexpr int AT_ERASED = AT_PAIRS + (LA_BACKWARD ? P_QB : NEWS) * Square::SIZE, AT_OWN = AT_PAIRS + P_QK * Square::SIZE;
-constexpr int AT_CORRECTED = AT_PAIRS + (LA_BACKWARD ? NEWS : P_QB) * Square::SIZE;
+constexpr int AT_PAIRS_OF_ERASES = AT_PAIRS + (LA_BACKWARD ? P_QB : NEWS) * Square::SIZE, AT_PAIRS_OF_READS = AT_PAIRS + P_QK * Square::SIZE;
+constexpr int AT_PAIRS_OF_NEWS = AT_PAIRS + (LA_BACKWARD ? NEWS : P_QB) * Square::SIZE;
 constexpr int STAGE = round_up(FACTORS, 1024), AT_VALUES = STAGES * STAGE, AT_EXTRAS = AT_VALUES + SLOTS * ValueTile::SIZE;
 constexpr int AT_BARRIERS = AT_EXTRAS + EXTRAS;
 static_assert(LA_SHARED == AT_BARRIERS + 128, "LA_SHARED is what the launch asks for");
@@ -243,10 +243,10 @@ struct Consumer {
         barrier_wait(bar.values(step), step / SLOTS & 1);
         if (LA_RAGGED && traversal.count(chunk) < C) clear_values(panel, traversal.count(chunk), group, threadIdx.x & 127);
         begin_read(x, operands, at + AT_ERASES);
-        add_values(x, panel, at + AT_ERASED);
+        add_values(x, panel, at + AT_PAIRS_OF_ERASES);
         products_commit();
         begin_read(out, operands, at + AT_READS);
-        add_values(out, panel, at + AT_OWN);
+        add_values(out, panel, at + AT_PAIRS_OF_READS);
         products_commit();
         accumulator_fence(S);
         products_begin();
@@ -255,14 +255,14 @@ struct Consumer {
         end_product<2>(x);
         token_operands(news, x);
         write_corrections(S, news, at + AT_CORRECTS);
-        add_corrections(out, news, at + AT_CORRECTED);
+        add_corrections(out, news, at + AT_PAIRS_OF_NEWS);
         rest_operands(rest, news, x);
         write_corrections(S, rest, at + AT_CORRECTS);
-        add_corrections(out, rest, at + AT_CORRECTED);
+        add_corrections(out, rest, at + AT_PAIRS_OF_NEWS);
         products_commit();
         end_product<0>(S);
         accumulator_fence(out);
-        add_own_values(out, values, at + AT_SAME, 16 * warp, lane);
+        add_own_values(out, values, at + AT_DIAGONAL, 16 * warp, lane);
         state_operands(operands, state, 0);
         if (!LA_KEEP) warp_arrive(bar.empty(step), lane);
         if (LA_KEEP) groups_barrier<128 * GROUPS>(4);   // all warps have read factors and values

@@ -91,7 +91,7 @@ LA_DEVICE void store_decayed(const FreeArguments& a, const Chunk& t, i64 stored)
     run_out(to, t.reader(0), TILE);
     run_out(to + 2 * TILE, t.writer(0), 2 * TILE);
     run_out(to + AT_CARRY, t.shared + AT_ALL, KEYS * 4);
-    run_out(to + AT_SAME, t.shared + AT_OWN, C * 4);
+    run_out(to + AT_DIAGONAL, t.shared + AT_QK_DIAGONAL, C * 4);
     out_commit();
 }
 LA_DEVICE void store_pairs(const FreeArguments& a, const Chunk& t, i64 stored) {

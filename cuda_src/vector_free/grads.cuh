@@ -64,9 +64,8 @@ LA_DEVICE u32 permute_bytes(u32 x, u32 y, u32 order) {
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(order));
     return r;
 }
-LA_DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 LA_DEVICE u32 tails_of(float2 x, float2 y) {
-    return permute_bytes(permute_bytes(bits_of(x.x), bits_of(x.y), 0x51), permute_bytes(bits_of(y.x), bits_of(y.y), 0x51), 0x5410);
+    return permute_bytes(permute_bytes(__float_as_uint(x.x), __float_as_uint(x.y), 0x51), permute_bytes(__float_as_uint(y.x), __float_as_uint(y.y), 0x51), 0x5410);
 }
 // both terms of copies whose tails are bytes N, N + 1. By other instructions than rest_of(): what they shared would lie in registers over all products
 template <int N> LA_DEVICE float2 both_terms(u32 copies, u32 tails) {

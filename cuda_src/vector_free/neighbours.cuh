@@ -1,12 +1,13 @@
 // Pairs that no decay crosses, q_t with k_t and b_t, a_t with k and b of the token before: products of rows as they came, which no copy's
 // rounding is in. Without those of two blocks of 16 rows.
 #pragma once
+#include "vector_free/transposed_solve.cuh"
 #include "vector_free/scaled.cuh"
 
 // of q (group 0) or a with k (w 0) or b
 LA_DEVICE u32 neighbour_at(const Chunk& t, int w, int row, const Lane& me) {
     const int which = 2 * me.group + w;
-    return t.shared + (which ? AT_NEIGHBOURS + (which - 1) * C * 4 : AT_OWN) + row * 4;
+    return t.shared + (which ? AT_NEIGHBOURS + (which - 1) * C * 4 : AT_QK_DIAGONAL) + row * 4;
 }
 // f(entry, row) of the entries of a block that are such pairs: its diagonal, of a's the one below
 template <class F> LA_DEVICE void each_neighbour(float (&x)[2][4], const Lane& me, F f) {

@@ -357,7 +357,7 @@ def test_gradients(cp, monkeypatch, fn):
 @pytest.mark.parametrize("kind", ["mild", "mixed"])
 @pytest.mark.parametrize("fn", [fn for fn in BY_READ if fn.spec.erase is Erase.NONE], ids=name_of)
 def test_outputs_do_not_depend_on_what_is_stored(cp, monkeypatch, fn, kind, gate):
-    """Those of a call with gradients, whether its residuals are kept or made again."""
+    """Those of a call with gradients, whether its residuals are stored or recomputed."""
     arrays, state = draw(fn, T=300, kind=kind, gate=gate)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     out, pull = la.vjp(fn, **there, state=cp.asarray(state), backend="cuda")
