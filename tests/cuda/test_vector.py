@@ -65,11 +65,11 @@ def test_a_scan_that_a_backward_follows_compiles(gate, keep):
         assert spilled(code.log) <= ALLOWANCE.get(name, 0), code.log
 
 
-@pytest.mark.parametrize(("erase", "name", "two_term_keys"), [(Erase.NONE, "scan", True), (Erase.DELTA, "chain", False)])
-def test_a_forward_that_a_backward_follows_is_compiled_ahead(erase, name, two_term_keys):
+@pytest.mark.parametrize(("erase", "name", "two_terms"), [(Erase.NONE, "scan", True), (Erase.DELTA, "chain", False)])
+def test_a_forward_that_a_backward_follows_is_compiled_ahead(erase, name, two_terms):
     """The builds that calls with gradients launch."""
-    build, kind = cuda_vector.Build(keep=True, two_term_keys=two_term_keys), cuda_vector.VectorKind(128, 128, "bfloat16")
-    wanted = cuda_vector.constants(name, kind, build)
+    build = cuda_vector.Build(keep=True, two_term_keys=two_terms)
+    wanted = cuda_vector.constants(name, cuda_vector.VectorKind(128, 128, "bfloat16"), build)
     for backward in (False, True):
         entries = vector_entries("bfloat16", 128, 128, 90, erase, backward=backward)
         assert (wanted in [entry.constants for entry in entries]) == backward
