@@ -57,6 +57,7 @@ CASES = [
 ACCURACY = [Case(fn, 1, 1023, 4, gates=gates) for fn in ("gla", "rwkv6", "hgrn2", "kda", "rwkv7", "dplr", "gdn2")
             for gates in ("mild", "none", "strong", "mixed", "equal keys")
             if fn != "hgrn2" or gates not in ("none", "equal keys")]  # fmt: skip  # its keys are 1 - e^g
+ACCURACY += [case._replace(K=64) for case in ACCURACY if case.function == "rwkv7"]  # the width of its heads
 PEER_GATES = {"kda": ("mild", "strong")}  # with which peers are timed; else mild ones
 BOUND = 1e-2  # of the norm of the output, of the state and of every gradient
 FUNCTION = la.kda  # of the first calls
@@ -117,8 +118,8 @@ def errors(cp: Any, cases: list[Case], others: bool) -> dict[str, dict[str, dict
     """Relative errors against float64, by function, gates and their dtype; by library; by result."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     functions = {case.function for case in cases}
-    more = (case for case in ACCURACY if case.function in functions)
-    for case in dict.fromkeys(c._replace(B=1, T=1023, H=4, K=128) for c in (*cases, *more)):
+    few = (case._replace(B=1, T=1023, H=4, K=128) for case in cases)
+    for case in dict.fromkeys((*few, *(case for case in ACCURACY if case.function in functions))):
         arrays, dout = draw(cp, case, int.from_bytes(os.urandom(4), "little"))
         wide = {n: x.astype(np.float64) for n, x in arrays.items()}
         exact = both(case.function, wide, dout.astype(np.float64), "chunks")
@@ -133,6 +134,7 @@ def errors(cp: Any, cases: list[Case], others: bool) -> dict[str, dict[str, dict
                 libraries[name] = dict(zip(exact, (out, *grads), strict=False))
         words = "" if case.bound is None else ", declared"
         words += "" if case.dtype == "bfloat16" else f", {case.dtype}"
+        words += "" if case.K == 128 else f", {case.K} channels"
         found[f"{case.function}, {case.gates} gates in {case.gate}{words}"] = {
             name: {n: _error(cp, y, exact[n]) for n, y in results.items()} for name, results in libraries.items()
         }

@@ -10,7 +10,6 @@
 constexpr int KEYS = 128, STAGES = 2;   // keys of a tile; tiles in flight
 typedef Panels<WIDTH_V, KEYS> Values;
 typedef Panels<WIDTH_V, BLOCK> Outputs;   // where the queries have been
-constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int KEY_STAGE = larger(Rows128::SIZE, Pairs::SIZE);
 constexpr int AT_REST = larger(Rows128::SIZE, Outputs::SIZE), AT_K = AT_REST + Rows128::SIZE, AT_V = AT_K + STAGES * KEY_STAGE;
 constexpr int AT_DECAYS = AT_V + STAGES * Values::SIZE, AT_RINGS = AT_DECAYS + GATED * STAGES * KEYS * 16, AT_ALL = AT_RINGS + 2 * Ring<STAGES>::BYTES + 16;

@@ -8,7 +8,6 @@
 #include "tile/reduce.cuh"
 
 constexpr int KEYS = 64, STAGES = 3, TABLE = 128;   // keys of a tile; tiles in flight; blocks of keys whose sums wait in shared memory
-constexpr int larger(int a, int b) { return a > b ? a : b; }
 typedef Panels<WIDTH_K, KEYS> Keys;
 typedef Panels<WIDTH_V, KEYS> Values;
 typedef Panels<WIDTH_V, BLOCK> Douts;

@@ -3,12 +3,12 @@
 #include "vector_free/grads.cuh"
 #include "vector_free/transposed_solve.cuh"
 
-// By one thread: rows q, a, k, b of a chunk on their way; with the log decays, and all else
+// By one thread: rows a, q, k, b of a chunk on their way; with the log decays, and all else
 LA_DEVICE void rows_in(const FreeGradArguments& a, const ChunkPlace& place, u32 to, u32 barrier) {
     const u32 head = place.of.head;
     const int token = place.of.token(place.of.segment), row = place.of.row;
-    panels_in<KEY_PANELS>(to, a.q, barrier, head / (u32)a.group_q, token, row);
-    panels_in<KEY_PANELS>(to + TILE, a.a, barrier, head / (u32)a.group_a, token, row);
+    panels_in<KEY_PANELS>(to, a.a, barrier, head / (u32)a.group_a, token, row);
+    panels_in<KEY_PANELS>(to + TILE, a.q, barrier, head / (u32)a.group_q, token, row);
     panels_in<KEY_PANELS>(to + 2 * TILE, a.k, barrier, head / (u32)a.group_k, token, row);
     panels_in<KEY_PANELS>(to + 3 * TILE, a.b, barrier, head / (u32)a.group_b, token, row);
 }

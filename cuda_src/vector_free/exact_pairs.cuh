@@ -16,7 +16,7 @@ struct OwnBlock {
     int count;   // tokens of the chunk
     u32 table;
     __device__ __forceinline__ OwnBlock(const Lane& me, int count) : me(me), count(count), table(me.shared + AT_GATES + me.block * ROWS * ROWS * 16) {}
-    // row r, from -1 to 16, of rows q, a, k, b
+    // row r, from -1 to 16, of rows a, q, k, b
     __device__ __forceinline__ float2 row(int which, int r) const {
         const u32 x = load_word(me.shared + AT_ROWS + which * TILE + me.own() + lane_row(r, me.lane));
         return floats_of(!LA_RAGGED || me.block * ROWS + r < count ? x : 0);
@@ -34,7 +34,7 @@ struct OwnBlock {
     }
     __device__ __forceinline__ u32 staged(int which, int r) const { return me.staged(which, me.panel, me.block * ROWS + r, 2 * me.lane); }
 };
-constexpr int ROWS_Q = 0, ROWS_A = 1, ROWS_K = 2, ROWS_B = 3;
+constexpr int ROWS_A = 0, ROWS_Q = 1, ROWS_K = 2, ROWS_B = 3;
 
 constexpr int HALF = ROWS / 2;   // rows whose sums a lane holds at a time
 

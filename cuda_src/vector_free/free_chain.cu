@@ -51,7 +51,7 @@ struct Barriers {   // of a stage of factors, and of a slot of values: there; re
         barrier_init(extras_left(), 4 * GROUPS * ARRIVALS);
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full(s), 1);
-            barrier_init(empty(s), EARLY ? GROUPS : LA_KEEP ? 1 : 4 * GROUPS * ARRIVALS);
+            barrier_init(empty(s), 4 * GROUPS * ARRIVALS);
         }
         for (int s = 0; s < SLOTS; s++) {
             barrier_init(values(s), 1);
@@ -199,11 +199,8 @@ struct Consumer {
     }
     // factors of the step before have left shared memory
     __device__ __forceinline__ void leave_factors(int step) const {
-        if ((threadIdx.x & 127) == 0 && (EARLY || threadIdx.x == 0)) {
-            out_read();
-            barrier_arrive(bar.empty(step - 1));
-        }
-        __syncwarp();
+        if ((threadIdx.x & 127) == 0 && (EARLY || threadIdx.x == 0)) out_read();
+        warp_arrive(bar.empty(step - 1), lane);
     }
     // outputs through the group's panel, which all of its warps have read
     __device__ __forceinline__ void store_outputs(const float (&out)[8][4], u32 values, int chunk) const {

@@ -10,18 +10,23 @@
 //     dg_t = sum over l >= t of (q.dq - k.dk - b.db)_l + sum over l > t of (a.da)_l + D (<S, G> + what k and b write for G), by channels
 //
 // The dots are taken of the sums before their last factor and the rounded copies, so that a pair which does not cross t is the same number
-// twice. With 128 key channels Zk, Zb and the copies of q, k, b are two terms of bfloat16. A chunk that loses more than 62 nats is left to
+// twice. Zk, Zb and the copies of q, k, b are two terms of bfloat16. A chunk that loses more than 62 nats is left to
 // free_exact_grads.cu.
 #include "vector_free/chunk_products.cuh"
 #include "tile/wgmma_part.cuh"
 
+// The decay of a block in a channel of a panel
+LA_DEVICE u32 decay_place(int block, int panel, int channel, const Lane& me) {
+    const int n = panel * 64 + channel;
+    return me.shared + AT_DECAYS + (WITHIN ? Square::at(n >> 2, 32 + 8 * block + (n & 3) * 2) : (block * WIDE + n) * 4);
+}
 // Decays of the blocks before a lane's, and of the chunk
 struct Around { float2 before, all; };
 LA_DEVICE Around around(const Lane& me) {
     Around x = {{1.f, 1.f}, {1.f, 1.f}};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-        const float2 d = load_shared2(me.shared + AT_DECAYS + n * WIDE * 4 + me.panel * 256 + me.lane * 8);
+        const float2 d = load_shared2(decay_place(n, me.panel, 2 * me.lane, me));
         if (n < me.block) x.before *= d;
         x.all *= d;
     }
@@ -34,7 +39,7 @@ LA_DEVICE bool scale_rows(u32 (&tails)[ROWS], const Lane& me, int count) {
     float2 all = a[0];
 #pragma unroll
     for (int r = 1; r < ROWS; r++) all *= a[r];
-    store_decay(me.shared + AT_DECAYS, all, me.block, me.panel, me.lane);
+    store_pair(decay_place(me.block, me.panel, 2 * me.lane, me), all);
     __syncthreads();
     float2 pre = around(me).before;
     const u32 reader = me.reader(me.part) + me.own(), writer = me.writer(me.part) + me.own();
@@ -52,7 +57,7 @@ LA_DEVICE bool scale_rows(u32 (&tails)[ROWS], const Lane& me, int count) {
         const float2 x = floats_of(q[r]) * (me.part ? before : pre), y = floats_of(k[r]) * any_over(pre);
         store_word(reader + lane_row(r, me.lane), pack(x));
         store_word(writer + lane_row(r, me.lane), pack(y));
-        if (TWO_TERMS) tails[r] = tails_of(x, y) & (me.part ? 0xffff0000 : 0xffffffff);
+        tails[r] = tails_of(x, y) & (me.part ? 0xffff0000 : 0xffffffff);
     }
     // of a chunk of few tokens as much a token: else what k writes for G, which no decay has crossed, would drown dg
     return fminf(pre.x, pre.y) < exp2_approx(SMALLEST_LOG2 / C * count);
@@ -74,7 +79,7 @@ LA_DEVICE void chunk_decay(float (&D)[2], const Lane& me) {
         D[m] = 1.f;
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            D[m] *= load_shared(me.shared + AT_DECAYS + (n * WIDE + me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m) * 4);
+            D[m] *= load_shared(decay_place(n, me.side, me.quarter * 16 + (me.lane >> 2) + 8 * m, me));
     }
 }
 // What crosses the chunk's end, a number a channel: D (<S, G> + the sum over tokens of k.x / Pre + b.y / Pre), x and y G V^T and G w^T
@@ -95,10 +100,8 @@ LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], co
     float sum[2] = {0.f, 0.f};
     add_crossing(sum, x, me.writer(0), me);
     add_crossing(sum, y, me.writer(1), me);
-    if constexpr (TWO_TERMS) {
-        add_crossing(sum, x, me.writer(0) + AT_RESTS, me);
-        add_crossing(sum, y, me.writer(1) + AT_RESTS, me);
-    }
+    add_crossing(sum, x, me.writer(0) + AT_RESTS, me);
+    add_crossing(sum, y, me.writer(1) + AT_RESTS, me);
 #pragma unroll
     for (int m = 0; m < 2; m++) {
         sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], 1);
@@ -111,8 +114,9 @@ LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], co
 // dk: Zk^T q + Yk^T a, db: Zb^T q + Yb^T a. TERMS: rounded copies and pairs, these with rests of Zk and Zb, rests of q, k and b with pairs
 template <bool WRITES, int D, int TERMS> LA_DEVICE void multiply_pairs(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
     constexpr int FIRST = WRITES ? 0 : 2 * D, TILES = WRITES ? 2 * D + 2 : 8 - 2 * D;
-    const u32 first = (WRITES ? me.reader(0) : me.writer(0)) + me.side * PANEL + (TERMS == 2 ? AT_RESTS : 0);
-    const u64 a = panel_descriptor(first) + KeyTile::across(D), b = panel_descriptor(first + TILE) + KeyTile::across(D);
+    const u32 side = me.side * PANEL + (TERMS == 2 ? AT_RESTS : 0);
+    const u64 a = panel_descriptor((WRITES ? me.reader(0) : me.writer(0)) + side) + KeyTile::across(D);
+    const u64 b = panel_descriptor((WRITES ? me.reader(1) : me.writer(1)) + side) + KeyTile::across(D);
     auto pair = [&](int n) {
         return panel_descriptor(me.shared + (TERMS == 1 ? AT_PAIR_RESTS : AT_PAIRS_OF) + n * Square::SIZE) + Square::across(D) + (WRITES ? 0 : Square::along(D));
     };
@@ -141,10 +145,8 @@ template <bool WRITES, int D = 0> LA_DEVICE void add_pairs(float (&x)[8][4], flo
     accumulator_fence(y);
     products_begin();
     multiply_pairs<WRITES, D, 0>(x, y, me);
-    if constexpr (TWO_TERMS) {
-        multiply_pairs<WRITES, D, 1>(x, y, me);
-        multiply_pairs<WRITES, D, 2>(x, y, me);
-    }
+    multiply_pairs<WRITES, D, 1>(x, y, me);
+    multiply_pairs<WRITES, D, 2>(x, y, me);
     products_commit();
     products_wait<0>();
     accumulator_fence(x);
@@ -158,7 +160,7 @@ LA_DEVICE void stage_both(const float (&x)[8][4], const float (&y)[8][4], const 
     stage_sums(y, 2 * me.role + 1, me);
 }
 LA_DEVICE void store_pair_rests(const u32 (&rests)[4][4], const Lane& me) {
-    store_blocks(me.shared + AT_PAIR_RESTS + me.group() * Square::SIZE, rests, 16 * me.quarter, me.lane);
+    store_blocks(me.shared + AT_PAIR_RESTS + me.group() * Square::SIZE, rests, 16 * me.quarter, me.lane, WITHIN ? me.quarter : 3);
 }
 struct Outputs {   // a lane's rows of two gradients in memory, from its first on
     char *read, *write;
@@ -176,8 +178,8 @@ LA_DEVICE float2 store_rows_of(float2 (&sums)[ROWS], const u32 (&tails)[ROWS], c
         const float2 before = pre, x = load_shared2(me.staged(me.part, me.panel, token, channel)), y = load_shared2(me.staged(2 + me.part, me.panel, token, channel));
         pre *= decay_at(gates, r, me, count);
         const u32 q = load_word(reader + lane_row(r, me.lane)), k = load_word(writer + lane_row(r, me.lane));
-        const float2 read = (TWO_TERMS ? both_terms<0>(q, tails[r]) : floats_of(q)) * x, none = {0.f, 0.f};
-        sums[r] = subtract(me.part ? none : read, (TWO_TERMS ? both_terms<2>(k, tails[r]) : floats_of(k)) * y);
+        const float2 read = both_terms<0>(q, tails[r]) * x, none = {0.f, 0.f};
+        sums[r] = subtract(me.part ? none : read, both_terms<2>(k, tails[r]) * y);
         if (r == 0) first = me.part ? read : none;
         else sums[r - 1] = add(sums[r - 1], me.part ? read : none);
         if (valid && r < rows) {
@@ -221,15 +223,17 @@ LA_DEVICE void begin_loads(const FreeGradArguments& a, const ChunkPlace& place, 
 
 // Sums that the states give, x of q (role 1: k), y of a (b); pairs, their rests and those of the copies to their places
 LA_DEVICE void begin_sums(float (&x)[8][4], float (&y)[8][4], const u32 (&tails)[ROWS], float scale, const Lane& me) {
-    constexpr int OF_GROUP = 2 / KEY_PANELS;   // pair matrices of a warpgroup
+    constexpr int GROUPS = 2 * KEY_PANELS, OF_GROUP = 4 / GROUPS;   // pair matrices of a warpgroup: its own and, of 64 channels, that of dw instead of dO
+    const bool splits = KEY_PANELS == 1 || me.role == 0;
     u32 pairs[OF_GROUP][4][4] = {}, rests[4][4] = {};
 #pragma unroll
-    for (int n = 0; n < OF_GROUP; n++)
-        multiply_pair_of(OF_GROUP * me.group() + n, scale, me, [&](int J, const float (&z)[2][4]) {
-            if (TWO_TERMS && me.role == 0) split_operand(pairs[n][J], rests[J], z);
+    for (int n = 0; n < OF_GROUP; n++) {
+        multiply_pair_of(me.group() + n * GROUPS, scale, me, [&](int J, const float (&z)[2][4]) {
+            if (n == 0 && splits) split_operand(pairs[n][J], rests[J], z);
             else pack_operand(pairs[n][J], z);
         });
-    if (RESTS_APART && me.role == 0) store_pair_rests(rests, me);
+        if (RESTS_APART && n == 0 && splits) store_pair_rests(rests, me);
+    }
     multiply_states(x, y, me);
     store_state_products(me);
     products_wait<0>();
@@ -237,11 +241,9 @@ LA_DEVICE void begin_sums(float (&x)[8][4], float (&y)[8][4], const u32 (&tails)
     accumulator_fence(y);
     __syncthreads();   // states, values and corrections have been read
 #pragma unroll
-    for (int n = 0; n < OF_GROUP; n++) store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
-    if constexpr (TWO_TERMS) {
-        if (!RESTS_APART && me.role == 0) store_pair_rests(rests, me);
-        store_rests(tails, me);
-    }
+    for (int n = 0; n < OF_GROUP; n++) store_blocks(me.shared + AT_PAIRS_OF + (me.group() + n * GROUPS) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
+    if (!RESTS_APART && splits) store_pair_rests(rests, me);
+    store_rests(tails, me);
     publish_shared();
     __syncthreads();
 }

@@ -5,25 +5,27 @@
 #ifndef LA_EXACT
 #define LA_EXACT 0
 #endif
-// rows q, a, k, b, in place scaled: readers times Pre, writers over it; v, dO, w, dw (the last two transposed); S before, G after; log decays;
+// rows a, q, k, b, in place scaled: readers times Pre, writers over it; v, dO, w, dw (the last two transposed); S before, G after; log decays;
 // decays of blocks (then sums of the gradient); what crosses the chunk's end; barriers of rows and of the others
 constexpr int VALUE_TILE = ValueTile::SIZE, STATE_TILE = StateTile::SIZE;
 constexpr int AT_ROWS = 0, AT_V = 4 * TILE, AT_DOUT = AT_V + VALUE_TILE, AT_W = AT_DOUT + VALUE_TILE, AT_DW = AT_W + VALUE_TILE;
 constexpr int AT_S = AT_DW + VALUE_TILE, AT_G = AT_S + STATE_TILE, STAGED = C * 64 * 4;
-constexpr int OPERANDS = 4 * VALUE_TILE + 2 * STATE_TILE, SUMS = 4 * KEY_PANELS * STAGED, AT_FREE = AT_V + (OPERANDS > SUMS ? OPERANDS : SUMS);
-constexpr bool TWO_TERMS = KEY_PANELS == 2 && !LA_EXACT;   // with 64 channels shared memory of two blocks has no place for them
-constexpr bool RESTS_APART = TWO_TERMS && LA_GATE == 0;    // log decays of 16 bits leave a place for rests of Zk and Zb
-constexpr int AT_GATES = AT_FREE + 2 * Square::SIZE * RESTS_APART;
+constexpr int OPERANDS = 4 * VALUE_TILE + 2 * STATE_TILE, SUMS = 4 * KEY_PANELS * STAGED, USED = larger(OPERANDS, SUMS);
+// once products have read v .. G: the four pair matrices, what rounding leaves of the copies of q, k and b, and of Zk, Zb; then the sums of all
+// gradients. Rests of Zk, Zb are stored before, where nothing else lies by then: log decays of 16 bits leave a place of their own
+constexpr int AT_PAIRS_OF = AT_V, AT_RESTS = AT_PAIRS_OF + 4 * Square::SIZE - TILE, RESTS_END = AT_RESTS + 4 * TILE;
+constexpr bool BEHIND = RESTS_END >= AT_V + OPERANDS, RESTS_APART = BEHIND || LA_GATE == 0;
+constexpr int AT_PAIR_RESTS = BEHIND || LA_GATE != 0 ? RESTS_END : AT_V + USED, PAIR_RESTS_END = AT_PAIR_RESTS + 2 * Square::SIZE;
+constexpr int AT_GATES = LA_EXACT ? AT_V + USED : larger(AT_V + USED, PAIR_RESTS_END);
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES, PAIR_TABLE = C * ROWS * 16;   // exact: the pairs within blocks take the log decays' place
-constexpr int AT_DECAYS = AT_GATES + (LA_EXACT && GATE_TILE < PAIR_TABLE ? PAIR_TABLE : GATE_TILE);
-constexpr int AT_ENDS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIERS = AT_ENDS + WIDE * 4;
+// decays of blocks: above the diagonal of what rounding leaves of Zb, if nothing else ever lies there
+constexpr bool WITHIN = !LA_EXACT && RESTS_APART && AT_PAIR_RESTS + Square::SIZE >= AT_V + USED;
+constexpr int AFTER_GATES = AT_GATES + (LA_EXACT ? larger(GATE_TILE, PAIR_TABLE) : GATE_TILE);
+constexpr int AT_DECAYS = WITHIN ? AT_PAIR_RESTS + Square::SIZE : AFTER_GATES;
+constexpr int AT_ENDS = AFTER_GATES + (WITHIN ? 0 : 4 * WIDE * 4), AT_BARRIERS = AT_ENDS + WIDE * 4;
 constexpr int AT_NEAR = AT_BARRIERS + 32, AT_LEFT = AT_NEAR + 32;   // exact: pairs of neighbours in two blocks; flags of chunks to be done, by warps
 static_assert(LA_SHARED == (LA_EXACT ? AT_LEFT + 16 * 8 : AT_NEAR), "LA_SHARED is what the launch asks for");
-// once products have read v .. G: the four pair matrices; in two terms what rounding leaves of Zk, Zb, and of the scaled copies; then the
-// sums of all gradients
-constexpr int AT_PAIRS_OF = AT_V, AT_RESTS = AT_PAIRS_OF + 4 * Square::SIZE, AT_PAIR_RESTS = RESTS_APART ? AT_FREE : AT_RESTS + 4 * TILE;
-static_assert(!TWO_TERMS || AT_RESTS + 4 * TILE + 2 * Square::SIZE <= AT_FREE, "rests have place");
-static_assert(AT_ROWS == 0, "rests lie as the copies do, AT_RESTS behind them");
+static_assert(AT_ROWS == 0, "rests lie as the copies do, AT_RESTS behind them; of a, which has none, over the pair matrices");
 constexpr int AT_STAGED = AT_V, THREADS = 256 * KEY_PANELS;
 
 // This thread's part. Products: warpgroups read (role 0: dq, da) or write (1: dk, db), 64 channels each; a warp has 16 channels (rows of the
@@ -43,7 +45,7 @@ struct Lane {
     }
     __device__ __forceinline__ int group() const { return warp >> 2; }
     // tiles of part 0 and 1: readers, writers
-    __device__ __forceinline__ u32 reader(int n) const { return shared + AT_ROWS + n * TILE; }
+    __device__ __forceinline__ u32 reader(int n) const { return shared + AT_ROWS + (1 - n) * TILE; }
     __device__ __forceinline__ u32 writer(int n) const { return shared + AT_ROWS + (2 + n) * TILE; }
     __device__ __forceinline__ u32 own() const { return panel * PANEL + block * BLOCK_BYTES; }
     // sums before their last factor: of dq, da, dk, db; pieces of 8 channels are permuted by the token's number / 2

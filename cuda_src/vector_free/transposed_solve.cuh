@@ -30,9 +30,10 @@ LA_DEVICE void clear_upper(float (&x)[2][4], bool strict, int lane) {
     if (below < 1) x[0][1] = x[1][3] = 0.f;
 }
 // Blocks of 16 columns of a block of 16 rows
-LA_DEVICE void store_blocks(u32 square, const u32 (&x)[4][4], int row, int lane) {
+LA_DEVICE void store_blocks(u32 square, const u32 (&x)[4][4], int row, int lane, int last = 3) {
 #pragma unroll
-    for (int J = 0; J < 4; J++) store_matrix(square + Square::block_piece(row, 2 * J, lane & 15, lane >> 4), x[J][0], x[J][1], x[J][2], x[J][3]);
+    for (int J = 0; J < 4; J++)
+        if (J <= last) store_matrix(square + Square::block_piece(row, 2 * J, lane & 15, lane >> 4), x[J][0], x[J][1], x[J][2], x[J][3]);
 }
 
 // pairs: A_ab; blocks: inverses of its diagonal blocks, two terms each

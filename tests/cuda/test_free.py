@@ -16,8 +16,9 @@ from .test_vector import compiled
 
 # Bytes of spilled registers. The exact factors hold the pairs of all levels, 64 numbers a thread, over their products;
 # two blocks of the gradients share a multiprocessor, or one of 512 threads has it, with 128 registers: what spills is
-# read once a chunk. With up to 64 key channels three blocks of the factors do, with 80.
-ALLOWANCE = {"factors": 40, "exact factors": 200, "exact grads": 32, "grads": 16}
+# read once a chunk, of the gradients a part of what rounding leaves. With up to 64 key channels three blocks of the
+# factors do, with 80.
+ALLOWANCE = {"factors": 40, "exact factors": 200, "exact grads": 32, "grads": 48}
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 
@@ -26,7 +27,9 @@ def allowed(entry):
     return ALLOWANCE.get(entry.words.split(", ")[1].removesuffix(" for a backward"), 0)
 
 
-@pytest.mark.parametrize(("gate", "K", "V", "ragged"), [("bfloat16", 128, 128, False), ("float32", 64, 40, True)])
+@pytest.mark.parametrize(("gate", "K", "V", "ragged"), [
+    ("bfloat16", 128, 128, False), ("bfloat16", 64, 64, False), ("float32", 64, 40, True),
+])
 def test_every_entry_compiles(gate, K, V, ragged):
     """To warpgroup products, with no more spilled registers than the allowance."""
     entries = [x for x in free_entries("bfloat16", K, V, 90, ragged=ragged) if f"in {gate}," in x.words]
