@@ -97,7 +97,7 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
         for (int step = begin + ((begin ^ group) & 1); step < end; step += 2) {
             const int s = step % STAGES, count = traversal.count(traversal.first + step - begin);
             const Tiles tiles = tiles_of(shared, s);
-            barrier_wait(bar.full(s), step / STAGES & 1);
+            bar.wait_full(step);
             if (LA_RAGGED && count < C) {
                 barrier_wait(bar.values(step & 1), step >> 1 & 1);
 #pragma unroll

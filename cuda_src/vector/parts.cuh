@@ -86,7 +86,7 @@ struct Loader {
         const VectorArguments& a = parts.a;
         if (x.tokens) {
             const int s = (step + STAGES) % STAGES, token = x.of_tokens.token, row = x.of_tokens.row;
-            const u32 at = shared + s * STAGE, full = bar.full(s);
+            const u32 at = shared + s * STAGE, full = bar.full(step + STAGES);
             barrier_expect(full, STAGE);
             gates_in(at + 2 * Tokens::SIZE, a.g, full, x.gate, token, row);
             tile_in(at + Tokens::SIZE, a.k, full, x.key, token, row);
@@ -113,7 +113,7 @@ struct Loader {
     // Where all have left at `step`: waits for the copies on their way; then all is as at the block's start, if it has traversal `number`
     __device__ __forceinline__ void begin_again(int step, int number) const {
         const int loaded = word(LOADED);
-        for (int n = step; n < loaded; n++) barrier_wait(bar.full(n % STAGES), n / STAGES & 1);
+        for (int n = step; n < loaded; n++) bar.wait_full(n);
         for (int n = step; n < min(step + 2, loaded); n++) barrier_wait(bar.values(n & 1), n >> 1 & 1);
         if (!parts.has(number)) return;
         bar.end();
