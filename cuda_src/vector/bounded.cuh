@@ -98,8 +98,8 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             const int s = step % STAGES, count = traversal.count(traversal.first + step - begin);
             const Tiles tiles = tiles_of(shared, s);
             bar.wait_full(step);
+            if (LA_RAGGED) barrier_wait(bar.values(step & 1), step >> 1 & 1);   // at every chunk of the group's, so that it knows each phase
             if (LA_RAGGED && count < C) {
-                barrier_wait(bar.values(step & 1), step >> 1 & 1);
 #pragma unroll
                 for (int block = 0; block < 2; block++) clear_tail(tiles, values_at(shared, step), count, 4 * me.half + 2 * block + me.panel, lane);
                 group_barrier(3 + group);

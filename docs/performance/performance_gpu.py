@@ -48,11 +48,12 @@ VECTOR = """\
 nanoseconds per token and head, calls queued back to back. both: forward and pullback; graph: a replayed CUDA graph of
 the forward. Gates: mild ones of 0 to -0.05 per token (`rwkv7`, `dplr`: -0.6); strong: -5 in every channel; exact:
 channels of up to 60 nats per token and resets, where every head takes the exact path; declared: `gate_lower_bound=-1`.
-\\*\\*: measured in an earlier run of the same day; `kda`, `rwkv7`, `dplr` and `gdn2` there are of the kernels before
-[decision 035](../decisions/vector/035-corrections-instead-of-derived-factors.md), which has their times now.
 share: bytes that must move in the forward (each array once) over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory
 beyond the inputs, results included, forward and both. A first call of `kda` and its pullback take {first:.2g} s with
 empty caches, {later:.2g} s in a new process with filled ones."""
+VECTOR_ERRORS_APART = """\
+Times are as that run printed them. Errors and first calls are of another one half an hour before, with the same kernels
+but for the places of the barriers of the scan (`gla`, `rwkv6`, `hgrn2`)."""
 VECTOR_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs. none: no decay; mixed: mild gates, of which a
 tenth is 0 and a twentieth -60; equal keys: one key at every token, erased as a whole."""
@@ -209,18 +210,20 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield "On a GPU: vector decay"
     seconds = [sum(run.values()) for run in result["first_call"].values()]
     yield VECTOR.format(**result, first=seconds[0], later=seconds[1])
+    if "errors_measured_apart" in result:
+        yield VECTOR_ERRORS_APART
     body: list[list[str]] = []
     for row in result["rows"]:
         x, both = row["times"]["forward"], row["times"]["both"]
         sizes = "({B}, {T}, {H}, {K})".format(**row)
         sizes += "" if row.get("dtype", "bfloat16") == "bfloat16" else f" {row['dtype']}"
-        when = row.get("measured_apart")
-        apart = "" if when is None else " *" if isinstance(when, str) else " \\*\\*"
-        body.append([f"`{row['function']}` {sizes}{apart}", row["gate"],
+        sizes += " *" * ("measured_apart" in row)
+        body.append([f"`{row['function']}` {sizes}", row["gate"],
                      row["gates"] + ", declared" * (row.get("bound") is not None), ns(x["ns"]), ns(x["graph_ns"]),
                      ns(both["ns"]), f"{100 * x['share_of_copy']:.0f}",
                      *(f"{y['peak_bytes'] / 2**20:.0f}" for y in (x, both))])  # fmt: skip
     yield table(["case", "dtype of g", "gates", "forward", "graph", "both", "share, %", "MiB", "MiB, both"], body)
+    yield from _apart(result)
     yield f"![Time of each function, of other libraries, the least time for the bytes](pictures/{BARS})"
     names = ["out", "dq", "dk", "dv", "dg", "dbeta", "du", "da", "db", "dw"]
     yield VECTOR_PEERS

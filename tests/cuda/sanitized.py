@@ -52,6 +52,7 @@ class Case(NamedTuple):
     at: tuple[int, ...] | None = None  # positions whose states are returned
     window: int | None = None  # of softmax attention
     slots: int = 0  # of its cache, which is full and overwritten
+    bound: float | None = None  # gate_lower_bound
 
     @property
     def name(self) -> str:
@@ -61,6 +62,7 @@ class Case(NamedTuple):
         kind += "" if self.at is None else f" at={self.at}"
         kind += "" if self.window is None else f" window={self.window}"
         kind += f" slots={self.slots}" if self.slots else ""
+        kind += "" if self.bound is None else f" bound={self.bound}"
         return f"{self.fn} {self.dtype} T={self.T} {self.K}x{self.V} {kind} {'both' if self.backward else 'forward'}"
 
 
@@ -113,6 +115,10 @@ CASES = [
     # blocks that have parts of several heads, and hand states over
     Case("gla", "bfloat16", 130, 64, 64, (140, 140, 140), backward=False),
     Case("gla", "bfloat16", 130, 64, 64, (140, 140, 140), backward=False, strong=True),
+    # declared bounds: two groups of warps take turns at chunks, in three stages
+    Case("gla", "bfloat16", 130, 64, 64, (140, 140, 140), backward=False, bound=-1.0),
+    Case("gla", "bfloat16", 700, bound=-1.0),
+    Case("gla", "bfloat16", 330, 128, 64, (4, 2, 2), [0, 270, 270, 330], bound=-1.0),
     Case("rwkv6", "bfloat16", 100, 64, 64),
     Case("rwkv6", "bfloat16", 100, strong=True),
     Case("kda", "bfloat16", 150),
@@ -252,6 +258,7 @@ def compute(case: Case, arrays: Any, state: Any, dout: Any, **options: Any) -> d
     options |= {} if case.window is None else {"window": case.window}
     options |= {"qk_l2norm": True} if case.raw else {}
     options |= {} if case.at is None else {"return_states_at": case.at}
+    options |= {} if case.bound is None else {"gate_lower_bound": case.bound}
     if case.slots:
         state = type(state)(*(x.copy() for x in state))
         out = fn(**arrays, **options | {"state": state, "overwrite_state": True, "return_state": False})
