@@ -29,4 +29,3 @@ typedef Tfloat32 Element;
 static_assert(LA_DECAY >= 0 && LA_DECAY <= 2, "LA_DECAY is 0, 1 or 2");
 static_assert(LA_ALIGN == 16 || LA_ALIGN == 8 || LA_ALIGN == 4 || (LA_ALIGN == 2 && Element::BYTES == 2), "LA_ALIGN");
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
-constexpr int larger(int a, int b) { return a > b ? a : b; }

@@ -6,6 +6,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define LA_DEVICE static __device__ __forceinline__
+constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 // shared address of a generic pointer
 LA_DEVICE u32 shared_address(const void* p) {

@@ -30,7 +30,7 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
         for (; step < end && !leaves; step++) {
             const int s = step % STAGES, chunk = first + step;
             const Tiles tiles = tiles_of(shared, s);
-            bar.wait_full(step);
+            barrier_wait(bar.full(s), step / STAGES & 1);
             if (LA_RAGGED && traversal.count(chunk) < C) {
                 barrier_wait(bar.values(step & 1), step >> 1 & 1);
                 clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);

@@ -52,8 +52,8 @@ share: bytes that must move in the forward (each array once) over the {copy_gbs:
 beyond the inputs, results included, forward and both. A first call of `kda` and its pullback take {first:.2g} s with
 empty caches, {later:.2g} s in a new process with filled ones."""
 VECTOR_ERRORS_APART = """\
-Times are as that run printed them. Errors and first calls are of another one half an hour before, with the same kernels
-but for the places of the barriers of the scan (`gla`, `rwkv6`, `hgrn2`)."""
+Times are as that run printed them. Errors and first calls are of another one half an hour before. When the times
+were taken the barriers of the scan (`gla`, `rwkv6`, `hgrn2`) lay at other places than then and now."""
 VECTOR_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs. none: no decay; mixed: mild gates, of which a
 tenth is 0 and a twentieth -60; equal keys: one key at every token, erased as a whole."""
