@@ -12,7 +12,7 @@ constexpr int AT_ROWS = 0, AT_V = 4 * TILE, AT_DOUT = AT_V + VALUE_TILE, AT_W = 
 constexpr int AT_S = AT_DW + VALUE_TILE, AT_G = AT_S + STATE_TILE, STAGED = C * 64 * 4;
 constexpr int OPERANDS = 4 * VALUE_TILE + 2 * STATE_TILE, SUMS = 4 * KEY_PANELS * STAGED, USED = larger(OPERANDS, SUMS);
 // once products have read v .. G: the four pair matrices, what rounding leaves of the copies of q, k and b, and of Zk, Zb; then the sums of all
-// gradients. Rests of Zk, Zb are stored before, where nothing else lies by then: log decays of 16 bits leave a place of their own
+// gradients. Rests of Zk, Zb are stored before, if nothing else lies there by then: BEHIND the operands, or where log decays of 16 bits leave a place
 constexpr int AT_PAIRS_OF = AT_V, AT_RESTS = AT_PAIRS_OF + 4 * Square::SIZE - TILE, RESTS_END = AT_RESTS + 4 * TILE;
 constexpr bool BEHIND = RESTS_END >= AT_V + OPERANDS, RESTS_APART = BEHIND || LA_GATE == 0;
 constexpr int AT_PAIR_RESTS = BEHIND || LA_GATE != 0 ? RESTS_END : AT_V + USED, PAIR_RESTS_END = AT_PAIR_RESTS + 2 * Square::SIZE;

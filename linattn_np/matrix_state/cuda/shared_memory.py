@@ -194,8 +194,9 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
     factors: four tiles, four squares, decays of blocks and chunk, diagonal blocks (or their inverses), what rounding
     leaves of the others; pairs of neighbours, above 64 channels four a token, else one;
     exact: four tiles more. chain: two stages of factors, three of values (one or two where outputs do not leave
-    through them), extras. grads: four tiles, values and states (then sums), log decays; exact grads: or pairs inside
-    blocks of 16 rows, four floats each, and what lies between two blocks, flags of 16 warps.
+    through them), extras. grads: four tiles, values and states (then pairs and second terms, then sums), second terms
+    of two pairs, log decays, decays of blocks (within those second terms if nothing else lies there). exact grads:
+    log decays or pairs inside blocks of 16 rows, four floats each, what lies between two blocks, flags of 16 warps.
     """
     keys, values = free_tile(K), free_tile(V)
     if name == "factors":
