@@ -118,8 +118,8 @@ def errors(cp: Any, cases: list[Case], others: bool) -> dict[str, dict[str, dict
     """Relative errors against float64, by function, gates and their dtype; by library; by result."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     functions = {case.function for case in cases}
-    few = (case._replace(B=1, T=1023, H=4, K=128) for case in cases)
-    for case in dict.fromkeys((*few, *(case for case in ACCURACY if case.function in functions))):
+    short = (case._replace(B=1, T=1023, H=4, K=128) for case in cases)
+    for case in dict.fromkeys((*short, *(case for case in ACCURACY if case.function in functions))):
         arrays, dout = draw(cp, case, int.from_bytes(os.urandom(4), "little"))
         wide = {n: x.astype(np.float64) for n, x in arrays.items()}
         exact = both(case.function, wide, dout.astype(np.float64), "chunks")

@@ -12,8 +12,8 @@ constexpr bool DECAY_BEHIND_GRAM = Scratch<4>::TWO_TERM_KEYS && !LA_BOUNDED && L
 constexpr int AT_BONUS = AT_DECAYS + !LA_BOUNDED * 4 * WIDE * 4, AT_ALL = AT_BONUS + !LA_BOUNDED * 2 * C * 4, AT_BARRIERS = AT_ALL + !DECAY_BEHIND_GRAM * STAGES * WIDE * 4;
 // Copies into the stages, one after the other, that have a barrier each. A group of producers of bounded.cuh waits for every other one: at a barrier
 // of an odd number of stages it would come to every other phase, which parity does not tell from the phase two before
-constexpr int LOADS = LA_BOUNDED && STAGES % 2 ? 2 * STAGES : STAGES;
-constexpr int AT_LOADER = AT_BARRIERS + 24 * STAGES + 16 + 8 * (LOADS - STAGES), AT_STOPS = AT_LOADER + 48 + 16 * STAGES, BARRIER_BYTES = LA_BOUNDED ? 240 : 160;
+constexpr int COPY_BARRIERS = LA_BOUNDED && STAGES % 2 ? 2 * STAGES : STAGES;
+constexpr int AT_LOADER = AT_BARRIERS + 24 * STAGES + 16 + 8 * (COPY_BARRIERS - STAGES), AT_STOPS = AT_LOADER + 48 + 16 * STAGES, BARRIER_BYTES = LA_BOUNDED ? 240 : 160;
 constexpr int EXACT_TERMS = 1 + Scratch<4>::TWO_TERM_KEYS;
 static_assert(Scratch<4>::SIZE >= 4 * EXACT_TERMS * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + BARRIER_BYTES, "the exact path has its operands there");
 static_assert(LA_SHARED == AT_BARRIERS + BARRIER_BYTES && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
@@ -28,15 +28,15 @@ LA_DEVICE u32 values_at(u32 shared, int step) { return shared + AT_VALUES + (ste
 struct Barriers {   // q, k, g of a step are there; of stage s: copies and P are made; all has been read. values: of each of the two
     u32 base;
     __device__ __forceinline__ u32 full(int step) const {
-        if (LOADS > STAGES && step / STAGES & 1) return base + STAGES * 24 + 16 + step % STAGES * 8;
+        if (COPY_BARRIERS > STAGES && step / STAGES & 1) return base + STAGES * 24 + 16 + step % STAGES * 8;
         return base + step % STAGES * 24;
     }
-    __device__ __forceinline__ void wait_full(int step) const { barrier_wait(full(step), step / LOADS & 1); }
+    __device__ __forceinline__ void wait_full(int step) const { barrier_wait(full(step), step / COPY_BARRIERS & 1); }
     __device__ __forceinline__ u32 ready(int s) const { return base + s * 24 + 8; }
     __device__ __forceinline__ u32 empty(int s) const { return base + s * 24 + 16; }
     __device__ __forceinline__ u32 values(int n) const { return base + STAGES * 24 + n * 8; }
     __device__ __forceinline__ void init() const {
-        for (int n = STAGES; n < LOADS; n++) barrier_init(full(n), 1);
+        for (int n = STAGES; n < COPY_BARRIERS; n++) barrier_init(full(n), 1);
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full(s), 1);
             barrier_init(ready(s), (LA_BOUNDED ? 4 : 8) * ARRIVALS);
@@ -46,7 +46,7 @@ struct Barriers {   // q, k, g of a step are there; of stage s: copies and P are
         barrier_init(values(1), 1);
     }
     __device__ __forceinline__ void end() const {
-        for (int n = 0; n < LOADS + 2 * STAGES + 2; n++) barrier_end(base + 8 * n);
+        for (int n = 0; n < COPY_BARRIERS + 2 * STAGES + 2; n++) barrier_end(base + 8 * n);
     }
 };
 LA_DEVICE void init_block(u32 shared, Barriers bar) {   // by one thread

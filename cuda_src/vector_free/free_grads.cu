@@ -18,7 +18,7 @@
 // The decay of a block in a channel of a panel
 LA_DEVICE u32 decay_place(int block, int panel, int channel, const Lane& me) {
     const int n = panel * 64 + channel;
-    return me.shared + AT_DECAYS + (WITHIN ? Square::at(n >> 2, 32 + 8 * block + (n & 3) * 2) : (block * WIDE + n) * 4);
+    return me.shared + AT_DECAYS + (DECAYS_WITHIN ? Square::at(n >> 2, 32 + 8 * block + (n & 3) * 2) : (block * WIDE + n) * 4);
 }
 // Decays of the blocks before a lane's, and of the chunk
 struct Around { float2 before, all; };
@@ -160,7 +160,7 @@ LA_DEVICE void stage_both(const float (&x)[8][4], const float (&y)[8][4], const 
     stage_sums(y, 2 * me.role + 1, me);
 }
 LA_DEVICE void store_pair_rests(const u32 (&rests)[4][4], const Lane& me) {
-    store_blocks(me.shared + AT_PAIR_RESTS + me.group() * Square::SIZE, rests, 16 * me.quarter, me.lane, WITHIN ? me.quarter : 3);
+    store_blocks(me.shared + AT_PAIR_RESTS + me.group() * Square::SIZE, rests, 16 * me.quarter, me.lane, DECAYS_WITHIN ? me.quarter : 3);
 }
 struct Outputs {   // a lane's rows of two gradients in memory, from its first on
     char *read, *write;

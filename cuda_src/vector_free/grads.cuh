@@ -10,19 +10,19 @@
 constexpr int VALUE_TILE = ValueTile::SIZE, STATE_TILE = StateTile::SIZE;
 constexpr int AT_ROWS = 0, AT_V = 4 * TILE, AT_DOUT = AT_V + VALUE_TILE, AT_W = AT_DOUT + VALUE_TILE, AT_DW = AT_W + VALUE_TILE;
 constexpr int AT_S = AT_DW + VALUE_TILE, AT_G = AT_S + STATE_TILE, STAGED = C * 64 * 4;
-constexpr int OPERANDS = 4 * VALUE_TILE + 2 * STATE_TILE, SUMS = 4 * KEY_PANELS * STAGED, USED = larger(OPERANDS, SUMS);
+constexpr int OPERANDS = 4 * VALUE_TILE + 2 * STATE_TILE, SUMS = 4 * KEY_PANELS * STAGED, OPERANDS_OR_SUMS = larger(OPERANDS, SUMS);
 // once products have read v .. G: the four pair matrices, what rounding leaves of the copies of q, k and b, and of Zk, Zb; then the sums of all
-// gradients. Rests of Zk, Zb are stored before, if nothing else lies there by then: BEHIND the operands, or where log decays of 16 bits leave a place
+// gradients. Rests of Zk, Zb are stored before, if nothing else lies there by then: past the operands, or where log decays of 16 bits leave a place
 constexpr int AT_PAIRS_OF = AT_V, AT_RESTS = AT_PAIRS_OF + 4 * Square::SIZE - TILE, RESTS_END = AT_RESTS + 4 * TILE;
-constexpr bool BEHIND = RESTS_END >= AT_V + OPERANDS, RESTS_APART = BEHIND || LA_GATE == 0;
-constexpr int AT_PAIR_RESTS = BEHIND || LA_GATE != 0 ? RESTS_END : AT_V + USED, PAIR_RESTS_END = AT_PAIR_RESTS + 2 * Square::SIZE;
-constexpr int AT_GATES = LA_EXACT ? AT_V + USED : larger(AT_V + USED, PAIR_RESTS_END);
+constexpr bool PAST_OPERANDS = RESTS_END >= AT_V + OPERANDS, RESTS_APART = PAST_OPERANDS || LA_GATE == 0;
+constexpr int AT_PAIR_RESTS = PAST_OPERANDS || LA_GATE != 0 ? RESTS_END : AT_V + OPERANDS_OR_SUMS, PAIR_RESTS_END = AT_PAIR_RESTS + 2 * Square::SIZE;
+constexpr int AT_GATES = LA_EXACT ? AT_V + OPERANDS_OR_SUMS : larger(AT_V + OPERANDS_OR_SUMS, PAIR_RESTS_END);
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES, PAIR_TABLE = C * ROWS * 16;   // exact: the pairs within blocks take the log decays' place
 // decays of blocks: above the diagonal of what rounding leaves of Zb, if nothing else ever lies there
-constexpr bool WITHIN = !LA_EXACT && RESTS_APART && AT_PAIR_RESTS + Square::SIZE >= AT_V + USED;
+constexpr bool DECAYS_WITHIN = !LA_EXACT && RESTS_APART && AT_PAIR_RESTS + Square::SIZE >= AT_V + OPERANDS_OR_SUMS;
 constexpr int AFTER_GATES = AT_GATES + (LA_EXACT ? larger(GATE_TILE, PAIR_TABLE) : GATE_TILE);
-constexpr int AT_DECAYS = WITHIN ? AT_PAIR_RESTS + Square::SIZE : AFTER_GATES;
-constexpr int AT_ENDS = AFTER_GATES + (WITHIN ? 0 : 4 * WIDE * 4), AT_BARRIERS = AT_ENDS + WIDE * 4;
+constexpr int AT_DECAYS = DECAYS_WITHIN ? AT_PAIR_RESTS + Square::SIZE : AFTER_GATES;
+constexpr int AT_ENDS = AFTER_GATES + (DECAYS_WITHIN ? 0 : 4 * WIDE * 4), AT_BARRIERS = AT_ENDS + WIDE * 4;
 constexpr int AT_NEAR = AT_BARRIERS + 32, AT_LEFT = AT_NEAR + 32;   // exact: pairs of neighbours in two blocks; flags of chunks to be done, by warps
 static_assert(LA_SHARED == (LA_EXACT ? AT_LEFT + 16 * 8 : AT_NEAR), "LA_SHARED is what the launch asks for");
 static_assert(AT_ROWS == 0, "rests lie as the copies do, AT_RESTS behind them; of a, which has none, over the pair matrices");

@@ -207,15 +207,15 @@ def free(name: str, K: int, V: int, gate: str, build: Any) -> int:
         slots = 3 if not build.keep or values > keys else 1 if build.backward and K <= PANEL else 2
         return 2 * round_up(free_factors_of(K), 1024) + slots * values + extras + 128
     operands = 4 * values + 2 * round_up(K, PANEL) * round_up(V, PANEL) * 2
-    used = max(operands, 4 * round_up(K, PANEL) * policy.GROUP_CHUNK * 4)
+    operands_or_sums = max(operands, 4 * round_up(K, PANEL) * policy.GROUP_CHUNK * 4)
     gates, decays, small = keys * BYTES[gate] // 2, 4 * 128 * 4, 128 * 4 + 32
     if name == "exact grads":
-        return 4 * keys + used + max(gates, policy.GROUP_CHUNK * 16 * 16) + decays + small + 32 + 16 * 8
+        return 4 * keys + operands_or_sums + max(gates, policy.GROUP_CHUNK * 16 * 16) + decays + small + 32 + 16 * 8
     rests = 4 * SQUARE + 3 * keys
-    behind, narrow = rests >= operands, gate == "bfloat16"
-    rests = rests if behind or not narrow else used
-    within = (behind or narrow) and rests + SQUARE >= used
-    return 4 * keys + max(used, rests + 2 * SQUARE) + gates + decays * (not within) + small
+    past_operands, narrow = rests >= operands, gate == "bfloat16"
+    rests = rests if past_operands or not narrow else operands_or_sums
+    decays_within = (past_operands or narrow) and rests + SQUARE >= operands_or_sums
+    return 4 * keys + max(operands_or_sums, rests + 2 * SQUARE) + gates + decays * (not decays_within) + small
 
 
 # Gradients token by token.
