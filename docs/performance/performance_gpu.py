@@ -51,9 +51,6 @@ channels of up to 60 nats per token and resets, where every head takes the exact
 share: bytes that must move in the forward (each array once) over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory
 beyond the inputs, results included, forward and both. A first call of `kda` and its pullback take {first:.2g} s with
 empty caches, {later:.2g} s in a new process with filled ones."""
-VECTOR_ERRORS_APART = """\
-Times are as that run printed them. Errors and first calls are of another one half an hour before. When the times
-were taken the barriers of the scan (`gla`, `rwkv6`, `hgrn2`) lay at other places than then and now."""
 VECTOR_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs. none: no decay; mixed: mild gates, of which a
 tenth is 0 and a twentieth -60; equal keys: one key at every token, erased as a whole."""
@@ -210,8 +207,6 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield "On a GPU: vector decay"
     seconds = [sum(run.values()) for run in result["first_call"].values()]
     yield VECTOR.format(**result, first=seconds[0], later=seconds[1])
-    if "errors_measured_apart" in result:
-        yield VECTOR_ERRORS_APART
     body: list[list[str]] = []
     for row in result["rows"]:
         x, both = row["times"]["forward"], row["times"]["both"]
