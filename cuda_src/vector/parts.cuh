@@ -147,7 +147,7 @@ LA_DEVICE void take_over(StateRows<1, WIDE>& state, const VectorArguments& a, in
 LA_DEVICE void begin_part(StateRows<1, WIDE>& state, const Parts& parts, const ChunkTraversal& traversal, int n, int warp, int lane) {
     if (parts.goes_on(n)) take_over(state, parts.a, warp, lane);
     else load_state(state, parts.a, traversal, 16 * warp, lane);
-    if (LA_KEEP) store_first_state(state.x[0], parts.a.states + (traversal.stored + traversal.first) * STATE_BYTES, 16 * warp, lane);
+    if (LA_KEEP) store_first_state(state.x[0], parts.a.states + (traversal.stored + traversal.first) * KEPT_BYTES, 16 * warp, lane);
 }
 LA_DEVICE void end_part(StateRows<1, WIDE>& state, const Parts& parts, int n, int warp, int lane) {
     const VectorArguments& a = parts.a;

@@ -37,6 +37,7 @@ LA_DEVICE void store_first_state(const float (&S)[16][4], char* to, int row, int
 #pragma unroll
         for (int m = 0; m < 2; m++)
             *(u32*)(to + StatePanels::at(row + (lane >> 2) + 8 * m, 8 * i + (lane & 3) * 2)) = pack_bf16(S[i][2 * m], S[i][2 * m + 1]);
+    store_low_bits(to + STATE_BYTES, S, round_up(LA_K, 64) / 64, row / 16, lane);
 }
 // outputs of the sequence's last tokens
 LA_DEVICE void store_part(const VectorArguments& a, const ChunkTraversal& traversal, u32 values, int chunk, int group, int thread) {

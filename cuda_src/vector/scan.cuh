@@ -58,5 +58,5 @@ LA_DEVICE void init_block(u32 shared, Barriers bar) {   // by one thread
 // P of a chunk and, if there is a next one, the state before it
 LA_DEVICE void store_residuals(const VectorArguments& a, i64 stored, const Tiles& tiles, bool more) {
     run_out(a.grams + stored * 2 * Square::SIZE, tiles.gates, 2 * Square::SIZE);
-    if (more) run_out(a.states + (stored + 1) * STATE_BYTES, tiles.q, STATE_BYTES);
+    if (more) run_out(a.states + (stored + 1) * KEPT_BYTES, tiles.q, STATE_BYTES);
 }

@@ -85,8 +85,9 @@ LA_DEVICE void end_products(float (&out)[8][4], float (&S)[16][4]) {
     accumulator_fence(S);
 }
 
-// the state after a chunk, in the place of q and k once both groups have read them
-LA_DEVICE void stage_state(const StateRows<1, WIDE>& state, u32 at, int warp, int lane) {
+// The state after a chunk, in the place of q and k once both groups have read them; its low bits where it will be kept, null if no chunk follows
+LA_DEVICE void stage_state(const StateRows<1, WIDE>& state, u32 at, char* kept, int warp, int lane) {
+    if (kept) store_low_bits(kept + STATE_BYTES, state.x[0], round_up(LA_K, 64) / 64, warp, lane);
     u32 operands[8][4];
     groups_barrier<256>(8);
     state_operands(operands, state, 0);
@@ -125,7 +126,7 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             const Place place = (thread & 127) == 0 ? load.place(step) : Place();   // whose thread stores the tile
             group_barrier(group);   // this group's values have been read
             store_outputs(out, a.scale, values, warp, lane);
-            if (LA_KEEP) stage_state(state, tiles.q, warp, lane);
+            if (LA_KEEP) stage_state(state, tiles.q, i + 1 < traversal.steps ? a.states + (traversal.stored + chunk + 1) * KEPT_BYTES : nullptr, warp, lane);
             publish_shared();
             if (LA_KEEP) groups_barrier<256>(8);
             else group_barrier(group);

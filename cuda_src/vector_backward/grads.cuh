@@ -40,6 +40,7 @@ constexpr int AT_NEAR = AT_OWN + C * 4, AT_BARRIER = AT_NEAR + C * 4;   // exact
 // exact: which items are flagged; what is written for G, and its sums
 constexpr int AT_FLAGGED = AT_BARRIER + 16, AT_GIVEN = round_up(AT_FLAGGED + 32, 1024), AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;
 static_assert(LA_SHARED == (EXACT_BLOCKS ? AT_GIVEN_SUMS + Table::BYTES : AT_BARRIER + 16), "LA_SHARED is what the launch asks for");
+constexpr int AT_LOW_BITS = AT_Z, LOW_BITS_OF_HALF = STEPS * 512;   // of S and G, until Z takes their place; those that are used
 // what takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and raw rows
 constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = EXACT_BLOCKS ? AT_WRITTEN : AT_DOUT;
 // second terms of Z, Y and copies. With erase the last three go where sums are staged later
@@ -137,10 +138,14 @@ LA_DEVICE void other_half(float (&x)[PER], const float (&y)[PER]) {
 LA_DEVICE void load_tiles(const VectorGradArguments& a, const ChunkPlace& place, u32 shared) {
     const u32 full = shared + AT_BARRIER;
     const int token = place.of.token(place.chunk), head = place.of.head, row = place.of.row;
-    barrier_expect(full, 2 * PANEL_BYTES + (2 + ERASE) * TILE_BYTES);
+    barrier_expect(full, 2 * PANEL_BYTES + (2 + ERASE) * TILE_BYTES + !ERASE * 2 * LOW_BITS_OF_HALF);
     run_in(shared + AT_STATE, a.states + place.block() * LA_END + place.half * Whole::PANEL, PANEL_BYTES, full);
     run_in(shared + AT_AFTER, a.ends + place.block() * LA_ENDS + place.half * Whole::PANEL, PANEL_BYTES, full);
     tile_in(shared + AT_DOUT, a.dout, full, head, token, row);
+    if constexpr (!ERASE) {
+        run_in(shared + AT_LOW_BITS, a.states + place.block() * LA_END + Whole::SIZE + place.half * LOW_BITS_HALF, LOW_BITS_OF_HALF, full);
+        run_in(shared + AT_LOW_BITS + LOW_BITS_HALF, a.ends + place.block() * LA_ENDS + Whole::SIZE + place.half * LOW_BITS_HALF, LOW_BITS_OF_HALF, full);
+    }
     if constexpr (ERASE) {
         run_in(shared + AT_WRITTEN, a.new_values + place.block() * Tokens::SIZE, TILE_BYTES, full);
         tile_in(shared + AT_ERROR, a.v, full, head, token, row);   // dW = dv
@@ -197,21 +202,34 @@ template <bool STRICT, bool NEAR, bool KEEPS_DIAGONAL> LA_DEVICE void store_gram
     }
 }
 
-// <S, G> over a warp's 16 value rows, half a warp every second one
+// <S, G> over a warp's 16 value rows, without erase with their low bits
 LA_DEVICE void state_products(const Lane& me) {
-    float sum[PER] = {0.f, 0.f, 0.f, 0.f}, other[PER];
-    if (me.warp * 16 < round_up(LA_V, 64))
+    const u32 at = me.shared + AT_STATE + Whole::block_piece(16 * me.warp, 0, me.lane & 15, me.lane >> 4);
+    const bool used = me.warp * 16 < round_up(LA_V, 64);
+    const u32 low = me.shared + AT_LOW_BITS + threadIdx.x * 16;
 #pragma unroll
-        for (int r = 0; r < 8; r++) {
-            const u32 at = me.shared + AT_STATE + row_offset(me.warp * 16 + (me.lane >> 4) * 8 + r, r, me.channel);
-            float s[PER], g[PER];
-            load_copies(s, at);
-            load_copies(g, at + AT_AFTER - AT_STATE);
+    for (int d = 0; d < 4; d++) {
+        float sum[4] = {0.f, 0.f, 0.f, 0.f};   // of channels 16 d + 2 (lane % 4), the next, and of those 8 further
+        if (used) {
+            u32 s[4], g[4];
+            load_matrix(s, at ^ 32 * d);
+            load_matrix(g, (at ^ 32 * d) + AT_AFTER - AT_STATE);
+            const u32 low_s = ERASE ? 0 : __float_as_uint(load_shared(low + 4 * d));
+            const u32 low_g = ERASE ? 0 : __float_as_uint(load_shared(low + LOW_BITS_HALF + 4 * d));
 #pragma unroll
-            for (int c = 0; c < PER; c++) sum[c] += s[c] * g[c];
+            for (int i = 0; i < 4; i++) {
+                const float2 x = ERASE ? float2{low_bf16(s[i]), high_bf16(s[i])} : with_low_bits(s[i], low_s, i);
+                const float2 y = ERASE ? float2{low_bf16(g[i]), high_bf16(g[i])} : with_low_bits(g[i], low_g, i);
+                sum[i & 2] += x.x * y.x;
+                sum[(i & 2) + 1] += x.y * y.y;
+            }
         }
-    other_half(other, sum);
+        const bool further = me.lane & 16, next = me.lane & 8;   // whose sum a lane has in the end
+        float of[2];
 #pragma unroll
-    for (int c = 0; c < PER; c++) sum[c] += other[c];
-    if (!me.upper()) Table{me.shared + AT_PRODUCTS}.store(me.warp, me.channel, sum);
+        for (int c = 0; c < 2; c++) of[c] = (further ? sum[2 + c] : sum[c]) + __shfl_xor_sync(0xffffffffu, further ? sum[c] : sum[2 + c], 16);
+        float one = (next ? of[1] : of[0]) + __shfl_xor_sync(0xffffffffu, next ? of[0] : of[1], 8);
+        one += __shfl_xor_sync(0xffffffffu, one, 4);
+        if (!(me.lane & 4)) store_shared(me.shared + AT_PRODUCTS + me.warp * Table::ROW + (16 * d + 8 * further + 2 * (me.lane & 3) + next) * 4, one);
+    }
 }

@@ -39,7 +39,7 @@ LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, co
         accumulator_fence(y);
         accumulator_fence(erases);
     }
-    if constexpr (ERASE || !EXACT_BLOCKS) __syncthreads();   // what follows goes where tiles have been
+    __syncthreads();   // what follows goes where tiles have been
     store_gram<BEFORE || DIAGONAL_APART, BEFORE && EXACT_BLOCKS, BONUS || DIAGONAL_APART>(z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
     if constexpr (ERASE) store_gram<true, false, false>(y, me.shared + AT_Y, me.shared + AT_Y_REST, 0, 0, -1.f, me);
     if constexpr (ERASE && !EXACT_BLOCKS) copies.copy_rest(a, place, me);

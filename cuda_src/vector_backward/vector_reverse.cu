@@ -61,6 +61,7 @@ struct Consumer {
     int warp, lane;
     StateRows<1, WIDE> state;   // G^T
 
+    __device__ __forceinline__ char* after(int chunk) const { return a.ends + (traversal.of.block + chunk) * LA_ENDS; }
     __device__ __forceinline__ void begin() {
         state.clear();
         if (ADDS || (OFFSETS && traversal.segment < traversal.last)) return;
@@ -140,7 +141,7 @@ struct Consumer {
         dot_outputs<Tokens, C>(dv, shared + AT_VALUES, 16 * warp, dots, lane);
         __syncwarp();
         const float2 x = load_shared2(dots + t * 4);
-        float2* to = (float2*)(a.ends + (traversal.of.block + chunk) * LA_ENDS + LA_END) + warp * C / 2;
+        float2* to = (float2*)(after(chunk) + LA_END) + warp * C / 2;
         to[lane] = {t < own ? x.x : 0.f, t + 1 < own ? x.y : 0.f};
     }
     __device__ __forceinline__ void decay(int step) {
@@ -184,6 +185,7 @@ struct Consumer {
             }
             if (!ADDS) {
                 begin_local(dv, at);
+                if (!ERASE) store_low_bits(after(chunk) + Whole::SIZE, state.x[0], KEY_BYTES / Tokens::PANEL, warp, lane);
                 group_barrier(warp >> 2);   // G is whole in shared memory
             }
             ring.wait_full(step);
@@ -193,7 +195,7 @@ struct Consumer {
                 begin_values(dv, at);
             }
             begin_state(at);
-            if (!ADDS && !OFFSETS) store_after(a.ends + (traversal.of.block + chunk) * LA_ENDS, shared + AT_AFTER, warp, lane);
+            if (!ADDS && !OFFSETS) store_after(after(chunk), shared + AT_AFTER, warp, lane);
             end_products<0>(state.x[0]);
             if (!ADDS) accumulator_fence(dv);
             if constexpr (ERASE) {

@@ -141,9 +141,14 @@ def vector_gram(erase: bool) -> int:
     return (2 - erase) * SQUARE
 
 
+def vector_state(erase: bool) -> int:
+    """Of the state before a chunk in bfloat16, without erase four bits more of each number (tile/low_bits.cuh)."""
+    return DELTA_END if erase else DELTA_END + 128 * 128 // 2
+
+
 def vector_ends(erase: bool) -> int:
-    """Of a chunk's G, the gradient of the state after it, and with erase dW.v over 16 value columns each."""
-    return DELTA_ENDS if erase else DELTA_END
+    """Of a chunk's G, the gradient of the state after it, as a state; with erase dW.v over 16 value columns each."""
+    return DELTA_ENDS if erase else vector_state(erase)
 
 
 def vector_reverse(erase: bool) -> int:

@@ -22,7 +22,7 @@ from . import operands, vector_backward
 from . import vector_plan as cuts
 from .arguments import States
 from .operands import as_state, empty_positions, public_ends, states_at, with_positions
-from .shared_memory import DELTA_END, VECTOR_HANDED, vector_gram
+from .shared_memory import VECTOR_HANDED, vector_gram, vector_state
 from .vector_launch import GATES, PLAIN, Batch, arrays_of, batch_of, begin_compiling, launch_one, sum_segments
 
 
@@ -88,7 +88,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
-        keep = keeps(plan, batch.slots * batch.heads * (DELTA_END + vector_gram(False)))
+        keep = keeps(plan, batch.slots * batch.heads * (vector_state(False) + vector_gram(False)))
     follows = keep or (plan.gradients and policy.VECTOR_BACKWARD)  # a backward
     redone = cuts.Build(True, keep, operands.build_at(plan), two_term_keys=follows)
     builds = [redone._replace(exact=False, bounded=is_bounded(plan)), redone]
@@ -106,7 +106,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     handed = xp.empty((blocks, VECTOR_HANDED), dtype=xp.int8) if blocks < traversals else None
     begins = _begins(xp, batch, arrays, start)
     stored = batch.slots * batch.heads if keep else 0
-    states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in (DELTA_END, vector_gram(False)))
+    sizes = vector_state(False), vector_gram(False)
+    states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in sizes)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     for build in builds:
         launch_one("scan", batch, traversals if build.exact else blocks, arrays, build, start=start, end=last,

@@ -114,7 +114,7 @@ BONUS = Kernel("vector_backward/vector_bonus.cu", "bonus", 256)
 def _common(kind: VectorKind, erase: bool) -> dict[str, int]:
     return {
         "LA_DTYPE": 0, "LA_K": kind.K, "LA_V": kind.V, "LA_GATE": ELEMENTS[kind.gate], "LA_BEFORE": int(kind.before),
-        "LA_BONUS": int(kind.bonus), "LA_WARPS": 8, "LA_END": shared_memory.DELTA_END,
+        "LA_BONUS": int(kind.bonus), "LA_WARPS": 8, "LA_END": shared_memory.vector_state(erase),
         "LA_ENDS": shared_memory.vector_ends(erase), "LA_GRAM": shared_memory.vector_gram(erase),
         "LA_INVERSE": shared_memory.VECTOR_INVERSE, "LA_ERASE": int(erase),
     }  # fmt: skip

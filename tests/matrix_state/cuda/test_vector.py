@@ -11,6 +11,7 @@ import linattn_np as la
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import vector, vector_plan
+from linattn_np.matrix_state.cuda.shared_memory import DELTA_END
 from linattn_np.matrix_state.types import Decay, Erase, Inputs, Plan, ReadState
 from linattn_np.runtime.cuda import launch
 from linattn_np.runtime.shapes import sequences
@@ -238,6 +239,23 @@ def test_roundings_at_strong_gates(cp, fn, bounds):
             assert error(getattr(pull(cp.asarray(dout)), name), want) < bounds.get(f"d{name}", 2e-3), name
 
 
+@pytest.mark.parametrize("drawn", ["normal", "whole numbers"])
+@pytest.mark.parametrize(("fn", "widths"), [(la.gla, (128, 128)), (la.rwkv6, (128, 128)), (la.rwkv6, (64, 40))])
+def test_gate_gradients_without_decay(cp, fn, widths, drawn):
+    """Nearly all are states times their gradients, of 20 bits each; whole numbers are often half way in bfloat16."""
+    arrays, _ = draw(fn, B=1, T=1023, K=widths[0], V=widths[1], kind="mild", gate="float32")
+    rng = np.random.default_rng(3)
+    dout = rng.standard_normal(arrays["v"].shape)
+    if drawn == "whole numbers":
+        arrays |= {n: np.where(arrays[n] < 0, -1, 1).astype(arrays[n].dtype) for n in "qk"}
+        arrays["v"], dout = (rng.integers(-64, 65, arrays["v"].shape).astype(arrays["v"].dtype) for _ in range(2))
+    dout, arrays["g"] = dout.astype(arrays["v"].dtype), np.zeros_like(arrays["g"])
+    there, wide = ({n: f(x) for n, x in arrays.items()} for f in (cp.asarray, lambda x: x.astype(np.float64)))
+    found = la.vjp(fn, **there, scale=1.0, backend="cuda")[1](cp.asarray(dout))
+    right = la.vjp(fn, **wide, scale=1.0)[1](dout.astype(np.float64))
+    assert error(found.g, right.g) < (1e-3 if fn is la.rwkv6 else 2e-3)
+
+
 def test_strengths_above_one(cp):
     """Up to 2, where a key turns what the state holds of it round."""
     arrays, state = draw(la.kda, T=200, kind="mild", gate="bfloat16")
@@ -392,8 +410,11 @@ def test_residuals(cp, before, offsets):
             for chunk in range(-(-(stop - first) // 64)):
                 stored = head * slots + (first // 64 + n if offsets else 0) + chunk
                 rows = slice(64 * chunk, min(64 * chunk + 64, stop - first))
-                kept = unswizzled(saved.starts.states[stored], 128)
+                kept = unswizzled(saved.starts.states[stored, :DELTA_END], 128)
                 assert error(kept, S.T) < OUT
+                if chunk == 0:  # as it was given: to a 32nd of a unit in the last place of bfloat16
+                    exact = with_low_bits(kept.get(), saved.starts.states[stored, DELTA_END:].get())
+                    assert (np.abs(exact - S.T) <= 2.0**-12 * np.abs(S.T)).all()
                 P = expected_gram(q[rows], k[rows], g[rows], before)
                 first_term, rest = cp.split(unswizzled(saved.starts.grams[stored], 64).astype(np.float32), 2, axis=1)
                 assert error((first_term + rest)[: len(P), : len(P)], P) < GRAM
@@ -407,6 +428,18 @@ def unswizzled(tile, rows):
     order = np.arange(8) ^ (np.arange(rows)[:, None] & 7)
     panels = x[:, np.arange(rows)[:, None], order]
     return panels.transpose(1, 0, 2, 3).reshape(rows, -1)
+
+
+def with_low_bits(kept, low):
+    """A state's 128 x 128 bfloat16 with the four bits that each has besides (tile/low_bits.cuh)."""
+    half, warp, lane, word, pair, column = np.ogrid[:2, :8, :32, :4, :4, :2]
+    words = low.view(np.uint32).reshape(2, 8, 32, 4, 1, 1)
+    n = np.empty((128, 128), dtype=np.int64)
+    n[16 * warp + lane // 4 + 8 * (pair & 1), 64 * half + 16 * word + 8 * (pair >> 1) + lane % 4 * 2 + column] = (
+        words >> (12 - 4 * pair + 16 * column).astype(np.uint32) & 15
+    )
+    bits = (kept.view(np.uint16).astype(np.int64) << 16) + n * 0x1000 - 0x7800
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def expected_gram(q, k, g, before):

@@ -10,12 +10,12 @@ import numpy as np
 
 from linattn_np.matrix_state.cuda.arguments import DELTA, VECTOR
 from linattn_np.matrix_state.cuda.shared_memory import (
-    DELTA_END,
     TILE,
     TRANSFER,
     VECTOR_HANDED,
     VECTOR_INVERSE,
     vector_gram,
+    vector_state,
 )
 
 MAP = struct.Struct("<Q4q4qI")  # data, shape, strides, bytes of an element
@@ -224,7 +224,7 @@ def _scan(call, n, head, segment, start, stop, is_last):
     beta = _betas(call, n, head, start, stop)
     for t, (q, k, v, g) in enumerate(zip(*_tokens(call, n, head, start, stop, "qkvg"), strict=True)):
         if getattr(c, "LA_KEEP", 0) and t % C == 0:
-            store_state(a.states, call.block(n, head) + (start + t) // C, DELTA_END, S)
+            store_state(a.states, call.block(n, head) + (start + t) // C, vector_state(beta is not None), S)
         if getattr(c, "LA_KEEP", 0):  # of P the bonus on its diagonal
             number = call.block(n, head) + (start + t) // C
             P = _view(a.grams + number * vector_gram(beta is not None), (C,), (8,), np.float64)

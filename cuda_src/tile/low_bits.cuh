@@ -1,0 +1,41 @@
+// Floats in 20 bits: the nearest bfloat16, and of what is left four bits n,
+//
+//     x = hi + (n - 15/2) u / 16 to u / 32,       u: a unit in hi's last place
+//
+// A bfloat16 is the upper half of a float's bits, so n is the upper end of the lower half, half a unit further. Words have n of eight floats.
+#pragma once
+#include "tile/types.cuh"
+
+// A float's bits, less the last one where it is half way between two bfloat16 and the lower one, which is even, is taken for the nearest
+LA_DEVICE u32 below_ties(float x) {
+    const u32 bits = __float_as_uint(x);
+    return bits - ((bits & 0x1ffffu) == 0x8000u);
+}
+// of the pairs of an operand of 16 columns
+LA_DEVICE u32 low_bits(const float (&x)[4], const float (&y)[4]) {
+    u32 word = 0x88888888u;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float (&from)[4] = i < 2 ? x : y;
+        const u32 halves = __byte_perm(below_ties(from[2 * (i & 1)]), below_ties(from[2 * (i & 1) + 1]), 0x5410);
+        word ^= halves >> 4 * i & 0xf000f000u >> 4 * i;
+    }
+    return word;
+}
+// pair i with its bits
+LA_DEVICE float2 with_low_bits(u32 pair, u32 word, int i) {
+    const u32 low = word << 4 * i & 0xf000f000u;
+    return {__uint_as_float(__byte_perm(low, pair, 0x5410) - 0x7800u), __uint_as_float(__byte_perm(low, pair, 0x7632) - 0x7800u)};
+}
+
+// Of a state's 128 value rows and 128 key columns, each half of the columns by warps and lanes, who have four words each
+constexpr int LOW_BITS_HALF = 8 * 32 * 16, LOW_BITS = 2 * LOW_BITS_HALF;
+LA_DEVICE void store_low_bits(char* to, const float (&x)[16][4], int halves, int warp, int lane) {
+#pragma unroll
+    for (int h = 0; h < halves; h++) {
+        u32 w[4];
+#pragma unroll
+        for (int d = 0; d < 4; d++) w[d] = low_bits(x[8 * h + 2 * d], x[8 * h + 2 * d + 1]);
+        *(uint4*)(to + h * LOW_BITS_HALF + (warp * 32 + lane) * 16) = {w[0], w[1], w[2], w[3]};
+    }
+}
