@@ -1,8 +1,8 @@
 // Floats in 20 bits: the nearest bfloat16, and of what is left four bits n,
 //
-//     x = hi + (n - 15/2) u / 16 to u / 32,       u: a unit in hi's last place
+//     x = hi + (n - 8) u / 16 to u / 32,       u: a unit in hi's last place
 //
-// A bfloat16 is the upper half of a float's bits, so n is the upper end of the lower half, half a unit further. Words have n of eight floats.
+// and to u / 16 where n would be 16. A bfloat16 is x = hi. It is the upper half of a float's bits: n is the rounded upper end of the lower half.
 #pragma once
 #include "tile/types.cuh"
 
@@ -11,21 +11,27 @@ LA_DEVICE u32 below_ties(float x) {
     const u32 bits = __float_as_uint(x);
     return bits - ((bits & 0x1ffffu) == 0x8000u);
 }
-// of the pairs of an operand of 16 columns
+LA_DEVICE u32 least_of_halves(u32 x, u32 y) {   // as whole numbers of 16 bits with signs
+    u32 r;
+    asm("min.s16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    return r;
+}
+// n of eight floats: of the pairs of an operand of 16 columns
 LA_DEVICE u32 low_bits(const float (&x)[4], const float (&y)[4]) {
     u32 word = 0x88888888u;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float (&from)[4] = i < 2 ? x : y;
         const u32 halves = __byte_perm(below_ties(from[2 * (i & 1)]), below_ties(from[2 * (i & 1) + 1]), 0x5410);
-        word ^= halves >> 4 * i & 0xf000f000u >> 4 * i;
+        const u32 rounded = least_of_halves(halves, 0x77fe77feu) + 0x08000800u;   // and no carry makes 0x8000 of an upper half
+        word ^= rounded >> 4 * i & 0xf000f000u >> 4 * i;
     }
     return word;
 }
 // pair i with its bits
 LA_DEVICE float2 with_low_bits(u32 pair, u32 word, int i) {
     const u32 low = word << 4 * i & 0xf000f000u;
-    return {__uint_as_float(__byte_perm(low, pair, 0x5410) - 0x7800u), __uint_as_float(__byte_perm(low, pair, 0x7632) - 0x7800u)};
+    return {__uint_as_float(__byte_perm(low, pair, 0x5410) - 0x8000u), __uint_as_float(__byte_perm(low, pair, 0x7632) - 0x8000u)};
 }
 
 // Of a state's 128 value rows and 128 key columns, each half of the columns by warps and lanes, who have four words each
