@@ -414,7 +414,7 @@ def test_residuals(cp, before, offsets):
                 rows = slice(64 * chunk, min(64 * chunk + 64, stop - first))
                 kept = unswizzled(saved.starts.states[stored, :DELTA_END], 128)
                 assert error(kept, S.T) < OUT
-                if chunk == 0:  # as it was given, to a 16th of a unit in the last place of bfloat16, mostly half of that
+                if chunk == 0:  # as it was given, to a 16th of a unit in the last place, mostly half of that
                     exact = with_low_bits(kept.get(), saved.starts.states[stored, DELTA_END:].get())
                     assert (np.abs(exact - S.T) <= 2.0**-11 * np.abs(S.T)).all()
                     assert error(exact, S.T) < 2.0**-13
