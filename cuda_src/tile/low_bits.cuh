@@ -6,7 +6,7 @@
 #pragma once
 #include "tile/types.cuh"
 
-// A float's bits, less the last one where it is half way between two bfloat16 and the lower one, which is even, is taken for the nearest
+// A float's bits, one less where it is half way between two bfloat16 and rounds towards 0, to the even one
 LA_DEVICE u32 below_ties(float x) {
     const u32 bits = __float_as_uint(x);
     return bits - ((bits & 0x1ffffu) == 0x8000u);
@@ -28,20 +28,20 @@ LA_DEVICE u32 low_bits(const float (&x)[4], const float (&y)[4]) {
     }
     return word;
 }
-// pair i with its bits
+// pair i of bfloat16 with its bits, as floats
 LA_DEVICE float2 with_low_bits(u32 pair, u32 word, int i) {
     const u32 low = word << 4 * i & 0xf000f000u;
     return {__uint_as_float(__byte_perm(low, pair, 0x5410) - 0x8000u), __uint_as_float(__byte_perm(low, pair, 0x7632) - 0x8000u)};
 }
 
-// Of a state's 128 value rows and 128 key columns, each half of the columns by warps and lanes, who have four words each
-constexpr int LOW_BITS_HALF = 8 * 32 * 16, LOW_BITS = 2 * LOW_BITS_HALF;
-LA_DEVICE void store_low_bits(char* to, const float (&x)[16][4], int halves, int warp, int lane) {
+// Of a matrix of 128 x 128 that eight warps hold, 16 rows each: bytes of 64 columns, four words a lane, by warps and lanes; of all
+constexpr int LOW_BITS_PANEL = 8 * 32 * 16, LOW_BITS_SIZE = 2 * LOW_BITS_PANEL;
+LA_DEVICE void store_low_bits(char* to, const float (&x)[16][4], int panels, int warp, int lane) {
 #pragma unroll
-    for (int h = 0; h < halves; h++) {
+    for (int p = 0; p < panels; p++) {
         u32 w[4];
 #pragma unroll
-        for (int d = 0; d < 4; d++) w[d] = low_bits(x[8 * h + 2 * d], x[8 * h + 2 * d + 1]);
-        *(uint4*)(to + h * LOW_BITS_HALF + (warp * 32 + lane) * 16) = {w[0], w[1], w[2], w[3]};
+        for (int d = 0; d < 4; d++) w[d] = low_bits(x[8 * p + 2 * d], x[8 * p + 2 * d + 1]);
+        *(uint4*)(to + p * LOW_BITS_PANEL + (warp * 32 + lane) * 16) = {w[0], w[1], w[2], w[3]};
     }
 }

@@ -40,7 +40,7 @@ constexpr int AT_NEAR = AT_OWN + C * 4, AT_BARRIER = AT_NEAR + C * 4;   // exact
 // exact: which items are flagged; what is written for G, and its sums
 constexpr int AT_FLAGGED = AT_BARRIER + 16, AT_GIVEN = round_up(AT_FLAGGED + 32, 1024), AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;
 static_assert(LA_SHARED == (EXACT_BLOCKS ? AT_GIVEN_SUMS + Table::BYTES : AT_BARRIER + 16), "LA_SHARED is what the launch asks for");
-constexpr int AT_LOW_BITS = AT_Z, LOW_BITS_OF_HALF = STEPS * 512;   // of S and G, until Z takes their place; those that are used
+constexpr int AT_LOW_BITS = AT_Z, USED_LOW_BITS = STEPS * 512;   // of S and G, until Z takes their place; those that are used
 // what takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and raw rows
 constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = EXACT_BLOCKS ? AT_WRITTEN : AT_DOUT;
 // second terms of Z, Y and copies. With erase the last three go where sums are staged later
@@ -138,18 +138,18 @@ LA_DEVICE void other_half(float (&x)[PER], const float (&y)[PER]) {
 LA_DEVICE void load_tiles(const VectorGradArguments& a, const ChunkPlace& place, u32 shared) {
     const u32 full = shared + AT_BARRIER;
     const int token = place.of.token(place.chunk), head = place.of.head, row = place.of.row;
-    barrier_expect(full, 2 * PANEL_BYTES + (2 + ERASE) * TILE_BYTES + !ERASE * 2 * LOW_BITS_OF_HALF);
+    barrier_expect(full, 2 * PANEL_BYTES + (2 + ERASE) * TILE_BYTES + !ERASE * 2 * USED_LOW_BITS);
     run_in(shared + AT_STATE, a.states + place.block() * LA_END + place.half * Whole::PANEL, PANEL_BYTES, full);
     run_in(shared + AT_AFTER, a.ends + place.block() * LA_ENDS + place.half * Whole::PANEL, PANEL_BYTES, full);
     tile_in(shared + AT_DOUT, a.dout, full, head, token, row);
-    if constexpr (!ERASE) {
-        run_in(shared + AT_LOW_BITS, a.states + place.block() * LA_END + Whole::SIZE + place.half * LOW_BITS_HALF, LOW_BITS_OF_HALF, full);
-        run_in(shared + AT_LOW_BITS + LOW_BITS_HALF, a.ends + place.block() * LA_ENDS + Whole::SIZE + place.half * LOW_BITS_HALF, LOW_BITS_OF_HALF, full);
-    }
     if constexpr (ERASE) {
         run_in(shared + AT_WRITTEN, a.new_values + place.block() * Tokens::SIZE, TILE_BYTES, full);
         tile_in(shared + AT_ERROR, a.v, full, head, token, row);   // dW = dv
-    } else tile_in(shared + AT_WRITTEN, a.v, full, (u32)head / (u32)a.group_v, token, row);
+    } else {
+        run_in(shared + AT_LOW_BITS, a.states + place.block() * LA_END + Whole::SIZE + place.half * LOW_BITS_PANEL, USED_LOW_BITS, full);
+        run_in(shared + AT_LOW_BITS + LOW_BITS_PANEL, a.ends + place.block() * LA_ENDS + Whole::SIZE + place.half * LOW_BITS_PANEL, USED_LOW_BITS, full);
+        tile_in(shared + AT_WRITTEN, a.v, full, (u32)head / (u32)a.group_v, token, row);
+    }
 }
 
 // x^T = (64 channels of a state) (rows of tokens)^T, begun
@@ -215,7 +215,7 @@ LA_DEVICE void state_products(const Lane& me) {
             load_matrix(s, at ^ 32 * d);
             load_matrix(g, (at ^ 32 * d) + AT_AFTER - AT_STATE);
             const u32 low_s = ERASE ? 0 : __float_as_uint(load_shared(low + 4 * d));
-            const u32 low_g = ERASE ? 0 : __float_as_uint(load_shared(low + LOW_BITS_HALF + 4 * d));
+            const u32 low_g = ERASE ? 0 : __float_as_uint(load_shared(low + LOW_BITS_PANEL + 4 * d));
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float2 x = ERASE ? float2{low_bf16(s[i]), high_bf16(s[i])} : with_low_bits(s[i], low_s, i);

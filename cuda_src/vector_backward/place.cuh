@@ -12,7 +12,7 @@ typedef Panels<C, C> Square;        // P, Z, ... of a chunk, and 64 channels of 
 typedef Panels<WIDE, WIDE> Whole;   // a state: two panels of 64 key channels
 constexpr int STATE = WIDE * WIDE;  // floats of a state
 static_assert(LA_K <= WIDE && LA_V <= WIDE && LA_K % 8 == 0 && LA_V % 8 == 0 && Element::BYTES == 2, "a tile holds whole rows");
-static_assert(LA_INVERSE == Square::SIZE + 4 * C && LA_END == Whole::SIZE + !LA_ERASE * LOW_BITS && LA_GRAM == (2 - LA_ERASE) * Square::SIZE, "sizes that the host allocates by");
+static_assert(LA_INVERSE == Square::SIZE + 4 * C && LA_END == Whole::SIZE + !LA_ERASE * LOW_BITS_SIZE && LA_GRAM == (2 - LA_ERASE) * Square::SIZE, "sizes that the host allocates by");
 
 #ifndef LA_BEFORE   // 1: queries read the state before the decay and the write of their token
 #define LA_BEFORE 0

@@ -8,8 +8,8 @@
 //     dU^T = G^T Kd^T + scale dO^T P,     dv^T = dW^T = beta (dU^T + dU^T N),     G^T <- e^B G^T + dO^T Qg - dW^T Kc,     Kc = k e^{b}
 //
 // b: decays from the chunk's start (with BEFORE a query's excludes its own token), all exponents <= 0: no decay divides here. G after each chunk goes
-// to memory in bfloat16, as the products of vector_grads.cu read it. Warpgroups 0 and 1: 64 value rows of G^T each, in registers, where
-// the decay is a factor of columns. Warpgroups 2 and 3 scale q and k of the chunks ahead, in a ring that the copy engine fills.
+// to memory in bfloat16, as the products of vector_grads.cu read it, without an erase term with its low bits. Warpgroups 0 and 1: 64 value rows of
+// G^T each, in registers, where the decay is a factor of columns. Warpgroups 2 and 3 scale q and k of the chunks ahead, in a ring that the copy engine fills.
 //
 // LA_ADDS 1: what a segment adds to G before it, from its first chunk on and only as long as some channel is not forgotten, with the decays of
 // the whole segment. With LA_ERASE by the chain itself, from zeros (the last segment from the given gradient), of which G alone is stored.
