@@ -6,7 +6,6 @@
 #include "tile/types.cuh"
 
 LA_DEVICE void barrier_init(u32 a, int count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(a), "r"(count) : "memory"); }
-LA_DEVICE void barrier_end(u32 a) { asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(a) : "memory"); }   // it may be initialised again
 LA_DEVICE void barrier_arrive(u32 a) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(a) : "memory"); }
 // arrives once all cp.async of this thread so far are there
 LA_DEVICE void barrier_arrive_copied(u32 a) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(a) : "memory"); }

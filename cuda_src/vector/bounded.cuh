@@ -6,7 +6,7 @@
 // so that P is one product of whole tiles. Qg goes over q, Kq over k, in P it is two terms, of which the second goes over g; P, in two terms
 // as well, goes over that. A warpgroup makes a chunk by itself, two take turns; a warp has 32 of its rows and 64 channels.
 //
-// A segment in which some channel does lose more is flagged and redone as a whole by the exact form, so no chunk is left before its end.
+// A segment in which some channel does lose more is flagged, left and redone as a whole by the exact form.
 #pragma once
 #include "vector/products.cuh"
 #include "vector/parts.cuh"
@@ -86,10 +86,29 @@ LA_DEVICE void store_bounded(float (&p)[8][4], const Tiles& t, int first, int la
     store_state<Square>(t.gates + PANEL, a, first, lane);
 }
 
+// The copies and P of a chunk, by a group. Returns, of one lane, whether channels lose more
+LA_DEVICE bool make_bounded(const Tiles& tiles, const Quarter& me, int group, int number) {
+    float2 sum = {0.f, 0.f};
+    if (me.half) sum = sum_before(tiles, me);
+    group_barrier(3 + group);   // log decays that are summed have been read
+#pragma unroll 1
+    for (int row = 32 * me.half; row < 32 * me.half + 32; row += 8) scale_eight(tiles, row, sum, me);
+    if (me.half) store_pair(tiles.all + me.panel * 256 + me.lane * 8, decay_of_sum(sum));
+    const bool far = __any_sync(0xffffffffu, fminf(sum.x, sum.y) < LEAST_SUM) && me.lane == 0;
+    publish_shared();
+    group_barrier(3 + group);
+    float p[8][4];
+    multiply_bounded(p, tiles);
+    group_barrier(3 + group);   // second terms have been read
+    store_bounded(p, tiles, 16 * number, me.lane);
+    return far;
+}
+
 // Every other chunk, by one of the two groups of producers
 LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, int lane) {
     const int group = warp >> 2, number = warp & 3;
     const Quarter me = {number >> 1, number & 1, lane};
+    const Stops stops = {shared + AT_STOPS};
     int begin = 0, n = parts.last();
     do {
         const ChunkTraversal traversal = parts.traversal(n);
@@ -104,19 +123,10 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
                 for (int block = 0; block < 2; block++) clear_tail(tiles, values_at(shared, step), count, 4 * me.half + 2 * block + me.panel, lane);
                 group_barrier(3 + group);
             }
-            float2 sum = {0.f, 0.f};
-            if (me.half) sum = sum_before(tiles, me);
-            group_barrier(3 + group);   // log decays that are summed have been read
-#pragma unroll 1
-            for (int row = 32 * me.half; row < 32 * me.half + 32; row += 8) scale_eight(tiles, row, sum, me);
-            if (me.half) store_pair(tiles.all + me.panel * 256 + lane * 8, decay_of_sum(sum));
-            if (__any_sync(0xffffffffu, fminf(sum.x, sum.y) < LEAST_SUM) && lane == 0) parts.flag(n);
-            publish_shared();
-            group_barrier(3 + group);
-            float p[8][4];
-            multiply_bounded(p, tiles);
-            group_barrier(3 + group);   // second terms have been read
-            store_bounded(p, tiles, 16 * number, lane);
+            if (!stops.at(s, n) && make_bounded(tiles, me, group, number)) {   // the other group may find that out first: at its own stages
+                parts.flag(n);
+                stops.set(s, n);
+            }
             publish_shared();
             warp_arrive(bar.ready(s), lane);
         }

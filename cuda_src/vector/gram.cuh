@@ -10,17 +10,6 @@
 #define LA_BOUNDED 0
 #endif
 
-// Whether a block leaves the rest of its segment, which the exact path redoes as a whole: a word of each stage in shared memory,
-// written before its chunk is ready. Producers leave after that chunk, consumers before it.
-struct Stops {
-    u32 base;
-    __device__ __forceinline__ void init(int stages) const {
-        for (int s = 0; s < stages; s++) store_word(base + 4 * s, 0);
-    }
-    __device__ __forceinline__ void set(int s) const { store_word(base + 4 * s, 1); }
-    __device__ __forceinline__ bool at(int s) const { return !LA_EXACT && !LA_BOUNDED && load_word(base + 4 * s); }
-};
-
 // q_i.k_i of rows as they came, of the lanes that have an entry of the diagonal: no copy's rounding is in it. 8 rows a warp
 LA_DEVICE float own_pair(const Tiles& t, int warp, int lane) {
     const u32 rows = half_of_block(warp & 1, lane), block = (warp >> 1) * BLOCK_BYTES;

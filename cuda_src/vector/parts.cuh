@@ -4,7 +4,6 @@
 #include "vector/scan.cuh"
 
 constexpr bool PARTS = !LA_RAGGED && !LA_EXACT;   // else a block has one traversal, and is started when another has ended
-constexpr bool LEAVES = !LA_EXACT && !LA_BOUNDED;   // a traversal whose chunk decays too far
 constexpr int HANDED_BYTES = STATE * 4 + 16;
 static_assert(LA_HANDED == HANDED_BYTES, "LA_HANDED is what the host allocates by");
 
@@ -82,15 +81,20 @@ struct Loader {
         if (x.values) x.of_values = STAGES == 2 ? x.of_tokens : place(step + 2);
         return x;
     }
-    __device__ __forceinline__ void copy(const Copies& x, int step) const {
+    // LEFT: those of steps before `end` without bytes
+    template <bool LEFT = false> __device__ __forceinline__ void copy(const Copies& x, int step, int end = 0) const {
         const VectorArguments& a = parts.a;
         if (x.tokens) {
             const int s = (step + STAGES) % STAGES, token = x.of_tokens.token, row = x.of_tokens.row;
             const u32 at = shared + s * STAGE, full = bar.full(step + STAGES);
-            barrier_expect(full, STAGE);
-            gates_in(at + 2 * Tokens::SIZE, a.g, full, x.gate, token, row);
-            tile_in(at + Tokens::SIZE, a.k, full, x.key, token, row);
-            tile_in(at, a.q, full, x.query, token, row);
+            if (LEFT && step + STAGES < end) {
+                barrier_arrive(full);
+            } else {
+                barrier_expect(full, STAGE);
+                gates_in(at + 2 * Tokens::SIZE, a.g, full, x.gate, token, row);
+                tile_in(at + Tokens::SIZE, a.k, full, x.key, token, row);
+                tile_in(at, a.q, full, x.query, token, row);
+            }
             set(PLACES + 4 * s, x.of_tokens.values);
             set(PLACES + 4 * s + 1, x.of_tokens.head);
             set(PLACES + 4 * s + 2, token);
@@ -98,8 +102,12 @@ struct Loader {
         }
         if (x.values) {
             const u32 full = bar.values(step & 1);
-            barrier_expect(full, Tokens::SIZE);
-            tile_in(values_at(shared, step), a.v, full, x.of_values.values, x.of_values.token, x.of_values.row);
+            if (LEFT && step + 2 < end) {
+                barrier_arrive(full);
+            } else {
+                barrier_expect(full, Tokens::SIZE);
+                tile_in(values_at(shared, step), a.v, full, x.of_values.values, x.of_values.token, x.of_values.row);
+            }
         }
     }
     __device__ __forceinline__ void begin(int number) const {
@@ -110,23 +118,19 @@ struct Loader {
             copy(x, step);
         }
     }
-    // Where all have left at `step`: waits for the copies on their way; then all is as at the block's start, if it has traversal `number`
-    __device__ __forceinline__ void begin_again(int step, int number) const {
-        const int loaded = word(LOADED);
-        for (int n = step; n < loaded; n++) bar.wait_full(n);
-        for (int n = step; n < min(step + 2, loaded); n++) barrier_wait(bar.values(n & 1), n >> 1 & 1);
-        if (!parts.has(number)) return;
-        bar.end();
-        init_block(shared, bar);
-        begin(number);
+    // Steps of a traversal that is left: copies that are not yet on their way are not made
+    __device__ __forceinline__ void leave(int step, int end) const {
+#pragma unroll 1
+        for (; step < end; step++) {
+            const int s = step % STAGES;
+            barrier_wait(bar.values(step & 1), step >> 1 & 1);
+            barrier_wait(bar.ready(s), step / STAGES & 1);
+            barrier_arrive(bar.empty(s));   // for both groups
+            barrier_arrive(bar.empty(s));
+            copy<true>(after(step), step, end);
+        }
     }
 };
-// After a traversal that was left before its end, by all threads: begin(), by one of the producers, where nothing else goes on
-template <class F> LA_DEVICE void begin_again(F begin) {
-    groups_barrier<512>(9);
-    begin();
-    groups_barrier<512>(9);
-}
 
 // The state of a traversal that the next block goes on with; of one that the block before has begun
 LA_DEVICE void hand_over(const StateRows<1, WIDE>& state, const VectorArguments& a, int warp, int lane) {

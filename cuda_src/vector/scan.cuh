@@ -45,13 +45,21 @@ struct Barriers {   // q, k, g of a step are there; of stage s: copies and P are
         barrier_init(values(0), 1);
         barrier_init(values(1), 1);
     }
-    __device__ __forceinline__ void end() const {
-        for (int n = 0; n < COPY_BARRIERS + 2 * STAGES + 2; n++) barrier_end(base + 8 * n);
+};
+
+// The traversal that a block leaves at a stage's chunk, since the exact path redoes all of it: a word of each stage in shared memory,
+// written before its chunk is ready. Producers leave after that chunk, consumers before it.
+struct Stops {
+    u32 base;
+    __device__ __forceinline__ void init() const {
+        for (int s = 0; s < STAGES; s++) store_word(base + 4 * s, -1);
     }
+    __device__ __forceinline__ void set(int s, int traversal) const { store_word(base + 4 * s, traversal); }
+    __device__ __forceinline__ bool at(int s, int traversal) const { return !LA_EXACT && load_word(base + 4 * s) == traversal; }
 };
 LA_DEVICE void init_block(u32 shared, Barriers bar) {   // by one thread
     bar.init();
-    Stops{shared + AT_STOPS}.init(STAGES);
+    Stops{shared + AT_STOPS}.init();
     barriers_made();
 }
 

@@ -15,7 +15,7 @@
 #else
 LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, int lane) {
     const VectorArguments& a = parts.a;
-    const Loader load = {parts, shared, bar};
+    const Stops stops = {shared + AT_STOPS};
     const int channel = 64 * (warp & 1) + 2 * lane;
     int step = 0, n = parts.last();
     do {
@@ -25,12 +25,16 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             const float* p = a.u + (i64)((u32)traversal.head / (u32)a.group_u) * LA_K + channel;
             u = {channel < LA_K ? p[0] : 0.f, channel + 1 < LA_K ? p[1] : 0.f};
         }
-        bool leaves = false;
+        bool left = false;
         const int first = traversal.first - step, end = step + traversal.steps;
-        for (; step < end && !leaves; step++) {
+        for (; step < end; step++) {
             const int s = step % STAGES, chunk = first + step;
             const Tiles tiles = tiles_of(shared, s);
             barrier_wait(bar.full(s), step / STAGES & 1);
+            if (left) {
+                warp_arrive(bar.ready(s), lane);
+                continue;
+            }
             if (LA_RAGGED && traversal.count(chunk) < C) {
                 barrier_wait(bar.values(step & 1), step >> 1 & 1);
                 clear_tail(tiles, values_at(shared, step), traversal.count(chunk), warp, lane);
@@ -39,21 +43,15 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             if (LA_EXACT) exact = exact_block<4, EXACT_TERMS>(tiles, warp, lane);
             float2 all;
             const bool far = __any_sync(0xffffffffu, scale_block<4, false, LA_EXACT>(tiles, all, u, warp, lane, [] {}));
-            leaves = any_of_producers(!LA_EXACT && far);
-            if (leaves && warp == 0 && lane == 0) {
+            left = any_of_producers(far) && !LA_EXACT;
+            if (left && warp == 0 && lane == 0) {
                 parts.flag(n);
-                Stops{shared + AT_STOPS}.set(s);
+                stops.set(s, n);
             }
             __syncwarp();
             make_gram<4, LA_EXACT>(tiles, all, exact, 0.f, warp, lane, [] {});
             publish_shared();
             warp_arrive(bar.ready(s), lane);
-        }
-        if (leaves) {
-            begin_again([&] {
-                if (warp == 0 && lane == 0) load.begin_again(step - 1, n - 1);
-            });
-            step = 0;
         }
     } while (parts.has(--n));
 }
@@ -105,7 +103,7 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
         const ChunkTraversal traversal = parts.traversal(n);
         StateRows<1, WIDE> state;
         begin_part(state, parts, traversal, n, warp, lane);
-        bool stopped = false;   // where a chunk decays too far
+        int left = -1;   // the step at which it is left
         for (int i = 0; i < traversal.steps; i++) {
             const int step = begin + i, s = step % STAGES, chunk = traversal.first + i;
             const Tiles tiles = tiles_of(shared, s);
@@ -116,8 +114,10 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
                 state_operands(operands, state, 0);
                 barrier_wait(bar.values(step & 1), step >> 1 & 1);
                 barrier_wait(bar.ready(s), step / STAGES & 1);
-                stopped = LEAVES && __any_sync(0xffffffffu, Stops{shared + AT_STOPS}.at(s));   // uniform, as one may go on
-                if (stopped) break;
+                if (!LA_EXACT && __any_sync(0xffffffffu, Stops{shared + AT_STOPS}.at(s, n))) {   // uniform, as one may go on
+                    left = step;
+                    break;
+                }
                 if (!LA_BOUNDED) scale_state(S, tiles.all, lane);
                 begin_products(out, S, operands, tiles.q, tiles.k, tiles.gates, values + group * PANEL);
             }
@@ -149,8 +149,12 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
         }
         end_part(state, parts, n, warp, lane);
-        if (stopped) begin_again([] {});
-        begin = stopped ? 0 : begin + traversal.steps;
+        begin += traversal.steps;
+        if (left >= 0) {
+            groups_barrier<256>(8);
+            if (thread == 0) load.leave(left, begin);
+            groups_barrier<256>(8);
+        }
     } while (parts.has(--n));
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

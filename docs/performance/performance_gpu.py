@@ -51,10 +51,6 @@ channels of up to 60 nats per token and resets, where every head takes the exact
 share: bytes that must move in the forward (each array once) over the {copy_gbs:.0f} GB/s of a copy. MiB: peak memory
 beyond the inputs, results included, forward and both. A first call of `kda` and its pullback take {first:.2g} s with
 empty caches, {later:.2g} s in a new process with filled ones."""
-VECTOR_SINCE = """\
-Since this run states have four more bits for dg of `gla`, `rwkv6` and `hgrn2`: both takes 4 to 9 % longer and, at (8,
-4096, 32), 256 MiB more; errors of dg without decay are 2.4e-3 and 1.8e-3 (by hand, in a form before; [decision
-037](../decisions/vector/037-states-in-twenty-bits.md))."""
 VECTOR_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs. none: no decay; mixed: mild gates, of which a
 tenth is 0 and a twentieth -60; equal keys: one key at every token, erased as a whole."""
@@ -211,7 +207,6 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield "On a GPU: vector decay"
     seconds = [sum(run.values()) for run in result["first_call"].values()]
     yield VECTOR.format(**result, first=seconds[0], later=seconds[1])
-    yield VECTOR_SINCE
     body: list[list[str]] = []
     for row in result["rows"]:
         x, both = row["times"]["forward"], row["times"]["both"]

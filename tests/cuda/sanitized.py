@@ -117,8 +117,10 @@ CASES = [
     Case("gla", "bfloat16", 130, 64, 64, (140, 140, 140), backward=False, strong=True),
     # declared bounds: two groups of warps take turns at chunks, in three stages
     Case("gla", "bfloat16", 130, 64, 64, (140, 140, 140), backward=False, bound=-1.0),
+    Case("gla", "bfloat16", 130, 64, 64, (140, 140, 140), backward=False, strong=True, bound=-1.0),
     Case("gla", "bfloat16", 700, bound=-1.0),
     Case("gla", "bfloat16", 330, 128, 64, (4, 2, 2), [0, 270, 270, 330], bound=-1.0),
+    Case("gla", "bfloat16", 330, 128, 64, (4, 2, 2), [0, 270, 270, 330], strong=True, bound=-1.0),
     Case("rwkv6", "bfloat16", 100, 64, 64),
     Case("rwkv6", "bfloat16", 100, strong=True),
     Case("kda", "bfloat16", 150),

@@ -109,12 +109,35 @@ def test_declared_bounds_many_times(cp, gate):
         assert bool((again.view("u2") == out.view("u2")).all())
 
 
-def test_all_strong(cp):
+@pytest.mark.parametrize("declared", [False, True])
+def test_all_strong(cp, declared):
     """Every part is left at its first chunk."""
     arrays, state = many(la.gla, "bfloat16", False)
     arrays["g"][...] = -20.0
-    out, end = la.gla(**there(cp, arrays), state=cp.asarray(state), return_state=True, backend="cuda")
+    options = {"return_state": True, "backend": "cuda", "gate_lower_bound": -1.0 if declared else None}
+    out, end = la.gla(**there(cp, arrays), state=cp.asarray(state), **options)
     given = there(cp, one_of(arrays, 1))
-    found, last = la.gla(**given, state=cp.asarray(state[1:2]), return_state=True, backend="cuda")
+    found, last = la.gla(**given, state=cp.asarray(state[1:2]), **options)
     assert same(out[1:2], found)
     assert same(end[1:2], last)
+
+
+@pytest.mark.parametrize("gate", ["bfloat16", "float32"])
+@pytest.mark.parametrize("declared", [False, True])
+def test_parts_are_left_at_any_chunk(cp, declared, gate):
+    """A reset in half of the heads: chunks of other parts are on their way when it is found."""
+    arrays, state = many(la.gla, gate, False)
+    rng = np.random.default_rng(5)
+    options = {"return_state": True, "backend": "cuda", "gate_lower_bound": -1.0 if declared else None}
+    for _ in range(4):
+        g = arrays["g"].copy()
+        for b, head in np.ndindex(B, g.shape[2]):
+            if rng.random() < 0.5:
+                g[b, rng.integers(T), head, rng.integers(128)] = -np.inf
+        given = arrays | {"g": g}
+        out, end = la.gla(**there(cp, given), state=cp.asarray(state), **options)
+        assert not np.isnan(out.get().astype(np.float32)).any()
+        for b in range(B):
+            found, last = la.gla(**there(cp, one_of(given, b)), state=cp.asarray(state[b : b + 1]), **options)
+            assert same(out[b : b + 1], found)
+            assert same(end[b : b + 1], last)
