@@ -18,7 +18,8 @@ from .test_compile import HGMMA, HMMA, operations, spilled
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 # Bytes of spilled registers that an entry may store, with the reason. A scan has 152 registers a thread of the products
 # and 104 of the producers, which is faster than 160 and 96: what spills is read once a traversal, or where one is left.
-# Its exact form holds three rows of 16 numbers a lane before that. The chain has 144 and 112, the least with which its
+# Its exact form holds three rows of 16 numbers a lane before that; with bounded gates, 160 and 96, three numbers a
+# chunk are stored behind its products. The chain has 144 and 112, the least with which its
 # products do not wait for one another. Four inverses share a multiprocessor, with 64 registers (float32 log decays:
 # three, 80). EXACT: what the functions that recompute a chunk exactly spill, which hold three such rows too.
 ALLOWANCE = {"scan": 36, "exact scan": 232, "scan of bounded gates": 12, "inverse of segments": 8, "chain": 36}
