@@ -118,8 +118,17 @@ struct Loader {
             copy(x, step);
         }
     }
-    // Steps of a traversal that is left: copies that are not yet on their way are not made
-    __device__ __forceinline__ void leave(int step, int end) const {
+    __device__ __forceinline__ void copy_when_empty(const Copies& x, int step) const {
+        barrier_wait(bar.empty(step % STAGES), step / STAGES & 1);
+        copy(x, step);
+    }
+    // Steps of a traversal that is left, by all consumers: copies that are not yet on their way are not made
+    __device__ __forceinline__ void leave(int step, int end, int thread) const {
+        groups_barrier<256>(8);
+        if (thread == 0) pass(step, end);
+        groups_barrier<256>(8);
+    }
+    __device__ __forceinline__ void pass(int step, int end) const {
 #pragma unroll 1
         for (; step < end; step++) {
             const int s = step % STAGES;

@@ -140,21 +140,14 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
                 const Copies next = warp == 0 ? load.after(step) : Copies();
                 out_read();
                 barrier_arrive(bar.empty(s));
-                if (warp == 0) {
-                    barrier_wait(bar.empty(s), step / STAGES & 1);
-                    load.copy(next, step);
-                }
+                if (warp == 0) load.copy_when_empty(next, step);
             }
             __syncwarp();
             store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
         }
         end_part(state, parts, n, warp, lane);
         begin += traversal.steps;
-        if (left >= 0) {
-            groups_barrier<256>(8);
-            if (thread == 0) load.leave(left, begin);
-            groups_barrier<256>(8);
-        }
+        if (left >= 0) load.leave(left, begin, thread);
     } while (parts.has(--n));
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
