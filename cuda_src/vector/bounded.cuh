@@ -123,7 +123,7 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
                 for (int block = 0; block < 2; block++) clear_tail(tiles, values_at(shared, step), count, 4 * me.half + 2 * block + me.panel, lane);
                 group_barrier(3 + group);
             }
-            if (!stops.at(s, n) && make_bounded(tiles, me, group, number)) {   // the other group may find that out first: at its own stages
+            if (!stops.at(s, n) && make_bounded(tiles, me, group, number)) {   // else nothing is made: the traversal has been left at this stage
                 parts.flag(n);
                 stops.set(s, n);
             }

@@ -39,7 +39,7 @@ struct Loader {
     u32 shared;
     Barriers bar;
     // heads; of the next chunk; chunks so far; by stage its place
-    enum Word { QUERIES, KEYS, GATE, VALUES, HEAD, TOKEN, ROW, LEFT, NUMBER, LOADED, PLACES = 12 };
+    enum Word { QUERIES, KEYS, GATE, VALUES, HEAD, TOKEN, ROW, REMAINING, NUMBER, LOADED, PLACES = 12 };
     __device__ __forceinline__ int word(int n) const { return load_word(shared + AT_LOADER + 4 * n); }
     __device__ __forceinline__ void set(int n, int x) const { store_word(shared + AT_LOADER + 4 * n, x); }
     __device__ __forceinline__ void open(int number) const {
@@ -52,7 +52,7 @@ struct Loader {
         set(HEAD, head);
         set(TOKEN, traversal.token(traversal.first));
         set(ROW, traversal.row);
-        set(LEFT, traversal.steps);
+        set(REMAINING, traversal.steps);
         set(NUMBER, number);
     }
     __device__ __forceinline__ Place place(int step) const {
@@ -62,7 +62,7 @@ struct Loader {
     // What to copy once `step` has been left, known before: q, k and g of the step STAGES behind it, values of the one two behind it
     __device__ __forceinline__ Copies after(int step) const {
         Copies x = {};
-        x.tokens = word(LEFT) > 0;
+        x.tokens = word(REMAINING) > 0;
         if (!x.tokens) {
             const int next = word(NUMBER) - 1;
             x.tokens = parts.has(next);
@@ -74,20 +74,20 @@ struct Loader {
             x.gate = word(GATE);
             x.of_tokens = {word(VALUES), word(HEAD), word(TOKEN), word(ROW)};
             set(TOKEN, x.of_tokens.token + C);
-            set(LEFT, word(LEFT) - 1);
+            set(REMAINING, word(REMAINING) - 1);
             set(LOADED, step + STAGES + 1);
         }
         x.values = step + 2 >= 0 && step + 2 < word(LOADED);
         if (x.values) x.of_values = STAGES == 2 ? x.of_tokens : place(step + 2);
         return x;
     }
-    // LEFT: those of steps before `end` without bytes
-    template <bool LEFT = false> __device__ __forceinline__ void copy(const Copies& x, int step, int end = 0) const {
+    // SKIP: those of steps before `end` are not made, and their barriers pass
+    template <bool SKIP = false> __device__ __forceinline__ void copy(const Copies& x, int step, int end = 0) const {
         const VectorArguments& a = parts.a;
         if (x.tokens) {
             const int s = (step + STAGES) % STAGES, token = x.of_tokens.token, row = x.of_tokens.row;
             const u32 at = shared + s * STAGE, full = bar.full(step + STAGES);
-            if (LEFT && step + STAGES < end) {
+            if (SKIP && step + STAGES < end) {
                 barrier_arrive(full);
             } else {
                 barrier_expect(full, STAGE);
@@ -102,7 +102,7 @@ struct Loader {
         }
         if (x.values) {
             const u32 full = bar.values(step & 1);
-            if (LEFT && step + 2 < end) {
+            if (SKIP && step + 2 < end) {
                 barrier_arrive(full);
             } else {
                 barrier_expect(full, Tokens::SIZE);
@@ -125,16 +125,17 @@ struct Loader {
     // Steps of a traversal that is left, by all consumers: copies that are not yet on their way are not made
     __device__ __forceinline__ void leave(int step, int end, int thread) const {
         groups_barrier<256>(8);
-        if (thread == 0) pass(step, end);
+        if (thread == 0) skip(step, end);
         groups_barrier<256>(8);
     }
-    __device__ __forceinline__ void pass(int step, int end) const {
+    // by one thread, which arrives for both groups of consumers
+    __device__ __forceinline__ void skip(int step, int end) const {
 #pragma unroll 1
         for (; step < end; step++) {
             const int s = step % STAGES;
             barrier_wait(bar.values(step & 1), step >> 1 & 1);
             barrier_wait(bar.ready(s), step / STAGES & 1);
-            barrier_arrive(bar.empty(s));   // for both groups
+            barrier_arrive(bar.empty(s));
             barrier_arrive(bar.empty(s));
             copy<true>(after(step), step, end);
         }
@@ -160,7 +161,7 @@ LA_DEVICE void take_over(StateRows<1, WIDE>& state, const VectorArguments& a, in
 LA_DEVICE void begin_part(StateRows<1, WIDE>& state, const Parts& parts, const ChunkTraversal& traversal, int n, int warp, int lane) {
     if (parts.goes_on(n)) take_over(state, parts.a, warp, lane);
     else load_state(state, parts.a, traversal, 16 * warp, lane);
-    if (LA_KEEP) store_first_state(state.x[0], parts.a.states + (traversal.stored + traversal.first) * KEPT_BYTES, 16 * warp, lane);
+    if (LA_KEEP) store_first_state(state.x[0], parts.a.states + (traversal.stored + traversal.first) * STORED_BYTES, 16 * warp, lane);
 }
 LA_DEVICE void end_part(StateRows<1, WIDE>& state, const Parts& parts, int n, int warp, int lane) {
     const VectorArguments& a = parts.a;

@@ -48,7 +48,8 @@ struct Barriers {   // q, k, g of a step are there; of stage s: copies and P are
 };
 
 // The traversal that a block leaves at a stage's chunk, since the exact path redoes all of it: a word of each stage in shared memory,
-// written before its chunk is ready. Producers leave after that chunk, consumers before it.
+// written before its chunk is ready. Consumers leave before that chunk; producers make it, and nothing of later chunks (bounded.cuh: of later chunks
+// in that stage).
 struct Stops {
     u32 base;
     __device__ __forceinline__ void init() const {
@@ -66,5 +67,5 @@ LA_DEVICE void init_block(u32 shared, Barriers bar) {   // by one thread
 // P of a chunk and, if there is a next one, the state before it
 LA_DEVICE void store_residuals(const VectorArguments& a, i64 stored, const Tiles& tiles, bool more) {
     run_out(a.grams + stored * 2 * Square::SIZE, tiles.gates, 2 * Square::SIZE);
-    if (more) run_out(a.states + (stored + 1) * KEPT_BYTES, tiles.q, STATE_BYTES);
+    if (more) run_out(a.states + (stored + 1) * STORED_BYTES, tiles.q, STATE_BYTES);
 }

@@ -6,7 +6,7 @@
 #include "tile/low_bits.cuh"
 
 constexpr int STATE = WIDE * WIDE, STATE_BYTES = STATE * 2;   // numbers of a state; bytes in bfloat16, two panels of 128 rows
-constexpr int KEPT_BYTES = STATE_BYTES + LOW_BITS_SIZE;       // for a backward without erase
+constexpr int STORED_BYTES = STATE_BYTES + LOW_BITS_SIZE;       // for a backward without erase
 typedef Panels<WIDE, WIDE> StatePanels;                       // S^T: value rows, key columns
 
 // Blocks are numbered segment fastest, then head, sequence; `pieces` of `length` chunks each

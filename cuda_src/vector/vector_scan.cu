@@ -83,9 +83,9 @@ LA_DEVICE void end_products(float (&out)[8][4], float (&S)[16][4]) {
     accumulator_fence(S);
 }
 
-// The state after a chunk, in the place of q and k once both groups have read them; its low bits where it will be kept, null if no chunk follows
-LA_DEVICE void stage_state(const StateRows<1, WIDE>& state, u32 at, char* kept, int warp, int lane) {
-    if (kept) store_low_bits(kept + STATE_BYTES, state.x[0], round_up(LA_K, 64) / 64, warp, lane);
+// The state after a chunk, in the place of q and k once both groups have read them; its low bits where it will be stored, null if no chunk follows
+LA_DEVICE void stage_state(const StateRows<1, WIDE>& state, u32 at, char* stored, int warp, int lane) {
+    if (stored) store_low_bits(stored + STATE_BYTES, state.x[0], round_up(LA_K, 64) / 64, warp, lane);
     u32 operands[8][4];
     groups_barrier<256>(8);
     state_operands(operands, state, 0);
@@ -103,7 +103,7 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
         const ChunkTraversal traversal = parts.traversal(n);
         StateRows<1, WIDE> state;
         begin_part(state, parts, traversal, n, warp, lane);
-        int left = -1;   // the step at which it is left
+        int left_at = -1;   // a step, where a chunk decays too far
         for (int i = 0; i < traversal.steps; i++) {
             const int step = begin + i, s = step % STAGES, chunk = traversal.first + i;
             const Tiles tiles = tiles_of(shared, s);
@@ -115,7 +115,7 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
                 barrier_wait(bar.values(step & 1), step >> 1 & 1);
                 barrier_wait(bar.ready(s), step / STAGES & 1);
                 if (!LA_EXACT && __any_sync(0xffffffffu, Stops{shared + AT_STOPS}.at(s, n))) {   // uniform, as one may go on
-                    left = step;
+                    left_at = step;
                     break;
                 }
                 if (!LA_BOUNDED) scale_state(S, tiles.all, lane);
@@ -126,7 +126,7 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             const Place place = (thread & 127) == 0 ? load.place(step) : Place();   // whose thread stores the tile
             group_barrier(group);   // this group's values have been read
             store_outputs(out, a.scale, values, warp, lane);
-            if (LA_KEEP) stage_state(state, tiles.q, i + 1 < traversal.steps ? a.states + (traversal.stored + chunk + 1) * KEPT_BYTES : nullptr, warp, lane);
+            if (LA_KEEP) stage_state(state, tiles.q, i + 1 < traversal.steps ? a.states + (traversal.stored + chunk + 1) * STORED_BYTES : nullptr, warp, lane);
             publish_shared();
             if (LA_KEEP) groups_barrier<256>(8);
             else group_barrier(group);
@@ -147,7 +147,7 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
         }
         end_part(state, parts, n, warp, lane);
         begin += traversal.steps;
-        if (left >= 0) load.leave(left, begin, thread);
+        if (left_at >= 0) load.leave(left_at, begin, thread);
     } while (parts.has(--n));
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
