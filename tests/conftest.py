@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -75,3 +77,27 @@ SLOW = ("dask",)  # each new shape is planned: its tests run with -m slow
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in BACKENDS])
 def library(request) -> Backend:
     return BACKENDS[request.param]()
+
+
+NEEDS = {"cupy": "a CUDA device and CuPy", "torch": "PyTorch", "jax": "JAX", "dask": "dask", "transformers": "transformers",
+         "numba": "Numba"}  # fmt: skip
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """How many tests were skipped, by what they need."""
+    count = Counter(_need(report) for report in terminalreporter.stats.get("skipped", ()))
+    if count:
+        terminalreporter.section("skipped, and what runs them")
+    for need, n in count.most_common():
+        terminalreporter.write_line(f"{n:6d}  {need}")
+
+
+def _need(report) -> str:
+    """What a skipped test needs, from the reason that it was skipped for."""
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = reason.removeprefix("Skipped: ")
+    if "gpu" in report.keywords:
+        return NEEDS["cupy"]
+    if (found := re.match(r"could not import '(\w+)", reason)) is not None:
+        return NEEDS.get(found[1], found[1])
+    return reason
