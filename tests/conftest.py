@@ -79,8 +79,7 @@ def library(request) -> Backend:
     return BACKENDS[request.param]()
 
 
-NEEDS = {"cupy": "a CUDA device and CuPy", "torch": "PyTorch", "jax": "JAX", "dask": "dask", "transformers": "transformers",
-         "numba": "Numba"}  # fmt: skip
+NEEDS = {"cupy": "a CUDA device and CuPy", "torch": "PyTorch", "jax": "JAX", "numba": "Numba"}  # by module
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
