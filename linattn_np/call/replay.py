@@ -36,6 +36,8 @@ from .results import traced_output
 
 Array = Any
 MOST = 512  # recorded plans at most
+MOST_BYTES = 64 << 20  # of all plans in host memory, and as many on a device
+LEAST = 16 << 10  # bytes of the Python objects of a plan, where it does not say more
 ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
 NOT_GIVEN = frozenset(("state", *ON_HOST))  # arrays that are not among those of a signature
 MOST_ROWS = 512  # rows of a pool, on the host, that are part of a key with their values
@@ -66,18 +68,33 @@ class Composed(NamedTuple):
 
 
 plans: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp Template, Composed or, on CuPy, device_replay.Forward
+held: tuple[dict[Hashable, int], dict[Hashable, int]] = {}, {}  # bytes of each plan in host memory, and on a device
 makers: dict[Any, Any] = {}  # by type of array: the function that makes a signature; None for what is not replayed
 ndarray = np.ndarray
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
 
 
 def store(key: Hashable, plan: Any) -> None:
-    """Record a plan; it replaces the oldest one if there are MOST."""
+    """Record a plan, in place of the oldest ones if all would exceed MOST or MOST_BYTES.
+
+    A plan, or the object that it is a method of, says what it holds: `nbytes` in host memory, LEAST without, and
+    `device_nbytes`, 0 without. A plan that has grown is stored again.
+    """
     if not ENABLED:
         return
-    if len(plans) >= MOST and key not in plans:
-        plans.pop(next(iter(plans)), None)
-    plans[key] = plan
+    plans[key], (host, device) = plan, held
+    host[key], device[key] = size_of(plan)
+    while len(host) > MOST or max(sum(host.values()), sum(device.values())) > MOST_BYTES:
+        oldest, *_ = host  # in one step: other threads may record
+        for each in (plans, host, device):
+            each.pop(oldest, None)
+
+
+def size_of(plan: Any) -> tuple[int, int]:
+    """Bytes of a plan in host memory and on a device."""
+    run = plan.plan if type(plan) is Recorded else plan
+    owner = getattr(run, "__self__", run)
+    return getattr(owner, "nbytes", LEAST), getattr(owner, "device_nbytes", 0)
 
 
 def count() -> int:
@@ -87,7 +104,8 @@ def count() -> int:
 
 def clear() -> None:
     """Delete every recorded plan."""
-    plans.clear()
+    for each in (plans, *held):
+        each.clear()
 
 
 def vjp_key(signature: Signature) -> Hashable:

@@ -6,6 +6,8 @@ is remembered, to the bit: outputs, states and errors.
 
 from __future__ import annotations
 
+from types import MethodType, SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -298,6 +300,24 @@ def test_the_number_of_recorded_plans_is_limited(monkeypatch):
         found = result(la.gated_delta_rule, *of(x, scale=scale))
         assert found == expected.setdefault(scale, found)
         assert 1 <= replay.count() <= 3
+
+
+@pytest.mark.parametrize("where", ["nbytes", "device_nbytes"])
+def test_the_bytes_of_recorded_plans_are_limited(where):
+    """The oldest plans are removed, for a plan that has grown too; one that exceeds the bound alone is not stored."""
+    def plan(part):
+        return SimpleNamespace(**{"nbytes": 0, where: int(replay.MOST_BYTES / part)})
+
+    replay.clear()
+    for n in range(5):
+        replay.store(n, plan(4))
+    assert list(replay.plans) == [1, 2, 3, 4]
+    replay.store(3, plan(2))
+    assert list(replay.plans) == [2, 3, 4]
+    replay.store(5, replay.Recorded(MethodType(len, plan(1e9)), False, False))
+    assert list(replay.plans) == [2, 3, 4, 5]
+    replay.store(6, plan(0.5))
+    assert replay.count() == 0
 
 
 def test_copies_are_what_they_copy():
