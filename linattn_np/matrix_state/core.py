@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
-from ..core import CallPlan, Explained, register, register_states
+from ..core import CallPlan, Computed, Explained, register, register_states
 from ..runtime.arrays import Array, is_cupy, is_deferred, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
@@ -283,9 +283,7 @@ def gives_states(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> bool:
     return "states_at" in path.backend.handles(Call(x, path.plan))
 
 
-def forward(
-    fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None
-) -> tuple[Array | None, Any, Residuals]:
+def forward(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> Computed:
     """(out, final state, residuals).   The final state is `state` itself if the backend has overwritten it."""
     return forward_along(path_of(fn, x, plan, wanted), x, state)
 
@@ -302,9 +300,11 @@ def forward_along(
     return out, end, Residuals(path, saved)
 
 
-def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
-    """Gradients of every input, and of the initial state."""
+def backward(residuals: Residuals, dout: Array | None, dstate: Any, within: Any = None) -> tuple[Inputs, Array]:
+    """Gradients of every input, and of the initial state; within(run, saved, dout, dstate) runs the backend's."""
     run = residuals.path.backend.module.backward
+    if within is not None:
+        run = functools.partial(within, run)
     if is_deferred(residuals.path.plan.xp):
         run = functools.partial(CUDA_MODULE.deferred_calls.backward, run)
     for step in reversed(residuals.path.steps):
@@ -378,9 +378,7 @@ def _layout_of(x: Inputs, state: Array | None) -> list[Any]:
     return layout
 
 
-def repeat(
-    fn: str, plan: Plan, wanted: str | None, residuals: Residuals
-) -> Callable[[Inputs, Any], tuple[Array | None, Array, Residuals]]:
+def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[Inputs, Any], Computed]:
     """The forward (x, state) of further calls on the path of a first one; on NumPy arrays its loops are recorded."""
     loops = RecordedLoops(residuals.path) if is_numpy(plan.xp) else None
     return functools.partial(forward_along, residuals.path, loops=loops)

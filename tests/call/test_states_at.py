@@ -10,9 +10,9 @@ from linattn_np.call import replay
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import table, time_blocks
 from linattn_np.matrix_state.types import Plan
-from linattn_np.runtime.shapes import Segment, Sequence, prefixes, segments, sequences
+from linattn_np.runtime.shapes import Segment, Sequence, is_of_pairs, prefixes, segments, sequences
 from linattn_np.testing import relative_error
-from tests.cases import PLAIN, cell, cotangents, draw, one_per, parts, parts_like, tokens, with_arrays
+from tests.cases import PLAIN, Case, cell, cotangents, draw, one_per, parts, parts_like, tokens, with_arrays
 
 T, POSITIONS = 70, [0, 1, 16, 33, 34, 64, 70]
 def case_of(fn):
@@ -247,6 +247,43 @@ def test_states_that_depend_on_tokens_or_systems_at_no_token(case, positions):
         assert S.shape[1] == len(positions)
         assert not positions or relative_error(S[:, 0], begin) < 1e-6
     assert all(np.isfinite(d).all() for d in grads.values())
+
+
+ARRAYS = {fn: {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items()
+               if not (a.reinterprets or is_of_pairs(a.axes))} for fn in la.VARIANTS}  # fmt: skip
+CATALOG = [Case(fn, dict(options), ARRAYS[fn], {}) for fn in la.VARIANTS for options in fn.samples.options]
+
+
+@pytest.mark.parametrize("case", CATALOG, ids=str)
+@pytest.mark.parametrize("begins", [False, True], ids=["no state", "state"])
+def test_every_variant_has_gradients_at_any_positions(case, begins):
+    """Of none, the first, the last and several; through each cotangent alone, and all of them."""
+    T, counts = 5, ("length",)
+    for at in ([], [0], [T], [0, 3, T]):
+        arrays, state = draw(case, B=(1,), T=T, H=1, K=4, V=3)
+        options = case.options | {"return_state": True, "return_states_at": at}
+        given = arrays | ({"state": state} if begins else {})
+        result, pullback = la.vjp(case.fn, **given, **options)
+        every = (*cotangents((result.out, result.state)), random_like(result.states))
+        rng = np.random.default_rng(5)
+        step = {n: parts_like(x, [rng.standard_normal(y.shape) * (name not in counts) for name, y in named_parts(x)])
+                for n, x in given.items() if not isinstance(x, str)}  # fmt: skip
+        moved = [case.fn(**{n: parts_like(x, [y if name in counts else y + sign * 1e-6 * d for (name, y), d
+                                              in zip(named_parts(x), parts((step[n],)), strict=True)])
+                            if n in step else x for n, x in given.items()}, **options) for sign in (1, -1)]  # fmt: skip
+        for kept in ({0, 1, 2}, {0}, {1}, {2}):
+            cotangent = [d if n in kept else None for n, d in enumerate(every)]
+            grads = pullback(*cotangent)
+            slope = sum(float(np.sum((x - y) * d)) / 2e-6 for ends, others, c in zip(*moved, cotangent, strict=True)
+                        if c is not None for x, y, d in zip(*map(parts, ((ends,), (others,), (c,))), strict=True))
+            change = sum(float(np.sum(d * y)) for n in step
+                         for d, y in zip(parts((getattr(grads, n),)), parts((step[n],)), strict=True))
+            assert abs(slope - change) < 1e-6 * max(1.0, abs(slope)), (at, kept)
+
+
+def named_parts(x):
+    """(name, array) of an array, or of the parts of a state."""
+    return list(x._asdict().items()) if hasattr(x, "_asdict") else [("", x)]
 
 
 def test_the_states_of_mlstm_are_the_callers():

@@ -125,12 +125,8 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Array | None) -> 
     """Gradients of every input, and of the initial state with z."""
     x, plan, core_residuals, out, sums, features = residuals
     if features is None:
-        if x.eps is not None:
-            inner = core_residuals.saved.plan
-            average = inner.average._replace(out=out)
-            saved = core_residuals.saved._replace(plan=inner._replace(average=average))
-            core_residuals = core_residuals._replace(saved=saved)
-        d, dS = core.backward(core_residuals, dout, dstate)
+        within = None if x.eps is None else functools.partial(_backward_of_averages, out)
+        d, dS = core.backward(core_residuals, dout, dstate, within)
         before, dq, dk = x.steps.before, d.q, d.k
         if before is not None:
             dq, dk = (None if y is None else before[1](cast(np, y, plan.dtype), dy) for y, dy in ((x.q, dq), (x.k, dk)))
@@ -142,6 +138,12 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Array | None) -> 
     dq, dk = (None if y is None else x.map[1](cast(np, y, plan.dtype), dphi, *((phi,) if takes else ()))
               for y, dphi, phi in zip((x.q, x.k), (d.q, d.k), features, strict=True))  # fmt: skip
     return MappedInputs(dq, dk, d.v if x.eps is None else d.v[..., :-1], d.g), dS
+
+
+def _backward_of_averages(out: Array | None, run: Callable[..., Any], saved: Any, dout: Any, dstate: Any) -> Any:
+    """The backend's backward, which reads the outputs that it has divided."""
+    average = saved.plan.average._replace(out=out)
+    return run(saved._replace(plan=saved.plan._replace(average=average)), dout, dstate)
 
 
 def gives_states(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> bool:
