@@ -57,6 +57,12 @@ def with_signature(call: Callable[..., Any], name: str, known: Parameters, doc: 
     return call
 
 
+def renamed(fn: str, error: Exception) -> Exception:
+    """A TypeError or ValueError of one of our functions as an error of fn, which called it."""
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return error if str(error).startswith(f"{fn}: ") else kind(f"{fn}: {error}")
+
+
 class Translated(NamedTuple):
     """A call of one of our functions."""
 
@@ -71,6 +77,7 @@ class Library(NamedTuple):
     defaults: Mapping[str, Any]  # of the options, by name
     common: Sequence[str]  # options of every function
     unsupported: Sequence[str]  # options that must have their default
+    check: Callable[[str, Given], None]  # raises for arguments that have no translation
     prepare: Callable[[Given], None]  # before the translation
     state_of: Callable[[Given, Any], Any]  # our final state -> theirs
 
@@ -80,7 +87,7 @@ def adapter(
 ) -> Callable[..., Any]:
     """A function `name` with the parameters `text`, which returns (o, state), state None if not asked for.
 
-    Raises ValueError for what is unsupported.
+    Raises ValueError for what is unsupported, and the errors of our function, with both names in front.
     """
     listed = text.split()
     known = parameters(" ".join([*listed, *(n for n in library.common if n not in listed)]), library.defaults)
@@ -97,9 +104,13 @@ def adapter(
         for option in checked[layout]:
             if given[option] is not known.defaults[option]:
                 raise ValueError(f"{name}: {option} is not supported, expected {known.defaults[option]}")
+        library.check(name, given)
         library.prepare(given)
         fn, arrays, options = translate(name, given)
-        result = getattr(la, fn)(**arrays, **options)
+        try:
+            result = getattr(la, fn)(**arrays, **options)
+        except (TypeError, ValueError) as error:
+            raise renamed(name, error) from error
         return (result[0], library.state_of(given, result[1])) if options["return_state"] else (result, None)
 
     return with_signature(call, name, known, f"{name}({', '.join(known.names)}) of FLA -> (o, final state or None)")

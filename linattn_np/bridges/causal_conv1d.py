@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from ..ops.cpu import short_conv as compiled
+from ..runtime.doorway import WHOLE, expect, expect_whole
+from ..runtime.values import is_word, shown
 from .packed import position_of
 
 Tensor = torch.Tensor
-ACTIVATIONS = (None, "silu", "swish")
+ACTIVATIONS = ("silu", "swish")
 COMPILED = (torch.float32, torch.float64)  # dtypes of the compiled loops, on the host
 
 
@@ -33,19 +35,24 @@ def causal_conv1d_fn(
     """y_t = act(bias + sum_i weight_{W-1-i} x_{t-i}) of every channel.
 
     x (B, D, T), weight (D, W), bias (D,), seq_idx (B, T): tokens of one number are one sequence, initial_states
-    (B, D, W - 1). Returns y, or (y, the last W - 1 inputs) with return_final_states.
+    (B, D, W - 1). Returns y, or (y, the last W - 1 inputs) with return_final_states: (B, D, W - 1) for every T, zeros
+    before the first token. Raises TypeError or ValueError for tensors that do not fit.
     """
     fn = "causal_conv1d_fn"
-    check(fn, x, weight, activation)
+    sizes = check(fn, x, weight, bias, activation)
+    W = sizes["W"]
+    expect(fn, sizes | {"W-1": W - 1}, initial_states=(initial_states, "B D W-1"),
+           final_states_out=(final_states_out, "B D W-1"))  # fmt: skip
     if seq_idx is not None and (initial_states is not None or return_final_states):
         raise ValueError(f"{fn}: seq_idx is given together with states, expected one of them")
-    W = weight.shape[-1]
+    expect(fn, sizes, WHOLE, seq_idx=(seq_idx, "B T"))
     past = x if initial_states is None else torch.cat([initial_states.to(x.dtype), x], dim=-1)
     conv = Conv(weight, bias, activation, None if seq_idx is None else position_of(seq_idx))
     y = convolved(past, conv)[..., past.shape[-1] - x.shape[-1] :]
     if not return_final_states:
         return y
-    end = F.pad(past, (max(W - 1 - past.shape[-1], 0), 0))[..., past.shape[-1] - W + 1 :] if W > 1 else past[..., :0]
+    padded = F.pad(past, (max(W - 1 - past.shape[-1], 0), 0))
+    end = padded[..., padded.shape[-1] - (W - 1) :]
     return y, end if final_states_out is None else final_states_out.copy_(end)
 
 
@@ -53,33 +60,45 @@ def causal_conv1d_update(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
     cache_seqlens: Tensor | None = None, conv_state_indices: Tensor | None = None,
 ) -> Tensor:
-    """The next tokens: x (B, D) or (B, D, T); conv_state (B, D, S), the last S >= W - 1 inputs, is updated in place."""
+    """The next tokens: x (B, D) or (B, D, T); conv_state (B, D, S), the last S >= W - 1 inputs, is updated in place.
+
+    Raises TypeError or ValueError for tensors that do not fit.
+    """
     fn = "causal_conv1d_update"
     for name, given in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
         if given is not None:
             raise ValueError(f"{fn}: {name} is not supported, expected None")
-    check(fn, x, weight, activation)
+    sizes = check(fn, x, weight, bias, activation)
+    S, W = expect(fn, sizes, conv_state=(conv_state, "B D S"))["S"], sizes["W"]
+    if S < W - 1:
+        raise ValueError(f"{fn}: conv_state has shape {tuple(conv_state.shape)}, expected (B, D, S) with S >= {W - 1}")
     new = x if x.ndim == 3 else x[..., None]
-    S, T, W = conv_state.shape[-1], new.shape[-1], weight.shape[-1]
+    T = new.shape[-1]
     past = torch.cat([conv_state, new.to(conv_state.dtype)], dim=-1)
     conv_state.copy_(past[..., T:])
+    if not T:
+        return torch.zeros_like(x)
     taps = past[..., S + 1 - W :].unfold(-1, W, 1)  # (B, D, T, W)
     y = (taps.to(weight.dtype) * weight[:, None, :]).sum(-1)
     y = activated(y if bias is None else y + bias[:, None], activation).to(x.dtype)
     return y if x.ndim == 3 else y[..., 0]
 
 
-def check(fn: str, x: Tensor, weight: Tensor, activation: str | None) -> None:
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{fn}: activation is {activation!r}, expected None, 'silu' or 'swish'")
-    if weight.ndim != 2 or weight.shape[0] != x.shape[1]:
-        raise ValueError(f"{fn}: weight has shape {tuple(weight.shape)}, expected (D, W) with D = {x.shape[1]}")
+def check(fn: str, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> dict[str, Any]:
+    """The sizes B, D, W, and T where x (B, D, T) has it."""
+    if not is_word(activation, ACTIVATIONS) and activation is not None:
+        raise ValueError(f"{fn}: activation is {shown(activation)}, expected None, 'silu' or 'swish'")
+    axes = "B D" if fn.endswith("update") and getattr(x, "ndim", 3) == 2 else "B D T"
+    sizes = expect(fn, x=(x, axes), weight=(weight, "D W"), bias=(bias, "D"))
+    expect_whole(fn, "W of weight", sizes["W"])
+    return sizes
 
 
 def convolved(x: Tensor, conv: Conv) -> Tensor:
     """The convolution of (B, D, T), in the memory order (B, T, D)."""
     rows, position = x.transpose(1, 2).to(conv.weight.dtype), conv.position
-    y = Convolution.apply(rows, conv.weight.t(), conv.bias, position, conv.activation is not None)
+    bias = None if conv.bias is None else conv.bias.to(conv.weight.dtype)
+    y = Convolution.apply(rows, conv.weight.t(), bias, position, conv.activation is not None)
     return y.transpose(1, 2).to(x.dtype)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..matrix_state.types import NormalisedState, SlotState
+from ..runtime.values import shown
 from .adapter import Given, Library, Translated, adapter
 
 L2NORM_EPS = 1e-6  # FLA's, inside the root
@@ -34,6 +35,25 @@ UNSUPPORTED = ("cp_context", "return_intermediate_states", "reverse", "output_at
 
 
 # FLA's arguments -> ours
+
+
+RANKS = {"q": 4, "r": 4, "k": 4, "v": 4, "kk": 4, "a": 4, "beta": 3}  # of arrays whose sizes a translation needs
+TENSORS = (*RANKS, "g", "g_gamma", "dt_bias")
+
+
+def check(fn: str, given: Given) -> None:
+    """Raise unless what a translation looks at are tensors with their axes; our function checks the other arrays."""
+    for name in TENSORS:
+        x, rank = given.get(name), RANKS.get(name)
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise TypeError(f"{fn}: {name} is {shown(x)}, expected a tensor")
+        if x is not None and rank is not None and x.ndim != rank:
+            axes = "(B, T, H, D)" if rank == 4 else "(B, T, H)"
+            raise ValueError(f"{fn}: {name} has shape {tuple(x.shape)}, expected {axes}")
+    state = given["initial_state"]
+    each = state if isinstance(state, tuple | list) and len(state) == 2 else (state,)
+    if state is not None and not all(isinstance(S, torch.Tensor) for S in each):
+        raise TypeError(f"{fn}: initial_state is {shown(state)}, expected a tensor or a pair of them")
 
 
 def normalise_one_token(given: Given) -> None:
@@ -171,7 +191,7 @@ def linear(fn: str, given: Given) -> Translated:
     if given["normalize"]:
         options |= {"normalize": True, "eps": NORMALISER_EPS}
         if state is not None:
-            S, z = state if isinstance(state, tuple) else (state, torch.zeros_like(state[..., 0]).unsqueeze(1))
+            S, z = state if isinstance(state, tuple | list) else (state, torch.zeros_like(state[..., 0]).unsqueeze(1))
             options["state"] = NormalisedState(S, z.squeeze(1))
     return Translated("linear_attention", some(given, "q k v"), options)
 
@@ -201,8 +221,10 @@ def iplr(fn: str, given: Given) -> Translated:
 def gsa(fn: str, given: Given) -> Translated:
     """The state is a pair (W (N, H, K, M), S (N, H, M, V))."""
     options = options_of(given)
-    if given["initial_state"] is not None:
-        W, S = given["initial_state"]
+    if (state := given["initial_state"]) is not None:
+        if not isinstance(state, tuple | list):
+            raise TypeError(f"{fn}: initial_state is a {type(state).__name__}, expected a pair (W, S)")
+        W, S = state
         options["state"] = SlotState(S, W)
     if given["g"] is None:
         raise ValueError(f"{fn}: g is None, expected the log decay of the slots (B, T, H, M)")
@@ -271,7 +293,7 @@ TABLE = {
     "fused_recurrent_gsa": (gsa, "q k v s g=None " + CALL + "reverse cu_seqlens"),
 }  # fmt: skip
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
-FLA = Library(DEFAULTS, ("chunk_size", "overwrite_state"), UNSUPPORTED, normalise_one_token, state_of)
+FLA = Library(DEFAULTS, ("chunk_size", "overwrite_state"), UNSUPPORTED, check, normalise_one_token, state_of)
 FUNCTIONS = {name: adapter(name, translate, text, FLA)
              for name, (translate, text) in TABLE.items()}  # fmt: skip
 globals().update(FUNCTIONS | {name: FUNCTIONS[of] for name, of in ALIASES.items()})

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 import linattn_np as la
 
 from ..ops.gated_norm import GatedNorm
-from .adapter import Given, bound, parameters, with_signature
+from ..runtime.doorway import WHOLE, expect, expect_whole
+from .adapter import Given, bound, parameters, renamed, with_signature
 from .causal_conv1d import causal_conv1d_fn
 from .modules import gated_rms_norm
 from .packed import offsets_of_numbers
@@ -38,6 +39,10 @@ SPLIT = parameters(
 def scan(fn: str, given: Given) -> Any:
     """x (B, T, H, V), dt (B, T, H), A (H,), B and C (B, T, G, K) -> out, or (out, final states (B, H, V, K))."""
     refuse(fn, given, "return_varlen_states")
+    sizes = expect(fn, x=(given["x"], "B T H V"), dt=(given["dt"], "B T H"), B=(given["B"], "B T G K"),
+                   C=(given["C"], "B T G K"), z=(given["z"], "B T H V"))  # fmt: skip
+    expect(fn, sizes, initial_states=(given["initial_states"], "B H V K"))
+    expect(fn, sizes, WHOLE, seq_idx=(given["seq_idx"], "B T"), cu_seqlens=(given["cu_seqlens"], "N"))
     arrays = {n: given[n] for n in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias") if given[n] is not None}
     options = {"dt_softplus": given["dt_softplus"], "dt_limit": given["dt_limit"]}
     if given["cu_seqlens"] is not None or given["seq_idx"] is not None:
@@ -74,8 +79,11 @@ def update(fn: str, given: Given) -> Tensor:
     """
     refuse(fn, given, "state_batch_indices")
     state, x = given["state"], given["x"]
-    if x.ndim != 3:
+    if len(getattr(x, "shape", "BHV")) != 3:
         raise ValueError(f"{fn}: x has shape {tuple(x.shape)}, expected (B, H, V); Mamba-1 is not supported")
+    expect(fn, x=(x, "B H V"), state=(state, "B H V K"), dt=(given["dt"], "B H V"), A=(given["A"], "H V K"),
+           B=(given["B"], "B G K"), C=(given["C"], "B G K"), z=(given["z"], "B H V"),
+           dt_bias=(given["dt_bias"], "H V"))  # fmt: skip
     of_head = {}
     for name, channels in (("dt", 1), ("dt_bias", 1), ("A", 2)):
         y = given[name]
@@ -95,10 +103,8 @@ def update(fn: str, given: Given) -> Tensor:
 def split_scan(fn: str, given: Given) -> Any:
     """The mixer between its projections: convolution, scan, gated norm, output projection, of zxbcdt (B, T, ...)."""
     refuse(fn, given, "initial_states", "return_final_states")
-    heads, groups, D = given["dt_bias"].shape[0], given["ngroups"], given["D"]
-    inner = heads * given["headdim"] if given["headdim"] else D.numel()
+    heads, groups, inner, K = mixer(fn, given)
     conv = given["conv1d_weight"].shape[0]
-    K = (conv - inner) // (2 * groups)
     z, xBC, dt = given["zxbcdt"].split([inner, conv, heads], dim=-1)
     xBC = causal_conv1d_fn(xBC.transpose(1, 2), given["conv1d_weight"], given["conv1d_bias"], given["seq_idx"],
                            activation=given["activation"]).transpose(1, 2)  # fmt: skip
@@ -116,6 +122,27 @@ def split_scan(fn: str, given: Given) -> Any:
     return out if weight is None else F.linear(out.to(weight.dtype), weight, given["outproj_bias"])
 
 
+def mixer(fn: str, given: Given) -> tuple[int, int, int, int]:
+    """(heads, groups, channels of x, K) of a mixer whose tensors fit; C channels are convolved."""
+    groups, headdim = given["ngroups"], given["headdim"]
+    expect_whole(fn, "ngroups", groups)
+    sizes = expect(fn, dt_bias=(given["dt_bias"], "H"), A=(given["A"], "H"), D=(given["D"], "..."),
+                   conv1d_weight=(given["conv1d_weight"], "C W"), conv1d_bias=(given["conv1d_bias"], "C"))  # fmt: skip
+    expect_whole(fn, "W of conv1d_weight", sizes["W"])
+    heads, channels = sizes["H"], sizes["C"]
+    if headdim is not None:
+        expect_whole(fn, "headdim", headdim)
+    inner = given["D"].numel() if headdim is None else heads * headdim
+    K, left = divmod(channels - inner, 2 * groups)
+    if K < 0 or left or inner % max(heads, 1) or inner % groups:
+        raise ValueError(f"{fn}: conv1d_weight has {channels} channels, expected those of x, B and C: {inner} + "
+                         f"2 * {groups} * K, with H = {heads} and ngroups dividing {inner}")
+    expect(fn, {"I": inner, "P": inner + channels + heads}, zxbcdt=(given["zxbcdt"], "B T P"),
+           rmsnorm_weight=(given["rmsnorm_weight"], "I"), outproj_weight=(given["outproj_weight"], "O I"),
+           outproj_bias=(given["outproj_bias"], "O"))  # fmt: skip
+    return heads, groups, inner, K
+
+
 def refuse(fn: str, given: Given, *names: str) -> None:
     for name in names:
         if given[name] is not None and given[name] is not False:
@@ -124,7 +151,10 @@ def refuse(fn: str, given: Given, *names: str) -> None:
 
 def _named(name: str, known: Any, body: Any) -> Any:
     def call(*args: Any, **keywords: Any) -> Any:
-        return body(name, bound(name, known, args, keywords))
+        try:
+            return body(name, bound(name, known, args, keywords))
+        except (TypeError, ValueError) as error:
+            raise renamed(name, error) from error
 
     return with_signature(call, name, known, body.__doc__)
 

@@ -10,7 +10,10 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ..ops.cpu import gated_norm as compiled
-from ..ops.gated_norm import GatedNorm
+from ..ops.gated_norm import GatedNorm, check_how
+from ..runtime.doorway import WHOLE, expect, expect_whole
+from ..runtime.shapes import Sizes, check_offsets
+from ..runtime.values import is_word, shown
 from .causal_conv1d import COMPILED, causal_conv1d_fn
 from .packed import sequence_numbers
 
@@ -24,11 +27,16 @@ def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(output_dtype or x.dtype)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor | None, how: GatedNorm) -> Tensor:
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor | None, how: GatedNorm, fn: str = "gated_rms_norm"
+) -> Tensor:
     """norm(x) weight act(gate), or with the gate before norm(x act(gate)) weight: ops/gated_norm.py says it.
 
-    float32 and float64 on a CPU by compiled loops, else by torch in float32.
+    x, gate (..., D), weight (D,). float32 and float64 on a CPU by compiled loops, else by torch in float32.
+    Raises TypeError or ValueError, naming fn, for tensors that do not fit.
     """
+    how = how._replace(activation="silu") if how.activation == "swish" else how
+    check_how(fn, how, expect(fn, x=(x, "... D"), gate=(gate, "... D"), weight=(weight, "D"))["D"])
     if x.device.type == "cpu" and x.dtype in COMPILED and gate.dtype == x.dtype:
         return Normed.apply(x, gate, weight, how)
     y, act = widened(x), GATES[how.activation](widened(gate))
@@ -58,7 +66,7 @@ class Normed(torch.autograd.Function):
 
 def views(x: Tensor, gate: Tensor, weight: Tensor | None) -> tuple[Any, Any, Any]:
     """The arguments of the compiled loops."""
-    return x.detach().numpy(), gate.detach().numpy(), None if weight is None else weight.detach().numpy()
+    return x.detach().numpy(), gate.detach().numpy(), None if weight is None else weight.detach().to(x.dtype).numpy()
 
 
 def rms_norm_gated(
@@ -69,9 +77,9 @@ def rms_norm_gated(
     for name, given in ({"bias": bias} | unsupported).items():
         if given is not None and given is not False:
             raise ValueError(f"rms_norm_gated: {name} is not supported, expected None or False")
-    if activation not in GATES:
-        raise ValueError(f"rms_norm_gated: activation is {activation!r}, expected one of {', '.join(GATES)}")
-    return gated_rms_norm(x, g, weight, GatedNorm(eps, "sigmoid" if activation == "sigmoid" else "silu"))
+    if not is_word(activation, GATES):
+        raise ValueError(f"rms_norm_gated: activation is {shown(activation)}, expected one of {', '.join(GATES)}")
+    return gated_rms_norm(x, g, weight, GatedNorm(eps, activation), "rms_norm_gated")
 
 
 class FusedRMSNormGated(nn.Module):
@@ -80,8 +88,9 @@ class FusedRMSNormGated(nn.Module):
     def __init__(self, hidden_size: int, elementwise_affine: bool = True, eps: float = 1e-5,
                  activation: str = "swish", device: Any = None, dtype: Any = None) -> None:  # fmt: skip
         super().__init__()
-        if activation not in GATES:
-            raise ValueError(f"FusedRMSNormGated: activation is {activation!r}, expected one of {', '.join(GATES)}")
+        if not is_word(activation, GATES):
+            raise ValueError(f"FusedRMSNormGated: activation is {shown(activation)}, expected one of "
+                             f"{', '.join(GATES)}")
         self.hidden_size, self.eps, self.activation = hidden_size, eps, activation
         weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype)) if elementwise_affine else None
         self.register_parameter("weight", weight)
@@ -97,11 +106,22 @@ def causal_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *,
     activation: str | None = None, cu_seqlens: Tensor | None = None, **unsupported: Any,
 ) -> tuple[Tensor, None]:
-    """FLA's function of x (B, T, D), without states."""
+    """FLA's function of x (B, T, D), weight (D, W), bias (D,), without states; cu_seqlens over one row.
+
+    Raises TypeError or ValueError for tensors that do not fit.
+    """
     for name, given in unsupported.items():
         if given is not None and given is not False and name != "backend":
             raise ValueError(f"causal_conv1d: {name} is not supported, expected None or False")
-    seq_idx = None if cu_seqlens is None else sequence_numbers(cu_seqlens, x.shape[1])
+    sizes = expect("causal_conv1d", x=(x, "B T D"), residual=(residual, "B T D"), weight=(weight, "D W"),
+                   bias=(bias, "D"))  # fmt: skip
+    expect_whole("causal_conv1d", "W of weight", sizes["W"])
+    seq_idx = None
+    if cu_seqlens is not None:
+        expect("causal_conv1d", {}, WHOLE, cu_seqlens=(cu_seqlens, "N"))
+        if not torch.compiler.is_compiling():  # a graph cannot look at numbers
+            check_offsets("causal_conv1d", cu_seqlens, Sizes((sizes["B"],), {"T": sizes["T"]}))
+        seq_idx = sequence_numbers(cu_seqlens, sizes["T"])
     y = causal_conv1d_fn(x.transpose(1, 2), weight, bias, seq_idx, activation=activation).transpose(1, 2)
     return (y if residual is None else y + residual), None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..runtime.arrays import Array, Namespace
+from ..runtime.values import is_whole, is_word, shown
 from .gates import sigmoid, silu, silu_vjp
 from .norms import rms_norm, rms_norm_vjp
 
@@ -30,6 +31,14 @@ class GatedNormGrads(NamedTuple):
     x: Array
     gate: Array
     weight: Array | None
+
+
+def check_how(fn: str, how: GatedNorm, D: int) -> None:
+    """Raise ValueError unless a norm is one of rows of D channels: its activation, whole groups."""
+    if not is_word(how.activation, ACTIVATIONS):
+        raise ValueError(f"{fn}: activation is {shown(how.activation)}, expected one of {', '.join(ACTIVATIONS)}")
+    if how.group is not None and (not is_whole(how.group) or D % how.group):
+        raise ValueError(f"{fn}: group is {shown(how.group)}, expected a divisor of D = {D}")
 
 
 def gated_rms_norm(xp: Namespace, x: Array, gate: Array, weight: Array | None, how: GatedNorm) -> Array:

@@ -23,7 +23,9 @@ def project_vjp(xp: Namespace, x: Array, W: Array, dy: Array) -> tuple[Array, Ar
 
 
 def softmax(xp: Namespace, y: Array) -> Array:
-    """e^y over its sum along the last axis."""
+    """e^y over its sum along the last axis, which may be empty."""
+    if not y.shape[-1]:
+        return y
     e = xp.exp(y - xp.max(y, axis=-1, keepdims=True))
     return e / xp.sum(e, axis=-1, keepdims=True)
 

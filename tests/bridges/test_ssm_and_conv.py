@@ -169,7 +169,7 @@ def test_signatures_are_those_of_the_packages():
 
 @pytest.mark.parametrize(("call", "text"), [
     (lambda: causal_conv1d_fn(X, WEIGHT, activation="gelu"), "activation is 'gelu', expected None, 'silu' or 'swish'"),
-    (lambda: causal_conv1d_fn(X, WEIGHT[:-1]), r"weight has shape \(5, 4\), expected \(D, W\) with D = 6"),
+    (lambda: causal_conv1d_fn(X, WEIGHT[:-1]), r"weight has shape \(5, 4\), expected \(D, W\) = \(6, W\)"),
     (lambda: causal_conv1d_fn(X, WEIGHT, None, torch.zeros(B, T), STATE), "seq_idx is given together with states"),
     (lambda: causal_conv1d_update(X, STATE, WEIGHT, cache_seqlens=1), "cache_seqlens is not supported"),
     (lambda: modules.rms_norm_gated(X, X, None, prenorm=True), "prenorm is not supported"),

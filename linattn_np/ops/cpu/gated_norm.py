@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from ...runtime.doorway import expect, expect_one_dtype
 from ...runtime.pieces.piece import Number, Truth, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
-from ..gated_norm import GatedNorm
+from ..gated_norm import GatedNorm, check_how
 from .numbers import exp, number
 
 BLOCK = 2**15  # numbers of a task
@@ -110,7 +111,8 @@ def normed_vjp(w: Work, begin: Whole, end: Whole):
 
 
 def gated_rms_norm(x: np.ndarray, gate: np.ndarray, weight: np.ndarray | None, how: GatedNorm) -> np.ndarray:
-    """As ops/gated_norm.py, float32 or float64."""
+    """As ops/gated_norm.py, float32 or float64. Raises TypeError or ValueError for arrays that do not fit."""
+    _check(x, gate, weight, how)
     out = np.empty(x.shape, x.dtype)
     _run(normed, {"x": x, "gate": gate, "out": out}, weight, how)
     return out
@@ -119,10 +121,22 @@ def gated_rms_norm(x: np.ndarray, gate: np.ndarray, weight: np.ndarray | None, h
 def gated_rms_norm_vjp(
     x: np.ndarray, gate: np.ndarray, weight: np.ndarray | None, how: GatedNorm, dy: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(dx, dgate, dweight)."""
+    """(dx, dgate, dweight). Raises as gated_rms_norm, and where dy does not have the shape of x."""
+    _check(x, gate, weight, how, dy)
     dx, dgate = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
     parts = _run(normed_vjp, {"x": x, "gate": gate, "dy": dy, "out": dx, "dgate": dgate}, weight, how)
     return dx, dgate, parts
+
+
+def _check(
+    x: np.ndarray, gate: np.ndarray, weight: np.ndarray | None, how: GatedNorm, dy: np.ndarray | None = None
+) -> None:
+    """Raise unless everything that the loops read or write lies in the arrays."""
+    fn = "gated_rms_norm"
+    expect(fn, None, ("float32", "float64"), x=(x, "... D"), gate=(gate, "... D"), dy=(dy, "... D"))
+    expect_one_dtype(fn, x=x, gate=gate, dy=dy)
+    expect(fn, {"D": x.shape[-1]}, weight=(weight, "D"))
+    check_how(fn, how, x.shape[-1])
 
 
 def _run(kernel: Any, arrays: dict[str, np.ndarray], weight: np.ndarray | None, how: GatedNorm) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...runtime.doorway import WHOLE, expect, expect_one_dtype, expect_whole
 from ...runtime.pieces.piece import Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import row
@@ -51,7 +52,7 @@ def add_scaled(d: Vector, b: Vector, first: Whole, n: Whole, out: Vector):
 @piece
 def linear(w: Work, t: Whole, first: Whole, n: Whole, out: Vector):
     """out = bias + sum_i taps_{W-1-i} x_{t-i} of n channels from `first` on."""
-    last, reach = w.W - 1, min(w.W - 1, w.place[t])
+    last, reach = w.W - 1, min(w.W - 1, w.place[t])  # place[t] <= t
     multiply(row(w.x, t), row(w.taps, last), first, n, out)
     for i in range(1, reach + 1):
         add_product(row(w.x, t - i), row(w.taps, last - i), first, n, out)
@@ -106,7 +107,11 @@ def convolve_vjp(w: Work, begin: Whole, end: Whole):
 
 
 def short_conv(x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, place: np.ndarray, silu: bool) -> np.ndarray:
-    """x (B, T, D), taps (W, D), the last one for the token itself, place (B, T) int64; float32 or float64."""
+    """x (B, T, D), taps (W, D), the last one for the token itself, place (B, T) int64; float32 or float64.
+
+    Raises TypeError or ValueError for arrays that do not fit, W = 0, and a place before the first token or after t.
+    """
+    _check(x, taps, bias, place)
     x, out = _rows(x), np.empty(x.shape, x.dtype)
     each = max(BLOCK // max(x.shape[-1], 1), 1)
     _run(convolve, {"x": x, "out": out, "taps": _rows(taps), "bias": bias, "place": place}, each, silu)
@@ -116,13 +121,27 @@ def short_conv(x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, place: 
 def short_conv_vjp(
     x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, place: np.ndarray, silu: bool, dy: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(dx, dtaps, dbias)."""
+    """(dx, dtaps, dbias). Raises as short_conv, and where dy does not have the shape of x."""
+    _check(x, taps, bias, place, dy)
     x, dx, dtaps = _rows(x), np.zeros(x.shape, x.dtype), np.zeros(taps.shape, x.dtype)
     dbias = None if bias is None else np.zeros(bias.shape, x.dtype)
     z = np.empty((-(-x.shape[-1] // CHANNELS), CHANNELS), x.dtype)
     _run(convolve_vjp, {"x": x, "dy": _rows(dy), "out": dx, "taps": _rows(taps), "dtaps": dtaps, "bias": bias,
                         "dbias": dbias, "z": z, "place": place}, CHANNELS, silu)  # fmt: skip
     return dx, dtaps, dbias
+
+
+def _check(
+    x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, place: np.ndarray, dy: np.ndarray | None = None
+) -> None:
+    """Raise unless everything that the loops read or write lies in the arrays."""
+    fn, kinds = "short_conv", ("float32", "float64")
+    sizes = expect(fn, None, kinds, x=(x, "... T D"), taps=(taps, "W D"), bias=(bias, "D"), dy=(dy, "... T D"))
+    expect_one_dtype(fn, x=x, taps=taps, bias=bias, dy=dy)
+    expect(fn, sizes, WHOLE, place=(place, "... T"))
+    expect_whole(fn, "W of taps", sizes["W"])
+    if place.size and (place.min() < 0 or (place > np.arange(sizes["T"])).any()):
+        raise ValueError(f"{fn}: place has numbers outside 0..t, expected the number of each token t in its sequence")
 
 
 def _rows(x: np.ndarray) -> np.ndarray:
@@ -137,7 +156,7 @@ def _run(kernel: Any, arrays: dict[str, Any], each: int, silu: bool) -> None:
     if not x.size:
         return
     D, held = x.shape[-1], {n: y for n, y in arrays.items() if y is not None}
-    held |= {n: np.ascontiguousarray(held[n]) for n in ("bias", "place") if n in held}
+    held |= {n: np.ascontiguousarray(held[n], t) for n, t in (("bias", x.dtype), ("place", np.int64)) if n in held}
     count = x.size // D
     tasks = -(-(count if kernel is convolve else D) // each)
     sizes = {"count": count, "D": D, "W": W, "each": each, "silu": int(silu), "tasks": tasks,

@@ -180,7 +180,7 @@ def put(to: np.ndarray, x: np.ndarray) -> None:
     if name not in ("bfloat16", "float16") or x.dtype != np.float32 or not dense:
         to[...] = x
         return
-    values = {"count": x.size, "brain": name == "bfloat16", "x": x, "out": to}
+    values = {"count": x.size, "brain": name == "bfloat16", "x": x.view(np.uint32), "out": to.view(np.uint16)}
     over_matrices(rounded, NUMBERS, values, 1, "float32")
 
 

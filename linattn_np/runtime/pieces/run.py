@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import threads
 from ..arrays import dtype_name
+from ..doorway import check_fields
 from ..memory import extent, shares_memory
 from ..tracing import Kernel as Traced
 from ..tracing import Trace
@@ -65,6 +66,7 @@ def over_matrices(kernel: Any, declaration: Workspace, values: Mapping[str, Any]
     trace: the kernel is one of its calls, too, and the last array of `values` its output, which is returned.
     computes: whether it is executed now.
     """
+    check_fields(declaration, values, dtype)
     load_pieces((kernel,), dtype)
     table = put(declaration, np.zeros(declaration.size, np.int64), values)
     compiled = entry(kernel, dtype) if JIT else _in_python(kernel, declaration, dtype)
