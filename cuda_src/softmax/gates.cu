@@ -16,13 +16,20 @@ LA_DEVICE Segment segment_of(float g) {
     return x <= RESET ? Segment{0., 1} : Segment{x, 0};
 }
 
-// sums (batch, heads, tokens) of each head of each sequence: a block each, 1024 tokens at a time
+LA_DEVICE bool is_finite(float x) { return x - x == 0.f; }
+LA_DEVICE float4 split(const Segment& x) {
+    const float hi = (float)x.sum;
+    return {hi, (float)(x.sum - hi), __int_as_float(x.resets), 0.f};
+}
+
+// sums (batch, heads, tokens) of each head of each sequence: a block each, 1024 tokens at a time. readers: of the tokens
+// before, as a query without its own log decay reads them, but for resets by -inf and NaN
 extern "C" __global__ void __launch_bounds__(256) decays(const __grid_constant__ GateArguments a) {
     constexpr int OWN = 4, WARPS = 8;
     __shared__ Segment warps[WARPS];
     const Owner owner(a, blockIdx.x);
     const char* const g = owner.gates(a.g);
-    float4* const to = a.sums + owner.numbers(a);
+    float4 *const to = a.sums + owner.numbers(a), *const readers = a.readers ? a.readers + owner.numbers(a) : 0;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     Segment all = {0., 0};   // of the tokens before
     for (int t0 = 0; t0 < owner.T; t0 += 256 * OWN) {
@@ -50,8 +57,9 @@ extern "C" __global__ void __launch_bounds__(256) decays(const __grid_constant__
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             const Segment z = before.then(x[i]);
-            const float hi = (float)z.sum;
-            if (t + i < owner.T) to[t + i] = {hi, (float)(z.sum - hi), __int_as_float(z.resets), 0.f};
+            if (t + i >= owner.T) continue;
+            to[t + i] = split(z);
+            if (readers) readers[t + i] = split(is_finite(*(const float*)(g + (t + i) * a.g.token)) ? i ? before.then(x[i - 1]) : before : z);
         }
     }
 }

@@ -10,7 +10,7 @@ LA_DEVICE void combine(const PortableArguments& a, int n) {
     constexpr int WARPS = THREADS / 32, COLUMNS = (LA_V + 31) / 32;
     __shared__ float sums[WARPS][COLUMNS * 32];
     const int head = n % a.heads, t = n / a.heads % a.few, sequence = n / a.heads / a.few, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const Owner own(a, sequence, (int)a.counts[sequence]);
+    const Owner own(a, sequence, seen_of(a, a.counts[sequence]));
     if (!own.is_short() || t >= own.T) return;
     const int pieces = own.pieces(a);
     const i64 first = part_row(a, own, 0, head, t), apart = (i64)a.tokens * a.heads;
@@ -50,19 +50,19 @@ template <int WIDTH> LA_DEVICE void append_rows(const PortableArguments& a, cons
 }
 LA_DEVICE void append(const PortableArguments& a, int n) {
     const int t = n % a.longest, sequence = n / a.longest;
-    const Owner own(a, sequence, (int)a.counts[sequence]);
+    const Owner own(a, sequence, seen_of(a, a.counts[sequence]));
     if (t >= own.Tk) return;
     if (own.Tk - t <= a.slots) {   // else forgotten within the call
         append_rows<LA_K>(a, own, a.past_k, a.k, t);
         append_rows<LA_V>(a, own, a.past_v, a.v, t);
     }
-    if (t == own.Tk - 1 && threadIdx.x == 0) a.lengths[sequence] = (float)(own.seen + own.Tk);
+    if (t == own.Tk - 1 && threadIdx.x == 0) a.lengths[sequence] = a.counts[sequence] + own.Tk;
 }
 // b of every slot after the call
 LA_DEVICE void fade(const PortableArguments& a, int n) {
     constexpr float LN_2 = 0.6931471805599453f;
     const int heads = a.heads / a.b.group, each = a.slots * heads, blocks = (each + THREADS * PER - 1) / (THREADS * PER), sequence = n / blocks;
-    const Owner own(a, sequence, (int)a.counts[sequence]);
+    const Owner own(a, sequence, seen_of(a, a.counts[sequence]));
     if (!own.T) return;
     for (int i = 0; i < PER; i++) {
         const int at = (n % blocks * PER + i) * THREADS + threadIdx.x, slot = at / heads, head = at % heads * a.b.group;

@@ -241,6 +241,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) portable_forward(const __g
     const Owner own(a, block.sequence, tokens_seen(a, block.sequence));
     if (LA_PAST && own.is_short() != SPLIT) return;
     if (block.tile * ROWS >= own.T * block.pack || (SPLIT && block.piece >= own.pieces(a))) return;
-    if (LA_PAST && a.counts && threadIdx.x == 0 && block.group + block.tile + block.piece == 0) a.counts[block.sequence] = (float)own.seen;
+    if (LA_PAST && a.counts && threadIdx.x == 0 && block.group + block.tile + block.piece == 0) a.counts[block.sequence] = a.lengths[block.sequence];
     Worker(a, own, block, shared_address(shared_memory())).run();
 }

@@ -46,7 +46,7 @@ struct Worker {
                 const i64 n = own.number(a, of, min(i0 + r, own.T - 1));
                 copy_in<4>(stage(step) + AT_NUMBERS + r * 8, a.logs + n, true);
                 copy_in<4>(stage(step) + AT_NUMBERS + r * 8 + 4, a.normalize ? a.dots + n : a.logs + n, a.normalize);
-                if constexpr (GATED) copy_in<16>(stage(step) + AT_DECAYS + r * 16, (const Decays*)a.sums + n, true);
+                if constexpr (GATED) copy_in<16>(stage(step) + AT_DECAYS + r * 16, (const Decays*)a.readers + n, true);
             }
         }
         copy_commit();

@@ -26,7 +26,7 @@ template <int FROM> LA_DEVICE float element_at(const char* row, int c) { return 
 // A sequence of a call
 struct Owner {
     int sequence, batch, first, T, Tk;   // first: token of the batch row
-    int seen, past;                      // tokens before the call; those of them in the cache that its first query may read
+    int seen, past;                      // tokens before the call, seen_of; those in the cache that its first query may read
 
     __device__ __forceinline__ Owner(const PortableArguments& a, int sequence, int seen) : sequence(sequence), seen(seen) {
         const i64 from = a.offsets ? a.offsets[sequence] : 0;
@@ -41,7 +41,7 @@ struct Owner {
     __device__ __forceinline__ bool is_short() const { return T <= LA_FEW; }
     // of a cache whose slots are the keys of a call: those that hold tokens
     __device__ __forceinline__ int keys(const PortableArguments& a) const {
-        return !LA_PAST && a.lengths ? min(Tk, (int)rintf(a.lengths[sequence])) : Tk;
+        return !LA_PAST && a.lengths ? (int)min((i64)Tk, a.lengths[sequence]) : Tk;
     }
     __device__ __forceinline__ int pieces(const PortableArguments& a) const { return (past + Tk + a.piece - 1) / a.piece; }
     // of a query's head in arrays (batch, heads, tokens)
@@ -53,7 +53,9 @@ struct Owner {
         return x.data + sequence * x.batch + slot * x.token + (i64)(head / x.group) * x.head;
     }
 };
-LA_DEVICE int tokens_seen(const PortableArguments& a, int sequence) { return LA_PAST ? (int)rintf(a.lengths[sequence]) : 0; }
+// A small number with the slots of a length: as many are full, and the next token goes to the same one
+LA_DEVICE int seen_of(const PortableArguments& a, i64 length) { return (int)(length < a.slots ? length : a.slots + length % a.slots); }
+LA_DEVICE int tokens_seen(const PortableArguments& a, int sequence) { return LA_PAST ? seen_of(a, a.lengths[sequence]) : 0; }
 
 // Rows low .. high - 1 of a tile X in shared memory, the first WIDTH elements of each from where `row` points, else zeros;
 // FROM: the elements there; ALIGN: bytes that rows' addresses are a multiple of

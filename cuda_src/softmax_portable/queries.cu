@@ -40,7 +40,7 @@ struct Worker {
             dot[h] = a.normalize ? dot_of(h) : 0.f;
             if (a.normalize && query(h) < own.T && (lane & 3) == 0) a.dots[n] = dot[h];
             sum[h] = 0.f;
-            if constexpr (GATED) decays[h] = ((const Decays*)a.sums)[n];
+            if constexpr (GATED) decays[h] = ((const Decays*)a.readers)[n];
         }
     }
     __device__ __forceinline__ int query(int h) const { return i0 + row0 + (lane >> 2) + 8 * h; }

@@ -40,7 +40,7 @@ struct System {
           steps(n + 1), shared(shared_address(shared_memory())), known(0) {
         if constexpr (GATED)
 #pragma unroll
-            for (int h = 0; h < 2; h++) decays[h] = ((const Decays*)a.sums)[own.number(a, head, min(row(h), own.T - 1))];
+            for (int h = 0; h < 2; h++) decays[h] = ((const Decays*)(BACK ? a.sums : a.readers))[own.number(a, head, min(row(h), own.T - 1))];
         for (int r = threadIdx.x; r < ROWS; r += THREADS) store_shared(shared + AT_BETAS + r * 4, i0 + r < own.T ? s.beta[strength(i0 + r)] : 0.f);
     }
     __device__ __forceinline__ int row(int h) const { return i0 + row0 + (lane >> 2) + 8 * h; }
@@ -62,7 +62,7 @@ struct System {
             fill_rows<LA_INPUT, LA_K, THREADS, KeyTile>(stage(step), 0, ROWS, row);
             for (int r = threadIdx.x; r < ROWS; r += THREADS) {
                 const i64 n = own.number(a, head, min(j0 + r, own.T - 1));
-                if constexpr (GATED) copy_in<16>(stage(step) + AT_DECAYS + r * 16, (const Decays*)a.sums + n, true);
+                if constexpr (GATED) copy_in<16>(stage(step) + AT_DECAYS + r * 16, (const Decays*)(BACK ? a.readers : a.sums) + n, true);
                 if constexpr (BACK) copy_in<4>(stage(step) + AT_LOGS + r * 4, a.logs + n, true);
             }
             if (is_solved) fill_values(step);

@@ -60,6 +60,16 @@ def test_gates(cp, gates):  # noqa: F811
     check(cp, 270, widths=(32, 48), gates=gates, w=True)
 
 
+@pytest.mark.parametrize("g", [-88.0, -1e4, -1e10, -1e30])
+def test_a_gate_that_is_common_to_all_keys_hides_no_logit(cp, g):  # noqa: F811
+    """Some tokens of a block, its first one too, and those of a block, in float64 and by the kernels."""
+    common = lambda rng, shape: np.where(rng.random(shape) < 0.2, g, -0.3 * rng.random(shape))  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(GATES, "common", common)
+        for dtype in ("float32", "bfloat16"):
+            check(cp, 270, dtype=dtype, widths=(32, 48), gates="common", w=True)
+
+
 def test_without_denominators(cp):  # noqa: F811
     check(cp, 130, {"normalize": False, "scale": 0.01}, gates="mild")
 

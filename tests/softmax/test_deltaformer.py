@@ -193,3 +193,45 @@ def test_no_bit_depends_on_threads_or_the_batch(threads):
         np.testing.assert_array_equal(d[1:], own, name)
 
 
+
+
+def solved(one, g, begin):
+    """u token by token; g_t is common to all that token t reads: only a reset, -inf, counts."""
+    keys, values, b = (list(y[:, 0]) for y in (begin.k, begin.v, begin.b))
+    us = []
+    for t in range(len(g)):
+        z = np.array([one["w"][t, 0] @ key / math.sqrt(K) + decay for key, decay in zip(keys, b, strict=True)])
+        p = np.exp(z - z.max()) if np.isfinite(g[t, 0]) and len(z) else np.zeros(len(z))
+        us.append(one["v"][t, 0] - one["beta"][t, 0] * sum((a * u for a, u in zip(p, values, strict=True)), 0 * p.sum())
+                  / max(p.sum(), 1e-300))  # fmt: skip
+        keys, values, b = [*keys, one["k"][t, 0]], [*values, us[-1]], [*(x + g[t, 0] for x in b), 0.0]
+    return np.array(us)[:, None]
+
+
+@pytest.mark.parametrize("how", [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 16},
+                                 {"backend": "numba", "chunk_size": 1}, {"backend": "numba", "chunk_size": 4},
+                                 {"backend": "numba"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("g", [-1.0, -88.0, -1e4, -1e10, -1e20, -1e30, -np.inf])
+@pytest.mark.parametrize("slots", [0, 3])
+def test_a_gate_that_is_common_to_all_keys_hides_no_logit(one, how, g, slots):
+    """At the first token after a cache, within a tile, at the start of one and after it; gradients too."""
+    rng = np.random.default_rng(2)
+    one = {n: np.concatenate([x, x[::-1]]) for n, x in one.items()}
+    for t in (0, 5, 16, 21):
+        one["g"][t] = g
+    begin = la.GatedCache(rng.standard_normal((slots, 1, K)), rng.standard_normal((slots, 1, V)),
+                          -rng.uniform(0, 5, (slots, 1)), np.array(float(slots)))  # fmt: skip
+    options = {"state": begin, "return_state": True} if slots else {"return_state": True}
+    result, pullback = la.vjp(la.deltaformer, **one, **options, **how)
+    assert_close(result.state.v[slots:], solved(one, one["g"], begin))
+    dout, du = (rng.standard_normal(y.shape) for y in (result.out, result.state.v))
+    dstate = la.GatedCache(*(du if n == "v" else np.zeros(y.shape) for n, y in result.state._asdict().items()))
+    grads, step = pullback(dout, dstate), 1e-6
+    for name in ("q", "k", "v", "beta", "w"):
+        d = rng.standard_normal(one[name].shape)
+        ends = [la.deltaformer(**one | {name: one[name] + sign * step * d}, **options, **how) for sign in (1, -1)]
+        slope = sum(float(np.sum((x - y) * c)) for x, y, c in
+                    ((*(end.out for end in ends), dout), (*(end.state.v for end in ends), du))) / (2 * step)
+        assert abs(slope - np.sum(getattr(grads, name) * d)) < 1e-6 * max(1.0, abs(slope)), name
+    assert np.isfinite(grads.g).all()
+    assert all(np.isfinite(y).all() for y in grads.state or ())

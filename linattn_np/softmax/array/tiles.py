@@ -9,6 +9,7 @@ start of i's block to i, of the blocks between, from j to the end of its block.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from ...runtime.arrays import Array, Namespace, device, lower_ones, sum_to
@@ -52,6 +53,16 @@ def _to_end(xp: Namespace, g: Array) -> Array:
     return xp.flip(xp.cumulative_sum(xp.flip(shifted, axis=-1), axis=-1), axis=-1)
 
 
+def _as_read(xp: Namespace, rows: Chunk, x: Parts, sums: Array) -> Array:
+    """Sums (..., C, n) of log decays up to g_i without g_i: common to all keys of a strict row, it cancels.
+
+    A reset, g_i = -inf, stays.
+    """
+    g = x.g[..., rows.start : rows.stop, None]
+    before = xp.concat([xp.zeros_like(sums[..., :1, :]), sums[..., :-1, :]], axis=-2)
+    return before + xp.where(xp.isfinite(g), xp.zeros_like(g), g)
+
+
 def tiles_of(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], maps: Mapped | None = None) -> Any:
     """The tiles that a block of queries reads, nearest first."""
     found = _unmapped(plan, x, rows, keys)
@@ -61,7 +72,9 @@ def tiles_of(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], maps: Mapped 
 def _unmapped(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
     """The tiles without position maps."""
     xp, between, q = plan.xp, None, x.q[..., rows.start : rows.stop, :]
-    start = None if x.g is None else xp.cumulative_sum(x.g[..., rows.start : rows.stop], axis=-1)[..., None]
+    start, read = None, (lambda sums: sums) if not (plan.strict and plan.normalize) else partial(_as_read, xp, rows, x)
+    if x.g is not None:
+        start = read(xp.cumulative_sum(x.g[..., rows.start : rows.stop], axis=-1)[..., None])
     for block in reversed(keys):
         if plan.causal and block.start >= rows.stop:
             continue
@@ -72,7 +85,7 @@ def _unmapped(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
         if x.g is not None:
             g = x.g[..., block.start : block.stop]
             if block == rows:
-                bias = _pair_sums(xp, g)
+                bias = read(_pair_sums(xp, g))
             else:
                 to_end = _to_end(xp, g)[..., None, :]
                 bias = start + (to_end if between is None else to_end + between)

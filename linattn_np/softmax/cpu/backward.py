@@ -148,7 +148,7 @@ def queries(w: Work):
         w.is_diagonal = 1 if w.causal and not w.is_past and w.i == w.j else 0
         tile(w)
         if w.gated and not w.is_diagonal:
-            w.between = w.between + w.start[w.c - 1]
+            w.between = w.between + w.passed
         w.i += w.C
     if w.gated:
         cross(w)

@@ -8,7 +8,7 @@ from ...ops.cpu.numbers import number
 from ...ops.cpu.products import FULL, OUT_LOWER, product, transpose
 from ...ops.cpu.rows import scale_rows, scaled
 from ...ops.cpu.storage import load, load_column
-from ...runtime.pieces.piece import Whole, piece
+from ...runtime.pieces.piece import Number, Whole, piece
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row
 from ..policy import FACTORS, FEW_ROWS
@@ -35,8 +35,16 @@ def load_queries(w: Work):
         load_column(w.in_g, place, w.g)
         total = 0.0
         for i in range(w.c):
+            before = total + common(w, w.g[i])
             total += w.g[i]
-            w.start[i] = number(w.start, total)
+            w.start[i] = number(w.start, before if w.strict and w.normalize else total)
+        w.passed = total
+
+
+@piece
+def common(w: Work, g: Number) -> Number:
+    """What is left of a log decay that is common to all keys of a strict row, and cancels: -inf of a reset, else 0."""
+    return number(w.g, 0) if g - g == 0 else g
 
 
 @piece
@@ -58,6 +66,8 @@ def load_keys(w: Work):
         load(w.in_v, place, (0, w.V), w.v)
         if w.gated:
             load_column(w.in_g, place, w.g_n)
+            if w.strict and w.normalize and w.C < w.N and w.j + w.n > w.i:  # the one row's own
+                w.g_n[w.n - 1] = common(w, w.g_n[w.n - 1])
             total = 0.0
             for j in range(w.n - 1, -1, -1):
                 w.end[j] = number(w.end, total)
@@ -102,13 +112,18 @@ def turn_keys(w: Work):
 
 @piece
 def pair_sums(w: Work):
-    """D_ij = g_{j+1} + ... + g_i of a diagonal block, each by adding its own terms."""
+    """D_ij = g_{j+1} + ... + g_i of a diagonal block, each by adding its own terms; of strict rows without g_i."""
+    strict = w.strict and w.normalize
     for i in range(w.c):
-        to, g = row(w.D, i), w.g[i]
+        to, g = row(w.D, i), w.g[i - strict if i else 0]
         if i:
             above = row(w.D, i - 1)
-            for j in range(i):
+            for j in range(i - strict):
                 to[j] = above[j] + g
+        if i and strict:
+            to[i - 1] = 0
+            for j in range(i):
+                to[j] += common(w, w.g[i])
         to[i] = 0
 
 

@@ -12,7 +12,7 @@ SIZES = ("c", "n", "C", "N", "K", "K_lanes", "V", "V_lanes", "L", "i", "j", "h",
          "tasks_count", "task_fields")  # fmt: skip
 FLAGS = ("causal", "window", "gated", "sinks", "normalize", "biased", "strict", "heads", "is_past", "is_diagonal",
          "mapped")  # fmt: skip
-NUMBERS = ("scale", "between", "reach", "crossing")
+NUMBERS = ("scale", "between", "reach", "crossing", "passed")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_sinks", "past_k", "past_v", "past_b", "past_age", "out", "most", "sums",
           "in_dout", "out_dq", "out_dk", "out_dv", "out_dg", "past_dk", "past_dv", "past_db", "in_rhs", "in_beta",
           "in_du", "out_dbeta", "in_bias", "out_dbias",

@@ -34,7 +34,7 @@ ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
 )  # fmt: skip
 GATES = Struct(  # gates.cu, norms.cu
     "softmax/GateArguments",
-    ("g k", ROWS), ("sums", pointer("float4")), ("norms", OUT_FLOATS), ("ends", INTS),  # norms, ends: as in ATTENTION
+    ("g k", ROWS), ("sums readers", pointer("float4")), ("norms", OUT_FLOATS), ("ends", INTS),  # as there
     ("dq tiles near far rows crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
     ("T heads blocks slots sequences window shared", INT),
     ("pitch parts", INT),  # TILE_DQ, 0: rows and crossing, with so many parts of a block of queries
@@ -48,9 +48,9 @@ DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0; end
 PORTABLE = Struct(  # softmax_portable/; a pass of the backward leaves out what it does not use
     "softmax/PortableArguments",
     ("q k v out past_k past_v b", ROWS),  # the cache (sequences, slots, heads, width), b of width 1
-    ("sums", DECAYS), ("sinks", FLOATS), ("logs", OUT_FLOATS),  # null: none
+    ("sums readers", DECAYS), ("sinks", FLOATS), ("logs", OUT_FLOATS),  # null: none; readers: of queries (gates.cu)
     ("parts maxima", OUT_FLOATS),  # of pieces of the keys (pieces, tokens, heads): sums of values; maximum and sum
-    ("lengths counts", OUT_FLOATS),  # of the cache, null: none; as they were before the call
+    ("lengths counts", pointer("i64")),  # of the cache, null: none; as they were before the call
     ("dout dq dk dv", ROWS), ("dots rows near far crossing", OUT_FLOATS),  # gradients; as in ATTENTION
     OFFSETS,
     ("T Tk tokens heads sequences longest few", INT),  # tokens: of all rows; few: of the longest short sequence

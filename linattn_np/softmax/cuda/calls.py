@@ -58,6 +58,7 @@ class Saved(NamedTuple):
     sums: Array | None  # (batch, heads, T, 4), of gates
     bounds: Array | None = None  # (heads, slots)
     least: Array | None = None  # (heads, slots, 8)
+    readers: Array | None = None  # sums as queries read them, where these are other ones (gates.cu)
 
 
 def unsupported_reason(x: Any, plan: Plan) -> str | None:
@@ -213,11 +214,22 @@ def dots(
 
 def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
     """The sums of log decays of every token; None without gates."""
+    return None if g is None else _decays(plan, batch, g, "sums")[0]
+
+
+def strict_decays(plan: Plan, batch: Batch, g: Array | None) -> list[Array | None]:
+    """[sums, readers]: those that queries of earlier tokens read leave out their own g where it cancels."""
     if g is None:
-        return None
-    sums = plan.xp.empty((batch.rows, batch.heads, batch.T, 4), dtype=plan.xp.float32)
-    _gates("decays", plan, batch, g, batch.sequences * batch.heads, sums=sums)
-    return sums
+        return [None, None]
+    sums = _decays(plan, batch, g, "sums", *("readers",) * plan.normalize)
+    return [sums[0], sums[-1]]
+
+
+def _decays(plan: Plan, batch: Batch, g: Array, *names: str) -> list[Array]:
+    shape = batch.rows, batch.heads, batch.T, 4
+    arrays = {name: plan.xp.empty(shape, dtype=plan.xp.float32) for name in names}
+    _gates("decays", plan, batch, g, batch.sequences * batch.heads, **arrays)
+    return list(arrays.values())
 
 
 def norms(plan: Plan, batch: Batch, g: Array | None, k: Array, sums: Array | None) -> Array | None:
@@ -240,7 +252,7 @@ def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array], pa
 def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, parts: int = 1, **arrays: Array) -> None:
     """A kernel of gates; parts: of the sums of a block of queries."""
     g = cast(plan.xp, g, plan.xp.float32).reshape(batch.rows, batch.T, g.shape[-1], 1)
-    names, kernel = ("sums", *GATE_SUMS, "norms", "dg"), KERNELS[name]
+    names, kernel = ("sums", "readers", *GATE_SUMS, "norms", "dg"), KERNELS[name]
     packed = arguments.GATES.packed({n: address(arrays.get(n)) for n in names} | {
         "g": rows_of(g, batch.heads), "k": rows_of(arrays.get("k"), batch.heads), "offsets": address(batch.offsets),
         "T": batch.T, "heads": batch.heads, "blocks": batch.blocks, "slots": batch.slots,

@@ -21,8 +21,8 @@ from .calls import FAR, TAKEN, Batch, Saved
 from .portable_plan import KERNELS, PortableKind
 
 ARRAYS = ("q", "k", "v", "out", "past_k", "past_v", "b", "dout", "dq", "dk", "dv")
-POINTERS = ("sums", "sinks", "logs", "parts", "maxima", "lengths", "counts", "offsets", "dots", "rows", "near", "far",
-            "crossing")  # fmt: skip
+POINTERS = ("sums", "readers", "sinks", "logs", "parts", "maxima", "lengths", "counts", "offsets", "dots", "rows",
+            "near", "far", "crossing")  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -124,7 +124,8 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array, lengt
              ("dv", batch.Tk, batch.heads // batch.shared, kind.V))  # fmt: skip
     fields = fields_of(plan, call, call.cotangents[1])
     fields |= {"dout": call.cotangents[0], "logs": saved.logs, "sums": saved.sums}
-    fields["lengths"] = None if lengths is None else cast(xp, lengths, xp.float32).reshape(-1)
+    fields["readers"] = saved.sums if saved.readers is None else saved.readers
+    fields["lengths"] = None if lengths is None else xp.ascontiguousarray(cast(xp, lengths, xp.int64)).reshape(-1)
     fields |= {n: xp.empty((batch.rows, *shape), dtype=call.x.v.dtype) for n, *shape in names[: 3 - plan.strict]}
     fields["dots"] = xp.empty(numbers, dtype=xp.float32) if plan.normalize else None
     rows = cuts.block_of("queries", kind, launch.shared_limit())[0]
@@ -184,7 +185,8 @@ def _past(xp: Any, state: Any, N: int) -> dict[str, Array]:
     wanted = parts["k"].dtype if len(kinds) == 1 and kinds <= set(ELEMENTS) else xp.float32
     found = {}
     for n, y in parts.items():
-        y = xp.ascontiguousarray(cast(xp, y, wanted if n in ("k", "v") else xp.float32))
+        kind = {"k": wanted, "v": wanted, "length": xp.int64}.get(n, xp.float32)
+        y = xp.ascontiguousarray(cast(xp, y, kind))
         found[n] = y.reshape(N, *y.shape[y.ndim - {"length": 0, "b": 2}.get(n, 3) :])
     return found
 
@@ -204,7 +206,7 @@ def fields_of(plan: Plan, call: Call, out: Array) -> dict[str, Any]:
     fields: dict[str, Any] = dict.fromkeys((*ARRAYS, *POINTERS))
     fields |= {"q": x.q, "k": x.k, "v": x.v, "out": out, "sinks": sinks}
     fields |= {"past_k": past.get("k"), "past_v": past.get("v"), "b": past.get("b"), "lengths": past.get("length")}
-    fields |= {"counts": xp.empty(batch.sequences, dtype=xp.float32) if past else None, "offsets": batch.offsets}
+    fields |= {"counts": xp.empty(batch.sequences, dtype=xp.int64) if past else None, "offsets": batch.offsets}
     return fields | {
         "T": batch.T, "Tk": batch.Tk, "tokens": batch.rows * batch.T, "heads": batch.heads,
         "sequences": batch.sequences, "longest": max(shorts, longs) if plan.is_ragged else batch.Tk, "few": shorts,

@@ -41,8 +41,9 @@ def forward(plan: Plan, x: Inputs, beta: Array) -> tuple[Array, Results]:
     u, shape = _padded(xp, call), (*call.batch.lead, call.batch.T, call.batch.heads, call.kind.V)
     r = xp.empty(shape, dtype=call.x.v.dtype) if plan.gradients else None
     logs = xp.empty((call.batch.rows, call.batch.heads, call.batch.T), dtype=xp.float32)
-    saved = Saved(logs, calls.decays(plan, call.batch, x.g))
-    fields = portable.fields_of(plan, call, r) | {"logs": saved.logs, "sums": saved.sums}
+    sums, readers = calls.strict_decays(plan, call.batch, x.g)
+    saved = Saved(logs, sums, readers=readers)
+    fields = portable.fields_of(plan, call, r) | {"logs": logs, "sums": sums, "readers": readers}
     _launch("forward", plan, call, fields, {"beta": _strengths(plan, beta), "dbeta": None, "solved": u})
     return u[..., : call.kind.V].reshape(shape), (u, r, saved)
 
@@ -53,7 +54,7 @@ def backward(plan: Plan, x: Inputs, beta: Array, results: Results, du: Array) ->
     call = portable.call_of(plan, x, None, cast(xp, du, x.v.dtype))
     d, dv = _padded(xp, call), xp.empty((call.batch.rows, *x.v.shape[-3:]), dtype=x.v.dtype)
     dbeta = xp.empty(beta.shape, dtype=xp.float32)
-    fields = portable.fields_of(plan, call, r) | {"logs": saved.logs, "sums": saved.sums}
+    fields = portable.fields_of(plan, call, r) | {"logs": saved.logs, "sums": saved.sums, "readers": saved.readers}
     fields |= {"dout": call.cotangents[0], "dv": dv}
     _launch("backward", plan, call, fields, {"beta": _strengths(plan, beta), "dbeta": dbeta, "solved": d})
     u, d = (y[..., : call.kind.V].reshape(x.v.shape) for y in (u, d))

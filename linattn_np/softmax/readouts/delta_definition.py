@@ -6,14 +6,15 @@
     y_i = du_i + sum_{t > i} p_ti d_t = dv_i,   d_i = -beta_i y_i,   dbeta_i = -y_i . r_i
     dz_ij = p_ij (d_i . u_j - d_i . r_i)            without the second term if `normalize` is false
 
-and from dz as in `definition.py`, with the queries w.
+and from dz as in `definition.py`, with the queries w. g_i is common to all keys of token i: with `normalize` it cancels
+and is left out, so that a large |g_i| hides no logit; after a reset (-inf) there are no keys.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...runtime.arrays import Array, sum_to
+from ...runtime.arrays import Array, Namespace, sum_to
 from ..definition import begin, decayed, gradients, log_sum, logits, with_past
 from ..heads import sum_like
 from ..types import Parts, Plan
@@ -25,8 +26,8 @@ def forward(plan: Plan, x: Parts, beta: Array) -> tuple[Array, Array, Array]:
     us, rs, logs = [] if x.past is None else [x.past.v], [], []
     keys = with_past(xp, x)[0]
     for i in range(x.v.shape[-2]):
-        decay = decayed(plan, x, decay, i)
-        z = logits(plan, x, keys, decay, i)
+        before, decay = decay, decayed(plan, x, decay, i)
+        z = logits(plan, x, keys, as_read(plan, x, before, decay, i), i)
         logs.append(log_sum(plan, x, z))
         one = x.v[..., i : i + 1, :]
         r = xp.exp(z - logs[-1]) @ xp.concat(us, axis=-2) if us else xp.zeros_like(one)
@@ -35,14 +36,26 @@ def forward(plan: Plan, x: Parts, beta: Array) -> tuple[Array, Array, Array]:
     return xp.concat(us[0 if x.past is None else 1 :], axis=-2), xp.concat(rs, axis=-2), xp.concat(logs, axis=-2)
 
 
+def as_read(plan: Plan, x: Parts, before: Array | None, decay: Array | None, i: int) -> Array | None:
+    """The log decay of each key that token i reads, without g_i; before: as token i - 1 reads them."""
+    if before is None or decay is None or not plan.normalize:
+        return decay
+    return before + common(plan.xp, x.g[..., i : i + 1])
+
+
+def common(xp: Namespace, g: Array) -> Array:
+    """What is left of log decays that are common to all keys: -inf of a reset, else 0."""
+    return xp.where(xp.isfinite(g), xp.zeros_like(g), g)
+
+
 def backward(plan: Plan, x: Parts, beta: Array, results: tuple[Array, Array, Array], du: Array) -> tuple[Parts, Array]:
     """(gradients of the sequence and of the cache, dbeta); x has the values v."""
     xp, (u, r, logs), T = plan.xp, results, plan.xp.matrix_transpose
     keys, values = with_past(xp, x._replace(v=u))
     L, decay, decays = keys.shape[-2] - x.k.shape[-2], begin(x), []
     for i in range(u.shape[-2]):
-        decay = decayed(plan, x, decay, i)
-        decays.append(decay)
+        before, decay = decay, decayed(plan, x, decay, i)
+        decays.append(as_read(plan, x, before, decay, i))
     dw, dk, d_values = sum_like(xp, x.q), sum_like(xp, keys), sum_like(xp, values)
     dbeta, dv, dg, crossing = [], [], list[Any](), None
     for i in reversed(range(u.shape[-2])):

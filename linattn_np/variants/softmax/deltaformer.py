@@ -68,7 +68,8 @@ def deltaformer(
     g     (..., T, H)       log decay of the token, <= 0; optional
 
     normalize: False leaves both denominators out: e^{scale w_t . k_j} predicts, e^{scale q_t . k_j} reads. u is bounded
-    as long as beta_t e^{scale w_t . k_t} is below 2.
+    as long as beta_t e^{scale w_t . k_t} is below 2. In the quotient p_tj a finite g_t cancels, however large it is;
+    after a reset, g_t = -inf, nothing predicts: u_t = v_t.
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and a GatedCache if return_state, with u in the place
     of values and slots as in softmax_attention. u is computed once for each head of the values.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
