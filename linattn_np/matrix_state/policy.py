@@ -44,6 +44,12 @@ THREADED_ELEMENTS = 2**18  # of v, from which threads are worth starting
 MATRIX_ELEMENTS = 2**21  # SOLVED read-outs: of the matrices Z_t that the exact solver forms in one batch, 16 MiB
 VECTOR_ELEMENTS = 2**15  # and of the vectors that conjugate gradients iterate in one batch: they stay in cache
 
+# polynomials of q . k, by array calls
+
+POLYNOMIAL_BYTES = 256 << 20  # of arrays beside inputs and outputs: heads are computed in groups that need no more
+POLYNOMIAL_TILE = 512  # tokens of a tile without features: longer ones waste half a tile above the diagonal
+LONGEST_DIRECT = 4096  # tokens that see each other without features: 36 pairs of tiles
+
 # compiled loops
 
 CPU_COLUMNS = 32  # value columns: a state is shared out in multiples of it where there are fewer heads than threads
@@ -141,6 +147,16 @@ def is_parallel(plan: Plan, T: int) -> bool:
     """Whether array calls use the parallel form: requested, or a chunk above ARRAY_CHUNK that holds all T tokens."""
     C: Any = plan.chunk_size
     return C == "parallel" or (isinstance(C, int) and C > ARRAY_CHUNK and C >= T)
+
+
+def polynomial_chunk(plan: Plan, T: int, features: int, K: int, V: int) -> tuple[int, bool]:
+    """(tokens of a tile, whether T tokens see each other without features, tile by tile) of a polynomial of q . k.
+
+    A pair of tokens takes K + V products, features 2 M V a token; the choice depends on the length of the sequence.
+    """
+    is_cheaper = 4 * features * V >= T * (K + V) and T <= LONGEST_DIRECT
+    is_direct = is_parallel(plan, T) or (plan.chunk_size is None and is_cheaper)
+    return (POLYNOMIAL_TILE, True) if is_direct else (array_chunk(plan, T), False)
 
 
 def is_short(plan: Plan, T: int) -> bool:

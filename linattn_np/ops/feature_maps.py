@@ -84,10 +84,10 @@ def taylor(order: int = 2) -> FeatureMap:
     Each monomial once: M = binomial(K + order, order), for the second order 1 + K + K (K + 1) / 2.
     """
     _check("taylor", "order", order)
-    return _powers(polynomial_maps.taylor_coefficients(order))
+    return powers(polynomial_maps.taylor_coefficients(order))
 
 
-def _powers(coefficients: tuple[float, ...]) -> FeatureMap:
+def powers(coefficients: tuple[float, ...]) -> FeatureMap:
     """phi(q) . phi(k) = sum_p c_p (q . k / sqrt(K))^p."""
 
     def f(x: Array) -> Array:
@@ -112,7 +112,7 @@ def _root(x: Array) -> float:
     return max(x.shape[-1], 1) ** -0.25
 
 
-SQUARE: FeatureMap = _powers((0.0, 0.0, 1.0))  # (q . k)^2 / K
+SQUARE: FeatureMap = powers((0.0, 0.0, 1.0))  # (q . k)^2 / K
 
 
 def rebased(eps: float = 1e-5) -> FeatureMap:

@@ -170,6 +170,19 @@ def segments(K: int, coefficients: tuple[float, ...]) -> tuple[np.ndarray, np.nd
     return np.concatenate(weights), np.array(rows, np.int64).reshape(-1, 3)
 
 
+def polynomial(z: Array, coefficients: tuple[float, ...]) -> Array:
+    """sum_p c_p z^p, by Horner's rule."""
+    y: Any = coefficients[-1]
+    for c in coefficients[-2::-1]:
+        y = y * z + c if c else y * z
+    return y
+
+
+def slope(coefficients: tuple[float, ...]) -> tuple[float, ...]:
+    """The coefficients of the derivative."""
+    return tuple(p * c for p, c in enumerate(coefficients))[1:]
+
+
 def taylor_coefficients(order: int) -> tuple[float, ...]:
     """1, 1, 1/2, ..., 1/order!: the Taylor polynomial of exp."""
     return tuple(1 / factorial(p) for p in range(order + 1))

@@ -83,8 +83,8 @@ class Traced(np.ndarray):
             return trace.concatenate(*given, **named)
         if function in (np.stack, np.roll):
             return getattr(trace, function.__name__)(*given, **named)
-        if function is np.repeat:
-            return trace.repeat(*given, **named)
+        if function in (np.repeat, np.astype):
+            return trace.repeat(*given, **named) if function is np.repeat else given[0].astype(*given[1:], **named)
         found = function(*map(plain, given), **{name: plain(x) for name, x in named.items()})
         if function in CONSTANTS:
             found.flags.writeable = False  # numbers that are written to it would be of this call

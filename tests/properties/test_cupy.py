@@ -201,3 +201,25 @@ def test_raw_projections_as_published(cp, fn, T, dtype):
     expected, actual = both(cp, fn, arrays, options, dtype)
     for e, a in zip(expected, actual, strict=True):
         assert relative_error(a, e) <= (1e-10 if dtype == np.float64 else 2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["based", "rebased"])
+def test_polynomial_maps_take_the_memory_that_explain_names(cp, name, dtype):
+    """8256 features of all tokens would take 2 GiB in float32; errors are those of the dtype."""
+    rng, fn = np.random.default_rng(0), getattr(la, name)
+    host = [rng.standard_normal((2, 2048, 8, 128)).astype(dtype) for _ in range(3)]
+    given = [cp.asarray(x) for x in host]
+    pool = cp.get_default_memory_pool()
+    for options in ({}, {"chunk_size": 64}):
+        assert "at most 256 MiB" in la.explain(fn, *given, **options).reason
+        pool.free_all_blocks()
+        before = pool.total_bytes()
+        out, pullback = la.vjp(fn, *given, **options)
+        grads = pullback(out)[:3]
+        few = 8 * sum(x.nbytes for x in given) * (4 // np.dtype(dtype).itemsize)
+        assert pool.total_bytes() - before <= (256 << 20) + few
+        one = [x[:1, :256, :1].astype(np.float64) for x in host]
+        expected = fn(*one, backend="chunks")
+        assert relative_error(cp.asnumpy(out[:1, :256, :1]), expected) <= 64 * float(np.finfo(dtype).eps)
+        assert all(cp.isfinite(d).all() for d in grads)

@@ -4,8 +4,11 @@
     out_t = scale phi(q_t) S_t                    with eps: the same / (scale phi(q_t) z_t^T + eps)
 
 The compiled loops compute features chunk by chunk, or token by token, and divide when they store
-(matrix_state/cpu/maps.py, averages.py, recurrent.py). Other backends get all features and values with a column
-of ones, whose output divides the others. z is the state's last column.
+(matrix_state/cpu/maps.py, averages.py, recurrent.py). Array calls go chunk by chunk where phi(q) . phi(k) is a
+polynomial of q . k (polynomial.py). Other backends get all features and values with a column of ones, whose output
+divides the others. z is the state's last column.
+
+Features of a polynomial have terms that cancel where q . k is small: of float32 rows they, and states, are float64.
 """
 
 from __future__ import annotations
@@ -17,20 +20,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core import Computed, Explained, register
+from ...core import Computed, Explained, StatesAt, register
 from ...ops.averages import divide, divide_vjp, with_ones
 from ...ops.map_steps import Steps
-from ...runtime.arrays import Array, cast
+from ...runtime.arrays import Array, cast, is_deferred, is_numpy, sum_dtype
 from ...runtime.memory import shares_memory
-from ...runtime.pieces.memory import gap
+from ...runtime.pieces.memory import address, gap
 from ...runtime.tracing import Trace
-from .. import core
+from .. import core, policy
 from ..types import Average, Inputs, NormalisedState, Plan
+from . import polynomial
 from .sums import joined
 
 
 class MappedInputs(NamedTuple):
-    """NumPy arrays (..., T, heads, width), or their gradients, and a feature map that has steps."""
+    """Arrays (..., T, heads, width), or their gradients, and a feature map that has steps."""
 
     q: Array  # (..., T, Hq, K)  None: write without reading
     k: Array  # (..., T, Hk, K)
@@ -38,6 +42,17 @@ class MappedInputs(NamedTuple):
     g: Array = None  # (..., T, H, 1)
     map: Any = None  # (f, f_vjp)
     eps: float | None = None  # added to the sum of weights that outputs are divided by; None: no division
+    is_narrow: bool = False  # CUDA kernels may take float32 features: q and k are stored in 16 bits
+
+    @property
+    def is_polynomial(self) -> bool:
+        """Whether phi(q) . phi(k) is a polynomial of q . k, of a degree whose terms cancel."""
+        return self.steps.kind == "monomials" and len(self.steps.arguments[0]) > 2
+
+    def widened(self, plan: Plan) -> Plan:
+        """The plan in the dtype of features and states."""
+        exact = self.is_polynomial and not self.is_narrow
+        return plan._replace(dtype=sum_dtype(plan.xp, self.v)) if exact and plan.dtype == plan.xp.float32 else plan
 
     @property
     def steps(self) -> Steps:
@@ -60,41 +75,110 @@ class Residuals(NamedTuple):
     out: Array | None
     sums: Array | None  # the denominators; None without eps
     features: tuple[Array | None, Array] | None  # phi(q), phi(k), if computed outside the backend
+    dtype: Any  # that of the call; plan.dtype is that of features
 
 
 def is_compiled(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> bool:
     """Whether the backend computes features itself, chunk by chunk."""
-    if plan.chunk_size == 1 or 0 in (*x.v.shape, *x.k.shape):
+    if plan.chunk_size == 1 or 0 in (*x.v.shape, *x.k.shape) or not plan.causal or not is_numpy(plan.xp):
         return False
     one = x.memories()[0]
     return "features" in core.choose(fn, one, plan, wanted).handles(core.Call(one, plan))
 
 
+def in_chunks(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> bool:
+    """Whether array calls compute a polynomial of q . k chunk by chunk."""
+    if not x.is_polynomial or plan.chunk_size == 1 or any(y is not None and 0 in y.shape for y in (x.q, x.k, x.v)):
+        return False
+    if is_compiled(fn, x, plan, wanted) or (x.is_narrow and x.steps.width(x.k.shape[-1]) <= policy.WIDEST_CUDA):
+        return wanted == "chunks"
+    return wanted in (None, "chunks")
+
+
 def explain(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> Explained:
     """Backend, form and operations, and where features are computed."""
+    x = _for(x, wanted)
+    words = "features by array calls"
+    if x.widened(plan).dtype != plan.dtype:
+        words = "in float64, since terms of features cancel; " + words
+    if in_chunks(fn, x, plan, wanted):
+        return polynomial.explain(core.explain_choice(fn, x.memories()[0], plan, "chunks"), _polynomial(x, plan), plan)
+    plan = x.widened(plan)
     if is_compiled(fn, x, plan, wanted):
         forms = [core.form(fn, memory, plan, wanted) for memory in x.memories()]
         each = "token by token" if forms[0][1] is None else "chunk by chunk"
-        return core.explain_memories(fn, x.memories(), plan, wanted, f"features {each}", forms)
-    return core.explain_memories(fn, x.memories(), plan, wanted, "features by array calls")
+        words = words.replace("features by array calls", f"features {each}")
+        return core.explain_memories(fn, x.memories(), plan, wanted, words, forms)
+    return core.explain_memories(fn, x.memories(), plan, wanted, words)
+
+
+def _for(x: MappedInputs, wanted: str | None) -> MappedInputs:
+    """The inputs of a call: the CUDA kernels, if they are asked for, take float32 features."""
+    return x._replace(is_narrow=True) if wanted == "cuda" else x
+
+
+def _polynomial(x: MappedInputs, plan: Plan) -> polynomial.Polynomial:
+    """The rows of a call in chunks, after the norm before the map."""
+    q, k = x.q, x.k
+    if x.steps.before is not None:
+        q, k = (None if y is None else x.steps.before[0](cast(plan.xp, y, plan.dtype)) for y in (q, k))
+    exact = x.widened(plan).dtype != plan.dtype
+    return polynomial.Polynomial(q, k, x.v, x.steps.arguments[0], x.eps, exact)
 
 
 def forward(
     fn: str, x: MappedInputs, plan: Plan, state: Array | None, wanted: str | None
-) -> tuple[Array | None, Array, Residuals]:
-    """(out, final state with z, residuals)."""
+) -> tuple[Array | None, Array, Any]:
+    """(out, final state with z, residuals).   Raises Unsupported for one token of features that would be float64."""
+    x = _for(x, wanted)
+    if is_deferred(plan.xp):
+        from ...runtime.cuda.deferred import Unsupported
+
+        raise Unsupported("features in float64")
+    if in_chunks(fn, x, plan, wanted):
+        return _forward_in_chunks(x, plan, state)
     if not is_compiled(fn, x, plan, wanted):
-        run = lambda inputs, S: core.forward(fn, inputs, plan, S, wanted)  # noqa: E731
+        run = lambda inputs, inner, S: core.forward(fn, inputs, inner, S, wanted)  # noqa: E731
         return _forward_of_features(run, x, plan, state)
     return _forward_compiled(lambda inputs, inner, S: core.forward(fn, inputs, inner, S, wanted), x, plan, state)
+
+
+class InChunks(NamedTuple):
+    """Residuals of a polynomial that array calls compute chunk by chunk."""
+
+    x: MappedInputs
+    plan: Plan
+    rest: polynomial.Residuals
+
+
+def _forward_in_chunks(x: MappedInputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, InChunks]:
+    out, end, rest = polynomial.forward(_polynomial(x, plan), plan, state)
+    return out, end, InChunks(x, plan, rest)
+
+
+def _backward_in_chunks(residuals: InChunks, dout: Array | None, dstate: Array | None) -> tuple[MappedInputs, Array]:
+    x, plan, rest = residuals
+    d, dS = polynomial.backward(rest, dout, dstate)
+    dq, dk = _before_vjp(x, plan, d.q, d.k)
+    return MappedInputs(dq, dk, d.v), dS
+
+
+def _before_vjp(x: MappedInputs, plan: Plan, dq: Array | None, dk: Array) -> tuple[Array | None, Array]:
+    """The transpose of the norm before the map."""
+    before = x.steps.before
+    if before is None:
+        return dq, dk
+    dq, dk = (None if dy is None else before[1](cast(plan.xp, y, dy.dtype), dy) for y, dy in ((x.q, dq), (x.k, dk)))
+    return dq, dk
 
 
 def _forward_compiled(
     run: Callable[..., Computed], x: MappedInputs, plan: Plan, state: Array | None
 ) -> tuple[Array | None, Array, Residuals]:
     """forward with features computed by the backend; run(inputs, plan, state) is its forward."""
+    narrow, plan = plan.dtype, x.widened(plan)
     dtype, sums = np.dtype(plan.dtype), None
-    v = x.v if x.eps is None else cast(np, x.v, dtype)  # averages are stored in the compute dtype
+    v = cast(np, x.v, dtype) if x.eps is not None or narrow != dtype else x.v  # averages: in the compute dtype
     q, k, before = x.q, x.k, x.steps.before
     if before is not None:
         q, k = (None if y is None else before[0](cast(np, y, dtype)) for y in (q, k))
@@ -105,39 +189,51 @@ def _forward_compiled(
             sums = np.empty((*x.v.shape[:-2], heads, 1), dtype)
         inner = inner._replace(average=Average(x.eps, sums))
     out, end, core_residuals = run(Inputs(q, k, v, x.g), inner, state)
-    return out, end, Residuals(x, plan, core_residuals, out, sums, None)
+    return *_narrowed(plan, narrow, out, end), Residuals(x, plan, core_residuals, out, sums, None, narrow)
+
+
+def _narrowed(plan: Plan, dtype: Any, out: Array | None, end: Any) -> tuple[Array | None, Any]:
+    """Output and final states in the dtype of the call, if features have another one."""
+    if plan.dtype == dtype:
+        return out, end
+    narrow = lambda y: None if y is None else cast(plan.xp, y, dtype)  # noqa: E731
+    return narrow(out), StatesAt(*map(narrow, end)) if isinstance(end, StatesAt) else narrow(end)
 
 
 def _forward_of_features(
     run: Callable[..., Computed], x: MappedInputs, plan: Plan, state: Array | None
 ) -> tuple[Array | None, Array, Residuals]:
-    """forward with features computed by array calls first; run(inputs, state) is the core's."""
-    q, k = (None if y is None else x.map[0](cast(np, y, plan.dtype)) for y in (x.q, x.k))
-    v = x.v if x.eps is None else with_ones(np, cast(np, x.v, plan.dtype))
-    out, end, core_residuals = run(Inputs(q, k, v, x.g), state)
+    """forward with features computed by array calls first; run(inputs, plan, state) is the core's."""
+    narrow, plan, xp = plan.dtype, x.widened(plan), plan.xp
+    q, k = (None if y is None else x.map[0](cast(xp, y, plan.dtype)) for y in (x.q, x.k))
+    v = x.v if plan.dtype == narrow else cast(xp, x.v, plan.dtype)
+    v = v if x.eps is None else with_ones(xp, cast(xp, v, plan.dtype))
+    out, end, core_residuals = run(Inputs(q, k, v, x.g), plan, state)
     sums = None
     if x.eps is not None and out is not None:
-        out, sums = divide(np, out, x.eps)
-    return out, end, Residuals(x, plan, core_residuals, out, sums, (q, k))
+        out, sums = divide(xp, out, x.eps)
+    return *_narrowed(plan, narrow, out, end), Residuals(x, plan, core_residuals, out, sums, (q, k), narrow)
 
 
-def backward(residuals: Residuals, dout: Array | None, dstate: Array | None) -> tuple[MappedInputs, Array]:
+def backward(residuals: Any, dout: Array | None, dstate: Any) -> tuple[MappedInputs, Array]:
     """Gradients of every input, and of the initial state with z."""
-    x, plan, core_residuals, out, sums, features = residuals
+    if isinstance(residuals, InChunks):
+        return _backward_in_chunks(residuals, dout, dstate)
+    x, plan, core_residuals, out, sums, features, dtype = residuals
+    xp, narrow = plan.xp, lambda y: None if y is None else cast(plan.xp, y, dtype)
     if features is None:
         within = None if x.eps is None else functools.partial(_backward_of_averages, out)
         d, dS = core.backward(core_residuals, dout, dstate, within)
-        before, dq, dk = x.steps.before, d.q, d.k
-        if before is not None:
-            dq, dk = (None if y is None else before[1](cast(np, y, plan.dtype), dy) for y, dy in ((x.q, dq), (x.k, dk)))
-        return MappedInputs(dq, dk, d.v, d.g), dS
+        dq, dk = _before_vjp(x, plan, d.q, d.k)
+        return MappedInputs(narrow(dq), narrow(dk), narrow(d.v), narrow(d.g)), narrow(dS)
     if x.eps is not None and dout is not None:
-        dout = divide_vjp(np, cast(np, out, plan.dtype), sums, cast(np, dout, plan.dtype))
+        dout = divide_vjp(xp, cast(xp, out, plan.dtype), sums, cast(xp, dout, plan.dtype))
     d, dS = core.backward(core_residuals, dout, dstate)
     takes = getattr(x.map[1], "takes_features", False)
-    dq, dk = (None if y is None else x.map[1](cast(np, y, plan.dtype), dphi, *((phi,) if takes else ()))
+    dq, dk = (None if y is None else x.map[1](cast(xp, y, plan.dtype), dphi, *((phi,) if takes else ()))
               for y, dphi, phi in zip((x.q, x.k), (d.q, d.k), features, strict=True))  # fmt: skip
-    return MappedInputs(dq, dk, d.v if x.eps is None else d.v[..., :-1], d.g), dS
+    dv = d.v if x.eps is None else d.v[..., :-1]
+    return MappedInputs(narrow(dq), narrow(dk), narrow(dv), narrow(d.g)), narrow(dS)
 
 
 def _backward_of_averages(out: Array | None, run: Callable[..., Any], saved: Any, dout: Any, dstate: Any) -> Any:
@@ -148,24 +244,26 @@ def _backward_of_averages(out: Array | None, run: Callable[..., Any], saved: Any
 
 def gives_states(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> bool:
     """Whether the core returns states at positions."""
-    return core.gives_states(fn, x.memories()[0], plan, wanted)
+    return not in_chunks(fn, x, plan, wanted) and core.gives_states(fn, x.memories()[0], plan, wanted)
 
 
-def reads_out(residuals: Residuals) -> bool:
+def reads_out(residuals: Any) -> bool:
     """Whether backward reads the output."""
-    return residuals.x.eps is not None
+    return not isinstance(residuals, InChunks) and residuals.x.eps is not None
 
 
-def reads_end(residuals: Residuals) -> bool:
+def reads_end(residuals: Any) -> bool:
     """Whether backward reads the final state."""
-    return core.reads_end(residuals.core_residuals)
+    return not isinstance(residuals, InChunks) and core.reads_end(residuals.core_residuals)
 
 
-def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[MappedInputs, Any], Computed]:
+def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Any) -> Callable[[MappedInputs, Any], Computed]:
     """The forward (x, state) of further calls; the core's loops are recorded."""
+    if isinstance(residuals, InChunks):
+        return lambda x, state: _forward_in_chunks(x, plan, state)
     if residuals.features is not None:
         run = core.repeat(fn, plan, wanted, residuals.core_residuals)
-        return lambda x, state: _forward_of_features(run, x, plan, state)
+        return lambda x, state: _forward_of_features(lambda inputs, inner, S: run(inputs, S), x, plan, state)
     path = residuals.core_residuals.path
     loops = core.RecordedLoops(path)
 
@@ -189,8 +287,9 @@ def record_mapped(
     state: None, S, or (S, z), which are the last arrays of the trace if they lie apart. divide: of a state with z, what
     is done to outputs that the core has not divided.
     """
-    if residuals.features is not None:
+    if isinstance(residuals, InChunks) or residuals.features is not None:
         return None
+    narrow, plan = np.dtype(plan.dtype), x.widened(plan)
     dtype, heads, parts = np.dtype(plan.dtype), x.v.shape[-2], isinstance(state, tuple)
     q, k, before = x.q, x.k, x.steps.before
     if before is not None:
@@ -199,12 +298,16 @@ def record_mapped(
     if x.eps is not None:
         sums = None if q is None else trace.new((*x.v.shape[:-2], max(heads, q.shape[-2]), 1), dtype)
         inner = inner._replace(average=Average(x.eps, sums))
-    if parts and not all(y.dtype == dtype for y in state):
+    if parts and not all(y.dtype == narrow for y in state):
         return None
-    v = x.v if x.eps is None else cast(np, x.v, dtype)
+    then = divide
+    if narrow != dtype:
+        then = functools.partial(_narrowed_results, divide, x.v.dtype, narrow)
+        inner = inner._replace(overwrite=plan.overwrite and divide is None)
+    v = cast(np, x.v, dtype) if x.eps is not None or narrow != dtype else x.v
     if parts and (both := joined(*state)) is not None:
-        found = core.record(Inputs(q, k, v, x.g), inner, both, residuals.core_residuals, trace, divide)
-        width = state[0].shape[-1] * dtype.itemsize
+        found = core.record(Inputs(q, k, v, x.g), inner, both, residuals.core_residuals, trace, then)
+        width = state[0].shape[-1] * narrow.itemsize
         return found and functools.partial(_with_sums, found, plan.overwrite, width)
     S = state
     if parts:
@@ -212,8 +315,15 @@ def record_mapped(
         S = np.concatenate([S, z[..., None]], axis=-1)
     if divide is not None:
         inner = inner._replace(overwrite=False)
-    found = core.record(Inputs(q, k, v, x.g), inner, S, residuals.core_residuals, trace, divide)
+    found = core.record(Inputs(q, k, v, x.g), inner, S, residuals.core_residuals, trace, then)
     return found if found is None or divide is None else functools.partial(_with_sums, found, plan.overwrite, 0)
+
+
+def _narrowed_results(divide: Any, out_dtype: Any, dtype: Any, out: Any, end: Any) -> tuple[Any, Any]:
+    """`divide`, the output in the dtype of values, and the final state in that of a call."""
+    if divide is not None:
+        out, end = divide(out, end)
+    return None if out is None else cast(np, cast(np, out, dtype), out_dtype), cast(np, end, dtype)
 
 
 def _with_sums(
@@ -232,7 +342,7 @@ def _with_sums(
         return None
     out, end = computed
     parts = end[..., :-1], end[..., -1]
-    if overwrite and not width:
+    if overwrite and not (width and address(end) == address(state[0])):
         state[0][...], state[1][...] = parts
     return out, NormalisedState(*(state if overwrite else parts))
 

@@ -60,7 +60,7 @@ def load(x: Stored, place: Place, columns: Columns, out: Matrix):
 
 @piece(of="converted")
 def load_converted(x: Stored, place: Place, columns: Columns, out: Matrix):
-    """`load` of another dtype, or of numbers that lie apart; 16 bits side by side are converted in vectors."""
+    """`load` of another dtype, or of numbers that lie apart; those side by side are converted in vectors."""
     m, count, storage = len(out), columns[1], field_of(x, STORAGE)
     A4, A8, A2 = (tokens_of(x, F4, place, m, columns), tokens_of(x, F8, place, m, columns),
                   tokens_of(x, U2, place, m, columns))  # fmt: skip
@@ -70,6 +70,10 @@ def load_converted(x: Stored, place: Place, columns: Columns, out: Matrix):
         if storage in (FLOAT16, BFLOAT16) and field_of(x, CHANNEL) == 2:
             for j in range(count):
                 to[j] = from_float16(bits[j]) if storage == FLOAT16 else from_bfloat16(bits[j])
+        elif storage == FLOAT32 and field_of(x, CHANNEL) == 4:
+            numbers = row(A4, i)
+            for j in range(count):
+                to[j] = numbers[j]
         else:
             for j in range(count):
                 if storage == FLOAT32:

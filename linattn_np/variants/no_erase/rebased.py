@@ -13,7 +13,7 @@ from ...ops.norms import layer_norm, layer_norm_vjp
 from ...runtime.arrays import Array, cast
 from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
 from ..shared.arguments import VALUES
-from ..shared.similarity import Similarity, SimilarityOptions, check_eps, defaults
+from ..shared.similarity import Similarity, SimilarityOptions, check_eps, defaults, rows_are_narrow
 
 NORM_EPS = 1e-5
 
@@ -33,7 +33,7 @@ def to_core(c: Variables) -> Inputs | MappedInputs:
     """The core's inputs for normed queries and keys."""
     normed = {n: None if x is None else _normed(c, cast(c.xp, x, c.dtype)) for n, x in (("q", c.q), ("k", c.k))}
     c.normed = type(c)(**vars(c) | normed)
-    return SIMILARITY.to_core(c.normed)
+    return SIMILARITY.to_core(c.normed, rows_are_narrow(c))
 
 
 def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:

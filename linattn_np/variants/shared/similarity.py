@@ -24,7 +24,7 @@ from ...matrix_state.readouts.sums import joined, record_with_sums
 from ...matrix_state.types import Inputs, NormalisedState
 from ...ops import averages
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
-from ...runtime.arrays import STORAGE, Array, cast, dtype_name
+from ...runtime.arrays import NARROW, STORAGE, Array, cast, dtype_name, is_cupy, is_deferred
 from ...runtime.shapes import check_state
 from ...runtime.tracing import of_output, traced_variables
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
@@ -65,11 +65,13 @@ class Similarity(NamedTuple):
 
     maps: Callable[[Variables], tuple[FeatureMap, FeatureMap]]
 
-    def to_core(self, c: Variables) -> Inputs | MappedInputs:
-        """phi(q), phi(k), v or [v, 1]; or q, k, v and the map."""
+    def to_core(self, c: Variables, is_narrow: bool | None = None) -> Inputs | MappedInputs:
+        """phi(q), phi(k), v or [v, 1]; or q, k, v and the map.   is_narrow: see rows_are_narrow."""
         xp, (map_q, map_k) = c.xp, self.maps(c)
-        if self.is_left_to_the_core(c, map_q, map_k):
-            return MappedInputs(c.q, c.k, c.v, None, map_k, float(c.options["eps"]) if c.options["normalize"] else None)
+        eps = float(c.options["eps"]) if c.options["normalize"] else None
+        x = MappedInputs(c.q, c.k, c.v, None, map_k, eps, rows_are_narrow(c) if is_narrow is None else is_narrow)
+        if self.is_left_to_the_core(c, map_q, x):
+            return x
         v = averages.with_ones(xp, cast(xp, c.v, c.dtype)) if c.options["normalize"] else c.v
         return Inputs(**self.mapped(c), v=v)
 
@@ -84,11 +86,14 @@ class Similarity(NamedTuple):
                              "expected one width")
         return c.features
 
-    def is_left_to_the_core(self, c: Variables, map_q: FeatureMap, map_k: FeatureMap) -> bool:
-        """Whether the core evaluates the map: one with steps, causal, on NumPy arrays."""
-        steps = getattr(map_k[0], "steps", None)
-        return steps is not None and steps == getattr(map_q[0], "steps", None) and isinstance(c.k, np.ndarray) and (
-            c.options["causal"] and c.k.shape[-1] > 0)  # fmt: skip
+    def is_left_to_the_core(self, c: Variables, map_q: FeatureMap, x: MappedInputs) -> bool:
+        """Whether the core evaluates the map: one with steps, causal and on NumPy arrays, or a polynomial of q . k."""
+        steps = getattr(x.map[0], "steps", None)
+        if steps is None or steps != getattr(map_q[0], "steps", None) or c.k.shape[-1] == 0:
+            return False
+        if is_deferred(c.xp):
+            return x.is_polynomial and not x.is_narrow
+        return (isinstance(c.k, np.ndarray) and c.options["causal"]) or x.is_polynomial
 
     def to_core_vjp(self, c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
         """The maps' own transposes; the column of ones has no gradient."""
@@ -158,6 +163,11 @@ class Similarity(NamedTuple):
     @property
     def state(self) -> StateFormat:
         return StateFormat(NormalisedState, "normalize", self.pack_state, unpack_state, record=self.record, wide=True)
+
+
+def rows_are_narrow(c: Variables) -> bool:
+    """Whether queries and keys are stored in 16 bits, and CUDA kernels may take float32 features of them."""
+    return (is_cupy(c.xp) or is_deferred(c.xp)) and all(x is None or dtype_name(x) in NARROW for x in (c.q, c.k))
 
 
 def _mapped(c: Variables, name: str, feature_map: FeatureMap) -> Array:
