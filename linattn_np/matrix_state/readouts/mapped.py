@@ -129,7 +129,7 @@ def _polynomial(x: MappedInputs, plan: Plan) -> polynomial.Polynomial:
 def forward(
     fn: str, x: MappedInputs, plan: Plan, state: Array | None, wanted: str | None
 ) -> tuple[Array | None, Array, Any]:
-    """(out, final state with z, residuals).   Raises Unsupported for one token of features that would be float64."""
+    """(out, final state with z, residuals).   Raises Unsupported for deferred arrays: array calls are made."""
     x = _for(x, wanted)
     if is_deferred(plan.xp):
         from ...runtime.cuda.deferred import Unsupported

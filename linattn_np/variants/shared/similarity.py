@@ -91,8 +91,8 @@ class Similarity(NamedTuple):
         steps = getattr(x.map[0], "steps", None)
         if steps is None or steps != getattr(map_q[0], "steps", None) or c.k.shape[-1] == 0:
             return False
-        if is_deferred(c.xp):
-            return x.is_polynomial and not x.is_narrow
+        if is_deferred(c.xp):  # one token, by kernels: float32 features are as exact as a float32 state
+            return x.is_polynomial and getattr(c, "state", None) is None
         return (isinstance(c.k, np.ndarray) and c.options["causal"]) or x.is_polynomial
 
     def to_core_vjp(self, c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
@@ -167,7 +167,7 @@ class Similarity(NamedTuple):
 
 def rows_are_narrow(c: Variables) -> bool:
     """Whether queries and keys are stored in 16 bits, and CUDA kernels may take float32 features of them."""
-    return (is_cupy(c.xp) or is_deferred(c.xp)) and all(x is None or dtype_name(x) in NARROW for x in (c.q, c.k))
+    return is_cupy(c.xp) and all(x is None or dtype_name(x) in NARROW for x in (c.q, c.k))
 
 
 def _mapped(c: Variables, name: str, feature_map: FeatureMap) -> Array:
