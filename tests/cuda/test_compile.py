@@ -23,6 +23,7 @@ from linattn_np.matrix_state.cuda import scan_launch as cuda_scan
 from linattn_np.matrix_state.cuda.entries import scan_entries, step_entries
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.cuda.entries import key_entries, raw_entries, step_size_entries
+from linattn_np.runtime import code_cache
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.elements import BYTES
@@ -84,7 +85,7 @@ def test_the_key_knows_constants_architecture_and_compiler(tiny, monkeypatch):
 
 def test_the_cache_is_private_and_whole(tiny, cache):
     code = build(tiny)
-    assert code.path.read_bytes() == code.cubin
+    assert code_cache.load(code.path) == code.cubin
     assert list(cache.glob("*.cubin")) == [code.path]
     if os.name == "posix":
         assert stat.S_IMODE(code.path.stat().st_mode) == 0o600
@@ -102,7 +103,7 @@ def test_a_file_that_others_may_write_is_compiled_again(tiny, cache):
     code = build(tiny)
     code.path.write_bytes(b"\x7fELF of somebody else")
     code.path.chmod(0o666)
-    assert build(tiny).cubin == code.cubin == code.path.read_bytes()
+    assert build(tiny).cubin == code.cubin == code_cache.load(code.path)
     assert stat.S_IMODE(code.path.stat().st_mode) == 0o600
 
 
@@ -110,7 +111,8 @@ def test_a_file_that_others_may_write_is_compiled_again(tiny, cache):
 def test_a_folder_that_others_may_write_is_not_used(tiny, cache):
     cache.mkdir()
     cache.chmod(0o777)
-    assert build(tiny).path is None
+    with pytest.warns(UserWarning, match="others can write to"):
+        assert build(tiny).path is None
     assert not os.listdir(cache)
 
 
@@ -124,8 +126,9 @@ def test_no_cache_folder_is_no_error(tiny, tmp_path, monkeypatch):
 
 def test_processes_at_once_share_the_cache(tiny, cache):
     program = ("import sys; from pathlib import Path; from linattn_np.runtime.cuda import compile as c, sources as s; "
+               "from linattn_np.runtime.code_cache import load; "
                "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
-               "assert x.path.read_bytes() == x.cubin")
+               "assert load(x.path) == x.cubin")
     running = [subprocess.Popen([sys.executable, "-c", program, str(tiny)]) for _ in range(4)]
     assert [p.wait() for p in running] == [0] * 4
     assert len(list(cache.glob("*.cubin"))) == 1
@@ -145,7 +148,7 @@ def test_code_from_the_cache_needs_no_compiler(tiny, cache):
     assert run() == "True 1\n"
     assert run() == "False 0\n"
     line, = cache.glob("nvrtc-*.txt")
-    assert list(map(int, line.read_text().split())) == [*nvrtc.version(), *nvrtc.architectures()]
+    assert list(map(int, code_cache.load(line).split())) == [*nvrtc.version(), *nvrtc.architectures()]
     line.write_text("13 0 import os")
     assert run() == "False 1\n"
     assert run() == "False 0\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import stat
 
 import pytest
@@ -47,20 +49,98 @@ def test_a_file_of_another_user_is_not_read(file, monkeypatch):
         assert code_cache.load(file) is None
         os.chown(file, 0, -1)
         os.chown(file.parent, 12345, -1)
-        assert code_cache.file_of("cpu", "code.o") is None
+        with refused(file.parent):
+            assert code_cache.file_of("cpu", "code.o") is None
+        os.chown(file.parent, 0, -1)
+        os.chown(file.parent.parent, 12345, -1)
+        with refused(file.parent.parent):
+            assert code_cache.file_of("cpu", "code.o") is None
+        os.chown(file.parent.parent, 0, -1)
         os.chown(file.parent, 0, -1)
         monkeypatch.setattr(os, "getuid", lambda: 12345)
         assert code_cache.load(file) == b"code"
     else:
         monkeypatch.setattr(os, "getuid", lambda: me + 1)
         assert code_cache.load(file) is None
-        assert code_cache.file_of("cpu", "code.o") is None
+        with refused(file.parent):
+            assert code_cache.file_of("cpu", "code.o") is None
+
+
+def refused(folder):
+    """The warning that names a folder, where nothing is stored."""
+    return pytest.warns(UserWarning, match=re.escape(f"others can write to {folder} (chmod go-w"))
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
 def test_a_folder_that_others_can_write_is_not_used(file, mode):
     file.parent.chmod(mode)
-    assert code_cache.file_of("cpu", "code.o") is None
+    with refused(file.parent):
+        assert code_cache.file_of("cpu", "code.o") is None
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_folder_that_others_can_exchange_is_not_used(tmp_path, monkeypatch, mode, depth):
+    above = tmp_path / "above"
+    where = above.joinpath(*"abc"[:depth])
+    where.mkdir(parents=True, mode=0o700)
+    above.chmod(mode)
+    monkeypatch.setenv("LINATTN_CACHE_DIR", str(where))
+    with refused(above):
+        assert code_cache.file_of("cpu", "code.o") is None
+    above.chmod(0o1777)  # others create what they like there, and exchange nothing of this user
+    assert code_cache.file_of("cpu", "code.o") == where / "code.o"
+
+
+def test_a_folder_behind_a_link_that_others_can_exchange_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir(mode=0o700)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link").symlink_to("../own")
+    monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path / "open" / "link"))
+    assert code_cache.file_of("cpu", "code.o") is not None
+    (tmp_path / "open").chmod(0o777)
+    with refused(tmp_path / "open"):
+        assert code_cache.file_of("cpu", "code.o") is None
+    monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path / "first"))
+    (tmp_path / "first").symlink_to("open/link")  # a link to that link
+    with refused(tmp_path / "open"):
+        assert code_cache.file_of("cpu", "code.o") is None
+
+
+def test_folders_are_private_whatever_the_mask_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path / "a" / "b"))
+    mask = os.umask(0)
+    try:
+        assert code_cache.file_of("cpu", "code.o") is not None
+    finally:
+        os.umask(mask)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b")] == [0o700, 0o700]
+
+
+def test_a_file_belongs_to_its_name(file):
+    """Machine code of another key is not run, whoever copied or renamed it, nor what was changed."""
+    other = file.with_name("other.o")
+    shutil.copy(file, other)
+    assert code_cache.load(other) is None
+    os.replace(file, other)
+    assert code_cache.load(other) is None
+    assert code_cache.store(other, b"other code")
+    assert code_cache.load(other) == b"other code"
+    for content in (b"", other.read_bytes()[:-1], other.read_bytes() + b"x", b"x" + other.read_bytes()[1:]):
+        other.write_bytes(content)
+        assert code_cache.load(other) is None
+
+
+@pytest.mark.slow
+def test_compiled_loops_with_each_others_names_are_compiled_anew(tmp_path):
+    """Machine code of other functions under a function's name: run, it would end the process."""
+    right = run(CALL, LINATTN_CACHE_DIR=str(tmp_path))
+    files = sorted(tmp_path.glob("*.o"))
+    codes = [file.read_bytes() for file in files]
+    for file, code in zip(files, codes[1:] + codes[:1], strict=True):
+        file.write_bytes(code)
+    assert run(CALL, LINATTN_CACHE_DIR=str(tmp_path)) == right
+    assert [file.read_bytes() for file in files] == codes
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Compiles a source with -D constants for an architecture, with or without a GPU.
 
-Cubins are cached on disk under a key of everything that they depend on. Files are passed to the driver unchanged;
-nothing is deserialised.
+Cubins are cached on disk under a key of everything that they depend on, and passed to the driver unchanged; nothing is
+deserialised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from . import nvrtc
 from .sources import Source
 
 FLAGS = ("-std=c++17", "-default-device", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
-MAGIC = b"\x7fELF"
 
 
 class Code(NamedTuple):
@@ -54,7 +53,7 @@ def compile_source(source: Source, constants: Mapping[str, int], arch: str, cach
     """The machine code of a source.   Raises nvrtc.CompileError with the log and numbered source."""
     options = options_of(constants, arch)
     path = code_cache.file_of(nvrtc.KIND, f"{key_of(source, options)}.cubin") if cached else None
-    if path is not None and (cubin := code_cache.load(path)) is not None and cubin.startswith(MAGIC):
+    if path is not None and (cubin := code_cache.load(path)) is not None:
         return Code(cubin, "", path)
     cubin, log = nvrtc.compile_program(source.name, source.text, source.headers, options)
     return Code(cubin, log, path if path is not None and code_cache.store(path, cubin) else None)

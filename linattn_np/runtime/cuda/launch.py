@@ -133,18 +133,14 @@ def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared
 @functools.cache
 def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> Any:
     code = _begin(file, constants, capability(), beside=False).result()
-    if code.path is not None and code.path.exists():
-        function = cupy().RawModule(path=str(code.path)).get_function(entry)
-        function.max_dynamic_shared_size_bytes = shared  # loads the module
-        return function
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder:  # no cache folder: the driver still needs a file
+    with tempfile.TemporaryDirectory() as folder:  # CuPy reads machine code from files only
         path = os.path.join(folder, "kernel.cubin")
         with open(path, "wb") as file_:
             file_.write(code.cubin)
         function = cupy().RawModule(path=path).get_function(entry)
-        function.max_dynamic_shared_size_bytes = shared
+        function.max_dynamic_shared_size_bytes = shared  # loads the module
     return function
 
 

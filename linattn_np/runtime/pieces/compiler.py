@@ -2,7 +2,7 @@
 
 Numba links the code of a function into each caller and optimises it there again. Here a function is an object file of
 its own, and a caller holds its name: code is optimised once, and a kernel costs what its own lines cost. A file on disk
-is plain machine code behind a digest of its bytes (runtime/code_cache.py checks owner and permissions); nothing is
+is plain machine code behind a digest (runtime/code_cache.py checks it, owner and permissions); nothing is
 deserialised. Its name contains a digest of everything that the code depends on: our sources, Numba, Python, LLVM, the
 processor and the vector width. LINATTN_NUMBA_CACHE=0 keeps nothing.
 """
@@ -77,12 +77,11 @@ def compiled(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
     if os.environ.get("LINATTN_NUMBA_CACHE", "1") != "0":
         name = _fingerprint(body.__code__.co_filename)
         path = None if name is None else code_cache.file_of(KIND, f"{symbol}-{name}.o")
-    stored = None if path is None else code_cache.load(path)
-    if stored is not None and hashlib.sha256(stored[32:]).digest() == stored[:32]:
-        return stored[32:]
+    if path is not None and (stored := code_cache.load(path)) is not None:
+        return stored
     code = _compile(body, signature, symbol)
     if path is not None:
-        code_cache.store(path, hashlib.sha256(code).digest() + code)
+        code_cache.store(path, code)
     return code
 
 
