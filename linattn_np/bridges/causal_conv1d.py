@@ -41,11 +41,11 @@ def causal_conv1d_fn(
     fn = "causal_conv1d_fn"
     sizes = check(fn, x, weight, bias, activation)
     W = sizes["W"]
-    expect(fn, sizes | {"W-1": W - 1}, initial_states=(initial_states, "B D W-1"),
-           final_states_out=(final_states_out, "B D W-1"))  # fmt: skip
+    expect(fn, sizes | {"W-1": W - 1}, initial_states=(initial_states, "B D W-1?"),
+           final_states_out=(final_states_out, "B D W-1?"))  # fmt: skip
     if seq_idx is not None and (initial_states is not None or return_final_states):
         raise ValueError(f"{fn}: seq_idx is given together with states, expected one of them")
-    expect(fn, sizes, WHOLE, seq_idx=(seq_idx, "B T"))
+    expect(fn, sizes, WHOLE, seq_idx=(seq_idx, "B T?"))
     past = x if initial_states is None else torch.cat([initial_states.to(x.dtype), x], dim=-1)
     conv = Conv(weight, bias, activation, None if seq_idx is None else position_of(seq_idx))
     y = convolved(past, conv)[..., past.shape[-1] - x.shape[-1] :]
@@ -89,7 +89,7 @@ def check(fn: str, x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     if not is_word(activation, ACTIVATIONS) and activation is not None:
         raise ValueError(f"{fn}: activation is {shown(activation)}, expected None, 'silu' or 'swish'")
     axes = "B D" if fn.endswith("update") and getattr(x, "ndim", 3) == 2 else "B D T"
-    sizes = expect(fn, x=(x, axes), weight=(weight, "D W"), bias=(bias, "D"))
+    sizes = expect(fn, x=(x, axes), weight=(weight, "D W"), bias=(bias, "D?"))
     expect_whole(fn, "W of weight", sizes["W"])
     return sizes
 

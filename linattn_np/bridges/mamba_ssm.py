@@ -40,9 +40,9 @@ def scan(fn: str, given: Given) -> Any:
     """x (B, T, H, V), dt (B, T, H), A (H,), B and C (B, T, G, K) -> out, or (out, final states (B, H, V, K))."""
     refuse(fn, given, "return_varlen_states")
     sizes = expect(fn, x=(given["x"], "B T H V"), dt=(given["dt"], "B T H"), B=(given["B"], "B T G K"),
-                   C=(given["C"], "B T G K"), z=(given["z"], "B T H V"))  # fmt: skip
-    expect(fn, sizes, initial_states=(given["initial_states"], "B H V K"))
-    expect(fn, sizes, WHOLE, seq_idx=(given["seq_idx"], "B T"), cu_seqlens=(given["cu_seqlens"], "N"))
+                   C=(given["C"], "B T G K"), z=(given["z"], "B T H V?"))  # fmt: skip
+    expect(fn, sizes, initial_states=(given["initial_states"], "B H V K?"))
+    expect(fn, sizes, WHOLE, seq_idx=(given["seq_idx"], "B T?"), cu_seqlens=(given["cu_seqlens"], "N?"))
     arrays = {n: given[n] for n in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias") if given[n] is not None}
     options = {"dt_softplus": given["dt_softplus"], "dt_limit": given["dt_limit"]}
     if given["cu_seqlens"] is not None or given["seq_idx"] is not None:
@@ -82,8 +82,8 @@ def update(fn: str, given: Given) -> Tensor:
     if len(getattr(x, "shape", "BHV")) != 3:
         raise ValueError(f"{fn}: x has shape {tuple(x.shape)}, expected (B, H, V); Mamba-1 is not supported")
     expect(fn, x=(x, "B H V"), state=(state, "B H V K"), dt=(given["dt"], "B H V"), A=(given["A"], "H V K"),
-           B=(given["B"], "B G K"), C=(given["C"], "B G K"), z=(given["z"], "B H V"),
-           dt_bias=(given["dt_bias"], "H V"))  # fmt: skip
+           B=(given["B"], "B G K"), C=(given["C"], "B G K"), z=(given["z"], "B H V?"),
+           dt_bias=(given["dt_bias"], "H V?"))  # fmt: skip
     of_head = {}
     for name, channels in (("dt", 1), ("dt_bias", 1), ("A", 2)):
         y = given[name]
@@ -127,7 +127,7 @@ def mixer(fn: str, given: Given) -> tuple[int, int, int, int]:
     groups, headdim = given["ngroups"], given["headdim"]
     expect_whole(fn, "ngroups", groups)
     sizes = expect(fn, dt_bias=(given["dt_bias"], "H"), A=(given["A"], "H"), D=(given["D"], "..."),
-                   conv1d_weight=(given["conv1d_weight"], "C W"), conv1d_bias=(given["conv1d_bias"], "C"))  # fmt: skip
+                   conv1d_weight=(given["conv1d_weight"], "C W"), conv1d_bias=(given["conv1d_bias"], "C?"))  # fmt: skip
     expect_whole(fn, "W of conv1d_weight", sizes["W"])
     heads, channels = sizes["H"], sizes["C"]
     if headdim is not None:
@@ -138,8 +138,8 @@ def mixer(fn: str, given: Given) -> tuple[int, int, int, int]:
         raise ValueError(f"{fn}: conv1d_weight has {channels} channels, expected those of x, B and C: {inner} + "
                          f"2 * {groups} * K, with H = {heads} and ngroups dividing {inner}")
     expect(fn, {"I": inner, "P": inner + channels + heads}, zxbcdt=(given["zxbcdt"], "B T P"),
-           rmsnorm_weight=(given["rmsnorm_weight"], "I"), outproj_weight=(given["outproj_weight"], "O I"),
-           outproj_bias=(given["outproj_bias"], "O"))  # fmt: skip
+           rmsnorm_weight=(given["rmsnorm_weight"], "I?"), outproj_weight=(given["outproj_weight"], "O I?"),
+           outproj_bias=(given["outproj_bias"], "O?"))  # fmt: skip
     return heads, groups, inner, K
 
 

@@ -36,7 +36,7 @@ def gated_rms_norm(
     Raises TypeError or ValueError, naming fn, for tensors that do not fit.
     """
     how = how._replace(activation="silu") if how.activation == "swish" else how
-    check_how(fn, how, expect(fn, x=(x, "... D"), gate=(gate, "... D"), weight=(weight, "D"))["D"])
+    check_how(fn, how, expect(fn, x=(x, "... D"), gate=(gate, "... D"), weight=(weight, "D?"))["D"])
     if x.device.type == "cpu" and x.dtype in COMPILED and gate.dtype == x.dtype:
         return Normed.apply(x, gate, weight, how)
     y, act = widened(x), GATES[how.activation](widened(gate))
@@ -113,8 +113,8 @@ def causal_conv1d(
     for name, given in unsupported.items():
         if given is not None and given is not False and name != "backend":
             raise ValueError(f"causal_conv1d: {name} is not supported, expected None or False")
-    sizes = expect("causal_conv1d", x=(x, "B T D"), residual=(residual, "B T D"), weight=(weight, "D W"),
-                   bias=(bias, "D"))  # fmt: skip
+    sizes = expect("causal_conv1d", x=(x, "B T D"), residual=(residual, "B T D?"), weight=(weight, "D W"),
+                   bias=(bias, "D?"))  # fmt: skip
     expect_whole("causal_conv1d", "W of weight", sizes["W"])
     seq_idx = None
     if cu_seqlens is not None:

@@ -1,6 +1,6 @@
 """The doorway to compiled code: what an entry is given is checked before a loop or a kernel gets its address.
 
-    expect("short_conv", x=(x, "... T D"), taps=(taps, "W D"), bias=(bias, "D"))
+    expect("short_conv", x=(x, "... T D"), taps=(taps, "W D"), bias=(bias, "D?"))
 
 binds each letter to a size, and "..." to any number of axes; a later array with another size is an error. Compiled code
 trusts the sizes that it is told, so every entry that hands it arrays calls `expect`; the calls of variants are checked
@@ -25,7 +25,7 @@ WHOLE = ("int32", "int64")  # dtypes of offsets, rows, numbers of sequences
 def expect(
     fn: str, known: Mapping[str, int] | None = None, dtypes: tuple[str, ...] = STORAGE, **given: tuple[Any, str]
 ) -> Sizes:
-    """The sizes of arrays, given as name=(array, axes); None instead of an array is skipped.
+    """The sizes of arrays, given as name=(array, axes); None is skipped where the axes end with "?".
 
     fn: the entry, which errors name. known: letters whose sizes are known. dtypes: the names of those allowed.
     Raises TypeError for what is no array, another dtype or another device, ValueError for another shape.
@@ -33,7 +33,7 @@ def expect(
     sizes: Sizes = dict(known or {})
     where: tuple[str, Any] | None = None
     for name, (x, axes) in given.items():
-        if x is None:
+        if x is None and axes.endswith("?"):
             continue
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
             raise TypeError(f"{fn}: {name} is {shown(x)}, expected an array")
@@ -44,7 +44,7 @@ def expect(
         elif getattr(x, "device", "cpu") != where[1]:
             raise TypeError(f"{fn}: {name} is on device {x.device} and {where[0]} on {where[1]}, expected all arrays "
                             "on one device")
-        _bind(fn, name, tuple(map(int, x.shape)), axes, sizes)
+        _bind(fn, name, tuple(map(int, x.shape)), axes.removesuffix("?"), sizes)
     return sizes
 
 

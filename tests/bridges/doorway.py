@@ -22,6 +22,10 @@ SIZES["P"] = SIZES["I"] + SIZES["C"] + SIZES["H"]
 RNG = np.random.default_rng(0)
 
 
+OPTIONAL = frozenset(("bias", "dy", "seq_idx", "initial_states", "residual", "cu_seqlens", "z", "D", "dt_bias",
+                      "conv1d_bias", "rmsnorm_weight", "outproj_weight", "outproj_bias"))  # fmt: skip
+
+
 class Row(NamedTuple):
     """An entry: its name in errors, the call, axes by array, other arguments by array and name."""
 
@@ -74,7 +78,8 @@ def findings(row: Row) -> Iterator[str]:
         if (text := outcome(row, name, {**bring, name: row.bring(x)}, legal)) is not None:
             yield f"{row.name}({name}, {how} {x.dtype}{x.shape}): {text}"
     for name in good:
-        for x in ("nothing", 3):
+        may_lack = name in OPTIONAL or row.axes[name] == "D"
+        for x in ("nothing", 3, *(() if may_lack else (None,))):
             if (text := outcome(row, name, {**bring, name: x}, False)) is not None:
                 yield f"{row.name}({name}={x!r}): {text}"
 

@@ -34,6 +34,7 @@ def test_every_entry_refuses_arguments_that_do_not_fit(group):
      r"f: b has shape \(2, 3\), expected \(..., D\) = \(4, 2, 3\)$"),
     ({"x": (np.ones(3), "T D")}, ValueError, r"f: x has shape \(3,\), expected \(T, D\)$"),
     ({"x": (np.ones(3, int), "D")}, TypeError, "f: x has dtype int64, expected one of float16, bfloat16, float32, "),
+    ({"x": (None, "D")}, TypeError, "f: x is None, expected an array$"),
     ({"x": ([1.0], "D")}, TypeError, r"f: x is \[1.0\], expected an array$"),
 ])  # fmt: skip
 def test_errors_name_entry_argument_and_what_was_expected(given, error, text):
@@ -43,6 +44,6 @@ def test_errors_name_entry_argument_and_what_was_expected(given, error, text):
 
 def test_sizes_are_bound_in_order():
     x, w = np.ones((4, 2, 3)), np.ones((3, 5))
-    assert expect("f", {"W": 5}, x=(x, "... D"), none=(None, "D"), w=(w, "D W")) == {"W": 5, "...": (4, 2), "D": 3}
+    assert expect("f", {"W": 5}, x=(x, "... D"), none=(None, "D?"), w=(w, "D W")) == {"W": 5, "...": (4, 2), "D": 3}
     with pytest.raises(TypeError, match="f: w has dtype float32, expected that of x: float64"):
         expect_one_dtype("f", x=x, w=w.astype(np.float32))

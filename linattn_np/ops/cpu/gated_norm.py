@@ -133,9 +133,9 @@ def _check(
 ) -> None:
     """Raise unless everything that the loops read or write lies in the arrays."""
     fn = "gated_rms_norm"
-    expect(fn, None, ("float32", "float64"), x=(x, "... D"), gate=(gate, "... D"), dy=(dy, "... D"))
+    expect(fn, None, ("float32", "float64"), x=(x, "... D"), gate=(gate, "... D"), dy=(dy, "... D?"))
     expect_one_dtype(fn, x=x, gate=gate, dy=dy)
-    expect(fn, {"D": x.shape[-1]}, weight=(weight, "D"))
+    expect(fn, {"D": x.shape[-1]}, weight=(weight, "D?"))
     check_how(fn, how, x.shape[-1])
 
 

@@ -136,7 +136,7 @@ def _check(
 ) -> None:
     """Raise unless everything that the loops read or write lies in the arrays."""
     fn, kinds = "short_conv", ("float32", "float64")
-    sizes = expect(fn, None, kinds, x=(x, "... T D"), taps=(taps, "W D"), bias=(bias, "D"), dy=(dy, "... T D"))
+    sizes = expect(fn, None, kinds, x=(x, "... T D"), taps=(taps, "W D"), bias=(bias, "D?"), dy=(dy, "... T D?"))
     expect_one_dtype(fn, x=x, taps=taps, bias=bias, dy=dy)
     expect(fn, sizes, WHOLE, place=(place, "... T"))
     expect_whole(fn, "W of taps", sizes["W"])
