@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from .runtime.arrays import Array, Namespace
+from .runtime.pools import StateRows
 from .runtime.shapes import Sequence, Sizes
 from .runtime.tracing import Trace
 
@@ -31,7 +32,7 @@ class CallPlan(NamedTuple):
     gate_gradient: bool = True  # the gradients of log decays are used; False lets a core skip them
     precision: str | None = None  # "tf32": products of float32 may round their factors to tf32
     overwrite: bool = False  # the final state may overwrite the initial one
-    pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
+    pool_rows: StateRows | None = None  # of the state pool; None: `state` has one state per sequence
     states_at: tuple[int, ...] | None = None  # increasing numbers of tokens after which states are returned (StatesAt)
     returns_state: bool = True  # the final state is returned
     has_state: bool = False  # an initial state is given

@@ -98,6 +98,7 @@ class StateFormat:
     of states at positions, (..., n, H, K, V) or ragged (n, H, K, V), each after the tokens of its prefix.
     plain: for which options pack only checks, so that a pool of states needs no copy.
     wide: the state may have a shape other than (H, K, V).
+    unit: parts that are matrices, which are the identity before the first token; the others are zero.
     axes: by part ("state" for one array), if they are not those of the core.
     """
 
@@ -112,6 +113,7 @@ class StateFormat:
     record: Record | None = None
     plain: Callable[[Mapping[str, Any]], bool] | None = None
     wide: bool = False
+    unit: frozenset[str] = frozenset()
     axes: Mapping[str, str] | None = None
 
     def type_of(self, options: Mapping[str, Any]) -> type[Any] | None:

@@ -125,8 +125,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
     Warps warps = {places[in_block], thread >> 5, in_block + 1, 0};   // barrier 0 is that of the block
     State S;
     const i64 from = place_of(a.start_slots, a.slot_bytes, n), to = a.end_slots == nullptr ? n : from;
+    const bool begins = a.start == nullptr || (u64)from >= (u64)a.places || (a.fresh != nullptr && a.fresh[n]);
     const StoredAs<LA_START>::type* start = state_at(a.start, from, head, a.start_slot, a.start_head) + tile;
-    if (a.start == nullptr || (u64)from >= (u64)a.places) S.clear();
+    if (begins) S.clear();
     else if (!LA_ONE && LANES == 8 && a.past) S.template load<1, LA_START>(start, row_stride(a.start_row), columns, thread);
     else S.template load<0, LA_START>(start, row_stride(a.start_row), columns, thread);
 #ifdef LA_CALLS
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
     const TokenVectors out_of(a.out, a.at_out, s, head * readers);
 
     auto store_state = [&] {
-        if (a.end == nullptr || (u64)to >= (u64)a.places) return;
+        if (a.end == nullptr || (a.end_slots != nullptr && (u64)to >= (u64)a.places)) return;
         StoredAs<LA_END>::type* end = state_at(a.end, to, head, a.end_slot, a.end_head) + tile;
         if (!LA_ONE && LANES == 8 && a.past) S.template store<1, LA_END>(end, row_stride(a.end_row), columns, thread);
         else S.template store<0, LA_END>(end, row_stride(a.end_row), columns, thread);

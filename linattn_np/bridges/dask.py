@@ -72,7 +72,7 @@ def _blocks(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Blocks | N
             raise ValueError(f"{spec.name}: {name} has chunks of unknown sizes, expected known ones: "
                              "x.compute_chunk_sizes() finds them")
     call = prepare(spec, arrays, {**keywords, "check": False} if keywords.get("check") is True else keywords)
-    if call.options["state_rows"] is not None or call.options["return_states_at"] is not None:
+    if call.rows is not None or call.options["return_states_at"] is not None:
         return None
     return Blocks(call, given)
 

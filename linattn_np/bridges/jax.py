@@ -112,9 +112,9 @@ def _fixed(fn: str, name: str, x: Any) -> Any:
     if isinstance(x, jax.core.Tracer):
         raise TypeError(f"{fn}: {name} is traced by JAX, expected numbers that are known when the function is "
                         "compiled: pass them as static arguments")
-    if name == "state_rows" and x is not None:
-        raise TypeError(f"{fn}: state_rows was given with arrays that JAX traces, expected None: "
-                        "take the rows of the pool yourself, as in state=pool[rows]")
+    if name in ("state_rows", "fresh") and x is not None:
+        raise TypeError(f"{fn}: {name} was given with arrays that JAX traces, expected None: "
+                        "take the states that sequences begin with yourself, as in state=pool[rows]")
     if name in NUMBERS and hasattr(x, "tolist"):
         x = x.tolist()
     if isinstance(x, list):

@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from array_api_compat import array_namespace
 
 from ..call import dispatch
 from ..call.foreign import Rule, check_cotangents, leaves, mapped
-from ..call.results import Result
+from ..call.results import Result, StatesResult
+from ..runtime.pools import NO_ROW
 from ..spec import VariantSpec
 from .programs import MEMORY
 
@@ -114,13 +116,34 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
         return NotImplemented
     views = Views(first)
     with views.context():
-        result: Any = dispatch.run(spec, *views.call(arrays, keywords))
-        rows = keywords.get("state_rows")
-        if keywords.get("overwrite_state") is True and rows is not None and isinstance(result, Result):
+        arrays, keywords = views.call(arrays, keywords)
+        rows = None
+        if keywords.get("overwrite_state") is True and keywords.get("state_rows") is not None:
+            keywords, rows = with_a_row_each(keywords, _on_host(keywords["state_rows"]))
+        result: Any = dispatch.run(spec, arrays, keywords)
+        if rows is not None and isinstance(result, Result | StatesResult) and result.state is not None:
             # the caller's pool does not change: what the call would write into it is the result
-            at = np.asarray(rows)
-            result = result._replace(state=mapped(lambda S: S[at], result.state))
+            result = result._replace(state=mapped(lambda S: S[rows], result.state))
         return views.leave(result)
+
+
+def with_a_row_each(keywords: dict[str, Any], rows: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+    """(the call with further rows of the pool for sequences that have none, the rows of all sequences)."""
+    state, without = keywords.get("state"), rows == NO_ROW
+    parts = leaves((state,))
+    if not without.any() or not all(hasattr(S, "shape") and len(S) > rows.max() for S in parts):
+        return keywords, rows  # as it is, also what the checks refuse
+    count, P = int(without.sum()), len(parts[0])
+    rows = rows.copy()
+    rows[without] = P + np.arange(count)
+    add = lambda S: (xp := array_namespace(S)).concat([S, xp.zeros((count, *S.shape[1:]), dtype=S.dtype)])  # noqa: E731
+    fresh = keywords.get("fresh")
+    fresh = without if fresh is None else without | _on_host(fresh)
+    return keywords | {"state": mapped(add, state), "state_rows": rows, "fresh": fresh}, rows
+
+
+def _on_host(x: Any) -> np.ndarray:
+    return np.asarray(x.get() if hasattr(x, "get") else x)
 
 
 def run_vjp(name: str, spec: VariantSpec | None, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from ..core import CallPlan
 from ..runtime import shapes
-from ..runtime.arrays import Array, Library, compute_dtype, enter, is_cupy
+from ..runtime.arrays import Library, compute_dtype, enter, is_cupy
 from ..runtime.callers import caller
-from ..runtime.pools import check_rows, take_rows
+from ..runtime.pools import StateRows, check_rows, take_rows
 from ..runtime.shapes import sequences
 from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
@@ -30,7 +30,7 @@ class Prepared(NamedTuple):
     plan: Any  # the core's, with the fields of CallPlan
     state: Any  # the core's
     given_state: Any  # the caller's
-    rows: Array | None  # rows of given_state, if it is a pool
+    rows: StateRows | None  # of given_state, if it is a pool or some sequences begin without a state
     recorder: Any  # Recorder of kernel launches, for CuPy arrays
 
     def inputs(self) -> Any:
@@ -80,7 +80,7 @@ class Prepared(NamedTuple):
 
     @property
     def gathers_rows(self) -> bool:
-        """Whether the core gets states that are gathered from a pool."""
+        """Whether the core gets states that are gathered from a pool, or of which some were set to zero."""
         return self.rows is not None and self.plan.pool_rows is None
 
 
@@ -134,11 +134,10 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
                       "(..., H, T, K), pass layout='heads_first'", UserWarning, stacklevel=caller()[1])
     dtype = compute_dtype(xp, *entered.values(), *flatten("state", state).values())
     plan = _plan(spec, xp, dtype, options, sizes, offsets)
-    if options["state_rows"] is not None:
-        plan = plan._replace(pool_rows=_check_pool(spec, xp, options, sizes, state))
+    rows = _rows_of(spec, xp, options, sizes, state)
     c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences,
                   axes=axes, kernels=options["backend"] in (None, "cuda"))
-    core_state, rows, plan = _enter_state(spec, c, plan, state)
+    core_state, plan = _enter_state(spec, c, plan, state, rows)
     if options["overwrite_state"]:
         parts = flatten("state", state)
         check_overwritten(fn, parts, plan, flatten("state", own))
@@ -361,40 +360,41 @@ def unflatten(like: Any, each: list[Any]) -> Any:
     return type(like)(*each) if isinstance(like, tuple) else each[0]
 
 
-def _enter_state(spec: VariantSpec, c: Variables, plan: Any, state: Any) -> tuple[Any, Array | None, Any]:
-    """(core state, pool rows, plan); a pool is gathered here if variant or core do not read it by its rows."""
-    rows = plan.pool_rows
-    plain = rows is not None and spec.state.plain is not None and spec.state.plain(c.options)
+def _enter_state(spec: VariantSpec, c: Variables, plan: Any, state: Any, rows: StateRows | None) -> tuple[Any, Any]:
+    """(core state, plan); what rows of a pool hold is gathered here if variant or core do not read it by its rows."""
+    is_pool = rows is not None and rows.at is not None
+    plain = is_pool and spec.state.plain is not None and spec.state.plain(c.options)
     if spec.state.pack is None or plain:
         if state is not None:
             axes = axes_of_states(spec)
             for name, S in flatten("state", state).items():
-                shapes.check_state(c.name, S, c.sizes, axes[name.removeprefix("state.")], name, rows is not None)
-        if rows is None or spec.core.TAKES_POOLS:
-            return state, rows, plan
-        return _rows_of(plan, c.sizes, state), rows, plan._replace(pool_rows=None)
-    c.state = state if rows is None else _rows_of(plan, c.sizes, state)
-    return spec.state.pack(c, c.state), rows, plan._replace(pool_rows=None)
+                shapes.check_state(c.name, S, c.sizes, axes[name.removeprefix("state.")], name, is_pool)
+        if is_pool and spec.core.TAKES_POOLS:
+            return state, plan._replace(pool_rows=rows)
+        return initial_state(spec, plan.xp, c.sizes, state, rows), plan
+    c.state = initial_state(spec, plan.xp, c.sizes, state, rows)
+    return spec.state.pack(c, c.state), plan
 
 
-def _check_pool(spec: VariantSpec, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> Array:
-    """The checked row numbers of the pool."""
-    fn, by_part = spec.name, axes_of_states(spec)
-    kind = spec.state.type_of(options)
+def _rows_of(spec: VariantSpec, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> Any:
+    """The checked StateRows of a call; None if every sequence begins with the state given for it."""
+    fn, by_part, given, fresh = spec.name, axes_of_states(spec), options["state_rows"], options["fresh"]
+    if given is None and fresh is None:
+        return None
     if state is None:
-        one = by_part["state" if kind is None else kind._fields[0]]
-        raise ValueError(f"{fn}: state_rows without a state, expected state to be the pool "
-                         f"{shapes.state_shape(one, 'P')}")
-    each = flatten("state", state)
-    for name, S in each.items():
-        axes = by_part[name.removeprefix("state.")].split()
-        if S.ndim != len(axes) + 1:
-            wanted = shapes.state_shape(" ".join(axes), "P")
-            raise ValueError(f"{fn}: {name} has shape {tuple(S.shape)}, expected a pool {wanted}")
-    return check_rows(fn, xp, options["state_rows"], sizes, next(iter(each.values())))
+        kind = spec.state.type_of(options)
+        pool = shapes.state_shape(by_part["state" if kind is None else kind._fields[0]], "P")
+        name, wanted = ("fresh", "given") if given is None else ("state_rows", f"the pool {pool}")
+        raise ValueError(f"{fn}: {name} without a state, expected state to be {wanted}")
+    each = {n: (S, by_part[n.removeprefix("state.")]) for n, S in flatten("state", state).items()}
+    rows = check_rows(fn, xp, (given, fresh), sizes, each)
+    return None if given is None and rows.is_plain else rows
 
 
-def _rows_of(plan: Any, sizes: shapes.Sizes, state: Any) -> Any:
-    """The states of a call, gathered from a pool."""
+def initial_state(spec: VariantSpec, xp: Any, sizes: shapes.Sizes, state: Any, rows: StateRows | None) -> Any:
+    """The states that the sequences of a call begin with; None without one."""
+    if rows is None:
+        return state
     batch = sizes.batch if sizes.ragged is None else (sizes.ragged,)
-    return unflatten(state, [take_rows(plan.xp, S, plan.pool_rows, batch) for S in flatten("state", state).values()])
+    return unflatten(state, [take_rows(xp, S, rows, batch, name.removeprefix("state.") in spec.state.unit)
+                             for name, S in flatten("state", state).items()])  # fmt: skip

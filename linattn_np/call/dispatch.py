@@ -163,8 +163,9 @@ def finish(call: Prepared, core_out: Array | None, end: Array) -> tuple[Any, Any
 
 def finish_at(call: Prepared, core_out: Array | None, ends: StatesAt) -> StatesResult:
     """The public result with states at positions."""
+    states = states_at(call, ends.at)  # first: the initial state may be among them, and be overwritten
     out, state = finish(call, core_out, ends.end)
-    return StatesResult(out, state if call.options["return_state"] else None, states_at(call, ends.at))
+    return StatesResult(out, state if call.options["return_state"] else None, states)
 
 
 def _final(call: Prepared, S: Array, given: Array | None) -> Any:

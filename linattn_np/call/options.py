@@ -16,8 +16,11 @@ class Options(TypedDict, total=False):
         ragged (n, H, K, V). state is None without return_state. The pullback takes dstates as a third argument.
     overwrite_state: write the final state into `state` if its library allows it, rounded once if it is 16-bit.
     state_rows: `state` is a pool (P, H, K, V); these unique integers, one per sequence, are the rows of the initial
-        states. With overwrite_state the final states are written back to them. Not in vjp. Row numbers on a CUDA
-        device are not checked: a row outside the pool reads as zeros and is not written.
+        states. With overwrite_state the final states are written back to them. -1, which any number of sequences may
+        have: the sequence begins as without a state, and no row is read or written for it. Not in vjp. Row numbers on
+        a CUDA device are not checked: one outside the pool is as -1.
+    fresh: which sequences begin as without a state, whatever `state` holds for them: booleans, one per sequence, on the
+        host or the arrays' device. None: no sequence. Not in vjp.
     reverse: the recurrence goes from the last token of each sequence to the first, where the final state is. The state
         at a position p of return_states_at is that of tokens p to the last; fewer queries are those of the first ones.
     cu_seqlens: N + 1 offsets of N sequences packed in one batch row; states are then (N, H, K, V).
@@ -40,6 +43,7 @@ class Options(TypedDict, total=False):
     return_states_at: Any
     overwrite_state: bool
     state_rows: Any
+    fresh: Any
     reverse: bool
     cu_seqlens: Any
     chunk_size: int | str | None
@@ -66,6 +70,7 @@ COMMON: dict[str, Any] = {
     "return_states_at": None,
     "overwrite_state": False,
     "state_rows": None,
+    "fresh": None,
     "reverse": False,
     "cu_seqlens": None,
     "chunk_size": None,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..runtime import shapes
 from ..runtime.arrays import Array, cast, is_mutable
 from ..spec import Variables
-from .binding import Prepared, axes_of, flatten, unflatten
+from .binding import Prepared, axes_of, flatten, initial_state, unflatten
 from .layouts import LAYOUTS
 from .results import Result, StatesResult
 
@@ -147,12 +147,7 @@ def _begin(call: Prepared, keywords: Mapping[str, Any], run: Run) -> Any:
         given = {name: _tokens(call, name, none) for name in call.spec.arrays}
         own = {} if c.sizes.ragged is None else {"cu_seqlens": [0] * (c.sizes.ragged + 1)}
         return run(call.spec, {**given, **_options(call, keywords), **own, "return_state": True})[0][1]
-    if call.rows is None:
-        return state
-    from ..runtime.pools import take_rows
-
-    batch = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
-    return each(lambda S: take_rows(call.plan.xp, S, call.rows, batch), state)
+    return initial_state(call.spec, call.plan.xp, c.sizes, state, call.rows)
 
 
 def _tokens(call: Prepared, name: str, piece: Piece) -> Any:

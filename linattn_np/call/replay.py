@@ -8,10 +8,11 @@ signature key: everything that its checks and its plan depend on, except the num
     NumPy   the tables of the compiled loops, with the positions of addresses; for all other calls, and for vjp, a
             Template: the checked options, sizes, plan and backend, to which other arrays are bound.
 
-Row numbers of a state pool on the host are part of the key with their values, on NumPy up to 512. Not recorded: ragged
-batches, other row numbers on the host, arrays without a view (foreign.py), an array as an option, one array given twice
-(but for vjp on NumPy arrays), a layout that raises a warning. LINATTN_REPLAY=0 in the environment at import
-disables replay; `clear()` deletes all plans.
+Row numbers of a state pool on the host, and which sequences begin without a state, are part of the key with their
+values, on NumPy up to 512; on a device only launches read them. Not recorded: ragged batches, other row numbers on the
+host, arrays without a view (foreign.py), an array as an option, one array given twice (but for vjp on NumPy arrays), a
+layout that raises a warning. LINATTN_REPLAY=0 in the environment at import disables replay; `clear()` deletes all
+plans.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ Array = Any
 MOST = 512  # recorded plans at most
 MOST_BYTES = 64 << 20  # of all plans in host memory, and as many on a device
 LEAST = 16 << 10  # bytes of the Python objects of a plan, where it does not say more
-ON_HOST = ("cu_seqlens", "state_rows")  # the plan depends on their values
+ROWS = ("state_rows", "fresh")
+ON_HOST = ("cu_seqlens", *ROWS)  # the plan depends on their values
 NOT_GIVEN = frozenset(("state", *ON_HOST))  # arrays that are not among those of a signature
 MOST_ROWS = 512  # rows of a pool, on the host, that are part of a key with their values
 
@@ -141,7 +143,7 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
             elif name == "state":
                 state = x
                 parts.append(x.flags.writeable)
-            elif name != "state_rows" or x.size > MOST_ROWS:
+            elif name not in ROWS or x.size > MOST_ROWS:
                 return None
             else:
                 parts.append(x.tobytes())
@@ -154,8 +156,8 @@ def signature(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str,
                 if type(S) is not ndarray:
                     return None
                 parts += S.flags.writeable, S.shape, S.strides, S.dtype
-        elif name == "state_rows" and kind in (list, tuple) and len(x) <= MOST_ROWS and set(map(type, x)) == {int}:
-            parts += name, kind, tuple(x)
+        elif name in ROWS and kind in (list, tuple) and len(x) <= MOST_ROWS and set(map(type, x)) <= {int, bool}:
+            parts += name, kind, tuple(map(type, x)), tuple(x)
         elif is_plain_tuple(x := tuple(x) if kind is list else x) and name not in ON_HOST:
             parts += name, kind, tuple(map(type, x)), x
         else:
@@ -180,11 +182,12 @@ def names_of(
 ) -> tuple[str, ...] | None:
     """The names of the arrays of a signature, in its order without the state; None if others cannot be bound to them.
 
-    That is the case if an option is an array, and for swapped bytes, which are converted first.
+    That is the case if an option is an array, such as row numbers on a device, and for swapped bytes, which are
+    converted first.
     """
-    kind = type(next(iter(signature[1]), None))
+    kind, in_key = type(next(iter(signature[1]), None)), ROWS if signature[3] is None else ()
     found = [name for name, x in zip(spec.arrays, arrays, strict=False) if type(x) is kind]
-    found += [name for name, x in keywords.items() if type(x) is kind and name not in ("state", "state_rows")]
+    found += [name for name, x in keywords.items() if type(x) is kind and name not in ("state", *in_key)]
     bindable = spec.arrays.keys() >= set(found) and all(y.dtype.isnative for y in _each(signature))
     return tuple(found) if bindable else None
 

@@ -95,8 +95,11 @@ class Flipped:
         found = {n: x for n, x in given.items() if n not in {"reverse", "check", "state", *self._axes}}
         if (offsets := options["cu_seqlens"]) is not None:
             found["cu_seqlens"] = [T - n for n in offsets[::-1]]
-            if call.rows is not None:
-                found["state_rows"] = flip(self.xp, call.rows, 0)
+            rows = call.rows
+            if rows is not None and rows.fresh is not None:
+                found["fresh"] = flip(self.xp, rows.fresh, 0)
+            if rows is not None and rows.at is not None:
+                found["state_rows"] = flip(self.xp, rows.at, 0)
             elif options["overwrite_state"] and not has_vjp:  # each row is written where it lies
                 found["state_rows"] = list(range(len(offsets) - 1))[::-1]
         if options["return_states_at"] is not None:

@@ -142,9 +142,10 @@ def _with_backward(call: Prepared) -> Prepared:
     if call.options["overwrite_state"]:
         raise ValueError(f"{spec.name}: overwrite_state=True was given to vjp, expected False: "
                          "the pullback needs the state that would be overwritten")
-    if call.options["state_rows"] is not None:
-        raise ValueError(f"{spec.name}: state_rows was given to vjp, expected None: "
-                         "take the rows of the pool yourself, as in state=pool[rows]")
+    for name, instead in (("state_rows", "take the rows of the pool yourself, as in state=pool[rows]"),
+                          ("fresh", "set the states of sequences that begin without one to zero")):  # fmt: skip
+        if call.options[name] is not None:
+            raise ValueError(f"{spec.name}: {name} was given to vjp, expected None: {instead}")
     constant_gate = spec.change.gate is not None and getattr(call.variables, spec.change.gate) is None
     return call._replace(plan=call.plan._replace(gradients=True, gate_gradient=not constant_gate))
 

@@ -7,7 +7,7 @@ backward does the same with gradients in reverse order.
                   r = k or b * k is divided by |k| too; |x| is sqrt(x.x + plan.l2norm_eps)
     strengths     beta = f s, s = sigmoid(raw), f = plan.beta_sigmoid   draw = f s (1 - s) dbeta
     micro_steps   tokens of n steps, of which the first decays and the last reads
-    pools         initial states are gathered from a pool
+    pools         initial states are gathered from a pool, zeros for sequences that begin without one
     all_pairs     queries that are not causal are multiplied by the keys first, where that is less work
     late_queries  all queries read the final state
     first_position  states at position 0, or at none: the initial ones
@@ -191,7 +191,7 @@ def _rows(plan: Plan, x: Array | None, step: int) -> Array | None:
 
 
 def _pools(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
-    batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.pool_rows.shape
+    batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.pool_rows.at.shape
     return run(x, plan._replace(pool_rows=None), take_rows(plan.xp, state, plan.pool_rows, batch))
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..ops.map_steps import Steps
 from ..runtime.arrays import Array, Namespace
+from ..runtime.pools import StateRows
 from ..runtime.shapes import Sequence
 
 
@@ -167,7 +168,7 @@ class Plan(NamedTuple):
     micro_steps: int = 1  # per token: k, v and beta have a row per micro-step; q, g and out one per token
     features: Steps | None = None  # the feature map of q and k, applied when they are loaded
     average: Average | None = None  # outputs are divided by the sum of their weights
-    pool_rows: Array = None  # (N,) rows of the state pool, one per sequence; None: `state` has one state per sequence
+    pool_rows: StateRows | None = None  # of the state pool; None: `state` has one state per sequence
     chunk_states: str = "loop"  # array calls: "loop" carries the state from chunk to chunk, "scan" composes transfers
     returns_state: bool = True  # the final state is returned
     has_state: bool = False  # an initial state is given

@@ -19,6 +19,7 @@ OPTIONS = {  # of flash-linear-attention, mamba_ssm, torch and papers
     "seq_idx": "cu_seqlens", "seqlens": "cu_seqlens, their running sums from 0", "lengths": "cu_seqlens, their running "
     "sums from 0", "inplace": "overwrite_state", "inplace_final_state": "overwrite_state",
     "ssm_state_indices": "state_rows", "cache_indices": "state_rows", "state_indices": "state_rows",
+    "has_initial_state": "fresh, its negation", "has_initial_states": "fresh, its negation",
     "delta_softplus": "dt_softplus", "sm_scale": "scale", "softmax_scale": "scale",
     "num_heads": "an axis of the arrays", "gk": "g of la.gla or la.kda, one log decay a key channel", "log_decay": "g",
     "decay": "g, its natural logarithm",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..runtime.arrays import Array, Namespace
+from ..runtime.pools import StateRows
 from ..runtime.shapes import Sequence
 
 
@@ -98,7 +99,7 @@ class Plan(NamedTuple):
     gate_gradient: bool = True
     precision: str | None = None
     overwrite: bool = False
-    pool_rows: Array = None
+    pool_rows: StateRows | None = None
     states_at: tuple[int, ...] | None = None
     returns_state: bool = True
     has_state: bool = False

@@ -108,6 +108,16 @@ def test_offsets_rows_and_layouts():
     out = RULE(**x, cu_seqlens=offsets, state=pool, state_rows=torch.tensor([4, 0, 2]), overwrite_state=True)
     assert bits(out) == bits(expected.out)
     assert bits(pool[[4, 0, 2]]) == bits(expected.state)
+    pool = torch.full((5, 2, 4, 3), torch.nan)
+    more = {"state_rows": torch.tensor([4, -1, 2]), "fresh": torch.tensor([True, False, True])}
+    for call in (RULE, torch.compile(RULE, fullgraph=True, backend="aot_eager")):
+        packed = offsets if call is RULE else (0, 3, 3, 9)
+        out, end = call(**x, cu_seqlens=packed, state=pool, **more, return_state=True)
+        assert bits(out) == bits(expected.out)
+        assert bits(end) == bits(expected.state)
+    out = RULE(**x, cu_seqlens=offsets, state=pool, **more, overwrite_state=True)
+    assert bits(pool[[4, 2]]) == bits(expected.state[[0, 2]])
+    assert pool[[0, 1, 3]].isnan().all()
     first = RULE(**{n: y.movedim(1, 2) for n, y in x.items()}, layout="heads_first")
     assert bits(first.movedim(1, 2)) == bits(RULE(**x))
 

@@ -234,6 +234,13 @@ def test_a_state_in_place_in_a_pool_and_its_overlap(torch):
         rows = torch.tensor([3, 1], device="cuda")
         assert torch.equal(RULE(**x, state=pool, state_rows=rows, overwrite_state=True), expected.out)
         assert torch.equal(pool[rows], expected.state)
+        pool = torch.full((5, 2, 16, 8), torch.nan, device="cuda")
+        fresh = torch.tensor([True, False], device="cuda")
+        out = RULE(**x, state=pool, state_rows=torch.tensor([3, -1], device="cuda"), fresh=fresh, overwrite_state=True)
+        zeros = RULE(**x, state=torch.zeros_like(pool[:2]), return_state=True)
+        assert torch.equal(out, zeros.out)
+        assert torch.equal(pool[3], zeros.state[0])
+        assert bool(pool[[0, 1, 2, 4]].isnan().all())
 
 
 def test_threads_of_their_own(torch):

@@ -77,7 +77,7 @@ def test_ragged_and_normalised_pools():
 @pytest.mark.parametrize(("options", "kind", "words"), [
     ({"state_rows": [0, 1]}, ValueError, r"state_rows has shape \(2,\), expected one row per sequence: \(3,\)"),
     ({"state_rows": [0, 1, 6]}, ValueError, "expected rows of a pool of 6: from 0 to 5"),
-    ({"state_rows": [0, -1, 2]}, ValueError, "expected rows of a pool of 6"),
+    ({"state_rows": [0, -2, 2]}, ValueError, "expected rows of a pool of 6"),
     ({"state_rows": [0, 1, 1]}, ValueError, "expected no row twice"),
     ({"state_rows": [0.0, 1.0, 2.0]}, TypeError, "expected integers"),
     ({"state_rows": np.zeros(3)}, TypeError, "state_rows has dtype float64, expected integers"),

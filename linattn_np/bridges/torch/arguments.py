@@ -17,7 +17,7 @@ Arrays = tuple[Any, ...]
 Keywords = Mapping[str, Any]
 modes, tracing = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 transforms = torch._C._functorch.peek_interpreter_stack
-ON_HOST = ("cu_seqlens", "state_rows")  # may lie on the host beside arrays on a device
+ON_HOST = ("cu_seqlens", "state_rows", "fresh")  # may lie on the host beside arrays on a device
 
 
 def is_followed() -> bool:

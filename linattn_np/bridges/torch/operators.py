@@ -4,7 +4,7 @@ They are what a traced call is made of: torch.compile and torch.export put one n
 call on the tensors' views. Every array is an argument, then come
 
     state       the arrays of the initial state, or none
-    cu_seqlens  and state_rows: tensors; a list of offsets is an option
+    cu_seqlens  state_rows and fresh: tensors; a list of offsets is an option
     options     all others, as JSON
 
 and the result is a list: out if there are queries, the arrays of the final state with return_state, those of the states
@@ -32,7 +32,7 @@ from .autograd import SECOND
 from .views import Tensor
 
 NAMESPACE = "linattn_np"
-TENSORS = ("cu_seqlens", "state_rows")  # options that are tensors
+TENSORS = ("cu_seqlens", "state_rows", "fresh")  # options that are tensors
 
 
 @functools.cache
@@ -140,9 +140,9 @@ def decoded(options: str) -> dict[str, Any]:
 
 def keywords_of(spec: VariantSpec, given: tuple[Any, ...]) -> dict[str, Any]:
     """The keywords of a call from the arguments of its operator."""
-    *arrays, state, offsets, rows, options = given
+    (*arrays, state), each, options = given[: -len(TENSORS) - 1], given[-len(TENSORS) - 1 : -1], given[-1]
     found = {n: x for n, x in zip(spec.arrays, arrays, strict=True) if x is not None} | decoded(options)
-    found |= {n: x for n, x in zip(TENSORS, (offsets, rows), strict=True) if x is not None}
+    found |= {n: x for n, x in zip(TENSORS, each, strict=True) if x is not None}
     if spec.change.query is not None:
         found.setdefault(spec.change.query, None)
     if state:
@@ -210,7 +210,7 @@ def _fake(spec: VariantSpec, *given: Any) -> list[Tensor]:
 
 
 def _fake_backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
-    *arrays, state, _, _, _, _ = given
+    *arrays, state = given[: -len(TENSORS) - 2]
     return [x.new_empty(x.shape) for x in (*arrays, *state) if x is not None]
 
 
@@ -224,18 +224,18 @@ def _fake_saved_backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *arrays, state, offsets, rows, options = inputs
-    tensors = [x for x in (*arrays, *state, offsets, rows) if x is not None]
+    (*arrays, state), each, options = inputs[: -len(TENSORS) - 1], inputs[-len(TENSORS) - 1 : -1], inputs[-1]
+    tensors = [x for x in (*arrays, *state, *each) if x is not None]
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
-    ctx.places = [x is not None for x in arrays], len(state), offsets is not None, rows is not None, options
+    ctx.places = [x is not None for x in arrays], len(state), [x is not None for x in each], options
 
 
 def _keep_saved(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *arrays, state, _, _, options = inputs
+    (*arrays, state), options = inputs[: -len(TENSORS) - 1], inputs[-1]
     ctx.save_for_backward(*(x for x in (*arrays, *state) if x is not None), output[-1])
     ctx.set_materialize_grads(False)
-    ctx.places = [x is not None for x in arrays], len(state), False, False, options
+    ctx.places = [x is not None for x in arrays], len(state), [False] * len(TENSORS), options
 
 
 def _gradients(spec: VariantSpec, ctx: Any, cotangents: Any) -> tuple[Any, ...]:
@@ -249,14 +249,14 @@ def _saved_gradients(spec: VariantSpec, ctx: Any, cotangents: Any) -> tuple[Any,
 
 def _by_place(ctx: Any, operators: Any, name: str, more: tuple[Any, ...]) -> tuple[Any, ...]:
     """The gradients of a backward operator for each input of the forward's."""
-    given, count, offsets, rows, options = ctx.places
+    given, count, others, options = ctx.places
     left = list(ctx.saved_tensors)
     arrays = [left.pop(0) if there else None for there in given]
     state = [left.pop(0) for _ in range(count)]
-    each = [left.pop(0) if there else None for there in (offsets, rows)]
+    each = [left.pop(0) if there else None for there in others]
     grads = list(getattr(operators, name)(*arrays, state, *each, options, *more))
     of_arrays = [grads.pop(0) if there else None for there in given]
-    return *of_arrays, grads[:count], None, None, None
+    return *of_arrays, grads[:count], *[None] * len(TENSORS), None
 
 
 def _no_second(spec: VariantSpec, ctx: Any, cotangents: Any) -> Any:

@@ -22,7 +22,7 @@ from ...runtime import shapes
 from ...spec import VariantSpec
 from .views import Tensor, bfloat16
 
-OF_TOKENS = ("state", "cu_seqlens", "state_rows", "return_states_at")  # options that a call on one token is without
+OF_TOKENS = ("state", "cu_seqlens", "state_rows", "fresh", "return_states_at")  # that a call on one token is without
 One = tuple[str, tuple[int, ...], str]  # an array of one token: name, shape, dtype
 
 

@@ -30,7 +30,7 @@ Pull = Callable[["Forward", list[Any]], Any]
 def takes(call: Prepared) -> bool:
     """Whether the array calls of a call of one token are deferred: in float32, by kernels."""
     options, plan = call.options, call.plan
-    plain = all(options.get(n) is None for n in ("state_rows", "return_states_at", "cu_seqlens"))
+    plain = all(options.get(n) is None for n in ("state_rows", "fresh", "return_states_at", "cu_seqlens"))
     usual = options["backend"] in (None, "cuda") and options["chunk_size"] in (None, 1) and plan.causal
     usual = usual and call.spec.core.DEFERS
     return plain and usual and not options["check"] and plan.dtype == plan.xp.float32 and launch.unusable() is None

@@ -36,7 +36,7 @@ def handles(call: Any) -> frozenset[str]:
     """The capabilities for a call."""
     x, plan = call
     plain = plan.causal and plan.features is plan.average is plan.states_at is None and x.v.size and x.k.size
-    return HANDLES | {"pools"} if plain else HANDLES
+    return HANDLES | {"pools"} if plain and (plan.pool_rows is None or plan.pool_rows.is_plain) else HANDLES
 
 
 def form(call: Any) -> tuple[str, int | None]:
@@ -61,7 +61,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     in_place = state is not None and forms.in_place(x, plan, state)
     table, end, out, at = forms.Made.of(x, plan, state, in_place, empty)
     if plan.pool_rows is not None:
-        from_pool(rows, plan.pool_rows, in_place)
+        from_pool(rows, plan.pool_rows.at, in_place)
     stepwise = forms.is_stepwise(x, plan, rows)
     kept = _kept(x, plan, rows, C) if plan.gradients and not forms.goes_back_elsewhere(x) else 0
     shape = int(block_counts(rows, kept).sum()) if kept else 0, *forms.state_shape(x, plan)

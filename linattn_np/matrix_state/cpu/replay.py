@@ -143,7 +143,7 @@ def _loops_of(x: Inputs, plan: Plan, table: Table, given: list[np.ndarray], own:
     trace, count, solver = traced
     rows = sequences(plan, prod(x.v.shape[:-3]))
     if plan.pool_rows is not None:
-        from_pool(rows, plan.pool_rows, mine)
+        from_pool(rows, plan.pool_rows.at, mine)
     stepwise, rotation = solver is None and is_stepwise(x, plan, rows).all(), None
     if stepwise and (x.q is None or x.q.shape[-2] <= x.v.shape[-2]):  # the state is read once, before it is rotated
         rotation, count = _rotation_of(trace, count)

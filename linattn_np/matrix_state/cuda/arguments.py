@@ -207,7 +207,8 @@ STEP = Struct(
     ("q k v g gv r beta a b u", BYTES), ("out", OUT_BYTES),
     ("start", pointer("const StoredAs<LA_START>::type")),  # null: zeros
     ("end", pointer("StoredAs<LA_END>::type")),  # null: not stored
-    ("start_slots end_slots", pointer("const void")), OFFSETS,  # the slot of each sequence's state, else null
+    ("start_slots end_slots", pointer("const void")),  # the slot of each sequence's state, else null
+    ("fresh", pointer("const bool")), OFFSETS,  # which sequences begin with zeros, else null
     ("at_q at_k at_v at_g at_gv at_r at_beta at_a at_b at_u at_out", VECTORS),
     ("start_slot start_head start_row end_slot end_head end_row", I64),  # in elements
     ("places", I64),  # number of slots: a slot out of range is read as zeros and not stored

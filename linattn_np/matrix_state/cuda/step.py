@@ -18,7 +18,7 @@ from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments
 
 STEP = "step/step.cu"
-NAMES_OF_POINTERS = (*Inputs._fields, "out", "start", "end", "start_slots", "end_slots", "offsets")
+NAMES_OF_POINTERS = (*Inputs._fields, "out", "start", "end", "start_slots", "end_slots", "fresh", "offsets")
 AT = tuple(f"at_{n}" for n in Inputs._fields)
 STRIDES = tuple(f"{which}_{n}" for which in ("start", "end") for n in ("slot", "head", "row"))
 
@@ -93,8 +93,8 @@ def prepared(
     else:
         end = xp.empty(shape, dtype=xp.float32) if into is None else into
         last = end if end.ndim == 4 else end.reshape(N, H, K, V)
-    slots = plan.pool_rows
-    pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, offsets)
+    slots, fresh = (None, None) if plan.pool_rows is None else plan.pool_rows[:2]
+    pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, fresh, offsets)
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
     many = N * H >= policy.WHOLE_ROW_STATES

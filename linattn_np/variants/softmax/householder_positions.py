@@ -35,7 +35,7 @@ SPEC = VariantSpec(
     change=ChangeOfVariables(to_core, to_core_vjp),
     core=CORE,
     readout=Readout.SOFTMAX,
-    state=StateFormat(HouseholderCache, wide=True,
+    state=StateFormat(HouseholderCache, wide=True, unit=frozenset("P"),
                       axes={"k": "L Hk K", "v": "L H V", "P": "Hk K K", "length": ""}),
     options=ATTENTION,
 )

@@ -69,7 +69,7 @@ class Namespace:
 CUPY = Namespace()
 
 
-SIZE = 16 * 8 + 11 * 32 + 6 * 8 + 40  # of the arguments: pointers, vectors, strides of states, numbers
+SIZE = 17 * 8 + 11 * 32 + 6 * 8 + 40  # of the arguments: pointers, vectors, strides of states, numbers
 VECTORS = ("q", "k", "v", "g", "gv", "r", "beta", "a", "b", "u", "out")
 
 
@@ -114,8 +114,10 @@ def run(constants, arguments):
     def state(which, n, head):
         pointer, (slot, by_head, by_row) = pointers[which], places[which]
         slots = pointers[f"{which}_slots"]
+        if which == "start" and pointers["fresh"] and _rows(pointers["fresh"] + n, (1,), (1,), np.dtype(bool))[0]:
+            return None
         n = n if not slots else int(_rows(slots + n * slot_bytes, (slot_bytes,), (1,), slot_type)[0])
-        if not pointer or not 0 <= n < count:
+        if not pointer or (slots and not 0 <= n < count):
             return None
         kind = KINDS[d[f"LA_{which.upper()}"]]
         size = kind.itemsize

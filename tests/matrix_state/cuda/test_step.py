@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.call import binding
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state.cuda import step as cuda_step
 from linattn_np.matrix_state.types import Inputs
@@ -138,6 +139,44 @@ def test_a_row_outside_the_pool_is_zeros_and_is_not_written(cp):
     expected = la.simple_gla(**arrays)
     assert same(out[1:], expected[1:])
     assert bool((pool[cp.asarray([0, 2, 3])] == 3).all())
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("T", [1, 40, 200])
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_sequences_of_a_pool_that_begin_without_a_state(cp, fn, T, kind):
+    """Row -1 more often than the pool has rows, stale rows of NaN, without the host reading either; and again."""
+    rng, P = np.random.default_rng(0), 3
+    drawn = la.testing.sample(fn, rng, B=(5,), T=T, H=2, K=16, V=16, optional=False)
+    arrays = {n: cp.asarray(x.astype(np.float32)) for n, x in drawn.items()}
+    start = la.testing.sample_state(fn, rng, (P,), {}, H=2, K=16, V=16)
+    named = binding.flatten("state", start)
+    wide = {n: cp.asarray(S.astype(np.float32)) for n, S in named.items()}
+    for n, S in wide.items():
+        S[:2] = np.nan
+        if n in ("state", "state.S") and kind != "float32":
+            wide[n] = S.astype(typed(kind))
+    hows = [([2, -1, 0, -1, -1], [False, False, True, False, True]), ([-1] * 5, [False] * 5),
+            ([-1, 2, -1, -1, 1], [True, True, False, False, True])]  # fmt: skip
+    for rows, fresh in hows * 2:
+        begins = np.array(fresh) | (np.array(rows) < 0)
+        plain, pools = {}, {n: S.copy() for n, S in wide.items()}
+        for n, S in wide.items():
+            plain[n] = S[cp.asarray(np.maximum(rows, 0))]
+            first = np.eye(S.shape[-1]) if n.removeprefix("state.") in fn.spec.state.unit else 0
+            plain[n][cp.asarray(begins)] = cp.asarray(first, np.float32)
+        state, pool = (binding.unflatten(start, list(parts.values())) for parts in (plain, pools))
+        expected = fn(**arrays, state=state, return_state=True, overwrite_state=True)
+        out = fn(**arrays, state=pool, state_rows=cp.asarray(rows), fresh=cp.asarray(fresh), overwrite_state=True)
+        assert same(out, expected.out)
+        owned = [n for n in range(5) if rows[n] >= 0]
+        others = [n for n in range(P) if n not in rows]
+        for x, end, before in zip(pools.values(), binding.flatten("state", expected.state).values(), wide.values(),
+                                  strict=True):
+            for n in owned:
+                assert same(x[rows[n]], end[n])
+            for n in others:
+                assert bool(cp.array_equal(x[n].astype(np.float32), before[n].astype(np.float32), equal_nan=True))
 
 
 @pytest.mark.parametrize(("B", "K", "V", "kind"), [(3, 128, 128, "bfloat16"), (3, 200, 72, "float16"),
