@@ -191,8 +191,9 @@ def _rows(plan: Plan, x: Array | None, step: int) -> Array | None:
 
 
 def _pools(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
-    batch = x.v.shape[:-3] if plan.sequences[0].row is None else plan.pool_rows.at.shape
-    return run(x, plan._replace(pool_rows=None), take_rows(plan.xp, state, plan.pool_rows, batch))
+    rows: Any = plan.pool_rows
+    batch = x.v.shape[:-3] if plan.sequences[0].row is None else rows.at.shape
+    return run(x, plan._replace(pool_rows=None), take_rows(plan.xp, state, rows, batch))
 
 
 def _pools_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:

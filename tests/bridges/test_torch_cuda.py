@@ -108,7 +108,7 @@ def test_a_repeated_gradient_is_replayed_without_cupy(torch, monkeypatch):
 
     def operated():
         plain = [y.detach() for y in x.values()]
-        return torch.ops.linattn_np.gated_delta_rule(*plain, None, None, [], None, None, "{}")
+        return torch.ops.linattn_np.gated_delta_rule(*plain, None, None, [], None, None, None, "{}")
 
     replay.clear()
     expected, plain = gradients(), operated()

@@ -32,7 +32,7 @@ def arguments(case, arrays, state, **options):
     """The arguments of the operator."""
     given = [arrays.get(n) if isinstance(arrays.get(n), torch.Tensor) else None for n in case.spec.arrays]
     named = {n: x for n, x in arrays.items() if isinstance(x, str)}
-    return *given, parts(state), None, None, json.dumps({**case.options, **named, **options})
+    return *given, parts(state), None, None, None, json.dumps({**case.options, **named, **options})
 
 
 def rule(**options):
@@ -165,7 +165,7 @@ def test_a_copy_of_what_the_forward_kept_is_not_read():
     """The forward is computed again; so it is if it kept nothing: states at positions."""
     x, state = rule(T=70)
     operators.library()
-    given = *x, None, None, [state], None, None, json.dumps({"return_state": True})
+    given = *x, None, None, [state], None, None, None, json.dumps({"return_state": True})
     out, end, kept = torch.ops.linattn_np.gated_delta_rule_saving(*given)
     assert kept.untyped_storage().nbytes() > 1
     backward = torch.ops.linattn_np.gated_delta_rule_saved_backward
@@ -173,7 +173,7 @@ def test_a_copy_of_what_the_forward_kept_is_not_read():
     for one in (kept, kept.clone(), torch.zeros(1, dtype=torch.uint8)):
         found = backward(*given, one, [out, end])
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    given = *x, None, None, [state], None, None, json.dumps({"return_state": True, "return_states_at": [1, 3]})
+    given = *x, None, None, [state], None, None, None, json.dumps({"return_state": True, "return_states_at": [1, 3]})
     *results, kept = torch.ops.linattn_np.gated_delta_rule_saving(*given)
     expected = torch.ops.linattn_np.gated_delta_rule_backward(*given, results)
     assert all(torch.equal(a, b) for a, b in zip(backward(*given, kept, results), expected, strict=True))
@@ -226,7 +226,7 @@ def test_a_second_derivative_of_an_operator_is_an_error():
     x, _ = rule()
     x = [y.requires_grad_() for y in x]
     operators.library()
-    out = torch.ops.linattn_np.gated_delta_rule(*x, None, None, [], None, None, "{}")[0]
+    out = torch.ops.linattn_np.gated_delta_rule(*x, None, None, [], None, None, None, "{}")[0]
     gradient, = torch.autograd.grad(out.sum(), x[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="gated_delta_rule: a gradient is differentiated again"):
         gradient.sum().backward()
