@@ -140,6 +140,7 @@ class VariantSpec:
     decay, erase, readout, query_reads, erase_reads and micro_steps are the matrix-state core's; others ignore them.
     """
 
+    is_shared = True
     name: str
     sentence: str
     equation: str

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,8 @@ from ..core import COMPUTATIONS, Computation, StatesAt
 from ..runtime import threads
 from ..runtime.agreement import agrees
 from ..runtime.arrays import Array, cast, is_mutable
-from ..runtime.tracing import Trace
+from ..runtime.memory import held_bytes
+from ..runtime.tracing import Trace, Untraceable
 from ..spec import Samples, VariantSpec
 from . import pieces, replay
 from .binding import Prepared, prepare, threads_of
@@ -71,7 +73,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
     if signature is not None:
         key, given, state, pointers = signature
         if (recorded := replay.plans.get(key)) is not None:
-            plan, returns_state, is_limited = recorded
+            plan, returns_state, is_limited, _ = recorded
             if is_limited:
                 with limit(spec, keywords):
                     found = plan(given, state, pointers)
@@ -105,7 +107,8 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
         if lacks:
             return pieces.forward(call, keywords, _run_piece, _final)
         if signature is not None and call.is_recordable:
-            _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
+            with contextlib.suppress(MemoryError):  # the call has been computed
+                _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
         return Result(out, state) if out is None or call.options["return_state"] else out
 
 
@@ -195,7 +198,7 @@ def _record(
     computed: the core's inputs, the public output, the core's and the public final state, the core's residuals.
     """
     x, out, end, state, residuals = computed
-    plan: Any = None
+    plan, reason = None, ""
     if call.recorder is not None and replay.ENABLED:
         from . import device_replay
 
@@ -206,28 +209,36 @@ def _record(
     if plan is None and replay.is_storable(signature):
         names = replay.names_of(call.spec, signature, arrays, keywords)
         if names is not None:
-            in_part = functools.partial(bound, replay.Template(call, names, core_of(x), residuals))
+            in_part: Any = MethodType(bound, replay.Template(signature[0], call, names, core_of(x), residuals))
             if call.recorder is None:
-                plan = _whole_plan(call, signature, names, residuals, in_part)
+                plan, reason = _whole_plan(call, signature, names, residuals, in_part)
             if plan is None and not (call.options["overwrite_state"] and isinstance(state, tuple)):
                 plan = in_part
         plan = plan or replay.computed_in_full
     if plan is not None:
         returns_state = out is None or call.options["return_state"]
-        replay.store(signature[0], replay.Recorded(plan, returns_state, call.options["num_threads"] is not None))
+        is_limited = call.options["num_threads"] is not None
+        replay.store(signature[0], replay.Recorded(plan, returns_state, is_limited, reason))
 
 
-def _whole_plan(call: Prepared, signature: replay.Signature, names: Any, residuals: Any, in_part: Any) -> Any:
-    """The plan of everything that a call on NumPy arrays computes; None without one, or if it does not agree."""
+def _whole_plan(
+    call: Prepared, signature: replay.Signature, names: Any, residuals: Any, in_part: Any
+) -> tuple[Any, str]:
+    """(the plan of everything that a call on NumPy arrays computes, ""), or (None, why there is none)."""
     listed = Trace.listed
-    plan = replay.compiled_plan(call, signature, names, residuals)
-    is_tried = plan is None or Trace.listed == listed or agrees(plan, in_part, *signature[1:3])
-    return plan if is_tried else None
+    try:
+        plan = replay.compiled_plan(call, signature, names, residuals)
+    except Untraceable as reason:
+        return None, str(reason)
+    if Trace.listed == listed or agrees(plan, in_part, *signature[1:3]):
+        plan.nbytes = replay.LEAST + held_bytes(plan)
+        return plan, ""
+    return None, "the recorded array calls do not compute the same for other numbers"
 
 
 def is_in_part(plan: Any) -> bool:
     """Whether a recorded plan computes the change of variables as a first call does."""
-    return type(plan) is functools.partial and plan.func is bound
+    return getattr(plan, "__func__", None) is bound
 
 
 def _with_states(
@@ -251,7 +262,7 @@ def _with_states(
         given = device_replay.given_arrays(arrays, keywords)
         plan = device_replay.plan_of_states(given, call.recorder, result)
     elif (names := replay.names_of(call.spec, signature, arrays, keywords)) is not None:
-        plan = functools.partial(bound_at, replay.Template(call, names, core_of(x), residuals))
+        plan = MethodType(bound_at, replay.Template(signature[0], call, names, core_of(x), residuals))
     if plan is not None:
         replay.store(signature[0], replay.Recorded(plan, False, call.options["num_threads"] is not None))
     return result

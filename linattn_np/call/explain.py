@@ -32,7 +32,7 @@ class Explanation:
     operations: int  # floating-point operations of the products of the forward pass
     operations_per_token: float  # per state (head)
     bytes: int  # inputs read once and outputs written once
-    replay: str  # "replayed", IN_PART if an earlier call shows it, or why a repeated call is computed in full
+    replay: str  # "replayed", IN_PART and why if an earlier call shows it, or why a repeated call is computed in full
     arrays: str = ""  # how arrays of another framework are seen, and who differentiates the call
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Explanation:
             *([f"  {self.arrays}"] if self.arrays else []),
             f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state)",
             f"  {self.bytes:,} bytes in and out",
-            "  repeated calls are " + (self.replay if self.replay in ("replayed", IN_PART) else
+            "  repeated calls are " + (self.replay if self.replay.startswith("replayed") else
                                        f"computed in full: {self.replay}"),
         ]
         return "\n".join(lines)
@@ -107,7 +107,7 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "two arrays begin at one address"
     recorded = replay.plans.get(signature[0])
     if isinstance(recorded, replay.Recorded) and is_in_part(recorded.plan):
-        return IN_PART
+        return f"{IN_PART} ({recorded.reason})" if recorded.reason else IN_PART
     if isinstance(recorded, replay.Recorded) and recorded.plan is replay.computed_in_full:
         return "what it computes cannot be recorded"
     return "replayed"

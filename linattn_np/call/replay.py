@@ -17,7 +17,6 @@ plans.
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 from collections.abc import Callable, Hashable, Mapping
@@ -28,7 +27,8 @@ import numpy as np
 from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
 from ..runtime import shapes
 from ..runtime.arrays import is_cupy
-from ..runtime.tracing import FIXED, of_output, traced_variables
+from ..runtime.memory import held_bytes
+from ..runtime.tracing import FIXED, Untraceable, of_output, traced_variables
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
 from .layouts import LAYOUTS, before
@@ -56,11 +56,13 @@ class Recorded(NamedTuple):
 
     plan: (arrays, state, pointers) -> (out, state), or None if the call must be computed in full.
     returns_state: whether the call returns (out, state). is_limited: whether it has the option num_threads.
+    reason: why the plan does not compute the whole call; empty if it does.
     """
 
     plan: Callable[[Any, Any, Any], tuple[Any, Any] | None]
     returns_state: bool
     is_limited: bool
+    reason: str = ""
 
 
 class Composed(NamedTuple):
@@ -224,17 +226,17 @@ def has_distinct_arrays(signature: Signature) -> bool:
 def compiled_plan(
     call: Prepared, signature: Signature, names: tuple[str, ...], residuals: Any
 ) -> Any:
-    """The plan that the core, or the variant, records: (arrays, state, pointers) -> (out, state); None without.
+    """The plan that the core, or the variant, records: (arrays, state, pointers) -> (out, state).
 
     The change of variables is traced: its array calls become a part of the plan.
+    Raises Untraceable, with the reason, where there is no plan.
     """
     if call.options["layout"] == "heads_first":
-        return None
-    try:
-        plan = _recorder(call.spec)(call, names, signature[2], residuals)
-    except Exception:  # the call has been computed: what a trace does not understand must not be an error
-        return None
-    return plan if plan is None or call.options["layout"] == "time_first" else functools.partial(_one_token, plan)
+        raise Untraceable("the arrays of layout='heads_first' are transposed by every call")
+    plan = _recorder(call.spec)(call, names, signature[2], residuals)
+    if plan is None:
+        raise Untraceable("its core records no plan of such a call")
+    return plan if call.options["layout"] == "time_first" else functools.partial(_one_token, plan)
 
 
 def _recorder(spec: VariantSpec) -> Any:
@@ -277,10 +279,12 @@ class Template:
     The change of variables is computed for every call: it may depend on the numbers.
     """
 
-    def __init__(self, call: Prepared, names: tuple[str, ...], core: Computation, residuals: Any):
-        """names: of the arrays in the order of a signature. core: what computed the call and returned `residuals`."""
+    nbytes = LEAST
+
+    def __init__(self, key: Hashable, call: Prepared, names: tuple[str, ...], core: Computation, residuals: Any):
+        """key: of the plan. names: of the arrays in the order of a signature. core: what returned `residuals`."""
         c, options = call.variables, call.options | {"state": None}
-        self.calls = 0  # of a vjp that has this template
+        self._key, self._is_measured = key, is_cupy(c.xp)
         self._fixed = dict.fromkeys(call.spec.arrays) | {n: getattr(c, n) for n in FIXED} | {"options": options}
         self.names = names
         axes = axes_of(call.spec, options)
@@ -292,13 +296,6 @@ class Template:
             from .device_replay import RecordedLaunches
 
             self._forward = RecordedLaunches(self._forward, call.plan.overwrite).forward
-
-    def replaced(self, spec: VariantSpec, residuals: Any) -> Template:
-        """The template with another change of variables, whose inputs of the core the residuals are of."""
-        found, call = copy.copy(self), self._call
-        found._call = call._replace(spec=spec)
-        found._forward = self.core.repeat(spec.name, call.plan, call.options["backend"], residuals)
-        return found
 
     def bind(self, arrays: list[Array], state: Any) -> Prepared:
         """The call on other arrays."""
@@ -320,4 +317,9 @@ class Template:
 
     def forward(self, call: Prepared) -> Any:
         """(core's output, core's final state, residuals) of a bound call."""
-        return self._forward(call.inputs(), call.state)
+        found = self._forward(call.inputs(), call.state)
+        if not self._is_measured:  # the first call has recorded its loops
+            self._is_measured, self.nbytes = True, LEAST + held_bytes(self)
+            if self._key in plans:
+                store(self._key, plans[self._key])
+        return found

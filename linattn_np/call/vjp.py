@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from ..core import StatesAt
 from ..runtime.arrays import Array, is_mutable
 from ..runtime.unchanged import check_unchanged, mark
@@ -19,7 +17,6 @@ from .foreign import bridge_of, symbolic_bridge
 from .positions import core_cotangents
 from .results import Result, StatesResult, copied, cotangents, gradients, shape_of
 
-RECORDED_AT = 2  # replayed calls until array calls are recorded: it takes as long as ten of them
 Pullback = Callable[..., Any]
 
 
@@ -68,7 +65,7 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         return _in_full(call, signature, arrays, keywords)
     if type(plan) is replay.Template:
         with limit(spec, keywords):
-            return _replayed(plan, signature, by_name(spec, arrays, keywords))
+            return _of(plan, *replay.split(signature), by_name(spec, arrays, keywords))
     if type(plan) is replay.Composed:
         return plan.vjp(signature)
     if not plan.replayable:
@@ -92,28 +89,11 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0], pullback
 
 
-def _replayed(template: replay.Template, signature: replay.Signature, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
-    """(public result, pullback) of a call with a known signature; the third one tries to record array calls too."""
-    template.calls += 1
-    if template.calls == RECORDED_AT and signature[3] is None:
-        from .recorded.pullback import improved
-
-        template = improved(template, signature, _both)
-        replay.store(replay.vjp_key(signature), template)
-    return _of(template, *replay.split(signature), given)
-
-
 def _of(template: replay.Template, arrays: list[Array], state: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
+    """(public result, pullback) of a call with a known signature."""
     call = template.bind(arrays, state)
     computed = template.forward(call)
     return _with_pullback(call, template.core, computed, _finished(call, *computed[:2]), given)
-
-
-def _both(template: replay.Template, arrays: list[Array], state: Any, pointers: None) -> Any:
-    """The results of a call, and of its pullback for a cotangent of ones and other numbers."""
-    result, pullback = _of(template, arrays, state, {})
-    out = result[0] if isinstance(result, tuple) else result
-    return result, pullback(np.cos(out).astype(out.dtype))
 
 
 def _finished(call: Prepared, core_out: Any, end: Any) -> Any:
@@ -240,9 +220,9 @@ def _store(
         return
     if call.plan.states_at is not None and call.recorder is not None:
         return
-    names = replay.names_of(call.spec, signature, arrays, keywords)
-    if names is not None and replay.vjp_key(signature) not in replay.plans:
-        replay.store(replay.vjp_key(signature), replay.Template(call, names, *computed))
+    names, key = replay.names_of(call.spec, signature, arrays, keywords), replay.vjp_key(signature)
+    if names is not None and key not in replay.plans:
+        replay.store(key, replay.Template(key, call, names, *computed))
 
 
 def _with_pullback(

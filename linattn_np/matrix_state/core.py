@@ -8,6 +8,7 @@ implement is handled by a step of preprocess.py, which changes inputs and plan a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from ..core import CallPlan, Computed, Explained, register, register_states
 from ..runtime.arrays import Array, is_cupy, is_deferred, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
-from ..runtime.tracing import Trace, plain
+from ..runtime.tracing import Trace, Untraceable, plain
 from ..runtime.values import check_word
 from . import operations, policy
 from .array import pairs
@@ -77,6 +78,7 @@ class Backend(NamedTuple):
     forced: the plan of a call whose option `backend` names this one.
     """
 
+    is_shared = True
     name: str
     module: Any
     unsupported_reason: Callable[[Any], str | None]
@@ -368,7 +370,8 @@ class RecordedLoops:
         apart = len(places) == len(arrays) + (state is not None)
         if apart and isinstance(saved, Saved) and saved.starts is None:
             self._given = tuple(n for n, _ in given)
-            self._plan = self._module.record(x, plan, state, Trace(arrays))
+            with contextlib.suppress(Untraceable, MemoryError):  # the call has been computed
+                self._plan = self._module.record(x, plan, state, Trace(arrays))
 
 
 def _layout_of(x: Inputs, state: Array | None) -> list[Any]:

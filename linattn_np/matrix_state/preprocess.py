@@ -45,7 +45,6 @@ class Step(NamedTuple):
     backward: Callable[..., tuple[Inputs, Array]]
     inputs: Any = None  # (module, x, plan) -> (x, plan), of a step that changes no state
     output: Any = None  # (plan, out) -> out, of such a step that changes the output
-    inputs_vjp: Any = None  # (module, x, plan, d) -> d, of a step that changes nothing but inputs
 
 
 class Changed(NamedTuple):
@@ -68,7 +67,7 @@ def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., I
         d, dstate0 = run(saved.rest, dout, dstate)
         return inputs_vjp(saved.module, saved.x, saved.plan, d), dstate0
 
-    return Step(name, forward, backward, inputs, inputs_vjp=inputs_vjp)
+    return Step(name, forward, backward, inputs)
 
 
 # l2norm

@@ -19,7 +19,10 @@ FACTOR = 0.75  # keeps signs and ranges: log decays <= 0, strengths in [0, 2], s
 
 
 def agrees(plan: Callable[..., Any], full: Callable[..., Any], arrays: list[Array], state: Any) -> bool:
-    """Whether the plan and the full call return the same bits for these arrays times FACTOR."""
+    """Whether the plan computes the bits of the full call for these arrays times FACTOR.
+
+    What is compared is what the full call returns, and the state, which both may overwrite.
+    """
     given, parts, results = other_numbers(arrays), [y for y in _parts(state) if y is not None], []
     for compute in (plan, full):
         own = other_numbers(parts)
@@ -28,13 +31,19 @@ def agrees(plan: Callable[..., Any], full: Callable[..., Any], arrays: list[Arra
         S = state if not parts else own[0] if not isinstance(state, tuple) else _like(state, own)
         try:
             with np.errstate(all="ignore"):
-                results.append(compute(given, S, None))
-        except Exception:  # numbers that the call refuses
+                found = compute(given, S, None)
+        except ValueError:  # numbers that the call refuses
             return False
-    if any(found is None for found in results):
-        return False
-    pairs = zip(*map(_parts, results), strict=True)
-    return all(x is y if x is None or y is None else _equal(x, y) for x, y in pairs)
+        if found is None:
+            return False
+        results.append((*found, own))
+    return all(y is None or _same(x, y) for x, y in zip(*results, strict=True))
+
+
+def _same(x: Any, y: Any) -> bool:
+    """Whether two results are the same."""
+    pairs = list(zip(_parts(x), _parts(y), strict=True))
+    return all(a is b if a is None or b is None else _equal(a, b) for a, b in pairs)
 
 
 def other_numbers(arrays: list[Array]) -> list[Array] | None:

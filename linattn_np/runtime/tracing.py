@@ -10,6 +10,7 @@ a number that leaves an array (`float(x)`, `if x:`). An array that is made of no
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
@@ -58,17 +59,30 @@ class Kernel(NamedTuple):
 
 
 class Traced(np.ndarray):
-    """A view of an array whose use is traced."""
+    """A view of an array whose use is traced.
 
-    trace: Any = None
+    The reference to its trace is weak: the trace holds views of it, and such a circle would never be freed, because
+    the garbage collector does not see what a view is a view of.
+    """
+
+    _trace: Callable[[], Trace | None] = staticmethod(lambda: None)
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace, while whoever records holds it."""
+        return self._trace()
 
     def __array_finalize__(self, other: Any) -> None:
-        self.trace = getattr(other, "trace", None)
+        self._trace = getattr(other, "_trace", self._trace)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **more: Any) -> Any:
         trace = _trace_of(inputs)
         if method in ("reduce", "accumulate") and out is None:
-            return getattr(trace, method)(ufunc, *inputs, **more)
+            try:
+                return getattr(trace, method)(ufunc, *inputs, **more)
+            except Untraceable:  # NumPy never frees the arguments of a reduction that raises here: its result raises
+                Trace.listed += 1
+                return np.asarray(getattr(ufunc, method)(*map(plain, inputs), **more)).view(Traced)
         if method != "__call__" or out is not None or more or ufunc.nout != 1 or ufunc.signature is not None:
             raise Untraceable(f"{ufunc.__name__}.{method}")
         return trace.call(ufunc, inputs)
@@ -88,7 +102,8 @@ class Traced(np.ndarray):
         found = function(*map(plain, given), **{name: plain(x) for name, x in named.items()})
         if function in CONSTANTS:
             found.flags.writeable = False  # numbers that are written to it would be of this call
-            return found
+            is_one = found.size and all(np.ndim(y) == 0 for y in given[1:])
+            return np.broadcast_to(found[(0,) * found.ndim], found.shape) if is_one else found
         if function is np.reshape and not trace.has(found):
             return trace.reshape(*given, **named)
         return trace.view(found)
@@ -137,7 +152,7 @@ class Trace:
 
     def _traced(self, y: np.ndarray) -> Any:
         found = y.view(Traced)
-        found.trace = self
+        found._trace = weakref.ref(self)
         return found
 
     def has(self, y: np.ndarray) -> bool:

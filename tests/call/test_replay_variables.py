@@ -11,10 +11,9 @@ import array_api_strict
 
 import linattn_np as la
 from linattn_np.call import replay
-from linattn_np.matrix_state import core, preprocess
+from linattn_np.matrix_state import core
 from linattn_np.matrix_state.cpu import loops
 from linattn_np.matrix_state.types import Inputs, Plan, Readout, Saved
-from tests.call.replays import apart
 from tests.cases import CASES, cotangents, draw, parts, parts_like, passes_through
 
 CHANGED = [  # a change of variables, a preprocessing step, or work after the core
@@ -78,36 +77,6 @@ def test_a_repeated_vjp_builds_no_tables_forward(case, sealed):
     sealed()
     result, pullback = la.vjp(case.fn, **y, **case.options, state=R, return_state=True)
     assert as_bytes((*result, *pullback(*d))) == expected
-
-
-RAW = {"qk_l2norm", "beta_sigmoid"}  # options that are preprocessing steps
-TAKES_RAW = [case for case in CASES if not case.options and case.spec.options.defaults.keys() & RAW]
-RECORDED_AT = 3  # calls of a vjp until its array calls are recorded
-
-
-@pytest.mark.parametrize("case", TAKES_RAW, ids=str)
-@pytest.mark.parametrize("strided", [False, True])
-def test_a_repeated_vjp_preprocesses_in_recorded_array_calls(case, strided, monkeypatch):
-    """Forward and back, also for cotangents of another layout, which are computed in full."""
-    options = {n: True for n in RAW if n in case.spec.options.defaults}
-    (x, S), (y, R) = (draw(case, (1,), T=1, dtype=np.float32, seed=seed) for seed in range(2))
-    result, pullback = la.vjp(case.fn, **y, **options, state=R, return_state=True)
-    d, dS = cotangents(result)
-    d = apart(d) if strided else d
-    expected = as_bytes((*result, *pullback(d, dS)))
-    replay.clear()
-    for _ in range(RECORDED_AT):
-        la.vjp(case.fn, **x, **options, state=S, return_state=True)
-
-    def fails(*arguments):
-        raise AssertionError("preprocessed again")
-
-    if not strided:
-        for step in preprocess.PREPROCESSING[: len(RAW)]:
-            for what in step.inputs, step.inputs_vjp:
-                monkeypatch.setattr(what, "__code__", fails.__code__)
-    result, pullback = la.vjp(case.fn, **y, **options, state=R, return_state=True)
-    assert as_bytes((*result, *pullback(d, dS))) == expected
 
 
 def test_an_overwritten_state_inside_an_input_is_computed_in_full():

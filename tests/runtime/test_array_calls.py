@@ -1,5 +1,7 @@
 """Array calls around the core are a part of the recorded plan, with the bits of a first call."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,6 @@ from linattn_np.runtime.tracing import Trace, Untraceable, plain
 
 pytest.importorskip("numba")
 
-from linattn_np.matrix_state.cpu import loops
 from linattn_np.matrix_state.cpu.l2norm import unit_rows
 from linattn_np.matrix_state.types import Plan
 from linattn_np.ops.cpu.programs import Ahead, Places, Views, record
@@ -67,55 +68,6 @@ def test_a_repeated_call_is_one_plan_with_the_same_bits(fn, options, T, overwrit
     assert not dispatch.is_in_part(plan)
 
 
-@pytest.mark.parametrize(("fn", "options"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
-def test_a_repeated_vjp_records_its_array_calls_with_the_same_bits(fn, options, monkeypatch):
-    """Other numbers at other places; a pullback called twice, with a cotangent of the state, and of another layout."""
-    sets = [numbers(fn, seed, 1) for seed in range(5)]
-    states = [fn(**x, **options, return_state=True)[1] for x in sets]
-
-    def call(x, S):
-        keywords = {**x, **options, "state": S, "return_state": True}
-        (out, end), pullback = la.vjp(fn, **keywords)
-        kept, dout = arrays_of((out, end)), np.cos(out)
-        strided = np.repeat(dout, 2, axis=-1)[..., ::2]
-        first = pullback(dout)
-        grads = [*parts_of(first), *parts_of(pullback(dout, end)), *parts_of(pullback(strided)), *parts_of(first)]
-        out += 1
-        grads += parts_of(pullback(dout))
-        return [*kept, *(y.tobytes() for y in grads)], replay.vjp_key(replay.signature(fn.spec, (), keywords))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(replay, "ENABLED", False)
-        replay.clear()
-        expected = [call(x, S)[0] for x, S in zip(sets, states, strict=True)]
-    found = [call(x, S) for x, S in zip(sets, states, strict=True)]
-    assert [one for one, _ in found] == expected
-    x = fn.spec.change
-    template = replay.plans[found[-1][1]]
-    keywords = {**sets[0], **options, "state": states[0], "return_state": True}
-    recorded = template.bind(*replay.split(replay.signature(fn.spec, (), keywords))).spec.change
-    assert (recorded.to_core is not x.to_core) == (recorded.to_core_vjp is not x.to_core_vjp)
-    if fn is la.abc or (x.from_core_vjp is not None and fn.spec.state.option is None):  # array calls on both sides
-        assert recorded.to_core is not x.to_core
-
-
-def test_keys_that_are_also_what_is_erased_stay_one_array(monkeypatch):
-    """A recorded change of variables keeps it, and so the core's recorded loops apply."""
-    fn = la.delta_rule
-    x, options = numbers(fn, 0, 1), {"feature_map": "elu+1", "return_state": True}
-    options["state"] = fn(**x, **options)[1]
-    for _ in range(5):
-        expected, _ = la.vjp(fn, **x, **options)
-    monkeypatch.setattr(loops, "forward", None)
-    found, _ = la.vjp(fn, **x, **options)
-    assert arrays_of(found) == arrays_of(expected)
-
-
-def parts_of(grads):
-    """The arrays of gradients."""
-    return [y for one in grads if one is not None for y in (one if isinstance(one, tuple) else (one,))]
-
-
 X = np.random.default_rng(0).standard_normal((3, 2, 4, 5)).astype(np.float32)
 VOCABULARY = {
     "sum of the last axes": lambda x: np.sum(x, axis=(-2, -1)), "sum of the first axis": lambda x: np.sum(x, axis=0),
@@ -148,14 +100,26 @@ def test_numbers_are_not_written_to_an_array_of_zeros():
 
 
 def test_a_long_accumulation_is_not_traced():
-    (x,) = Trace([np.ones((100, 2), np.float32)]).arrays
-    for use in (np.maximum.accumulate, lambda y: np.sum(y, axis=0)):
-        with pytest.raises(Untraceable):
+    trace = Trace([np.ones((100, 2), np.float32)])
+    (x,) = trace.arrays
+    for use in (lambda y: np.maximum.accumulate(y) + y, lambda y: np.sum(y, axis=0), lambda y: y.sum(axis=0) + y):
+        with pytest.raises(Untraceable, match=r"unknown origin|a long"):
             use(x)
 
 
+def test_the_memory_of_a_trace_is_freed_with_it():
+    """Also where a reduction was not traced."""
+    trace = Trace([np.ones((100, 2), np.float32)])
+    found, memory = trace.arrays[0] * np.float32(2), weakref.ref(trace.memory.base)
+    with pytest.raises(Untraceable):
+        np.maximum.accumulate(found) + found
+    del trace, found
+    assert memory() is None
+
+
 def test_a_number_that_leaves_a_traced_array():
-    (x,) = Trace([np.ones(3, np.float32)]).arrays
+    trace = Trace([np.ones(3, np.float32)])
+    (x,) = trace.arrays
     for use in (float, bool, lambda y: y[:1].item(), lambda y: y.tolist(), np.linalg.norm, lambda y: y @ y):
         with pytest.raises(Untraceable):
             use(x.sum() if use in (float, bool) else x)
@@ -190,6 +154,6 @@ def test_a_kernel_among_calls_that_others_continue_stays_in_its_memory():
     following = ahead.following
     z = following.arrays[0] * np.float32(2)
     program, memory = record(following), np.zeros(following.bytes + trace.bytes + 4096, np.uint8)
-    program.call(handles([x, ahead.memory(), memory]))
+    program.call(handles([x, np.empty(ahead.words()), memory]))
     assert plain(z).tobytes() in memory[: following.bytes].tobytes()
     assert not memory[following.bytes :].any()

@@ -5,6 +5,7 @@ Array calls before the core, the core's own plan, and array calls after it, whic
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from ...core import COMPUTATIONS
 from ...ops.cpu.programs import Ahead, Places, Views, is_whole  # plans are recorded where there are compiled loops
 from ...runtime.agreement import other_numbers
 from ...runtime.arrays import Array
-from ...runtime.tracing import Trace, contains, plain, traced_variables
+from ...runtime.tracing import Trace, Untraceable, contains, plain, traced_variables
 from ..binding import Prepared
 from ..results import traced_output
 
@@ -27,37 +28,40 @@ class Parts(NamedTuple):
 
     core: list[int]
     others: list[int]
-    like: Any  # a state of the core
+    kind: type[Any]  # of a state of the core
 
     @classmethod
     def of(cls, call: Prepared, state: Any) -> Parts:
-        """Of a call with this state.   Raises StopIteration for a state that is computed from it."""
+        """Of a call with this state.   Raises Untraceable for a state that is computed from it."""
         format, parts = call.spec.state, state_parts(state)
         c = type(call.variables)(**vars(call.variables) | {"state": state})
         packed = format.pack(c, state) if format.pack else state
-        chosen = [next(n for n, S in enumerate(parts) if is_whole(S, y)) for y in state_parts(packed)]
-        return cls(chosen, [n for n in range(len(parts)) if n not in chosen], packed)
+        chosen = [next((n for n, S in enumerate(parts) if is_whole(S, y)), -1) for y in state_parts(packed)]
+        if -1 in chosen:
+            raise Untraceable("the state of the core is computed from that of the call")
+        return cls(chosen, [n for n in range(len(parts)) if n not in chosen], type(packed))
 
     def of_core(self, parts: list[Array]) -> Any:
         """The core's state; None without one."""
-        return like_state(self.like, [parts[n] for n in self.core]) if parts else None
+        return state_of(self.kind, [parts[n] for n in self.core]) if parts else None
 
 
 def record_state(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any) -> Any:
     """The plan of a variant whose state is not the core's; of the core's state, parts of the public one."""
     own, parts = state_parts(state), Parts.of(call, state)
     if not own or parts.core == [0] == list(range(len(own))):
-        plan = _at_once(call, names, state, residuals)
-        if plan is not None:
-            return plan
+        with contextlib.suppress(Untraceable):
+            if (plan := _at_once(call, names, state, residuals)) is not None:
+                return plan
     trace, c = traced_variables(call.variables, names, *(own[n] for n in parts.others))
     for n, y in zip(parts.others, trace.arrays[len(names) :], strict=True):
         own[n] = y
-    c.state = None if state is None else like_state(state, own)
+    c.state = None if state is None else state_of(type(state), own)
     x = call.spec.change.to_core(c)
-    ready = None if call.spec.change.from_core else _ready(call, c, trace, parts)
+    begin = parts.of_core(state_parts(state))
+    ready = None if call.spec.change.from_core else _ready(call, c, trace, begin)
     before, x = Ahead(trace), type(x)(*map(plain, x))
-    begin, stored = parts.of_core(state_parts(state)), [S.dtype for S in state_parts(state)]
+    stored = [S.dtype for S in state_parts(state)]
     core_plan = call.plan._replace(overwrite=call.plan.overwrite and all(d == call.plan.dtype for d in stored))
     plan = COMPUTATIONS[type(x)].record(x, core_plan, begin, residuals, before.following)
     if plan is None:
@@ -69,13 +73,13 @@ def record_state(call: Prepared, names: tuple[str, ...], state: Any, residuals: 
 def _replayed(state: Any, overwrite: bool, parts: Parts, steps: tuple[Ahead, Any, After]) -> Any:
     """The plan: array calls, the core's plan, and what makes the public results."""
     (before, plan, after), (core, others, _) = steps, parts
-    is_same, none = core == list(range(len(core) + len(others))), state is None
+    is_same, none, words = core == list(range(len(core) + len(others))), state is None, before.words()
 
     def replayed(arrays: list[Array], state: Any, pointers: None = None) -> Any:
         begin, all_parts = state, None if none or is_same else state_parts(state)
         if all_parts is not None:
             begin, arrays = parts.of_core(all_parts), [*arrays, *[all_parts[n] for n in others]]
-        memory = before.memory()
+        memory = np.empty(words)
         found = plan([*arrays, memory], begin, None)
         if found is None:
             return None
@@ -102,12 +106,12 @@ def _at_once(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any)
     return COMPUTATIONS[type(x)].record(x, call.plan, state, residuals, trace, then)
 
 
-def _ready(call: Prepared, c: Any, trace: Trace, parts: Parts) -> After | None:
+def _ready(call: Prepared, c: Any, trace: Trace, begin: Any) -> After | None:
     """What makes the public results where the public state is the core's, and arrays that need none of its results."""
-    if parts.like is None:
+    if begin is None:
         return None
-    ends, count = [trace.added(np.empty_like(y)) for y in state_parts(parts.like)], len(trace.calls)
-    final = call.spec.state.unpack(c, like_state(parts.like, ends))  # type: ignore[misc]
+    ends, count = [trace.added(np.empty_like(y)) for y in state_parts(begin)], len(trace.calls)
+    final = call.spec.state.unpack(c, state_of(type(begin), ends))  # type: ignore[misc]
     reads = any(contains(end, y) for end in ends for x in trace.calls[count:] for y in x.arrays)
     trace.beside.clear()
     if reads:
@@ -115,11 +119,11 @@ def _ready(call: Prepared, c: Any, trace: Trace, parts: Parts) -> After | None:
         return None
     chosen = [next((n for n, end in enumerate(ends) if end is y), None) for y in state_parts(final)]
     found = [y for n, y in zip(chosen, state_parts(final), strict=True) if n is None]
-    views = Views(None, Places(trace), trace, found)
+    views, kind = Views(None, Places(trace), trace, found), type(final)
 
     def after(arrays: list[Array], memory: np.ndarray, found: Any) -> Any:
         more, ends = iter(views.run([*arrays, memory])), state_parts(found[1])
-        return found[0], like_state(final, [next(more) if n is None else ends[n] for n in chosen])
+        return found[0], state_of(kind, [next(more) if n is None else ends[n] for n in chosen])
 
     return after
 
@@ -134,19 +138,19 @@ def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) ->
     copies = other_numbers([*given, *state_parts(state)]) or []
     own, arrays = copies[len(given) :], [*copies[: len(given)]]
     arrays += [own[n] for n in parts.others]
-    out, end = plan([*arrays, before.memory()], parts.of_core(own), None)
+    out, end = plan([*arrays, np.empty(before.words())], parts.of_core(own), None)
     trace, has_out = before.trace, out is not None
     if has_out:
         out = traced_output(call, c, trace.added(out)) if call.spec.change.from_core else trace.added(out)
     ends = [trace.added(y) for y in state_parts(end)]
     unpack: Any = call.spec.state.unpack
     final = unpack(c, ends[0] if len(ends) == 1 else tuple(ends))
-    views = before.after([*([out] if has_out else []), *state_parts(final)])
+    views, kind = before.after([*([out] if has_out else []), *state_parts(final)]), type(final)
 
     def after(arrays: list[Array], memory: np.ndarray, found: Any) -> Any:
         own = [found[0]] if has_out else []
         results = views.run([*arrays, memory, memory, *own, *state_parts(found[1])])
-        return (results[0] if has_out else None), like_state(final, results[len(own) :])
+        return (results[0] if has_out else None), state_of(kind, results[len(own) :])
 
     return after
 
@@ -156,8 +160,8 @@ def state_parts(state: Any) -> list[Any]:
     return [] if state is None else list(state) if isinstance(state, tuple) else [state]
 
 
-def like_state(kind: Any, parts: list[Any]) -> Any:
-    """A state like `kind` of these arrays."""
-    if not isinstance(kind, tuple):
+def state_of(kind: type[Any], parts: list[Any]) -> Any:
+    """A state of a type, of these arrays."""
+    if not issubclass(kind, tuple):
         return parts[0]
-    return type(kind)(*parts) if hasattr(kind, "_fields") else tuple(parts)
+    return kind(*parts) if hasattr(kind, "_fields") else tuple(parts)

@@ -34,6 +34,8 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
            solver: Solver | None = None) -> Again | None:  # fmt: skip
     """The call for other arrays in place of trace.given; None where more than addresses may differ.
 
+    Raises Untraceable for array calls that cannot be listed.
+
     x are views of them, results of the traced calls, or constants; so may be the state. then(out, end): what is made of
     the output and the final state, traced too; end is an array or a tuple, and a final state that it converts takes
     the place of `end`. The function gives (out, final state), or None where the call must be made in full: the state
@@ -54,14 +56,11 @@ def record(x: Inputs, plan: Plan, state: np.ndarray | None, trace: Trace, then: 
         return None
     made = Made.of(x, plan, state, mine)
     count = len(trace.calls)
-    try:
-        out, end = None if made.out is None else trace.added(made.out), trace.ended(made.end)
-        final = None if then is None else then(out, end)
-        if final is not None and out is not None:
-            final = _in_place_of(out, final[0]), final[1]
-        return _call(x, plan, state, trace, (made, mine, final, solver), count)
-    except Untraceable:
-        return None
+    out, end = None if made.out is None else trace.added(made.out), trace.ended(made.end)
+    final = None if then is None else then(out, end)
+    if final is not None and out is not None:
+        final = _in_place_of(out, final[0]), final[1]
+    return _call(x, plan, state, trace, (made, mine, final, solver), count)
 
 
 def _in_place_of(out: Any, found: Any) -> Any:
@@ -87,10 +86,9 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype or solver else x.v.dtype
     out_there, end_there = (None, None) if final is None else (
         _result(y, places, own) for y, own in zip(final, (made.out, made.end), strict=True))
-    states = None if at is None else at.shape
-    kept, fn = table.kept, plan.xp  # constants among them
+    states, fn = None if at is None else at.shape, plan.xp
 
-    def call(given: list[np.ndarray], state: Any, pointers: None = None, owners: Any = kept) -> Any:
+    def call(given: list[np.ndarray], state: Any, pointers: None = None) -> Any:
         make = np.empty if destinations.arrays is None else empty
         out = (np.empty if out_there else make)(shape, dtype)
         end = state if mine else (np.empty if end_there else make)(ended, dtype)
@@ -177,10 +175,11 @@ def loops(kernel: Kernel, table: Table, trace: Trace, arrays: tuple[list[np.ndar
     (given, own), numbers, (before, after) = arrays, table.numbers.copy(), calls
     sources, reached = sources_of(numbers, programs.Places(trace), len(given), own), [*given, *own.values()]
     extents = np.array([extent(y) for y in reached]) - np.array([[first_byte(y)] for y in reached])
+    constants = [y for name, y in table.kept.items() if sources[ROW[name]] == programs.ABSOLUTE and name not in own]
     launch, size = Launch(kernel, numbers, sources, extents, overwritten), np.dtype(kernel.dtype).itemsize
     whole = programs.around(launch, len(kernel.tasks), calls) if kernel.is_alone and calls != (None, None) else None
 
-    def run(row: Any, arrays: list[np.ndarray]) -> bool:
+    def run(row: Any, arrays: list[np.ndarray], owners: Any = constants) -> bool:
         if aligned and any(first_byte(y) % size for y in arrays):
             return False
         if whole is not None:

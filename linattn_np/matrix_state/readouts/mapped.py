@@ -264,7 +264,7 @@ def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Any) -> Callable[
     if residuals.features is not None:
         run = core.repeat(fn, plan, wanted, residuals.core_residuals)
         return lambda x, state: _forward_of_features(lambda inputs, inner, S: run(inputs, S), x, plan, state)
-    path = residuals.core_residuals.path
+    path = residuals.core_residuals.path._replace(plan=plan)  # without the sums of that call
     loops = core.RecordedLoops(path)
 
     def along(inputs: Inputs, inner: Plan, S: Any) -> Computed:

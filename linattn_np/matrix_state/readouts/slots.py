@@ -131,12 +131,13 @@ def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: T
     if logits is None or read is None:
         return None
     overlap = Overlap((S, W), trace.given) if plan.overwrite and state is not None else None
+    words = ahead.words()
 
     def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
         S, W = (None, None) if state is None else state[:2]
         if overlap is not None and overlap((S, W), arrays):
             return None
-        arrays = [*arrays, ahead.memory()]
+        arrays = [*arrays, np.empty(words)]
         found = logits(arrays, W, None)
         if found is None:
             return None

@@ -96,16 +96,21 @@ def numbers(b: ir.IRBuilder, at: ir.Value, count: ir.Value, like: ir.Value) -> A
 def select(own: Whole, n: Whole, size: Whole):
     """where: own has pointers (condition, x, y, out), n, and steps."""
     a = words(own, 2 * MOST + 1)
-    if size == 4 and a[MOST + 1] == 1 and a[MOST + 3] == 4 and a[MOST + 4] == 4 and (
-        a[MOST + 2] == 4 or a[MOST + 2] == 0):  # fmt: skip
+    step_x, step_y = a[MOST + 2], a[MOST + 3]
+    if size == 4 and a[MOST + 1] == 1 and a[MOST + 4] == 4 and (
+        (step_x == 4 and step_y == 4) or (step_x == 0 and step_y == 4) or (step_x == 4 and step_y == 0)):  # fmt: skip
         c, x, y, out = numbers(a[0], n, U1), numbers(a[1], n, U4), numbers(a[2], n, U4), numbers(a[3], n, U4)
-        if a[MOST + 2] == 4:
+        if step_x == step_y:
             for i in range(n):
                 out[i] = y[i] ^ ((x[i] ^ y[i]) & -np.uint32(c[i]))  # c is 0 or 1: no branch, so that vectors are used
-        else:
+        elif step_x == 0:
             one = x[0]
             for i in range(n):
                 out[i] = one if c[i] else y[i]
+        else:
+            other = y[0]
+            for i in range(n):
+                out[i] = x[i] if c[i] else other
     else:
         for i in range(n):
             chosen = 1 if numbers(a[0] + i * a[MOST + 1], 1, U1)[0] else 2

@@ -165,9 +165,9 @@ class Ahead:
         self.following = Trace([*trace.given, trace.memory[: trace.bytes]])
         self.following.calls += trace.calls
 
-    def memory(self) -> np.ndarray:
-        """The memory of results of a call."""
-        return np.empty(self.trace.bytes // 8)
+    def words(self) -> int:
+        """The size of the memory of results, an array of float64."""
+        return self.trace.bytes // 8
 
     def after(self, found: list[Any]) -> Views:
         """The array calls since then, and which results are wanted."""
@@ -179,14 +179,15 @@ def computed(trace: Trace) -> tuple[Callable[[list[np.ndarray]], list[np.ndarray
     program, ahead = record(trace), Ahead(trace)
     if program is None:
         return (lambda arrays: arrays), trace
-    ahead.following.calls.clear()
+    following, words = ahead.following, ahead.words()
+    following.calls.clear()
 
     def added(arrays: list[np.ndarray]) -> list[np.ndarray]:
-        each = [*arrays, ahead.memory()]
+        each = [*arrays, np.empty(words)]
         program.call(handles(each))
         return each
 
-    return added, ahead.following
+    return added, following
 
 
 def _kernel(call: Kernel, places: Places) -> list[int]:

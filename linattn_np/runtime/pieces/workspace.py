@@ -41,6 +41,8 @@ class Matrix(NamedTuple):
 class Workspace:
     """A declaration of fields."""
 
+    is_shared = True
+
     def __init__(self, name: str, wholes: tuple[str, ...], numbers: tuple[str, ...], arrays: tuple[str, ...],
                  matrices: Mapping[str, Mapping[str, Matrix]]):  # fmt: skip
         """matrices: by the words of the calls that they are of; their sizes are whole numbers, too."""
