@@ -236,9 +236,9 @@ def _whole_plan(
     return None, "the recorded array calls do not compute the same for other numbers"
 
 
-def is_in_part(plan: Any) -> bool:
+def is_in_part(recorded: replay.Recorded) -> bool:
     """Whether a recorded plan computes the change of variables as a first call does."""
-    return getattr(plan, "__func__", None) is bound
+    return type(recorded.plan) is MethodType and recorded.plan.__func__ is bound
 
 
 def _with_states(

@@ -106,7 +106,7 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
     if not replay.has_distinct_arrays(signature):
         return "two arrays begin at one address"
     recorded = replay.plans.get(signature[0])
-    if isinstance(recorded, replay.Recorded) and is_in_part(recorded.plan):
+    if isinstance(recorded, replay.Recorded) and is_in_part(recorded):
         return f"{IN_PART} ({recorded.reason})" if recorded.reason else IN_PART
     if isinstance(recorded, replay.Recorded) and recorded.plan is replay.computed_in_full:
         return "what it computes cannot be recorded"

@@ -102,10 +102,6 @@ def _reference_unsupported(call: Call) -> str | None:
     return None
 
 
-def _chunks_unsupported(call: Call) -> str | None:
-    return None
-
-
 def _numba_unsupported(call: Call) -> str | None:
     x, plan = call
     if not compat.is_numpy_namespace(plan.xp):
@@ -136,7 +132,7 @@ def _recurrent(call: Call) -> tuple[str, int | None]:
 
 
 REFERENCE = Backend("reference", DEFINITION, _reference_unsupported, _recurrent)
-CHUNKS = Backend("chunks", ARRAY, _chunks_unsupported, lambda call: ARRAY.form(call), forced=policy.in_chunks)
+CHUNKS = Backend("chunks", ARRAY, lambda call: None, lambda call: ARRAY.form(call), forced=policy.in_chunks)
 NUMBA = Backend("numba", CPU, _numba_unsupported, lambda call: CPU.form(call), lambda call: CPU.handles(call),
                 describe=lambda call: CPU.describe(call))
 CUDA = Backend("cuda", CUDA_MODULE, _cuda_unsupported, lambda call: CUDA_MODULE.form(call),

@@ -34,9 +34,9 @@ def test_one_token_is_recorded_as_a_whole(fn):
             keywords = x | options | more | {"return_state": True}
             replay.clear()
             out = fn(**keywords)[0]
-            plan = replay.plans[replay.signature(fn.spec, (), keywords)[0]].plan
+            recorded = replay.plans[replay.signature(fn.spec, (), keywords)[0]]
             words = f"{options}, all arrays: {with_all}, {[*more]}"
-            assert plan is not replay.computed_in_full, words
-            assert not dispatch.is_in_part(plan), words
+            assert recorded.plan is not replay.computed_in_full, words
+            assert not dispatch.is_in_part(recorded), words
             if more["state"] is None:
                 np.testing.assert_array_equal(out, first)

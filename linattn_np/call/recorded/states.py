@@ -138,8 +138,10 @@ def _after(call: Prepared, names: tuple[str, ...], state: Any, recorded: Any) ->
     copies = other_numbers([*given, *state_parts(state)]) or []
     own, arrays = copies[len(given) :], [*copies[: len(given)]]
     arrays += [own[n] for n in parts.others]
-    out, end = plan([*arrays, np.empty(before.words())], parts.of_core(own), None)
-    trace, has_out = before.trace, out is not None
+    if (found := plan([*arrays, np.empty(before.words())], parts.of_core(own), None)) is None:
+        raise Untraceable("these numbers are computed in full")
+    (out, end), trace = found, before.trace
+    has_out = out is not None
     if has_out:
         out = traced_output(call, c, trace.added(out)) if call.spec.change.from_core else trace.added(out)
     ends = [trace.added(y) for y in state_parts(end)]

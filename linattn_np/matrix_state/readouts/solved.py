@@ -249,7 +249,9 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
 
     A call whose ridge is not positive is computed in full, and one whose systems the array library finds singular.
     """
-    if then is not None or x.q is None or not (state is None or state[0].dtype == state[1].dtype == plan.dtype):
+    if then is not None or x.q is None or not isinstance(x.least, np.ndarray):  # no tokens
+        return None
+    if not (state is None or state[0].dtype == state[1].dtype == plan.dtype):
         return None
     from ...ops.cpu.programs import Places, Views, computed, whole  # where a plan is recorded, there are compiled loops
     from ...runtime.pieces.run import Overlap
@@ -333,10 +335,11 @@ def _recorded_solve(
 
     fields = [n for n, y in enumerate(keys[0]) if y is not None]
     views = Views(None, Places(trace), trace, [*(keys[0][n] for n in fields), keys[1]])
+    shapes = [y.shape for y in (*keys[0], keys[1]) if y is not None]  # with the time axis, which a step's arrays lack
     none: list[Any] = [None] * len(keys[0])
 
     def call(arrays: list[np.ndarray], Z: Any) -> Any:
-        each, *found = none.copy(), *views.run(arrays)
+        each, found = none.copy(), [y.reshape(shape) for y, shape in zip(views.run(arrays), shapes, strict=True)]
         for n, y in zip(fields, found, strict=False):
             each[n] = y
         try:

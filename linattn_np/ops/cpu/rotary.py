@@ -18,7 +18,7 @@ from ...runtime.pieces.tiles import copy_row
 from ...runtime.pieces.views import row, rows
 from ...runtime.pieces.workspace import Matrix as M
 from ...runtime.pieces.workspace import Workspace
-from ...runtime.tracing import Trace, plain
+from ...runtime.tracing import Trace, Untraceable, plain
 
 ROTATION = Workspace("rotation", ("count", "K", "P", "width", "copies", "two"), (), (), {"given": {
     "x": M("count", "width"), "angle": M("two", "P"), "out": M("count", "width")}})  # fmt: skip
@@ -88,6 +88,8 @@ def rows_rotated(trace: Trace, S: Any, angle: Any) -> Any:
 
 def _rotated(trace: Trace, kernel: Any, x: Any, K: int, angle: Any, own: Any = None) -> Any:
     """The kernel's call on rows x, K of them at a time; own: the array of these rows, if they are overwritten."""
+    if x.dtype.name not in ("float32", "float64"):
+        raise Untraceable("a rotation of numbers of 16 bits")
     out = trace.new(x.shape, x.dtype) if own is None else x
     sizes = {"count": len(x), "K": K, "P": angle.shape[1], "width": x.shape[1], "copies": own is None, "two": 2}
     values = sizes | {"x": x, "angle": angle, "out": out}

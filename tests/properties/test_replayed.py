@@ -1,0 +1,82 @@
+"""`la.explain(...).replay` says after a call what docs/replay.md promises, and plans are what it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call import replay
+from linattn_np.call.explain import IN_PART
+from tests.cases import CASES, draw
+
+pytest.importorskip("numba")
+
+SOFTMAX = "its core records no plan of such a call"
+
+
+@pytest.fixture(autouse=True)
+def nothing_recorded():
+    replay.clear()
+    yield
+    replay.clear()
+
+
+def float32(x):
+    """Arrays of float64 in float32."""
+    if isinstance(x, tuple):
+        return type(x)(*map(float32, x))
+    return x.astype(np.float32) if x.dtype == np.float64 else x
+
+
+@pytest.mark.parametrize("T", [1, 5, 40])
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_a_call_with_default_options_is_replayed_whole(fn, T):
+    """With and without a state, given or returned, and vjp; functions of the softmax family in part."""
+    sizes = {"B": (1,), "T": T, "H": 2, "K": 4, "V": 4, "M": 8}
+    x = {n: float32(y) for n, y in la.testing.sample(fn, np.random.default_rng(0), optional=False, **sizes).items()}
+    state = fn(**x, return_state=True)[1]
+    whole = "replayed" if not fn.spec.grows else f"{IN_PART} ({SOFTMAX})"
+    for more in ({}, {"return_state": True}, {"state": state}, {"state": state, "return_state": True}):
+        fn(**x, **more)
+        assert la.explain(fn, **x, **more).replay == whole
+        la.vjp(fn, **x, **more)
+        key = replay.vjp_key(replay.signature(fn.spec, (), {**x, **more}))
+        assert type(replay.plans[key]) is replay.Template
+
+
+RAW = [case for case in CASES if {"qk_l2norm", "beta_sigmoid"} & case.spec.options.defaults.keys() and not case.options]
+
+
+@pytest.mark.parametrize("case", RAW, ids=str)
+def test_raw_projections_are_replayed_whole(case):
+    """Norms, strengths and gates of projections, with default options otherwise."""
+    x, _ = draw(case, (1,), T=5, H=2, K=4, V=4, dtype=np.float32)
+    options = {n: True for n in ("qk_l2norm", "beta_sigmoid") if n in case.spec.options.defaults}
+    case.fn(**x, **options)
+    assert la.explain(case.fn, **x, **options).replay == "replayed"
+    plan = replay.plans[replay.signature(case.spec, (), {**x, **options})[0]]
+    assert plan.reason == ""
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"feature_map": "favor+"}, "a result that is no view"),
+    ({"layout": "heads_first"}, "the arrays of layout='heads_first' are transposed by every call"),
+], ids=str)
+def test_explain_says_why_a_call_is_replayed_in_part(options, reason):
+    x = np.random.default_rng(0).standard_normal((3, 1, 5, 5, 4)).astype(np.float32)
+    beta = x[0, ..., 0].copy()
+    la.delta_rule(*x[:3], beta, **options)
+    assert la.explain(la.delta_rule, *x[:3], beta, **options).replay == f"{IN_PART} ({reason})"
+
+
+def test_a_fault_of_the_recorder_is_not_hidden(monkeypatch):
+    """Only what cannot be traced, and no other error, makes a plan in part."""
+    x = {n: float32(y) for n, y in la.testing.sample(la.hgrn2, np.random.default_rng(0), B=(1,), T=5).items()}
+
+    def fault(*arguments):
+        raise AttributeError("a fault")
+
+    monkeypatch.setattr(replay, "_record", fault)
+    with pytest.raises(AttributeError, match="a fault"):
+        la.hgrn2(**x)
