@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import linattn_np as la
 
+from . import torch as _  # noqa: F401  # here, since torch.compile cannot trace the import in a first call
+
 REQUIRED = inspect.Parameter.empty
 Given = dict[str, Any]  # every parameter of the call by its name
 

@@ -4,7 +4,7 @@
     patch_transformers()                       # or: with patch_transformers(): ...
     model = AutoModelForCausalLM.from_pretrained(...)
 
-Models of transformers (5.23) call functions of their own module, which are replaced there: models that exist
+Models of transformers (5.23, 5.24) call functions of their own module, which are replaced there: models that exist
 already run on ours too. MiniMax and xLSTM compute in methods of classes, which are replaced likewise.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import warnings
 from collections.abc import Callable, Iterable
 from importlib import import_module, util
 from types import ModuleType, TracebackType
@@ -25,6 +26,7 @@ from transformers.utils.import_utils import is_torchdynamo_exporting
 from . import causal_conv1d, fla, mamba_ssm, packed, transformers_layers
 
 log = logging.getLogger(__name__)
+TESTED = (5, 23), (5, 24)  # the oldest and the newest transformers
 MODELS = (
     "bailing_hybrid", "bamba", "falcon_h1", "glm5_next", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe",
     "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "xlstm",
@@ -49,6 +51,13 @@ METHODS: dict[str, Callable[..., Any]] = {  # class -> its forward here
     "xLSTMBackend": transformers_layers.mlstm,
     **dict.fromkeys(NORMS, transformers_layers.gated_norm),
 }
+HANDED_ON = ("Mamba2Model", "Mamba2ForCausalLM", "xLSTMModel")  # classes that positions reach as other keywords
+RENAMED = {"query": "q", "key": "k", "value": "v", "hidden_states": "x", "past_key_values": "cache",
+           "cache_params": "cache"}  # transformers' names of our parameters  # fmt: skip
+WITHOUT_EFFECT = frozenset((  # keywords that models hand to all layers: of softmax layers, experts, outputs, losses
+    "cu_seq_lens_k", "is_causal", "max_length_q", "max_length_k", "num_items_in_batch", "output_attentions",
+    "output_hidden_states", "output_router_logits", "position_embeddings", "position_ids", "use_cache",
+))  # fmt: skip
 Replaced = tuple[Any, str, Any]  # owner, name, what was there
 _patch: Patch | None = None
 
@@ -56,8 +65,9 @@ _patch: Patch | None = None
 class Patch:
     """What has been replaced; leaving its context, or `undo`, puts everything back."""
 
-    def __init__(self, replaced: list[Replaced]):
-        self.replaced = replaced
+    def __init__(self, models: tuple[str, ...]):
+        self.models = models
+        self.replaced: list[Replaced] = []
 
     def undo(self) -> None:
         global _patch
@@ -71,28 +81,54 @@ class Patch:
     def __exit__(self, kind: type | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.undo()
 
+    def by_model(self) -> dict[str, list[str]]:
+        """Model -> the functions, and methods as class.forward, that are replaced in its module."""
+        found: dict[str, list[str]] = {model: [] for model in self.models}
+        for owner, name, _ in self.replaced:
+            place = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+            label = name if owner.__name__ == place else f"{owner.__name__}.{name}"
+            found[place.rpartition("modeling_")[2]].append(label)
+        return {model: names for model, names in found.items() if names}
 
-def patch_transformers(models: Iterable[str] = MODELS) -> Patch:
-    """Let these models (folders of transformers.models) compute with linattn_np, also models that exist already.
+    def __repr__(self) -> str:
+        models = self.by_model()
+        lines = [f"  {model}: {', '.join(names)}" for model, names in models.items()]
+        return "\n".join([f"Patch of transformers {transformers.__version__}, {len(models)} models", *lines])
 
-    Logs one line that says what has been replaced. A second call does nothing but return the patch that is active.
-    Raises RuntimeError for a version of transformers in which there is nothing to replace.
+
+def patch_transformers(models: Iterable[str] | None = None) -> Patch:
+    """Let these models (names of MODELS, None for all) compute with linattn_np, also models that exist already.
+
+    Logs one line that says what has been replaced. A second call returns the patch that is active.
+    Warns of a version of transformers that has not been tested. Raises TypeError for a string or a model, ValueError
+    for unknown names, RuntimeError for models that the active patch lacks and for a version of transformers in which
+    there is nothing to replace.
     """
     global _patch
+    names = _names(models)
     if _patch is not None:
+        if missing := [n for n in names if n not in _patch.models]:
+            raise RuntimeError(f"patch_transformers: a patch without {', '.join(missing)} is active, expected "
+                               "unpatch_transformers() first")  # fmt: skip
+        log.info("linattn_np: transformers is patched already")
         return _patch
-    found: list[Replaced] = []
-    for name in models:
-        home = f"transformers.models.{name}.modeling_{name}"
-        if util.find_spec(f"transformers.models.{name}") is not None:
-            found += patch_module(import_module(home))
-    if not found:
+    if not TESTED[0] <= _version() <= TESTED[1]:
+        oldest, newest = map(_text, TESTED)
+        warnings.warn(f"patch_transformers: transformers {transformers.__version__} is untested, {oldest} to {newest} "
+                      "are tested: compare a model's outputs with and without the patch", stacklevel=2)  # fmt: skip
+    patch = Patch(names)
+    try:
+        for name in names:
+            patch.replaced += patch_module(import_module(f"transformers.models.{name}.modeling_{name}"))
+    except BaseException:
+        patch.undo()
+        raise
+    if not patch.replaced:
         raise RuntimeError(f"patch_transformers: transformers {transformers.__version__} has none of the functions "
-                           f"{', '.join(FUNCTIONS)}, expected a version >= 5.23")  # fmt: skip
-    _patch = Patch(found)
-    where = sorted({getattr(owner, "__module__", None) or owner.__name__ for owner, _, _ in found})
-    names = ", ".join(name.rpartition("modeling_")[2] for name in where)
-    log.info("linattn_np computes the linear attention of transformers %s: %s", transformers.__version__, names)
+                           f"{', '.join(FUNCTIONS)}, expected a version >= {_text(TESTED[0])}")  # fmt: skip
+    _patch = patch
+    log.info("linattn_np computes the linear attention of transformers %s: %s", transformers.__version__,
+             ", ".join(sorted(patch.by_model())))  # fmt: skip
     return _patch
 
 
@@ -108,42 +144,63 @@ def patch_module(module: ModuleType) -> list[Replaced]:
     for name, ours in FUNCTIONS.items():
         if callable(theirs := vars(module).get(name)):
             found.append((module, name, theirs))
-            setattr(module, name, _in_place_of(theirs, ours))
+            setattr(module, name, _in_place_of(theirs, ours, name))
     for name, body in METHODS.items():
         owner = vars(module).get(name)
         if isinstance(owner, type) and owner.__module__ == module.__name__:
-            theirs = vars(owner)["forward"]
-            found.append((owner, "forward", theirs))
-            setattr(owner, "forward", _method_in_place_of(theirs, body))  # noqa: B010
-    if found:
-        found += _patch_positions(module)
-    return found
+            found.append(_replace(owner, _in_place_of(vars(owner)["forward"], body, name)))
+    return found + _patch_sequences(module) if found else found
 
 
-RENAMED = {"query": "q", "key": "k", "value": "v", "hidden_states": "x"}  # transformers' names of FLA's parameters
+def _names(models: Any) -> tuple[str, ...]:
+    """The names of models that are to be patched."""
+    fn = "patch_transformers"
+    if models is None:
+        return tuple(n for n in MODELS if util.find_spec(f"transformers.models.{n}") is not None)
+    if isinstance(models, str):
+        raise TypeError(f"{fn}: models is the string {models!r}, expected a list of names, [{models!r}]")
+    if isinstance(models, torch.nn.Module):
+        raise TypeError(f"{fn}: models is a {type(models).__name__}, expected a list of names such as "
+                        "['qwen3_next']: the patch is of classes, and models that exist already follow it")  # fmt: skip
+    if not isinstance(models, Iterable):
+        raise TypeError(f"{fn}: models is a {type(models).__name__}, expected a list of names or None")
+    names = tuple(models)
+    for n in names:
+        if n not in MODELS:
+            raise ValueError(f"{fn}: models has {n!r}, expected names among {', '.join(MODELS)}")
+        if util.find_spec(f"transformers.models.{n}") is None:
+            raise ValueError(f"{fn}: models has {n!r}, which transformers {transformers.__version__} lacks")
+    return names
 
 
-def _in_place_of(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """`ours` with the arguments that it knows; `theirs` on devices without it and in torch.export."""
-    known = frozenset(inspect.signature(ours).parameters)
+def _version() -> tuple[int, ...]:
+    return tuple(int(n) for n in transformers.__version__.split(".")[:2])
+
+
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _in_place_of(theirs: Callable[..., Any], ours: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`ours`, called as `theirs` is; `theirs` on devices without it and in torch.export.
+
+    Raises TypeError for a keyword with a value that `ours` does not know, except those of WITHOUT_EFFECT.
+    """
+    names, known = tuple(inspect.signature(theirs).parameters), frozenset(inspect.signature(ours).parameters)
+    renamed = {n: new for n, new in RENAMED.items() if new in known}
 
     @functools.wraps(theirs)
     def call(*args: Any, **keywords: Any) -> Any:
-        if not _supported(args[0] if args else next(iter(keywords.values()))) or is_torchdynamo_exporting():
+        given = dict(zip(names, args, strict=False)) | keywords
+        first = next(x for x in given.values() if isinstance(x, torch.Tensor))
+        if not _supported(first) or is_torchdynamo_exporting():
             return theirs(*args, **keywords)
-        keywords = packed.with_sequences(known, {RENAMED.get(n, n): x for n, x in keywords.items()}, args)
-        return ours(*args, **{n: x for n, x in keywords.items() if n in known})
-
-    return call
-
-
-def _method_in_place_of(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a method, whose parameters are those of `theirs`."""
-
-    @functools.wraps(theirs)
-    def call(self: Any, *args: Any, **keywords: Any) -> Any:
-        first = args[0] if args else next(iter(keywords.values()))
-        return (ours if _supported(first) else theirs)(self, *args, **keywords)
+        given = packed.with_sequences(known, {renamed.get(n, n): x for n, x in given.items()})
+        for n, x in given.items():
+            if n not in known and n not in WITHOUT_EFFECT and x is not None and x is not False:
+                raise TypeError(f"{name}: linattn_np does not know the argument {n} of transformers "
+                                f"{transformers.__version__}, expected None or a call without the patch")  # fmt: skip
+        return ours(**{n: x for n, x in given.items() if n in known})
 
     return call
 
@@ -157,12 +214,20 @@ def _has_cupy() -> bool:
     return util.find_spec("cupy") is not None
 
 
-def _patch_positions(module: ModuleType) -> list[Replaced]:
-    """Let models of the module keep sequences apart that position_ids alone mark, as their softmax layers do."""
+def _patch_sequences(module: ModuleType) -> list[Replaced]:
+    """Let models of the module keep packed sequences apart, or refuse them, however a call marks them."""
     found: list[Replaced] = []
-    for owner in list(vars(module).values()):
-        named = isinstance(owner, type) and owner.__module__ == module.__name__ and owner.__name__.endswith("Model")
-        if named and "forward" in vars(owner) and "position_ids" in inspect.signature(owner.forward).parameters:
-            found.append((owner, "forward", vars(owner)["forward"]))
-            setattr(owner, "forward", packed.with_offsets(vars(owner)["forward"]))  # noqa: B010
+    for name, owner in list(vars(module).items()):
+        if not isinstance(owner, type) or owner.__module__ != module.__name__ or "forward" not in vars(owner):
+            continue
+        by_position = name.endswith("Model") and "position_ids" in inspect.signature(vars(owner)["forward"]).parameters
+        if by_position or name in HANDED_ON:
+            found.append(_replace(owner, packed.apart(vars(owner)["forward"], name)))
     return found
+
+
+def _replace(owner: type, forward: Callable[..., Any]) -> Replaced:
+    """Give a class a forward; what it had."""
+    theirs = vars(owner)["forward"]
+    setattr(owner, "forward", forward)  # noqa: B010
+    return owner, "forward", theirs

@@ -13,7 +13,6 @@ import linattn_np as la
 
 from ..ops.gated_norm import GatedNorm
 from .modules import gated_rms_norm
-from .packed import OFFSETS
 
 Tensor = torch.Tensor
 
@@ -38,34 +37,35 @@ def gated_norm(self: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
 
 
 def lightning_attention(
-    self: Any, hidden_states: Tensor, position_embeddings: Any, attention_mask: Tensor | None,
-    past_key_values: Any = None, **keywords: Any,
+    self: Any, hidden_states: Tensor, position_embeddings: Any, attention_mask: Tensor | None, cache: Any = None,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """MiniMaxLightningAttention.forward: (output, state (B, H, K, V)); the cache has the state in the values' dtype."""
     qkv = self.act_fn(self.qkv_proj(hidden_states))
     if attention_mask is not None:
         qkv = (qkv * attention_mask[:, :, None]).to(qkv.dtype)
     q, k, v = qkv.unflatten(-1, (self.num_attention_heads, 3 * self.head_dim)).split(self.head_dim, dim=-1)
-    state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
+    state = None if cache is None else cache.get_linear_cache(self.layer_idx)
     out, end = la.lightning_attention(q, k, v, self.slope_rate.reshape(-1), state=state, return_state=True,
-                                      cu_seqlens=keywords.get(OFFSETS))  # fmt: skip
+                                      cu_seqlens=cu_seqlens)  # fmt: skip
     end = end.to(v.dtype)
     out = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(out.flatten(2))
-    if past_key_values is not None:
-        past_key_values.set_linear_cache(self.layer_idx, end)
+    if cache is not None:
+        cache.set_linear_cache(self.layer_idx, end)
     return self.out_proj(out), end
 
 
 def mlstm(
     self: Any, query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, c_initial: Tensor | None = None,
-    n_initial: Any = None, m_initial: Any = None, **how: Any,
-) -> Any:
-    """xLSTMBackend.forward of (B, H, T, D): h, or (h, (C, n, m (B, H, 1))); any T in every mode.
+    n_initial: Any = None, m_initial: Any = None, return_last_states: bool | None = None, mode: str | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
+    """xLSTMBackend.forward of (B, H, T, D): (h, (C, n, m (B, H, 1))), any T in every mode.
 
         m_t = max(log f_t + m_{t-1}, i_t)
         [num, den] = simple_gla of e^{i - m} [v, 1]          h = num / (max(|den|, e^{-m}) + eps)
 
-    la.mlstm is this without eps.
+    la.mlstm is this without eps. (h, None) in training where no states are given and none are asked for: the layer
+    unpacks a pair.
     """
     log_f, i = F.logsigmoid(fgate.float()).mT, igate.float().mT  # (B, T, H)
     state, begin = None, torch.zeros_like(i[:, 0])
@@ -78,9 +78,9 @@ def mlstm(
     out, end = la.simple_gla(q, k, torch.cat([write * v, write], dim=-1), g, state=state, return_state=True)
     size = torch.maximum(out[..., -1:].abs(), torch.exp(-m)[..., None])
     h = (out[..., :-1] / (size + self.config.eps)).transpose(1, 2).to(query.dtype)
-    training, wanted = "train" in (how.get("mode") or self.config.mode), how.get("return_last_states")
-    wanted = self.config.return_last_states if wanted is None else wanted
-    return (h, (end[..., :-1], end[..., -1], m[:, -1, :, None])) if wanted or not training else h
+    training = "train" in (mode or self.config.mode) and c_initial is None
+    wanted = self.config.return_last_states if return_last_states is None else return_last_states
+    return h, (end[..., :-1], end[..., -1], m[:, -1, :, None]) if wanted or not training else None
 
 
 def running_maximum(a: Tensor, b: Tensor, m: Tensor) -> Tensor:

@@ -76,7 +76,6 @@ class Backend(NamedTuple):
     describe: the algorithm that the backend uses for a call.
     form: (form, tokens of a chunk or None) of a call.
     forced: the plan of a call whose option `backend` names this one.
-    gradients: why the backward of a call makes array calls; "" where it does not.
     """
 
     is_shared = True
@@ -88,7 +87,9 @@ class Backend(NamedTuple):
     note: str = "covers the call too"
     describe: Callable[[Any], str] | None = None
     forced: Callable[[Any], Any] | None = None
-    gradients: Callable[[Any], str] = lambda call: ""
+
+
+# the backends
 
 
 ARRAY, CPU, CUDA_MODULE = (LazyModule(f"{__package__}.{name}") for name in ("array.chunks", "cpu.loops", "cuda.calls"))
@@ -135,8 +136,10 @@ CHUNKS = Backend("chunks", ARRAY, lambda call: None, lambda call: ARRAY.form(cal
 NUMBA = Backend("numba", CPU, _numba_unsupported, lambda call: CPU.form(call), lambda call: CPU.handles(call),
                 describe=lambda call: CPU.describe(call))
 CUDA = Backend("cuda", CUDA_MODULE, _cuda_unsupported, lambda call: CUDA_MODULE.form(call),
-               lambda call: CUDA_MODULE.handles(call), describe=lambda call: CUDA_MODULE.describe(call),
-               gradients=lambda call: CUDA_MODULE.gradients_by_array_calls(call))
+               lambda call: CUDA_MODULE.handles(call), describe=lambda call: CUDA_MODULE.describe(call))
+
+
+# the choice
 
 
 class Choice(NamedTuple):
@@ -215,8 +218,7 @@ def explain_memories(
     counts = [operations.operations_of(memory, plan, how, C or 0)
               for memory, (how, C) in zip(memories, forms, strict=True)]  # fmt: skip
     total, each = (sum(one) for one in zip(*counts, strict=True))
-    arrays = next(filter(None, (choice.backend.gradients(Call(memory, plan)) for memory in memories)), "")
-    return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each), arrays)
+    return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each))
 
 
 def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
@@ -229,7 +231,7 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
            "l2norm": options.get("qk_l2norm", False), "l2norm_eps": options.get("l2norm_eps", 0.0),
            "beta_sigmoid": float(options.get("beta_sigmoid", False) + options.get("allow_neg_eigval", False)),
            "gate_lower_bound": options.get("gate_lower_bound"), "micro_steps": steps, "sequences": sequences,
-           "chunk_states": options.get("chunk_states"), "erase_key": spec.change.erase_key,
+           "chunk_states": options.get("chunk_states") or "loop", "erase_key": spec.change.erase_key,
            "complement_keys": spec.change.complement_keys}  # fmt: skip
     if plan.states_at is not None:
         own["states_at"] = tuple(steps * n for n in plan.states_at)
