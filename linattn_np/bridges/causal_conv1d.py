@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from ..ops.cpu import short_conv as compiled
 from ..runtime.doorway import WHOLE, expect, expect_whole
 from ..runtime.values import is_word, shown
 from .packed import position_of
+from .torch.pieces import Loops, Piece
 
 Tensor = torch.Tensor
 ACTIVATIONS = ("silu", "swish")
-COMPILED = (torch.float32, torch.float64)  # dtypes of the compiled loops, on the host
 
 
 class Conv(NamedTuple):
@@ -25,6 +25,14 @@ class Conv(NamedTuple):
     bias: Tensor | None
     activation: str | None
     position: Tensor | None
+
+
+class Gradients(NamedTuple):
+    """Gradients of the convolution; bias None without one."""
+
+    x: Tensor
+    taps: Tensor
+    bias: Tensor | None
 
 
 def causal_conv1d_fn(
@@ -96,52 +104,61 @@ def check(fn: str, x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
 
 def convolved(x: Tensor, conv: Conv) -> Tensor:
     """The convolution of (B, D, T), in the memory order (B, T, D)."""
-    rows, position = x.transpose(1, 2).to(conv.weight.dtype), conv.position
-    bias = None if conv.bias is None else conv.bias.to(conv.weight.dtype)
-    y = Convolution.apply(rows, conv.weight.t(), bias, position, conv.activation is not None)
+    rows, bias = x.transpose(1, 2).to(conv.weight.dtype), conv.bias
+    y = convolution(x=rows, taps=conv.weight.t(), bias=None if bias is None else bias.to(rows.dtype),
+                    position=conv.position, silu=conv.activation is not None)  # fmt: skip
     return y.transpose(1, 2).to(x.dtype)
 
 
-class Convolution(torch.autograd.Function):
-    """ops/cpu/short_conv.py's compiled loops, or torch operations on whole tensors; torch's conv1d takes longer."""
+def by_torch(x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None, silu: bool) -> Tensor:
+    """y_t = act(bias + sum_i taps_{W-1-i} x_{t-i}) of x (B, T, D), taps (W, D), the last one for the current token.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None, silu: bool) -> Tensor:
-        """x (B, T, D), taps (W, D), the last one for the current token; position (B, T)."""
-        ctx.silu, ctx.compiled = silu, x.device.type == "cpu" and x.dtype in COMPILED
-        if ctx.compiled:
-            ctx.save_for_backward(x, taps, bias, position)
-            return torch.from_numpy(compiled.short_conv(*views(x, taps, bias, position), silu=silu))
-        y = x * taps[-1] if bias is None else torch.addcmul(bias, x, taps[-1])
-        for i in range(1, min(len(taps), x.shape[1])):
-            y[:, i:].addcmul_(reached(x[:, :-i], i, position), taps[-1 - i])
-        ctx.save_for_backward(x, taps, bias, position, y if silu else None)
-        return F.silu(y) if silu else y
+    Operations on whole tensors, which transforms and compilers follow; torch's conv1d takes longer.
+    """
+    y = x * taps[-1] if bias is None else torch.addcmul(bias, x, taps[-1])
+    for i in range(1, min(len(taps), x.shape[1])):
+        y = y + F.pad(reached(x[:, :-i], i, position) * taps[-1 - i], (0, 0, i, 0))
+    return F.silu(y) if silu else y
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        """dx_t = sum_i taps_{W-1-i} dy_{t+i},  dtaps_{W-1-i} = sum_t dy_t x_{t-i}."""
-        x, taps, bias, position, *y = ctx.saved_tensors
-        if ctx.compiled:
-            grads = compiled.short_conv_vjp(*views(x, taps, bias, position), silu=ctx.silu, dy=dy.numpy())
-            return *(None if d is None else torch.from_numpy(d) for d in grads), None, None
-        dy = torch.ops.aten.silu_backward(dy, y[0]) if ctx.silu else dy
+
+def with_pullback(_: Any, given: Any) -> tuple[Tensor, Any]:
+    """The same in one tensor:  dx_t = sum_i taps_{W-1-i} dy_{t+i},  dtaps_{W-1-i} = sum_t dy_t x_{t-i}."""
+    x, taps, bias, position, silu = given.values()
+    y = x * taps[-1] if bias is None else torch.addcmul(bias, x, taps[-1])
+    for i in range(1, min(len(taps), x.shape[1])):
+        y[:, i:].addcmul_(reached(x[:, :-i], i, position), taps[-1 - i])
+
+    def pullback(dy: Tensor) -> Gradients:
+        dy = torch.ops.aten.silu_backward(dy, y) if silu else dy
         dx, dtaps = dy * taps[-1], torch.zeros_like(taps)
         dtaps[-1] = (dy * x).sum((0, 1))
         for i in range(1, min(len(taps), x.shape[1])):
             d = reached(dy[:, i:], i, position)
             dx[:, :-i].addcmul_(d, taps[-1 - i])
             dtaps[-1 - i] = (d * x[:, :-i]).sum((0, 1))
-        return dx, dtaps, None if bias is None else dy.sum((0, 1)), None, None
+        return Gradients(dx, dtaps, None if bias is None else dy.sum((0, 1)))
+
+    return F.silu(y) if silu else y, pullback
 
 
-def views(x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None) -> tuple[Any, Any, Any, Any]:
-    """The arguments of the compiled loops."""
+def by_loops(x: Any, taps: Any, bias: Any, position: Any, silu: bool) -> Any:
+    return compiled.short_conv(x, taps, bias, positions(x, position), silu)
+
+
+def by_loops_vjp(x: Any, taps: Any, bias: Any, position: Any, silu: bool, dy: Any) -> Any:
+    return compiled.short_conv_vjp(x, taps, bias, positions(x, position), silu, dy)
+
+
+def positions(x: np.ndarray, position: np.ndarray | None) -> np.ndarray:
+    """(B, T) int64."""
     if position is None:
-        position = torch.arange(x.shape[1]).expand(x.shape[0], -1)
-    b = None if bias is None else bias.detach().numpy()
-    return x.detach().numpy(), taps.detach().numpy(), b, position.long().numpy()
+        return np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
+    return position.astype(np.int64, copy=False)
+
+
+convolution = Piece(
+    "short_conv(Tensor x, Tensor taps, Tensor? bias, Tensor? position, bool silu)", Gradients._fields,
+    Loops(by_loops, by_loops_vjp), by_torch, with_pullback)  # fmt: skip
 
 
 def reached(x: Tensor, i: int, position: Tensor | None) -> Tensor:

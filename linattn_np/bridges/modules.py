@@ -7,15 +7,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from ..ops.cpu import gated_norm as compiled
-from ..ops.gated_norm import GatedNorm, check_how
+from ..ops.gated_norm import GatedNorm, GatedNormGrads, check_how
 from ..runtime.doorway import WHOLE, expect, expect_whole
 from ..runtime.shapes import Sizes, check_offsets
 from ..runtime.values import is_word, shown
-from .causal_conv1d import COMPILED, causal_conv1d_fn
+from .causal_conv1d import causal_conv1d_fn
 from .packed import sequence_numbers
+from .torch.pieces import FLOATS, Loops, Piece
 
 Tensor = torch.Tensor
 GATES: dict[str, Any] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
@@ -37,8 +37,12 @@ def gated_rms_norm(
     """
     how = how._replace(activation="silu") if how.activation == "swish" else how
     check_how(fn, how, expect(fn, x=(x, "... D"), gate=(gate, "... D"), weight=(weight, "D?"))["D"])
-    if x.device.type == "cpu" and x.dtype in COMPILED and gate.dtype == x.dtype:
-        return Normed.apply(x, gate, weight, how)
+    weight = weight.to(x.dtype) if weight is not None and x.dtype in FLOATS else weight
+    return normed(x=x, gate=gate, weight=weight, **how._asdict())
+
+
+def by_torch(x: Tensor, gate: Tensor, weight: Tensor | None, **options: Any) -> Tensor:
+    how = GatedNorm(**options)
     y, act = widened(x), GATES[how.activation](widened(gate))
     y = y * act if how.gate_first else y
     group = how.group or y.shape[-1]
@@ -47,26 +51,19 @@ def gated_rms_norm(
     return (y if how.gate_first else y * act).to(x.dtype)
 
 
-class Normed(torch.autograd.Function):
-    """The compiled loops of ops/cpu/gated_norm.py."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor, weight: Tensor | None, how: GatedNorm) -> Tensor:
-        ctx.how = how
-        ctx.save_for_backward(x, gate, weight)
-        return torch.from_numpy(compiled.gated_rms_norm(*views(x, gate, weight), how))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        dx, dgate, dweight = compiled.gated_rms_norm_vjp(*views(*ctx.saved_tensors), ctx.how, dy.numpy())
-        none = ctx.saved_tensors[2] is None
-        return torch.from_numpy(dx), torch.from_numpy(dgate), None if none else torch.from_numpy(dweight), None
+def by_loops(x: Any, gate: Any, weight: Any, *how: Any) -> Any:
+    return compiled.gated_rms_norm(x, gate, weight, GatedNorm(*how))
 
 
-def views(x: Tensor, gate: Tensor, weight: Tensor | None) -> tuple[Any, Any, Any]:
-    """The arguments of the compiled loops."""
-    return x.detach().numpy(), gate.detach().numpy(), None if weight is None else weight.detach().to(x.dtype).numpy()
+def by_loops_vjp(x: Any, gate: Any, weight: Any, *how_and_dy: Any) -> Any:
+    *how, dy = how_and_dy
+    dx, dgate, dweight = compiled.gated_rms_norm_vjp(x, gate, weight, GatedNorm(*how), dy)
+    return dx, dgate, None if weight is None else dweight
+
+
+normed = Piece(
+    "gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, float eps, str activation, bool gate_first, int? group)",
+    GatedNormGrads._fields, Loops(by_loops, by_loops_vjp), by_torch)  # fmt: skip
 
 
 def rms_norm_gated(

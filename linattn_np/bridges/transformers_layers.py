@@ -23,7 +23,8 @@ def step(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **keywords: Any) -> Any:
         state = keywords.get("initial_state")
-        if state is not None and not torch.is_grad_enabled() and keywords.get("output_final_state"):
+        in_place = keywords.get("output_final_state") and not torch.is_grad_enabled()
+        if state is not None and in_place and not torch.compiler.is_compiling():
             keywords["overwrite_state"] = state.dtype in (torch.float32, torch.float64) and state.is_contiguous()
         return fn(*args, **keywords)
 

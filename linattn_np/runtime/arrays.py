@@ -32,7 +32,12 @@ class Library(NamedTuple):
 
 def dtype_name(x: Array) -> str:
     """Name of the dtype in every library: 'float32', 'bfloat16', ..."""
-    return _name(x.dtype)
+    return name_of(x.dtype)
+
+
+def name_of(dtype: Any) -> str:
+    """The same of a dtype; a function of its own for compilers, which do not trace caches."""
+    return _name(dtype)
 
 
 @functools.lru_cache(maxsize=128, typed=True)  # typed: dtypes of two libraries are never compared

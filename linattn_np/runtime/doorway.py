@@ -44,7 +44,7 @@ def expect(
         elif getattr(x, "device", "cpu") != where[1]:
             raise TypeError(f"{fn}: {name} is on device {x.device} and {where[0]} on {where[1]}, expected all arrays "
                             "on one device")
-        _bind(fn, name, tuple(map(int, x.shape)), axes.removesuffix("?"), sizes)
+        _bind(fn, name, tuple(x.shape), axes.removesuffix("?"), sizes)
     return sizes
 
 

@@ -11,8 +11,9 @@ from tests.naive import NAIVE
 
 torch = pytest.importorskip("torch")
 
-from linattn_np.bridges import causal_conv1d, mamba_ssm, modules  # noqa: E402
+from linattn_np.bridges import mamba_ssm, modules  # noqa: E402
 from linattn_np.bridges.causal_conv1d import causal_conv1d_fn, causal_conv1d_update  # noqa: E402
+from linattn_np.bridges.torch import pieces  # noqa: E402
 
 F = torch.nn.functional
 B, T, D, W, H, V, G, K = 2, 11, 6, 4, 4, 3, 2, 5
@@ -39,7 +40,7 @@ def by_torch(x, weight, bias, state, activation):
 @pytest.mark.parametrize(("bias", "state"), [(None, None), (BIAS, STATE)], ids=["plain", "all"])
 def test_the_convolution_and_its_gradients(bias, state, activation, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(causal_conv1d, "COMPILED", ())
+        monkeypatch.setattr(pieces, "FLOATS", ())
     inputs = [x for x in (X, WEIGHT, bias, state) if x is not None]
     found, wanted = ([x.clone().requires_grad_() for x in inputs] for _ in range(2))
 
@@ -59,7 +60,7 @@ def test_the_convolution_and_its_gradients(bias, state, activation, compiled, mo
 @pytest.mark.parametrize("compiled", [True, False], ids=["loops", "torch"])
 def test_sequences_of_one_row_are_kept_apart(compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(causal_conv1d, "COMPILED", ())
+        monkeypatch.setattr(pieces, "FLOATS", ())
     seq_idx = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 2], [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 4]], dtype=torch.int32)
     x, parts = X.clone().requires_grad_(), X.clone().requires_grad_()
     y = causal_conv1d_fn(x, WEIGHT, BIAS, seq_idx, activation="silu")

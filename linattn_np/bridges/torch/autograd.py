@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from .views import PLAIN, Tensor
 Rule = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Any, Callable[..., Any]]]
 
 
-SECOND = "{}: a gradient is differentiated again, expected first derivatives only: its pullback has no pullback"
+SECOND = "{}: a gradient is differentiated again, expected first derivatives only: second ones are not available"
 
 
 @dataclass(frozen=True)
@@ -88,29 +88,36 @@ class Call:
 
 
 class Differentiable(torch.autograd.Function):
-    """A call that PyTorch differentiates by its pullback."""
+    """A call that PyTorch differentiates by its pullback.
+
+    The pullback, with what the forward kept, belongs to the storage of the last saved tensor. Hooks for saved tensors
+    therefore drop it with that tensor: under gradient checkpointing nothing of the forward is held.
+    """
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> Any:
         """The tensors of the result."""
-        result, ctx.pullback = call.forward(tensors)
+        result, pullback = call.forward(tensors)
+        owner = torch.empty(1, dtype=torch.uint8)
+        vars(owner.untyped_storage())["pullback"] = pullback
         ctx.call = call
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)  # raises in backward if one of them was changed
+        ctx.save_for_backward(*tensors, owner)  # raises in backward if one of them was changed
         return tuple(y for y in leaves(result) if y is not None)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """The gradients. What forward kept is freed; a second backward of a retained graph computes it again."""
-        tensors, call, pullback = ctx.saved_tensors, ctx.call, ctx.pullback
+        """The gradients. What forward kept is freed; a second backward of a retained graph computes it again.
+
+        So does the backward of a tensor that a hook has copied.
+        """
+        (*tensors, owner), call = ctx.saved_tensors, ctx.call
         if all(d is None for d in cotangents):
             return (None,) * (1 + len(tensors))
         with torch.no_grad():
-            pullback = pullback or call.forward(tensors)[1]
-            ctx.pullback = None
+            pullback = vars(owner.untyped_storage()).pop("pullback", None) or call.forward(tuple(tensors))[1]
             grads = pullback(*call.cotangents(cotangents, tensors[0].device))
-        if torch.is_grad_enabled():  # create_graph=True
-            grads = OnlyOnce.apply(call.name, *(d.requires_grad_() for d in grads))
+        grads = once(call.name, grads, (*tensors, *cotangents))
         return None, *(d if need else None for d, need in zip(grads, ctx.needs_input_grad[1:], strict=True))
 
 
@@ -118,15 +125,22 @@ class OnlyOnce(torch.autograd.Function):
     """Gradients as they are; their own backward is an error."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, *grads: Tensor) -> Any:
-        """The gradients."""
-        ctx.name = name
-        return tuple(d.view_as(d) for d in grads)
+    def forward(ctx: Any, name: str, count: int, *tensors: Any) -> Any:
+        """The gradients, the first `count` tensors; the others are those that they depend on."""
+        ctx.function = name
+        return tuple(d.view_as(d) for d in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """Raises RuntimeError."""
-        raise RuntimeError(SECOND.format(ctx.name))
+        raise RuntimeError(SECOND.format(ctx.function))
+
+
+def once(name: str, grads: Sequence[Tensor], of: Iterable[Any]) -> Sequence[Tensor]:
+    """Gradients whose own derivatives by the tensors `of` are an error, if autograd is to follow them."""
+    if not torch.is_grad_enabled():  # no create_graph=True
+        return grads
+    return OnlyOnce.apply(name, len(grads), *grads, *of)
 
 
 def differentiated(name: str, rule: Rule, names: tuple[str, ...], keywords: Mapping[str, Any]) -> Any:

@@ -26,9 +26,10 @@ from ...call.binding import bind
 from ...call.foreign import leaves
 from ...call.results import Result, StatesResult
 from ...call.vjp import run_vjp
+from ...runtime.arrays import name_of
 from ...spec import VariantSpec
 from . import eager, saving, shapes_of
-from .autograd import SECOND
+from .autograd import SECOND, once
 from .views import Tensor
 
 NAMESPACE = "linattn_np"
@@ -125,7 +126,8 @@ def encoded(fn: str, options: tuple[tuple[str, Any], ...]) -> str:
     return json.dumps(dict(options), default=refused, sort_keys=True)
 
 
-for function in (defined, encoded):  # what torch.compiler.assume_constant_result does, without importing the compiler
+# what torch.compiler.assume_constant_result does, without importing the compiler
+for function in (defined, encoded, name_of):
     setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
 
 
@@ -239,22 +241,24 @@ def _keep_saved(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _gradients(spec: VariantSpec, ctx: Any, cotangents: Any) -> tuple[Any, ...]:
-    return _by_place(ctx, getattr(torch.ops, NAMESPACE), f"{spec.name}_backward", (list(cotangents),))
+    return _by_place(spec, ctx, "backward", list(ctx.saved_tensors), (), cotangents)
 
 
 def _saved_gradients(spec: VariantSpec, ctx: Any, cotangents: Any) -> tuple[Any, ...]:
-    more = ctx.saved_tensors[-1], list(cotangents[:-1])
-    return _by_place(ctx, getattr(torch.ops, NAMESPACE), f"{spec.name}_saved_backward", more)
+    *saved, residuals = ctx.saved_tensors
+    return _by_place(spec, ctx, "saved_backward", saved, (residuals,), cotangents[:-1])
 
 
-def _by_place(ctx: Any, operators: Any, name: str, more: tuple[Any, ...]) -> tuple[Any, ...]:
+def _by_place(spec: VariantSpec, ctx: Any, which: str, saved: list[Tensor], kept: Any, cotangents: Any) -> Any:
     """The gradients of a backward operator for each input of the forward's."""
     given, count, others, options = ctx.places
-    left = list(ctx.saved_tensors)
-    arrays = [left.pop(0) if there else None for there in given]
-    state = [left.pop(0) for _ in range(count)]
-    each = [left.pop(0) if there else None for there in others]
-    grads = list(getattr(operators, name)(*arrays, state, *each, options, *more))
+    left = iter(saved)
+    arrays = [next(left) if there else None for there in given]
+    state = [next(left) for _ in range(count)]
+    each = [next(left) if there else None for there in others]
+    backward = getattr(getattr(torch.ops, NAMESPACE), f"{spec.name}_{which}")
+    found = backward(*arrays, state, *each, options, *kept, list(cotangents))
+    grads = list(once(spec.name, found, (*saved, *cotangents)))  # autograd does not see tensors in a list with None
     of_arrays = [grads.pop(0) if there else None for there in given]
     return *of_arrays, grads[:count], *[None] * len(TENSORS), None
 

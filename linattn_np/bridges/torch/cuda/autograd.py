@@ -12,7 +12,7 @@ import torch
 
 from ....call import vjp
 from ..arguments import on_views
-from ..autograd import OnlyOnce
+from ..autograd import once
 from ..views import Tensor
 
 
@@ -40,9 +40,7 @@ class Replayed(torch.autograd.Function):
             given = [_like(x, *layout) for x, layout in zip(given, plan.layouts, strict=True)]
         if (grads := plan.gradients(given, read, memory, cotangents)) is None:
             grads = in_full(plan, dict(zip(names, given, strict=True)) | ctx.options, plan.cotangents(cotangents))
-        found = [getattr(grads, n) for n in names]
-        if torch.is_grad_enabled():  # create_graph=True
-            found = OnlyOnce.apply(plan.spec.name, *(d.requires_grad_() for d in found))
+        found = once(plan.spec.name, [getattr(grads, n) for n in names], (*given, *cotangents))
         needs = ctx.needs_input_grad
         return None, None, None, *[d if needs[n] else None for n, d in enumerate(found, 3)]
 
