@@ -21,7 +21,7 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from ..call.binding import Prepared, axes_of, flatten, normalise, prepare
+from ..call.binding import Prepared, axes_of, axes_of_states, flatten, normalise, prepare
 from ..call.explain import Explanation
 from ..call.layouts import LAYOUTS
 from ..call.pieces import time_of
@@ -89,7 +89,7 @@ class Blocks:
         arrays = {n: given[n] for n in call.spec.arrays if getattr(call.variables, n) is not None}
         state = {} if call.given_state is None else flatten("state", call.given_state)
         self.labels: dict[str, Labels] = {n: self._labels_of(n, x.ndim) for n, x in arrays.items()}
-        self.labels |= {n: self._state_labels(x.ndim) for n, x in state.items()}
+        self.labels |= {n: self._state_labels(n) for n in state}
         self._cut(arrays)
         self.given = {n: self._rechunked(x, self.labels[n]) for n, x in (arrays | state).items()}
         dropped = {"state", "overwrite_state", "return_state", *arrays}
@@ -109,11 +109,12 @@ class Blocks:
                 return (*(f"b{n}" for n in range(batch)), *rest)
         raise LookupError(name)
 
-    def _state_labels(self, ndim: int) -> Labels:
-        """(batch or sequences, heads, channels)."""
-        if self.call.options["cu_seqlens"] is not None:
-            return None, "h", *(None,) * (ndim - 2)
-        return *(f"b{n}" for n in range(self._batch)), "h", *(None,) * (ndim - self._batch - 1)
+    def _state_labels(self, name: str) -> Labels:
+        """(batch or sequences, axes of the part of a state)."""
+        letters = letters_of(axes_of_states(self.call.spec)[name.removeprefix("state.")])
+        own: Labels = tuple("h" if letter in HEADS else None for letter in letters)
+        return (None, *own) if self.call.options["cu_seqlens"] is not None else (
+            *(f"b{n}" for n in range(self._batch)), *own)  # fmt: skip
 
     def _cut(self, arrays: dict[str, Any]) -> None:
         """Set the cuts, from the chunks of the values."""
@@ -154,8 +155,9 @@ class Blocks:
                 labels = (*labels[:-3], "h", *(None,) * (len(shape) - self._batch - 1))
             self.results["out"] = shape, v.dtype, labels
         lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
-        for name, shape in states.items():
-            self.results[name] = (*lead, *shape), np.dtype(call.plan.dtype), self._state_labels(len(lead) + len(shape))
+        for name, one in states.items():
+            shape = call.spec.core.end_shape(call.plan, call.given_state, name.removeprefix("state."), one)
+            self.results[name] = (*lead, *shape), np.dtype(call.plan.dtype), self._state_labels(name)
 
     def result(self) -> Any:
         """The public result."""
@@ -278,10 +280,19 @@ def _at(labels: Labels, block: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _splits_heads(call: Prepared) -> bool:
-    """Whether no array is made from the number of heads."""
+    """Whether no array is made from the number of heads, and no part of a state is of all of them, as a length is."""
     spec, c = call.spec, call.variables
+    has_state = call.given_state is not None or call.options["return_state"] or _lacks_queries(call)
+    if spec.grows and has_state:
+        return False
     made = [*spec.options.names, *([spec.change.gate] if spec.change.gate is not None else [])]
     return all(getattr(c, name) is not None for name in made)
+
+
+def _lacks_queries(call: Prepared) -> bool:
+    """Whether a call only writes its state."""
+    query = call.spec.change.query
+    return query is not None and getattr(call.variables, query) is None
 
 
 def _probe(call: Prepared) -> tuple[tuple[int, int] | None, dict[str, tuple[int, ...]]]:

@@ -16,6 +16,8 @@ from onnx.reference.op_run import OpRun
 
 import linattn_np as la
 
+from ..runtime.values import is_whole, is_word, shown
+
 OPSET = 27  # since which the standard has the operator
 DEFAULT_CHUNK = 64  # the attribute's default, which leaves the choice to the library
 Arrays = dict[str, Any]
@@ -25,6 +27,7 @@ RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "linear": (la.linear_attention, la.linear_attention), "gated": (la.simple_gla, la.gla),
     "delta": (la.delta_rule, la.delta_rule), "gated_delta": (la.gated_delta_rule, la.kda),
 }  # fmt: skip
+OPTIONAL = ("past_state", "decay", "beta")
 NEEDS = {"linear": (), "gated": ("decay",), "delta": ("beta",), "gated_delta": ("decay", "beta")}
 
 
@@ -87,18 +90,20 @@ def _attributes(
     scale: float = 0.0, chunk_size: int = DEFAULT_CHUNK,
 ) -> tuple[str, int, int, float, int | None]:
     """(update rule, Hq, H, scale, chunk size of the library), checked."""
-    if update_rule not in RULES:
-        raise ValueError(f"LinearAttention: update_rule is {update_rule!r}, expected one of {', '.join(RULES)}")
-    Hq, H = q_num_heads or 0, kv_num_heads or 0
-    if H <= 0 or Hq <= 0 or Hq % H:
-        raise ValueError(f"LinearAttention: q_num_heads is {q_num_heads} and kv_num_heads {kv_num_heads}, expected "
-                         "numbers from 1 of which the second divides the first")
+    if not is_word(update_rule, RULES):
+        raise ValueError(f"LinearAttention: update_rule is {shown(update_rule)}, expected one of {', '.join(RULES)}")
+    Hq, H = (n if is_whole(n) and n is not None else 0 for n in (q_num_heads, kv_num_heads))
+    if not H or not Hq or Hq % H:
+        raise ValueError(f"LinearAttention: q_num_heads is {shown(q_num_heads)} and kv_num_heads "
+                         f"{shown(kv_num_heads)}, expected numbers from 1 of which the second divides the first")
     return update_rule, Hq, H, float(scale), None if chunk_size == DEFAULT_CHUNK else chunk_size
 
 
 def _check_given(rule: str, arrays: Arrays) -> None:
     """Three axes in each array, and those that the rule needs."""
     for name, x in arrays.items():
+        if not isinstance(x, np.ndarray) and not (x is None and name in OPTIONAL):
+            raise TypeError(f"LinearAttention: {name} is {shown(x)}, expected a NumPy array")
         if x is not None and name != "past_state" and x.ndim != 3:
             raise ValueError(f"LinearAttention: {name} has shape {x.shape}, expected three axes (B, T, heads width)")
         if name in ("decay", "beta") and (x is None) == (name in NEEDS[rule]):

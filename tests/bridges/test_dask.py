@@ -64,6 +64,27 @@ def test_every_variant(case):
     check(pulled(da.from_array(dout)), pull(dout), 1e-12)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn.spec.grows], ids=lambda fn: fn.__name__)
+def test_caches_in_and_out(fn, ragged):
+    """A cache has one length for all heads: these are one block where there is a cache."""
+    rng, options = np.random.default_rng(0), {"cu_seqlens": [0, 4, 4, 9]} if ragged else {}
+    B, lead = (1 if ragged else 2,), 3 if ragged else 2
+
+    def blocks(x):
+        return da.from_array(x, chunks=tuple(max(n - 1, 1) for n in x.shape))
+
+    arrays = la.testing.sampling.sample(fn, rng, B=B, T=9, H=4, K=4, V=3)
+    state = fn(**la.testing.sampling.sample(fn, rng, B=(lead,), T=3, H=4, K=4, V=3), return_state=True).state
+    for state0 in (None, state):
+        begin = None if state0 is None else parts_like(state0, list(map(blocks, parts(state0))))
+        found, pulled = la.vjp(fn, **{n: blocks(x) for n, x in arrays.items()}, **options, state=begin,
+                               return_state=True)  # fmt: skip
+        result, pull = la.vjp(fn, **arrays, **options, state=state0, return_state=True)
+        check(found, result)
+        check(pulled(da.ones_like(found.out)), pull(np.ones_like(result.out)), 1e-12)
+
+
 RULE = next(c for c in PLAIN if c.fn is la.gated_delta_rule)
 
 

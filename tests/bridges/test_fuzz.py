@@ -1,0 +1,27 @@
+"""Some hundred random calls of every bridge, right and wrong ones; tests/bridges/fuzz.py is for more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba")
+
+MODULES = {"torch": "torch", "jax": "jax", "dask": "dask.array", "onnx": "onnx.reference.ops.op_linear_attention",
+           "transformers": "torch"}  # fmt: skip
+SLOW = ("torch", "jax", "dask")  # of all variants, whose loops are compiled first
+
+
+@pytest.mark.parametrize("bridge", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODULES])
+def test_random_calls_are_computed_or_refused_clearly(bridge):
+    """In a process of its own, so that a crash is a failure of this test."""
+    pytest.importorskip(MODULES[bridge])
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = subprocess.run([sys.executable, "-m", "tests.bridges.fuzz", bridge, "0", "120"], capture_output=True,
+                           text=True, cwd=root, env=os.environ | {"PYTHONPATH": path})  # fmt: skip
+    assert (found.returncode, found.stdout) == (0, ""), found.stdout + found.stderr
