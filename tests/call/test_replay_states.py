@@ -23,6 +23,20 @@ def nothing_remembered():
 # the state
 
 
+SEVERAL = [fn for fn in la.VARIANTS if fn.spec.state.type_of(fn.spec.options.defaults) is not None]
+
+
+@pytest.mark.parametrize("fn", SEVERAL, ids=lambda fn: fn.__name__)
+def test_a_plain_tuple_is_a_state_of_several_arrays(fn):
+    """In the first call and in later ones, as its named tuple is."""
+    rng = np.random.default_rng(0)
+    arrays, before = (la.testing.sampling.sample(fn, rng, T=T, H=2, K=4, V=3) for T in (5, 3))
+    state = fn(**before, return_state=True).state
+    expected = fn(**arrays, state=state)
+    for _ in range(4):
+        np.testing.assert_array_equal(fn(**arrays, state=tuple(state)), expected)
+
+
 STATES = {
     "none": lambda S: None,
     "read-only": frozen,

@@ -16,7 +16,7 @@ from ...ops.cpu.programs import Ahead, Places, Views, is_whole  # plans are reco
 from ...runtime.agreement import other_numbers
 from ...runtime.arrays import Array
 from ...runtime.tracing import Trace, Untraceable, contains, plain, traced_variables
-from ..binding import Prepared
+from ..binding import Prepared, normalise
 from ..results import traced_output
 
 # (arrays of a call, the memory of results, the core's (out, state)) -> the public (out, state)
@@ -48,6 +48,7 @@ class Parts(NamedTuple):
 
 def record_state(call: Prepared, names: tuple[str, ...], state: Any, residuals: Any) -> Any:
     """The plan of a variant whose state is not the core's; of the core's state, parts of the public one."""
+    state = normalise(call.spec, "state", state, call.options)
     own, parts = state_parts(state), Parts.of(call, state)
     if not own or parts.core == [0] == list(range(len(own))):
         with contextlib.suppress(Untraceable):
