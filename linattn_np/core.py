@@ -59,6 +59,7 @@ class Explained(NamedTuple):
     chunk_size: int | None
     operations: float
     operations_per_token: float  # per state
+    gradients: str = ""  # why the backward makes array calls where the forward does not; "" for others
 
 
 GROWTH_SLACK = 1e-3  # of a factor: lengths of 16-bit rows are rounded

@@ -36,7 +36,8 @@ def products(*same: str, **inputs: str | Factors | Formula) -> ChangeOfVariables
 
     same: inputs that are arrays of their own names. A missing channel axis is added ((..., T, H) is (..., T, H, 1));
     heads are shared by groups; arrays without tokens are the same for every token. One array alone is passed unchanged;
-    products have the compute dtype, but kernels of a bfloat16 call get them rounded, as all factors of their products.
+    products have the compute dtype, but kernels get them rounded to bfloat16, as all factors of their products, where
+    the rows q, k and v of the call are bfloat16, whatever dtype the other factors have.
     The last factor names the array: an input is None if that is not given, other factors are 1 if they are not given.
     An empty product is 1. Erase vectors r without a beta: beta is 1.
     """
@@ -103,8 +104,9 @@ def _add_by_kernel(kernel: Any, c: Variables, factors: Factors, dy: Array, grads
 
 
 def _is_rounded(c: Variables, factors: Factors) -> bool:
-    """Whether a product of several arrays is rounded: for kernels, of bfloat16 arrays."""
-    return c.kernels and is_cupy(c.xp) and all(dtype_name(getattr(c, name)) == "bfloat16" for name in factors)
+    """Whether a product of several arrays is rounded: for kernels, where rows q, k and v are bfloat16."""
+    rows = (x for name in {"q", "k", "v", factors[-1]} if (x := getattr(c, name, None)) is not None)
+    return c.kernels and is_cupy(c.xp) and all(dtype_name(x) == "bfloat16" for x in rows)
 
 
 def _kernels(c: Variables, factors: Factors, *more: Array) -> Any:
@@ -137,7 +139,7 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
         if kernel is not None:
             return kernel.product(xp, *(getattr(c, name) for name in factors))
         y = functools.reduce(lambda a, b: a * b, _wide(c, given))
-        y = cast(xp, y, getattr(c, given[0]).dtype) if _is_rounded(c, tuple(given)) else y
+        y = cast(xp, y, getattr(c, given[-1]).dtype) if _is_rounded(c, tuple(given)) else y
     if of_heads or any(_kind(c.axes[name])[0] for name in given):
         return y
     return xp.broadcast_to(y, (c.sizes.T, *y.shape))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from math import prod
 from typing import Any
 
-from ..runtime.arrays import NARROW, dtype_name
+from ..runtime.arrays import NARROW, STORAGE, dtype_name
 from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of, is_in_part
@@ -34,6 +35,7 @@ class Explanation:
     bytes: int  # inputs read once and outputs written once
     replay: str  # "replayed", IN_PART and why if an earlier call shows it, or why a repeated call is computed in full
     arrays: str = ""  # how arrays of another framework are seen, and who differentiates the call
+    slow: str = ""  # on a slow path: why, and what would make the call fast; "" on a fast one
 
     def __str__(self) -> str:
         lines = [
@@ -42,6 +44,7 @@ class Explanation:
             f"  {self.form}" + (f", chunks of {self.chunk_size}" if self.chunk_size else "")
             + f", computed in {self.compute_dtype}",
             *([f"  {self.arrays}"] if self.arrays else []),
+            *([f"  slow path: {self.slow}"] if self.slow else []),
             f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state)",
             f"  {self.bytes:,} bytes in and out",
             "  repeated calls are " + (self.replay if self.replay.startswith("replayed") else
@@ -51,7 +54,11 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation:
-    """Which backend a call takes and why, its form, and its operations and bytes by the formulas."""
+    """Which backend a call takes and why, its form, and its operations and bytes by the formulas.
+
+    `slow` says that it makes array calls instead of compiled loops or CUDA kernels, takes kernels of float32 for rows
+    of two dtypes, goes token by token on a GPU, or has gradients by array calls, and what would be fast; "" if it is.
+    """
     spec = spec_of("explain", fn)
     if (bridge := bridge_of(arrays, options)) is not None:
         seen = bridge.explain(spec.name, functools.partial(explain, fn), arrays, options)
@@ -63,6 +70,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     x = with_all_queries(call).inputs()
     core = core_of(x)
     found = core.explain(spec.name, x, call.plan, call.options["backend"])
+    slow = _slow(call, core, x, found)
     reason = found.reason + "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
     if call.options["reverse"]:
         reason += "; on tokens in reverse order"
@@ -75,8 +83,92 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
     return Explanation(
         spec.name, found.backend, reason, found.others, found.form, found.chunk_size,
         dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(found.operations), found.operations_per_token,
-        moved + _bytes_of_out(call), _replay(call, arrays, options),
+        moved + _bytes_of_out(call), _replay(call, arrays, options), slow=slow,
     )
+
+
+FAST = {"numpy": ("numba", "compiled loops"), "cupy": ("cuda", "CUDA kernels")}  # by library
+
+
+def _slow(call: Prepared, core: Any, x: Any, found: Any) -> str:
+    """Why a call is on a slow path, and what would make it fast; "" for others."""
+    name = call.library.name
+    if name not in FAST:
+        return f"array calls of {name}: NumPy arrays take compiled loops, CuPy arrays CUDA kernels"
+    backend, words = FAST[name]
+    if found.backend != backend:
+        why = found.others.get(backend, "")
+        if why == COVERED and call.options["backend"] is None:
+            return ""  # products of the library are the fast path
+        why = "as requested" if why == COVERED else why
+        return f"array calls instead of {words}: {why}; {_remedy(call, core, x, backend)}"
+    kinds = {dtype_name(y): n for n in ("q", "k", "v") if (y := getattr(call.variables, n, None)) is not None}
+    gradients = f"gradients by array calls: {found.gradients}" if found.gradients else ""
+    if not _is_fast(call, found, backend):
+        words = f"token by token instead of chunks, {gradients}" if gradients else "token by token instead of chunks"
+        return f"{words}; {_remedy(call, core, x, backend)}"
+    if backend == "cuda" and len(kinds) > 1 and set(kinds) & set(NARROW):
+        each = ", ".join(f"{n} is {kind}" for kind, n in kinds.items())
+        return f"kernels of float32, since {each}; fast with q, k and v of one dtype of 16 bits"
+    return f"{gradients}; {NO_REMEDY}" if gradients else ""
+
+
+COVERED = "covers the call too"
+NO_REMEDY = "no dtype, width or option changes it"
+SHORT = 16  # tokens that go one after the other in any case
+
+
+def _is_fast(call: Prepared, found: Any, backend: str) -> bool:
+    """Whether a call takes compiled code, on a GPU in chunks if there are many tokens and nothing else is asked for."""
+    longest = max((s.stop - s.start for s in call.plan.sequences), default=0)
+    in_chunks = found.form != "recurrent form" or longest <= SHORT or call.options["chunk_size"] == 1
+    if found.backend != backend:
+        return found.others.get(backend) == COVERED  # products of the library are the fast path
+    return in_chunks or backend != "cuda"
+
+
+def _remedy(call: Prepared, core: Any, x: Any, backend: str) -> str:
+    """What makes the call fast, found by asking the core again: options, a dtype, widths."""
+    plan, wanted, xp = call.plan, call.options["backend"], call.plan.xp
+    without = [n for n in ("backend", "chunk_size") if call.options[n] is not None]
+    plain = plan._replace(chunk_size=None)
+    tries = [("without " + " and ".join(without), x, plain)] if without else []
+    change = call.spec.change
+    rows = ", ".join(dict.fromkeys(filter(None, (change.query, change.key, change.value))))
+    for kind, dtype in (("float32 arrays", xp.float32), (f"bfloat16 {rows}", _bfloat16())):
+        for widest in (None, 256, 128) if dtype is not None else ():
+            words = f"with {kind}" + (f" of up to {widest} channels" if widest else "")
+            tries.append((words, _like(xp, x, dtype, widest), plain._replace(dtype=xp.float32)))
+    for words, other, its_plan in tries:
+        try:
+            found = core.explain(call.spec.name, other, its_plan, None)
+        except (ValueError, TypeError):
+            continue
+        if _is_fast(call, found, backend):
+            also = "" if words.startswith("without") or not without else f", without {' and '.join(without)}"
+            return f"fast {words}{also}"
+    return NO_REMEDY if wanted is None else f"{NO_REMEDY} but backend"
+
+
+def _like(xp: Any, x: Any, dtype: Any, widest: int | None = None) -> Any:
+    """Inputs of a core with q, k and v in another dtype, of no more channels than so many: one number, broadcast."""
+    def other(name: str, y: Any) -> Any:
+        if not hasattr(y, "shape") or dtype_name(y) not in STORAGE:
+            return y
+        shape = tuple(y.shape) if widest is None or y.ndim < 2 else (*y.shape[:-1], min(y.shape[-1], widest))
+        kind = dtype if name in ("q", "k", "v") else xp.float32 if dtype_name(y) == "float64" else y.dtype
+        return xp.broadcast_to(xp.zeros((1,) * y.ndim, dtype=kind), shape)
+
+    return x._replace(**{n: other(n, y) for n, y in x._asdict().items()})
+
+
+def _bfloat16() -> Any:
+    """The dtype bfloat16, if there is one."""
+    if find_spec("ml_dtypes") is None:
+        return None
+    from ml_dtypes import bfloat16
+
+    return bfloat16
 
 
 def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """Blocks of heads and batch rows: units of work that fit in the cache and are distributed over threads.
 
 Blocks are independent, and an array library multiplies a stack of matrices one by one: the result does not depend on
-the partition or on the number of threads. Only NumPy calls are partitioned; other libraries parallelise themselves.
+the partition or on the number of threads. NumPy calls are partitioned, and CuPy calls whose chunks are all computed at
+once, one block after the other; other libraries parallelise themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import array_api_compat as compat
 
 from ..runtime import blas, threads
-from ..runtime.arrays import Array
+from ..runtime.arrays import Array, is_cupy
 from . import policy
 from .types import Inputs, Plan
 
@@ -33,10 +34,14 @@ def blocks_of(core: Inputs, plan: Plan, C: int) -> list[Block]:
     """The blocks of a call in chunks of C tokens."""
     *batch, G, R, T, V = core.v.shape
     heads = math.prod(batch) * G * R
-    if not compat.is_numpy_namespace(plan.xp) or heads * T == 0:
+    on_host = compat.is_numpy_namespace(plan.xp)
+    scans = max((policy.scan_bytes(core, s.stop - s.start) for s in plan.sequences
+                 if policy.chunk_states(core, plan, s.stop - s.start) == "scan"), default=0)  # fmt: skip
+    if heads * T == 0 or not (on_host or (is_cupy(plan.xp) and scans * heads > policy.SCAN_BYTES)):
         return [WHOLE]
     most = max(1, policy.BLOCK_ELEMENTS // (C * max(V, core.k.shape[-1], 1)))  # heads of a block
-    share = threads.num_threads() if heads * T * V >= policy.THREADED_ELEMENTS else 1
+    most = most if on_host else max(1, policy.SCAN_BYTES // scans)
+    share = threads.num_threads() if on_host and heads * T * V >= policy.THREADED_ELEMENTS else 1
     first = batch[0] if batch else 1
     rows, cuts = first, [(slice(None),) * len(batch)]
     if batch and core.u is None and all(y is None or y.ndim == core.v.ndim for y in core):  # all have batch axes

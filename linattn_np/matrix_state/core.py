@@ -76,6 +76,7 @@ class Backend(NamedTuple):
     describe: the algorithm that the backend uses for a call.
     form: (form, tokens of a chunk or None) of a call.
     forced: the plan of a call whose option `backend` names this one.
+    gradients: why the backward of a call makes array calls; "" where it does not.
     """
 
     is_shared = True
@@ -87,9 +88,7 @@ class Backend(NamedTuple):
     note: str = "covers the call too"
     describe: Callable[[Any], str] | None = None
     forced: Callable[[Any], Any] | None = None
-
-
-# the backends
+    gradients: Callable[[Any], str] = lambda call: ""
 
 
 ARRAY, CPU, CUDA_MODULE = (LazyModule(f"{__package__}.{name}") for name in ("array.chunks", "cpu.loops", "cuda.calls"))
@@ -136,10 +135,8 @@ CHUNKS = Backend("chunks", ARRAY, lambda call: None, lambda call: ARRAY.form(cal
 NUMBA = Backend("numba", CPU, _numba_unsupported, lambda call: CPU.form(call), lambda call: CPU.handles(call),
                 describe=lambda call: CPU.describe(call))
 CUDA = Backend("cuda", CUDA_MODULE, _cuda_unsupported, lambda call: CUDA_MODULE.form(call),
-               lambda call: CUDA_MODULE.handles(call), describe=lambda call: CUDA_MODULE.describe(call))
-
-
-# the choice
+               lambda call: CUDA_MODULE.handles(call), describe=lambda call: CUDA_MODULE.describe(call),
+               gradients=lambda call: CUDA_MODULE.gradients_by_array_calls(call))
 
 
 class Choice(NamedTuple):
@@ -218,7 +215,8 @@ def explain_memories(
     counts = [operations.operations_of(memory, plan, how, C or 0)
               for memory, (how, C) in zip(memories, forms, strict=True)]  # fmt: skip
     total, each = (sum(one) for one in zip(*counts, strict=True))
-    return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each))
+    arrays = next(filter(None, (choice.backend.gradients(Call(memory, plan)) for memory in memories)), "")
+    return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each), arrays)
 
 
 def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
@@ -231,7 +229,7 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
            "l2norm": options.get("qk_l2norm", False), "l2norm_eps": options.get("l2norm_eps", 0.0),
            "beta_sigmoid": float(options.get("beta_sigmoid", False) + options.get("allow_neg_eigval", False)),
            "gate_lower_bound": options.get("gate_lower_bound"), "micro_steps": steps, "sequences": sequences,
-           "chunk_states": options.get("chunk_states") or "loop", "erase_key": spec.change.erase_key,
+           "chunk_states": options.get("chunk_states"), "erase_key": spec.change.erase_key,
            "complement_keys": spec.change.complement_keys}  # fmt: skip
     if plan.states_at is not None:
         own["states_at"] = tuple(steps * n for n in plan.states_at)

@@ -12,6 +12,7 @@ from typing import Any
 import array_api_compat as compat
 
 from ..core import SAVED_VARIABLE
+from ..runtime.arrays import is_cupy
 from .types import Decay, Erase, Inputs, Plan
 
 # chunks
@@ -43,6 +44,11 @@ BLOCK_ELEMENTS = 2**15  # of one array of a chunk, over the heads of a block: 12
 THREADED_ELEMENTS = 2**18  # of v, from which threads are worth starting
 MATRIX_ELEMENTS = 2**21  # SOLVED read-outs: of the matrices Z_t that the exact solver forms in one batch, 16 MiB
 VECTOR_ELEMENTS = 2**15  # and of the vectors that conjugate gradients iterate in one batch: they stay in cache
+
+# array calls on CuPy: what takes time are calls, not operations
+
+SCAN_BYTES = 1 << 30  # of one table of decays, over the heads whose chunks are computed at once
+SCAN_HEAD_BYTES = 64 << 20  # the same of one head, up to which all chunks are: 16384 tokens of 128 channels
 
 # polynomials of q . k, by array calls
 
@@ -136,6 +142,22 @@ def array_chunk(plan: Plan, T: int) -> int:
 def default_array_chunk(plan: Plan) -> int:
     """The default C of array calls."""
     return NUMPY_CHUNK if compat.is_numpy_namespace(plan.xp) else ARRAY_CHUNK
+
+
+def chunk_states(core: Inputs, plan: Plan, T: int) -> str:
+    """How array calls propagate the state of T tokens: chunks of a GPU are computed at once if nothing is erased.
+
+    The backward of a decay on both axes makes 1,200 array calls a chunk, which one after the other take 20 ms and more.
+    """
+    if plan.chunk_states is not None or not is_cupy(plan.xp):
+        return plan.chunk_states or "loop"
+    few = core.erase is Erase.NONE and scan_bytes(core, T) <= SCAN_HEAD_BYTES
+    return "scan" if few else "loop"
+
+
+def scan_bytes(core: Inputs, T: int) -> int:
+    """Bytes of a table of decays of T tokens of one head."""
+    return 4 * PAIR_TOKENS * T * max(core.k.shape[-1], core.v.shape[-1])
 
 
 def in_chunks(plan: Plan) -> Plan:

@@ -169,7 +169,7 @@ class Plan(NamedTuple):
     features: Steps | None = None  # the feature map of q and k, applied when they are loaded
     average: Average | None = None  # outputs are divided by the sum of their weights
     pool_rows: StateRows | None = None  # of the state pool; None: `state` has one state per sequence
-    chunk_states: str = "loop"  # array calls: "loop" carries the state from chunk to chunk, "scan" composes transfers
+    chunk_states: str | None = None  # array calls: "loop" from chunk to chunk, "scan" composes transfers; None: choose
     returns_state: bool = True  # the final state is returned
     has_state: bool = False  # an initial state is given
     erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)

@@ -144,3 +144,17 @@ def test_chunk_states_is_checked():
     x = np.ones((1, 3, 2, 4))
     with pytest.raises(ValueError, match="gla: chunk_states is 'tree', expected None, 'loop' or 'scan'"):
         la.gla(x, x, x, -x, chunk_states="tree")
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.spec.name)
+def test_explain_says_that_a_call_is_slow_and_what_is_fast(fn):
+    """NumPy calls with default options take compiled loops; others say so, and their remedy is one."""
+    pytest.importorskip("numba")
+    x = la.testing.sample(fn, np.random.default_rng(0), T=40, K=16, V=16)
+    for own in fn.samples.options or ({},):
+        own = {n: y for n, y in own.items() if n != "chunk_size"}
+        assert la.explain(fn, **x, **own).slow == ""
+        for more in ({"backend": "chunks"}, {"chunk_size": 300}):
+            told = la.explain(fn, **x, **own | more)
+            assert told.slow.endswith(f"; fast without {next(iter(more))}") or told.backend == "numba", told
+            assert (f"  slow path: {told.slow}" in str(told).split("\n")) == bool(told.slow)

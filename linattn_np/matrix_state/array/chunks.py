@@ -11,7 +11,7 @@ import math
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...runtime.arrays import Array, cast, device, sum_to
+from ...runtime.arrays import Array, cast, device, is_numpy, sum_to
 from ...runtime.shapes import Sequence, chunks, segments
 from .. import definition as recurrence
 from .. import policy
@@ -29,10 +29,11 @@ def form(call: Any) -> tuple[str, int]:
     return name, min(policy.array_chunk(call.plan, T), max(T, 1))
 
 
-def _form_of(plan: Plan, T: int, states: str) -> Any:
+def _form_of(core: Inputs, plan: Plan, T: int, states: str | None) -> Any:
     if policy.is_short(plan, T):
         return recurrence.TOKEN_LOOP
-    return parallel if policy.is_parallel(plan, T) else {"loop": running, "scan": scan}[states]
+    return parallel if policy.is_parallel(plan, T) else {"loop": running, "scan": scan}[
+        states or policy.chunk_states(core, plan, T)]
 
 
 class _Job(NamedTuple):
@@ -76,7 +77,7 @@ def forward(
     x: Inputs, plan: Plan, state: Array | None, states: str | None = None
 ) -> tuple[Array | None, Array, Saved]:
     """(out, final state, residuals).   states: instead of plan.chunk_states."""
-    xp, G, states = plan.xp, groups(x), states or plan.chunk_states
+    xp, G = plan.xp, groups(x)
     core, out = split_all(xp, x, G), None
     if x.q is not None:
         H = max(x.q.shape[-2], x.v.shape[-2])
@@ -88,11 +89,11 @@ def forward(
 
     def run_job(n: int, put: Any) -> None:
         sequence, tables, block = jobs[n]
-        form, S = _form_of(plan, sequence.stop - sequence.start, states), cut(begins[sequence], block)
+        form, S = _form_of(core, plan, sequence.stop - sequence.start, states), cut(begins[sequence], block)
         ends[n], residuals[n] = Segments(form, tables).forward(cut_all(core, block), plan, S, put)
 
     run([partial(run_job, n, out.part(job.block, G).put if out is not None else None) for n, job in enumerate(jobs)],
-        math.prod(x.v.shape))  # fmt: skip
+        math.prod(x.v.shape) if is_numpy(xp) else 0)  # fmt: skip
     end = _with_positions(plan, jobs, ends, [begins[s] for s in plan.sequences])
     return None if out is None else out.done(), end, Saved(x, plan, state, (jobs, residuals, states))
 
@@ -120,11 +121,11 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
                 else:
                     parts[name].put(start, d)
 
-        form, dS = _form_of(plan, sequence.stop - sequence.start, states), cut(ends[sequence], block)
+        form, dS = _form_of(core, plan, sequence.stop - sequence.start, states), cut(ends[sequence], block)
         begins[n] = Segments(form, tables).backward(part, plan, residuals[n], cut(dcore, block), dS, own, put)
 
     run([partial(run_job, n, {name: buffer.part(job.block, G) for name, buffer in buffers.items()})
-         for n, job in enumerate(jobs)], math.prod(x.v.shape))  # fmt: skip
+         for n, job in enumerate(jobs)], math.prod(x.v.shape) if is_numpy(xp) else 0)  # fmt: skip
     arrays = {name: buffer.done() for name, buffer in buffers.items()}
     if x.u is not None:
         arrays["u"] = _bonus(plan, core, jobs, bonus, x.u.shape)

@@ -121,6 +121,17 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     return recurrence.backward(saved, dout, dstate)
 
 
+def gradients_by_array_calls(call: Any) -> str:
+    """Why `backward` makes array calls for a call; "" where kernels compute the gradients, or there are few tokens."""
+    x, plan = steps.part(call.x, steps.cuts(call.x)[0]), call.plan
+    saved = Saved(x, plan, None, None)
+    if policy.is_short_cuda(plan) or (x.q is not None and _chunks_of(x, plan).unsupported_reason(saved) is None):
+        return ""
+    if portable.backward_unsupported_reason(saved) is None:
+        return ""
+    return recurrence.unsupported_reason(saved) or ""
+
+
 def unit_rows(plan: Plan, rows: steps.Rows) -> steps.Rows:
     """Rows divided by their L2 norm, in their own dtype."""
     if kernel.takes(plan.xp, rows):

@@ -135,7 +135,8 @@ def residuals_of(x: Polynomial, plan: Plan, state: Array | None) -> Residuals:
     """Residuals of a call, in the layout of blocks."""
     xp, lead = plan.xp, x.v.shape[:-3]
     if plan.pool_rows is not None:
-        state = take_rows(xp, state, plan.pool_rows, plan.pool_rows.shape if plan.is_ragged else lead)
+        rows: Any = plan.pool_rows
+        state = take_rows(xp, state, rows, rows.at.shape if plan.is_ragged else lead)
     x = x._replace(**{n: _flat(xp, y) for n, y in (("q", x.q), ("k", x.k), ("v", x.v)) if y is not None})
     flat = state if state is None or plan.is_ragged else xp.reshape(state, (-1, *state.shape[-3:]))
     returns_state = plan.returns_state or x.q is None

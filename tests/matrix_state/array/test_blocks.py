@@ -9,6 +9,7 @@ import pytest
 
 from linattn_np.matrix_state import blocks, policy
 from linattn_np.matrix_state.array import chunks
+from linattn_np.matrix_state.heads import split_all
 from linattn_np.runtime import blas
 from tests.core_cases import CELLS, case
 
@@ -83,3 +84,25 @@ def test_blas_gets_its_threads_back_whoever_leaves_last(monkeypatch):
     left.set()
     other.join()
     assert Limit.now == 8
+
+
+@pytest.mark.parametrize("cell", [c for c in CELLS if c[1] == "NONE"], ids="-".join)
+def test_a_gpu_computes_all_chunks_of_short_sequences_at_once_in_blocks_of_heads(cell, monkeypatch):
+    """What takes time there are array calls; with an erase, or longer, chunks follow each other."""
+    args = case(*cell, heads=(4, 4, 4), B=3)
+    x, plan = args[0], args[1]
+    looped = computed(args)
+    assert policy.chunk_states(x, plan, 21) == "loop"
+    for module in (policy, blocks):
+        monkeypatch.setattr(module, "is_cupy", lambda xp: True)
+    assert policy.chunk_states(x, plan, 21) == "scan"
+    assert policy.chunk_states(x, plan._replace(chunk_states="loop"), 21) == "loop"
+    assert policy.chunk_states(x, plan, 10**7) == "loop"
+    assert policy.chunk_states(x._replace(a=x.k), plan, 21) == "loop"
+    monkeypatch.setattr(blocks.compat, "is_numpy_namespace", lambda xp: False)
+    for size, count in ((1 << 30, 1), (1, 12)):
+        monkeypatch.setattr(policy, "SCAN_BYTES", size)
+        core = split_all(plan.xp, x, 4)
+        assert len(blocks.blocks_of(core, plan, 16)) == count
+        for a, b in zip(computed(args, None), looped, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
