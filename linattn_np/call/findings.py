@@ -71,7 +71,7 @@ def _not_finite(call: Prepared, name: str, x: Array) -> Iterator[Finding]:
     if limits is not None and limits[0] == -math.inf:
         inf = xp.logical_and(inf, x > 0)  # a log decay of -inf is a reset
     for what, wrong in (*kinds, ("inf", inf)):
-        count = int(xp.sum(xp.astype(wrong, xp.int64)))
+        count = int(xp.sum(xp.astype(wrong, xp.int8)))  # in the library's default integers
         if count:
             place = _place(call, name, x, int(xp.argmax(xp.reshape(xp.astype(wrong, xp.int8), (-1,)))))
             yield Finding(name, f"is {what} at {count} of {math.prod(x.shape)} places, first at {place}", True)

@@ -52,6 +52,34 @@ def test_jax_arrays_have_the_bits_of_the_numpy_call(case, dtype):
     assert_same(parts(tuple(pull(*map(brought, d)))), parts(tuple(pullback(*d))))
 
 
+@pytest.mark.parametrize("case", one_per(lambda spec: spec.name, PLAIN), ids=str)
+@pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+def test_what_looks_at_a_call_asks_jax_for_no_wider_numbers(case, dtype):
+    """Without its option x64 JAX warns of float64 and int64; a warning fails a test. Findings are those of NumPy."""
+    arrays, _ = draw(case, **SIZES, dtype=np.dtype(dtype))
+    for wrong in (np.nan, np.inf, None):
+        given = {n: x.copy() if isinstance(x, np.ndarray) else x for n, x in arrays.items()}
+        if wrong is not None:
+            given[case.spec.change.value].flat[3] = wrong
+        found = la.check(case.fn, **brought(given), **case.options)
+        assert list(map(str, found)) == list(map(str, la.check(case.fn, **given, **case.options)))
+        assert any("at 1 of" in str(one) for one in found) == (wrong is not None)
+    assert la.explain(case.fn, **brought(arrays), **case.options).function == case.spec.name
+    assert isinstance(la.influence_matrix(case.fn, **brought(arrays), **case.options), jax.Array)
+    _, end = case.fn(**brought(arrays), **case.options, return_state=True)
+    again = case.fn(**brought(arrays), **case.options, state=end, return_state=True)
+    assert all(isinstance(S, jax.Array) for S in parts(again))
+
+
+def test_a_step_and_a_read_ask_jax_for_no_wider_numbers():
+    x = {n: y[:, 0] for n, y in brought(small(T=1)).items()}
+    _, state = la.step(RULE, **x, return_state=True)
+    result, pullback = la.vjp(la.step, RULE, **x, state=state)
+    assert pullback(result).state.dtype == "float32"
+    out, pullback = la.vjp(la.read, x["q"][:, None], state)
+    assert pullback(out).q.dtype == "float32"
+
+
 def test_a_repeated_call_is_replayed():
     x = brought(small())
     assert la.explain(RULE, **x).replay == "replayed"
