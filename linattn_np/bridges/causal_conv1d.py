@@ -10,8 +10,10 @@ import torch.nn.functional as F
 
 from ..ops.cpu import short_conv as compiled
 from ..runtime.doorway import WHOLE, expect, expect_whole
+from ..runtime.pools import NO_ROW
 from ..runtime.values import is_word, shown
 from .packed import position_of
+from .pools import Pool
 from .torch.pieces import Loops, Piece
 
 Tensor = torch.Tensor
@@ -66,30 +68,56 @@ def causal_conv1d_fn(
 
 def causal_conv1d_update(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
-    cache_seqlens: Tensor | None = None, conv_state_indices: Tensor | None = None,
+    cache_seqlens: Tensor | None = None, conv_state_indices: Tensor | None = None, pad_slot_id: int = NO_ROW,
 ) -> Tensor:
     """The next tokens: x (B, D) or (B, D, T); conv_state (B, D, S), the last S >= W - 1 inputs, is updated in place.
 
+    cache_seqlens (B,): conv_state is a ring in which token p is in place p mod S, and so many tokens have been before.
+    conv_state_indices (B,): conv_state is a pool (P, D, S), of which these are the rows; a sequence whose row is
+    pad_slot_id begins with zeros, and none is read or written for it. Rows on a device are not checked.
     Raises TypeError or ValueError for tensors that do not fit.
     """
     fn = "causal_conv1d_update"
-    for name, given in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
-        if given is not None:
-            raise ValueError(f"{fn}: {name} is not supported, expected None")
     sizes = check(fn, x, weight, bias, activation)
-    S, W = expect(fn, sizes, conv_state=(conv_state, "B D S"))["S"], sizes["W"]
+    one = "B" if conv_state_indices is None else "P"
+    S, W = expect(fn, sizes, conv_state=(conv_state, f"{one} D S"))["S"], sizes["W"]
     if S < W - 1:
-        raise ValueError(f"{fn}: conv_state has shape {tuple(conv_state.shape)}, expected (B, D, S) with S >= {W - 1}")
-    new = x if x.ndim == 3 else x[..., None]
-    T = new.shape[-1]
-    past = torch.cat([conv_state, new.to(conv_state.dtype)], dim=-1)
-    conv_state.copy_(past[..., T:])
-    if not T:
+        raise ValueError(f"{fn}: conv_state has shape {tuple(conv_state.shape)}, expected ({one}, D, S) with S >= "
+                         f"{W - 1}")
+    expect(fn, sizes, WHOLE, cache_seqlens=(cache_seqlens, "B?"))
+    pool = None
+    if conv_state_indices is not None:
+        pool = Pool(fn, "conv_state_indices", conv_state, conv_state_indices, pad_slot_id, sizes["B"])
+    new, state = x if x.ndim == 3 else x[..., None], conv_state if pool is None else pool.states()
+    taken = new.to(state.dtype)
+    past, end = in_line(state, taken, W) if cache_seqlens is None else in_ring(state, taken, cache_seqlens, W)
+    conv_state.copy_(end) if pool is None else pool.put(end)
+    if not new.shape[-1]:
         return torch.zeros_like(x)
-    taps = past[..., S + 1 - W :].unfold(-1, W, 1)  # (B, D, T, W)
+    taps = past.unfold(-1, W, 1)  # (B, D, T, W)
     y = (taps.to(weight.dtype) * weight[:, None, :]).sum(-1)
     y = activated(y if bias is None else y + bias[:, None], activation).to(x.dtype)
     return y if x.ndim == 3 else y[..., 0]
+
+
+def in_line(state: Tensor, new: Tensor, W: int) -> tuple[Tensor, Tensor]:
+    """(the W - 1 inputs before the new ones and these, the last S inputs)."""
+    past, S = torch.cat([state, new], dim=-1), state.shape[-1]
+    return past[..., S + 1 - W :], past[..., new.shape[-1] :]
+
+
+def in_ring(state: Tensor, new: Tensor, count: Tensor, W: int) -> tuple[Tensor, Tensor]:
+    """The same of a ring: token p is in place p mod S, and the first new one is token `count` (B,)."""
+    S, T = state.shape[-1], new.shape[-1]
+
+    def places(first: int, stop: int) -> Tensor:
+        """(B, D, stop - first): where the tokens count + first.. are."""
+        p = count.long()[:, None] + torch.arange(first, stop, device=count.device)
+        return (p % max(S, 1))[:, None].expand(-1, state.shape[1], -1)
+
+    kept = min(S, T)
+    past = torch.cat([state.gather(-1, places(1 - W, 0)), new], dim=-1)
+    return past, state.scatter(-1, places(T - kept, T), new[..., T - kept :])
 
 
 def check(fn: str, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> dict[str, Any]:

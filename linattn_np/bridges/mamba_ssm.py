@@ -12,22 +12,25 @@ import linattn_np as la
 
 from ..ops.gated_norm import GatedNorm
 from ..runtime.doorway import WHOLE, expect, expect_whole
+from ..runtime.pools import NO_ROW
 from .adapter import Given, bound, parameters, renamed, with_signature
 from .causal_conv1d import causal_conv1d_fn
 from .modules import gated_rms_norm
 from .packed import offsets_of_numbers
+from .pools import Pool
 
 Tensor = torch.Tensor
 DEFAULTS: dict[str, Any] = {
     "D": None, "z": None, "dt_bias": None, "initial_states": None, "seq_idx": None, "cu_seqlens": None,
     "dt_softplus": False, "dt_limit": (0.0, math.inf), "return_final_states": False, "return_varlen_states": False,
-    "state_batch_indices": None, "activation": "silu", "rmsnorm_weight": None, "rmsnorm_eps": 1e-6,
-    "outproj_weight": None, "outproj_bias": None, "headdim": None, "ngroups": 1, "norm_before_gate": True,
+    "state_batch_indices": None, "pad_slot_id": NO_ROW, "activation": "silu", "rmsnorm_weight": None,
+    "rmsnorm_eps": 1e-6, "outproj_weight": None, "outproj_bias": None, "headdim": None, "ngroups": 1,
+    "norm_before_gate": True,
 }  # fmt: skip
 SCAN = parameters(
     "x dt A B C chunk_size D z dt_bias initial_states seq_idx cu_seqlens dt_softplus dt_limit return_final_states "
     "return_varlen_states", DEFAULTS)  # fmt: skip
-UPDATE = parameters("state x dt A B C D z dt_bias dt_softplus state_batch_indices", DEFAULTS)
+UPDATE = parameters("state x dt A B C D z dt_bias dt_softplus state_batch_indices pad_slot_id", DEFAULTS)
 REQUIRED = ("D", "dt_bias")  # of the last
 SPLIT = parameters(
     "zxbcdt conv1d_weight conv1d_bias dt_bias A D chunk_size initial_states seq_idx dt_limit return_final_states "
@@ -75,28 +78,36 @@ def packed(fn: str, given: Given, arrays: dict[str, Any], options: dict[str, Any
 def update(fn: str, given: Given) -> Tensor:
     """One token: state (B, H, V, K) is updated in place; x, dt, z (B, H, V), A (H, V, K), D and dt_bias (H, V).
 
-    Mamba-2 alone: dt, dt_bias and A are one number of a head, broadcast over its channels.
+    Mamba-2 alone: dt, dt_bias and A are one number of a head, the same for its channels. They are compared, which
+    waits for a device, unless they are broadcast by expand.
+    state_batch_indices (B,): state is a pool (P, H, V, K), of which these are the rows; a sequence whose row is
+    pad_slot_id begins with zeros, and none is read or written for it. Rows on a device are not checked.
     """
-    refuse(fn, given, "state_batch_indices")
-    state, x = given["state"], given["x"]
+    state, x, rows = given["state"], given["x"], given["state_batch_indices"]
     if len(getattr(x, "shape", "BHV")) != 3:
         raise ValueError(f"{fn}: x has shape {tuple(x.shape)}, expected (B, H, V); Mamba-1 is not supported")
-    expect(fn, x=(x, "B H V"), state=(state, "B H V K"), dt=(given["dt"], "B H V"), A=(given["A"], "H V K"),
-           B=(given["B"], "B G K"), C=(given["C"], "B G K"), z=(given["z"], "B H V?"),
-           dt_bias=(given["dt_bias"], "H V?"))  # fmt: skip
+    expect(fn, x=(x, "B H V"), state=(state, "B H V K" if rows is None else "P H V K"),
+           dt=(given["dt"], "B H V"), A=(given["A"], "H V K"), B=(given["B"], "B G K"),
+           C=(given["C"], "B G K"), z=(given["z"], "B H V?"), dt_bias=(given["dt_bias"], "H V?"))  # fmt: skip
     of_head = {}
     for name, channels in (("dt", 1), ("dt_bias", 1), ("A", 2)):
         y = given[name]
-        if y is not None and any(y.stride(-1 - n) and y.shape[-1 - n] > 1 for n in range(channels)):
-            raise ValueError(f"{fn}: {name} has numbers of its own for each channel, expected one number of each head "
-                             "broadcast by expand; Mamba-1 is not supported")
-        of_head[name] = y if y is None else y[..., 0] if channels == 1 else y[..., 0, 0]
+        one: Any = y if y is None else y[..., 0] if channels == 1 else y[..., 0, 0]
+        of_head[name] = one
+        if y is None or not any(y.stride(-1 - n) and y.shape[-1 - n] > 1 for n in range(channels)):
+            continue
+        one = one[(..., *(None,) * channels)]
+        if not bool(((y == one) | (y.isnan() & one.isnan())).all()):
+            raise ValueError(f"{fn}: {name} has numbers of its own for each channel, expected one number of each head; "
+                             "Mamba-1 is not supported")
     token = {"x": x, "dt": of_head["dt"], "B": given["B"], "C": given["C"], "z": given["z"]}
     arrays = {n: y[:, None] for n, y in token.items() if y is not None}
     weights = {"A": of_head["A"], "D": given["D"], "dt_bias": of_head["dt_bias"]}
     arrays |= {n: y for n, y in weights.items() if y is not None}
-    out, end = la.mamba2(**arrays, dt_softplus=given["dt_softplus"], state=state.mT, return_state=True)
-    state.copy_(end.mT)
+    pool = None if rows is None else Pool(fn, "state_batch_indices", state, rows, given["pad_slot_id"], x.shape[0])
+    begin = state if pool is None else pool.states()
+    out, end = la.mamba2(**arrays, dt_softplus=given["dt_softplus"], state=begin.mT, return_state=True)
+    state.copy_(end.mT) if pool is None else pool.put(end.mT)
     return out[:, 0]
 
 

@@ -100,27 +100,56 @@ class FusedRMSNormGated(nn.Module):
 
 
 def causal_conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *,
-    activation: str | None = None, cu_seqlens: Tensor | None = None, **unsupported: Any,
-) -> tuple[Tensor, None]:
-    """FLA's function of x (B, T, D), weight (D, W), bias (D,), without states; cu_seqlens over one row.
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool = False, activation: str | None = None,
+    *, cu_seqlens: Tensor | None = None, **unsupported: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """FLA's function of x (B, T, D), weight (D, W), bias (D,) -> (y, the final state or None); cu_seqlens over one row.
 
-    Raises TypeError or ValueError for tensors that do not fit.
+    A state is the last W inputs of each sequence, (N, D, W): N = B, or the sequences of cu_seqlens. Without an initial
+    state they are zeros. Raises TypeError or ValueError for tensors that do not fit.
     """
+    fn = "causal_conv1d"
     for name, given in unsupported.items():
-        if given is not None and given is not False and name != "backend":
-            raise ValueError(f"causal_conv1d: {name} is not supported, expected None or False")
-    sizes = expect("causal_conv1d", x=(x, "B T D"), residual=(residual, "B T D?"), weight=(weight, "D W"),
-                   bias=(bias, "D?"))  # fmt: skip
-    expect_whole("causal_conv1d", "W of weight", sizes["W"])
-    seq_idx = None
+        if given is not None and given is not False and name not in ("backend", "cu_seqlens_cpu", "chunk_indices"):
+            raise ValueError(f"{fn}: {name} is not supported, expected None or False")
+    sizes = expect(fn, x=(x, "B T D"), residual=(residual, "B T D?"), weight=(weight, "D W"), bias=(bias, "D?"))
+    expect_whole(fn, "W of weight", sizes["W"])
     if cu_seqlens is not None:
-        expect("causal_conv1d", {}, WHOLE, cu_seqlens=(cu_seqlens, "N"))
+        expect(fn, {}, WHOLE, cu_seqlens=(cu_seqlens, "N"))
         if not torch.compiler.is_compiling():  # a graph cannot look at numbers
-            check_offsets("causal_conv1d", cu_seqlens, Sizes((sizes["B"],), {"T": sizes["T"]}))
-        seq_idx = sequence_numbers(cu_seqlens, sizes["T"])
-    y = causal_conv1d_fn(x.transpose(1, 2), weight, bias, seq_idx, activation=activation).transpose(1, 2)
-    return (y if residual is None else y + residual), None
+            check_offsets(fn, cu_seqlens, Sizes((sizes["B"],), {"T": sizes["T"]}))
+    sizes["N"] = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    expect(fn, sizes, initial_state=(initial_state, "N D W?"))
+    y, end = convolve(x.transpose(1, 2), (weight, bias, activation), initial_state, cu_seqlens, output_final_state)
+    y = y.transpose(1, 2)
+    return y if residual is None else y + residual, end
+
+
+def convolve(
+    x: Tensor, conv: tuple[Tensor, Tensor | None, str | None], state: Tensor | None, offsets: Tensor | None, ends: bool
+) -> tuple[Tensor, Tensor | None]:
+    """(y, the last W inputs of each sequence if `ends`) of x (B, D, T); state (N, D, W).   conv: weight, bias, act."""
+    (weight, bias, activation), (B, D, T), W = conv, x.shape, conv[0].shape[-1]
+    if state is None and not ends:
+        seq_idx = None if offsets is None else sequence_numbers(offsets, T)
+        return causal_conv1d_fn(x, weight, bias, seq_idx, activation=activation), None
+    N = B if offsets is None else offsets.shape[0] - 1
+    state = x.new_zeros(N, D, W) if state is None else state.to(x.dtype)
+    if offsets is None:
+        y = causal_conv1d_fn(x, weight, bias, None, state[..., 1:], activation=activation)
+        return y, torch.cat([state, x], dim=-1)[..., T:] if ends else None
+    number, count = sequence_numbers(offsets, T)[0], torch.arange(N, device=x.device)
+    first, place = offsets[:-1].long(), torch.arange(W, device=x.device)
+    # the W inputs before a sequence and its tokens, one sequence after the other: token t lies at `at`
+    at = torch.arange(T, device=x.device) + (number + 1) * W
+    before = (first + count * W)[:, None] + place
+    both = torch.cat([state.transpose(0, 1).reshape(D, N * W), x[0]], dim=-1)
+    source = torch.cat([before.flatten(), at]).argsort()  # of each place
+    row = both[:, source]
+    y = causal_conv1d_fn(row[None], weight, bias, activation=activation)[..., at]
+    last = (offsets[1:].long() + count * W)[:, None] + place
+    return y, row[:, last].transpose(0, 1) if ends else None
 
 
 def widened(x: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ def put_on_device(xp: Namespace, pool: Array, at: Array, values: Array) -> None:
     if not (at.shape[0] and pool.shape[0]):
         return
     has_row = _has_row(at, pool)
-    any_row, index = xp.any(has_row), xp.arange(at.shape[0], dtype=at.dtype)
+    any_row, index = xp.any(has_row), xp.arange(at.shape[0], dtype=at.dtype, device=device(at))
     whose = xp.where(has_row, index, xp.argmax(xp.astype(has_row, xp.int8)))
     pool[xp.where(any_row, at[whose], xp.zeros_like(at))] = xp.where(any_row, values[whose], pool[:1])
 

@@ -165,14 +165,13 @@ def test_signatures_are_those_of_the_packages():
     assert list(inspect.signature(causal_conv1d_fn).parameters) == [
         "x", "weight", "bias", "seq_idx", "initial_states", "return_final_states", "final_states_out", "activation"]
     assert list(inspect.signature(mamba_ssm.selective_state_update).parameters) == [
-        "state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus", "state_batch_indices"]
+        "state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus", "state_batch_indices", "pad_slot_id"]
 
 
 @pytest.mark.parametrize(("call", "text"), [
     (lambda: causal_conv1d_fn(X, WEIGHT, activation="gelu"), "activation is 'gelu', expected None, 'silu' or 'swish'"),
     (lambda: causal_conv1d_fn(X, WEIGHT[:-1]), r"weight has shape \(5, 4\), expected \(D, W\) = \(6, W\)"),
     (lambda: causal_conv1d_fn(X, WEIGHT, None, torch.zeros(B, T), STATE), "seq_idx is given together with states"),
-    (lambda: causal_conv1d_update(X, STATE, WEIGHT, cache_seqlens=1), "cache_seqlens is not supported"),
     (lambda: modules.rms_norm_gated(X, X, None, prenorm=True), "prenorm is not supported"),
     (lambda: mamba_ssm.mamba_chunk_scan_combined(**ssm(), chunk_size=8, return_varlen_states=True), "not supported"),
     (lambda: mamba_ssm.selective_state_update(normal(B, H, V, K), normal(B, H, V), normal(B, H, V), normal(H, V, K),
