@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..runtime import shapes
-from ..runtime.arrays import Array, accumulate
+from ..runtime.arrays import NARROW, Array, Namespace, accumulate, dtype_name
 from ..runtime.callers import caller
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 AXES = {"T": "token", "Tq": "token", "H": "head", "Hq": "head", "Hk": "head", "K": "channel", "V": "channel",
         "n": "step", "M": "slot", "P": "pair", "D": "channel"}  # fmt: skip
 FORGOTTEN = -50.0  # e^-50 is nothing beside 1 in any dtype
+LENGTHS = 1e-3, 4e-2  # squares of rows of length 1 may be off by so much in 32 bits and more, in 16 bits
+TINY = 1e-300
 ROUNDING = 2**-8  # of gates of 16 bits, beside a bound declared for them
 
 
@@ -60,7 +62,12 @@ def findings(call: Prepared) -> Iterator[Finding]:
         yield from outside
         if call.variables.sizes.T:
             yield from _normaliser(call) if outside else itertools.chain(_growth(call), _normaliser(call))
+        yield from _lengths(call, given)
+        yield from _overflow(call, given)
     yield from _layout(call)
+    yield from _transposed(call)
+    if call.options.get("scale") == 0:
+        yield Finding("scale", "is 0: queries read nothing, and no array but the values can have a gradient", False)
 
 
 def _not_finite(call: Prepared, name: str, x: Array) -> Iterator[Finding]:
@@ -162,10 +169,66 @@ def _normaliser(call: Prepared) -> Iterator[Finding]:
             return
 
 
+def _lengths(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
+    """Queries and keys that were divided by their length along another axis than the channels."""
+    xp, change = call.plan.xp, call.spec.change
+    for name in dict.fromkeys(filter(None, (change.query, change.key))):
+        x = given.get(name)
+        if x is None or x.ndim < 3 or min(x.shape[-3:]) < 2:
+            continue
+        wide, slack = accumulate(xp, x), LENGTHS[dtype_name(x) in NARROW]
+        if float(xp.max(xp.abs(wide))) > 1 + slack:
+            continue
+        for axis, what in ((-3, "tokens"), (-2, "heads")):
+            if _is_unit(xp, wide, axis, slack) and not _is_unit(xp, wide, -1, slack):
+                yield Finding(name, f"has length 1 along its {what}, expected along its channels, the last axis: "
+                                    f"{name} / norm({name}, axis=-1, keepdims=True)", True)
+
+
+def _is_unit(xp: Namespace, x: Array, axis: int, slack: float) -> bool:
+    return bool(xp.all(xp.abs(xp.sum(x * x, axis=axis) - 1) <= slack))
+
+
+def _overflow(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
+    """Products of the largest numbers of queries, keys and values that the dtypes do not hold."""
+    xp, change, options = call.plan.xp, call.spec.change, call.options
+    names = [n for n in dict.fromkeys((change.query, change.key, change.value)) if n in given]
+    largest = {n: math.log2(max(float(xp.max(xp.abs(accumulate(xp, given[n])))), TINY)) for n in names}
+    stored = given[change.value].dtype if change.value in names else call.plan.dtype
+    is_average = bool(options.get("normalize")) or call.spec.readout.name != "LINEAR"
+    states = sum(largest[n] for n in names if n != change.query)
+    if states > _exponent(xp, call.plan.dtype):
+        text = "the products of keys and values"
+    elif not is_average and change.query in names and sum(largest.values()) > _exponent(xp, stored):
+        text = "the outputs"
+    else:
+        return
+    each = ", ".join(f"{n} up to {2.0 ** min(largest[n], 1023):.3g}" for n in names)
+    yield Finding(max(names, key=lambda n: largest[n]), f"is too large: {each}; {text} may overflow", False)
+
+
+def _exponent(xp: Namespace, dtype: Any) -> float:
+    """The binary logarithm of the largest number of a dtype."""
+    return {"float16": 16.0, "float64": 1024.0}.get(dtype_name(xp.empty(0, dtype=dtype)), 128.0)
+
+
+def _transposed(call: Prepared) -> Iterator[Finding]:
+    """States of as many key as value channels that are transposed views: shapes do not show an exchange."""
+    for name, S in call.state_parts.items():
+        steps = getattr(S, "strides", None)
+        if name in ("state", "state.S") and steps and S.ndim > 1 and S.shape[-1] == S.shape[-2] > 1 and (
+            0 < steps[-2] < steps[-1]):  # fmt: skip
+            yield Finding(name, f"is a transposed view {tuple(S.shape)}, whose memory is (..., V, K) if it is read as "
+                                "(..., K, V): a state of this library needs no transpose", False)
+
+
 def _layout(call: Prepared) -> Iterator[Finding]:
     sizes, options, value = call.variables.sizes, call.options, call.spec.change.value
     T, H = sizes.T, sizes.letters.get("H", 0)
     has_state = options["return_state"] or call.given_state is not None
+    if options["layout"] == "heads_first" and H > T > 1:
+        yield Finding(value, f"has {H} heads of {T} tokens in the layout (..., H, T, V): if it is (..., T, H, V), "
+                      "leave out layout='heads_first'", False)
     if options["layout"] != "time_first":
         return
     if H > T > 1:

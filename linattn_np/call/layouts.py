@@ -75,4 +75,5 @@ def before(axis: int) -> tuple[Any, ...]:
     return (slice(None),) * axis + (None, ...)
 
 
-LAYOUTS: dict[str, Any] = {"heads_first": HeadsFirst(), "one_token": OneToken()}
+ONE_TOKEN = "la.step"  # no value of the option: la.step alone gives it
+LAYOUTS: dict[str, Any] = {"heads_first": HeadsFirst(), ONE_TOKEN: OneToken()}

@@ -31,7 +31,7 @@ from ..runtime.memory import held_bytes
 from ..runtime.tracing import FIXED, Untraceable, of_output, traced_variables
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
-from .layouts import LAYOUTS, before
+from .layouts import LAYOUTS, ONE_TOKEN, before
 from .options import PLAIN, is_plain_tuple
 from .results import traced_output
 
@@ -289,7 +289,7 @@ class Template:
         self.names = names
         axes = axes_of(call.spec, options)
         self._axes = [axes[n] for n in names] if options["layout"] == "heads_first" else []
-        self._indices = _indices(call, names) if options["layout"] == "one_token" else []
+        self._indices = _indices(call, names) if options["layout"] == ONE_TOKEN else []
         self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options)
         self.core, self._forward = core, core.repeat(call.spec.name, call.plan, options["backend"], residuals)
         if is_cupy(c.xp) and not call.plan.gradients:

@@ -7,6 +7,7 @@ from typing import Any
 
 from .binding import spec_of
 from .dispatch import run
+from .layouts import ONE_TOKEN
 from .vjp import run_vjp
 
 # options that speak of a time axis
@@ -40,7 +41,7 @@ def _one_token(fn: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> tup
     if not WITHOUT.isdisjoint(options):
         name = next(n for n in options if n in WITHOUT)
         raise TypeError(f"step: {name} was given, expected none: a step has one token per sequence and no time axis")
-    options["layout"] = "one_token"
+    options["layout"] = ONE_TOKEN
     return spec, arrays, options
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.bridges.shapes import Abstract, abstract, abstract_result
+from linattn_np.call.layouts import ONE_TOKEN
 
 
 def like(x: Any) -> Any:
@@ -60,7 +61,7 @@ def test_fewer_queries_no_queries_and_one_token():
     none = {**arrays, "q": None}
     assert abstract_result(la.gla, none, None, {}) == like(la.gla(**none))
     one = {n: x[:, 0] for n, x in arrays.items()}
-    found = abstract_result(la.gla, one, None, {"layout": "one_token", "return_state": True})
+    found = abstract_result(la.gla, one, None, {"layout": ONE_TOKEN, "return_state": True})
     assert found == like(la.step(la.gla, **one, return_state=True))
 
 

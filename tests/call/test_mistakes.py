@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 import warnings
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.call.binding import axes_of
+from linattn_np.call.layouts import LAYOUTS
+from linattn_np.call.options import COMMON
 from linattn_np.variants.shared.attention import MAP_STRENGTH
 
 B, T, H, K, V = 2, 16, 4, 8, 6
@@ -172,6 +176,11 @@ def test_raw_projections_have_no_limits():
     (la.gated_delta_rule, GOOD | {"g": G - 60}, "g is below -50 everywhere"),
     (la.gla, {"q": Q, "k": UNIT, "v": VALUES, "g": -np.abs(RAW), "gate_lower_bound": -0.5}, "gate_lower_bound=-0.5"),
     (la.iplr, {"q": Q, "k": UNIT, "v": VALUES, "a": UNIT, "b": UNIT}, "b has -a.b = -1 at token"),
+    (la.gated_delta_rule, GOOD | {"layout": "heads_first"},
+     "v has 16 heads of 4 tokens in the layout (..., H, T, V): if it is (..., T, H, V), leave out layout="),
+    (la.gla, {"q": Q, "k": UNIT, "v": Q, "g": -np.abs(RAW), "state": RNG.standard_normal((B, H, K, K)).mT},
+     "state is a transposed view (2, 4, 8, 8), whose memory is (..., V, K)"),
+    (la.based, {"q": Q, "k": Q, "v": VALUES[..., :5], "normalize": False, "order": 1, "scale": 0}, "scale is 0"),
 ])
 def test_doubts_are_warnings(fn, call, text):
     with pytest.warns(UserWarning, match=pattern(text)) as caught:
@@ -187,6 +196,50 @@ def test_unpacked_outputs():
     assert (out.shape, state.shape) == (VALUES.shape, STATE.shape)
     one = la.gated_delta_rule(**GOOD, check=True)
     assert np.array_equal(one, la.gated_delta_rule(**GOOD))
+
+
+@pytest.mark.parametrize(("dtype", "large", "text"), [
+    (np.float64, 1e200, "the products of keys and values"), (np.float32, 1e30, "the products of keys and values"),
+    (np.float64, 1e105, "the outputs"), (np.float16, 100, "the outputs")])
+def test_numbers_that_overflow(dtype, large, text):
+    x = {n: (large * y).astype(dtype) for n, y in (("q", Q), ("k", RAW), ("v", VALUES))}
+    (found,) = la.check(la.simple_gla, **x, g=G.astype(dtype))
+    assert str(found).endswith(f"; {text} may overflow")
+    assert " is too large: q up to " in str(found)
+    assert not found.is_error
+
+
+@pytest.mark.parametrize(("axis", "text"), [(1, "tokens"), (2, "heads")])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_lengths_along_another_axis(axis, text, dtype):
+    k = (RAW / np.linalg.norm(RAW, axis=axis, keepdims=True)).astype(dtype)
+    (found,) = (one for one in la.check(la.gated_delta_rule, **GOOD | {"k": k}) if "length 1" in str(one))
+    assert str(found).startswith(f"k has length 1 along its {text}, expected along its channels, the last axis")
+    assert found.is_error
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_the_layout_of_one_token_is_no_option(fn):
+    call = la.testing.sample(fn, np.random.default_rng(1), T=1)
+    for run in (fn, *(functools.partial(one, fn) for one in (la.vjp, la.explain, la.check))):
+        with pytest.raises(ValueError, match="layout is 'one_token', expected 'time_first' or 'heads_first'"):
+            run(**call, layout="one_token")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_good_calls_raise_no_doubt(fn, dtype):
+    """Samples with a state, in both layouts: of the ways to take one array for another none is found."""
+    words = ("length 1", "too large", "transposed view", "scale", "heads of")
+    for options in fn.samples.options or ({},):
+        drawn = la.testing.sample(fn, np.random.default_rng(1), T=16, K=6, V=6)
+        drawn = {n: x.astype(dtype) for n, x in drawn.items()}
+        state = la.testing.sample_state(fn, np.random.default_rng(2), (2,), options, K=6, V=6)
+        axes = axes_of(fn.spec, {**COMMON, **fn.spec.options.defaults, **options})
+        turned = {n: LAYOUTS["heads_first"].leave(np, x, axes[n], (2,)) for n, x in drawn.items()}
+        for arrays, layout in ((drawn, "time_first"), (turned, "heads_first")):
+            found = la.check(fn, **arrays, **options, state=state, layout=layout)
+            assert not [str(one) for one in found if any(word in str(one) for word in words)]
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)

@@ -12,7 +12,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.call.binding import axes_of, flatten, unflatten
-from linattn_np.call.layouts import LAYOUTS
+from linattn_np.call.layouts import LAYOUTS, ONE_TOKEN
 from linattn_np.runtime.pools import put_on_device
 from tests.cases import RECURRENCES
 
@@ -83,7 +83,7 @@ def test_sequences_begin_without_a_state(fn, backend, how):
         options |= {"cu_seqlens": [0, 2, 5, 5, 6, 7], "reverse": how == "reverse"}
     run = fn
     if how in ("heads_first", "step"):
-        layout, axes = LAYOUTS["one_token" if how == "step" else how], axes_of(fn.spec, {"state": pool})
+        layout, axes = LAYOUTS[ONE_TOKEN if how == "step" else how], axes_of(fn.spec, {"state": pool})
         arrays = {n: layout.leave(np, x, axes[n], (5,)) for n, x in arrays.items()}
         options |= {} if how == "step" else {"layout": how}
         run = functools.partial(la.step, fn) if how == "step" else fn

@@ -16,7 +16,7 @@ import torch
 from ... import catalog
 from ...call.binding import axes_of, bind, normalise
 from ...call.foreign import leaves
-from ...call.layouts import LAYOUTS
+from ...call.layouts import LAYOUTS, ONE_TOKEN
 from ...core import CallPlan
 from ...runtime import shapes
 from ...spec import VariantSpec
@@ -92,7 +92,7 @@ def _one(axes: str, x: Tensor, batch: tuple[Any, ...]) -> tuple[tuple[int, ...],
 
 
 def _with_time(shape: tuple[int, ...], T: Any, layout: str) -> tuple[Any, ...]:
-    if layout == "one_token":
+    if layout == ONE_TOKEN:
         return shape
     return (shape[0], T, *shape[2:]) if layout == "heads_first" else (T, *shape[1:])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import code_cache
+from ..compiling import compiling
 from . import nvrtc
 from .sources import Source
 
@@ -55,7 +56,8 @@ def compile_source(source: Source, constants: Mapping[str, int], arch: str, cach
     path = code_cache.file_of(nvrtc.KIND, f"{key_of(source, options)}.cubin") if cached else None
     if path is not None and (cubin := code_cache.load(path)) is not None:
         return Code(cubin, "", path)
-    cubin, log = nvrtc.compile_program(source.name, source.text, source.headers, options)
+    with compiling(f"{source.name} by NVRTC", path):
+        cubin, log = nvrtc.compile_program(source.name, source.text, source.headers, options)
     return Code(cubin, log, path if path is not None and code_cache.store(path, cubin) else None)
 
 

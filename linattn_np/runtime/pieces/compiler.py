@@ -33,13 +33,12 @@ from numba.core.datamodel import ArgPacker, DataModelManager, default_manager, r
 from numba.core.datamodel.models import ArrayModel
 
 from .. import code_cache
+from ..compiling import compiling
 from .vectors import I64, make_array, vectors
 
 KIND = "cpu"
 LOADED = time.time()
-SLOW = 2.0  # seconds of compilation from which on a terminal is told
 lock = threading.RLock()  # held while code is compiled or loaded, and by the thread that forks
-_progress = {"began": 0.0, "told": False}
 
 
 class _Pipeline(compiler.CompilerBase):
@@ -79,7 +78,8 @@ def compiled(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
         path = None if name is None else code_cache.file_of(KIND, f"{symbol}-{name}.o")
     if path is not None and (stored := code_cache.load(path)) is not None:
         return stored
-    code = _compile(body, signature, symbol)
+    with compiling(f"{symbol} by Numba", path):
+        code = _compile(body, signature, symbol)
     if path is not None:
         code_cache.store(path, code)
     return code
@@ -95,7 +95,6 @@ def _flags() -> compiler.Flags:
 
 def _compile(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
     """Numba's code of a function under our own symbol; whatever else its module has is internal."""
-    _tell(symbol)
     with global_compiler_lock:
         target = registry.cpu_target
         typing, context = target.typing_context, target.target_context
@@ -206,27 +205,6 @@ def load(codes: dict[str, bytes]) -> dict[str, int]:
     for symbol, address in addresses.items():
         llvm.add_symbol(symbol, address)
     return addresses
-
-
-@contextlib.contextmanager
-def progress() -> Any:
-    """Context of a load: what is compiled in it may be announced."""
-    _progress.update(began=time.perf_counter(), told=False)
-    try:
-        yield
-    finally:
-        if _progress["told"]:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-
-def _tell(symbol: str) -> None:
-    """A line on a terminal once compilation has taken a while."""
-    if sys.stderr is None or not sys.stderr.isatty() or time.perf_counter() - _progress["began"] < SLOW:
-        return
-    _progress["told"] = True
-    sys.stderr.write(f"\r\x1b[Klinattn_np: first call, compiling {symbol} (kept in {code_cache.folder(KIND)})")
-    sys.stderr.flush()
 
 
 @functools.cache

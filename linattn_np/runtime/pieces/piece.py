@@ -249,7 +249,7 @@ def load_pieces(wanted: Iterable[Any], dtype: str, words: frozenset[str] | None 
     if not JIT or all((p, dtype, words) in _complete for p in asked):
         return
     kind, order, todo = getattr(types, dtype), {}, [*asked]
-    with compiler.lock, compiler.progress():
+    with compiler.lock:
         while todo:
             own = todo.pop()
             if own in order:
