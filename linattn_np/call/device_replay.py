@@ -221,9 +221,9 @@ class RecordedLaunches:
                 return *found, None
         if self._layout is not None:
             return self._forward(x, state)
-        self._layout = layout
         with Recorder() as recorder:
             out, end, saved = self._forward(x, state)
+        self._layout = layout
         if recorder.launches and self._overwrite == (end is state):
             with contextlib.suppress(LookupError):  # it also copied or computed by other means
                 self._plan = Plan(recorder, given, state, (out, end), end is state)

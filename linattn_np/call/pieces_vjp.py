@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,19 +16,23 @@ from .results import gradients_of
 
 
 def vjp(
-    call: Prepared, keywords: Mapping[str, Any], run: Run, final: Callable[..., Any]
+    call: Prepared, keywords: Mapping[str, Any], run: Run, final: Callable[..., Any], result: Any = None
 ) -> tuple[Any, Callable[..., Any]]:
-    """(the public result, pullback); run returns a piece's ((out, state), pullback)."""
-    found, out, ends = compute(call, keywords, run)
-    result = finished(call, found, out, ends, final)
-    states = None if call.options["return_states_at"] is None else states_at(call, found, ends)
-    end, shape = end_of(call, found, ends), None if out is None else tuple(out.shape)
+    """(the public result, pullback); run returns a piece's ((out, state), pullback).
+
+    result: the public one, if it is known. The first pullback then computes the pieces.
+    """
+    computed = functools.cache(lambda: compute(call, keywords, run))
+    result = finished(call, *computed(), final) if result is None else result
 
     def pullback(dout: Any = None, dstate: Any = None, dstates: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         fn = call.spec.name
         if dout is None and dstate is None and dstates is None:
             raise TypeError(f"{fn}: the pullback got no cotangent, expected dout, dstate or dstates")
+        found, out, ends = computed()
+        states = None if call.options["return_states_at"] is None else states_at(call, found, ends)
+        end, shape = end_of(call, found, ends), None if out is None else tuple(out.shape)
         if dstates is not None and states is None:
             raise TypeError(f"{fn}: the pullback got dstates, expected None without return_states_at")
         return _gradients(call, found, _rows(call, dout, shape), checked(call, "dstate", dstate, end),

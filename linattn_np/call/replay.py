@@ -274,7 +274,9 @@ def computed_in_full(arrays: list[Array], state: Any, pointers: None) -> None:
 
 
 class Template:
-    """A checked call without its arrays. Other arrays with its signature are bound to it without being checked again.
+    """A checked call without its arrays, and without the recorder that has them.
+
+    Other arrays with its signature are bound to it without being checked again.
 
     The change of variables is computed for every call: it may depend on the numbers.
     """
@@ -290,7 +292,7 @@ class Template:
         axes = axes_of(call.spec, options)
         self._axes = [axes[n] for n in names] if options["layout"] == "heads_first" else []
         self._indices = _indices(call, names) if options["layout"] == ONE_TOKEN else []
-        self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options)
+        self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options, recorder=None)
         self.core, self._forward = core, core.repeat(call.spec.name, call.plan, options["backend"], residuals)
         if is_cupy(c.xp) and not call.plan.gradients:
             from .device_replay import RecordedLaunches

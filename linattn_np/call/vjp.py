@@ -148,7 +148,7 @@ def _in_full(
             computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
             found = _finished(call, *computed[:2])
     if lacks:
-        return pieces_vjp.vjp(call, keywords, _run_piece, _final)
+        return pieces_vjp.vjp(call, keywords, _run_piece, _final, _without_gradients(call, core, x))
     if signature is not None and call.is_recordable:
         if call.recorder is not None:
             saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
@@ -156,6 +156,15 @@ def _in_full(
         if device is None:
             _store(call, signature, arrays, keywords, (core, computed[2]))
     return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), device)
+
+
+def _without_gradients(call: Prepared, core: Any, x: Any) -> Any:
+    """The public result of a call without a backward; None if that is computed in pieces too."""
+    plain = call._replace(plan=call.plan._replace(gradients=False))
+    if plain.lacks_states(core, x):
+        return None
+    with limit(call.spec, {"num_threads": call.options["num_threads"]}):
+        return finish_at(plain, *core.forward(call.spec.name, x, plain.plan, call.state, call.options["backend"])[:2])
 
 
 def _deferred(

@@ -12,10 +12,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import array_api_compat as compat
-
 from ..runtime import blas, threads
-from ..runtime.arrays import Array, is_cupy
+from ..runtime.arrays import Array, is_cupy, is_numpy
 from . import policy
 from .types import Inputs, Plan
 
@@ -34,7 +32,7 @@ def blocks_of(core: Inputs, plan: Plan, C: int) -> list[Block]:
     """The blocks of a call in chunks of C tokens."""
     *batch, G, R, T, V = core.v.shape
     heads = math.prod(batch) * G * R
-    on_host = compat.is_numpy_namespace(plan.xp)
+    on_host = is_numpy(plan.xp)
     scans = max((policy.scan_bytes(core, s.stop - s.start) for s in plan.sequences
                  if policy.chunk_states(core, plan, s.stop - s.start) == "scan"), default=0)  # fmt: skip
     if heads * T == 0 or not (on_host or (is_cupy(plan.xp) and scans * heads > policy.SCAN_BYTES)):

@@ -16,8 +16,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import array_api_compat as compat
-
 from ..core import CallPlan, Computed, Explained, register, register_states
 from ..runtime.arrays import Array, is_cupy, is_deferred, is_numpy
 from ..runtime.shapes import Sequence as Tokens
@@ -103,7 +101,7 @@ def _reference_unsupported(call: Call) -> str | None:
 
 def _numba_unsupported(call: Call) -> str | None:
     x, plan = call
-    if not compat.is_numpy_namespace(plan.xp):
+    if not is_numpy(plan.xp):
         return "it takes NumPy arrays"
     if plan.dtype not in (plan.xp.float32, plan.xp.float64):
         return "it computes in float32 and float64"

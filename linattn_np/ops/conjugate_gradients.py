@@ -8,7 +8,7 @@ from collections.abc import Callable
 import array_api_compat as compat
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace
+from ..runtime.arrays import Array, Namespace, is_numpy
 
 
 def conjugate_gradients(
@@ -24,7 +24,7 @@ def conjugate_gradients(
     enough = square_of(tolerance, float(xp.finfo(b.dtype).eps)) * rr
     for _ in range(iterations):
         going = ~(rr <= enough)  # a NaN row continues and stays NaN
-        if compat.is_numpy_namespace(xp) and not going.any():
+        if is_numpy(xp) and not going.any():
             break
         pA = times_A(p)
         step = xp.where(going, _over(xp, rr, _dot(xp, p, pA)), xp.zeros_like(rr))

@@ -7,11 +7,10 @@ import contextvars
 import math
 from collections.abc import Callable
 
-import array_api_compat as compat
 import numpy as np
 
 from ..runtime import blas, threads
-from ..runtime.arrays import Array, Namespace, device
+from ..runtime.arrays import Array, Namespace, device, is_cupy, is_numpy
 from ..runtime.tracing import traced
 
 PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
@@ -22,7 +21,7 @@ THREADED_ELEMENTS = 2**18  # of a result, from which threads are worth starting
 
 def times(xp: Namespace, x: Array, W: Array, out: np.ndarray | None = None) -> Array:
     """x W for every row: (..., K) and (K, M) to (..., M); for NumPy rows (R, K) optionally into `out`."""
-    if not (compat.is_numpy_namespace(xp) or compat.is_cupy_namespace(xp)):
+    if not (is_numpy(xp) or is_cupy(xp)):
         return x @ W
     lead, K = tuple(x.shape[:-1]), x.shape[-1]
     rows = math.prod(lead)

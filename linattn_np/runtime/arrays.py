@@ -153,12 +153,12 @@ def is_deferred(xp: Namespace) -> bool:
 
 def is_numpy(xp: Namespace) -> bool:
     """Whether a namespace is NumPy's."""
-    return compat.is_numpy_namespace(xp)
+    return not is_deferred(xp) and compat.is_numpy_namespace(xp)
 
 
 def is_mutable(xp: Namespace) -> bool:
     """Whether arrays of this library support item assignment."""
-    return not (compat.is_jax_namespace(xp) or compat.is_dask_namespace(xp))
+    return is_deferred(xp) or not (compat.is_jax_namespace(xp) or compat.is_dask_namespace(xp))
 
 
 def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:
@@ -195,19 +195,19 @@ def accumulate(xp: Namespace, x: Array) -> Array:
 
 def constant(xp: Namespace, y: np.ndarray, dtype: Any, where: Any) -> Array:
     """A NumPy table as an array of the caller's library."""
-    values = y if compat.is_numpy_namespace(xp) or compat.is_cupy_namespace(xp) else y.tolist()
+    values = y if is_numpy(xp) or is_cupy(xp) else y.tolist()
     return xp.reshape(xp.asarray(values, dtype=dtype, device=where), y.shape)
 
 
 def lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool = False) -> Array:
     """n x n ones on and below the diagonal, zeros above; `strict` leaves the diagonal out."""
-    make = _lower_ones if compat.is_numpy_namespace(xp) else _lower_ones.__wrapped__
+    make = _lower_ones if is_numpy(xp) else _lower_ones.__wrapped__
     return make(xp, n, dtype, where, strict)
 
 
 def keep_lower(xp: Namespace, P: Array, strict: bool = False) -> Array:
     """P (..., n, n) with exact zeros above the diagonal, also for NaN and inf; `strict` clears the diagonal too."""
-    if compat.is_numpy_namespace(xp) and P.dtype in _BITS:  # a bit mask takes a quarter of the time of where
+    if is_numpy(xp) and P.dtype in _BITS:  # a bit mask takes a quarter of the time of where
         bits = _BITS[P.dtype]
         return (P.view(bits) & -lower_ones(xp, P.shape[-1], bits, "cpu", strict)).view(P.dtype)
     mask = lower_ones(xp, P.shape[-1], xp.bool, device(P), strict)
@@ -228,7 +228,7 @@ def add_to(x: Array, y: Array) -> Array:
 def transposed_rows(xp: Namespace, x: Array) -> Array:
     """x^T in the memory order that its library multiplies fastest: C order for small NumPy products."""
     T = xp.matrix_transpose(x)
-    return np.ascontiguousarray(T) if compat.is_numpy_namespace(xp) else T
+    return np.ascontiguousarray(T) if is_numpy(xp) else T
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call import dispatch
 from linattn_np.softmax import policy
+from tests.cases import parts
 
 from .test_cuda import BY_TOKEN, FUNCTIONS, GATES, both, cp, draw, same  # noqa: F401
 
@@ -161,14 +162,18 @@ def test_gradients_through_a_cache_of_dtypes_and_options(cp, dtype, stored):  # 
     check_cache_gradients(cp, 70, 90, [33, 90], {"normalize": False, "scale": 0.02}, dtype=dtype, stored=stored)
 
 
-def test_gradients_through_caches_that_take_array_calls(cp):  # noqa: F811
-    arrays, dout = draw(la.softmax_attention, 20, B=2)
+@pytest.mark.parametrize(("fn", "options"), [(la.softmax_attention, {"window": 9}), (GATED, {})])
+def test_gradients_through_caches_that_take_array_calls(cp, fn, options):  # noqa: F811
+    """The output is the kernels'."""
+    arrays, dout = draw(fn, 20, B=2)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
-    cache = la.softmax_attention(**there, return_state=True).state
-    with pytest.raises(ValueError, match="gradients through a cache with gates, with a window"):
-        la.vjp(la.softmax_attention, **there, state=cache, window=9, backend="cuda")
-    _, pullback = la.vjp(la.softmax_attention, **there, state=cache, window=9)
-    assert cp.isfinite(pullback(cp.asarray(dout)).state.k.astype(cp.float32)).all()
+    cache = fn(**there, return_state=True).state
+    out, pullback = la.vjp(fn, **there, state=cache, **options, backend="cuda")
+    assert same(cp, out, fn(**there, state=cache, **options, backend="cuda"))
+    _, right = la.vjp(fn, **there, state=cache, **options, backend="chunks")
+    for d, expected in zip(pullback(cp.asarray(dout)), right(cp.asarray(dout)), strict=True):
+        for x, y in zip(parts(d), parts(expected), strict=True):
+            assert same(cp, x, y)
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)

@@ -8,7 +8,7 @@ from typing import Any
 from . import launch
 
 Array = Any
-MOST = 256  # most cached arrays; none is freed, since another stream may be reading it
+MOST, MOST_BYTES = 256, 8 << 20  # cached arrays at most, of all GPUs; none is freed: another stream may be reading it
 
 _kept: dict[Hashable, Array] = {}
 
@@ -25,10 +25,15 @@ def once(xp: Any, key: Hashable, where: Any, make: Callable[[], Array]) -> Array
     if (array := _kept.get(key)) is None:
         array, cuda = make(), launch.cupy().cuda
         stream = cuda.get_current_stream(array.device.id)
-        if len(_kept) < MOST and not cuda.runtime.streamIsCapturing(stream.ptr):
+        if is_cacheable(array.nbytes) and not cuda.runtime.streamIsCapturing(stream.ptr):
             stream.synchronize()
             _kept[key] = array
     return array
+
+
+def is_cacheable(size: int) -> bool:
+    """Whether there is place for an array of `size` bytes."""
+    return len(_kept) < MOST and size + sum(x.nbytes for x in list(_kept.values())) <= MOST_BYTES
 
 
 def at(pointer: int) -> Array | None:

@@ -266,6 +266,7 @@ class Namespace(Views, Reductions, Functions):
     """
 
     __name__ = DEFERRED
+    __hash__ = None  # type: ignore[assignment]  # no cache keeps it, and with it the arrays of a call
 
     def __init__(self, library: Any, device: Any):
         self.library, self.device = library, device

@@ -52,8 +52,6 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
         return f"chunk_size={plan.chunk_size!r}: the kernels choose their own tiles"
     if plan.dtype == plan.xp.float64:
         return "float64 is computed by array calls"
-    if plan.gradients and plan.has_state and (x.g is not None or plan.window is not None or plan.is_ragged):
-        return "gradients through a cache with gates, with a window or of a ragged batch are computed by array calls"
     elements = {dtype_name(y) for y in x[:3]}
     if len(elements) > 1 or not elements <= set(ELEMENTS):
         return "the kernels take q, k and v in one of bfloat16, float16 and float32"
@@ -67,6 +65,11 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     return launch.unusable()
 
 
+def differentiates(plan: Plan, x: Inputs) -> bool:
+    """Whether kernels compute the gradients of a call: not through a cache with gates, a window or sequences."""
+    return not plan.has_state or (x.g is None and plan.window is None and not plan.is_ragged)
+
+
 def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, Saved | None]:
     """(out (..., Tq, heads, V), what a backward needs). With plan.overwrite the state is the cache after the tokens."""
     xp, call = plan.xp, call_of(plan, x, state)
@@ -74,7 +77,8 @@ def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, Saved | No
     _prepare(call, ("forward",) * bool(call.longs) + ("pieces",) * bool(call.shorts) + ("cache",) * bool(call.past))
     fields = fields_of(plan, call, xp.empty((*batch.lead, batch.T, batch.heads, V), dtype=call.x.v.dtype))
     fields["sums"] = calls.decays(plan, batch, x.g)
-    if plan.gradients:
+    saves = plan.gradients and differentiates(plan, x)
+    if saves:
         fields["logs"] = xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32)
     groups = batch.sequences * batch.heads
     if call.longs:
@@ -90,7 +94,7 @@ def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, Saved | No
     _launch("cache", call, fields, fields["outputs"] + fields["appends"] + batch.sequences * -(-gates // 1024))
     if plan.overwrite and state is not None:
         _write_back(state, call.past)
-    return fields["out"], Saved(fields["logs"], fields["sums"]) if plan.gradients else None
+    return fields["out"], Saved(fields["logs"], fields["sums"]) if saves else None
 
 
 def backward_of_cache(

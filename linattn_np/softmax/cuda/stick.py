@@ -25,9 +25,12 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
         return "LINATTN_CUDA_STICKS is off: stick-breaking attention is computed by array calls"
     if plan.has_state:
         return "stick-breaking attention with a cache is computed by array calls"
-    if plan.gradients and x.v.shape[-3] > policy.LONGEST_STICK:
-        return f"gradients of sequences of more than {policy.LONGEST_STICK} tokens are computed by array calls"
     return portable.unsupported_reason(Inputs(*x[:3]), plan._replace(strict=False))
+
+
+def differentiates(x: Inputs) -> bool:
+    """Whether kernels compute the gradients of a call: the marks of longer sequences do not fit."""
+    return x.v.shape[-3] <= policy.LONGEST_STICK
 
 
 def forward(plan: Plan, x: Inputs) -> Array:

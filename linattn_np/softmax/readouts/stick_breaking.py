@@ -50,7 +50,7 @@ class StickBreaking(GivesStates):
         elif x.q is not None and backend == "cuda":
             from ..cuda import stick
 
-            out = stick.forward(plan, given)
+            out, rest = stick.forward(plan, given), stick.differentiates(given)
         elif x.q is not None:
             out, rest = sequences.forward(MODULES[backend], plan, given, ordered)
         end = ends(plan, given, state) if needs_end(plan, x) else None
@@ -59,6 +59,9 @@ class StickBreaking(GivesStates):
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, ordered, out, rest = residuals
+        if backend == "cuda" and rest is False and dout is not None:  # no kernel computes these gradients
+            backend = "chunks"
+            out, rest = sequences.forward(MODULES[backend], plan, x, ordered)
         if dout is None or x.q is None:
             found = [sequences.zeros(plan, own, row) for _, own, row in sequences.each_sequence(plan, x, ordered)]
             d = sequences.gathered(plan, x, found)

@@ -45,7 +45,15 @@ class Namespace:
     __name__ = "array_api_compat.cupy"
 
     def __getattr__(self, name):
-        return getattr(xp, name)
+        found = getattr(xp, name)
+        if isinstance(found, type) or not callable(found):
+            return found
+
+        def call(*how, **named):
+            made = found(*how, **named)
+            return made.view(Stub) if type(made) is np.ndarray else made
+
+        return call
 
     def empty(self, shape, dtype=None, **_):
         return stub(np.full(shape, np.nan, dtype))
