@@ -97,8 +97,8 @@ template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TIL
     flatten(f, x[m][i], x[m][i + 1]);
     return Element::operand(f);
 }
-// c += S X^T: a warp's rows of the state by RUN rows of a tile from row `first`; APART: sixteen columns at a time
-template <int RUN, class X, bool APART = false, int TILES, int KP> LA_DEVICE void read_state(float (&c)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S, u32 x, int first, int lane) {
+// c += S X^T: a warp's rows of the state by RUN rows of a tile from row `first`
+template <int RUN, class X, int TILES, int KP> LA_DEVICE void read_state(float (&c)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S, u32 x, int first, int lane) {
 #pragma unroll
     for (int d = 0; d < KP; d += 16) {
         typename Element::A s[TILES];
@@ -108,12 +108,7 @@ template <int RUN, class X, bool APART = false, int TILES, int KP> LA_DEVICE voi
         for (int i = 0; i < RUN; i += 16) {
             typename Element::B b[2];
             load_b_rows<Element, X>(b, x, first + i, d, lane);
-#pragma unroll
-            for (int m = 0; m < TILES; m++)
-                add_products<APART>(c[m], i / 8, [&](float (&x)[4], float (&y)[4]) {
-                    Element::multiply(x, s[m], b[0]);
-                    Element::multiply(y, s[m], b[1]);
-                });
+            multiply_pair<Element>(c, i / 8, s, b);
         }
     }
 }

@@ -30,8 +30,6 @@ typedef Tile<C, Element::GRAM_BYTES> Gram;
 // shared memory
 constexpr int KEY_BYTES = C * Keys::ROW, VALUE_BYTES = C * Values::ROW;
 // EARLY: outputs leave before the state is written, in the place of the queries, so that fewer registers are in use at once.
-// APART: dots of many tokens are added up, so that what tensor cores cut off outputs would be too.
-constexpr bool APART = DOTS && Element::EXACT;
 constexpr bool EARLY = Element::EXACT && OUTPUTS && !DOTS;
 constexpr int ROLL = EARLY ? 4 : 1024;   // copies laid out at once: more would keep their addresses in registers
 constexpr int QUERY_BYTES = !OUTPUTS ? 0 : (EARLY || (DOTS && !SEPARATE_X)) && VALUE_BYTES > KEY_BYTES ? VALUE_BYTES : KEY_BYTES;
@@ -55,10 +53,8 @@ LA_DEVICE void accumulate_PV(float (&out)[TILES][C / 8][4], const Element::Raw (
         for (int i = t; i < C; i += 16) {
             typename Element::B b[2];
             load_b_rows<Element, Gram>(b, gram, i, t, lane);
-            add_products<APART>(out[m], i / 8, [&](float (&x)[4], float (&y)[4]) {
-                Element::multiply(x, plain, b[0]);
-                Element::multiply(y, plain, b[1]);
-            });
+            Element::multiply(out[m][i / 8], plain, b[0]);
+            Element::multiply(out[m][i / 8 + 1], plain, b[1]);
         }
     }
 }
@@ -165,7 +161,7 @@ struct Pass {
     __device__ __forceinline__ void read(float (&out)[TILES][C / 8][4], StateRows<TILES, KP>& S, int step, float carry) const {
         gram_matrix<Element, WARPS, C, KP, STRICT, Keys, Gram>(queries, keys, shared + AT_GRAM, shared + AT_OWN, decay, a.read * a.write, warp, lane);
         clear_tiles(out);
-        read_state<C, Keys, APART>(out, S, queries, 0, lane);
+        read_state<C, Keys>(out, S, queries, 0, lane);
 #pragma unroll
         for (int i = 0; i < C / 8; i++) {
             const float2 e = decay.starts(i * 8 + (lane & 3) * 2);
