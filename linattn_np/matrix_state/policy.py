@@ -91,8 +91,8 @@ PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # read
 SCAN_STAGES = 3  # chunks in flight: one is computed while two arrive
 SCAN_REGISTERS = {"bfloat16": 70, "float16": 110, "float32": 130, "tf32": 110}  # of a thread beside its accumulators
 MARK_TOKENS = {"bfloat16": 256, "float16": 256, "float32": 32, "tf32": 256}  # from one <S, dS> to the next: the sum of
-# the gate gradient restarts there; 512 save 1 to 2 % of the time and add half to the error of the worst head. In float32
-# gradients of decay rates, sums over tokens that cancel, have three to four times the error with 128, which save 3 to 5 %
+# the gate gradient restarts there; 512 save 1 to 2 % of the time and add half to the error of the worst head. In
+# float32 128 save 3 to 5 %; gradients of decay rates, sums over tokens that cancel, have three to four times the error
 SEGMENT_TOKENS = 512  # least length of a segment of a scan: shorter ones cost more in sums than they gain in blocks
 SEGMENT_CHUNKS = 8  # the same of delta rules
 DELTA_STEPS = (1, 2, 4, 8)  # micro-steps of a token, with which a chunk of GROUP_CHUNK holds whole tokens
