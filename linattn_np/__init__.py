@@ -32,6 +32,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "VARIANTS": ".catalog",
     "VariantSpec": ".spec",
     "check": ".call.check",
+    "clear_cache": ".call.replay",
     "delay_line": ".filters",
     "explain": ".call.explain",
     "family_table": ".catalog",

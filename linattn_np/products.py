@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .matrix_state.types import EraseKey, Inputs
-from .runtime.arrays import Array, cast, device, dtype_name, is_cupy, shared_heads, sum_of_groups
+from .runtime.arrays import Array, cast, device, dtype_name, is_cupy, over_tokens, shared_heads, sum_of_groups
 from .runtime.shapes import HEADS, has_time
 from .spec import ChangeOfVariables, Gradients, Variables
 
@@ -179,7 +179,7 @@ def _over_broadcast(c: Variables, name: str, dx: Array) -> Array:
         dx = xp.sum(dx, axis=-1, keepdims=True)
     dx = sum_of_groups(xp, dx, heads)
     if not has_tokens and dx.ndim > 2:
-        dx = xp.sum(dx, axis=tuple(range(dx.ndim - 2)))
+        dx = over_tokens(xp, dx, 2)
     return dx if has_channels else dx[..., 0]
 
 

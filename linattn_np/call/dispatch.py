@@ -15,7 +15,7 @@ from ..core import COMPUTATIONS, Computation, StatesAt
 from ..runtime import threads
 from ..runtime.agreement import agrees
 from ..runtime.arrays import Array, cast, is_mutable
-from ..runtime.memory import held_bytes
+from ..runtime.held import held_bytes
 from ..runtime.tracing import Trace, Untraceable
 from ..spec import Samples, VariantSpec
 from . import pieces, replay

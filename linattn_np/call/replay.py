@@ -27,7 +27,7 @@ import numpy as np
 from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
 from ..runtime import shapes
 from ..runtime.arrays import is_cupy
-from ..runtime.memory import held_bytes
+from ..runtime.held import empty_all, held_bytes
 from ..runtime.tracing import FIXED, Untraceable, of_output, traced_variables
 from ..spec import Variables, VariantSpec
 from .binding import Prepared, axes_of, normalise
@@ -110,6 +110,17 @@ def clear() -> None:
     """Delete every recorded plan."""
     for each in (plans, *held):
         each.clear()
+
+
+def clear_cache() -> None:
+    """Free what calls keep in memory for later ones, in this process.
+
+    Recorded plans, on the host and on devices; tables of feature maps and sizes; scratch memory of the calling thread
+    and of helper threads that wait for work. The next calls are first calls again. Compiled code stays, in memory and
+    on disk.
+    """
+    clear()
+    empty_all()
 
 
 def vjp_key(signature: Signature) -> Hashable:

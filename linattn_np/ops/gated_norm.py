@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..runtime.arrays import Array, Namespace
+from ..runtime.arrays import Array, Namespace, over_tokens
 from ..runtime.values import is_whole, is_word, shown
 from .gates import sigmoid, silu, silu_vjp
 from .norms import rms_norm, rms_norm_vjp
@@ -56,7 +56,7 @@ def gated_rms_norm_vjp(
     inner = x * act if how.gate_first else x
     normed = _norm(xp, inner, how)
     scaled = dy if how.gate_first else dy * act  # the gradient of norm(..) weight
-    dweight = None if weight is None else xp.sum(scaled * normed, axis=tuple(range(x.ndim - 1)))
+    dweight = None if weight is None else over_tokens(xp, scaled * normed)
     dinner = _norm_vjp(xp, inner, how, scaled if weight is None else scaled * weight)
     if how.gate_first:
         return GatedNormGrads(dinner * act, _act_vjp(xp, gate, how, dinner * x), dweight)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, constant, device
+from ..runtime.held import Cached
 
 
-@functools.lru_cache(64)
 def _monomials(K: int, p: int) -> tuple[list[int], list[int], list[float], list[int], list[float]]:
     """Degree p > 0 of K channels: (the monomial of degree p - 1 that each extends, by which channel, its weight;
     for channel i and monomial m of degree p - 1 the place of x_i m, and d(weight x_i m) / dx_i over m), flat.
@@ -32,7 +32,7 @@ def _monomials(K: int, p: int) -> tuple[list[int], list[int], list[float], list[
             [weight[n] * (m.count(i) + 1) for i, m, n in joined])  # fmt: skip
 
 
-@functools.lru_cache(64)
+@Cached
 def _tables(K: int, p: int) -> tuple[np.ndarray, ...]:
     parent, last, weight, joined, slope = _monomials(K, p)
     as_places = functools.partial(np.asarray, dtype=np.int64)
@@ -117,7 +117,6 @@ def _levels(x: np.ndarray, degree: int) -> list[np.ndarray]:
     return raw
 
 
-@functools.lru_cache(64)
 def _lasts(K: int, p: int) -> list[int]:
     """The last channel of every monomial of degree p; its children append that channel or a later one."""
     return _tables(K, p)[1].tolist() if p else [0]

@@ -6,13 +6,13 @@ numbers in every dtype.
 
 from __future__ import annotations
 
-import functools
 import math
 from math import ceil, log
 
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, constant, device
+from ..runtime.held import Cached
 from .rows import times
 
 
@@ -21,7 +21,7 @@ def favor_features(K: int) -> int:
     return max(2, round(K * log(max(K, 1))))
 
 
-@functools.lru_cache(64)
+@Cached
 def directions(K: int, m: int, seed: int) -> np.ndarray:
     """(m, K): blocks of K orthogonal rows, with the norms of normal vectors: each row is normally distributed."""
     rng = np.random.default_rng(seed)
@@ -45,7 +45,7 @@ def _weights(xp: Namespace, x: Array, m: int, seed: int, factor: float) -> Array
     return constant(xp, directions(x.shape[-1], m, seed).T, x.dtype, device(x)) * factor
 
 
-@functools.lru_cache(64)
+@Cached
 def weights_of_numpy(K: int, m: int, seed: int, factor: float, dtype: np.dtype) -> np.ndarray:
     """(K, m) directions as columns, times a factor."""
     return np.ascontiguousarray(directions(K, m, seed).T, dtype) * dtype.type(factor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..runtime.arrays import Array, Namespace, device
+from ..runtime.arrays import Array, Namespace, device, over_tokens
 from .gates import silu, silu_vjp
 
 
@@ -53,13 +53,13 @@ def short_conv_vjp(
     dpast = _between_zeros(xp, dy * conv.weight[:, W - 1], S, 0)
     for i in range(W):
         here = _reached(xp, dy, i, conv.position)
-        taps.append(_over_tokens(xp, here * past[..., S - i : S - i + T, :]))
+        taps.append(over_tokens(xp, here * past[..., S - i : S - i + T, :]))
         if i:
             dpast = dpast + _between_zeros(xp, here * conv.weight[:, W - 1 - i], S - i, i)
     if dstate is not None:
         dpast = dpast + _between_zeros(xp, dstate, T, 0)
     return ShortConvGrads(dpast[..., S:, :], xp.stack(taps[::-1], axis=-1),
-                          None if conv.bias is None else _over_tokens(xp, dy),
+                          None if conv.bias is None else over_tokens(xp, dy),
                           None if state is None else dpast[..., :S, :])  # fmt: skip
 
 
@@ -88,8 +88,3 @@ def _linear(xp: Namespace, x: Array, past: Array, conv: ShortConv) -> Array:
 def _reached(xp: Namespace, x: Array, i: int, position: Array | None) -> Array:
     """x where the token i places before belongs to the same sequence, else 0."""
     return x if position is None or not i else xp.where((position >= i)[:, None], x, xp.zeros_like(x))
-
-
-def _over_tokens(xp: Namespace, y: Array) -> Array:
-    """(..., T, D) -> (D,)."""
-    return xp.sum(y, axis=tuple(range(y.ndim - 1)))

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import array_api_compat as compat
 import numpy as np
 
+from .held import Cached
+
 Array = Any
 Namespace = Any
 
@@ -231,7 +233,7 @@ def transposed_rows(xp: Namespace, x: Array) -> Array:
     return np.ascontiguousarray(T) if is_numpy(xp) else T
 
 
-@functools.lru_cache(maxsize=64)
+@Cached
 def _lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool) -> Array:
     rows, columns = xp.arange(n, device=where)[:, None], xp.arange(n, device=where)[None, :]
     return xp.astype(rows > columns if strict else rows >= columns, dtype, copy=False)
@@ -247,6 +249,12 @@ def sum_of_groups(xp: Namespace, x: Array, heads: int) -> Array:
     """The transpose of shared_heads: x (..., many, D) summed over the groups that share one of `heads`."""
     *lead, many, D = x.shape
     return x if many == heads or not heads else xp.sum(xp.reshape(x, (*lead, heads, many // heads, D)), axis=-2)
+
+
+def over_tokens(xp: Namespace, y: Array, axes: int = 1) -> Array:
+    """The sum over batch and tokens, all axes but the last ones; NumPy's in C order of y, whatever its strides."""
+    y = np.ascontiguousarray(y) if isinstance(y, np.ndarray) else y
+    return xp.sum(y, axis=tuple(range(y.ndim - axes)))
 
 
 def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
-from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,28 +97,6 @@ class _Shadow:
 
 def _shadow(place: Place) -> np.ndarray:
     return np.asarray(_Shadow(place))
-
-
-def held_bytes(owner: Any) -> int:
-    """Bytes of the NumPy arrays that an object holds, itself, or in functions and objects that it holds.
-
-    Left out are modules, classes, and objects of classes that say `is_shared`: there is one for all calls.
-    """
-    seen: dict[int, Any] = {}  # the objects, so that no other one gets their id
-    rest, total = [owner], 0
-    while rest:
-        x = rest.pop()
-        if id(x) in seen or isinstance(x, ModuleType | type) or getattr(type(x), "is_shared", False):
-            continue
-        seen[id(x)] = x
-        if isinstance(x, np.ndarray):
-            total += x.nbytes if x.base is None else 0
-            rest.append(x.base)
-        elif isinstance(x, FunctionType):  # not the names of its module
-            rest += [*(x.__closure__ or ()), *(x.__defaults__ or ())]
-        else:
-            rest += gc.get_referents(x)
-    return total
 
 
 def shares_memory(parts: Any, arrays: list[np.ndarray]) -> bool:

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
+from .held import emptying
+
 IDLE = 20.0  # seconds that a helper waits for work before it exits
 LONG = 0.25  # longest duration of a range of tasks, in seconds: a call can be interrupted between ranges
 
@@ -202,6 +204,15 @@ def _call_helpers(job: _Job, count: int) -> None:
     _keep_away()
     for _ in range(count):
         _waiting.put(job)
+
+
+def dismiss() -> None:
+    """Let the helpers exit that wait for work, with the memory that they hold; the next call starts others."""
+    for _ in range(_helpers):
+        _waiting.put(None)
+
+
+emptying.append(dismiss)
 
 
 def _serve(waiting: queue.SimpleQueue[_Job | None]) -> None:

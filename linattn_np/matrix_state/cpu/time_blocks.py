@@ -9,10 +9,9 @@ last to the first.
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
+from ...runtime.held import Cached
 from ...runtime.pieces.workspace import up
 from .. import policy
 from .table import AT, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
@@ -32,7 +31,7 @@ def time_blocks(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: i
     return tasks.copy(), bounds
 
 
-@functools.lru_cache(32)
+@Cached
 def _tasks(given: bytes, how: tuple[int, ...]) -> tuple[np.ndarray, list[int]]:
     """`time_blocks` of the bytes of `rows`."""
     H, V, columns, C, group, kept, last_first, time_block = how

@@ -9,10 +9,10 @@ A kind of call is a set of words: a matrix has memory in the calls whose words i
 
 from __future__ import annotations
 
-import functools
 from numbers import Integral
 from typing import NamedTuple
 
+from ...runtime.held import Cached
 from ...runtime.pieces.piece import workspace_kind
 from ...runtime.pieces.registers import NARROW, WIDE
 from ...runtime.pieces.vectors import lane
@@ -149,7 +149,7 @@ class Cell(NamedTuple):
         return found | dict(self.features)
 
 
-@functools.lru_cache(256)
+@Cached
 def layout(cell: Cell, group: int = 1, chunks: int = 1) -> Layout:
     """Its table; of an adjoint for `group` heads that share inputs and `chunks` chunks of the longest task."""
     words = cell.words
@@ -161,7 +161,7 @@ def layout(cell: Cell, group: int = 1, chunks: int = 1) -> Layout:
     return WORK.layout(sizes, cell.dtype, words, dict.fromkeys(kept, chunks))
 
 
-@functools.lru_cache(64)
+@Cached
 def token_layout(cell: Cell, tokens: int) -> Layout:
     """The table of a kernel of the recurrent form whose slabs have so many tokens."""
     W = lane(cell.dtype)

@@ -11,6 +11,7 @@ import numpy as np
 from .. import threads
 from ..arrays import dtype_name
 from ..doorway import check_fields
+from ..held import emptying
 from ..memory import extent, shares_memory
 from ..tracing import Kernel as Traced
 from ..tracing import Trace
@@ -27,6 +28,7 @@ OWN = -1  # a place in a thread's own memory; others are indices of handles
 NOWHERE = np.empty(0, np.int64)
 
 scratch = Scratch()
+emptying.append(scratch.forget)
 
 
 def stored_array(y: np.ndarray, steps: tuple[int, ...], shared: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.arrays import sum_of_groups
+from ...runtime.arrays import over_tokens, sum_of_groups
 from ...runtime.pieces.run import Kernel
 from ..cache import count, positions
 from ..heads import groups
@@ -61,7 +61,7 @@ def backward(
     if x.sinks is not None and len(x.sinks) and plan.normalize:
         delta = np.sum(dout * out, axis=-1)
         sinks = np.repeat(x.sinks.astype(dtype), heads // len(x.sinks))
-        each = -np.sum(np.exp(sinks - logs[..., 0]) * delta, axis=tuple(range(delta.ndim - 1)))
+        each = -over_tokens(np, np.exp(sinks - logs[..., 0]) * delta)
         d = d._replace(sinks=np.sum(each.reshape(len(x.sinks), -1), axis=-1))
     return d, begin
 

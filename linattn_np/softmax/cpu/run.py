@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from ...runtime import threads
+from ...runtime.held import Cached
 from ...runtime.pieces.run import Kernel, conversions, stored_array
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import ARRAY, SHARED, Layout, up
@@ -49,7 +49,7 @@ class Table:
         self.numbers[ARRAYS.index(name)] = stored_array(y, y.strides, max(self.heads // max(y.shape[-2], 1), 1))
 
 
-@functools.lru_cache(256)
+@Cached
 def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]) -> Layout:
     """The table of a kind of call."""
     given, W = dict(sizes), lane(dtype)

@@ -10,7 +10,7 @@ from ...matrix_state.readouts.mapped import MappedInputs
 from ...matrix_state.types import Inputs, Readout
 from ...ops.feature_maps import SQUARE
 from ...ops.norms import layer_norm, layer_norm_vjp
-from ...runtime.arrays import Array, cast
+from ...runtime.arrays import Array, cast, over_tokens
 from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
 from ..shared.arguments import VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, defaults, rows_are_narrow
@@ -45,7 +45,7 @@ def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
         x, dy = cast(xp, x, c.dtype), grads[n]
         for name, y in (("gamma", dy * layer_norm(xp, x, NORM_EPS)), ("shift", dy)):
             if getattr(c, name) is not None:
-                grads[name] = xp.sum(y, axis=tuple(range(y.ndim - 1))) + grads.get(name, 0.0)
+                grads[name] = over_tokens(xp, y) + grads.get(name, 0.0)
         grads[n] = layer_norm_vjp(xp, x, dy if c.gamma is None else dy * cast(xp, c.gamma, c.dtype), NORM_EPS)
     return grads
 

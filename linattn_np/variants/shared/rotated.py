@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ...matrix_state.types import Inputs
 from ...ops.rotary import inverse, rotate, rotate_rows, rotate_vjp, rotation, rows_angle_vjp
-from ...runtime.arrays import Array, cast, device, sum_dtype
+from ...runtime.arrays import Array, cast, device, over_tokens, sum_dtype
 from ...runtime.shapes import Sequence, check_state
 from ...spec import ArgSpec, ChangeOfVariables, StateFormat, Variables
 
@@ -87,7 +87,7 @@ class Rotated(NamedTuple):
             back.append(dx)
             if dangle is not None:
                 dangle = cast(xp, dangle, angles.dtype) * at
-                dtheta = dtheta + xp.sum(dangle, axis=tuple(range(dangle.ndim - 1)))
+                dtheta = dtheta + over_tokens(xp, dangle)
         grads = self.base.to_core_vjp(c, d._replace(q=back[0], k=back[1]))
         return grads if c.theta is None else grads | {"theta": dtheta}
 
@@ -124,7 +124,7 @@ def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict
     y = rotate(xp, xp.matrix_transpose(S), turn)
     dS, dangle = rotate_vjp(xp, y, turn, xp.matrix_transpose(dstate))
     dangle = -cast(xp, dangle, angles.dtype) * ends
-    grads = {} if c.theta is None else {"theta": xp.sum(dangle, axis=tuple(range(dangle.ndim - 1)))}
+    grads = {} if c.theta is None else {"theta": over_tokens(xp, dangle)}
     return xp.matrix_transpose(dS), grads
 
 
@@ -146,7 +146,7 @@ def unpack_states_vjp(
         return dS, {}
     dangle = xp.sum(rows_angle_vjp(xp, rotate_rows(xp, S, turn), dstates, angles.shape[0]), axis=-1)
     dangle = -cast(xp, dangle, angles.dtype) * lengths[..., 0]
-    return dS, {"theta": xp.sum(dangle, axis=tuple(range(dangle.ndim - 1)))}
+    return dS, {"theta": over_tokens(xp, dangle)}
 
 
 def pack_state_vjp(c: Variables, dS: Array, other: Any) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...matrix_state.types import Inputs
 from ...ops.gates import clip, clip_vjp, silu, silu_vjp, softplus, softplus_vjp
-from ...runtime.arrays import Array, cast, is_cupy
+from ...runtime.arrays import Array, cast, is_cupy, over_tokens
 from ...spec import Variables
 
 
@@ -65,13 +65,8 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     ddt = clip_vjp(xp, soft, c.options["dt_limit"], ddt)
     if c.options["dt_softplus"]:
         ddt = softplus_vjp(xp, raw, ddt)
-    grads = {"x": dt[..., None] * d.v, "dt": ddt, "A": _over_tokens(xp, dg * dt), "B": d.k, "C": d.q}
-    return grads if c.dt_bias is None else grads | {"dt_bias": _over_tokens(xp, ddt)}
-
-
-def _over_tokens(xp: Any, y: Array, axes: int = 1) -> Array:
-    """Sum over batch and tokens: (..., H) -> (H,), (..., H, V) -> (H, V)."""
-    return xp.sum(y, axis=tuple(range(y.ndim - axes)))
+    grads = {"x": dt[..., None] * d.v, "dt": ddt, "A": over_tokens(xp, dg * dt), "B": d.k, "C": d.q}
+    return grads if c.dt_bias is None else grads | {"dt_bias": over_tokens(xp, ddt)}
 
 
 def _finishing(c: Variables, *others: Array) -> Any:
@@ -108,7 +103,7 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
     if c.D is not None:
         x = cast(xp, c.x, c.dtype)
         grads["x"] = dout * _skip(c)
-        dD = _over_tokens(xp, dout * x, axes=2)
+        dD = over_tokens(xp, dout * x, axes=2)
         grads["D"] = dD if c.D.ndim == 2 else xp.sum(dD, axis=-1)
     return dout, grads
 

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Readout
-from ...runtime.arrays import Array, cast
+from ...runtime.arrays import Array, cast, over_tokens
 from ...softmax.core import CORE
 from ...softmax.types import GatedCache, Inputs
 from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
@@ -23,8 +23,7 @@ def to_core(c: Variables) -> Inputs:
 
 def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """A slope acts at every token."""
-    slopes = -c.xp.sum(d.g, axis=tuple(range(d.g.ndim - 1)))
-    return {"q": d.q, "k": d.k, "v": d.v, "slopes": slopes}
+    return {"q": d.q, "k": d.k, "v": d.v, "slopes": -over_tokens(c.xp, d.g)}
 
 
 SPEC = VariantSpec(
