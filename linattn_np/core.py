@@ -136,7 +136,8 @@ class Core(Computation, Protocol):
     """A core: its computation, its states and its plan. Classes that inherit from this one get the defaults.
 
     BACKENDS: values of the option `backend`. STATE_AXES: axes of each part of a state, "state" being a state of one
-    array. STATE_LIMITS: least and largest sensible values of parts that have them (`la.check`). TAKES_POOLS: whether
+    array. STATE_LIMITS: least and largest sensible values of parts that have them (`la.check`). STATE_COUNTS: the parts
+    that are whole numbers, of 64 bits and without a gradient. TAKES_POOLS: whether
     plan.pool_rows may be set; without, rows are gathered before the call. DEFERS: whether it computes one token on
     deferred arrays (call/cuda/deferring.py).
     """
@@ -144,6 +145,7 @@ class Core(Computation, Protocol):
     BACKENDS: tuple[str, ...]
     STATE_AXES: Mapping[str, str]
     STATE_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    STATE_COUNTS: tuple[str, ...] = ()
     TAKES_POOLS: bool = False
     DEFERS: bool = True
 

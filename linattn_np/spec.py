@@ -160,6 +160,11 @@ class VariantSpec:
     options: OptionSpec = OptionSpec()
 
     @property
+    def counts(self) -> frozenset[str]:
+        """The parts of a state that are whole numbers: "state.length"."""
+        return frozenset(f"state.{n}" for n in self.core.STATE_COUNTS)
+
+    @property
     def grows(self) -> bool:
         """Whether a state has an axis of slots, one for each token."""
         return any("L" in axes.split() for axes in (self.state.axes or self.core.STATE_AXES).values())

@@ -80,18 +80,22 @@ def check_vjp(
     def call(values: dict[str, Any]) -> list[np.ndarray]:
         return _flat(fn(**values, **options))
 
+    def drawn(x: Any) -> list[np.ndarray]:
+        """A direction of an array, or of the parts of a state: none of whole numbers."""
+        return [rng.standard_normal(p.shape) if p.dtype.kind == "f" else np.zeros(p.shape, p.dtype) for p in _flat(x)]
+
     result, pullback = vjp(fn, **inputs, **options)
-    cotangents = [rng.standard_normal(y.shape) for y in _flat(result)]
+    cotangents = drawn(result)
     grads = pullback(*_unflat(result, cotangents))
     errors = {}
     for name, x in inputs.items():
         if x is None or isinstance(x, str):
             continue
         parts = list(x) if hasattr(x, "_asdict") else [x]
-        direction = [rng.standard_normal(p.shape) for p in parts]
+        direction = drawn(tuple(parts))
         moved = []
         for sign in (1, -1):
-            y = [p + sign * step * d for p, d in zip(parts, direction, strict=True)]
+            y = [p + sign * step * d if d.dtype.kind == "f" else p for p, d in zip(parts, direction, strict=True)]
             moved.append(call({**inputs, name: type(x)(*y) if hasattr(x, "_asdict") else y[0]}))
         numeric = sum(((a - b) / (2 * step) * c).sum() for a, b, c in zip(*moved, cotangents, strict=True))
         gradient = getattr(grads, name)

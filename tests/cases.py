@@ -209,7 +209,12 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
     lead = B if N is None else (N,)
     own = {n: sizes[n] for n in ("H", "K", "V", "Hq", "Hk")}
     state = sample_state(case.fn, rng, lead, case.options | case.named, **own)
-    return arrays | case.named, parts_like(state, [S.astype(dtype) for S in parts(state)])
+    return arrays | case.named, parts_like(state, [in_dtype(S, dtype) for S in parts(state)])
+
+
+def in_dtype(S: Any, dtype: Any) -> Any:
+    """A part of a state in a dtype; numbers of tokens are integers."""
+    return S if S.dtype.kind == "i" else S.astype(dtype)
 
 
 def covered(case: Case, hows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -64,7 +64,7 @@ def draw(cp: Any, case: Case, seed: int) -> tuple[dict[str, Any], Any]:
     arrays = {"q": normal(case.B, case.T, case.H, case.K)}
     arrays |= {n: normal(case.B, case.T, case.Hk, case.K) for n in ("k", "v")}
     k, v = (normal(case.B, case.L, case.Hk, case.K) for _ in range(2))
-    length = cp.full(case.B, case.L, dtype=np.float32)
+    length = cp.full(case.B, case.L, dtype=np.int64)
     if case.function == "softmax_attention":
         return arrays, la.KeyValueCache(k, v, length)
     if case.function == "alibi":

@@ -157,7 +157,8 @@ class Blocks:
         lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
         for name, one in states.items():
             shape = call.spec.core.end_shape(call.plan, call.given_state, name.removeprefix("state."), one)
-            self.results[name] = (*lead, *shape), np.dtype(call.plan.dtype), self._state_labels(name)
+            dtype = np.dtype(np.int64 if name.rpartition(".")[2] in call.spec.core.STATE_COUNTS else call.plan.dtype)
+            self.results[name] = (*lead, *shape), dtype, self._state_labels(name)
 
     def result(self) -> Any:
         """The public result."""

@@ -55,7 +55,8 @@ def run_vjp(
         d = [jnp.zeros_like(y) if x is None else jnp.asarray(x, y.dtype)
              for part, own in zip(each, result if _is_several(result) else (result,), strict=True)
              for x, y in _beside(part, own)]  # fmt: skip
-        grads = dict(zip(signature.names, vjp(tuple(d)), strict=True))
+        grads = {n: jnp.zeros(x.shape, x.dtype) if y.dtype == jax.dtypes.float0 else y  # numbers of tokens
+                 for n, x, y in zip(signature.names, given, vjp(tuple(d)), strict=True)}  # fmt: skip
         parts = [grads[n] for n in signature.names if is_state(n)]
         state = None if not parts else parts[0] if signature.state is None else signature.state(*parts)
         return gradients_of((*spec.arrays, "state"), *(grads.get(n) for n in spec.arrays), state)
@@ -184,7 +185,7 @@ def operation(signature: Signature, kind: str) -> Operation:
     def one(*given: Any) -> Any:
         count = len(signature.names)
         program = program_of(signature, _abstract(given[:count]))
-        if kind != "backward" or _abstract(given[count : -len(program.results)]) == program.residuals:
+        if kind != "backward" or _abstract(given[count : -len(program.results)]) == _residuals_of(program):
             return callback(program, kind)(*given)
         return callback(program, "pullback")(*given[:count], *given[-len(program.results) :])
 
@@ -197,6 +198,17 @@ def operation(signature: Signature, kind: str) -> Operation:
 
     call.def_vmap(rule)
     return call if kind == "forward" else once(signature, call)
+
+
+def _dtype(result: Abstract) -> Any:
+    """The dtype of a result in JAX: without 64-bit types, numbers of tokens have 32."""
+    return jax.dtypes.canonicalize_dtype(result.dtype)
+
+
+def _residuals_of(program: Program) -> tuple[Abstract, ...]:
+    """The residuals of a program, its saved results as JAX has them."""
+    count = len(program.saved_results)
+    return tuple(Abstract(x.shape, _dtype(x) if n < count else x.dtype) for n, x in enumerate(program.residuals))
 
 
 def once(signature: Signature, call: Operation) -> Operation:
@@ -217,9 +229,12 @@ def once(signature: Signature, call: Operation) -> Operation:
 def callback(program: Program, kind: str) -> Operation:
     """The call of a program's function at run time."""
     out, scratch = program.outputs(kind), program.scratch(kind)
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*out, *scratch))
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*out, *scratch)]
+    if kind in ("forward", "saving"):
+        count = len(program.results)
+        shapes[:count] = [x.update(dtype=_dtype(x)) for x in shapes[:count]]
     recorded = isinstance(program, DeviceProgram) and program.is_recorded(kind)
-    call = buffer_callback(_host(program, kind), shapes, command_buffer_compatible=recorded)
+    call = buffer_callback(_host(program, kind), tuple(shapes), command_buffer_compatible=recorded)
     return lambda *given: call(*given)[: len(out)]
 
 
@@ -297,7 +312,7 @@ def _saving_mapped(programs: tuple[Program, Program], found: Any, size: int) -> 
 def _residuals(programs: tuple[Program, Program], rows: Sequence[Any], key: Any, is_mapped: bool) -> Any:
     """The saved results, residuals and key that `backward` takes for the batch; None without."""
     one, program = programs
-    wanted = program.residuals
+    wanted = _residuals_of(program)
     if is_mapped or not _is_alike(one, program, rows[0].shape[0]) or [x.size for x in rows[:-1]] != [
         prod(y.shape) for y in wanted[:-1]]:  # fmt: skip
         return None

@@ -238,7 +238,7 @@ class Program:
         assert saved is not None
         results = [NOTHING] * len(self.results)
         for n, x in zip(saved.saved_results, rest, strict=False):
-            results[n] = x
+            results[n] = x.astype(self.results[n].dtype, copy=False)
         pool = [*arrays, *results, *rest[len(saved.saved_results):]]
         variables, state, given_state, computed = rebuild(saved.structure, pool)
         call = saved.linearised.call._replace(variables=variables, state=state, given_state=given_state)

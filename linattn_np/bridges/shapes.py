@@ -128,4 +128,5 @@ def _out(call: Prepared, x: np.ndarray) -> Abstract:
 def _states(call: Prepared, S: Abstract, count: int) -> Abstract:
     """States at positions, in the dtype of the computation."""
     lead = _lead(call) if call.variables.sizes.ragged is None else ()
-    return Abstract((*lead, count, *_own(call, S)), np.dtype(call.plan.dtype))
+    dtype = S.dtype if S.dtype.kind == "i" else np.dtype(call.plan.dtype)
+    return Abstract((*lead, count, *_own(call, S)), dtype)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..core import CallPlan
 from ..runtime import shapes
-from ..runtime.arrays import Library, compute_dtype, enter, is_cupy
+from ..runtime.arrays import Library, compute_dtype, dtype_name, enter, is_cupy
 from ..runtime.callers import caller
 from ..runtime.pools import StateRows, check_rows, take_rows
 from ..runtime.shapes import sequences
@@ -71,7 +71,8 @@ class Prepared(NamedTuple):
     @property
     def is_recordable(self) -> bool:
         """Whether a call with this signature may be replayed: it neither warns nor looks at numbers."""
-        return not (self.options["check"] or self.doubtful_layout or self.gathers_rows)
+        looks = self.options["check"] or self.doubtful_layout or self.gathers_rows
+        return not looks and all("int" in dtype_name(S) for n, S in self.state_parts.items() if n in self.spec.counts)
 
     @property
     def is_one_token(self) -> bool:
@@ -99,8 +100,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     own = normalise(spec, "state", options["state"], options)
     if own is not None and spec.state.pack is None and spec.state.parts is not None:
         _check_kind(spec, own, options)
-    each = flatten("state", own)
-    (library, entered), recorder = enter(fn, {**given, **each}), None
+    (library, entered), recorder = enter(fn, {**given, **(each := flatten("state", own))}), None
     if is_cupy(library.xp):
         from ..runtime.cuda import record
 
@@ -132,7 +132,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if _is_doubtful(options, sizes, state):
         warnings.warn(f"{fn}: {sizes.T} tokens of {sizes.H} heads in the layout (..., T, H, K): if the arrays are "
                       "(..., H, T, K), pass layout='heads_first'", UserWarning, stacklevel=caller()[1])
-    dtype = compute_dtype(xp, *entered.values(), *flatten("state", state).values())
+    kept = (S for name, S in flatten("state", state).items() if name not in spec.counts)
+    dtype = compute_dtype(xp, *entered.values(), *kept)
     plan = _plan(spec, xp, dtype, options, sizes, offsets)
     rows = _rows_of(spec, xp, options, sizes, state)
     c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences,
@@ -140,7 +141,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     core_state, plan = _enter_state(spec, c, plan, state, rows)
     if options["overwrite_state"]:
         parts = flatten("state", state)
-        check_overwritten(fn, parts, plan, flatten("state", own))
+        check_overwritten(fn, parts, plan, flatten("state", own), spec.counts)
         check_inputs_disjoint(fn, parts, entered)
     call = Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
     if options["check"]:
@@ -365,10 +366,9 @@ def _enter_state(spec: VariantSpec, c: Variables, plan: Any, state: Any, rows: S
     is_pool = rows is not None and rows.at is not None
     plain = is_pool and spec.state.plain is not None and spec.state.plain(c.options)
     if spec.state.pack is None or plain:
-        if state is not None:
-            axes = axes_of_states(spec)
-            for name, S in flatten("state", state).items():
-                shapes.check_state(c.name, S, c.sizes, axes[name.removeprefix("state.")], name, is_pool)
+        for name, S in ({} if state is None else flatten("state", state)).items():
+            axes, counts = axes_of_states(spec)[name.removeprefix("state.")], name in spec.counts
+            shapes.check_state(c.name, S, c.sizes, axes, name, is_pool, counts)
         if is_pool and spec.core.TAKES_POOLS:
             return state, plan._replace(pool_rows=rows)
         return initial_state(spec, plan.xp, c.sizes, state, rows), plan
@@ -395,6 +395,6 @@ def initial_state(spec: VariantSpec, xp: Any, sizes: shapes.Sizes, state: Any, r
     """The states that the sequences of a call begin with; None without one."""
     if rows is None:
         return state
-    batch = sizes.batch if sizes.ragged is None else (sizes.ragged,)
-    return unflatten(state, [take_rows(xp, S, rows, batch, name.removeprefix("state.") in spec.state.unit)
-                             for name, S in flatten("state", state).items()])  # fmt: skip
+    batch, unit = sizes.batch if sizes.ragged is None else (sizes.ragged,), spec.state.unit
+    each = flatten("state", state).items()
+    return unflatten(state, [take_rows(xp, S, rows, batch, name.removeprefix("state.") in unit) for name, S in each])

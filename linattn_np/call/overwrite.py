@@ -6,26 +6,50 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from ..runtime.arrays import NARROW, dtype_name
+import numpy as np
+
+from ..runtime.arrays import NARROW, dtype_name, is_mutable
 from ..runtime.memory import Place, is_on_device, overlap, overlaps_itself, place_of
 
+EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}  # all whole numbers up to here
 
-def check_overwritten(fn: str, state: Mapping[str, Any], plan: Any, theirs: Mapping[str, Any]) -> None:
+
+def check_overwritten(
+    fn: str, state: Mapping[str, Any], plan: Any, theirs: Mapping[str, Any], counts: frozenset[str] = frozenset()
+) -> None:
     """Check that the final state can be written into the parts of `state`; theirs: the caller's arrays.
 
-    Raises TypeError for a dtype that is neither the compute dtype nor 16-bit, ValueError for a read-only array and for
-    elements that share memory.
+    counts: names of parts that are whole numbers. Raises TypeError for a dtype that is neither the compute dtype nor
+    16-bit, and for a NumPy scalar; ValueError for a read-only array, for elements that share memory, and for a count
+    that its floats would not hold after the call.
     """
     for name, S in theirs.items():
+        if isinstance(S, np.generic):
+            raise TypeError(f"{fn}: {name} is a NumPy scalar, expected an array, also without axes: "
+                            "overwrite_state=True writes into it")
         if not getattr(getattr(S, "dtype", None), "isnative", True):
             raise TypeError(f"{fn}: {name} is byte-swapped, expected this machine's byte order to be overwritten")
     for name, S in state.items():
-        if S.dtype != plan.dtype and dtype_name(S) not in NARROW:
+        if name in counts:
+            _check_count(fn, name, S, plan)
+        elif S.dtype != plan.dtype and dtype_name(S) not in NARROW:
             wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
             raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
         if getattr(getattr(S, "flags", None), "writeable", True) is False:
             raise ValueError(f"{fn}: {name} is read-only, expected a writeable array with overwrite_state=True")
     _check_disjoint(fn, {name: place_of(S) for name, S in state.items()})
+
+
+def _check_count(fn: str, name: str, x: Any, plan: Any) -> None:
+    """Check that numbers of tokens can be advanced where they are."""
+    kind = dtype_name(x)
+    if kind == "int32" and is_mutable(plan.xp):
+        raise TypeError(f"{fn}: {name} has dtype int32, expected int64 to be overwritten")
+    if kind in EXACT and x.size:
+        most = int(x.max()) + max((s.stop - s.start for s in plan.sequences), default=0)
+        if most > EXACT[kind]:
+            raise ValueError(f"{fn}: {name} would be {most}, {kind} has all whole numbers up to {EXACT[kind]} only: "
+                             "expected int64 to be overwritten")
 
 
 def _check_disjoint(fn: str, places: dict[str, Place | None]) -> None:

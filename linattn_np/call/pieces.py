@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..runtime import shapes
-from ..runtime.arrays import Array, cast, is_mutable
+from ..runtime.arrays import Array, cast, dtype_name, is_mutable
 from ..spec import Variables
 from .binding import Prepared, axes_of, flatten, initial_state, unflatten
 from .layouts import LAYOUTS
@@ -223,7 +223,8 @@ def states_at(call: Prepared, found: Computed, ends: list[Any]) -> Any:
     if not rows:
         none = (slice(None),) * axis + (slice(0, 0), ...)
         return each(lambda S: xp.asarray(S[none], copy=True), row(-1))
-    return each(lambda *parts: xp.concat([cast(xp, S, call.plan.dtype) for S in parts], axis=axis), *rows)
+    wide = lambda S: S if "int" in dtype_name(S) else cast(xp, S, call.plan.dtype)  # noqa: E731
+    return each(lambda *parts: xp.concat([wide(S) for S in parts], axis=axis), *rows)
 
 
 def end_of(call: Prepared, found: Computed, ends: list[Any]) -> Any:

@@ -20,7 +20,9 @@ def states_at(call: Prepared, at: Any) -> Any:
         states = state.unpack_at(c, at, _prefixes(call))
     else:
         states = state.unpack(c, at) if state.unpack else at
-    each = [call.library.give_back(cast(call.plan.xp, S, call.plan.dtype)) for S in flatten("", states).values()]
+    xp, counts = call.plan.xp, call.spec.core.STATE_COUNTS
+    each = [call.library.give_back(S if n[1:] in counts else cast(xp, S, call.plan.dtype))
+            for n, S in flatten("", states).items()]  # fmt: skip
     return unflatten(states, each)
 
 
@@ -54,7 +56,8 @@ def checked(call: Prepared, name: str, d: Any, like: Any) -> Any:
         raise TypeError(f"{fn}: {name} is a {type(d).__qualname__}, expected a {type(like).__name__}")
     entered = enter(fn, flatten(name, d), call.library)[1]
     for (part, x), S in zip(entered.items(), flatten(name, like).values(), strict=True):
-        shapes.check_dtype(fn, part, x)
+        if part.rpartition(".")[2] not in call.spec.core.STATE_COUNTS:
+            shapes.check_dtype(fn, part, x)
         if tuple(x.shape) != tuple(S.shape):
             raise ValueError(f"{fn}: {part} has shape {tuple(x.shape)}, expected {tuple(S.shape)}")
     return unflatten(d, list(entered.values()))

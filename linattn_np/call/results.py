@@ -57,7 +57,8 @@ def cotangents(
         raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected ({names}) as a {type(want).__name__}")
     for (name, _), S in zip(each.items(), flatten("dstate", want).values(), strict=True):
         d = entered[name]
-        shapes.check_dtype(fn, name, d)
+        if name.rpartition(".")[2] not in spec.core.STATE_COUNTS:  # which have no gradient
+            shapes.check_dtype(fn, name, d)
         if tuple(d.shape) != tuple(S.shape):
             raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {tuple(S.shape)}")
         entered[name] = cast(xp, d, call.plan.dtype)
@@ -88,9 +89,9 @@ def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
             state = spec.state.pack_vjp(c, dstate0, grads.get("state"))
         else:
             state = spec.state.unpack(c, dstate0) if spec.state.unpack else dstate0
-        given = flatten("state", call.given_state).values()
-        each = [call.library.give_back(cast(xp, d, S.dtype))
-                for d, S in zip(flatten("state", state).values(), given, strict=True)]
+        given, counts = flatten("state", call.given_state), spec.counts
+        each = [call.library.give_back(xp.zeros_like(S) if n in counts else cast(xp, d, S.dtype))
+                for d, (n, S) in zip(flatten("state", state).values(), given.items(), strict=True)]
         state = unflatten(state, each)
     return gradients_of((*spec.arrays, "state"), *values, state)
 

@@ -27,6 +27,7 @@ from .array import pairs
 from .growth import growth as growth
 from .preprocess import PREPROCESSING, Step, traced_steps
 from .states import STATE_AXES as STATE_AXES
+from .states import STATE_COUNTS as STATE_COUNTS
 from .states import STATE_LIMITS as STATE_LIMITS
 from .states import draw_state as draw_state
 from .states import end_shape as end_shape

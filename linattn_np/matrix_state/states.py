@@ -14,6 +14,7 @@ from .types import PARTS, NormalisedState, Plan, SolvedState, StabilisedState
 
 STATE_AXES: Mapping[str, str] = {"state": PARTS["S"], **PARTS}
 STATE_LIMITS: Mapping[str, tuple[float, float]] = {}
+STATE_COUNTS: tuple[str, ...] = ()
 
 
 def end_shape(plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:

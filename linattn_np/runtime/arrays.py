@@ -169,6 +169,11 @@ def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:
     return xp.float64 if wide else xp.float32
 
 
+def count_dtype(xp: Namespace) -> Any:
+    """The dtype of numbers of tokens: int64, or what JAX has in its place."""
+    return xp.arange(0).dtype if compat.is_jax_namespace(xp) else xp.int64
+
+
 def sum_dtype(xp: Namespace, x: Array) -> Any:
     """The dtype in which sums of log decays are formed: float64 where the library and device have it."""
     if compat.is_jax_namespace(xp) or getattr(compat.device(x), "type", "") == "mps":

@@ -200,14 +200,17 @@ def _check_heads(fn: str, sizes: Sizes) -> None:
 
 
 def check_state(
-    fn: str, state: Array, sizes: Sizes, axes: str = "H K V", name: str = "state", pool: bool = False
-) -> None:
+    fn: str, state: Array, sizes: Sizes, axes: str = "H K V", name: str = "state", pool: bool = False,
+    counts: bool = False,
+) -> None:  # fmt: skip
     """Check a state: batch axes of the call, or one row per sequence of a ragged batch; a pool has any number of rows.
 
     Memories of values or slots (MEMORIES) may be stored in 16 bits; denominators, matrices of systems and exponents
-    may not.
+    may not. counts: whole numbers, as integers or floats.
     """
-    if name in MEMORIES:
+    if counts:
+        check_counts(fn, name, state)
+    elif name in MEMORIES:
         check_dtype(fn, name, state)
     elif dtype_name(state) not in STORAGE or dtype_name(state) in NARROW:
         raise TypeError(f"{fn}: {name} has dtype {dtype_name(state)}, expected float32 or float64")
@@ -222,6 +225,20 @@ def check_state(
     if tuple(state.shape) != want:
         raise ValueError(f"{fn}: {name} has shape {tuple(state.shape)}, "
                          f"expected {_tuple(names + letters)} = {_tuple([str(n) for n in want])}")
+
+
+def check_counts(fn: str, name: str, x: Array) -> None:
+    """Check integers of 64 bits, or of 32 (JAX may have no others), or floats that are whole numbers."""
+    kind = dtype_name(x)
+    if kind not in ("int64", "int32", *STORAGE):
+        raise TypeError(f"{fn}: {name} has dtype {kind}, expected int64")
+    if kind in STORAGE:
+        try:
+            values = np.asarray(x.get() if hasattr(x, "get") else x).astype(np.float64)
+        except TypeError:  # of a tracer
+            raise TypeError(f"{fn}: {name} has dtype {kind}, expected integers where a call is traced") from None
+        if found := values[(np.floor(values) != values) | np.isinf(values)].tolist():
+            raise ValueError(f"{fn}: {name} holds {found[0]!r}, expected whole numbers, in int64")
 
 
 def state_shape(axes: str, lead: str = "...") -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, cast, device, is_numpy
+from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, is_numpy
 from .path import cache as path
 from .types import GatedCache, Inputs, KeyValueCache, Plan
 
@@ -28,24 +28,24 @@ def slots_after(plan: Plan, state: Cache | None, T: int) -> int:
 def shapes_after(plan: Plan, x: Inputs, state: Cache | None) -> Cache:
     """A final state that nobody asked for: zeros in the shapes that its cotangent has, without memory."""
     xp, lead = plan.xp, (len(plan.sequences),) if plan.is_ragged else tuple(x.v.shape[:-3])
-    L, zero = slots_after(plan, state, x.v.shape[-3]), xp.zeros((), dtype=plan.dtype, device=device(x.v))
+    L = slots_after(plan, state, x.v.shape[-3])
     parts = {"k": (L, *x.k.shape[-2:]), "v": (L, *x.v.shape[-2:]), "length": ()}
     if x.g is not None:
         parts["b"] = (L, x.g.shape[-1])
     kind = KeyValueCache if x.g is None else GatedCache
-    return kind(**{n: xp.broadcast_to(zero, (*lead, *shape)) for n, shape in parts.items()})
+    zero = {n: xp.zeros((), dtype=count_dtype(xp) if n == "length" else plan.dtype, device=device(x.v)) for n in parts}
+    return kind(**{n: xp.broadcast_to(zero[n], (*lead, *shape)) for n, shape in parts.items()})
 
 
 def count(xp: Namespace, length: Array) -> Array:
-    """Lengths as whole numbers."""
-    return xp.astype(xp.round(length), xp.int64)
+    """Lengths as integers of 64 bits, an array also without axes; the call has checked that they are whole numbers."""
+    return xp.asarray(cast(xp, length, count_dtype(xp)))
 
 
 def positions(xp: Namespace, n: Array, L: int) -> Array:
     """(..., L): the position of the token in each slot after n (...) tokens; less than 0 where the slot is empty."""
     last = n[..., None] - 1
     return last - (last - xp.arange(L, dtype=n.dtype, device=device(n))) % max(L, 1)
-
 
 
 def _taken(xp: Namespace, y: Array, index: Array, valid: Array) -> Array:
@@ -96,8 +96,7 @@ def ordered(plan: Plan, state: Cache | None) -> Cache | None:
     xp, n, L = plan.xp, count(plan.xp, state.length), state.v.shape[-3]
     if is_numpy(xp) and not (n > L).any():
         return state
-    length = xp.where(n > L, xp.full_like(state.length, L), state.length)
-    return KeyValueCache(in_order(xp, state.k, n), in_order(xp, state.v, n), length)
+    return KeyValueCache(in_order(xp, state.k, n), in_order(xp, state.v, n), xp.where(n > L, xp.full_like(n, L), n))
 
 
 def ordered_vjp(plan: Plan, state: Cache, d: Cache) -> Cache:
@@ -126,7 +125,7 @@ def empty(xp: Namespace, x: Inputs, dtype: Any) -> Cache:
     """A cache without slots, for tokens x."""
     lead, where = x.v.shape[:-3], device(x.v)
     k, v = (xp.zeros((*lead, 0, *y.shape[-2:]), dtype=dtype, device=where) for y in (x.k, x.v))
-    length = xp.zeros(lead, dtype=dtype, device=where)
+    length = xp.zeros(lead, dtype=count_dtype(xp), device=where)
     if x.g is None:
         return KeyValueCache(k, v, length)
     return GatedCache(k, v, xp.zeros((*lead, 0, x.g.shape[-1]), dtype=dtype, device=where), length)
@@ -138,10 +137,10 @@ def after(plan: Plan, x: Inputs, cache: Cache, L: int) -> Cache:
     keys = (cache.k, x.k) if x.w is None else path.to_end(plan, x, cache.k)
     k, v = (append(xp, old, cast(xp, new, plan.dtype), n, L) for old, new in (keys, (cache.v, x.v)))
     if x.g is None:
-        return KeyValueCache(k, v, cache.length + T)
+        return KeyValueCache(k, v, xp.asarray(n + T))
     g = cast(xp, x.g, plan.dtype)
     b = append(xp, cache.b + xp.sum(g, axis=-2, keepdims=True), decay_to_end(xp, g), n, L)
-    return GatedCache(k, v, b, cache.length + T)
+    return GatedCache(k, v, b, xp.asarray(n + T))
 
 
 def append_in_place(plan: Plan, x: Inputs, state: Cache) -> Cache:
@@ -155,7 +154,7 @@ def append_in_place(plan: Plan, x: Inputs, state: Cache) -> Cache:
     else:
         owners = [(at, x.k[at], x.v[at], None if x.g is None else x.g[at]) for at in np.ndindex(state.length.shape)]
     for at, k, v, g in owners:
-        n = round(float(state.length[at]))
+        n = int(state.length[at])
         if g is not None:
             g = g.astype(plan.dtype)
             old = state.b[at].astype(plan.dtype) + g.sum(axis=-2, keepdims=True)

@@ -14,7 +14,7 @@ from math import inf, log, prod
 from typing import Any
 
 from ..core import GROWTH_SLACK, CallPlan, Computed, Core, Explained, Growth, StatesAt, register, register_states
-from ..runtime.arrays import Array, accumulate, is_numpy
+from ..runtime.arrays import Array, accumulate, is_cupy, is_numpy
 from ..runtime.shapes import Sizes
 from . import cache, definition, policy, sequences, states
 from .array import tiles
@@ -40,6 +40,7 @@ class Softmax(states.GivesStates, Core):
     DEFERS = False
     STATE_AXES = {"k": "L Hk K", "v": "L H V", "b": "L Hq", "length": ""}  # noqa: RUF012
     STATE_LIMITS = {"b": (-inf, 0.0), "length": (0.0, inf)}  # noqa: RUF012
+    STATE_COUNTS = ("length",)
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
         """The plan of a call, with window and normalize."""
@@ -196,7 +197,7 @@ def crossover(K: int, V: int) -> int:
 def unsupported_reason(x: Any, plan: Plan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
     if backend == "cuda":
-        if is_numpy(plan.xp):
+        if not is_cupy(plan.xp):
             return "the arrays are not CuPy arrays"
         return kernels_of(x, plan).unsupported_reason(x, plan)
     if backend == "reference" and plan.chunk_size == "parallel":

@@ -33,11 +33,11 @@ def row_of(plan: Plan, x: Inputs, state: Any, s: Sequence) -> Any:
     if state is None:
         return None
     lead = x.v.shape[:-3]
-    rows = state if s.row is None else (y[s.row, ...] for y in state)
-    each = [cast(plan.xp, y, plan.dtype) for y in rows]
+    rows = state._asdict() if s.row is None else {n: y[s.row, ...] for n, y in state._asdict().items()}
+    each = {n: count(plan.xp, y) if n == "length" else cast(plan.xp, y, plan.dtype) for n, y in rows.items()}
     if s.row is not None:
-        each = [plan.xp.reshape(y, (*lead, *y.shape)) for y in each]
-    return type(state)(*each)
+        each = {n: plan.xp.reshape(y, (*lead, *y.shape)) for n, y in each.items()}
+    return type(state)(**each)
 
 
 def tokens_of(x: Inputs, s: Sequence) -> Inputs:

@@ -12,7 +12,8 @@ from ..runtime.shapes import Sequence
 class KeyValueCache(NamedTuple):
     """State of softmax attention: the last L tokens, token p in slot p mod L.
 
-    k: (..., L, Hk, K). v: (..., L, H, V). length: (...), the number of tokens so far, as floating-point numbers.
+    k: (..., L, Hk, K). v: (..., L, H, V). length: (...), the number of tokens so far, integers of 64 bits in an array;
+    the states of earlier versions had floats, which are taken if they are whole numbers.
     """
 
     k: Any

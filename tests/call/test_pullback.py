@@ -115,7 +115,7 @@ def test_results_of_vjp_may_be_written_to(case, chunk_size):
     expected = pullback(*cotangents)
     result, pullback = la.vjp(case.fn, **how)
     for x in parts(result):
-        x[...] = np.nan
+        x[...] = np.nan if x.dtype.kind == "f" else -1
     assert same(pullback(*cotangents), expected)
 
 

@@ -98,7 +98,8 @@ def check_gradients(case, arrays, options):
     step = {n: random_like(x, 5) for n, x in arrays.items() if not isinstance(x, str)}
     eps, values = 1e-6, []
     for sign in (1, -1):
-        moved = {n: parts_like(x, [y + sign * eps * d for y, d in zip(parts((x,)), parts((step[n],)), strict=True)])
+        moved = {n: parts_like(x, [y + sign * eps * d if y.dtype.kind == "f" else y
+                                   for y, d in zip(parts((x,)), parts((step[n],)), strict=True)])
                  for n, x in arrays.items()}  # fmt: skip
         found = case.fn(**moved, **case.options, **options)
         values.append(sum(float(np.sum(x * d)) for x, d in zip(parts(tuple(found)), parts(tuple(cotangent)),

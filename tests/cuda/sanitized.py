@@ -232,7 +232,7 @@ def _cache(case: Case, rng: np.random.Generator, N: int) -> Any:
     (Hq, Hk, H), L = case.heads, case.slots
     k, v = (_round(rng.standard_normal((N, L, *shape)), case.dtype) for shape in ((Hk, case.K), (H, case.V)))
     b = _round(-rng.random((N, L, Hq)), "float32")
-    length = np.full(N, L + 5.0)
+    length = np.full(N, L + 5)
     return la.GatedCache(k, v, b, length) if case.fn == "forgetting_attention" else la.KeyValueCache(k, v, length)
 
 

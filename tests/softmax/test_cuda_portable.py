@@ -87,7 +87,7 @@ def cache_of(fn, B, L, seen, *, dtype, heads, widths, seed=0):
     rng, (Hq, Hk, H), (K, V) = np.random.default_rng(seed), heads, widths
     kind = np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
     k, v = (rng.standard_normal((B, L, *shape)).astype(kind) for shape in ((Hk, K), (H, V)))
-    length = np.asarray(seen, np.float32)
+    length = np.asarray(seen, np.int64)
     if fn is la.softmax_attention:
         return la.KeyValueCache(k, v, length)
     b = -3 * rng.random((B, L, Hq))

@@ -19,8 +19,8 @@ def test_a_repeated_call_overwrites_another_cache(public, T):  # noqa: F811
     options = {"overwrite_state": True, "backend": "chunks"}
     arrays = [stub(x.astype(np.float32)) for x in given]
     for _ in range(3):
-        parts = [x.astype(np.float32) for x in (*(-rng.random(shape) for shape in shapes), np.array([5.0, 9.0]))]
-        exact = la.GatedCache(*(x.astype(np.float64) for x in parts))
+        parts = [*(-rng.random(shape).astype(np.float32) for shape in shapes), np.array([5, 9])]
+        exact = la.GatedCache(*(x.astype(np.float64) for x in parts[:-1]), parts[-1].copy())
         wanted = la.alibi(*(x.astype(np.float32).astype(np.float64) for x in given), state=exact, **options)
         cache = la.GatedCache(*map(stub, parts))
         found = la.alibi(*arrays, state=cache, **options)
