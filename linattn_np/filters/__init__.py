@@ -50,7 +50,8 @@ def nlms(x: Any, d: Any, mu: Any = 1.0, *, eps: float = 0.0, state: Any = None, 
         y_t = x_t W_{t-1},   W_t = W_{t-1} + mu_t x_t^T (d_t - y_t) / (eps + |x_t|^2)
 
     x, d, mu, state, options and results as in lms; stable for 0 < mu < 2. With mu=1 and eps=0 the new weights fit the
-    token exactly; mu=1 and eps=1/beta is longhorn's step. Where eps + |x_t|^2 is 0 nothing is learned.
+    token exactly; mu=1 and eps=1/beta is longhorn's step. Where |x_t| is 0, or below the smallest normal
+    number, nothing is learned.
     Haykin, Adaptive Filter Theory, 5th edition, chapter 7.
     """
     return NLMS((x, d, mu), {"eps": eps, "state": state, **options})

@@ -215,3 +215,23 @@ X, D = draw(5)
 def test_errors(call, error, text):
     with pytest.raises(error, match=f"^{text}"):
         call()
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [
+    (np.float32, 2.0**-60), (np.float32, 2.0**-70), (np.float32, 2.0**-120), (np.float32, 2.0**65),
+    (np.float32, 2.0**100), (np.float64, 2.0**-500), (np.float64, 2.0**-530), (np.float64, 2.0**520)])  # fmt: skip
+def test_nlms_has_no_scale(dtype, scale):
+    """Squares of quiet and loud inputs are no numbers; a power of 2 changes no bit, of gradients too."""
+    rng = np.random.default_rng(1)
+    x, d, dy = (rng.standard_normal((50, n)).astype(dtype) for n in (4, 1, 1))
+    x[7] = 0
+    (right, _, W, _), back = la.vjp(la.nlms, x, d, mu=0.5)
+    (found, _, scaled, _), pullback = la.vjp(la.nlms, x * dtype(scale), d, mu=0.5)
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-5 if dtype is np.float32 else 1e-14)
+    np.testing.assert_allclose(scaled * dtype(scale), W, rtol=0, atol=1e-5 if dtype is np.float32 else 1e-14)
+    grads, expected = pullback(dy), back(dy)
+    error = abs(grads.d - expected.d).max() / abs(expected.d).max()
+    assert error < (1e-5 if dtype is np.float32 else 1e-13)
+    assert np.isfinite(grads.x).all()
+    error = abs(grads.x * dtype(scale) - expected.x)[x[:, 0] != 0].max() / abs(expected.x).max()
+    assert error < (1e-4 if dtype is np.float32 else 1e-12)
