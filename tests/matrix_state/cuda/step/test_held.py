@@ -13,7 +13,7 @@ from linattn_np.call import replay
 from linattn_np.runtime.cuda import constants
 from tests.cases import PLAIN, draw, parts, parts_like
 from tests.matrix_state.cuda.step import host as step_calls
-from tests.matrix_state.cuda.step_twin import Stub, stub
+from tests.matrix_state.cuda.step_twin import CUPY, Stub, stub
 
 launched, public = step_calls.launched, step_calls.public
 WAYS = [(1, None), (3, "reference"), (37, "chunks")]  # tokens, backend
@@ -43,3 +43,18 @@ def test_a_plan_holds_no_array_of_its_call(public, monkeypatch, case, way):
     assert len(made) > 10
     held = [x() for x in made]
     assert not [x.shape for x in held if x is not None and not any(x is y for y in constants._kept.values())]
+
+
+def test_constants_hold_little_memory(public, monkeypatch):
+    """One that does not fit is made by every call."""
+    monkeypatch.setattr(constants, "MOST_BYTES", 100)
+    made = []
+
+    def once(key, size):
+        return constants.once(CUPY, key, 0, lambda: made.append(key) or stub(np.ones(size, np.float32)))
+
+    for _ in range(2):
+        assert once("fits", 20).sum() == 20
+        assert once("does not", 6).sum() == 6
+        assert once("fits too", 5).sum() == 5
+    assert made == ["fits", "does not", "fits too", "does not"]
