@@ -1,9 +1,9 @@
-"""The operator LinearAttention of the ONNX standard (opset 27), computed by this library.
+"""The operators LinearAttention and CausalConvWithState of the ONNX standard (opset 27), computed by this library.
 
-`linear_attention` takes and returns what the operator does. `LinearAttention` is the same as an operator of ONNX's
-reference evaluator:
+`linear_attention` and `causal_conv_with_state` take and return what the operators do. `LinearAttention` and
+`CausalConvWithState` are the same as operators of ONNX's reference evaluator:
 
-    ReferenceEvaluator(model, new_ops=[LinearAttention]).run(None, inputs)
+    ReferenceEvaluator(model, new_ops=[LinearAttention, CausalConvWithState]).run(None, inputs)
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import array_api_compat.numpy as compat
 import numpy as np
 from onnx.reference.op_run import OpRun
 
 import linattn_np as la
 
+from ..ops.short_conv import ShortConv, short_conv
+from ..runtime.doorway import expect, expect_one_dtype, expect_whole
 from ..runtime.values import is_whole, is_word, shown
 
-OPSET = 27  # since which the standard has the operator
+OPSET = 27  # since which the standard has the operators
 DEFAULT_CHUNK = 64  # the attribute's default, which leaves the choice to the library
 Arrays = dict[str, Any]
 
@@ -83,6 +86,50 @@ class LinearAttention(OpRun):
 
     def _run(self, query: Any, key: Any, value: Any, *optional: Any, **attributes: Any) -> tuple[Any, Any]:
         return linear_attention(query, key, value, *optional, **{n: x for n, x in attributes.items() if x is not None})
+
+
+ACTIVATIONS = ("none", "silu", "swish")
+
+
+def causal_conv_with_state(
+    input: Any, weight: Any, bias: Any = None, past_state: Any = None, activation: str = "none"
+) -> tuple[Any, Any]:
+    """(output, present_state) of the operator CausalConvWithState on NumPy arrays.
+
+        output_t = act(bias + sum_{i < k} weight_{k-1-i} input_{t-i})
+
+    input       (B, C, T)
+    weight      (C, 1, k)
+    bias        (C,)            optional: zeros
+    past_state  (B, C, k - 1)   optional: zeros
+
+    Attribute: activation="none", "silu" or "swish", which is the same. present_state (B, C, k - 1) are the last inputs,
+    those of past_state among them. Sums are float32, float64 for float64; results have the dtype of input. Raises
+    TypeError or ValueError for arrays and attributes that the standard excludes.
+    """
+    fn = "CausalConvWithState"
+    if not is_word(activation, ACTIVATIONS):
+        raise ValueError(f"{fn}: activation is {shown(activation)}, expected one of {', '.join(ACTIVATIONS)}")
+    sizes = expect(fn, {"1": 1}, input=(input, "B C T"), weight=(weight, "C 1 k"), bias=(bias, "C?"))
+    expect_whole(fn, "k of weight", sizes["k"])
+    expect(fn, sizes | {"k-1": sizes["k"] - 1}, past_state=(past_state, "B C k-1?"))
+    expect_one_dtype(fn, input=input, weight=weight, bias=bias, past_state=past_state)
+    wide = np.result_type(input.dtype, np.float32)
+    x, past = (None if y is None else np.swapaxes(y, 1, 2).astype(wide) for y in (input, past_state))
+    conv = ShortConv(weight[:, 0].astype(wide), None if bias is None else bias.astype(wide),
+                     None if activation == "none" else "silu")  # fmt: skip
+    output, present = (np.swapaxes(y, 1, 2).astype(input.dtype) for y in short_conv(compat, x, conv, past))
+    return output, present
+
+
+class CausalConvWithState(OpRun):
+    """The operator for ONNX's reference evaluator."""
+
+    op_domain = ""
+
+    def _run(self, input: Any, weight: Any, *optional: Any, **attributes: Any) -> tuple[Any, Any]:
+        given = {n: x for n, x in attributes.items() if x is not None}
+        return causal_conv_with_state(input, weight, *optional, **given)
 
 
 def _attributes(
