@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bridges import test_ssm_and_conv as drawn
+from tests.bridges.serving import test_ssm_and_conv as drawn
 
 torch = pytest.importorskip("torch")
 
