@@ -33,7 +33,8 @@ from .states import draw_state as draw_state
 from .states import end_shape as end_shape
 from .states import read as read
 from .states import readable as readable
-from .types import BoundedState, Inputs, NormalisedState, Plan, Saved, SlotState, SolvedState, StabilisedState
+from .types import BoundedState, Erase, Inputs, NormalisedState, Plan, ReadState, Saved, SlotState, SolvedState
+from .types import StabilisedState as StabilisedState
 
 BACKENDS: tuple[str, ...] = ("reference", "chunks", "numba", "cuda")
 TAKES_POOLS = DEFERS = True
@@ -224,7 +225,8 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
     if spec.micro_steps:
         steps = sizes.n
         sequences = tuple(Tokens(s.row, steps * s.start, steps * s.stop) for s in sequences)
-    own = {"query_reads": spec.query_reads, "erase_reads": spec.erase_reads,
+    reads = spec.erase_reads if spec.erase is Erase.DELTA else ReadState.DECAYED  # of r_t alone
+    own = {"query_reads": spec.query_reads, "erase_reads": reads,
            "l2norm": options.get("qk_l2norm", False), "l2norm_eps": options.get("l2norm_eps", 0.0),
            "beta_sigmoid": float(options.get("beta_sigmoid", False) + options.get("allow_neg_eigval", False)),
            "gate_lower_bound": options.get("gate_lower_bound"), "micro_steps": steps, "sequences": sequences,

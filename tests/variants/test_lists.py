@@ -123,3 +123,14 @@ def test_no_test_lists_functions_by_name():
             if len(listed) > 1:
                 found.append(f"{path.name}: {ast.unparse(node)}")
     assert found == []
+
+
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn.spec.erase.name != "NONE" and "g" in fn.spec.arrays
+                                and "state" in fn.spec.core.STATE_AXES], ids=lambda fn: fn.__name__)
+def test_the_state_that_an_erase_reads_is_the_one_of_the_spec(fn):
+    """After a reset the decayed state is 0, and a token whose value is 0 leaves what it read of the one before."""
+    arrays = la.testing.sample(fn, np.random.default_rng(0), T=1)
+    arrays |= {"g": np.full_like(arrays["g"], -np.inf), "v": 0 * arrays["v"]}
+    state = np.random.default_rng(1).standard_normal((2, 2, 5, 3))
+    end = fn(**arrays, state=state, return_state=True).state
+    assert bool(end.any()) == (fn.spec.erase_reads.name == "PREVIOUS")

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
-from ...matrix_state.types import Decay, Erase
+from ...matrix_state.types import Decay, Erase, ReadState
 from ...products import products
 from ...spec import ArgSpec, Samples, VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, VALUES
@@ -28,6 +28,7 @@ SPEC = VariantSpec(
     change=products("q", "k", "v", "g", "a", "b"),
     decay=Decay.VECTOR,
     erase=Erase.FREE,
+    erase_reads=ReadState.PREVIOUS,
     scaled=False,
 )
 SAMPLES = Samples({"k": "unit", "a": "unit", "b": "half unit"})

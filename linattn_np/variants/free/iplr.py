@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
-from ...matrix_state.types import Erase
+from ...matrix_state.types import Erase, ReadState
 from ...products import products
 from ...spec import ArgSpec, Samples, VariantSpec
 from ..shared.arguments import QUERIES, VALUES
@@ -25,6 +25,7 @@ SPEC = VariantSpec(
     },
     change=products("q", "k", "v", "a", "b"),
     erase=Erase.FREE,
+    erase_reads=ReadState.PREVIOUS,
     scaled=False,
 )
 
