@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bridges.tiny_models import MODELS, build
+from tests.bridges.models.tiny_models import MODELS, build
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.23", reason="the extra `transformers`")
@@ -159,7 +159,7 @@ def test_an_untested_version_is_said(version, monkeypatch, recwarn):
 
 
 def test_the_extra_installs_the_tested_versions():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     (oldest, newest), extras = bridge.TESTED, project["project"]["optional-dependencies"]
     assert f"transformers>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}" in extras["transformers"]
 

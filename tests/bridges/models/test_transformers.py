@@ -8,7 +8,7 @@ import inspect
 
 import pytest
 
-from tests.bridges.tiny_models import FULL, MODELS, build
+from tests.bridges.models.tiny_models import FULL, MODELS, build
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.23", reason="the extra `transformers`")
