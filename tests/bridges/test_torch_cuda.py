@@ -143,6 +143,24 @@ def test_saved_tensors_that_a_hook_replaces(torch, hooks):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_have_the_bits_and_second_derivatives_are_an_error(torch, use_reentrant):
+    """Of calls that are not recorded yet, and of recorded ones."""
+    from torch.utils.checkpoint import checkpoint
+
+    x = arrays_of(torch, torch.bfloat16, **ALIGNED)
+    for _ in range(4):
+        given = [y.detach().requires_grad_() for y in x.values()]
+        out = checkpoint(lambda *a: RULE(**dict(zip(x, a, strict=True))), *given, use_reentrant=use_reentrant)
+        total = out.float().sum()
+        plain = RULE(**dict(zip(x, given, strict=True))).float().sum()
+        wanted = torch.autograd.grad(plain, given, create_graph=True)
+        total.backward()
+        assert all(torch.equal(y.grad, d) for y, d in zip(given, wanted, strict=True))
+        with pytest.raises(RuntimeError, match="gated_delta_rule: a gradient is differentiated again"):
+            torch.autograd.grad(sum(d.float().sum() for d in wanted), given, allow_unused=True)
+
+
 def test_states_at_positions_are_replayed(torch, monkeypatch):
     """Plain, by vjp, by autograd; another list of positions is another plan."""
     from linattn_np.bridges.torch.cuda import views

@@ -16,7 +16,8 @@ from .views import PLAIN, Tensor, dense
 Arrays = tuple[Any, ...]
 Keywords = Mapping[str, Any]
 modes, tracing = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
-transforms = torch._C._functorch.peek_interpreter_stack
+functorch = torch._C._functorch
+transforms = functorch.peek_interpreter_stack
 ON_HOST = ("cu_seqlens", "state_rows", "fresh")  # may lie on the host beside arrays on a device
 
 
@@ -43,7 +44,7 @@ def given(name: str, arrays: Arrays, keywords: Keywords) -> Given | None:
 
     Raises TypeError for a sparse tensor and for one that `vmap` batches.
     """
-    first, wanted = None, False
+    first, wanted, transformed = None, False, False
     for key, x in (*((f"array {n}", x) for n, x in enumerate(arrays)), *keywords.items()):
         for y in leaves(x):
             if type(y) not in PLAIN:
@@ -52,20 +53,24 @@ def given(name: str, arrays: Arrays, keywords: Keywords) -> Given | None:
             elif key not in ON_HOST:
                 if y.layout is not torch.strided:
                     raise TypeError(f"{name}: {key} is a tensor with the layout {y.layout}, expected a dense one")
-                if is_transformed(name, key, y) or (first is not None and y.device != first.device):
+                if first is not None and y.device != first.device:
                     return None
+                transformed = is_transformed(name, key, y) or transformed
                 first, wanted = y if first is None else first, wanted or y.requires_grad
-    if first is None or first.device.type not in ("cpu", "cuda"):
+    if transformed or first is None or first.device.type not in ("cpu", "cuda"):
         return None
     return Given(first, first.device, wanted)
 
 
 def is_transformed(name: str, key: str, x: Tensor) -> bool:
     """Whether torch.func or forward-mode differentiation follows what happens to x.   Raises TypeError under vmap."""
-    if transforms() is not None and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        if torch._C._functorch.is_batchedtensor(x):
-            raise TypeError(f"{name}: {key} is batched by vmap, expected a batch axis of its own: arrays are "
-                            "(..., T, H, K), with any number of batch axes")
+    if transforms() is not None and functorch.is_functorch_wrapped_tensor(x):
+        inner = x
+        while functorch.is_functorch_wrapped_tensor(inner):  # grad within vmap, too
+            if functorch.is_batchedtensor(inner):
+                raise TypeError(f"{name}: {key} is batched by vmap, expected a batch axis of its own: arrays are "
+                                "(..., T, H, K), with any number of batch axes")
+            inner = functorch.get_unwrapped(inner)
         return True
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 

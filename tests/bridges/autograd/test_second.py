@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 TINY = {"T": 2, "B": (), "H": 1, "K": 2, "V": 2}
 ENTRIES = entries()
 OPERATORS = operators()
+PIECES = "short_conv", "gated_rms_norm"  # vmap follows their torch operations
 FUNCTIONAL = torch.autograd.functional
 close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-7)
 
@@ -91,3 +92,13 @@ def test_second_derivatives_of_transforms_are_right(entry):
     close(found.reshape(x.shape), expected)
     again = torch.func.grad(lambda y: (torch.func.grad(loss)(y) * direction).sum())(x)
     close(again, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit.script, by torch.func.hessian itself
+@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.name not in ("", *PIECES)], ids=str)
+def test_gradients_of_single_examples_are_an_error_that_says_what_to_do(entry):
+    """vmap of a function, of its gradient and of its second derivatives."""
+    loss, x = of_one(entry)
+    for transformed in (loss, torch.func.grad(loss), torch.func.hessian(loss)):
+        with pytest.raises(TypeError, match=f"{entry.name}: .* is batched by vmap, expected a batch axis of its own"):
+            torch.func.vmap(transformed)(torch.stack([x, x]))
