@@ -178,10 +178,10 @@ def by_loops_vjp(x: Any, taps: Any, bias: Any, position: Any, silu: bool, dy: An
 
 
 def positions(x: np.ndarray, position: np.ndarray | None) -> np.ndarray:
-    """(B, T) int64."""
+    """(B, T)."""
     if position is None:
         return np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
-    return position.astype(np.int64, copy=False)
+    return position
 
 
 convolution = Piece(

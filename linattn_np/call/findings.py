@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import itertools
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -261,9 +262,14 @@ def _place(call: Prepared, name: str, x: Array, n: int) -> str:
 
 
 def _is_unpacked() -> bool:
-    """Whether the caller unpacks the result of this call into two names: `out, state = fn(...)`."""
+    """Whether the caller unpacks the result of this call into two names: `out, state = fn(...)`, not that of `vjp`."""
     frame, _ = caller()
     if frame is None:
+        return False
+    entered: Any = sys._getframe()
+    while entered.f_back is not frame:
+        entered = entered.f_back
+    if entered.f_code.co_name == "vjp":
         return False
     after = (i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti and i.opname != "CACHE")
     following = next(after, None)

@@ -189,6 +189,12 @@ def test_doubts_are_warnings(fn, call, text):
     assert not any(found.is_error for found in la.check(fn, **call))
 
 
+def test_the_result_of_vjp_is_unpacked_into_two_names():
+    x = np.ones((1, 3, 1, 2))
+    out, pullback = la.vjp(la.linear_attention, x, x, x, check=True)
+    assert pullback(out).q.shape == x.shape
+
+
 def test_unpacked_outputs():
     with pytest.raises(ValueError, match="the result is unpacked into two names but is one array"):
         out, state = la.gated_delta_rule(**GOOD, check=True)
