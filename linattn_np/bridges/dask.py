@@ -72,9 +72,13 @@ def _blocks(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Blocks | N
             raise ValueError(f"{spec.name}: {name} has chunks of unknown sizes, expected known ones: "
                              "x.compute_chunk_sizes() finds them")
     call = prepare(spec, arrays, {**keywords, "check": False} if keywords.get("check") is True else keywords)
-    if call.rows is not None or call.options["return_states_at"] is not None:
-        return None
-    return Blocks(call, given)
+    if call.rows is None and call.options["return_states_at"] is None:
+        return Blocks(call, given)
+    if spec.grows:
+        name = next(n for n in ("return_states_at", "state_rows", "fresh") if call.options[n] is not None)
+        raise TypeError(f"{spec.name}: {name} is given with dask arrays, expected None where the state is a cache: "
+                        "x.compute() is a NumPy array")
+    return None
 
 
 class Blocks:

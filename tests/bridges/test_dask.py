@@ -85,6 +85,12 @@ def test_caches_in_and_out(fn, ragged):
         check(pulled(da.ones_like(found.out)), pull(np.ones_like(result.out)), 1e-12)
 
 
+def test_caches_at_positions_are_refused():
+    x = da.ones((1, 3, 1, 2))
+    with pytest.raises(TypeError, match="alibi: return_states_at is given with dask arrays, expected None"):
+        la.alibi(x, x, x, da.ones(1), return_states_at=[1])
+
+
 RULE = next(c for c in PLAIN if c.fn is la.gated_delta_rule)
 
 

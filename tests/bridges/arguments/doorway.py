@@ -1,6 +1,6 @@
 """A program: every entry with arguments of wrong shapes, dtypes and numbers. Prints what is neither refused nor right.
 
-    python -m tests.bridges.doorway ops | torch | variants [NAME ...]
+    python -m tests.bridges.arguments.doorway ops | torch | variants [NAME ...]
 
 A row is an entry, its arrays by axes and what else it takes. From it come wrong arrays: one shorter and one longer in
 each axis, an axis less and one more, another dtype, no array at all. Each must raise a TypeError or ValueError that

@@ -20,9 +20,9 @@ def test_every_entry_refuses_arguments_that_do_not_fit(group):
     """In a process of its own, so that a crash is a failure of this test."""
     if group == "torch":
         pytest.importorskip("torch")
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    found = subprocess.run([sys.executable, "-m", "tests.bridges.doorway", group], capture_output=True, text=True,
+    found = subprocess.run([sys.executable, "-m", "tests.bridges.arguments.doorway", group], capture_output=True, text=True,
                            cwd=root, env=os.environ | {"PYTHONPATH": path})  # fmt: skip
     assert (found.returncode, found.stdout) == (0, ""), found.stdout + found.stderr
 

@@ -1,4 +1,4 @@
-"""Some hundred random calls of every bridge, right and wrong ones; tests/bridges/fuzz.py is for more."""
+"""Some hundred random calls of every bridge, right and wrong ones; tests/bridges/arguments/fuzz.py is for more."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SLOW = ("torch", "jax", "dask")  # of all variants, whose loops are compiled fir
 def test_random_calls_are_computed_or_refused_clearly(bridge):
     """In a process of its own, so that a crash is a failure of this test."""
     pytest.importorskip(MODULES[bridge])
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    found = subprocess.run([sys.executable, "-m", "tests.bridges.fuzz", bridge, "0", "120"], capture_output=True,
+    found = subprocess.run([sys.executable, "-m", "tests.bridges.arguments.fuzz", bridge, "0", "120"], capture_output=True,
                            text=True, cwd=root, env=os.environ | {"PYTHONPATH": path})  # fmt: skip
     assert (found.returncode, found.stdout) == (0, ""), found.stdout + found.stderr

@@ -1,0 +1,1 @@
+"""Wrong and random arguments of every bridge."""
