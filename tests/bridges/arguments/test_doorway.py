@@ -22,8 +22,8 @@ def test_every_entry_refuses_arguments_that_do_not_fit(group):
         pytest.importorskip("torch")
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    found = subprocess.run([sys.executable, "-m", "tests.bridges.arguments.doorway", group], capture_output=True, text=True,
-                           cwd=root, env=os.environ | {"PYTHONPATH": path})  # fmt: skip
+    command = [sys.executable, "-m", "tests.bridges.arguments.doorway", group]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | {"PYTHONPATH": path})
     assert (found.returncode, found.stdout) == (0, ""), found.stdout + found.stderr
 
 

@@ -22,6 +22,6 @@ def test_random_calls_are_computed_or_refused_clearly(bridge):
     pytest.importorskip(MODULES[bridge])
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    found = subprocess.run([sys.executable, "-m", "tests.bridges.arguments.fuzz", bridge, "0", "120"], capture_output=True,
-                           text=True, cwd=root, env=os.environ | {"PYTHONPATH": path})  # fmt: skip
+    command = [sys.executable, "-m", "tests.bridges.arguments.fuzz", bridge, "0", "120"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | {"PYTHONPATH": path})
     assert (found.returncode, found.stdout) == (0, ""), found.stdout + found.stderr
