@@ -317,3 +317,9 @@ def test_3_26_products_of_one_long_direction_explode():
     w = np.tile(np.sqrt(3) * unit(D.w[:1]), (64, 1))
     R = final_state(la.delta_rule, D.q, w, np.zeros((64, D.K)), D.one, state=np.eye(D.K))
     assert abs(np.linalg.norm(R, 2) / 2.0**64 - 1) < 1e-11
+
+
+def test_explain_counts_the_maps_in_the_operations_of_a_token():
+    arrays = la.testing.sample(la.householder_positions, np.random.default_rng(0), B=(3,), T=7, H=2)
+    found = la.explain(la.householder_positions, **arrays)
+    assert abs(found.operations_per_token * 3 * 7 * 2 - found.operations) <= 1
