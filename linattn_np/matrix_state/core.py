@@ -79,7 +79,6 @@ class Backend(NamedTuple):
     gradients: why the backward of a call makes array calls; "" where it does not.
     """
 
-    is_shared = True
     name: str
     module: Any
     unsupported_reason: Callable[[Any], str | None]

@@ -31,14 +31,14 @@ class Cached(Generic[R]):
 
     def __init__(self, function: Callable[..., R]):
         functools.update_wrapper(self, function)
-        self._function, self._results, self._sizes = function, dict[Hashable, R](), dict[Hashable, int]()
+        self.__wrapped__, self._results, self._sizes = function, dict[Hashable, R](), dict[Hashable, int]()
         emptying.append(self.cache_clear)
 
     def __call__(self, *arguments: Any) -> R:
         try:
             return self._results[arguments]
         except KeyError:
-            found = self._results[arguments] = self._function(*arguments)
+            found = self._results[arguments] = self.__wrapped__(*arguments)
         self._sizes[arguments] = LEAST + held_bytes(found)
         while sum(self._sizes.values()) > MOST_BYTES:
             oldest, *_ = self._sizes  # in one step: other threads may call

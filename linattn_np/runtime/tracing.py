@@ -68,7 +68,7 @@ class Traced(np.ndarray):
     _trace: Callable[[], Trace | None] = staticmethod(lambda: None)
 
     @property
-    def trace(self) -> Trace | None:
+    def trace(self) -> Any:
         """The trace, while whoever records holds it."""
         return self._trace()
 
