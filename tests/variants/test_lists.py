@@ -87,8 +87,9 @@ def test_the_signature_is_that_of_the_spec(fn):
     assert arrays == list(fn.spec.arrays)
     for name, given in fn.spec.arrays.items():
         assert (parameters[name].default is None) == given.optional
-    common = ["scale", "state", "return_state", "return_states_at", "overwrite_state", "state_rows", "reverse",
-              "cu_seqlens", "chunk_size", "chunk_states", "precision", "num_threads", "layout", "backend", "check"]
+    common = ["scale", "state", "return_state", "return_states_at", "overwrite_state", "state_rows", "fresh",
+              "reverse", "cu_seqlens", "chunk_size", "chunk_states", "precision", "num_threads", "layout", "backend",
+              "check"]
     assert list(parameters)[len(arrays):] == [*fn.spec.options.defaults, *common]
 
 
