@@ -366,12 +366,12 @@ def _enter_state(spec: VariantSpec, c: Variables, plan: Any, state: Any, rows: S
     is_pool = rows is not None and rows.at is not None
     plain = is_pool and spec.state.plain is not None and spec.state.plain(c.options)
     if spec.state.pack is None or plain:
+        begin = initial_state(spec, plan.xp, c.sizes, state, None if is_pool and spec.core.TAKES_POOLS else rows)
         for name, S in ({} if state is None else flatten("state", state)).items():
             axes, counts = axes_of_states(spec)[name.removeprefix("state.")], name in spec.counts
-            shapes.check_state(c.name, S, c.sizes, axes, name, is_pool, counts)
-        if is_pool and spec.core.TAKES_POOLS:
-            return state, plan._replace(pool_rows=rows)
-        return initial_state(spec, plan.xp, c.sizes, state, rows), plan
+            S = flatten("state", begin)[name] if counts else S  # other rows of a pool may hold anything
+            shapes.check_state(c.name, S, c.sizes, axes, name, is_pool and not counts, counts)
+        return begin, plan._replace(pool_rows=rows) if is_pool and spec.core.TAKES_POOLS else plan
     c.state = initial_state(spec, plan.xp, c.sizes, state, rows)
     return spec.state.pack(c, c.state), plan
 
