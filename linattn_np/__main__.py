@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
+
+from .arguments import Parser
 
 COMMANDS = {
     "compare": (".experiments.compare.command",
@@ -21,7 +22,7 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="linattn", description="Linear attention for NumPy and CuPy arrays.")
+    parser = Parser(prog="linattn", description="Linear attention for NumPy and CuPy arrays.")
     package = importlib.import_module(__package__)
     parser.add_argument("--version", action="version", version=f"linattn_np {package.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

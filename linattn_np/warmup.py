@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .arguments import numbers
 from .matrix_state.cuda import entries as of_matrix_states
 from .matrix_state.types import Decay, Erase
 from .ops.cuda import entries as around
@@ -27,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--arch", nargs="+", metavar="SM", help="architectures, e.g. sm_80 sm_90a; default: device")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=list(BYTES))
-    parser.add_argument("--key", nargs="+", type=int, default=[64, 128], metavar="K", help="key widths")
-    parser.add_argument("--value", nargs="+", type=int, metavar="V", help="value widths; default: the key widths")
+    numbers(parser, "--key", default=[64, 128], metavar="K", help="key widths")
+    numbers(parser, "--value", metavar="V", help="value widths; default: the key widths")
     parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
     parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
                         help="erase term; free erase: kernels of a few tokens only")

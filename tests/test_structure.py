@@ -15,7 +15,7 @@ DOCS = ROOT.parent / "docs"
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 LAYERS = (  # from the bottom up; what stands on one line does not import each other
     ("runtime",), ("ops",), ("core",), ("matrix_state", "softmax"), ("spec",), ("products",), ("call", "sampling"),
-    ("variants",), ("catalog",), ("testing", "filters"),
+    ("variants",), ("catalog",), ("testing", "filters", "arguments"),
     ("docstring", "doctor", "experiments", "bridges", "warmup"), ("__main__",), ("__init__",),
 )
 LAYER = {name: n for n, names in enumerate(LAYERS) for name in names}

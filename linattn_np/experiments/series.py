@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from .files import reading
 
 LETTERS = 16  # channels of a character's code
 
@@ -19,7 +22,8 @@ class Series(NamedTuple):
 
 
 def load(source: str | None, default: str) -> Series:
-    """The series in a file .npy, .npz (its largest array, or FILE.npz:NAME), .csv (its columns of numbers) or any text.
+    """The series in a file .npy, .npz (its largest array in bytes, or FILE.npz:NAME), .csv (columns of numbers) or any
+    text.
 
     None takes `default`: "help", the text of Python's help, or "eeg", four channels of 800 samples.
     Raises ValueError for a file that holds no series of numbers, OSError for one that cannot be read.
@@ -31,13 +35,7 @@ def load(source: str | None, default: str) -> Series:
         path += ".npz"
     kind = Path(path).suffix.lower()
     if kind in (".npy", ".npz"):
-        loaded = np.load(path, allow_pickle=False)
-        if kind == ".npz":
-            names = [member] if member else sorted(loaded.files, key=lambda n: -loaded[n].size)
-            if not names or names[0] not in loaded.files:
-                raise ValueError(f"{path} has the arrays {', '.join(loaded.files)}, expected {member or 'an array'}")
-            loaded = loaded[names[0]]
-        return standardised(Path(path).name, loaded)
+        return standardised(Path(path).name, _array(Path(path)) if kind == ".npy" else _member(Path(path), member))
     if kind == ".csv":
         return standardised(Path(path).name, _columns(Path(path)))
     return standardised(Path(path).name, codes(Path(path).read_text("utf-8", errors="replace")))
@@ -64,9 +62,27 @@ def codes(text: str) -> np.ndarray:
     return np.random.default_rng(0).choice([-1.0, 1.0], (len(letters), LETTERS))[ids]
 
 
+def _array(path: Path) -> np.ndarray:
+    """The array of a file .npy."""
+    with reading(path, "array"), path.open("rb") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _member(path: Path, name: str) -> np.ndarray:
+    """An array of a file .npz; without a name the largest."""
+    with reading(path, "arrays"), zipfile.ZipFile(path) as archive:
+        sizes = {x.filename[:-4]: x.file_size for x in archive.infolist() if x.filename.endswith(".npy")}
+    wanted = name or max(sizes, key=lambda n: (sizes[n], n), default="")
+    if wanted not in sizes:
+        raise ValueError(f"{path} has the arrays {', '.join(sizes)}, expected {name or 'an array'}")
+    with reading(path, f"array {wanted}"), zipfile.ZipFile(path) as archive, archive.open(f"{wanted}.npy") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
 def _columns(path: Path) -> np.ndarray:
     """The columns of a csv file in which every row below the header is a number."""
-    rows = list(csv.reader(path.read_text("utf-8").splitlines()))
+    with reading(path, "columns of numbers"):
+        rows = list(csv.reader(path.read_text("utf-8").splitlines()))
     if rows and not any(map(_is_number, rows[0])):
         rows = rows[1:]
     width = min(map(len, rows), default=0)

@@ -98,6 +98,6 @@ def test_what_is_missing_is_named_with_the_command(monkeypatch):
 def test_commands_name_what_is_missing_before_any_work(name, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert main([name, "--out", str(tmp_path / "new")]) == 1
+    assert main([name, "--out", str(tmp_path / "new")]) == 2
     assert capsys.readouterr().err == f"linattn {name}: tqdm, rich not installed: pip install 'linattn_np[lab]'\n"
     assert not (tmp_path / "new").exists()

@@ -13,7 +13,7 @@ import numpy as np
 
 import linattn_np as la
 
-from ..arguments import several
+from ...arguments import number, numbers
 from ..extras import require
 from ..progress import progress
 from ..series import load
@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("series", nargs="?", help="a file .npy, .npz, .csv or a text; without it, Python's help")
     parser.add_argument("--variant", action="append", choices=[fn.__name__ for fn in la.VARIANTS], metavar="NAME",
                         help=f"a function to compare, repeatable; without it {', '.join(VARIANTS)}")
-    several(parser, "--lengths", int, default=LENGTHS, help="numbers of tokens (256, 1024, 4096)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of every call, NumPy's products too (1)")
-    parser.add_argument("--heads", type=int, default=4, help="heads (4)")
-    parser.add_argument("--width", type=int, default=64, help="key and value channels of a head (64)")
+    numbers(parser, "--lengths", 2, default=LENGTHS, help="numbers of tokens (256, 1024, 4096)")
+    number(parser, "--threads", default=1, help="CPU threads of every call, NumPy's products too (1)")
+    number(parser, "--heads", default=4, help="heads (4)")
+    number(parser, "--width", default=64, help="key and value channels of a head (64)")
     parser.add_argument("--backend", choices=["chunks", "numba"], help="of all calls; without it, as chosen")
     parser.add_argument("--out", type=Path, default=Path("compare-output"), help="folder of picture and JSON")
 
@@ -46,15 +46,12 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError, ModuleNotFoundError) as problem:
         sys.stderr.write(f"linattn compare: {problem}\n")
-        return 1
-    if args.threads < 1:
-        sys.stderr.write(f"linattn compare: --threads is {args.threads}, expected 1 or more\n")
-        return 1
-    lengths = sorted({T for T in args.lengths if 2 <= T <= len(series.x)})
+        return 2
+    lengths = sorted({T for T in args.lengths if len(series.x) >= T})
     if not lengths:
         sys.stderr.write(f"linattn compare: {series.name} has {len(series.x)} samples, expected {min(args.lengths)} or "
                          "more, or shorter --lengths\n")
-        return 1
+        return 2
     names, rows = args.variant or list(VARIANTS), list[Row]()
     from threadpoolctl import threadpool_limits
 

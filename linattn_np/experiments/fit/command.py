@@ -12,6 +12,7 @@ import numpy as np
 
 import linattn_np as la
 
+from ...arguments import number
 from ..extras import require
 from ..progress import progress
 from ..series import load
@@ -40,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("series", nargs="?", help="a file .npy, .npz, .csv or a text; without it, an EEG of 4 channels")
     parser.add_argument("--variant", action="append", choices=[fn.__name__ for fn in la.VARIANTS], metavar="NAME",
                         help=f"a function to train, repeatable; without it {', '.join(VARIANTS)}")
-    parser.add_argument("--steps", type=int, default=150, help="training steps (150)")
-    parser.add_argument("--seeds", type=int, default=3, help="repetitions with other random features (3)")
-    parser.add_argument("--most", type=int, default=2000, help="samples that are used (2000)")
+    number(parser, "--steps", default=150, help="training steps (150)")
+    number(parser, "--seeds", default=3, help="repetitions with other random features (3)")
+    number(parser, "--most", LEAST, default=2000, help="samples that are used (2000)")
     parser.add_argument("--out", type=Path, default=Path("fit-output"), help="folder of picture and parameters")
 
 
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError, ModuleNotFoundError) as problem:
         sys.stderr.write(f"linattn fit: {problem}\n")
-        return 1
+        return 2
     variance = float(x[split:].var())
     fits = []
     with progress("fit", len(models) * args.seeds, "runs") as done:

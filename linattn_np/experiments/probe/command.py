@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..extras import require
+from ..files import prepare
 from ..progress import progress
 from ..tables import write_table, write_text
 from .growth import probe as growth
@@ -43,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
     start, results = time.perf_counter(), []
     try:
         require("tqdm", "rich", *(["matplotlib"] if args.pictures else []), without_pictures="--no-pictures")
-        for path in (args.json, args.markdown):  # fail before the work, not after it
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
+        prepare(args.json, args.markdown)  # fail before the work, not after it
         if args.pictures:
             args.pictures.mkdir(parents=True, exist_ok=True)
         names = list(PROBES) if args.name == "all" else [args.name]
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             args.markdown.write_text("\n".join(map(markdown, results)), "utf8")
     except (OSError, ModuleNotFoundError) as problem:
         print(f"linattn probe: {problem}", file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import several
+from ...arguments import number, numbers, words
 from ..extras import require
+from ..files import prepare
 from ..tables import write_table, write_text
 from ..workers import run_jobs
 from .evaluation import CellJob, probe_cell, tokens_read
 from .fixed_memories import FIXED
-from .gates import SHIPPED, GateSet, load_gate_sets, save_gate_set
+from .gates import SHIPPED, GateSet, check_shapes, load_gate_sets, read_file, save_gate_set
 from .learn import READINGS, STEPS, LearningJob, learn
 from .memories import LEARNED, MEMORIES
 from .report import about_run, read_json, tables, write_json, write_markdown
@@ -31,24 +32,24 @@ from .verdict import CAUTION, WORDS, verdict
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add = parser.add_argument
-    several(parser, "--gates", str, metavar="SET", default=SHIPPED, help="gate sets: prose, mixed, facts, files")
+    words(parser, "--gates", metavar="SET", default=SHIPPED, help="gate sets: prose, mixed, facts, files")
     add("--train", choices=READINGS, metavar="SET", help="learn a gate set (prose, mixed, facts) and exit")
     add("--out", type=Path, help="output file of --train; other sets in it are preserved")
-    add("--steps", type=int, default=STEPS, help="optimiser steps of --train")
+    number(parser, "--steps", default=STEPS, help="optimiser steps of --train")
     add("--text", help="text file used as haystack of levels 2 and 3, instead of CPython's built-in help")
-    several(parser, "--lengths", int, default=(512, 1024, 2048, 4096), help="tokens per stream (512 to 4096)")
-    several(parser, "--levels", int, default=tuple(LEVELS), help="levels: 1, 2, 3 (all)")
-    several(parser, "--memories", str, metavar="NAME", default=MEMORIES,
+    numbers(parser, "--lengths", SHORTEST, default=(512, 1024, 2048, 4096), help="tokens per stream (512 to 4096)")
+    numbers(parser, "--levels", default=tuple(LEVELS), help="levels: 1, 2, 3 (all)")
+    words(parser, "--memories", metavar="NAME", default=MEMORIES,
             help=f"{', '.join(MEMORIES)}; also available: {', '.join(FIXED)}")
-    add("--seeds", type=int, default=5, help="number of seeds, each with its own vectors, needles and learned gates")
-    add("--depths", type=int, default=11, help="number of needle depths, 0 to 100 %% of the haystack")
+    number(parser, "--seeds", default=5, help="number of seeds, each with its own vectors, needles and learned gates")
+    number(parser, "--depths", default=11, help="number of needle depths, 0 to 100 %% of the haystack")
     add("--full", action="store_true", help="print all tables after the summary")
     add("--read", type=Path, metavar="FILE", help="report on all results that --json wrote, without a new run")
     add("--json", type=Path, help="write all results to this file")
     add("--markdown", type=Path, help="write the tables to this file")
     add("--pictures", type=Path, metavar="FOLDER", default=Path("recall-output"), help="folder of figures")
     add("--no-pictures", dest="pictures", action="store_const", const=None, help="draw nothing")
-    add("--jobs", type=int, default=2, help="number of processes")
+    number(parser, "--jobs", default=2, help="number of processes")
     add("--backend", default="numba", choices=("numba", "chunks", "reference"), help="backend of the memories")
 
 
@@ -70,14 +71,7 @@ def check(args: argparse.Namespace) -> None:
         unknown = [str(x) for x in chosen if x not in known]
         if unknown:
             raise ValueError(f"--{option}: {', '.join(unknown)} not among {', '.join(map(str, known))}")
-    for option in ("steps", "seeds", "depths", "jobs"):
-        if getattr(args, option) < 1:
-            raise ValueError(f"--{option} is {getattr(args, option)}, expected 1 or more")
-    if min(args.lengths) < SHORTEST:
-        raise ValueError(f"--lengths: {min(args.lengths)} is too short, needle and question need {SHORTEST} tokens")
-    for path in (args.json, args.markdown, args.out):  # fail before the work, not after it
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+    prepare(args.json, args.markdown, args.out)  # fail before the work, not after it
     if args.pictures and not args.train:
         args.pictures.mkdir(parents=True, exist_ok=True)
     if (args.train is None) != (args.out is None):
@@ -91,6 +85,7 @@ def check(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> int:
     """Learn one gate set and write it."""
     memories = [name for name in LEARNED if name in args.memories]
+    read_file(args.out)  # fail before the work, not after it
     if not memories:
         raise ValueError(f"--train: none of {', '.join(args.memories)} has learned gates")
     jobs = [LearningJob(args.train, name, seed, args.steps) for seed in range(args.seeds) for name in memories]
@@ -151,6 +146,7 @@ def about_process(args: argparse.Namespace, seconds: float) -> dict[str, Any]:
 def measure(args: argparse.Namespace) -> Scores:
     """Evaluate all cells, with the same streams for every memory."""
     gate_sets = load_gate_sets(args.gates)
+    check_shapes(gate_sets)
     seeds = sorted(set(range(args.seeds)).intersection(*gate_sets.values()))
     if not seeds:
         raise ValueError(f"the gate sets {', '.join(gate_sets)} have no seed in common")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .memories import Logits
+from ..files import reading
+from .memories import RECURRENT, Logits, Memory
 
 DIGITS, LOSS_DIGITS = 3, 4  # decimal places in a file
 SHIPPED = ("prose", "mixed", "facts")
@@ -34,10 +35,16 @@ def load_gate_sets(names: Iterable[str]) -> dict[str, GateSet]:
         if name in SHIPPED:
             sets[name] = read_sets(shipped.read_text("utf8"))[name]
         elif Path(name).is_file():
-            sets |= read_sets(Path(name).read_text("utf8"))
+            sets |= read_file(Path(name))
         else:
             raise ValueError(f"no gate set {name!r}: neither one of {', '.join(SHIPPED)} nor a file")
     return sets
+
+
+def read_file(path: Path) -> dict[str, GateSet]:
+    """The gate sets of a file, none of one that does not exist; ValueError for a file of another kind."""
+    with reading(path, "gate sets"):
+        return read_sets(path.read_text("utf8")) if path.exists() else {}
 
 
 def read_sets(text: str) -> dict[str, GateSet]:
@@ -54,6 +61,18 @@ def decode(memories: dict[str, dict[str, Any]]) -> dict[str, Learned]:
         name: Learned({k: np.array(x) for k, x in entry.items() if k != "loss"}, entry["loss"])
         for name, entry in memories.items()
     }
+
+
+def check_shapes(gate_sets: dict[str, GateSet]) -> None:
+    """Raise ValueError unless each memory has the logits that its gates need."""
+    for set_name, gate_set in gate_sets.items():
+        for seed, memories in gate_set.items():
+            for name, learned in memories.items():
+                for part, start in RECURRENT.get(name, Memory()).start.items():
+                    came = np.shape(learned.logits.get(part))
+                    if came != np.shape(start):
+                        raise ValueError(f"gates {set_name}, seed {seed}: {part} of {name} has shape {came}, expected "
+                                         f"{np.shape(start)}")
 
 
 def encode(learned: Learned) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 import linattn_np as la
 
+from ..files import reading
 from ..tables import TextTable, markdown_table
 from .evaluation import Score
 from .gates import decode, encode
@@ -218,12 +219,13 @@ def write_json(path: Path, scores: Scores, claims: list[Claim], run: dict[str, A
 
 def read_json(path: Path) -> tuple[Scores, dict[str, Any]]:
     """The scores that `write_json` wrote, and the settings and versions of their run."""
-    parts = json.loads(path.read_text("utf8"))
-    if not isinstance(parts, dict) or not {"scores", "depths", "gates", "run"} <= set(parts):
-        raise ValueError(f"{path} holds no results of linattn recall")
-    gate_sets = {name: {int(seed): decode(memories) for seed, memories in gate_set.items()}
-                 for name, gate_set in parts["gates"].items()}  # fmt: skip
-    text = parts["run"]["text"]
-    scores = Scores([Score(**score) for score in parts["scores"]], tuple(parts["depths"]), gate_sets,
-                    None if text == HELP else text)
+    with reading(path, "results of linattn recall"):
+        parts = json.loads(path.read_text("utf8"))
+        gate_sets = {name: {int(seed): decode(memories) for seed, memories in gate_set.items()}
+                     for name, gate_set in parts["gates"].items()}  # fmt: skip
+        text = parts["run"]["text"]
+        scores = Scores([Score(**score) for score in parts["scores"]], tuple(parts["depths"]), gate_sets,
+                        None if text == HELP else text)
+        if not scores.all or any(len(score.exact) != len(scores.depths) for score in scores.all):
+            raise ValueError(f"{len(scores.all)} scores, each expected to have {len(scores.depths)} depths")
     return scores, parts["run"]

@@ -102,9 +102,11 @@ def test_the_command(tmp_path, capsys):
     with np.load(tmp_path / "out" / "delta_rule.npz") as saved:
         assert {"features", "read", "beta.bias", "beta.weights"} == set(saved.files)
     assert (tmp_path / "out" / "fit.png").read_bytes()[:4] == b"\x89PNG"
-    assert command("--most", "20") == 1
+    np.save(tmp_path / "x.npy", switching(20))
+    assert command() == 2
     assert "has 20 samples, expected 64 or more" in capsys.readouterr().err
-    assert command("--variant", "rwkv7") == 1
+    np.save(tmp_path / "x.npy", switching(150))
+    assert command("--variant", "rwkv7") == 2
     assert "rwkv7 has a, which is no gate with limits" in capsys.readouterr().err
 
 

@@ -46,7 +46,7 @@ def test_tables_are_behind_full_and_pictures_have_a_folder(monkeypatch, tmp_path
 def test_missing_packages_are_named_before_any_work(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(PROBES, "rebinding", None)
-    assert command("rebinding", "--pictures", tmp_path / "new") == 1
+    assert command("rebinding", "--pictures", tmp_path / "new") == 2
     printed = capsys.readouterr()
     assert printed.err == "linattn probe: matplotlib not installed: pip install 'linattn_np[lab]', or --no-pictures\n"
     assert printed.out == ""

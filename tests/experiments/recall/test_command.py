@@ -68,7 +68,6 @@ def test_a_learned_file_can_be_tested_and_a_text_read(tmp_path, capsys):
     ("words", "problem"),
     [
         (("--memories", "delta,elephant"), "elephant"),
-        (("--lengths", "64"), "too short"),
         (("--train", "prose"), "go together"),
         (("--gates", "nothing.json"), "no gate set"),
         (("--text", "no-such-file.txt"), "no-such-file.txt"),
