@@ -95,16 +95,20 @@ def with_sections(text: str) -> str:
     return text + "".join("\n" + skeleton(spec) for spec in la.SPECS if spec.name not in known)
 
 
+def signature(fn: Any) -> inspect.Signature:
+    """The signature without types; the common options of a variant are **options."""
+    whole = inspect.signature(fn)
+    own = [p.replace(annotation=p.empty) for n, p in whole.parameters.items()
+           if n not in COMMON or not hasattr(fn, "spec")]  # fmt: skip
+    if hasattr(fn, "spec"):
+        own.append(inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD))
+    return whole.replace(parameters=own, return_annotation=whole.empty)
+
+
 def section(name: str, thing: Any) -> str:
     """A heading, the signature, and the docstring as it is."""
     text = inspect.getdoc(thing) or ""
-    if inspect.isclass(thing) or not callable(thing):
-        head = name
-    else:
-        parameters = inspect.signature(thing).parameters.values()
-        words = [str(p.replace(annotation=p.empty)) for p in parameters if p.name not in COMMON]
-        options = ["**options"] if any(p.name in COMMON for p in parameters) else []
-        head = f"{name}({', '.join([*words, *options])})"
+    head = name if inspect.isclass(thing) or not callable(thing) else f"{name}{signature(thing)}"
     return f"## {name.removeprefix('la.')}\n\n```text\n{head}\n\n{text}\n```\n"
 
 

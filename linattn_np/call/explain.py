@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from ..runtime.arrays import NARROW, STORAGE, dtype_name
+from ..spec import VariantSpec
 from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
 from .dispatch import core_of, is_in_part
@@ -58,10 +59,18 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
 
     `slow` says that it makes array calls instead of compiled loops or CUDA kernels, takes kernels of float32 for rows
     of two dtypes, goes token by token on a GPU, or has gradients by array calls, and what would be fast; "" if it is.
+    Of la.lms, la.nlms and la.rls it explains the call of the core, which has one token more.
     """
-    spec = spec_of("explain", fn)
+    if (rule := getattr(fn, "explain", None)) is not None:
+        return rule(arrays, options)
+    return explain_call(spec_of("explain", fn), arrays, options)
+
+
+def explain_call(spec: VariantSpec, arrays: tuple[Any, ...], options: dict[str, Any]) -> Explanation:
+    """The explanation of a variant's call."""
     if (bridge := bridge_of(arrays, options)) is not None:
-        seen = bridge.explain(spec.name, functools.partial(explain, fn), arrays, options)
+        of_views = functools.partial(_of_views, spec)
+        seen = bridge.explain(spec.name, of_views, arrays, options)
         if seen is not NotImplemented:
             return replace(seen[0], arrays=seen[1])
     if (bridge := lazy_bridge(arrays, options)) is not None and (block := bridge.explain(spec, arrays, options)):
@@ -85,6 +94,10 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
         dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(found.operations), found.operations_per_token,
         moved + _bytes_of_out(call), _replay(call, arrays, options), slow=slow,
     )
+
+
+def _of_views(spec: VariantSpec, *arrays: Any, **options: Any) -> Explanation:
+    return explain_call(spec, arrays, options)
 
 
 FAST = {"numpy": ("numba", "compiled loops"), "cupy": ("cuda", "CUDA kernels")}  # by library

@@ -12,17 +12,22 @@ values d.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ..runtime.arrays import device, enter
 from ..runtime.values import is_whole, shown
+from . import gradient
+from . import least_squares as fit
 from .arguments import Filter, Filtered
+from .findings import check
 from .gradient import gradient_filter
 from .least_squares import least_squares
 
-LMS = Filter("lms", "mu", None, {}, gradient_filter)
-NLMS = Filter("nlms", "mu", 1.0, {"eps": 0.0}, gradient_filter)
-RLS = Filter("rls", "forgetting", 1.0, {"delta": 1.0}, least_squares, ("solver", "iterations", "tolerance"))
+LMS = Filter("lms", "mu", None, {}, gradient.core_call, gradient_filter)
+NLMS = Filter("nlms", "mu", 1.0, {"eps": 0.0}, gradient.core_call, gradient_filter)
+RLS = Filter("rls", "forgetting", 1.0, {"delta": 1.0}, fit.core_call, least_squares,
+             ("solver", "iterations", "tolerance"))  # fmt: skip
 
 
 def lms(x: Any, d: Any, mu: Any, *, state: Any = None, **options: Any) -> Filtered:
@@ -38,7 +43,8 @@ def lms(x: Any, d: Any, mu: Any, *, state: Any = None, **options: Any) -> Filter
     Options: chunk_size, backend, num_threads, precision, as in every function.
     Returns Filtered(prediction (..., T, V), error (..., T, V), weights (..., K, V), state, the weights).
     la.vjp(la.lms, x, d, mu) gives (Filtered, pullback), with pullback(dprediction, derror, dweights, dstate), each of
-    them optional. Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
+    them optional. la.step takes one token, x (..., K) and d (..., V); la.check and la.explain take filters too.
+    Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Widrow, Hoff, Adaptive switching circuits, 1960.
     """
     return LMS((x, d, mu), {"state": state, **options})
@@ -79,9 +85,10 @@ def rls(
     return RLS((x, d, forgetting), {"delta": delta, "state": state, **options})
 
 
-lms.vjp = LMS.vjp  # type: ignore[attr-defined]
-nlms.vjp = NLMS.vjp  # type: ignore[attr-defined]
-rls.vjp = RLS.vjp  # type: ignore[attr-defined]
+for _fn, _filter in ((lms, LMS), (nlms, NLMS), (rls, RLS)):  # the rules of la.vjp, la.step, la.explain, la.check
+    for _name in ("vjp", "step", "step_vjp", "explain"):
+        setattr(_fn, _name, getattr(_filter, _name))
+    setattr(_fn, "check", functools.partial(check, _filter))  # noqa: B010
 
 
 def delay_line(u: Any, taps: int, *, before: Any = None) -> Any:

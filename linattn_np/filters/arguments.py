@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ..call.explain import Explanation, explain_call
+from ..call.foreign import symbolic_bridge
 from ..call.results import gradients_of
 from ..runtime.arrays import Array, Library, Namespace, cast, compute_dtype, device, enter
 from ..runtime.shapes import check_dtype
 from ..runtime.values import is_finite, is_real, shown
+from ..spec import VariantSpec
 
 OPTIONS = ("chunk_size", "backend", "num_threads", "precision")
 
@@ -43,6 +46,7 @@ class Signals(NamedTuple):
     numbers: dict[str, float]  # eps or delta
     options: dict[str, Any]  # of the core
     kinds: dict[str, Any]  # dtypes of the caller's arrays by name
+    is_token: bool  # the caller's arrays are of one token, without T
 
     @property
     def xp(self) -> Namespace:
@@ -55,24 +59,43 @@ Pullback = Callable[[Filtered], tuple[Array, Array, Array, Any]]
 class Filter(NamedTuple):
     """A filter: its name, its rate with a default, its numbers with defaults, how it is computed, own options.
 
-    compute(signals, gradients) returns (Filtered in the compute dtype, pullback or None); the pullback maps cotangents,
-    None where there are none, to (dx, dd, drate, dstate).
+    core(signals) returns (spec, keywords, saved) of the call that computes it. compute(signals, gradients) returns
+    (Filtered in the compute dtype, pullback or None); the pullback maps cotangents, None where there are none, to
+    (dx, dd, drate, dstate).
     """
 
     name: str
     rate: str
     default: float | None
     numbers: Mapping[str, float]
+    core: Callable[[Signals], tuple[VariantSpec, dict[str, Any], Any]]
     compute: Callable[[Signals, bool], tuple[Filtered, Pullback | None]]
     more: tuple[str, ...] = ()
 
-    def __call__(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Filtered:
-        s = self._enter(arrays, keywords)
+    def __call__(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any], is_token: bool = False) -> Filtered:
+        s = self.enter(arrays, keywords, is_token)
         return given_back(s, self.compute(s, False)[0])
 
-    def vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Filtered, Callable[..., Any]]:
+    def step(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Filtered:
+        """One token, without T."""
+        return self(arrays, keywords, is_token=True)
+
+    def step_vjp(
+        self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> tuple[Filtered, Callable[..., Any]]:
+        """One token, without T, and its pullback."""
+        return self.vjp(arrays, keywords, is_token=True)
+
+    def explain(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Explanation:
+        """The explanation of the call that computes it."""
+        spec, call, _ = self.core(self.enter(arrays, keywords))
+        return explain_call(spec, (), call)
+
+    def vjp(
+        self, arrays: tuple[Any, ...], keywords: Mapping[str, Any], is_token: bool = False
+    ) -> tuple[Filtered, Callable[..., Any]]:
         """The result, and its pullback: gradients by input name."""
-        s = self._enter(arrays, keywords)
+        s = self.enter(arrays, keywords, is_token)
         found, pull = self.compute(s, True)
         assert pull is not None
 
@@ -87,6 +110,8 @@ class Filter(NamedTuple):
     def _gradients(self, s: Signals, grads: tuple[Array, Array, Array, Any]) -> Any:
         back, (dx, dd, drate, dstate) = s.library.give_back, grads
         one = {"x": dx, "d": dd, self.rate: drate}
+        if s.is_token:
+            one = {"x": dx[..., 0, :], "d": dd[..., 0, :], self.rate: drate[..., 0]}
         named = [back(cast(s.xp, y, s.kinds[n])) if n in s.kinds else None for n, y in one.items()]
         state = None
         if s.state is not None:
@@ -94,7 +119,8 @@ class Filter(NamedTuple):
             state = type(s.state)(*each) if isinstance(s.state, tuple) else each[0]
         return gradients_of((*one, "state"), *named, state)
 
-    def _enter(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signals:
+    def enter(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any], is_token: bool = False) -> Signals:
+        """The checked arguments; is_token: without T."""
         fn, names = self.name, ("x", "d", self.rate)
         if len(arrays) > len(names):
             raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {', '.join(names)}")
@@ -114,10 +140,14 @@ class Filter(NamedTuple):
         for name, y in entered.items():
             if y is not None:
                 check_dtype(fn, name, y)
-        check_shapes(fn, entered, self.rate)
+        check_shapes(fn, entered, self.rate, is_token)
         dtype = compute_dtype(library.xp, *entered.values())
         kinds = {name: y.dtype for name, y in entered.items() if y is not None}
         x, d, array, *state = self._cast(library.xp, entered, dtype)
+        if array is not None:
+            check_rates(fn, self.rate, library.xp, array)
+        if is_token:
+            x, d, array = x[..., None, :], d[..., None, :], None if array is None else array[..., None]
         if array is None:
             one = number(fn, self.rate, rate, least=False)
             if fn == "rls" and not 0 < one <= 1:
@@ -125,7 +155,7 @@ class Filter(NamedTuple):
             array = library.xp.full(x.shape[:-1], one, dtype=dtype, device=device(x))
         options = {n: keywords[n] for n in (*OPTIONS, *self.more) if n in keywords}
         begin = RLSState(*state) if len(state) > 1 else next(iter(state), None)
-        return Signals(fn, library, dtype, x, d, array, begin, numbers, options, kinds)
+        return Signals(fn, library, dtype, x, d, array, begin, numbers, options, kinds, is_token)
 
     def _cast(self, xp: Namespace, entered: Mapping[str, Any], dtype: Any) -> list[Any]:
         return [None if y is None else cast(xp, y, dtype) for y in entered.values()]
@@ -138,6 +168,26 @@ def number(fn: str, name: str, x: Any, least: bool) -> float:
     return float(x)
 
 
+def check_rates(fn: str, name: str, xp: Namespace, y: Array) -> None:
+    """Raise ValueError unless an array of rates has the values that a number may have; arrays without numbers pass."""
+    if symbolic_bridge((y,), {}) is not None:
+        return
+    right = (y > 0) & (y <= 1) if fn == "rls" else (y >= 0) & (y < float("inf"))
+    if not bool(xp.all(right)):
+        n = first_of(xp, ~right)
+        wanted = "numbers in (0, 1]" if fn == "rls" else "finite numbers >= 0"
+        raise ValueError(f"{fn}: {name} is {float(y[n]):.4g} at {n}, expected {wanted}")
+
+
+def first_of(xp: Namespace, wrong: Array) -> tuple[int, ...]:
+    """The index of the first True."""
+    n, index = int(xp.argmax(xp.reshape(xp.astype(wrong, xp.int8), (-1,)))), []
+    for size in reversed(wrong.shape):
+        n, i = divmod(n, size)
+        index.append(i)
+    return tuple(reversed(index))
+
+
 def parts(fn: str, state: Any) -> dict[str, Any]:
     """The arrays of a state by name."""
     if fn != "rls" or state is None:
@@ -147,19 +197,30 @@ def parts(fn: str, state: Any) -> dict[str, Any]:
     return {f"state.{n}": y for n, y in zip(RLSState._fields, state, strict=True)}
 
 
-def check_shapes(fn: str, arrays: Mapping[str, Any], rate: str) -> None:
-    """Raise ValueError unless x is (..., T, K), d (..., T, V), and the others fit."""
-    x, d = arrays["x"], arrays["d"]
-    if x.ndim < 2 or tuple(d.shape[:-1]) != tuple(x.shape[:-1]):
-        raise ValueError(f"{fn}: x has shape {tuple(x.shape)} and d {tuple(d.shape)}, expected (..., T, K) and "
-                         "(..., T, V)")
-    (*lead, T, K), V = x.shape, d.shape[-1]
+def check_shapes(fn: str, arrays: Mapping[str, Any], rate: str, is_token: bool) -> None:
+    """Raise ValueError unless x is (..., T, K), d (..., T, V), and the others fit; is_token: all without T."""
+    x, d, least = arrays["x"], arrays["d"], 1 if is_token else 2
+    if x.ndim < least or d.ndim < least or tuple(d.shape[:-1]) != tuple(x.shape[:-1]):
+        expected = "(..., K) and (..., V)" if is_token else "(..., T, K) and (..., T, V)"
+        raise ValueError(f"{fn}: x has shape {tuple(x.shape)} and d {tuple(d.shape)}, expected {expected}"
+                         + _missing_axes(x, d, is_token))
+    lead, T, K, V = x.shape[: x.ndim - least], () if is_token else x.shape[-2:-1], x.shape[-1], d.shape[-1]
     wanted = {"state": (*lead, K, V), "state.S": (*lead, K, V), "state.Z": (*lead, K, K), "state.ridge": tuple(lead),
-              rate: (*lead, T)}  # fmt: skip
+              rate: (*lead, *T)}  # fmt: skip
     for name, shape in wanted.items():
         y: Any = arrays.get(name)
         if y is not None and tuple(y.shape) != shape:
             raise ValueError(f"{fn}: {name} has shape {tuple(y.shape)}, expected {shape}")
+
+
+def _missing_axes(x: Array, d: Array, is_token: bool) -> str:
+    """How signals get the axis of channels that they lack; "" if that is not what is wrong."""
+    one, ways = "[..., None]" if is_token or max(x.ndim, d.ndim + 1) > 2 else "[:, None]", []
+    if x.ndim == 1 and not is_token:
+        x, ways = x[:, None], ["x[:, None] is (T, 1), la.delay_line(x, taps) is (T, taps)"]
+    if d.ndim == x.ndim - 1 and tuple(d.shape) == tuple(x.shape[:-1]):
+        ways.append(f"d{one} is one desired output")
+    return f": {'; '.join(ways)}" if ways else ""
 
 
 def cotangents(s: Signals, like: Filtered, given: tuple[Any, ...]) -> Filtered:
@@ -170,13 +231,15 @@ def cotangents(s: Signals, like: Filtered, given: tuple[Any, ...]) -> Filtered:
     def one(name: str, y: Any, result: Any) -> Any:
         if y is None:
             return None
+        is_signal = s.is_token and name in ("dprediction", "derror")
+        result = result[..., 0, :] if is_signal else result
         if isinstance(result, tuple):
             return type(result)(*(one(f"{name}.{n}", *each) for n, *each in
                                   zip(result._fields, y, result, strict=True)))  # type: ignore[attr-defined]
         found = enter(s.fn, {name: y}, s.library)[1][name]
         if tuple(found.shape) != tuple(result.shape):
             raise ValueError(f"{s.fn}: {name} has shape {tuple(found.shape)}, expected {tuple(result.shape)}")
-        return cast(s.xp, found, s.dtype)
+        return cast(s.xp, found[..., None, :] if is_signal else found, s.dtype)
 
     return Filtered(*(one(f"d{n}", *each) for n, *each in zip(Filtered._fields, given, like, strict=True)))
 
@@ -186,7 +249,8 @@ def given_back(s: Signals, found: Filtered) -> Filtered:
     back, kind = s.library.give_back, s.kinds["d"]
     state = found.state
     state = type(state)(*map(back, state)) if isinstance(state, tuple) else back(state)
-    y, e = (back(cast(s.xp, z, kind)) for z in (found.prediction, found.error))
+    signals = ((z[..., 0, :] if s.is_token else z) for z in (found.prediction, found.error))
+    y, e = (back(cast(s.xp, z, kind)) for z in signals)
     return Filtered(y, e, state if not isinstance(state, tuple) else back(found.weights), state)
 
 

@@ -7,11 +7,13 @@ which may be too small or too large for a number.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..call.dispatch import run
 from ..call.vjp import run_vjp
 from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
 from ..runtime.arrays import Array
+from ..spec import VariantSpec
 from ..variants.delta.delta_rule import SPEC
 from .arguments import Filtered, Pullback, Signals, dout_of, later, pulled, result, tokens
 
@@ -28,10 +30,10 @@ def shares(s: Signals) -> tuple[Array, Array]:
     return xp.where(heard, 1 / (1 + ratio * ratio), xp.zeros_like(over)), over
 
 
-def gradient_filter(s: Signals, gradients: bool) -> tuple[Filtered, Pullback | None]:
-    """Filtered, and its pullback."""
+def core_call(s: Signals) -> tuple[VariantSpec, dict[str, Any], tuple[Array, Array]]:
+    """The delta rule, its arrays and options, and the shares of nlms."""
     xp, own = s.xp, tokens(s)
-    strength, over = s.rate, s.rate
+    strength, share, over = s.rate, s.rate, s.rate
     if s.fn == "nlms":
         share, over = shares(s)
         strength = s.rate * share
@@ -39,10 +41,21 @@ def gradient_filter(s: Signals, gradients: bool) -> tuple[Filtered, Pullback | N
     state = None if s.state is None else s.state[..., None, :, :]
     call = {**own, "beta": later(xp, strength, axis=-1)[..., None], "state": state, "scale": 1.0,
             "return_state": True, **s.options}  # fmt: skip
+    return SPECS[s.fn], call, (share, over)
+
+
+def strengths(s: Signals) -> Array:
+    """mu_t |x_t|^2 of lms, mu_t |x_t|^2 / (eps + |x_t|^2) of nlms, (..., T): the share of e_t corrected."""
+    return s.rate * (s.xp.sum(s.x * s.x, axis=-1) if s.fn == "lms" else shares(s)[0])
+
+
+def gradient_filter(s: Signals, gradients: bool) -> tuple[Filtered, Pullback | None]:
+    """Filtered, and its pullback."""
+    xp, (spec, call, (share, over)) = s.xp, core_call(s)
     if not gradients:
-        out, W = run(SPECS[s.fn], (), call)
+        out, W = run(spec, (), call)
         return result(s, out, W[..., 0, :, :], W[..., 0, :, :]), None
-    (out, W), pull = run_vjp(SPECS[s.fn], (), call)
+    (out, W), pull = run_vjp(spec, (), call)
 
     def pullback(d: Filtered) -> tuple[Array, Array, Array, Array]:
         dW = [y for y in (d.weights, d.state) if y is not None]

@@ -14,6 +14,7 @@ from ..call.dispatch import run
 from ..call.vjp import run_vjp
 from ..matrix_state.types import SolvedState
 from ..runtime.arrays import Array, Namespace, device
+from ..spec import VariantSpec
 from ..variants.no_erase.mesa_net import SPEC as MESA_NET
 from ..variants.no_erase.simple_gla import simple_gla
 from .arguments import Filtered, Pullback, RLSState, Signals, dout_of, later, pulled, result, tokens
@@ -41,8 +42,8 @@ def rounding(s: Signals, g: Array, Z: Array) -> Array:
     return xp.clip(K * float(info.eps) * sums, float(info.smallest_normal) ** 0.5, None)
 
 
-def least_squares(s: Signals, gradients: bool) -> tuple[Filtered, Pullback | None]:
-    """Filtered, and its pullback."""
+def core_call(s: Signals) -> tuple[VariantSpec, dict[str, Any], tuple[RLSState, Array, Array]]:
+    """mesa_net's memory, its arrays and options, and (state before the first token, r_t, least ridge)."""
     xp, begin, K = s.xp, begin_of(s), s.x.shape[-1]
     g = later(xp, xp.log(s.rate), axis=-1)[..., None]
     vanishing = begin.ridge[..., None] * xp.exp(xp.cumulative_sum(g[..., 0], axis=-1))  # r_0 .. r_T
@@ -53,9 +54,15 @@ def least_squares(s: Signals, gradients: bool) -> tuple[Filtered, Pullback | Non
     state = SolvedState(*(y[..., None, :, :] for y in (begin.S, begin.Z)))
     call = {**tokens(s), "g": g, "beta": one, "ridge": rows, "state": state, "scale": 1.0, "return_state": True,
             **s.options}  # fmt: skip
-    (out, end), pull = run_vjp(SPEC, (), call) if gradients else (run(SPEC, (), call), None)
+    return SPEC, call, (begin, vanishing, least)
+
+
+def least_squares(s: Signals, gradients: bool) -> tuple[Filtered, Pullback | None]:
+    """Filtered, and its pullback."""
+    xp, K, (spec, call, (begin, vanishing, least)) = s.xp, s.x.shape[-1], core_call(s)
+    (out, end), pull = run_vjp(spec, (), call) if gradients else (run(spec, (), call), None)
     S, Z = (y[..., 0, :, :] for y in end)
-    A = Z + ridge[..., -1, None, None] * xp.eye(K, dtype=s.dtype, device=device(s.x))
+    A = Z + call["ridge"][..., -1, 0, :1, None] * xp.eye(K, dtype=s.dtype, device=device(s.x))
     W = xp.linalg.solve(A, S)
     found = result(s, out, W, RLSState(S, Z, vanishing[..., -1]))
     if pull is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import array_api_strict
 import numpy as np
 import pytest
@@ -209,6 +211,16 @@ X, D = draw(5)
     (lambda: la.rls(X, D, state=X), TypeError, r"rls: state is a ndarray, expected \(S, Z, ridge\) as an RLSState"),
     (lambda: la.vjp(la.lms, X, D, 1.0)[1](), TypeError, "lms: the pullback got no cotangent"),
     (lambda: la.vjp(la.lms, X, D, 1.0)[1](X), ValueError, r"lms: dprediction has shape \(5, 6\), expected \(5, 2\)"),
+    (lambda: la.lms(X, D, np.array([0.1, 0.1, -1, 0.1, 0.1])), ValueError,
+     r"lms: mu is -1 at \(2,\), expected finite numbers >= 0"),
+    (lambda: la.lms(X, D[:, 0], 1.0), ValueError, r"lms: x .* and d \(5,\), .*: d\[:, None\] is one desired output$"),
+    (lambda: la.lms(X[None], D[None, :, 0], 1.0), ValueError, r"lms: .*: d\[\.\.\., None\] is one desired output$"),
+    (lambda: la.lms(X[:, 0], D, 1.0), ValueError, r"lms: .*: x\[:, None\] is \(T, 1\), la.delay_line\(x, taps\) is"),
+    (lambda: la.lms(X, D[:3], 1.0), ValueError, r"lms: .*\(\.\.\., T, V\)$"),
+    (lambda: la.step(la.lms, X[0], D[0, 0], 1.0), ValueError,
+     r"lms: x has shape \(6,\) and d \(\), expected \(\.\.\., K\) and \(\.\.\., V\): d\[\.\.\., None\]"),
+    (lambda: la.step(la.lms, X[0], D[0], np.ones(5)), ValueError, r"lms: mu has shape \(5,\), expected \(\)"),
+    (lambda: la.step(la.lms, X[0], D[0], 1.0, chunk_size=1), TypeError, "step: chunk_size was given, expected none"),
     (lambda: la.delay_line(X, 0), ValueError, "delay_line: taps is 0, expected a whole number from 1"),
     (lambda: la.delay_line(X, 3, before=X), ValueError, r"delay_line: before has shape \(5, 6\), expected \(5, 2\)"),
 ])
@@ -235,3 +247,128 @@ def test_nlms_has_no_scale(dtype, scale):
     assert np.isfinite(grads.x).all()
     error = abs(grads.x * dtype(scale) - expected.x)[x[:, 0] != 0].max() / abs(expected.x).max()
     assert error < (1e-4 if dtype is np.float32 else 1e-12)
+
+
+RATES = {"lms": "mu", "nlms": "mu", "rls": "forgetting"}
+
+
+@every_filter
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -0.1, 0.0, 1.5])
+def test_rates_in_arrays_are_checked_as_numbers_are(name, value):
+    """One wrong value in a row; the value as a number."""
+    fn, (x, d) = FILTERS[name][0], draw(5, lead=(2,))
+    row = np.full((2, 5), 0.5)
+    row[1, 3] = value
+    if name != "rls" and 0 <= value < np.inf:
+        assert np.isfinite(fn(x, d, row).error).all()
+        return
+    with pytest.raises(ValueError, match=f"^{name}: {RATES[name]} is"):
+        fn(x, d, float(value))
+    text = f"^{name}: {RATES[name]} is {value:.4g} at "
+    for call in (fn, *(functools.partial(of, fn) for of in (la.vjp, la.check, la.explain))):
+        with pytest.raises(ValueError, match=text + r"\(1, 3\), expected"):
+            call(x, d, row)
+    with pytest.raises(ValueError, match=text + r"\(1,\), expected"):
+        la.step(fn, x[:, 3], d[:, 3], row[:, 3])
+
+
+@every_filter
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("is_array", [False, True])
+def test_steps_are_the_whole(name, lead, is_array):
+    fn, numbers = FILTERS[name]
+    x, d = draw(9, lead=lead)
+    rates = {RATES[name]: np.full((*lead, 9), numbers[RATES[name]])} if is_array else {}
+    whole, state = fn(x, d, **numbers | rates), None
+    for t in range(9):
+        one = {n: np.asarray(y[..., t]) for n, y in rates.items()}
+        found = la.step(fn, x[..., t, :], d[..., t, :], **numbers | one, state=state)
+        state = found.state
+        assert found.prediction.shape == found.error.shape == (*lead, 2)
+        np.testing.assert_allclose(found.prediction, whole.prediction[..., t, :], rtol=0, atol=1e-13)
+        np.testing.assert_allclose(found.error, whole.error[..., t, :], rtol=0, atol=1e-13)
+    assert relative_error(found.weights, whole.weights) <= 1e-13
+
+
+@every_filter
+def test_gradients_of_a_step_are_those_of_one_token(name):
+    fn, numbers = FILTERS[name]
+    x, d = draw(9, lead=(2,))
+    state = fn(x[:, :8], d[:, :8], **numbers).state
+    given = {**numbers, "state": state}
+    rate = np.full((2, 1), given.pop(RATES[name]))
+    _, right = la.vjp(fn, x[:, 8:], d[:, 8:], rate, **given)
+    found, pullback = la.vjp(la.step, fn, x[:, 8], d[:, 8], rate[:, 0], **given)
+    dy, de, dW = np.random.default_rng(5).standard_normal((2, 2, 2)), *(y + 1 for y in (found.error, found.weights))
+    expected, grads = right(dy[0][:, None], de[:, None], dW), pullback(dy[0], de, dW)
+    for a, b in zip(flat(grads), flat(expected), strict=True):
+        np.testing.assert_array_equal(a, b.reshape(a.shape))
+    assert [y.shape for y in (grads.x, grads.d, grads[2])] == [(2, K), (2, V), (2,)]
+    with pytest.raises(ValueError, match=rf"^{name}: dprediction has shape \(2, 1, 2\), expected \(2, 2\)"):
+        pullback(dy[0][:, None])
+
+
+@every_filter
+@pytest.mark.parametrize("chunk_size", [1, 16])
+def test_explain_says_how_the_core_computes_it(name, chunk_size):
+    fn, numbers = FILTERS[name]
+    found = la.explain(fn, *draw(40), **numbers, chunk_size=chunk_size)
+    assert found.function == name
+    assert found.compute_dtype == "float64"
+    assert found.form == ("recurrent form" if chunk_size == 1 else "chunk form")
+    reference = la.explain(fn, *draw(40), **numbers, backend="reference")
+    assert reference.backend == "reference"
+    assert reference.operations > 0
+
+
+@every_filter
+def test_check_has_nothing_to_say_of_a_sound_call(name):
+    fn, numbers = FILTERS[name]
+    x, d = draw()
+    assert la.check(fn, x, d, **numbers) == []
+    assert la.check(fn, x, d, **numbers, state=fn(x, d, **numbers).state) == []
+    assert la.check(fn, x[:0], d[:0], **numbers) == []
+
+
+def found_by(name, x, d, **more):
+    """(array, is_error) of each finding."""
+    fn, numbers = FILTERS[name]
+    return [(f.array, f.is_error) for f in la.check(fn, x, d, **numbers | more)]
+
+
+@every_filter
+def test_check_finds_what_signals_and_states_say(name):
+    x, d = draw(50)
+    for which in ("x", "d"):
+        signals = {"x": x.copy(), "d": d.copy()}
+        signals[which][7, 1] = np.nan
+        assert found_by(name, **signals) == [(which, True)]
+        (finding,) = la.check(FILTERS[name][0], *signals.values(), **FILTERS[name][1])
+        assert str(finding) == f"{which} is NaN or inf at 1 of {signals[which].size} places, first at (7, 1)"
+    state = FILTERS[name][0](x, d, **FILTERS[name][1]).state
+    bad = type(state)(*(y * np.inf for y in state)) if name == "rls" else state * np.inf
+    assert {n for n, _ in found_by(name, x, d, state=bad)} <= {"state", "state.S", "state.Z", "state.ridge"}
+    assert found_by(name, x, d, state=bad)
+    assert found_by(name, x[:4], d[:4]) == [("x", False)]
+
+
+def test_check_finds_what_rates_say():
+    x, d = draw(50)
+    assert found_by("lms", x, d, mu=0.0) == found_by("nlms", x, d, mu=0.0) == [("mu", False)]
+    assert found_by("nlms", x, d, mu=2.5, eps=0.0) == [("mu", True)]
+    loud = np.where(np.arange(50)[:, None] == 9, 100 * x, x)
+    assert found_by("lms", loud, d) == [("mu", False)]
+    (finding,) = la.check(la.lms, loud, d, 0.05)
+    value = 0.05 * (loud[9] ** 2).sum()
+    assert finding.message == (f"times |x|^2 is {value:.4g} at (9,), expected 0 to 2: the step multiplies the weights "
+                               f"by {1 - value:.4g} along x; la.nlms divides by |x|^2")
+    assert found_by("lms", x, d, mu=100.0) == [("mu", True)]
+    assert found_by("rls", x, d, forgetting=0.8) == [("forgetting", False)]
+
+
+@every_filter
+def test_arrays_without_numbers_are_not_looked_at(name):
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    fn, (x, d) = FILTERS[name][0], draw(5, dtype=np.float32)
+    rate = np.full(5, 0.5, np.float32)
+    np.testing.assert_allclose(jax.jit(fn)(x, d, rate).error, fn(x, d, rate).error, rtol=0, atol=1e-5)

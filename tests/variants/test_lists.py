@@ -17,6 +17,7 @@ import linattn_np as la
 from bench import compare
 from bench.__main__ import COMPARED
 from bench.cpu import variants
+from linattn_np.call.options import COMMON
 from linattn_np.docstring import docstring
 from tests.naive import NAIVE
 
@@ -106,6 +107,28 @@ def test_the_lists_that_are_written_are_up_to_date():
     script = ROOT.parent / "docs" / "make_lists.py"
     ran = subprocess.run([sys.executable, str(script), "--check"], cwd=ROOT.parent, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("page", ["functions", "variants", "testing"])
+def test_the_reference_shows_the_signatures(page):
+    """Names and kinds of parameters; **options stands for the common options of a variant and nothing else."""
+    text = (ROOT.parent / "docs" / "reference" / f"{page}.md").read_text()
+    heads = re.findall(r"^```text\nla\.([\w.]+)(\(.*\))$", text, re.MULTILINE)
+    P = inspect.Parameter
+    assert heads
+    for name, head in heads:
+        fn: Any = la
+        for part in name.split("."):
+            fn = getattr(fn, part)
+        shown = ast.parse(f"lambda {head[1:-1]}: 0", mode="eval").body.args  # type: ignore[attr-defined]
+        each: dict[Any, list[str]] = {kind: [] for kind in type(P.POSITIONAL_ONLY)}
+        for n, p in inspect.signature(fn).parameters.items():
+            each[p.kind] += [n] if not (hasattr(fn, "spec") and n in COMMON) else []
+        extra = ["options"] if hasattr(fn, "spec") else []
+        assert [a.arg for a in shown.posonlyargs] == each[P.POSITIONAL_ONLY], name
+        assert [a.arg for a in shown.args] == each[P.POSITIONAL_OR_KEYWORD], name
+        assert [a.arg for a in shown.kwonlyargs] == each[P.KEYWORD_ONLY], name
+        assert [a.arg for a in (shown.vararg, shown.kwarg) if a] == each[P.VAR_POSITIONAL] + each[P.VAR_KEYWORD] + extra
 
 
 BY_NAME = ("formulas", "naive", "experiments", "sanitized")  # sources' formulas, loops, memories, calls of kernels
