@@ -55,15 +55,17 @@ def operators(dtype: str = "float64") -> list[Entry]:
         options = json.dumps({**case.options, **{n: x for n, x in arrays.items() if isinstance(x, str)},
                               "return_state": True})  # fmt: skip
         names = [n for n, x in arrays.items() if not isinstance(x, str)]
+        floats = [S for S in state if S.is_floating_point()]
 
-        def call(operator: Any, case: Any, names: Any, options: str, *given: Any) -> Any:
-            named = dict(zip(names, given, strict=False))
+        def call(operator: Any, case: Any, names: Any, state: Any, options: str, *given: Any) -> Any:
+            named, own = dict(zip(names, given, strict=False)), iter(given[len(names):])
             each = [named.get(n) for n in case.spec.arrays]
-            return tuple(operator(*each, list(given[len(names):]), *[None] * len(TENSORS), options))
+            state = [next(own) if S.is_floating_point() else S for S in state]  # counts have no gradient
+            return tuple(operator(*each, state, *[None] * len(TENSORS), options))
 
         for name in (case.spec.name, f"{case.spec.name}_saving"):
-            fn = functools.partial(call, getattr(ours, name), case, names, options)
-            found.append(Entry(f"ops.{name}", case.spec.name, fn, (*(arrays[n] for n in names), *parts(state))))
+            fn = functools.partial(call, getattr(ours, name), case, names, state, options)
+            found.append(Entry(f"ops.{name}", case.spec.name, fn, (*(arrays[n] for n in names), *floats)))
     x, taps, bias, gate = (normal(*shape, dtype=dtype) for shape in ((2, 5, 6), (4, 6), (6,), (2, 5, 6)))
     how = (1e-6, "silu", False, None)
     assert normed.name == "gated_rms_norm"
