@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -159,7 +160,7 @@ class VariantSpec:
     state: StateFormat = StateFormat()
     options: OptionSpec = OptionSpec()
 
-    @property
+    @functools.cached_property
     def counts(self) -> frozenset[str]:
         """The parts of a state that are whole numbers: "state.length"."""
         return frozenset(f"state.{n}" for n in self.core.STATE_COUNTS)

@@ -44,7 +44,7 @@ def outside(entered: set[str], folders: tuple[str, ...] = LOOPS) -> set[str]:
 
 
 @pytest.mark.parametrize("T", [1, 64])
-@pytest.mark.parametrize(("options", "most"), [("", 12), ("state", 12), ("state in place", 14), ("options", 14)])
+@pytest.mark.parametrize(("options", "most"), [("", 13), ("state", 13), ("state in place", 15), ("options", 15)])
 def test_modules_that_a_call_enters(T, options, most):
     """A replayed call: 14 modules in all. A first one: `most` outside the loops; nothing else is left out."""
     pytest.importorskip("numba")
@@ -69,7 +69,7 @@ def test_modules_that_a_call_enters(T, options, most):
 
 @pytest.mark.parametrize("T", [1, 64])
 def test_modules_that_a_vjp_and_its_pullback_enter(T):
-    """Outside the loops: 14 in a first call, 15 in a replayed one, which checks nothing but records its loops."""
+    """Outside the loops: 15 in a first call, 16 in a replayed one, which checks nothing but records its loops."""
     pytest.importorskip("numba")
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 2, T, 4, 32)).astype(np.float32)
@@ -81,5 +81,5 @@ def test_modules_that_a_vjp_and_its_pullback_enter(T):
     call()
     replay.clear()
     first, replayed = entered(call), entered(call)
-    assert len(outside(first)) <= 14, sorted(outside(first))
-    assert len(outside(replayed)) <= 15, sorted(outside(replayed))
+    assert len(outside(first)) <= 15, sorted(outside(first))
+    assert len(outside(replayed)) <= 16, sorted(outside(replayed))
