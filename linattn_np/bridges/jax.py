@@ -229,10 +229,9 @@ def once(signature: Signature, call: Operation) -> Operation:
 def callback(program: Program, kind: str) -> Operation:
     """The call of a program's function at run time."""
     out, scratch = program.outputs(kind), program.scratch(kind)
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*out, *scratch)]
-    if kind in ("forward", "saving"):
-        count = len(program.results)
-        shapes[:count] = [x.update(dtype=_dtype(x)) for x in shapes[:count]]
+    count = len(program.results) if kind in ("forward", "saving") else 0
+    dtypes = [_dtype(x) if n < count else x.dtype for n, x in enumerate((*out, *scratch))]
+    shapes = [jax.ShapeDtypeStruct(x.shape, d) for x, d in zip((*out, *scratch), dtypes, strict=True)]
     recorded = isinstance(program, DeviceProgram) and program.is_recorded(kind)
     call = buffer_callback(_host(program, kind), tuple(shapes), command_buffer_compatible=recorded)
     return lambda *given: call(*given)[: len(out)]
