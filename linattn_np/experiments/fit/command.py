@@ -71,10 +71,9 @@ def run(args: argparse.Namespace) -> int:
     linear = float(np.mean((windows(x)[split - 1 : -1] @ R - x[split:]) ** 2) / variance)
     last = float(np.mean((x[split:] - x[split - 1 : -1]) ** 2) / variance)
     sys.stdout.write("\n\n".join(_sentences(fits, linear, series.name, len(x) - split)) + "\n\n")
-    cells = [[f.name, _digits(np.mean(f.errors)), f"± {_digits(_half(f.errors))}", _digits(min(f.losses))]
-             for f in fits]  # fmt: skip
+    cells = [[f.name, _digits(np.mean(f.errors)), _spread(f.errors), _digits(min(f.losses))] for f in fits]
     cells += [["linear prediction", _digits(linear), "", ""], ["the last sample", _digits(last), "", ""]]
-    write_table(TextTable("", ["function", "held-out error", "95 %", "while training"], cells, left=1))
+    write_table(TextTable("", ["function", "held-out error", "95 % over seeds", "while training"], cells, left=1))
     picture = args.out / "fit.png"
     _draw(picture, fits, linear, series.name)
     for f in fits:
@@ -100,26 +99,42 @@ def _digits(error: Any) -> str:
 
 
 def _half(errors: list[float]) -> float:
-    """The half-width of the 95 % interval of the mean over seeds."""
+    """The half-width of the 95 % interval of the mean over seeds; infinite with one seed, whose spread is unknown."""
     n = len(errors)
-    return float("nan") if n < 2 else student_t(n - 1) * float(np.std(errors, ddof=1)) / n**0.5
+    return float("inf") if n < 2 else student_t(n - 1) * float(np.std(errors, ddof=1)) / n**0.5
+
+
+def _spread(errors: list[float]) -> str:
+    """The half-width as text."""
+    return f"± {_digits(_half(errors))}" if len(errors) > 1 else "spread unknown with one seed"
 
 
 def _sentences(fits: list[Fit], linear: float, name: str, held_out: int) -> list[str]:
-    """What was asked, who predicts best, and what that means."""
+    """The question, the least error, and each memory against linear prediction, with the spread over seeds."""
     best = min(fits, key=lambda f: float(np.mean(f.errors)))
-    worst = max(fits, key=lambda f: float(np.mean(f.errors)))
-    error, half = float(np.mean(best.errors)), _half(best.errors)
     asked = (f"Each memory predicted the next sample of {name}; its gates were trained on the first two thirds, the "
              f"error is that of the last {held_out:,} samples, over their variance.")
-    verdict = f"{best.name} was best with {_digits(error)} ± {_digits(half)}"
-    others = [f for f in fits if f is not best and np.mean(f.errors) - _half(f.errors) <= error + half]
-    verdict += f", {worst.name} worst with {_digits(np.mean(worst.errors))}" if worst is not best else ""
-    verdict += f"; the intervals of {', '.join(f.name for f in others)} overlap with its own." if others else "."
-    against = (f"Linear prediction from the same windows, which the memory adds to, has {_digits(linear)}: " + (
-        "the memory helps." if error + half < linear else "on this series no memory is shown to help."
-        if error - half <= linear else "the memory does harm: the last third is not like what it was trained on."))
-    return [asked, verdict, against]
+    least = f"{best.name} has the least error, {_digits(np.mean(best.errors))} ({_spread(best.errors)})"
+    others = [f for f in fits if f is not best and len(f.errors) > 1
+              and np.mean(f.errors) - np.mean(best.errors) <= _half(f.errors) + _half(best.errors)]
+    least += f"; {', '.join(f.name for f in others)} lie within the spread." if others else "."
+    found: dict[str, list[str]] = {}
+    for f in fits:
+        gain = linear - float(np.mean(f.errors))
+        size = f"{'less' if gain >= 0 else 'more'} by {_digits(abs(gain))}"
+        found.setdefault(_word(gain, f.errors), []).append(f"{f.name} ({size}, {_spread(f.errors)})")
+    against = ". ".join(f"{word}: {', '.join(names)}" for word, names in found.items())
+    return [asked, least, f"Linear prediction from the same windows, which a memory adds to, has {_digits(linear)}. "
+            f"{against}. The spread is over seeds, on the same samples of one series."]
+
+
+def _word(gain: float, errors: list[float]) -> str:
+    """The conclusion on an error that is smaller than another by `gain`."""
+    if len(errors) < 2:
+        return "No conclusion with one seed"
+    if abs(gain) <= _half(errors):
+        return "No conclusion within the spread"
+    return "Smaller error with" if gain > 0 else "Larger error with"
 
 
 def _draw(path: Path, fits: list[Fit], linear: float, title: str) -> None:
@@ -130,7 +145,7 @@ def _draw(path: Path, fits: list[Fit], linear: float, title: str) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for n, f in enumerate(fits):
-        half = np.nan_to_num(_half(f.errors))
+        half = _half(f.errors) if len(f.errors) > 1 else 0.0
         left.errorbar([n], [np.mean(f.errors)], yerr=[half], fmt="o", color=f"C{n}", capsize=4)
         right.semilogy(f.losses, color=f"C{n}", label=f.name)
     left.axhline(linear, color="0.5", linestyle="--", label="linear prediction")

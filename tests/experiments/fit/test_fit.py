@@ -80,13 +80,25 @@ def test_variants_that_cannot_be_trained_say_why():
 
 
 def test_words():
-    best, other = Fit("a", [0.10, 0.12], {}, [1.0]), Fit("b", [0.50, 0.54], {}, [1.0])
-    _, verdict, against = _sentences([best, other], 2.0, "x", 100)
-    assert "a was best with 0.1100" in verdict
-    assert "b worst with 0.5200" in verdict
-    assert against.endswith("the memory helps.")
-    assert "no memory is shown to help" in _sentences([best], 0.15, "x", 100)[2]
-    assert "does harm" in _sentences([Fit("a", [0.3, 0.3001], {}, [1.0])], 0.15, "x", 100)[2]
+    best, other = Fit("a", [0.10, 0.12], {}, [1.0]), Fit("b", [0.45, 0.49], {}, [1.0])
+    _, least, against = _sentences([best, other], 2.0, "x", 100)
+    assert least == "a has the least error, 0.1100 (± 0.1271); b lie within the spread."
+    assert "Smaller error with: a (less by 1.8900, ± 0.1271), b (less by 1.5300, ± 0.2541)." in against
+
+
+@pytest.mark.parametrize(("errors", "linear", "word"), [
+    ([0.3, 0.3001], 0.15, "Larger error with: a (more by 0.1500, ± 6.35e-04)"),
+    ([0.1, 0.12], 0.15, "No conclusion within the spread: a (less by 0.0400, ± 0.1271)"),
+    ([0.15, 0.15], 0.15, "No conclusion within the spread: a (less by 0.00e+00, ± 0.00e+00)"),
+    ([0.1], 0.15, "No conclusion with one seed: a (less by 0.0500, spread unknown with one seed)"),
+])
+def test_a_difference_within_its_spread_has_no_conclusion(errors, linear, word):
+    _, least, against = _sentences([Fit("a", errors, {}, [1.0])], linear, "x", 100)
+    assert word in against
+    assert "conclusion" in word or "No conclusion" not in against
+    assert "nan" not in least + against
+    two = [Fit("a", errors, {}, [1.0]), Fit("b", errors, {}, [1.0])]
+    assert ("b lie within" in _sentences(two, linear, "x", 100)[1]) == (len(errors) > 1)
 
 
 def test_the_command(tmp_path, capsys):
@@ -99,6 +111,11 @@ def test_the_command(tmp_path, capsys):
 
     assert command("--steps", "5", "--seeds", "2", "--variant", "delta_rule") == 0
     assert "linear prediction" in capsys.readouterr().out
+    assert command("--steps", "2", "--seeds", "1", "--variant", "delta_rule") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("spread unknown with one seed") == 3  # two sentences, one row
+    assert "nan" not in printed
+    assert "inf" not in printed
     with np.load(tmp_path / "out" / "delta_rule.npz") as saved:
         assert {"features", "read", "beta.bias", "beta.weights"} == set(saved.files)
     assert (tmp_path / "out" / "fit.png").read_bytes()[:4] == b"\x89PNG"
