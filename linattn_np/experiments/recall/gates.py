@@ -69,7 +69,7 @@ def check_shapes(gate_sets: dict[str, GateSet]) -> None:
         for seed, memories in gate_set.items():
             for name, learned in memories.items():
                 for part, start in RECURRENT.get(name, Memory()).start.items():
-                    came = np.shape(learned.logits.get(part))
+                    came = np.shape(learned.logits.get(part, []))
                     if came != np.shape(start):
                         raise ValueError(f"gates {set_name}, seed {seed}: {part} of {name} has shape {came}, expected "
                                          f"{np.shape(start)}")
