@@ -17,6 +17,7 @@ import torch
 from ..matrix_state.types import NormalisedState, SlotState
 from ..runtime.values import shown
 from .adapter import Given, Library, Translated, adapter
+from .modules import l2norm
 
 L2NORM_EPS = 1e-6  # FLA's, inside the root
 NORMALISER_EPS = 1e-10  # linear_attn's, added to the sum of similarities
@@ -64,8 +65,7 @@ def normalise_one_token(given: Given) -> None:
     if q.shape[1] != 1 or q.dtype != k.dtype:
         return
     rows = torch.cat([q, k], dim=2)
-    rows = rows if rows.dtype == torch.float64 else rows.float()
-    rows = rows * rows.square().sum(-1, keepdim=True).add_(L2NORM_EPS).rsqrt_()
+    rows = l2norm(rows, L2NORM_EPS, torch.promote_types(rows.dtype, torch.float32))
     given["q"], given["k"] = rows.split((q.shape[2], k.shape[2]), dim=2)
     given["use_qk_l2norm_in_kernel"] = False
 

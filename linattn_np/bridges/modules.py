@@ -22,9 +22,15 @@ GATES: dict[str, Any] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmo
 
 
 def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
-    """x / sqrt(sum x^2 + eps), in float32 or wider."""
-    wide = widened(x)
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(output_dtype or x.dtype)
+    """x / sqrt(sum x^2 + eps), in float32 or wider; the sum is in range for every x."""
+    dtype, single, root = output_dtype or x.dtype, x.dtype != torch.float64, eps**0.5
+    if not single and x.shape[-1]:  # a power of 2 near the largest entry
+        largest = x.detach().abs().amax(-1, keepdim=True).clamp(min=root)
+        factor = torch.ldexp(torch.ones_like(largest), -torch.frexp(largest).exponent)
+        x, root = x * factor, factor * root
+    square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64).square() + root**2
+    over = square.rsqrt()
+    return (x * (over.float() if single else over)).to(dtype)
 
 
 def gated_rms_norm(

@@ -11,25 +11,30 @@ Axes = int | tuple[int, ...]
 
 
 def rms_norm(xp: Namespace, x: Array, eps: float = 0.0, axis: Axes = -1) -> Array:
-    """x / sqrt(mean x^2 + eps)."""
-    return x * _over_rms(xp, x, eps, axis)
+    """x / sqrt(mean x^2 + eps), and 0 for 0: sqrt(K) x / n, n = sqrt(|x|^2 + K eps), K numbers along the axes."""
+    K = _count(x, axis)
+    x, _, n = _with_length(xp, x, K * eps, axis)
+    return x * (math.sqrt(K) / n)
 
 
 def rms_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 0.0, axis: Axes = -1) -> Array:
-    """r (dy - x r^2 mean(x dy)), r = 1 / sqrt(mean x^2 + eps)."""
-    r = _over_rms(xp, x, eps, axis)
-    return r * (dy - x * (r * r * _mean(xp, x * dy, axis)))
+    """r (dy - y mean(y dy)), r = sqrt(K) / n, y = r x."""
+    K = _count(x, axis)
+    x, factor, n = _with_length(xp, x, K * eps, axis)
+    r = math.sqrt(K) / n
+    y = x * r
+    return (dy - y * _mean(xp, y * dy, axis)) * (r * factor)
 
 
 def layer_norm(xp: Namespace, x: Array, eps: float = 1e-5) -> Array:
     """(x - mean x) / sqrt(var x + eps), over the last axis."""
-    return rms_norm(xp, x - _mean(xp, x, -1), eps)
+    return rms_norm(xp, x - _mean(xp, x), eps)
 
 
 def layer_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 1e-5) -> Array:
     """The gradient of rms_norm minus its mean."""
-    dx = rms_norm_vjp(xp, x - _mean(xp, x, -1), dy, eps)
-    return dx - _mean(xp, dx, -1)
+    dx = rms_norm_vjp(xp, x - _mean(xp, x), dy, eps)
+    return dx - _mean(xp, dx)
 
 
 # Lengths: |x|, or with eps n = sqrt(|x|^2 + eps)
@@ -63,34 +68,27 @@ def over_length_vjp(xp: Namespace, y: Array, x: Array, dz: Array, eps: float = 0
     return dz * wide, -(x / n) * along * over
 
 
-def _with_length(xp: Namespace, x: Array, eps: float) -> tuple[Array, Array, Array]:
-    """(factor x, factor, factor n), factor (..., 1) a power of 2 for each row; 1 for n = 0.
+def _with_length(xp: Namespace, x: Array, eps: float, axis: Axes = -1) -> tuple[Array, Array, Array]:
+    """(factor x, factor, factor n), factor (..., 1) a power of 2 for each row, from its sum of sizes; 1 for n = 0.
 
     sqrt(eps) counts as one more entry of the row.
     """
     limit, up, down = range_factors(xp.finfo(x.dtype).bits)
-    one = xp.ones_like(x[..., :1])
-    if not x.shape[-1]:
-        return x, one, one
-    largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
-    root = one * math.sqrt(eps) if eps else None
-    if root is not None:
-        largest = xp.where(largest < root, root, largest)
-    small = (largest < 1 / limit) & (largest > 0)
-    factor = xp.where(small, one * up, xp.where(largest > limit, one * down, one))
+    root = math.sqrt(eps)
+    size = xp.sum(xp.abs(x), axis=axis, keepdims=True) + root
+    one = xp.ones_like(size)
+    small = (size < 1 / limit) & (size > 0)
+    factor = xp.where(small, one * up, xp.where(size > limit, one * down, one))
     x = x * factor
-    square = xp.sum(x * x, axis=-1, keepdims=True)
-    n = xp.sqrt(square if root is None else square + (root * factor) ** 2)
+    square = xp.sum(x * x, axis=axis, keepdims=True)
+    n = xp.sqrt(square + (root * factor) ** 2 if eps else square)
     return x, factor, xp.where(n == 0, xp.ones_like(n), n)
 
 
-def _mean(xp: Namespace, x: Array, axis: Axes) -> Array:
+def _mean(xp: Namespace, x: Array, axis: Axes = -1) -> Array:
     """The mean with keepdims; 0 for empty axes."""
-    count = math.prod(x.shape[n] for n in (axis if isinstance(axis, tuple) else (axis,)))
-    return xp.sum(x, axis=axis, keepdims=True) / max(count, 1)
+    return xp.sum(x, axis=axis, keepdims=True) / max(_count(x, axis), 1)
 
 
-def _over_rms(xp: Namespace, x: Array, eps: float, axis: Axes) -> Array:
-    """1 / sqrt(mean x^2 + eps); 1 where that is 0."""
-    square = _mean(xp, x * x, axis) + eps
-    return 1 / xp.sqrt(xp.where(square == 0, xp.ones_like(square), square))
+def _count(x: Array, axis: Axes) -> int:
+    return math.prod(x.shape[n] for n in (axis if isinstance(axis, tuple) else (axis,)))

@@ -48,7 +48,7 @@ def is_finite(value: Any) -> bool:
 
 
 def range_factors(bits: int) -> tuple[float, float, float]:
-    """(limit, up, down): rows with a largest entry below 1 / limit are scaled by up, above limit by down.
+    """(limit, up, down): rows of a size below 1 / limit are scaled by up, above limit by down.
 
     Powers of 2: the scaling is exact, and squares of the scaled entries neither vanish nor overflow.
     """

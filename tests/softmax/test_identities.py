@@ -108,3 +108,14 @@ def test_operations(queries, keys, d, operations):
     assert found == operations == 4 * queries * keys * d
     linear = 2 * (queries + keys) * d * d
     assert (found > linear) == (d < 2 * queries * keys / (queries + keys))
+
+
+@every_backend
+@pytest.mark.parametrize("fn", [la.softmax_attention, la.alibi, la.forgetting_attention, la.path_attention,
+                                la.deltaformer, la.stick_breaking_attention], ids=lambda fn: fn.__name__)
+def test_no_heads_have_outputs_and_gradients_without_numbers(fn, backend):
+    x = la.testing.sample(fn, np.random.default_rng(2), B=(2,), T=T, H=0, K=K, V=V)
+    out, pullback = la.vjp(fn, **x, backend=backend)
+    grads = pullback(np.ones_like(out))
+    assert out.shape == (2, T, 0, V)
+    assert {n: getattr(grads, n).shape for n in x} == {n: y.shape for n, y in x.items()}

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 from ..gated_norm import GatedNorm, check_how
 from .numbers import exp, number
+from .rows import Length, length_of
 
 BLOCK = 2**15  # numbers of a task
 ARRAYS = ("x", "gate", "dy", "out", "dgate")
-NORM = Workspace("gated_norm", ("count", "D", "groups", "each", "silu", "first", "tasks", "parts"), ("eps",), (), {
+NORM = Workspace("gated_norm", ("count", "D", "groups", "each", "silu", "first", "tasks", "parts"), ("root",), (), {
     "given": {name: Field("count", "D") for name in ARRAYS} | {
         "weight": Field("groups", "D"), "dweight": Field("parts", "D"), "scratch": Field("tasks", "D"),
         "slope": Field("tasks", "D")},
@@ -52,10 +54,10 @@ def activate_vjp(g: Vector, silu: Truth, d: Vector):
 
 
 @piece
-def inverse_root(x: Vector, eps: Number) -> Number:
-    """1 / sqrt(mean x^2 + eps)"""
-    one = number(x, 1)
-    return one / np.sqrt(dot(x, x, len(x)) / number(x, len(x)) + eps)
+def over_rms(x: Vector, root: Number) -> Length:
+    """(factor, f / factor), f = 1 / sqrt(mean x^2 + eps) = sqrt(D) / n, n^2 = |x|^2 + root^2; length_of's factor."""
+    length, factor = length_of(x, len(x), root)
+    return factor, np.sqrt(number(x, len(x))) / length
 
 
 @piece
@@ -69,13 +71,13 @@ def normed(w: Work, begin: Whole, end: Whole):
             if w.first:
                 for j in range(len(y)):
                     y[j] = x[j] * a[j]
-                f = inverse_root(y, w.eps)
+                factor, f = over_rms(y, w.root)
                 for j in range(len(y)):
-                    y[j] *= f * weight[j]
+                    y[j] = factor * y[j] * f * weight[j]
             else:
-                f = inverse_root(x, w.eps)
+                factor, f = over_rms(x, w.root)
                 for j in range(len(y)):
-                    y[j] = f * x[j] * weight[j] * a[j]
+                    y[j] = factor * x[j] * f * weight[j] * a[j]
 
 
 @piece
@@ -92,9 +94,9 @@ def normed_vjp(w: Work, begin: Whole, end: Whole):
             activate(g, w.silu, a)
             for j in range(len(n)):
                 n[j] = x[j] * a[j] if w.first else x[j]
-            f = inverse_root(n, w.eps)
+            factor, f = over_rms(n, w.root)
             for j in range(len(n)):
-                n[j] *= f
+                n[j] = factor * n[j] * f
                 dx[j] = dy[j] if w.first else dy[j] * a[j]
                 dg[j] = dy[j] * n[j] * weight[j]
             for j in range(len(n)):
@@ -102,7 +104,7 @@ def normed_vjp(w: Work, begin: Whole, end: Whole):
                 dx[j] *= weight[j]
             along = dot(n, dx, len(n)) / number(n, len(n))
             for j in range(len(n)):
-                dx[j] = f * (dx[j] - n[j] * along)
+                dx[j] = f * (dx[j] - n[j] * along) * factor
             if w.first:
                 for j in range(len(n)):
                     dg[j] = dx[j] * x[j]
@@ -153,5 +155,5 @@ def _run(kernel: Any, arrays: dict[str, np.ndarray], weight: np.ndarray | None, 
         "scratch": np.empty((tasks, D), x.dtype), "slope": np.empty((tasks, D), x.dtype)}  # fmt: skip
     sizes = {"count": count, "D": D, "groups": groups, "each": each, "silu": int(how.activation == "silu"),
              "first": int(how.gate_first), "tasks": tasks, "parts": tasks * groups}  # fmt: skip
-    over_matrices(kernel, NORM, sizes | held | {"eps": how.eps}, tasks, x.dtype.name)
+    over_matrices(kernel, NORM, sizes | held | {"root": sqrt(D * how.eps)}, tasks, x.dtype.name)
     return held["dweight"].reshape(tasks, width).sum(axis=0)

@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 from linattn_np.bridges import mamba_ssm, modules  # noqa: E402
 from linattn_np.bridges.causal_conv1d import causal_conv1d_fn, causal_conv1d_update  # noqa: E402
 from linattn_np.bridges.torch import pieces  # noqa: E402
+from linattn_np.ops import norms  # noqa: E402
+from linattn_np.testing import relative_error  # noqa: E402
 
 F = torch.nn.functional
 B, T, D, W, H, V, G, K = 2, 11, 6, 4, 4, 3, 2, 5
@@ -159,6 +161,22 @@ def test_modules_of_fla():
     y, _ = modules.causal_conv1d(x[:1], WEIGHT, BIAS, x[:1], activation="swish", cu_seqlens=torch.tensor([0, 0, 5, T]))
     parts = [causal_conv1d_fn(part.mT, WEIGHT, BIAS, activation="silu").mT for part in (x[:1, :5], x[:1, 5:])]
     close(y, torch.cat(parts, 1) + x[:1])
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize(("dtype", "power"), [
+    ("float32", -100), ("float32", 60), ("float32", 100), ("bfloat16", -100), ("bfloat16", 100), ("float64", -600),
+    ("float64", 600)])
+def test_l2norm_of_quiet_and_loud_rows(dtype, power, eps):
+    """The bound of bfloat16 is its rounding of the gradient."""
+    x = (normal(B, T, D) * 2.0**power).to(getattr(torch, dtype)).requires_grad_()
+    y = modules.l2norm(x, eps, torch.promote_types(x.dtype, torch.float32))
+    dy = (normal(B, T, D) + 1).to(y.dtype)
+    y.backward(dy)
+    exact = [z.detach().double().numpy().astype(np.longdouble) for z in (x, dy)]
+    agree = {"float32": 1e-6, "bfloat16": 1e-2, "float64": 1e-14}[dtype]
+    assert relative_error(y.detach().numpy(), norms.unit(np, exact[0], eps)) <= min(agree, 1e-6)
+    assert relative_error(x.grad.double().numpy(), norms.unit_vjp(np, *exact, eps)) <= agree
 
 
 def test_signatures_are_those_of_the_packages():
