@@ -152,6 +152,9 @@ class Filter(NamedTuple):
             one = number(fn, self.rate, rate, least=False)
             if fn == "rls" and not 0 < one <= 1:
                 raise ValueError(f"rls: forgetting is {shown(rate)}, expected a number in (0, 1]")
+            info = library.xp.finfo(dtype)
+            if one > float(info.max) or (fn == "rls" and one < float(info.smallest_normal)):
+                raise ValueError(f"{fn}: {self.rate} is {shown(rate)}, expected a number that its dtype holds")
             array = library.xp.full(x.shape[:-1], one, dtype=dtype, device=device(x))
         options = {n: keywords[n] for n in (*OPTIONS, *self.more) if n in keywords}
         begin = RLSState(*state) if len(state) > 1 else next(iter(state), None)

@@ -221,6 +221,8 @@ X, D = draw(5)
      r"lms: x has shape \(6,\) and d \(\), expected \(\.\.\., K\) and \(\.\.\., V\): d\[\.\.\., None\]"),
     (lambda: la.step(la.lms, X[0], D[0], np.ones(5)), ValueError, r"lms: mu has shape \(5,\), expected \(\)"),
     (lambda: la.step(la.lms, X[0], D[0], 1.0, chunk_size=1), TypeError, "step: chunk_size was given, expected none"),
+    (lambda: la.lms(X.astype("f"), D.astype("f"), 1e300), ValueError, r"lms: mu is 1e\+300, expected a number that"),
+    (lambda: la.rls(X.astype("f"), D.astype("f"), 1e-60), ValueError, "rls: forgetting is 1e-60, expected a number"),
     (lambda: la.delay_line(X, 0), ValueError, "delay_line: taps is 0, expected a whole number from 1"),
     (lambda: la.delay_line(X, 3, before=X), ValueError, r"delay_line: before has shape \(5, 6\), expected \(5, 2\)"),
 ])
