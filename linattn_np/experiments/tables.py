@@ -29,12 +29,15 @@ def write_table(table: TextTable) -> None:
 
     grid = Table(box=box.SIMPLE, title=table.title or None, title_justify="left")
     for n, name in enumerate(table.columns):
-        grid.add_column(name, justify="left" if n < table.left else "right")
+        grid.add_column(name, justify="left" if n < table.left else "right", overflow="fold")
     for row, following in zip(table.rows, [*table.rows[1:], None], strict=True):
         ends = table.sections and following is not None and row[0] != following[0]
         grid.add_row(*row, end_section=ends)
     console = Console()
-    console.print(grid) if console.is_terminal else Console(width=NOT_A_TERMINAL).print(grid)
+    if not console.is_terminal:  # as wide as its rows, so that no cell is cut or broken
+        wide = Console(width=1 << 16)
+        console = Console(width=max(NOT_A_TERMINAL, wide.measure(grid).maximum))
+    console.print(grid)
 
 
 def markdown_table(table: TextTable) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from linattn_np.catalog import TITLES
+
 from .codes import load_codes
 from .fixed_memories import FIXED
 from .gates import GateSet
@@ -15,6 +17,7 @@ from .text import load_corpus
 
 SEGMENT = 2048  # tokens per call; the state is passed to the next call
 KNOWN = RECURRENT | FIXED
+TITLE_OF = {name: memory.title for name, memory in KNOWN.items()} | {SOFTMAX: TITLES["softmax_attention"]}
 TRACED_DEPTH = 0.2  # depth of the needle whose votes are separated from the others
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import linattn_np as la
+from linattn_np.catalog import TITLES
 
 from .text import CLASSES
 
@@ -40,10 +41,16 @@ class Memory:
     """Linear attention, which adds every pair with weight 1; subclasses change the function and the gates."""
 
     name: str = "linear"
+    differs: str = ""  # from the function
     function: Callable[..., Any] = staticmethod(la.linear_attention)
     options: Mapping[str, Any] = MappingProxyType({})
     learning: Mapping[str, Any] = MappingProxyType({})  # options of `function` while its gates are learned
     start: ClassVar[dict[str, list[float]]] = {}  # initial logits; empty where nothing is learned
+
+    @property
+    def title(self) -> str:
+        """The title of the function, and how the memory differs from it: "Delta rule, one strength"."""
+        return ", ".join(filter(None, [TITLES[self.function.__name__], self.differs]))
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
         """The positional arrays of `function`."""
@@ -85,6 +92,7 @@ class WriteGate(Memory):
     """Linear attention that writes w v, w = sigmoid(write[class])."""
 
     name = "write_gate"
+    differs = "write gate"
     start: ClassVar = {"write": [-1.0] * len(CLASSES)}
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -159,6 +167,7 @@ class DeltaOne(Delta):
     """The delta rule with the same beta for all classes."""
 
     name = "delta_one"
+    differs = "one strength"
     start: ClassVar = {"write": [-1.0]}
 
 

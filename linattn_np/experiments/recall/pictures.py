@@ -1,10 +1,12 @@
 """Figures of a run: heat maps, signal and noise, norm of the state, learned gates, loss against retrieval."""
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .evaluation import TITLE_OF
 from .report import gate_values
 from .scores import Scores
 from .text import CLASSES
@@ -57,7 +59,7 @@ def save(figure: "Figure", path: Path) -> str:
 
 def title_of(scores: Scores, memory: str) -> str:
     """The name of a memory, and whether gates were learned in it."""
-    return f"{memory} ({'gates learned' if memory in scores.learned else 'nothing learned'})"
+    return f"{TITLE_OF[memory]} ({'gates learned' if memory in scores.learned else 'nothing learned'})"
 
 
 def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple["Figure", np.ndarray]:
@@ -83,7 +85,8 @@ def heat_maps(scores: Scores, gates: str) -> "Figure":
     shown = np.unique(np.linspace(0, len(scores.depths) - 1, min(6, len(scores.depths))).astype(int))
     axes[0, 0].set_yticks(shown, [f"{100 * scores.depths[i]:.0f}" for i in shown])
     for ax, memory in zip(axes[0], memories, strict=True):
-        ax.set_title(title_of(scores, memory).replace(" (", "\n("), fontsize=9)
+        words, _, learned = title_of(scores, memory).partition(" (")
+        ax.set_title("\n".join([*textwrap.wrap(words, 15), f"({learned}"]), fontsize=8)
     figure.supxlabel("tokens")
     figure.colorbar(image, ax=axes, label="characters right", fraction=0.02)
     figure.suptitle(f"Needle in a haystack; learned gates are those from {gates}")
@@ -165,7 +168,8 @@ def bars(ax: "Axes", values: dict[str, np.ndarray]) -> None:
     for i, name in enumerate(CLASSES):
         heights = [by_class[i] for by_class in values.values()]
         ax.bar(places + (i - 2) * 0.16, heights, 0.16, label=name, color=f"C{i}")
-    ax.set_xticks(places, list(values), rotation=20, fontsize=8)
+    titles = [TITLE_OF[memory] for memory in values]
+    ax.set_xticks(places, titles, rotation=20, ha="right", fontsize=8)
 
 
 def loss_against_needles(scores: Scores) -> "Figure":
@@ -175,7 +179,8 @@ def loss_against_needles(scores: Scores) -> "Figure":
     for ax, gates in zip(axes[0], sets, strict=True):
         for memory in scores.memories(gates):
             right = [scores.exact(gates, memory, level, T).mean() for level in scores.levels for T in scores.lengths]
-            ax.plot(scores.losses(gates, memory).mean(), np.mean(right), label=memory, **style(memory, line=False))
+            loss, marker = scores.losses(gates, memory).mean(), style(memory, line=False)
+            ax.plot(loss, np.mean(right), label=TITLE_OF[memory], **marker)
         ax.set(title=f"gates from {gates}", xlabel="held-out loss, nats per token")
         ax.margins(0.15)
         ax.grid(alpha=0.3)

@@ -16,7 +16,7 @@ import linattn_np as la
 
 from ..files import reading
 from ..tables import TextTable, markdown_table
-from .evaluation import Score
+from .evaluation import TITLE_OF, Score
 from .gates import decode, encode
 from .memories import sigmoid, softplus
 from .scores import Scores
@@ -60,8 +60,7 @@ def tables(scores: Scores, claims: list[Claim]) -> Iterator[TextTable]:
 
 def who_learned(scores: Scores) -> str:
     """The memories with learned gates, and those in which nothing is learned."""
-    learned = scores.learned
-    fixed = scores.memories(None)
+    learned, fixed = ([TITLE_OF[memory] for memory in names] for names in (scores.learned, scores.memories(None)))
     return "; ".join([*([f"gates learned: {', '.join(learned)}"] if learned else []),
                       *([f"nothing learned: {', '.join(fixed)}"] if fixed else [])])
 
@@ -72,7 +71,7 @@ def level_table(scores: Scores, level: int, title: str, cell: Cell) -> TextTable
     for gates in (None, *scores.gate_sets):
         for memory in scores.memories(gates):
             cells = [cell(gates, memory, level, length) for length in scores.lengths]
-            rows.append(["nothing learned" if gates is None else gates, memory, *cells])
+            rows.append(["nothing learned" if gates is None else gates, TITLE_OF[memory], *cells])
     return TextTable(title, ["gates", "memory", *map(str, scores.lengths)], rows, sections=True)
 
 
@@ -96,7 +95,7 @@ def gates_table(scores: Scores) -> TextTable:
             loss = f"{scores.losses(gates, memory).mean():.4f}"
             for kind, values in gate_values(scores, gates, memory).items():
                 form = ".5f" if kind == "decay" else ".3f"
-                rows.append([gates, memory, kind, *(f"{x:{form}}" for x in values), loss])
+                rows.append([gates, TITLE_OF[memory], kind, *(f"{x:{form}}" for x in values), loss])
     title = "Learned gates: write strength and decay of a token by its class"
     return TextTable(title, ["gates", "memory", "gate", *CLASSES, "loss"], rows, left=3, sections=True)
 
@@ -111,7 +110,7 @@ def numbers_table(scores: Scores) -> TextTable:
             for part, (name, of_logits) in NUMBERS.items():
                 if part in learned[0]:
                     values = np.mean([of_logits(logits[part]) for logits in learned], axis=0)
-                    rows.append([gates, memory, name, ", ".join(f"{x:.5f}" for x in values), loss])
+                    rows.append([gates, TITLE_OF[memory], name, ", ".join(f"{x:.5f}" for x in values), loss])
     title = "Learned numbers of all tokens"
     return TextTable(title, ["gates", "memory", "number", "value", "loss"], rows, left=4, sections=True)
 
@@ -226,6 +225,7 @@ def read_json(path: Path) -> tuple[Scores, dict[str, Any]]:
         text = parts["run"]["text"]
         scores = Scores([Score(**score) for score in parts["scores"]], tuple(parts["depths"]), gate_sets,
                         None if text == HELP else text)
-        if not scores.all or any(len(score.exact) != len(scores.depths) for score in scores.all):
-            raise ValueError(f"{len(scores.all)} scores, each expected to have {len(scores.depths)} depths")
+        known = [score.memory in TITLE_OF and len(score.exact) == len(scores.depths) for score in scores.all]
+        if not known or not all(known):
+            raise ValueError(f"{sum(known)} of {len(known)} scores have a known memory and {len(scores.depths)} depths")
     return scores, parts["run"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..tables import TextTable
+from .evaluation import TITLE_OF
 from .memories import SOFTMAX
 from .report import difference_text, who_learned
 from .scores import Scores
@@ -30,7 +31,7 @@ def sentences(scores: Scores) -> list[str]:
 def _knowing(scores: Scores, level: int, length: int) -> str:
     shares = {memory: max(_shares(scores, memory, level, length)) for memory in _memories(scores)}
     knowing = sorted((memory for memory in shares if shares[memory] >= KNOWS), key=lambda memory: -shares[memory])
-    return "by " + ", ".join(f"{memory} ({100 * shares[memory]:.0f} %)" for memory in knowing) if knowing else "by none"
+    return "by " + (", ".join(f"{TITLE_OF[memory]} ({100 * shares[memory]:.0f} %)" for memory in knowing) or "none")
 
 
 def _meaning(scores: Scores, far: int) -> str:
@@ -51,7 +52,7 @@ def overview(scores: Scores) -> TextTable:
     rows = []
     for memory in _memories(scores):
         cells = [_range(_shares(scores, memory, level, far)) for level in scores.levels]
-        rows.append([memory, "gates learned" if memory in scores.learned else "nothing learned", *cells])
+        rows.append([TITLE_OF[memory], "gates learned" if memory in scores.learned else "nothing learned", *cells])
     title = (f"Whole answers right at {far:,} tokens, %{', least and most of the gate sets' if several else ''} "
              f"{', '.join(scores.gate_sets)}").rstrip()  # fmt: skip
     return TextTable(title, ["memory", "", *(f"level {level}: {LEVELS[level]}" for level in scores.levels)], rows)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..statistics import Difference, paired_difference
+from .evaluation import TITLE_OF
 from .scores import Scores
 
 CAUTION = (
@@ -114,7 +115,7 @@ def needle_claims(scores: Scores, gates: str) -> Iterator[Claim]:
             length = at[pair.where]
             more, less = (scores.exact(gates, memory, pair.level, length) for memory in (pair.more, pair.less))
             difference = paired_difference(more - less, LEAST, EQUIVALENT)
-            prediction = f"{pair.more} recalls more than {pair.less}"
+            prediction = f"{TITLE_OF[pair.more]} recalls more than {TITLE_OF[pair.less]}"
             where = f"level {pair.level}, {length} tokens"
             yield Claim(gates, pair.hypothesis, prediction, where, pair.differ_in, difference)
 
@@ -125,7 +126,7 @@ def length_claims(scores: Scores, gates: str) -> Iterator[Claim]:
         at = picked_lengths(scores)
         near, far = (scores.exact(gates, "delta", 2, at[where]) for where in ("near", "far"))
         difference = paired_difference(near - far, LEAST, EQUIVALENT)
-        prediction = f"delta recalls more at {at['near']} tokens than at {at['far']}"
+        prediction = f"{TITLE_OF['delta']} recalls more at {at['near']} tokens than at {at['far']}"
         yield Claim(gates, FILTERS, prediction, "level 2", ("length",), difference)
 
 
@@ -135,7 +136,7 @@ def loss_claims(scores: Scores, gates: str) -> Iterator[Claim]:
         if {better, other} <= tested(scores, gates):
             x = scores.losses(gates, other) - scores.losses(gates, better)
             difference = paired_difference(x, LEAST_LOSS, EQUIVALENT_LOSS)
-            prediction = f"{better} predicts prose better than {other}"
+            prediction = f"{TITLE_OF[better]} predicts prose better than {TITLE_OF[other]}"
             yield Claim(gates, hypothesis, prediction, "held-out loss", differ_in, difference, "nats per token")
 
 

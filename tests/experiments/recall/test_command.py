@@ -35,7 +35,7 @@ def test_a_tiny_run_writes_tables_figures_and_pictures(tmp_path, capsys):
     written = json.loads(figures.read_text())
     assert len(written["scores"]) == 2 * (2 * 2 + 1)
     assert {claim["gates"] for claim in written["verdict"]} == {"prose", "facts"}
-    assert "| softmax" in tables.read_text()
+    assert "| Softmax attention" in tables.read_text()
     drawn = sorted(path.name for path in pictures.iterdir())
     assert drawn[:2] == ["recall-gates.png", "recall-heat-facts.png"]
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures.iterdir())
@@ -61,7 +61,7 @@ def test_a_learned_file_can_be_tested_and_a_text_read(tmp_path, capsys):
     assert command(*TINY, "--train", "facts", "--out", gates, "--steps", "1") == 0
     text.write_text("Some words of my own. " * 30)
     assert command(*TINY, "--gates", gates, "--text", text, "--levels", "2", NO_PICTURES) == 0
-    assert "gated_delta" in capsys.readouterr().out
+    assert "Gated delta rule" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,20 @@
 """The verdict on constructed scores."""
 
+from itertools import pairwise
+
 import pytest
 
-from linattn_np.experiments.recall.evaluation import Score
+from linattn_np import catalog
+from linattn_np.catalog import TITLES
+from linattn_np.experiments.recall.evaluation import KNOWN, TITLE_OF, Score
 from linattn_np.experiments.recall.gates import Learned
+from linattn_np.experiments.recall.pictures import heat_maps
 from linattn_np.experiments.recall.report import tables
 from linattn_np.experiments.recall.scores import Scores
 from linattn_np.experiments.recall.summary import overview, sentences, verdict_lines
 from linattn_np.experiments.recall.verdict import PAIRS, verdict
 from linattn_np.experiments.statistics import CONTRADICTED, SAME, SUPPORTED
+from linattn_np.experiments.tables import write_table
 
 NOTHING_LEARNED = ("linear", "softmax")
 
@@ -35,9 +41,9 @@ def constructed(right: dict[str, float]) -> Scores:
 def test_the_verdict_follows_the_figures(delta, gated, holds, best):
     claims = verdict(constructed({"delta": delta, "gated_delta": gated, "mamba2": 0.5}))
     words = {(claim.prediction, claim.where): claim.found.word for claim in claims}
-    assert words["delta recalls more than gated_delta", "level 1, 1024 tokens"] == holds
-    assert words["gated_delta recalls more than delta", "level 3, 512 tokens"] == best
-    assert words["gated_delta predicts prose better than delta", "held-out loss"] == holds  # here the loss is 6 + share
+    assert words["Delta rule recalls more than Gated delta rule", "level 1, 1024 tokens"] == holds
+    assert words["Gated delta rule recalls more than Delta rule", "level 3, 512 tokens"] == best
+    assert words["Gated delta rule predicts prose better than Delta rule", "held-out loss"] == holds  # loss 6 + share
 
 
 def test_pairs_that_were_not_run_are_not_judged():
@@ -57,37 +63,39 @@ def test_only_pairs_that_differ_in_one_thing_decide():
 def test_the_least_squares_fit_is_compared_where_both_exist():
     claims = verdict(constructed({"mesa_net": 1.0, "delta": 0.0}))
     fits = [claim for claim in claims if claim.hypothesis.startswith("H5")]
-    losses = ["mesa_net predicts prose better than delta"]
-    assert [claim.prediction for claim in fits] == ["mesa_net recalls more than delta"] * 3 + losses
+    losses = ["MesaNet predicts prose better than Delta rule"]
+    assert [claim.prediction for claim in fits] == ["MesaNet recalls more than Delta rule"] * 3 + losses
     assert {claim.found.word for claim in fits[:3]} == {SUPPORTED}
     assert fits[3].found.word == CONTRADICTED  # here the loss is 6 + share
     both = verdict(constructed({"mesa_net": 1.0, "delta": 0.0, "gated_delta": 1.0}))
     words = {claim.prediction: claim.found.word for claim in both if claim.hypothesis.startswith("H5")}
-    assert words == {"mesa_net recalls more than delta": SUPPORTED, "mesa_net recalls more than gated_delta": SAME,
-                     "mesa_net predicts prose better than delta": CONTRADICTED,
-                     "mesa_net predicts prose better than gated_delta": SAME}
+    assert words == {"MesaNet recalls more than Delta rule": SUPPORTED,
+                     "MesaNet recalls more than Gated delta rule": SAME,
+                     "MesaNet predicts prose better than Delta rule": CONTRADICTED,
+                     "MesaNet predicts prose better than Gated delta rule": SAME}
 
 
 def test_words_of_the_summary():
     scores = constructed({"linear": 0.6, "softmax": 1.0, "delta": 1.0, "gated_delta": 0.0, "mesa_net": 0.3})
     asked, known, means = sentences(scores)
     assert "texts of up to 1,024 tokens" in asked
-    assert "a uuid in prose by softmax (100 %), delta (100 %), linear (64 %)." in known
-    assert "gated_delta" not in known
+    assert "a uuid in prose by Softmax attention (100 %), Delta rule (100 %), Linear attention (64 %)." in known
+    assert "Gated delta" not in known
     assert "softmax attention recalls all of them" in means
     assert "it does not mean that trained models rank like this" in means
-    assert "gates learned: delta, gated_delta, mesa_net; nothing learned: linear, softmax" in means
+    assert ("gates learned: Delta rule, Gated delta rule, MesaNet; nothing learned: Linear attention, "
+            "Softmax attention") in means
     rows = {row[0]: list(row[1:]) for row in overview(scores).rows}
-    assert rows["linear"] == ["nothing learned", "64", "64", "64"]
-    assert rows["mesa_net"] == ["gates learned", "36", "36", "36"]
-    assert rows["gated_delta"] == ["gates learned", "0", "0", "0"]
+    assert rows["Linear attention"] == ["nothing learned", "64", "64", "64"]
+    assert rows["MesaNet"] == ["gates learned", "36", "36", "36"]
+    assert rows["Gated delta rule"] == ["gates learned", "0", "0", "0"]
     lines = [text for _, text in verdict_lines(verdict(scores))]
     assert lines[0] == "H1: a decay makes a memory lose facts"
-    assert lines[1] == ("delta recalls more than gated_delta (level 1, 1024 tokens; they differ in decay alone): "
-                        "SUPPORTED with gates from some (+1.00 ± 0.05)")
-    fits = [line for line in lines if line.startswith("mesa_net recalls")]
+    assert lines[1] == ("Delta rule recalls more than Gated delta rule (level 1, 1024 tokens; they differ in decay "
+                        "alone): SUPPORTED with gates from some (+1.00 ± 0.05)")
+    fits = [line for line in lines if line.startswith("MesaNet recalls")]
     assert len(fits) == 3
-    assert all("gated_delta (level" in line and "they differ in least-squares fit alone" in line for line in fits)
+    assert all("Gated delta rule (level" in line and "they differ in least-squares fit alone" in line for line in fits)
 
 
 def test_nobody_knows():
@@ -99,5 +107,29 @@ def test_nobody_knows():
 def test_titles_say_which_memories_learned():
     scores = constructed({"linear": 1.0, "delta": 0.5})
     level_1 = next(tables(scores, []))
-    assert level_1.title.endswith("; gates learned: delta; nothing learned: linear")
-    assert [row[:2] for row in level_1.rows] == [["nothing learned", "linear"], ["some", "delta"]]
+    assert level_1.title.endswith("; gates learned: Delta rule; nothing learned: Linear attention")
+    assert [row[:2] for row in level_1.rows] == [["nothing learned", "Linear attention"], ["some", "Delta rule"]]
+
+
+def test_memories_have_titles_of_their_own_and_variants_have_one_each():
+    assert set(TITLES) == set(catalog.modules())
+    assert len(set(TITLES.values())) == len(TITLES)
+    assert set(TITLE_OF) == {*KNOWN, "softmax"}
+    assert len(set(TITLE_OF.values())) == len(TITLE_OF)
+    assert TITLE_OF["gated_delta"] == "Gated delta rule"
+    assert TITLE_OF["delta_one"] == "Delta rule, one strength"
+
+
+def test_titles_are_whole_in_tables_and_pictures(capsys):
+    scores = constructed(dict.fromkeys(TITLE_OF, 0.5))
+    for table in (overview(scores), next(tables(scores, []))):
+        write_table(table)
+        printed = capsys.readouterr().out
+        assert all(f" {title}  " in printed for title in TITLE_OF.values())
+    figure = heat_maps(scores, "some")
+    figure.canvas.draw()
+    first = [ax for ax in figure.axes if ax.get_title()]
+    assert {" ".join(ax.get_title().split("\n")[:-1]) for ax in first} == set(TITLE_OF.values())
+    boxes = [ax.title.get_window_extent() for ax in first]
+    assert all(one.x1 <= other.x0 for one, other in pairwise(boxes))
+    assert all(box.y1 <= figure.bbox.y1 for box in boxes)
