@@ -49,8 +49,8 @@ class Memory:
 
     @property
     def title(self) -> str:
-        """The title of the function, and how the memory differs from it: "Delta rule, one strength"."""
-        return ", ".join(filter(None, [TITLES[self.function.__name__], self.differs]))
+        """The title of the function, and how the memory differs from it: "Delta rule of one strength"."""
+        return " ".join(filter(None, [TITLES[self.function.__name__], self.differs]))
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
         """The positional arrays of `function`."""
@@ -92,7 +92,7 @@ class WriteGate(Memory):
     """Linear attention that writes w v, w = sigmoid(write[class])."""
 
     name = "write_gate"
-    differs = "write gate"
+    differs = "with a write gate"
     start: ClassVar = {"write": [-1.0] * len(CLASSES)}
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -167,7 +167,7 @@ class DeltaOne(Delta):
     """The delta rule with the same beta for all classes."""
 
     name = "delta_one"
-    differs = "one strength"
+    differs = "of one strength"
     start: ClassVar = {"write": [-1.0]}
 
 

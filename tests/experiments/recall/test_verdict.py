@@ -117,7 +117,7 @@ def test_memories_have_titles_of_their_own_and_variants_have_one_each():
     assert set(TITLE_OF) == {*KNOWN, "softmax"}
     assert len(set(TITLE_OF.values())) == len(TITLE_OF)
     assert TITLE_OF["gated_delta"] == "Gated delta rule"
-    assert TITLE_OF["delta_one"] == "Delta rule, one strength"
+    assert TITLE_OF["delta_one"] == "Delta rule of one strength"
 
 
 def test_titles_are_whole_in_tables_and_pictures(capsys):
