@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from tests.cases import GROWING
 
 T, K, V = 12, 5, 3
 BACKENDS = ("reference", "chunks", "numba")
@@ -111,8 +112,7 @@ def test_operations(queries, keys, d, operations):
 
 
 @every_backend
-@pytest.mark.parametrize("fn", [la.softmax_attention, la.alibi, la.forgetting_attention, la.path_attention,
-                                la.deltaformer, la.stick_breaking_attention], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", GROWING, ids=lambda fn: fn.__name__)
 def test_no_heads_have_outputs_and_gradients_without_numbers(fn, backend):
     x = la.testing.sample(fn, np.random.default_rng(2), B=(2,), T=T, H=0, K=K, V=V)
     out, pullback = la.vjp(fn, **x, backend=backend)

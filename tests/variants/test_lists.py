@@ -131,7 +131,9 @@ def test_the_reference_shows_the_signatures(page):
         assert [a.arg for a in (shown.vararg, shown.kwarg) if a] == each[P.VAR_POSITIONAL] + each[P.VAR_KEYWORD] + extra
 
 
-BY_NAME = ("formulas", "naive", "experiments", "sanitized")  # sources' formulas, loops, memories, calls of kernels
+BY_NAME = ("formulas", "naive", "experiments", "sanitized",  # sources' formulas, loops, memories, calls of kernels
+           "test_polynomials", "test_feature_maps", "test_cupy", "test_ranges",  # of a few maps and norms
+           "test_cupy_gates", "test_pools", "test_held_memory", "test_fresh")  # of a few kernels, slow or in a process
 
 
 def test_no_test_lists_functions_by_name():
