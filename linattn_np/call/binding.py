@@ -140,8 +140,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
                   axes=axes, kernels=options["backend"] in (None, "cuda"))
     core_state, plan = _enter_state(spec, c, plan, state, rows)
     if options["overwrite_state"]:
-        parts = flatten("state", state)
-        check_overwritten(fn, parts, plan, flatten("state", own), spec.counts)
+        parts, begins = flatten("state", state), flatten("state", core_state) if spec.counts else {}
+        check_overwritten(fn, parts, plan, flatten("state", own), {n: begins[n] for n in spec.counts})
         check_inputs_disjoint(fn, parts, entered)
     call = Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
     if options["check"]:

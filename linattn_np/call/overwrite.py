@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,15 @@ from ..runtime.arrays import NARROW, dtype_name, is_mutable
 from ..runtime.memory import Place, is_on_device, overlap, overlaps_itself, place_of
 
 EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}  # all whole numbers up to here
+NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
 
 
 def check_overwritten(
-    fn: str, state: Mapping[str, Any], plan: Any, theirs: Mapping[str, Any], counts: frozenset[str] = frozenset()
+    fn: str, state: Mapping[str, Any], plan: Any, theirs: Mapping[str, Any], counts: Mapping[str, Any] = NO_COUNTS
 ) -> None:
     """Check that the final state can be written into the parts of `state`; theirs: the caller's arrays.
 
-    counts: names of parts that are whole numbers. Raises TypeError for a dtype that is neither the compute dtype nor
+    counts: by name, the whole numbers that the sequences begin with; other rows of a pool may hold anything. Raises TypeError for a dtype that is neither the compute dtype nor
     16-bit, and for a NumPy scalar; ValueError for a read-only array, for elements that share memory, and for a count
     that its floats would not hold after the call.
     """
@@ -31,7 +33,7 @@ def check_overwritten(
             raise TypeError(f"{fn}: {name} is byte-swapped, expected this machine's byte order to be overwritten")
     for name, S in state.items():
         if name in counts:
-            _check_count(fn, name, S, plan)
+            _check_count(fn, name, counts[name], plan)
         elif S.dtype != plan.dtype and dtype_name(S) not in NARROW:
             wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
             raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")

@@ -14,7 +14,7 @@ from linattn_np.call import replay
 from linattn_np.call.binding import axes_of, flatten, unflatten
 from linattn_np.call.layouts import LAYOUTS, ONE_TOKEN
 from linattn_np.runtime.pools import put_on_device
-from tests.cases import RECURRENCES
+from tests.cases import GROWING, RECURRENCES
 
 SIZES = {"H": 2, "K": 4, "V": 3}
 ROWS, FRESH, P = [4, 0, -1, 5, -1], [False, True, False, False, True], 6
@@ -110,6 +110,25 @@ def test_sequences_begin_without_a_state(fn, backend, how):
     begun = np.r_[2:5, 6:7] if ragged else BEGINS
     error = la.testing.relative_error(np.take(found.out, begun, axis), np.take(alone.out, begun, axis))
     assert error < 1e-12
+
+
+@pytest.mark.parametrize("fn", GROWING, ids=lambda fn: fn.__name__)
+def test_other_rows_may_hold_any_number_of_tokens(fn):
+    """NaN and more tokens than float32 counts, in rows that are fresh or of no sequence of the call."""
+    rng = np.random.default_rng(0)
+    arrays = la.testing.sample(fn, rng, B=(2,), T=3, **SIZES, optional=False)
+    pool = la.testing.sample_state(fn, rng, (4,), {}, **SIZES)
+    pool = pool._replace(length=pool.length.astype(np.float32))
+    at = np.array([2, 3])
+    state = type(pool)(*(S[at] for S in pool))
+    expected = fn(**arrays, state=state, return_state=True, overwrite_state=True)
+    pool.length[:2] = np.nan, 2**25
+    out = fn(**arrays, state=pool, state_rows=at, overwrite_state=True)
+    assert np.array_equal(out, expected.out)
+    assert np.array_equal(pool.length[at], expected.state.length)
+    pool.length[2:] = np.nan
+    fn(**arrays, state=pool, state_rows=at, fresh=[True, True], overwrite_state=True)
+    assert np.array_equal(pool.length[at], [3, 3])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
