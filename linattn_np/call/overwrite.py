@@ -21,9 +21,9 @@ def check_overwritten(
 ) -> None:
     """Check that the final state can be written into the parts of `state`; theirs: the caller's arrays.
 
-    counts: by name, the whole numbers that the sequences begin with; other rows of a pool may hold anything. Raises TypeError for a dtype that is neither the compute dtype nor
-    16-bit, and for a NumPy scalar; ValueError for a read-only array, for elements that share memory, and for a count
-    that its floats would not hold after the call.
+    counts: by name, the whole numbers that the sequences begin with; other rows of a pool may hold anything. Raises
+    TypeError for a dtype that is neither the compute dtype nor 16-bit, and for a NumPy scalar; ValueError for a
+    read-only array, for elements that share memory, and for a count that its floats would not hold after the call.
     """
     for name, S in theirs.items():
         if isinstance(S, np.generic):
