@@ -52,7 +52,7 @@ def check_made_again(cp, monkeypatch, every, sets, kept=1):
 
 def same(a, b):
     """Whether two arrays on the device hold the same bits."""
-    a, b = (x.copy(order="C").view(np.uint8) for x in (a, b))
+    a, b = (x.reshape(x.shape or (1,)).copy(order="C").view(np.uint8) for x in (a, b))
     return a.shape == b.shape and bool((a == b).all())
 
 
