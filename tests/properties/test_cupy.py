@@ -106,6 +106,18 @@ def test_float16_storage(cp, fn):
         assert relative_error(a, b) <= ((2.0**-9 if solves else 2.0**-10) if kernels else 4 * 2.0**-23)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("T", [1, 70])
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_explain(cp, fn, T, dtype):
+    options = fn.samples.options[0]
+    arrays = la.testing.sample(fn, np.random.default_rng(0), T=T, K=16, V=8)
+    found = la.explain(fn, **{n: cp.asarray(x.astype(dtype)) for n, x in arrays.items()}, **options)
+    assert found.backend in ("cuda", "chunks", "reference")
+    assert found.operations >= 0
+    assert found.bytes > 0
+
+
 FORGETTING = [fn for fn in RECURRENCES if has_decay(fn) or fn.spec.erase is Erase.DELTA]  # errors do not add up
 
 

@@ -73,6 +73,7 @@ def test_a_call_after_one_without_enough_memory(pool, fn, call):
     cupy, case = pytest.importorskip("cupy"), cases_of(fn)[0]
     small, large = (given(case, T, "float32", K=32) | case.options for T in (20, 40000))
     call(fn, small)
+    gc.collect()
     before = held(pool)
     pool.free_all_blocks()
     pool.set_limit(size=pool.total_bytes() + (16 << 20))

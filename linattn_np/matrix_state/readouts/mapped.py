@@ -58,12 +58,18 @@ class MappedInputs(NamedTuple):
     def steps(self) -> Steps:
         return self.map[0].steps
 
-    def memories(self) -> list[Inputs]:
-        """The core's inputs, with placeholders of the right shapes for features and values."""
+    def memories(self, xp: Any) -> list[Inputs]:
+        """The core's inputs, with views of the right shapes in place of features and values."""
         M, V = self.steps.width(self.k.shape[-1]), self.v.shape[-1] + (self.eps is not None)
-        q, k, v = (None if x is None else np.broadcast_to(np.zeros((), x.dtype), (*x.shape[:-1], width))
-                   for x, width in ((self.q, M), (self.k, M), (self.v, V)))  # fmt: skip
+        pairs = ((self.q, M), (self.k, M), (self.v, V))
+        q, k, v = (None if x is None else _of_width(xp, x, width) for x, width in pairs)
         return [Inputs(q, k, v, self.g)]
+
+
+def _of_width(xp: Any, x: Array, width: int) -> Array:
+    """A view (..., width) on x's device without memory of its own; its numbers mean nothing."""
+    first = x[..., :1] if x.shape[-1] else xp.zeros((*x.shape[:-1], 1), dtype=x.dtype)
+    return xp.broadcast_to(first, (*x.shape[:-1], width))
 
 
 class Residuals(NamedTuple):
@@ -82,7 +88,7 @@ def is_compiled(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> boo
     """Whether the backend computes features itself, chunk by chunk."""
     if plan.chunk_size == 1 or 0 in (*x.v.shape, *x.k.shape) or not plan.causal or not is_numpy(plan.xp):
         return False
-    one = x.memories()[0]
+    one = x.memories(plan.xp)[0]
     return "features" in core.choose(fn, one, plan, wanted).handles(core.Call(one, plan))
 
 
@@ -102,14 +108,15 @@ def explain(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> Explain
     if x.widened(plan).dtype != plan.dtype:
         words = "in float64, since terms of features cancel; " + words
     if in_chunks(fn, x, plan, wanted):
-        return polynomial.explain(core.explain_choice(fn, x.memories()[0], plan, "chunks"), _polynomial(x, plan), plan)
+        choice = core.explain_choice(fn, x.memories(plan.xp)[0], plan, "chunks")
+        return polynomial.explain(choice, _polynomial(x, plan), plan)
     plan = x.widened(plan)
     if is_compiled(fn, x, plan, wanted):
-        forms = [core.form(fn, memory, plan, wanted) for memory in x.memories()]
+        forms = [core.form(fn, memory, plan, wanted) for memory in x.memories(plan.xp)]
         each = "token by token" if forms[0][1] is None else "chunk by chunk"
         words = words.replace("features by array calls", f"features {each}")
-        return core.explain_memories(fn, x.memories(), plan, wanted, words, forms)
-    return core.explain_memories(fn, x.memories(), plan, wanted, words)
+        return core.explain_memories(fn, x.memories(plan.xp), plan, wanted, words, forms)
+    return core.explain_memories(fn, x.memories(plan.xp), plan, wanted, words)
 
 
 def _for(x: MappedInputs, wanted: str | None) -> MappedInputs:
@@ -244,7 +251,7 @@ def _backward_of_averages(out: Array | None, run: Callable[..., Any], saved: Any
 
 def gives_states(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> bool:
     """Whether the core returns states at positions."""
-    return not in_chunks(fn, x, plan, wanted) and core.gives_states(fn, x.memories()[0], plan, wanted)
+    return not in_chunks(fn, x, plan, wanted) and core.gives_states(fn, x.memories(plan.xp)[0], plan, wanted)
 
 
 def reads_out(residuals: Any) -> bool:

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...core import Explained
-from ...runtime.arrays import Array, cast, device, is_mutable
+from ...runtime.arrays import Array, cast, device, is_cupy, is_mutable
 from ...runtime.pools import take_rows
 from ...runtime.shapes import Sequence
 from .. import policy
@@ -199,4 +199,7 @@ def explain(choice: Any, x: Polynomial, plan: Plan) -> Explained:
     most = f"at most {policy.POLYNOMIAL_BYTES >> 20} MiB beside inputs and outputs"
     reason = f"{choice.reason}; a polynomial of q . k: {words}; {most}"
     form = "chunk form" if not is_direct else "parallel form in tiles" if plan.causal else "parallel form"
-    return Explained("chunks", reason, choice.others, form, min(C, T), total, total / max(B * T * H, 1))
+    others = dict(choice.others)
+    if x.exact and "cuda" in others and is_cupy(plan.xp):
+        others["cuda"] = "terms of its float32 features cancel where q . k is small; backend='cuda' takes them"
+    return Explained("chunks", reason, others, form, min(C, T), total, total / max(B * T * H, 1))

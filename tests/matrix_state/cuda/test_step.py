@@ -145,12 +145,18 @@ def test_a_row_outside_the_pool_is_zeros_and_is_not_written(cp):
 @pytest.mark.parametrize("T", [1, 40, 200])
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
 def test_sequences_of_a_pool_that_begin_without_a_state(cp, fn, T, kind):
-    """Row -1 more often than the pool has rows, stale rows of NaN, without the host reading either; and again."""
+    """Row -1 more often than the pool has rows, stale rows of NaN, without the host reading either; and again.
+
+    Calls of one token with plain states compute their variables in one kernel, which rounds in its own order; of
+    features that are more than the channels of q and k the terms cancel.
+    """
     rng, P = np.random.default_rng(0), 3
     drawn = la.testing.sample(fn, rng, B=(5,), T=T, H=2, K=16, V=16, optional=False)
     arrays = {n: cp.asarray(x.astype(np.float32)) for n, x in drawn.items()}
     start = la.testing.sample_state(fn, rng, (P,), {}, H=2, K=16, V=16)
     named = binding.flatten("state", start)
+    factor = 0 if T > 1 else 16 if max(S.shape[-2] for S in named.values() if S.ndim == 4) > 16 else 1
+    agrees = lambda x, y: same(x, y) or error(x, y.get()) <= factor * BOUND[str(x.dtype)]  # noqa: E731
     wide = {n: cp.asarray(S.astype(np.float32)) for n, S in named.items()}
     for n, S in wide.items():
         S[:2] = np.nan
@@ -168,13 +174,13 @@ def test_sequences_of_a_pool_that_begin_without_a_state(cp, fn, T, kind):
         state, pool = (binding.unflatten(start, list(parts.values())) for parts in (plain, pools))
         expected = fn(**arrays, state=state, return_state=True, overwrite_state=True)
         out = fn(**arrays, state=pool, state_rows=cp.asarray(rows), fresh=cp.asarray(fresh), overwrite_state=True)
-        assert same(out, expected.out)
+        assert agrees(out, expected.out)
         owned = [n for n in range(5) if rows[n] >= 0]
         others = [n for n in range(P) if n not in rows]
         for x, end, before in zip(pools.values(), binding.flatten("state", expected.state).values(), wide.values(),
                                   strict=True):
             for n in owned:
-                assert same(x[rows[n]], end[n])
+                assert agrees(x[rows[n]], end[n])
             for n in others:
                 assert bool(cp.array_equal(x[n].astype(np.float32), before[n].astype(np.float32), equal_nan=True))
 
