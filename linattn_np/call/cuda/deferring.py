@@ -93,7 +93,7 @@ def forward(call: Prepared, finish: Finish) -> Forward | None:
             made = core.forward(call.spec.name, x, own.plan, own.state, own.options["backend"])
             result = computed(own.plan.xp, finish(own, *made[:2]), call.library.give_back)
         return Forward(own, core, made, result)
-    except Exception:  # a call in full raises it, if it is an error
+    except Unsupported:
         call.recorder.launches.clear()
         call.recorder.allocated.clear()
         return None
@@ -114,7 +114,7 @@ def pullback(of: Forward, call: Prepared, cotangents: tuple[Any, Any], pull: Pul
         known = {n: None if x is None else given(xp, x) for n, x in entered.items()}
         dstate = None if dstate is None else unflatten(dstate, [known[n] for n in each])
         return computed(xp, pull(of, [known["dout"], dstate]), call.library.give_back)
-    except Exception:  # a pullback in full raises it, if it is an error
+    except Unsupported:
         return None
     finally:
         Deferred.release(xp.held)  # another pullback has other arrays
