@@ -1,4 +1,4 @@
-"""The house: imports run downward, files and functions stay short."""
+"""The house: imports run downward."""
 
 from __future__ import annotations
 
@@ -149,67 +149,3 @@ def test_the_loops_know_nothing_of_the_library(path):
     if path.name.startswith("test_"):
         pytest.skip("a test of the loops")
     assert "linattn" not in path.read_text()
-
-
-# sizes: what a person reads in one sitting
-
-LINES, FUNCTION, PARAMETERS, CLASS, FOLDER = 400, 60, 8, 200, 20
-ALLOWED = {  # (file, name): why
-    ("variants/no_erase/mamba2.py", "transxssm"): "the nine arrays of the variant, in the order of its equation",
-    ("bridges/transformers_layers.py", "mlstm"): "the arguments of the method in whose place it stands",
-}
-
-
-def too_large(path: Path, base: Path) -> list[tuple[str, str, str]]:
-    """(file, name, what is too large) of a Python file."""
-    text, name = path.read_text(), path.relative_to(base).as_posix()
-    lines = len(text.splitlines())
-    found = [(name, "", f"{lines} lines")] if lines > LINES else []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            length = node.end_lineno - node.lineno + 1
-            if length > (CLASS if isinstance(node, ast.ClassDef) else FUNCTION):
-                found.append((name, node.name, f"{length} lines"))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            count = len(given) - (bool(given) and given[0].arg in ("self", "cls"))
-            if count > PARAMETERS:
-                found.append((name, node.name, f"{count} parameters"))
-    return found
-
-
-def test_files_functions_and_classes_are_short():
-    found = [one for path in FILES for one in too_large(path, ROOT)]
-    bench = ROOT.parent / "bench"
-    found += [one for path in sorted(bench.rglob("*.py")) for one in too_large(path, bench)]
-    assert [one for one in found if one[:2] not in ALLOWED] == []
-    assert len(ALLOWED) <= 5
-    assert {one[:2] for one in found} == set(ALLOWED)  # what is allowed is there
-
-
-SIZES_OF_KERNELS = "matrix_state/cuda/shared_memory.py"  # bytes of layouts: what a source asserts, nothing to choose
-
-
-def test_thresholds_and_sizes_of_the_core_are_in_one_file():
-    """No other module of the core has a number as a constant."""
-    found = []
-    for path, name in zip(FILES, NAMES, strict=True):
-        elsewhere = ("matrix_state/policy.py", SIZES_OF_KERNELS)
-        if not name.startswith("matrix_state/") or name.startswith(elsewhere):
-            continue
-        for node in ast.parse(path.read_text()).body:
-            parts = list(ast.walk(node.value)) if isinstance(node, ast.Assign) else []
-            numbers = [x for x in parts if isinstance(x, ast.Constant) and type(x.value) in (int, float)]
-            if numbers and not any(isinstance(x, ast.Name | ast.Call | ast.Dict) for x in parts[1:]):
-                found.append((name, ast.unparse(node)))
-    assert found == [("matrix_state/cuda/delta_portable_plan.py", "OUTPUTS, WRITES, ADDS = (1, 0, 2)")]  # codes
-
-
-@pytest.mark.parametrize("top", ["linattn_np", "cuda_src", "tests", "bench", "docs"])
-def test_a_folder_holds_few_files(top):
-    found: dict[str, int] = {}
-    for path in (ROOT.parent / top).rglob("*"):
-        if path.is_file() and path.suffix in (".py", ".cu", ".cuh", ".md", ".svg", ".png"):
-            folder = path.parent.relative_to(ROOT.parent).as_posix()
-            found[folder] = found.get(folder, 0) + (path.name != "__init__.py")
-    assert {folder: n for folder, n in found.items() if n > FOLDER} == {}
