@@ -16,6 +16,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|#|mailto:)([^)\s]+)\)")
 
 def with_absolute_links(text: str, repository: str, version: str) -> str:
     """Markdown with links to files of the repository at the tag of a version, and to the bytes of its pictures."""
+
     def absolute(found: re.Match[str]) -> str:
         picture, words, path = found.groups()
         return f"{picture}[{words}]({repository}/{'raw' if picture else 'blob'}/v{version}/{path})"
@@ -45,6 +46,7 @@ try:
 except ImportError:  # the tests import this file without hatchling
     pass
 else:
+
     class AddressesHook(MetadataHookInterface):
         """Called by hatchling."""
 

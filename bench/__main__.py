@@ -20,9 +20,21 @@ PLAIN = {
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"
-    for name in ("deltaformer", "gated_delta_rule", "jax_bridge", "path_attention", "portable_attention",
-                 "raw_projections", "scaling", "simple_gla", "softmax", "states", "step", "torch_bridge",
-                 "vector_decay")
+    for name in (
+        "deltaformer",
+        "gated_delta_rule",
+        "jax_bridge",
+        "path_attention",
+        "portable_attention",
+        "raw_projections",
+        "scaling",
+        "simple_gla",
+        "softmax",
+        "states",
+        "step",
+        "torch_bridge",
+        "vector_decay",
+    )
 }
 ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling", "softmax", "states")
 
@@ -33,8 +45,10 @@ def main() -> int:
     if options[:2] == ["--backend", "cuda"]:
         name, options = f"cuda_{name}", options[2:]
     if name not in known:
-        sys.stderr.write(f"usage: python -m bench {{{','.join(sorted(PLAIN))}}} [options]\n"
-                         f"       python -m bench {{{','.join(CUDA)}}} --backend cuda [options]\n")
+        sys.stderr.write(
+            f"usage: python -m bench {{{','.join(sorted(PLAIN))}}} [options]\n"
+            f"       python -m bench {{{','.join(CUDA)}}} --backend cuda [options]\n"
+        )
         return 2
     if name in ONE_THREAD:
         os.environ.update(dict.fromkeys(THREADS, "1"))  # libraries read these when they are imported, below

@@ -154,7 +154,9 @@ def cells(B: int, H: int, D: int) -> dict[Any, Cell]:
             if is_ready(fn, given, x):
                 fields = {
                     field: next((n, y.ndim, z.ndim - y.ndim) for n, y in given.items() if np.shares_memory(y, z))
-                    for field, z in x._asdict().items() if z is not None and not (field == "r" and z is x.k)}
+                    for field, z in x._asdict().items()
+                    if z is not None and not (field == "r" and z is x.k)
+                }
                 if {name for name, *_ in fields.values()} == set(given):
                     found.setdefault(kind(x), Cell(fn.spec.name, fields))
     return found
@@ -164,8 +166,13 @@ def is_ready(fn: Any, given: Mapping[str, np.ndarray], x: Any) -> bool:
     """Whether the core's inputs are the arrays as they come."""
     spec = fn.spec
     own = spec.change.from_core is None or (spec.state.plain is not None and spec.state.plain(spec.options.defaults))
-    return isinstance(x, Inputs) and own and not spec.micro_steps and spec.change.gate is None and all(
-        y is None or any(np.shares_memory(y, z) and y.size == z.size for z in given.values()) for y in x)
+    return (
+        isinstance(x, Inputs)
+        and own
+        and not spec.micro_steps
+        and spec.change.gate is None
+        and all(y is None or any(np.shares_memory(y, z) and y.size == z.size for z in given.values()) for y in x)
+    )
 
 
 def kind(x: Inputs) -> Any:
@@ -213,6 +220,7 @@ def mean_steps(solver: Any, A: Any, q: Any) -> int:
     """Steps of conjugate gradients, on average of the rows."""
     made = []
     for one, row in zip(A.reshape(-1, *A.shape[-2:]), q.reshape(-1, 1, q.shape[-1]), strict=True):
+
         def times(p: Any, one: Any = one) -> Any:
             made.append(1)
             return p @ one

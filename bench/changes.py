@@ -96,8 +96,11 @@ def measure(args: argparse.Namespace, xp: Any, dtype: Any, wait: Callable[[], No
                     print(f"{pair.name} {kind}: {type(error).__name__}: {error}")
                     continue
                 found[f"{pair.name}, {shape}, {kind}"] = (changed, sum(ready), pair.is_change)
-                print(f"{pair.name:42s} {shape!s:14s} {kind:9s} {changed:8.1f} us {sum(ready):8.1f} us "
-                      f"{changed / sum(ready):6.2f}", flush=True)
+                print(
+                    f"{pair.name:42s} {shape!s:14s} {kind:9s} {changed:8.1f} us {sum(ready):8.1f} us "
+                    f"{changed / sum(ready):6.2f}",
+                    flush=True,
+                )
     return found
 
 

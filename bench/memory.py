@@ -1,6 +1,6 @@
 """Peak resident memory of one forward and backward call, each variant in a fresh process.
 
-    python -m bench memory [--tokens 131072] [--variants gla,kda] [--write]
+python -m bench memory [--tokens 131072] [--variants gla,kda] [--write]
 """
 
 from __future__ import annotations
@@ -62,9 +62,14 @@ def measure(name: str, T: int) -> dict[str, float]:
     results = [x for x in results if x is not None]
     returned, finite = sum(x.nbytes for x in results), all(np.isfinite(x).all() for x in results)
     return {
-        "inputs_gib": given / GIB, "outputs_gib": returned / GIB, "before_gib": before / GIB,
-        "forward_gib": middle / GIB, "peak_gib": peak_rss() / GIB,
-        "forward_s": forward - start, "backward_s": end - forward, "finite": finite,
+        "inputs_gib": given / GIB,
+        "outputs_gib": returned / GIB,
+        "before_gib": before / GIB,
+        "forward_gib": middle / GIB,
+        "peak_gib": peak_rss() / GIB,
+        "forward_s": forward - start,
+        "backward_s": end - forward,
+        "finite": finite,
     }
 
 
@@ -88,8 +93,11 @@ def main(argv: list[str]) -> int:
     print(f"{'':22s} {'inputs':>8s} {'outputs':>8s} {'forward':>8s} {'peak':>8s} {'seconds':>14s}")
     for name in args.variants.split(","):
         m = found[name] = in_fresh_process(name, args.tokens)
-        print(f"{name:22s} {m['inputs_gib']:8.2f} {m['outputs_gib']:8.2f} {m['forward_gib']:8.2f} {m['peak_gib']:8.2f} "
-              f"{m['forward_s']:6.1f} + {m['backward_s']:.1f}", flush=True)
+        print(
+            f"{name:22s} {m['inputs_gib']:8.2f} {m['outputs_gib']:8.2f} {m['forward_gib']:8.2f} {m['peak_gib']:8.2f} "
+            f"{m['forward_s']:6.1f} + {m['backward_s']:.1f}",
+            flush=True,
+        )
     if args.write:
         sizes = {"T": args.tokens, "H": H, "K": K, "V": V, "dtype": "float32", "chunk_size": 64}
         rounded = {n: {k: x if isinstance(x, bool) else round(x, 3) for k, x in m.items()} for n, m in found.items()}

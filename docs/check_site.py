@@ -16,10 +16,17 @@ def main() -> int:
     """0 if the site is complete in itself."""
     folder = Path(sys.argv[1])
     pages = sorted(folder.rglob("*.html"))
-    wrong = [f"{path.relative_to(folder)}: {found[0][:120]}" for path in (*pages, *folder.rglob("*.css"))
-             for found in LOADED.finditer(path.read_text("utf-8")) if not CANONICAL.search(found[0])]
-    wrong += [f"{path.relative_to(folder)} has formulas and no KaTeX" for path in pages
-              if 'class="arithmatex"' in (text := path.read_text("utf-8")) and "katex.min.js" not in text]
+    wrong = [
+        f"{path.relative_to(folder)}: {found[0][:120]}"
+        for path in (*pages, *folder.rglob("*.css"))
+        for found in LOADED.finditer(path.read_text("utf-8"))
+        if not CANONICAL.search(found[0])
+    ]
+    wrong += [
+        f"{path.relative_to(folder)} has formulas and no KaTeX"
+        for path in pages
+        if 'class="arithmatex"' in (text := path.read_text("utf-8")) and "katex.min.js" not in text
+    ]
     sys.stdout.write("\n".join([*wrong, f"{len(pages)} pages, {len(wrong)} faults", ""]))
     return 1 if wrong or not pages else 0
 

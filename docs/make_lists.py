@@ -53,8 +53,10 @@ def variants_table(text: str) -> str:
         anchor = headings[spec.name].replace(",", "").replace(" ", "-")
         arrays = ", ".join(f"{n}=None" if arg.optional else n for n, arg in spec.arrays.items())
         options = ", ".join(f"`{option}`" for option in options_of(spec))
-        rows.append(f"| [`{spec.name}`](#{anchor}) | {arrays} | {options} | {_scale(spec)} | "
-                    f"`{spec.equation.replace('|', '/')}` | {spec.paper} |")
+        rows.append(
+            f"| [`{spec.name}`](#{anchor}) | {arrays} | {options} | {_scale(spec)} | "
+            f"`{spec.equation.replace('|', '/')}` | {spec.paper} |"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -167,8 +169,11 @@ def typed(fn: Any) -> list[str]:
         kind = "A" if n == spec.change.value else "Any"
         arrays.append(f"{n}: {kind}" + " = ..." * arg.optional)
     options = {**spec.options.defaults, **COMMON}
-    words = [f"{n}: {LITERALS.get(n, 'bool' if isinstance(v, bool) else 'Any')} = ..."
-             for n, v in options.items() if n not in STATED]
+    words = [
+        f"{n}: {LITERALS.get(n, 'bool' if isinstance(v, bool) else 'Any')} = ..."
+        for n, v in options.items()
+        if n not in STATED
+    ]
     rest = ", ".join(words)
     calls = [("return_state: Literal[False] = ..., return_states_at: None = ...", "A"),
              ("return_state: Literal[True], return_states_at: None = ...", "Result[A]"),
@@ -179,8 +184,11 @@ def typed(fn: Any) -> list[str]:
              "    spec: VariantSpec", "    samples: _Samples"]  # fmt: skip
     every = ", ".join(arrays)
     if spec.change.query is not None:  # without queries the state alone
-        lines += call(every.replace(f"{spec.change.query}: Any", f"{spec.change.query}: None"),
-                      "return_state: bool = ..., return_states_at: None = ..., " + rest, "Result[None]")
+        lines += call(
+            every.replace(f"{spec.change.query}: Any", f"{spec.change.query}: None"),
+            "return_state: bool = ..., return_states_at: None = ..., " + rest,
+            "Result[None]",
+        )
     for stated, result in calls:
         lines += call(every, f"{stated}, {rest}", result)
     return [*lines, "", f"{fn.__name__}: {name}", ""]
@@ -193,8 +201,12 @@ def typed_vjp(fns: list[Any]) -> list[str]:
         name = class_of(fn)
         lines += ["@overload", f"def vjp(fn: {name}, *arrays: Any, **options: Any) -> "
                   f"tuple[Any, Callable[..., {name}Gradients]]: ..."]  # fmt: skip
-    return [*lines, "@overload", "def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> "
-            "tuple[Any, Callable[..., Any]]: ...", ""]
+    return [
+        *lines,
+        "@overload",
+        "def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Callable[..., Any]]: ...",
+        "",
+    ]
 
 
 def stub() -> str:

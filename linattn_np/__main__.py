@@ -8,8 +8,10 @@ import sys
 from .arguments import Parser
 
 COMMANDS = {
-    "compare": (".experiments.compare.command",
-                "forms of linear attention, and softmax, on a series: numbers, time, memory"),
+    "compare": (
+        ".experiments.compare.command",
+        "forms of linear attention, and softmax, on a series: numbers, time, memory",
+    ),
     "doctor": (".doctor", "show the installation and check every variant on every backend"),
     "docstring": (".docstring", "the docstring that follows from a variant's spec, to start from"),
     "warmup": (".warmup", "compile CPU loops and CUDA kernels ahead of their first use; needs no GPU"),

@@ -37,8 +37,11 @@ TITLES = {  # how people call the functions
 @functools.cache
 def modules() -> dict[str, str]:
     """Function -> module in variants/, from the text of the files."""
-    return {name: f"{path.parent.name}.{path.stem}" for path in sorted(FOLDER.glob("*/*.py"))
-            for name in PUBLIC.findall(path.read_text("utf-8"))}
+    return {
+        name: f"{path.parent.name}.{path.stem}"
+        for path in sorted(FOLDER.glob("*/*.py"))
+        for name in PUBLIC.findall(path.read_text("utf-8"))
+    }
 
 
 def __getattr__(name: str) -> Any:
@@ -77,6 +80,8 @@ def family_table() -> str:
     for c in (f.spec for f in variants()):
         arrays = ", ".join(f"{n}=None" if g.optional else n for n, g in c.arrays.items())
         scale = "K^-1/2" if c.scaled else "1"
-        rows.append(f"| `{c.name}` | {arrays} | {c.decay.name} | {c.erase.name} | {_readouts(c)} | {scale} | "
-                    f"`{c.equation.replace('|', '/')}` | {c.paper} |")
+        rows.append(
+            f"| `{c.name}` | {arrays} | {c.decay.name} | {c.erase.name} | {_readouts(c)} | {scale} | "
+            f"`{c.equation.replace('|', '/')}` | {c.paper} |"
+        )
     return "\n".join(rows) + "\n"

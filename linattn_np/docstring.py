@@ -31,7 +31,7 @@ def options_of(spec: VariantSpec) -> list[str]:
 
 
 def _shape(axes: str) -> str:
-    """"T H K" as (..., T, H, K), "H" as (H,)."""
+    """ "T H K" as (..., T, H, K), "H" as (H,)."""
     letters = axes.split()
     letters = ["...", *letters] if letters[0] == "T" else letters
     return f"({letters[0]},)" if len(letters) == 1 else f"({', '.join(letters)})"

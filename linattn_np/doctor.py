@@ -157,8 +157,10 @@ def brief() -> int:
         forward = max((check.forward for check in done if check.forward is not None), default=None)
         errors = "" if forward is None else f"outputs within {forward:.1e}, "
         verdict = f"WRONG: {', '.join(failed)}" if failed else "right"
-        write(f"{backend:12s} {len(done)} checks of {len({check.variant for check in done})} variants, {errors}"
-              f"gradients within {max(check.gradient for check in done):.1e}: {verdict}\n")
+        write(
+            f"{backend:12s} {len(done)} checks of {len({check.variant for check in done})} variants, {errors}"
+            f"gradients within {max(check.gradient for check in done):.1e}: {verdict}\n"
+        )
     if _cupy() is None:
         write(f"{'cupy':12s} not checked: {devices()['cuda']}\n")
     write(_verdict(sum(map(len, by_backend.values())), wrong) + "\n")
@@ -179,8 +181,10 @@ def everything() -> int:
         write(f"{title}\n")
         for name, text in rows.items():
             write(f"  {name:18s} {text}\n")
-    write(f"exactness in float64 (forward against the definition <= {FORWARD:g}, "
-          f"gradients against central differences <= {GRADIENT:g}); last column: options\n")
+    write(
+        f"exactness in float64 (forward against the definition <= {FORWARD:g}, "
+        f"gradients against central differences <= {GRADIENT:g}); last column: options\n"
+    )
     done = []
     for check in checks():
         done.append(check)

@@ -57,8 +57,12 @@ def products(*same: str, **inputs: str | Factors | Formula) -> ChangeOfVariables
     if k and r and not isinstance(r, Formula) and not isinstance(k, Formula):
         kind = EraseKey.KEY if r == k else EraseKey.PRODUCT if set(k) < set(r) else EraseKey.OWN
     return ChangeOfVariables(
-        functools.partial(_to_core, every), functools.partial(_to_core_vjp, every),
-        query=last("q"), key=last("k"), value=value, erase_key=kind,
+        functools.partial(_to_core, every),
+        functools.partial(_to_core_vjp, every),
+        query=last("q"),
+        key=last("k"),
+        value=value,
+        erase_key=kind,
     )
 
 
@@ -151,7 +155,7 @@ def _product_vjp(c: Variables, factors: Factors, dy: Array) -> Gradients:
     dy = cast(c.xp, dy, c.dtype) if each else dy
     grads: Gradients = {}
     for n, name in enumerate(given):
-        others = each[:n] + each[n + 1:]
+        others = each[:n] + each[n + 1 :]
         dx = _over_broadcast(c, name, functools.reduce(lambda a, b: a * b, others, dy))
         grads[name] = grads[name] + dx if name in grads else dx
     return grads
@@ -189,6 +193,7 @@ def _kind(axes: str) -> tuple[bool, bool]:
     letters: list[Any] = axes.split()
     tokens, rest = has_time(axes), [letter for letter in letters if letter not in ("T", "Tq")]
     if "|" in axes or not rest or rest[0] not in HEADS or len(rest) > 2:
-        raise ValueError(f"products: an array has the axes {axes!r}, expected heads, with or without T and one channel "
-                         "axis")
+        raise ValueError(
+            f"products: an array has the axes {axes!r}, expected heads, with or without T and one channel axis"
+        )
     return tokens, len(rest) == 2

@@ -57,12 +57,7 @@ def assert_close(actual: Any, expected: Any, *, eps: float = 50.0, dtype: Any = 
 
 
 def check_vjp(
-    fn: Callable[..., Any],
-    *arrays: Any,
-    rtol: float = 1e-7,
-    step: float = 1e-5,
-    seed: int = 0,
-    **options: Any,
+    fn: Callable[..., Any], *arrays: Any, rtol: float = 1e-7, step: float = 1e-5, seed: int = 0, **options: Any
 ) -> dict[str, float]:
     """Check a pullback against central differences along one random direction per input; returns the relative errors.
 
@@ -104,8 +99,10 @@ def check_vjp(
         errors[name] = float(abs(numeric - exact) / max(1.0, abs(numeric), abs(exact)))
     worst = max(errors, key=errors.__getitem__, default=None)
     if worst is not None and not errors[worst] <= rtol:
-        raise AssertionError(f"{fn.__name__}: gradient of {worst} is off by {errors[worst]:.3g} against central "
-                             f"differences, expected at most {rtol:.3g}")
+        raise AssertionError(
+            f"{fn.__name__}: gradient of {worst} is off by {errors[worst]:.3g} against central "
+            f"differences, expected at most {rtol:.3g}"
+        )
     return errors
 
 

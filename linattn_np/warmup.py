@@ -31,13 +31,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     numbers(parser, "--key", default=[64, 128], metavar="K", help="key widths")
     numbers(parser, "--value", metavar="V", help="value widths; default: the key widths")
     parser.add_argument("--decay", nargs="+", default=["scalar"], choices=["none", "scalar", "vector"])
-    parser.add_argument("--erase", nargs="+", default=["none"], choices=["none", "delta", "free"],
-                        help="erase term; free erase: kernels of a few tokens only")
-    parser.add_argument("--raw", action="store_true",
-                        help="also kernels of raw projections (qk_l2norm, A_log); without erase: Mamba-2's step size")
+    parser.add_argument(
+        "--erase",
+        nargs="+",
+        default=["none"],
+        choices=["none", "delta", "free"],
+        help="erase term; free erase: kernels of a few tokens only",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="also kernels of raw projections (qk_l2norm, A_log); without erase: Mamba-2's step size",
+    )
     parser.add_argument("--softmax", action="store_true", help="also kernels of softmax attention")
-    parser.add_argument("--state", nargs="+", default=["float32"], choices=list(ELEMENTS),
-                        help="dtypes of stored states that are overwritten in place")
+    parser.add_argument(
+        "--state",
+        nargs="+",
+        default=["float32"],
+        choices=list(ELEMENTS),
+        help="dtypes of stored states that are overwritten in place",
+    )
     parser.add_argument("--forward-only", action="store_true", help="omit the kernels of gradients")
     parser.add_argument("--only", choices=["cpu", "cuda"], help="restrict to one; CUDA kernels need --arch or a device")
 
@@ -146,5 +159,4 @@ def _device_architecture() -> str:
 
         return architecture(launch.capability())
     except Exception as error:  # no CuPy, or no device
-        raise RuntimeError("warmup: CuPy sees no device; give --arch, for example --arch sm_90a"
-                           ) from error
+        raise RuntimeError("warmup: CuPy sees no device; give --arch, for example --arch sm_90a") from error

@@ -124,7 +124,8 @@ def passes_through(fn: Callable[..., Any]) -> bool:
     x = prepare(fn.spec, (), arrays).inputs()
     return isinstance(x, Inputs) and all(
         y is None or (name == "g" and constant) or any(np.shares_memory(y, given) for given in arrays.values())
-        for name, y in x._asdict().items())
+        for name, y in x._asdict().items()
+    )
 
 
 def required(fn: Callable[..., Any]) -> list[str]:
@@ -187,11 +188,20 @@ def _cases() -> list[Case]:
 
 CASES = _cases()
 RECURRENCES = recurrences()
-WITHOUT_ERASE = [fn for fn in filter(passes_through, la.VARIANTS)  # with no decay, or one a head
-                 if (fn.spec.erase.name, fn.spec.decay.name) in (("NONE", "NONE"), ("NONE", "SCALAR"))]
-PLAIN = [Case(fn, dict(fn.samples.options[0]),
-              {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets}, {})
-         for fn in RECURRENT]  # one per variant, with every optional array except those that reinterpret another
+WITHOUT_ERASE = [
+    fn
+    for fn in filter(passes_through, la.VARIANTS)  # with no decay, or one a head
+    if (fn.spec.erase.name, fn.spec.decay.name) in (("NONE", "NONE"), ("NONE", "SCALAR"))
+]
+PLAIN = [
+    Case(
+        fn,
+        dict(fn.samples.options[0]),
+        {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets},
+        {},
+    )
+    for fn in RECURRENT
+]  # one per variant, with every optional array except those that reinterpret another
 
 
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):
@@ -236,7 +246,7 @@ def naive(case: Case, arrays, state=None):
         """One batch axis where there are any number."""
         if name != "state" and (name not in case.given or not case.on_tokens(name)):
             return x
-        return x.reshape((math.prod(batch), *x.shape[len(batch):]))
+        return x.reshape((math.prod(batch), *x.shape[len(batch) :]))
 
     given = {n: flat(n, x) for n, x in arrays.items()}
     begin = None if state is None else parts_like(state, [flat("state", S) for S in parts(state)])
@@ -299,4 +309,3 @@ def tokens(case: Case, arrays, start: int, stop: int):
             x = x[(slice(None),) * axis + (slice(start, stop),)]
         cut[name] = x
     return cut
-

@@ -67,8 +67,14 @@ def _dask() -> Backend:
     return Backend("dask", da.from_array, lambda x: x.compute(), da.Array, quick=False)
 
 
-BACKENDS = {"numpy": _numpy, "numpy, read-only": _frozen, "array-api-strict": _strict, "torch": _torch, "jax": _jax,
-            "dask": _dask}
+BACKENDS = {
+    "numpy": _numpy,
+    "numpy, read-only": _frozen,
+    "array-api-strict": _strict,
+    "torch": _torch,
+    "jax": _jax,
+    "dask": _dask,
+}
 
 
 SLOW = ("dask",)  # each new shape is planned: its tests run with -m slow

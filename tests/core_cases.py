@@ -10,8 +10,13 @@ from linattn_np.runtime.shapes import sequences
 
 DECAYS = ("none", "scalar", "vector", "value", "outer", "constant")
 ERASES = ("none", "delta", "delta undecayed", "free")
-CELLS = [(d, e, r) for d in DECAYS for e in ERASES for r in ("after", "before", "bonus")
-         if (e == "none" or d not in ("value", "outer")) and (e == "none" or r == "after")]
+CELLS = [
+    (d, e, r)
+    for d in DECAYS
+    for e in ERASES
+    for r in ("after", "before", "bonus")
+    if (e == "none" or d not in ("value", "outer")) and (e == "none" or r == "after")
+]
 
 
 def case(decay, erase, read, T=21, C=8, heads=(2, 2, 2), K=5, V=3, B=2, seed=0, offsets=None, dtype=np.float64):
@@ -38,10 +43,19 @@ def case(decay, erase, read, T=21, C=8, heads=(2, 2, 2), K=5, V=3, B=2, seed=0, 
     if read == "bonus":
         arrays |= {"u": n((H, K))}
     N = B if offsets is None else len(offsets) - 1
-    arrays = {name: None if y is None else y.astype(dtype) if decay != "constant" or name != "g" else y
-              for name, y in arrays.items()}
-    plan = Plan(xp, dtype, 0.7, ReadState.UPDATED if read == "after" else ReadState.PREVIOUS,
-                ReadState.PREVIOUS if erase.endswith("undecayed") else ReadState.DECAYED, True, C,
-                tuple(sequences(T, offsets)))
+    arrays = {
+        name: None if y is None else y.astype(dtype) if decay != "constant" or name != "g" else y
+        for name, y in arrays.items()
+    }
+    plan = Plan(
+        xp,
+        dtype,
+        0.7,
+        ReadState.UPDATED if read == "after" else ReadState.PREVIOUS,
+        ReadState.PREVIOUS if erase.endswith("undecayed") else ReadState.DECAYED,
+        True,
+        C,
+        tuple(sequences(T, offsets)),
+    )
     state, dstate = n((2, N, H, K, V)).astype(dtype)
     return Inputs(**arrays), plan, state, n((B, T, max(Hq, H), V)).astype(dtype), dstate

@@ -38,7 +38,12 @@ def fails(argv, capsys):
 def test_all_numbers_are_in_the_table():
     assert not [(name, a.dest) for name in COMMANDS for a in parser_of(name)._actions if a.type in (int, float)]
     assert {(name, action.dest) for name, action in NUMBERS} >= {
-        ("compare", "heads"), ("compare", "lengths"), ("fit", "seeds"), ("recall", "depths"), ("warmup", "key")}
+        ("compare", "heads"),
+        ("compare", "lengths"),
+        ("fit", "seeds"),
+        ("recall", "depths"),
+        ("warmup", "key"),
+    }
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "1.5", "many", "", ","])
@@ -143,8 +148,17 @@ def test_a_file_of_gates_is_read_before_others_are_learned(tmp_path, capsys):
     assert (tmp_path / "x.json").read_text() == "elephant"
 
 
-@pytest.mark.parametrize("argv", [("recall", "--json"), ("recall", "--markdown"), ("probe", "--json"),
-                                  ("probe", "--markdown"), ("recall", "--train", "prose", "--out")], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("recall", "--json"),
+        ("recall", "--markdown"),
+        ("probe", "--json"),
+        ("probe", "--markdown"),
+        ("recall", "--train", "prose", "--out"),
+    ],
+    ids=" ".join,
+)
 def test_a_folder_is_no_output_file(argv, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert f"{tmp_path} is a folder" in fails([*argv, tmp_path], capsys)

@@ -65,14 +65,17 @@ def test_the_figures_of_the_first_page_are_measured():
         for ratio, suffix in zip(ratios, (", forward", "_backward, forward and backward"), strict=True):
             for name in peers if ratio else ():
                 words, shape = call.split(" (")
-                suffix = f"{suffix[: suffix.index(',')]}`{suffix[suffix.index(','):]}"
+                suffix = f"{suffix[: suffix.index(',')]}`{suffix[suffix.index(',') :]}"
                 row = re.escape(f"| `{FUNCTIONS[words]}{suffix} | ({shape} | `{name}` | ") + r"([\d.]+) \|"
                 measured = float(re.search(row, page)[1])
                 assert abs(float(ratio) - measured) <= (0.051 if "." in ratio else 0.51), (call, ratio, measured)
                 found += 1
     assert found >= 6
-    lines = [(line, {f"{float(x):.3g}" for x in re.findall(r"(?<![\w.])\d+\.?\d*(?![\w.])", line)})
-             for line in page.splitlines() if line.startswith("|")]
+    lines = [
+        (line, {f"{float(x):.3g}" for x in re.findall(r"(?<![\w.])\d+\.?\d*(?![\w.])", line)})
+        for line in page.splitlines()
+        if line.startswith("|")
+    ]
     rows = re.findall(r"^\| ([\w ]+) \((.*?)\) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", speed, re.MULTILINE)
     assert len(rows) >= 7
     for _, shape, *cells in rows:

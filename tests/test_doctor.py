@@ -79,8 +79,9 @@ def test_a_wrong_forward_is_told(few, monkeypatch, capsys):
     assert "chunks        1.0e-09" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("forward", "gradient", "right"), [
-    (1e-12, 1e-7, True), (2e-12, 0.0, False), (0.0, 2e-7, False), (None, 0.0, True), (np.nan, 0.0, False),
-])
+@pytest.mark.parametrize(
+    ("forward", "gradient", "right"),
+    [(1e-12, 1e-7, True), (2e-12, 0.0, False), (0.0, 2e-7, False), (None, 0.0, True), (np.nan, 0.0, False)],
+)
 def test_the_bounds(forward, gradient, right):
     assert doctor.Check("kda", "chunks", forward, gradient).right is right

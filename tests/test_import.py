@@ -77,8 +77,10 @@ def test_type_checkers_see_what_is_there():
 
 
 def test_ml_dtypes_is_not_imported_for_a_call_without_it():
-    loaded = loaded_by("import numpy as np, linattn_np as la; q = np.ones((4, 2, 3)); "
-                       "la.vjp(la.kda, q, q, q, -q, q[..., 0], backend='chunks')")
+    loaded = loaded_by(
+        "import numpy as np, linattn_np as la; q = np.ones((4, 2, 3)); "
+        "la.vjp(la.kda, q, q, q, -q, q[..., 0], backend='chunks')"
+    )
     assert not loaded & (FRAMEWORKS | {"ml_dtypes", "numba", "llvmlite"})
 
 

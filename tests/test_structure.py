@@ -14,9 +14,19 @@ FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
 DOCS = ROOT.parent / "docs"
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 LAYERS = (  # from the bottom up; what stands on one line does not import each other
-    ("runtime",), ("ops",), ("core",), ("matrix_state", "softmax"), ("spec",), ("products",), ("call", "sampling"),
-    ("variants",), ("catalog",), ("testing", "filters", "arguments"),
-    ("docstring", "doctor", "experiments", "bridges", "warmup"), ("__main__",), ("__init__",),
+    ("runtime",),
+    ("ops",),
+    ("core",),
+    ("matrix_state", "softmax"),
+    ("spec",),
+    ("products",),
+    ("call", "sampling"),
+    ("variants",),
+    ("catalog",),
+    ("testing", "filters", "arguments"),
+    ("docstring", "doctor", "experiments", "bridges", "warmup"),
+    ("__main__",),
+    ("__init__",),
 )
 LAYER = {name: n for n, names in enumerate(LAYERS) for name in names}
 CORES = ("matrix_state", "softmax")
@@ -77,14 +87,18 @@ def imported(path: Path, modules: set[str]) -> set[str]:
     while left:
         node = left.pop()
         if isinstance(node, ast.ImportFrom):
-            base = ".".join([*(package[: len(package) - node.level + 1] if node.level else []),
-                             *(node.module.split(".") if node.module else [])])
+            base = ".".join(
+                [
+                    *(package[: len(package) - node.level + 1] if node.level else []),
+                    *(node.module.split(".") if node.module else []),
+                ]
+            )
             each = [f"{base}.{alias.name}" for alias in node.names]
             found |= {name if name in modules else base for name in each}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.JoinedStr) and ast.unparse(node).startswith("f'{__package__}."):
-            found.add(".".join(package) + ast.unparse(node)[len("f'{__package__}"):-1])
+            found.add(".".join(package) + ast.unparse(node)[len("f'{__package__}") : -1])
         left += [] if is_type_checking(node) else ast.iter_child_nodes(node)
     return found & modules
 
@@ -121,8 +135,7 @@ def test_who_may_import_what(path):
     own = module(path)
     for name, top in imports(path):
         if name[0] in ("numba", "llvmlite"):
-            allowed = own[:2] in (["runtime", "pieces"], ["ops", "cpu"], ["matrix_state", "cpu"],
-                                    ["softmax", "cpu"])
+            allowed = own[:2] in (["runtime", "pieces"], ["ops", "cpu"], ["matrix_state", "cpu"], ["softmax", "cpu"])
             assert allowed, f"{'.'.join(own)} imports a compiler"
         if name[0] in FRAMEWORKS:
             lazily = not top and own in (["runtime", "arrays"], ["doctor"])

@@ -1,6 +1,6 @@
 """This package against an earlier revision of itself, in one process: CPU time of calls in turn, least and median.
 
-    python -m bench earlier REVISION [--only kda ...] [--rounds 9] [--write]
+python -m bench earlier REVISION [--only kda ...] [--rounds 9] [--write]
 """
 
 from __future__ import annotations

@@ -41,8 +41,10 @@ def peers(x: np.ndarray, d: np.ndarray) -> dict[str, Callable[[], Any]]:
     made = {"lms": lambda: filters.FilterLMS(TAPS, mu=0.01, w="zeros"),
             "nlms": lambda: filters.FilterNLMS(TAPS, mu=0.5, eps=0.001, w="zeros"),
             "rls": lambda: filters.FilterRLS(TAPS, mu=0.999, eps=0.1, w="zeros")}  # fmt: skip
-    return {name: lambda make=make: np.stack([make().run(e[:, 0], y)[0] for y, e in zip(x, d, strict=True)])
-            for name, make in made.items()}
+    return {
+        name: lambda make=make: np.stack([make().run(e[:, 0], y)[0] for y, e in zip(x, d, strict=True)])
+        for name, make in made.items()
+    }
 
 
 def main(arguments: list[str]) -> int:

@@ -95,6 +95,7 @@ def peers_of(case: Case) -> Iterator[tuple[str, peers.Pair]]:
 
 def _formula(torch: Any) -> Callable[..., Any]:
     """Softmax of all pairs and a triangular system, in float32."""
+
     def call(q: Any, k: Any, v: Any, beta: Any) -> Any:
         q, k, v = (x.transpose(1, 2).float() for x in (q, k, v))
         T, z = q.shape[2], q @ k.transpose(2, 3) * q.shape[3] ** -0.5
@@ -109,6 +110,7 @@ def _formula(torch: Any) -> Callable[..., Any]:
 
 def _pair(torch: Any, call: Callable[..., Any]) -> peers.Pair:
     """Of inputs (arrays by name, cotangent)."""
+
     def given(one: Pair) -> list[Any]:
         return peers.tensors(torch, [one[0][n] for n in ("q", "k", "v", "beta")])
 

@@ -57,9 +57,7 @@ def timed(cp: Any, calls: Calls, tokens: int) -> dict[str, float]:
     return {"ms": ms, "ns": ms * 1e6 / tokens}
 
 
-def against_limits(
-    cp: Any, calls: Calls, tokens: int, work: Work, limits: Limits
-) -> dict[str, float]:
+def against_limits(cp: Any, calls: Calls, tokens: int, work: Work, limits: Limits) -> dict[str, float]:
     """Times, the share of the copy rate, TFLOP/s and the share of the matrix rate."""
     row = timed(cp, calls, tokens)
     row["share_of_copy"] = work.bytes * tokens / row["ms"] / 1e6 / limits["copy_gbs"]

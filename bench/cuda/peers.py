@@ -55,8 +55,11 @@ def _fla_entries() -> dict[str, tuple[Any, dict[str, Any], int]]:
     from fla.ops.retention import chunk_retention
     from fla.ops.simple_gla import chunk_simple_gla
 
-    return {"simple_gla": (chunk_simple_gla, {}, 4), "retention": (chunk_retention, {}, 3),
-            "linear_attention": (chunk_linear_attn, {"normalize": False}, 3)}
+    return {
+        "simple_gla": (chunk_simple_gla, {}, 4),
+        "retention": (chunk_retention, {}, 3),
+        "linear_attention": (chunk_linear_attn, {"normalize": False}, 3),
+    }
 
 
 def fla() -> tuple[str, str]:

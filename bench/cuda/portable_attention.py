@@ -103,8 +103,10 @@ def peer_rows(cp: Any, case: Case, arrays: dict[str, Any], caches: list[Any]) ->
         try:
             with torch.no_grad(), sdpa_kernel(list(SDPBackend.__members__.values())[1:4] if name is None
                                               else [getattr(SDPBackend, name)]):  # fmt: skip
-                row |= {"graph_us": timing.replay_ms(cp, peers.graph_of(calls)) * 1e3 / len(calls),
-                        "eager_us": timing.eager_ms(cp, calls) * 1e3}
+                row |= {
+                    "graph_us": timing.replay_ms(cp, peers.graph_of(calls)) * 1e3 / len(calls),
+                    "eager_us": timing.eager_ms(cp, calls) * 1e3,
+                }
         except Exception as found:
             row |= passes.failure(found)
         yield row

@@ -55,7 +55,11 @@ def write_each(folder: Path, name: str, result: dict[str, Any], rows: Iterable[d
 
 
 def replace(
-    folder: Path, name: str, now: dict[str, Any], measured: Iterable[dict[str, Any]], case: Callable[[Any], Any],
+    folder: Path,
+    name: str,
+    now: dict[str, Any],
+    measured: Iterable[dict[str, Any]],
+    case: Callable[[Any], Any],
     cases: Sequence[Any],
 ) -> None:
     """Replace single rows of FOLDER/NAME.json, each with the device and the limits of its own run.

@@ -59,8 +59,16 @@ def over_length(cp: Any) -> list[dict[str, Any]]:
     for T in (1 << n for n in range(10, 21, 2)):
         one = draw(cp, (TOTAL // T, T, 4, D), "bfloat16", 0)
         ahead, both = _forward_ms(cp, one), _both_ms(cp, one)
-        rows.append({"B": TOTAL // T, "T": T, "forward_ms": ahead, "both_ms": both,
-                     "forward_tokens_s": TOTAL / ahead * 1e3, "both_tokens_s": TOTAL / both * 1e3})
+        rows.append(
+            {
+                "B": TOTAL // T,
+                "T": T,
+                "forward_ms": ahead,
+                "both_ms": both,
+                "forward_tokens_s": TOTAL / ahead * 1e3,
+                "both_tokens_s": TOTAL / both * 1e3,
+            }
+        )
         _show(rows[-1])
         del one
         cp.get_default_memory_pool().free_all_blocks()

@@ -83,9 +83,12 @@ def peer_row(cp: Any, fn: Any, B: int, name: str, make: Callable[..., Any]) -> d
     arrays = draw(cp, fn, B, 1, 0)
     calls = [make(arrays, S) for S in states_of(cp, B)]
     try:
-        return {"name": name, "eager_us": timing.eager_ms(cp, calls) * 1e3,
-                "host_us": timing.host_us(cp, calls[0], 100),
-                "graph_us": timing.replay_ms(cp, peers.graph_of(calls)) * 1e3 / len(calls)}
+        return {
+            "name": name,
+            "eager_us": timing.eager_ms(cp, calls) * 1e3,
+            "host_us": timing.host_us(cp, calls[0], 100),
+            "graph_us": timing.replay_ms(cp, peers.graph_of(calls)) * 1e3 / len(calls),
+        }
     except Exception as error:
         return {"name": name} | passes.failure(error)
 
@@ -101,10 +104,20 @@ def measure(
             fn = getattr(la, name)
             for T in (1, 4, 16) if B == 32 else (1,):
                 calls, moved = calls_of(cp, fn, B, T, kind)
-                row = {"variant": name, "B": B, "H": H, "K": D, "V": D, "T": T, "bytes": moved,
-                       "floor_us": moved / copy / 1e3, "copy_of_state_us": copied,
-                       "eager_us": timing.eager_ms(cp, calls) * 1e3, "graph_us": timing.graph_ms(cp, calls) * 1e3,
-                       "host_us": timing.host_us(cp, calls[0])}
+                row = {
+                    "variant": name,
+                    "B": B,
+                    "H": H,
+                    "K": D,
+                    "V": D,
+                    "T": T,
+                    "bytes": moved,
+                    "floor_us": moved / copy / 1e3,
+                    "copy_of_state_us": copied,
+                    "eager_us": timing.eager_ms(cp, calls) * 1e3,
+                    "graph_us": timing.graph_ms(cp, calls) * 1e3,
+                    "host_us": timing.host_us(cp, calls[0]),
+                }
                 if narrow:
                     row["state"] = kind.name
                 row["share_of_copy"] = row["floor_us"] / row["graph_us"]
@@ -132,8 +145,13 @@ def keep_peers(path: Path, result: dict[str, Any]) -> None:
 
 def main(argv: list[str]) -> int:
     parser = report.parser("step", __doc__)
-    parser.add_argument("--state", nargs="+", default=[], choices=["bfloat16", "float16"],
-                        help="also measure states stored in these dtypes")
+    parser.add_argument(
+        "--state",
+        nargs="+",
+        default=[],
+        choices=["bfloat16", "float16"],
+        help="also measure states stored in these dtypes",
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     args = parser.parse_args(argv)
     import cupy as cp
@@ -143,11 +161,18 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"wrong: {errors}\n")
         return 1
     copy = timing.copy_gbs(cp)
-    result = report.device(cp) | {"copy_gbs": copy, "vectors": "bfloat16", "gates": "float32", "state": "float32",
-                                "errors": errors, "rows": measure(cp, copy, args.batches, not args.no_peers)}
+    result = report.device(cp) | {
+        "copy_gbs": copy,
+        "vectors": "bfloat16",
+        "gates": "float32",
+        "state": "float32",
+        "errors": errors,
+        "rows": measure(cp, copy, args.batches, not args.no_peers),
+    }
     if args.state:
-        result["stored_states"] = [row for state in args.state
-                                   for row in measure(cp, copy, args.batches, False, kind_of(state))]
+        result["stored_states"] = [
+            row for state in args.state for row in measure(cp, copy, args.batches, False, kind_of(state))
+        ]
     if args.no_peers:
         keep_peers(args.results / "cuda_step.json", result)
     sys.stdout.write(f"{report.write(args.results, 'cuda_step', result)}\n")

@@ -106,8 +106,9 @@ def nothing(torch: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     own = torch.library.Library("linattn_bench", "DEF")
     own.define(f"nothing{schema}")
     own.impl("nothing", lambda *given: [torch.empty_like(given[2])], "CUDA")
-    torch.library.register_autograd("linattn_bench::nothing", lambda ctx, d: None, setup_context=operators._keep,
-                                    lib=own)
+    torch.library.register_autograd(
+        "linattn_bench::nothing", lambda ctx, d: None, setup_context=operators._keep, lib=own
+    )
     nothing.library = own  # type: ignore[attr-defined]  # stays registered
 
     class Nothing(torch.autograd.Function):
@@ -134,8 +135,10 @@ def against_fla(la: Any, torch: Any) -> dict[str, Any]:
         return {"error": repr(error)}
     mine = [x.requires_grad_() for x in draw(torch, TRAINED)]
     dout = torch.randn_like(mine[2])
-    calls = {"linattn_np": lambda: torch.autograd.grad(la.gated_delta_rule(*mine), mine, dout),
-             f"{prefix}, {note}": lambda: torch.autograd.grad(chunk_gated_delta_rule(*mine)[0], mine, dout)}
+    calls = {
+        "linattn_np": lambda: torch.autograd.grad(la.gated_delta_rule(*mine), mine, dout),
+        f"{prefix}, {note}": lambda: torch.autograd.grad(chunk_gated_delta_rule(*mine)[0], mine, dout),
+    }
     results = [call() for call in calls.values()]
     differences = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(*results, strict=True)]
     del results

@@ -8,7 +8,7 @@
 #ifndef LA_DECAY   // 0 none, 1 one log decay a token and head, 2 one a key channel too (step.cu)
 #define LA_DECAY 1
 #endif
-#ifndef LA_REVERSE // 1: time runs backward, and a token's decay acts after its write
+#ifndef LA_REVERSE   // 1: time runs backward, and a token's decay acts after its write
 #define LA_REVERSE 0
 #endif
 #ifndef LA_ALIGN   // bytes that every row of every array is a multiple of: 16, 8, 4 or 2

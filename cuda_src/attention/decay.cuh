@@ -18,7 +18,8 @@ LA_DEVICE float log2_decay(float g) {
     return x < FLOOR_LOG2 ? FLOOR_LOG2 : x;   // NaN stays NaN
 }
 
-// A chunk's sums of decays in a warp's shared memory; float32 keeps sums in two floats, since differences of long sums cancel.
+// A chunk's sums of decays in a warp's shared memory; float32 keeps sums in two floats, since differences of long sums
+// cancel.
 template <int C> struct Decay {
     static constexpr int FLOATS = (Element::EXACT ? 4 : 3) * C;
     u32 base;
@@ -31,12 +32,14 @@ template <int C> struct Decay {
         return set(x, read, write, later, lane);
     }
     // from log decays in registers: rows lane * C / 32 and on
-    __device__ __forceinline__ float set(const float (&g)[C / 32], float read, float write, float later, int lane) const {
+    __device__ __forceinline__ float set(const float (&g)[C / 32], float read, float write, float later,
+                                         int lane) const {
         if constexpr (Element::EXACT) return store_sums<double>(g, read, write, later, lane);
         else return store_sums<float>(g, read, write, later, lane);
     }
     template <class F>
-    __device__ __forceinline__ float store_sums(const float (&g)[C / 32], float read, float write, float later, int lane) const {
+    __device__ __forceinline__ float store_sums(const float (&g)[C / 32], float read, float write, float later,
+                                                int lane) const {
         constexpr int N = C / 32;
         F x[N], sum = 0;
 #pragma unroll
@@ -64,7 +67,8 @@ template <int C> struct Decay {
         return {load_shared(base + i * 4), Element::EXACT ? load_shared(base + (3 * C + i) * 4) : 0.f};
     }
     __device__ __forceinline__ void upto(int j, float2 (&s)[2]) const {
-        const float2 x = load_shared2(base + j * 4), y = Element::EXACT ? load_shared2(base + (3 * C + j) * 4) : float2{};
+        const float2 x = load_shared2(base + j * 4),
+                     y = Element::EXACT ? load_shared2(base + (3 * C + j) * 4) : float2{};
         s[0] = {x.x, y.x};
         s[1] = {x.y, y.y};
     }

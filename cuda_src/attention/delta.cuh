@@ -1,28 +1,30 @@
-// The delta rule by warpgroup products: the part that one block traverses, the checkpoint of a chunk, operands and products.
+// The delta rule by warpgroup products: the part that one block traverses, the checkpoint of a chunk, operands and
+// products.
 //
-// Chunks of 64 tokens; keys and values are in tiles of 128 columns, zeros past LA_K and LA_V. States are transposed, value row
-// by key column. With b the running sum of log decays of a chunk in base 2, e_i = 2^b_i, d_j = 2^(b_end - b_j),
-// E_ij = 2^(b_i - b_j) for j <= i, and S the state before the chunk:
+// Chunks of 64 tokens; keys and values are in tiles of 128 columns, zeros past LA_K and LA_V. States are transposed,
+// value row by key column. With b the running sum of log decays of a chunk in base 2, e_i = 2^b_i, d_j = 2^(b_end -
+// b_j), E_ij = 2^(b_i - b_j) for j <= i, and S the state before the chunk:
 //
 //     A = E . sqrt(beta_i) T_inv sqrt(beta_j),   T_inv = (1 + strict lower of sqrt(beta_i) k_i.k_j sqrt(beta_j))^-1
 //     U = (V^T - e S K^T) A^T                new values, transposed
 //     out^T = scale e S Q^T + U P^T,         P = scale E . lower of Q K^T
 //     S <- e_last S + (U d) K
 //
-// With LA_UNIT q and k stand for q^ = q / |q| and k^ = k / |k|, and the tiles hold them as they came: their lengths are factors
-// of rows, rq_i = 1 / |q_i| and rk_i = 1 / |k_i|, where |x| is sqrt(x.x + eps). k has its factor in e and d, (e rk) and (d rk) in the checkpoint; q's is found
-// from its tile.
+// With LA_UNIT q and k stand for q^ = q / |q| and k^ = k / |k|, and the tiles hold them as they came: their lengths are
+// factors of rows, rq_i = 1 / |q_i| and rk_i = 1 / |k_i|, where |x| is sqrt(x.x + eps). k has its factor in e and d, (e
+// rk) and (d rk) in the checkpoint; q's is found from its tile.
 #pragma once
 #include "attention/group.cuh"
 #include "tile/bulk.cuh"
 #include "tile/wgmma_wide.cuh"
 #include "arguments/matrix_state/DeltaArguments.cuh"   // after TensorMap
 
-#ifndef LA_UNIT    // 1: q and k are divided by their length
+#ifndef LA_UNIT   // 1: q and k are divided by their length
 #define LA_UNIT 0
 #endif
 
-#ifndef LA_STEPS   // tokens have so many steps, of which the first decays and the last reads: q, g, out have a row a token
+#ifndef LA_STEPS   // tokens have so many steps, of which the first decays and the last reads: q, g, out have a row a
+                   // token
 #define LA_STEPS 1
 #endif
 
@@ -35,11 +37,13 @@ static_assert(LA_K <= WIDE && LA_V <= WIDE && Element::BYTES == 2, "a tile holds
 // One sequence and head, cut into segments of chunks
 struct DeltaTraversal {
     Sequence sequence;
-    int head, segment, first, steps, last, row;   // first chunk, number of chunks; the sequence's last segment; batch row
-    i64 slot, block;                              // of the sequence and head; number of its first chunk among all
+    int head, segment, first, steps, last,
+        row;           // first chunk, number of chunks; the sequence's last segment; batch row
+    i64 slot, block;   // of the sequence and head; number of its first chunk among all
 
     __device__ __forceinline__ DeltaTraversal(const DeltaArguments& a, int number, int pieces, int length) {
-        segment = number % pieces; number /= pieces;
+        segment = number % pieces;
+        number /= pieces;
         head = number % a.heads;
         const int n = number / a.heads;
         sequence = sequence_of(a.offsets, n, a.T);
@@ -62,13 +66,15 @@ struct DeltaTraversal {
     }
 };
 
-// The checkpoint of a chunk: A as the products read it, then e, d, b and beta, 64 floats each; with LA_UNIT e rk, d rk, b, rk, beta
-// and, once the chain in reverse has been there, rq
-constexpr int AT_E = Square::SIZE, AT_D = AT_E + C * 4, AT_B = AT_D + C * 4, AT_KEY = AT_B + C * 4, AT_BETA = AT_KEY + LA_UNIT * C * 4;
-constexpr int AT_QUERY = AT_BETA + C * 4, CHECKPOINT = AT_QUERY + LA_UNIT * C * 4, CHECKPOINT_SUMS = AT_B + 2 * C * 4;   // CHECKPOINT_SUMS: as far as the fourth
-constexpr int STATE = WIDE * WIDE;        // floats of a state of a segment
-constexpr int END = WIDE * WIDE * 2;      // bytes of a state of a chunk in bfloat16: two panels of 128 rows
-constexpr int ENDS = END + 8 * C * 4;     // and behind it dW_i.v_i, over 16 value columns each
+// The checkpoint of a chunk: A as the products read it, then e, d, b and beta, 64 floats each; with LA_UNIT e rk, d rk,
+// b, rk, beta and, once the chain in reverse has been there, rq
+constexpr int AT_E = Square::SIZE, AT_D = AT_E + C * 4, AT_B = AT_D + C * 4, AT_KEY = AT_B + C * 4,
+              AT_BETA = AT_KEY + LA_UNIT * C * 4;
+constexpr int AT_QUERY = AT_BETA + C * 4, CHECKPOINT = AT_QUERY + LA_UNIT * C * 4,
+              CHECKPOINT_SUMS = AT_B + 2 * C * 4;   // CHECKPOINT_SUMS: as far as the fourth
+constexpr int STATE = WIDE * WIDE;                  // floats of a state of a segment
+constexpr int END = WIDE * WIDE * 2;                // bytes of a state of a chunk in bfloat16: two panels of 128 rows
+constexpr int ENDS = END + 8 * C * 4;               // and behind it dW_i.v_i, over 16 value columns each
 static_assert(LA_CHECKPOINT == CHECKPOINT && LA_ENDS == ENDS && LA_STATE == STATE, "sizes that the host allocates by");
 
 // a chunk's rows of a tensor, both panels
@@ -86,7 +92,9 @@ LA_DEVICE void token_tile_in(u32 to, const TensorMap& map, u32 barrier, int head
 #endif
 }
 // rows of an array with a row a token, so that step t's, where it is a token's last, is t steps of a.token further
-LA_DEVICE char* token_rows(const Rows& x, const Sequence& s, int head) { return own_rows(x, s, head) - (LA_STEPS - 1) * x.token; }
+LA_DEVICE char* token_rows(const Rows& x, const Sequence& s, int head) {
+    return own_rows(x, s, head) - (LA_STEPS - 1) * x.token;
+}
 
 // rows from `own` on of PANELS panels become zeros
 template <int THREADS, int PANELS, int ROLL = 16> LA_DEVICE void clear_rows(u32 panels, int own, int thread) {
@@ -94,7 +102,8 @@ template <int THREADS, int PANELS, int ROLL = 16> LA_DEVICE void clear_rows(u32 
     for (int i = own * 8 + thread; i < C * 8; i += THREADS)
 #pragma unroll
         for (int p = 0; p < PANELS; p++)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(panels + p * Tokens::PANEL + i * 16), "r"(0) : "memory");
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(panels + p * Tokens::PANEL + i * 16), "r"(0)
+                         : "memory");
 }
 
 LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i); }
@@ -132,7 +141,8 @@ LA_DEVICE void token_operands(u32 (&a)[4][4], const float (&x)[8][4]) {
         }
 }
 // operands V^T - e S K^T of a warp's 16 value rows; predicted is S K^T, e points at this lane's column
-LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&predicted)[8][4], u32 values, int column, const float* e, int lane, bool with_values = true) {
+LA_DEVICE void error_operands(u32 (&a)[4][4], const float (&predicted)[8][4], u32 values, int column, const float* e,
+                              int lane, bool with_values = true) {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         u32 v[4] = {0, 0, 0, 0};
@@ -194,7 +204,9 @@ struct Lengths {
 #pragma unroll
         for (int p = 0; p < 8; p++) {
             u32 x[4];
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(row + ((p + lane) & 7) * 16));
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                         : "r"(row + ((p + lane) & 7) * 16));
 #pragma unroll
             for (int i = 0; i < 4; i++) square += low_bf16(x[i]) * low_bf16(x[i]) + high_bf16(x[i]) * high_bf16(x[i]);
         }
@@ -206,7 +218,8 @@ struct Lengths {
 
 // P_ij = scale E_ij q_i.k_j for j <= i, 0 above, by a warpgroup; sums: the b_i. With LA_UNIT P has rq_i and rk_j, which
 // is in the checkpoint `block`, e_i rq_i takes the place of b_i, and rq goes to the checkpoint with STORES_LENGTHS.
-template <bool STORES_LENGTHS> LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* sums, const DeltaArguments& a, int warp, int lane, char* block) {
+template <bool STORES_LENGTHS> LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gram, float* sums,
+                                                            const DeltaArguments& a, int warp, int lane, char* block) {
     const u64 left = panel_descriptor(q), right = panel_descriptor(k);
     const int row = lane >> 2, column = (lane & 3) * 2;
 #if LA_UNIT
@@ -243,7 +256,8 @@ template <bool STORES_LENGTHS> LA_DEVICE void gram_of_chunk(u32 q, u32 k, u32 gr
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
                     const float (&y)[4] = p[2 * j + h];
-                    const float u = y[2 * m] * (to[m] * rk.x) * decay_between(bi[m], bj.x), v = y[2 * m + 1] * (to[m] * rk.y) * decay_between(bi[m], bj.y);
+                    const float u = y[2 * m] * (to[m] * rk.x) * decay_between(bi[m], bj.x),
+                                v = y[2 * m + 1] * (to[m] * rk.y) * decay_between(bi[m], bj.y);
                     const int ahead = 8 * h + column - row - 8 * m;   // of the row's own column
                     x[2 * h + m] = pack_bf16(j < warp || ahead <= 0 ? u : 0.f, j < warp || ahead < 0 ? v : 0.f);
                 }

@@ -1,11 +1,13 @@
-// What the chain of the delta rule and its reverse share: the ring of stages, its barriers, and the warpgroup that produces them.
+// What the chain of the delta rule and its reverse share: the ring of stages, its barriers, and the warpgroup that
+// produces them.
 #pragma once
 #include "attention/delta.cuh"
 #include "attention/store.cuh"
 
 constexpr int STAGES = 3;
 // a stage: k, q, v (in reverse dO), A, P; then e, d, b of the chunk
-constexpr int AT_K = 0, AT_Q = AT_K + Tokens::SIZE, AT_V = AT_Q + Tokens::SIZE, AT_A = AT_V + Tokens::SIZE, AT_P = AT_A + Square::SIZE;
+constexpr int AT_K = 0, AT_Q = AT_K + Tokens::SIZE, AT_V = AT_Q + Tokens::SIZE, AT_A = AT_V + Tokens::SIZE,
+              AT_P = AT_A + Square::SIZE;
 constexpr int AT_SUMS = AT_P + Square::SIZE, STAGE = AT_SUMS + 1024, SUMS = 3 * C * 4;
 
 struct Barriers {   // of stage s: full, empty, P made
@@ -23,9 +25,10 @@ struct Barriers {   // of stage s: full, empty, P made
     }
 };
 
-// Tiles and checkpoints of a segment's chunks into the ring, two chunks ahead, and P of each; REVERSE: from the last chunk on, with dO
-// for v, and 1 / |q| to the checkpoint.
-template <bool REVERSE> LA_DEVICE void producer(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, Barriers bar, int thread) {
+// Tiles and checkpoints of a segment's chunks into the ring, two chunks ahead, and P of each; REVERSE: from the last
+// chunk on, with dO for v, and 1 / |q| to the checkpoint.
+template <bool REVERSE> LA_DEVICE void producer(const DeltaArguments& a, const DeltaTraversal& traversal,
+                                                unsigned char* memory, u32 shared, Barriers bar, int thread) {
     const int warp = thread >> 5, lane = thread & 31;
     const int first = REVERSE ? traversal.first + traversal.steps - 1 : traversal.first;   // chunk
     const int q_head = (u32)traversal.head / (u32)a.group_q, k_head = (u32)traversal.head / (u32)a.group_k;
@@ -40,8 +43,10 @@ template <bool REVERSE> LA_DEVICE void producer(const DeltaArguments& a, const D
                 publish_shared();
                 group_barrier(2);
             }
-            gram_of_chunk<REVERSE>(at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a, warp, lane,
-                                   a.checkpoints + (REVERSE ? traversal.block + first - step : traversal.block + first + step) * CHECKPOINT);
+            gram_of_chunk<REVERSE>(
+                at + AT_Q, at + AT_K, at + AT_P, (float*)(memory + s * STAGE + AT_SUMS) + 2 * C, a, warp, lane,
+                a.checkpoints +
+                    (REVERSE ? traversal.block + first - step : traversal.block + first + step) * CHECKPOINT);
             publish_shared();
             warp_arrive(bar.gram(s), lane);
         }

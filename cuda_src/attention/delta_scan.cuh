@@ -1,11 +1,12 @@
-// What the portable kernels of the delta rule share (the equations are in delta.cuh): places of chunks, and operands of a warp's value rows.
+// What the portable kernels of the delta rule share (the equations are in delta.cuh): places of chunks, and operands of
+// a warp's value rows.
 #pragma once
 #include "arguments/matrix_state/DeltaScanArguments.cuh"
 #include "attention/gram.cuh"
 #include "attention/store.cuh"
 #include "attention/traversal.cuh"
 
-#ifndef LA_SEPARATE_ERASE_KEY      // 1: erase vectors r of their own read the state, 0: the keys do
+#ifndef LA_SEPARATE_ERASE_KEY   // 1: erase vectors r of their own read the state, 0: the keys do
 #define LA_SEPARATE_ERASE_KEY 0
 #endif
 #ifndef LA_BEFORE   // 1: r reads the state before it decays
@@ -14,13 +15,15 @@
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta^2
 
 // number of a chunk among all
-template <int C, class Arguments> LA_DEVICE i64 chunk_number(const Arguments& a, const Sequence& s, i64 slot, int head, int chunk) {
+template <int C, class Arguments> LA_DEVICE i64 chunk_number(const Arguments& a, const Sequence& s, i64 slot, int head,
+                                                             int chunk) {
     const i64 n = slot / a.heads, first = a.offsets ? s.first / C + n : n * ((a.T + C - 1) / C);
     return head * a.slots + first + chunk;
 }
 static_assert(LA_INVERSE == LA_C * LA_C * Element::GRAM_BYTES, "the size that the host allocates by");
 // the place of a chunk's A
-template <int C> LA_DEVICE char* inverse_of(const DeltaScanArguments& a, const Sequence& s, i64 slot, int head, int chunk) {
+template <int C> LA_DEVICE char* inverse_of(const DeltaScanArguments& a, const Sequence& s, i64 slot, int head,
+                                            int chunk) {
     return a.inverses + chunk_number<C>(a, s, slot, head, chunk) * (C * C * Element::GRAM_BYTES);
 }
 // a chunk's A as a tile, the 16 x 16 blocks up to the diagonal
@@ -33,19 +36,23 @@ template <class Gram, int C, int THREADS> LA_DEVICE void load_inverse(u32 base, 
 }
 
 // a lane's four factors of sixteen tokens from two pairs, in the order of an operand A
-LA_DEVICE float factor(const float2& e, const float2& f, int i) { return i < 4 ? (i & 1 ? e.y : e.x) : (i & 1 ? f.y : f.x); }
+LA_DEVICE float factor(const float2& e, const float2& f, int i) {
+    return i < 4 ? (i & 1 ? e.y : e.x) : (i & 1 ? f.y : f.x);
+}
 
 // operand_of, columns times their factors e (16-column half 0) and f
-template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TILES][N][4], int m, int i, const float2& e, const float2& f, float sign = 1.f) {
+template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TILES][N][4], int m, int i,
+                                                            const float2& e, const float2& f, float sign = 1.f) {
     float w[8];
     flatten(w, x[m][i], x[m][i + 1]);
 #pragma unroll
     for (int n = 0; n < 8; n++) w[n] *= sign * factor(e, f, n);
     return Element::operand(w);
 }
-// S += w X: w(m, t) is the operand of 16 tokens from token t, X has the C rows of a tile. Matrix units cut sums off: in float32 what
-// a chunk adds is summed apart, for which all operands are held.
-template <int C, class X, int TILES, int KP, class F> LA_DEVICE void write_rows(StateRows<TILES, KP>& S, u32 x, int lane, F w) {
+// S += w X: w(m, t) is the operand of 16 tokens from token t, X has the C rows of a tile. Matrix units cut sums off: in
+// float32 what a chunk adds is summed apart, for which all operands are held.
+template <int C, class X, int TILES, int KP, class F> LA_DEVICE void write_rows(StateRows<TILES, KP>& S, u32 x,
+                                                                                int lane, F w) {
     if constexpr (Element::EXACT) {
         typename Element::A all[C / 16][TILES];
 #pragma unroll

@@ -1,17 +1,20 @@
-// The gram matrix of a chunk: P_ij = scale (q_i . k_j) 2^s(j, i) for j <= i, into shared memory, 16 x 16 blocks at a time,
-// or 16 x 8 where there are twice as many warps as blocks.
+// The gram matrix of a chunk: P_ij = scale (q_i . k_j) 2^s(j, i) for j <= i, into shared memory, 16 x 16 blocks at a
+// time, or 16 x 8 where there are twice as many warps as blocks.
 #pragma once
 #include "attention/decay.cuh"
 
 // block number n of the lower triangle, row by row
 LA_DEVICE int triangle_row(int n) { return n >= 6 ? 3 : n >= 3 ? 2 : n >= 1 ? 1 : 0; }
 
-struct HalfBlock { int row, column, half; };   // of the gram matrix, in blocks; columns half * 8 and on
+struct HalfBlock {
+    int row, column, half;
+};   // of the gram matrix, in blocks; columns half * 8 and on
 
-// Half a block from products to shared memory. STRICT: zeros on the diagonal, whose entries go to `own`. to: sums of decays up to
-// rows g and g + 8 of the block; from: up to columns 2j and 2j + 1 of the half
+// Half a block from products to shared memory. STRICT: zeros on the diagonal, whose entries go to `own`. to: sums of
+// decays up to rows g and g + 8 of the block; from: up to columns 2j and 2j + 1 of the half
 template <class E, int C, bool STRICT, class Gram>
-LA_DEVICE void store_half(const float (&c)[4], u32 gram, u32 own, float scale, HalfBlock block, const float2 (&to)[2], const float2 (&from)[2], int lane) {
+LA_DEVICE void store_half(const float (&c)[4], u32 gram, u32 own, float scale, HalfBlock block, const float2 (&to)[2],
+                          const float2 (&from)[2], int lane) {
     const int row = block.row, column = block.column, half = block.half;
     const int i0 = row * 16 + (lane >> 2), j = column * 16 + half * 8 + (lane & 3) * 2;
 #pragma unroll
@@ -27,9 +30,12 @@ LA_DEVICE void store_half(const float (&c)[4], u32 gram, u32 own, float scale, H
         static_assert((8 >> Gram::SHIFT) % Gram::SPAN == 0, "rows 8 apart are permuted alike");
         const u32 at = gram + below * 8 * Gram::ROW;   // of element (i, j): piece j / 8 or j / 4 of its row
         if constexpr (Gram::BYTES == 2)
-            store_shared_u32(at + Gram::block_piece(row * 16, column * 2, lane >> 2, half) + (lane & 3) * 4, E::pair(p[0], p[1]));
+            store_shared_u32(at + Gram::block_piece(row * 16, column * 2, lane >> 2, half) + (lane & 3) * 4,
+                             E::pair(p[0], p[1]));
         else
-            store_shared2(at + Gram::block_piece(row * 16, column * 4 + half * 2, lane >> 2, (lane >> 1) & 1) + (lane & 1) * 8, p[0], p[1]);
+            store_shared2(
+                at + Gram::block_piece(row * 16, column * 4 + half * 2, lane >> 2, (lane >> 1) & 1) + (lane & 1) * 8,
+                p[0], p[1]);
     }
 }
 
@@ -47,7 +53,8 @@ LA_DEVICE void gram_blocks(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& deca
 #pragma unroll
             for (int n = 0; n < TOGETHER; n++)
                 if (first + n < N) {
-                    const int block = warp + (first + n) * WARPS, row = triangle_row(block), column = block - row * (row + 1) / 2;
+                    const int block = warp + (first + n) * WARPS, row = triangle_row(block),
+                              column = block - row * (row + 1) / 2;
                     typename E::B b[2];
                     const auto a = E::operand(load_a_rows<E, X>(q, row * 16, d, lane));
                     load_b_rows<E, X>(b, k, column * 16, d, lane);
@@ -57,7 +64,8 @@ LA_DEVICE void gram_blocks(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& deca
 #pragma unroll
         for (int n = 0; n < TOGETHER; n++)
             if (first + n < N) {
-                const int block = warp + (first + n) * WARPS, row = triangle_row(block), column = block - row * (row + 1) / 2;
+                const int block = warp + (first + n) * WARPS, row = triangle_row(block),
+                          column = block - row * (row + 1) / 2;
                 const int i0 = row * 16 + (lane >> 2), j0 = column * 16 + (lane & 3) * 2;
                 float2 to[2] = {}, from[2][2] = {};
                 if (LA_DECAY) {
@@ -68,7 +76,8 @@ LA_DEVICE void gram_blocks(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& deca
                 }
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    store_half<E, C, STRICT, Gram>(c[n][half], gram, own, scale, {row, column, half}, to, from[half], lane);
+                    store_half<E, C, STRICT, Gram>(c[n][half], gram, own, scale, {row, column, half}, to, from[half],
+                                                   lane);
             }
     }
 }
@@ -98,9 +107,12 @@ LA_DEVICE void gram_half(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& decay,
 
 template <class E, int WARPS, int C, int WIDTH, bool STRICT, class X, class Gram>
 LA_DEVICE void gram_matrix(u32 q, u32 k, u32 gram, u32 own, const Decay<C>& decay, float scale, int warp, int lane) {
-    constexpr int BLOCKS = (C / 16) * (C / 16 + 1) / 2, MOST = (BLOCKS + WARPS - 1) / WARPS, REST = BLOCKS - (MOST - 1) * WARPS;
+    constexpr int BLOCKS = (C / 16) * (C / 16 + 1) / 2, MOST = (BLOCKS + WARPS - 1) / WARPS,
+                  REST = BLOCKS - (MOST - 1) * WARPS;
     if constexpr (X::BYTES == 4 && 2 * BLOCKS <= WARPS) {
         if (warp < 2 * BLOCKS) gram_half<E, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
-    } else if (warp < REST) gram_blocks<E, MOST, WARPS, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
-    else if constexpr (MOST > 1) gram_blocks<E, MOST - 1, WARPS, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
+    } else if (warp < REST)
+        gram_blocks<E, MOST, WARPS, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
+    else if constexpr (MOST > 1)
+        gram_blocks<E, MOST - 1, WARPS, C, WIDTH, STRICT, X, Gram>(q, k, gram, own, decay, scale, warp, lane);
 }

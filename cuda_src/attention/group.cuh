@@ -1,13 +1,16 @@
-// What a warpgroup does between its products: decayed gram matrices, values as operands, dots with outputs, states at marks.
+// What a warpgroup does between its products: decayed gram matrices, values as operands, dots with outputs, states at
+// marks.
 #pragma once
 #include "attention/producer.cuh"
 #include "attention/state.cuh"
 #include "tile/wgmma.cuh"
 
-// What a gram matrix is multiplied with, where a warpgroup holds its 64 rows: scale e^{s(j, i)} on the diagonal and below it,
-// 0 above. Made while the products are in flight. Left of the 16 columns of the warp's own rows it is a product of two
-// numbers, one a row and one a column, that both reach to the end of the column's sixteen: neither is more than 1.
-template <int C> LA_DEVICE void gram_factors(float (&f)[C / 8][4], const StageDecay<C>& decay, float scale, int warp, int lane) {
+// What a gram matrix is multiplied with, where a warpgroup holds its 64 rows: scale e^{s(j, i)} on the diagonal and
+// below it, 0 above. Made while the products are in flight. Left of the 16 columns of the warp's own rows it is a
+// product of two numbers, one a row and one a column, that both reach to the end of the column's sixteen: neither is
+// more than 1.
+template <int C> LA_DEVICE void gram_factors(float (&f)[C / 8][4], const StageDecay<C>& decay, float scale, int warp,
+                                             int lane) {
     const int row = warp * 16 + (lane >> 2), column = (lane & 3) * 2;
     const float to[2] = {decay.sums().upto(row).x, decay.sums().upto(row + 8).x};
     float own[2][4];   // the warp's own sixteen columns
@@ -25,11 +28,15 @@ template <int C> LA_DEVICE void gram_factors(float (&f)[C / 8][4], const StageDe
     for (int b = 0; b < C / 16; b++) {
         if (b < warp) {
             const float end = decay.sums().upto(b * 16 + 15).x;
-            const float a[2] = {LA_DECAY ? exp2_approx(to[0] - end) * scale : scale, LA_DECAY ? exp2_approx(to[1] - end) * scale : scale};
+            const float a[2] = {LA_DECAY ? exp2_approx(to[0] - end) * scale : scale,
+                                LA_DECAY ? exp2_approx(to[1] - end) * scale : scale};
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float2 e = LA_DECAY ? decay.to_sixteenth(b * 16 + h * 8 + column) : float2{1.f, 1.f};
-                f[2 * b + h][0] = a[0] * e.x; f[2 * b + h][1] = a[0] * e.y; f[2 * b + h][2] = a[1] * e.x; f[2 * b + h][3] = a[1] * e.y;
+                f[2 * b + h][0] = a[0] * e.x;
+                f[2 * b + h][1] = a[0] * e.y;
+                f[2 * b + h][2] = a[1] * e.x;
+                f[2 * b + h][3] = a[1] * e.y;
             }
         } else
 #pragma unroll
@@ -37,7 +44,8 @@ template <int C> LA_DEVICE void gram_factors(float (&f)[C / 8][4], const StageDe
     }
 }
 // The accumulators times their factors to shared memory.
-template <class Gram, int C> LA_DEVICE void store_gram(const float (&p)[C / 8][4], const float (&f)[C / 8][4], u32 gram, int warp, int lane) {
+template <class Gram, int C> LA_DEVICE void store_gram(const float (&p)[C / 8][4], const float (&f)[C / 8][4], u32 gram,
+                                                       int warp, int lane) {
     const int i0 = warp * 16 + (lane >> 2), i1 = i0 + 8;
 #pragma unroll
     for (int n = 0; n < C / 8; n++) {
@@ -52,7 +60,8 @@ template <class X> LA_DEVICE void load_operand(u32 (&a)[4], u32 base, int t, int
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = x.x[i];
 }
-template <int C> LA_DEVICE void weigh_operand(u32 (&weighted)[4], const u32 (&a)[4], int t, const Decay<C>& decay, int lane) {
+template <int C> LA_DEVICE void weigh_operand(u32 (&weighted)[4], const u32 (&a)[4], int t, const Decay<C>& decay,
+                                              int lane) {
     const float2 e = decay.ends(t + (lane & 3) * 2), f = decay.ends(t + 8 + (lane & 3) * 2);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -75,15 +84,19 @@ template <int N, int COLUMNS> LA_DEVICE void state_operands(u32 (&a)[N][4], cons
 template <class X, int N> LA_DEVICE void store_state(u32 base, const u32 (&a)[N][4], int row, int lane) {
 #pragma unroll
     for (int d = 0; d < N; d++)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(base + X::block_piece(row, 2 * d, lane & 15, lane >> 4)),
-                     "r"(a[d][0]), "r"(a[d][1]), "r"(a[d][2]), "r"(a[d][3]) : "memory");
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         base + X::block_piece(row, 2 * d, lane & 15, lane >> 4)),
+                     "r"(a[d][0]), "r"(a[d][1]), "r"(a[d][2]), "r"(a[d][3])
+                     : "memory");
 }
 // S += A B, B's panels read across: a is one operand, b the descriptor of its sixteen rows
-template <class X, int COLUMNS, int FIRST = 0> LA_DEVICE void write_state(StateRows<1, COLUMNS>& S, const u32 (&a)[4], u64 b) {
+template <class X, int COLUMNS, int FIRST = 0> LA_DEVICE void write_state(StateRows<1, COLUMNS>& S, const u32 (&a)[4],
+                                                                          u64 b) {
     product_AB<FIRST>(S.x[0], a, b, true);
     if constexpr (FIRST + 8 < COLUMNS / 8) write_state<X, COLUMNS, FIRST + 8>(S, a, b + X::panel(1));
 }
-// Products over all 16-column steps of operands, C = A B^T and C += A B^T (panels X read along): A in shared memory, or in registers
+// Products over all 16-column steps of operands, C = A B^T and C += A B^T (panels X read along): A in shared memory, or
+// in registers
 template <class X> LA_DEVICE void multiply_ABt(float (&c)[8][4], u64 a, u64 b) {
 #pragma unroll
     for (int d = 0; d < X::COLUMNS / 16; d++) product_ABt(c, a + X::along(d), b + X::along(d), d > 0);
@@ -97,12 +110,14 @@ template <class X, int N> LA_DEVICE void add_ABt(float (&c)[8][4], const u32 (&a
     for (int d = 0; d < N; d++) product_ABt(c, a[d], b + X::along(d), true);
 }
 // S += A B for a chunk's operands, sixteen tokens each
-template <class X, int N, int COLUMNS> LA_DEVICE void write_chunk(StateRows<1, COLUMNS>& S, const u32 (&a)[N][4], u64 b) {
+template <class X, int N, int COLUMNS> LA_DEVICE void write_chunk(StateRows<1, COLUMNS>& S, const u32 (&a)[N][4],
+                                                                  u64 b) {
 #pragma unroll
     for (int t = 0; t < N; t++) write_state<X>(S, a[t], b + X::across(t));
 }
 // a chunk's operands: X^T of this warp's columns, and that times e^{end}
-template <class X, int C> LA_DEVICE void load_operands(u32 (&plain)[C / 16][4], u32 (&weighted)[C / 16][4], u32 base, const Decay<C>& decay, int column, int lane) {
+template <class X, int C> LA_DEVICE void load_operands(u32 (&plain)[C / 16][4], u32 (&weighted)[C / 16][4], u32 base,
+                                                       const Decay<C>& decay, int column, int lane) {
 #pragma unroll
     for (int t = 0; t < C / 16; t++) {
         load_operand<X>(plain[t], base, t * 16, column, lane);
@@ -118,12 +133,18 @@ template <int C> struct Starts {
     }
     __device__ __forceinline__ void scale(float (&out)[C / 8][4]) const {
 #pragma unroll
-        for (int i = 0; i < C / 8; i++) { out[i][0] *= e[i].x; out[i][1] *= e[i].y; out[i][2] *= e[i].x; out[i][3] *= e[i].y; }
+        for (int i = 0; i < C / 8; i++) {
+            out[i][0] *= e[i].x;
+            out[i][1] *= e[i].y;
+            out[i][2] *= e[i].x;
+            out[i][3] *= e[i].y;
+        }
     }
 };
 
 // waits for the read out^T = S^T Q^T, all products begun; then out^T e^{start} and S^T e^{all}
-template <int C, int COLUMNS> LA_DEVICE void end_read(float (&out)[C / 8][4], StateRows<1, COLUMNS>& S, const StageDecay<C>& decay, int lane) {
+template <int C, int COLUMNS> LA_DEVICE void end_read(float (&out)[C / 8][4], StateRows<1, COLUMNS>& S,
+                                                      const StageDecay<C>& decay, int lane) {
     const Starts<C> starts(decay.sums(), lane);
     products_wait<0>();
     accumulator_fence(out);
@@ -134,9 +155,10 @@ template <int C, int COLUMNS> LA_DEVICE void end_read(float (&out)[C / 8][4], St
     }
 }
 
-// <x_t, out_t> over this warp's 16 columns of x, to `dots` (C floats). The token's own write is in it; it is the same number
-// in the other pass, from the same rounded entry of P, and both are float32: their difference is without it.
-template <class X, int C> LA_DEVICE void dot_outputs(const float (&out)[C / 8][4], u32 x, int column, u32 dots, int lane) {
+// <x_t, out_t> over this warp's 16 columns of x, to `dots` (C floats). The token's own write is in it; it is the same
+// number in the other pass, from the same rounded entry of P, and both are float32: their difference is without it.
+template <class X, int C> LA_DEVICE void dot_outputs(const float (&out)[C / 8][4], u32 x, int column, u32 dots,
+                                                     int lane) {
     float sums[C / 4];   // column pairs (2j, 2j + 1) of each 8 tokens
 #pragma unroll
     for (int t = 0; t < C / 16; t++) {
@@ -165,7 +187,9 @@ template <int COLUMNS> struct Marks {
         state_operands(a, S, 0);
 #pragma unroll
         for (int i = 0; i < PIECES; i++)
-            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p + (i * 32 + lane) * 16), "r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]) : "memory");
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p + (i * 32 + lane) * 16), "r"(a[i][0]),
+                         "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3])
+                         : "memory");
     }
     static __device__ __forceinline__ void prefetch(const char* p, int lane) {
         if (lane < BYTES / 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + lane * 128));
@@ -176,7 +200,9 @@ template <int COLUMNS> struct Marks {
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < PIECES; i++)
-            asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[i][0]), "=r"(x[i][1]), "=r"(x[i][2]), "=r"(x[i][3]) : "l"(p + (i * 32 + lane) * 16));
+            asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(x[i][0]), "=r"(x[i][1]), "=r"(x[i][2]), "=r"(x[i][3])
+                         : "l"(p + (i * 32 + lane) * 16));
 #pragma unroll
         for (int i = 0; i < 2 * PIECES; i++) {
             const float (&y)[4] = S.x[0][i];
@@ -188,7 +214,9 @@ template <int COLUMNS> struct Marks {
 };
 
 // The roles of a block's threads: GROUPS warpgroups consume the stages of a ring, one more, the last, produces them.
-template <int GROUPS, int STAGES, class Produce, class Consume> LA_DEVICE void run_groups(Ring<STAGES> ring, Produce produce, Consume consume) {
+template <int GROUPS, int STAGES, class Produce, class Consume> LA_DEVICE void run_groups(Ring<STAGES> ring,
+                                                                                          Produce produce,
+                                                                                          Consume consume) {
     constexpr int CONSUMERS = 128 * GROUPS;
     if (threadIdx.x == 0) ring.init(2 * PRODUCERS, CONSUMERS);
     __syncthreads();

@@ -1,17 +1,18 @@
-// A = E . sqrt(beta_i) T_inv sqrt(beta_j) of a chunk, T_inv = (1 + L)^-1, L_ij = sqrt(beta_i) k_i.k_j sqrt(beta_j) for j < i, by four warps.
+// A = E . sqrt(beta_i) T_inv sqrt(beta_j) of a chunk, T_inv = (1 + L)^-1, L_ij = sqrt(beta_i) k_i.k_j sqrt(beta_j) for
+// j < i, by four warps.
 //
-// The decay is taken out of the inverse and put back after it: with the factors E_ij = 2^(b_i - b_j) the inverse of 1 + E . L is
-// E . T_inv. Half of beta is on each side, so that a tiny one keeps its digits in 16 bits. Diagonal blocks of 16 rows are inverted
-// by substitution in float32; block columns follow from them,
+// The decay is taken out of the inverse and put back after it: with the factors E_ij = 2^(b_i - b_j) the inverse of 1 +
+// E . L is E . T_inv. Half of beta is on each side, so that a tiny one keeps its digits in 16 bits. Diagonal blocks of
+// 16 rows are inverted by substitution in float32; block columns follow from them,
 //
 //     T_IJ = -T_II sum over J <= M < I of L_IM T_MJ
 //
-// with operands in float16 (T_inv is of the order of 1) and sums in float32. A warp makes a row block of L, and a block column of T_inv,
-// transposed, so that each accumulator is the next operand A.
+// with operands in float16 (T_inv is of the order of 1) and sums in float32. A warp makes a row block of L, and a block
+// column of T_inv, transposed, so that each accumulator is the next operand A.
 //
-// Where keys repeat, A = 1 - k.k below the diagonal loses its digits in bfloat16, and each row the same ones: what a chunk adds
-// to the state is off by the sum. What rounding takes from row i is therefore passed on to row i + 1, as far as its key stands
-// for the one before:
+// Where keys repeat, A = 1 - k.k below the diagonal loses its digits in bfloat16, and each row the same ones: what a
+// chunk adds to the state is off by the sum. What rounding takes from row i is therefore passed on to row i + 1, as far
+// as its key stands for the one before:
 //
 //     rho_i = 2^(b_i - b_(i-1)) k_i.k_(i-1) / k_i.k_i where its size is 0.8 or more, else 0; within blocks of 16 rows
 #pragma once
@@ -40,9 +41,10 @@ LA_DEVICE void store_lengths(const float (&x)[8][4], float* lengths, float eps, 
         }
 }
 
-// row block `warp` of L: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonal`, its
-// diagonal being beta_i k_i.k_i; with LA_UNIT rows and columns are divided by the keys' lengths
-LA_DEVICE void store_lower(const float (&x)[8][4], u32 lower, float* diagonal, const float* roots, const float* lengths, int warp, int lane) {
+// row block `warp` of L: blocks left of the diagonal in float16 to `lower`, the diagonal one transposed to `diagonal`,
+// its diagonal being beta_i k_i.k_i; with LA_UNIT rows and columns are divided by the keys' lengths
+LA_DEVICE void store_lower(const float (&x)[8][4], u32 lower, float* diagonal, const float* roots, const float* lengths,
+                           int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     float to[2] = {roots[16 * warp + row], roots[16 * warp + row + 8]};
     if (LA_UNIT) {
@@ -67,8 +69,8 @@ LA_DEVICE void store_lower(const float (&x)[8][4], u32 lower, float* diagonal, c
             }
         }
         if (j < warp)
-            store_matrix(lower + rows_at(16 * warp, 16 * j, lane), pack_f16(z[0][0], z[0][1]), pack_f16(z[0][2], z[0][3]),
-                         pack_f16(z[1][0], z[1][1]), pack_f16(z[1][2], z[1][3]));
+            store_matrix(lower + rows_at(16 * warp, 16 * j, lane), pack_f16(z[0][0], z[0][1]),
+                         pack_f16(z[0][2], z[0][3]), pack_f16(z[1][0], z[1][1]), pack_f16(z[1][2], z[1][3]));
         else
 #pragma unroll
             for (int i = 0; i < 8; i++) {

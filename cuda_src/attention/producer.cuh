@@ -9,7 +9,8 @@ constexpr int PRODUCERS = 128;   // threads of that warpgroup
 template <int GROUPS> constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
 template <int GROUPS> constexpr int CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 224;
 
-// Sums of decays of a stage: those of decay.cuh, the sum of the chunk, and e^{sum from each row to the end of its sixteen}
+// Sums of decays of a stage: those of decay.cuh, the sum of the chunk, and e^{sum from each row to the end of its
+// sixteen}
 template <int C> struct StageDecay {
     static constexpr int AT_ALL = Decay<C>::FLOATS * 4, AT_SIXTEENTHS = AT_ALL + 16, BYTES = AT_SIXTEENTHS + C * 4;
     u32 base;
@@ -18,14 +19,16 @@ template <int C> struct StageDecay {
     __device__ __forceinline__ float2 to_sixteenth(int j) const { return load_shared2(base + AT_SIXTEENTHS + j * 4); }
 
     // from log decays in a warp's registers; read, write and later as decay.cuh's
-    __device__ __forceinline__ void store(const float (&g)[C / 32], float read, float write, float later, int lane) const {
+    __device__ __forceinline__ void store(const float (&g)[C / 32], float read, float write, float later,
+                                          int lane) const {
         const float all = sums().set(g, read, write, later, lane);
         if (lane == 0) store_shared(base + AT_ALL, all);
         __syncwarp();
         static_assert(C == 64, "two rows a lane, eight lanes a sixteenth");
         const float2 x = load_shared2(base + lane * 8);
         const float end = load_shared(base + (lane | 7) * 8 + 4);
-        store_shared2(base + AT_SIXTEENTHS + lane * 8, exp2_approx(fminf(end - x.x, 0.f)), exp2_approx(fminf(end - x.y, 0.f)));
+        store_shared2(base + AT_SIXTEENTHS + lane * 8, exp2_approx(fminf(end - x.x, 0.f)),
+                      exp2_approx(fminf(end - x.y, 0.f)));
     }
 };
 
@@ -44,16 +47,19 @@ template <int C> struct Gates {
         }
     }
     template <class W>
-    __device__ __forceinline__ void store(const W& traversal, int step, u32 base, float read, float write, float later, int thread) {
+    __device__ __forceinline__ void store(const W& traversal, int step, u32 base, float read, float write, float later,
+                                          int thread) {
         if (thread >> 5 != step % 4) return;
         StageDecay<C>{base}.store(x, read, write, later, thread & 31);
         load(traversal, step + 4, thread & 31);
     }
 };
 
-// Produces all chunks of a traversal: load(step) begins to copy the rows of one chunk into its stage, decays follow `decays`.
+// Produces all chunks of a traversal: load(step) begins to copy the rows of one chunk into its stage, decays follow
+// `decays`.
 template <int C, int STAGES, class W, class Load>
-LA_DEVICE void produce_ring(const W& traversal, Gates<C> gates, u32 decays, Ring<STAGES> ring, float read, float write, int thread, Load load) {
+LA_DEVICE void produce_ring(const W& traversal, Gates<C> gates, u32 decays, Ring<STAGES> ring, float read, float write,
+                            int thread, Load load) {
     gates.load(traversal, thread >> 5, thread & 31);
     for (int step = 0; step < traversal.steps; step++) {
         const int stage = step % STAGES;
@@ -66,7 +72,8 @@ LA_DEVICE void produce_ring(const W& traversal, Gates<C> gates, u32 decays, Ring
 }
 
 // load_rows of an array whose address is in shared memory
-template <class X, int C, int WIDTH> LA_DEVICE void load_rows_at(u32 base, u32 place, int token, int T, int column, int thread) {
+template <class X, int C, int WIDTH> LA_DEVICE void load_rows_at(u32 base, u32 place, int token, int T, int column,
+                                                                 int thread) {
     const RowsAddress x = load_address(place);
     load_rows<X, C, PRODUCERS, WIDTH, 2>(base, x.rows, x.stride, token, T, column, thread);
 }

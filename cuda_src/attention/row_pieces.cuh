@@ -7,11 +7,17 @@
 constexpr int PIECES = (LA_K + LA_PER * LA_LANES - 1) / (LA_PER * LA_LANES);   // of a lane
 constexpr int GRAD_BYTES = LA_GRAD == 2 ? 4 : 2;
 
-template <int SIZE> struct alignas(SIZE) Piece { u32 w[SIZE / 4]; };
-template <> struct Piece<2> { u16 w; };
+template <int SIZE> struct alignas(SIZE) Piece {
+    u32 w[SIZE / 4];
+};
+template <> struct Piece<2> {
+    u16 w;
+};
 
 template <int DTYPE> LA_DEVICE float number(u32 bits) { return DTYPE == 0 ? low_bf16(bits) : low_f16(bits); }
-template <int DTYPE> LA_DEVICE u32 pack(float lo, float hi) { return DTYPE == 0 ? pack_bf16(lo, hi) : pack_f16(lo, hi); }
+template <int DTYPE> LA_DEVICE u32 pack(float lo, float hi) {
+    return DTYPE == 0 ? pack_bf16(lo, hi) : pack_f16(lo, hi);
+}
 
 template <int DTYPE> LA_DEVICE void load(float (&x)[LA_PER], const char* from) {
     constexpr int SIZE = LA_PER * (DTYPE == 2 ? 4 : 2), STEP = SIZE < 16 ? SIZE : 16;

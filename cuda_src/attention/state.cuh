@@ -24,7 +24,8 @@ template <int TILES, int COLUMNS> struct StateRows {
         return (ROWS % (16 * TILES * LA_WARPS) == 0 || row < ROWS) && (WIDTH == COLUMNS || column < WIDTH);
     }
     // f(pointer, value, inside) of every element, one 8 columns after the other: few addresses live at once
-    template <int ROWS, int WIDTH, class F> __device__ __forceinline__ void each_at(const States& s, i64 slot, int first, int lane, F f) {
+    template <int ROWS, int WIDTH, class F> __device__ __forceinline__ void each_at(const States& s, i64 slot,
+                                                                                    int first, int lane, F f) {
         const int row = first + (lane >> 2), column = (lane & 3) * 2;
 #pragma unroll
         for (int m = 0; m < TILES; m++) {
@@ -40,11 +41,15 @@ template <int TILES, int COLUMNS> struct StateRows {
             }
         }
     }
-    template <int ROWS, int WIDTH> __device__ __forceinline__ void load(const States& s, i64 slot, int first, int lane) {
+    template <int ROWS, int WIDTH> __device__ __forceinline__ void load(const States& s, i64 slot, int first,
+                                                                        int lane) {
         each_at<ROWS, WIDTH>(s, slot, first, lane, [](const float* p, float& y, bool valid) { y = valid ? *p : 0.f; });
     }
-    template <int ROWS, int WIDTH> __device__ __forceinline__ void store(const States& s, i64 slot, int first, int lane) {
-        each_at<ROWS, WIDTH>(s, slot, first, lane, [](float* p, float& y, bool valid) { if (valid) *p = y; });
+    template <int ROWS, int WIDTH> __device__ __forceinline__ void store(const States& s, i64 slot, int first,
+                                                                         int lane) {
+        each_at<ROWS, WIDTH>(s, slot, first, lane, [](float* p, float& y, bool valid) {
+            if (valid) *p = y;
+        });
     }
     // the same as blocks of registers, lane by lane: COLUMNS / 8 * TILES pieces of 16 bytes a lane
     __device__ __forceinline__ void store_registers(float4* p, int lane) const {
@@ -54,7 +59,8 @@ template <int TILES, int COLUMNS> struct StateRows {
             for (int i = 0; i < COLUMNS / 8; i++) {
                 const float (&y)[4] = x[m][i];
                 asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p + (m * (COLUMNS / 8) + i) * 32 + lane),
-                             "f"(y[0]), "f"(y[1]), "f"(y[2]), "f"(y[3]) : "memory");
+                             "f"(y[0]), "f"(y[1]), "f"(y[2]), "f"(y[3])
+                             : "memory");
             }
     }
     // that again, if another block has written it too
@@ -64,8 +70,10 @@ template <int TILES, int COLUMNS> struct StateRows {
 #pragma unroll
             for (int i = 0; i < COLUMNS / 8; i++) {
                 float (&y)[4] = x[m][i];
-                asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])
-                             : "l"(p + (m * (COLUMNS / 8) + i) * 32 + lane) : "memory");
+                asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                             : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])
+                             : "l"(p + (m * (COLUMNS / 8) + i) * 32 + lane)
+                             : "memory");
             }
     }
     // this lane's part of the inner product with what store_registers wrote
@@ -98,7 +106,9 @@ template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TIL
     return Element::operand(f);
 }
 // c += S X^T: a warp's rows of the state by RUN rows of a tile from row `first`
-template <int RUN, class X, int TILES, int KP> LA_DEVICE void read_state(float (&c)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S, u32 x, int first, int lane) {
+template <int RUN, class X, int TILES, int KP> LA_DEVICE void read_state(float (&c)[TILES][RUN / 8][4],
+                                                                         const StateRows<TILES, KP>& S, u32 x,
+                                                                         int first, int lane) {
 #pragma unroll
     for (int d = 0; d < KP; d += 16) {
         typename Element::A s[TILES];
@@ -117,20 +127,30 @@ template <int RUN, class X, int TILES, int KP> LA_DEVICE void read_state(float (
 #ifndef LA_AT   // 1: the arguments name positions; 2: of a ragged batch
 #define LA_AT 0
 #endif
-// the number of the position at the end of a chunk, -1 if there is none; in a ragged batch a chunk is known by its first token
+// the number of the position at the end of a chunk, -1 if there is none; in a ragged batch a chunk is known by its
+// first token
 template <class Arguments, class S> LA_DEVICE int position_after(const Arguments& a, const S& sequence, int chunk) {
     return LA_AT ? __ldg(a.at_chunks + (LA_AT == 2 ? (int)sequence.first + chunk * 64 : chunk)) : -1;
 }
 
 // heads that share a state have one slot, of the first of them; sequences are batch rows
-template <class Arguments> LA_DEVICE bool has_position(const Arguments& a, int index, int head) { return LA_AT && index >= 0 && (u32)head % (u32)a.at_group == 0; }
+template <class Arguments> LA_DEVICE bool has_position(const Arguments& a, int index, int head) {
+    return LA_AT && index >= 0 && (u32)head % (u32)a.at_group == 0;
+}
 template <class Arguments, class W> LA_DEVICE i64 position_slot(const Arguments& a, int index, const W& traversal) {
-    return ((i64)(int)traversal.sequence.row * a.at_count + index) * ((u32)a.heads / (u32)a.at_group) + (u32)traversal.head / (u32)a.at_group;
+    return ((i64)(int)traversal.sequence.row * a.at_count + index) * ((u32)a.heads / (u32)a.at_group) +
+           (u32)traversal.head / (u32)a.at_group;
 }
-template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void store_position(X& state, const Arguments& a, int index, const W& traversal, int row, int lane) {
-    if (has_position(a, index, traversal.head)) state.template store<ROWS, WIDTH>(a.at, position_slot(a, index, traversal), row, lane);
-}
-template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void add_position(X& dstate, const Arguments& a, int index, const W& traversal, int row, int lane) {
+template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void store_position(
+    X& state, const Arguments& a, int index, const W& traversal, int row, int lane) {
     if (has_position(a, index, traversal.head))
-        dstate.template each_at<ROWS, WIDTH>(a.at, position_slot(a, index, traversal), row, lane, [](const float* p, float& y, bool valid) { if (valid) y += *p; });
+        state.template store<ROWS, WIDTH>(a.at, position_slot(a, index, traversal), row, lane);
+}
+template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void add_position(
+    X& dstate, const Arguments& a, int index, const W& traversal, int row, int lane) {
+    if (has_position(a, index, traversal.head))
+        dstate.template each_at<ROWS, WIDTH>(a.at, position_slot(a, index, traversal), row, lane,
+                                             [](const float* p, float& y, bool valid) {
+                                                 if (valid) y += *p;
+                                             });
 }

@@ -5,9 +5,9 @@
 #include "tile/copy.cuh"
 
 struct Sequence {
-    i64 row, first;    // batch row, first token in it
-    i64 index;         // number of the first token over the whole batch
-    int T;             // tokens
+    i64 row, first;   // batch row, first token in it
+    i64 index;        // number of the first token over the whole batch
+    int T;            // tokens
 };
 
 LA_DEVICE Sequence sequence_of(const i64* offsets, int n, int T) {
@@ -21,13 +21,13 @@ LA_DEVICE char* own_rows(const Rows& x, const Sequence& s, int head) {   // of a
 }
 LA_DEVICE char* rows_of(const Rows& x, const Sequence& s, u32 head) { return own_rows(x, s, head / (u32)x.group); }
 
-// C rows of one chunk into a tile: row r is token `token` + r * (REVERSE ? -1 : 1). Zeros outside 0 <= token < T and past
-// WIDTH columns, counted from `column`. ROLL: turns of the loop laid out one after the other.
+// C rows of one chunk into a tile: row r is token `token` + r * (REVERSE ? -1 : 1). Zeros outside 0 <= token < T and
+// past WIDTH columns, counted from `column`. ROLL: turns of the loop laid out one after the other.
 template <class X, int C, int THREADS, int WIDTH, int ROLL = 1024>
 LA_DEVICE void load_rows(u32 base, const char* rows, i64 stride, int token, int T, int column, u32 thread) {
     constexpr u32 PER_ROW = X::ROW / LA_ALIGN, PER_PIECE = 16 / LA_ALIGN, PIECES = C * PER_ROW;
     constexpr int STEP = LA_REVERSE ? -1 : 1;
-    constexpr bool EVEN = THREADS % PER_ROW == 0;      // a thread stays in its column
+    constexpr bool EVEN = THREADS % PER_ROW == 0;   // a thread stays in its column
     const u32 r0 = thread / PER_ROW, c0 = thread % PER_ROW;
     int t = token + (int)r0 * STEP;
     const char* from = rows + t * stride + (column * X::BYTES + (int)c0 * LA_ALIGN);
@@ -39,7 +39,8 @@ LA_DEVICE void load_rows(u32 base, const char* rows, i64 stride, int token, int 
             t = token + (int)r * STEP;
             from = rows + t * stride + (column * X::BYTES + (int)c * LA_ALIGN);
         }
-        const bool valid = (u32)t < (u32)T && (WIDTH % X::COLUMNS == 0 || column * X::BYTES + (int)c * LA_ALIGN < WIDTH * X::BYTES);
+        const bool valid =
+            (u32)t < (u32)T && (WIDTH % X::COLUMNS == 0 || column * X::BYTES + (int)c * LA_ALIGN < WIDTH * X::BYTES);
         if (PIECES % THREADS == 0 || i < PIECES)
             copy_in<LA_ALIGN>(base + X::piece(r, c / PER_PIECE) + (c % PER_PIECE) * LA_ALIGN, from, valid);
         if (EVEN) {

@@ -9,12 +9,14 @@ template <int C, int PARTS, bool DOWN> struct Traversal {
     static constexpr bool FROM_END = DOWN;
     Sequence sequence;
     int part, head, segment, first, steps, last;   // first chunk and number of chunks; the sequence's last segment
-    i64 slot;                                       // of the sequence and head
+    i64 slot;                                      // of the sequence and head
 
     __device__ __forceinline__ Traversal(const i64* offsets, int T, int heads, int segments, int chunks) {
         int block = blockIdx.x;
-        part = block % PARTS; block /= PARTS;
-        head = block % heads; block /= heads;
+        part = block % PARTS;
+        block /= PARTS;
+        head = block % heads;
+        block /= heads;
         segment = block % segments;
         const int n = block / segments;
         sequence = sequence_of(offsets, n, T);
@@ -25,26 +27,47 @@ template <int C, int PARTS, bool DOWN> struct Traversal {
         slot = (i64)n * heads + head;
     }
     __device__ __forceinline__ int chunk_of(int step) const { return DOWN ? first + steps - 1 - step : first + step; }
-    __device__ __forceinline__ int token_of(int step) const { return chunk_of(step) * C + (LA_REVERSE ? C - 1 : 0); }   // of row 0
-    __device__ __forceinline__ bool is_end() const { return segment == (LA_REVERSE ? 0 : last); }   // time's last segment
+    __device__ __forceinline__ int token_of(int step) const {
+        return chunk_of(step) * C + (LA_REVERSE ? C - 1 : 0);
+    }   // of row 0
+    __device__ __forceinline__ bool is_end() const {
+        return segment == (LA_REVERSE ? 0 : last);
+    }   // time's last segment
     __device__ __forceinline__ const float* gates(const Gate& g) const {
-        return LA_DECAY ? g.data + sequence.row * g.batch + sequence.first * g.token + (u32)head / (u32)g.group * g.head : nullptr;
+        return LA_DECAY ? g.data + sequence.row * g.batch + sequence.first * g.token + (u32)head / (u32)g.group * g.head
+                        : nullptr;
     }
 };
 
-// The state that a traversal begins with, of its sequence or (start_group 0) its segment; and what the last one of a sequence ends with
-template <class Arguments> LA_DEVICE i64 start_slot(const Arguments& a, i64 slot, int segment) { return a.start_group ? slot / a.start_group : slot * a.segments + segment; }
-template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void load_start(X& state, const Arguments& a, const W& traversal, int row, int lane) {
-    if (a.start.data) state.template load<ROWS, WIDTH>(a.start, start_slot(a, traversal.slot, traversal.segment), row, lane);
+// The state that a traversal begins with, of its sequence or (start_group 0) its segment; and what the last one of a
+// sequence ends with
+template <class Arguments> LA_DEVICE i64 start_slot(const Arguments& a, i64 slot, int segment) {
+    return a.start_group ? slot / a.start_group : slot * a.segments + segment;
+}
+template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void load_start(X& state,
+                                                                                            const Arguments& a,
+                                                                                            const W& traversal, int row,
+                                                                                            int lane) {
+    if (a.start.data)
+        state.template load<ROWS, WIDTH>(a.start, start_slot(a, traversal.slot, traversal.segment), row, lane);
     else state.clear();
 }
-template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void store_end(X& state, const Arguments& a, const W& traversal, bool is_end, int row, int lane) {
-    if (a.end.data && is_end && traversal.head % a.end_group == 0) state.template store<ROWS, WIDTH>(a.end, traversal.slot / a.end_group, row, lane);
+template <int ROWS, int WIDTH, class X, class Arguments, class W> LA_DEVICE void store_end(X& state, const Arguments& a,
+                                                                                           const W& traversal,
+                                                                                           bool is_end, int row,
+                                                                                           int lane) {
+    if (a.end.data && is_end && traversal.head % a.end_group == 0)
+        state.template store<ROWS, WIDTH>(a.end, traversal.slot / a.end_group, row, lane);
 }
 
 // Addresses of rows, in shared memory: a loop that needs all its registers loads them there, once a chunk.
-struct RowsAddress { char* rows; i64 stride; };
-LA_DEVICE void store_address(u32 at, const char* rows, i64 stride) { asm volatile("st.shared.v2.b64 [%0], {%1, %2};" ::"r"(at), "l"(rows), "l"(stride) : "memory"); }
+struct RowsAddress {
+    char* rows;
+    i64 stride;
+};
+LA_DEVICE void store_address(u32 at, const char* rows, i64 stride) {
+    asm volatile("st.shared.v2.b64 [%0], {%1, %2};" ::"r"(at), "l"(rows), "l"(stride) : "memory");
+}
 LA_DEVICE RowsAddress load_address(u32 at) {
     RowsAddress k;
     asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];" : "=l"(k.rows), "=l"(k.stride) : "r"(at));
@@ -52,7 +75,8 @@ LA_DEVICE RowsAddress load_address(u32 at) {
 }
 
 // a number a token of a chunk, row by row as load_rows; and its log decays
-template <int C, int THREADS> LA_DEVICE void load_numbers(u32 to, const float* g, i64 stride, int token, int T, int thread) {
+template <int C, int THREADS> LA_DEVICE void load_numbers(u32 to, const float* g, i64 stride, int token, int T,
+                                                          int thread) {
 #pragma unroll
     for (int r0 = 0; r0 < C; r0 += THREADS) {
         const int r = r0 + thread, t = token + (LA_REVERSE ? -r : r);
@@ -60,7 +84,8 @@ template <int C, int THREADS> LA_DEVICE void load_numbers(u32 to, const float* g
         if (r < C) copy_in<4>(to + r * 4, g + t * stride, valid);
     }
 }
-template <int C, int THREADS> LA_DEVICE void load_gates(u32 to, const float* g, i64 stride, int token, int T, int thread) {
+template <int C, int THREADS> LA_DEVICE void load_gates(u32 to, const float* g, i64 stride, int token, int T,
+                                                        int thread) {
     if (LA_DECAY) load_numbers<C, THREADS>(to, g, stride, token, T, thread);
 }
 

@@ -1,24 +1,28 @@
-// What a chunk of the delta rule can know before it sees a state, chunk by chunk in parallel: A, and e, d, b, beta (delta.cuh).
-// With LA_UNIT the diagonal of the keys' gram matrix is their squared length without eps.
+// What a chunk of the delta rule can know before it sees a state, chunk by chunk in parallel: A, and e, d, b, beta
+// (delta.cuh). With LA_UNIT the diagonal of the keys' gram matrix is their squared length without eps.
 //
-// One block of four warps a chunk and head. L and A take the place of the keys once these have been read, the diagonal blocks of L
-// that of A until it is made; two warps invert these, two each.
+// One block of four warps a chunk and head. L and A take the place of the keys once these have been read, the diagonal
+// blocks of L that of A until it is made; two warps invert these, two each.
 #include "attention/inverse.cuh"
 
-constexpr int AT_LOWER = 0, AT_CHECKPOINT = Square::SIZE;                 // A, then e, d, b, beta, as they leave
+constexpr int AT_LOWER = 0, AT_CHECKPOINT = Square::SIZE;   // A, then e, d, b, beta, as they leave
 constexpr int AT_ROOTS = AT_CHECKPOINT + CHECKPOINT, AT_RHO = AT_ROOTS + C * 4, AT_BARRIER = AT_RHO + C * 4;
-static_assert(LA_SHARED == AT_BARRIER + 32 && AT_CHECKPOINT + Square::SIZE == Tokens::SIZE && 4 * DIAGONAL <= Square::SIZE, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_BARRIER + 32 && AT_CHECKPOINT + Square::SIZE == Tokens::SIZE &&
+                  4 * DIAGONAL <= Square::SIZE,
+              "LA_SHARED is what the launch asks for");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
 
 // of tokens `token` (even) and the next, 0 past the end; STEPS: of steps, the first of its token
 template <int STEPS> LA_DEVICE float2 two_of(const Gate& x, const DeltaTraversal& traversal, int token) {
-    const float* p = x.data + traversal.sequence.row * x.batch + (traversal.sequence.first + token) / STEPS * x.token + (u32)traversal.head / (u32)x.group * x.head;
+    const float* p = x.data + traversal.sequence.row * x.batch + (traversal.sequence.first + token) / STEPS * x.token +
+                     (u32)traversal.head / (u32)x.group * x.head;
     const int T = traversal.sequence.T;
     return {token < T && token % STEPS == 0 ? p[0] : 0.f, STEPS == 1 && token + 1 < T ? p[x.token] : 0.f};
 }
 
 // e, d, b, beta and the roots of beta, two tokens a lane of one warp
-LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaTraversal& traversal, float* e, float* roots, int lane) {
+LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaTraversal& traversal, float* e, float* roots,
+                             int lane) {
     const int token = traversal.first * C + 2 * lane;
     float2 g = {0.f, 0.f}, beta = two_of<1>(a.beta, traversal, token);
     if (LA_DECAY) {
@@ -40,12 +44,15 @@ LA_DEVICE void sums_of_chunk(const DeltaArguments& a, const DeltaTraversal& trav
 LA_DEVICE void begin_load(const DeltaArguments& a, const DeltaTraversal& traversal, u32 shared, int own) {
     const u32 barrier = shared + AT_BARRIER;
     store_shared_u32(barrier + 16, own);
-    asm volatile("st.shared.b64 [%0], %1;" ::"r"(barrier + 8), "l"(a.checkpoints + (traversal.block + traversal.first) * CHECKPOINT) : "memory");
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(barrier + 8),
+                 "l"(a.checkpoints + (traversal.block + traversal.first) * CHECKPOINT)
+                 : "memory");
     barrier_init(barrier, 1);
     barriers_made();
     if (own > 0) {
         barrier_expect(barrier, Tokens::SIZE);
-        tile_in(shared, a.k, barrier, (u32)traversal.head / (u32)a.group_k, traversal.token(traversal.first), traversal.row);
+        tile_in(shared, a.k, barrier, (u32)traversal.head / (u32)a.group_k, traversal.token(traversal.first),
+                traversal.row);
     }
 }
 // by one thread, to where begin_load has said
@@ -60,11 +67,13 @@ LA_DEVICE void store_checkpoint(u32 shared) {
 extern "C" __global__ void __launch_bounds__(128, 8) block(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory), barrier = shared + AT_BARRIER;
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), task = (warp + blockIdx.x) & 3;   // tasks rotate over the schedulers
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
+              task = (warp + blockIdx.x) & 3;    // tasks rotate over the schedulers
     const int lane = opaque(threadIdx.x & 31);   // read once
-    float *e = (float*)(memory + AT_CHECKPOINT + AT_E), *sums = (float*)(memory + AT_CHECKPOINT + AT_B), *roots = (float*)(memory + AT_ROOTS), *rhos = (float*)(memory + AT_RHO);
-    float *lengths = (float*)(memory + AT_CHECKPOINT + AT_KEY);
-    if (task == 0) {   // only this one looks up where the chunk is
+    float *e = (float*)(memory + AT_CHECKPOINT + AT_E), *sums = (float*)(memory + AT_CHECKPOINT + AT_B),
+          *roots = (float*)(memory + AT_ROOTS), *rhos = (float*)(memory + AT_RHO);
+    float* lengths = (float*)(memory + AT_CHECKPOINT + AT_KEY);
+    if (task == 0) {                                                  // only this one looks up where the chunk is
         const DeltaTraversal traversal(a, blockIdx.x, a.chunks, 1);   // each chunk a segment
         const int own = traversal.steps > 0 ? traversal.own(a, traversal.first) : 0;
         if (lane == 0) begin_load(a, traversal, shared, own);

@@ -21,7 +21,8 @@ LA_DEVICE void load_chunk(const GradContext& context, int chunk) {
     barrier_expect(full, 2 * SLOT + CHECKPOINT_SUMS);
     tile_in(shared + AT_K + s * SLOT, a.k, full, head, token, traversal.row);
     tile_in(shared + AT_V + s * SLOT, a.v, full, (u32)traversal.head / (u32)a.group_v, token, traversal.row);
-    run_in(shared + AT_CHECKPOINTS + s * CHECKPOINT_SUMS, a.checkpoints + (traversal.block + chunk) * CHECKPOINT, CHECKPOINT_SUMS, full);
+    run_in(shared + AT_CHECKPOINTS + s * CHECKPOINT_SUMS, a.checkpoints + (traversal.block + chunk) * CHECKPOINT,
+           CHECKPOINT_SUMS, full);
 }
 LA_DEVICE void load_outputs(const GradContext& context, int chunk) {
     const auto& [a, traversal, memory, shared, bar, warp, lane] = context;
@@ -32,7 +33,8 @@ LA_DEVICE void load_outputs(const GradContext& context, int chunk) {
 LA_DEVICE void load_queries(const GradContext& context, int chunk) {
     const auto& [a, traversal, memory, shared, bar, warp, lane] = context;
     barrier_expect(bar.queries(), SLOT);
-    token_tile_in(shared + AT_Q, a.q, bar.queries(), (u32)traversal.head / (u32)a.group_q, traversal.token(chunk), traversal.row);
+    token_tile_in(shared + AT_Q, a.q, bar.queries(), (u32)traversal.head / (u32)a.group_q, traversal.token(chunk),
+                  traversal.row);
 }
 LA_DEVICE void load_end(const GradContext& context, int chunk) {
     const auto& [a, traversal, memory, shared, bar, warp, lane] = context;
@@ -50,12 +52,15 @@ LA_DEVICE void begin_states(const GradContext& context, StateRows<1, WIDE>& stat
         if (first + 1 < stop) load_chunk(context, first + 1);
     }
     __syncwarp();
-    if (traversal.segment) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, traversal.slot * a.segments + traversal.segment, 16 * warp, lane);
+    if (traversal.segment)
+        state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, traversal.slot * a.segments + traversal.segment,
+                                        16 * warp, lane);
     else if (a.start.data) state.template load<LA_V, LA_K>(a.start, traversal.slot / a.start_group, 16 * warp, lane);
     else state.clear();
 }
 // read: S K^T; S goes to shared memory
-LA_DEVICE void read_chunk(const GradContext& context, StateRows<1, WIDE>& state, float (&x)[8][4], int chunk, u32 values, u64 keys) {
+LA_DEVICE void read_chunk(const GradContext& context, StateRows<1, WIDE>& state, float (&x)[8][4], int chunk,
+                          u32 values, u64 keys) {
     const auto& [a, traversal, memory, shared, bar, warp, lane] = context;
     const int first = traversal.first;
     const int step = chunk - first, s = step & 1, own = traversal.own(a, chunk);
@@ -75,12 +80,14 @@ LA_DEVICE void read_chunk(const GradContext& context, StateRows<1, WIDE>& state,
     }
     publish_shared();
     warp_arrive(bar.state(), lane);
-    if (lane == 0 && warp == 0 && step > 0) load_outputs(context, chunk);   // the gradients have left them when they free the state
+    if (lane == 0 && warp == 0 && step > 0)
+        load_outputs(context, chunk);   // the gradients have left them when they free the state
     __syncwarp();
     end_products<0>(x);
 }
 // solve: U in v's place, token by value; S = e_last S + (U d) K begun, w being the operands of U d
-LA_DEVICE void solve_chunk(const GradContext& context, StateRows<1, WIDE>& state, float (&x)[8][4], u32 (&w)[4][4], int s, u32 values, u64 keys, u32 columns) {
+LA_DEVICE void solve_chunk(const GradContext& context, StateRows<1, WIDE>& state, float (&x)[8][4], u32 (&w)[4][4],
+                           int s, u32 values, u64 keys, u32 columns) {
     const auto& [a, traversal, memory, shared, bar, warp, lane] = context;
     const float *e = (const float*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS + AT_E) + (lane & 3) * 2, *d = e + C;
     float (&S)[16][4] = state.x[0];
@@ -90,8 +97,9 @@ LA_DEVICE void solve_chunk(const GradContext& context, StateRows<1, WIDE>& state
     end_products<0>(x);
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        store_matrix_transposed(values + columns + k * 2048, pack_bf16(x[2 * k][0], x[2 * k][1]), pack_bf16(x[2 * k][2], x[2 * k][3]),
-                                pack_bf16(x[2 * k + 1][0], x[2 * k + 1][1]), pack_bf16(x[2 * k + 1][2], x[2 * k + 1][3]));
+        store_matrix_transposed(values + columns + k * 2048, pack_bf16(x[2 * k][0], x[2 * k][1]),
+                                pack_bf16(x[2 * k][2], x[2 * k][3]), pack_bf16(x[2 * k + 1][0], x[2 * k + 1][1]),
+                                pack_bf16(x[2 * k + 1][2], x[2 * k + 1][3]));
     token_operands(w, x, d);
     begin_add_AB(S, w, keys);
     publish_shared();
@@ -117,7 +125,8 @@ LA_DEVICE void write_chunk_values(const GradContext& context, const u32 (&w)[4][
     __syncwarp();
     if (more) barrier_wait(bar.chunk_free(), before);
 #pragma unroll
-    for (int k = 0; k < 4; k++) store_matrix_transposed(shared + AT_WRITTEN + columns + k * 2048, w[k][0], w[k][1], w[k][2], w[k][3]);
+    for (int k = 0; k < 4; k++)
+        store_matrix_transposed(shared + AT_WRITTEN + columns + k * 2048, w[k][0], w[k][1], w[k][2], w[k][3]);
     publish_shared();
     warp_arrive(bar.written(), lane);
     if (lane == 0 && warp == 3 && more) {
@@ -132,7 +141,8 @@ LA_DEVICE void finish_chunk(const GradContext& context, StateRows<1, WIDE>& stat
     const int first = traversal.first;
     float* dots = (float*)(memory + AT_DOTS);
     const int step = chunk - first, s = step & 1, before = (step - 1) & 1;
-    if (LA_DECAY && warp == 1 && step > 0) gate_gradients(a, traversal, chunk - 1, dots, dots + 3 * C + before * 8, lane);
+    if (LA_DECAY && warp == 1 && step > 0)
+        gate_gradients(a, traversal, chunk - 1, dots, dots + 3 * C + before * 8, lane);
     barrier_wait(bar.end(), step & 1);
     end_products<0>(state.x[0]);
     if (LA_DECAY) {
@@ -163,7 +173,9 @@ LA_DEVICE void scan_states(const GradContext& context) {
         float* dots = (float*)(memory + AT_DOTS);
         const int s = (traversal.steps - 1) & 1;
         barrier_wait(bar.chunk_free(), s);
-        if (warp == 0) Strengths(a, traversal, stop - 1, memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS, lane).store_gradients(a, traversal, stop - 1, lane);
+        if (warp == 0)
+            Strengths(a, traversal, stop - 1, memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS, lane)
+                .store_gradients(a, traversal, stop - 1, lane);
         else if (LA_DECAY) gate_gradients(a, traversal, stop - 1, dots, dots + 3 * C + s * 8, lane);
     }
 }

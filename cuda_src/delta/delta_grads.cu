@@ -1,23 +1,26 @@
-// The gradients of the delta rule that need both states: dq, dk, dg, dbeta, from S traversed forward again and dS of every chunk.
+// The gradients of the delta rule that need both states: dq, dk, dg, dbeta, from S traversed forward again and dS of
+// every chunk.
 //
-//     Z = scale E . lower of dO U^T,        Y = -E . strict lower of dW U^T      (gradients of the decayed Q K^T and K K^T)
-//     dq = scale e dO S + Z K,              r = -e dW S + Y K                    (the key as it reads)
-//     dk = r + d U dS + Z^T Q + Y^T K,       dbeta_i = (dW_i.v_i + r_i.k_i) / beta_i
-//     db = q.dq + 2 k.r - k.dk, its last row also <S, dS> after the chunk;  dg = db summed from each token to the chunk's end
+//     Z = scale E . lower of dO U^T,        Y = -E . strict lower of dW U^T      (gradients of the decayed Q K^T and K
+//     K^T) dq = scale e dO S + Z K,              r = -e dW S + Y K                    (the key as it reads) dk = r + d
+//     U dS + Z^T Q + Y^T K,       dbeta_i = (dW_i.v_i + r_i.k_i) / beta_i db = q.dq + 2 k.r - k.dk, its last row also
+//     <S, dS> after the chunk;  dg = db summed from each token to the chunk's end
 //
-// With LA_UNIT Z has rq_i and rk_j, Y rk_i and rk_j, so that the sums are rq dq^ and rk dk^, of which what is normal to the rows of
-// q and k leaves.
+// With LA_UNIT Z has rq_i and rk_j, Y rk_i and rk_j, so that the sums are rq dq^ and rk dk^, of which what is normal to
+// the rows of q and k leaves.
 //
 // The gradient of K K^T is one masked product; none of the inverse is needed. Warpgroups 0 and 1 scan the chain of
-// delta_chain.cu, 64 value rows each, a chunk ahead, and copy every tile in as soon as its place is free; 2 and 3 make the
-// gradients, 64 key columns each: 2 makes Z, 3 makes Y.
+// delta_chain.cu, 64 value rows each, a chunk ahead, and copy every tile in as soon as its place is free; 2 and 3 make
+// the gradients, 64 key columns each: 2 makes Z, 3 makes Y.
 #include "delta/delta_grad_states.cuh"
 
 // Z (group 0) or Y (group 1) of a warp's 16 rows, from the accumulators to shared memory.
 // factor: of the lane's two rows
-LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* sums, const float (&factor)[2], int group, int warp, int lane) {
+LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* sums, const float (&factor)[2], int group,
+                            int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
-    const float bi[2] = {sums[16 * warp + row], sums[16 * warp + row + 8]}, middle = sums[16 * warp];   // left of the own block: two factors, both <= 1
+    const float bi[2] = {sums[16 * warp + row], sums[16 * warp + row + 8]},
+                middle = sums[16 * warp];   // left of the own block: two factors, both <= 1
     const float to_row[2] = {factor[0] * decay_between(bi[0], middle), factor[1] * decay_between(bi[1], middle)};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -31,12 +34,14 @@ LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* sums, c
                 if (j < warp) {
                     const float u = rk.x * decay_between(middle, bj.x), v = rk.y * decay_between(middle, bj.y);
 #pragma unroll
-                    for (int m = 0; m < 2; m++) x[2 * h + m] = pack_bf16(to_row[m] * u * y[2 * m], to_row[m] * v * y[2 * m + 1]);
+                    for (int m = 0; m < 2; m++)
+                        x[2 * h + m] = pack_bf16(to_row[m] * u * y[2 * m], to_row[m] * v * y[2 * m + 1]);
                 } else {
                     const int ahead = 8 * h + column + group - row;   // Y is strictly lower
 #pragma unroll
                     for (int m = 0; m < 2; m++) {
-                        const float u = factor[m] * rk.x * decay_between(bi[m], bj.x) * y[2 * m], v = factor[m] * rk.y * decay_between(bi[m], bj.y) * y[2 * m + 1];
+                        const float u = factor[m] * rk.x * decay_between(bi[m], bj.x) * y[2 * m],
+                                    v = factor[m] * rk.y * decay_between(bi[m], bj.y) * y[2 * m + 1];
                         x[2 * h + m] = pack_bf16(ahead <= 8 * m ? u : 0.f, ahead < 8 * m ? v : 0.f);
                     }
                 }
@@ -45,11 +50,14 @@ LA_DEVICE void store_masked(const float (&p)[8][4], u32 to, const float* sums, c
     }
 }
 
-// rows of a panel of a chunk that is another sequence's in part: 64 columns from `column` on, `own` rows, of tokens of STEPS the last
-template <int STEPS> LA_DEVICE void store_own(char* rows, i64 stride, u32 panel, int column, int width, int own, int thread) {
+// rows of a panel of a chunk that is another sequence's in part: 64 columns from `column` on, `own` rows, of tokens of
+// STEPS the last
+template <int STEPS> LA_DEVICE void store_own(char* rows, i64 stride, u32 panel, int column, int width, int own,
+                                              int thread) {
     for (int i = thread; i < own * 8; i += 128) {
         const int r = i >> 3, c = i & 7;
-        copy_out<16>(rows + r * stride + (column + c * 8) * 2, panel + Square::piece(r, c), r % STEPS == STEPS - 1 && column + c * 8 < width);
+        copy_out<16>(rows + r * stride + (column + c * 8) * 2, panel + Square::piece(r, c),
+                     r % STEPS == STEPS - 1 && column + c * 8 < width);
     }
 }
 
@@ -75,8 +83,10 @@ LA_DEVICE void begin_apply(float (&x)[8][4], u64 gram, u64 keys) {
     products_commit();
 }
 
-LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, GradBarriers bar, int warp, int lane) {
-    const int group = warp >> 2, quarter = warp & 3, stop = traversal.first + traversal.steps, thread = (warp & 3) * 32 + lane;
+LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared,
+                         GradBarriers bar, int warp, int lane) {
+    const int group = warp >> 2, quarter = warp & 3, stop = traversal.first + traversal.steps,
+              thread = (warp & 3) * 32 + lane;
     const bool leader = thread == 0;
     const int i0 = 16 * quarter + (lane >> 2), i1 = i0 + 8;
     const u32 rows = Square::block_piece(16 * quarter, 0, lane & 15, lane >> 4);   // of this lane in a panel
@@ -140,7 +150,8 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
         warp_arrive(bar.state_free(), lane);
         if (LA_UNIT) {   // e0 and e1 are the keys'
             const float *sums = e + 2 * C, *queries = checkpoint + AT_QUERY / 4;
-            scale_rows(x, a.scale * exp2_approx(fminf(sums[i0], 0.f)) * queries[i0], a.scale * exp2_approx(fminf(sums[i1], 0.f)) * queries[i1]);
+            scale_rows(x, a.scale * exp2_approx(fminf(sums[i0], 0.f)) * queries[i0],
+                       a.scale * exp2_approx(fminf(sums[i1], 0.f)) * queries[i1]);
         } else scale_rows(x, a.scale * e0, a.scale * e1);
         {
             const u64 z_gram = at(AT_Z), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL);
@@ -149,7 +160,8 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
         end_products<1>(y);
         float erase_dots[2] = {0.f, 0.f}, written[4] = {};   // r.k; parts of dW.v
         if (group) {
-            const float* parts = (const float*)(a.ends + (traversal.block + chunk) * ENDS + END) + (lane & 3) * 2 * C + i0;
+            const float* parts =
+                (const float*)(a.ends + (traversal.block + chunk) * ENDS + END) + (lane & 3) * 2 * C + i0;
 #pragma unroll
             for (int i = 0; i < 4; i++) written[i] = parts[(i >> 1) * C + (i & 1) * 8];
         }
@@ -167,16 +179,20 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
         barrier_wait(bar.written(), s);
         barrier_wait(bar.end(), s);
         {
-            const u64 z_gram = at(AT_Z), y_gram = at(AT_Y), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL), q = at(AT_Q + group * Tokens::PANEL);
+            const u64 z_gram = at(AT_Z), y_gram = at(AT_Y), k = panel_descriptor(opaque(keys) + group * Tokens::PANEL),
+                      q = at(AT_Q + group * Tokens::PANEL);
             accumulator_fence(y);
             products_begin();
 #pragma unroll
-            for (int d = 0; d < 4; d++) product_AtB(y, y_gram + Square::across(d), k + Tokens::across(d), true);   // Y^T K
+            for (int d = 0; d < 4; d++)
+                product_AtB(y, y_gram + Square::across(d), k + Tokens::across(d), true);   // Y^T K
 #pragma unroll
-            for (int d = 0; d < 4; d++) product_AtB(y, z_gram + Square::across(d), q + Tokens::across(d), true);   // Z^T Q
+            for (int d = 0; d < 4; d++)
+                product_AtB(y, z_gram + Square::across(d), q + Tokens::across(d), true);   // Z^T Q
             const u64 written = at(AT_WRITTEN), end = at(AT_END + group * Whole::PANEL);
 #pragma unroll
-            for (int d = 0; d < 8; d++) product_AB(y, written + Tokens::along(d), end + Whole::across(d), true);   // d U dS
+            for (int d = 0; d < 8; d++)
+                product_AB(y, written + Tokens::along(d), end + Whole::across(d), true);   // d U dS
             products_commit();
         }
         erase_dots[0] += written[0] + written[2];
@@ -192,15 +208,22 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
             accumulator_fence(y);
             quad_sums(dot);
             barrier_wait(bar.end_done(), s);   // A has been read
-            make_normal(x, y, dot, {shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows, checkpoint + AT_QUERY / 4, e + 3 * C,
-                                    (float2*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS)}, group, i0, lane);
+            make_normal(
+                x, y, dot,
+                {shared + AT_Q + group * Tokens::PANEL + rows, keys + group * Tokens::PANEL + rows,
+                 checkpoint + AT_QUERY / 4, e + 3 * C, (float2*)(memory + AT_CHECKPOINTS + s * CHECKPOINT_SUMS)},
+                group, i0, lane);
         } else if (LA_DECAY) row_dots(x, shared + AT_Q + group * Tokens::PANEL + rows, dot);
         store_tile_rows(x, new_values + group * Tokens::PANEL + rows);
         publish_shared();
         group_barrier(group + 2);
-        if (LA_STEPS > 1 || partial(chunk)) store_own<LA_STEPS>(token_rows(a.out, traversal.sequence, traversal.head) + (i64)chunk * C * a.out.token, a.out.token, new_values + group * Tokens::PANEL, 64 * group, LA_K, min(C, traversal.sequence.T - chunk * C), thread);
+        if (LA_STEPS > 1 || partial(chunk))
+            store_own<LA_STEPS>(token_rows(a.out, traversal.sequence, traversal.head) + (i64)chunk * C * a.out.token,
+                                a.out.token, new_values + group * Tokens::PANEL, 64 * group, LA_K,
+                                min(C, traversal.sequence.T - chunk * C), thread);
         else if (leader) {
-            box_out(a.dq, new_values + group * Tokens::PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
+            box_out(a.dq, new_values + group * Tokens::PANEL, 64 * group, traversal.head, traversal.token(chunk),
+                    traversal.row);
             out_commit();
         }
         __syncwarp();
@@ -228,9 +251,13 @@ LA_DEVICE void gradients(const DeltaArguments& a, const DeltaTraversal& traversa
         group_barrier(group + 2);
         if (leader) out_read();
         warp_arrive(bar.chunk_free(), lane);
-        if (partial(chunk)) store_own<1>(own_rows(a.other, traversal.sequence, traversal.head) + (i64)chunk * C * a.other.token, a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K, traversal.own(a, chunk), thread);
+        if (partial(chunk))
+            store_own<1>(own_rows(a.other, traversal.sequence, traversal.head) + (i64)chunk * C * a.other.token,
+                         a.other.token, shared + AT_Q + group * Tokens::PANEL, 64 * group, LA_K,
+                         traversal.own(a, chunk), thread);
         else if (leader) {
-            box_out(a.dk, shared + AT_Q + group * Tokens::PANEL, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
+            box_out(a.dk, shared + AT_Q + group * Tokens::PANEL, 64 * group, traversal.head, traversal.token(chunk),
+                    traversal.row);
             out_commit();
         }
         __syncwarp();

@@ -1,8 +1,8 @@
 // A of every chunk of the delta rule (delta.cuh), portable: C / 16 warps a chunk and head.
 //
-// As inverse.cuh; products in tf32, of three terms where elements are float32, where they are bfloat16 in float16. A leaves in the
-// kind that gram matrices have; of its 16 x 16 blocks none above the diagonal is written or read.
-// Where r reads the state before it decays, L_ij holds the decay from j to the token before i and none is put back.
+// As inverse.cuh; products in tf32, of three terms where elements are float32, where they are bfloat16 in float16. A
+// leaves in the kind that gram matrices have; of its 16 x 16 blocks none above the diagonal is written or read. Where r
+// reads the state before it decays, L_ij holds the decay from j to the token before i and none is put back.
 #include "attention/delta_scan.cuh"
 #include "attention/substitution.cuh"
 
@@ -12,17 +12,25 @@ typedef Tile<KP, Element::BYTES> Keys;
 typedef Tile<C, HALF ? 2 : 4> Lower;
 typedef Tile<C, OUT> Out;
 // shared memory: keys, in whose place A is put together, L and the diagonal blocks of T_inv
-constexpr int AT_R = C * Keys::ROW * LA_SEPARATE_ERASE_KEY, KEYS = AT_R + C * Keys::ROW, AT_LOWER = KEYS > C * Out::ROW ? KEYS : C * Out::ROW, AT_DIAGONALS = AT_LOWER + C * Lower::ROW;
+constexpr int AT_R = C * Keys::ROW * LA_SEPARATE_ERASE_KEY, KEYS = AT_R + C * Keys::ROW,
+              AT_LOWER = KEYS > C *Out::ROW ? KEYS : C * Out::ROW, AT_DIAGONALS = AT_LOWER + C * Lower::ROW;
 constexpr int AT_ROOTS = AT_DIAGONALS + WARPS * DIAGONAL, AT_GATES = AT_ROOTS + C * 4, AT_DECAY = AT_GATES + C * 4;
 static_assert(LA_SHARED == AT_DECAY + Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
 
-template <int DTYPE> struct Factors { typedef Float16 Kind; };   // tf32
-template <> struct Factors<0> { typedef Half Kind; };
-template <> struct Factors<2> { typedef Float32 Kind; };
+template <int DTYPE> struct Factors {
+    typedef Float16 Kind;
+};   // tf32
+template <> struct Factors<0> {
+    typedef Half Kind;
+};
+template <> struct Factors<2> {
+    typedef Float32 Kind;
+};
 typedef Factors<LA_DTYPE>::Kind Factor;
 
 // row block `warp` of L: left of the diagonal to `lower`, the diagonal block transposed to `diagonal`
-LA_DEVICE void store_lower(u32 keys, u32 lower, float* diagonal, const Decay<C>& decay, const float* roots, int warp, int lane) {
+LA_DEVICE void store_lower(u32 keys, u32 lower, float* diagonal, const Decay<C>& decay, const float* roots, int warp,
+                           int lane) {
     float x[C / 16][2][4] = {};
 #pragma unroll
     for (int d = 0; d < KP; d += 16) {
@@ -47,10 +55,12 @@ LA_DEVICE void store_lower(u32 keys, u32 lower, float* diagonal, const Decay<C>&
                 const float2 root = *(const float2*)(roots + 16 * j + c);
                 float y[2] = {to[m] * root.x * x[j][i >> 2][i & 3], to[m] * root.y * x[j][i >> 2][(i & 3) + 1]};
                 if (LA_BEFORE && LA_DECAY) {
-                    const int last = 16 * warp + r - 1;   // token that r's state is after; above the diagonal there is nothing
+                    const int last =
+                        16 * warp + r - 1;   // token that r's state is after; above the diagonal there is nothing
                     const float2 from[2] = {decay.upto(16 * j + c), decay.upto(16 * j + c + 1)};
 #pragma unroll
-                    for (int m = 0; m < 2; m++) y[m] = last >= 16 * j + c + m ? y[m] * Decay<C>::between(from[m], decay.upto(last)) : 0.f;
+                    for (int m = 0; m < 2; m++)
+                        y[m] = last >= 16 * j + c + m ? y[m] * Decay<C>::between(from[m], decay.upto(last)) : 0.f;
                 }
                 const u32 at = lower + Lower::at(16 * warp + r, 16 * j + c);
                 if (j < warp && HALF) store_shared_u32(at, pack_f16(y[0], y[1]));
@@ -80,7 +90,8 @@ struct OfColumns {   // of this lane's columns of A: sums of decays, and roots o
     float root[2];
 };
 // block (i, warp) of A from its transpose without decays and beta, f, an operand A
-LA_DEVICE void store_block(const float (&f)[8], const OfColumns& of, u32 out, const Decay<C>& decay, const float* roots, int i, int warp, int lane) {
+LA_DEVICE void store_block(const float (&f)[8], const OfColumns& of, u32 out, const Decay<C>& decay, const float* roots,
+                           int i, int warp, int lane) {
     const int row = lane >> 2, column = (lane & 3) * 2;
     u32 pairs[4];   // in block h, m: rows from 16 i + 8 h, columns from 16 warp + 8 m, as its transpose
 #pragma unroll
@@ -103,17 +114,21 @@ LA_DEVICE void store_block(const float (&f)[8], const OfColumns& of, u32 out, co
     }
     if constexpr (OUT == 2) {
 #if __CUDA_ARCH__ >= 900
-        store_matrix_transposed(out + Out::block_piece(16 * i, 2 * warp, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1), pairs[0], pairs[1], pairs[2], pairs[3]);
+        store_matrix_transposed(
+            out + Out::block_piece(16 * i, 2 * warp, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1), pairs[0],
+            pairs[1], pairs[2], pairs[3]);
 #else
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            store_shared_u32(out + Out::at(16 * i + 8 * (n >> 1) + row, 16 * warp + 8 * (n & 1) + column), transpose_block(pairs[n]));
+            store_shared_u32(out + Out::at(16 * i + 8 * (n >> 1) + row, 16 * warp + 8 * (n & 1) + column),
+                             transpose_block(pairs[n]));
 #endif
     }
 }
 
 // block column `warp` of A, from L below the diagonal and the diagonal blocks of T_inv, row by row to `out`
-template <class Factor> LA_DEVICE void store_inverse(u32 lower, u32 out, const Decay<C>& decay, const float* roots, int warp, int lane) {
+template <class Factor> LA_DEVICE void store_inverse(u32 lower, u32 out, const Decay<C>& decay, const float* roots,
+                                                     int warp, int lane) {
     typename Factor::A x[C / 16];   // X_IJ^T
     OfColumns of = {};
 #pragma unroll
@@ -158,14 +173,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) inverse(const __grid_const
     const u32 shared = shared_address(memory), lower = shared + AT_LOWER;
     const Traversal<C, 1, false> traversal(a.offsets, a.T, a.heads, a.segments, 1);   // each chunk a segment
     if (traversal.steps <= 0) return;
-    const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread >> 5, 0), lane = thread & 31, T = traversal.sequence.T, token = traversal.first * C;
+    const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread >> 5, 0), lane = thread & 31,
+              T = traversal.sequence.T, token = traversal.first * C;
     float *diagonal = (float*)(memory + AT_DIAGONALS + warp * DIAGONAL), *roots = (float*)(memory + AT_ROOTS);
-    load_rows<Keys, C, THREADS, K>(shared, rows_of(a.k, traversal.sequence, traversal.head), a.k.token, token, T, 0, thread);
+    load_rows<Keys, C, THREADS, K>(shared, rows_of(a.k, traversal.sequence, traversal.head), a.k.token, token, T, 0,
+                                   thread);
     load_gates<C, THREADS>(shared + AT_GATES, traversal.gates(a.g), a.g.token, token, T, thread);
-    if (LA_SEPARATE_ERASE_KEY) load_rows<Keys, C, THREADS, K>(shared + AT_R, rows_of(a.r, traversal.sequence, traversal.head), a.r.token, token, T, 0, thread);
+    if (LA_SEPARATE_ERASE_KEY)
+        load_rows<Keys, C, THREADS, K>(shared + AT_R, rows_of(a.r, traversal.sequence, traversal.head), a.r.token,
+                                       token, T, 0, thread);
     copy_commit();
     for (int i = thread; i < C; i += THREADS) {
-        const float* p = a.beta.data + traversal.sequence.row * a.beta.batch + (traversal.sequence.first + token + i) * a.beta.token + (u32)traversal.head / (u32)a.beta.group * a.beta.head;
+        const float* p = a.beta.data + traversal.sequence.row * a.beta.batch +
+                         (traversal.sequence.first + token + i) * a.beta.token +
+                         (u32)traversal.head / (u32)a.beta.group * a.beta.head;
         const float beta = token + i < T ? *p : 0.f;
         roots[i] = sqrtf(beta < SMALLEST ? SMALLEST : beta);   // NaN stays NaN
     }

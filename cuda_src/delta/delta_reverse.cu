@@ -2,15 +2,17 @@
 //
 //     dN = d dS K^T + dO^T P,   dW = dN A = dv^T,   dS <- e_last dS + scale e dO^T Q - e dW K
 //
-// It needs neither the states nor what the chunks wrote. dS after each chunk goes to memory in bfloat16, as the products of
-// delta_grads.cu read it, and with it dW_i.v_i, from dW before it is rounded: dbeta has nothing to lose. dN is an operand in two
-// terms, since its rounding would be the largest part of dv's error. Warpgroups as in delta_chain.cu. A cut sequence takes two launches: for what segments ADD,
-// from zeros, but for the first one; then, with the gradients that they end with known, the WHOLE of all.
+// It needs neither the states nor what the chunks wrote. dS after each chunk goes to memory in bfloat16, as the
+// products of delta_grads.cu read it, and with it dW_i.v_i, from dW before it is rounded: dbeta has nothing to lose. dN
+// is an operand in two terms, since its rounding would be the largest part of dv's error. Warpgroups as in
+// delta_chain.cu. A cut sequence takes two launches: for what segments ADD, from zeros, but for the first one; then,
+// with the gradients that they end with known, the WHOLE of all.
 #include "attention/delta_chain.cuh"
 
 enum { WHOLE, ADD };
 constexpr int CHAIN_PRODUCER_REGISTERS = 72, CHAIN_CONSUMER_REGISTERS = 216;
-static_assert(CHAIN_PRODUCER_REGISTERS + 2 * CHAIN_CONSUMER_REGISTERS <= 3 * 168, "registers of 384 threads; a block that asks for more waits for ever");
+static_assert(CHAIN_PRODUCER_REGISTERS + 2 * CHAIN_CONSUMER_REGISTERS <= 3 * 168,
+              "registers of 384 threads; a block that asks for more waits for ever");
 // the barriers lie behind the sums of stage 0, dS after a chunk behind the ring
 constexpr int AT_DOUT = AT_V, AT_BARRIERS = AT_SUMS + SUMS, AT_END = STAGES * STAGE;
 static_assert(LA_SHARED == AT_END + END && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
@@ -49,7 +51,8 @@ LA_DEVICE void load_own_values(u32 tile, const Rows& v, const DeltaTraversal& tr
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const int t = 16 * n + (lane >> 1), c = lane & 1, token = chunk * C + t;
-        copy_in<16>(tile + Tokens::piece(t, row / 8 + c), from + token * v.token + c * 16, token < traversal.sequence.T && row + c * 8 < LA_V);
+        copy_in<16>(tile + Tokens::piece(t, row / 8 + c), from + token * v.token + c * 16,
+                    token < traversal.sequence.T && row + c * 8 < LA_V);
     }
     copy_commit();
 }
@@ -87,7 +90,10 @@ LA_DEVICE void add_decayed(float (&y)[8][4], const float (&x)[8][4], const float
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         const float2 z = pair_at(d, 8 * n);
-        y[n][0] += z.x * x[n][0]; y[n][1] += z.y * x[n][1]; y[n][2] += z.x * x[n][2]; y[n][3] += z.y * x[n][3];
+        y[n][0] += z.x * x[n][0];
+        y[n][1] += z.y * x[n][1];
+        y[n][2] += z.x * x[n][2];
+        y[n][3] += z.y * x[n][3];
     }
 }
 // operands of dO times scale e (with LA_UNIT e rq)
@@ -100,7 +106,8 @@ LA_DEVICE void scale_operands(u32 (&dout)[4][4], const float* e, float scale) {
             dout[k][i] = pack_bf16(scale * z.x * low_bf16(dout[k][i]), scale * z.y * high_bf16(dout[k][i]));
         }
 }
-// what leaves of a chunk: dS after it (operands f, by way of `at`), dW.v; dv (accumulators x) is staged in dO's place, where v is
+// what leaves of a chunk: dS after it (operands f, by way of `at`), dW.v; dv (accumulators x) is staged in dO's place,
+// where v is
 LA_DEVICE void store_chunk(char* ends, u32 at, u32 douts, const u32 (&f)[8][4], float (&x)[8][4], int warp, int lane) {
     store_end(ends, at, f, warp, lane);
     copy_wait<0>();
@@ -110,13 +117,16 @@ LA_DEVICE void store_chunk(char* ends, u32 at, u32 douts, const u32 (&f)[8][4], 
     stage_rows<Bfloat16, Tokens, 1, C>(o, douts, 16 * warp, lane);
 }
 
-LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared, Barriers bar, bool outputs, int thread) {
+LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared,
+                        Barriers bar, bool outputs, int thread) {
     const int warp = thread >> 5, lane = thread & 31, row = 16 * warp;
     StateRows<1, WIDE> state;
     float (&dS)[16][4] = state.x[0];
     state.clear();
     if (traversal.segment < traversal.last) {
-        if (outputs) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, traversal.slot * a.segments + traversal.segment, row, lane);
+        if (outputs)
+            state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, traversal.slot * a.segments + traversal.segment,
+                                            row, lane);
     } else if (a.start.data) state.template load<LA_V, LA_K>(a.start, traversal.slot / a.start_group, row, lane);
     char* const out = own_rows(a.out, traversal.sequence, traversal.head);
     for (int step = 0; step < traversal.steps; step++) {
@@ -130,7 +140,7 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         state_operands(f, state, 0);
         barrier_wait(bar.full(s), phase);
         if (traversal.own(a, chunk) < C) barrier_wait(bar.gram(s), phase);   // cleared by then
-        begin_ABt(x, f, keys);   // dS K^T
+        begin_ABt(x, f, keys);                                               // dS K^T
 #pragma unroll
         for (int k = 0; k < 4; k++) load_operand<Tokens>(dout[k], at + AT_DOUT, 16 * k, row, lane);
         barrier_wait(bar.gram(s), phase);
@@ -159,15 +169,19 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         products_commit();
         if (outputs) {
             store_chunk(a.ends + (traversal.block + chunk) * ENDS, shared + AT_END, at + AT_DOUT, f, x, warp, lane);
-            store_rows<Tokens, C, 16, LA_V>(out, a.out.token, at + AT_DOUT, chunk * C, traversal.sequence.T, row, 0, lane);
+            store_rows<Tokens, C, 16, LA_V>(out, a.out.token, at + AT_DOUT, chunk * C, traversal.sequence.T, row, 0,
+                                            lane);
         }
         publish_shared();
         end_products<0>(dS);
         warp_arrive(bar.empty(s), lane);
     }
     if (lane == 0) out_read();
-    if (a.which == ADD) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, traversal.slot * (a.segments - 1) + traversal.segment - 1, row, lane);
-    else if (traversal.segment == 0 && traversal.head % a.end_group == 0) state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, row, lane);
+    if (a.which == ADD)
+        state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1},
+                                         traversal.slot * (a.segments - 1) + traversal.segment - 1, row, lane);
+    else if (traversal.segment == 0 && traversal.head % a.end_group == 0)
+        state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, row, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1) reverse(const __grid_constant__ DeltaArguments a) {

@@ -1,8 +1,8 @@
 // The chain of the delta rule (delta.cuh), portable: the pass of scan.cu with two products more, from A of every chunk.
 //
-// A warp holds 16 LA_TILES value rows of the state. LA_OUTPUTS 1: out; 0: the new values of each chunk, U, and the state before it;
-// 2: what a segment adds to the state (the first one: makes of the initial state), and what it multiplies it by, which is what becomes
-// of the rows of the identity without values.
+// A warp holds 16 LA_TILES value rows of the state. LA_OUTPUTS 1: out; 0: the new values of each chunk, U, and the
+// state before it; 2: what a segment adds to the state (the first one: makes of the initial state), and what it
+// multiplies it by, which is what becomes of the rows of the identity without values.
 constexpr bool OUTPUTS = LA_OUTPUTS == 1, READS = OUTPUTS;
 constexpr bool OVER_BETA = LA_DTYPE == 1 && LA_OUTPUTS == 0;   // what is written
 #include "attention/delta_stage.cuh"
@@ -30,11 +30,15 @@ struct Chain : ChunkScan<ThisTraversal> {
 
     __device__ __forceinline__ void load_first(StateRows<TILES, KP>& S) const {
         S.clear();
-        if (!has_values) S.each([&](int r, int c, float& y) { y = column + row + (lane >> 2) + r == (lane & 3) * 2 + c ? 1.f : 0.f; });
-        else if (a.start.data && !(ADDS && traversal.segment)) S.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
+        if (!has_values)
+            S.each(
+                [&](int r, int c, float& y) { y = column + row + (lane >> 2) + r == (lane & 3) * 2 + c ? 1.f : 0.f; });
+        else if (a.start.data && !(ADDS && traversal.segment))
+            S.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
     }
     // operands V^T - e S K^T, or S R^T
-    __device__ __forceinline__ void make_errors(Element::A (&error)[C / 16][TILES], const StateRows<TILES, KP>& S, int step) const {
+    __device__ __forceinline__ void make_errors(Element::A (&error)[C / 16][TILES], const StateRows<TILES, KP>& S,
+                                                int step) const {
         float x[TILES][C / 8][4];
         clear_tiles(x);
         read_state<C, Keys>(x, S, erase_keys_at(step), 0, lane);
@@ -53,7 +57,8 @@ struct Chain : ChunkScan<ThisTraversal> {
         }
     }
     // read: scale e S Q^T of RUN tokens; applied: log2 decay that S has seen of this chunk, in two floats
-    __device__ __forceinline__ void read_run(float (&out)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S, const float2& applied, u32 queries, int first) const {
+    __device__ __forceinline__ void read_run(float (&out)[TILES][RUN / 8][4], const StateRows<TILES, KP>& S,
+                                             const float2& applied, u32 queries, int first) const {
         clear_tiles(out);
         read_state<RUN, Keys>(out, S, queries, first, lane);
 #pragma unroll
@@ -63,14 +68,16 @@ struct Chain : ChunkScan<ThisTraversal> {
             if (RUN < C) {
                 float2 sums[2];
                 decay.upto(at, sums);
-                e = {exp2_approx((sums[0].x - applied.x) + (sums[0].y - applied.y)), exp2_approx((sums[1].x - applied.x) + (sums[1].y - applied.y))};
+                e = {exp2_approx((sums[0].x - applied.x) + (sums[0].y - applied.y)),
+                     exp2_approx((sums[1].x - applied.x) + (sums[1].y - applied.y))};
             } else e = decay.starts(at);
 #pragma unroll
             for (int j = 0; j < TILES * 4; j++) out[j >> 2][i][j & 3] *= a.scale * (j & 1 ? e.y : e.x);
         }
     }
     // out += U P^T for RUN tokens
-    __device__ __forceinline__ void accumulate_PU(float (&out)[TILES][RUN / 8][4], const float (&n)[TILES][C / 8][4], int first) const {
+    __device__ __forceinline__ void accumulate_PU(float (&out)[TILES][RUN / 8][4], const float (&n)[TILES][C / 8][4],
+                                                  int first) const {
 #pragma unroll
         for (int t = 0; t < C; t += 16) {
             if (t >= first + RUN) break;
@@ -87,12 +94,14 @@ struct Chain : ChunkScan<ThisTraversal> {
         }
     }
     // out, run by run; returns the log2 decay that S has seen
-    __device__ __forceinline__ float2 make_outputs(StateRows<TILES, KP>& S, const float (&n)[TILES][C / 8][4], int step) const {
+    __device__ __forceinline__ float2 make_outputs(StateRows<TILES, KP>& S, const float (&n)[TILES][C / 8][4],
+                                                   int step) const {
         float2 applied = {0.f, 0.f};
         __syncthreads();   // P is whole
 #pragma unroll 1
         for (int first = 0; first < C; first += RUN) {
-            if (RUN < C) {   // S decays run by run: its operands are recomputed; of one state they would be held and spill
+            if (RUN <
+                C) {   // S decays run by run: its operands are recomputed; of one state they would be held and spill
                 const float2 upto = first ? decay.upto(first - 1) : float2{0.f, 0.f};
                 const float carry = exp2_approx((upto.x - applied.x) + (upto.y - applied.y));
                 S.each([&](int, int, float& y) { y *= carry; });
@@ -151,8 +160,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     extern __shared__ __align__(128) unsigned char memory[];
     const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
     const bool identity = ADDS && traversal.part >= PARTS;
-    if (traversal.segment > traversal.last || (ADDS && (traversal.segment == traversal.last || (identity && traversal.segment == 0)))) return;
-    Chain chain(a, traversal, shared_address(memory), (identity ? traversal.part - PARTS : traversal.part) * VB, !identity);
+    if (traversal.segment > traversal.last ||
+        (ADDS && (traversal.segment == traversal.last || (identity && traversal.segment == 0))))
+        return;
+    Chain chain(a, traversal, shared_address(memory), (identity ? traversal.part - PARTS : traversal.part) * VB,
+                !identity);
     StateRows<TILES, KP> S;
     chain.load_first(S);
     chain.begin_loads();

@@ -1,11 +1,15 @@
-// The chain of the delta rule backward, portable: dS, the gradient of the transposed state, and dv, as delta_reverse.cu has them.
+// The chain of the delta rule backward, portable: dS, the gradient of the transposed state, and dv, as delta_reverse.cu
+// has them.
 //
-// LA_OUTPUTS 1: dv, and dS after every chunk; 2: what a segment adds to dS (the last one: makes of the final state's gradient).
+// LA_OUTPUTS 1: dv, and dS after every chunk; 2: what a segment adds to dS (the last one: makes of the final state's
+// gradient).
 constexpr bool READS = true, OVER_BETA = LA_DTYPE == 1 && LA_OUTPUTS != 2;   // dv
 #include "attention/delta_stage.cuh"
 
 // rows t .. t + 15 of a lower triangular tile, columns from j on, times the operands of 16 tokens
-template <class Gram, int N> LA_DEVICE void multiply_lower(float (&c)[TILES][N][4], int to, const typename Element::A (&w)[TILES], u32 x, int t, int j, int lane) {
+template <class Gram, int N> LA_DEVICE void multiply_lower(float (&c)[TILES][N][4], int to,
+                                                           const typename Element::A (&w)[TILES], u32 x, int t, int j,
+                                                           int lane) {
     typename Element::B b[2];
     load_b_columns<Element, Gram>(b, x, t, j, lane);
     multiply_pair<Element>(c, to, w, b);
@@ -18,10 +22,12 @@ struct Chain : ChunkScan<ThisTraversal> {
 
     __device__ __forceinline__ void load_first(StateRows<TILES, KP>& S) const {
         S.clear();
-        if (a.start.data && !(ADDS && traversal.segment < traversal.last)) S.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
+        if (a.start.data && !(ADDS && traversal.segment < traversal.last))
+            S.template load<V, K>(a.start, start_slot(a, traversal.slot, traversal.segment), column + row, lane);
     }
     // read: dN = d dS K^T + dO^T P; dS <- e_last dS
-    __device__ __forceinline__ void make_dN(float (&n)[TILES][C / 8][4], StateRows<TILES, KP>& S, float all, int step) const {
+    __device__ __forceinline__ void make_dN(float (&n)[TILES][C / 8][4], StateRows<TILES, KP>& S, float all,
+                                            int step) const {
         clear_tiles(n);
         read_state<C, Keys>(n, S, keys_at(step), 0, lane);
 #pragma unroll
@@ -39,7 +45,8 @@ struct Chain : ChunkScan<ThisTraversal> {
         for (int t = 0; t < C; t += 16) {
             typename Element::A own[TILES];
 #pragma unroll
-            for (int m = 0; m < TILES; m++) own[m] = Element::operand(load_a_columns<Element, Values>(values_at(step), t, row + 16 * m, lane));
+            for (int m = 0; m < TILES; m++)
+                own[m] = Element::operand(load_a_columns<Element, Values>(values_at(step), t, row + 16 * m, lane));
 #pragma unroll
             for (int j = 0; j <= t; j += 16) multiply_lower<Gram>(n, j / 8, own, shared + AT_GRAM, t, j, lane);
         }
@@ -70,7 +77,8 @@ struct Chain : ChunkScan<ThisTraversal> {
                 multiply_lower<Gram>(w, 0, own, inverse, t, j, lane);
             }
 #pragma unroll
-            for (int i = 0; i < TILES * 8; i++) n[i >> 3][j / 8 + ((i >> 2) & 1)][i & 3] = w[i >> 3][(i >> 2) & 1][i & 3];
+            for (int i = 0; i < TILES * 8; i++)
+                n[i >> 3][j / 8 + ((i >> 2) & 1)][i & 3] = w[i >> 3][(i >> 2) & 1][i & 3];
         }
     }
     __device__ __forceinline__ void run_chunk(StateRows<TILES, KP>& S, int step) {
@@ -85,7 +93,8 @@ struct Chain : ChunkScan<ThisTraversal> {
         release_queries(step);
         solve(n, keys_at(step) + AT_A);
         write_rows<C, Keys>(S, erase_keys_at(step), lane, [&](int m, int t) {   // dS -= e dW K, or e dW R
-            return operand_of(n, m, t / 8, read_starts(decay, t + (lane & 3) * 2), read_starts(decay, t + 8 + (lane & 3) * 2), -1.f);
+            return operand_of(n, m, t / 8, read_starts(decay, t + (lane & 3) * 2),
+                              read_starts(decay, t + 8 + (lane & 3) * 2), -1.f);
         });
         if (ADDS) return;
         store_values(n, a.out, step);

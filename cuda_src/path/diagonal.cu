@@ -1,15 +1,19 @@
-// Pairs of a block of 128 tokens with itself, of a head: gradients of its queries and values, and of what the pairs are made of.
+// Pairs of a block of 128 tokens with itself, of a head: gradients of its queries and values, and of what the pairs are
+// made of.
 //
 //     E = tril(Q W^T),   z = scale (Q K^T - E X),   P, dZ as for other pairs, dZ times the scale
 //     dV += P^T dO,   dK = dZ^T Q,   dX = -E^T dZ,   dE = -tril(dZ X^T + dQ~ U^T),   dU = -E^T dQ~,   dW = dE^T Q
 //     dQ = dQ~ + dZ K + dE W
 //
-// dQ~ is of the queries at the block's start (queries.cu), V's gradient has that of later queries (keys.cu). dK, dX, dU, dW are those of
-// this head and these terms alone (factors_adjoint.cu). With decays also the sums of dz of each query and key. Two warpgroups of 64 rows.
+// dQ~ is of the queries at the block's start (queries.cu), V's gradient has that of later queries (keys.cu). dK, dX,
+// dU, dW are those of this head and these terms alone (factors_adjoint.cu). With decays also the sums of dz of each
+// query and key. Two warpgroups of 64 rows.
 #include "path/traversal.cuh"
 
-constexpr int SLOT = Pairs::SIZE, AT_Q = 0, AT_W = SLOT, AT_K = 2 * SLOT, AT_X = 3 * SLOT, AT_DOUT = 4 * SLOT, AT_V = 5 * SLOT, AT_U = 6 * SLOT;
-constexpr int AT_DQ = AT_X, AT_DZ = AT_DOUT, AT_DE = AT_U, AT_P = AT_V, AT_E = AT_V;   // in the place of what is done with
+constexpr int SLOT = Pairs::SIZE, AT_Q = 0, AT_W = SLOT, AT_K = 2 * SLOT, AT_X = 3 * SLOT, AT_DOUT = 4 * SLOT,
+              AT_V = 5 * SLOT, AT_U = 6 * SLOT;
+constexpr int AT_DQ = AT_X, AT_DZ = AT_DOUT, AT_DE = AT_U, AT_P = AT_V,
+              AT_E = AT_V;   // in the place of what is done with
 constexpr int AT_DECAYS = 7 * SLOT, AT_BARRIERS = AT_DECAYS + GATED * BLOCK * 16;
 static_assert(AT_BARRIERS + 48 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 typedef Panels<WIDTH_V, BLOCK> Values;
@@ -23,10 +27,18 @@ struct Tiles {   // of a block and a head, and their loads
     const Stored stored;
     const int i0, own;
     __device__ __forceinline__ Tiles(const PathArguments& a, const Place& place, u32 shared)
-        : a(a), place(place), shared(shared), me(threadIdx.x), stored(a, place, place.head / a.of.group_k), i0(place.tile * BLOCK), own(min(place.T - i0, BLOCK)) {}
+        : a(a),
+          place(place),
+          shared(shared),
+          me(threadIdx.x),
+          stored(a, place, place.head / a.of.group_k),
+          i0(place.tile * BLOCK),
+          own(min(place.T - i0, BLOCK)) {}
 
     __device__ __forceinline__ u32 barrier(int n) const { return shared + AT_BARRIERS + 8 * n; }
-    __device__ __forceinline__ u32 rows(int tile) const { return shared + tile + me.group * 64 * 128; }   // of this group, read along
+    __device__ __forceinline__ u32 rows(int tile) const {
+        return shared + tile + me.group * 64 * 128;
+    }   // of this group, read along
     __device__ __forceinline__ void all() const {
         publish_shared();
         __syncthreads();
@@ -75,7 +87,8 @@ struct Own : Tiles {
         complete_products(x, [&] { add_ABt<Rows128, Rows128>(x, rows(AT_Q), shared + with); });
     }
     // scores become p, in shared memory, dout.v becomes dz (times the scale, as operands); sums of dz of queries and keys
-    __device__ __forceinline__ void differentiate(u32 (&dz)[BLOCK / 16][4], const float (&s)[BLOCK / 8][4], const float (&d)[BLOCK / 8][4]) const {
+    __device__ __forceinline__ void differentiate(u32 (&dz)[BLOCK / 16][4], const float (&s)[BLOCK / 8][4],
+                                                  const float (&d)[BLOCK / 8][4]) const {
         const i64 numbers = place.numbers(a.of, place.head) + i0;
         const float c = a.of.scale * LOG2_E;
         float l[2], dot[2], rows[2] = {0.f, 0.f}, columns[2][2];   // of columns: those of tiles n with n % 8 = lane / 4
@@ -120,7 +133,8 @@ struct Own : Tiles {
         if constexpr (GATED) store_sums(rows, columns, numbers);
     }
     // sums of dz of each query, with those of earlier keys, and of each key, in the place of the decays
-    __device__ __forceinline__ void store_sums(const float (&rows)[2], const float (&columns)[2][2], i64 numbers) const {
+    __device__ __forceinline__ void store_sums(const float (&rows)[2], const float (&columns)[2][2],
+                                               i64 numbers) const {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float sum = row_sum(rows[h]);
@@ -134,7 +148,8 @@ struct Own : Tiles {
             if (me.group == group)
 #pragma unroll
                 for (int n = 0; n < 2; n++)
-                    store_shared2(shared + AT_DECAYS + (me.warp * BLOCK + n * 64 + (me.lane >> 2) * 8 + me.column) * 4, columns[n][0], columns[n][1]);
+                    store_shared2(shared + AT_DECAYS + (me.warp * BLOCK + n * 64 + (me.lane >> 2) * 8 + me.column) * 4,
+                                  columns[n][0], columns[n][1]);
             __syncthreads();
             if (threadIdx.x < BLOCK)
 #pragma unroll
@@ -166,7 +181,8 @@ struct Own : Tiles {
             for (int i = 0; i < 4; i++) store_shared_u32(tile + pairs_at.at<Pairs>(2 * d + (i >> 1), i & 1), x[d][i]);
     }
     // dV from P, dZ and -E to shared memory, dK
-    __device__ __forceinline__ void sums_over_queries(const u32 (&e)[BLOCK / 16][4], const u32 (&dz)[BLOCK / 16][4], char* parts) const {
+    __device__ __forceinline__ void sums_over_queries(const u32 (&e)[BLOCK / 16][4], const u32 (&dz)[BLOCK / 16][4],
+                                                      char* parts) const {
         const int panel = me.group * Pairs::PANEL;   // the group's keys
         {
             float dv[WIDTH_V / 8][4];
@@ -245,7 +261,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) diagonal(const __grid
     const Own own(a, place, shared);
     if (threadIdx.x == 0) own.begin_loads();
     if (GATED && threadIdx.x < BLOCK)
-        store_decays(shared + AT_DECAYS + threadIdx.x * 16, a.of.sums[place.numbers(a.of, place.head) + min(own.i0 + (int)threadIdx.x, place.T - 1)]);
+        store_decays(shared + AT_DECAYS + threadIdx.x * 16,
+                     a.of.sums[place.numbers(a.of, place.head) + min(own.i0 + (int)threadIdx.x, place.T - 1)]);
     __syncthreads();
     own.run();
 }

@@ -5,7 +5,8 @@
 //     X_aa = A_a tril(W_a K_a^T, -1),   X_ba = A_b (W_b K_a^T - Z X_aa),   X_bb = A_b tril(W_b K_b^T, -1)
 //     U_a = A_a W_a,   U_b = A_b (W_b - Z U_a),   K~ = K - X^T W,   D = U^T W
 //
-// A warpgroup has a half. A is an operand in two terms of 16 bits. U takes the place of X, D that of K~, once these are on their way.
+// A warpgroup has a half. A is an operand in two terms of 16 bits. U takes the place of X, D that of K~, once these are
+// on their way.
 #include "path/place.cuh"
 #include "path/inverse.cuh"
 
@@ -30,7 +31,8 @@ LA_DEVICE void rows_product(Tiles& x, u32 a, u32 b) {
     const u64 from = panel_descriptor(a), with = panel_descriptor(b);
     complete(x, [&] {
 #pragma unroll
-        for (int d = 0; d < WIDTH_K / 16; d++) product_ABt(x, from + Rows128::along(d), with + Rows128::along(d), d > 0);
+        for (int d = 0; d < WIDTH_K / 16; d++)
+            product_ABt(x, from + Rows128::along(d), with + Rows128::along(d), d > 0);
     });
 }
 // x (+)= A B: A of 64 columns in registers, B 64 rows of a panel
@@ -50,13 +52,21 @@ struct HalfBlock {
     const u32 shared;
     const int group, warp, lane, row, column;   // row, column: the lane's first in 16 x 8
     __device__ __forceinline__ HalfBlock(u32 shared, int thread)
-        : shared(shared), group(__shfl_sync(0xffffffffu, thread >> 7, 0)), warp(__shfl_sync(0xffffffffu, thread >> 5 & 3, 0)), lane(thread & 31),
-          row(warp * 16 + (lane >> 2)), column((lane & 3) * 2) {}
+        : shared(shared),
+          group(__shfl_sync(0xffffffffu, thread >> 7, 0)),
+          warp(__shfl_sync(0xffffffffu, thread >> 5 & 3, 0)),
+          lane(thread & 31),
+          row(warp * 16 + (lane >> 2)),
+          column((lane & 3) * 2) {}
 
     // rows of a half, in panel p
-    __device__ __forceinline__ u32 half_of(u32 tile, int half, int p) const { return shared + tile + p * Rows128::PANEL + half * 64 * 128; }
+    __device__ __forceinline__ u32 half_of(u32 tile, int half, int p) const {
+        return shared + tile + p * Rows128::PANEL + half * 64 * 128;
+    }
     // lane's two elements of row `row` + 8 h, columns 8 n + `column`, of a panel's half
-    __device__ __forceinline__ u32 at(u32 half, int n, int h) const { return half + (row + 8 * h) * 128 + ((n ^ (row & 7)) << 4) + column * 2; }
+    __device__ __forceinline__ u32 at(u32 half, int n, int h) const {
+        return half + (row + 8 * h) * 128 + ((n ^ (row & 7)) << 4) + column * 2;
+    }
 
     __device__ __forceinline__ void fence() const {   // what the group has written is visible to its products
         publish_shared();
@@ -85,16 +95,19 @@ struct HalfBlock {
 #pragma unroll
         for (int d = 0; d < 4; d++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) to[d][i] = pack_bf16(-x[2 * d + (i >> 1)][2 * (i & 1)], -x[2 * d + (i >> 1)][2 * (i & 1) + 1]);
+            for (int i = 0; i < 4; i++)
+                to[d][i] = pack_bf16(-x[2 * d + (i >> 1)][2 * (i & 1)], -x[2 * d + (i >> 1)][2 * (i & 1) + 1]);
     }
     // A of this half: L, its inverse, then operands; X serves as scratch
-    __device__ __forceinline__ void invert(u32 (&high)[4][4], u32 (&low)[4][4], const float* beta, float* diagonals) const {
+    __device__ __forceinline__ void invert(u32 (&high)[4][4], u32 (&low)[4][4], const float* beta,
+                                           float* diagonals) const {
         const u32 lower = shared + AT_X + group * 64 * 128, other = lower + Pairs::PANEL;
         Tiles x;
         rows_product(x, half_of(AT_W, group, 0), half_of(AT_W, group, 0));
         store_lower<false>(x, lower, diagonals, beta, warp, lane);
         group_barrier(group);
-        if (warp < 2) invert_diagonal(lower, diagonals + (2 * warp + (lane >> 4)) * (DIAGONAL / 4), 2 * warp + (lane >> 4), lane);
+        if (warp < 2)
+            invert_diagonal(lower, diagonals + (2 * warp + (lane >> 4)) * (DIAGONAL / 4), 2 * warp + (lane >> 4), lane);
         group_barrier(group);
         u32 rest[4][4];
         store_inverse_high<false>(rest, lower, other, beta, warp, lane);
@@ -271,8 +284,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 2) factors(const __grid_
         tile_in<Rows128>(shared + AT_K, a.of.k, barrier, place, place.head, i0);
     }
     if (threadIdx.x < BLOCK)
-        ((float*)(memory + AT_BETA))[threadIdx.x] =
-            threadIdx.x < own ? strength(a, place, i0 + threadIdx.x) : 0.f;
+        ((float*)(memory + AT_BETA))[threadIdx.x] = threadIdx.x < own ? strength(a, place, i0 + threadIdx.x) : 0.f;
     __syncthreads();
     barrier_wait(barrier, 0);
     compute(Stored(a, place, place.head), place.tile, memory, own);

@@ -1,16 +1,19 @@
-// Gradients of the keys, directions and strengths of a block of 128 tokens and a head of keys, from those of what factors.cu made:
-// dK~ and dD (groups_adjoint.cu) and dX, dU, dW, dK of the block's own pairs (diagonal.cu), summed over the heads of queries.
+// Gradients of the keys, directions and strengths of a block of 128 tokens and a head of keys, from those of what
+// factors.cu made: dK~ and dD (groups_adjoint.cu) and dX, dU, dW, dK of the block's own pairs (diagonal.cu), summed
+// over the heads of queries.
 //
 //     dX <- dX - tril(W dK~^T, -1),   dU <- dU + W dD^T,   dW <- dW + U dD - X dK~
-//     F = (I + diag(beta) N)^-T [dU, dX],   B = diag(beta) F,   B_X <- tril(B_X, -1),   dN = -tril(B_U U^T + B_X X^T, -1)
-//     dK <- dK + dK~ + B_X^T W,   dW <- dW + B_U + B_X K + (dN + dN^T) W,   dbeta_t = (<F_U, U> + <F_X, X>)_t / beta_t
+//     F = (I + diag(beta) N)^-T [dU, dX],   B = diag(beta) F,   B_X <- tril(B_X, -1),   dN = -tril(B_U U^T + B_X X^T,
+//     -1) dK <- dK + dK~ + B_X^T W,   dW <- dW + B_U + B_X K + (dN + dN^T) W,   dbeta_t = (<F_U, U> + <F_X, X>)_t /
+//     beta_t
 //
 // With halves a and b of 64 tokens, S = (I + diag(beta) N)^-1 of each and Z = W_b W_a^T: F_b = S_b^T dY_b, then
 // F_a = S_a^T (dY_a - Z^T B_b). A warpgroup has a half. S is an operand in two terms of 16 bits. No strength is 0 here.
 #include "path/traversal.cuh"
 #include "path/inverse.cuh"
 
-constexpr int SLOT = Pairs::SIZE, AT_W = 0, AT_K = SLOT, AT_X = 2 * SLOT, AT_U = 3 * SLOT, AT_GK = 4 * SLOT, AT_GD = 5 * SLOT, AT_S = 6 * SLOT;
+constexpr int SLOT = Pairs::SIZE, AT_W = 0, AT_K = SLOT, AT_X = 2 * SLOT, AT_U = 3 * SLOT, AT_GK = 4 * SLOT,
+              AT_GD = 5 * SLOT, AT_S = 6 * SLOT;
 constexpr int AT_DX = AT_GK, AT_DU = AT_GD, AT_DN = AT_K;   // in the place of what is done with
 constexpr int AT_BETA = 7 * SLOT, AT_BARRIERS = AT_BETA + BLOCK * 4;
 static_assert(AT_BARRIERS + 16 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
@@ -24,11 +27,19 @@ struct Tiles {   // of a block and a head of keys, and their loads
     const Stored stored;
     const int i0, own;
     __device__ __forceinline__ Tiles(const PathArguments& a, const Place& place, unsigned char* memory)
-        : a(a), place(place), memory_of(memory), shared(shared_address(memory)), me(threadIdx.x), stored(a, place, place.head), i0(place.tile * BLOCK),
+        : a(a),
+          place(place),
+          memory_of(memory),
+          shared(shared_address(memory)),
+          me(threadIdx.x),
+          stored(a, place, place.head),
+          i0(place.tile * BLOCK),
           own(min(place.T - i0, BLOCK)) {}
 
     __device__ __forceinline__ u32 barrier() const { return shared + AT_BARRIERS; }
-    __device__ __forceinline__ u32 rows(int tile) const { return shared + tile + me.group * 64 * 128; }   // of this group, read along
+    __device__ __forceinline__ u32 rows(int tile) const {
+        return shared + tile + me.group * 64 * 128;
+    }   // of this group, read along
     __device__ __forceinline__ u32 half(int tile, int half) const { return shared + tile + half * 64 * 128; }
     __device__ __forceinline__ const float* beta() const { return (const float*)(memory_of + AT_BETA) + me.group * 64; }
     __device__ __forceinline__ void all() const {
@@ -61,7 +72,9 @@ struct Adjoint : Tiles {
         complete_products(x, [&] { add_ABt<Rows128, Rows128>(x, rows(AT_W), rows(AT_W)); });
         store_lower<true>(x, lower, diagonals, beta(), me.warp, me.lane);
         group_barrier(me.group);
-        if (me.warp < 2) invert_diagonal(lower, diagonals + (2 * me.warp + (me.lane >> 4)) * (DIAGONAL / 4), 2 * me.warp + (me.lane >> 4), me.lane);
+        if (me.warp < 2)
+            invert_diagonal(lower, diagonals + (2 * me.warp + (me.lane >> 4)) * (DIAGONAL / 4),
+                            2 * me.warp + (me.lane >> 4), me.lane);
         group_barrier(me.group);
         u32 rest[4][4];
         store_inverse_high<true>(rest, lower, other, beta(), me.warp, me.lane);
@@ -71,7 +84,8 @@ struct Adjoint : Tiles {
     }
     // x (+)= of this half S^T times its rows of a tile
     template <class X, int N> __device__ __forceinline__ void solve(float (&x)[N][4], int tile) const {
-        const u64 low = panel_descriptor(half(AT_S, me.group)), high = panel_descriptor(half(AT_S, me.group) + Pairs::PANEL), with = across_descriptor<X>(rows(tile));
+        const u64 low = panel_descriptor(half(AT_S, me.group)),
+                  high = panel_descriptor(half(AT_S, me.group) + Pairs::PANEL), with = across_descriptor<X>(rows(tile));
         clear_tiles(x);
         complete_products(x, [&] {
 #pragma unroll
@@ -128,7 +142,8 @@ struct Adjoint : Tiles {
         group_barrier(me.group);
     }
     // <F, Y> of the two rows, Y in a tile
-    template <class X, int N> __device__ __forceinline__ void add_dots(float (&sums)[2], const float (&f)[N][4], int tile) const {
+    template <class X, int N> __device__ __forceinline__ void add_dots(float (&sums)[2], const float (&f)[N][4],
+                                                                       int tile) const {
         each_pair<X>(f, me, [&](u32 at, float u, float v, int h) {
             const u32 y = __float_as_uint(load_shared(shared + tile + at));
             sums[h] += u * low_bf16(y) + v * high_bf16(y);
@@ -167,7 +182,9 @@ struct Adjoint : Tiles {
         for (int h = 0; h < 2; h++) {
             const float sum = row_sum(sums[h]);
             const int i = me.row + 8 * h;
-            if ((me.lane & 3) == 0 && i < own) a.dbeta[((i64)place.batch * a.of.T + place.first + i0 + i) * a.key_heads + place.head] = sum / strength[h];
+            if ((me.lane & 3) == 0 && i < own)
+                a.dbeta[((i64)place.batch * a.of.T + place.first + i0 + i) * a.key_heads + place.head] =
+                    sum / strength[h];
         }
     }
     __device__ __forceinline__ void solve_all(float (&dw)[WIDTH_K / 8][4]) const {

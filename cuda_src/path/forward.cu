@@ -1,18 +1,21 @@
-// PaTH attention of 128 queries of a head: out and l = log2 of the sum of the exponentials; softmax/forward.cu with queries that are
-// mapped from one block or group of blocks of keys (place.cuh) to the one before it.
+// PaTH attention of 128 queries of a head: out and l = log2 of the sum of the exponentials; softmax/forward.cu with
+// queries that are mapped from one block or group of blocks of keys (place.cuh) to the one before it.
 //
 //     own block:  E = tril(Q W^T),  z = scale (Q K^T - E X),  Q <- Q - E U
 //     then, with p blocks left, those of the largest group that ends there:  z = scale Q K~^T,  Q <- Q - Q D^T
 //
-// So a query is mapped at most 7 times for every factor of 8 in the length. Q is held in two terms of 16 bits, of which the first multiplies.
+// So a query is mapped at most 7 times for every factor of 8 in the length. Q is held in two terms of 16 bits, of which
+// the first multiplies.
 #include "path/place.cuh"
 
 constexpr int KEYS = 128, STAGES = 2;   // keys of a tile; tiles in flight
 typedef Panels<WIDTH_V, KEYS> Values;
 typedef Panels<WIDTH_V, BLOCK> Outputs;   // where the queries have been
 constexpr int KEY_STAGE = larger(Rows128::SIZE, Pairs::SIZE);
-constexpr int AT_REST = larger(Rows128::SIZE, Outputs::SIZE), AT_K = AT_REST + Rows128::SIZE, AT_V = AT_K + STAGES * KEY_STAGE;
-constexpr int AT_DECAYS = AT_V + STAGES * Values::SIZE, AT_RINGS = AT_DECAYS + GATED * STAGES * KEYS * 16, AT_ALL = AT_RINGS + 2 * Ring<STAGES>::BYTES + 16;
+constexpr int AT_REST = larger(Rows128::SIZE, Outputs::SIZE), AT_K = AT_REST + Rows128::SIZE,
+              AT_V = AT_K + STAGES * KEY_STAGE;
+constexpr int AT_DECAYS = AT_V + STAGES * Values::SIZE, AT_RINGS = AT_DECAYS + GATED * STAGES * KEYS * 16,
+              AT_ALL = AT_RINGS + 2 * Ring<STAGES>::BYTES + 16;
 static_assert(AT_ALL == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 
 // Groups of blocks from a block's own to the first
@@ -23,14 +26,20 @@ struct Groups {
         level = left ? min((__ffs(left) - 1) / RADIX_BITS, levels - 1) : 0;
         size = 1 << RADIX_BITS * level;
     }
-    __device__ __forceinline__ void next() { left -= size; choose(); }
+    __device__ __forceinline__ void next() {
+        left -= size;
+        choose();
+    }
     __device__ __forceinline__ int number() const { return (left >> RADIX_BITS * level) - 1; }
     __device__ __forceinline__ bool is_last() const { return left <= size; }
 };
 struct Rings {
     Ring<STAGES> keys, values;
     u32 queries;
-    __device__ __forceinline__ Rings(u32 shared) : keys{shared + AT_RINGS}, values{shared + AT_RINGS + Ring<STAGES>::BYTES}, queries(shared + AT_RINGS + 2 * Ring<STAGES>::BYTES) {}
+    __device__ __forceinline__ Rings(u32 shared)
+        : keys{shared + AT_RINGS},
+          values{shared + AT_RINGS + Ring<STAGES>::BYTES},
+          queries(shared + AT_RINGS + 2 * Ring<STAGES>::BYTES) {}
     __device__ __forceinline__ void init() const {
         keys.init(1 + GATED * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
         values.init(1, CONSUMERS / 32 * ARRIVALS);
@@ -50,8 +59,15 @@ struct Producer {
     const Decays* const sums;
     int items, tiles;   // so far
     __device__ __forceinline__ Producer(const PathArguments& a, const Place& place, u32 shared, int lane)
-        : a(a), place(place), shared(shared), lane(lane), rings(shared), stored(a, place, place.head / a.of.group_k),
-          sums(a.of.sums + place.numbers(a.of, place.head)), items(0), tiles(0) {}
+        : a(a),
+          place(place),
+          shared(shared),
+          lane(lane),
+          rings(shared),
+          stored(a, place, place.head / a.of.group_k),
+          sums(a.of.sums + place.numbers(a.of, place.head)),
+          items(0),
+          tiles(0) {}
 
     // an item of the ring of keys: load(address, barrier), by one lane; its decays, by all
     template <class Load, class More> __device__ __forceinline__ void item(u32 bytes, Load load, More more) {
@@ -75,7 +91,8 @@ struct Producer {
         rings.values.wait_empty(tiles);
         if (lane == 0) {
             barrier_expect(full, Values::SIZE);
-            tile_in<Values>(shared + AT_V + tiles % STAGES * Values::SIZE, a.of.v, full, place, place.head / a.of.group_v, block * BLOCK);
+            tile_in<Values>(shared + AT_V + tiles % STAGES * Values::SIZE, a.of.v, full, place,
+                            place.head / a.of.group_v, block * BLOCK);
         }
         tiles++;
     }
@@ -86,16 +103,21 @@ struct Producer {
             barrier_expect(rings.queries, Rows128::SIZE);
             tile_in<Rows128>(shared, a.of.q, rings.queries, place, place.head / a.of.group_q, i0);
         }
-        item(Rows128::SIZE, [&](u32 to, u32 full) { tile_in<Rows128>(to, a.w, full, place, key_head, i0); }, [](u32) {});
-        item(Rows128::SIZE, [&](u32 to, u32 full) { tile_in<Rows128>(to, a.of.k, full, place, key_head, i0); }, [](u32) {});
-        item(Pairs::SIZE, [&](u32 to, u32 full) { run_in(to, stored.factors(block), Pairs::SIZE, full); },
-             [&](u32 to) { store_key_decays<KEYS>(to, sums, i0, place.T, true, before, lane); });
+        item(
+            Rows128::SIZE, [&](u32 to, u32 full) { tile_in<Rows128>(to, a.w, full, place, key_head, i0); }, [](u32) {});
+        item(
+            Rows128::SIZE, [&](u32 to, u32 full) { tile_in<Rows128>(to, a.of.k, full, place, key_head, i0); },
+            [](u32) {});
+        item(
+            Pairs::SIZE, [&](u32 to, u32 full) { run_in(to, stored.factors(block), Pairs::SIZE, full); },
+            [&](u32 to) { store_key_decays<KEYS>(to, sums, i0, place.T, true, before, lane); });
         if (block) run_item(stored.factors(block) + Pairs::SIZE, Rows128::SIZE);
         values(block);
         for (Groups g(block, a.levels); g.left; g.next()) {
             for (int j = g.left - 1; j >= g.left - g.size; j--) {
-                item(Rows128::SIZE, [&](u32 to, u32 full) { run_in(to, stored.keys(g.level, j), Rows128::SIZE, full); },
-                     [&](u32 to) { store_key_decays<KEYS>(to, sums, j * BLOCK, place.T, false, before, lane); });
+                item(
+                    Rows128::SIZE, [&](u32 to, u32 full) { run_in(to, stored.keys(g.level, j), Rows128::SIZE, full); },
+                    [&](u32 to) { store_key_decays<KEYS>(to, sums, j * BLOCK, place.T, false, before, lane); });
                 values(j);
             }
             if (!g.is_last()) run_item(stored.maps(g.level, g.number()), Maps::SIZE);
@@ -117,7 +139,12 @@ template <int N> LA_DEVICE void end_products(float (&x)[N][4]) {
 }
 template <int N> LA_DEVICE void negate(float (&x)[N][4]) {
 #pragma unroll
-    for (int n = 0; n < N; n++) { x[n][0] = -x[n][0]; x[n][1] = -x[n][1]; x[n][2] = -x[n][2]; x[n][3] = -x[n][3]; }
+    for (int n = 0; n < N; n++) {
+        x[n][0] = -x[n][0];
+        x[n][1] = -x[n][1];
+        x[n][2] = -x[n][2];
+        x[n][3] = -x[n][3];
+    }
 }
 
 struct Consumer {
@@ -177,9 +204,11 @@ struct Consumer {
         for (int n = 0; n < WIDTH_K / 8; n++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const u32 at = shared + Rows128::at(me.row + 8 * h, n * 8 + me.column), rest = shared + AT_REST + ((n * 2 + h) * CONSUMERS + threadIdx.x) * 4;
+                const u32 at = shared + Rows128::at(me.row + 8 * h, n * 8 + me.column),
+                          rest = shared + AT_REST + ((n * 2 + h) * CONSUMERS + threadIdx.x) * 4;
                 const u32 q = __float_as_uint(load_shared(at)), more = FIRST ? 0 : __float_as_uint(load_shared(rest));
-                const float u = (low_bf16(q) - x[n][2 * h]) + low_bf16(more), v = (high_bf16(q) - x[n][2 * h + 1]) + high_bf16(more);
+                const float u = (low_bf16(q) - x[n][2 * h]) + low_bf16(more),
+                            v = (high_bf16(q) - x[n][2 * h + 1]) + high_bf16(more);
                 const u32 y = pack_bf16(u, v);
                 store_shared_u32(at, y);
                 store_shared_u32(rest, pack_bf16(u - low_bf16(y), v - high_bf16(y)));
@@ -202,7 +231,10 @@ struct Consumer {
                 }
             } else {
                 const float2 x = load_shared2(decays + (n * 8 + me.column) * 4);
-                s[n][0] = s[n][0] * c + x.x; s[n][1] = s[n][1] * c + x.y; s[n][2] = s[n][2] * c + x.x; s[n][3] = s[n][3] * c + x.y;
+                s[n][0] = s[n][0] * c + x.x;
+                s[n][1] = s[n][1] * c + x.y;
+                s[n][2] = s[n][2] * c + x.x;
+                s[n][3] = s[n][3] * c + x.y;
             }
     }
     // scores of a tile of keys become exponentials; it is free then
@@ -245,7 +277,8 @@ struct Consumer {
     __device__ __forceinline__ void store(const float (&out)[WIDTH_V / 8][4], const float (&f)[2]) {
         const int i0 = place.tile * BLOCK, left = place.T - i0;
         groups_barrier<CONSUMERS>(GROUPS + 1);   // all have read the queries
-        store_rows<Outputs, LA_V>(rows_of(a.of.out, place, place.head) + i0 * a.of.out.token, a.of.out.token, left, shared, out, f, me);
+        store_rows<Outputs, LA_V>(rows_of(a.of.out, place, place.head) + i0 * a.of.out.token, a.of.out.token, left,
+                                  shared, out, f, me);
         float* const logs = a.of.logs + place.numbers(a.of, place.head) + i0;
 #pragma unroll
         for (int h = 0; h < 2; h++)
@@ -302,7 +335,12 @@ struct Consumer {
                 accumulator_fence(out);
                 end_values();
 #pragma unroll
-                for (int n = 0; n < WIDTH_V / 8; n++) { out[n][0] *= factor[0]; out[n][1] *= factor[0]; out[n][2] *= factor[1]; out[n][3] *= factor[1]; }
+                for (int n = 0; n < WIDTH_V / 8; n++) {
+                    out[n][0] *= factor[0];
+                    out[n][1] *= factor[0];
+                    out[n][2] *= factor[1];
+                    out[n][3] *= factor[1];
+                }
                 pack_operands(p, s);
             }
             if (!g.is_last()) {
@@ -328,5 +366,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     if (place.tile * BLOCK >= place.T) return;
     if (threadIdx.x == 0) Rings(shared).init();
     __syncthreads();
-    run_roles([&](int lane) { Producer(a, place, shared, lane).run(); }, [&](int thread) { Consumer(a, place, shared, thread).run(); });
+    run_roles([&](int lane) { Producer(a, place, shared, lane).run(); },
+              [&](int thread) { Consumer(a, place, shared, thread).run(); });
 }

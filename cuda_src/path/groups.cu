@@ -15,18 +15,25 @@ typedef float Tiles[PIECES][8][4];   // 64 rows of a tile
 // The tiles of a group from the last: of each part its keys, then its D; `level` >= 1
 struct Items {
     int level, group, per, all;   // blocks of a part; tiles
-    __device__ __forceinline__ Items(int level, int group) : level(level), group(group), per(1 << RADIX_BITS * (level - 1)), all(RADIX * (per + 1)) {}
+    __device__ __forceinline__ Items(int level, int group)
+        : level(level), group(group), per(1 << RADIX_BITS * (level - 1)), all(RADIX * (per + 1)) {}
     __device__ __forceinline__ int part(int item) const { return RADIX - 1 - item / (per + 1); }
     __device__ __forceinline__ bool is_map(int item) const { return item % (per + 1) == per; }
-    __device__ __forceinline__ int block(int item) const { return (group * RADIX + part(item)) * per + item % (per + 1); }
+    __device__ __forceinline__ int block(int item) const {
+        return (group * RADIX + part(item)) * per + item % (per + 1);
+    }
 };
 LA_DEVICE void produce(const Stored& stored, const Items& items, u32 shared) {
     const Ring<STAGES> ring = {shared + AT_RING};
     for (int n = 0; n < items.all; n++) {
-        const u32 to = shared + n % STAGES * STAGE, full = ring.full(n), bytes = items.is_map(n) ? Maps::SIZE : Rows128::SIZE;
+        const u32 to = shared + n % STAGES * STAGE, full = ring.full(n),
+                  bytes = items.is_map(n) ? Maps::SIZE : Rows128::SIZE;
         ring.wait_empty(n);
         barrier_expect(full, bytes);
-        run_in(to, items.is_map(n) ? stored.maps(items.level - 1, items.group * RADIX + items.part(n)) : stored.keys(items.level - 1, items.block(n)), bytes, full);
+        run_in(to,
+               items.is_map(n) ? stored.maps(items.level - 1, items.group * RADIX + items.part(n))
+                               : stored.keys(items.level - 1, items.block(n)),
+               bytes, full);
     }
 }
 
@@ -63,7 +70,8 @@ struct Consumer {
 #pragma unroll
             for (int n = 0; n < 8; n++)
 #pragma unroll
-                for (int h = 0; h < 2; h++) f(tile + X::at(me.row + 8 * h, p * 64 + n * 8 + me.column), x[p][n][2 * h], x[p][n][2 * h + 1]);
+                for (int h = 0; h < 2; h++)
+                    f(tile + X::at(me.row + 8 * h, p * 64 + n * 8 + me.column), x[p][n][2 * h], x[p][n][2 * h + 1]);
     }
     __device__ __forceinline__ void release(int item) const { warp_arrive(ring.empty(item), me.lane); }
     __device__ __forceinline__ void all() const {
@@ -100,14 +108,16 @@ struct Consumer {
         all();   // M has been read
         if (owns)
             each<Maps>(x, 0, [&](u32 at, float u, float v) {
-                const u32 d = __float_as_uint(load_shared(tile + at)), m = __float_as_uint(load_shared(shared + AT_M + at));
+                const u32 d = __float_as_uint(load_shared(tile + at)),
+                          m = __float_as_uint(load_shared(shared + AT_M + at));
                 const u32 y = first ? d : pack_bf16(low_bf16(d) + low_bf16(m) - u, high_bf16(d) + high_bf16(m) - v);
                 store_shared_u32(shared + AT_M + at, y);
             });
         all();
         release(item);
         if (threadIdx.x == 0 && stored.a.chain) {
-            run_out(stored.map_of(stored.a.chain, items.level - 1, items.group * RADIX + items.part(item)), shared + AT_M, Maps::SIZE);
+            run_out(stored.map_of(stored.a.chain, items.level - 1, items.group * RADIX + items.part(item)),
+                    shared + AT_M, Maps::SIZE);
             out_commit();
         }
     }
@@ -128,7 +138,7 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) groups(const __grid_constant__ PathArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    const Place place(a.of, a.key_heads);   // its tiles are groups
+    const Place place(a.of, a.key_heads);                                                    // its tiles are groups
     if ((place.tile + 1) << RADIX_BITS * a.level >= (place.T + BLOCK - 1) / BLOCK) return;   // no block reads it
     if (threadIdx.x == 0) {
         Ring<STAGES>{shared + AT_RING}.init(1, CONSUMERS / 32 * ARRIVALS);
@@ -137,5 +147,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) groups(const __grid_con
     __syncthreads();
     const Stored stored(a, place, place.head);
     const Items items(a.level, place.tile);
-    run_roles([&](int lane) { if (lane == 0) produce(stored, items, shared); }, [&](int thread) { Consumer(stored, items, shared, thread).run(); });
+    run_roles(
+        [&](int lane) {
+            if (lane == 0) produce(stored, items, shared);
+        },
+        [&](int thread) { Consumer(stored, items, shared, thread).run(); });
 }

@@ -1,13 +1,15 @@
-// Gradients of one size of groups as those of their eight parts: the adjoint of groups.cu, from the first part to the last.
+// Gradients of one size of groups as those of their eight parts: the adjoint of groups.cu, from the first part to the
+// last.
 //
 //     dM_0 = dD,   dK_c += dK - dK M_(c+1)^T,   dD_c += dM_c - dM_c M_(c+1)^T,   dM_(c+1) = dM_c - D_c^T dM_c - K_c^T dK
 //
-// dK of a part's keys at the group's end; of the last part dK_7 += dK, dD_7 += dM_7. A warpgroup has 64 rows of every tile; dM stays
-// in registers in float32.
+// dK of a part's keys at the group's end; of the last part dK_7 += dK, dD_7 += dM_7. A warpgroup has 64 rows of every
+// tile; dM stays in registers in float32.
 #include "path/traversal.cuh"
 
 constexpr int SLOT = Rows128::SIZE > Maps::SIZE ? Rows128::SIZE : Maps::SIZE;
-constexpr int AT_M = 0, AT_D = SLOT, AT_DM = 2 * SLOT, AT_K = 3 * SLOT, AT_DK = 5 * SLOT, AT_BARRIERS = 7 * SLOT;   // two of K and dK each
+constexpr int AT_M = 0, AT_D = SLOT, AT_DM = 2 * SLOT, AT_K = 3 * SLOT, AT_DK = 5 * SLOT,
+              AT_BARRIERS = 7 * SLOT;   // two of K and dK each
 static_assert(AT_BARRIERS + 32 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 
 struct Parts {
@@ -20,7 +22,9 @@ struct Parts {
     __device__ __forceinline__ Parts(const PathArguments& a, const Stored& stored, u32 shared, int group)
         : a(a), stored(stored), shared(shared), me(threadIdx.x), group(group), per(1 << RADIX_BITS * (a.level - 1)) {}
 
-    __device__ __forceinline__ u32 barrier(int n) const { return shared + AT_BARRIERS + 8 * n; }   // of maps; of a block's tiles
+    __device__ __forceinline__ u32 barrier(int n) const {
+        return shared + AT_BARRIERS + 8 * n;
+    }   // of maps; of a block's tiles
     __device__ __forceinline__ bool owns() const { return me.group < WIDTH_K / 64; }   // rows of maps
     __device__ __forceinline__ void all() const {
         publish_shared();
@@ -36,7 +40,8 @@ struct Parts {
         const int block = group * RADIX * per + n, at = n & 1;
         barrier_expect(barrier(at), 2 * Rows128::SIZE);
         run_in(shared + AT_K + at * SLOT, stored.keys(a.level - 1, block), Rows128::SIZE, barrier(at));
-        run_in(shared + AT_DK + at * SLOT, stored.dkeys(a.level, stored.head, a.key_heads, block), Rows128::SIZE, barrier(at));
+        run_in(shared + AT_DK + at * SLOT, stored.dkeys(a.level, stored.head, a.key_heads, block), Rows128::SIZE,
+               barrier(at));
         run_prefetch(stored.dkeys(a.level - 1, stored.head, a.key_heads, block), Rows128::SIZE);
     }
     // sums += K^T dK;  dK_c += dK - dK M^T
@@ -66,7 +71,8 @@ struct Parts {
         }
         if (!owns()) return;
         clear_tiles(x);
-        if (!last) complete_products(x, [&] { add_ABt<Maps, Maps>(x, shared + AT_DM + me.group * 64 * 128, shared + AT_M); });
+        if (!last)
+            complete_products(x, [&] { add_ABt<Maps, Maps>(x, shared + AT_DM + me.group * 64 * 128, shared + AT_M); });
 #pragma unroll
         for (int n = 0; n < WIDTH_K / 8; n++)
 #pragma unroll
@@ -76,7 +82,12 @@ struct Parts {
         if (last) return;
         complete_products(sums, [&] { add_AtB<Maps>(sums, shared + AT_D + me.group * Maps::PANEL, shared + AT_DM); });
 #pragma unroll
-        for (int n = 0; n < WIDTH_K / 8; n++) { dm[n][0] -= sums[n][0]; dm[n][1] -= sums[n][1]; dm[n][2] -= sums[n][2]; dm[n][3] -= sums[n][3]; }
+        for (int n = 0; n < WIDTH_K / 8; n++) {
+            dm[n][0] -= sums[n][0];
+            dm[n][1] -= sums[n][1];
+            dm[n][2] -= sums[n][2];
+            dm[n][3] -= sums[n][3];
+        }
     }
     __device__ __forceinline__ void run() {
         clear_tiles(dm);
@@ -105,7 +116,7 @@ struct Parts {
 extern "C" __global__ void __launch_bounds__(CONSUMERS, 1) groups_adjoint(const __grid_constant__ PathArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    const Place place(a.of, a.key_heads);   // its tiles are groups
+    const Place place(a.of, a.key_heads);                                                    // its tiles are groups
     if ((place.tile + 1) << RADIX_BITS * a.level >= (place.T + BLOCK - 1) / BLOCK) return;   // no block reads it
     const Stored stored(a, place, place.head);
     Parts parts(a, stored, shared, place.tile);

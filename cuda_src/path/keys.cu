@@ -1,16 +1,19 @@
-// Gradients of 128 values and of their keys at the ends of each size of groups, from the queries of a head in later blocks.
+// Gradients of 128 values and of their keys at the ends of each size of groups, from the queries of a head in later
+// blocks.
 //
-//     p_ij = 2^(z_ij - l_i),   dv_j = sum_i p_ij dout_i,   dz_ij = p_ij (dout_i.v_j - dot_i),   dk~_j = scale sum_i dz_ij q^(m)_i
+//     p_ij = 2^(z_ij - l_i),   dv_j = sum_i p_ij dout_i,   dz_ij = p_ij (dout_i.v_j - dot_i),   dk~_j = scale sum_i
+//     dz_ij q^(m)_i
 //
-// The blocks of queries that attend to a size follow one another (place.cuh:Readers). Rows of the products are keys. With decays also the
-// sums of dz of each key.
+// The blocks of queries that attend to a size follow one another (place.cuh:Readers). Rows of the products are keys.
+// With decays also the sums of dz of each key.
 #include "path/traversal.cuh"
 
 constexpr int QUERIES = 64, STAGES = 3;   // queries of a tile; tiles in flight
 typedef Panels<WIDTH_V, BLOCK> Values;
 typedef Panels<WIDTH_K, QUERIES> Queries;
 typedef Panels<WIDTH_V, QUERIES> Douts;
-constexpr int AT_V = Rows128::SIZE, AT_STAGES = AT_V + Values::SIZE, STAGE = Queries::SIZE + Douts::SIZE, AT_NUMBERS = AT_STAGES + STAGES * STAGE;
+constexpr int AT_V = Rows128::SIZE, AT_STAGES = AT_V + Values::SIZE, STAGE = Queries::SIZE + Douts::SIZE,
+              AT_NUMBERS = AT_STAGES + STAGES * STAGE;
 constexpr int NUMBERS = QUERIES * 8;   // of each query of a stage: l, less the decay from this block's end, and dot
 constexpr int AT_RINGS = AT_NUMBERS + STAGES * NUMBERS, AT_READY = AT_RINGS + Ring<STAGES>::BYTES + Ring<1>::BYTES;
 static_assert(AT_READY + 16 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
@@ -19,7 +22,8 @@ struct Rings {
     Ring<STAGES> queries;
     Ring<1> keys;
     u32 ready;
-    __device__ __forceinline__ Rings(u32 shared) : queries{shared + AT_RINGS}, keys{shared + AT_RINGS + Ring<STAGES>::BYTES}, ready(shared + AT_READY) {}
+    __device__ __forceinline__ Rings(u32 shared)
+        : queries{shared + AT_RINGS}, keys{shared + AT_RINGS + Ring<STAGES>::BYTES}, ready(shared + AT_READY) {}
     __device__ __forceinline__ void init() const {
         queries.init(1 + ARRIVALS, CONSUMERS / 32 * ARRIVALS);
         keys.init(1, CONSUMERS / 32 * ARRIVALS);
@@ -47,7 +51,8 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, int blocks, u
     const Rings rings(shared);
     const Stored stored(a, place, place.head / a.of.group_k);
     const int block = place.tile, j0 = block * BLOCK;
-    const Decays end = GATED && j0 + BLOCK <= place.T ? a.of.sums[place.numbers(a.of, place.head) + j0 + BLOCK - 1] : Decays{};
+    const Decays end =
+        GATED && j0 + BLOCK <= place.T ? a.of.sums[place.numbers(a.of, place.head) + j0 + BLOCK - 1] : Decays{};
     int step = 0, sizes = 0;
     if (lane == 0) {
         barrier_expect(rings.ready, Values::SIZE);
@@ -69,10 +74,13 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, int blocks, u
             rings.queries.wait_empty(step);
             if (lane == 0) {
                 const EarlierGroups earlier(n / 2, a.levels);
-                const char* const from = a.mapped + stored.tile(place, place.head, earlier.first() + earlier.nearer(level, group)) + n % 2 * QUERIES * 128;
+                const char* const from =
+                    a.mapped + stored.tile(place, place.head, earlier.first() + earlier.nearer(level, group)) +
+                    n % 2 * QUERIES * 128;
                 barrier_expect(full, STAGE);
 #pragma unroll
-                for (int p = 0; p < WIDTH_K / 64; p++) run_in(to + p * Queries::PANEL, from + p * Rows128::PANEL, Queries::PANEL, full);
+                for (int p = 0; p < WIDTH_K / 64; p++)
+                    run_in(to + p * Queries::PANEL, from + p * Rows128::PANEL, Queries::PANEL, full);
                 tile_in<Douts>(to + Queries::SIZE, a.of.dout, full, place, place.head, i0);
             }
             store_numbers(a, place, shared + AT_NUMBERS + step % STAGES * NUMBERS, i0, end, lane);
@@ -93,17 +101,27 @@ struct Consumer {
     float r[2], sums[2];   // of the two keys: log2 decay to the block's end; sums of dz
 
     __device__ __forceinline__ Consumer(const PathArguments& a, const Place& place, u32 shared, int thread)
-        : a(a), place(place), shared(shared), me(thread), rings(shared), stored(a, place, place.head / a.of.group_k), j0(place.tile * BLOCK), step(0), sizes(0) {
+        : a(a),
+          place(place),
+          shared(shared),
+          me(thread),
+          rings(shared),
+          stored(a, place, place.head / a.of.group_k),
+          j0(place.tile * BLOCK),
+          step(0),
+          sizes(0) {
         const Decays* const own = a.of.sums + place.numbers(a.of, place.head);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             sums[h] = r[h] = 0.f;
-            if constexpr (GATED) r[h] = decay_between(own[min(j0 + BLOCK, place.T) - 1], own[min(j0 + me.row + 8 * h, place.T - 1)]);
+            if constexpr (GATED)
+                r[h] = decay_between(own[min(j0 + BLOCK, place.T) - 1], own[min(j0 + me.row + 8 * h, place.T - 1)]);
         }
     }
     __device__ __forceinline__ u32 stage(int step) const { return shared + AT_STAGES + step % STAGES * STAGE; }
     // scores^T and (dout.v)^T, begun; queries past the end become zeros (those of mapped are)
-    __device__ __forceinline__ void begin_products(float (&s)[QUERIES / 8][4], float (&d)[QUERIES / 8][4], int step, int i0) {
+    __device__ __forceinline__ void begin_products(float (&s)[QUERIES / 8][4], float (&d)[QUERIES / 8][4], int step,
+                                                   int i0) {
         rings.queries.wait_full(step);
         if (place.T - i0 < QUERIES) {
             clear_rows_from<Douts>(stage(step) + Queries::SIZE, place.T - i0);
@@ -116,7 +134,8 @@ struct Consumer {
         products_commit();
     }
     // dv += P^T dO, dk += dZ^T Q of a tile, begun
-    __device__ __forceinline__ void begin_sums(float (&dk)[WIDTH_K / 8][4], float (&dv)[WIDTH_V / 8][4], float (&s)[QUERIES / 8][4], float (&d)[QUERIES / 8][4]) {
+    __device__ __forceinline__ void begin_sums(float (&dk)[WIDTH_K / 8][4], float (&dv)[WIDTH_V / 8][4],
+                                               float (&s)[QUERIES / 8][4], float (&d)[QUERIES / 8][4]) {
         u32 p[QUERIES / 16][4], dz[QUERIES / 16][4];
         const u32 numbers = shared + AT_NUMBERS + step % STAGES * NUMBERS + me.column * 8;
         const float c = a.of.scale * LOG2_E;
@@ -150,7 +169,8 @@ struct Consumer {
         accumulator_fence(dv);
     }
     // the queries of blocks first .. end
-    __device__ __forceinline__ void pass(float (&dk)[WIDTH_K / 8][4], float (&dv)[WIDTH_V / 8][4], const Readers& readers) {
+    __device__ __forceinline__ void pass(float (&dk)[WIDTH_K / 8][4], float (&dv)[WIDTH_V / 8][4],
+                                         const Readers& readers) {
         float s[QUERIES / 8][4], d[QUERIES / 8][4];
         rings.keys.wait_full(sizes);
         begin_products(s, d, step, readers.first * BLOCK);
@@ -199,10 +219,10 @@ struct Consumer {
             if (readers.first < readers.end) {
                 pass(dk, dv, readers);
                 put_out(dk, to);
-            } else
-                store_tile<Rows128>(to, dk, me);
+            } else store_tile<Rows128>(to, dk, me);
         }
-        store_array<LA_V>(rows_of(a.of.other, place, place.head) + j0 * a.of.other.token, a.of.other.token, place.T - j0, dv, me);
+        store_array<LA_V>(rows_of(a.of.other, place, place.head) + j0 * a.of.other.token, a.of.other.token,
+                          place.T - j0, dv, me);
         if constexpr (GATED) {
             float* const far = a.of.far + place.numbers(a.of, place.head) + j0;
 #pragma unroll
@@ -222,5 +242,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) keys(const __grid_const
     const int blocks = (place.T + BLOCK - 1) / BLOCK;
     if (threadIdx.x == 0) Rings(shared).init();
     __syncthreads();
-    run_roles([&](int lane) { produce(a, place, blocks, shared, lane); }, [&](int thread) { Consumer(a, place, shared, thread).run(blocks); });
+    run_roles([&](int lane) { produce(a, place, blocks, shared, lane); },
+              [&](int thread) { Consumer(a, place, shared, thread).run(blocks); });
 }

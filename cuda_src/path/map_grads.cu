@@ -8,7 +8,8 @@
 constexpr int STAGES = 3, STAGE = 2 * Rows128::SIZE, AT_RING = STAGES * STAGE;
 static_assert(AT_RING + Ring<STAGES>::BYTES + 16 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 
-LA_DEVICE void produce(const PathArguments& a, const Place& place, const Readers& readers, const Stored& stored, u32 shared) {
+LA_DEVICE void produce(const PathArguments& a, const Place& place, const Readers& readers, const Stored& stored,
+                       u32 shared) {
     const Ring<STAGES> ring = {shared + AT_RING};
     int step = 0;
     for (int n = 0; n < a.of.group_k; n++)
@@ -23,7 +24,8 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, const Readers
             run_in(to + Rows128::SIZE, a.dmapped + stored.tile(place, head, own + 1), Rows128::SIZE, ring.full(step));
         }
 }
-LA_DEVICE void consume(const PathArguments& a, const Place& place, const Readers& readers, const Stored& stored, u32 shared) {
+LA_DEVICE void consume(const PathArguments& a, const Place& place, const Readers& readers, const Stored& stored,
+                       u32 shared) {
     const Ring<STAGES> ring = {shared + AT_RING};
     const Lane me(threadIdx.x);
     float x[WIDTH_K / 8][4];
@@ -32,7 +34,8 @@ LA_DEVICE void consume(const PathArguments& a, const Place& place, const Readers
     for (int step = 0; step < steps; step++) {
         const u32 at = shared + step % STAGES * STAGE;
         ring.wait_full(step);
-        if (me.group < WIDTH_K / 64) complete_products(x, [&] { add_AtB<Rows128>(x, at + Rows128::SIZE + me.group * Rows128::PANEL, at); });
+        if (me.group < WIDTH_K / 64)
+            complete_products(x, [&] { add_AtB<Rows128>(x, at + Rows128::SIZE + me.group * Rows128::PANEL, at); });
         warp_arrive(ring.empty(step), me.lane);
     }
     negate(x);
@@ -52,5 +55,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) map_grads(const __grid_
     __syncthreads();
     const Stored stored(a, place, place.head);
     const Readers readers(a.level, place.tile, a.levels, blocks);
-    run_roles([&](int lane) { if (lane == 0 && place.tile) produce(a, place, readers, stored, shared); }, [&](int) { consume(a, place, readers, stored, shared); });
+    run_roles(
+        [&](int lane) {
+            if (lane == 0 && place.tile) produce(a, place, readers, stored, shared);
+        },
+        [&](int) { consume(a, place, readers, stored, shared); });
 }

@@ -1,4 +1,5 @@
-// Queries of 128 tokens of a head as they attend to each group of blocks before them (place.cuh:EarlierGroups): the bits of forward.cu.
+// Queries of 128 tokens of a head as they attend to each group of blocks before them (place.cuh:EarlierGroups): the
+// bits of forward.cu.
 //
 //     E = tril(Q W^T),   Q <- Q - E U,   then past each group:   Q <- Q - Q D^T
 //
@@ -18,7 +19,12 @@ struct Mapper {
     const EarlierGroups earlier;
     u32 rest[WIDTH_K / 8][2];   // the second term
     __device__ __forceinline__ Mapper(const PathArguments& a, const Place& place, u32 shared)
-        : a(a), place(place), shared(shared), me(threadIdx.x), stored(a, place, place.head / a.of.group_k), earlier(place.tile, a.levels) {}
+        : a(a),
+          place(place),
+          shared(shared),
+          me(threadIdx.x),
+          stored(a, place, place.head / a.of.group_k),
+          earlier(place.tile, a.levels) {}
 
     __device__ __forceinline__ u32 stage(int n) const { return shared + AT_STAGES + (n & 1) * Rows128::SIZE; }
     __device__ __forceinline__ u32 barrier(int n) const { return shared + AT_BARRIERS + 8 * n; }
@@ -38,7 +44,8 @@ struct Mapper {
             for (int h = 0; h < 2; h++) {
                 const u32 at = shared + Rows128::at(me.row + 8 * h, n * 8 + me.column);
                 const u32 q = __float_as_uint(load_shared(at)), more = FIRST ? 0 : rest[n][h];
-                const float u = (low_bf16(q) - x[n][2 * h]) + low_bf16(more), v = (high_bf16(q) - x[n][2 * h + 1]) + high_bf16(more);
+                const float u = (low_bf16(q) - x[n][2 * h]) + low_bf16(more),
+                            v = (high_bf16(q) - x[n][2 * h + 1]) + high_bf16(more);
                 const u32 y = pack_bf16(u, v);
                 store_shared_u32(at, y);
                 rest[n][h] = pack_bf16(u - low_bf16(y), v - high_bf16(y));
@@ -67,7 +74,12 @@ struct Mapper {
         clear_tiles(x);
         complete_products(x, [&] { multiply_rows_AB<Rows128>(x, p, stage(1)); });
 #pragma unroll
-        for (int n = 0; n < WIDTH_K / 8; n++) { x[n][0] = -x[n][0]; x[n][1] = -x[n][1]; x[n][2] = -x[n][2]; x[n][3] = -x[n][3]; }
+        for (int n = 0; n < WIDTH_K / 8; n++) {
+            x[n][0] = -x[n][0];
+            x[n][1] = -x[n][1];
+            x[n][2] = -x[n][2];
+            x[n][3] = -x[n][3];
+        }
         all();   // the operands have been read
         subtract<true>(x);
     }

@@ -10,20 +10,25 @@
 
 #include "arguments/softmax/PathArguments.cuh"
 
-typedef Panels<WIDTH_K, BLOCK> Rows128;        // of W, K, U, K~
-typedef Panels<BLOCK, BLOCK> Pairs;            // X
-typedef Panels<WIDTH_K, WIDTH_K> Maps;         // D
-constexpr int RADIX = 8, RADIX_BITS = 3;       // blocks, or groups, of a group
+typedef Panels<WIDTH_K, BLOCK> Rows128;                // of W, K, U, K~
+typedef Panels<BLOCK, BLOCK> Pairs;                    // X
+typedef Panels<WIDTH_K, WIDTH_K> Maps;                 // D
+constexpr int RADIX = 8, RADIX_BITS = 3;               // blocks, or groups, of a group
 constexpr int FACTORS = Pairs::SIZE + Rows128::SIZE;   // X and U
-constexpr int PARTS = Pairs::SIZE + 3 * Rows128::SIZE;   // gradients of X, U, W and K from a block's own pairs, by head of queries
+constexpr int PARTS =
+    Pairs::SIZE + 3 * Rows128::SIZE;   // gradients of X, U, W and K from a block's own pairs, by head of queries
 
-// The groups that a block of queries attends to: at each size those from the last of the next larger size to the block. The tiles of
-// queries that attend to them, nearest first, are numbered over the blocks of a sequence.
+// The groups that a block of queries attends to: at each size those from the last of the next larger size to the block.
+// The tiles of queries that attend to them, nearest first, are numbered over the blocks of a sequence.
 struct EarlierGroups {
     int block, levels;
     __device__ __forceinline__ EarlierGroups(int block, int levels) : block(block), levels(levels) {}
-    __device__ __forceinline__ int end(int level) const { return block >> RADIX_BITS * level; }   // of the groups' numbers
-    __device__ __forceinline__ int count(int level) const { return level == levels - 1 ? end(level) : end(level) & RADIX - 1; }
+    __device__ __forceinline__ int end(int level) const {
+        return block >> RADIX_BITS * level;
+    }   // of the groups' numbers
+    __device__ __forceinline__ int count(int level) const {
+        return level == levels - 1 ? end(level) : end(level) & RADIX - 1;
+    }
     __device__ __forceinline__ int nearer(int level, int number) const {   // groups
         int n = end(level) - 1 - number;
         for (int l = 0; l < level; l++) n += count(l);
@@ -33,7 +38,8 @@ struct EarlierGroups {
     __device__ __forceinline__ i64 first() const {   // of the block's tiles
         i64 n = 0;
         for (int l = 0; l < levels; l++) {
-            const i64 cycle = l == levels - 1 ? 0 : block >> RADIX_BITS * (l + 1), rest = block - (cycle << RADIX_BITS * (l + 1));
+            const i64 cycle = l == levels - 1 ? 0 : block >> RADIX_BITS * (l + 1),
+                      rest = block - (cycle << RADIX_BITS * (l + 1));
             const i64 d = rest >> RADIX_BITS * l, part = rest - (d << RADIX_BITS * l);
             n += (cycle * (RADIX * (RADIX - 1) / 2) + d * (d - 1) / 2 << RADIX_BITS * l) + d * part;
         }
@@ -44,7 +50,8 @@ struct EarlierGroups {
 struct Readers {
     int first, end;
     __device__ __forceinline__ Readers(int level, int number, int levels, int blocks)
-        : first(number + 1 << RADIX_BITS * level), end(level == levels - 1 ? blocks : min(blocks, (number >> RADIX_BITS) + 1 << RADIX_BITS * (level + 1))) {}
+        : first(number + 1 << RADIX_BITS * level),
+          end(level == levels - 1 ? blocks : min(blocks, (number >> RADIX_BITS) + 1 << RADIX_BITS * (level + 1))) {}
 };
 
 // Where a head's blocks of a sequence are in the arrays of factors, keys and maps
@@ -53,14 +60,17 @@ struct Stored {
     int head, slot;
     __device__ __forceinline__ Stored(const PathArguments& a, const Place& place, int head)
         : a(a), head(head), slot(a.of.offsets ? (place.first / BLOCK) + place.sequence : place.sequence * a.each) {}
-    __device__ __forceinline__ char* factors(int block) const { return a.factors + ((i64)head * a.slots + slot + block) * FACTORS; }
+    __device__ __forceinline__ char* factors(int block) const {
+        return a.factors + ((i64)head * a.slots + slot + block) * FACTORS;
+    }
     __device__ __forceinline__ char* keys(int level, int block) const {
         return a.keys + (((i64)level * a.key_heads + head) * a.slots + slot + block) * Rows128::SIZE;
     }
     __device__ __forceinline__ char* map_of(char* to, int level, int group) const {
         i64 before = 0;
         for (int l = 0; l < level; l++) before += (i64)a.key_heads * (a.slots >> RADIX_BITS * l);
-        return to + (before + (i64)head * (a.slots >> RADIX_BITS * level) + (slot >> RADIX_BITS * level) + group) * Maps::SIZE;
+        return to + (before + (i64)head * (a.slots >> RADIX_BITS * level) + (slot >> RADIX_BITS * level) + group) *
+                        Maps::SIZE;
     }
     __device__ __forceinline__ char* maps(int level, int group) const { return map_of(a.maps, level, group); }
     // of the head of queries `head`: a tile of mapped or dmapped; of the gradients of keys; of a block's factors
@@ -71,7 +81,9 @@ struct Stored {
     __device__ __forceinline__ char* dkeys(int level, int head, int heads, int block) const {
         return a.dkeys + (((i64)level * heads + head) * a.slots + slot + block) * Rows128::SIZE;
     }
-    __device__ __forceinline__ char* parts(int head, int block) const { return a.parts + ((i64)head * a.slots + slot + block) * PARTS; }
+    __device__ __forceinline__ char* parts(int head, int block) const {
+        return a.parts + ((i64)head * a.slots + slot + block) * PARTS;
+    }
 };
 // The strength of a token of a block
 LA_DEVICE float strength(const PathArguments& a, const Place& place, int token) {

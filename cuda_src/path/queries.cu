@@ -1,19 +1,23 @@
-// Gradients of 128 queries of a head as they attend to each group of blocks before them, from the furthest group on (place.cuh:EarlierGroups).
+// Gradients of 128 queries of a head as they attend to each group of blocks before them, from the furthest group on
+// (place.cuh:EarlierGroups).
 //
-//     p_ij = 2^(z_ij - l_i),   dz_ij = p_ij (dout_i.v_j - dot_i),   dq^(m) = scale sum_j dz_ij k~_j + dq^(m+1) - dq^(m+1) D_m
+//     p_ij = 2^(z_ij - l_i),   dz_ij = p_ij (dout_i.v_j - dot_i),   dq^(m) = scale sum_j dz_ij k~_j + dq^(m+1) -
+//     dq^(m+1) D_m
 //
-// with z_ij = scale q^(m)_i.k~_j and D_m of group m. With decays also the sums of dz: of each query, and of the whole block with all
-// keys before each block of keys. The pairs of the block itself are those of diagonal.cu.
+// with z_ij = scale q^(m)_i.k~_j and D_m of group m. With decays also the sums of dz: of each query, and of the whole
+// block with all keys before each block of keys. The pairs of the block itself are those of diagonal.cu.
 #include "path/traversal.cuh"
 #include "tile/reduce.cuh"
 
-constexpr int KEYS = 64, STAGES = 3, TABLE = 128;   // keys of a tile; tiles in flight; blocks of keys whose sums wait in shared memory
+constexpr int KEYS = 64, STAGES = 3,
+              TABLE = 128;   // keys of a tile; tiles in flight; blocks of keys whose sums wait in shared memory
 typedef Panels<WIDTH_K, KEYS> Keys;
 typedef Panels<WIDTH_V, KEYS> Values;
 typedef Panels<WIDTH_V, BLOCK> Douts;
 constexpr int STAGE = larger(Keys::SIZE + Values::SIZE, Maps::SIZE);   // of keys and values, or of maps
 constexpr int AT_DOUT = 2 * Rows128::SIZE, AT_STAGES = AT_DOUT + Douts::SIZE, AT_DECAYS = AT_STAGES + STAGES * STAGE;
-constexpr int AT_TABLE = AT_DECAYS + GATED * STAGES * KEYS * 4, AT_RINGS = AT_TABLE + GATED * CONSUMERS / 32 * TABLE * 4;
+constexpr int AT_TABLE = AT_DECAYS + GATED * STAGES * KEYS * 4,
+              AT_RINGS = AT_TABLE + GATED * CONSUMERS / 32 * TABLE * 4;
 constexpr int AT_READY = AT_RINGS + Ring<STAGES>::BYTES + Ring<2>::BYTES;
 static_assert(AT_READY + 16 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 
@@ -21,7 +25,8 @@ struct Rings {
     Ring<STAGES> items;   // half blocks of keys, and maps
     Ring<2> queries;
     u32 ready;
-    __device__ __forceinline__ Rings(u32 shared) : items{shared + AT_RINGS}, queries{shared + AT_RINGS + Ring<STAGES>::BYTES}, ready(shared + AT_READY) {}
+    __device__ __forceinline__ Rings(u32 shared)
+        : items{shared + AT_RINGS}, queries{shared + AT_RINGS + Ring<STAGES>::BYTES}, ready(shared + AT_READY) {}
     __device__ __forceinline__ void init() const {
         items.init(1 + GATED * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
         queries.init(1, CONSUMERS / 32 * ARRIVALS);
@@ -47,7 +52,8 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, const Earlier
             rings.items.wait_empty(items);
             if (lane == 0) {
                 barrier_expect(rings.items.full(items), Maps::SIZE);
-                run_in(shared + AT_STAGES + items % STAGES * STAGE, stored.maps(w.level, w.number), Maps::SIZE, rings.items.full(items));
+                run_in(shared + AT_STAGES + items % STAGES * STAGE, stored.maps(w.level, w.number), Maps::SIZE,
+                       rings.items.full(items));
             }
             if constexpr (GATED) warp_arrive(rings.items.full(items), lane);
             items++;
@@ -55,7 +61,9 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, const Earlier
         rings.queries.wait_empty(groups);
         if (lane == 0) {
             barrier_expect(rings.queries.full(groups), Rows128::SIZE);
-            run_in(shared + (groups & 1) * Rows128::SIZE, a.mapped + stored.tile(place, place.head, earlier.first() + w.nearer()), Rows128::SIZE, rings.queries.full(groups));
+            run_in(shared + (groups & 1) * Rows128::SIZE,
+                   a.mapped + stored.tile(place, place.head, earlier.first() + w.nearer()), Rows128::SIZE,
+                   rings.queries.full(groups));
         }
         for (int n = 0; n < 2 * w.blocks(); n++, items++) {
             const int block = w.number * w.blocks() + n / 2, j0 = block * BLOCK + n % 2 * KEYS;
@@ -64,11 +72,14 @@ LA_DEVICE void produce(const PathArguments& a, const Place& place, const Earlier
             if (lane == 0) {
                 barrier_expect(full, Keys::SIZE + Values::SIZE);
 #pragma unroll
-                for (int p = 0; p < WIDTH_K / 64; p++) run_in(to + p * Keys::PANEL, stored.keys(w.level, block) + p * Rows128::PANEL + n % 2 * KEYS * 128, Keys::PANEL, full);
+                for (int p = 0; p < WIDTH_K / 64; p++)
+                    run_in(to + p * Keys::PANEL, stored.keys(w.level, block) + p * Rows128::PANEL + n % 2 * KEYS * 128,
+                           Keys::PANEL, full);
                 tile_in<Values>(to + Keys::SIZE, a.of.v, full, place, value_head, j0);
             }
             if constexpr (GATED) {
-                store_key_decays<KEYS>(shared + AT_DECAYS + items % STAGES * KEYS * 4, sums, j0, place.T, false, before, lane);
+                store_key_decays<KEYS>(shared + AT_DECAYS + items % STAGES * KEYS * 4, sums, j0, place.T, false, before,
+                                       lane);
                 warp_arrive(full, lane);
             }
         }
@@ -86,8 +97,17 @@ struct Consumer {
     int items, groups;
     float l[2], dot[2], sums[2];   // of the two rows: l less the decay from the block's start; sums of dz
 
-    __device__ __forceinline__ Consumer(const PathArguments& a, const Place& place, const EarlierGroups& earlier, u32 shared, int thread)
-        : a(a), place(place), earlier(earlier), shared(shared), me(thread), rings(shared), stored(a, place, place.head / a.of.group_k), items(0), groups(0) {
+    __device__ __forceinline__ Consumer(const PathArguments& a, const Place& place, const EarlierGroups& earlier,
+                                        u32 shared, int thread)
+        : a(a),
+          place(place),
+          earlier(earlier),
+          shared(shared),
+          me(thread),
+          rings(shared),
+          stored(a, place, place.head / a.of.group_k),
+          items(0),
+          groups(0) {
         const int i0 = place.tile * BLOCK;
         const i64 numbers = place.numbers(a.of, place.head);
         const Decays before = GATED ? a.of.sums[numbers + i0 - 1] : Decays{};
@@ -112,7 +132,8 @@ struct Consumer {
         products_commit();
     }
     // dq += dZ K of a tile, begun
-    __device__ __forceinline__ void begin_sum(float (&dq)[WIDTH_K / 8][4], float (&s)[KEYS / 8][4], const float (&d)[KEYS / 8][4]) {
+    __device__ __forceinline__ void begin_sum(float (&dq)[WIDTH_K / 8][4], float (&s)[KEYS / 8][4],
+                                              const float (&d)[KEYS / 8][4]) {
         u32 dz[KEYS / 16][4];
         const u32 decays = shared + AT_DECAYS + items % STAGES * KEYS * 4;
         const float c = a.of.scale * LOG2_E;
@@ -143,7 +164,8 @@ struct Consumer {
 #pragma unroll
         for (int w = 0; w < CONSUMERS / 32; w++) sum += load_shared(table + (w * TABLE + threadIdx.x % TABLE) * 4);
         if (threadIdx.x < TABLE && n <= block)
-            a.of.crossing[(((i64)place.sequence * a.of.heads + place.head) * a.of.blocks + place.tile) * a.of.blocks + n + 1] = sum;
+            a.of.crossing[(((i64)place.sequence * a.of.heads + place.head) * a.of.blocks + place.tile) * a.of.blocks +
+                          n + 1] = sum;
         groups_barrier<CONSUMERS>(GROUPS + 1);
     }
     // the copy of the group before has read its queries' place
@@ -179,7 +201,12 @@ struct Consumer {
         complete_products(x, [&] { multiply_rows_AB<Maps>(x, p, stage()); });
         release();
 #pragma unroll
-        for (int n = 0; n < WIDTH_K / 8; n++) { dq[n][0] -= x[n][0]; dq[n][1] -= x[n][1]; dq[n][2] -= x[n][2]; dq[n][3] -= x[n][3]; }
+        for (int n = 0; n < WIDTH_K / 8; n++) {
+            dq[n][0] -= x[n][0];
+            dq[n][1] -= x[n][1];
+            dq[n][2] -= x[n][2];
+            dq[n][3] -= x[n][3];
+        }
     }
     __device__ __forceinline__ void group(float (&dq)[WIDTH_K / 8][4], const GroupTraversal& w) {
         float s[KEYS / 8][4], d[KEYS / 8][4];
@@ -244,5 +271,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) queries(const __grid_co
     const EarlierGroups earlier(place.tile, a.levels);
     if (threadIdx.x == 0) Rings(shared).init();
     __syncthreads();
-    run_roles<40>([&](int lane) { produce(a, place, earlier, shared, lane); }, [&](int thread) { Consumer(a, place, earlier, shared, thread).run(); });
+    run_roles<40>([&](int lane) { produce(a, place, earlier, shared, lane); },
+                  [&](int thread) { Consumer(a, place, earlier, shared, thread).run(); });
 }

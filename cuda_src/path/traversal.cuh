@@ -1,4 +1,5 @@
-// Passes over the groups that a block of queries attends to, and over the blocks of queries that attend to a group; what both share.
+// Passes over the groups that a block of queries attends to, and over the blocks of queries that attend to a group;
+// what both share.
 #pragma once
 #include "path/place.cuh"
 #include "tile/wgmma_across.cuh"
@@ -17,15 +18,23 @@ struct GroupTraversal {
         w.skip_down();
         return w;
     }
-    __device__ __forceinline__ int first(int l) const { return earlier.end(l) - earlier.count(l); }   // the furthest of a size
+    __device__ __forceinline__ int first(int l) const {
+        return earlier.end(l) - earlier.count(l);
+    }   // the furthest of a size
     __device__ __forceinline__ void skip_up() {   // to a size that has groups left
         while (level < earlier.levels - 1 && number < first(level)) number = earlier.end(++level) - 1;
     }
     __device__ __forceinline__ void skip_down() {
         while (level > 0 && number >= earlier.end(level)) number = first(--level);
     }
-    __device__ __forceinline__ void further() { number--; skip_up(); }
-    __device__ __forceinline__ void closer() { number++; skip_down(); }
+    __device__ __forceinline__ void further() {
+        number--;
+        skip_up();
+    }
+    __device__ __forceinline__ void closer() {
+        number++;
+        skip_down();
+    }
     __device__ __forceinline__ int blocks() const { return 1 << RADIX_BITS * level; }
     __device__ __forceinline__ int nearer() const { return earlier.nearer(level, number); }   // groups
 };
@@ -34,7 +43,9 @@ struct GroupTraversal {
 struct PairsAt {
     const u32 row, base;
     __device__ __forceinline__ PairsAt(const Lane& me) : row(opaque(me.row)), base(row * 128 + me.column * 2) {}
-    template <class X> __device__ __forceinline__ u32 at(int n, int h) const { return base + ((n & 7) << 4 ^ (row & 7) << 4) + (n / 8 * X::PANEL + h * 1024); }
+    template <class X> __device__ __forceinline__ u32 at(int n, int h) const {
+        return base + ((n & 7) << 4 ^ (row & 7) << 4) + (n / 8 * X::PANEL + h * 1024);
+    }
 };
 // f(bytes from a tile's start, two numbers, row of two) for a lane's pairs of a warpgroup's 64 rows of panels X
 template <class X, class T, int N, class F> LA_DEVICE void each_pair(T (&x)[N][4], const Lane& me, F f) {
@@ -47,7 +58,8 @@ template <class X, class T, int N, class F> LA_DEVICE void each_pair(T (&x)[N][4
             for (int h = 0; h < 2; h++) f(pairs.at<X>(n, h), x[n][2 * h], x[n][2 * h + 1], h);
 }
 template <class X, int N> LA_DEVICE void put_rows(u32 tile, const float (&x)[N][4], float scale, const Lane& me) {
-    each_pair<X>(x, me, [&](u32 at, float u, float v, int) { store_shared_u32(tile + at, pack_bf16(u * scale, v * scale)); });
+    each_pair<X>(x, me,
+                 [&](u32 at, float u, float v, int) { store_shared_u32(tile + at, pack_bf16(u * scale, v * scale)); });
 }
 template <class X, int N> LA_DEVICE void store_tile(char* tile, const float (&x)[N][4], const Lane& me) {
     each_pair<X>(x, me, [&](u32 at, float u, float v, int) { *(u32*)(tile + at) = pack_bf16(u, v); });
@@ -68,7 +80,8 @@ template <class X, int N> LA_DEVICE void add_rows(float (&x)[N][4], u32 tile, co
     });
 }
 // f(pair of numbers in memory, row of two, tile of columns) of an array (B, T, heads, WIDTH), of which `left` rows exist
-template <int WIDTH, int N, class F> LA_DEVICE void each_of_array(char* array, i64 stride, int left, const Lane& me, F f) {
+template <int WIDTH, int N, class F> LA_DEVICE void each_of_array(char* array, i64 stride, int left, const Lane& me,
+                                                                  F f) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         char* const row = array + (me.row + 8 * h) * stride + me.column * 2;
@@ -78,10 +91,13 @@ template <int WIDTH, int N, class F> LA_DEVICE void each_of_array(char* array, i
                 if (n * 8 < WIDTH) f((u32*)(row + n * 16), h, n);
     }
 }
-template <int WIDTH, int N> LA_DEVICE void store_array(char* to, i64 stride, int left, const float (&x)[N][4], const Lane& me) {
-    each_of_array<WIDTH, N>(to, stride, left, me, [&](u32* at, int h, int n) { *at = pack_bf16(x[n][2 * h], x[n][2 * h + 1]); });
+template <int WIDTH, int N> LA_DEVICE void store_array(char* to, i64 stride, int left, const float (&x)[N][4],
+                                                       const Lane& me) {
+    each_of_array<WIDTH, N>(to, stride, left, me,
+                            [&](u32* at, int h, int n) { *at = pack_bf16(x[n][2 * h], x[n][2 * h + 1]); });
 }
-template <int WIDTH, int N> LA_DEVICE void load_array(float (&x)[N][4], char* from, i64 stride, int left, const Lane& me) {
+template <int WIDTH, int N> LA_DEVICE void load_array(float (&x)[N][4], char* from, i64 stride, int left,
+                                                      const Lane& me) {
     clear_tiles(x);
     each_of_array<WIDTH, N>(from, stride, left, me, [&](const u32* at, int h, int n) {
         const u32 y = *at;
@@ -101,5 +117,10 @@ template <bool DIAGONAL, int N> LA_DEVICE void keep_lower(float (&x)[N][4], cons
 }
 template <int N> LA_DEVICE void negate(float (&x)[N][4]) {
 #pragma unroll
-    for (int n = 0; n < N; n++) { x[n][0] = -x[n][0]; x[n][1] = -x[n][1]; x[n][2] = -x[n][2]; x[n][3] = -x[n][3]; }
+    for (int n = 0; n < N; n++) {
+        x[n][0] = -x[n][0];
+        x[n][1] = -x[n][1];
+        x[n][2] = -x[n][2];
+        x[n][3] = -x[n][3];
+    }
 }

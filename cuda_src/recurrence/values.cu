@@ -1,5 +1,5 @@
-// What a recurrence reads of its state, 16 value columns a warp: forward w_t (with a free rank-one term), or LA_BACK 1 from the last token to
-// the first dv_t, dw_t and the gradient of the first state. tiles.cuh has the equations.
+// What a recurrence reads of its state, 16 value columns a warp: forward w_t (with a free rank-one term), or LA_BACK 1
+// from the last token to the first dv_t, dw_t and the gradient of the first state. tiles.cuh has the equations.
 #include "recurrence/tiles.cuh"
 #include "tile/columns.cuh"
 
@@ -29,7 +29,8 @@ struct Block {
             load_vectors<KEYS>(vectors(4), a.b, at, token, 0);
         }
         const Rows& x = LA_BACK ? a.dout : a.v;
-        load_tile<KIND, WIDTH, V>(values(), rows_of(x, at.s, at.head), x.token, token, at.s.T, WIDTH * part, LA_BACK ? a.scale : 1.f);
+        load_tile<KIND, WIDTH, V>(values(), rows_of(x, at.s, at.head), x.token, token, at.s.T, WIDTH * part,
+                                  LA_BACK ? a.scale : 1.f);
     }
     __device__ __forceinline__ Vector vector(int n, int row) const {
         Vector y;
@@ -37,11 +38,16 @@ struct Block {
 #pragma unroll
         for (int i = 0; i < Vector::N / 4; i++) {
             const float4 x = *(const float4*)(from + i * Vector::SPAN);
-            y.x[4 * i] = x.x; y.x[4 * i + 1] = x.y; y.x[4 * i + 2] = x.z; y.x[4 * i + 3] = x.w;
+            y.x[4 * i] = x.x;
+            y.x[4 * i + 1] = x.y;
+            y.x[4 * i + 2] = x.z;
+            y.x[4 * i + 3] = x.w;
         }
         return y;
     }
-    static __device__ __forceinline__ void one_by_one() { asm volatile("" ::: "memory"); }   // vectors are loaded when needed: registers
+    static __device__ __forceinline__ void one_by_one() {
+        asm volatile("" ::: "memory");
+    }   // vectors are loaded when needed: registers
     // a lane's columns of a token
     template <int KIND_> __device__ __forceinline__ void store(char* dense, int token, const float (&x)[4]) const {
         if (lane >= 4 || token >= at.s.T) return;
@@ -70,7 +76,8 @@ struct Block {
         G.dot<true>(dv, k, one, lane);
         if constexpr (LA_BONUS) {
             float own = 0.f;
-            for (int i = lane; i < K; i += 32) own += vectors(0)[row * KEYS + i] * vectors(1)[row * KEYS + i] * a.u[at.head / a.group_u * K + i];
+            for (int i = lane; i < K; i += 32)
+                own += vectors(0)[row * KEYS + i] * vectors(1)[row * KEYS + i] * a.u[at.head / a.group_u * K + i];
             own = warp_sum(own);
 #pragma unroll
             for (int j = 0; j < 4; j++) dv[j] += own * dout[j];
@@ -99,10 +106,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __
     const bool some = tile < V;
     if (a.start && some) {
         if (V % 4 == 0) S.load<0, 2>(a.start + slot * K * V + tile, V, V - tile, lane);
-        else S.each([&](int r, int j, float& y) {
-            const int d = (r >> 2) * State::SPAN + (r & 3) + lane / 4 * 4;
-            if (d < K && block.column + j < V) y = a.start[slot * K * V + d * V + block.column + j];
-        });
+        else
+            S.each([&](int r, int j, float& y) {
+                const int d = (r >> 2) * State::SPAN + (r & 3) + lane / 4 * 4;
+                if (d < K && block.column + j < V) y = a.start[slot * K * V + d * V + block.column + j];
+            });
     }
     const int tiles = (at.s.T + TOKENS - 1) / TOKENS;
     for (int n = 0; n < tiles; n++) {
@@ -121,8 +129,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __
     }
     if (!LA_BACK || !some) return;
     if (V % 4 == 0) S.store<0, 2>(a.end + slot * K * V + tile, V, V - tile, lane);
-    else S.each([&](int r, int j, float& y) {
-        const int d = (r >> 2) * State::SPAN + (r & 3) + lane / 4 * 4;
-        if (d < K && block.column + j < V) a.end[slot * K * V + d * V + block.column + j] = y;
-    });
+    else
+        S.each([&](int r, int j, float& y) {
+            const int d = (r >> 2) * State::SPAN + (r & 3) + lane / 4 * 4;
+            if (d < K && block.column + j < V) a.end[slot * K * V + d * V + block.column + j] = y;
+        });
 }

@@ -9,19 +9,22 @@
 
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4, STAGES = LA_STAGES;
 static_assert(C == 64 && LA_TILES == 1 && LA_OUTPUTS == 0, "four products a chunk");
-constexpr int KP = round_up(K, 64), VB = 64 * GROUPS, PARTS = (V + VB - 1) / VB;   // columns of the key tile, value rows of this block
+constexpr int KP = round_up(K, 64), VB = 64 * GROUPS,
+              PARTS = (V + VB - 1) / VB;   // columns of the key tile, value rows of this block
 typedef Panels<KP, C> Keys;
 typedef Panels<VB, C> Values;
 // shared memory: stages of k, v; sums of decays of each; the ring; addresses of rows
-constexpr int STAGE = Keys::SIZE + Values::SIZE, AT_DECAY = STAGES * STAGE, AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES;
+constexpr int STAGE = Keys::SIZE + Values::SIZE, AT_DECAY = STAGES * STAGE,
+              AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES;
 constexpr int AT_ADDRESSES = AT_RING + Ring<STAGES>::BYTES;
 static_assert(LA_SHARED == AT_ADDRESSES + 64, "LA_SHARED is what the launch asks for");
 
 typedef Traversal<C, PARTS, !LA_REVERSE> ThisTraversal;
 
-// Both sides add up `later`, the log2 decay from a chunk's end to the segment's, and stop alike: below the floor all that is
-// left is multiplied by an exact zero.
-LA_DEVICE void producer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring, int thread) {
+// Both sides add up `later`, the log2 decay from a chunk's end to the segment's, and stop alike: below the floor all
+// that is left is multiplied by an exact zero.
+LA_DEVICE void producer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring,
+                        int thread) {
     const Sequence& sequence = traversal.sequence;
     const char *k = rows_of(a.k, sequence, traversal.head), *v = rows_of(a.v, sequence, traversal.head);
     const int column = traversal.part * VB;
@@ -42,7 +45,8 @@ LA_DEVICE void producer(const ScanArguments& a, const ThisTraversal& traversal, 
     copy_wait<0>();
 }
 
-LA_DEVICE void consumer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring, int thread) {
+LA_DEVICE void consumer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring,
+                        int thread) {
     const int warp = thread >> 5, lane = thread & 31, row = warp * 16;   // of this warp in the block
     StateRows<1, KP> S;
     S.clear();
@@ -61,7 +65,8 @@ LA_DEVICE void consumer(const ScanArguments& a, const ThisTraversal& traversal, 
         }
         products_begin();
 #pragma unroll
-        for (int t = 0; t < C / 16; t++) write_state<Keys>(S, weighted[t], panel_descriptor(keys) + Keys::across(t));   // S^T += (V e^{end})^T K
+        for (int t = 0; t < C / 16; t++)
+            write_state<Keys>(S, weighted[t], panel_descriptor(keys) + Keys::across(t));   // S^T += (V e^{end})^T K
         products_commit();
         later += decay.all();
         products_wait<0>();
@@ -73,7 +78,8 @@ LA_DEVICE void consumer(const ScanArguments& a, const ThisTraversal& traversal, 
     if (thread == 0 && traversal.part == 0) a.sums[slot] = later;
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS + PRODUCERS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS + PRODUCERS, LA_BLOCKS)
+    scan(const __grid_constant__ ScanArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);

@@ -2,9 +2,9 @@
 //
 //     dg_t = <S_{b-1}, dS_{b-1}> + sum over b <= j < t of (<k_j, dk_j> - <q_j, dq_j>)
 //
-// with the token's own write left out of both dots, or in both (scan.cu: STRICT): it is the same number there. These are all pairs of a writer
-// before t and a reader from t on. At a token that forgets everything (e^g = 0 in float32) there are none: the sum is 0
-// and starts anew. Every term crosses at least one g, the cotangent of the final state too.
+// with the token's own write left out of both dots, or in both (scan.cu: STRICT): it is the same number there. These are
+// all pairs of a writer before t and a reader from t on. At a token that forgets everything (e^g = 0 in float32) there
+// are none: the sum is 0 and starts anew. Every term crosses at least one g, the cotangent of the final state too.
 #include "arguments/matrix_state/GateGradArguments.cuh"
 #include "attention/decay.cuh"
 #include "attention/tokens.cuh"
@@ -13,7 +13,8 @@ constexpr int BLOCK = LA_MARK, EACH = BLOCK / 32;   // tokens of a block; rounds
 
 extern "C" __global__ void __launch_bounds__(128) gate_grad(const __grid_constant__ GateGradArguments a) {
     const int lane = threadIdx.x & 31;
-    const i64 block = (i64)blockIdx.x * 4 + (threadIdx.x >> 5);   // heads fastest: neighbours write neighbouring numbers
+    const i64 block =
+        (i64)blockIdx.x * 4 + (threadIdx.x >> 5);   // heads fastest: neighbours write neighbouring numbers
     if (block >= a.blocks) return;
     const int head = block % a.heads, mark = block / a.heads % a.marks;
     const i64 n = block / a.heads / a.marks;

@@ -1,4 +1,5 @@
-// Sums over neighbouring heads of an array of bfloat16 (tokens, heads x group, width), eight columns a thread, in float32.
+// Sums over neighbouring heads of an array of bfloat16 (tokens, heads x group, width), eight columns a thread, in
+// float32.
 #include "arguments/matrix_state/HeadSumsArguments.cuh"
 #include "tile/types.cuh"
 
@@ -16,5 +17,6 @@ extern "C" __global__ void __launch_bounds__(256) head_sums(const __grid_constan
             sum[2 * i + 1] += high_bf16(w[i]);
         }
     }
-    a.y[n] = make_uint4(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7]));
+    a.y[n] = make_uint4(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]),
+                        pack_bf16(sum[6], sum[7]));
 }

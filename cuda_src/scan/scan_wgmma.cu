@@ -1,7 +1,8 @@
 // The pass of scan.cu by warpgroup products (sm_90a, bfloat16): the same equations, arguments and results.
 //
-// The producer warpgroup fills a ring of stages; LA_WARPS / 4 consumers hold 64 value rows of S^T each and read them, each at
-// its own pace. Operands A, the state and the values, come from registers; operands B, q, k and P, from shared memory.
+// The producer warpgroup fills a ring of stages; LA_WARPS / 4 consumers hold 64 value rows of S^T each and read them,
+// each at its own pace. Operands A, the state and the values, come from registers; operands B, q, k and P, from shared
+// memory.
 #include "arguments/matrix_state/ScanArguments.cuh"
 #include "attention/producer.cuh"
 #include "attention/group.cuh"
@@ -10,13 +11,16 @@
 constexpr int C = LA_C, K = LA_K, V = LA_V, WARPS = LA_WARPS, GROUPS = WARPS / 4, STAGES = LA_STAGES, DOTS = LA_DOTS;
 constexpr int CHUNKS_OF_MARK = LA_MARK / C;
 static_assert(C == 64 && (GROUPS == 1 || GROUPS == 2) && LA_TILES == 1, "a chunk is the rows of one product");
-constexpr int KP = round_up(K, 64), VB = 64 * GROUPS, PARTS = (V + VB - 1) / VB;   // columns of the key tile, value rows of this block
+constexpr int KP = round_up(K, 64), VB = 64 * GROUPS,
+              PARTS = (V + VB - 1) / VB;   // columns of the key tile, value rows of this block
 static_assert(KP <= 128, "a wider state leaves no registers");
 typedef Panels<KP, C> Keys;
 typedef Panels<VB, C> Values;
 typedef Panels<C, C> Gram;
-// shared memory: stages of k, v, q, x; then P and dots of each group, sums of decays of each stage, the ring, addresses of rows
-constexpr int STAGE = 2 * Keys::SIZE + Values::SIZE * (1 + DOTS), AT_GRAM = STAGES * STAGE, AT_DOTS = AT_GRAM + GROUPS * Gram::SIZE;
+// shared memory: stages of k, v, q, x; then P and dots of each group, sums of decays of each stage, the ring, addresses
+// of rows
+constexpr int STAGE = 2 * Keys::SIZE + Values::SIZE * (1 + DOTS), AT_GRAM = STAGES * STAGE,
+              AT_DOTS = AT_GRAM + GROUPS * Gram::SIZE;
 constexpr int AT_DECAY = AT_DOTS + DOTS * WARPS * C * 4;
 constexpr int AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES, AT_ADDRESSES = AT_RING + Ring<STAGES>::BYTES;
 static_assert(LA_SHARED == AT_ADDRESSES + 64, "LA_SHARED is what the launch asks for");
@@ -24,7 +28,8 @@ static_assert(LA_MARK_BYTES == Marks<KP>::BYTES, "the size that the host allocat
 
 typedef Traversal<C, PARTS, LA_REVERSE> ThisTraversal;
 
-LA_DEVICE void producer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring, int thread) {
+LA_DEVICE void producer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring,
+                        int thread) {
     const Sequence& sequence = traversal.sequence;
     const u32 q = shared + AT_ADDRESSES, k = q + 16, v = q + 32, x = q + 48;
     if (thread == 0) {
@@ -42,7 +47,8 @@ LA_DEVICE void producer(const ScanArguments& a, const ThisTraversal& traversal, 
         load_rows_at<Keys, C, K>(at + Keys::SIZE + Values::SIZE, q, token, sequence.T, 0, thread);
         load_rows_at<Keys, C, K>(at, k, token, sequence.T, 0, thread);
         load_rows_at<Values, C, V>(at + Keys::SIZE, v, token, sequence.T, column, thread);
-        if constexpr (DOTS) load_rows_at<Values, C, V>(at + 2 * Keys::SIZE + Values::SIZE, x, token, sequence.T, column, thread);
+        if constexpr (DOTS)
+            load_rows_at<Values, C, V>(at + 2 * Keys::SIZE + Values::SIZE, x, token, sequence.T, column, thread);
     });
 }
 
@@ -61,13 +67,28 @@ struct Consumer {
     float p[C / 8][4], out[1][C / 8][4];
     u32 plain[C / 16][4], weighted[C / 16][4];   // operands of the values
 
-    __device__ __forceinline__ Consumer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring, int thread)
-        : a(a), traversal(traversal), shared(shared), ring(ring), thread(thread), warp(thread >> 5), group(warp >> 2), lane(thread & 31), row(warp * 16), column(traversal.part * VB),
-          gram(shared + AT_GRAM + group * Gram::SIZE), dots(shared + AT_DOTS + group * 4 * C * 4),
+    __device__ __forceinline__ Consumer(const ScanArguments& a, const ThisTraversal& traversal, u32 shared,
+                                        Ring<STAGES> ring, int thread)
+        : a(a),
+          traversal(traversal),
+          shared(shared),
+          ring(ring),
+          thread(thread),
+          warp(thread >> 5),
+          group(warp >> 2),
+          lane(thread & 31),
+          row(warp * 16),
+          column(traversal.part * VB),
+          gram(shared + AT_GRAM + group * Gram::SIZE),
+          dots(shared + AT_DOTS + group * 4 * C * 4),
           first_mark(((traversal.slot * a.marks * PARTS + traversal.part) * GROUPS + group) * 4 + (warp & 3)) {}
 
-    __device__ __forceinline__ bool marked(int step) const { return DOTS && step < traversal.steps && traversal.chunk_of(step) % CHUNKS_OF_MARK == 0; }
-    __device__ __forceinline__ i64 mark(int step) const { return first_mark + (i64)(traversal.chunk_of(step) / CHUNKS_OF_MARK) * (PARTS * WARPS); }
+    __device__ __forceinline__ bool marked(int step) const {
+        return DOTS && step < traversal.steps && traversal.chunk_of(step) % CHUNKS_OF_MARK == 0;
+    }
+    __device__ __forceinline__ i64 mark(int step) const {
+        return first_mark + (i64)(traversal.chunk_of(step) / CHUNKS_OF_MARK) * (PARTS * WARPS);
+    }
     // of the state before a chunk and its gradient
     __device__ __forceinline__ void store_product(int step) {
         const i64 at = mark(step);
@@ -79,7 +100,10 @@ struct Consumer {
         const int index = position_after(a, traversal.sequence, traversal.chunk_of(step));
         if (!has_position(a, index, traversal.head)) return;
         float sum = 0.f;
-        S.template each_at<V, K>(a.at, position_slot(a, index, traversal), column + row, lane, [&](const float* p, const float& y, bool valid) { if (valid) sum += y * *p; });
+        S.template each_at<V, K>(a.at, position_slot(a, index, traversal), column + row, lane,
+                                 [&](const float* p, const float& y, bool valid) {
+                                     if (valid) sum += y * *p;
+                                 });
         sum = warp_sum(sum);
         const int token = traversal.token_of(step), last = min(C, traversal.sequence.T - token) - 1;
         group_barrier(group);   // the dots have been read
@@ -119,7 +143,8 @@ struct Consumer {
     }
     // out^T += V^T P^T, stored; S^T += (V e^{end})^T K
     __device__ __forceinline__ void write(int step) {
-        const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE, others = values + Values::SIZE + Keys::SIZE;
+        const u32 keys = shared + step % STAGES * STAGE, values = keys + Keys::SIZE,
+                  others = values + Values::SIZE + Keys::SIZE;
         group_barrier(group);   // P is whole
         products_begin();
         add_ABt<Gram>(out[0], plain, panel_descriptor(gram));
@@ -133,19 +158,23 @@ struct Consumer {
         stage_rows<Bfloat16, Values, 1, C>(out, values, row, lane);
         group_barrier(group);   // P has been read too
         if (DOTS) store_dots<C, 128, 4>(to_dots, dots, traversal.token_of(step), traversal.sequence.T, thread & 127);
-        store_group_rows<Values, C, V>(to, a.out.token, values, traversal.token_of(step), traversal.sequence.T, group * 64, column, thread & 127);
+        store_group_rows<Values, C, V>(to, a.out.token, values, traversal.token_of(step), traversal.sequence.T,
+                                       group * 64, column, thread & 127);
         products_wait<0>();
         accumulator_fence(S.x[0]);
         if (!LA_REVERSE && marked(step + 1)) store_product(step + 1);
         if (LA_REVERSE && marked(step)) Marks<KP>::store(a.states + mark(step) * Marks<KP>::BYTES, S, lane);
         if constexpr (DOTS) dot_position(step);
-        else store_position<V, K>(S, a, position_after(a, traversal.sequence, traversal.chunk_of(step)), traversal, column + row, lane);
+        else
+            store_position<V, K>(S, a, position_after(a, traversal.sequence, traversal.chunk_of(step)), traversal,
+                                 column + row, lane);
     }
     __device__ __forceinline__ void run() {
         load_start<V, K>(S, a, traversal, column + row, lane);
         if (!LA_REVERSE && marked(0)) store_product(0);
         to = own_rows(a.out, traversal.sequence, traversal.head);
-        to_dots = a.dots + ((i64)(traversal.part * GROUPS + group) * a.heads + traversal.head) * a.tokens + traversal.sequence.index;
+        to_dots = a.dots + ((i64)(traversal.part * GROUPS + group) * a.heads + traversal.head) * a.tokens +
+                  traversal.sequence.index;
         if (traversal.steps > 0) {
             begin_products(0);
             end_products(0);
@@ -161,11 +190,14 @@ struct Consumer {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS + PRODUCERS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS + PRODUCERS, LA_BLOCKS)
+    scan(const __grid_constant__ ScanArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
     if (traversal.segment > traversal.last) return;
     const Ring<STAGES> ring = {shared + AT_RING};
-    run_groups<GROUPS>(ring, [&](int thread) { producer(a, traversal, shared, ring, thread); }, [&](int thread) { Consumer(a, traversal, shared, ring, thread).run(); });
+    run_groups<GROUPS>(
+        ring, [&](int thread) { producer(a, traversal, shared, ring, thread); },
+        [&](int thread) { Consumer(a, traversal, shared, ring, thread).run(); });
 }

@@ -12,7 +12,9 @@ extern "C" __global__ void __launch_bounds__(256) segments(const __grid_constant
     const Sequence s = sequence_of(a.offsets, slot / a.heads, a.T);
     const int total = (s.T + LA_C - 1) / LA_C, used = max((total + a.chunks - 1) / a.chunks, 1);
     const i64 row = element / a.columns, column = element % a.columns;
-    float S = a.start.data ? a.start.data[slot / a.start_group * a.start.slot + row * a.start.row + column * a.start.column] : 0.f;
+    float S = a.start.data
+                  ? a.start.data[slot / a.start_group * a.start.slot + row * a.start.row + column * a.start.column]
+                  : 0.f;
     float* p = a.states.data + slot * a.segments * a.states.slot + row * a.states.row + column * a.states.column;
     constexpr int TOGETHER = 8;   // loads in flight
     for (int n0 = 0; n0 < used; n0 += TOGETHER) {

@@ -1,13 +1,14 @@
-// Gradients of 128 keys and values, of one or more heads that share them, and their share of dq: one tile of queries after the other,
-// head after head.
+// Gradients of 128 keys and values, of one or more heads that share them, and their share of dq: one tile of queries
+// after the other, head after head.
 //
-//     p_ij = 2^(z_ij - l_i),   dv_j = sum_i p_ij dout_i,   dz_ij = p_ij (dout_i.v_j - dot_i),   dk_j = scale sum_i dz_ij q_i,
-//     dq_i = scale sum_j dz_ij k_j                                                                              (z, l: forward.cu)
+//     p_ij = 2^(z_ij - l_i),   dv_j = sum_i p_ij dout_i,   dz_ij = p_ij (dout_i.v_j - dot_i),   dk_j = scale sum_i
+//     dz_ij q_i, dq_i = scale sum_j dz_ij k_j (z, l: forward.cu)
 //
-// Rows of the first products are keys, columns queries: P^T and dZ^T are operands of dv and dk as they are, and dZ goes through shared
-// memory for dq. A tile's dq is added in float32 in global memory by the copy engine, block of keys after block of keys, the last one
-// first: `added` counts the blocks that are in, and a block waits until it is next. It waits for blocks of the launch with lower numbers
-// alone, which begin earlier. With decays also the sums of dz: of each key, of each query (added as dq is), of each tile.
+// Rows of the first products are keys, columns queries: P^T and dZ^T are operands of dv and dk as they are, and dZ goes
+// through shared memory for dq. A tile's dq is added in float32 in global memory by the copy engine, block of keys
+// after block of keys, the last one first: `added` counts the blocks that are in, and a block waits until it is next.
+// It waits for blocks of the launch with lower numbers alone, which begin earlier. With decays also the sums of dz: of
+// each key, of each query (added as dq is), of each tile.
 #include "softmax/shares.cuh"
 
 struct Consumer {
@@ -20,18 +21,21 @@ struct Consumer {
     const int j0;
     float r[2], sums[2];   // of the two keys: log2 decay to the block's end; sums of dz
 
-    __device__ __forceinline__ Consumer(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread)
+    __device__ __forceinline__ Consumer(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared,
+                                        int thread)
         : a(a), place(place), scan(scan), shared(shared), me(thread), rings(shared), j0(place.tile * BLOCK) {
         begin_head(place.head * a.shared);
     }
-    __device__ __forceinline__ const Decays& decays(int head, int r) const {   // of row r of the block, or of the last key
+    __device__ __forceinline__ const Decays& decays(int head,
+                                                    int r) const {   // of row r of the block, or of the last key
         return a.sums[place.numbers(a, head) + min(j0 + r, place.Tk - 1)];
     }
     __device__ __forceinline__ void begin_head(int head) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             sums[h] = r[h] = 0.f;
-            if constexpr (GATED) r[h] = decay_between(decays(head, BLOCK - 1), decays(head, opaque((u32)me.row) + 8 * h));
+            if constexpr (GATED)
+                r[h] = decay_between(decays(head, BLOCK - 1), decays(head, opaque((u32)me.row) + 8 * h));
         }
     }
     __device__ __forceinline__ u32 queries(int n) const { return shared + AT_Q + n % STAGES_Q * Queries::SIZE; }
@@ -54,7 +58,8 @@ struct Consumer {
     }
     // scores become p; near: of queries of the block's own tokens
     static constexpr int SPLIT = 6;   // tiles of columns whose registers are free beside those of dZ
-    template <int FROM, int TO> __device__ __forceinline__ void exponentiate(float (&s)[QUERIES / 8][4], int step) const {
+    template <int FROM, int TO> __device__ __forceinline__ void exponentiate(float (&s)[QUERIES / 8][4],
+                                                                             int step) const {
         const float c = a.scale * LOG2_E;
 #pragma unroll
         for (int n = FROM; n < TO; n++) {
@@ -94,8 +99,10 @@ struct Consumer {
                 if (j >= place.Tk || (a.causal && (age < 0 || age >= a.window))) s[n][e] = 0.f;
             }
     }
-    // p and dout.v become dz, rounded; the sums of near queries are of rounded numbers, as their sums over keys are, which cancel
-    __device__ __forceinline__ void differentiate(u32 (&dz)[QUERIES / 16][4], float (&d)[QUERIES / 8][4], const float (&p)[QUERIES / 8][4], const Step& step) {
+    // p and dout.v become dz, rounded; the sums of near queries are of rounded numbers, as their sums over keys are,
+    // which cancel
+    __device__ __forceinline__ void differentiate(u32 (&dz)[QUERIES / 16][4], float (&d)[QUERIES / 8][4],
+                                                  const float (&p)[QUERIES / 8][4], const Step& step) {
 #pragma unroll
         for (int n = 0; n < QUERIES / 8; n++) {
             const float2 x = load_shared2(numbers(step.n) + AT_DOTS + (n * 8 + me.column) * 4);
@@ -135,12 +142,13 @@ struct Consumer {
         if (near) store_sums(a.far, step.head);
         if (step.n + 1 < scan.steps) begin_head(step.head + 1);
     }
-    template <class X, int WIDTH, int N> __device__ __forceinline__ void store(const Rows& to, u32 at, const float (&x)[N][4], float scale) {
+    template <class X, int WIDTH, int N> __device__ __forceinline__ void store(const Rows& to, u32 at,
+                                                                               const float (&x)[N][4], float scale) {
         const float f[2] = {scale, scale};
         store_rows<X, WIDTH>(rows_of(to, place, place.head) + j0 * to.token, to.token, place.Tk - j0, at, x, f, me);
     }
-    // Every product runs beside other work of its warpgroup: dout.v and dk of the tile before beside the exponentials, dv beside dz, the
-    // scores of the next tile (of the last one: of any bytes) beside the store of dq
+    // Every product runs beside other work of its warpgroup: dout.v and dk of the tile before beside the exponentials,
+    // dv beside dz, the scores of the next tile (of the last one: of any bytes) beside the store of dq
     __device__ __forceinline__ void run() {
         float dk[WIDTH_K / 8][4], dv[WIDTH_V / 8][4], s[QUERIES / 8][4];
         clear_tiles(dk);

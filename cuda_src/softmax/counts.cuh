@@ -7,4 +7,6 @@ LA_DEVICE int read_count(const int* count) {
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(count) : "memory");
     return x;
 }
-LA_DEVICE void store_count(int* count, int n) { asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(count), "r"(n) : "memory"); }
+LA_DEVICE void store_count(int* count, int n) {
+    asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(count), "r"(n) : "memory");
+}

@@ -10,7 +10,8 @@ LA_DEVICE float log2_approx(float x) {
     return r;
 }
 
-// Sums of log2 decays of a head: of the tokens since its last reset (a decay of 0) as hi + lo, and the number of resets before.
+// Sums of log2 decays of a head: of the tokens since its last reset (a decay of 0) as hi + lo, and the number of resets
+// before.
 typedef float4 Decays;
 // log2 of the decay from key j to query i >= j: no difference of sums that hold a reset
 LA_DEVICE float decay_between(const Decays& i, const Decays& j) {
@@ -22,7 +23,8 @@ LA_DEVICE Decays load_decays(u32 a) {
     return r;
 }
 LA_DEVICE void store_decays(u32 a, const Decays& x) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
 }
 
 // A row's number of a lane, summed over the four lanes that share the row

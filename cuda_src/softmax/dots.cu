@@ -1,5 +1,6 @@
 // <dout, out> of every row (0 without a denominator), of LA_V numbers in pieces of 16 bytes: sixteen lanes a row. And
-// what backward.cu begins with: counts of 0, and with decays the end of the queries that give the keys of a block any weight.
+// what backward.cu begins with: counts of 0, and with decays the end of the queries that give the keys of a block any
+// weight.
 #include "arguments/ops/Rows.cuh"
 #include "softmax/limit.cuh"
 
@@ -9,8 +10,8 @@ constexpr int LANES = 16, PIECES = LA_V / 8;
 LA_DEVICE float low(u32 x) { return LA_DTYPE == 1 ? low_f16(x) : low_bf16(x); }
 LA_DEVICE float high(u32 x) { return LA_DTYPE == 1 ? high_f16(x) : high_bf16(x); }
 
-// Of the blocks of 128 tokens of a head of keys: the end of the blocks of queries that give its keys any weight, not before that of an
-// older block. By a block of threads.
+// Of the blocks of 128 tokens of a head of keys: the end of the blocks of queries that give its keys any weight, not
+// before that of an older block. By a block of threads.
 LA_DEVICE void find_ends(const DotsArguments& a, int pair) {
     constexpr int BLOCK = 128, WARPS = 8;   // warps of forward.cu that have a least l
     const int key_heads = a.heads / a.shared, sequence = pair / key_heads, key_head = pair % key_heads;
@@ -51,12 +52,13 @@ LA_DEVICE void find_ends(const DotsArguments& a, int pair) {
 
 extern "C" __global__ void __launch_bounds__(256) dots(const __grid_constant__ DotsArguments a) {
     if (blockIdx.x < a.pairs) return find_ends(a, blockIdx.x);
-    const i64 thread = (i64)(blockIdx.x - a.pairs) * 256 + threadIdx.x, row = thread / LANES;   // heads fastest, then tokens
+    const i64 thread = (i64)(blockIdx.x - a.pairs) * 256 + threadIdx.x,
+              row = thread / LANES;   // heads fastest, then tokens
     for (i64 n = thread; n < a.tiles; n += (i64)(gridDim.x - a.pairs) * 256) a.added[n] = 0;
     if (row >= a.rows) return;
     const i64 token = row / a.heads, batch = token / a.T, t = token - batch * a.T, head = row - token * a.heads;
-    const char *const x = a.out.data + batch * a.out.batch + t * a.out.token + head * a.out.head;
-    const char *const y = a.dout.data + batch * a.dout.batch + t * a.dout.token + head * a.dout.head;
+    const char* const x = a.out.data + batch * a.out.batch + t * a.out.token + head * a.out.head;
+    const char* const y = a.dout.data + batch * a.dout.batch + t * a.dout.token + head * a.dout.head;
     float sum = 0.f;
 #pragma unroll
     for (int p = threadIdx.x % LANES; p < PIECES; p += LANES) {

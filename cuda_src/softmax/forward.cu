@@ -1,25 +1,30 @@
-// Softmax attention of 128 queries of a head: out and l = log2 of the sum of the exponentials, one tile of keys after the other, the
-// nearest first.
+// Softmax attention of 128 queries of a head: out and l = log2 of the sum of the exponentials, one tile of keys after
+// the other, the nearest first.
 //
 //     z_ij = scale log2(e) q_i.k_j + log2 of the decay from j to i,    m' = max(m, max_j z_ij),   e_ij = 2^(z_ij - m')
 //     l' = 2^(m - m') l + sum_j e_ij,   out' = 2^(m - m') out + sum_j e_ij v_j
 //
-// With decays a bound of the maximum will do for earlier tiles whose decays differ by SPREAD at most, m' is m unless that is SLACK above
-// it, and a warp finds meanwhile which tiles have no weight (limit.cuh): they are not read. A warpgroup has 64 queries. While the
-// products of a tile with its values run, the next tile's scores become exponentials.
+// With decays a bound of the maximum will do for earlier tiles whose decays differ by SPREAD at most, m' is m unless
+// that is SLACK above it, and a warp finds meanwhile which tiles have no weight (limit.cuh): they are not read. A
+// warpgroup has 64 queries. While the products of a tile with its values run, the next tile's scores become
+// exponentials.
 #include "softmax/limit.cuh"
 #include "softmax/tiles.cuh"
 
-constexpr int KEYS = 128, STAGES = 2, SURE = 4;   // keys of a tile; tiles in flight; tiles that are read before the limit is known
-constexpr float SLACK = 8.f, SPREAD = LA_DTYPE == 1 ? 1.f : 32.f;   // exponentials are 2^SLACK at most; float16 has few small ones
+constexpr int KEYS = 128, STAGES = 2,
+              SURE = 4;   // keys of a tile; tiles in flight; tiles that are read before the limit is known
+constexpr float SLACK = 8.f,
+                SPREAD = LA_DTYPE == 1 ? 1.f : 32.f;   // exponentials are 2^SLACK at most; float16 has few small ones
 typedef Panels<WIDTH_K, BLOCK> Queries;
 typedef Panels<WIDTH_K, KEYS> Keys;
 typedef Panels<WIDTH_V, KEYS> Values;
 typedef Panels<WIDTH_V, BLOCK> Outputs;   // where the queries have been
 constexpr int QUERIES = Queries::SIZE > Outputs::SIZE ? Queries::SIZE : Outputs::SIZE;
 constexpr int AT_K = QUERIES, AT_V = AT_K + STAGES * Keys::SIZE, AT_DECAYS = AT_V + STAGES * Values::SIZE;
-constexpr int DECAYS = KEYS * 4 + 16;   // of a tile: of each key to the block's start; the largest and least of each half
-constexpr int AT_LIMIT = AT_DECAYS + GATED * STAGES * DECAYS, AT_STEPS = AT_LIMIT + 32;   // the least m of eight warps; steps
+constexpr int DECAYS =
+    KEYS * 4 + 16;   // of a tile: of each key to the block's start; the largest and least of each half
+constexpr int AT_LIMIT = AT_DECAYS + GATED * STAGES * DECAYS,
+              AT_STEPS = AT_LIMIT + 32;   // the least m of eight warps; steps
 constexpr int AT_RINGS = AT_LIMIT + GATED * 48, AT_ALL = AT_RINGS + 2 * Ring<STAGES>::BYTES + 32;
 static_assert(AT_ALL == LA_SHARED, "linattn_np/softmax/cuda/plan.py");
 
@@ -37,7 +42,11 @@ struct Rings {
     Ring<STAGES> keys, values;
     u32 queries, least, limit;
     __device__ __forceinline__ Rings(u32 shared)
-        : keys{shared + AT_RINGS}, values{shared + AT_RINGS + Ring<STAGES>::BYTES}, queries(shared + AT_RINGS + 2 * Ring<STAGES>::BYTES), least(queries + 8), limit(queries + 16) {}
+        : keys{shared + AT_RINGS},
+          values{shared + AT_RINGS + Ring<STAGES>::BYTES},
+          queries(shared + AT_RINGS + 2 * Ring<STAGES>::BYTES),
+          least(queries + 8),
+          limit(queries + 16) {}
     __device__ __forceinline__ void init() const {
         keys.init(1 + GATED * 2 * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
         values.init(1, CONSUMERS / 32 * ARRIVALS);
@@ -51,7 +60,8 @@ struct Rings {
 struct Steps {
     const u32 shared;
     int known;
-    __device__ __forceinline__ Steps(const Scan& scan, u32 shared) : shared(shared), known(GATED ? min(scan.steps, SURE) : scan.steps) {}
+    __device__ __forceinline__ Steps(const Scan& scan, u32 shared)
+        : shared(shared), known(GATED ? min(scan.steps, SURE) : scan.steps) {}
     __device__ __forceinline__ bool has(int step) {
         if (GATED && step == SURE && known == SURE) {
             barrier_wait(Rings(shared).limit, 0);
@@ -80,7 +90,8 @@ LA_DEVICE void find_limit(const AttentionArguments& a, const Place& place, const
 #pragma unroll 2
             for (int p = 0; p < WIDTH_K / 8; p++) {
                 const Decays x = load_decays(shared + Queries::piece(row, p));
-                sum = add_squares(sum, {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)});
+                sum = add_squares(
+                    sum, {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)});
             }
             queries = max_or_nan(queries, sum);
         }
@@ -91,7 +102,9 @@ LA_DEVICE void find_limit(const AttentionArguments& a, const Place& place, const
 #pragma unroll 1
         for (int step = SURE; step < steps; step += 32) {
             const int own = step + lane;
-            const u32 skipped = __ballot_sync(0xffffffffu, own < scan.steps && weightless(above, query, sums[scan.key(min(own, scan.steps - 1)) + KEYS - 1]));
+            const u32 skipped = __ballot_sync(
+                0xffffffffu,
+                own < scan.steps && weightless(above, query, sums[scan.key(min(own, scan.steps - 1)) + KEYS - 1]));
             if (skipped) steps = step + __ffs(skipped) - 1;
         }
     }
@@ -126,7 +139,8 @@ LA_DEVICE void produce(const AttentionArguments& a, const Place& place, const Sc
 }
 
 // Log2 decays from the keys of every tile to the token before the block (of its own keys the negative ones), by two warps
-LA_DEVICE void produce_decays(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread) {
+LA_DEVICE void produce_decays(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared,
+                              int thread) {
     const Rings rings(shared);
     const int i0 = place.tile * BLOCK;
     const Decays* const sums = a.sums + place.numbers(a, place.head);
@@ -159,7 +173,8 @@ struct Scores {
     const int i0;
     float m[2], l[2], factor[2], r[2];   // of the two rows: maximum, sum, 2^(m - m'); log2 decay from the block's start
 
-    __device__ __forceinline__ Scores(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared, int thread)
+    __device__ __forceinline__ Scores(const AttentionArguments& a, const Place& place, const Scan& scan, u32 shared,
+                                      int thread)
         : a(a), place(place), scan(scan), shared(shared), me(thread), rings(shared), i0(place.tile * BLOCK) {
         const Decays* const sums = a.sums + place.numbers(a, place.head);
         const Decays before = GATED && i0 ? sums[i0 - 1] : Decays{};
@@ -171,8 +186,8 @@ struct Scores {
         }
     }
     __device__ __forceinline__ u32 decays(int step) const { return shared + AT_DECAYS + step % STAGES * DECAYS; }
-    // Whether the decays between a row's own keys are not differences of those to the block's start: a reset is among them, or many
-    // digits are lost. No later row has a say in it
+    // Whether the decays between a row's own keys are not differences of those to the block's start: a reset is among
+    // them, or many digits are lost. No later row has a say in it
     __device__ __forceinline__ bool is_steep(int h) const { return !(r[h] >= -512.f); }
     // scores of the own tile become logits where rows are steep
     __device__ __forceinline__ void add_decays(float (&s)[KEYS / 8][4]) const {
@@ -186,13 +201,15 @@ struct Scores {
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-                for (int e = 2 * h; e < 2 * h + 2; e++) s[n][e] = s[n][e] * c + decay_between(own, sums[min(n * 8 + me.column + (e & 1), last)]);
+                for (int e = 2 * h; e < 2 * h + 2; e++)
+                    s[n][e] = s[n][e] * c + decay_between(own, sums[min(n * 8 + me.column + (e & 1), last)]);
         }
     }
     __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], int step) const {
         const int j0 = scan.key(step);
         const Reach x = place.reach(a, i0 + me.row), y = place.reach(a, i0 + me.row + 8);
-        if (j0 + KEYS - 1 <= place.reach(a, i0 + me.first()).high && j0 >= place.reach(a, i0 + me.first() + 15).low) return;
+        if (j0 + KEYS - 1 <= place.reach(a, i0 + me.first()).high && j0 >= place.reach(a, i0 + me.first() + 15).low)
+            return;
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
@@ -208,22 +225,31 @@ struct Scores {
         for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
         return most;
     }
-    // Factors of the scores of a lane's two rows, decays from keys n * 8 + column and the next one to the block's start, from there to the
-    // rows: 1 and 0 where the scores are logits
-    template <bool STEEP> __device__ __forceinline__ float factor_of(int h) const { return STEEP && is_steep(h) ? 1.f : a.scale * LOG2_E; }
-    template <bool STEEP> __device__ __forceinline__ float key_decay(const float2& x, int e) const { return STEEP && is_steep(e >> 1) ? 0.f : e & 1 ? x.y : x.x; }
-    template <bool STEEP> __device__ __forceinline__ float row_decay(int h) const { return STEEP && is_steep(h) ? 0.f : r[h]; }
+    // Factors of the scores of a lane's two rows, decays from keys n * 8 + column and the next one to the block's
+    // start, from there to the rows: 1 and 0 where the scores are logits
+    template <bool STEEP> __device__ __forceinline__ float factor_of(int h) const {
+        return STEEP && is_steep(h) ? 1.f : a.scale * LOG2_E;
+    }
+    template <bool STEEP> __device__ __forceinline__ float key_decay(const float2& x, int e) const {
+        return STEEP && is_steep(e >> 1) ? 0.f : e & 1 ? x.y : x.x;
+    }
+    template <bool STEEP> __device__ __forceinline__ float row_decay(int h) const {
+        return STEEP && is_steep(h) ? 0.f : r[h];
+    }
     // what the logits of a lane's two rows do not exceed, less the decays from the block's start to the rows
-    template <bool STEEP> __device__ __forceinline__ void bound(float (&most)[2], const float (&s)[KEYS / 8][4], int step) const {
+    template <bool STEEP> __device__ __forceinline__ void bound(float (&most)[2], const float (&s)[KEYS / 8][4],
+                                                                int step) const {
         const Decays ends = load_decays(decays(step) + KEYS * 4);
         const float nearest = fmaxf(ends.x, ends.z);
-        if (step == 0 || !(nearest - fminf(ends.y, ends.w) <= SPREAD)) {   // exactly; of the own keys, since they often have most weight
+        if (step == 0 || !(nearest - fminf(ends.y, ends.w) <=
+                           SPREAD)) {   // exactly; of the own keys, since they often have most weight
             most[0] = most[1] = minus_infinity();
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
                 const float2 x = load_shared2(decays(step) + (n * 8 + me.column) * 4);
 #pragma unroll
-                for (int e = 0; e < 4; e++) most[e >> 1] = fmaxf(most[e >> 1], s[n][e] * factor_of<STEEP>(e >> 1) + key_decay<STEEP>(x, e));
+                for (int e = 0; e < 4; e++)
+                    most[e >> 1] = fmaxf(most[e >> 1], s[n][e] * factor_of<STEEP>(e >> 1) + key_decay<STEEP>(x, e));
             }
         } else
 #pragma unroll
@@ -241,8 +267,12 @@ struct Scores {
         for (int h0 = 0; h0 < 2; h0 += ROWS) {
 #pragma unroll
             for (int h = h0; h < h0 + ROWS; h++) {
-                const float far = row_decay<STEEP>(h), x = GATED ? row_max(most[h]) + far : row_max(largest(s, h)) * factor_of<false>(h);
-                const float next = !GATED ? fmaxf(m[h], x) : x > m[h] + SLACK ? x : m[h], finite = next == minus_infinity() ? 0.f : next;
+                const float far = row_decay<STEEP>(h),
+                            x = GATED ? row_max(most[h]) + far : row_max(largest(s, h)) * factor_of<false>(h);
+                const float next = !GATED             ? fmaxf(m[h], x)
+                                   : x > m[h] + SLACK ? x
+                                                      : m[h],
+                            finite = next == minus_infinity() ? 0.f : next;
                 factor[h] = exp2_approx(m[h] - finite);
                 m[h] = next;
                 shift[h] = GATED ? finite - far : finite;
@@ -254,7 +284,8 @@ struct Scores {
 #pragma unroll
                 for (int e = 2 * h0; e < 2 * (h0 + ROWS); e++) {
                     const int h = e >> 1;
-                    s[n][e] = exp2_approx(s[n][e] * factor_of<STEEP>(h) + (GATED ? key_decay<STEEP>(x, e) - shift[h] : -shift[h]));
+                    s[n][e] = exp2_approx(s[n][e] * factor_of<STEEP>(h) +
+                                          (GATED ? key_decay<STEEP>(x, e) - shift[h] : -shift[h]));
                     sum[h] += s[n][e];
                 }
             }
@@ -297,7 +328,8 @@ struct Consumer : Scores {
                 l[h] = 0.f;
                 continue;
             }
-            const float sink = a.sinks ? a.sinks[place.head / a.group_s] * LOG2_E : minus_infinity(), most = fmaxf(m[h], sink);
+            const float sink = a.sinks ? a.sinks[place.head / a.group_s] * LOG2_E : minus_infinity(),
+                        most = fmaxf(m[h], sink);
             const float finite = most == minus_infinity() ? 0.f : most, less = exp2_approx(m[h] - finite);
             const float all = l[h] * less + exp2_approx(sink - finite), sum = most == minus_infinity() ? 1.f : all;
             f[h] = less / sum;
@@ -305,11 +337,14 @@ struct Consumer : Scores {
         }
     }
     // of the warp's rows
-    __device__ __forceinline__ float least(const float (&x)[2]) const { return warp_min_or_nan(min_or_nan(x[0], x[1])); }
+    __device__ __forceinline__ float least(const float (&x)[2]) const {
+        return warp_min_or_nan(min_or_nan(x[0], x[1]));
+    }
     __device__ __forceinline__ void store(const float (&out)[WIDTH_V / 8][4], const float (&f)[2]) {
         const int left = place.T - i0;
         group_barrier(me.group);   // all have read the queries
-        store_rows<Outputs, LA_V>(rows_of(a.out, place, place.head) + i0 * a.out.token, a.out.token, left, shared, out, f, me);
+        store_rows<Outputs, LA_V>(rows_of(a.out, place, place.head) + i0 * a.out.token, a.out.token, left, shared, out,
+                                  f, me);
         float* const logs = a.logs + place.numbers(a, place.head) + i0;
 #pragma unroll
         for (int h = 0; h < 2; h++)
@@ -348,7 +383,12 @@ struct Consumer : Scores {
             warp_arrive(rings.values.empty(step - 1), me.lane);
             if (!GATED || __any_sync(0xffffffffu, factor[0] != 1.f || factor[1] != 1.f))
 #pragma unroll
-                for (int n = 0; n < WIDTH_V / 8; n++) { out[n][0] *= factor[0]; out[n][1] *= factor[0]; out[n][2] *= factor[1]; out[n][3] *= factor[1]; }
+                for (int n = 0; n < WIDTH_V / 8; n++) {
+                    out[n][0] *= factor[0];
+                    out[n][1] *= factor[0];
+                    out[n][2] *= factor[1];
+                    out[n][3] *= factor[1];
+                }
             pack_operands(p, s);
         }
         begin_values(out, p, steps.known - 1);

@@ -8,8 +8,12 @@ constexpr double LOG2_OF_E = 1.4426950408889634, RESET = -16384.;   // a log2 de
 struct Segment {
     double sum;
     int resets;
-    __device__ __forceinline__ Segment then(const Segment& later) const { return {later.resets ? later.sum : sum + later.sum, resets + later.resets}; }
-    __device__ __forceinline__ Segment up(int lanes) const { return {__shfl_up_sync(0xffffffffu, sum, lanes), __shfl_up_sync(0xffffffffu, resets, lanes)}; }
+    __device__ __forceinline__ Segment then(const Segment& later) const {
+        return {later.resets ? later.sum : sum + later.sum, resets + later.resets};
+    }
+    __device__ __forceinline__ Segment up(int lanes) const {
+        return {__shfl_up_sync(0xffffffffu, sum, lanes), __shfl_up_sync(0xffffffffu, resets, lanes)};
+    }
 };
 LA_DEVICE Segment segment_of(float g) {
     const double x = g * LOG2_OF_E;
@@ -22,8 +26,8 @@ LA_DEVICE float4 split(const Segment& x) {
     return {hi, (float)(x.sum - hi), __int_as_float(x.resets), 0.f};
 }
 
-// sums (batch, heads, tokens) of each head of each sequence: a block each, 1024 tokens at a time. readers: of the tokens
-// before, as a query without its own log decay reads them, but for resets by -inf and NaN
+// sums (batch, heads, tokens) of each head of each sequence: a block each, 1024 tokens at a time. readers: of the
+// tokens before, as a query without its own log decay reads them, but for resets by -inf and NaN
 extern "C" __global__ void __launch_bounds__(256) decays(const __grid_constant__ GateArguments a) {
     constexpr int OWN = 4, WARPS = 8;
     __shared__ Segment warps[WARPS];
@@ -59,7 +63,9 @@ extern "C" __global__ void __launch_bounds__(256) decays(const __grid_constant__
             const Segment z = before.then(x[i]);
             if (t + i >= owner.T) continue;
             to[t + i] = split(z);
-            if (readers) readers[t + i] = split(is_finite(*(const float*)(g + (t + i) * a.g.token)) ? i ? before.then(x[i - 1]) : before : z);
+            if (readers)
+                readers[t + i] =
+                    split(is_finite(*(const float*)(g + (t + i) * a.g.token)) ? i ? before.then(x[i - 1]) : before : z);
         }
     }
 }
@@ -77,7 +83,8 @@ LA_DEVICE float sum_before(float* x, float y) {
     }
     return x[threadIdx.x];
 }
-// A thread's share of the sums of dz of later queries and all keys before a block, by tiles of 64 queries and a block of keys
+// A thread's share of the sums of dz of later queries and all keys before a block, by tiles of 64 queries and a block
+// of keys
 LA_DEVICE float sum_tiles(const GateArguments& a, i64 slot, const int* ends, int tile, int T) {
     float sum = 0.f;
     for (int later = 2 * (tile + 1) + threadIdx.x / 32; later < (T + 63) / 64; later += BLOCK / 32) {   // by a warp
@@ -91,12 +98,15 @@ LA_DEVICE float sum_tiles(const GateArguments& a, i64 slot, const int* ends, int
 LA_DEVICE float sum_blocks(const GateArguments& a, int pair, int tile, int blocks) {
     float sum = 0.f;
     for (int later = tile + 1 + threadIdx.x; later < blocks; later += BLOCK)
-        if (tile * (i64)BLOCK > max((i64)later * BLOCK - a.window + 1, (i64)0) / BLOCK * BLOCK)   // it reads keys before this block
-            for (int part = 0; part < a.parts; part++) sum += a.crossing[(((i64)pair * a.parts + part) * a.blocks + later) * a.blocks + tile];
+        if (tile * (i64)BLOCK >
+            max((i64)later * BLOCK - a.window + 1, (i64)0) / BLOCK * BLOCK)   // it reads keys before this block
+            for (int part = 0; part < a.parts; part++)
+                sum += a.crossing[(((i64)pair * a.parts + part) * a.blocks + later) * a.blocks + tile];
     return sum;
 }
-// dg_s = sum of dz_ij over j < s <= i. Of the pairs with i in the block of s: the queries from s on, all their keys, less the near
-// keys from s on. Of those with j in it and i in later blocks: the keys before s. And of those on both sides of it.
+// dg_s = sum of dz_ij over j < s <= i. Of the pairs with i in the block of s: the queries from s on, all their keys,
+// less the near keys from s on. Of those with j in it and i in later blocks: the keys before s. And of those on both
+// sides of it.
 extern "C" __global__ void __launch_bounds__(BLOCK) gates(const __grid_constant__ GateArguments a) {
     __shared__ float x[BLOCK];
     const int pairs = a.sequences * a.heads, pair = blockIdx.x % pairs, tile = blockIdx.x / pairs;
@@ -106,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) gates(const __grid_constant_
     const i64 numbers = owner.numbers(a) + i;
     const bool valid = i < owner.T;
     const i64 slot = owner.slot(a, owner.head);
-    const float crossing = a.pitch ? sum_tiles(a, slot, a.ends + owner.slot(a, owner.head / a.shared), tile, owner.T) : sum_blocks(a, pair, tile, blocks);
+    const float crossing = a.pitch ? sum_tiles(a, slot, a.ends + owner.slot(a, owner.head / a.shared), tile, owner.T)
+                                   : sum_blocks(a, pair, tile, blocks);
     const float row = !valid ? 0.f : a.pitch ? a.dq[(2 * slot + i / 64 + 1) * a.pitch - 64 + i % 64] : a.rows[numbers];
     const float own = valid ? row - a.near[numbers] : 0.f, from = valid ? a.far[numbers] : 0.f;
     const float up = sum_before(x, own), all = x[BLOCK - 1];

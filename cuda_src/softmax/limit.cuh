@@ -1,5 +1,5 @@
-// Which keys have no weight: those whose 2^(z_ij - m_i) is below 2^-126, which is 0 (exp2_approx), for all queries of a block. For
-// queries from i on and keys up to j, and gates of 0 at most,
+// Which keys have no weight: those whose 2^(z_ij - m_i) is below 2^-126, which is 0 (exp2_approx), for all queries of a
+// block. For queries from i on and keys up to j, and gates of 0 at most,
 //
 //     z_ij <= scale log2(e) |q| |k| + log2 of the decay from j to i
 //
@@ -24,10 +24,13 @@ LA_DEVICE float add_squares(float sum, const uint4& x) {
     const u32 y[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-        const float low = LA_DTYPE == 1 ? low_f16(y[n]) : low_bf16(y[n]), high = LA_DTYPE == 1 ? high_f16(y[n]) : high_bf16(y[n]);
+        const float low = LA_DTYPE == 1 ? low_f16(y[n]) : low_bf16(y[n]),
+                    high = LA_DTYPE == 1 ? high_f16(y[n]) : high_bf16(y[n]);
         sum += low * low + high * high;
     }
     return sum;
 }
 // bound: scale log2(e) |q| |k| - m_i at most. 2 more than needed, for roundings
-LA_DEVICE bool weightless(float bound, const Decays& i, const Decays& j) { return bound + decay_between(i, j) < -128.f; }
+LA_DEVICE bool weightless(float bound, const Decays& i, const Decays& j) {
+    return bound + decay_between(i, j) < -128.f;
+}

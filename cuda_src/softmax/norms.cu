@@ -1,5 +1,5 @@
-// The largest |k_j| of every block of 128 keys of a head, which bounds logits (limit.cuh). Infinite where no keys can be skipped: gates
-// above 0, or a sequence that decays too little. Sixteen lanes a row, of LA_K numbers.
+// The largest |k_j| of every block of 128 keys of a head, which bounds logits (limit.cuh). Infinite where no keys can
+// be skipped: gates above 0, or a sequence that decays too little. Sixteen lanes a row, of LA_K numbers.
 #include "softmax/limit.cuh"
 #include "softmax/owner.cuh"
 
@@ -27,7 +27,8 @@ LA_DEVICE float largest_norm(const char* rows, i64 stride, int left) {
 }
 extern "C" __global__ void __launch_bounds__(256) norms(const __grid_constant__ GateArguments a) {
     __shared__ float warps[8];
-    const int pairs = a.sequences * a.heads, pair = blockIdx.x % pairs, tile = blockIdx.x / pairs, lane = threadIdx.x & 31;
+    const int pairs = a.sequences * a.heads, pair = blockIdx.x % pairs, tile = blockIdx.x / pairs,
+              lane = threadIdx.x & 31;
     const Owner owner(a, pair);
     const int left = owner.T - tile * BLOCK;
     if (left <= 0) return;

@@ -1,4 +1,5 @@
-// What a block of the softmax kernels computes: 128 rows of a head, of queries or of keys; which pairs are read; decays of pairs.
+// What a block of the softmax kernels computes: 128 rows of a head, of queries or of keys; which pairs are read; decays
+// of pairs.
 #pragma once
 #include "arguments/ops/Rows.cuh"
 #include "softmax/decays.cuh"
@@ -7,15 +8,19 @@
 
 #include "arguments/softmax/AttentionArguments.cuh"
 
-constexpr int BLOCK = 128, GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;   // rows; warpgroups, 64 rows each; the last one produces
+constexpr int BLOCK = 128, GROUPS = 2, CONSUMERS = 128 * GROUPS,
+              THREADS = CONSUMERS + 128;   // rows; warpgroups, 64 rows each; the last one produces
 constexpr int WIDTH_K = (LA_K + 63) / 64 * 64, WIDTH_V = (LA_V + 63) / 64 * 64;
 constexpr bool GATED = LA_GATED;
-constexpr int TILE_DQ = 64 * (WIDTH_K + GATED);   // numbers of 64 queries: of dq as dq.cu says; with decays then sums of dz over keys
+constexpr int TILE_DQ =
+    64 * (WIDTH_K + GATED);   // numbers of 64 queries: of dq as dq.cu says; with decays then sums of dz over keys
 LA_DEVICE u32 pack_pair(float lo, float hi) { return LA_DTYPE == 1 ? pack_f16(lo, hi) : pack_bf16(lo, hi); }
 LA_DEVICE float low_half(u32 x) { return LA_DTYPE == 1 ? low_f16(x) : low_bf16(x); }
 LA_DEVICE float high_half(u32 x) { return LA_DTYPE == 1 ? high_f16(x) : high_bf16(x); }
 
-struct Reach { int low, high; };   // the keys that a query reads
+struct Reach {
+    int low, high;
+};   // the keys that a query reads
 
 // Blocks are numbered by sections of `section` heads (whose rows the L2 cache holds), then by tile, then by head.
 struct Place {
@@ -24,7 +29,8 @@ struct Place {
 
     // heads: of the blocks
     __device__ __forceinline__ Place(const AttentionArguments& a, int heads) {
-        const u32 pairs = (u32)a.sequences * heads, each = (u32)a.section * a.blocks, n = blockIdx.x / each, rest = blockIdx.x - n * each;
+        const u32 pairs = (u32)a.sequences * heads, each = (u32)a.section * a.blocks, n = blockIdx.x / each,
+                  rest = blockIdx.x - n * each;
         const u32 wide = min((u32)a.section, pairs - n * a.section), pair = n * a.section + rest % wide;
         tile = rest / wide;
         sequence = pair / heads;
@@ -36,21 +42,29 @@ struct Place {
         Tk = a.offsets ? T : a.Tk;
         row = (i64)batch * a.heads * a.T + from;
     }
-    __device__ __forceinline__ i64 numbers(const AttentionArguments& a, int head) const { return row + (i64)head * a.T; }   // of a head
+    __device__ __forceinline__ i64 numbers(const AttentionArguments& a, int head) const {
+        return row + (i64)head * a.T;
+    }   // of a head
     // the first tile of 64 queries of a head among those of all heads and sequences
     __device__ __forceinline__ int tiles(const AttentionArguments& a, int head) const {
         return (head * a.slots + (a.offsets ? first / BLOCK + sequence : sequence * a.blocks)) * 2;
     }
     // the block among those of all heads and sequences
-    __device__ __forceinline__ int slot(const AttentionArguments& a, int head) const { return tiles(a, head) / 2 + tile; }
+    __device__ __forceinline__ int slot(const AttentionArguments& a, int head) const {
+        return tiles(a, head) / 2 + tile;
+    }
     __device__ __forceinline__ Reach reach(const AttentionArguments& a, int i) const {
         if (!a.causal) return {0, Tk - 1};
         return {i + a.offset - a.window + 1, min(i + a.offset, Tk - 1)};
     }
     // the last block of keys that queries up to i read
-    __device__ __forceinline__ int last_block(const AttentionArguments& a, int i) const { return (a.causal ? min(i + a.offset, Tk - 1) : Tk - 1) / BLOCK; }
+    __device__ __forceinline__ int last_block(const AttentionArguments& a, int i) const {
+        return (a.causal ? min(i + a.offset, Tk - 1) : Tk - 1) / BLOCK;
+    }
     // the first query that reads key j, and the end of those that do
-    __device__ __forceinline__ int reader(const AttentionArguments& a, int j) const { return a.causal ? max(j - a.offset, 0) : 0; }
+    __device__ __forceinline__ int reader(const AttentionArguments& a, int j) const {
+        return a.causal ? max(j - a.offset, 0) : 0;
+    }
     __device__ __forceinline__ int readers_end(const AttentionArguments& a, int j) const {
         return a.causal ? min((i64)T, (i64)j - a.offset + a.window) : T;
     }

@@ -1,4 +1,5 @@
-// The share of dq of a block of keys: dZ through shared memory, the product with K, and the sum over blocks in global memory (backward.cu).
+// The share of dq of a block of keys: dZ through shared memory, the product with K, and the sum over blocks in global
+// memory (backward.cu).
 #pragma once
 #include "softmax/counts.cuh"
 #include "softmax/stages.cuh"
@@ -10,15 +11,18 @@ LA_DEVICE u32 weights(u32 shared, int step) { return shared + AT_DZ + (step & 1)
 LA_DEVICE void store_weights(const u32 (&dz)[QUERIES / 16][4], u32 shared, const Lane& me, int step) {
 #pragma unroll
     for (int d = 0; d < QUERIES / 16; d++)
-        store_matrix(weights(shared, step) + Weights::block_piece(me.first(), 2 * d, me.lane & 15, me.lane >> 4), dz[d][0], dz[d][1], dz[d][2], dz[d][3]);
+        store_matrix(weights(shared, step) + Weights::block_piece(me.first(), 2 * d, me.lane & 15, me.lane >> 4),
+                     dz[d][0], dz[d][1], dz[d][2], dz[d][3]);
     publish_shared();
     groups_barrier<CONSUMERS>(GROUPS + 1);
 }
 // dq = dZ K of the tile on the group's columns, begun; with decays also the sums of dz of each query
 template <int N> LA_DEVICE void begin_dq(float (&dq)[N][4], float (&rows)[1][4], u32 shared, const Lane& me, int step) {
     constexpr bool WIDE = N == 8;   // a panel, and another with the ones
-    const u32 base = opaque(shared), keys = base + (WIDE ? me.group * Keys::PANEL : me.group * SHARE * 2), ones = base + AT_ONES;
-    const u64 dz = panel_descriptor(weights(shared, step)), with = GATED && WIDE ? panels_descriptor(keys, ones) : panel_descriptor(keys);
+    const u32 base = opaque(shared), keys = base + (WIDE ? me.group * Keys::PANEL : me.group * SHARE * 2),
+              ones = base + AT_ONES;
+    const u64 dz = panel_descriptor(weights(shared, step)),
+              with = GATED && WIDE ? panels_descriptor(keys, ones) : panel_descriptor(keys);
     products_begin();
 #pragma unroll
     for (int t = 0; t < BLOCK / 16; t++) {
@@ -28,11 +32,13 @@ template <int N> LA_DEVICE void begin_dq(float (&dq)[N][4], float (&rows)[1][4],
     }
     if constexpr (GATED && !WIDE)
 #pragma unroll
-        for (int t = 0; t < BLOCK / 16; t++) across_AtB(rows, dz + Weights::across(t), panel_descriptor(ones) + Ones::across(t), t > 0);
+        for (int t = 0; t < BLOCK / 16; t++)
+            across_AtB(rows, dz + Weights::across(t), panel_descriptor(ones) + Ones::across(t), t > 0);
     products_commit();
 }
 // the tile of dq for the engine, in the order of the threads: 16 bytes of each for every eight columns
-LA_DEVICE void store_dq(const float (&dq)[SHARE / 8][4], const float (&rows)[1][4], u32 shared, const Lane& me, int step) {
+LA_DEVICE void store_dq(const float (&dq)[SHARE / 8][4], const float (&rows)[1][4], u32 shared, const Lane& me,
+                        int step) {
     const Ring<1> ring = Rings(shared).dq;
     ring.wait_empty(step);
     const u32 to = shared + AT_DQ + (me.group * (SHARE / 8) * 128 + me.warp * 32 + me.lane) * 16;
@@ -58,7 +64,9 @@ struct Adder {
 
     __device__ __forceinline__ int number(const Step& step) const { return place.tiles(a, step.head) + step.tile; }
     // of a tile: the number of blocks of keys before this one
-    __device__ __forceinline__ int before(const Step& step) const { return place.last_block(a, step.query() + QUERIES - 1) - place.tile; }
+    __device__ __forceinline__ int before(const Step& step) const {
+        return place.last_block(a, step.query() + QUERIES - 1) - place.tile;
+    }
     __device__ __forceinline__ void sum_rows(int tile) const {   // sums of dz of each query: of the tile
         const float2 x = load_shared2(shared + AT_ROWS + lane * 8);
         const float all = warp_sum(x.x + x.y);

@@ -9,14 +9,18 @@ typedef Panels<WIDTH_K, QUERIES> Queries;
 typedef Panels<WIDTH_V, QUERIES> Douts;
 typedef Panels<QUERIES, BLOCK> Weights;   // dz, rows are keys
 constexpr int SHARE = WIDTH_K / GROUPS;   // columns of dq of a warpgroup
-// With decays the first 8 columns are 1, as further keys of which dz makes the sum. Elsewhere the sums of decays of the queries of near
-// tiles: piece 1 + s of a row, of stage s
+// With decays the first 8 columns are 1, as further keys of which dz makes the sum. Elsewhere the sums of decays of the
+// queries of near tiles: piece 1 + s of a row, of stage s
 typedef Panels<64, BLOCK> Ones;
-constexpr int NUMBERS = QUERIES * 8, AT_DOTS = QUERIES * 4;   // of the queries of a stage: l (less the decay from this block's end), then dot
-constexpr int AT_V = Keys::SIZE, AT_Q = AT_V + Values::SIZE, AT_DOUT = AT_Q + STAGES_Q * Queries::SIZE, AT_DZ = AT_DOUT + STAGES_DOUT * Douts::SIZE;
-constexpr int AT_ONES = AT_DZ + 2 * Weights::SIZE, AT_DQ = AT_ONES + GATED * Ones::SIZE, AT_ROWS = AT_DQ + QUERIES * WIDTH_K * 4;
+constexpr int NUMBERS = QUERIES * 8,
+              AT_DOTS = QUERIES * 4;   // of the queries of a stage: l (less the decay from this block's end), then dot
+constexpr int AT_V = Keys::SIZE, AT_Q = AT_V + Values::SIZE, AT_DOUT = AT_Q + STAGES_Q * Queries::SIZE,
+              AT_DZ = AT_DOUT + STAGES_DOUT * Douts::SIZE;
+constexpr int AT_ONES = AT_DZ + 2 * Weights::SIZE, AT_DQ = AT_ONES + GATED * Ones::SIZE,
+              AT_ROWS = AT_DQ + QUERIES * WIDTH_K * 4;
 constexpr int AT_NUMBERS = AT_DQ + TILE_DQ * 4, AT_BARRIERS = AT_NUMBERS + STAGES_Q * NUMBERS;
-constexpr int AT_ALL = AT_BARRIERS + Ring<STAGES_Q>::BYTES + Ring<STAGES_DOUT>::BYTES + Ring<1>::BYTES + 16;   // and two barriers
+constexpr int AT_ALL =
+    AT_BARRIERS + Ring<STAGES_Q>::BYTES + Ring<STAGES_DOUT>::BYTES + Ring<1>::BYTES + 16;   // and two barriers
 static_assert(AT_ALL == LA_SHARED, "linattn_np/softmax/cuda/plan.py");
 
 struct Rings {
@@ -25,7 +29,11 @@ struct Rings {
     Ring<1> dq;
     u32 keys, whole;
     __device__ __forceinline__ Rings(u32 shared)
-        : queries{shared + AT_BARRIERS}, douts{queries.base + Ring<STAGES_Q>::BYTES}, dq{douts.base + Ring<STAGES_DOUT>::BYTES}, keys(dq.base + Ring<1>::BYTES), whole(keys + 8) {}
+        : queries{shared + AT_BARRIERS},
+          douts{queries.base + Ring<STAGES_Q>::BYTES},
+          dq{douts.base + Ring<STAGES_DOUT>::BYTES},
+          keys(dq.base + Ring<1>::BYTES),
+          whole(keys + 8) {}
     __device__ __forceinline__ void init() const {
         queries.init(1 + 2 * ARRIVALS, CONSUMERS / 32 * ARRIVALS);
         douts.init(1, CONSUMERS / 32 * ARRIVALS);
@@ -36,7 +44,8 @@ struct Rings {
     }
 };
 
-// The tiles of queries that read a block, of every head that shares it; with decays those that give it any weight (dots.cu)
+// The tiles of queries that read a block, of every head that shares it; with decays those that give it any weight
+// (dots.cu)
 struct Scan {
     int first, tiles, steps;
     __device__ __forceinline__ Scan(const AttentionArguments& a, const Place& place, int j0) {
@@ -48,7 +57,8 @@ struct Scan {
 };
 struct Step {
     int n, tile, head;   // of all; of a head
-    __device__ __forceinline__ Step(const AttentionArguments& a, const Place& place, const Scan& scan) : n(0), tile(scan.first), head(place.head * a.shared) {}
+    __device__ __forceinline__ Step(const AttentionArguments& a, const Place& place, const Scan& scan)
+        : n(0), tile(scan.first), head(place.head * a.shared) {}
     __device__ __forceinline__ int query() const { return tile * QUERIES; }   // the first one
     __device__ __forceinline__ bool ends_head(const Scan& scan) const { return tile + 1 == scan.first + scan.tiles; }
     __device__ __forceinline__ void next(const Scan& scan) {
@@ -90,7 +100,8 @@ struct Producer {
     const int lane;
     int waits;
 
-    template <class X> __device__ __forceinline__ void fill(u32 to, const TensorMap& map, u32 barrier, int head, int token, int left) {
+    template <class X> __device__ __forceinline__ void fill(u32 to, const TensorMap& map, u32 barrier, int head,
+                                                            int token, int left) {
         const bool cut = left < X::ROWS;
         if (lane == 0) {
             barrier_expect(cut ? whole : barrier, X::SIZE);
@@ -113,9 +124,11 @@ struct Producer {
         for (Step step(a, place, scan); step.n < scan.steps; step.next(scan)) {
             const int n = step.n, i0 = step.query();
             rings.queries.wait_empty(n);
-            fill<Queries>(shared + AT_Q + n % STAGES_Q * Queries::SIZE, a.q, rings.queries.full(n), step.head / a.group_q, i0, place.T - i0);
+            fill<Queries>(shared + AT_Q + n % STAGES_Q * Queries::SIZE, a.q, rings.queries.full(n),
+                          step.head / a.group_q, i0, place.T - i0);
             rings.douts.wait_empty(n);
-            fill<Douts>(shared + AT_DOUT + n % STAGES_DOUT * Douts::SIZE, a.dout, rings.douts.full(n), step.head, i0, place.T - i0);
+            fill<Douts>(shared + AT_DOUT + n % STAGES_DOUT * Douts::SIZE, a.dout, rings.douts.full(n), step.head, i0,
+                        place.T - i0);
         }
     }
 };

@@ -3,14 +3,15 @@
 //     z_ij = scale log2(e) q_i.k_j + log2 of the decay from j to i,    m' = max(m, max_j z_ij),   e_ij = 2^(z_ij - m')
 //     l' = 2^(m - m') l + sum_j e_ij,   out' = 2^(m - m') out + sum_j e_ij v_j
 //
-// LA_SPLIT 0: a block has ROWS queries of a head, 16 a warp, and all their keys. 1, for a few tokens after a cache: a block has 16
-// rows, the heads that share a head of keys and values one after the other for every token, and a piece of the keys, of which
-// each warp takes 16 of every tile; what the pieces give is put together by cache.cu.
+// LA_SPLIT 0: a block has ROWS queries of a head, 16 a warp, and all their keys. 1, for a few tokens after a cache: a
+// block has 16 rows, the heads that share a head of keys and values one after the other for every token, and a piece of
+// the keys, of which each warp takes 16 of every tile; what the pieces give is put together by cache.cu.
 #include "softmax_portable/portable.cuh"
 
 constexpr bool SPLIT = LA_SPLIT;
 constexpr int KEYS = LA_KEYS, ROWS = LA_ROWS, WARPS = SPLIT ? KEYS / 16 : ROWS / 16, THREADS = 32 * WARPS;
-constexpr int OWN = SPLIT ? 16 : KEYS, HEADS = LA_HEADS;   // keys of a warp in a tile; heads whose decays a block needs, at most
+constexpr int OWN = SPLIT ? 16 : KEYS,
+              HEADS = LA_HEADS;   // keys of a warp in a tile; heads whose decays a block needs, at most
 typedef Tile<WIDTH_K, BYTES> KeyTile;
 typedef Tile<WIDTH_V, BYTES> ValueTile;
 constexpr int QUERIES = ROWS * KeyTile::ROW, AT_V = KEYS * KeyTile::ROW, AT_DECAYS = AT_V + KEYS * ValueTile::ROW;
@@ -55,8 +56,14 @@ struct Tiles {   // of keys and values of a block, and their copies
     Decays decays[2];
 
     __device__ __forceinline__ Tiles(const PortableArguments& a, const Owner& own, const Block& block, u32 shared)
-        : a(a), own(own), block(block), shared(shared), lane(threadIdx.x & 31), warp(threadIdx.x >> 5),
-          row0(SPLIT ? 0 : warp * 16), key0(SPLIT ? warp * 16 : 0) {
+        : a(a),
+          own(own),
+          block(block),
+          shared(shared),
+          lane(threadIdx.x & 31),
+          warp(threadIdx.x >> 5),
+          row0(SPLIT ? 0 : warp * 16),
+          key0(SPLIT ? warp * 16 : 0) {
         first = block.tile * ROWS;
         const int from = first / block.pack, until = (min(first + ROWS, own.T * block.pack) - 1) / block.pack;
         begin = -own.past + block.piece * a.piece;
@@ -83,7 +90,9 @@ struct Tiles {   // of keys and values of a block, and their copies
     __device__ __forceinline__ int row(int h) const { return first + row0 + (lane >> 2) + 8 * h; }
     __device__ __forceinline__ int token(int h) const { return row(h) / block.pack; }
     __device__ __forceinline__ int head(int row) const { return block.group * block.pack + row % block.pack; }
-    __device__ __forceinline__ int entry_of(int r) const { return HEADS == 1 ? 0 : block.pack <= HEADS ? (first + r) % block.pack : r; }
+    __device__ __forceinline__ int entry_of(int r) const {
+        return HEADS == 1 ? 0 : block.pack <= HEADS ? (first + r) % block.pack : r;
+    }
     __device__ __forceinline__ u32 stage(int step) const { return shared + QUERIES + step % LA_STAGES * STAGE; }
 
     __device__ __forceinline__ void fill_queries() const {
@@ -100,7 +109,8 @@ struct Tiles {   // of keys and values of a block, and their copies
             const int r = n / HEADS, x = n % HEADS, j = j0 + r, of = head(block.pack <= HEADS ? x : first + x);
             if (x >= block.pack) continue;
             const u32 at = to + (x * KEYS + r) * 16;
-            if (LA_PAST && j < 0) copy_in<4>(at, own.slot(a.b, of, base + r - (base + r >= a.slots ? a.slots : 0)), true);
+            if (LA_PAST && j < 0)
+                copy_in<4>(at, own.slot(a.b, of, base + r - (base + r >= a.slots ? a.slots : 0)), true);
             else copy_in<16>(at, (const Decays*)a.sums + own.number(a, of, min(j, own.Tk - 1)), true);
         }
     }
@@ -121,15 +131,20 @@ struct Worker : Tiles {
 
     __device__ __forceinline__ void hold(typename Element::A (&q)[HELD ? WIDTH_K / 16 : 1]) const {
 #pragma unroll
-        for (int k = 0; k < (HELD ? WIDTH_K / 16 : 0); k++) q[k] = Element::operand(load_a_rows<Element, KeyTile>(shared, 0, k * 16, lane));
+        for (int k = 0; k < (HELD ? WIDTH_K / 16 : 0); k++)
+            q[k] = Element::operand(load_a_rows<Element, KeyTile>(shared, 0, k * 16, lane));
     }
-    // scores of the warp's sixteen keys; even and odd steps have sums of their own, so that fewer products wait for one another
-    __device__ __forceinline__ void multiply_few(float (&s)[OWN / 8][4], const typename Element::A (&q)[HELD ? WIDTH_K / 16 : 1], int step) const {
+    // scores of the warp's sixteen keys; even and odd steps have sums of their own, so that fewer products wait for one
+    // another
+    __device__ __forceinline__ void multiply_few(float (&s)[OWN / 8][4],
+                                                 const typename Element::A (&q)[HELD ? WIDTH_K / 16 : 1],
+                                                 int step) const {
         float odd[2][4];
         clear(odd);
 #pragma unroll
         for (int k = 0; k < WIDTH_K / 16; k++) {
-            const typename Element::A x = HELD ? q[HELD ? k : 0] : Element::operand(load_a_rows<Element, KeyTile>(shared, 0, k * 16, lane));
+            const typename Element::A x =
+                HELD ? q[HELD ? k : 0] : Element::operand(load_a_rows<Element, KeyTile>(shared, 0, k * 16, lane));
             typename Element::B y[2];
             load_b_rows<Element, KeyTile>(y, stage(step), key0, k * 16, lane);
             Element::multiply(k & 1 ? odd[0] : s[0], x, y[0]);
@@ -152,7 +167,8 @@ struct Worker : Tiles {
                 const int h = e >> 1, j = j0 + n * 8 + (e & 1);
                 s[n][e] *= c;
                 if constexpr (GATED) {
-                    const Decays x = load_decays(stage(step) + AT_DECAYS + (entry[h] * KEYS + key0 + n * 8 + (lane & 3) * 2 + (e & 1)) * 16);
+                    const Decays x = load_decays(stage(step) + AT_DECAYS +
+                                                 (entry[h] * KEYS + key0 + n * 8 + (lane & 3) * 2 + (e & 1)) * 16);
                     s[n][e] += decay_between(decays[h], LA_PAST && j < 0 ? of_past(x.x) : x);
                 }
                 if (!all && (j > high[h] || j < low[h])) s[n][e] = minus_infinity();
@@ -194,13 +210,14 @@ struct Worker : Tiles {
             const float f = normalised(a, block.group, m[h], l[h], log);
             char* const to = own.token(a.out, block.group, t);
 #pragma unroll
-            for (int n = 0; n < WIDTH_V / 8; n++) store_two<LA_INPUT, LA_V>(to, n * 8 + (lane & 3) * 2, out[n][2 * h] * f, out[n][2 * h + 1] * f);
+            for (int n = 0; n < WIDTH_V / 8; n++)
+                store_two<LA_INPUT, LA_V>(to, n * 8 + (lane & 3) * 2, out[n][2 * h] * f, out[n][2 * h + 1] * f);
             if (a.logs && (lane & 3) == 0) a.logs[own.number(a, block.group, t)] = log;
         }
     }
     // the warps' rows as one, to `parts`
     __device__ __forceinline__ void store_part(const float (&out)[WIDTH_V / 8][4]) {
-        float2* const maxima = (float2*)shared_memory();                 // (warps, 16): maximum and sum
+        float2* const maxima = (float2*)shared_memory();     // (warps, 16): maximum and sum
         float* const sums = (float*)(maxima + WARPS * 16);   // (warps, 16, WIDTH_V)
         __syncthreads();
 #pragma unroll
@@ -216,7 +233,8 @@ struct Worker : Tiles {
             const float f = exp2_approx(m[h] - (most == minus_infinity() ? 0.f : most));
 #pragma unroll
             for (int n = 0; n < WIDTH_V / 8; n++)
-                *(float2*)(sums + (warp * 16 + r) * WIDTH_V + n * 8 + (lane & 3) * 2) = {out[n][2 * h] * f, out[n][2 * h + 1] * f};
+                *(float2*)(sums + (warp * 16 + r) * WIDTH_V + n * 8 + (lane & 3) * 2) = {out[n][2 * h] * f,
+                                                                                         out[n][2 * h + 1] * f};
         }
         __syncthreads();
         for (int n = threadIdx.x; n < 16 * LA_V; n += THREADS) {
@@ -230,7 +248,9 @@ struct Worker : Tiles {
             if (c) continue;
             float most = minus_infinity(), all = 0.f;
             for (int w = 0; w < WARPS; w++) most = fmaxf(most, maxima[w * 16 + r].x);
-            for (int w = 0; w < WARPS; w++) all += maxima[w * 16 + r].y * exp2_approx(maxima[w * 16 + r].x - (most == minus_infinity() ? 0.f : most));
+            for (int w = 0; w < WARPS; w++)
+                all +=
+                    maxima[w * 16 + r].y * exp2_approx(maxima[w * 16 + r].x - (most == minus_infinity() ? 0.f : most));
             ((float2*)a.maxima)[to] = {most, all};
         }
     }
@@ -241,6 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) portable_forward(const __g
     const Owner own(a, block.sequence, tokens_seen(a, block.sequence));
     if (LA_PAST && own.is_short() != SPLIT) return;
     if (block.tile * ROWS >= own.T * block.pack || (SPLIT && block.piece >= own.pieces(a))) return;
-    if (LA_PAST && a.counts && threadIdx.x == 0 && block.group + block.tile + block.piece == 0) a.counts[block.sequence] = a.lengths[block.sequence];
+    if (LA_PAST && a.counts && threadIdx.x == 0 && block.group + block.tile + block.piece == 0)
+        a.counts[block.sequence] = a.lengths[block.sequence];
     Worker(a, own, block, shared_address(shared_memory())).run();
 }

@@ -1,5 +1,5 @@
-// Gradients of keys and values by products of warps: a block has ROWS keys and goes over the queries that read them, of one head
-// after the other of those that share them.
+// Gradients of keys and values by products of warps: a block has ROWS keys and goes over the queries that read them, of
+// one head after the other of those that share them.
 //
 //     dv_j = sum_i p_ij dout_i,   dk_j = scale sum_i dz_ij q_i      (queries.cu)
 //
@@ -10,8 +10,10 @@ constexpr int ROWS = LA_ROWS, QUERIES = LA_KEYS, WARPS = ROWS / 16, THREADS = 32
 constexpr bool VALUES = LA_PASS & 1, WEIGHTS = LA_PASS & 2;
 typedef Tile<WIDTH_K, BYTES> KeyTile;
 typedef Tile<WIDTH_V, BYTES> ValueTile;
-constexpr int AT_VALUES = ROWS * KeyTile::ROW, AT_STAGES = AT_VALUES + ROWS * ValueTile::ROW, AT_DOUT = QUERIES * KeyTile::ROW;
-constexpr int AT_DECAYS = AT_DOUT + QUERIES * ValueTile::ROW, AT_NUMBERS = AT_DECAYS + GATED * QUERIES * 16, STAGE = AT_NUMBERS + QUERIES * 8;
+constexpr int AT_VALUES = ROWS * KeyTile::ROW, AT_STAGES = AT_VALUES + ROWS * ValueTile::ROW,
+              AT_DOUT = QUERIES * KeyTile::ROW;
+constexpr int AT_DECAYS = AT_DOUT + QUERIES * ValueTile::ROW, AT_NUMBERS = AT_DECAYS + GATED * QUERIES * 16,
+              STAGE = AT_NUMBERS + QUERIES * 8;
 static_assert(AT_STAGES + 2 * STAGE == LA_SHARED, "linattn_np/softmax/cuda/portable_plan.py");
 static_assert(BLOCK % ROWS == 0 && BLOCK % QUERIES == 0, "blocks of the gates are whole tiles");
 
@@ -20,12 +22,19 @@ struct Worker {
     const Owner& own;
     const int group, lane, warp, row0, j0, keys;   // group: of heads that share keys and values; keys: that are read
     const u32 shared;
-    int begin, tiles, steps;                 // first query; tiles of queries, of a head and of all
-    float near[2], far[2];                   // sums of dz
+    int begin, tiles, steps;   // first query; tiles of queries, of a head and of all
+    float near[2], far[2];     // sums of dz
     Decays decays[2];
 
     __device__ __forceinline__ Worker(const PortableArguments& a, const Owner& own, int group, int j0)
-        : a(a), own(own), group(group), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), row0(warp * 16), j0(j0), keys(own.keys(a)),
+        : a(a),
+          own(own),
+          group(group),
+          lane(threadIdx.x & 31),
+          warp(threadIdx.x >> 5),
+          row0(warp * 16),
+          j0(j0),
+          keys(own.keys(a)),
           shared(shared_address(shared_memory())) {
         begin = a.causal ? j0 / QUERIES * QUERIES : 0;
         const int end = a.causal ? (int)min((i64)own.T, (i64)min(j0 + ROWS, own.Tk) - 1 + a.window) : own.T;
@@ -39,7 +48,11 @@ struct Worker {
     __device__ __forceinline__ void fill(int step) const {
         if (step < steps) {
             const int of = head(step), i0 = first(step);
-            const auto rows = [&](const Rows& x) { return [&, of, i0](int r) -> const char* { return i0 + r < own.T ? own.token(x, of, i0 + r) : (const char*)0; }; };
+            const auto rows = [&](const Rows& x) {
+                return [&, of, i0](int r) -> const char* {
+                    return i0 + r < own.T ? own.token(x, of, i0 + r) : (const char*)0;
+                };
+            };
             fill_rows<LA_INPUT, LA_K, THREADS, KeyTile>(stage(step), 0, QUERIES, rows(a.q));
             fill_rows<LA_INPUT, LA_V, THREADS, ValueTile>(stage(step) + AT_DOUT, 0, QUERIES, rows(a.dout));
             for (int r = threadIdx.x; r < QUERIES; r += THREADS) {
@@ -106,7 +119,8 @@ struct Worker {
             clear(s);
             clear(dp);
             multiply_rows<KeyTile, KeyTile>(s, shared, row0, stage(step), 0, lane);
-            if constexpr (WEIGHTS) multiply_rows<ValueTile, ValueTile>(dp, shared + AT_VALUES, row0, stage(step) + AT_DOUT, 0, lane);
+            if constexpr (WEIGHTS)
+                multiply_rows<ValueTile, ValueTile>(dp, shared + AT_VALUES, row0, stage(step) + AT_DOUT, 0, lane);
             finish(s, dp, step);
             if constexpr (VALUES) multiply_weights<ValueTile>(dv, s, stage(step) + AT_DOUT, 0, lane);
             if constexpr (WEIGHTS) multiply_weights<KeyTile>(dk, dp, stage(step), 0, lane);
@@ -116,19 +130,22 @@ struct Worker {
         if constexpr (WEIGHTS) store<LA_K>(a.dk, dk, a.scale);
         if constexpr (VALUES) store<LA_V>(a.dv, dv, 1.f);
     }
-    template <int WIDTH, int N> __device__ __forceinline__ void store(const Rows& to, const float (&x)[N][4], float f) const {
+    template <int WIDTH, int N> __device__ __forceinline__ void store(const Rows& to, const float (&x)[N][4],
+                                                                      float f) const {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             if (key(h) >= own.Tk) continue;
             char* const row = own.token(to, group, key(h));
 #pragma unroll
-            for (int n = 0; n < N; n++) store_two<LA_INPUT, WIDTH>(row, n * 8 + (lane & 3) * 2, x[n][2 * h] * f, x[n][2 * h + 1] * f);
+            for (int n = 0; n < N; n++)
+                store_two<LA_INPUT, WIDTH>(row, n * 8 + (lane & 3) * 2, x[n][2 * h] * f, x[n][2 * h + 1] * f);
         }
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) portable_keys(const __grid_constant__ PortableArguments a) {
-    const int groups = a.heads / a.shared, pairs = a.sequences * groups, pair = blockIdx.x % pairs, j0 = (int)blockIdx.x / pairs * ROWS;
+    const int groups = a.heads / a.shared, pairs = a.sequences * groups, pair = blockIdx.x % pairs,
+              j0 = (int)blockIdx.x / pairs * ROWS;
     const Owner own(a, pair / groups, 0);
     if (j0 < own.Tk) Worker(a, own, pair % groups, j0).run();
 }

@@ -1,7 +1,8 @@
-// What the portable kernels of softmax attention share: sequences with a cache, tiles of keys and values in shared memory.
+// What the portable kernels of softmax attention share: sequences with a cache, tiles of keys and values in shared
+// memory.
 //
-// Keys have one numbering: token j of the call is j, the last one of the cache -1, those before it -2, -3, ... Query i reads
-// j <= i, and of a window those after i - window. Token p of a stream lies in slot p mod slots of its cache.
+// Keys have one numbering: token j of the call is j, the last one of the cache -1, those before it -2, -3, ... Query i
+// reads j <= i, and of a window those after i - window. Token p of a stream lies in slot p mod slots of its cache.
 #pragma once
 #include "arguments/ops/Rows.cuh"
 #include "softmax/decays.cuh"
@@ -12,23 +13,32 @@
 #include "arguments/softmax/PortableArguments.cuh"
 
 template <int DTYPE> struct Factors;   // of products with elements in shared memory
-template <> struct Factors<0> { typedef Bfloat16 type; };
-template <> struct Factors<1> { typedef Half type; };
-template <> struct Factors<2> { typedef Float32 type; };
+template <> struct Factors<0> {
+    typedef Bfloat16 type;
+};
+template <> struct Factors<1> {
+    typedef Half type;
+};
+template <> struct Factors<2> {
+    typedef Float32 type;
+};
 typedef Factors<LA_DTYPE>::type Element;
 
 constexpr int BYTES = Element::BYTES, WIDTH_K = (LA_K + 15) / 16 * 16, WIDTH_V = (LA_V + 15) / 16 * 16;
 constexpr bool GATED = LA_GATED;
 
 // The bytes of a row's element in global memory
-template <int FROM> LA_DEVICE float element_at(const char* row, int c) { return load_element<FROM>(row + c * bytes_of(FROM)); }
+template <int FROM> LA_DEVICE float element_at(const char* row, int c) {
+    return load_element<FROM>(row + c * bytes_of(FROM));
+}
 
 // A sequence of a call
 struct Owner {
     int sequence, batch, first, T, Tk;   // first: token of the batch row
-    int seen, past;                      // tokens before the call, seen_of; those in the cache that its first query may read
+    int seen, past;   // tokens before the call, seen_of; those in the cache that its first query may read
 
-    __device__ __forceinline__ Owner(const PortableArguments& a, int sequence, int seen) : sequence(sequence), seen(seen) {
+    __device__ __forceinline__ Owner(const PortableArguments& a, int sequence, int seen)
+        : sequence(sequence), seen(seen) {
         const i64 from = a.offsets ? a.offsets[sequence] : 0;
         batch = a.offsets ? 0 : sequence;
         first = (int)from;
@@ -43,9 +53,13 @@ struct Owner {
     __device__ __forceinline__ int keys(const PortableArguments& a) const {
         return !LA_PAST && a.lengths ? (int)min((i64)Tk, a.lengths[sequence]) : Tk;
     }
-    __device__ __forceinline__ int pieces(const PortableArguments& a) const { return (past + Tk + a.piece - 1) / a.piece; }
+    __device__ __forceinline__ int pieces(const PortableArguments& a) const {
+        return (past + Tk + a.piece - 1) / a.piece;
+    }
     // of a query's head in arrays (batch, heads, tokens)
-    __device__ __forceinline__ i64 number(const PortableArguments& a, int head, int t) const { return ((i64)batch * a.heads + head) * a.T + first + t; }
+    __device__ __forceinline__ i64 number(const PortableArguments& a, int head, int t) const {
+        return ((i64)batch * a.heads + head) * a.T + first + t;
+    }
     __device__ __forceinline__ char* token(const Rows& x, int head, int t) const {
         return x.data + batch * x.batch + (i64)(first + t) * x.token + (i64)(head / x.group) * x.head;
     }
@@ -54,12 +68,19 @@ struct Owner {
     }
 };
 // A small number with the slots of a length: as many are full, and the next token goes to the same one
-LA_DEVICE int seen_of(const PortableArguments& a, i64 length) { return (int)(length < a.slots ? length : a.slots + length % a.slots); }
-LA_DEVICE int tokens_seen(const PortableArguments& a, int sequence) { return LA_PAST ? seen_of(a, a.lengths[sequence]) : 0; }
+LA_DEVICE int seen_of(const PortableArguments& a, i64 length) {
+    return (int)(length < a.slots ? length : a.slots + length % a.slots);
+}
+LA_DEVICE int tokens_seen(const PortableArguments& a, int sequence) {
+    return LA_PAST ? seen_of(a, a.lengths[sequence]) : 0;
+}
 
-// Rows low .. high - 1 of a tile X in shared memory, the first WIDTH elements of each from where `row` points, else zeros;
-// FROM: the elements there; ALIGN: bytes that rows' addresses are a multiple of
-template <int FROM, int WIDTH, int THREADS, class X, int ALIGN = LA_ALIGN, class F> LA_DEVICE void fill_rows(u32 tile, int low, int high, F row) {
+// Rows low .. high - 1 of a tile X in shared memory, the first WIDTH elements of each from where `row` points, else
+// zeros; FROM: the elements there; ALIGN: bytes that rows' addresses are a multiple of
+template <int FROM, int WIDTH, int THREADS, class X, int ALIGN = LA_ALIGN, class F> LA_DEVICE void fill_rows(u32 tile,
+                                                                                                             int low,
+                                                                                                             int high,
+                                                                                                             F row) {
     if constexpr (FROM == LA_DTYPE) {
         constexpr int PER = X::ROW / ALIGN;
 #pragma unroll 4
@@ -85,7 +106,8 @@ template <int WIDTH, int ROWS, int THREADS, class X> LA_DEVICE void fill_all(u32
     const bool valid = at < WIDTH * BYTES;
     const char* const own = valid ? from + first * apart + at : (const char*)0;
 #pragma unroll
-    for (int r = 0; r < ROWS; r += STEP) copy_in<LA_ALIGN>(tile + X::piece(first + r, at / 16) + at % 16, own + r * apart, valid);
+    for (int r = 0; r < ROWS; r += STEP)
+        copy_in<LA_ALIGN>(tile + X::piece(first + r, at / 16) + at % 16, own + r * apart, valid);
 }
 template <int FROM, int ROWS, int THREADS, class X> constexpr bool fills_all() {
     constexpr int PER = X::ROW / LA_ALIGN;
@@ -93,7 +115,8 @@ template <int FROM, int ROWS, int THREADS, class X> constexpr bool fills_all() {
 }
 // Keys, or values, from j0 on and before `end`; zeros after them
 template <int WIDTH, int KEYS, int THREADS, class X>
-LA_DEVICE void fill_keys(u32 tile, const PortableArguments& a, const Owner& own, const Rows& past, const Rows& tokens, int head, int j0, int end) {
+LA_DEVICE void fill_keys(u32 tile, const PortableArguments& a, const Owner& own, const Rows& past, const Rows& tokens,
+                         int head, int j0, int end) {
     const char* const from = own.token(tokens, head, j0);
     const auto token = [&](int r) -> const char* { return j0 + r < end ? from + r * tokens.token : (const char*)0; };
     if constexpr (fills_all<LA_INPUT, KEYS, THREADS, X>())
@@ -103,8 +126,11 @@ LA_DEVICE void fill_keys(u32 tile, const PortableArguments& a, const Owner& own,
         const int before = min(max(-j0, 0), min(KEYS, end - j0)), base = before ? (own.seen + j0) % a.slots : 0;
         const char* const slots = own.slot(past, head, 0);
         if constexpr (fills_all<LA_CACHE, KEYS, THREADS, X>())
-            if (before == KEYS && base + KEYS <= a.slots) return fill_all<WIDTH, KEYS, THREADS, X>(tile, slots + base * past.token, past.token);
-        const auto slot = [&](int r) -> const char* { return slots + (base + r - (base + r >= a.slots ? a.slots : 0)) * past.token; };
+            if (before == KEYS && base + KEYS <= a.slots)
+                return fill_all<WIDTH, KEYS, THREADS, X>(tile, slots + base * past.token, past.token);
+        const auto slot = [&](int r) -> const char* {
+            return slots + (base + r - (base + r >= a.slots ? a.slots : 0)) * past.token;
+        };
         if (before) fill_rows<LA_CACHE, WIDTH, THREADS, X>(tile, 0, before, slot);
         if (before < KEYS) fill_rows<LA_INPUT, WIDTH, THREADS, X>(tile, before, KEYS, token);
     }
@@ -125,7 +151,8 @@ LA_DEVICE typename Element::A operand_of(const float (&x)[4], const float (&y)[4
     return Element::operand(f);
 }
 // c += A B^T of 16 rows of A, from `row` on, and the 8 N rows of B from `other` on, over all columns
-template <class X, class Y, int N> LA_DEVICE void multiply_rows(float (&c)[N][4], u32 a, int row, u32 b, int other, int lane) {
+template <class X, class Y, int N> LA_DEVICE void multiply_rows(float (&c)[N][4], u32 a, int row, u32 b, int other,
+                                                                int lane) {
     float rest[N][4];
     clear(rest);
 #pragma unroll
@@ -144,8 +171,11 @@ template <class X, class Y, int N> LA_DEVICE void multiply_rows(float (&c)[N][4]
 #pragma unroll
         for (int e = 0; e < 4; e++) c[n][e] += rest[n][e];
 }
-// c += P B of the accumulators P (16, 8 N) and rows of B from `row` on. LONG: a sum over many tiles, to which 32 products at a time are added
-template <class Y, bool LONG = true, int N, int M> LA_DEVICE void multiply_weights(float (&c)[M][4], const float (&p)[N][4], u32 b, int row, int lane) {
+// c += P B of the accumulators P (16, 8 N) and rows of B from `row` on. LONG: a sum over many tiles, to which 32
+// products at a time are added
+template <class Y, bool LONG = true, int N, int M> LA_DEVICE void multiply_weights(float (&c)[M][4],
+                                                                                   const float (&p)[N][4], u32 b,
+                                                                                   int row, int lane) {
     constexpr bool APART = LONG && Element::EXACT;
     constexpr int RUN = APART && N >= 4 ? 4 : 2;
     static_assert(N % RUN == 0, "whole runs of columns of P");
@@ -184,8 +214,10 @@ LA_DEVICE char* shared_memory() {
     extern __shared__ __align__(128) char memory[];
     return memory;
 }
-// Logits of a lane's two rows become exponentials, below the maxima m so far; l, their sums, and out are scaled to new maxima
-template <int N, int M> LA_DEVICE void exponentiate(float (&s)[N][4], float (&m)[2], float (&l)[2], float (&out)[M][4]) {
+// Logits of a lane's two rows become exponentials, below the maxima m so far; l, their sums, and out are scaled to new
+// maxima
+template <int N, int M> LA_DEVICE void exponentiate(float (&s)[N][4], float (&m)[2], float (&l)[2],
+                                                    float (&out)[M][4]) {
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -208,7 +240,12 @@ template <int N, int M> LA_DEVICE void exponentiate(float (&s)[N][4], float (&m)
     }
     if (factor[0] == 1.f && factor[1] == 1.f) return;
 #pragma unroll
-    for (int n = 0; n < M; n++) { out[n][0] *= factor[0]; out[n][1] *= factor[0]; out[n][2] *= factor[1]; out[n][3] *= factor[1]; }
+    for (int n = 0; n < M; n++) {
+        out[n][0] *= factor[0];
+        out[n][1] *= factor[0];
+        out[n][2] *= factor[1];
+        out[n][3] *= factor[1];
+    }
 }
 // Of a row with maximum m and sum l, with the sink: what multiplies its sum of values, and log2 of the denominator
 LA_DEVICE float normalised(const PortableArguments& a, int head, float m, float l, float& log) {

@@ -1,4 +1,5 @@
-// Gradients of the queries by products of warps: a block has ROWS queries of a head and goes over their keys, the furthest first.
+// Gradients of the queries by products of warps: a block has ROWS queries of a head and goes over their keys, the
+// furthest first.
 //
 //     p_ij = 2^(z_ij - l_i),   dz_ij = p_ij (dout_i.v_j - dout_i.out_i),   dq_i = scale sum_j dz_ij k_j
 //
@@ -10,7 +11,8 @@ constexpr int ROWS = LA_ROWS, KEYS = LA_KEYS, WARPS = ROWS / 16, THREADS = 32 * 
 typedef Tile<WIDTH_K, BYTES> KeyTile;
 typedef Tile<WIDTH_V, BYTES> ValueTile;
 constexpr int AT_DOUT = ROWS * KeyTile::ROW, AT_STAGES = AT_DOUT + ROWS * ValueTile::ROW, AT_V = KEYS * KeyTile::ROW;
-constexpr int AT_DECAYS = AT_V + KEYS * ValueTile::ROW, STAGE = AT_DECAYS + GATED * KEYS * 16, AT_TOTALS = AT_STAGES + 2 * STAGE;
+constexpr int AT_DECAYS = AT_V + KEYS * ValueTile::ROW, STAGE = AT_DECAYS + GATED * KEYS * 16,
+              AT_TOTALS = AT_STAGES + 2 * STAGE;
 static_assert(AT_TOTALS + 2 * WARPS * 4 == LA_SHARED, "linattn_np/softmax/cuda/portable_plan.py");
 static_assert(BLOCK % ROWS == 0 && BLOCK % KEYS == 0, "blocks of the gates are whole tiles");
 
@@ -29,8 +31,16 @@ struct Worker {
     Decays decays[2];
 
     __device__ __forceinline__ Worker(const PortableArguments& a, const Owner& own, int head, int pair, int i0)
-        : a(a), own(own), head(head), pair(pair), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), row0(warp * 16), i0(i0),
-          shared(shared_address(shared_memory())), total(0.f) {
+        : a(a),
+          own(own),
+          head(head),
+          pair(pair),
+          lane(threadIdx.x & 31),
+          warp(threadIdx.x >> 5),
+          row0(warp * 16),
+          i0(i0),
+          shared(shared_address(shared_memory())),
+          total(0.f) {
         begin = a.causal ? max(i0 - a.window + 1, 0) / KEYS * KEYS : 0;
         end = a.causal ? min(min(i0 + ROWS, own.T), own.Tk) : own.keys(a);
 #pragma unroll
@@ -59,7 +69,8 @@ struct Worker {
             fill_keys<LA_V, KEYS, THREADS, ValueTile>(stage(step) + AT_V, a, own, a.past_v, a.v, head, j0, end);
             if constexpr (GATED)
                 for (int r = threadIdx.x; r < KEYS; r += THREADS)
-                    copy_in<16>(stage(step) + AT_DECAYS + r * 16, (const Decays*)a.sums + own.number(a, head, min(j0 + r, own.Tk - 1)), true);
+                    copy_in<16>(stage(step) + AT_DECAYS + r * 16,
+                                (const Decays*)a.sums + own.number(a, head, min(j0 + r, own.Tk - 1)), true);
         }
         copy_commit();
     }
@@ -83,13 +94,16 @@ struct Worker {
     __device__ __forceinline__ void run() {
         float dq[WIDTH_K / 8][4];
         clear(dq);
-        const auto rows = [&](const Rows& x) { return [&](int r) -> const char* { return i0 + r < own.T ? own.token(x, head, i0 + r) : (const char*)0; }; };
+        const auto rows = [&](const Rows& x) {
+            return [&](int r) -> const char* { return i0 + r < own.T ? own.token(x, head, i0 + r) : (const char*)0; };
+        };
         fill_rows<LA_INPUT, LA_K, THREADS, KeyTile>(shared, 0, ROWS, rows(a.q));
         fill_rows<LA_INPUT, LA_V, THREADS, ValueTile>(shared + AT_DOUT, 0, ROWS, rows(a.dout));
         fill(0);
         float* const totals = (float*)(shared_memory() + AT_TOTALS);
         if constexpr (GATED)
-            for (int block = threadIdx.x; block < i0 / BLOCK && block * BLOCK <= begin; block += THREADS) *crossing(block) = 0.f;
+            for (int block = threadIdx.x; block < i0 / BLOCK && block * BLOCK <= begin; block += THREADS)
+                *crossing(block) = 0.f;
         for (int step = 0; begin + step * KEYS < end; step++) {
             const int j0 = begin + step * KEYS;
             const bool crosses = GATED && j0 % BLOCK == 0 && j0 / BLOCK < i0 / BLOCK && step;
@@ -120,14 +134,17 @@ struct Worker {
             if (query(h) >= own.T) continue;
             char* const to = own.token(a.dq, head, query(h));
 #pragma unroll
-            for (int n = 0; n < WIDTH_K / 8; n++) store_two<LA_INPUT, LA_K>(to, n * 8 + (lane & 3) * 2, dq[n][2 * h] * a.scale, dq[n][2 * h + 1] * a.scale);
+            for (int n = 0; n < WIDTH_K / 8; n++)
+                store_two<LA_INPUT, LA_K>(to, n * 8 + (lane & 3) * 2, dq[n][2 * h] * a.scale,
+                                          dq[n][2 * h + 1] * a.scale);
             if (GATED && (lane & 3) == 0) a.rows[own.number(a, head, query(h))] = sum[h];
         }
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) portable_queries(const __grid_constant__ PortableArguments a) {
-    const int pairs = a.sequences * a.heads, pair = blockIdx.x % pairs, i0 = (a.tiles - 1 - (int)blockIdx.x / pairs) * ROWS;   // those with most keys first
+    const int pairs = a.sequences * a.heads, pair = blockIdx.x % pairs,
+              i0 = (a.tiles - 1 - (int)blockIdx.x / pairs) * ROWS;   // those with most keys first
     const Owner own(a, pair / a.heads, 0);
     if (i0 < own.T) return Worker(a, own, pair % a.heads, pair, i0).run();
     if constexpr (GATED)   // a part of a block that has no queries

@@ -3,8 +3,8 @@
 //     y_tj = scale log2(e) q_t.k_j,   rest_tj = log2(1 + 2^y_tj),   left_tj = sum_{j < i < t} rest_ti
 //     s_tj = 2^(y_tj - rest_tj),      a_tj = 2^(y_tj - rest_tj - left_tj),      out_t = sum_j a_tj v_j
 //
-// Keys come from the newest on. Once all queries of a block have less than 2^-127 left their shares are exactly 0, and the
-// block ends. With attend_current j and i go up to t.
+// Keys come from the newest on. Once all queries of a block have less than 2^-127 left their shares are exactly 0, and
+// the block ends. With attend_current j and i go up to t.
 #pragma once
 #include "softmax_portable/portable.cuh"
 
@@ -15,7 +15,9 @@ constexpr float LN_2 = 0.6931471805599453f;
 constexpr float NOTHING = 127.f;   // left: no share is more than 0
 typedef Tile<WIDTH_K, BYTES> KeyTile;
 typedef Tile<WIDTH_V, BYTES> ValueTile;
-constexpr int AT_SECOND = N * KeyTile::ROW, PAIR = AT_SECOND + N * ValueTile::ROW;   // rows of K and V numbers: keys and values, queries and cotangents
+constexpr int AT_SECOND = N * KeyTile::ROW,
+              PAIR =
+                  AT_SECOND + N * ValueTile::ROW;   // rows of K and V numbers: keys and values, queries and cotangents
 
 // A lane's two rows of a block of queries
 struct Rows16 {
@@ -40,7 +42,9 @@ struct Rows16 {
         rest = reads ? fmaxf(y, 0.f) + t : 0.f;
     }
     // (1 - s) G - s before. In 16 bits x is s; in float32 log2 s, from which 1 - s has all its digits as s goes to 1
-    __device__ __forceinline__ static float share_or_log(float log_share) { return Element::EXACT ? log_share : exp2_approx(log_share); }
+    __device__ __forceinline__ static float share_or_log(float log_share) {
+        return Element::EXACT ? log_share : exp2_approx(log_share);
+    }
     __device__ __forceinline__ static float gradient(float x, float g, float before) {
         return Element::EXACT ? -expm1f(x * LN_2) * g - exp2_approx(x) * before : g - x * (before + g);
     }
@@ -67,8 +71,10 @@ struct Rows16 {
             left[h] += sum;
         }
     }
-    // dz = (1 - s) G - s sum_{i < j} G_ti in the place of s or log2 s, G = shares times dout.v; earlier: the sums before the tile, moved past it
-    __device__ __forceinline__ void give(float (&s)[N / 8][4], const float (&shares)[N / 8][4], const float (&dp)[N / 8][4], float (&earlier)[2]) const {
+    // dz = (1 - s) G - s sum_{i < j} G_ti in the place of s or log2 s, G = shares times dout.v; earlier: the sums
+    // before the tile, moved past it
+    __device__ __forceinline__ void give(float (&s)[N / 8][4], const float (&shares)[N / 8][4],
+                                         const float (&dp)[N / 8][4], float (&earlier)[2]) const {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float sum = 0.f;
@@ -87,7 +93,9 @@ struct Rows16 {
     }
 };
 // the newest tile of keys that a block of queries reads, 0 if it reads none
-LA_DEVICE int newest_tile(const PortableArguments& a, const Owner& own, int i0) { return max(min(i0 + N, own.T) - a.causal, 0) / N * N; }
+LA_DEVICE int newest_tile(const PortableArguments& a, const Owner& own, int i0) {
+    return max(min(i0 + N, own.T) - a.causal, 0) / N * N;
+}
 // where the sums before a tile of keys are stored: (pairs of the launch, tiles, tokens), left and earlier
 LA_DEVICE float2* mark_of(const StickArguments& s, int pair, int j0, int t) {
     return (float2*)s.marks + ((i64)pair * s.tiles + j0 / N) * (s.tiles * N) + t;

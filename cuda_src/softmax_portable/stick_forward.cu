@@ -20,7 +20,9 @@ struct Worker : Rows16 {
     __device__ __forceinline__ void run() {
         float out[WIDTH_V / 8][4];
         clear(out);
-        const auto rows = [&](int r) -> const char* { return i0 + r < own.T ? own.token(a.q, head, i0 + r) : (const char*)0; };
+        const auto rows = [&](int r) -> const char* {
+            return i0 + r < own.T ? own.token(a.q, head, i0 + r) : (const char*)0;
+        };
         fill_rows<LA_INPUT, LA_K, THREADS, KeyTile>(shared, 0, N, rows);
         int j0 = newest_tile(a, own, i0);
         fill(j0);
@@ -40,7 +42,8 @@ struct Worker : Rows16 {
             if (query(h) >= own.T) continue;
             char* const to = own.token(a.out, head, query(h));
 #pragma unroll
-            for (int n = 0; n < WIDTH_V / 8; n++) store_two<LA_INPUT, LA_V>(to, n * 8 + (lane & 3) * 2, out[n][2 * h], out[n][2 * h + 1]);
+            for (int n = 0; n < WIDTH_V / 8; n++)
+                store_two<LA_INPUT, LA_V>(to, n * 8 + (lane & 3) * 2, out[n][2 * h], out[n][2 * h + 1]);
         }
     }
 };

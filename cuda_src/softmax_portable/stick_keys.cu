@@ -1,5 +1,5 @@
-// Gradients of keys and values of stick-breaking attention (stick.cuh): a block has N keys and goes over the blocks of queries that
-// get to them, of one head after the other of those that share them.
+// Gradients of keys and values of stick-breaking attention (stick.cuh): a block has N keys and goes over the blocks of
+// queries that get to them, of one head after the other of those that share them.
 //
 //     dv_j = sum_t a_tj dout_t,   dk_j = scale sum_t dz_tj q_t
 //
@@ -18,7 +18,8 @@ template <class Y, int M> LA_DEVICE void multiply_columns(float (&c)[M][4], u32 
     for (int first = 0; first < N; first += RUN) {
         typename Element::A p[RUN / 16];
 #pragma unroll
-        for (int t = 0; t < RUN; t += 16) p[t / 16] = Element::operand(load_a_columns<Element, PairTile>(x, first + t, column, lane));
+        for (int t = 0; t < RUN; t += 16)
+            p[t / 16] = Element::operand(load_a_columns<Element, PairTile>(x, first + t, column, lane));
 #pragma unroll
         for (int m = 0; m < M; m += 2)
             add_products<Element::EXACT>(c, m, [&](float (&d)[4], float (&e)[4]) {
@@ -33,7 +34,9 @@ template <class Y, int M> LA_DEVICE void multiply_columns(float (&c)[M][4], u32 
     }
 }
 
-struct Place { int head, i0; };   // a block of queries of a head
+struct Place {
+    int head, i0;
+};   // a block of queries of a head
 
 struct Worker {
     const StickArguments& s;
@@ -43,7 +46,14 @@ struct Worker {
     const u32 shared;
 
     __device__ __forceinline__ Worker(const StickArguments& s, const Owner& own, int first, int pair, int j0)
-        : s(s), a(s.of), own(own), first(first), pair(pair), lane(threadIdx.x & 31), row0((threadIdx.x >> 5) * 16), j0(j0),
+        : s(s),
+          a(s.of),
+          own(own),
+          first(first),
+          pair(pair),
+          lane(threadIdx.x & 31),
+          row0((threadIdx.x >> 5) * 16),
+          j0(j0),
           shared(shared_address(shared_memory())) {}
     __device__ __forceinline__ u32 stage(int step) const { return shared + AT_STAGES + (step & 1) * PAIR; }
     // the next block of queries from a place on that gets to these keys; head == shared: none
@@ -55,7 +65,11 @@ struct Worker {
     }
     __device__ __forceinline__ void fill(const Place& p, int step) const {
         if (p.head < a.shared) {
-            const auto rows = [&](const Rows& x) { return [&](int r) -> const char* { return p.i0 + r < own.T ? own.token(x, first + p.head, p.i0 + r) : (const char*)0; }; };
+            const auto rows = [&](const Rows& x) {
+                return [&](int r) -> const char* {
+                    return p.i0 + r < own.T ? own.token(x, first + p.head, p.i0 + r) : (const char*)0;
+                };
+            };
             fill_rows<LA_INPUT, LA_K, THREADS, KeyTile>(stage(step), 0, N, rows(a.q));
             fill_rows<LA_INPUT, LA_V, THREADS, ValueTile>(stage(step) + AT_SECOND, 0, N, rows(a.dout));
         }
@@ -106,7 +120,8 @@ struct Worker {
             fill(later, step + 1);
             make_pairs(p, step);
             __syncthreads();
-            if constexpr (VALUES) multiply_columns<ValueTile>(dv, shared + AT_SHARES, row0, stage(step) + AT_SECOND, lane);
+            if constexpr (VALUES)
+                multiply_columns<ValueTile>(dv, shared + AT_SHARES, row0, stage(step) + AT_SECOND, lane);
             if constexpr (WEIGHTS) multiply_columns<KeyTile>(dk, shared + AT_DZ, row0, stage(step), lane);
             p = later;
         }
@@ -114,20 +129,23 @@ struct Worker {
         if constexpr (WEIGHTS) store<LA_K>(a.dk, dk, a.scale);
         if constexpr (VALUES) store<LA_V>(a.dv, dv, 1.f);
     }
-    template <int WIDTH, int M> __device__ __forceinline__ void store(const Rows& to, const float (&x)[M][4], float f) const {
+    template <int WIDTH, int M> __device__ __forceinline__ void store(const Rows& to, const float (&x)[M][4],
+                                                                      float f) const {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int j = j0 + row0 + (lane >> 2) + 8 * h;
             if (j >= own.T) continue;
             char* const row = own.token(to, first / a.shared, j);
 #pragma unroll
-            for (int n = 0; n < M; n++) store_two<LA_INPUT, WIDTH>(row, n * 8 + (lane & 3) * 2, x[n][2 * h] * f, x[n][2 * h + 1] * f);
+            for (int n = 0; n < M; n++)
+                store_two<LA_INPUT, WIDTH>(row, n * 8 + (lane & 3) * 2, x[n][2 * h] * f, x[n][2 * h + 1] * f);
         }
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) stick_keys(const __grid_constant__ StickArguments s) {
-    const int groups = s.pairs / s.of.shared, pair = blockIdx.x % groups * s.of.shared, of = s.first + pair, j0 = (int)blockIdx.x / groups * N;
+    const int groups = s.pairs / s.of.shared, pair = blockIdx.x % groups * s.of.shared, of = s.first + pair,
+              j0 = (int)blockIdx.x / groups * N;
     const Owner own(s.of, of / s.of.heads, 0);
     if (j0 < own.T) Worker(s, own, of % s.of.heads, pair, j0).run();
 }

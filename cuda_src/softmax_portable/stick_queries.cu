@@ -2,8 +2,8 @@
 //
 //     G_tj = a_tj dout_t.v_j,   dz_ti = (1 - s_ti) G_ti - s_ti sum_{j < i} G_tj,   dq_t = scale sum_i dz_ti k_i
 //
-// Keys are gone through from the newest to where nothing is left, and back from there. What is left before each tile, and
-// the sum of G before it, are stored for stick_keys.cu.
+// Keys are gone through from the newest to where nothing is left, and back from there. What is left before each tile,
+// and the sum of G before it, are stored for stick_keys.cu.
 #include "softmax_portable/stick.cuh"
 
 constexpr int AT_STAGES = PAIR;
@@ -20,7 +20,8 @@ struct Worker : Rows16 {
     __device__ __forceinline__ void fill(int j0, int newest, bool values) const {
         if (j0 >= 0 && j0 <= newest) {
             fill_keys<LA_K, N, THREADS, KeyTile>(stage(j0), a, own, a.past_k, a.k, head, j0, own.T);
-            if (values) fill_keys<LA_V, N, THREADS, ValueTile>(stage(j0) + AT_SECOND, a, own, a.past_v, a.v, head, j0, own.T);
+            if (values)
+                fill_keys<LA_V, N, THREADS, ValueTile>(stage(j0) + AT_SECOND, a, own, a.past_v, a.v, head, j0, own.T);
         }
         copy_commit();
     }
@@ -29,7 +30,9 @@ struct Worker : Rows16 {
         multiply_rows<KeyTile, KeyTile>(x, shared, row0, stage(j0), 0, lane);
     }
     __device__ __forceinline__ void run() {
-        const auto rows = [&](const Rows& x) { return [&](int r) -> const char* { return i0 + r < own.T ? own.token(x, head, i0 + r) : (const char*)0; }; };
+        const auto rows = [&](const Rows& x) {
+            return [&](int r) -> const char* { return i0 + r < own.T ? own.token(x, head, i0 + r) : (const char*)0; };
+        };
         fill_rows<LA_INPUT, LA_K, THREADS, KeyTile>(shared, 0, N, rows(a.q));
         fill_rows<LA_INPUT, LA_V, THREADS, ValueTile>(shared + AT_SECOND, 0, N, rows(a.dout));
         const int newest = newest_tile(a, own, i0);
@@ -78,7 +81,9 @@ struct Worker : Rows16 {
             if (query(h) >= own.T) continue;
             char* const to = own.token(a.dq, head, query(h));
 #pragma unroll
-            for (int n = 0; n < WIDTH_K / 8; n++) store_two<LA_INPUT, LA_K>(to, n * 8 + (lane & 3) * 2, dq[n][2 * h] * a.scale, dq[n][2 * h + 1] * a.scale);
+            for (int n = 0; n < WIDTH_K / 8; n++)
+                store_two<LA_INPUT, LA_K>(to, n * 8 + (lane & 3) * 2, dq[n][2 * h] * a.scale,
+                                          dq[n][2 * h + 1] * a.scale);
         }
     }
 };

@@ -4,7 +4,8 @@
 #include "softmax_portable/system.cuh"
 
 struct Forward : System {
-    float m[2] = {minus_infinity(), minus_infinity()}, l[2] = {0.f, 0.f}, first_m[2];   // maxima and sums of the lane's rows; of the own block
+    float m[2] = {minus_infinity(), minus_infinity()}, l[2] = {0.f, 0.f},
+          first_m[2];   // maxima and sums of the lane's rows; of the own block
 
     using System::System;
     __device__ __forceinline__ void finish_scores(float (&p)[ROWS / 8][4], int step) const {
@@ -19,7 +20,8 @@ struct Forward : System {
                 if (step == 0 && i0 + j >= row(h)) p[n][e] = minus_infinity();
             }
     }
-    // the weights of the own block by their final maxima and sums, and the logs of the sums; factor: of the sums over other blocks
+    // the weights of the own block by their final maxima and sums, and the logs of the sums; factor: of the sums over
+    // other blocks
     __device__ __forceinline__ void normalise(float (&factor)[2]) {
         float own_factor[2];
 #pragma unroll
@@ -40,7 +42,10 @@ struct Forward : System {
         over_tiles(sum, [&](float (&p)[ROWS / 8][4], int step) {
             finish_scores(p, step);
             exponentiate(p, m, l, sum);
-            if (step == 0) { first_m[0] = m[0]; first_m[1] = m[1]; }
+            if (step == 0) {
+                first_m[0] = m[0];
+                first_m[1] = m[1];
+            }
         });
         normalise(factor);
         store_sums(a.v, sum, factor);

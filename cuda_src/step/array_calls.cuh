@@ -1,7 +1,7 @@
 // What the kernels of array calls are made of (runtime/cuda/fusion.py): loads, stores and functions of numbers.
 //
-// Each function rounds once, as an array call does: nothing is contracted. 16-bit numbers are floats between load and store.
-// A warp computes a row; a host compiler (tests) makes one lane of it.
+// Each function rounds once, as an array call does: nothing is contracted. 16-bit numbers are floats between load and
+// store. A warp computes a row; a host compiler (tests) makes one lane of it.
 #pragma once
 #include "tile/types.cuh"
 
@@ -41,8 +41,8 @@ LA_DEVICE u16 to_f16(float x) {
 }
 #endif
 
-#define LA_FUNCTION(name, f32, f64)                    \
-    LA_DEVICE float name(float x) { return f32(x); }   \
+#define LA_FUNCTION(name, f32, f64)                  \
+    LA_DEVICE float name(float x) { return f32(x); } \
     LA_DEVICE double name(double x) { return f64(x); }
 LA_FUNCTION(f_exp, expf, exp)
 LA_FUNCTION(f_expm1, expm1f, expm1)

@@ -1,5 +1,5 @@
-// Keys that take in what a channel forgets, k = 1 - e^g, and the gradient of g, dg - e^g dk. Dense arrays, eight numbers a thread.
-// LA_DTYPE: of g and dg; LA_KEYS: of k and dk, as LA_DTYPE.
+// Keys that take in what a channel forgets, k = 1 - e^g, and the gradient of g, dg - e^g dk. Dense arrays, eight
+// numbers a thread. LA_DTYPE: of g and dg; LA_KEYS: of k and dk, as LA_DTYPE.
 #include "arguments/ops/ComplementArguments.cuh"
 #include "attention/config.cuh"
 #include "attention/decay.cuh"

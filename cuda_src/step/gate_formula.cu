@@ -32,7 +32,8 @@ template <bool BOUNDED> LA_DEVICE void forward(const GateFormulaArguments& a) {
 // One block a block of tokens and 256 columns; threads are over the columns, and over tokens where columns are fewer.
 template <bool BOUNDED> LA_DEVICE void backward(const GateFormulaArguments& a) {
     __shared__ float2 sums[256];
-    const u32 blocks = (a.width + 255) / 256, first = blockIdx.x % blocks * 256, columns = min(256u, a.width - first), beside = 256 / columns;
+    const u32 blocks = (a.width + 255) / 256, first = blockIdx.x % blocks * 256, columns = min(256u, a.width - first),
+              beside = 256 / columns;
     const u32 own = threadIdx.x % columns, row = threadIdx.x / columns;
     const i64 begin = (i64)(blockIdx.x / blocks) * a.block, end = min(begin + a.block, a.tokens);
     const Column<BOUNDED> column(a, first + own);
@@ -40,7 +41,8 @@ template <bool BOUNDED> LA_DEVICE void backward(const GateFormulaArguments& a) {
     if (row < beside)
         for (i64 t = begin + row; t < end; t += beside) {
             const i64 n = t * a.width + first + own;
-            const float x = BOUNDED ? column.rate * column.raw(a, n) : column.raw(a, n), dg = a.dg[n], small = expf(-fabsf(x));
+            const float x = BOUNDED ? column.rate * column.raw(a, n) : column.raw(a, n), dg = a.dg[n],
+                        small = expf(-fabsf(x));
             // the number that e^A_log is a factor of, and its gradient
             const float scaled = BOUNDED ? x : column.rate * softplus(x, small);
             const float d = BOUNDED ? a.bound * dg * (small / ((1.f + small) * (1.f + small))) : dg;
@@ -61,7 +63,15 @@ template <bool BOUNDED> LA_DEVICE void backward(const GateFormulaArguments& a) {
     to[a.width] = sum.y;
 }
 
-extern "C" __global__ void __launch_bounds__(256) gate_formula(const __grid_constant__ GateFormulaArguments a) { forward<false>(a); }
-extern "C" __global__ void __launch_bounds__(256) gate_formula_vjp(const __grid_constant__ GateFormulaArguments a) { backward<false>(a); }
-extern "C" __global__ void __launch_bounds__(256) bounded_gate(const __grid_constant__ GateFormulaArguments a) { forward<true>(a); }
-extern "C" __global__ void __launch_bounds__(256) bounded_gate_vjp(const __grid_constant__ GateFormulaArguments a) { backward<true>(a); }
+extern "C" __global__ void __launch_bounds__(256) gate_formula(const __grid_constant__ GateFormulaArguments a) {
+    forward<false>(a);
+}
+extern "C" __global__ void __launch_bounds__(256) gate_formula_vjp(const __grid_constant__ GateFormulaArguments a) {
+    backward<false>(a);
+}
+extern "C" __global__ void __launch_bounds__(256) bounded_gate(const __grid_constant__ GateFormulaArguments a) {
+    forward<true>(a);
+}
+extern "C" __global__ void __launch_bounds__(256) bounded_gate_vjp(const __grid_constant__ GateFormulaArguments a) {
+    backward<true>(a);
+}

@@ -1,4 +1,5 @@
-// Eight neighbouring numbers of a dense array as floats, moved 16 bytes at a time. KIND: 0 bfloat16, 1 float16, 2 float32.
+// Eight neighbouring numbers of a dense array as floats, moved 16 bytes at a time. KIND: 0 bfloat16, 1 float16, 2
+// float32.
 #pragma once
 #include "tile/types.cuh"
 

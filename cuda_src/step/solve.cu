@@ -2,9 +2,10 @@
 //
 //     Z_t = e^g Z_{t-1} + beta k^T k        x (Z_t + diag(ridge)) = q
 //
-// LA_ITERATIONS 0: by elimination, without pivots, for the matrix is positive definite; else that many steps of conjugate
-// gradients at most, from x = 0, until |q - x A|^2 <= enough |q|^2. All arrays are dense: rows (heads, K), numbers (heads).
-// M in shared memory is the transpose of the matrix: row j is what column j of it is, K + 1 or K + 2 floats, an odd number.
+// LA_ITERATIONS 0: by elimination, without pivots, for the matrix is positive definite; else that many steps of
+// conjugate gradients at most, from x = 0, until |q - x A|^2 <= enough |q|^2. All arrays are dense: rows (heads, K),
+// numbers (heads). M in shared memory is the transpose of the matrix: row j is what column j of it is, K + 1 or K + 2
+// floats, an odd number.
 #include "tile/types.cuh"
 #include "arguments/matrix_state/SolveArguments.cuh"
 
@@ -18,7 +19,7 @@ LA_DEVICE float warp_total(float x) {
 // the sum over the block, in all threads
 LA_DEVICE float total(float x, float* parts) {
     x = warp_total(x);
-    __syncthreads();                        // parts have been read
+    __syncthreads();   // parts have been read
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     float sum = 0.f;
@@ -53,7 +54,7 @@ LA_DEVICE float iterate(const float* M, float* shared_p, float* parts, float q, 
     float x = 0.f, r = q, p = q, rr = total(r * r, parts);
     enough *= rr;
     for (int n = 0; n < LA_ITERATIONS; n++) {
-        if (rr <= enough) break;            // NaN goes on
+        if (rr <= enough) break;   // NaN goes on
         __syncthreads();
         if (own) shared_p[threadIdx.x] = p;
         __syncthreads();
@@ -80,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) solve(const __grid_constan
     const float decay = a.g == nullptr ? 1.f : expf(a.g[head]), beta = a.beta[head];
     for (int n = t; n < K * K; n += THREADS) {
         const int r = n / K, c = n % K;
-        const float begin = a.start == nullptr ? 0.f : decay * a.start[first * K + n], z = fmaf(k[r], beta * k[c], begin);
+        const float begin = a.start == nullptr ? 0.f : decay * a.start[first * K + n],
+                    z = fmaf(k[r], beta * k[c], begin);
         a.end[first * K + n] = z;
         M[c * LD + r] = r == c ? z + a.ridge[first + r] : z;
     }

@@ -8,18 +8,21 @@
 //              2  out_t = read (q_t S_{t-1} + (q_t (.) u) k_t^T v_t)      u with LA_BONUS
 //              0  no queries
 //
-// States are read as LA_START and written as LA_END says, outputs as LA_OUT: 0 bfloat16, 1 float16, 2 float32; states are float32 in
-// between.
-// LA_SPLIT warps own LA_LANES LA_PER value columns, each its share of the rows. A state is read and written once. LA_ONE: each
-// sequence has one token, each state one query, rows of a state are contiguous, strides fit 32 bits.
+// States are read as LA_START and written as LA_END says, outputs as LA_OUT: 0 bfloat16, 1 float16, 2 float32; states
+// are float32 in between. LA_SPLIT warps own LA_LANES LA_PER value columns, each its share of the rows. A state is read
+// and written once. LA_ONE: each sequence has one token, each state one query, rows of a state are contiguous, strides
+// fit 32 bits.
 //
 // LA_CALLS: array calls of the head come before and after (runtime/cuda/fusion.py); a block has all columns of a head.
 #include "attention/tokens.cuh"
 #include "tile/columns.cuh"
 
-constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, LANES = LA_LANES, WIDE = LA_WIDE, KIND = LA_DTYPE, OUT = LA_OUT;
-constexpr int SPLIT = LA_SPLIT, TILES = WARPS / SPLIT, TILE = LANES * PER, PARTS = (V + TILE * TILES - 1) / (TILE * TILES);
-constexpr bool EARLY = K <= 128 || SPLIT > 1;   // queries are loaded with the keys, or, for want of registers, when needed
+constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, LANES = LA_LANES, WIDE = LA_WIDE, KIND = LA_DTYPE,
+              OUT = LA_OUT;
+constexpr int SPLIT = LA_SPLIT, TILES = WARPS / SPLIT, TILE = LANES * PER,
+              PARTS = (V + TILE * TILES - 1) / (TILE * TILES);
+constexpr bool EARLY =
+    K <= 128 || SPLIT > 1;   // queries are loaded with the keys, or, for want of registers, when needed
 typedef Columns<K, PER, LANES, WIDE, SPLIT> State;
 typedef PackedRows<KIND, K, State::GROUPS, WIDE> Keys;
 typedef CrossWarpSum<SPLIT, PER> Warps;
@@ -34,7 +37,7 @@ struct Inverse {
 LA_DEVICE i64 place_of(const void* slots, int slot_bytes, u32 n) {
     return slots == nullptr ? n : slot_bytes == 4 ? ((const int*)slots)[n] : ((const i64*)slots)[n];
 }
-struct TokenVectors {          // one array along the tokens of a sequence and head
+struct TokenVectors {   // one array along the tokens of a sequence and head
     const char* at;
     i64 token;
     __device__ __forceinline__ TokenVectors(const char* data, const Vectors& x, const Sequence& s, int head) {
@@ -112,7 +115,8 @@ struct CallArguments {
 #endif
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __grid_constant__ CallArguments all) {
     const StepArguments& a = all.step;
-    const int thread = threadIdx.x % (32 * SPLIT), lane = thread & 31, group = thread / LANES;   // of the warps of a tile
+    const int thread = threadIdx.x % (32 * SPLIT), lane = thread & 31,
+              group = thread / LANES;   // of the warps of a tile
     const int in_block = threadIdx.x / (32 * SPLIT);
     const u32 block = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
     const u32 guess = a.heads_inverse.divide(block), n = guess - (guess * a.heads > block), head = block - n * a.heads;
@@ -121,14 +125,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
     const int columns = V % TILE ? V - tile : TILE, readers = LA_ONE ? 1 : a.readers;
     const Sequence s = LA_ONE ? Sequence{n, 0, n, 1} : sequence_of(a.offsets, n, a.T);
 
-    __shared__ typename Warps::Part places[TILES][2][SPLIT][32];   // not there with one warp
+    __shared__ typename Warps::Part places[TILES][2][SPLIT][32];      // not there with one warp
     Warps warps = {places[in_block], thread >> 5, in_block + 1, 0};   // barrier 0 is that of the block
     State S;
     const i64 from = place_of(a.start_slots, a.slot_bytes, n), to = a.end_slots == nullptr ? n : from;
     const bool begins = a.start == nullptr || (u64)from >= (u64)a.places || (a.fresh != nullptr && a.fresh[n]);
     const StoredAs<LA_START>::type* start = state_at(a.start, from, head, a.start_slot, a.start_head) + tile;
     if (begins) S.clear();
-    else if (!LA_ONE && LANES == 8 && a.past) S.template load<1, LA_START>(start, row_stride(a.start_row), columns, thread);
+    else if (!LA_ONE && LANES == 8 && a.past)
+        S.template load<1, LA_START>(start, row_stride(a.start_row), columns, thread);
     else S.template load<0, LA_START>(start, row_stride(a.start_row), columns, thread);
 #ifdef LA_CALLS
     calls_before(all.calls, n, head, threadIdx.x / 32, threadIdx.x % 32);
@@ -146,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         else S.template store<0, LA_END>(end, row_stride(a.end_row), columns, thread);
     };
     auto token = [&](int t) {
-        Keys k, q, x, b;             // x: what erases, r or a
+        Keys k, q, x, b;   // x: what erases, r or a
         Values v_in;
         Gates gv_in;
         AnyElement beta_in, all_in;
@@ -173,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             if (reader || !EARLY) q.load(q_of(t) + reader * a.at_q.head, group);
             if constexpr (LA_BONUS) {
                 const RowVector<K, State::GROUPS> u = u_in.as(a.at_u.kind, [](float u) { return u; });
-                float own[State::HELD] = {};       // (q (.) u) . k of the rows of a leaf
+                float own[State::HELD] = {};   // (q (.) u) . k of the rows of a leaf
 #pragma unroll
                 for (int r = 0; r < State::N; r++) own[State::leaf(r)] = fmaf(q[r] * u[r], k[r], own[State::leaf(r)]);
                 S.template dot<false>(out, q, warps, lane, [&](int leaf, int j) { return fmaf(own[leaf], v[j], 0.f); });
@@ -208,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             S.add_outer(k, written);
         } else S.add_outer(k, v);
         if constexpr (LA_ERASE == 2) S.add_outer(b, predicted);
-        if constexpr (LA_ONE) store_state();          // on its way while the output is summed
+        if constexpr (LA_ONE) store_state();   // on its way while the output is summed
         if constexpr (LA_READ == 1)
             for (int reader = 0; reader < readers; reader++) read(reader);
     };

@@ -9,14 +9,15 @@
 #include "arguments/ops/StepSizeArguments.cuh"
 #include "attention/row_pieces.cuh"
 
-struct Row {                         // of a lane: which, where, and whether it is one
+struct Row {   // of a lane: which, where, and whether it is one
     u32 n, head, lane;
     bool valid;
     __device__ __forceinline__ explicit Row(const StepSizeArguments& a) {
         n = blockIdx.x * (256 / LA_LANES) + threadIdx.x / LA_LANES;
-        valid = n < a.rows;           // all lanes take part in the sums
+        valid = n < a.rows;   // all lanes take part in the sums
         if (!valid) n = 0;
-        head = n % a.heads; lane = threadIdx.x % LA_LANES;
+        head = n % a.heads;
+        lane = threadIdx.x % LA_LANES;
     }
     __device__ __forceinline__ const char* of(const Rows& x, const StepSizeArguments& a) const {
         const u32 token = n / a.heads;
@@ -37,7 +38,7 @@ LA_DEVICE float sigmoid(float x) {
 }
 
 struct Step {
-    float raw, soft, dt;             // NaN stays NaN
+    float raw, soft, dt;   // NaN stays NaN
     __device__ __forceinline__ Step(const StepSizeArguments& a, const Row& row) {
         if (a.dt_kind == 2) raw = ((const float*)a.dt)[row.n];
         else raw = a.dt_kind == 0 ? low_bf16(((const u16*)a.dt)[row.n]) : low_f16(((const u16*)a.dt)[row.n]);

@@ -1,13 +1,15 @@
-// Rows divided by their length, y = x / n, and the gradient, dx = (dy - y <y, dy>) / n, n = sqrt(|x|^2 + root^2); n = 0 counts as 1.
+// Rows divided by their length, y = x / n, and the gradient, dx = (dy - y <y, dy>) / n, n = sqrt(|x|^2 + root^2); n = 0
+// counts as 1.
 //
-// LA_LANES lanes hold a row, LA_PER numbers at a time; up to two arrays (q and k) in one launch. Sums are float32; a row whose
-// squares would vanish or overflow is multiplied by a power of 2 first.
+// LA_LANES lanes hold a row, LA_PER numbers at a time; up to two arrays (q and k) in one launch. Sums are float32; a
+// row whose squares would vanish or overflow is multiplied by a power of 2 first.
 #include "arguments/ops/UnitRowsArguments.cuh"
 #include "attention/row_pieces.cuh"
 
 // |x|^2 and, of a gradient, <x, dy> of a row
 template <bool VJP>
-LA_DEVICE void row_sums(const float (&x)[PIECES][LA_PER], const float (&dy)[VJP ? PIECES : 1][LA_PER], float& square, float& product) {
+LA_DEVICE void row_sums(const float (&x)[PIECES][LA_PER], const float (&dy)[VJP ? PIECES : 1][LA_PER], float& square,
+                        float& product) {
     square = product = 0.f;
 #pragma unroll
     for (int p = 0; p < PIECES; p++)
@@ -39,7 +41,9 @@ template <bool VJP> LA_DEVICE void divide(const UnitRowsArguments& a) {
     }
     row_sums<VJP>(x, dy, square, product);
     square += a.root * a.root;
-    float factor = square < 0x1p-100f ? 0x1p100f : square > 0x1p100f ? 0x1p-75f : 1.f;   // the same in all lanes of a row
+    float factor = square < 0x1p-100f  ? 0x1p100f
+                   : square > 0x1p100f ? 0x1p-75f
+                                       : 1.f;       // the same in all lanes of a row
     if (__any_sync(0xffffffffu, factor != 1.f)) {   // all lanes of a warp take part in the sums
 #pragma unroll
         for (int p = 0; p < PIECES; p++)
@@ -56,10 +60,15 @@ template <bool VJP> LA_DEVICE void divide(const UnitRowsArguments& a) {
     for (int p = 0; p < PIECES; p++) {
         const u32 at = (p * LA_LANES + lane) * LA_PER;
 #pragma unroll
-        for (int i = 0; i < LA_PER; i++) x[p][i] = (VJP ? (share * x[p][i] + dy[VJP ? p : 0][i]) * over * factor : x[p][i] * over);
+        for (int i = 0; i < LA_PER; i++)
+            x[p][i] = (VJP ? (share * x[p][i] + dy[VJP ? p : 0][i]) * over * factor : x[p][i] * over);
         if (valid && at < LA_K) store<LA_DTYPE>(of.y + ((i64)row * LA_K + at) * Element::BYTES, x[p]);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) unit_rows(const __grid_constant__ UnitRowsArguments a) { divide<false>(a); }
-extern "C" __global__ void __launch_bounds__(256) unit_rows_vjp(const __grid_constant__ UnitRowsArguments a) { divide<true>(a); }
+extern "C" __global__ void __launch_bounds__(256) unit_rows(const __grid_constant__ UnitRowsArguments a) {
+    divide<false>(a);
+}
+extern "C" __global__ void __launch_bounds__(256) unit_rows_vjp(const __grid_constant__ UnitRowsArguments a) {
+    divide<true>(a);
+}

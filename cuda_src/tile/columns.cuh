@@ -1,11 +1,13 @@
 // A few columns of a matrix of floats in the registers of one or more warps, and vectors along its rows and columns.
 //
-// LANES lanes lie side by side and GROUPS = 32 SPLIT / LANES groups of them, of SPLIT warps, one below the other. Lane l of
-// group g owns rows 4 g .. 4 g + 3 of every 4 GROUPS rows, and of the LANES PER columns it owns PER: those from PER l on if
-// WIDE (one access), else l, LANES + l, ... . A vector along the rows is held alike: each lane has its own rows' elements.
+// LANES lanes lie side by side and GROUPS = 32 SPLIT / LANES groups of them, of SPLIT warps, one below the other. Lane
+// l of group g owns rows 4 g .. 4 g + 3 of every 4 GROUPS rows, and of the LANES PER columns it owns PER: those from
+// PER l on if WIDE (one access), else l, LANES + l, ... . A vector along the rows is held alike: each lane has its own
+// rows' elements.
 //
-// Sums down the rows have one order for all LANES and SPLIT, and so the same bits: fours of rows i, i + LEAVES, ... are one
-// chain, a leaf; leaves are added to those LEAVES / 2 further on, these sums to those LEAVES / 4 further on, and so forth.
+// Sums down the rows have one order for all LANES and SPLIT, and so the same bits: fours of rows i, i + LEAVES, ... are
+// one chain, a leaf; leaves are added to those LEAVES / 2 further on, these sums to those LEAVES / 4 further on, and so
+// forth.
 #pragma once
 #include "tile/vec4.cuh"
 #include "tile/cross_warp.cuh"
@@ -15,12 +17,14 @@ constexpr int LEAVES = 8;
 // 8 and 4 bytes that this kernel may write later; prefetches those beside them to L2, or (ROW) a warp loads 256 itself
 template <bool ROW> LA_DEVICE uint2 load_eight_bytes(const void* p) {
     uint2 y;
-    if constexpr (ROW) asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(y.x), "=r"(y.y) : "l"(p) : "memory");
+    if constexpr (ROW)
+        asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(y.x), "=r"(y.y) : "l"(p) : "memory");
     else asm volatile("ld.global.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(y.x), "=r"(y.y) : "l"(p) : "memory");
     return y;
 }
 template <bool ROW> LA_DEVICE void store_eight_bytes(void* p, uint2 y) {
-    if constexpr (ROW) asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(y.x), "r"(y.y) : "memory");
+    if constexpr (ROW)
+        asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(y.x), "r"(y.y) : "memory");
     else *(uint2*)p = y;
 }
 LA_DEVICE u32 load_four_bytes(const void* p) {
@@ -30,9 +34,11 @@ LA_DEVICE u32 load_four_bytes(const void* p) {
 }
 template <int KIND> LA_DEVICE float low_half(u32 x) { return KIND == 0 ? low_bf16(x) : low_f16(x); }
 template <int KIND> LA_DEVICE float high_half(u32 x) { return KIND == 0 ? high_bf16(x) : high_f16(x); }
-template <int KIND> LA_DEVICE u32 pack_halves(float lo, float hi) { return KIND == 0 ? pack_bf16(lo, hi) : pack_f16(lo, hi); }
+template <int KIND> LA_DEVICE u32 pack_halves(float lo, float hi) {
+    return KIND == 0 ? pack_bf16(lo, hi) : pack_f16(lo, hi);
+}
 
-template <int ROWS, int GROUPS> struct RowVector {     // what a lane needs of ROWS numbers
+template <int ROWS, int GROUPS> struct RowVector {   // what a lane needs of ROWS numbers
     static constexpr int SPAN = 4 * GROUPS, N = (ROWS + SPAN - 1) / SPAN * 4;
     float x[N];
     __device__ __forceinline__ float operator[](int r) const { return x[r]; }
@@ -45,7 +51,8 @@ template <int KIND, int ROWS, int GROUPS, int WIDE> struct PackedRows {   // the
         const int row = group * 4;
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++)
-            x[i].template load<WIDE>(p + (i * SPAN + row) * bytes_of(KIND), ROWS % SPAN == 0 ? 4 : ROWS - i * SPAN - row);
+            x[i].template load<WIDE>(p + (i * SPAN + row) * bytes_of(KIND),
+                                     ROWS % SPAN == 0 ? 4 : ROWS - i * SPAN - row);
     }
     __device__ __forceinline__ float operator[](int r) const { return x[r >> 2][r & 3]; }
 };
@@ -77,8 +84,8 @@ template <int ROWS, int GROUPS, int WIDE> struct AnyRows {
 template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
     static_assert(PER == 4 || PER == 2, "one access of 16 or 8 bytes");
     static constexpr int GROUPS = 32 * SPLIT / LANES, SPAN = 4 * GROUPS, N = RowVector<ROWS, GROUPS>::N;
-    static constexpr int STEP = WIDE ? 1 : LANES;      // from one of a lane's columns to the next
-    static constexpr int HELD = LEAVES / GROUPS;       // leaves of a lane; its row r is in leaf(r) of them
+    static constexpr int STEP = WIDE ? 1 : LANES;   // from one of a lane's columns to the next
+    static constexpr int HELD = LEAVES / GROUPS;    // leaves of a lane; its row r is in leaf(r) of them
     static __device__ __forceinline__ constexpr int leaf(int r) { return (r >> 2) % HELD; }
     static_assert(GROUPS <= LEAVES && LEAVES % GROUPS == 0, "a lane has whole leaves");
     float x[N][PER];
@@ -98,7 +105,9 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
             if (ROWS % SPAN == 0 || lane / LANES * 4 + row < ROWS) f(r, row);
         }
     }
-    __device__ __forceinline__ void clear() { each([](int, int, float& y) { y = 0.f; }); }
+    __device__ __forceinline__ void clear() {
+        each([](int, int, float& y) { y = 0.f; });
+    }
     // p: the first of the columns in row 0; `columns` of them exist (WIDE: a multiple of PER); zeros for the rest.
     // PAST: past the L1 cache, of floats. Vec4 lanes are half of what memory hands out at once: neighbouring warps read
     // the rest. KIND: how elements are stored; 16 bits are widened here, and rounded, to nearest even, in `store`.
@@ -114,16 +123,24 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
                 if (column >= columns) return;
                 if constexpr (PER == 2)
                     asm volatile("ld.global.L2::256B.v2.f32 {%0, %1}, [%2];"
-                                 : "=f"(x[r][0]), "=f"(x[r][1]) : "l"(from) : "memory");
+                                 : "=f"(x[r][0]), "=f"(x[r][1])
+                                 : "l"(from)
+                                 : "memory");
                 else if constexpr (LANES < 8)
                     asm volatile("ld.global.L2::256B.v4.f32 {%0, %1, %2, %3}, [%4];"
-                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3]) : "l"(from) : "memory");
+                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3])
+                                 : "l"(from)
+                                 : "memory");
                 else if constexpr (PAST)
                     asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
-                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3]) : "l"(from) : "memory");
+                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3])
+                                 : "l"(from)
+                                 : "memory");
                 else
                     asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3]) : "l"(from) : "memory");
+                                 : "=f"(x[r][0]), "=f"(x[r][1]), "=f"(x[r][2]), "=f"(x[r][3])
+                                 : "l"(from)
+                                 : "memory");
             } else
 #pragma unroll
                 for (int j = 0; j < PER; j++)
@@ -142,11 +159,13 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
                 if constexpr (PER == 2)
                     asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x[r][0]), "f"(x[r][1]) : "memory");
                 else if constexpr (PAST && LANES == 8)
-                    asm volatile("st.global.L1::no_allocate.v4.f32 [%0], {%1, %2, %3, %4};"
-                                 ::"l"(to), "f"(x[r][0]), "f"(x[r][1]), "f"(x[r][2]), "f"(x[r][3]) : "memory");
+                    asm volatile("st.global.L1::no_allocate.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[r][0]),
+                                 "f"(x[r][1]), "f"(x[r][2]), "f"(x[r][3])
+                                 : "memory");
                 else
-                    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
-                                 ::"l"(to), "f"(x[r][0]), "f"(x[r][1]), "f"(x[r][2]), "f"(x[r][3]) : "memory");
+                    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[r][0]), "f"(x[r][1]),
+                                 "f"(x[r][2]), "f"(x[r][3])
+                                 : "memory");
             } else
 #pragma unroll
                 for (int j = 0; j < PER; j++)
@@ -154,14 +173,16 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
         });
     }
     // A row of a lane's columns in 16 bits; `count` columns exist from its first on.
-    template <int KIND> static __device__ __forceinline__ void load_narrow(float (&y)[PER], const u16* from, int count) {
+    template <int KIND> static __device__ __forceinline__ void load_narrow(float (&y)[PER], const u16* from,
+                                                                           int count) {
         if constexpr (WIDE) {
             if (count <= 0) return;
             u32 packed[2];
             if constexpr (PER == 2) packed[0] = load_four_bytes(from);
             else {
                 const uint2 both = load_eight_bytes<LANES == 32>(from);
-                packed[0] = both.x; packed[1] = both.y;
+                packed[0] = both.x;
+                packed[1] = both.y;
             }
 #pragma unroll
             for (int j = 0; j < PER; j += 2) {
@@ -183,13 +204,20 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
             for (int j = 0; j < PER; j++)
                 if (j * STEP < count) to[j * STEP] = (u16)pack_halves<KIND>(y[j], 0.f);
     }
-    __device__ __forceinline__ void scale(float z) { each([&](int, int, float& y) { y *= z; }); }
-    template <class Z> __device__ __forceinline__ void scale_rows(const Z& z) { each([&](int r, int, float& y) { y *= z[r]; }); }
-    __device__ __forceinline__ void scale_columns(const float (&z)[PER]) { each([&](int, int j, float& y) { y *= z[j]; }); }
-    // This lane's columns of z X, z along the rows, each leaf begun with start(leaf of the lane, column): in all warps or,
-    // without ALL, in the first.
+    __device__ __forceinline__ void scale(float z) {
+        each([&](int, int, float& y) { y *= z; });
+    }
+    template <class Z> __device__ __forceinline__ void scale_rows(const Z& z) {
+        each([&](int r, int, float& y) { y *= z[r]; });
+    }
+    __device__ __forceinline__ void scale_columns(const float (&z)[PER]) {
+        each([&](int, int j, float& y) { y *= z[j]; });
+    }
+    // This lane's columns of z X, z along the rows, each leaf begun with start(leaf of the lane, column): in all warps
+    // or, without ALL, in the first.
     template <bool ALL, class Z, class F>
-    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, CrossWarpSum<SPLIT, PER>& warps, int lane, F start) const {
+    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, CrossWarpSum<SPLIT, PER>& warps, int lane,
+                                        F start) const {
         float part[HELD][PER];
 #pragma unroll
         for (int m = 0; m < HELD; m++)
@@ -216,7 +244,8 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
                 for (int d = 16; d >= LANES; d >>= 1) sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], d);
     }
     template <bool ALL, class Z>
-    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, CrossWarpSum<SPLIT, PER>& warps, int lane) const {
+    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, CrossWarpSum<SPLIT, PER>& warps,
+                                        int lane) const {
         dot<ALL>(sum, z, warps, lane, [](int, int) { return 0.f; });
     }
     // X += y^T z

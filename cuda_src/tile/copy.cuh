@@ -25,7 +25,9 @@ template <int BYTES> LA_DEVICE void copy_out(void* to, u32 from, bool valid) {
     if constexpr (BYTES == 16) {
         u32 a, b, c, d;
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from));
-        if (valid) asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+        if (valid)
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+                         : "memory");
     } else if constexpr (BYTES == 8) {
         u32 a, b;
         asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from));

@@ -1,15 +1,18 @@
-// Cross-warp reduction: SPLIT warps store their parts of a sum, PER a lane, and load those of the others, with one barrier a sum.
+// Cross-warp reduction: SPLIT warps store their parts of a sum, PER a lane, and load those of the others, with one
+// barrier a sum.
 //
-// Two buffers in turn: a warp that writes to one again has passed the barrier of the other, which no warp reaches before it has
-// read the first.
+// Two buffers in turn: a warp that writes to one again has passed the barrier of the other, which no warp reaches
+// before it has read the first.
 #pragma once
 #include "tile/types.cuh"
 
-template <int PER> struct alignas(4 * PER) Part { float x[PER]; };
+template <int PER> struct alignas(4 * PER) Part {
+    float x[PER];
+};
 template <int SPLIT, int PER> struct CrossWarpSum {
     typedef ::Part<PER> Part;
-    Part (*buffer)[SPLIT][32];      // of two
-    int warp, barrier, phase;       // of the SPLIT; number of the barrier; the buffer to write to
+    Part (*buffer)[SPLIT][32];   // of two
+    int warp, barrier, phase;    // of the SPLIT; number of the barrier; the buffer to write to
     // x: the sum over the warps, in all of them or, without ALL, in the first
     template <bool ALL> __device__ __forceinline__ void sum(float (&x)[PER], int lane) {
         Part partial, other[SPLIT];
@@ -33,9 +36,9 @@ template <int SPLIT, int PER> struct CrossWarpSum {
     }
 };
 
-template <int PER> struct CrossWarpSum<1, PER> {       // a warp alone
+template <int PER> struct CrossWarpSum<1, PER> {   // a warp alone
     typedef ::Part<PER> Part;
     Part (*buffer)[1][32];
-    int warp, barrier, phase;       // 0
+    int warp, barrier, phase;   // 0
     template <bool ALL> __device__ __forceinline__ void sum(float (&)[PER], int) {}
 };

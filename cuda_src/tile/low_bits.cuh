@@ -2,7 +2,8 @@
 //
 //     x = hi + (n - 8) u / 16 to u / 32,       u: a unit in hi's last place
 //
-// and to u / 16 where n would be 16. A bfloat16 is x = hi. It is the upper half of a float's bits: n is the rounded upper end of the lower half.
+// and to u / 16 where n would be 16. A bfloat16 is x = hi. It is the upper half of a float's bits: n is the rounded
+// upper end of the lower half.
 #pragma once
 #include "tile/types.cuh"
 
@@ -23,7 +24,8 @@ LA_DEVICE u32 low_bits(const float (&x)[4], const float (&y)[4]) {
     for (int i = 0; i < 4; i++) {
         const float (&from)[4] = i < 2 ? x : y;
         const u32 halves = __byte_perm(below_ties(from[2 * (i & 1)]), below_ties(from[2 * (i & 1) + 1]), 0x5410);
-        const u32 rounded = least_of_halves(halves, 0x77fe77feu) + 0x08000800u;   // and no carry makes 0x8000 of an upper half
+        const u32 rounded =
+            least_of_halves(halves, 0x77fe77feu) + 0x08000800u;   // and no carry makes 0x8000 of an upper half
         word ^= rounded >> 4 * i & 0xf000f000u >> 4 * i;
     }
     return word;
@@ -31,10 +33,12 @@ LA_DEVICE u32 low_bits(const float (&x)[4], const float (&y)[4]) {
 // pair i of bfloat16 with its bits, as floats
 LA_DEVICE float2 with_low_bits(u32 pair, u32 word, int i) {
     const u32 low = word << 4 * i & 0xf000f000u;
-    return {__uint_as_float(__byte_perm(low, pair, 0x5410) - 0x8000u), __uint_as_float(__byte_perm(low, pair, 0x7632) - 0x8000u)};
+    return {__uint_as_float(__byte_perm(low, pair, 0x5410) - 0x8000u),
+            __uint_as_float(__byte_perm(low, pair, 0x7632) - 0x8000u)};
 }
 
-// Of a matrix of 128 x 128 that eight warps hold, 16 rows each: bytes of 64 columns, four words a lane, by warps and lanes; of all
+// Of a matrix of 128 x 128 that eight warps hold, 16 rows each: bytes of 64 columns, four words a lane, by warps and
+// lanes; of all
 constexpr int LOW_BITS_PANEL = 8 * 32 * 16, LOW_BITS_SIZE = 2 * LOW_BITS_PANEL;
 LA_DEVICE void store_low_bits(char* to, const float (&x)[16][4], int panels, int warp, int lane) {
 #pragma unroll

@@ -10,18 +10,22 @@
 #include "tile/shared.cuh"
 
 LA_DEVICE void mma_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 LA_DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 LA_DEVICE void mma_tf32(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 // both halves of 16 columns, operands in the order above
 LA_DEVICE void mma_tf32(float (&c)[4], const u32 (&a)[8], const u32 (&b)[4]) {
@@ -33,11 +37,17 @@ LA_DEVICE void mma_tf32(float (&c)[4], const u32 (&a)[8], const u32 (&b)[4]) {
 struct Bfloat16 {
     static constexpr int BYTES = 2, GRAM_BYTES = 2;   // of an element; of an element of a gram matrix in shared memory
     static constexpr bool EXACT = false;
-    struct A { u32 x[4]; };
-    struct B { u32 x[2]; };
+    struct A {
+        u32 x[4];
+    };
+    struct B {
+        u32 x[2];
+    };
     typedef A Raw;   // an A operand as loaded
     static __device__ __forceinline__ Raw raw(const u32 (&x)[4]) { return {{x[0], x[1], x[2], x[3]}}; }
-    static __device__ __forceinline__ float value(const Raw& r, int i) { return i & 1 ? high_bf16(r.x[i >> 1]) : low_bf16(r.x[i >> 1]); }
+    static __device__ __forceinline__ float value(const Raw& r, int i) {
+        return i & 1 ? high_bf16(r.x[i >> 1]) : low_bf16(r.x[i >> 1]);
+    }
     static __device__ __forceinline__ A operand(const Raw& r) { return r; }
     static __device__ __forceinline__ A operand(const float (&f)[8]) {
         return {{pack_bf16(f[0], f[1]), pack_bf16(f[2], f[3]), pack_bf16(f[4], f[5]), pack_bf16(f[6], f[7])}};
@@ -51,28 +61,43 @@ struct Bfloat16 {
 struct Half {
     static constexpr int BYTES = 2;
     static constexpr bool EXACT = false;
-    struct A { u32 x[4]; };
-    struct B { u32 x[2]; };
+    struct A {
+        u32 x[4];
+    };
+    struct B {
+        u32 x[2];
+    };
     typedef A Raw;
     static __device__ __forceinline__ Raw raw(const u32 (&x)[4]) { return {{x[0], x[1], x[2], x[3]}}; }
-    static __device__ __forceinline__ float value(const Raw& r, int i) { return i & 1 ? high_f16(r.x[i >> 1]) : low_f16(r.x[i >> 1]); }
+    static __device__ __forceinline__ float value(const Raw& r, int i) {
+        return i & 1 ? high_f16(r.x[i >> 1]) : low_f16(r.x[i >> 1]);
+    }
     static __device__ __forceinline__ A operand(const float (&f)[8]) {
         return {{pack_f16(f[0], f[1]), pack_f16(f[2], f[3]), pack_f16(f[4], f[5]), pack_f16(f[6], f[7])}};
     }
     static __device__ __forceinline__ A operand(const Raw& r) { return r; }
     static __device__ __forceinline__ B column(u32 x0, u32 x1) { return {{x0, x1}}; }
-    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { mma_f16(c, a.x, b.x[0], b.x[1]); }
+    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) {
+        mma_f16(c, a.x, b.x[0], b.x[1]);
+    }
 };
 
 // float16: as tf32, which holds it exactly and has float32's range, so that a state never overflows
 struct Float16 {
     static constexpr int BYTES = 2, GRAM_BYTES = 4;
     static constexpr bool EXACT = false;
-    struct A { u32 x[8]; };
-    struct B { u32 x[4]; };
-    struct Raw { float x[8]; };
+    struct A {
+        u32 x[8];
+    };
+    struct B {
+        u32 x[4];
+    };
+    struct Raw {
+        float x[8];
+    };
     static __device__ __forceinline__ Raw raw(const u32 (&x)[4]) {
-        return {{low_f16(x[0]), high_f16(x[0]), low_f16(x[1]), high_f16(x[1]), low_f16(x[2]), high_f16(x[2]), low_f16(x[3]), high_f16(x[3])}};
+        return {{low_f16(x[0]), high_f16(x[0]), low_f16(x[1]), high_f16(x[1]), low_f16(x[2]), high_f16(x[2]),
+                 low_f16(x[3]), high_f16(x[3])}};
     }
     static __device__ __forceinline__ float value(const Raw& r, int i) { return r.x[i]; }
     static __device__ __forceinline__ A operand(const float (&f)[8]) {
@@ -91,7 +116,8 @@ struct Float16 {
         return {{round_tf32(f[0]), round_tf32(f[1]), round_tf32(f[2]), round_tf32(f[3])}};
     }
     static __device__ __forceinline__ B column(u32 x0, u32 x1) {
-        return {{__float_as_uint(low_f16(x0)), __float_as_uint(high_f16(x0)), __float_as_uint(low_f16(x1)), __float_as_uint(high_f16(x1))}};
+        return {{__float_as_uint(low_f16(x0)), __float_as_uint(high_f16(x0)), __float_as_uint(low_f16(x1)),
+                 __float_as_uint(high_f16(x1))}};
     }
     static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { mma_tf32(c, a.x, b.x); }
     static __device__ __forceinline__ u32 pair(float x, float y) { return pack_f16(x, y); }
@@ -103,21 +129,31 @@ struct Tfloat32 {
     static constexpr bool EXACT = false;
     typedef Float16::A A;
     typedef Float16::B B;
-    struct Raw { float x[8]; };
+    struct Raw {
+        float x[8];
+    };
     static __device__ __forceinline__ float value(const Raw& r, int i) { return r.x[i]; }
     static __device__ __forceinline__ A operand(const float (&f)[8]) { return Float16::operand(f); }
     static __device__ __forceinline__ A operand(const Raw& r) { return Float16::operand(r.x); }
     static __device__ __forceinline__ B column(const float (&f)[4]) { return Float16::column(f); }
-    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) { Float16::multiply(c, a, b); }
+    static __device__ __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) {
+        Float16::multiply(c, a, b);
+    }
 };
 
 // float32: x = hi + lo in tf32, and A B = lo hi + hi lo + hi hi to 2^-21
 struct Float32 {
     static constexpr int BYTES = 4, GRAM_BYTES = 4;
     static constexpr bool EXACT = true;
-    struct A { u32 hi[8], lo[8]; };
-    struct B { u32 hi[4], lo[4]; };
-    struct Raw { float x[8]; };
+    struct A {
+        u32 hi[8], lo[8];
+    };
+    struct B {
+        u32 hi[4], lo[4];
+    };
+    struct Raw {
+        float x[8];
+    };
     static __device__ __forceinline__ float value(const Raw& r, int i) { return r.x[i]; }
     static __device__ __forceinline__ A operand(const float (&f)[8]) {
         A a;
@@ -140,7 +176,9 @@ struct Float32 {
 };
 
 // C += A B for TILES tiles of 16 rows and the two tiles i, i + 1 of 8 columns.
-template <class E, int TILES, int N> LA_DEVICE void multiply_pair(float (&c)[TILES][N][4], int i, const typename E::A (&a)[TILES], const typename E::B (&b)[2]) {
+template <class E, int TILES, int N> LA_DEVICE void multiply_pair(float (&c)[TILES][N][4], int i,
+                                                                  const typename E::A (&a)[TILES],
+                                                                  const typename E::B (&b)[2]) {
 #pragma unroll
     for (int m = 0; m < TILES; m++) {
         E::multiply(c[m][i], a[m], b[0]);
@@ -150,14 +188,16 @@ template <class E, int TILES, int N> LA_DEVICE void multiply_pair(float (&c)[TIL
 
 // Tensor cores truncate what they add, and what they cut off a long sum adds up. Two remedies for Float32:
 // C += A B with the products of second terms, which are small, in a sum of their own: a third of the truncations of C
-template <class E> LA_DEVICE void multiply_terms(float (&c)[4], float (&rest)[4], const typename E::A& a, const typename E::B& b) {
+template <class E> LA_DEVICE void multiply_terms(float (&c)[4], float (&rest)[4], const typename E::A& a,
+                                                 const typename E::B& b) {
     if constexpr (E::EXACT) {
         mma_tf32(rest, a.lo, b.hi);
         mma_tf32(rest, a.hi, b.lo);
         mma_tf32(c, a.hi, b.hi);
     } else E::multiply(c, a, b);
 }
-// tiles i, i + 1 of C += what f(d0, d1) adds to two tiles: with APART f begins with zeros, and its sum is added to C rounded
+// tiles i, i + 1 of C += what f(d0, d1) adds to two tiles: with APART f begins with zeros, and its sum is added to C
+// rounded
 template <bool APART, int N, class F> LA_DEVICE void add_products(float (&c)[N][4], int i, F f) {
     if constexpr (APART) {
         float d[2][4] = {};
@@ -177,8 +217,10 @@ template <class E, class X> LA_DEVICE typename E::Raw load_a_rows(u32 base, int 
         return E::raw(x);
     } else {
         const int r = lane >> 2, c = (lane & 3) * 2;
-        const float2 a = load_shared2(base + X::block_at(row, column, r, c)), b = load_shared2(base + X::block_at(row + 8, column, r, c));
-        const float2 d = load_shared2(base + X::block_at(row, column + 8, r, c)), e = load_shared2(base + X::block_at(row + 8, column + 8, r, c));
+        const float2 a = load_shared2(base + X::block_at(row, column, r, c)),
+                     b = load_shared2(base + X::block_at(row + 8, column, r, c));
+        const float2 d = load_shared2(base + X::block_at(row, column + 8, r, c)),
+                     e = load_shared2(base + X::block_at(row + 8, column + 8, r, c));
         return {{a.x, a.y, b.x, b.y, d.x, d.y, e.x, e.y}};
     }
 }
@@ -186,20 +228,23 @@ template <class E, class X> LA_DEVICE typename E::Raw load_a_rows(u32 base, int 
 template <class E, class X> LA_DEVICE typename E::Raw load_a_columns(u32 base, int row, int column, int lane) {
     if constexpr (X::BYTES == 2) {
         u32 x[4];
-        load_matrix_transposed(x, base + X::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1));
+        load_matrix_transposed(
+            x, base + X::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1));
         return E::raw(x);
     } else {
         const int r = (lane & 3) * 2, c = lane >> 2;
         typename E::Raw a;
 #pragma unroll
-        for (int i = 0; i < 8; i++) a.x[i] = load_shared(base + X::block_at(row + (i & 4) * 2, column + (i & 2) * 4, r + (i & 1), c));
+        for (int i = 0; i < 8; i++)
+            a.x[i] = load_shared(base + X::block_at(row + (i & 4) * 2, column + (i & 2) * 4, r + (i & 1), c));
         return a;
     }
 }
 // a B tile = X[row.., column..]^T of 32-bit elements: 8 rows of X are the columns of B; row is a multiple of 8
 template <class E, class X> LA_DEVICE void load_b_row(typename E::B& b, u32 base, int row, int column, int lane) {
     const int r = lane >> 2, c = (lane & 3) * 2;
-    const float2 x = load_shared2(base + X::block_at(row, column, r, c)), y = load_shared2(base + X::block_at(row, column + 8, r, c));
+    const float2 x = load_shared2(base + X::block_at(row, column, r, c)),
+                 y = load_shared2(base + X::block_at(row, column + 8, r, c));
     const float f[4] = {x.x, x.y, y.x, y.y};
     b = E::column(f);
 }
@@ -216,7 +261,8 @@ template <class E, class X> LA_DEVICE void load_b_rows(typename E::B (&b)[2], u3
     }
 }
 // two B tiles = X[row.., column..]
-template <class E, class X> LA_DEVICE void load_b_columns(typename E::B (&b)[2], u32 base, int row, int column, int lane) {
+template <class E, class X> LA_DEVICE void load_b_columns(typename E::B (&b)[2], u32 base, int row, int column,
+                                                          int lane) {
     if constexpr (X::BYTES == 2) {
         u32 x[4];
         load_matrix_transposed(x, base + X::block_piece(row, column / 8, lane & 15, lane >> 4));
@@ -228,7 +274,8 @@ template <class E, class X> LA_DEVICE void load_b_columns(typename E::B (&b)[2],
             const int r = (lane & 3) * 2, c = lane >> 2;
             float f[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) f[i] = load_shared(base + X::block_at(row + (i >> 1) * 8, column + n * 8, r + (i & 1), c));
+            for (int i = 0; i < 4; i++)
+                f[i] = load_shared(base + X::block_at(row + (i >> 1) * 8, column + n * 8, r + (i & 1), c));
             b[n] = E::column(f);
         }
     }

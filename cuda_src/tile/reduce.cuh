@@ -26,8 +26,8 @@ template <int D, int HALF, int N> LA_DEVICE void exchange_half(float (&x)[N], in
         x[i] = own + __shfl_xor_sync(0xffffffffu, sent, D);
     }
 }
-// Sums over the eight lanes that share lane & 3, N values a lane (a multiple of 8): each is left with one eighth of the N
-// sums, in x[0 .. N / 8).
+// Sums over the eight lanes that share lane & 3, N values a lane (a multiple of 8): each is left with one eighth of the
+// N sums, in x[0 .. N / 8).
 template <int N> LA_DEVICE void column_sums(float (&x)[N], int lane) {
     static_assert(N % 8 == 0, "N values over 8 lanes");
     exchange_half<4, N / 2>(x, lane);

@@ -88,5 +88,11 @@ LA_DEVICE void store_shared2(u32 a, float x, float y) {
 LA_DEVICE void store_shared_u32(u32 a, u32 x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(a), "r"(x) : "memory"); }
 
 // an opaque copy of a value: what the compiler derives from it is recomputed where it is used, not held over a loop
-LA_DEVICE u32 opaque(u32 x) { asm volatile("" : "+r"(x)); return x; }
-LA_DEVICE i64 opaque64(i64 x) { asm volatile("" : "+l"(x)); return x; }
+LA_DEVICE u32 opaque(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+LA_DEVICE i64 opaque64(i64 x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}

@@ -3,12 +3,16 @@
 #include "tile/types.cuh"
 
 constexpr int bytes_of(int kind) { return kind == 2 ? 4 : 2; }
-template <int KIND> struct StoredAs { typedef u16 type; };
-template <> struct StoredAs<2> { typedef float type; };
+template <int KIND> struct StoredAs {
+    typedef u16 type;
+};
+template <> struct StoredAs<2> {
+    typedef float type;
+};
 
 LA_DEVICE u16 load_u16(const void* p) {
     u16 r;
-#ifdef LA_CALLS    // the kernel may have written it
+#ifdef LA_CALLS   // the kernel may have written it
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(r) : "l"(p) : "memory");
 #else
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));
@@ -28,10 +32,14 @@ template <int KIND> struct Vec4 {
         if constexpr (WIDE) {
             if constexpr (KIND == 2) {
                 const uint4 y = count > 0 ? *(const uint4*)p : uint4{0, 0, 0, 0};
-                x[0] = y.x; x[1] = y.y; x[2] = y.z; x[3] = y.w;
+                x[0] = y.x;
+                x[1] = y.y;
+                x[2] = y.z;
+                x[3] = y.w;
             } else {
                 const uint2 y = count > 0 ? *(const uint2*)p : uint2{0, 0};
-                x[0] = y.x; x[1] = y.y;
+                x[0] = y.x;
+                x[1] = y.y;
             }
         } else if constexpr (KIND == 2) {
 #pragma unroll
@@ -39,7 +47,8 @@ template <int KIND> struct Vec4 {
         } else {
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                x[j] = (2 * j < count ? load_u16(p + 4 * j) : 0u) | (2 * j + 1 < count ? (u32)load_u16(p + 4 * j + 2) << 16 : 0u);
+                x[j] = (2 * j < count ? load_u16(p + 4 * j) : 0u) |
+                       (2 * j + 1 < count ? (u32)load_u16(p + 4 * j + 2) << 16 : 0u);
         }
     }
     __device__ __forceinline__ float operator[](int j) const {
@@ -53,10 +62,13 @@ template <int KIND> struct Vec4 {
 struct AnyElement {
     u32 x;
     __device__ __forceinline__ void load(const char* p, int kind) {
-        asm volatile("{ .reg .pred wide;\n"
-                     "setp.eq.s32 wide, %2, 2;\n"
-                     "@wide ld.global.u32 %0, [%1];\n"
-                     "@!wide ld.global.u16 %0, [%1]; }" : "=r"(x) : "l"(p), "r"(kind));
+        asm volatile(
+            "{ .reg .pred wide;\n"
+            "setp.eq.s32 wide, %2, 2;\n"
+            "@wide ld.global.u32 %0, [%1];\n"
+            "@!wide ld.global.u16 %0, [%1]; }"
+            : "=r"(x)
+            : "l"(p), "r"(kind));
     }
     template <int KIND> __device__ __forceinline__ float as() const {
         return KIND == 2 ? __uint_as_float(x) : KIND == 0 ? low_bf16(x) : low_f16(x);
@@ -69,19 +81,22 @@ template <int WIDE> struct AnyVec4 {
     template <bool ALL> __device__ __forceinline__ void load(const char* p, int at, int count, int kind) {
         if constexpr (!ALL) x[0] = x[1] = x[2] = x[3] = 0;
         if constexpr (WIDE && ALL)
-            asm volatile("{ .reg .pred wide, narrow;\n"
-                         "setp.eq.s32 wide|narrow, %6, 2;\n"
-                         "@wide ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                         "@narrow ld.global.v2.u32 {%0, %1}, [%5]; }"
-                         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p + at * 4), "l"(p + at * 2), "r"(kind));
+            asm volatile(
+                "{ .reg .pred wide, narrow;\n"
+                "setp.eq.s32 wide|narrow, %6, 2;\n"
+                "@wide ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                "@narrow ld.global.v2.u32 {%0, %1}, [%5]; }"
+                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                : "l"(p + at * 4), "l"(p + at * 2), "r"(kind));
         else if constexpr (WIDE)
-            asm volatile("{ .reg .pred some, wide, narrow;\n"
-                         "setp.gt.s32 some, %6, 0;\n"
-                         "setp.eq.and.s32 wide|narrow, %7, 2, some;\n"
-                         "@wide ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                         "@narrow ld.global.v2.u32 {%0, %1}, [%5]; }"
-                         : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
-                         : "l"(p + at * 4), "l"(p + at * 2), "r"(count), "r"(kind));
+            asm volatile(
+                "{ .reg .pred some, wide, narrow;\n"
+                "setp.gt.s32 some, %6, 0;\n"
+                "setp.eq.and.s32 wide|narrow, %7, 2, some;\n"
+                "@wide ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                "@narrow ld.global.v2.u32 {%0, %1}, [%5]; }"
+                : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
+                : "l"(p + at * 4), "l"(p + at * 2), "r"(count), "r"(kind));
         else
 #pragma unroll
             for (int j = 0; j < 4; j++)

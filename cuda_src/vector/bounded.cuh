@@ -1,10 +1,13 @@
-// The producers of a scan whose gates are declared to be so small that no channel loses more than 64 nats in a chunk: one reference,
-// the state before the chunk, for all of its rows. With Pre_i = a_0 .. a_i = e^(g_0 + .. + g_i), sums of numbers of one sign,
+// The producers of a scan whose gates are declared to be so small that no channel loses more than 64 nats in a chunk:
+// one reference, the state before the chunk, for all of its rows. With Pre_i = a_0 .. a_i = e^(g_0 + .. + g_i), sums of
+// numbers of one sign,
 //
-//     Qg = q Pre     Kq = k / Pre     P = lower triangle of Qg Kq^T     out = scale (Qg S + P V)     S <- diag(Pre_63) (S + Kq^T V)
+//     Qg = q Pre     Kq = k / Pre     P = lower triangle of Qg Kq^T     out = scale (Qg S + P V)     S <- diag(Pre_63)
+//     (S + Kq^T V)
 //
-// so that P is one product of whole tiles. Qg goes over q, Kq over k, in P it is two terms, of which the second goes over g; P, in two terms
-// as well, goes over that. A warpgroup makes a chunk by itself, two take turns; a warp has 32 of its rows and 64 channels.
+// so that P is one product of whole tiles. Qg goes over q, Kq over k, in P it is two terms, of which the second goes
+// over g; P, in two terms as well, goes over that. A warpgroup makes a chunk by itself, two take turns; a warp has 32
+// of its rows and 64 channels.
 //
 // A segment in which some channel does lose more is flagged, left and redone as a whole by the exact form.
 #pragma once
@@ -12,7 +15,8 @@
 #include "vector/parts.cuh"
 
 static_assert(!LA_EXACT && !LA_BEFORE && !LA_BONUS, "queries read each token after its own write");
-constexpr float LEAST_SUM = -93.f;   // of g / ln 2 over a chunk: 1 / Pre and Pre times a query of 2^-33 are normal numbers
+constexpr float LEAST_SUM =
+    -93.f;   // of g / ln 2 over a chunk: 1 / Pre and Pre times a query of 2^-33 are normal numbers
 
 LA_DEVICE float2 add_gate(float2 sum, float2 g) { return {fmaf(g.x, LOG2_E, sum.x), fmaf(g.y, LOG2_E, sum.y)}; }
 LA_DEVICE float2 decay_of_sum(float2 s) { return {exp2_approx(s.x), exp2_approx(s.y)}; }
@@ -20,7 +24,9 @@ LA_DEVICE float2 decay_of_sum(float2 s) { return {exp2_approx(s.x), exp2_approx(
 // A warp's place in a chunk: rows 32 half + 0..31, channels 64 panel + 2 lane and the next
 struct Quarter {
     int half, panel, lane;
-    __device__ __forceinline__ u32 gates(const Tiles& t, int row) const { return gates_of(t.gates, 0, panel, lane) + row * 128; }
+    __device__ __forceinline__ u32 gates(const Tiles& t, int row) const {
+        return gates_of(t.gates, 0, panel, lane) + row * 128;
+    }
 };
 // the sum of rows 0 .. 31, which the lower half begins with
 LA_DEVICE float2 sum_before(const Tiles& t, const Quarter& me) {
@@ -63,7 +69,8 @@ LA_DEVICE void multiply_bounded(float (&p)[8][4], const Tiles& t) {
 #pragma unroll
     for (int d = 0; d < 8; d++) product_ABt(p, q + Tokens::along(d), k + Tokens::along(d), d > 0);
 #pragma unroll
-    for (int d = 0; d < 8; d++) product_ABt(p, rests + (d >> 2) * (QUOTIENTS >> 4) + (d & 3) * 2, k + Tokens::along(d), true);
+    for (int d = 0; d < 8; d++)
+        product_ABt(p, rests + (d >> 2) * (QUOTIENTS >> 4) + (d & 3) * 2, k + Tokens::along(d), true);
     products_commit();
     products_wait<0>();
     accumulator_fence(p);
@@ -117,13 +124,18 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             const int s = step % STAGES, count = traversal.count(traversal.first + step - begin);
             const Tiles tiles = tiles_of(shared, s);
             bar.wait_full(step);
-            if (LA_RAGGED) barrier_wait(bar.values(step & 1), step >> 1 & 1);   // at every chunk of the group's, so that it knows each phase
+            if (LA_RAGGED)
+                barrier_wait(bar.values(step & 1),
+                             step >> 1 & 1);   // at every chunk of the group's, so that it knows each phase
             if (LA_RAGGED && count < C) {
 #pragma unroll
-                for (int block = 0; block < 2; block++) clear_tail(tiles, values_at(shared, step), count, 4 * me.half + 2 * block + me.panel, lane);
+                for (int block = 0; block < 2; block++)
+                    clear_tail(tiles, values_at(shared, step), count, 4 * me.half + 2 * block + me.panel, lane);
                 group_barrier(3 + group);
             }
-            if (!stops.at(s, n) && make_bounded(tiles, me, group, number)) {   // else nothing is made: the traversal has been left at this stage
+            if (!stops.at(s, n) &&
+                make_bounded(tiles, me, group,
+                             number)) {   // else nothing is made: the traversal has been left at this stage
                 parts.flag(n);
                 stops.set(s, n);
             }

@@ -1,22 +1,23 @@
 // The scaled copies of q and k that a chunk's products take, each rounded once: no exponent is positive but in 1 / Pre.
 //
-//     Qg = q Pre E in place of q      Kd = k Suf T in place of k      -Kc = -k Pre E      E, T: decay of the blocks before, behind
-//     P on the diagonal: q Pre h against k / (Pre h), in place of g
-//     P off the diagonal: q Pre h against k Suf, with the decay of the block between where one is between
+//     Qg = q Pre E in place of q      Kd = k Suf T in place of k      -Kc = -k Pre E      E, T: decay of the blocks
+//     before, behind P on the diagonal: q Pre h against k / (Pre h), in place of g P off the diagonal: q Pre h against
+//     k Suf, with the decay of the block between where one is between
 //
-// Scratch, tiles of 16 rows by 128 channels: q Pre h of the last QUERIES blocks; q Pre h D_2 of block 3; k Suf of block 0; the same
-// times D_1; k Suf of blocks 1, 2. With all four blocks of queries, what rounding leaves of these: they are two terms. Where a backward
-// follows, keys too but those of two blocks away: what is left of k Suf, and of k / (Pre h), in float32 log decays' other half.
+// Scratch, tiles of 16 rows by 128 channels: q Pre h of the last QUERIES blocks; q Pre h D_2 of block 3; k Suf of block
+// 0; the same times D_1; k Suf of blocks 1, 2. With all four blocks of queries, what rounding leaves of these: they are
+// two terms. Where a backward follows, keys too but those of two blocks away: what is left of k Suf, and of k / (Pre
+// h), in float32 log decays' other half.
 #pragma once
 #include "vector/decay.cuh"
 
-#ifndef LA_EXACT    // 0: flags what needs the exact path. 1: that path, for what was flagged
+#ifndef LA_EXACT   // 0: flags what needs the exact path. 1: that path, for what was flagged
 #define LA_EXACT 0
 #endif
-#ifndef LA_BONUS    // 1: a token reads its own write with a bonus u
+#ifndef LA_BONUS   // 1: a token reads its own write with a bonus u
 #define LA_BONUS 0
 #endif
-#ifndef LA_KEEP     // 1: stores what the backward reads: the state before each chunk, P (and U)
+#ifndef LA_KEEP   // 1: stores what the backward reads: the state before each chunk, P (and U)
 #define LA_KEEP 0
 #endif
 #ifndef LA_TWO_TERM_KEYS   // 1: a backward follows, whether what it reads is stored or not
@@ -25,16 +26,22 @@
 
 // QUOTIENTS_IN_SCRATCH: second terms of k / (Pre h), else in the other half of the log decays
 template <int QUERIES> struct Scratch {
-    static constexpr bool TWO_TERMS = QUERIES == 4, TWO_TERM_KEYS = TWO_TERMS && LA_TWO_TERM_KEYS, QUOTIENTS_IN_SCRATCH = TWO_TERM_KEYS && LA_GATE != 2;
-    static constexpr int REST = QUERIES + 5, KEY_REST = REST + (TWO_TERMS ? 4 : 0), QUOTIENT_REST = KEY_REST + (TWO_TERM_KEYS ? 3 : 0);
-    static constexpr int TILES = QUOTIENT_REST + (QUOTIENTS_IN_SCRATCH ? 4 : 0), PANEL_BYTES = TILES * BLOCK_BYTES, SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
-    static constexpr int query(int block) { return block - 4 + QUERIES; }   // negative: it has none
+    static constexpr bool TWO_TERMS = QUERIES == 4, TWO_TERM_KEYS = TWO_TERMS && LA_TWO_TERM_KEYS,
+                          QUOTIENTS_IN_SCRATCH = TWO_TERM_KEYS && LA_GATE != 2;
+    static constexpr int REST = QUERIES + 5, KEY_REST = REST + (TWO_TERMS ? 4 : 0),
+                         QUOTIENT_REST = KEY_REST + (TWO_TERM_KEYS ? 3 : 0);
+    static constexpr int TILES = QUOTIENT_REST + (QUOTIENTS_IN_SCRATCH ? 4 : 0), PANEL_BYTES = TILES * BLOCK_BYTES,
+                         SIZE = 2 * PANEL_BYTES, FAR_QUERY = QUERIES;
+    static constexpr int query(int block) { return block - 4 + QUERIES; }                 // negative: it has none
     static constexpr int key(int block) { return FAR_QUERY + (block ? block + 2 : 1); }   // of blocks 0..2
     static constexpr int FAR_KEY = FAR_QUERY + 2;
 };
 
-// What a warp scales: addresses of a chunk's tiles, scratch, decays of blocks; -Kc, dots with the bonus; the decay of the chunk
-struct Tiles { u32 q, k, gates, scratch, decays, keys, bonus, all; };
+// What a warp scales: addresses of a chunk's tiles, scratch, decays of blocks; -Kc, dots with the bonus; the decay of
+// the chunk
+struct Tiles {
+    u32 q, k, gates, scratch, decays, keys, bonus, all;
+};
 
 LA_DEVICE float sum_of_eight(float (&x)[8], int lane) {   // the sum over the warp of value row_of_sum(lane)
     exchange_half<1, 4>(x, lane);
@@ -77,13 +84,17 @@ LA_DEVICE void store_bonus(u32 to, int first, const u32 (&q)[8], const u32 (&k)[
     const float sum = sum_of_eight(x, lane);
     if (lane < 8) store_shared(to + (first + row_of_sum(lane)) * 4, sum);
 }
-// Eight rows from row `first` on: h Pre up to them in `pre`, Suf of the last of them in `suf`; reach.before: E / h. KEYS: -Kc too.
+// Eight rows from row `first` on: h Pre up to them in `pre`, Suf of the last of them in `suf`; reach.before: E / h.
+// KEYS: -Kc too.
 template <int QUERIES, bool KEYS, bool EXACT>
-LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, const Reach& reach, float2 u, int warp, int lane) {
+LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, const Reach& reach, float2 u, int warp,
+                          int lane) {
     const int block = warp >> 1, panel = warp & 1;
     typedef Scratch<QUERIES> X;
-    const u32 own = panel * PANEL + block * BLOCK_BYTES + first * 128, scratch = t.scratch + panel * X::PANEL_BYTES + first * 128;
-    const u32 gates = gates_of(t.gates, block, panel, lane) + first * 128, quotients = t.gates + panel * QUOTIENTS + block * BLOCK_BYTES + first * 128;
+    const u32 own = panel * PANEL + block * BLOCK_BYTES + first * 128,
+              scratch = t.scratch + panel * X::PANEL_BYTES + first * 128;
+    const u32 gates = gates_of(t.gates, block, panel, lane) + first * 128,
+              quotients = t.gates + panel * QUOTIENTS + block * BLOCK_BYTES + first * 128;
     float2 a[8];
     u32 q[8], k[8];
 #pragma unroll
@@ -109,20 +120,25 @@ LA_DEVICE void scale_rows(const Tiles& t, int first, float2& pre, float2 suf, co
         if (KEYS) store_word(t.keys + own + lane_row(i, lane), pack(y * (pre * -reach.before)));
         const float2 w = y * (X::TWO_TERMS || !EXACT ? any_over(pre) : float2{over(pre.x), over(pre.y)});
         store_word(quotients + lane_row(i, lane), pack(w));
-        if (X::TWO_TERM_KEYS) store_word((X::QUOTIENTS_IN_SCRATCH ? scratch + (X::QUOTIENT_REST + block) * BLOCK_BYTES : quotients + PANEL) + lane_row(i, lane), rest_of(w));
+        if (X::TWO_TERM_KEYS)
+            store_word(
+                (X::QUOTIENTS_IN_SCRATCH ? scratch + (X::QUOTIENT_REST + block) * BLOCK_BYTES : quotients + PANEL) +
+                    lane_row(i, lane),
+                rest_of(w));
         const int r = 7 - i;
         const float2 z = floats_of(k[r]) * s;
         store_word(t.k + own + lane_row(r, lane), pack(z * reach.behind));
         store_word_if(block < 3, scratch + X::key(block) * BLOCK_BYTES + lane_row(r, lane), pack(z));
-        if (X::TWO_TERM_KEYS) store_word_if(block < 3, scratch + (X::KEY_REST + block) * BLOCK_BYTES + lane_row(r, lane), rest_of(z));
+        if (X::TWO_TERM_KEYS)
+            store_word_if(block < 3, scratch + (X::KEY_REST + block) * BLOCK_BYTES + lane_row(r, lane), rest_of(z));
         s *= a[r];
     }
     if (block == 3) scale_far_queries(scratch + X::FAR_QUERY * BLOCK_BYTES, q, a, begin * reach.between, lane);
     if (block == 0) scale_far_keys(scratch + X::FAR_KEY * BLOCK_BYTES, k, a, suf * reach.between, lane);
     if (LA_BONUS) store_bonus(t.bonus, panel * C + block * ROWS + first, q, k, u, lane);
 }
-// All copies of a warp's 16 rows. Returns whether the block decays by more than quotients can bear; all: decay of the chunk. begin() is
-// called before anything is overwritten but q, k and g.
+// All copies of a warp's 16 rows. Returns whether the block decays by more than quotients can bear; all: decay of the
+// chunk. begin() is called before anything is overwritten but q, k and g.
 template <int QUERIES, bool KEYS, bool EXACT, class F>
 LA_DEVICE bool scale_block(const Tiles& t, float2& all, float2 u, int warp, int lane, F begin) {
     const int block = warp >> 1, panel = warp & 1;

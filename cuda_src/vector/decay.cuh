@@ -1,18 +1,21 @@
-// Decays of key channels in a chunk of 64 tokens, four blocks of 16 rows: a lane owns two neighbouring channels of one block.
+// Decays of key channels in a chunk of 64 tokens, four blocks of 16 rows: a lane owns two neighbouring channels of one
+// block.
 //
 //     a_t = e^{g_t}     Pre_i = a_first .. a_i     Suf_j = a_(j+1) .. a_last     D = a of the whole block
 //
-// Only products of a are formed, never differences of sums: a = 0 (g = -inf) is exact and no exponent is ever positive. In a
-// block, q Pre and k / Pre are operands of the diagonal block of P; h = 2^58 keeps both in the middle of the float range,
+// Only products of a are formed, never differences of sums: a = 0 (g = -inf) is exact and no exponent is ever positive.
+// In a block, q Pre and k / Pre are operands of the diagonal block of P; h = 2^58 keeps both in the middle of the float
+// range,
 //
-//     P_ij = sum over channels of (q_i Pre_i h) (k_j / (Pre_j h))     as long as Pre_j >= 2^-116, that is 80 nats in 16 rows
+//     P_ij = sum over channels of (q_i Pre_i h) (k_j / (Pre_j h))     as long as Pre_j >= 2^-116, that is 80 nats in 16
+//     rows
 //
 // Eight warps share a chunk: warp (block, panel) has channels 64 panel + 2 lane and the next of the block's rows.
 #pragma once
 #include "attention/decay.cuh"
 #include "tile/wgmma.cuh"
 
-#ifndef LA_GATE     // log decays in memory: 0 bfloat16, 2 float32
+#ifndef LA_GATE   // log decays in memory: 0 bfloat16, 2 float32
 #define LA_GATE 0
 #endif
 #ifndef LA_BEFORE   // 1: queries read the state before the token's decay and write
@@ -52,13 +55,16 @@ LA_DEVICE void store_word(u32 a, u32 x) { asm volatile("st.shared.b32 [%0], %1;"
 LA_DEVICE void store_pair(u32 a, float2 x) { store_shared2(a, x.x, x.y); }
 // by a predicate, which leaves the code around it in one piece
 LA_DEVICE void store_word_if(bool valid, u32 a, u32 x) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.shared.b32 [%0], %1; }" ::"r"(a), "r"(x), "r"((u32)valid) : "memory");
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.shared.b32 [%0], %1; }" ::"r"(a), "r"(x), "r"((u32)valid)
+                 : "memory");
 }
 LA_DEVICE void producers_barrier() { groups_barrier<256>(2); }
 LA_DEVICE bool any_of_producers(bool x) {   // the same barrier, whose number is 3
     u32 r;
     asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, 3, 256, p; selp.u32 %0, 1, 0, q; }"
-                 : "=r"(r) : "r"((u32)x) : "memory");
+                 : "=r"(r)
+                 : "r"((u32)x)
+                 : "memory");
     return r;
 }
 
@@ -73,7 +79,9 @@ LA_DEVICE float2 load_gate(u32 base, int r, int lane) {
     else return floats_of(load_word(base + lane_row(r, lane)));
 }
 // Decays of the block's first and last 8 rows
-struct Halves { float2 first, last; };
+struct Halves {
+    float2 first, last;
+};
 LA_DEVICE Halves halves_of(u32 base, int lane) {
     float2 g[ROWS], x = {0.f, 0.f}, y = {0.f, 0.f};
 #pragma unroll
@@ -85,13 +93,18 @@ LA_DEVICE Halves halves_of(u32 base, int lane) {
     }
     return {decay_of(x), decay_of(y)};
 }
-// Decays of all blocks, through shared memory (4 blocks of 128 floats): of those before a block, behind it, the one between it and
-// the block that is two away, all of them
-struct Reach { float2 before, behind, between, all; };
-LA_DEVICE void store_decay(u32 decays, float2 own, int block, int panel, int lane) { store_pair(decays + block * 512 + panel * 256 + lane * 8, own); }
+// Decays of all blocks, through shared memory (4 blocks of 128 floats): of those before a block, behind it, the one
+// between it and the block that is two away, all of them
+struct Reach {
+    float2 before, behind, between, all;
+};
+LA_DEVICE void store_decay(u32 decays, float2 own, int block, int panel, int lane) {
+    store_pair(decays + block * 512 + panel * 256 + lane * 8, own);
+}
 LA_DEVICE Reach reach_of(u32 decays, float2 own, int block, int panel, int lane) {
     const u32 at = decays + panel * 256 + lane * 8;
-    const float2 d0 = load_shared2(at), d1 = load_shared2(at + 512), d2 = load_shared2(at + 1024), d3 = load_shared2(at + 1536);
+    const float2 d0 = load_shared2(at), d1 = load_shared2(at + 512), d2 = load_shared2(at + 1024),
+                 d3 = load_shared2(at + 1536);
     Reach x = {{1.f, 1.f}, {1.f, 1.f}, block == 3 ? d2 : d1, {}};
     if (block > 0) x.before *= d0;
     if (block > 1) x.before *= d1;

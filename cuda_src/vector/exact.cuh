@@ -1,19 +1,23 @@
-// The diagonal block of P from rows of q and k as they came, for columns j from the first row on whose Pre is below the smallest:
-// halves of 16, 8, 4, 2 rows, each with its reference in its own middle (q decayed from there, k decayed to it: both exponents
-// are <= 0), then i = j. Row j's choice depends on rows <= j alone, so that no later token changes an earlier output.
+// The diagonal block of P from rows of q and k as they came, for columns j from the first row on whose Pre is below the
+// smallest: halves of 16, 8, 4, 2 rows, each with its reference in its own middle (q decayed from there, k decayed to
+// it: both exponents are <= 0), then i = j. Row j's choice depends on rows <= j alone, so that no later token changes
+// an earlier output.
 //
-// A level of halves is a product of 8 rows with 8: two levels make one operand of 16 rows each. All is done before the chunk's
-// rows are scaled, in the scratch that their copies take afterwards: 8 KiB a block.
+// A level of halves is a product of 8 rows with 8: two levels make one operand of 16 rows each. All is done before the
+// chunk's rows are scaled, in the scratch that their copies take afterwards: 8 KiB a block.
 #pragma once
 #include "vector/copies.cuh"
 
-LA_DEVICE u32 rows_of_block(int lane) { return (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4); }                        // an A
-LA_DEVICE u32 half_of_block(int panel, int lane) { return (panel * 8 + (lane & 7)) * 128 + (((lane >> 3) ^ (lane & 7)) << 4); }   // a B
+LA_DEVICE u32 rows_of_block(int lane) { return (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4); }   // an A
+LA_DEVICE u32 half_of_block(int panel, int lane) {
+    return (panel * 8 + (lane & 7)) * 128 + (((lane >> 3) ^ (lane & 7)) << 4);
+}   // a B
 
 // as mma.cuh's, but free to move: loads of the next operands go ahead of it
 LA_DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // 16 rows of A against 8 rows of B over 128 channels: two accumulators, so that products do not wait for one another
 LA_DEVICE void half_block(float (&c)[4], u32 a, int a_apart, u32 b, int b_apart, int panel, int lane) {
@@ -59,8 +63,12 @@ LA_DEVICE void multiply_half(float (&c)[4], u32 a, int a_apart, const u32 (&y)[4
     for (int n = 0; n < 4; n++) c[n] += d[n];
 }
 
-struct ExactBlock { float x[4]; int begin; };   // a lane's part of 16 x 8, and the first column that it is for
-constexpr int EXACT_BYTES = 4 * BLOCK_BYTES;   // of a block and term: operands of 16 rows of q and of k, two panels of 64 channels each
+struct ExactBlock {
+    float x[4];
+    int begin;
+};   // a lane's part of 16 x 8, and the first column that it is for
+constexpr int EXACT_BYTES =
+    4 * BLOCK_BYTES;   // of a block and term: operands of 16 rows of q and of k, two panels of 64 channels each
 
 // Bits of the rows whose Pre is below the smallest in some channel
 LA_DEVICE u32 far_rows(const float2 (&a)[ROWS]) {
@@ -96,8 +104,10 @@ struct RawBlock {
             k[r] = load_word(to_k + lane_row(r, lane));
         }
     }
-    // Halves of 2 HALF rows: second ones, q from the middle on, first ones, k up to it, as rows `first` .. of the operands
-    template <int HALF, int TERMS> __device__ __forceinline__ void store_level(u32 queries, u32 keys, int first, int lane) const {
+    // Halves of 2 HALF rows: second ones, q from the middle on, first ones, k up to it, as rows `first` .. of the
+    // operands
+    template <int HALF, int TERMS> __device__ __forceinline__ void store_level(u32 queries, u32 keys, int first,
+                                                                               int lane) const {
         float2 x = {1.f, 1.f}, y = {1.f, 1.f};
 #pragma unroll
         for (int n = 0; n < 8; n++) {
@@ -116,7 +126,8 @@ struct RawBlock {
         }
     }
     // Levels HALF and HALF / 2: a lane's two entries of that of its warp's panel
-    template <int HALF, int TERMS> __device__ __forceinline__ float2 multiply_levels(u32 operands, int block, int panel, int lane) const {
+    template <int HALF, int TERMS> __device__ __forceinline__ float2 multiply_levels(u32 operands, int block, int panel,
+                                                                                     int lane) const {
         const u32 own = operands + panel * BLOCK_BYTES;
         store_level<HALF, TERMS>(own, own + 2 * BLOCK_BYTES, 0, lane);
         store_level<HALF / 2, TERMS>(own, own + 2 * BLOCK_BYTES, 8, lane);
@@ -144,11 +155,12 @@ LA_DEVICE void place_level(u32 to, float2 x, int half, int lane) {
         store_word_if(((n ^ (m + e)) & ~low) == 0, to + (i * ROWS + j) * 4, __float_as_uint(e ? x.y : x.x));
     }
 }
-// Columns 8 panel and on of the diagonal block, by the two warps of a block's panels, where any of the four blocks is far; AT_ONCE of them
-// have operands, of one or two terms, in the scratch
+// Columns 8 panel and on of the diagonal block, by the two warps of a block's panels, where any of the four blocks is
+// far; AT_ONCE of them have operands, of one or two terms, in the scratch
 template <int AT_ONCE, int TERMS> LA_DEVICE ExactBlock exact_block(const Tiles& t, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
-    const u32 operands = t.scratch + block % AT_ONCE * TERMS * EXACT_BYTES, q = t.q + block * BLOCK_BYTES, k = t.k + block * BLOCK_BYTES, flags = t.scratch + block * 8;
+    const u32 operands = t.scratch + block % AT_ONCE * TERMS * EXACT_BYTES, q = t.q + block * BLOCK_BYTES,
+              k = t.k + block * BLOCK_BYTES, flags = t.scratch + block * 8;
     RawBlock raw;
     raw.load_decays(gates_of(t.gates, block, panel, lane), lane);
     const u32 far = far_rows(raw.a);
@@ -163,7 +175,8 @@ template <int AT_ONCE, int TERMS> LA_DEVICE ExactBlock exact_block(const Tiles& 
         if (block / AT_ONCE != round) continue;
         float own[4];
         if (!LA_BEFORE) half_block(own, q, PANEL, k, PANEL, panel, lane);   // of which i = j is read
-        const float2 wide = raw.multiply_levels<8, TERMS>(operands, block, panel, lane), narrow = raw.multiply_levels<2, TERMS>(operands, block, panel, lane);
+        const float2 wide = raw.multiply_levels<8, TERMS>(operands, block, panel, lane),
+                     narrow = raw.multiply_levels<2, TERMS>(operands, block, panel, lane);
         place_level(operands, wide, panel ? 4 : 8, lane);
         place_level(operands, narrow, panel ? 1 : 2, lane);
         panels_barrier(block);

@@ -1,5 +1,6 @@
-// L_ij = sqrt(beta_i) (k_i . k_j decayed from j to i) sqrt(beta_j) of a chunk, j <= i, from scaled copies of the keys as P is from
-// those of q and k (copies.cuh, gram.cuh), by the same eight warps. Tile k becomes k Pre h, the quotients go over the log decays.
+// L_ij = sqrt(beta_i) (k_i . k_j decayed from j to i) sqrt(beta_j) of a chunk, j <= i, from scaled copies of the keys
+// as P is from those of q and k (copies.cuh, gram.cuh), by the same eight warps. Tile k becomes k Pre h, the quotients
+// go over the log decays.
 #pragma once
 #include "vector/gram.cuh"
 
@@ -7,16 +8,19 @@ LA_DEVICE float2 pair_at(const float* x, int i) { return *(const float2*)(x + i)
 LA_DEVICE float decay_between(float, float) { return 1.f; }   // decays are in L itself
 #include "attention/inverse_blocks.cuh"
 
-#ifndef LA_FACTORS  // 1: -W, Kd and the decay of each chunk are stored, for the transfer of segments
+#ifndef LA_FACTORS   // 1: -W, Kd and the decay of each chunk are stored, for the transfer of segments
 #define LA_FACTORS 0
 #endif
 
 // Eight rows of keys from row `first` on; as scale_rows. factors: where -W of the chunk is stored, Kd behind it, if it is
-template <bool EXACT> LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& pre, float2 suf, const Reach& reach, int warp, int lane) {
+template <bool EXACT> LA_DEVICE void scale_key_rows(const Tiles& t, char* factors, int first, float2& pre, float2 suf,
+                                                    const Reach& reach, int warp, int lane) {
     typedef Scratch<0> X;
     const int block = warp >> 1, panel = warp & 1;
-    const u32 own = t.k + panel * PANEL + block * BLOCK_BYTES + first * 128, scratch = t.scratch + panel * X::PANEL_BYTES + first * 128;
-    const u32 gates = gates_of(t.gates, block, panel, lane) + first * 128, quotients = t.gates + panel * QUOTIENTS + block * BLOCK_BYTES + first * 128;
+    const u32 own = t.k + panel * PANEL + block * BLOCK_BYTES + first * 128,
+              scratch = t.scratch + panel * X::PANEL_BYTES + first * 128;
+    const u32 gates = gates_of(t.gates, block, panel, lane) + first * 128,
+              quotients = t.gates + panel * QUOTIENTS + block * BLOCK_BYTES + first * 128;
     float2 a[8];
     u32 k[8];
 #pragma unroll
@@ -63,7 +67,8 @@ template <bool EXACT> LA_DEVICE bool scale_keys(const Tiles& t, char* factors, i
     store_decay(t.decays, own, block, panel, lane);
     __syncthreads();
     Reach reach = reach_of(t.decays, own, block, panel, lane);
-    if (LA_FACTORS && factors && block == 0) *(float2*)(factors + 2 * Tokens::SIZE + panel * 256 + lane * 8) = reach.all;
+    if (LA_FACTORS && factors && block == 0)
+        *(float2*)(factors + 2 * Tokens::SIZE + panel * 256 + lane * 8) = reach.all;
     reach.before *= {OVER_MIDDLE, OVER_MIDDLE};
     float2 pre = {MIDDLE, MIDDLE};
 #pragma unroll 1
@@ -71,22 +76,30 @@ template <bool EXACT> LA_DEVICE bool scale_keys(const Tiles& t, char* factors, i
         scale_key_rows<EXACT>(t, factors, first, pre, first ? float2{1.f, 1.f} : halves.last, reach, warp, lane);
     return fminf(pre.x, pre.y) < SMALLEST_DECAY * MIDDLE;
 }
-// roots: of beta. L off the diagonal in float16 to `lower`, its diagonal blocks in float32, transposed, to `diagonals`: both over
-// quotients, which have been read by then.
-template <bool EXACT> LA_DEVICE void store_lower(const Tiles& t, const float* roots, float* diagonals, const ExactBlock& exact, int warp, int lane) {
+// roots: of beta. L off the diagonal in float16 to `lower`, its diagonal blocks in float32, transposed, to `diagonals`:
+// both over quotients, which have been read by then.
+template <bool EXACT> LA_DEVICE void store_lower(const Tiles& t, const float* roots, float* diagonals,
+                                                 const ExactBlock& exact, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1, row = lane >> 2, column = 8 * panel + (lane & 3) * 2;
     Packed next = {0, 0}, other = {0, 0};
     float own[4];
-#pragma unroll (EXACT ? 1 : 3)   // where registers allow that loads go ahead of the products before
+#pragma unroll(EXACT ? 1 : 3)   // where registers allow that loads go ahead of the products before
     for (int n = EXACT && block >= 2 ? 1 : 2; n >= 0; n--) {
         if (!EXACT && n == 2 && block >= 2) continue;
         const Operands x = operands_of<0>(t, n, block);
-        const int reader = n == 0 ? block : n == 1 ? (block ? block : 3) : block ? 3 : 2, writer = n == 0 ? block : n == 1 ? (block ? block - 1 : 0) : block;
+        const int reader = n == 0   ? block
+                           : n == 1 ? (block ? block : 3)
+                           : block  ? 3
+                                    : 2,
+                  writer = n == 0   ? block
+                           : n == 1 ? (block ? block - 1 : 0)
+                                    : block;
         half_block(own, x.a, x.a_apart, x.b, x.b_apart, panel, lane);
         if constexpr (EXACT)
             if (n == 0) finish_diagonal<true, false>(own, t, exact, 0.f, warp, lane);
         const float2 from = pair_at(roots, 16 * writer + column);
-        const float over = n ? OVER_MIDDLE : 1.f, to[2] = {roots[16 * reader + row] * over, roots[16 * reader + row + 8] * over};
+        const float over = n ? OVER_MIDDLE : 1.f,
+                    to[2] = {roots[16 * reader + row] * over, roots[16 * reader + row + 8] * over};
 #pragma unroll
         for (int i = 0; i < 4; i++) own[i] *= to[i >> 1] * (i & 1 ? from.y : from.x);
         const Packed y = {pack_f16(own[0], own[1]), pack_f16(own[2], own[3])};
@@ -107,8 +120,9 @@ template <bool EXACT> LA_DEVICE void store_lower(const Tiles& t, const float* ro
     put(block ? block : 3, block ? block - 1 : 0, next);
     if (block < 2) put(block ? 3 : 2, block, other);
 }
-// -W = -(beta Kc + N bf(beta Kc)) of a chunk to `to`, by the same eight warps, 16 channels each. Kc of block j is what tile k has, times
-// D_0 .. D_(j-1) / h: by Horner's rule, from a row block's own columns down. Where keys are alike, both terms are rounded (strengths.cuh).
+// -W = -(beta Kc + N bf(beta Kc)) of a chunk to `to`, by the same eight warps, 16 channels each. Kc of block j is what
+// tile k has, times D_0 .. D_(j-1) / h: by Horner's rule, from a row block's own columns down. Where keys are alike,
+// both terms are rounded (strengths.cuh).
 LA_DEVICE void store_erasers(u32 to, const Tiles& t, u32 N, u32 strengths, int warp, int lane) {
     auto piece = [&](int b) { return Tokens::block_piece(16 * b, 2 * warp, lane & 15, lane >> 4); };
     float w[4][2][4];
@@ -144,7 +158,10 @@ LA_DEVICE void store_erasers(u32 to, const Tiles& t, u32 N, u32 strengths, int w
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 if (i > j) {
-                    w[i][n][0] *= d[n].x; w[i][n][1] *= d[n].y; w[i][n][2] *= d[n].x; w[i][n][3] *= d[n].y;
+                    w[i][n][0] *= d[n].x;
+                    w[i][n][1] *= d[n].y;
+                    w[i][n][2] *= d[n].x;
+                    w[i][n][3] *= d[n].y;
                 }
                 multiply(w[i][n], a, keys[j][2 * n], keys[j][2 * n + 1]);
             }
@@ -154,7 +171,8 @@ LA_DEVICE void store_erasers(u32 to, const Tiles& t, u32 N, u32 strengths, int w
     for (int b = 0; b < 4; b++) {
         u32 x[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = pack(float2{w[b][i >> 1][2 * (i & 1)], w[b][i >> 1][2 * (i & 1) + 1]} * -OVER_MIDDLE);
+        for (int i = 0; i < 4; i++)
+            x[i] = pack(float2{w[b][i >> 1][2 * (i & 1)], w[b][i >> 1][2 * (i & 1) + 1]} * -OVER_MIDDLE);
         store_matrix(to + piece(b), x[0], x[1], x[2], x[3]);
     }
 }

@@ -1,9 +1,11 @@
-// The parts of traversals that a block of the scan has (tile/share.cuh): copies into the stages across them, states handed over.
+// The parts of traversals that a block of the scan has (tile/share.cuh): copies into the stages across them, states
+// handed over.
 #pragma once
 #include "tile/share.cuh"
 #include "vector/scan.cuh"
 
-constexpr bool PARTS = !LA_RAGGED && !LA_EXACT;   // else a block has one traversal, and is started when another has ended
+constexpr bool PARTS =
+    !LA_RAGGED && !LA_EXACT;   // else a block has one traversal, and is started when another has ended
 constexpr int HANDED_BYTES = STATE * 4 + 16;
 static_assert(LA_HANDED == HANDED_BYTES, "LA_HANDED is what the host allocates by");
 
@@ -30,8 +32,14 @@ struct Parts {   // nothing of a share is held in registers over a traversal: it
     __device__ __forceinline__ void flag(int n) const { a.flags[2 * n + goes_on(n)] = 1; }
 };
 
-struct Place { int values, head, token, row; };   // of a chunk: head of values, head, first token, batch row
-struct Copies { bool tokens, values; int query, key, gate; Place of_tokens, of_values; };   // which there are; heads
+struct Place {
+    int values, head, token, row;
+};   // of a chunk: head of values, head, first token, batch row
+struct Copies {
+    bool tokens, values;
+    int query, key, gate;
+    Place of_tokens, of_values;
+};   // which there are; heads
 
 // By one thread: copies of tiles into the stages. Where it is lies in shared memory: no registers hold it over a chunk.
 struct Loader {
@@ -59,7 +67,8 @@ struct Loader {
         const int at = PLACES + 4 * (step % STAGES);
         return {word(at), word(at + 1), word(at + 2), word(at + 3)};
     }
-    // What to copy once `step` has been left, known before: q, k and g of the step STAGES behind it, values of the one two behind it
+    // What to copy once `step` has been left, known before: q, k and g of the step STAGES behind it, values of the one
+    // two behind it
     __device__ __forceinline__ Copies after(int step) const {
         Copies x = {};
         x.tokens = word(REMAINING) > 0;
@@ -158,10 +167,13 @@ LA_DEVICE void take_over(StateRows<1, WIDE>& state, const VectorArguments& a, in
 }
 
 // The state that a part begins with; what becomes of it after its last chunk
-LA_DEVICE void begin_part(StateRows<1, WIDE>& state, const Parts& parts, const ChunkTraversal& traversal, int n, int warp, int lane) {
+LA_DEVICE void begin_part(StateRows<1, WIDE>& state, const Parts& parts, const ChunkTraversal& traversal, int n,
+                          int warp, int lane) {
     if (parts.goes_on(n)) take_over(state, parts.a, warp, lane);
     else load_state(state, parts.a, traversal, 16 * warp, lane);
-    if (LA_KEEP) store_first_state(state.x[0], parts.a.states + (traversal.stored + traversal.first) * STORED_BYTES, 16 * warp, lane);
+    if (LA_KEEP)
+        store_first_state(state.x[0], parts.a.states + (traversal.stored + traversal.first) * STORED_BYTES, 16 * warp,
+                          lane);
 }
 LA_DEVICE void end_part(StateRows<1, WIDE>& state, const Parts& parts, int n, int warp, int lane) {
     const VectorArguments& a = parts.a;
@@ -169,7 +181,8 @@ LA_DEVICE void end_part(StateRows<1, WIDE>& state, const Parts& parts, int n, in
         hand_over(state, a, warp, lane);
         return;
     }
-    const ChunkTraversal traversal = parts.traversal(opaque(n));   // computed again: not held in registers over the chunks
+    const ChunkTraversal traversal =
+        parts.traversal(opaque(n));   // computed again: not held in registers over the chunks
     if (a.end.data && traversal.segment == traversal.last && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
 }

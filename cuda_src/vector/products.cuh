@@ -45,7 +45,8 @@ template <int N> LA_DEVICE void rest_operands(u32 (&rest)[N][4], const u32 (&a)[
         }
 }
 // E^T becomes U^T = beta E^T + (N bf(beta E))^T, begun; operands: bf(beta E). read(): strengths have been
-template <class F> LA_DEVICE void begin_solution(float (&x)[8][4], u32 (&operands)[4][4], u32 inverse, u32 strengths, int lane, F read) {
+template <class F> LA_DEVICE void begin_solution(float (&x)[8][4], u32 (&operands)[4][4], u32 inverse, u32 strengths,
+                                                 int lane, F read) {
     scale_by_strengths(x, strengths, lane);
     token_operands(operands, x);
     round_alike(x, operands, strengths, lane);
@@ -74,13 +75,16 @@ struct OwnColumns {
             for (int i = 0; i < 4; i++) {
                 const float (&y)[4] = x[2 * t + (i >> 1)];
                 const int token = 16 * t + 8 * (i >> 1) + (lane & 3) * 2;
-                operands[t][i] = rest_of(token < first ? 0.f : y[2 * (i & 1)], token + 1 < first ? 0.f : y[2 * (i & 1) + 1]);
+                operands[t][i] =
+                    rest_of(token < first ? 0.f : y[2 * (i & 1)], token + 1 < first ? 0.f : y[2 * (i & 1) + 1]);
             }
         __syncwarp();
     }
 };
-// the same, ended; news: U^T as operands. What N multiplies has two terms from token `first` on, instead of rounded ones in the sum
-template <class F> LA_DEVICE void solve_errors(float (&x)[8][4], u32 (&news)[4][4], int first, const OwnColumns& own, u32 inverse, u32 strengths, int lane, F read) {
+// the same, ended; news: U^T as operands. What N multiplies has two terms from token `first` on, instead of rounded
+// ones in the sum
+template <class F> LA_DEVICE void solve_errors(float (&x)[8][4], u32 (&news)[4][4], int first, const OwnColumns& own,
+                                               u32 inverse, u32 strengths, int lane, F read) {
     scale_by_strengths(x, strengths, lane);
     token_operands(news, x);
     if (first < C) own.exchange_for_rests(news, x, first);

@@ -2,17 +2,19 @@
 //
 //     S^T = sum over the segment's chunks of V^T (k times the decay from each token to the segment's end)
 //
-// The segment is traversed from its end, so that nothing is rescaled and the scan stops once all that is earlier has decayed to
-// nothing in float32: exactly. Eight warps scale the keys in place, warp (block, panel) as in decay.cuh; each is also a warp of
-// the products.
+// The segment is traversed from its end, so that nothing is rescaled and the scan stops once all that is earlier has
+// decayed to nothing in float32: exactly. Eight warps scale the keys in place, warp (block, panel) as in decay.cuh;
+// each is also a warp of the products.
 #include "tile/wgmma_wide.cuh"
 #include "attention/state.cuh"
 #include "vector/traversal.cuh"
 #include "arguments/matrix_state/VectorArguments.cuh"   // after TensorMap
 
 // stages of k, v, log decays; decays of blocks; barriers
-constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES, AT_DECAYS = STAGES * STAGE, AT_BARRIERS = AT_DECAYS + 4 * WIDE * 4;
-static_assert(LA_SHARED == AT_BARRIERS + 64 && STAGES >= 2 && STAGES <= 8 && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES, AT_DECAYS = STAGES * STAGE,
+              AT_BARRIERS = AT_DECAYS + 4 * WIDE * 4;
+static_assert(LA_SHARED == AT_BARRIERS + 64 && STAGES >= 2 && STAGES <= 8 && LA_WARPS == 8 && LA_TILES == 1,
+              "LA_SHARED is what the launch asks for");
 
 // k times Suf and what comes later, in place: rows from `first` on, from the last of eight
 LA_DEVICE void scale_keys(u32 keys, const float2 (&a)[ROWS], float2 later, int lane) {
@@ -29,7 +31,8 @@ LA_DEVICE void scale_keys(u32 keys, const float2 (&a)[ROWS], float2 later, int l
     }
 }
 // The segment from its end: its keys' sum in S, its decay in `all`
-LA_DEVICE void add_chunks(float (&S)[16][4], float2& all, const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, int warp, int lane) {
+LA_DEVICE void add_chunks(float (&S)[16][4], float2& all, const VectorArguments& a, const ChunkTraversal& traversal,
+                          u32 shared, int warp, int lane) {
     const int block = warp >> 1, panel = warp & 1;
     const u32 own = panel * PANEL + block * BLOCK_BYTES, decays = shared + AT_DECAYS;
     auto full = [&](int i) { return shared + AT_BARRIERS + i % STAGES * 8; };
@@ -69,10 +72,12 @@ LA_DEVICE void add_chunks(float (&S)[16][4], float2& all, const VectorArguments&
         products_begin();
 #pragma unroll
         for (int t = 0; t < 4; t++)
-            product_AtB_wide(S, panel_descriptor(at + Tokens::SIZE + (warp >> 2) * PANEL) + Tokens::across(t), panels_descriptor<Tokens>(at) + Tokens::across(t));
+            product_AtB_wide(S, panel_descriptor(at + Tokens::SIZE + (warp >> 2) * PANEL) + Tokens::across(t),
+                             panels_descriptor<Tokens>(at) + Tokens::across(t));
         products_commit();
         if (!goes_on) {
-            for (int n = i + 1; n < i + STAGES && n < traversal.steps; n++) barrier_wait(full(n), n / STAGES & 1);   // what is on its way arrives
+            for (int n = i + 1; n < i + STAGES && n < traversal.steps; n++)
+                barrier_wait(full(n), n / STAGES & 1);   // what is on its way arrives
             break;
         }
     }

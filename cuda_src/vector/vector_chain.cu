@@ -1,16 +1,17 @@
-// The delta rule with one decay a token and key channel, forward (sm_90a, bfloat16): the chain of the chunks of a segment.
+// The delta rule with one decay a token and key channel, forward (sm_90a, bfloat16): the chain of the chunks of a
+// segment.
 //
 //     S~ = diag(e^{g_t}) S_(t-1)        S_t = S~ + k_t^T beta_t (v_t - k_t S~)        out_t = scale q_t S_t
 //
-// Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others make scaled copies of q and k and P, a chunk
-// ahead. With N of vector_inverse.cu and S the state before a chunk:
+// Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others make scaled copies of q and k and P,
+// a chunk ahead. With N of vector_inverse.cu and S the state before a chunk:
 //
 //     E = V - Kc S        U = beta E + N beta E        out = scale (Qg S + P U)        S <- D_0 D_1 D_2 D_3 S + Kd^T U
 #include "vector/chain.cuh"
 #include "vector/products.cuh"
 
-// One thread of the chain copies tiles in and outputs out, while its warp would wait for the next chunk. N comes in by one of the
-// producers, over quotients once these have been read.
+// One thread of the chain copies tiles in and outputs out, while its warp would wait for the next chunk. N comes in by
+// one of the producers, over quotients once these have been read.
 struct Copier {
     Loader load;
     __device__ __forceinline__ void leave(int step) const {   // once all warps have left step
@@ -37,9 +38,10 @@ struct Copier {
     }
 };
 
-// A chunk's copies of q and k, and P, once its rows are there. EXACT false: returns whether a block of 16 rows decays by more than quotients
-// can bear; then P is not made, and rows and log decays are overwritten
-template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int step, int warp, int lane) {
+// A chunk's copies of q and k, and P, once its rows are there. EXACT false: returns whether a block of 16 rows decays
+// by more than quotients can bear; then P is not made, and rows and log decays are overwritten
+template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared,
+                                             Barriers bar, int step, int warp, int lane) {
     const bool copies = warp == 0 && lane == 0;
     const int s = step % STAGES, count = traversal.count(traversal.first + step);
     const char* const inverse = a.inverses + (traversal.stored + traversal.first + step) * LA_INVERSE;
@@ -55,9 +57,10 @@ template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const Chu
     float2 all, strengths = {0.f, 0.f};   // two tokens a lane of the first warp
     if (warp == 0) strengths = *(const float2*)(inverse + Square::SIZE + lane * 8);
     const bool far = __any_sync(0xffffffffu, scale_block<3, true, EXACT>(tiles, all, {0.f, 0.f}, warp, lane, [&] {
-        if (step > 0) barrier_wait(bar.keys(), (step - 1) & 1);   // Kc and strengths are free
-        if (warp == 0) store_pair(shared + AT_STRENGTHS + lane * 8, strengths);
-    }));
+                                    if (step > 0)
+                                        barrier_wait(bar.keys(), (step - 1) & 1);   // Kc and strengths are free
+                                    if (warp == 0) store_pair(shared + AT_STRENGTHS + lane * 8, strengths);
+                                }));
     publish_shared();   // N goes over quotients, or the rows are reloaded
     if (any_of_producers(!EXACT && far)) return true;
     make_gram<3, EXACT>(tiles, all, exact, own, warp, lane, [&] {
@@ -72,7 +75,8 @@ template <bool EXACT> LA_DEVICE bool produce(const VectorArguments& a, const Chu
     warp_arrive(bar.ready(s), lane);
     return false;
 }
-// All chunks from `step` on by exact products; the rows of the first are reloaded. Not inlined, so that it takes no registers from its caller
+// All chunks from `step` on by exact products; the rows of the first are reloaded. Not inlined, so that it takes no
+// registers from its caller
 __device__ __noinline__ void produce_exactly(const VectorArguments& a, u32 shared, int step) {
     const ChunkTraversal traversal(a, a.segments, a.chunks);
     const Barriers bar = {shared + AT_BARRIERS};
@@ -84,8 +88,10 @@ __device__ __noinline__ void produce_exactly(const VectorArguments& a, u32 share
         produce<true>(a, traversal, shared, bar, step, warp, lane);
     }
 }
-LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
-    if (warp == 0 && lane == 0 && traversal.steps > 0) run_prefetch(a.inverses + (traversal.stored + traversal.first) * LA_INVERSE, LA_INVERSE);
+LA_DEVICE void producer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp,
+                        int lane) {
+    if (warp == 0 && lane == 0 && traversal.steps > 0)
+        run_prefetch(a.inverses + (traversal.stored + traversal.first) * LA_INVERSE, LA_INVERSE);
     __syncwarp();
     for (int step = 0; step < traversal.steps; step++) {
         barrier_wait(bar.full(step % STAGES), step / STAGES & 1);
@@ -108,13 +114,14 @@ struct StateOperand {
         state_operands(x, state, 0);
         if (LA_KEEP && lane == 0) out_read();   // the state before has left
         __syncwarp();
-        store_state<StatePanels>(panels[0], (const u32 (&)[4][4])x[0], 16 * warp, lane);
-        store_state<StatePanels>(panels[1], (const u32 (&)[4][4])x[4], 16 * warp, lane);
+        store_state<StatePanels>(panels[0], (const u32(&)[4][4])x[0], 16 * warp, lane);
+        store_state<StatePanels>(panels[1], (const u32(&)[4][4])x[4], 16 * warp, lane);
         publish_shared();
         group_barrier(warp >> 2);
         if (LA_KEEP && lane == 0) {
 #pragma unroll
-            for (int p = 0; p < 2; p++) run_out(to + p * StatePanels::PANEL + warp * 2048, panels[p] + warp * 2048, 2048);
+            for (int p = 0; p < 2; p++)
+                run_out(to + p * StatePanels::PANEL + warp * 2048, panels[p] + warp * 2048, 2048);
             out_commit();
         }
         __syncwarp();
@@ -123,7 +130,9 @@ struct StateOperand {
     __device__ __forceinline__ void multiply(float (&c)[8][4], u32 b, int group, bool add) const {
 #pragma unroll
         for (int d = 0; d < 8; d++)
-            product_ABt(c, panel_descriptor(panels[d >> 2]) + group * StatePanels::across(4) + StatePanels::along(d & 3), panel_descriptor(b) + Tokens::along(d), add || d > 0);
+            product_ABt(c,
+                        panel_descriptor(panels[d >> 2]) + group * StatePanels::across(4) + StatePanels::along(d & 3),
+                        panel_descriptor(b) + Tokens::along(d), add || d > 0);
     }
 };
 
@@ -143,9 +152,10 @@ LA_DEVICE void write_news(float (&S)[16][4], const u32 (&news)[4][4], u32 keys) 
 #pragma unroll
     for (int d = 0; d < 4; d++) product_AB_wide(S, news[d], panels_descriptor<Tokens>(keys) + Tokens::across(d));
 }
-// What the second terms of U give the outputs, which they begin, and the state (not with log decays of 32 bits: registers). x: U^T, then those
-// outputs
-LA_DEVICE void add_rests(float (&x)[8][4], float (&S)[16][4], u32 (&news)[4][4], const Tiles& t, const OwnColumns& own, int first) {
+// What the second terms of U give the outputs, which they begin, and the state (not with log decays of 32 bits:
+// registers). x: U^T, then those outputs
+LA_DEVICE void add_rests(float (&x)[8][4], float (&S)[16][4], u32 (&news)[4][4], const Tiles& t, const OwnColumns& own,
+                         int first) {
     own.exchange_for_rests(news, x, first);
     accumulator_fence(x);
     if (LA_GATE == 0) accumulator_fence(S);
@@ -158,7 +168,8 @@ LA_DEVICE void add_rests(float (&x)[8][4], float (&S)[16][4], u32 (&news)[4][4],
     own.load(news);
 }
 // out^T = S^T Qg^T + U^T P^T (add: += ) and S^T += U^T Kd, begun one behind the other: two groups of products
-LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const StateOperand& state, const u32 (&news)[4][4], const Tiles& t, int group, bool add) {
+LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const StateOperand& state, const u32 (&news)[4][4],
+                             const Tiles& t, int group, bool add) {
     accumulator_fence(out);
     accumulator_fence(S);
     products_begin();
@@ -176,7 +187,8 @@ LA_DEVICE void keep_values(const u32 (&news)[4][4], u32 queries, int row, int la
     publish_shared();
 }
 
-LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp, int lane) {
+LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversal, u32 shared, Barriers bar, int warp,
+                        int lane) {
     const int group = warp >> 2;
     const bool copies = warp == 0 && lane == 0;
     const Copier copier = {{a, traversal, shared, bar}};
@@ -202,7 +214,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         scale_state(S, tiles.all, lane);
         begin_errors(x, operand, tiles.keys, group);
         end_product<0>(x);
-        const OwnColumns own{values, 16 * warp, lane};   // of v, which the warp has read
+        const OwnColumns own{values, 16 * warp, lane};                    // of v, which the warp has read
         const int two_terms = first_alike(shared + AT_STRENGTHS, lane);   // from that token on
         solve_errors(x, news, two_terms, own, tiles.gates + PANEL, shared + AT_STRENGTHS, lane, [&] {   // U^T
             warp_arrive(bar.keys(), lane);
@@ -242,7 +254,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) chain(const __grid_constant
         barriers_made();
     }
     __syncthreads();
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // a warp's number is uniform
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
+              lane = threadIdx.x & 31;   // a warp's number is uniform
     if (warp >= 8) {
         release_registers<PRODUCER_REGISTERS_OF_CHAIN>();
         producer(a, traversal, shared, bar, warp - 8, lane);

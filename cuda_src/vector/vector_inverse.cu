@@ -1,26 +1,33 @@
-// The delta rule with one decay a token and key channel: what a chunk can know before it sees a state, chunk by chunk in parallel.
+// The delta rule with one decay a token and key channel: what a chunk can know before it sees a state, chunk by chunk
+// in parallel.
 //
 //     1 + N = (1 + strict lower of beta_i (k_i . k_j decayed from j to i))^-1
 //
-// One block of eight warps a chunk and head; four of them make the inverse of what all have made of the keys. N takes the place of
-// the keys, with beta behind it (strengths.cuh). LA_FACTORS: also what the transfer of a segment takes, W = (1 + N) beta Kc first.
-// Where a block of 16 rows decays by more than quotients can bear, the chunk is reloaded and inverted exactly.
+// One block of eight warps a chunk and head; four of them make the inverse of what all have made of the keys. N takes
+// the place of the keys, with beta behind it (strengths.cuh). LA_FACTORS: also what the transfer of a segment takes, W
+// = (1 + N) beta Kc first. Where a block of 16 rows decays by more than quotients can bear, the chunk is reloaded and
+// inverted exactly.
 #include "vector/strengths.cuh"
 #include "vector/rows.cuh"
 #include "vector/inverse.cuh"
 
 constexpr int AT_GATES = Tokens::SIZE, AT_SCRATCH = AT_GATES + GATES;
 constexpr int EXACT_AT_ONCE = 2, AT_DECAYS = AT_SCRATCH + Scratch<0>::SIZE;
-constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4, AT_BARRIER = AT_NUMBERS + 2 * C * 4;   // numbers: roots of beta, rho
+constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4,
+              AT_BARRIER = AT_NUMBERS + 2 * C * 4;     // numbers: roots of beta, rho
 constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // -W, Kd, decay of the chunk
-static_assert(LA_INVERSE == Square::SIZE + STRENGTHS && LA_SHARED == AT_BARRIER + 32 && 4 * DIAGONAL <= PANEL && LA_BEFORE == 0, "LA_SHARED is what the launch asks for");
-static_assert(LA_INVERSE <= Scratch<0>::SIZE && EXACT_AT_ONCE * EXACT_BYTES <= Scratch<0>::SIZE, "these lie in the scratch");
+static_assert(LA_INVERSE == Square::SIZE + STRENGTHS && LA_SHARED == AT_BARRIER + 32 && 4 * DIAGONAL <= PANEL &&
+                  LA_BEFORE == 0,
+              "LA_SHARED is what the launch asks for");
+static_assert(LA_INVERSE <= Scratch<0>::SIZE && EXACT_AT_ONCE * EXACT_BYTES <= Scratch<0>::SIZE,
+              "these lie in the scratch");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
 
 LA_DEVICE float root_of_beta(const VectorArguments& a, const ChunkTraversal& traversal, int token) {
     if (token >= traversal.sequence.T) return sqrtf(SMALLEST);
     const Gate& x = a.beta;
-    const float beta = x.data[traversal.sequence.row * x.batch + (traversal.sequence.first + token) * x.token + (u32)traversal.head / (u32)x.group * x.head];
+    const float beta = x.data[traversal.sequence.row * x.batch + (traversal.sequence.first + token) * x.token +
+                              (u32)traversal.head / (u32)x.group * x.head];
     return sqrtf(beta < SMALLEST ? SMALLEST : beta);   // NaN stays NaN
 }
 
@@ -28,13 +35,17 @@ LA_DEVICE float root_of_beta(const VectorArguments& a, const ChunkTraversal& tra
 struct Places {
     unsigned char* memory;
     u32 shared;
-    __device__ __forceinline__ Tiles tiles() const { return {shared, shared, shared + AT_GATES, shared + AT_SCRATCH, shared + AT_DECAYS, 0, 0, 0}; }
+    __device__ __forceinline__ Tiles tiles() const {
+        return {shared, shared, shared + AT_GATES, shared + AT_SCRATCH, shared + AT_DECAYS, 0, 0, 0};
+    }
     __device__ __forceinline__ float* roots() const { return (float*)(memory + AT_NUMBERS); }
     __device__ __forceinline__ float* diagonals() const { return (float*)(memory + AT_GATES + PANEL); }
     __device__ __forceinline__ u32 barrier() const { return shared + AT_BARRIER; }
     __device__ __forceinline__ i64* stored() const { return (i64*)(memory + AT_BARRIER + 8); }   // number of the chunk
     __device__ __forceinline__ int* count() const { return (int*)(memory + AT_BARRIER + 16); }
-    __device__ __forceinline__ int* inner() const { return (int*)(memory + AT_BARRIER + 20); }   // whether its segment has a transfer: all but the last
+    __device__ __forceinline__ int* inner() const {
+        return (int*)(memory + AT_BARRIER + 20);
+    }   // whether its segment has a transfer: all but the last
 };
 // By the first 64 threads: a chunk's rows on their way, roots of beta, and what all need to know
 LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traversal, int chunk, Places at, int thread) {
@@ -65,7 +76,9 @@ template <bool EXACT> LA_DEVICE bool invert_chunk(const VectorArguments& a, Plac
     if (count < C) clear_tail(t, 0, count, warp, lane);
     ExactBlock exact = {};
     if constexpr (EXACT) exact = exact_block<EXACT_AT_ONCE, 1>(t, warp, lane);
-    const bool far = __any_sync(0xffffffffu, scale_keys<EXACT>(t, LA_FACTORS && *at.inner() ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
+    const bool far = __any_sync(
+        0xffffffffu,
+        scale_keys<EXACT>(t, LA_FACTORS && *at.inner() ? a.factors + *at.stored() * FACTORS : nullptr, warp, lane));
     const bool any = __syncthreads_or(far);
     if (!EXACT && any) return true;
     store_lower<EXACT>(t, roots, diagonals, exact, warp, lane);

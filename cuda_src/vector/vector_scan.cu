@@ -1,9 +1,11 @@
 // Linear attention with one decay a token and key channel, forward (sm_90a, bfloat16):
 //
-//     S_t = diag(e^{g_t}) S_(t-1) + k_t^T v_t        out_t = scale q_t S_t, or with LA_BEFORE scale (q_t S_(t-1) + (q_t . u k_t) v_t)
+//     S_t = diag(e^{g_t}) S_(t-1) + k_t^T v_t        out_t = scale q_t S_t, or with LA_BEFORE scale (q_t S_(t-1) + (q_t
+//     . u k_t) v_t)
 //
-// A block has a segment of a sequence and head, or parts of several sequences and heads (parts.cuh). Two warpgroups hold 64 value rows of S^T each, in float32 registers; two others
-// turn q, k and g of the next chunk into scaled copies in place, and make P, in two terms. In chunks, with S the state before:
+// A block has a segment of a sequence and head, or parts of several sequences and heads (parts.cuh). Two warpgroups
+// hold 64 value rows of S^T each, in float32 registers; two others turn q, k and g of the next chunk into scaled copies
+// in place, and make P, in two terms. In chunks, with S the state before:
 //
 //     out = scale (Qg S + P V)        S <- D_0 D_1 D_2 D_3 S + Kd^T V
 //
@@ -58,8 +60,10 @@ LA_DEVICE void producer(const Parts& parts, u32 shared, Barriers bar, int warp, 
 #endif
 
 // out^T = S^T Qg^T + V^T P^T and S^T += V^T Kd, begun one behind the other: two groups of products
-LA_DEVICE void begin_products(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], u32 queries, u32 keys, u32 gram, u32 values) {
-    const u64 q = panel_descriptor(queries), k = panels_descriptor<Tokens>(keys), p = panel_descriptor(gram), rest = panel_descriptor(gram + PANEL), v = panel_descriptor(values);
+LA_DEVICE void begin_products(float (&out)[8][4], float (&S)[16][4], const u32 (&state)[8][4], u32 queries, u32 keys,
+                              u32 gram, u32 values) {
+    const u64 q = panel_descriptor(queries), k = panels_descriptor<Tokens>(keys), p = panel_descriptor(gram),
+              rest = panel_descriptor(gram + PANEL), v = panel_descriptor(values);
     accumulator_fence(out);
     products_begin();
 #pragma unroll
@@ -83,7 +87,8 @@ LA_DEVICE void end_products(float (&out)[8][4], float (&S)[16][4]) {
     accumulator_fence(S);
 }
 
-// The state after a chunk, in the place of q and k once both groups have read them; its low bits where it will be stored, null if no chunk follows
+// The state after a chunk, in the place of q and k once both groups have read them; its low bits where it will be
+// stored, null if no chunk follows
 LA_DEVICE void stage_state(const StateRows<1, WIDE>& state, u32 at, char* stored, int warp, int lane) {
     if (stored) store_low_bits(stored + STATE_BYTES, state.x[0], round_up(LA_K, 64) / 64, warp, lane);
     u32 operands[8][4];
@@ -114,7 +119,8 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
                 state_operands(operands, state, 0);
                 barrier_wait(bar.values(step & 1), step >> 1 & 1);
                 barrier_wait(bar.ready(s), step / STAGES & 1);
-                if (!LA_EXACT && __any_sync(0xffffffffu, Stops{shared + AT_STOPS}.at(s, n))) {   // uniform, as one may go on
+                if (!LA_EXACT &&
+                    __any_sync(0xffffffffu, Stops{shared + AT_STOPS}.at(s, n))) {   // uniform, as one may go on
                     left_at = step;
                     break;
                 }
@@ -126,7 +132,11 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             const Place place = (thread & 127) == 0 ? load.place(step) : Place();   // whose thread stores the tile
             group_barrier(group);   // this group's values have been read
             store_outputs(out, a.scale, values, warp, lane);
-            if (LA_KEEP) stage_state(state, tiles.q, i + 1 < traversal.steps ? a.states + (traversal.stored + chunk + 1) * STORED_BYTES : nullptr, warp, lane);
+            if (LA_KEEP)
+                stage_state(
+                    state, tiles.q,
+                    i + 1 < traversal.steps ? a.states + (traversal.stored + chunk + 1) * STORED_BYTES : nullptr, warp,
+                    lane);
             publish_shared();
             if (LA_KEEP) groups_barrier<256>(8);
             else group_barrier(group);
@@ -134,7 +144,8 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
             if (part && 64 * group < LA_V) store_part(a, traversal, values, chunk, group, thread & 127);
             if (part) group_barrier(group);
             if ((thread & 127) == 0) {
-                if (!part && 64 * group < LA_V) box_out(a.out, values + group * PANEL, 64 * group, place.head, place.token, place.row);
+                if (!part && 64 * group < LA_V)
+                    box_out(a.out, values + group * PANEL, 64 * group, place.head, place.token, place.row);
                 if (LA_KEEP && warp == 0) store_residuals(a, traversal.stored + chunk, tiles, i + 1 < traversal.steps);
                 out_commit();
                 const Copies next = warp == 0 ? load.after(step) : Copies();
@@ -143,7 +154,8 @@ LA_DEVICE void consumer(const Parts& parts, u32 shared, Barriers bar, int warp, 
                 if (warp == 0) load.copy_when_empty(next, step);
             }
             __syncwarp();
-            store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
+            store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp,
+                                       lane);
         }
         end_part(state, parts, n, warp, lane);
         begin += traversal.steps;
@@ -167,7 +179,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) scan(const __grid_constant_
         init_block(shared, bar);
     }
     __syncthreads();
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // a warp's number is uniform
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
+              lane = threadIdx.x & 31;   // a warp's number is uniform
     if (warp >= 8) {
         release_registers<PRODUCER_REGISTERS_OF_SCAN>();
         producer(parts, shared, bar, warp - 8, lane);

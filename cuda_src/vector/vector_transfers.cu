@@ -1,11 +1,13 @@
-// What the inner segments of a sequence do to the state under the delta rule with a vector decay: S -> S M + added, value row by key
-// column, as delta_adds.cu, whose matrices delta_segments.cu multiplies. With W = (1 + N) beta Kc of vector_inverse.cu
+// What the inner segments of a sequence do to the state under the delta rule with a vector decay: S -> S M + added,
+// value row by key column, as delta_adds.cu, whose matrices delta_segments.cu multiplies. With W = (1 + N) beta Kc of
+// vector_inverse.cu
 //
 //     U = V^T beta + (V^T beta) N^T - S W^T        S <- S D + U Kd
 //
-// from a state of zeros (in the first segment from the initial state, so that its `added` is what the next begins with), and without
-// values from the rows of the identity, which the first segment does not need. No row is scaled here. A block has one segment of a
-// sequence and head. Four warpgroups have 64 rows of S each, two of what values add and two of the identity, and read the same W and Kd.
+// from a state of zeros (in the first segment from the initial state, so that its `added` is what the next begins
+// with), and without values from the rows of the identity, which the first segment does not need. No row is scaled
+// here. A block has one segment of a sequence and head. Four warpgroups have 64 rows of S each, two of what values add
+// and two of the identity, and read the same W and Kd.
 #include "vector/products.cuh"
 #include "tile/transfer.cuh"
 #include "tile/wgmma_part.cuh"
@@ -30,12 +32,15 @@ template <int STAGES_, int BYTES, int AT, int AT_BARRIERS> struct Stages {
         }
     }
 };
-constexpr int AT_WRITERS = Tokens::SIZE, AT_DECAY = 2 * Tokens::SIZE, FACTORS = AT_DECAY + WIDE * 4;           // -W, Kd, D: as in memory
-constexpr int AT_INVERSE = Tokens::SIZE, AT_STRENGTHS = AT_INVERSE + Square::SIZE, VALUES = AT_INVERSE + LA_INVERSE;   // V, N and strengths
+constexpr int AT_WRITERS = Tokens::SIZE, AT_DECAY = 2 * Tokens::SIZE,
+              FACTORS = AT_DECAY + WIDE * 4;   // -W, Kd, D: as in memory
+constexpr int AT_INVERSE = Tokens::SIZE, AT_STRENGTHS = AT_INVERSE + Square::SIZE,
+              VALUES = AT_INVERSE + LA_INVERSE;   // V, N and strengths
 typedef Stages<LA_STAGES, FACTORS, 1024, 0> FactorStages;
 typedef Stages<2, VALUES, FactorStages::END, 16 * LA_STAGES> ValueStages;
 constexpr int AT_STATES = ValueStages::END;
-static_assert(LA_SHARED == AT_STATES + 2 * GroupRows::SIZE && LA_WARPS == 8 && LA_TILES == 1, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_STATES + 2 * GroupRows::SIZE && LA_WARPS == 8 && LA_TILES == 1,
+              "LA_SHARED is what the launch asks for");
 
 // By one thread: what fills the stages, factors LA_STAGES - 1 chunks ahead, values two
 struct Loader {
@@ -47,7 +52,8 @@ struct Loader {
         if (step >= segment.steps) return;
         factors.wait_empty(step);
         barrier_expect(factors.full(step), FACTORS);
-        run_in(factors.at(step), a.factors + (segment.stored + segment.first + step) * FACTORS, FACTORS, factors.full(step));
+        run_in(factors.at(step), a.factors + (segment.stored + segment.first + step) * FACTORS, FACTORS,
+               factors.full(step));
     }
     __device__ __forceinline__ void load_values(int step) const {
         if (step >= segment.steps) return;
@@ -76,12 +82,14 @@ template <int FIRST, int N> LA_DEVICE void begin_writes(float (&S)[16][4], const
     accumulator_fence(S);
     products_begin();
 #pragma unroll
-    for (int d = 0; d < N; d++) product_AB_wide(S, news[d], panels_descriptor<Tokens>(factors + AT_WRITERS) + Tokens::across(FIRST + d));
+    for (int d = 0; d < N; d++)
+        product_AB_wide(S, news[d], panels_descriptor<Tokens>(factors + AT_WRITERS) + Tokens::across(FIRST + d));
     products_commit();
 }
 
 // What values add. Half of S is an operand at a time, in the same registers
-LA_DEVICE void traverse_values(StateRows<1, WIDE>& state, FactorStages factors, ValueStages values, int steps, int warp, int lane) {
+LA_DEVICE void traverse_values(StateRows<1, WIDE>& state, FactorStages factors, ValueStages values, int steps, int warp,
+                               int lane) {
     float (&S)[16][4] = state.x[0];
     for (int step = 0; step < steps; step++) {
         const u32 at = factors.at(step), own = values.at(step);
@@ -107,7 +115,8 @@ LA_DEVICE void traverse_values(StateRows<1, WIDE>& state, FactorStages factors, 
         warp_arrive(factors.empty(step), lane);
     }
 }
-// What becomes of the rows of the identity. For want of registers S as an operand lies in shared memory, and U is made for 32 tokens at a time
+// What becomes of the rows of the identity. For want of registers S as an operand lies in shared memory, and U is made
+// for 32 tokens at a time
 LA_DEVICE void traverse_identity(StateRows<1, WIDE>& state, const Loader& loader, int steps, int warp, int lane) {
     float (&S)[16][4] = state.x[0];
     const FactorStages factors = loader.factors;
@@ -128,11 +137,13 @@ LA_DEVICE void traverse_identity(StateRows<1, WIDE>& state, const Loader& loader
         for (int half = 0; half < 2; half++) {
             float x[4][4];
             u32 news[2][4];
-            const u64 rows = panel_descriptor(operand), erasers = panel_descriptor(at + half * 32 * 128);   // of S; of -W from token 32 half on
+            const u64 rows = panel_descriptor(operand),
+                      erasers = panel_descriptor(at + half * 32 * 128);   // of S; of -W from token 32 half on
             accumulator_fence(x);
             products_begin();
 #pragma unroll
-            for (int d = 0; d < 8; d++) product_part<0, 4, 0, 0>(x, rows + GroupRows::along(d), erasers + Tokens::along(d), d > 0);   // U
+            for (int d = 0; d < 8; d++)
+                product_part<0, 4, 0, 0>(x, rows + GroupRows::along(d), erasers + Tokens::along(d), d > 0);   // U
             products_commit();
             if (half == 1) {
                 if (threadIdx.x == LOADING_THREAD) loader.load_ahead(step);
@@ -154,14 +165,18 @@ LA_DEVICE int own_warp() { return __shfl_sync(0xffffffffu, opaque(threadIdx.x) >
 LA_DEVICE void compute_added(const VectorArguments& a, const ChunkTraversal& segment, const Loader& loader, int lane) {
     const int warp = own_warp();
     StateRows<1, WIDE> state;
-    if (segment.segment == 0 && a.start.data) state.template load<LA_V, LA_K>(a.start, segment.slot / a.start_group, 16 * warp, lane);
+    if (segment.segment == 0 && a.start.data)
+        state.template load<LA_V, LA_K>(a.start, segment.slot / a.start_group, 16 * warp, lane);
     else state.clear();
     traverse_values(state, loader.factors, loader.values, segment.steps, warp, lane);
     float* to = a.added + blockIdx.x * (i64)STATE + (16 * own_warp() + (lane >> 2)) * WIDE + (lane & 3) * 2;
 #pragma unroll
-    for (int i = 0; i < 32; i++) *(float2*)(to + (i & 1) * 8 * WIDE + (i >> 1) * 8) = {state.x[0][i >> 1][2 * (i & 1)], state.x[0][i >> 1][2 * (i & 1) + 1]};
+    for (int i = 0; i < 32; i++)
+        *(float2*)(to + (i & 1) * 8 * WIDE + (i >> 1) * 8) = {state.x[0][i >> 1][2 * (i & 1)],
+                                                              state.x[0][i >> 1][2 * (i & 1) + 1]};
 }
-LA_DEVICE void compute_transfer(const VectorArguments& a, const ChunkTraversal& segment, const Loader& loader, int lane) {
+LA_DEVICE void compute_transfer(const VectorArguments& a, const ChunkTraversal& segment, const Loader& loader,
+                                int lane) {
     const int warp = own_warp(), row = 16 * warp + (lane >> 2), column = (lane & 3) * 2;
     StateRows<1, WIDE> state;
     state.each([&](int r, int c, float& y) { y = row + r == column + c ? 1.f : 0.f; });
@@ -190,5 +205,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) transfers(const __grid_cons
     }
     release_registers<IDENTITY_REGISTERS>();
     if (!first) compute_transfer(a, segment, loader, threadIdx.x & 31);
-    else if (loads) for (int step = 0; step < segment.steps; step++) loader.load_ahead(step);
+    else if (loads)
+        for (int step = 0; step < segment.steps; step++) loader.load_ahead(step);
 }

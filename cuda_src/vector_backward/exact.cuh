@@ -1,15 +1,19 @@
-// Pairs inside a block of 16 rows one by one, in float32: for chunks of which a block decays by more than its scaled copies hold.
-// The decay of a pair is a product down the rows between them, so that any log decay in [-inf, 0] is exact. Pairs that no decay crosses,
-// i = j or with BEFORE i = j + 1, are left out of the dots: they would be the largest.
+// Pairs inside a block of 16 rows one by one, in float32: for chunks of which a block decays by more than its scaled
+// copies hold. The decay of a pair is a product down the rows between them, so that any log decay in [-inf, 0] is exact.
+// Pairs that no decay crosses, i = j or with BEFORE i = j + 1, are left out of the dots: they would be the largest.
 #pragma once
 #include "vector_backward/own.cuh"
 
-// q, k and e^g of the chunk as they came, in places that the products have left; each lane reads its own channels of all rows
+// q, k and e^g of the chunk as they came, in places that the products have left; each lane reads its own channels of
+// all rows
 struct Raw {
     u32 a, q, k, z, y;   // a lane's channels of row 0; grams
     __device__ __forceinline__ Raw(const Lane& me)
-        : a(me.shared + AT_RAW_A + me.channel * 4), q(me.shared + AT_RAW_Q + me.channel * 2), k(me.shared + AT_RAW_K + me.channel * 2),
-          z(me.shared + AT_Z), y(me.shared + AT_Y) {}
+        : a(me.shared + AT_RAW_A + me.channel * 4),
+          q(me.shared + AT_RAW_Q + me.channel * 2),
+          k(me.shared + AT_RAW_K + me.channel * 2),
+          z(me.shared + AT_Z),
+          y(me.shared + AT_Y) {}
     __device__ __forceinline__ void store(const Own& own, const Lane& me) const {
 #pragma unroll
         for (int r = 0; r < OWN; r++) {
@@ -39,11 +43,13 @@ struct Raw {
     }
 };
 
-// Of each of a lane's rows: what the earlier rows of its block give it as a reader, the later rows as a writer, with the decays between
+// Of each of a lane's rows: what the earlier rows of its block give it as a reader, the later rows as a writer, with
+// the decays between
 struct Pairs {
     float read[OWN][PER], write[OWN][PER], erase[OWN][PER];
 
-    // with rows of the block before the lane's own: decays to the own rows are those to the first of them, and those from there on
+    // with rows of the block before the lane's own: decays to the own rows are those to the first of them, and those
+    // from there on
     __device__ __forceinline__ void read_earlier(const Raw& raw, const Own& own, const Lane& me) {
         float base[PER] = {1.f, 1.f, 1.f, 1.f}, down[PER] = {1.f, 1.f, 1.f, 1.f};
         const int last = (me.warp * SLICE | 4) - 1;   // of the rows before the upper lanes'; the lower lanes have fewer
@@ -96,7 +102,8 @@ struct Pairs {
             }
 #pragma unroll
             for (int c = 0; c < PER; c++) {
-                const float w = base[c] * a[c], f = later ? q[c] * (BEFORE ? base[c] : w) : 0.f, g = later ? k[c] * w : 0.f;
+                const float w = base[c] * a[c], f = later ? q[c] * (BEFORE ? base[c] : w) : 0.f,
+                            g = later ? k[c] * w : 0.f;
                 base[c] = later ? w : base[c];
 #pragma unroll
                 for (int r = 0; r < OWN; r++) {
@@ -120,7 +127,8 @@ struct Pairs {
             float w[PER] = {1.f, 1.f, 1.f, 1.f};
 #pragma unroll
             for (int i = j + 1; i < OWN; i++) {
-                const float z = Raw::gram(raw.z, me.first + i, me.first + j), y = ERASE ? Raw::gram(raw.y, me.first + i, me.first + j) : 0.f;
+                const float z = Raw::gram(raw.z, me.first + i, me.first + j),
+                            y = ERASE ? Raw::gram(raw.y, me.first + i, me.first + j) : 0.f;
 #pragma unroll
                 for (int c = 0; c < PER; c++) {
                     if (!BEFORE) w[c] *= own.a[i][c];
@@ -145,8 +153,9 @@ struct Pairs {
         own_pairs(raw, own, me);
     }
     // to the gradients of the lane's row r, and to their dots. suf: decay from the row to its block's end
-    __device__ __forceinline__ void add_to(float (&dq)[PER], float (&dk)[PER], float (&reads)[PER], float (&writes)[PER], const float (&suf)[PER],
-                                           const Own& own, int r, const Lane& me) const {
+    __device__ __forceinline__ void add_to(float (&dq)[PER], float (&dk)[PER], float (&reads)[PER],
+                                           float (&writes)[PER], const float (&suf)[PER], const Own& own, int r,
+                                           const Lane& me) const {
         const Raw raw(me);
         const int t = me.first + r;
         float given[PER], k[PER], q[PER];

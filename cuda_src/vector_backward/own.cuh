@@ -4,9 +4,10 @@
 
 struct Own {
     Slice<LA_DTYPE, PER, OWN> q, k;
-    float a[OWN][PER];                  // e^g (exact)
-    float pre[OWN][PER], start[PER];    // decay from the block's start to each row, to the first one without its own; else times h
-    float suf[PER];                     // exact: decay from the last row to the block's end
+    float a[OWN][PER];   // e^g (exact)
+    float pre[OWN][PER],
+        start[PER];   // decay from the block's start to each row, to the first one without its own; else times h
+    float suf[PER];   // exact: decay from the last row to the block's end
 
     // and the slice's decay to the table
     __device__ __forceinline__ void load(const VectorGradArguments& x, const ChunkPlace& place, const Lane& me) {
@@ -34,10 +35,12 @@ struct Own {
         if (!me.upper()) me.decays().store(me.warp, me.channel, slice);
     }
     // the decay that queries of row r read with
-    __device__ __forceinline__ float reads(int r, int c) const { return !BEFORE ? pre[r][c] : r ? pre[r - 1][c] : start[c]; }
+    __device__ __forceinline__ float reads(int r, int c) const {
+        return !BEFORE ? pre[r][c] : r ? pre[r - 1][c] : start[c];
+    }
 
-    // decays from and to the ends of the block, and its own to the table. Whether it decays too far for copies that are divided by
-    // decays: by more than 2^-116 in 16 rows, in `rows` as much a row. The table of slices is whole
+    // decays from and to the ends of the block, and its own to the table. Whether it decays too far for copies that are
+    // divided by decays: by more than 2^-116 in 16 rows, in `rows` as much a row. The table of slices is whole
     __device__ __forceinline__ bool extend(const Lane& me, int rows) {
         const float smallest = exp2_approx(-7.25f * min(max(rows, 0), 16));
         float before[PER], behind[PER], block[PER];
@@ -54,12 +57,15 @@ struct Own {
             for (int r = 0; r < OWN; r++) pre[r][c] = r ? pre[r - 1][c] * a[r][c] : start[c] * a[r][c];
             if (!(me.warp & 1)) suf[c] *= behind[c];
         }
-        if (!(me.warp & 1) && !me.upper()) store_four(me.shared + AT_BLOCKS + (me.warp / 2 * HALF + me.channel) * 4, block);
+        if (!(me.warp & 1) && !me.upper())
+            store_four(me.shared + AT_BLOCKS + (me.warp / 2 * HALF + me.channel) * 4, block);
         return far;
     }
     // of row r: q and k as the copies have them before rounding
     __device__ __forceinline__ float query(int r, int c) const { return q.at(r, c) * reads(r, c); }
-    __device__ __forceinline__ float over(int r, int c) const { return reciprocal(fmaxf(pre[r][c], MIDDLE * SMALLEST_DECAY)); }
+    __device__ __forceinline__ float over(int r, int c) const {
+        return reciprocal(fmaxf(pre[r][c], MIDDLE * SMALLEST_DECAY));
+    }
     __device__ __forceinline__ float erases(int r, int c) const { return k.at(r, c) * pre[r][c]; }
 
     // a copy's row, and what rounding leaves of it if that has a place
@@ -87,9 +93,11 @@ struct Own {
         }
     }
     // q or k again, with erase: held over the products they would take registers that those need
-    __device__ __forceinline__ void load_rows(Slice<LA_DTYPE, PER, OWN>& to, const Rows& rows, const ChunkPlace& place, const Lane& me) {
+    __device__ __forceinline__ void load_rows(Slice<LA_DTYPE, PER, OWN>& to, const Rows& rows, const ChunkPlace& place,
+                                              const Lane& me) {
         const Sequence& s = place.of.sequence;
-        to.load(rows_of(rows, s, place.of.head), rows.token, place.half * HALF + me.channel, opaque(place.chunk * C + me.first), s.T);
+        to.load(rows_of(rows, s, place.of.head), rows.token, place.half * HALF + me.channel,
+                opaque(place.chunk * C + me.first), s.T);
     }
     // the copies' second terms, with erase
     __device__ __forceinline__ void copy_rest(const VectorGradArguments& x, const ChunkPlace& place, const Lane& me) {

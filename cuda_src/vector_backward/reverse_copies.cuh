@@ -17,23 +17,28 @@ struct Producer {
         gates.load(g, a.g.token, lane * PER, traversal.chunk(step) * C + warp * SLICE, traversal.of.sequence.T);
     }
     __device__ __forceinline__ void load_tiles(int step) const {
-        const int chunk = traversal.chunk(step), head = traversal.of.head, token = traversal.of.token(chunk), row = traversal.of.row;
+        const int chunk = traversal.chunk(step), head = traversal.of.head, token = traversal.of.token(chunk),
+                  row = traversal.of.row;
         const u32 at = shared + step % STAGES * STAGE, full = loaded(shared, step);
-        barrier_expect(full, ADDS ? KEY_BYTES + TILE_BYTES : 2 * KEY_BYTES + TILE_BYTES + 2 * Square::SIZE + ERASE * STRENGTHS);
+        barrier_expect(
+            full, ADDS ? KEY_BYTES + TILE_BYTES : 2 * KEY_BYTES + TILE_BYTES + 2 * Square::SIZE + ERASE * STRENGTHS);
         keys_in(at + AT_Q, a.q, full, (u32)head / (u32)a.group_q, token, row);
         if (!ADDS) keys_in(at + AT_K, a.k, full, (u32)head / (u32)a.group_k, token, row);
         tile_in(at + AT_DOUT, a.dout, full, head, token, row);
         if (!ADDS) run_in(at + AT_GRAM, a.grams + (traversal.of.block + chunk) * LA_GRAM, LA_GRAM, full);
-        if constexpr (ERASE) run_in(at + AT_INVERSE, a.inverses + (traversal.of.block + chunk) * LA_INVERSE, LA_INVERSE, full);
+        if constexpr (ERASE)
+            run_in(at + AT_INVERSE, a.inverses + (traversal.of.block + chunk) * LA_INVERSE, LA_INVERSE, full);
     }
     // v of a chunk
     __device__ __forceinline__ void load_values(int step) const {
         barrier_expect(shared + AT_VALUES_LOADED, TILE_BYTES);
-        tile_in(shared + AT_VALUES, a.v, shared + AT_VALUES_LOADED, (u32)traversal.of.head / (u32)a.group_v, traversal.of.token(traversal.chunk(step)), traversal.of.row);
+        tile_in(shared + AT_VALUES, a.v, shared + AT_VALUES_LOADED, (u32)traversal.of.head / (u32)a.group_v,
+                traversal.of.token(traversal.chunk(step)), traversal.of.row);
     }
     // a chunk's tiles towards the cache, while their stage is still read
     __device__ __forceinline__ void prefetch_tiles(int step) const {
-        const int chunk = traversal.chunk(step), head = traversal.of.head, token = traversal.of.token(chunk), row = traversal.of.row;
+        const int chunk = traversal.chunk(step), head = traversal.of.head, token = traversal.of.token(chunk),
+                  row = traversal.of.row;
 #pragma unroll
         for (int p = 0; p < KEY_BYTES / Tokens::PANEL; p++) {
             box_prefetch(a.q, 64 * p, (u32)head / (u32)a.group_q, token, row);
@@ -51,7 +56,9 @@ struct Producer {
         x[1] = r < own ? __float_as_uint(y.y) : 0;
     }
     // rows of its slice that are the sequence's; a panel past LA_K is not copied in
-    __device__ __forceinline__ int own_rows_of(int chunk) const { return lane * PER < LA_K ? traversal.of.own(chunk) - warp * SLICE : 0; }
+    __device__ __forceinline__ int own_rows_of(int chunk) const {
+        return lane * PER < LA_K ? traversal.of.own(chunk) - warp * SLICE : 0;
+    }
     // e^g of a row, made where it is used: all rows at once would not fit in the registers
     __device__ __forceinline__ void decays(float (&d)[PER], int r) const {
         Slice<LA_GATE, PER> row;
@@ -61,7 +68,8 @@ struct Producer {
         for (int c = 0; c < PER; c++) d[c] = exp2_approx(row.at(0, c) * LOG2_E);
     }
     // decays of the chunk's slices to the table: before the slice (pre), behind it (suf), of all
-    __device__ __forceinline__ void share_decays(float (&pre)[PER], float (&suf)[PER], float (&all)[PER], int step) const {
+    __device__ __forceinline__ void share_decays(float (&pre)[PER], float (&suf)[PER], float (&all)[PER],
+                                                 int step) const {
         const SliceTable<WIDE, PER> table = {shared + AT_TABLES + (step & 1) * SliceTable<WIDE, PER>::BYTES};
         float own[PER];
 #pragma unroll
@@ -86,9 +94,10 @@ struct Producer {
             }
         }
     }
-    // rows of a tile times factor and the decays from the chunk's start, to another or the same; `before`: without the row's own.
-    // All rows are loaded first, but where registers are short (erase)
-    __device__ __forceinline__ void copy_from_start(u32 from, u32 to, int own, const float (&pre)[PER], float factor, bool before) const {
+    // rows of a tile times factor and the decays from the chunk's start, to another or the same; `before`: without the
+    // row's own. All rows are loaded first, but where registers are short (erase)
+    __device__ __forceinline__ void copy_from_start(u32 from, u32 to, int own, const float (&pre)[PER], float factor,
+                                                    bool before) const {
         Slice<LA_DTYPE, PER> rows;
         float y[PER], x[PER];
         if constexpr (!ERASE)

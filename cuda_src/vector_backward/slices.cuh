@@ -1,6 +1,7 @@
-// A chunk in eight slices of 8 rows, one a warp: a lane owns PER neighbouring channels of its warp's rows, so that the decays of its
-// channels are products down its own registers. Only products of a = e^g are formed, never differences of sums: a = 0 is exact, and no
-// product exceeds 1. Slices lie straight in memory, rows past the sequence and channels past LA_K are zeros (log decays too).
+// A chunk in eight slices of 8 rows, one a warp: a lane owns PER neighbouring channels of its warp's rows, so that the
+// decays of its channels are products down its own registers. Only products of a = e^g are formed, never differences of
+// sums: a = 0 is exact, and no product exceeds 1. Slices lie straight in memory, rows past the sequence and channels
+// past LA_K are zeros (log decays too).
 #pragma once
 #include "vector_backward/place.cuh"
 #include "attention/decay.cuh"
@@ -16,14 +17,18 @@ LA_DEVICE float reciprocal(float x) {
 template <int WORDS> LA_DEVICE void load_words(u32 (&x)[WORDS], const char* p, bool valid) {
     static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "one load");
     if constexpr (WORDS == 1)
-        asm("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }" : "=r"(x[0]) : "l"(p), "r"((int)valid));
+        asm("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }"
+            : "=r"(x[0])
+            : "l"(p), "r"((int)valid));
     else if constexpr (WORDS == 2)
         asm("{ .reg .pred p; setp.ne.b32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0; @p ld.global.nc.v2.b32 {%0, %1}, [%2]; }"
-            : "=r"(x[0]), "=r"(x[1]) : "l"(p), "r"((int)valid));
+            : "=r"(x[0]), "=r"(x[1])
+            : "l"(p), "r"((int)valid));
     else
         asm("{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
             " @p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4]; }"
-            : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p), "r"((int)valid));
+            : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+            : "l"(p), "r"((int)valid));
 }
 
 // KIND as LA_DTYPE: a lane's ROWS rows of PER channels of one array as they came
@@ -66,12 +71,19 @@ template <int CHANNELS, int PER> struct SliceTable {
             x[c + 1] = y.y;
         }
     }
-    __device__ __forceinline__ float at(int slice, int channel) const { return load_shared(base + slice * ROW + channel * 4); }
+    __device__ __forceinline__ float at(int slice, int channel) const {
+        return load_shared(base + slice * ROW + channel * 4);
+    }
 };
 
-// byte offset of a row in a tile of 128-byte rows, for a lane's channels from `channel` on; low: the row's last three bits
-LA_DEVICE u32 row_offset(int row, int low, int channel) { return channel / 64 * Tokens::PANEL + row * 128 + (((channel % 64) * 2) ^ (low << 4)); }
-LA_DEVICE void store_words(u32 at, u32 x, u32 y) { asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory"); }
+// byte offset of a row in a tile of 128-byte rows, for a lane's channels from `channel` on; low: the row's last three
+// bits
+LA_DEVICE u32 row_offset(int row, int low, int channel) {
+    return channel / 64 * Tokens::PANEL + row * 128 + (((channel % 64) * 2) ^ (low << 4));
+}
+LA_DEVICE void store_words(u32 at, u32 x, u32 y) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory");
+}
 template <int PER> LA_DEVICE void store_row(u32 at, const float (&x)[PER]) {
     if constexpr (PER == 2) store_shared_u32(at, pack_bf16(x[0], x[1]));
     else store_words(at, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));

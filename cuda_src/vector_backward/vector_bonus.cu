@@ -1,10 +1,11 @@
-// The gradient of the bonus, summed over the chunks of all sequences in an order of their own: 32 channels of a head a block.
+// The gradient of the bonus, summed over the chunks of all sequences in an order of their own: 32 channels of a head a
+// block.
 #include "arguments/matrix_state/VectorBonusArguments.cuh"
 #include "vector_backward/place.cuh"
 
 constexpr int CHANNELS = 32, PARTS = 8;   // of a block; chunks that are added up at once
 
-extern "C" __global__ void __launch_bounds__(CHANNELS * PARTS) bonus(const __grid_constant__ VectorBonusArguments a) {
+extern "C" __global__ void __launch_bounds__(CHANNELS* PARTS) bonus(const __grid_constant__ VectorBonusArguments a) {
     __shared__ float sums[PARTS][CHANNELS];
     constexpr int BLOCKS = (LA_K + CHANNELS - 1) / CHANNELS;
     const int head = blockIdx.x / BLOCKS, lane = threadIdx.x % CHANNELS, part = threadIdx.x / CHANNELS;

@@ -1,19 +1,21 @@
-// The gradients of vector decay that need both states, of one chunk and half of the key channels at a time: dq, dk, dg (du; with
-// erase also r.k for dbeta), from S before and G = dL/dS after the chunk.
+// The gradients of vector decay that need both states, of one chunk and half of the key channels at a time: dq, dk, dg
+// (du; with erase also r.k for dbeta), from S before and G = dL/dS after the chunk.
 //
 //     Z = scale lower of dO U^T,       Y = -strict lower of dW U^T                  (without erase U = V, and no Y)
 //     dq = readers(scale dO S^T, Z),   r = readers(-dW S^T, Y),   w = writers(U G^T; (Z, q), (Y, k)),   dk = r + w
-//     dg_t = sum over l >= t of (q_l.dq_l + k_l.r_l - k_l.w_l), channel by channel, + sum over j of (the part of k_j.w_j through G) + e^B <S, G>
+//     dg_t = sum over l >= t of (q_l.dq_l + k_l.r_l - k_l.w_l), channel by channel, + sum over j of (the part of
+//     k_j.w_j through G) + e^B <S, G>
 //
-// The dots of dg are taken of the accumulators and the copies that the products read, both terms, before the last factor: so a pair that does
-// not cross t is the same number on both sides. With erase second terms are gone by then and such a pair cancels to 2^-18 of itself; Z's
-// diagonal, the largest, is added apart. A chunk that decays by more than 2^-116 within a block is left to the build with LA_EXACT 1:
-// the other one says so in `flags`.
+// The dots of dg are taken of the accumulators and the copies that the products read, both terms, before the last
+// factor: so a pair that does not cross t is the same number on both sides. With erase second terms are gone by then
+// and such a pair cancels to 2^-18 of itself; Z's diagonal, the largest, is added apart. A chunk that decays by more
+// than 2^-116 within a block is left to the build with LA_EXACT 1: the other one says so in `flags`.
 #include "vector_backward/exact.cuh"
 #include "vector_backward/horner.cuh"
 
 // Products without decay, grams in shared memory; the chunk is left to the exact build if any thread says `far`
-LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me, bool far, int phase) {
+LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, const VectorGradArguments& a,
+                        const ChunkPlace& place, const Lane& me, bool far, int phase) {
     barrier_wait(me.shared + AT_BARRIER, phase);
     const int own = place.of.own(place.chunk);
     if (own < C) {
@@ -40,7 +42,8 @@ LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, co
         accumulator_fence(erases);
     }
     __syncthreads();   // what follows goes where tiles have been
-    store_gram<BEFORE || DIAGONAL_APART, BEFORE && EXACT_BLOCKS, BONUS || DIAGONAL_APART>(z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
+    store_gram<BEFORE || DIAGONAL_APART, BEFORE && EXACT_BLOCKS, BONUS || DIAGONAL_APART>(
+        z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
     if constexpr (ERASE) store_gram<true, false, false>(y, me.shared + AT_Y, me.shared + AT_Y_REST, 0, 0, -1.f, me);
     if constexpr (ERASE && !EXACT_BLOCKS) copies.copy_rest(a, place, me);
     publish_shared();
@@ -71,7 +74,8 @@ LA_DEVICE void sum_blocks(float (&x)[8][4], float (&erases)[8][4], float scale, 
 }
 
 LA_DEVICE void store_copies(char* to, const float (&x)[PER]) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(pack_bf16(x[0], x[1])), "r"(pack_bf16(x[2], x[3])) : "memory");
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(pack_bf16(x[0], x[1])), "r"(pack_bf16(x[2], x[3]))
+                 : "memory");
 }
 LA_DEVICE void store_queries(char* to, const float (&x)[PER]) {
     if constexpr (LA_DQ == 2) *(float4*)to = {x[0], x[1], x[2], x[3]};
@@ -79,12 +83,14 @@ LA_DEVICE void store_queries(char* to, const float (&x)[PER]) {
 }
 
 // r_t.k_t over half of the channels, for dbeta
-LA_DEVICE void store_erase_dot(const float (&dots)[PER], int r, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+LA_DEVICE void store_erase_dot(const float (&dots)[PER], int r, const VectorGradArguments& a, const ChunkPlace& place,
+                               const Lane& me) {
     float sum = (dots[0] + dots[1]) + (dots[2] + dots[3]);
 #pragma unroll
     for (int d = 8; d; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
     const int t = place.chunk * C + me.first + r;
-    if ((me.lane & 15) == 0 && t < place.of.sequence.T) a.erase_dots[(place.half * (i64)a.heads + place.of.head) * a.tokens + place.of.sequence.index + t] = sum;
+    if ((me.lane & 15) == 0 && t < place.of.sequence.T)
+        a.erase_dots[(place.half * (i64)a.heads + place.of.head) * a.tokens + place.of.sequence.index + t] = sum;
 }
 
 // Of one row: dq, dk, and the dots that dg is made of
@@ -93,8 +99,8 @@ struct RowGradients {
 };
 
 // Gradients of a lane's row r before q's own write: dq, dk, and the dots that dg is made of
-LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const Pairs& pairs, const Own& own, int r, const VectorGradArguments& a,
-                             const ChunkPlace& place, const Lane& me) {
+LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const Pairs& pairs, const Own& own, int r,
+                             const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
     float x[PER], y[PER], qp[PER], kp[PER];
     load_four(x, me.staged(AT_READS, r));
     load_four(y, me.staged(AT_WRITES, r));
@@ -131,13 +137,18 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
     if constexpr (EXACT_BLOCKS) pairs.add_to(row.dq, row.dk, row.read, row.write, suf, own, r, me);
 }
 
-// dq and dk of the lane's rows to memory; db[r] becomes the sum of db over the slice's rows from r on, and (exact) of what its earlier rows
-// write for G
-LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const Pairs& pairs, const Own& own, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
-    const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel, left = channel < LA_K ? place.of.sequence.T - first : 0;
-    char* const to_q = own_rows(a.dq, place.of.sequence, place.of.head) + first * a.dq.token + channel * (LA_DQ == 2 ? 4 : 2);
+// dq and dk of the lane's rows to memory; db[r] becomes the sum of db over the slice's rows from r on, and (exact) of
+// what its earlier rows write for G
+LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const Pairs& pairs, const Own& own,
+                             const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+    const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel,
+              left = channel < LA_K ? place.of.sequence.T - first : 0;
+    char* const to_q =
+        own_rows(a.dq, place.of.sequence, place.of.head) + first * a.dq.token + channel * (LA_DQ == 2 ? 4 : 2);
     char* const to_k = own_rows(a.dk, place.of.sequence, place.of.head) + first * a.dk.token + channel * 2;
-    const float4 u = BONUS && channel < LA_K ? *(const float4*)(a.u + (u32)place.of.head / (u32)a.group_u * LA_K + channel) : float4{};
+    const float4 u = BONUS && channel < LA_K
+                         ? *(const float4*)(a.u + (u32)place.of.head / (u32)a.group_u * LA_K + channel)
+                         : float4{};
     const float weights[PER] = {u.x, u.y, u.z, u.w};
     float later[PER] = {0.f, 0.f, 0.f, 0.f}, suf[PER] = {own.suf[0], own.suf[1], own.suf[2], own.suf[3]}, other[PER];
 #pragma unroll
@@ -178,8 +189,10 @@ LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const P
     if constexpr (EXACT_BLOCKS) add_given(db, me);
 }
 
-// dg of the lane's rows: db summed over the later slices and all that crosses the chunk's end; a token that forgets everything has none
-LA_DEVICE void store_gates(const float (&db)[OWN][PER], const Own& own, const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+// dg of the lane's rows: db summed over the later slices and all that crosses the chunk's end; a token that forgets
+// everything has none
+LA_DEVICE void store_gates(const float (&db)[OWN][PER], const Own& own, const VectorGradArguments& a,
+                           const ChunkPlace& place, const Lane& me) {
     float end[PER], x[PER];
     load_four(end, me.shared + AT_CROSSING + me.channel * 4);
 #pragma unroll
@@ -195,8 +208,10 @@ LA_DEVICE void store_gates(const float (&db)[OWN][PER], const Own& own, const Ve
 #pragma unroll
             for (int c = 0; c < PER; c++) end[c] += x[c];
         }
-    const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel, left = channel < LA_K ? place.of.sequence.T - first : 0;
-    char* const to = own_rows(a.dg, place.of.sequence, place.of.head) + first * a.dg.token + channel * (LA_GATE == 2 ? 4 : 2);
+    const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel,
+              left = channel < LA_K ? place.of.sequence.T - first : 0;
+    char* const to =
+        own_rows(a.dg, place.of.sequence, place.of.head) + first * a.dg.token + channel * (LA_GATE == 2 ? 4 : 2);
 #pragma unroll
     for (int r = 0; r < OWN; r++) {
 #pragma unroll
@@ -208,7 +223,8 @@ LA_DEVICE void store_gates(const float (&db)[OWN][PER], const Own& own, const Ve
 }
 
 // what the slices add to du, as floats a chunk
-LA_DEVICE void store_bonus(const float (&bonus)[PER], const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
+LA_DEVICE void store_bonus(const float (&bonus)[PER], const VectorGradArguments& a, const ChunkPlace& place,
+                           const Lane& me) {
     const Table table = {me.shared + AT_DOUT};
     float both[PER];
     other_half(both, bonus);
@@ -263,7 +279,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) grads(const __grid_cons
     }
     int phase = 0;
     for (u32 round = blockIdx.x; round < a.items; round += THREADS * gridDim.x) {
-        const u32 item = round + threadIdx.x * gridDim.x, mask = __ballot_sync(0xffffffffu, item < a.items && a.flags[item]);
+        const u32 item = round + threadIdx.x * gridDim.x,
+                  mask = __ballot_sync(0xffffffffu, item < a.items && a.flags[item]);
         if (threadIdx.x % 32 == 0) flagged[warp] = mask;
         __syncthreads();
         for (int w = 0; w < THREADS / 32; w++)

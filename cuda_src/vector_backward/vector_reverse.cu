@@ -1,18 +1,22 @@
-// The chain of vector decay backward: G = dL/dS (transposed, value row by key column) from a segment's end to its start.
+// The chain of vector decay backward: G = dL/dS (transposed, value row by key column) from a segment's end to its
+// start.
 //
 //     dv^T = G^T Kd^T + scale dO^T P,      G^T <- e^B G^T + dO^T Qg,      Qg = scale q e^{b},   Kd = k e^{B - b}
 //
-// P is without scale, in two terms, as the forward stores it, Kd in two terms. With LA_ERASE, both in one term and N of the forward, which
-// made U = beta E + N beta E of E = V - Kc S:
+// P is without scale, in two terms, as the forward stores it, Kd in two terms. With LA_ERASE, both in one term and N of
+// the forward, which made U = beta E + N beta E of E = V - Kc S:
 //
-//     dU^T = G^T Kd^T + scale dO^T P,     dv^T = dW^T = beta (dU^T + dU^T N),     G^T <- e^B G^T + dO^T Qg - dW^T Kc,     Kc = k e^{b}
+//     dU^T = G^T Kd^T + scale dO^T P,     dv^T = dW^T = beta (dU^T + dU^T N),     G^T <- e^B G^T + dO^T Qg - dW^T Kc,
+//     Kc = k e^{b}
 //
-// b: decays from the chunk's start (with BEFORE a query's excludes its own token), all exponents <= 0: no decay divides here. G after each chunk goes
-// to memory in bfloat16, as the products of vector_grads.cu read it, without an erase term with its low bits. Warpgroups 0 and 1: 64 value rows of
-// G^T each, in registers, where the decay is a factor of columns. Warpgroups 2 and 3 scale q and k of the chunks ahead, in a ring that the copy engine fills.
+// b: decays from the chunk's start (with BEFORE a query's excludes its own token), all exponents <= 0: no decay divides
+// here. G after each chunk goes to memory in bfloat16, as the products of vector_grads.cu read it, without an erase
+// term with its low bits. Warpgroups 0 and 1: 64 value rows of G^T each, in registers, where the decay is a factor of
+// columns. Warpgroups 2 and 3 scale q and k of the chunks ahead, in a ring that the copy engine fills.
 //
-// LA_ADDS 1: what a segment adds to G before it, from its first chunk on and only as long as some channel is not forgotten, with the decays of
-// the whole segment. With LA_ERASE by the chain itself, from zeros (the last segment from the given gradient), of which G alone is stored.
+// LA_ADDS 1: what a segment adds to G before it, from its first chunk on and only as long as some channel is not
+// forgotten, with the decays of the whole segment. With LA_ERASE by the chain itself, from zeros (the last segment from
+// the given gradient), of which G alone is stored.
 #include "vector_backward/reverse_copies.cuh"
 
 // G^T in bfloat16, a warp's 16 rows, once the last one has left shared memory: an operand here, and on its way to memory
@@ -28,7 +32,8 @@ LA_DEVICE void round_state(const StateRows<1, WIDE>& state, u32 at, int warp, in
 LA_DEVICE void store_after(char* to, u32 at, int warp, int lane) {
     if (lane == 0) {
 #pragma unroll
-        for (int p = 0; p < KEY_BYTES / Tokens::PANEL; p++) run_out(to + p * Whole::PANEL + warp * 2048, at + p * Whole::PANEL + warp * 2048, 2048);
+        for (int p = 0; p < KEY_BYTES / Tokens::PANEL; p++)
+            run_out(to + p * Whole::PANEL + warp * 2048, at + p * Whole::PANEL + warp * 2048, 2048);
         out_commit();
     }
     __syncwarp();
@@ -38,7 +43,8 @@ LA_DEVICE void token_operands(u32 (&f)[4][4], const float (&x)[8][4]) {
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) f[k][i] = pack_bf16(x[2 * k + (i >> 1)][2 * (i & 1)], x[2 * k + (i >> 1)][2 * (i & 1) + 1]);
+        for (int i = 0; i < 4; i++)
+            f[k][i] = pack_bf16(x[2 * k + (i >> 1)][2 * (i & 1)], x[2 * k + (i >> 1)][2 * (i & 1) + 1]);
 }
 // waits for all but N groups of products, of which the last one waited for is in c
 template <int N, int TILES> LA_DEVICE void end_products(float (&c)[TILES][4]) {
@@ -66,30 +72,38 @@ struct Consumer {
         state.clear();
         if (ADDS || (OFFSETS && traversal.segment < traversal.last)) return;
         const i64 slot = traversal.of.slot;
-        if (traversal.segment < traversal.last) state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, slot * a.segments + traversal.segment, 16 * warp, lane);
+        if (traversal.segment < traversal.last)
+            state.template load<WIDE, WIDE>({a.begins, STATE, WIDE, 1}, slot * a.segments + traversal.segment,
+                                            16 * warp, lane);
         else if (a.start.data) state.template load<LA_V, LA_K>(a.start, slot / a.start_group, 16 * warp, lane);
     }
     __device__ __forceinline__ void end() {
         if (lane == 0) out_read();
         const i64 slot = traversal.of.slot;
-        if (ADDS || OFFSETS) state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot * (a.segments - 1) + traversal.segment - 1, 16 * warp, lane);
+        if (ADDS || OFFSETS)
+            state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot * (a.segments - 1) + traversal.segment - 1,
+                                             16 * warp, lane);
         else if (traversal.segment == 0) state.template store<LA_V, LA_K>(a.end, slot, 16 * warp, lane);
     }
     // dv^T = dO^T P, begun
     __device__ __forceinline__ void begin_local(float (&dv)[8][4], u32 at) {
-        const u64 dout = panel_descriptor(at + AT_DOUT + (warp >> 2) * Tokens::PANEL), gram = panel_descriptor(at + AT_GRAM);
+        const u64 dout = panel_descriptor(at + AT_DOUT + (warp >> 2) * Tokens::PANEL),
+                  gram = panel_descriptor(at + AT_GRAM);
         accumulator_fence(dv);
         products_begin();
 #pragma unroll
         for (int d = 0; d < 4; d++) {
             product_AtB(dv, dout + Tokens::across(d), gram + Square::across(d), d > 0);
-            if (!ERASE) product_AtB(dv, dout + Tokens::across(d), gram + Square::across(d) + (Square::SIZE >> 4), true);   // its second term
+            if (!ERASE)
+                product_AtB(dv, dout + Tokens::across(d), gram + Square::across(d) + (Square::SIZE >> 4),
+                            true);   // its second term
         }
         products_commit();
     }
     // dv^T = scale dv^T + G^T Kd^T, begun
     __device__ __forceinline__ void begin_values(float (&dv)[8][4], u32 at) {
-        const u64 after = panel_descriptor(shared + AT_AFTER) + (warp >> 2) * Whole::across(4), keys = panel_descriptor(at + AT_K);
+        const u64 after = panel_descriptor(shared + AT_AFTER) + (warp >> 2) * Whole::across(4),
+                  keys = panel_descriptor(at + AT_K);
 #pragma unroll
         for (int i = 0; i < 32; i++) dv[i >> 2][i & 3] *= a.scale;
         accumulator_fence(dv);
@@ -97,13 +111,16 @@ struct Consumer {
 #pragma unroll
         for (int d = 0; d < round_up(LA_K, 64) / 16; d++) {
             product_ABt(dv, after + Whole::along(d), keys + Tokens::along(d), true);
-            if (!ERASE) product_ABt(dv, after + Whole::along(d), keys + Tokens::along(d) + (AT_K_REST - AT_K >> 4), true);   // its second term
+            if (!ERASE)
+                product_ABt(dv, after + Whole::along(d), keys + Tokens::along(d) + (AT_K_REST - AT_K >> 4),
+                            true);   // its second term
         }
         products_commit();
     }
     // G^T += dO^T Qg, begun
     __device__ __forceinline__ void begin_state(u32 at) {
-        const u64 dout = panel_descriptor(at + AT_DOUT + (warp >> 2) * Tokens::PANEL), queries = panels_descriptor<Tokens>(at + AT_Q);
+        const u64 dout = panel_descriptor(at + AT_DOUT + (warp >> 2) * Tokens::PANEL),
+                  queries = panels_descriptor<Tokens>(at + AT_Q);
         accumulator_fence(state.x[0]);
         products_begin();
 #pragma unroll
@@ -150,7 +167,10 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const float2 d = load_shared2(carries + i * 32);
-            G[i][0] *= d.x; G[i][1] *= d.y; G[i][2] *= d.x; G[i][3] *= d.y;
+            G[i][0] *= d.x;
+            G[i][1] *= d.y;
+            G[i][2] *= d.x;
+            G[i][3] *= d.y;
         }
     }
     __device__ __forceinline__ void store_values(const float (&dv)[8][4], u32 at, int chunk) {
@@ -161,7 +181,9 @@ struct Consumer {
         stage_rows<Bfloat16, Square, 1, C>(o, panel, 16 * (warp & 3), lane);
         publish_shared();
         group_barrier(group);
-        if (own < C) store_own(own_rows(a.out, traversal.of.sequence, traversal.of.head) + (i64)chunk * C * a.out.token, a.out.token, panel, 64 * group, own, thread);
+        if (own < C)
+            store_own(own_rows(a.out, traversal.of.sequence, traversal.of.head) + (i64)chunk * C * a.out.token,
+                      a.out.token, panel, 64 * group, own, thread);
         else if (thread == 0) {
             box_out(a.dv, panel, 64 * group, traversal.of.head, traversal.of.token(chunk), traversal.of.row);
             out_commit();
@@ -175,7 +197,9 @@ struct Consumer {
             const int chunk = traversal.chunk(step), own = traversal.of.own(chunk);
             const u32 at = shared + step % STAGES * STAGE;
             float dv[8][4];
-            if (!ADDS) add_position<LA_V, LA_K>(state, a, position_after(a, traversal.of.sequence, chunk), traversal.of, 16 * warp, lane);
+            if (!ADDS)
+                add_position<LA_V, LA_K>(state, a, position_after(a, traversal.of.sequence, chunk), traversal.of,
+                                         16 * warp, lane);
             if (!ADDS) round_state(state, shared + AT_AFTER, warp, lane);
             barrier_wait(loaded(shared, step), step / STAGES & 1);
             if (own < C) {
@@ -185,7 +209,8 @@ struct Consumer {
             }
             if (!ADDS) {
                 begin_local(dv, at);
-                if (!ERASE) store_low_bits(after(chunk) + Whole::SIZE, state.x[0], KEY_BYTES / Tokens::PANEL, warp, lane);
+                if (!ERASE)
+                    store_low_bits(after(chunk) + Whole::SIZE, state.x[0], KEY_BYTES / Tokens::PANEL, warp, lane);
                 group_barrier(warp >> 2);   // G is whole in shared memory
             }
             ring.wait_full(step);
@@ -219,7 +244,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) reverse(const __grid_consta
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const ReverseTraversal traversal(a, blockIdx.x);
-    if (traversal.segment > traversal.last || ((ADDS || OFFSETS) && traversal.segment == 0)) return;   // nothing needs what the first segment adds
+    if (traversal.segment > traversal.last || ((ADDS || OFFSETS) && traversal.segment == 0))
+        return;   // nothing needs what the first segment adds
     const Ring<STAGES> ring = {shared + AT_RING};
     if (threadIdx.x == 0) {
         ring.init(8 * ARRIVALS, 4 * GROUPS_OF_VALUES * ARRIVALS);
@@ -230,7 +256,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) reverse(const __grid_consta
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp >= 8) {
         release_registers<COPY_REGISTERS>();
-        Producer producer = {a, traversal, shared, ring, warp - 8, lane, rows_of(a.g, traversal.of.sequence, traversal.of.head)};
+        Producer producer = {
+            a, traversal, shared, ring, warp - 8, lane, rows_of(a.g, traversal.of.sequence, traversal.of.head)};
         producer.run();
     } else {
         claim_registers<CHAIN_REGISTERS>();

@@ -1,5 +1,5 @@
-// The gradient of beta, from sums that the other kernels have left: dbeta_i = (dW_i.v_i + r_i.k_i) / beta_i, with beta not below the
-// smallest that A was made with.
+// The gradient of beta, from sums that the other kernels have left: dbeta_i = (dW_i.v_i + r_i.k_i) / beta_i, with beta
+// not below the smallest that A was made with.
 #include "arguments/matrix_state/VectorStrengthArguments.cuh"
 #include "vector_backward/place.cuh"
 
@@ -18,7 +18,9 @@ extern "C" __global__ void __launch_bounds__(256) strengths(const __grid_constan
     for (int w = 0; w < round_up(LA_V, 64) / 16; w++) sum += parts[w * C];
     const i64 index = place.sequence.index + token;
 #pragma unroll
-    for (int h = 0; h < round_up(LA_K, 64) / 64; h++) sum += a.erase_dots[(h * (i64)a.heads + place.head) * a.tokens + index];
-    const float beta = a.beta.data[place.row * a.beta.batch + (place.sequence.first + token) * a.beta.token + (u32)place.head / (u32)a.beta.group * a.beta.head];
+    for (int h = 0; h < round_up(LA_K, 64) / 64; h++)
+        sum += a.erase_dots[(h * (i64)a.heads + place.head) * a.tokens + index];
+    const float beta = a.beta.data[place.row * a.beta.batch + (place.sequence.first + token) * a.beta.token +
+                                   (u32)place.head / (u32)a.beta.group * a.beta.head];
     a.dbeta[index * a.heads + place.head] = sum / fmaxf(beta, SMALLEST_BETA);
 }

@@ -1,4 +1,5 @@
-// What the gradients of a chunk have in common, whether its decays allow quotients or not: its rows, and the products that know no decay.
+// What the gradients of a chunk have in common, whether its decays allow quotients or not: its rows, and the products
+// that know no decay.
 #pragma once
 #include "vector_free/grads.cuh"
 #include "vector_free/transposed_solve.cuh"
@@ -44,7 +45,9 @@ LA_DEVICE void clear_others(const Lane& me, int count) {
     if constexpr (LA_RAGGED)
         for (int i = count * 8 + threadIdx.x; i < C * 8; i += THREADS)
             for (int p = 0; p < 2 * VALUES / 64; p++)
-                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(me.shared + AT_V + p * PANEL + i * 16), "r"(0) : "memory");
+                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(me.shared + AT_V + p * PANEL + i * 16),
+                             "r"(0)
+                             : "memory");
 }
 
 // x = dO or dw (rows) times V^T or w^T; pair n: Zk, Zb, Yk, Yb
@@ -80,7 +83,8 @@ template <class F> LA_DEVICE void multiply_pair_of(int n, float scale, const Lan
 // x^T = 64 channels of a state, by rows of tokens: readers S dO^T, S dw^T, writers G V^T, G w^T
 LA_DEVICE void multiply_states(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
     const u64 state = panel_descriptor(me.shared + (me.role ? AT_G : AT_S) + me.side * StateTile::PANEL);
-    const u64 rows = panel_descriptor(me.shared + (me.role ? AT_V : AT_DOUT)), turned = panel_descriptor(me.shared + (me.role ? AT_W : AT_DW));
+    const u64 rows = panel_descriptor(me.shared + (me.role ? AT_V : AT_DOUT)),
+              turned = panel_descriptor(me.shared + (me.role ? AT_W : AT_DW));
     accumulator_fence(x);
     accumulator_fence(y);
     products_begin();
@@ -113,14 +117,20 @@ static_assert(THREADS / 32 * 8 == KEYS, "a warp has 8 channels");
 
 LA_DEVICE void scale_rows_of(float (&x)[8][4], float f0, float f1) {
 #pragma unroll
-    for (int n = 0; n < 8; n++) { x[n][0] *= f0; x[n][1] *= f0; x[n][2] *= f1; x[n][3] *= f1; }
+    for (int n = 0; n < 8; n++) {
+        x[n][0] *= f0;
+        x[n][1] *= f0;
+        x[n][2] *= f1;
+        x[n][3] *= f1;
+    }
 }
 LA_DEVICE void stage_sums(const float (&x)[8][4], int which, const Lane& me) {
     const int channel = me.quarter * 16 + (me.lane >> 2), column = (me.lane & 3) * 2;
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) store_shared(me.staged(which, me.side, 8 * n + column + (i & 1), channel + 8 * (i >> 1)), x[n][i]);
+        for (int i = 0; i < 4; i++)
+            store_shared(me.staged(which, me.side, 8 * n + column + (i & 1), channel + 8 * (i >> 1)), x[n][i]);
 }
 
 LA_DEVICE char* rows_at(const Rows& x, const ChunkTraversal& of, int row, int channel, int bytes) {

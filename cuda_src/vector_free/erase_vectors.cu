@@ -1,6 +1,8 @@
-// The delta rule with erase vectors r of its own and a decay of the key channels, as a free rank-one term; a warp has a token and head.
+// The delta rule with erase vectors r of its own and a decay of the key channels, as a free rank-one term; a warp has a
+// token and head.
 //
-//     a_t = -beta_t e^{g_t} r_t      values beta_t v_t      (b = k)      LA_BEFORE 1: r reads the undecayed state, a_t = -beta_t r_t
+//     a_t = -beta_t e^{g_t} r_t      values beta_t v_t      (b = k)      LA_BEFORE 1: r reads the undecayed state, a_t
+//     = -beta_t r_t
 //
 // And back, in place of the gradients of g and, where dk is not null, of k:
 //
@@ -15,7 +17,8 @@
 #define LA_BEFORE 0
 #endif
 constexpr int WARPS = 8, LANE = 4;   // of a block; columns of a lane
-static_assert(LA_K <= 32 * LANE && LA_V <= 32 * LANE && LA_K % LANE == 0 && LA_V % LANE == 0, "a lane has four columns of a row");
+static_assert(LA_K <= 32 * LANE && LA_V <= 32 * LANE && LA_K % LANE == 0 && LA_V % LANE == 0,
+              "a lane has four columns of a row");
 
 // A warp's token and head: number of the row where rows are dense
 struct Row {
@@ -30,7 +33,9 @@ struct Row {
     }
     template <int KIND> __device__ __forceinline__ Vec4<KIND> load(const Rows& x, int width) const {
         Vec4<KIND> y;
-        y.template load<1>(x.data + batch * x.batch + token * x.token + head / x.group * x.head + LANE * lane * bytes_of(KIND), width - LANE * lane);
+        y.template load<1>(
+            x.data + batch * x.batch + token * x.token + head / x.group * x.head + LANE * lane * bytes_of(KIND),
+            width - LANE * lane);
         return y;
     }
     template <int KIND> __device__ __forceinline__ Vec4<KIND> load(const char* dense, int width) const {
@@ -69,7 +74,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) erase_vectors(const __g
     row.store<0>(a.values, LA_V, y);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) erase_vectors_vjp(const __grid_constant__ EraseVectorArguments a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    erase_vectors_vjp(const __grid_constant__ EraseVectorArguments a) {
     const Row row(a);
     if (row.number >= a.rows) return;
     const auto r = row.load<LA_ERASERS>(a.r, LA_K);

@@ -1,6 +1,6 @@
-// Pairs inside a block of 16 rows one by one, in float32, for chunks that decay too far for quotients: the decay of a pair is a product
-// down the rows between, so that any log decay in [-inf, 0] is exact. Pairs that no decay crosses, (q_i, k_i) and (a_i, k_(i-1)), are
-// left out of the dots that the gate gradient is made of: they would be the largest.
+// Pairs inside a block of 16 rows one by one, in float32, for chunks that decay too far for quotients: the decay of a
+// pair is a product down the rows between, so that any log decay in [-inf, 0] is exact. Pairs that no decay crosses,
+// (q_i, k_i) and (a_i, k_(i-1)), are left out of the dots that the gate gradient is made of: they would be the largest.
 #pragma once
 #include "vector_free/chunk_products.cuh"
 
@@ -8,14 +8,17 @@ LA_DEVICE void add_to(float2& x, float2 y, float f) {
     x.x += f * y.x;
     x.y += f * y.y;
 }
-struct Four { float zk, zb, yk, yb; };   // pairs (i, j) of dO with v and w, of dw with v and w
+struct Four {
+    float zk, zb, yk, yb;
+};   // pairs (i, j) of dO with v and w, of dw with v and w
 
 // A lane's two channels of a block of a chunk whose rows lie as they came
 struct OwnBlock {
     const Lane& me;
     int count;   // tokens of the chunk
     u32 table;
-    __device__ __forceinline__ OwnBlock(const Lane& me, int count) : me(me), count(count), table(me.shared + AT_GATES + me.block * ROWS * ROWS * 16) {}
+    __device__ __forceinline__ OwnBlock(const Lane& me, int count)
+        : me(me), count(count), table(me.shared + AT_GATES + me.block * ROWS * ROWS * 16) {}
     // row r, from -1 to 16, of rows a, q, k, b
     __device__ __forceinline__ float2 row(int which, int r) const {
         const u32 x = load_word(me.shared + AT_ROWS + which * TILE + me.own() + lane_row(r, me.lane));
@@ -23,7 +26,9 @@ struct OwnBlock {
     }
     __device__ __forceinline__ Four pair(int i, int j) const {
         Four x;
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.zk), "=f"(x.zb), "=f"(x.yk), "=f"(x.yb) : "r"(table + (i * ROWS + j) * 16));
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(x.zk), "=f"(x.zb), "=f"(x.yk), "=f"(x.yb)
+                     : "r"(table + (i * ROWS + j) * 16));
         return x;
     }
     // of dw in row r, from 0 to 16, with v and w of the row before, which may be another block's
@@ -32,14 +37,17 @@ struct OwnBlock {
         const Four x = pair(r, r - 1);
         return {x.yk, x.yb};
     }
-    __device__ __forceinline__ u32 staged(int which, int r) const { return me.staged(which, me.panel, me.block * ROWS + r, 2 * me.lane); }
+    __device__ __forceinline__ u32 staged(int which, int r) const {
+        return me.staged(which, me.panel, me.block * ROWS + r, 2 * me.lane);
+    }
 };
 constexpr int ROWS_A = 0, ROWS_Q = 1, ROWS_K = 2, ROWS_B = 3;
 
 constexpr int HALF = ROWS / 2;   // rows whose sums a lane holds at a time
 
 // What earlier rows of the block give q and a in half H of its rows
-template <int H> LA_DEVICE void read_pairs(float2 (&q)[HALF], float2 (&r)[HALF], const float2 (&a)[ROWS], const OwnBlock& own) {
+template <int H> LA_DEVICE void read_pairs(float2 (&q)[HALF], float2 (&r)[HALF], const float2 (&a)[ROWS],
+                                           const OwnBlock& own) {
     constexpr int FIRST = HALF * H;
     float2 between = {1.f, 1.f};   // from row j to the half's first row, without its own
 #pragma unroll
@@ -63,7 +71,8 @@ template <int H> LA_DEVICE void read_pairs(float2 (&q)[HALF], float2 (&r)[HALF],
     }
 }
 // What later rows of the block give k and b in half H of its rows
-template <int H> LA_DEVICE void write_pairs(float2 (&k)[HALF], float2 (&b)[HALF], const float2 (&a)[ROWS], const OwnBlock& own) {
+template <int H> LA_DEVICE void write_pairs(float2 (&k)[HALF], float2 (&b)[HALF], const float2 (&a)[ROWS],
+                                            const OwnBlock& own) {
     constexpr int FIRST = HALF * H, LAST = FIRST + HALF - 1;
     float2 between = {1.f, 1.f};   // from the half's last row to row i
 #pragma unroll
@@ -93,7 +102,7 @@ template <int H> LA_DEVICE void write_pairs(float2 (&k)[HALF], float2 (&b)[HALF]
 struct Places {   // a lane's rows of two gradients in memory
     char *first, *second;
     i64 first_step, second_step;
-    int rows;     // that are there
+    int rows;   // that are there
     __device__ __forceinline__ void store(int r, float2 x, float2 y) const {
         if (r >= rows) return;
         *(u32*)(first + r * first_step) = pack(x);
@@ -101,7 +110,8 @@ struct Places {   // a lane's rows of two gradients in memory
     }
 };
 // dq and da of half H of a lane's rows; in place of their sums, the dots. pre: decay of the rows before
-template <int H> LA_DEVICE void store_readers(float2& pre, const float2 (&a)[ROWS], const Places& to, const OwnBlock& own) {
+template <int H> LA_DEVICE void store_readers(float2& pre, const float2 (&a)[ROWS], const Places& to,
+                                              const OwnBlock& own) {
     float2 dq[HALF], da[HALF];
     read_pairs<H>(dq, da, a, own);
 #pragma unroll
@@ -124,8 +134,10 @@ template <int H> LA_DEVICE void store_readers(float2& pre, const float2 (&a)[ROW
         to.store(r, y, z);
     }
 }
-// dk and db of half H of a lane's rows. In place of the sums of dk: what k and b of row r and those behind it write for later tokens
-template <int H> LA_DEVICE void store_writers(float2& suf, float2& later, const float2 (&a)[ROWS], const Places& to, const OwnBlock& own) {
+// dk and db of half H of a lane's rows. In place of the sums of dk: what k and b of row r and those behind it write for
+// later tokens
+template <int H> LA_DEVICE void store_writers(float2& suf, float2& later, const float2 (&a)[ROWS], const Places& to,
+                                              const OwnBlock& own) {
     float2 dk[HALF], db[HALF];
     write_pairs<H>(dk, db, a, own);
 #pragma unroll
@@ -133,8 +145,10 @@ template <int H> LA_DEVICE void store_writers(float2& suf, float2& later, const 
         const int r = HALF * H + n;
         const float2 k = own.row(ROWS_K, r), b = own.row(ROWS_B, r), q = own.row(ROWS_Q, r);
         const float2 of_k = load_shared2(own.staged(2, r)), of_b = load_shared2(own.staged(3, r));
-        const float2 dot = add(add(k * dk[n], floats_of(pack(k * suf)) * of_k), add(b * db[n], floats_of(pack(b * suf)) * of_b));
-        if (own.me.block * ROWS + r != own.count - 1) later = add(later, dot);   // the last token's writes cross no decay of the chunk
+        const float2 dot =
+            add(add(k * dk[n], floats_of(pack(k * suf)) * of_k), add(b * db[n], floats_of(pack(b * suf)) * of_b));
+        if (own.me.block * ROWS + r != own.count - 1)
+            later = add(later, dot);   // the last token's writes cross no decay of the chunk
         store_pair(own.staged(2, r), later);
         float2 y = add(dk[n], suf * of_k), z = add(db[n], suf * of_b);
         const Four same = own.pair(r, r);
@@ -149,7 +163,8 @@ template <int H> LA_DEVICE void store_writers(float2& suf, float2& later, const 
         suf *= a[r];
     }
 }
-// In place of the dots of q: what of q and a crosses row r's token and those before it, of row r and those behind it; and of the block
+// In place of the dots of q: what of q and a crosses row r's token and those before it, of row r and those behind it;
+// and of the block
 LA_DEVICE float2 sum_readers(const OwnBlock& own) {
     float2 later = {0.f, 0.f};
 #pragma unroll

@@ -1,15 +1,16 @@
-// The chunks of a segment one after the other, from the factors of free_factors.cu: the state is read, decayed and written.
+// The chunks of a segment one after the other, from the factors of free_factors.cu: the state is read, decayed and
+// written.
 //
 //     w = Ac S + N V            out = q_c S + P_qk V + P_qb w            S <- D S + k_d^T V + b_d^T w
 //
-// LA_BACKWARD 1: the adjoint, the same with readers and writers, N and P_qb^T exchanged, from the last chunk to the first; G is the
-// gradient of S, `v` is dO and `out` dv.
+// LA_BACKWARD 1: the adjoint, the same with readers and writers, N and P_qb^T exchanged, from the last chunk to the
+// first; G is the gradient of S, `v` is dO and `out` dv.
 //
 //     y = b_d G + P_qb^T dO     dv = k_d G + P_qk^T dO + N^T y           G <- D G + q_c^T dO + Ac^T y
 //
-// A warpgroup has 64 value rows of S^T in float32 registers. A thread of one more copies factors and values in. LA_KEEP: what the other
-// gradients need goes to memory in bfloat16, transposed: the state before (the gradient after) each chunk, and w, or what each token's
-// read has as gradient,
+// A warpgroup has 64 value rows of S^T in float32 registers. A thread of one more copies factors and values in.
+// LA_KEEP: what the other gradients need goes to memory in bfloat16, transposed: the state before (the gradient after)
+// each chunk, and w, or what each token's read has as gradient,
 //
 //     dw = (1 - A_ab)^-T y
 #include "vector_free/factors.cuh"
@@ -20,23 +21,30 @@
 #define LA_BACKWARD 0
 #endif
 constexpr int GROUPS = VALUES / 64, THREADS = 128 * GROUPS + 128, STAGES = 2;
-// outputs leave through the place of the step's last factors, so that values have been left before; else through that of the values
+// outputs leave through the place of the step's last factors, so that values have been left before; else through that
+// of the values
 constexpr bool EARLY = LA_KEEP && VALUES <= KEYS;
 constexpr int SLOTS = EARLY ? (LA_BACKWARD && KEYS == 64 ? 1 : 2) : 3;
-// of a stage: what reads the state for outputs, and for the correction; what writes values, and the correction; pairs of the correction
-// with values, of outputs with values, and with the correction
+// of a stage: what reads the state for outputs, and for the correction; what writes values, and the correction; pairs
+// of the correction with values, of outputs with values, and with the correction
 constexpr int AT_READS = LA_BACKWARD ? 2 * TILE : 0, AT_ERASES = LA_BACKWARD ? 3 * TILE : TILE;
 constexpr int AT_WRITES = LA_BACKWARD ? 0 : 2 * TILE, AT_CORRECTS = LA_BACKWARD ? TILE : 3 * TILE;
-constexpr int AT_PAIRS_OF_ERASES = AT_PAIRS + (LA_BACKWARD ? P_QB : NEWS) * Square::SIZE, AT_PAIRS_OF_READS = AT_PAIRS + P_QK * Square::SIZE;
+constexpr int AT_PAIRS_OF_ERASES = AT_PAIRS + (LA_BACKWARD ? P_QB : NEWS) * Square::SIZE,
+              AT_PAIRS_OF_READS = AT_PAIRS + P_QK * Square::SIZE;
 constexpr int AT_PAIRS_OF_NEWS = AT_PAIRS + (LA_BACKWARD ? NEWS : P_QB) * Square::SIZE;
-constexpr int STAGE = round_up(FACTORS, 1024), AT_VALUES = STAGES * STAGE, AT_EXTRAS = AT_VALUES + SLOTS * ValueTile::SIZE;
+constexpr int STAGE = round_up(FACTORS, 1024), AT_VALUES = STAGES * STAGE,
+              AT_EXTRAS = AT_VALUES + SLOTS * ValueTile::SIZE;
 constexpr int AT_BARRIERS = AT_EXTRAS + EXTRAS;
 static_assert(LA_SHARED == AT_BARRIERS + 128, "LA_SHARED is what the launch asks for");
-static_assert(StateTile::SIZE <= 2 * TILE && TurnedTile::SIZE <= 2 * TILE, "states and corrections are staged where the factors of the step were");
+static_assert(StateTile::SIZE <= 2 * TILE && TurnedTile::SIZE <= 2 * TILE,
+              "states and corrections are staged where the factors of the step were");
 static_assert(!EARLY || TurnedTile::SIZE + ValueTile::SIZE <= 2 * TILE, "and outputs behind them");
 
 constexpr int REGISTERS = GROUPS * KEY_PANELS == 4 ? 240 : 208;   // of a thread that holds a state
-static_assert(GROUPS * REGISTERS + 24 <= (GROUPS + 1) * (GROUPS == 2 ? 168 : LA_BLOCKS == 2 ? 128 : 255), "a block that asks for more waits for ever");
+static_assert(GROUPS * REGISTERS + 24 <= (GROUPS + 1) * (GROUPS == 2      ? 168
+                                                         : LA_BLOCKS == 2 ? 128
+                                                                          : 255),
+              "a block that asks for more waits for ever");
 
 struct Barriers {   // of a stage of factors, and of a slot of values: there; read
     u32 base;
@@ -73,7 +81,8 @@ LA_DEVICE void produce(const FreeArguments& a, const ChunkTraversal& traversal, 
         run_in(shared + step % STAGES * STAGE, from + (i64)chunk * FACTORS, FACTORS, bar.full(step));
         barrier_wait(bar.left(step), (step / SLOTS & 1) ^ 1);
         barrier_expect(bar.values(step), ValueTile::SIZE);
-        panels_in<GROUPS>(shared + AT_VALUES + step % SLOTS * ValueTile::SIZE, a.v, bar.values(step), head, traversal.token(chunk), traversal.row);
+        panels_in<GROUPS>(shared + AT_VALUES + step % SLOTS * ValueTile::SIZE, a.v, bar.values(step), head,
+                          traversal.token(chunk), traversal.row);
         if (LA_BACKWARD) {
             barrier_wait(bar.extras_left(), (step & 1) ^ 1);
             barrier_expect(bar.extras(), EXTRAS);
@@ -142,7 +151,10 @@ LA_DEVICE void decay_state(float (&S)[KEYS / 8][4], u32 carry, int lane) {
 #pragma unroll
     for (int i = 0; i < KEYS / 8; i++) {
         const float2 d = load_shared2(carry + i * 32 + (lane & 3) * 8);
-        S[i][0] *= d.x; S[i][1] *= d.y; S[i][2] *= d.x; S[i][3] *= d.y;
+        S[i][0] *= d.x;
+        S[i][1] *= d.y;
+        S[i][2] *= d.x;
+        S[i][3] *= d.y;
     }
 }
 LA_DEVICE void keep_state(const u32 (&state)[KEYS / 16][4], char* to, int row, int lane) {
@@ -150,7 +162,8 @@ LA_DEVICE void keep_state(const u32 (&state)[KEYS / 16][4], char* to, int row, i
     for (int d = 0; d < KEYS / 16; d++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            *(u32*)(to + StateTile::at(row + (lane >> 2) + 8 * (i & 1), 16 * d + 8 * (i >> 1) + (lane & 3) * 2)) = state[d][i];
+            *(u32*)(to + StateTile::at(row + (lane >> 2) + 8 * (i & 1), 16 * d + 8 * (i >> 1) + (lane & 3) * 2)) =
+                state[d][i];
 }
 // rows of the next sequence in a group's panel become zeros
 LA_DEVICE void clear_values(u32 panel, int count, int group, int thread) {
@@ -173,10 +186,13 @@ struct Consumer {
         if (a.start.data) state.template load<LA_V, LA_K>(a.start, traversal.slot / a.start_group, 16 * warp, lane);
         else state.clear();
         state_operands(operands, state, 0);
-        if (LA_KEEP && traversal.steps > 0) keep_state(operands, a.states + (traversal.stored + chunk_of(traversal, 0)) * StateTile::SIZE, 16 * warp, lane);
+        if (LA_KEEP && traversal.steps > 0)
+            keep_state(operands, a.states + (traversal.stored + chunk_of(traversal, 0)) * StateTile::SIZE, 16 * warp,
+                       lane);
     }
     __device__ __forceinline__ void end() {
-        if (a.end.data && traversal.head % a.end_group == 0) state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
+        if (a.end.data && traversal.head % a.end_group == 0)
+            state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, 16 * warp, lane);
     }
     // the state after the step and its corrections w (x: y), through the places of factors that all warps have read
     __device__ __forceinline__ void keep(u32 (&w)[4][4], const float (&x)[8][4], u32 at, int step) const {
@@ -190,7 +206,8 @@ struct Consumer {
         publish_shared();
         groups_barrier<128 * GROUPS>(4);
         if (threadIdx.x == 0) {
-            const i64 stored = traversal.stored + chunk_of(traversal, step), next = traversal.stored + chunk_of(traversal, step + 1);
+            const i64 stored = traversal.stored + chunk_of(traversal, step),
+                      next = traversal.stored + chunk_of(traversal, step + 1);
             run_out(a.corrections + stored * TurnedTile::SIZE, at + 2 * TILE, TurnedTile::SIZE);
             if (step + 1 < traversal.steps) run_out(a.states + next * StateTile::SIZE, at, StateTile::SIZE);
             out_commit();
@@ -211,8 +228,8 @@ struct Consumer {
         group_barrier(group);
         const int count = traversal.count(chunk), thread = threadIdx.x & 127;
         if (LA_RAGGED && count < C) {
-            store_group_rows<ValueTile, C, LA_V>(own_rows(a.to, traversal.sequence, traversal.head), a.to.token, values, chunk * C, traversal.sequence.T,
-                                                 group * 64, 0, thread);
+            store_group_rows<ValueTile, C, LA_V>(own_rows(a.to, traversal.sequence, traversal.head), a.to.token, values,
+                                                 chunk * C, traversal.sequence.T, group * 64, 0, thread);
             group_barrier(group);
         } else if (thread == 0) {
             box_out(a.out, panel, 64 * group, traversal.head, traversal.token(chunk), traversal.row);
@@ -231,14 +248,16 @@ struct Consumer {
     __device__ __forceinline__ void step_on(int step) {
         float (&S)[KEYS / 8][4] = state.x[0];
         const int chunk = chunk_of(traversal, step);
-        const u32 at = shared + step % STAGES * STAGE, values = shared + AT_VALUES + step % SLOTS * ValueTile::SIZE, panel = values + group * PANEL;
+        const u32 at = shared + step % STAGES * STAGE, values = shared + AT_VALUES + step % SLOTS * ValueTile::SIZE,
+                  panel = values + group * PANEL;
         u32 news[4][4], rest[4][4];
         float x[8][4], out[8][4];
         barrier_wait(bar.full(step), step / STAGES & 1);
         if (LA_KEEP && step > 0) leave_factors(step);
         decay_state(S, at + AT_CARRY, lane);   // before products begin
         barrier_wait(bar.values(step), step / SLOTS & 1);
-        if (LA_RAGGED && traversal.count(chunk) < C) clear_values(panel, traversal.count(chunk), group, threadIdx.x & 127);
+        if (LA_RAGGED && traversal.count(chunk) < C)
+            clear_values(panel, traversal.count(chunk), group, threadIdx.x & 127);
         begin_read(x, operands, at + AT_ERASES);
         add_values(x, panel, at + AT_PAIRS_OF_ERASES);
         products_commit();
@@ -268,7 +287,9 @@ struct Consumer {
         __syncwarp();
         store_outputs(out, EARLY ? at + 3 * TILE : values, chunk);
         if (LA_KEEP) keep(news, x, at, step);
-        if constexpr (!LA_BACKWARD) store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);
+        if constexpr (!LA_BACKWARD)
+            store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp,
+                                       lane);
     }
     __device__ __forceinline__ void run() {
         begin();

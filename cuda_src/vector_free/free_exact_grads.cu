@@ -1,8 +1,10 @@
-// The same gradients as free_grads.cu of the chunks that it flags: any log decay in [-inf, 0]. Blocks of 16 rows, no decay divides:
+// The same gradients as free_grads.cu of the chunks that it flags: any log decay in [-inf, 0]. Blocks of 16 rows, no
+// decay divides:
 //
-//     Pre_i, Suf_j     decay from the block's start to row i, from row j to its end (a: without its own token's)       D_I     of block I
-//     readers:  y = scale dO S^T (dw S^T);   for J = 0 .. 2:  y[I > J] = D_J y + Zk[I, J] (k Suf)_J + Zb[I, J] (b Suf)_J      dq_i = Pre_i y_i + pairs inside the block
-//     writers:  y = V G^T (w G^T);           for I = 3 .. 1:  y[J < I] = D_I y + Zk[I, J]^T (q Pre)_I + Yk[I, J]^T (a Pre)_I    dk_j = Suf_j y_j + pairs inside the block
+//     Pre_i, Suf_j     decay from the block's start to row i, from row j to its end (a: without its own token's) D_I of
+//     block I readers:  y = scale dO S^T (dw S^T);   for J = 0 .. 2:  y[I > J] = D_J y + Zk[I, J] (k Suf)_J + Zb[I, J]
+//     (b Suf)_J      dq_i = Pre_i y_i + pairs inside the block writers:  y = V G^T (w G^T);           for I = 3 .. 1:
+//     y[J < I] = D_I y + Zk[I, J]^T (q Pre)_I + Yk[I, J]^T (a Pre)_I    dk_j = Suf_j y_j + pairs inside the block
 //
 // Pairs inside a block: exact_pairs.cuh. A few blocks redo what is flagged.
 #include "vector_free/exact_pairs.cuh"
@@ -34,9 +36,11 @@ LA_DEVICE void scale_rows(const Lane& me, int count) {
     if (me.part == 0) store_decay(me.shared + AT_DECAYS, pre, me.block, me.panel, me.lane);
 }
 // A lane's decays, from memory: pairs have the place of the log decays
-LA_DEVICE void reload_decays(float2 (&a)[ROWS], const FreeGradArguments& x, const ChunkTraversal& of, int count, const Lane& me) {
+LA_DEVICE void reload_decays(float2 (&a)[ROWS], const FreeGradArguments& x, const ChunkTraversal& of, int count,
+                             const Lane& me) {
     const int first = me.block * ROWS, channel = me.panel * 64 + 2 * me.lane;
-    const char* const from = rows_of(x.rows_g, of.sequence, of.head) + (i64)(of.segment * C + first) * x.rows_g.token + channel * GATE_BYTES;
+    const char* const from =
+        rows_of(x.rows_g, of.sequence, of.head) + (i64)(of.segment * C + first) * x.rows_g.token + channel * GATE_BYTES;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         float2 g = {0.f, 0.f};
@@ -47,12 +51,14 @@ LA_DEVICE void reload_decays(float2 (&a)[ROWS], const FreeGradArguments& x, cons
         a[r] = decay_of(g);
     }
 }
-// Block J of a warp's rows of pair matrix n: what lies inside blocks to its table, in float32; the pair of neighbours in two blocks apart
+// Block J of a warp's rows of pair matrix n: what lies inside blocks to its table, in float32; the pair of neighbours
+// in two blocks apart
 LA_DEVICE void store_inside(u32 (&packed)[4], const float (&x)[2][4], int J, int n, const Lane& me) {
     const u32 to = me.shared + AT_GATES + (16 * me.quarter + (me.lane >> 2)) * ROWS * 16 + (me.lane & 3) * 32 + n * 4;
     if (J == me.quarter)
 #pragma unroll
-        for (int i = 0; i < 8; i++) store_shared(to + ((i >> 1) & 1) * 8 * ROWS * 16 + (i >> 2) * 128 + (i & 1) * 16, x[i >> 2][i & 3]);
+        for (int i = 0; i < 8; i++)
+            store_shared(to + ((i >> 1) & 1) * 8 * ROWS * 16 + (i >> 2) * 128 + (i & 1) * 16, x[i >> 2][i & 3]);
     if (n >= 2 && J + 1 == me.quarter && me.lane == 3) {
         store_shared(me.shared + AT_NEAR + me.quarter * 8 + (n & 1) * 4, x[1][1]);
         packed[2] &= 0xffff;
@@ -60,18 +66,27 @@ LA_DEVICE void store_inside(u32 (&packed)[4], const float (&x)[2][4], int J, int
 }
 // Decay of a block on a warp's channels: rows of its accumulators
 LA_DEVICE float block_decay(int block, int m, const Lane& me) {
-    return load_shared(me.shared + AT_DECAYS + (block * WIDE + me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m) * 4);
+    return load_shared(me.shared + AT_DECAYS +
+                       (block * WIDE + me.side * 64 + me.quarter * 16 + (me.lane >> 2) + 8 * m) * 4);
 }
 template <int FIRST, int LAST> LA_DEVICE void scale_columns(float (&x)[8][4], const float (&f)[2]) {
 #pragma unroll
-    for (int n = FIRST; n < LAST; n++) { x[n][0] *= f[0]; x[n][1] *= f[0]; x[n][2] *= f[1]; x[n][3] *= f[1]; }
+    for (int n = FIRST; n < LAST; n++) {
+        x[n][0] *= f[0];
+        x[n][1] *= f[0];
+        x[n][2] *= f[1];
+        x[n][3] *= f[1];
+    }
 }
 // Sums of q (x) and a (y) over the blocks before their own
 template <int J = 0> LA_DEVICE void read_blocks(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
     constexpr int FIRST = 2 * J + 2;
     const float D[2] = {block_decay(J, 0, me), block_decay(J, 1, me)};
-    const u64 k = panel_descriptor(me.writer(0) + me.side * PANEL) + KeyTile::across(J), b = panel_descriptor(me.writer(1) + me.side * PANEL) + KeyTile::across(J);
-    auto pair = [&](int n) { return panel_descriptor(me.shared + AT_PAIRS_OF + n * Square::SIZE) + Square::across(J + 1) + Square::along(J); };
+    const u64 k = panel_descriptor(me.writer(0) + me.side * PANEL) + KeyTile::across(J),
+              b = panel_descriptor(me.writer(1) + me.side * PANEL) + KeyTile::across(J);
+    auto pair = [&](int n) {
+        return panel_descriptor(me.shared + AT_PAIRS_OF + n * Square::SIZE) + Square::across(J + 1) + Square::along(J);
+    };
     scale_columns<FIRST, 8>(x, D);
     scale_columns<FIRST, 8>(y, D);
     accumulator_fence(x);
@@ -90,7 +105,8 @@ template <int J = 0> LA_DEVICE void read_blocks(float (&x)[8][4], float (&y)[8][
 // Sums of k (x) and b (y) over the blocks behind their own
 template <int I = 3> LA_DEVICE void write_blocks(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
     const float D[2] = {block_decay(I, 0, me), block_decay(I, 1, me)};
-    const u64 q = panel_descriptor(me.reader(0) + me.side * PANEL) + KeyTile::across(I), a = panel_descriptor(me.reader(1) + me.side * PANEL) + KeyTile::across(I);
+    const u64 q = panel_descriptor(me.reader(0) + me.side * PANEL) + KeyTile::across(I),
+              a = panel_descriptor(me.reader(1) + me.side * PANEL) + KeyTile::across(I);
     auto pair = [&](int n) { return panel_descriptor(me.shared + AT_PAIRS_OF + n * Square::SIZE) + Square::across(I); };
     scale_columns<0, 2 * I>(x, D);
     scale_columns<0, 2 * I>(y, D);
@@ -107,7 +123,8 @@ template <int I = 3> LA_DEVICE void write_blocks(float (&x)[8][4], float (&y)[8]
     accumulator_fence(y);
     if constexpr (I > 1) write_blocks<I - 1>(x, y, me);
 }
-// What crosses the chunk's end, a number a channel: <S, G> and what k and b of all tokens but the last write for G, decayed to it
+// What crosses the chunk's end, a number a channel: <S, G> and what k and b of all tokens but the last write for G,
+// decayed to it
 LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], int count, const Lane& me) {
     float tail[2] = {1.f, 1.f}, sum[2] = {0.f, 0.f};
 #pragma unroll
@@ -122,7 +139,8 @@ LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], in
             for (int m = 0; m < 2; m++) {
                 const u32 u = k.x[2 * h + m], v = b.x[2 * h + m];
                 if (token + 1 != count) own[m] += x[2 * t + h][2 * m] * low_bf16(u) + y[2 * t + h][2 * m] * low_bf16(v);
-                if (token + 2 != count) own[m] += x[2 * t + h][2 * m + 1] * high_bf16(u) + y[2 * t + h][2 * m + 1] * high_bf16(v);
+                if (token + 2 != count)
+                    own[m] += x[2 * t + h][2 * m + 1] * high_bf16(u) + y[2 * t + h][2 * m + 1] * high_bf16(v);
             }
         }
 #pragma unroll
@@ -141,7 +159,8 @@ LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], in
     }
 }
 // Once all products have read pairs and copies: sums in their place, and the chunk's rows on their way again
-LA_DEVICE void stage_both(const float (&x)[8][4], const float (&y)[8][4], const FreeGradArguments& a, int item, const Lane& me) {
+LA_DEVICE void stage_both(const float (&x)[8][4], const float (&y)[8][4], const FreeGradArguments& a, int item,
+                          const Lane& me) {
     publish_shared();
     groups_barrier<THREADS>(4);
     if (threadIdx.x == 0) {
@@ -171,7 +190,9 @@ LA_DEVICE void sum_blocks(const FreeGradArguments& a, int item, int count, const
     accumulator_fence(y);
     __syncthreads();   // values and corrections have been read
 #pragma unroll
-    for (int n = 0; n < OF_GROUP; n++) store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter, me.lane);
+    for (int n = 0; n < OF_GROUP; n++)
+        store_blocks(me.shared + AT_PAIRS_OF + (OF_GROUP * me.group() + n) * Square::SIZE, pairs[n], 16 * me.quarter,
+                     me.lane);
     publish_shared();
     __syncthreads();
     if (me.role) {   // apart to the end: accumulators that two branches hand on would wait for every product
@@ -206,7 +227,8 @@ LA_DEVICE void store_gates(const float2 (&a)[ROWS], char* to, i64 step, int rows
 // All gradients of a chunk; parity: of the barrier of what is loaded once
 LA_DEVICE void redo_chunk(const FreeGradArguments& a, int item, u32 shared, int parity) {
     const Lane me(shared);
-    const int count = ChunkPlace(a, opaque(item)).count();   // where a chunk is, is found again: no register holds it over the products
+    const int count = ChunkPlace(a, opaque(item))
+                          .count();   // where a chunk is, is found again: no register holds it over the products
     __syncthreads();
     if (threadIdx.x == 0) load_chunk(a, ChunkPlace(a, opaque(item)), shared);
     barrier_wait(shared + AT_BARRIERS, 0);
@@ -225,22 +247,29 @@ LA_DEVICE void redo_chunk(const FreeGradArguments& a, int item, u32 shared, int 
     barrier_wait(shared + AT_BARRIERS, 1);
     float2 reach = {1.f, 1.f}, later = {0.f, 0.f};
     if (me.part) {
-        const Places to = {rows_at(a.dk, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), a.dk.token, a.db.token, rows};
+        const Places to = {rows_at(a.dk, of, first, channel, 2), rows_at(a.db, of, first, channel, 2), a.dk.token,
+                           a.db.token, rows};
         store_writers<1>(reach, later, decays, to, own);
         store_writers<0>(reach, later, decays, to, own);
     } else {
-        const Places to = {rows_at(a.dq, of, first, channel, 2), rows_at(a.da, of, first, channel, 2), a.dq.token, a.da.token, rows};
+        const Places to = {rows_at(a.dq, of, first, channel, 2), rows_at(a.da, of, first, channel, 2), a.dq.token,
+                           a.da.token, rows};
         store_readers<0>(reach, decays, to, own);
         store_readers<1>(reach, decays, to, own);
         store_decay(shared + AT_DECAYS, sum_readers(own), me.block, me.panel, me.lane);
     }
     __syncthreads();
-    if (me.part == 0 && a.dg.data) store_gates(decays, rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, own);
+    if (me.part == 0 && a.dg.data)
+        store_gates(decays, rows_at(a.dg, of, first, channel, GATE_BYTES), a.dg.token, rows, own);
     publish_shared();
 }
 
-LA_DEVICE void store_pair_of_words(u32 at, u32 x, u32 y) { asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory"); }
-LA_DEVICE void load_pair_of_words(u32 at, u32& x, u32& y) { asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(at)); }
+LA_DEVICE void store_pair_of_words(u32 at, u32 x, u32 y) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory");
+}
+LA_DEVICE void load_pair_of_words(u32 at, u32& x, u32& y) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(at));
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) grads(const __grid_constant__ FreeGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];

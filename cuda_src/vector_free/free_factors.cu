@@ -15,7 +15,8 @@ LA_DEVICE void load_chunk(const FreeArguments& a, const ChunkTraversal& traversa
     barrier_expect(barrier, 4 * TILE + GATE_TILE);
 #pragma unroll
     for (int p = 0; p < GATE_TILE / PANEL; p++)
-        box_in(shared + AT_SQUARES + p * PANEL, a.g, barrier, p * (128 / GATE_BYTES), head / (u32)a.group_g, token, row);
+        box_in(shared + AT_SQUARES + p * PANEL, a.g, barrier, p * (128 / GATE_BYTES), head / (u32)a.group_g, token,
+               row);
     panels_in<KEY_PANELS>(shared, a.q, barrier, head / (u32)a.group_q, token, row);
     panels_in<KEY_PANELS>(shared + TILE, a.a, barrier, head / (u32)a.group_a, token, row);
     panels_in<KEY_PANELS>(shared + 2 * TILE, a.k, barrier, head / (u32)a.group_k, token, row);
@@ -26,7 +27,8 @@ LA_DEVICE void store_rests(const float (&y)[2][4], const u32 (&packed)[4], u32 b
     u32 rest[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        rest[i] = pack_bf16(y[i >> 1][2 * (i & 1)] - low_bf16(packed[i]), y[i >> 1][2 * (i & 1) + 1] - high_bf16(packed[i]));
+        rest[i] =
+            pack_bf16(y[i >> 1][2 * (i & 1)] - low_bf16(packed[i]), y[i >> 1][2 * (i & 1) + 1] - high_bf16(packed[i]));
     store_matrix(block + Small::block_piece(0, 0, lane & 15, lane >> 4), rest[0], rest[1], rest[2], rest[3]);
 }
 LA_DEVICE void store_diagonal(const float (&y)[2][4], float* to, int lane) {
@@ -43,9 +45,10 @@ LA_DEVICE void take_exact(float (&x)[8][4], const float (&found)[8][4], int far,
         for (int m = 0; m < 4; m++)
             if (8 * n + (lane & 3) * 2 + (m & 1) >= far) x[n][m] = found[n][m];
 }
-// Lower triangles of pairs with k (w 0) or b (1), that of q and b with its diagonal, as they are stored; of A_ab rests and diagonal blocks
-// to their places
-LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], int w, const Chunk& t, float* diagonals, const Lane& me) {
+// Lower triangles of pairs with k (w 0) or b (1), that of q and b with its diagonal, as they are stored; of A_ab rests
+// and diagonal blocks to their places
+LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], int w, const Chunk& t, float* diagonals,
+                          const Lane& me) {
     const int own = me.warp & 3;
 #pragma unroll
     for (int J = 0; J < 4; J++) {
@@ -74,7 +77,8 @@ LA_DEVICE void pack_pairs(u32 (&packed)[4][4], const float (&x)[8][4], int w, co
 LA_DEVICE void make_pairs(const float (&found)[2][8][4], int far, const Chunk& t, float* diagonals, const Lane& me) {
     float x[1 + LA_EXACT][8][4];
     u32 packed[2][4][4];
-    if constexpr (LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(0), t.quotient(1) - t.quotient(0), Chunk::QUOTIENT_PANEL);
+    if constexpr (LA_EXACT)
+        multiply_pairs(x, t.reader(me.group), t.quotient(0), t.quotient(1) - t.quotient(0), Chunk::QUOTIENT_PANEL);
 #pragma unroll
     for (int w = 1; w >= 0; w--) {   // else one at a time: registers
         if constexpr (!LA_EXACT) multiply_pairs(x, t.reader(me.group), t.quotient(w), 0, Chunk::QUOTIENT_PANEL);
@@ -85,7 +89,8 @@ LA_DEVICE void make_pairs(const float (&found)[2][8][4], int far, const Chunk& t
 #pragma unroll
     for (int w = 0; w < 2; w++) store_blocks(t.square(2 * me.group + w), packed[w], 16 * (me.warp & 3), me.lane);
 }
-// By one thread, as soon as they are there: q_c, k_d, b_d and D; pairs of q; A_ab and inverses of its diagonal blocks; Ac and N
+// By one thread, as soon as they are there: q_c, k_d, b_d and D; pairs of q; A_ab and inverses of its diagonal blocks;
+// Ac and N
 LA_DEVICE void store_decayed(const FreeArguments& a, const Chunk& t, i64 stored) {
     char* const to = a.factors + stored * FACTORS;
     run_out(to, t.reader(0), TILE);

@@ -1,16 +1,20 @@
-// Pairs of a chunk with any decay between them: halves of 64, 32, 16, 8, 4, 2 rows, each with its reference in its own middle, so that
-// no exponent is positive: the pair (i, j) belongs to the level of the highest bit in which i and j differ. i = j: neighbours.cuh.
+// Pairs of a chunk with any decay between them: halves of 64, 32, 16, 8, 4, 2 rows, each with its reference in its own
+// middle, so that no exponent is positive: the pair (i, j) belongs to the level of the highest bit in which i and j
+// differ. i = j: neighbours.cuh.
 #pragma once
 #include "vector_free/scaled.cuh"
 
-// Rows of a level: readers (q's times `scale`), in the second halves, from their middle on; writers up to it. to: tiles as the chunk's own four
-template <int HALF> LA_DEVICE void scale_level(const Chunk& t, float scale, u32 to, const Lane& me, const float2 (&a)[ROWS]) {
+// Rows of a level: readers (q's times `scale`), in the second halves, from their middle on; writers up to it. to: tiles
+// as the chunk's own four
+template <int HALF> LA_DEVICE void scale_level(const Chunk& t, float scale, u32 to, const Lane& me,
+                                               const float2 (&a)[ROWS]) {
     float2 between = {1.f, 1.f};
     if (HALF == 32 && (me.block == 0 || me.block == 3))
         between = load_shared2(t.decays() + (me.block == 3 ? 2 : 1) * WIDE * 4 + me.panel * 256 + me.lane * 8);
 #pragma unroll 1
     for (int part = me.part; part < me.part + me.parts; part++) {
-        const u32 q = t.reader(part) + me.own(), k = t.writer(part) + me.own(), to_q = to + q - t.shared, to_k = to + k - t.shared;
+        const u32 q = t.reader(part) + me.own(), k = t.writer(part) + me.own(), to_q = to + q - t.shared,
+                  to_k = to + k - t.shared;
         const float factor = part ? 1.f : scale;
         float2 x = between, y = between;
 #pragma unroll
@@ -19,7 +23,8 @@ template <int HALF> LA_DEVICE void scale_level(const Chunk& t, float scale, u32 
             if (HALF < ROWS ? r & HALF : me.block & (HALF / ROWS)) {
                 const float2 before = x;
                 x *= a[r];
-                store_word(to_q + lane_row(r, me.lane), pack(floats_of(me.row(q, r)) * ((part ? before : x) * float2{factor, factor})));
+                store_word(to_q + lane_row(r, me.lane),
+                           pack(floats_of(me.row(q, r)) * ((part ? before : x) * float2{factor, factor})));
             }
         }
 #pragma unroll
@@ -45,7 +50,8 @@ template <int HALF> LA_DEVICE void take_level(float (&found)[2][8][4], const flo
             for (int w = 0; w < 2; w++) found[w][n][m] = own ? x[w][n][m] : found[w][n][m];
         }
 }
-template <int HALF> LA_DEVICE void add_levels(float (&found)[2][8][4], const Chunk& t, float scale, u32 scratch, const Lane& me, const float2 (&a)[ROWS]) {
+template <int HALF> LA_DEVICE void add_levels(float (&found)[2][8][4], const Chunk& t, float scale, u32 scratch,
+                                              const Lane& me, const float2 (&a)[ROWS]) {
     float x[2][8][4];
     scale_level<HALF>(t, scale, scratch, me, a);
     publish_shared();

@@ -1,5 +1,5 @@
-// Pairs that no decay crosses, q_t with k_t and b_t, a_t with k and b of the token before: products of rows as they came, which no copy's
-// rounding is in. Without those of two blocks of 16 rows.
+// Pairs that no decay crosses, q_t with k_t and b_t, a_t with k and b of the token before: products of rows as they
+// came, which no copy's rounding is in. Without those of two blocks of 16 rows.
 #pragma once
 #include "vector_free/transposed_solve.cuh"
 #include "vector_free/scaled.cuh"
@@ -42,5 +42,6 @@ LA_DEVICE void store_neighbours(const Chunk& t, float scale, const Lane& me) {
 // In place of a block's entries; those of q with k, which the chain adds in float32, are zeros
 LA_DEVICE void take_neighbours(float (&x)[2][4], int w, const Chunk& t, const Lane& me) {
     const int first = 16 * (me.warp & 3);
-    each_neighbour(x, me, [&](float& y, int row) { y = me.group || w ? load_shared(neighbour_at(t, w, first + row, me)) : 0.f; });
+    each_neighbour(
+        x, me, [&](float& y, int row) { y = me.group || w ? load_shared(neighbour_at(t, w, first + row, me)) : 0.f; });
 }

@@ -1,20 +1,25 @@
-// Scaled copies of a chunk's rows, in place: readers q and a with the decay from the chunk's start (a's without its own token's),
-// writers k and b with that to its end; and quotients k / Pre, b / Pre, with which readers make all pairs of the chunk in one product,
+// Scaled copies of a chunk's rows, in place: readers q and a with the decay from the chunk's start (a's without its own
+// token's), writers k and b with that to its end; and quotients k / Pre, b / Pre, with which readers make all pairs of
+// the chunk in one product,
 //
 //     A_ij = sum over channels of (x_i Pre_i) (y_j / Pre_j)     as long as Pre_j >= 2^-90, that is 62 nats in 64 tokens
 //
-// Row j's columns take the exact levels (levels.cuh) from the first row on whose Pre is smaller: its choice depends on rows <= j alone.
+// Row j's columns take the exact levels (levels.cuh) from the first row on whose Pre is smaller: its choice depends on
+// rows <= j alone.
 #pragma once
 #include "vector_free/factors.cuh"
 
 constexpr float SMALLEST_OF_CHUNK = 0x1p-90f;
-// shared memory: q, a, k, b; log decays, then quotients, then P_qk, P_qb, A_ak (then N), A_ab; decays of blocks, of the chunk; diagonal
-// blocks of A_ab, then their inverses in two terms; what rounding leaves of A_ab's other blocks; first far rows; a barrier; the diagonal of
-// P_qk; other pairs of neighbours, with 64 channels where the last two squares will be
-constexpr int AT_SQUARES = AT_PAIRS, SQUARES = 4 * Square::SIZE, AT_DECAYS = AT_SQUARES + SQUARES, AT_ALL = AT_DECAYS + 4 * WIDE * 4;
+// shared memory: q, a, k, b; log decays, then quotients, then P_qk, P_qb, A_ak (then N), A_ab; decays of blocks, of the
+// chunk; diagonal blocks of A_ab, then their inverses in two terms; what rounding leaves of A_ab's other blocks; first
+// far rows; a barrier; the diagonal of P_qk; other pairs of neighbours, with 64 channels where the last two squares
+// will be
+constexpr int AT_SQUARES = AT_PAIRS, SQUARES = 4 * Square::SIZE, AT_DECAYS = AT_SQUARES + SQUARES,
+              AT_ALL = AT_DECAYS + 4 * WIDE * 4;
 constexpr int AT_DIAGONALS = AT_ALL + WIDE * 4, AT_RESTS = AT_DIAGONALS + 4 * 1280;
 constexpr int AT_FAR = AT_RESTS + 6 * 512, AT_BARRIER = AT_FAR + 32;
-constexpr int AT_QK_DIAGONAL = AT_BARRIER + 32, AT_NEIGHBOURS = KEY_PANELS == 1 ? AT_SQUARES + 2 * Square::SIZE : AT_QK_DIAGONAL + C * 4;
+constexpr int AT_QK_DIAGONAL = AT_BARRIER + 32,
+              AT_NEIGHBOURS = KEY_PANELS == 1 ? AT_SQUARES + 2 * Square::SIZE : AT_QK_DIAGONAL + C * 4;
 constexpr int AT_LEVELS = round_up(AT_QK_DIAGONAL + C * 4 + (KEY_PANELS == 1 ? 0 : 3 * C * 4), 1024);
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES;
 static_assert(SQUARES >= 2 * TILE && SQUARES >= GATE_TILE, "quotients have place over the log decays");
@@ -40,10 +45,13 @@ struct Chunk {
     __device__ __forceinline__ u32 square(int n) const { return shared + AT_SQUARES + n * Square::SIZE; }
     __device__ __forceinline__ u32 decays() const { return shared + AT_DECAYS; }
     __device__ __forceinline__ u32 block(int n, int low) const { return shared + AT_DIAGONALS + n * 1280 + low * 512; }
-    __device__ __forceinline__ u32 rest(int i, int j) const { return shared + AT_RESTS + (i * (i - 1) / 2 + j) * 512; }   // of block (i, j), j < i
+    __device__ __forceinline__ u32 rest(int i, int j) const {
+        return shared + AT_RESTS + (i * (i - 1) / 2 + j) * 512;
+    }   // of block (i, j), j < i
 };
 
-// This thread's part. Scaling: two channels of a block's 16 rows, of both readers and writers, or with 64 channels of one of them
+// This thread's part. Scaling: two channels of a block's 16 rows, of both readers and writers, or with 64 channels of
+// one of them
 struct Lane {
     int warp, lane, group, block, panel, part, parts, count;   // count: rows of the block that are the sequence's
     __device__ __forceinline__ Lane(int tokens) {
@@ -79,7 +87,9 @@ LA_DEVICE void share_decays(const float2 (&a)[ROWS], const Chunk& t, const Lane&
     __syncthreads();
 }
 // Decay of the blocks before a lane's, and of those behind it
-struct Around { float2 before, behind, all; };
+struct Around {
+    float2 before, behind, all;
+};
 LA_DEVICE Around around(const Chunk& t, const Lane& me) {
     Around x = {{1.f, 1.f}, {1.f, 1.f}, {1.f, 1.f}};
 #pragma unroll
@@ -114,8 +124,10 @@ LA_DEVICE float2 scale_rows(const float2 (&a)[ROWS], float scale, const Chunk& t
             for (int r = 0; r < HALF; r++) {
                 const float2 before = pre;
                 pre *= a[first + r];
-                store_word(reader + lane_row(first + r, me.lane), pack(floats_of(q[r]) * ((part ? before : pre) * float2{factor, factor})));
-                store_word(quotient + lane_row(first + r, me.lane), pack(floats_of(k[r]) * float2{over_decay(pre.x), over_decay(pre.y)}));
+                store_word(reader + lane_row(first + r, me.lane),
+                           pack(floats_of(q[r]) * ((part ? before : pre) * float2{factor, factor})));
+                store_word(quotient + lane_row(first + r, me.lane),
+                           pack(floats_of(k[r]) * float2{over_decay(pre.x), over_decay(pre.y)}));
             }
         }
 #pragma unroll
@@ -152,7 +164,8 @@ template <int N> LA_DEVICE void multiply_pairs(float (&x)[N][8][4], u32 readers,
     for (int d = 0; d < KEYS / 16; d++)
 #pragma unroll
         for (int n = 0; n < N; n++)
-            product_ABt(x[n], panel_descriptor(readers + (d >> 2) * PANEL) + (d & 3) * 2, panel_descriptor(writers + n * next + (d >> 2) * apart) + (d & 3) * 2, d > 0);
+            product_ABt(x[n], panel_descriptor(readers + (d >> 2) * PANEL) + (d & 3) * 2,
+                        panel_descriptor(writers + n * next + (d >> 2) * apart) + (d & 3) * 2, d > 0);
     products_commit();
     products_wait<0>();
 #pragma unroll

@@ -1,15 +1,17 @@
 // (1 - A_ab) X = Y for a chunk, by blocks of 16 rows from the first to the last.
 //
-// A warp has 16 columns of X, transposed: the accumulators of a block are the operand of the next one's products. Inverses of diagonal
-// blocks are by substitution in float32, in two terms of bfloat16, and so are the blocks of A_ab below them: where the same direction is
-// erased again and again, what rounding leaves of them is multiplied by the norm of the inverse. A block of X is rounded once, as all that
-// follows reads it. Columns of N begin at their own block: above it A_ak is 0.
+// A warp has 16 columns of X, transposed: the accumulators of a block are the operand of the next one's products.
+// Inverses of diagonal blocks are by substitution in float32, in two terms of bfloat16, and so are the blocks of A_ab
+// below them: where the same direction is erased again and again, what rounding leaves of them is multiplied by the
+// norm of the inverse. A block of X is rounded once, as all that follows reads it. Columns of N begin at their own
+// block: above it A_ak is 0.
 #pragma once
 #include "vector_free/scaled.cuh"
 #include "vector_free/transposed_solve.cuh"
 #include "attention/substitution.cuh"
 
-template <class X> LA_DEVICE u32 transposed_at(u32 tile, int row, int column, int lane) {   // of a block whose columns are an operand's rows
+template <class X> LA_DEVICE u32 transposed_at(u32 tile, int row, int column,
+                                               int lane) {   // of a block whose columns are an operand's rows
     return tile + X::block_piece(row, column / 8, (lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
 }
 // 16 columns of a block of 16 rows as two accumulators
@@ -36,8 +38,12 @@ LA_DEVICE void invert_block(const Chunk& t, const float* diagonals, int block, i
         u32 hi[4], lo[4];
         split_operand(hi, lo, (const float (&)[2][4])x[8 * p]);
         const u32 at = Small::piece(lane, p);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(t.block(block, 0) + at), "r"(hi[0]), "r"(hi[1]), "r"(hi[2]), "r"(hi[3]) : "memory");
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(t.block(block, 1) + at), "r"(lo[0]), "r"(lo[1]), "r"(lo[2]), "r"(lo[3]) : "memory");
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(t.block(block, 0) + at), "r"(hi[0]), "r"(hi[1]),
+                     "r"(hi[2]), "r"(hi[3])
+                     : "memory");
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(t.block(block, 1) + at), "r"(lo[0]), "r"(lo[1]),
+                     "r"(lo[2]), "r"(lo[3])
+                     : "memory");
     }
 }
 // X for 16 columns in place of `tile`. begin: the first block that is not 0

@@ -1,5 +1,5 @@
-// (1 - A_ab)^T X = Y for a chunk, from the last block of 16 rows to the first: of a warp's accumulators, 16 columns of X, transposed.
-// Operands of blocks, for solve.cuh too.
+// (1 - A_ab)^T X = Y for a chunk, from the last block of 16 rows to the first: of a warp's accumulators, 16 columns of
+// X, transposed. Operands of blocks, for solve.cuh too.
 #pragma once
 #include "vector_free/factors.cuh"
 
@@ -33,7 +33,9 @@ LA_DEVICE void clear_upper(float (&x)[2][4], bool strict, int lane) {
 LA_DEVICE void store_blocks(u32 square, const u32 (&x)[4][4], int row, int lane, int last = 3) {
 #pragma unroll
     for (int J = 0; J < 4; J++)
-        if (J <= last) store_matrix(square + Square::block_piece(row, 2 * J, lane & 15, lane >> 4), x[J][0], x[J][1], x[J][2], x[J][3]);
+        if (J <= last)
+            store_matrix(square + Square::block_piece(row, 2 * J, lane & 15, lane >> 4), x[J][0], x[J][1], x[J][2],
+                         x[J][3]);
 }
 
 // pairs: A_ab; blocks: inverses of its diagonal blocks, two terms each

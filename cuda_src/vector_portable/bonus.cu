@@ -1,9 +1,11 @@
-// What the bonus adds to the gradients: out_t has d_t v_t, d_t = scale (q_t . u k_t). LA_TOKENS tokens of a head a block, a token a warp.
+// What the bonus adds to the gradients: out_t has d_t v_t, d_t = scale (q_t . u k_t). LA_TOKENS tokens of a head a
+// block, a token a warp.
 //
-//     dd_t = scale <dO_t, v_t>        dq_t += dd_t u k_t        dk_t += dd_t u q_t        parts[block] = sum_t dd_t q_t k_t, of which the sum is du
+//     dd_t = scale <dO_t, v_t>        dq_t += dd_t u k_t        dk_t += dd_t u q_t        parts[block] = sum_t dd_t q_t
+//     k_t, of which the sum is du
 #include "vector_portable/chunk.cuh"
 
-constexpr int TURNS = (K + 127) / 128;                    // a lane has four channels in 128
+constexpr int TURNS = (K + 127) / 128;   // a lane has four channels in 128
 constexpr int WIDE = LA_ALIGN >= 4 * bytes_of(KIND) && K % 4 == 0;
 
 LA_DEVICE int held(int width, int column) { return max(0, min(4, width - column)); }

@@ -1,42 +1,53 @@
-// Gradients of q, or LA_BACK 1 of k and g, 16 key channels a warp, which has their rows of the state S (LA_BACK: of its gradient G) over all
-// values. What reads the state after token t is counted with t: with LA_BEFORE q_(t+1) and dO_(t+1), in chunks from token -1 on. D_ij = <dO_i, v_j>.
+// Gradients of q, or LA_BACK 1 of k and g, 16 key channels a warp, which has their rows of the state S (LA_BACK: of its
+// gradient G) over all values. What reads the state after token t is counted with t: with LA_BEFORE q_(t+1) and
+// dO_(t+1), in chunks from token -1 on. D_ij = <dO_i, v_j>.
 //
-//     dq_i = scale (Pre_i (S dO_i) + sum_{j<i} D_ij k_j a_(j+1) ... a_i + D_ii k_i)        S' = Pre_last S + (k Suf)^T v
-//     dk_j = Suf_j (G v_j) + scale (sum_{i>j} D_ij q_i a_(j+1) ... a_i + D_jj q_j)         G' = Pre_last G + scale (q Pre)^T dO
-//     dg_t = dg_(t+1) + q_t dq_t - k_t dk_t without the terms of D_tt        anew at marks, where <S~, G> is summed, S~ = diag(a) S before the write
+//     dq_i = scale (Pre_i (S dO_i) + sum_{j<i} D_ij k_j a_(j+1) ... a_i + D_ii k_i)        S' = Pre_last S + (k Suf)^T
+//     v dk_j = Suf_j (G v_j) + scale (sum_{i>j} D_ij q_i a_(j+1) ... a_i + D_jj q_j)         G' = Pre_last G + scale (q
+//     Pre)^T dO dg_t = dg_(t+1) + q_t dq_t - k_t dk_t without the terms of D_tt        anew at marks, where <S~, G> is
+//     summed, S~ = diag(a) S before the write
 //
-// With LA_ERASE what is written is u = beta e instead of v, keys read S~ with -dv = -beta du as queries do with scale dO, E_ij = -<dv_i, u_j>, and
+// With LA_ERASE what is written is u = beta e instead of v, keys read S~ with -dv = -beta du as queries do with scale
+// dO, E_ij = -<dv_i, u_j>, and
 //
-//     dr_i = -Pre_i (S dv_i) + sum_{j<i} E_ij k_j a_(j+1) ... a_i        dbeta_t = <du_t, e_t>        dk has sum_{i>j} E_ij k_i a_(j+1) ... a_i and dr_j
-//     dg has k_t dr_t                                                     G' has -(k Pre)^T dv
+//     dr_i = -Pre_i (S dv_i) + sum_{j<i} E_ij k_j a_(j+1) ... a_i        dbeta_t = <du_t, e_t>        dk has sum_{i>j}
+//     E_ij k_i a_(j+1) ... a_i and dr_j dg has k_t dr_t                                                     G' has -(k
+//     Pre)^T dv
 //
-// Sums over tokens go by Horner's rule, a lane the token of its outputs. dO and v are exact operands where they have 16 bits (u and dv are rounded
-// to such), S and G two terms.
+// Sums over tokens go by Horner's rule, a lane the token of its outputs. dO and v are exact operands where they have 16
+// bits (u and dv are rounded to such), S and G two terms.
 #include "vector_portable/channels.cuh"
 
 typedef float State[TILES][4];   // channels, values
 
 struct Block : Chunk {
     // element n of an operand or accumulator of 16 channels and 16 tokens
-    __device__ __forceinline__ int place(int n) const { return ((lane & 3) * 2 + (n & 1) + (n & 4) * 2) * ROW + lane / 4 + (n & 2) * 4; }
+    __device__ __forceinline__ int place(int n) const {
+        return ((lane & 3) * 2 + (n & 1) + (n & 4) * 2) * ROW + lane / 4 + (n & 2) * 4;
+    }
     // the state times the rows
     __device__ __forceinline__ void read_state(State& S, float (&c)[2 * READS][4]) const {
         const float* const from = floats(AT_READ) + (lane >> 2) * READ + (lane & 3) * 2;
         const float low = last()[lane >> 2], high = last()[(lane >> 2) + 8];
 #pragma unroll
         for (int tile = 0; tile < TILES; tile += 2) {
-            const float x[8] = {S[tile][0], S[tile][1], S[tile][2], S[tile][3], S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
+            const float x[8] = {S[tile][0],     S[tile][1],     S[tile][2],     S[tile][3],
+                                S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
             const Tf32::A s = Tf32::a(x);
 #pragma unroll
             for (int n = 0; n < 2 * READS; n++) Tf32::add(c[n], s, Tf32::b(from + n * 8 * READ + tile * 8));
             if constexpr (!LA_LONG)
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
-                    S[tile + n][0] *= low; S[tile + n][1] *= low; S[tile + n][2] *= high; S[tile + n][3] *= high;
+                    S[tile + n][0] *= low;
+                    S[tile + n][1] *= low;
+                    S[tile + n][2] *= high;
+                    S[tile + n][3] *= high;
                 }
         }
     }
-    // adds what the tokens write for which `some` is true; of dv where `of` is 1; decays: to S decayed, with LA_LONG, which else has been before
+    // adds what the tokens write for which `some` is true; of dv where `of` is 1; decays: to S decayed, with LA_LONG,
+    // which else has been before
     template <class F> __device__ __forceinline__ void write(State& S, F some, int of, bool decays) const {
         float x[8];
 #pragma unroll
@@ -52,7 +63,8 @@ struct Block : Chunk {
                 const float* const decay = last() + (lane >> 2);
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    S[tile][i] = decays ? add_to(S[tile][i], c[i], decay[i / 2 * 8], decay[C + i / 2 * 8]) : S[tile][i] + c[i];
+                    S[tile][i] =
+                        decays ? add_to(S[tile][i], c[i], decay[i / 2 * 8], decay[C + i / 2 * 8]) : S[tile][i] + c[i];
             } else Tf32::add(S[tile], written, y);
         }
     }
@@ -173,7 +185,8 @@ struct Gradients : Block {
         __syncwarp();
         float x[SPAN];
         load8(x, rows(2) + own() * ROW + half());
-        if (valid(token + own())) store_row<LA_GATE>(a.dg.data + at.row(a, token + own()) * K * bytes_of(LA_GATE), x, first + half());
+        if (valid(token + own()))
+            store_row<LA_GATE>(a.dg.data + at.row(a, token + own()) * K * bytes_of(LA_GATE), x, first + half());
         __syncwarp();
     }
     // <S~, G> of a mark
@@ -200,7 +213,8 @@ constexpr int BLOCKS = 1;
 constexpr int BLOCKS = LA_BLOCKS;
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) channels(const __grid_constant__ VectorPortableArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    channels(const __grid_constant__ VectorPortableArguments a) {
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const Place at(a, blockIdx.x / PARTS);

@@ -1,21 +1,25 @@
-// What a chunk's tokens bring to the gradients by channels (channels.cu): rows of q, k, decays and values in shared memory, their products D and E.
+// What a chunk's tokens bring to the gradients by channels (channels.cu): rows of q, k, decays and values in shared
+// memory, their products D and E.
 #pragma once
 #include "vector_portable/chunk.cuh"
 
-#ifndef LA_MARK     // tokens from one mark to the next
+#ifndef LA_MARK   // tokens from one mark to the next
 #define LA_MARK 128
 #endif
 constexpr int EARLY = LA_BEFORE, TILES = VALUES / 8, TURNS = (VALUES / 16 + WARPS - 1) / WARPS;
-constexpr int ACTIVE = VALUES / 16 < WARPS ? VALUES / 16 : WARPS, PARTS = (K + 16 * WARPS - 1) / (16 * WARPS), SQUARE = C * C, READ = VALUES + 8;
-constexpr int WRITTEN = LA_ERASE ? 2 : KIND;                                               // the kind of v, or of e and du
-constexpr int READS = 1 + (LA_ERASE && !LA_BACK), WRITES = 1 + (LA_ERASE && LA_BACK);      // what is multiplied with a state, what is added to it
-constexpr int ROWS = 2 + WRITES + LA_ERASE;                                                // of a warp
+constexpr int ACTIVE = VALUES / 16 < WARPS ? VALUES / 16 : WARPS, PARTS = (K + 16 * WARPS - 1) / (16 * WARPS),
+              SQUARE = C * C, READ = VALUES + 8;
+constexpr int WRITTEN = LA_ERASE ? 2 : KIND;   // the kind of v, or of e and du
+constexpr int READS = 1 + (LA_ERASE && !LA_BACK),
+              WRITES = 1 + (LA_ERASE && LA_BACK);   // what is multiplied with a state, what is added to it
+constexpr int ROWS = 2 + WRITES + LA_ERASE;         // of a warp
 static_assert(LA_MARK % C == 0, "marks are at ends of chunks");
 typedef Product<2, 2 * (KIND == 2)> Tf32;
 typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Dots;   // of two rows
 
-// In shared memory, bytes: 8 columns a lane of q, k, g, then of v, dO (e, dO, du); a warp's rows of k (q), a, what it writes (and reads; k, k Pre); D of
-// the warps (and E); D (and E); rows that the state is multiplied with, columns that are written; Pre_last (in two terms)
+// In shared memory, bytes: 8 columns a lane of q, k, g, then of v, dO (e, dO, du); a warp's rows of k (q), a, what it
+// writes (and reads; k, k Pre); D of the warps (and E); D (and E); rows that the state is multiplied with, columns that
+// are written; Pre_last (in two terms)
 constexpr int PIECES = pieces_of(KIND) * THREADS * 16, STAGE = 2 * PIECES + pieces_of(LA_GATE) * THREADS * 16;
 constexpr int WRITTEN_PIECES = pieces_of(WRITTEN) * THREADS * 16, TURN = PIECES + (1 + LA_ERASE) * WRITTEN_PIECES;
 constexpr int AT_ROWS = STAGE + TURNS * TURN, AT_PARTS = AT_ROWS + WARPS * ROWS * C * ROW * 4;
@@ -42,7 +46,7 @@ struct Chunk {
     __device__ __forceinline__ float* floats(int bytes) const { return (float*)(shared + bytes); }
     __device__ __forceinline__ float* rows(int n) const { return floats(AT_ROWS) + (warp * ROWS + n) * C * ROW; }
     __device__ __forceinline__ float* last() const { return floats(AT_LAST) + warp * (1 + LA_LONG) * C; }
-    __device__ __forceinline__ int own() const { return lane / 2; }          // token of a lane
+    __device__ __forceinline__ int own() const { return lane / 2; }   // token of a lane
     __device__ __forceinline__ int half() const { return (lane & 1) * SPAN; }
     __device__ __forceinline__ bool valid(int t) const { return (u32)t < (u32)at.s.T; }
 
@@ -58,7 +62,8 @@ struct Chunk {
         const Rows& written = LA_ERASE ? a.error : a.v;
         request<WRITTEN, V>(to, rows_of(written, at.s, at.head), written.token, t, at.s.T, column);
         request<KIND, V>(to + WRITTEN_PIECES, rows_of(a.dout, at.s, at.head), a.dout.token, t + EARLY, at.s.T, column);
-        if constexpr (LA_ERASE) request<2, V>(to + WRITTEN_PIECES + PIECES, rows_of(a.du, at.s, at.head), a.du.token, t, at.s.T, column);
+        if constexpr (LA_ERASE)
+            request<2, V>(to + WRITTEN_PIECES + PIECES, rows_of(a.du, at.s, at.head), a.du.token, t, at.s.T, column);
     }
     __device__ __forceinline__ float beta_of(int token) const {
         return valid(token) ? *(const float*)(rows_of(a.beta, at.s, at.head) + token * a.beta.token) : 0.f;
@@ -67,7 +72,8 @@ struct Chunk {
 #pragma unroll
         for (int c = 0; c < SPAN; c++) floats(bytes)[(column + c) * COLUMN + own()] = x[c];
     }
-    // the rows that a state is multiplied with, the columns that are written, and their products; beta: of the lane's token
+    // the rows that a state is multiplied with, the columns that are written, and their products; beta: of the lane's
+    // token
     __device__ __forceinline__ void take_values(int turn, int next, float beta) const {
         const int column = (warp + turn * WARPS) * 16 + half();
         const char* const from = shared + STAGE + turn * TURN;
@@ -121,7 +127,8 @@ struct Chunk {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const int i = row + (n & 2) * 4, j = (n & 4) * 2 + (lane & 3) * 2 + (n & 1);
-            if (!of || i != j) add_part(of * ACTIVE * SQUARE + (LA_BACK ? j * C + i : i * C + j), c[n / 4][n % 4], turn);
+            if (!of || i != j)
+                add_part(of * ACTIVE * SQUARE + (LA_BACK ? j * C + i : i * C + j), c[n / 4][n % 4], turn);
         }
     }
     // the rows of k, or scale q, decays, what is written; `mine`: the lane's row of q, or k
@@ -160,7 +167,9 @@ struct Chunk {
         }
         __syncwarp();
     }
-    __device__ __forceinline__ float sum_parts(int entry) const { return sum_over_warps<ACTIVE>(floats(AT_PARTS) + entry); }
+    __device__ __forceinline__ float sum_parts(int entry) const {
+        return sum_over_warps<ACTIVE>(floats(AT_PARTS) + entry);
+    }
     // D and E, whose diagonal is the gradient of beta
     __device__ __forceinline__ void sum_products(int token) const {
         for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {
@@ -169,7 +178,8 @@ struct Chunk {
             if constexpr (LA_ERASE) {
                 const float e = sum_parts(ACTIVE * SQUARE + entry);
                 floats(AT_D)[(C + r) * ROW + c] = e;
-                if (!LA_BACK && r == c && blockIdx.x % PARTS == 0 && valid(token + r)) a.dbeta[at.row(a, token + r)] = e;
+                if (!LA_BACK && r == c && blockIdx.x % PARTS == 0 && valid(token + r))
+                    a.dbeta[at.row(a, token + r)] = e;
             }
         }
     }

@@ -1,16 +1,18 @@
 // One decay a token and key channel in chunks of 16 tokens, by mma.sync, for every dtype: what the kernels share.
 //
-//     S_t = diag(a_t) S_(t-1) + k_t^T u_t        a = e^g        out_t = scale q_t S_t, with LA_BEFORE scale (q_t S_(t-1) + (q_t . bonus k_t) u_t)
-//     Pre_i = a_first ... a_i (LA_BEFORE: to i - 1)        Suf_j = a_(j+1) ... a_last        P_ij = scale sum_c q_ic k_jc a_(j+1) ... a_i (LA_BEFORE: to i - 1)
-//     u_t = v_t, with LA_ERASE beta_t (v_t - k_t diag(a_t) S_(t-1))
+//     S_t = diag(a_t) S_(t-1) + k_t^T u_t        a = e^g        out_t = scale q_t S_t, with LA_BEFORE scale (q_t
+//     S_(t-1) + (q_t . bonus k_t) u_t) Pre_i = a_first ... a_i (LA_BEFORE: to i - 1)        Suf_j = a_(j+1) ... a_last
+//     P_ij = scale sum_c q_ic k_jc a_(j+1) ... a_i (LA_BEFORE: to i - 1) u_t = v_t, with LA_ERASE beta_t (v_t - k_t
+//     diag(a_t) S_(t-1))
 //
-// A warp has 16 channels at a time, a lane 8 of them of one token: lane 2 j + h token j, channels 8 h to 8 h + 7. It traverses the 16 tokens and
-// multiplies by their decays in turn, so that every decay in [-inf, 0] is exact to rounding: nothing is divided, no sum is exponentiated.
+// A warp has 16 channels at a time, a lane 8 of them of one token: lane 2 j + h token j, channels 8 h to 8 h + 7. It
+// traverses the 16 tokens and multiplies by their decays in turn, so that every decay in [-inf, 0] is exact to
+// rounding: nothing is divided, no sum is exponentiated.
 #pragma once
 #include "attention/tokens.cuh"
 #include "tile/vec4.cuh"
 
-#ifndef LA_GATE     // log decays: 0 bfloat16, 1 float16, 2 float32
+#ifndef LA_GATE   // log decays: 0 bfloat16, 1 float16, 2 float32
 #define LA_GATE 2
 #endif
 #ifndef LA_BEFORE   // 1: queries read the state before the token
@@ -19,13 +21,13 @@
 #ifndef LA_BONUS
 #define LA_BONUS 0
 #endif
-#ifndef LA_ERASE    // 1: the delta rule
+#ifndef LA_ERASE   // 1: the delta rule
 #define LA_ERASE 0
 #endif
-#ifndef LA_BACK     // 1: from the last chunk to the first
+#ifndef LA_BACK   // 1: from the last chunk to the first
 #define LA_BACK 0
 #endif
-#ifndef LA_LONG     // 1: the decay of a chunk in two terms, what a chunk adds to a state in one addition
+#ifndef LA_LONG   // 1: the decay of a chunk in two terms, what a chunk adds to a state in one addition
 #define LA_LONG 0
 #endif
 #include "arguments/matrix_state/VectorPortableArguments.cuh"
@@ -33,17 +35,22 @@
 typedef VectorPortableArguments Arguments;
 constexpr int K = LA_K, V = LA_V, KIND = LA_DTYPE, WARPS = LA_WARPS, THREADS = 32 * WARPS, C = 16, SPAN = 8;
 constexpr int KEYS = round_up(K, 16), VALUES = round_up(V, 16);
-constexpr int ROW = 20, COLUMN = 24;   // floats of a row of 16 that is read in fours; of one whose pairs are read by eight rows
+constexpr int ROW = 20,
+              COLUMN = 24;   // floats of a row of 16 that is read in fours; of one whose pairs are read by eight rows
 constexpr float LOG2_OF_E = 1.4426950408889634f;
 
 // the nearest tf32 in the bits that products read; the NaN of arithmetic remains one
 LA_DEVICE u32 nearest_tf32(float x) { return (u32)(min(__float_as_int(x), 0x7fffefff) + 0x1000); }
 
-// Products of 16 x 16 by 16 x 8 floats in tf32: 1 or 2 terms of A; of B 2, or 0, its floats as they are (rounded before). With 2 and 2 the product
-// of both second terms is left out.
+// Products of 16 x 16 by 16 x 8 floats in tf32: 1 or 2 terms of A; of B 2, or 0, its floats as they are (rounded
+// before). With 2 and 2 the product of both second terms is left out.
 template <int A_TERMS, int B_TERMS> struct Product {
-    struct A { u32 hi[8], lo[A_TERMS == 2 ? 8 : 1]; };
-    struct B { u32 hi[4], lo[B_TERMS == 2 ? 4 : 1]; };
+    struct A {
+        u32 hi[8], lo[A_TERMS == 2 ? 8 : 1];
+    };
+    struct B {
+        u32 hi[4], lo[B_TERMS == 2 ? 4 : 1];
+    };
     static __device__ __forceinline__ A a(const float (&x)[8]) {
         A y;
 #pragma unroll
@@ -65,7 +72,9 @@ template <int A_TERMS, int B_TERMS> struct Product {
             else y.hi[i] = __float_as_uint(x[i]);
         return y;
     }
-    static __device__ __forceinline__ float rounded(float x) { return B_TERMS == 2 ? x : __uint_as_float(round_tf32(x)); }   // what B holds
+    static __device__ __forceinline__ float rounded(float x) {
+        return B_TERMS == 2 ? x : __uint_as_float(round_tf32(x));
+    }   // what B holds
     static __device__ __forceinline__ void add(float (&c)[4], const A& a, const B& b) {
         if constexpr (A_TERMS == 2) mma_tf32(c, a.lo, b.hi);
         if constexpr (B_TERMS == 2) mma_tf32(c, a.hi, b.lo);
@@ -86,7 +95,8 @@ struct Place {
     __device__ __forceinline__ int chunks() const { return (s.T + C - 1) / C; }
 };
 
-// 8 columns of a token on their way to a lane: pieces of 16 bytes, those of a block side by side. Zeros where there are none.
+// 8 columns of a token on their way to a lane: pieces of 16 bytes, those of a block side by side. Zeros where there are
+// none.
 constexpr int pieces_of(int kind) { return SPAN * bytes_of(kind) / 16; }
 template <int KIND_, int WIDTH>
 LA_DEVICE void request(char* to, const char* rows, i64 step, int token, int T, int column) {
@@ -96,7 +106,8 @@ LA_DEVICE void request(char* to, const char* rows, i64 step, int token, int T, i
     const bool is_row = (u32)token < (u32)T;
 #pragma unroll
     for (int b = 0; b < SPAN * BYTES; b += LA_ALIGN)
-        copy_in<LA_ALIGN>(at + b / 16 * (THREADS * 16) + b % 16, from + b, is_row && column * BYTES + b < WIDTH * BYTES);
+        copy_in<LA_ALIGN>(at + b / 16 * (THREADS * 16) + b % 16, from + b,
+                          is_row && column * BYTES + b < WIDTH * BYTES);
 }
 template <int KIND_> LA_DEVICE void receive(float (&x)[SPAN], const char* from) {
     from += threadIdx.x * 16;
@@ -144,10 +155,12 @@ LA_DEVICE void decays(float (&a)[SPAN]) {   // e^g of log decays
     for (int i = 0; i < SPAN; i++) a[i] = exp2_approx(a[i] * LOG2_OF_E);
 }
 
-// The decay of a chunk, the last of Pre, has two terms: a state is multiplied by it at every chunk, and a factor near 1 that is always rounded the
-// same way is off by as much as all chunks together. last, of 16 channels of a warp: the first terms, as products of decays; at `rest` the second.
+// The decay of a chunk, the last of Pre, has two terms: a state is multiplied by it at every chunk, and a factor near 1
+// that is always rounded the same way is off by as much as all chunks together. last, of 16 channels of a warp: the
+// first terms, as products of decays; at `rest` the second.
 constexpr float SLOW = -0.5f;   // sum of a channel's log decays from which on e^sum - 1 is a series
-template <int N> LA_DEVICE void halve(float (&x)[SPAN], int lane, int bit) {   // sums with the lane of another `bit`, of a half of the channels each
+template <int N> LA_DEVICE void halve(
+    float (&x)[SPAN], int lane, int bit) {   // sums with the lane of another `bit`, of a half of the channels each
 #pragma unroll
     for (int c = 0; c < N; c++) {
         const float other = __shfl_xor_sync(0xffffffffu, lane & bit ? x[c] : x[c + N], bit);

@@ -1,22 +1,28 @@
-// Outputs and states, 16 value columns a warp; LA_BACK 1: dv and the gradient of the first state, which are the same pass from the last chunk to the
-// first: the keys times Suf read, the queries times Pre write, P is transposed, dout takes the place of v.
+// Outputs and states, 16 value columns a warp; LA_BACK 1: dv and the gradient of the first state, which are the same
+// pass from the last chunk to the first: the keys times Suf read, the queries times Pre write, P is transposed, dout
+// takes the place of v.
 //
-//     out = (q Pre) S + P u        S' = diag(Pre_last) S + (k Suf)^T u        u = v, with LA_ERASE u = beta e, e = T (v - (k Pre) S), T = (1 + N beta)^-1
-//     du = (k Suf) G + P^T dout    G' = diag(Pre_last) G + (q Pre)^T dout     dv = du, with LA_ERASE du = (1 + beta N)^-T ((k Suf) G + P^T dout),
-//     N = tril(P of k and k, -1)                                              dv = beta du, and G' has - (k Pre)^T dv
+//     out = (q Pre) S + P u        S' = diag(Pre_last) S + (k Suf)^T u        u = v, with LA_ERASE u = beta e, e = T (v
+//     - (k Pre) S), T = (1 + N beta)^-1 du = (k Suf) G + P^T dout    G' = diag(Pre_last) G + (q Pre)^T dout     dv =
+//     du, with LA_ERASE du = (1 + beta N)^-T ((k Suf) G + P^T dout), N = tril(P of k and k, -1) dv = beta du, and G'
+//     has - (k Pre)^T dv
 #include "vector_portable/chunk.cuh"
 
 typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Tf32;
 constexpr int TILES = KEYS / 8, TURNS = (KEYS / 16 + WARPS - 1) / WARPS, ACTIVE = KEYS / 16 < WARPS ? KEYS / 16 : WARPS;
 constexpr int SLICES = (V + 16 * WARPS - 1) / (16 * WARPS), BUFFERS = K > 128 || LA_ERASE ? 1 : 2;
-constexpr int READ = KEYS + 8, SQUARE = C * C;   // floats of a row that reads the state: pairs of eight rows in all banks
+constexpr int READ = KEYS + 8,
+              SQUARE = C * C;   // floats of a row that reads the state: pairs of eight rows in all banks
 
-// In shared memory, bytes: 8 columns a lane of q, k, g; a warp's rows of q, a (k); P of the warps (and of k and k); P (N beta or beta N, T); rows
-// that read; k Pre, as rows that read or columns that write; columns that write; Pre_last (in two terms)
+// In shared memory, bytes: 8 columns a lane of q, k, g; a warp's rows of q, a (k); P of the warps (and of k and k); P
+// (N beta or beta N, T); rows that read; k Pre, as rows that read or columns that write; columns that write; Pre_last
+// (in two terms)
 constexpr int STAGE_GATE = 2 * pieces_of(KIND) * THREADS * 16, STAGE = STAGE_GATE + pieces_of(LA_GATE) * THREADS * 16;
 constexpr int AT_ROWS = TURNS * STAGE, AT_PARTS = AT_ROWS + WARPS * (2 + LA_ERASE) * C * ROW * 4;
-constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_P + C * COLUMN * 4, AT_L = AT_T + LA_ERASE * C * COLUMN * 4;
-constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4, AT_WRITE = AT_ERASE + LA_ERASE * (LA_BACK ? KEYS * COLUMN : C * READ) * 4;
+constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_P + C * COLUMN * 4,
+              AT_L = AT_T + LA_ERASE * C * COLUMN * 4;
+constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4,
+              AT_WRITE = AT_ERASE + LA_ERASE * (LA_BACK ? KEYS * COLUMN : C * READ) * 4;
 constexpr int AT_LAST = AT_WRITE + BUFFERS * KEYS * COLUMN * 4, AT_BETA = AT_LAST + (1 + LA_LONG) * KEYS * 4;
 static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is what the launch asks for");
 
@@ -29,13 +35,16 @@ struct Chunk {
     char* shared;
     int warp, lane;
     __device__ __forceinline__ float* floats(int bytes) const { return (float*)(shared + bytes); }
-    __device__ __forceinline__ float* rows(int n) const { return floats(AT_ROWS) + (warp * (2 + LA_ERASE) + n) * C * ROW; }
+    __device__ __forceinline__ float* rows(int n) const {
+        return floats(AT_ROWS) + (warp * (2 + LA_ERASE) + n) * C * ROW;
+    }
 
     __device__ __forceinline__ void request_block(int turn, int token) const {
         const int channel = (warp + turn * WARPS) * 16 + (lane & 1) * SPAN, own = token + lane / 2;
         char* const to = shared + turn * STAGE;
         request<KIND, K>(to, rows_of(a.q, at.s, at.head), a.q.token, own, at.s.T, channel);
-        request<KIND, K>(to + pieces_of(KIND) * THREADS * 16, rows_of(a.k, at.s, at.head), a.k.token, own, at.s.T, channel);
+        request<KIND, K>(to + pieces_of(KIND) * THREADS * 16, rows_of(a.k, at.s, at.head), a.k.token, own, at.s.T,
+                         channel);
         request<LA_GATE, K>(to + STAGE_GATE, rows_of(a.g, at.s, at.head), a.g.token, own, at.s.T, channel);
     }
     // all that 16 channels are in the chunk's products; `next`: the token of the next chunk, which is requested
@@ -119,7 +128,8 @@ struct Chunk {
         for (int c = 0; c < SPAN; c++) writes[(channel + c) * COLUMN + j] = Tf32::rounded(x[c]);
     }
     // x: Pre of the token
-    __device__ __forceinline__ void store_prefix(const float (&x)[SPAN], float (&q)[SPAN], const float (&k)[SPAN], float* writes, int channel, int j) const {
+    __device__ __forceinline__ void store_prefix(const float (&x)[SPAN], float (&q)[SPAN], const float (&k)[SPAN],
+                                                 float* writes, int channel, int j) const {
         scale8(q, x);
         if constexpr (LA_BACK) store_column(writes, q, channel, j);
         else store_rounded(floats(AT_READ) + j * READ + channel, q);
@@ -131,7 +141,9 @@ struct Chunk {
             else store_rounded(floats(AT_ERASE) + j * READ + channel, y);
         }
     }
-    __device__ __forceinline__ float sum_parts(int entry) const { return sum_over_warps<ACTIVE>(floats(AT_PARTS) + entry); }
+    __device__ __forceinline__ float sum_parts(int entry) const {
+        return sum_over_warps<ACTIVE>(floats(AT_PARTS) + entry);
+    }
     // P as rows that a product reads, of queries, or LA_BACK of keys
     __device__ __forceinline__ void sum_pairs(int token) const {
         for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {
@@ -141,7 +153,8 @@ struct Chunk {
             if constexpr (LA_ERASE) {
                 const int of = LA_BACK ? i : j;
                 const bool valid = token + of < at.s.T;
-                const float beta = valid ? *(const float*)(rows_of(a.beta, at.s, at.head) + (token + of) * a.beta.token) : 0.f;
+                const float beta =
+                    valid ? *(const float*)(rows_of(a.beta, at.s, at.head) + (token + of) * a.beta.token) : 0.f;
                 floats(AT_L)[i * ROW + j] = j < i ? beta * sum_parts(ACTIVE * SQUARE + entry) : 0.f;
                 if ((LA_BACK ? j : i) == 0) floats(AT_BETA)[of] = beta;
             }
@@ -174,15 +187,19 @@ struct Block : Chunk {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const int t = token + token_of(n);
-            x[n] = (u32)t < (u32)at.s.T && value_of(n) < V ? load_element<KIND>(from + t * rows.token + value_of(n) * bytes_of(KIND)) : 0.f;
+            x[n] = (u32)t < (u32)at.s.T && value_of(n) < V
+                       ? load_element<KIND>(from + t * rows.token + value_of(n) * bytes_of(KIND))
+                       : 0.f;
         }
     }
-    template <int KIND_> __device__ __forceinline__ void store_values(const float (&x)[2][4], const Rows& rows, int token) const {
+    template <int KIND_> __device__ __forceinline__ void store_values(const float (&x)[2][4], const Rows& rows,
+                                                                      int token) const {
         char* const to = own_rows(rows, at.s, at.head);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const int t = token + token_of(n);
-            if (t < at.s.T && value_of(n) < V) store_element<KIND_>(to + t * rows.token + value_of(n) * bytes_of(KIND_), x[n / 4][n % 4]);
+            if (t < at.s.T && value_of(n) < V)
+                store_element<KIND_>(to + t * rows.token + value_of(n) * bytes_of(KIND_), x[n / 4][n % 4]);
         }
     }
     // out += S rows^T, 16 columns of the keys
@@ -195,7 +212,8 @@ struct Block : Chunk {
     __device__ __forceinline__ void read_state(State& S, float (&out)[2][4], float (&erased)[2][4]) const {
 #pragma unroll
         for (int tile = 0; tile < TILES; tile += 2) {
-            const float x[8] = {S[tile][0], S[tile][1], S[tile][2], S[tile][3], S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
+            const float x[8] = {S[tile][0],     S[tile][1],     S[tile][2],     S[tile][3],
+                                S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
             const Tf32::A s = Tf32::a(x);
             read(out, s, AT_READ, tile);
             if constexpr (LA_ERASE && !LA_BACK) read(erased, s, AT_ERASE, tile);
@@ -203,7 +221,10 @@ struct Block : Chunk {
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
                     const float2 last = *(const float2*)(floats(AT_LAST) + (tile + n) * 8 + (lane & 3) * 2);
-                    S[tile + n][0] *= last.x; S[tile + n][1] *= last.y; S[tile + n][2] *= last.x; S[tile + n][3] *= last.y;
+                    S[tile + n][0] *= last.x;
+                    S[tile + n][1] *= last.y;
+                    S[tile + n][2] *= last.x;
+                    S[tile + n][3] *= last.y;
                 }
         }
     }
@@ -221,7 +242,8 @@ struct Block : Chunk {
         for (int n = 0; n < 8; n++) c[n / 4][n % 4] *= floats(AT_BETA)[token_of(n)];
     }
     // S += columns x^T; DECAYS: of S decayed, with LA_LONG, which else has been before
-    template <bool DECAYS> __device__ __forceinline__ void write(State& S, const Tf32::A& x, const float* columns) const {
+    template <bool DECAYS> __device__ __forceinline__ void write(State& S, const Tf32::A& x,
+                                                                 const float* columns) const {
         const float* const from = columns + (lane >> 2) * COLUMN + (lane & 3) * 2;
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
@@ -230,9 +252,12 @@ struct Block : Chunk {
                 float c[4] = {};
                 Tf32::add(c, x, y);
                 const float* const last = floats(AT_LAST) + tile * 8 + (lane & 3) * 2;
-                const float2 first = DECAYS ? *(const float2*)last : float2{1.f, 1.f}, rest = DECAYS ? *(const float2*)(last + KEYS) : float2{0.f, 0.f};
+                const float2 first = DECAYS ? *(const float2*)last : float2{1.f, 1.f},
+                             rest = DECAYS ? *(const float2*)(last + KEYS) : float2{0.f, 0.f};
 #pragma unroll
-                for (int i = 0; i < 4; i++) S[tile][i] = DECAYS ? add_to(S[tile][i], c[i], i & 1 ? first.y : first.x, i & 1 ? rest.y : rest.x) : S[tile][i] + c[i];
+                for (int i = 0; i < 4; i++)
+                    S[tile][i] = DECAYS ? add_to(S[tile][i], c[i], i & 1 ? first.y : first.x, i & 1 ? rest.y : rest.x)
+                                        : S[tile][i] + c[i];
             } else Tf32::add(S[tile], x, y);
         }
     }
@@ -248,7 +273,8 @@ struct Block : Chunk {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) values(const __grid_constant__ VectorPortableArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
+    values(const __grid_constant__ VectorPortableArguments a) {
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const Place at(a, blockIdx.x / SLICES);

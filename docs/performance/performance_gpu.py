@@ -143,8 +143,10 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
 def _published_and_first_calls(result: dict[str, Any], table: Table) -> Iterator[str]:
     if "published" in result:
         yield f"Published, not measured here: {result['published']['source']}."
-        yield table(["(B, T, heads of q and k, of v)", "pass", "library", "ns per token and value head"], [
-            [str(tuple(x["case"])), x["what"], x["library"], ns(x["ns"])] for x in result["published"]["rows"]])
+        yield table(
+            ["(B, T, heads of q and k, of v)", "pass", "library", "ns per token and value head"],
+            [[str(tuple(x["case"])), x["what"], x["library"], ns(x["ns"])] for x in result["published"]["rows"]],
+        )
     first = {name: " + ".join(f"{1e3 * s:.0f} ms" for s in x.values()) for name, x in result["first_call"].items()}
     yield "First call of a fresh process, forward + backward: " + "; ".join(f"{n}: {x}" for n, x in first.items()) + "."
 
@@ -169,12 +171,34 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
         case = _case(row) + (f", {row['Hk']} key heads" if row["Hk"] < row["H"] else "")
         case += " *" if "measured_apart" in row else ""
         found = [times.get(n, {}) for n in columns]
-        body.append([case, *(ns(x.get("ns")) for x in found[:1]), ns(times["forward"]["graph_ns"]),
-                     f"{100 * times['forward']['share_of_copy']:.0f}", *(ns(x.get("ns")) for x in found[1:]),
-                     f"{times['both']['peak_bytes'] / 2**20:.0f}", ns(of_peer["forward"].get("ns")),
-                     ns(of_peer["both"].get("ns"))])
-    yield table(["case", "forward", "graph", "share, %", "backward", "blocks recomputed", "forward, portable",
-                 "backward, portable", "MiB", "FLA forward", "FLA both"], body)
+        body.append(
+            [
+                case,
+                *(ns(x.get("ns")) for x in found[:1]),
+                ns(times["forward"]["graph_ns"]),
+                f"{100 * times['forward']['share_of_copy']:.0f}",
+                *(ns(x.get("ns")) for x in found[1:]),
+                f"{times['both']['peak_bytes'] / 2**20:.0f}",
+                ns(of_peer["forward"].get("ns")),
+                ns(of_peer["both"].get("ns")),
+            ]
+        )
+    yield table(
+        [
+            "case",
+            "forward",
+            "graph",
+            "share, %",
+            "backward",
+            "blocks recomputed",
+            "forward, portable",
+            "backward, portable",
+            "MiB",
+            "FLA forward",
+            "FLA both",
+        ],
+        body,
+    )
     yield from _apart(result)
     yield from _published_and_first_calls(result, table)
     names = ("out", "dq", "dk", "dv", "dg", "dbeta")
@@ -268,14 +292,23 @@ def steps(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield table([*head, "FLA, graph", "FLA, host"], body)
     if "stored_states" in result:
         yield STORED
-        yield table([head[0], "state", *head[1:]], [[x[0], row["state"], *x[1:]]
-                                                    for row in result["stored_states"] for x in [_step(row)]])
+        yield table(
+            [head[0], "state", *head[1:]],
+            [[x[0], row["state"], *x[1:]] for row in result["stored_states"] for x in [_step(row)]],
+        )
 
 
 def _step(row: dict[str, Any]) -> list[str]:
-    return [f"`{row['variant']}`", str(row["B"]), str(row["T"]), f"{row['graph_us']:.1f}",
-            f"{100 * row['share_of_copy']:.0f}", f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}",
-            f"{row['copy_of_state_us']:.1f}"]
+    return [
+        f"`{row['variant']}`",
+        str(row["B"]),
+        str(row["T"]),
+        f"{row['graph_us']:.1f}",
+        f"{100 * row['share_of_copy']:.0f}",
+        f"{row['eager_us']:.1f}",
+        f"{row['host_us']:.1f}",
+        f"{row['copy_of_state_us']:.1f}",
+    ]
 
 
 def states(result: dict[str, Any], table: Table) -> Iterator[str]:
@@ -299,8 +332,10 @@ def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield "One sequence of 8192 tokens, with automatic segments and without segments; milliseconds:"
     cells = [(f"{how.replace('_', ' ')}, {what}", how, f"{what}_ms") for how in ("as_chosen", "uncut")
              for what in ("forward", "both") if f"{what}_ms" in result["heads"][0][how]]  # fmt: skip
-    yield table(["heads", *(str(row["heads"]) for row in result["heads"])],
-                [[name, *(f"{row[how][key]:.3g}" for row in result["heads"])] for name, how, key in cells])
+    yield table(
+        ["heads", *(str(row["heads"]) for row in result["heads"])],
+        [[name, *(f"{row[how][key]:.3g}" for row in result["heads"])] for name, how, key in cells],
+    )
     yield "2^20 tokens of 4 heads, in sequences of T tokens; millions of tokens per second:"
     yield table(["T", *(str(row["T"]) for row in result["length"])],
                 [[what, *(f"{row[f'{what}_tokens_s'] / 1e6:.0f}" for row in result["length"])]
@@ -343,8 +378,9 @@ def _attention(times: dict[str, Any], call: str, name: str) -> list[str]:
     return cells
 
 
-def path(result: dict[str, Any], table: Table, title: str = "PaTH attention", words: str = PATH, peers: str = "FLA",
-         ) -> Iterator[str]:
+def path(
+    result: dict[str, Any], table: Table, title: str = "PaTH attention", words: str = PATH, peers: str = "FLA"
+) -> Iterator[str]:
     """PaTH attention and FLA; DeltaFormer and array calls."""
     yield f"On a GPU: {title}"
     yield words.format(error=max(max(each.values()) for each in result["errors"].values()))

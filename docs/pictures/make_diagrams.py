@@ -23,8 +23,13 @@ def mask(axes: Any) -> None:
     axes.text(1.0, 1.0, "earlier chunks:\nthrough the state", ha="center", va="center", color=INK, fontsize=13)
     axes.text(0.32, 3.15, "pairs", ha="center", color=INK, fontsize=12)
     axes.text(2.9, 3.3, "later tokens: 0", ha="center", color=QUIET, fontsize=13)
-    axes.set(xlim=(-0.05, n + 0.05), ylim=(-0.05, n + 0.05), aspect="equal", xticks=[i + 0.5 for i in range(n)],
-             yticks=[n - 0.5 - i for i in range(n)])
+    axes.set(
+        xlim=(-0.05, n + 0.05),
+        ylim=(-0.05, n + 0.05),
+        aspect="equal",
+        xticks=[i + 0.5 for i in range(n)],
+        yticks=[n - 0.5 - i for i in range(n)],
+    )
     axes.set_xlabel("chunk of keys j", fontsize=13)
     axes.set_ylabel("chunk of queries i", fontsize=13)
     axes.set_xticklabels(range(1, n + 1), fontsize=13)
@@ -55,9 +60,9 @@ def chunks(axes: Any) -> None:
         box(axes, y + 1.2, "add the pairs: $+\\,P\\,V$", PAIRS)
         box(axes, y + 0.4, "write: $+\\,K^T V$", STATE)
         state(y + 2.65, n)
-        arrow((0.38, y + 2.55), (0.88, y + 2.3))                   # the state is read
-        arrow((0.2, y + 2.35), (0.2, y + 0.0))                     # and carried over
-        arrow((0.88, y + 0.68), (0.26, y + 0.3))                   # with what the chunk writes
+        arrow((0.38, y + 2.55), (0.88, y + 2.3))  # the state is read
+        arrow((0.2, y + 2.35), (0.2, y + 0.0))  # and carried over
+        arrow((0.88, y + 0.68), (0.26, y + 0.3))  # with what the chunk writes
         arrow((2.1, y + 1.98), (2.1, y + 1.78))
         arrow((3.32, y + 1.48), (3.75, y + 1.48))
         axes.text(3.8, y + 1.48, f"$O_{n + 1}$", fontsize=15, color=INK, va="center")

@@ -114,8 +114,12 @@ def decoding(plt: Any) -> Any:
     figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
     axes.plot(t, token * t / 1024, color="0.4", label="keys and values, for softmax attention")
     axes.axhline(row / 1024, color="C0", label="a row of the pool")
-    axes.set(xlabel="tokens of the sequence", ylabel="kB", ylim=0,
-             title=f"One sequence: {H} heads, K = {K}, V = {V}, {pool.dtype}")
+    axes.set(
+        xlabel="tokens of the sequence",
+        ylabel="kB",
+        ylim=0,
+        title=f"One sequence: {H} heads, K = {K}, V = {V}, {pool.dtype}",
+    )
     axes.title.set_fontsize(10)
     axes.legend(fontsize=8)
     return figure
@@ -132,8 +136,13 @@ def filters(plt: Any) -> Any:
     top.set(ylabel="channel 0", title="Prediction of the next sample of an EEG")
     for name, error in found.items():
         smooth = np.convolve((error**2).mean(-1), np.full(50, 1 / 50), mode="valid")
-        low.plot(np.arange(49, len(d)), np.sqrt(smooth), label=name, linewidth=1, color=None if name in "rls nlms lms"
-                 else "0.6")
+        low.plot(
+            np.arange(49, len(d)),
+            np.sqrt(smooth),
+            label=name,
+            linewidth=1,
+            color=None if name in "rls nlms lms" else "0.6",
+        )
     low.set(ylabel="error, r.m.s. of 50", xlabel="sample", ylim=0)
     low.legend(fontsize=8, ncols=2)
     return figure

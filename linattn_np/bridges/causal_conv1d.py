@@ -38,8 +38,13 @@ class Gradients(NamedTuple):
 
 
 def causal_conv1d_fn(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None,
-    initial_states: Tensor | None = None, return_final_states: bool = False, final_states_out: Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
     activation: str | None = None,
 ) -> Any:
     """y_t = act(bias + sum_i weight_{W-1-i} x_{t-i}) of every channel.
@@ -67,8 +72,14 @@ def causal_conv1d_fn(
 
 
 def causal_conv1d_update(
-    x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
-    cache_seqlens: Tensor | None = None, conv_state_indices: Tensor | None = None, pad_slot_id: int = NO_ROW,
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+    pad_slot_id: int = NO_ROW,
 ) -> Tensor:
     """The next tokens: x (B, D) or (B, D, T); conv_state (B, D, S), the last S >= W - 1 inputs, is updated in place.
 
@@ -82,8 +93,9 @@ def causal_conv1d_update(
     one = "B" if conv_state_indices is None else "P"
     S, W = expect(fn, sizes, conv_state=(conv_state, f"{one} D S"))["S"], sizes["W"]
     if S < W - 1:
-        raise ValueError(f"{fn}: conv_state has shape {tuple(conv_state.shape)}, expected ({one}, D, S) with S >= "
-                         f"{W - 1}")
+        raise ValueError(
+            f"{fn}: conv_state has shape {tuple(conv_state.shape)}, expected ({one}, D, S) with S >= {W - 1}"
+        )
     expect(fn, sizes, WHOLE, cache_seqlens=(cache_seqlens, "B?"))
     pool = None
     if conv_state_indices is not None:

@@ -69,15 +69,19 @@ def _blocks(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Blocks | N
     given = dict(zip(spec.arrays, arrays, strict=False)) | dict(keywords)
     for name, x in given.items():
         if any(math.isnan(n) for n in getattr(x, "shape", ())):
-            raise ValueError(f"{spec.name}: {name} has chunks of unknown sizes, expected known ones: "
-                             "x.compute_chunk_sizes() finds them")
+            raise ValueError(
+                f"{spec.name}: {name} has chunks of unknown sizes, expected known ones: "
+                "x.compute_chunk_sizes() finds them"
+            )
     call = prepare(spec, arrays, {**keywords, "check": False} if keywords.get("check") is True else keywords)
     if call.rows is None and call.options["return_states_at"] is None:
         return Blocks(call, given)
     if spec.grows:
         name = next(n for n in ("return_states_at", "state_rows", "fresh") if call.options[n] is not None)
-        raise TypeError(f"{spec.name}: {name} is given with dask arrays, expected None where the state is a cache: "
-                        "x.compute() is a NumPy array")
+        raise TypeError(
+            f"{spec.name}: {name} is given with dask arrays, expected None where the state is a cache: "
+            "x.compute() is a NumPy array"
+        )
     return None
 
 
@@ -135,6 +139,7 @@ class Blocks:
 
     def _chunks(self, shape: Sequence[int], labels: Labels) -> tuple[tuple[int, ...], ...]:
         """The chunks of an array."""
+
         def along(n: int, label: str | None) -> tuple[int, ...]:
             if label is None:
                 return (n,)
@@ -228,8 +233,11 @@ class Blocks:
         count = math.prod(len(self.cuts[n]) for n in missing)
         layer: dict[Any, Any] = {}
         for n, block in enumerate(blocks):
-            part = (int(np.ravel_multi_index([block[m] for m in missing], [len(self.cuts[m]) for m in missing])),) \
-                if missing else ()
+            part = (
+                (int(np.ravel_multi_index([block[m] for m in missing], [len(self.cuts[m]) for m in missing])),)
+                if missing
+                else ()
+            )
             layer[own, *part, *_at(labels, block)] = (_part if missing else operator.getitem, (name, n), number)
         whole = HighLevelGraph({**graph.layers, own: layer}, {**graph.dependencies, own: {name}})
         if not missing:

@@ -41,9 +41,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
     return _public(signature, given, differentiable(signature)(*given))
 
 
-def run_vjp(
-    spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> tuple[Any, Callable[..., Any]]:
+def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
     """(what the public function returns, pullback) on traced arrays."""
     signature, given = signature_of(spec, arrays, keywords)
     results, vjp = jax.vjp(differentiable(signature), *given)
@@ -86,8 +84,10 @@ def signature_of(
 ) -> tuple[Signature, list[Any]]:
     """A call on tracers: what is fixed when it is traced, and its arrays.   Raises TypeError."""
     if len(arrays) > len(spec.arrays):
-        raise TypeError(f"{spec.name}: {len(arrays)} arrays were given by position, expected at most "
-                        f"{len(spec.arrays)}: {', '.join(spec.arrays)}; options go by keyword")
+        raise TypeError(
+            f"{spec.name}: {len(arrays)} arrays were given by position, expected at most "
+            f"{len(spec.arrays)}: {', '.join(spec.arrays)}; options go by keyword"
+        )
     named: dict[str, Any] = dict(zip(spec.arrays, arrays, strict=False))
     if twice := named.keys() & keywords.keys():
         raise TypeError(f"{spec.name}: {min(twice)} was given twice, by position and by keyword")
@@ -104,18 +104,24 @@ def _traced(fn: str, name: str, x: Any) -> Any:
     """An array that JAX can trace."""
     if isinstance(x, jax.Array | np.ndarray | np.generic):
         return jnp.asarray(x)
-    raise TypeError(f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__} beside arrays that JAX traces, "
-                    "expected all arrays in one library")
+    raise TypeError(
+        f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__} beside arrays that JAX traces, "
+        "expected all arrays in one library"
+    )
 
 
 def _fixed(fn: str, name: str, x: Any) -> Any:
     """The value of an option, which is a part of the compiled program."""
     if isinstance(x, jax.core.Tracer):
-        raise TypeError(f"{fn}: {name} is traced by JAX, expected numbers that are known when the function is "
-                        "compiled: pass them as static arguments")
+        raise TypeError(
+            f"{fn}: {name} is traced by JAX, expected numbers that are known when the function is "
+            "compiled: pass them as static arguments"
+        )
     if name in ("state_rows", "fresh") and x is not None:
-        raise TypeError(f"{fn}: {name} was given with arrays that JAX traces, expected None: "
-                        "take the states that sequences begin with yourself, as in state=pool[rows]")
+        raise TypeError(
+            f"{fn}: {name} was given with arrays that JAX traces, expected None: "
+            "take the states that sequences begin with yourself, as in state=pool[rows]"
+        )
     if name in NUMBERS and hasattr(x, "tolist"):
         x = x.tolist()
     if isinstance(x, list):
@@ -123,8 +129,9 @@ def _fixed(fn: str, name: str, x: Any) -> Any:
     try:
         hash(x)
     except TypeError:
-        raise TypeError(f"{fn}: {name} is {shown(x)}, expected a value that can be hashed, "
-                        "since it is a part of what JAX compiles") from None
+        raise TypeError(
+            f"{fn}: {name} is {shown(x)}, expected a value that can be hashed, since it is a part of what JAX compiles"
+        ) from None
     return x
 
 
@@ -162,8 +169,10 @@ def differentiable(signature: Signature) -> Operation:
 
     def fwd(*arrays: Any) -> Any:
         if dict(signature.options).get("overwrite_state"):
-            raise ValueError(f"{signature.spec.name}: overwrite_state=True was given to a call that JAX "
-                             "differentiates, expected False: its backward needs the state that would be overwritten")
+            raise ValueError(
+                f"{signature.spec.name}: overwrite_state=True was given to a call that JAX "
+                "differentiates, expected False: its backward needs the state that would be overwritten"
+            )
         program = program_of(signature, _abstract(arrays))
         found = saving(*arrays)
         count = len(program.results)
@@ -219,8 +228,10 @@ def once(signature: Signature, call: Operation) -> Operation:
         return call(*given)
 
     def fwd(*given: Any) -> Any:
-        raise NotImplementedError(f"{signature.spec.name}: a second derivative in JAX, expected first derivatives: "
-                                  "with backend='chunks' JAX differentiates array operations, any number of times")
+        raise NotImplementedError(
+            f"{signature.spec.name}: a second derivative in JAX, expected first derivatives: "
+            "with backend='chunks' JAX differentiates array operations, any number of times"
+        )
 
     function.defvjp(fwd, lambda residuals, d: ())
     return function
@@ -320,6 +331,7 @@ def _residuals(programs: tuple[Program, Program], rows: Sequence[Any], key: Any,
 
 def _in_turn(call: Operation, is_mapped: Sequence[bool], given: Sequence[Any]) -> tuple[Any, Any]:
     """The calls one after the other."""
+
     def one(rows: Sequence[Any]) -> Any:
         left = iter(rows)
         return call(*(next(left) if own else x for x, own in zip(given, is_mapped, strict=True)))

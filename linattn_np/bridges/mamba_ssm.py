@@ -98,8 +98,10 @@ def update(fn: str, given: Given) -> Tensor:
             continue
         one = one[(..., *(None,) * channels)]
         if not bool(((y == one) | (y.isnan() & one.isnan())).all()):
-            raise ValueError(f"{fn}: {name} has numbers of its own for each channel, expected one number of each head; "
-                             "Mamba-1 is not supported")
+            raise ValueError(
+                f"{fn}: {name} has numbers of its own for each channel, expected one number of each head; "
+                "Mamba-1 is not supported"
+            )
     token = {"x": x, "dt": of_head["dt"], "B": given["B"], "C": given["C"], "z": given["z"]}
     arrays = {n: y[:, None] for n, y in token.items() if y is not None}
     weights = {"A": of_head["A"], "D": given["D"], "dt_bias": of_head["dt_bias"]}
@@ -146,8 +148,10 @@ def mixer(fn: str, given: Given) -> tuple[int, int, int, int]:
     inner = given["D"].numel() if headdim is None else heads * headdim
     K, left = divmod(channels - inner, 2 * groups)
     if K < 0 or left or inner % max(heads, 1) or inner % groups:
-        raise ValueError(f"{fn}: conv1d_weight has {channels} channels, expected those of x, B and C: {inner} + "
-                         f"2 * {groups} * K, with H = {heads} and ngroups dividing {inner}")
+        raise ValueError(
+            f"{fn}: conv1d_weight has {channels} channels, expected those of x, B and C: {inner} + "
+            f"2 * {groups} * K, with H = {heads} and ngroups dividing {inner}"
+        )
     expect(fn, {"I": inner, "P": inner + channels + heads}, zxbcdt=(given["zxbcdt"], "B T P"),
            rmsnorm_weight=(given["rmsnorm_weight"], "I?"), outproj_weight=(given["outproj_weight"], "O I?"),
            outproj_bias=(given["outproj_bias"], "O?"))  # fmt: skip

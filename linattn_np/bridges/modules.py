@@ -73,8 +73,14 @@ normed = Piece(
 
 
 def rms_norm_gated(
-    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None = None, activation: str = "swish", *,
-    eps: float = 1e-6, **unsupported: Any,
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None = None,
+    activation: str = "swish",
+    *,
+    eps: float = 1e-6,
+    **unsupported: Any,
 ) -> Tensor:
     """FLA's function without residual and prenorm."""
     for name, given in ({"bias": bias} | unsupported).items():
@@ -92,8 +98,9 @@ class FusedRMSNormGated(nn.Module):
                  activation: str = "swish", device: Any = None, dtype: Any = None) -> None:  # fmt: skip
         super().__init__()
         if not is_word(activation, GATES):
-            raise ValueError(f"FusedRMSNormGated: activation is {shown(activation)}, expected one of "
-                             f"{', '.join(GATES)}")
+            raise ValueError(
+                f"FusedRMSNormGated: activation is {shown(activation)}, expected one of {', '.join(GATES)}"
+            )
         self.hidden_size, self.eps, self.activation = hidden_size, eps, activation
         weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype)) if elementwise_affine else None
         self.register_parameter("weight", weight)
@@ -106,9 +113,16 @@ class FusedRMSNormGated(nn.Module):
 
 
 def causal_conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False, activation: str | None = None,
-    *, cu_seqlens: Tensor | None = None, **unsupported: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    activation: str | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    **unsupported: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """FLA's function of x (B, T, D), weight (D, W), bias (D,) -> (y, the final state or None); cu_seqlens over one row.
 

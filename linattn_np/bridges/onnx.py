@@ -71,8 +71,9 @@ def linear_attention(
         _last(beta, "beta", (H, 1))
         given["beta"] = np.broadcast_to(beta, (B, T, H))
     if past_state is not None and past_state.shape != (B, H, K, V):
-        raise ValueError(f"LinearAttention: past_state has shape {past_state.shape}, expected (B, H, K, V) = "
-                         f"{(B, H, K, V)}")
+        raise ValueError(
+            f"LinearAttention: past_state has shape {past_state.shape}, expected (B, H, K, V) = {(B, H, K, V)}"
+        )
     out, state = RULES[rule][by_channel](q, k, v, **given, scale=scale or K**-0.5, chunk_size=chunk_size,
                                          state=past_state, return_state=True)  # fmt: skip
     dtype = (query if past_state is None else past_state).dtype
@@ -133,16 +134,21 @@ class CausalConvWithState(OpRun):
 
 
 def _attributes(
-    q_num_heads: int | None = None, kv_num_heads: int | None = None, update_rule: str = "gated_delta",
-    scale: float = 0.0, chunk_size: int = DEFAULT_CHUNK,
+    q_num_heads: int | None = None,
+    kv_num_heads: int | None = None,
+    update_rule: str = "gated_delta",
+    scale: float = 0.0,
+    chunk_size: int = DEFAULT_CHUNK,
 ) -> tuple[str, int, int, float, int | None]:
     """(update rule, Hq, H, scale, chunk size of the library), checked."""
     if not is_word(update_rule, RULES):
         raise ValueError(f"LinearAttention: update_rule is {shown(update_rule)}, expected one of {', '.join(RULES)}")
     Hq, H = (n if is_whole(n) and n is not None else 0 for n in (q_num_heads, kv_num_heads))
     if not H or not Hq or Hq % H:
-        raise ValueError(f"LinearAttention: q_num_heads is {shown(q_num_heads)} and kv_num_heads "
-                         f"{shown(kv_num_heads)}, expected numbers from 1 of which the second divides the first")
+        raise ValueError(
+            f"LinearAttention: q_num_heads is {shown(q_num_heads)} and kv_num_heads "
+            f"{shown(kv_num_heads)}, expected numbers from 1 of which the second divides the first"
+        )
     return update_rule, Hq, H, float(scale), None if chunk_size == DEFAULT_CHUNK else chunk_size
 
 
@@ -155,11 +161,15 @@ def _check_given(rule: str, arrays: Arrays) -> None:
             raise ValueError(f"LinearAttention: {name} has shape {x.shape}, expected three axes (B, T, heads width)")
         if name in ("decay", "beta") and (x is None) == (name in NEEDS[rule]):
             expected = "it to be given" if x is None else "None"
-            raise ValueError(f"LinearAttention: {name} is {'None' if x is None else 'given'} with update_rule "
-                             f"{rule!r}, expected {expected}")
+            raise ValueError(
+                f"LinearAttention: {name} is {'None' if x is None else 'given'} with update_rule "
+                f"{rule!r}, expected {expected}"
+            )
         if x is not None and name != "past_state" and x.shape[:2] != arrays["query"].shape[:2]:
-            raise ValueError(f"LinearAttention: {name} has shape {x.shape}, expected (B, T) = "
-                             f"{arrays['query'].shape[:2]} as in query")
+            raise ValueError(
+                f"LinearAttention: {name} has shape {x.shape}, expected (B, T) = "
+                f"{arrays['query'].shape[:2]} as in query"
+            )
 
 
 def _widths(arrays: Arrays, Hq: int, H: int) -> tuple[int, int]:
@@ -168,16 +178,19 @@ def _widths(arrays: Arrays, Hq: int, H: int) -> tuple[int, int]:
     for name, width in (("query", Hq * K), ("key", H * K), ("value", H * V)):
         if arrays[name].shape[2] != width:
             heads = Hq if name == "query" else H
-            raise ValueError(f"LinearAttention: {name} has shape {arrays[name].shape}, expected {heads} heads of one "
-                             f"width{' K = ' + str(K) if name == 'key' else ''}")
+            raise ValueError(
+                f"LinearAttention: {name} has shape {arrays[name].shape}, expected {heads} heads of one "
+                f"width{' K = ' + str(K) if name == 'key' else ''}"
+            )
     return K, V
 
 
 def _last(x: Any, name: str, widths: tuple[int, int]) -> int:
     """The last axis of decay or beta."""
     if x.shape[2] not in widths:
-        raise ValueError(f"LinearAttention: {name} has shape {x.shape}, expected a last axis of {widths[0]} or "
-                         f"{widths[1]}")
+        raise ValueError(
+            f"LinearAttention: {name} has shape {x.shape}, expected a last axis of {widths[0]} or {widths[1]}"
+        )
     return int(x.shape[2])
 
 

@@ -157,7 +157,7 @@ class Program:
     @property
     def residuals(self) -> tuple[Abstract, ...]:
         """What `backward` takes between the arrays and the cotangents."""
-        return (*(self.results[n] for n in self.saved_results), *self.saving_results[len(self.results):])
+        return (*(self.results[n] for n in self.saved_results), *self.saving_results[len(self.results) :])
 
     @property
     def saved_results(self) -> tuple[int, ...]:
@@ -239,7 +239,7 @@ class Program:
         results = [NOTHING] * len(self.results)
         for n, x in zip(saved.saved_results, rest, strict=False):
             results[n] = x.astype(self.results[n].dtype, copy=False)
-        pool = [*arrays, *results, *rest[len(saved.saved_results):]]
+        pool = [*arrays, *results, *rest[len(saved.saved_results) :]]
         variables, state, given_state, computed = rebuild(saved.structure, pool)
         call = saved.linearised.call._replace(variables=variables, state=state, given_state=given_state)
         return saved.linearised._replace(call=call, computed=computed)

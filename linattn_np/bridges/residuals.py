@@ -97,7 +97,7 @@ class Separation:
     @property
     def extras(self) -> list[np.ndarray]:
         """The arrays after the known ones, in C order."""
-        return self._pool[self._count:]
+        return self._pool[self._count :]
 
     def structure(self, x: Any, like: Any = None) -> Any:
         """x with a View in the place of each array.   Raises LookupError for what cannot be compared.

@@ -107,7 +107,7 @@ def _lead(call: Prepared) -> tuple[int, ...]:
 
 def _own(call: Prepared, S: np.ndarray | Abstract) -> tuple[int, ...]:
     """The axes of one state."""
-    return S.shape[len(_lead(call)):]
+    return S.shape[len(_lead(call)) :]
 
 
 def _end(call: Prepared, state: Any) -> Any:

@@ -38,7 +38,11 @@ def gated_norm(self: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
 
 
 def lightning_attention(
-    self: Any, hidden_states: Tensor, position_embeddings: Any, attention_mask: Tensor | None, cache: Any = None,
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: Any,
+    attention_mask: Tensor | None,
+    cache: Any = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """MiniMaxLightningAttention.forward: (output, state (B, H, K, V)); the cache has the state in the values' dtype."""
@@ -57,8 +61,17 @@ def lightning_attention(
 
 
 def mlstm(
-    self: Any, query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, c_initial: Tensor | None = None,
-    n_initial: Any = None, m_initial: Any = None, return_last_states: bool | None = None, mode: str | None = None,
+    self: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    igate: Tensor,
+    fgate: Tensor,
+    c_initial: Tensor | None = None,
+    n_initial: Any = None,
+    m_initial: Any = None,
+    return_last_states: bool | None = None,
+    mode: str | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
     """xLSTMBackend.forward of (B, H, T, D): (h, (C, n, m (B, H, 1))), any T in every mode.
 

@@ -118,8 +118,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
     if not spec.shares_states and sizes.letters.get("Hq", 0) > sizes.H:
         query, value = spec.change.query, spec.change.value
-        raise ValueError(f"{fn}: {query} has Hq = {sizes.Hq} heads and {value} H = {sizes.H}, "
-                         "expected Hq to divide H")
+        raise ValueError(f"{fn}: {query} has Hq = {sizes.Hq} heads and {value} H = {sizes.H}, expected Hq to divide H")
     sizes.letters.setdefault("K", 1)  # a variant without queries and keys
     if layout is not None:
         layout.add_sizes(sizes)
@@ -130,14 +129,27 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         if offsets is not None and not options.get("causal", True):
             raise ValueError(f"{fn}: return_states_at with cu_seqlens and causal=False, expected causal=True")
     if _is_doubtful(options, sizes, state):
-        warnings.warn(f"{fn}: {sizes.T} tokens of {sizes.H} heads in the layout (..., T, H, K): if the arrays are "
-                      "(..., H, T, K), pass layout='heads_first'", UserWarning, stacklevel=caller()[1])
+        warnings.warn(
+            f"{fn}: {sizes.T} tokens of {sizes.H} heads in the layout (..., T, H, K): if the arrays are "
+            "(..., H, T, K), pass layout='heads_first'",
+            UserWarning,
+            stacklevel=caller()[1],
+        )
     kept = (S for name, S in flatten("state", state).items() if name not in spec.counts)
     dtype = compute_dtype(xp, *entered.values(), *kept)
     plan = _plan(spec, xp, dtype, options, sizes, offsets)
     rows = _rows_of(spec, xp, options, sizes, state)
-    c = Variables(**entered, xp=xp, dtype=dtype, sizes=sizes, options=options, name=fn, sequences=plan.sequences,
-                  axes=axes, kernels=options["backend"] in (None, "cuda"))
+    c = Variables(
+        **entered,
+        xp=xp,
+        dtype=dtype,
+        sizes=sizes,
+        options=options,
+        name=fn,
+        sequences=plan.sequences,
+        axes=axes,
+        kernels=options["backend"] in (None, "cuda"),
+    )
     core_state, plan = _enter_state(spec, c, plan, state, rows)
     if options["overwrite_state"]:
         parts, begins = flatten("state", state), flatten("state", core_state) if spec.counts else {}
@@ -158,8 +170,15 @@ def _plan(
     if scale is None:
         scale = max(sizes.K, 1) ** -0.5 if spec.scaled else 1.0
     plan = CallPlan(
-        xp, dtype, scale, options.get("causal", True), options["chunk_size"], tuple(sequences(sizes.T, offsets)),
-        overwrite=options["overwrite_state"], precision=options["precision"], has_state=options["state"] is not None,
+        xp,
+        dtype,
+        scale,
+        options.get("causal", True),
+        options["chunk_size"],
+        tuple(sequences(sizes.T, offsets)),
+        overwrite=options["overwrite_state"],
+        precision=options["precision"],
+        has_state=options["state"] is not None,
         returns_state=options["return_state"] or options["overwrite_state"],
         states_at=None if options["return_states_at"] is None else tuple(options["return_states_at"]),
     )
@@ -175,8 +194,10 @@ def bind(
     """(arrays by name, options with defaults)."""
     fn, names = spec.name, list(spec.arrays)
     if len(arrays) > len(names):
-        raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {len(names)}: "
-                        f"{', '.join(names)}; options go by keyword")
+        raise TypeError(
+            f"{fn}: {len(arrays)} arrays were given by position, expected at most {len(names)}: "
+            f"{', '.join(names)}; options go by keyword"
+        )
     bound = dict(zip(names, arrays, strict=False))
     options = {**spec.options.defaults, **COMMON}
     for name, value in keywords.items():
@@ -206,8 +227,7 @@ def bind(
         from ..runtime.hints import backend
 
         word = f"{shown(options['backend'])}{backend(options['backend'])}"
-        raise ValueError(f"{fn}: backend is {word}, expected None or one of "
-                         f"{', '.join(map(repr, spec.core.BACKENDS))}")
+        raise ValueError(f"{fn}: backend is {word}, expected None or one of {', '.join(map(repr, spec.core.BACKENDS))}")
     if options["layout"] == "heads_first" and not shapes.head_axis(spec.arrays[spec.change.value].axes):
         options["layout"] = "time_first"  # there are no heads
     if options["overwrite_state"] and options["state"] is None:
@@ -331,16 +351,20 @@ def normalise(spec: VariantSpec, name: str, state: Any, options: Mapping[str, An
         raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__}, expected one array {shape}")
     if len(state) != len(kind._fields) or any(S is None for S in state):
         count = {2: "two", 3: "three"}.get(len(kind._fields), len(kind._fields))
-        raise TypeError(f"{spec.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
-                        f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}")
+        raise TypeError(
+            f"{spec.name}: {name} is a {type(state).__qualname__} of {len(state)}, "
+            f"expected {count} arrays ({', '.join(kind._fields)}) as a {kind.__name__}"
+        )
     return kind(*state)
 
 
 def _check_kind(spec: VariantSpec, state: Any, options: Mapping[str, Any]) -> None:
     """Raise TypeError for one array where the state has several; a variant with `pack` checks that itself."""
     if (kind := spec.state.type_of(options)) is not None and not isinstance(state, kind):
-        raise TypeError(f"{spec.name}: state is a {type(state).__qualname__}, expected ({', '.join(kind._fields)}) as "
-                        f"a {kind.__name__}")
+        raise TypeError(
+            f"{spec.name}: state is a {type(state).__qualname__}, expected ({', '.join(kind._fields)}) as "
+            f"a {kind.__name__}"
+        )
 
 
 def axes_of_states(spec: VariantSpec) -> Mapping[str, str]:

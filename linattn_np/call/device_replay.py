@@ -89,9 +89,7 @@ class Plan:
     own_state: the final state is the caller's own array, the one given as `state`.
     """
 
-    def __init__(
-        self, recorder: Recorder, given: list[Array], state: Any, results: tuple[Any, Any], own_state: bool
-    ):
+    def __init__(self, recorder: Recorder, given: list[Array], state: Any, results: tuple[Any, Any], own_state: bool):
         """state: the initial one. results: the public (out, state).   Raises LookupError if it cannot be replayed."""
         self.sequence, self._own_state = LaunchSequence(recorder, given), own_state
         self._launches: Callable[[list[int]], Any] = self.sequence.run
@@ -185,9 +183,7 @@ class StatesPlan:
         return plan
 
 
-def plan_of_states(
-    given: list[Array], recorder: Recorder, results: tuple[Any, ...]
-) -> Callable[..., Any] | None:
+def plan_of_states(given: list[Array], recorder: Recorder, results: tuple[Any, ...]) -> Callable[..., Any] | None:
     """The plan of a call with states at positions; results: the public (out, state, states). None without one."""
     if not recorder.launches:
         return None

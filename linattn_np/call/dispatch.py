@@ -51,8 +51,10 @@ def public(spec: VariantSpec, samples: Samples | None = None) -> Callable[[F], F
 
 def _signature(spec: VariantSpec) -> inspect.Signature:
     one, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, one, default=None if arg.optional else inspect.Parameter.empty)
-                  for name, arg in spec.arrays.items()]
+    parameters = [
+        inspect.Parameter(name, one, default=None if arg.optional else inspect.Parameter.empty)
+        for name, arg in spec.arrays.items()
+    ]
     options = {**spec.options.defaults, **COMMON}
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
 
@@ -242,7 +244,10 @@ def is_in_part(recorded: replay.Recorded) -> bool:
 
 
 def _with_states(
-    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any],
+    call: Prepared,
+    signature: replay.Signature | None,
+    arrays: tuple[Any, ...],
+    keywords: Mapping[str, Any],
     computed: Any,
 ) -> StatesResult:
     """The public result with states at positions; on NumPy arrays the checked call is recorded.

@@ -42,14 +42,15 @@ class Explanation:
         lines = [
             f"{self.function}: backend {self.backend} ({self.reason})",
             *(f"  not {name}: {why}" for name, why in self.others.items()),
-            f"  {self.form}" + (f", chunks of {self.chunk_size}" if self.chunk_size else "")
+            f"  {self.form}"
+            + (f", chunks of {self.chunk_size}" if self.chunk_size else "")
             + f", computed in {self.compute_dtype}",
             *([f"  {self.arrays}"] if self.arrays else []),
             *([f"  slow path: {self.slow}"] if self.slow else []),
             f"  {self.operations:,} operations ({self.operations_per_token:,.0f} a token and state)",
             f"  {self.bytes:,} bytes in and out",
-            "  repeated calls are " + (self.replay if self.replay.startswith("replayed") else
-                                       f"computed in full: {self.replay}"),
+            "  repeated calls are "
+            + (self.replay if self.replay.startswith("replayed") else f"computed in full: {self.replay}"),
         ]
         return "\n".join(lines)
 
@@ -90,9 +91,18 @@ def explain_call(spec: VariantSpec, arrays: tuple[Any, ...], options: dict[str, 
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
     moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     return Explanation(
-        spec.name, found.backend, reason, found.others, found.form, found.chunk_size,
-        dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)), round(found.operations), found.operations_per_token,
-        moved + _bytes_of_out(call), _replay(call, arrays, options), slow=slow,
+        spec.name,
+        found.backend,
+        reason,
+        found.others,
+        found.form,
+        found.chunk_size,
+        dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)),
+        round(found.operations),
+        found.operations_per_token,
+        moved + _bytes_of_out(call),
+        _replay(call, arrays, options),
+        slow=slow,
     )
 
 
@@ -165,6 +175,7 @@ def _remedy(call: Prepared, core: Any, x: Any, backend: str) -> str:
 
 def _like(xp: Any, x: Any, dtype: Any, widest: int | None = None) -> Any:
     """Inputs of a core with q, k and v in another dtype, of no more channels than so many: one number, broadcast."""
+
     def other(name: str, y: Any) -> Any:
         if not hasattr(y, "shape") or dtype_name(y) not in STORAGE:
             return y
@@ -185,7 +196,7 @@ def _bfloat16() -> Any:
 
 
 def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-    """"replayed", or why not."""
+    """ "replayed", or why not."""
     options = call.options
     if not replay.ENABLED:
         return "LINATTN_REPLAY is 0"

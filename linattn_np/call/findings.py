@@ -44,8 +44,10 @@ def enforce(call: Prepared) -> None:
     for finding in found:
         warnings.warn(f"{call.spec.name}: {finding}", UserWarning, stacklevel=caller()[1])
     if not call.options["return_state"] and _is_unpacked():
-        raise ValueError(f"{call.spec.name}: the result is unpacked into two names but is one array, the outputs; "
-                         "return_state=True returns (out, state)")
+        raise ValueError(
+            f"{call.spec.name}: the result is unpacked into two names but is one array, the outputs; "
+            "return_state=True returns (out, state)"
+        )
 
 
 def findings(call: Prepared) -> Iterator[Finding]:
@@ -94,15 +96,21 @@ def _ranges(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
         if limits is None or (name in spec.arrays and _is_raw(call, name)):
             continue
         wide = xp.reshape(accumulate(xp, x), (-1,))
-        for value, n, is_low in ((float(xp.min(wide)), int(xp.argmin(wide)), True),
-                                 (float(xp.max(wide)), int(xp.argmax(wide)), False)):
+        for value, n, is_low in (
+            (float(xp.min(wide)), int(xp.argmin(wide)), True),
+            (float(xp.max(wide)), int(xp.argmax(wide)), False),
+        ):
             if (value < limits[0]) if is_low else (value > limits[1]):
                 outside[name] = value, n, float(xp.min(wide)), float(xp.max(wide))
                 break
         bound = call.options.get("gate_lower_bound") if name == "g" else None
         if name not in outside and bound is not None and (low := float(xp.min(wide))) < bound * (1 + ROUNDING):
-            yield Finding(name, f"is {low:.4g} at {_place(call, name, x, int(xp.argmin(wide)))}, below "
-                                f"gate_lower_bound={bound:g}: CUDA kernels may compute its sequence twice", False)
+            yield Finding(
+                name,
+                f"is {low:.4g} at {_place(call, name, x, int(xp.argmin(wide)))}, below "
+                f"gate_lower_bound={bound:g}: CUDA kernels may compute its sequence twice",
+                False,
+            )
         if name in spec.arrays and name not in outside and limits[0] == -math.inf and float(xp.max(wide)) < FORGOTTEN:
             yield Finding(name, f"is below {FORGOTTEN:g} everywhere: each token forgets everything before it", False)
     names = [n for n in outside if n in ("g", "beta")]
@@ -165,8 +173,12 @@ def _normaliser(call: Prepared) -> Iterator[Finding]:
     for name in filter(None, (spec.change.query, spec.change.key)):
         x = getattr(call.variables, name)
         if x is not None and math.prod(x.shape) and float(xp.min(x)) < 0:
-            yield Finding(name, "has negative entries and feature_map is 'identity': normalize=True divides by q.z, "
-                          "which then passes through zero; feature_map='elu+1' keeps it positive", True)
+            yield Finding(
+                name,
+                "has negative entries and feature_map is 'identity': normalize=True divides by q.z, "
+                "which then passes through zero; feature_map='elu+1' keeps it positive",
+                True,
+            )
             return
 
 
@@ -182,8 +194,12 @@ def _lengths(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
             continue
         for axis, what in ((-3, "tokens"), (-2, "heads")):
             if _is_unit(xp, wide, axis, slack) and not _is_unit(xp, wide, -1, slack):
-                yield Finding(name, f"has length 1 along its {what}, expected along its channels, the last axis: "
-                                    f"{name} / norm({name}, axis=-1, keepdims=True)", True)
+                yield Finding(
+                    name,
+                    f"has length 1 along its {what}, expected along its channels, the last axis: "
+                    f"{name} / norm({name}, axis=-1, keepdims=True)",
+                    True,
+                )
 
 
 def _is_unit(xp: Namespace, x: Array, axis: int, slack: float) -> bool:
@@ -219,8 +235,12 @@ def _transposed(call: Prepared) -> Iterator[Finding]:
         steps = getattr(S, "strides", None)
         if name in ("state", "state.S") and steps and S.ndim > 1 and S.shape[-1] == S.shape[-2] > 1 and (
             0 < steps[-2] < steps[-1]):  # fmt: skip
-            yield Finding(name, f"is a transposed view {tuple(S.shape)}, whose memory is (..., V, K) if it is read as "
-                                "(..., K, V): a state of this library needs no transpose", False)
+            yield Finding(
+                name,
+                f"is a transposed view {tuple(S.shape)}, whose memory is (..., V, K) if it is read as "
+                "(..., K, V): a state of this library needs no transpose",
+                False,
+            )
 
 
 def _layout(call: Prepared) -> Iterator[Finding]:
@@ -228,16 +248,28 @@ def _layout(call: Prepared) -> Iterator[Finding]:
     T, H = sizes.T, sizes.letters.get("H", 0)
     has_state = options["return_state"] or call.given_state is not None
     if options["layout"] == "heads_first" and H > T > 1:
-        yield Finding(value, f"has {H} heads of {T} tokens in the layout (..., H, T, V): if it is (..., T, H, V), "
-                      "leave out layout='heads_first'", False)
+        yield Finding(
+            value,
+            f"has {H} heads of {T} tokens in the layout (..., H, T, V): if it is (..., T, H, V), "
+            "leave out layout='heads_first'",
+            False,
+        )
     if options["layout"] != "time_first":
         return
     if H > T > 1:
-        yield Finding(value, f"has {T} tokens of {H} heads in the layout (..., T, H, V): if it is (..., H, T, V), pass "
-                      "layout='heads_first'", False)
+        yield Finding(
+            value,
+            f"has {T} tokens of {H} heads in the layout (..., T, H, V): if it is (..., H, T, V), pass "
+            "layout='heads_first'",
+            False,
+        )
     elif not sizes.batch and sizes.ragged is None and T > 1 and has_state:
-        yield Finding(value, f"has no batch axis: its first axis, {T}, is read as time; one token of {T} sequences is "
-                      f"la.step(la.{call.spec.name}, ...)", False)
+        yield Finding(
+            value,
+            f"has no batch axis: its first axis, {T}, is read as time; one token of {T} sequences is "
+            f"la.step(la.{call.spec.name}, ...)",
+            False,
+        )
 
 
 def _interval(limits: Any) -> str:

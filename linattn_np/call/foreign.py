@@ -41,8 +41,13 @@ class Bridge(Protocol):
         ...
 
     def apply(
-        self, name: str, fn: Callable[..., Any], rule: Rule | None, names: tuple[str, ...],
-        keywords: Mapping[str, Any], /,
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        rule: Rule | None,
+        names: tuple[str, ...],
+        keywords: Mapping[str, Any],
+        /,
     ) -> Any:
         """fn(**keywords), differentiable by `rule` if there is one; names: of the arguments that have a gradient."""
         ...

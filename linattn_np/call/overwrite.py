@@ -27,8 +27,10 @@ def check_overwritten(
     """
     for name, S in theirs.items():
         if isinstance(S, np.generic):
-            raise TypeError(f"{fn}: {name} is a NumPy scalar, expected an array, also without axes: "
-                            "overwrite_state=True writes into it")
+            raise TypeError(
+                f"{fn}: {name} is a NumPy scalar, expected an array, also without axes: "
+                "overwrite_state=True writes into it"
+            )
         if not getattr(getattr(S, "dtype", None), "isnative", True):
             raise TypeError(f"{fn}: {name} is byte-swapped, expected this machine's byte order to be overwritten")
     for name, S in state.items():
@@ -50,8 +52,10 @@ def _check_count(fn: str, name: str, x: Any, plan: Any) -> None:
     if kind in EXACT and x.size:
         most = int(x.max()) + max((s.stop - s.start for s in plan.sequences), default=0)
         if most > EXACT[kind]:
-            raise ValueError(f"{fn}: {name} would be {most}, {kind} has all whole numbers up to {EXACT[kind]} only: "
-                             "expected int64 to be overwritten")
+            raise ValueError(
+                f"{fn}: {name} would be {most}, {kind} has all whole numbers up to {EXACT[kind]} only: "
+                "expected int64 to be overwritten"
+            )
 
 
 def _check_disjoint(fn: str, places: dict[str, Place | None]) -> None:
@@ -59,12 +63,15 @@ def _check_disjoint(fn: str, places: dict[str, Place | None]) -> None:
     known = {name: place for name, place in places.items() if place is not None}
     for name, place in known.items():
         if overlaps_itself(place):
-            raise ValueError(f"{fn}: {name} has elements that share memory (shape {place.shape}, strides "
-                             f"{place.strides} bytes), expected memory of its own for each with overwrite_state=True")
+            raise ValueError(
+                f"{fn}: {name} has elements that share memory (shape {place.shape}, strides "
+                f"{place.strides} bytes), expected memory of its own for each with overwrite_state=True"
+            )
     for (one, a), (other, b) in itertools.combinations(known.items(), 2):
         if overlap(a, b):
-            raise ValueError(f"{fn}: {one} and {other} share memory, expected memory of its own for each with "
-                             "overwrite_state=True")
+            raise ValueError(
+                f"{fn}: {one} and {other} share memory, expected memory of its own for each with overwrite_state=True"
+            )
 
 
 def overlaps(state: Any, arrays: list[Any]) -> bool:
@@ -80,5 +87,7 @@ def check_inputs_disjoint(fn: str, state: Mapping[str, Any], arrays: Mapping[str
             continue
         for other, x in arrays.items():
             if x is not None and overlap(place_of(S), place_of(x)):
-                raise ValueError(f"{fn}: {name} and {other} share memory, expected a state apart from the inputs with "
-                                 "overwrite_state=True")
+                raise ValueError(
+                    f"{fn}: {name} and {other} share memory, expected a state apart from the inputs with "
+                    "overwrite_state=True"
+                )

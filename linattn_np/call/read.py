@@ -114,7 +114,7 @@ def _check(core: Core, q: Array, given: dict[str, Array], layout: str) -> None:
     S, rank = given[name], len(letters)
     if S.ndim < rank:
         raise ValueError(f"read: {name} has shape {tuple(S.shape)}, expected {shapes.state_shape(axes[name])}")
-    own = map(int, S.shape[S.ndim - rank:])
+    own = map(int, S.shape[S.ndim - rank :])
     sizes = shapes.Sizes(batch=tuple(S.shape[: S.ndim - rank]), letters=dict(zip(letters, own, strict=True)))
     shapes.check_one("read", "q", q, "Hq T K" if layout == "heads_first" else "T Hq K", sizes)
     for part, each in axes.items():

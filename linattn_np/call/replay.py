@@ -234,9 +234,7 @@ def has_distinct_arrays(signature: Signature) -> bool:
 # plans of calls on NumPy arrays
 
 
-def compiled_plan(
-    call: Prepared, signature: Signature, names: tuple[str, ...], residuals: Any
-) -> Any:
+def compiled_plan(call: Prepared, signature: Signature, names: tuple[str, ...], residuals: Any) -> Any:
     """The plan that the core, or the variant, records: (arrays, state, pointers) -> (out, state).
 
     The change of variables is traced: its array calls become a part of the plan.

@@ -90,8 +90,10 @@ def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
         else:
             state = spec.state.unpack(c, dstate0) if spec.state.unpack else dstate0
         given, counts = flatten("state", call.given_state), spec.counts
-        each = [call.library.give_back(xp.zeros_like(S) if n in counts else cast(xp, d, S.dtype))
-                for d, (n, S) in zip(flatten("state", state).values(), given.items(), strict=True)]
+        each = [
+            call.library.give_back(xp.zeros_like(S) if n in counts else cast(xp, d, S.dtype))
+            for d, (n, S) in zip(flatten("state", state).values(), given.items(), strict=True)
+        ]
         state = unflatten(state, each)
     return gradients_of((*spec.arrays, "state"), *values, state)
 

@@ -81,8 +81,10 @@ class Flipped:
         for name in call.spec.arrays:
             if getattr(call.variables, name) is not None:
                 if is_of_pairs(axes[name]):
-                    raise ValueError(f"{call.spec.name}: {name} with reverse=True, expected no {name}: all arrays in "
-                                     "reverse order, this one on both axes of tokens, are the same call")
+                    raise ValueError(
+                        f"{call.spec.name}: {name} with reverse=True, expected no {name}: all arrays in "
+                        "reverse order, this one on both axes of tokens, are the same call"
+                    )
                 time = time_of(call, name)
                 self._axes[name] = None if time is None else time + heads_first * head_axis(axes[name])
         self._options = self._usual(call, dict(zip(call.spec.arrays, arrays, strict=False)) | dict(keywords), has_vjp)

@@ -120,8 +120,10 @@ def _with_backward(call: Prepared) -> Prepared:
     """The call with a plan for a forward that a backward follows.   Raises ValueError for a state in place."""
     spec = call.spec
     if call.options["overwrite_state"]:
-        raise ValueError(f"{spec.name}: overwrite_state=True was given to vjp, expected False: "
-                         "the pullback needs the state that would be overwritten")
+        raise ValueError(
+            f"{spec.name}: overwrite_state=True was given to vjp, expected False: "
+            "the pullback needs the state that would be overwritten"
+        )
     for name, instead in (("state_rows", "take the rows of the pool yourself, as in state=pool[rows]"),
                           ("fresh", "set the states of sequences that begin without one to zero")):  # fmt: skip
         if call.options[name] is not None:

@@ -9,8 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-UNREADABLE = (ValueError, EOFError, MemoryError, OverflowError, RecursionError, csv.Error, zlib.error,
-              zipfile.BadZipFile)
+UNREADABLE = (
+    ValueError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    csv.Error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
 MISSHAPEN = (AttributeError, IndexError, KeyError, TypeError)  # of values where JSON has other kinds or names
 
 

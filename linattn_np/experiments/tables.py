@@ -46,8 +46,13 @@ def markdown_table(table: TextTable) -> str:
     widths = [max(len(row[n]) for row in cells) for n in range(len(table.columns))]
 
     def line(row: Sequence[str]) -> str:
-        return "| " + " | ".join(x.ljust(w) if n < table.left else x.rjust(w)
-                                 for n, (x, w) in enumerate(zip(row, widths, strict=True))) + " |"
+        return (
+            "| "
+            + " | ".join(
+                x.ljust(w) if n < table.left else x.rjust(w) for n, (x, w) in enumerate(zip(row, widths, strict=True))
+            )
+            + " |"
+        )
 
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
     return "\n".join([f"**{table.title}**", "", line(table.columns), rule, *map(line, table.rows), ""])

@@ -15,7 +15,11 @@ Result = TypeVar("Result")
 
 
 def run_jobs(
-    work: Callable[[Job], Result], jobs: Sequence[Job], cost: Callable[[Job], int], processes: int, label: str,
+    work: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    cost: Callable[[Job], int],
+    processes: int,
+    label: str,
     tokens: Callable[[Job], int] | None = None,
 ) -> list[tuple[Job, Result]]:
     """Each job with its result, in the order of `jobs`; `work` must be a module-level function.

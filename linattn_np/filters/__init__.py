@@ -63,9 +63,7 @@ def nlms(x: Any, d: Any, mu: Any = 1.0, *, eps: float = 0.0, state: Any = None, 
     return NLMS((x, d, mu), {"eps": eps, "state": state, **options})
 
 
-def rls(
-    x: Any, d: Any, forgetting: Any = 1.0, *, delta: float = 1.0, state: Any = None, **options: Any
-) -> Filtered:
+def rls(x: Any, d: Any, forgetting: Any = 1.0, *, delta: float = 1.0, state: Any = None, **options: Any) -> Filtered:
     """Recursive least squares: the weights are the least-squares fit of all tokens so far, old ones forgotten.
 
         Z_t = lambda_t Z_{t-1} + x_t^T x_t,   S_t = lambda_t S_{t-1} + x_t^T d_t,   r_t = lambda_t r_{t-1}, r_0 = delta

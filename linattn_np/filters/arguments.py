@@ -80,9 +80,7 @@ class Filter(NamedTuple):
         """One token, without T."""
         return self(arrays, keywords, is_token=True)
 
-    def step_vjp(
-        self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
-    ) -> tuple[Filtered, Callable[..., Any]]:
+    def step_vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Filtered, Callable[..., Any]]:
         """One token, without T, and its pullback."""
         return self.vjp(arrays, keywords, is_token=True)
 
@@ -99,9 +97,7 @@ class Filter(NamedTuple):
         found, pull = self.compute(s, True)
         assert pull is not None
 
-        def pullback(
-            dprediction: Any = None, derror: Any = None, dweights: Any = None, dstate: Any = None
-        ) -> Any:
+        def pullback(dprediction: Any = None, derror: Any = None, dweights: Any = None, dstate: Any = None) -> Any:
             """Gradients of x, d, the rate if it is an array, and the state."""
             return self._gradients(s, pull(cotangents(s, found, (dprediction, derror, dweights, dstate))))
 
@@ -205,8 +201,10 @@ def check_shapes(fn: str, arrays: Mapping[str, Any], rate: str, is_token: bool) 
     x, d, least = arrays["x"], arrays["d"], 1 if is_token else 2
     if x.ndim < least or d.ndim < least or tuple(d.shape[:-1]) != tuple(x.shape[:-1]):
         expected = "(..., K) and (..., V)" if is_token else "(..., T, K) and (..., T, V)"
-        raise ValueError(f"{fn}: x has shape {tuple(x.shape)} and d {tuple(d.shape)}, expected {expected}"
-                         + _missing_axes(x, d, is_token))
+        raise ValueError(
+            f"{fn}: x has shape {tuple(x.shape)} and d {tuple(d.shape)}, expected {expected}"
+            + _missing_axes(x, d, is_token)
+        )
     lead, T, K, V = x.shape[: x.ndim - least], () if is_token else x.shape[-2:-1], x.shape[-1], d.shape[-1]
     wanted = {"state": (*lead, K, V), "state.S": (*lead, K, V), "state.Z": (*lead, K, K), "state.ridge": tuple(lead),
               rate: (*lead, *T)}  # fmt: skip
@@ -237,8 +235,9 @@ def cotangents(s: Signals, like: Filtered, given: tuple[Any, ...]) -> Filtered:
         is_signal = s.is_token and name in ("dprediction", "derror")
         result = result[..., 0, :] if is_signal else result
         if isinstance(result, tuple):
-            return type(result)(*(one(f"{name}.{n}", *each) for n, *each in
-                                  zip(result._fields, y, result, strict=True)))  # type: ignore[attr-defined]
+            return type(result)(
+                *(one(f"{name}.{n}", *each) for n, *each in zip(result._fields, y, result, strict=True))
+            )  # type: ignore[attr-defined]
         found = enter(s.fn, {name: y}, s.library)[1][name]
         if tuple(found.shape) != tuple(result.shape):
             raise ValueError(f"{s.fn}: {name} has shape {tuple(found.shape)}, expected {tuple(result.shape)}")

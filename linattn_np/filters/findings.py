@@ -21,8 +21,9 @@ def check(own: Filter, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> 
         found += _of_rates(s, own.rate)
     *_, T, K = s.x.shape
     if K > T > 1:
-        found.append(Finding("x", f"has {T} tokens of {K} inputs: if time is its last axis, pass x.swapaxes(-1, -2)",
-                             False))
+        found.append(
+            Finding("x", f"has {T} tokens of {K} inputs: if time is its last axis, pass x.swapaxes(-1, -2)", False)
+        )
     return found
 
 
@@ -41,8 +42,12 @@ def _of_rates(s: Signals, name: str) -> Iterator[Finding]:
     largest = float(xp.max(s.rate))
     if s.fn == "rls":
         if (tokens := 1 / (1 - largest) if largest < 1 else K) < K:
-            yield Finding(name, f"is at most {largest:.4g}: it remembers {tokens:.3g} tokens, fewer than the {K} "
-                                "inputs that the weights are fitted to", False)
+            yield Finding(
+                name,
+                f"is at most {largest:.4g}: it remembers {tokens:.3g} tokens, fewer than the {K} "
+                "inputs that the weights are fitted to",
+                False,
+            )
         return
     if largest == 0:
         yield Finding(name, "is 0 everywhere: nothing is learned", False)

@@ -53,7 +53,7 @@ def cut(y: Array | None, block: Block) -> Array | None:
     """The block's part of a core-layout array (..., G, R, a, b); an array without batch axes is shared."""
     if y is None or block is WHOLE:
         return y
-    batch = block.batch[len(block.batch) - (y.ndim - 4):] if y.ndim > 4 else ()
+    batch = block.batch[len(block.batch) - (y.ndim - 4) :] if y.ndim > 4 else ()
     return y[(*batch, block.groups, ...)]
 
 

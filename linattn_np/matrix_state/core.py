@@ -131,11 +131,23 @@ def _recurrent(call: Call) -> tuple[str, int | None]:
 
 REFERENCE = Backend("reference", DEFINITION, _reference_unsupported, _recurrent)
 CHUNKS = Backend("chunks", ARRAY, lambda call: None, lambda call: ARRAY.form(call), forced=policy.in_chunks)
-NUMBA = Backend("numba", CPU, _numba_unsupported, lambda call: CPU.form(call), lambda call: CPU.handles(call),
-                describe=lambda call: CPU.describe(call))
-CUDA = Backend("cuda", CUDA_MODULE, _cuda_unsupported, lambda call: CUDA_MODULE.form(call),
-               lambda call: CUDA_MODULE.handles(call), describe=lambda call: CUDA_MODULE.describe(call),
-               gradients=lambda call: CUDA_MODULE.gradients_by_array_calls(call))
+NUMBA = Backend(
+    "numba",
+    CPU,
+    _numba_unsupported,
+    lambda call: CPU.form(call),
+    lambda call: CPU.handles(call),
+    describe=lambda call: CPU.describe(call),
+)
+CUDA = Backend(
+    "cuda",
+    CUDA_MODULE,
+    _cuda_unsupported,
+    lambda call: CUDA_MODULE.form(call),
+    lambda call: CUDA_MODULE.handles(call),
+    describe=lambda call: CUDA_MODULE.describe(call),
+    gradients=lambda call: CUDA_MODULE.gradients_by_array_calls(call),
+)
 
 
 class Choice(NamedTuple):
@@ -153,9 +165,7 @@ def candidates(plan: Plan) -> list[Backend]:
     return [CUDA, NUMBA, *slow]
 
 
-def choose(
-    fn: str, x: Inputs, plan: Plan, wanted: str | None, among: Sequence[Backend] | None = None
-) -> Backend:
+def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None, among: Sequence[Backend] | None = None) -> Backend:
     """The backend `wanted`, else the first that supports the call; among: in order of preference, all by default.
 
     Raises ValueError for an unknown name, or with the reason if the wanted backend does not support the call.
@@ -197,7 +207,11 @@ def explain(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
 
 
 def explain_memories(
-    fn: str, memories: Sequence[Inputs], plan: Plan, wanted: str | None, words: str = "",
+    fn: str,
+    memories: Sequence[Inputs],
+    plan: Plan,
+    wanted: str | None,
+    words: str = "",
     forms: Sequence[tuple[str, int | None]] = (),
 ) -> Explained:
     """Backend and operations of a call with several memories, that of values last.

@@ -97,7 +97,7 @@ class TokenBuffer:
         *lead, _, H, _ = self.shape
         each = H // max(G, 1)
         heads = slice(block.groups.start * each, block.groups.stop * each)
-        view = self.whole[(*block.batch[len(block.batch) - len(lead):], ..., heads, slice(None))]
+        view = self.whole[(*block.batch[len(block.batch) - len(lead) :], ..., heads, slice(None))]
         part = TokenBuffer(self.xp, tuple(view.shape), self.dtype, self.where)
         part.whole = view
         self.parts.append(part)

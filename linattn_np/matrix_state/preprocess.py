@@ -253,7 +253,7 @@ def _first_position(run: Run, module: Any, x: Inputs, plan: Plan, state: Array |
         first = first[:1, ...] if plan.is_ragged else xp.expand_dims(first, axis=-4)
         at = first if at is None else xp.concat([first, at], axis=-4)
     else:
-        at = xp.zeros((*end.shape[(1 if plan.is_ragged else 0):-3], 0, *end.shape[-3:]), dtype=end.dtype)
+        at = xp.zeros((*end.shape[(1 if plan.is_ragged else 0) : -3], 0, *end.shape[-3:]), dtype=end.dtype)
     return out, StatesAt(end, at), (plan, rest)
 
 

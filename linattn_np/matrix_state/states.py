@@ -25,14 +25,18 @@ def end_shape(plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tupl
 def readable(state: Any) -> Any:
     """A state for `la.read`: an array, or (S, z) or (S, n, m) as their named tuple.   Raises TypeError for others."""
     if isinstance(state, SolvedState):
-        raise TypeError("read: state is a SolvedState, expected one that is read without a ridge: call mesa_net with "
-                        "beta = 0 and g = 0")
+        raise TypeError(
+            "read: state is a SolvedState, expected one that is read without a ridge: call mesa_net with "
+            "beta = 0 and g = 0"
+        )
     if not isinstance(state, tuple):
         return state
     kind = {2: NormalisedState, 3: StabilisedState}.get(len(state))
     if kind is None or any(S is None for S in state):
-        raise TypeError(f"read: state is a {type(state).__qualname__} of {len(state)}, "
-                        "expected an array or two arrays (S, z) as a NormalisedState")
+        raise TypeError(
+            f"read: state is a {type(state).__qualname__} of {len(state)}, "
+            "expected an array or two arrays (S, z) as a NormalisedState"
+        )
     return kind(*state)
 
 

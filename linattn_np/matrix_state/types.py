@@ -95,7 +95,13 @@ class BoundedState(NamedTuple):
 
 
 PARTS = {  # axes of the parts of a state
-    "S": "H K V", "z": "H K", "n": "H K", "m": "H", "Z": "H K K", "W": "H K M", "N": "H M",
+    "S": "H K V",
+    "z": "H K",
+    "n": "H K",
+    "m": "H",
+    "Z": "H K K",
+    "W": "H K M",
+    "N": "H M",
 }
 
 

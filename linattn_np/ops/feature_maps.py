@@ -230,8 +230,9 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
     "silu": (lambda x: silu(_xp(x), x), lambda x, dphi: silu_vjp(_xp(x), x, dphi)),
     "exp": (exp, exp_vjp),
     "t2r": (relu, relu_vjp),  # of an applied projection
-    "hedgehog": _by_rows(lambda x: learned_maps.softmax_pair(_xp(x), x),
-                         lambda x, dphi: learned_maps.softmax_pair_vjp(_xp(x), x, dphi)),
+    "hedgehog": _by_rows(
+        lambda x: learned_maps.softmax_pair(_xp(x), x), lambda x, dphi: learned_maps.softmax_pair_vjp(_xp(x), x, dphi)
+    ),
     "dpfp": dpfp(),
     "taylor": taylor(),
     "rebased": rebased(),
@@ -253,5 +254,7 @@ def _one(fn: str, spec: Any) -> FeatureMap:
         return FEATURE_MAPS[spec]
     if isinstance(spec, tuple | list) and len(spec) == 2 and all(map(callable, spec)):
         return spec[0], spec[1]
-    raise ValueError(f"{fn}: feature_map is {shown(spec)}, expected one of {', '.join(map(repr, FEATURE_MAPS))}, "
-                     "a pair (f, f_vjp) of functions, or two of those for q and k")
+    raise ValueError(
+        f"{fn}: feature_map is {shown(spec)}, expected one of {', '.join(map(repr, FEATURE_MAPS))}, "
+        "a pair (f, f_vjp) of functions, or two of those for q and k"
+    )

@@ -1,7 +1,7 @@
 """RMS norm with an output gate, before or after it, each with its transpose.
 
-    gate after:   y = norm(x) weight act(gate)          FLA's FusedRMSNormGated, Gated DeltaNet, KDA
-    gate before:  y = norm(x act(gate)) weight          Mamba-2; the norm of groups of channels
+gate after:   y = norm(x) weight act(gate)          FLA's FusedRMSNormGated, Gated DeltaNet, KDA
+gate before:  y = norm(x act(gate)) weight          Mamba-2; the norm of groups of channels
 """
 
 from __future__ import annotations

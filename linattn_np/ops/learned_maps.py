@@ -1,7 +1,7 @@
 """Feature maps of a learned projection y = x W + b, with gradients of W and b too: T2R and Hedgehog.
 
-    T2R       phi = relu(y)                          Kasai et al., arXiv 2103.13076
-    Hedgehog  phi = [softmax(y), softmax(-y)]        Zhang et al., arXiv 2402.04347; over the features, not the tokens
+T2R       phi = relu(y)                          Kasai et al., arXiv 2103.13076
+Hedgehog  phi = [softmax(y), softmax(-y)]        Zhang et al., arXiv 2402.04347; over the features, not the tokens
 """
 
 from __future__ import annotations

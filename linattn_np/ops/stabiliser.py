@@ -143,9 +143,7 @@ def delayed(xp: Namespace, m: Array, m_0: Array) -> Array:
     return xp.concat([first, m[..., :-1, :]], axis=-2)
 
 
-def last_maximum_vjp(
-    xp: Namespace, a: Array, b: Array, m: Array, m_0: Array, dm: Array
-) -> tuple[Array, Array, Array]:
+def last_maximum_vjp(xp: Namespace, a: Array, b: Array, m: Array, m_0: Array, dm: Array) -> tuple[Array, Array, Array]:
     """(da, db, dm_0) from the gradient dm (..., H) of m_T: it flows to the b_j, or m_0, that attains the maximum, and
     to a_t for t > j. For equal sides of a maximum, m_{t-1} is taken.
     """

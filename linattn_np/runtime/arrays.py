@@ -47,9 +47,7 @@ def _name(dtype: Any) -> str:
     return str(dtype).rsplit(".", 1)[-1]
 
 
-def enter(
-    fn: str, arrays: Mapping[str, Array], beside: Library | None = None
-) -> tuple[Library, dict[str, Array]]:
+def enter(fn: str, arrays: Mapping[str, Array], beside: Library | None = None) -> tuple[Library, dict[str, Array]]:
     """The library that all `arrays` share, and the arrays ready for it (None stays None).
 
     beside: the library of the call that the arrays belong to, if they come later.
@@ -70,11 +68,15 @@ def enter(
             kind = type(x) if own.name == "cupy" and entered[name] is x else None
         first = first or own
         if own.name != first.name:
-            raise TypeError(f"{fn}: {name} is an array of {own.name} and {first.anchor} of {first.name}, "
-                            "expected all arrays in one library")
+            raise TypeError(
+                f"{fn}: {name} is an array of {own.name} and {first.anchor} of {first.name}, "
+                "expected all arrays in one library"
+            )
         if own.device != first.device and own.device is not None and first.device is not None:
-            raise TypeError(f"{fn}: {name} is on device {own.device} and {first.anchor} on {first.device}, "
-                            "expected all arrays on one device")
+            raise TypeError(
+                f"{fn}: {name} is on device {own.device} and {first.anchor} on {first.device}, "
+                "expected all arrays on one device"
+            )
     if first is None:
         raise TypeError(f"{fn}: no array was given")
     return first, entered
@@ -97,8 +99,10 @@ def _through_dlpack(fn: str, name: str, x: Any) -> tuple[Array, Library]:
     if not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
         from .hints import conversion
 
-        raise TypeError(f"{fn}: {name} is a {type(x).__qualname__}, expected an array "
-                        f"(NumPy, CuPy, PyTorch, JAX, or anything with __dlpack__){conversion(name, x)}")
+        raise TypeError(
+            f"{fn}: {name} is a {type(x).__qualname__}, expected an array "
+            f"(NumPy, CuPy, PyTorch, JAX, or anything with __dlpack__){conversion(name, x)}"
+        )
     kind = int(x.__dlpack_device__()[0])
     if kind == CPU:
         view = np.from_dlpack(x)
@@ -267,7 +271,5 @@ def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:
     if x.shape == shape:
         return x
     extra = x.ndim - len(shape)
-    axes = tuple(range(extra)) + tuple(
-        i + extra for i, n in enumerate(shape) if n == 1 and x.shape[i + extra] != 1
-    )
+    axes = tuple(range(extra)) + tuple(i + extra for i, n in enumerate(shape) if n == 1 and x.shape[i + extra] != 1)
     return xp.reshape(xp.sum(x, axis=axes, keepdims=True), shape)

@@ -43,8 +43,11 @@ def file_of(kind: str, name: str) -> Path | None:
         return None
     if open_to_others is None:
         return where / name
-    warnings.warn(f"linattn_np: machine code is not stored in {where}: others can write to {open_to_others} "
-                  "(chmod go-w, or choose a folder of your own by LINATTN_CACHE_DIR)", stacklevel=caller()[1])
+    warnings.warn(
+        f"linattn_np: machine code is not stored in {where}: others can write to {open_to_others} "
+        "(chmod go-w, or choose a folder of your own by LINATTN_CACHE_DIR)",
+        stacklevel=caller()[1],
+    )
     return None
 
 

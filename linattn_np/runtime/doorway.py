@@ -42,8 +42,9 @@ def expect(
         if where is None:
             where = name, getattr(x, "device", "cpu")
         elif getattr(x, "device", "cpu") != where[1]:
-            raise TypeError(f"{fn}: {name} is on device {x.device} and {where[0]} on {where[1]}, expected all arrays "
-                            "on one device")
+            raise TypeError(
+                f"{fn}: {name} is on device {x.device} and {where[0]} on {where[1]}, expected all arrays on one device"
+            )
         _bind(fn, name, tuple(x.shape), axes.removesuffix("?"), sizes)
     return sizes
 

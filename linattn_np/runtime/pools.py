@@ -45,8 +45,10 @@ def check_rows(
         if rows is not None and S.ndim != len(letters) + 1:
             raise ValueError(f"{fn}: {name} has shape {tuple(S.shape)}, expected a pool {state_shape(axes, 'P')}")
         if rows is None and (S.ndim != len(batch) + len(letters) or tuple(S.shape[: len(batch)]) != batch):
-            raise ValueError(f"{fn}: {name} has shape {tuple(S.shape)}, expected a state for each sequence: "
-                             f"{state_shape(axes, ', '.join(map(str, batch)) or '...')}")
+            raise ValueError(
+                f"{fn}: {name} has shape {tuple(S.shape)}, expected a state for each sequence: "
+                f"{state_shape(axes, ', '.join(map(str, batch)) or '...')}"
+            )
     one = next(iter(states.values()))[0]
     at, has_all = (None, True) if rows is None else _rows(fn, xp, rows, batch, one)
     new, has_some = (None, False) if fresh is None else _fresh(fn, xp, fresh, batch, one)
@@ -67,8 +69,10 @@ def _rows(fn: str, xp: Namespace, rows: Any, batch: tuple[int, ...], pool: Array
     if any(not isinstance(n, Integral) or isinstance(n, bool) for n in flat):
         raise TypeError(f"{fn}: state_rows is {shown(rows)}, expected integers")
     if any(not NO_ROW <= n < P for n in flat):
-        raise ValueError(f"{fn}: state_rows is {flat}, expected rows of a pool of {P}: from 0 to {P - 1}, or {NO_ROW} "
-                         "for a sequence without a row")
+        raise ValueError(
+            f"{fn}: state_rows is {flat}, expected rows of a pool of {P}: from 0 to {P - 1}, or {NO_ROW} "
+            "for a sequence without a row"
+        )
     owned = [int(n) for n in flat if n != NO_ROW]
     if len(set(owned)) < len(owned):
         raise ValueError(f"{fn}: state_rows is {flat}, expected no row twice")

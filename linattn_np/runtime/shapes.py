@@ -157,7 +157,7 @@ def _bind(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
         batch = sizes.batch if on_tokens else ()
         if len(shape) != len(batch) + len(letters) or shape[: len(batch)] != batch:
             continue
-        tail = shape[len(batch):]
+        tail = shape[len(batch) :]
         for letter, n in zip(letters, tail, strict=True):
             if bound.get(letter, n) != n:
                 break
@@ -166,8 +166,10 @@ def _bind(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
             return
     from .hints import channels
 
-    raise ValueError(f"{fn}: {name} has shape {shape}, expected {expected(axes, sizes)}"
-                     f"{channels(fn, name, shape, axes, len(sizes.batch))}")
+    raise ValueError(
+        f"{fn}: {name} has shape {shape}, expected {expected(axes, sizes)}"
+        f"{channels(fn, name, shape, axes, len(sizes.batch))}"
+    )
 
 
 def expected(axes: str, sizes: Sizes) -> str:
@@ -195,8 +197,9 @@ def _check_heads(fn: str, sizes: Sizes) -> None:
     if Hq != H and (min(Hq, H) == 0 or max(Hq, H) % min(Hq, H)):
         raise ValueError(f"{fn}: queries have Hq = {Hq} heads and values H = {H}, expected one to divide the other")
     if len({H, Hk, Hq}) == 3:
-        raise ValueError(f"{fn}: queries have {Hq} heads, keys {Hk} and values {H}, "
-                         "expected at most two different numbers of heads")
+        raise ValueError(
+            f"{fn}: queries have {Hq} heads, keys {Hk} and values {H}, expected at most two different numbers of heads"
+        )
 
 
 def check_state(
@@ -215,7 +218,7 @@ def check_state(
     elif dtype_name(state) not in STORAGE or dtype_name(state) in NARROW:
         raise TypeError(f"{fn}: {name} has dtype {dtype_name(state)}, expected float32 or float64")
     letters = axes.split()
-    for letter, n in zip(letters, state.shape[-len(letters):], strict=False):
+    for letter, n in zip(letters, state.shape[-len(letters) :], strict=False):
         sizes.letters.setdefault(letter, int(n))
     lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
     names = (["B"] if len(lead) == 1 else [f"B{i + 1}" for i in range(len(lead))]) if sizes.ragged is None else ["N"]
@@ -223,8 +226,10 @@ def check_state(
         lead, names = (int(state.shape[0]),), ["P"]
     want = lead + tuple(sizes.letters[letter] for letter in letters)
     if tuple(state.shape) != want:
-        raise ValueError(f"{fn}: {name} has shape {tuple(state.shape)}, "
-                         f"expected {_tuple(names + letters)} = {_tuple([str(n) for n in want])}")
+        raise ValueError(
+            f"{fn}: {name} has shape {tuple(state.shape)}, "
+            f"expected {_tuple(names + letters)} = {_tuple([str(n) for n in want])}"
+        )
 
 
 def check_counts(fn: str, name: str, x: Array) -> None:
@@ -249,8 +254,9 @@ def state_shape(axes: str, lead: str = "...") -> str:
 def check_plain(fn: str, name: str, x: Any) -> None:
     """Raise TypeError for a masked array."""
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__}, expected a plain array of "
-                        "integers")
+        raise TypeError(
+            f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__}, expected a plain array of integers"
+        )
 
 
 def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
@@ -294,8 +300,9 @@ def check_positions(fn: str, given: Any, T: int) -> list[int]:
         raise TypeError(f"{fn}: return_states_at is {shown(values)}, expected a whole number from 1, or positions")
     values = [int(n) for n in values]
     if any(n > T for n in values) or any(b <= a for a, b in itertools.pairwise(values)):
-        raise ValueError(f"{fn}: return_states_at is {shown(values)}, expected positions from 0 to T = {T} in "
-                         "increasing order")
+        raise ValueError(
+            f"{fn}: return_states_at is {shown(values)}, expected positions from 0 to T = {T} in increasing order"
+        )
     return values
 
 

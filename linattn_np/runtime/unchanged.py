@@ -25,8 +25,10 @@ def check_unchanged(fn: str, marks: Marks) -> None:
     """Raise RuntimeError if a sample of an input has changed."""
     for name, x, before in marks:
         if _sample(x) != before:
-            raise RuntimeError(f"{fn}: {name} was changed in place after vjp, expected the inputs of vjp to stay as "
-                               "they are until the last pullback, which reads them again: give vjp a copy")
+            raise RuntimeError(
+                f"{fn}: {name} was changed in place after vjp, expected the inputs of vjp to stay as "
+                "they are until the last pullback, which reads them again: give vjp a copy"
+            )
 
 
 def _sample(x: np.ndarray) -> bytes:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import sys
 
-LIBRARIES = ("numpy", "array-api-compat", "ml-dtypes", "numba", "llvmlite", "cupy-cuda12x", "cupy-cuda13x", "torch",
-             "jax",
-             "dask", "array-api-strict")
+LIBRARIES = (
+    "numpy",
+    "array-api-compat",
+    "ml-dtypes",
+    "numba",
+    "llvmlite",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "torch",
+    "jax",
+    "dask",
+    "array-api-strict",
+)
 
 
 def versions() -> dict[str, str]:

@@ -44,8 +44,12 @@ class Softmax(states.GivesStates, Core):
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
         """The plan of a call, with window and normalize."""
-        own = {"window": options.get("window"), "normalize": options.get("normalize", True),
-               "strict": not options.get("attend_current", True), "slots": slots_of(options["state"])}
+        own = {
+            "window": options.get("window"),
+            "normalize": options.get("normalize", True),
+            "strict": not options.get("attend_current", True),
+            "slots": slots_of(options["state"]),
+        }
         return Plan(**plan._asdict() | own)
 
     def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
@@ -88,8 +92,11 @@ class Softmax(states.GivesStates, Core):
             d = calls.backward(plan, x, state, (out, logs), dout)
         elif backend == "cuda":
             kernels = kernels_of(x, plan)
-            d = (kernels.backward(plan, x, out, logs, dout), None) if state is None else \
-                kernels.backward_of_cache(plan, x, state, out, logs, dout)
+            d = (
+                (kernels.backward(plan, x, out, logs, dout), None)
+                if state is None
+                else kernels.backward_of_cache(plan, x, state, out, logs, dout)
+            )
         else:
             d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout)
         return d if dstate is None else states.with_state(plan, x, state, dstate, d)

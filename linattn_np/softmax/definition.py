@@ -1,13 +1,13 @@
 """The definition, one query after the other, and its transpose.
 
-    z_ij = scale q_i . k_j + sum_{j < s <= i} g_s        for the keys j that query i reads: those of the cache too
-    l_i = log(e^{sink} + sum_j e^{z_ij})                 0 if `normalize` is false
-    p_ij = e^{z_ij - l_i},   out_i = sum_j p_ij v_j
+z_ij = scale q_i . k_j + sum_{j < s <= i} g_s        for the keys j that query i reads: those of the cache too
+l_i = log(e^{sink} + sum_j e^{z_ij})                 0 if `normalize` is false
+p_ij = e^{z_ij - l_i},   out_i = sum_j p_ij v_j
 
-    dv_j = sum_i p_ij dout_i
-    dz_ij = p_ij (dout_i . v_j - dout_i . out_i)         without the second term if `normalize` is false
-    dq_i = scale sum_j dz_ij k_j,   dk_j = scale sum_i dz_ij q_i,   dsink = -sum_i e^{sink - l_i} dout_i . out_i
-    dg_s = sum_{j < s <= i} dz_ij
+dv_j = sum_i p_ij dout_i
+dz_ij = p_ij (dout_i . v_j - dout_i . out_i)         without the second term if `normalize` is false
+dq_i = scale sum_j dz_ij k_j,   dk_j = scale sum_i dz_ij q_i,   dsink = -sum_i e^{sink - l_i} dout_i . out_i
+dg_s = sum_{j < s <= i} dz_ij
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ def one_thread():
 
 def brought(case, arrays, batch=1, heads=1):
     """The arrays in blocks: along batch, time and heads."""
+
     def one(name, x):
         if not hasattr(x, "shape"):
             return x
@@ -126,8 +127,9 @@ def test_groups_of_heads_stay_together(Hq, Hk, H):
     check(call(RULE, brought(RULE, arrays), state=state_of(state)), call(RULE, arrays, state=state))
 
 
-@pytest.mark.parametrize("options", [{"reverse": True}, {"chunk_size": 4}, {"qk_l2norm": True}, {"num_threads": 2}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options", [{"reverse": True}, {"chunk_size": 4}, {"qk_l2norm": True}, {"num_threads": 2}], ids=str
+)
 def test_options(options):
     arrays, state = draw(RULE, dtype=np.float32)
     expected = call(RULE, arrays, state=state, **options)

@@ -20,8 +20,13 @@ RNG = np.random.default_rng(0)
 VECTORS = {"q": K, "k": K, "v": V, "p": K, "w": K, "r": K, "a": K, "kk": K, "gk": K, "s": M}
 
 
-OURS = {"linear_attn": "linear_attention", "lightning_attn": "lightning_attention", "dplr_delta_rule": "dplr",
-        "iplr_delta_rule": "iplr", "gated_delta_product": "delta_product"}  # where the names differ
+OURS = {
+    "linear_attn": "linear_attention",
+    "lightning_attn": "lightning_attention",
+    "dplr_delta_rule": "dplr",
+    "iplr_delta_rule": "iplr",
+    "gated_delta_product": "delta_product",
+}  # where the names differ
 
 
 def variant(fn):
@@ -239,5 +244,14 @@ def test_arguments_are_bound_as_python_does():
     with pytest.raises(TypeError, match="chunk_gated_delta_rule: q is given twice"):
         fla.chunk_gated_delta_rule(*x, q=x[0])
     assert list(inspect.signature(fla.chunk_gdn).parameters)[:9] == [
-        "q", "k", "v", "g", "beta", "scale", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel"]
+        "q",
+        "k",
+        "v",
+        "g",
+        "beta",
+        "scale",
+        "initial_state",
+        "output_final_state",
+        "use_qk_l2norm_in_kernel",
+    ]
     assert fla.chunk_gla.__name__ == "chunk_gla"

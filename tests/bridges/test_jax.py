@@ -273,7 +273,8 @@ def test_one_array_given_twice_and_a_state_in_place():
     la.testing.assert_close(found, grads.q + grads.k + grads.v)
     state = np.zeros((2, 2, 3, 3), np.float16)
     result = jax.jit(lambda x, S: la.linear_attention(x, x, x, state=S, overwrite_state=True, return_state=True))(
-        x, state)
+        x, state
+    )
     assert not state.any()
     equal(result.state, la.linear_attention(x, x, x, return_state=True).state.astype(np.float16))
 

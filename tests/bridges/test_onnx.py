@@ -100,20 +100,30 @@ def test_no_tokens():
     agree(linear_attention(**x, **attributes), reference(x, **attributes))
 
 
-@pytest.mark.parametrize(("changed", "text"), [
-    ({"update_rule": "additive"}, "update_rule is 'additive', expected one of linear, gated, delta, gated_delta"),
-    ({"q_num_heads": 3}, "q_num_heads is 3 and kv_num_heads 2, expected numbers from 1 of which the second divides"),
-    ({"kv_num_heads": None}, "q_num_heads is 4 and kv_num_heads None, expected numbers from 1"),
-    ({"decay": None}, "decay is None with update_rule 'gated_delta', expected it to be given"),
-    ({"update_rule": "gated"}, "beta is given with update_rule 'gated', expected None"),
-    ({"beta": np.ones((B, T, 3))}, "beta has shape (2, 70, 3), expected a last axis of 2 or 1"),
-    ({"decay": np.ones((B, T, 5))}, "decay has shape (2, 70, 5), expected a last axis of 2 or 12"),
-    ({"key": np.ones((B, T, 10))}, "key has shape (2, 70, 10), expected 2 heads of one width K = 6"),
-    ({"query": np.ones((B, T, 25))}, "query has shape (2, 70, 25), expected 4 heads of one width"),
-    ({"value": np.ones((B, 3, 8))}, "value has shape (2, 3, 8), expected (B, T) = (2, 70) as in query"),
-    ({"value": np.ones((T, 8))}, "value has shape (70, 8), expected three axes (B, T, heads width)"),
-    ({"past_state": np.ones((B, 4, K, V))}, "past_state has shape (2, 4, 6, 4), expected (B, H, K, V) = (2, 2, 6, 4)"),
-], ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"update_rule": "additive"}, "update_rule is 'additive', expected one of linear, gated, delta, gated_delta"),
+        (
+            {"q_num_heads": 3},
+            "q_num_heads is 3 and kv_num_heads 2, expected numbers from 1 of which the second divides",
+        ),
+        ({"kv_num_heads": None}, "q_num_heads is 4 and kv_num_heads None, expected numbers from 1"),
+        ({"decay": None}, "decay is None with update_rule 'gated_delta', expected it to be given"),
+        ({"update_rule": "gated"}, "beta is given with update_rule 'gated', expected None"),
+        ({"beta": np.ones((B, T, 3))}, "beta has shape (2, 70, 3), expected a last axis of 2 or 1"),
+        ({"decay": np.ones((B, T, 5))}, "decay has shape (2, 70, 5), expected a last axis of 2 or 12"),
+        ({"key": np.ones((B, T, 10))}, "key has shape (2, 70, 10), expected 2 heads of one width K = 6"),
+        ({"query": np.ones((B, T, 25))}, "query has shape (2, 70, 25), expected 4 heads of one width"),
+        ({"value": np.ones((B, 3, 8))}, "value has shape (2, 3, 8), expected (B, T) = (2, 70) as in query"),
+        ({"value": np.ones((T, 8))}, "value has shape (70, 8), expected three axes (B, T, heads width)"),
+        (
+            {"past_state": np.ones((B, 4, K, V))},
+            "past_state has shape (2, 4, 6, 4), expected (B, H, K, V) = (2, 2, 6, 4)",
+        ),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
 def test_what_the_standard_excludes_is_an_error(changed, text):
     x, attributes = draw("gated_delta")
     with pytest.raises(ValueError) as error:

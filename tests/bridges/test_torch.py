@@ -134,7 +134,7 @@ def test_gradcheck(case):
 
     def call(*given):
         own = arrays | dict(zip(names, given, strict=False))
-        result = case.fn(**own, **case.options, state=parts_like(state, list(given[len(names):])), return_state=True)
+        result = case.fn(**own, **case.options, state=parts_like(state, list(given[len(names) :])), return_state=True)
         return tuple(parts(result))
 
     torch.manual_seed(0)
@@ -220,7 +220,7 @@ def test_a_tensor_that_was_changed_in_place_is_an_error():
 
 def test_a_second_derivative_is_an_error():
     x = requiring(small())
-    gradient, = torch.autograd.grad(RULE(**x).sum(), x["k"], create_graph=True)
+    (gradient,) = torch.autograd.grad(RULE(**x).sum(), x["k"], create_graph=True)
     with pytest.raises(RuntimeError, match="gated_delta_rule: a gradient is differentiated again, expected first"):
         gradient.sum().backward()
 
@@ -236,8 +236,9 @@ def test_reading_a_step_and_the_influence_matrix():
     state = torch.randn(2, 2, 4, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(la.read, (x["q"], state), fast_mode=True)
     one = [y[:, 0] for y in x.values()]
-    assert torch.autograd.gradcheck(lambda S, *a: la.step(RULE, *a, state=S, return_state=True), (state, *one),
-                                    fast_mode=True)
+    assert torch.autograd.gradcheck(
+        lambda S, *a: la.step(RULE, *a, state=S, return_state=True), (state, *one), fast_mode=True
+    )
     with pytest.raises(TypeError, match="influence_matrix: a tensor requires grad, expected tensors that do not"):
         la.influence_matrix(RULE, **x)
     A = la.influence_matrix(RULE, **{n: y.detach() for n, y in x.items()})

@@ -70,8 +70,11 @@ def test_tensors_have_the_bits_of_the_cupy_call(torch, case, dtype):
         out = case.fn(**mine, **options, state=begin)
         result, pull = la.vjp(case.fn, **mine, **options, state=begin)
         grads = pull(dout, dstate)
-        for x, y in zip(parts(out) + parts(result) + parts(tuple(grads)),
-                        parts(plain) + parts(expected) + parts(tuple(wanted)), strict=True):
+        for x, y in zip(
+            parts(out) + parts(result) + parts(tuple(grads)),
+            parts(plain) + parts(expected) + parts(tuple(wanted)),
+            strict=True,
+        ):
             assert isinstance(x, torch.Tensor)
             assert x.is_cuda
             assert str(x.dtype).removeprefix("torch.") == y.dtype.name
@@ -124,7 +127,7 @@ def test_a_repeated_gradient_is_replayed_without_cupy(torch, monkeypatch):
     first = torch.autograd.grad(total, given, retain_graph=True)
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(total, given), first, strict=True))
     x["k"].requires_grad_(False)
-    alone, = torch.autograd.grad(RULE(**x).float().sum(), x["v"])
+    (alone,) = torch.autograd.grad(RULE(**x).float().sum(), x["v"])
     assert alone.shape == x["v"].shape
 
 

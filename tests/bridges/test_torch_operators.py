@@ -24,8 +24,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTo
 def tensors(case, dtype="float64", **sizes):
     """(arrays, state) as tensors."""
     arrays, state = draw(case, **(SIZES | sizes), dtype=np.dtype(dtype))
-    return ({n: x if isinstance(x, str) else torch.from_numpy(x) for n, x in arrays.items()},
-            parts_like(state, [torch.from_numpy(S) for S in parts(state)]))
+    return (
+        {n: x if isinstance(x, str) else torch.from_numpy(x) for n, x in arrays.items()},
+        parts_like(state, [torch.from_numpy(S) for S in parts(state)]),
+    )
 
 
 def arguments(case, arrays, state, **options):
@@ -79,8 +81,10 @@ def test_opcheck(case):
         checked = torch.library.opcheck(getattr(torch.ops.linattn_np, one), given)
         assert set(checked.values()) == {"SUCCESS"}
     results = getattr(torch.ops.linattn_np, name)(*given)
-    plain = [[y.detach() for y in x] if isinstance(x, list) else x.detach() if isinstance(x, torch.Tensor) else x
-             for x in given]
+    plain = [
+        [y.detach() for y in x] if isinstance(x, list) else x.detach() if isinstance(x, torch.Tensor) else x
+        for x in given
+    ]
     backward = getattr(torch.ops.linattn_np, f"{name}_backward")
     checked = torch.library.opcheck(backward, (*plain, [torch.ones_like(x) for x in results[:1]] +
                                                [None] * (len(results) - 1)),
@@ -115,8 +119,10 @@ def test_a_cache_of_sequences_that_a_tracer_does_not_know():
         q = torch.empty(1, 3, 2, 4)
         _, end = la.softmax_attention(q, q, q, cu_seqlens=(0, 2, 3), return_state=True)
         assert end.k.shape == (2, 2, 2, 4)
-        with pytest.raises(ValueError, match="cu_seqlens is a tensor in a traced call that returns a state, expected a "
-                                             "tuple of offsets"):
+        with pytest.raises(
+            ValueError,
+            match="cu_seqlens is a tensor in a traced call that returns a state, expected a tuple of offsets",
+        ):
             la.softmax_attention(q, q, q, cu_seqlens=mode.from_tensor(offsets), return_state=True)
 
 
@@ -153,7 +159,7 @@ def test_a_compiled_backward_reads_what_the_forward_kept(case, monkeypatch):
 
     def model(*given):
         own = arrays | dict(zip(names, given, strict=False))
-        return parts(case.fn(**own, **options, state=parts_like(state, list(given[len(names):]))))
+        return parts(case.fn(**own, **options, state=parts_like(state, list(given[len(names) :]))))
 
     expected, own = floats(model(*each)), floats(each)
     wanted = [torch.autograd.grad(sum(y.square().sum() for y in expected[chosen]), own, retain_graph=True)
@@ -210,8 +216,9 @@ def test_ragged_batches_and_meta_tensors():
         found = RULE(*(y.to("meta") for y in x), cu_seqlens=offsets, return_state=True)
         assert [y.shape for y in found] == [y.shape for y in expected]
         assert all(y.is_meta for y in found)
-    compiled = torch.compile(lambda offsets, *x: RULE(*x, cu_seqlens=offsets, return_state=True), fullgraph=True,
-                             backend="aot_eager")
+    compiled = torch.compile(
+        lambda offsets, *x: RULE(*x, cu_seqlens=offsets, return_state=True), fullgraph=True, backend="aot_eager"
+    )
     assert all(torch.equal(a, b) for a, b in zip(compiled(torch.tensor([0, 2, 5]), *x), expected, strict=True))
 
 
@@ -235,6 +242,6 @@ def test_a_second_derivative_of_an_operator_is_an_error():
     x = [y.requires_grad_() for y in x]
     operators.library()
     out = torch.ops.linattn_np.gated_delta_rule(*x, None, None, [], None, None, None, "{}")[0]
-    gradient, = torch.autograd.grad(out.sum(), x[:1], create_graph=True)
+    (gradient,) = torch.autograd.grad(out.sum(), x[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="gated_delta_rule: a gradient is differentiated again"):
         gradient.sum().backward()

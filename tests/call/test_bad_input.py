@@ -65,8 +65,12 @@ def test_rank_size_and_heads(name, wrong, text):
 
 
 def test_three_numbers_of_heads():
-    gated(ValueError, "queries have 1 heads, keys 2 and values 4, expected at most two different numbers of heads",
-          q=Q[:, :, :1], k=KEYS[:, :, :2])
+    gated(
+        ValueError,
+        "queries have 1 heads, keys 2 and values 4, expected at most two different numbers of heads",
+        q=Q[:, :, :1],
+        k=KEYS[:, :, :2],
+    )
 
 
 def test_messages_name_the_callers_layout():
@@ -74,13 +78,22 @@ def test_messages_name_the_callers_layout():
     transposed["layout"] = "heads_first"
     gated(ValueError, "beta has shape (2, 64, 4), expected (B, H, T) = (2, 4, 64)", **transposed | {"beta": BETA})
     gated(ValueError, "q has shape (2, 64, 4, 8), expected (B, Hq, T, K) = (2, Hq, 64, 8)", **transposed | {"q": Q})
-    refuse(ValueError, "read: q has shape (2, 64, 4, 8), expected (B, Hq, T, K) = (2, Hq, T, 3)", la.read, Q,
-           STATE[:, :, :3], layout="heads_first")
+    refuse(
+        ValueError,
+        "read: q has shape (2, 64, 4, 8), expected (B, Hq, T, K) = (2, Hq, T, 3)",
+        la.read,
+        Q,
+        STATE[:, :, :3],
+        layout="heads_first",
+    )
 
 
 @pytest.mark.parametrize("name", GOOD)
-@pytest.mark.parametrize("dtype", ["int64", "int8", "bool", "complex64", "complex128", "longdouble", "object", "U1",
-                                   ml_dtypes.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    ["int64", "int8", "bool", "complex64", "complex128", "longdouble", "object", "U1", ml_dtypes.float8_e4m3fn],
+    ids=str,
+)
 def test_dtypes(name, dtype):
     wrong = np.ones(GOOD[name].shape).astype(dtype)
     gated(TypeError, f"{name} has dtype {wrong.dtype}, {FLOATS}", **{name: wrong})
@@ -94,16 +107,25 @@ def test_names_of_the_variants_own_arrays():
         ("A has shape (4, 8), expected (H,) = (4,)", {"A": np.ones((H, K))}),
         ("dt has shape (2, 64, 1), expected (B, T, H) = (2, 64, 4)", {"dt": dt[:, :, :1]}),
         ("z has shape (2, 64, 4), expected (B, T, H, V) = (2, 64, 4, 5)", {"z": dt}),
-        ("C has Hq = 8 heads and x H = 4, expected Hq to divide H",
-         {"C": np.concatenate([Q, Q], 2), "D": A}),
+        ("C has Hq = 8 heads and x H = 4, expected Hq to divide H", {"C": np.concatenate([Q, Q], 2), "D": A}),
     ]:
         refuse(ValueError, f"mamba2: {text}", la.mamba2, **{"x": x, "dt": dt, "A": A, "B": KEYS, "C": Q} | changed)
     q = Q, KEYS, VALUES
     for g in (G[0, :4, :3], G):
-        refuse(ValueError, f"retention: g has shape {g.shape}, expected (H,) = (4,) or (H, K) = (4, 8)",
-               la.retention, *q, g)
-    refuse(ValueError, "lightning_attention: slopes has shape (3,), expected (H,) = (4,)", la.lightning_attention, *q,
-           np.ones(3))
+        refuse(
+            ValueError,
+            f"retention: g has shape {g.shape}, expected (H,) = (4,) or (H, K) = (4, 8)",
+            la.retention,
+            *q,
+            g,
+        )
+    refuse(
+        ValueError,
+        "lightning_attention: slopes has shape (3,), expected (H,) = (4,)",
+        la.lightning_attention,
+        *q,
+        np.ones(3),
+    )
     refuse(ValueError, "gla: gv has shape (2, 64, 4), expected (B, T, H, V) = (2, 64, 4, 5)", la.gla, *q, Q, G)
     refuse(ValueError, "rwkv6: u has shape (8,), expected (H, K) = (4, 8)", la.rwkv6, *q, Q, np.ones(8))
 
@@ -111,55 +133,75 @@ def test_names_of_the_variants_own_arrays():
 # sequences
 
 
-@pytest.mark.parametrize(("offsets", "error", "text"), [
-    ([1, 64], ValueError, "cu_seqlens starts at 1, expected 0"),
-    ([0, 30, 20, 64], ValueError, "cu_seqlens decreases from 30 to 20 at 2, expected offsets in order"),
-    ([0, 63], ValueError, "cu_seqlens ends at 63, expected T = 64"),
-    ([0, 30, 65], ValueError, "cu_seqlens ends at 65, expected T = 64"),
-    ([], ValueError, "cu_seqlens is [], expected at least two offsets: 0 and T = 64"),
-    ([0], ValueError, "cu_seqlens is [0], expected at least two offsets: 0 and T = 64"),
-    (np.array([0.0, 64.0]), TypeError, "cu_seqlens has dtype float64, expected integers"),
-    (np.array([False, True]), TypeError, "cu_seqlens has dtype bool, expected integers"),
-    ([0, 64.0], TypeError, "cu_seqlens is [0, 64.0], expected integers"),
-    ([False, 64], TypeError, "cu_seqlens is [False, 64], expected integers"),
-    ([[0, 64]], TypeError, "cu_seqlens is [[0, 64]], expected integers"),
-    (64, TypeError, "cu_seqlens is 64, expected integers"),
-    ("64", TypeError, "cu_seqlens is '64', expected integers"),
-    (np.array([[0, 64]]), ValueError, "cu_seqlens has shape (1, 2), expected (N + 1,)"),
-    (np.array(64), ValueError, "cu_seqlens has shape (), expected (N + 1,)"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("offsets", "error", "text"),
+    [
+        ([1, 64], ValueError, "cu_seqlens starts at 1, expected 0"),
+        ([0, 30, 20, 64], ValueError, "cu_seqlens decreases from 30 to 20 at 2, expected offsets in order"),
+        ([0, 63], ValueError, "cu_seqlens ends at 63, expected T = 64"),
+        ([0, 30, 65], ValueError, "cu_seqlens ends at 65, expected T = 64"),
+        ([], ValueError, "cu_seqlens is [], expected at least two offsets: 0 and T = 64"),
+        ([0], ValueError, "cu_seqlens is [0], expected at least two offsets: 0 and T = 64"),
+        (np.array([0.0, 64.0]), TypeError, "cu_seqlens has dtype float64, expected integers"),
+        (np.array([False, True]), TypeError, "cu_seqlens has dtype bool, expected integers"),
+        ([0, 64.0], TypeError, "cu_seqlens is [0, 64.0], expected integers"),
+        ([False, 64], TypeError, "cu_seqlens is [False, 64], expected integers"),
+        ([[0, 64]], TypeError, "cu_seqlens is [[0, 64]], expected integers"),
+        (64, TypeError, "cu_seqlens is 64, expected integers"),
+        ("64", TypeError, "cu_seqlens is '64', expected integers"),
+        (np.array([[0, 64]]), ValueError, "cu_seqlens has shape (1, 2), expected (N + 1,)"),
+        (np.array(64), ValueError, "cu_seqlens has shape (), expected (N + 1,)"),
+    ],
+    ids=str,
+)
 def test_offsets(offsets, error, text):
     gated(error, text, **{n: x[:1] for n, x in GOOD.items()}, cu_seqlens=offsets)
 
 
 def test_offsets_over_more_than_one_batch_row():
     gated(ValueError, "cu_seqlens needs one packed batch row, got batch axes (2,)", cu_seqlens=[0, 64])
-    gated(ValueError, "state has shape (1, 4, 8, 5), expected (N, H, K, V) = (2, 4, 8, 5)", cu_seqlens=[0, 30, 64],
-          state=STATE[:1], **{n: x[:1] for n, x in GOOD.items()})
+    gated(
+        ValueError,
+        "state has shape (1, 4, 8, 5), expected (N, H, K, V) = (2, 4, 8, 5)",
+        cu_seqlens=[0, 30, 64],
+        state=STATE[:1],
+        **{n: x[:1] for n, x in GOOD.items()},
+    )
 
 
-@pytest.mark.parametrize("offsets", [
-    [0, 30, 64], (0, 30, 64), [np.int64(0), np.int32(30), 64], np.array([0, 30, 64], np.uint8)], ids=repr)
+@pytest.mark.parametrize(
+    "offsets", [[0, 30, 64], (0, 30, 64), [np.int64(0), np.int32(30), 64], np.array([0, 30, 64], np.uint8)], ids=repr
+)
 def test_offsets_of_any_integer_kind(offsets):
     packed = {n: x[:1] for n, x in GOOD.items()}
-    np.testing.assert_array_equal(la.gated_delta_rule(**packed, cu_seqlens=offsets)[:, 30:],
-                                  la.gated_delta_rule(**{n: x[:, 30:] for n, x in packed.items()}))
+    np.testing.assert_array_equal(
+        la.gated_delta_rule(**packed, cu_seqlens=offsets)[:, 30:],
+        la.gated_delta_rule(**{n: x[:, 30:] for n, x in packed.items()}),
+    )
 
 
 # states
 
 
-@pytest.mark.parametrize(("state", "error", "text"), [
-    (STATE[:, :3], ValueError, "state has shape (2, 3, 8, 5), expected (B, H, K, V) = (2, 4, 8, 5)"),
-    (STATE[0], ValueError, "state has shape (4, 8, 5), expected (B, H, K, V) = (2, 4, 8, 5)"),
-    (np.zeros((B, H, V, K)), ValueError, "state has shape (2, 4, 5, 8), expected (B, H, K, V) = (2, 4, 8, 5)"),
-    (STATE.astype(int), TypeError, f"state has dtype int64, {FLOATS}"),
-    (STATE.astype("c8"), TypeError, "state has dtype complex64, expected one of float16, bfloat16, float32, float64"),
-    ((STATE, SUM), TypeError, "state is a tuple, expected one array (..., H, K, V)"),
-    (la.NormalisedState(STATE, SUM), TypeError, "state is a NormalisedState, expected one array (..., H, K, V)"),
-    ([STATE], TypeError, f"state is a list, {ARRAY}"),
-    (0, TypeError, f"state is a int, {ARRAY}"),
-], ids=lambda x: type(x).__name__ if not isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("state", "error", "text"),
+    [
+        (STATE[:, :3], ValueError, "state has shape (2, 3, 8, 5), expected (B, H, K, V) = (2, 4, 8, 5)"),
+        (STATE[0], ValueError, "state has shape (4, 8, 5), expected (B, H, K, V) = (2, 4, 8, 5)"),
+        (np.zeros((B, H, V, K)), ValueError, "state has shape (2, 4, 5, 8), expected (B, H, K, V) = (2, 4, 8, 5)"),
+        (STATE.astype(int), TypeError, f"state has dtype int64, {FLOATS}"),
+        (
+            STATE.astype("c8"),
+            TypeError,
+            "state has dtype complex64, expected one of float16, bfloat16, float32, float64",
+        ),
+        ((STATE, SUM), TypeError, "state is a tuple, expected one array (..., H, K, V)"),
+        (la.NormalisedState(STATE, SUM), TypeError, "state is a NormalisedState, expected one array (..., H, K, V)"),
+        ([STATE], TypeError, f"state is a list, {ARRAY}"),
+        (0, TypeError, f"state is a int, {ARRAY}"),
+    ],
+    ids=lambda x: type(x).__name__ if not isinstance(x, str) else "",
+)
 def test_states(state, error, text):
     gated(error, text, state=state)
 
@@ -172,16 +214,20 @@ def test_the_whole_result_as_a_state():
 NORMALISED = {"normalize": True, "feature_map": "elu+1"}
 
 
-@pytest.mark.parametrize(("state", "error", "text"), [
-    (STATE, TypeError, "state is a ndarray, expected (S, z) as a NormalisedState with normalize=True"),
-    ((STATE, SUM, SUM), TypeError, "state is a tuple of 3, expected two arrays (S, z) as a NormalisedState"),
-    ((STATE, None), TypeError, "state is a tuple of 2, expected two arrays (S, z) as a NormalisedState"),
-    ((STATE, SUM[:, :2]), ValueError, "state.z has shape (2, 2, 8), expected (B, H, M) = (2, 4, 8)"),
-    ((STATE[0], SUM), ValueError, "state.S has shape (4, 8, 5), expected (B, H, M, V) = (2, 4, 8, 5)"),
-    ((STATE, SUM.astype(int)), TypeError, "state.z has dtype int64, expected float32 or float64"),
-    ((STATE, SUM.astype("f2")), TypeError, "state.z has dtype float16, expected float32 or float64"),
-    ((STATE, 1.0), TypeError, f"state.z is a float, {ARRAY}"),
-], ids=lambda x: type(x).__name__ if not isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("state", "error", "text"),
+    [
+        (STATE, TypeError, "state is a ndarray, expected (S, z) as a NormalisedState with normalize=True"),
+        ((STATE, SUM, SUM), TypeError, "state is a tuple of 3, expected two arrays (S, z) as a NormalisedState"),
+        ((STATE, None), TypeError, "state is a tuple of 2, expected two arrays (S, z) as a NormalisedState"),
+        ((STATE, SUM[:, :2]), ValueError, "state.z has shape (2, 2, 8), expected (B, H, M) = (2, 4, 8)"),
+        ((STATE[0], SUM), ValueError, "state.S has shape (4, 8, 5), expected (B, H, M, V) = (2, 4, 8, 5)"),
+        ((STATE, SUM.astype(int)), TypeError, "state.z has dtype int64, expected float32 or float64"),
+        ((STATE, SUM.astype("f2")), TypeError, "state.z has dtype float16, expected float32 or float64"),
+        ((STATE, 1.0), TypeError, f"state.z is a float, {ARRAY}"),
+    ],
+    ids=lambda x: type(x).__name__ if not isinstance(x, str) else "",
+)
 def test_normalised_states(state, error, text):
     refuse(error, f"linear_attention: {text}", la.linear_attention, Q, KEYS, VALUES, state=state, **NORMALISED)
 
@@ -205,17 +251,25 @@ def test_states_that_cannot_be_overwritten():
         (None, ValueError, "overwrite_state=True without a state, expected state to be given"),
         (STATE.astype("f4"), TypeError, "state has dtype float32, expected float64 to be overwritten"),
         (read_only, ValueError, "state is read-only, expected a writeable array with overwrite_state=True"),
-        (STATE.astype(STATE.dtype.newbyteorder()), TypeError,
-         "state is byte-swapped, expected this machine's byte order to be overwritten"),
+        (
+            STATE.astype(STATE.dtype.newbyteorder()),
+            TypeError,
+            "state is byte-swapped, expected this machine's byte order to be overwritten",
+        ),
     ]:
         with pytest.raises(error, match=sentence(f"gated_delta_rule: {text}")):
             la.gated_delta_rule(**GOOD, state=state, overwrite_state=True)
     with pytest.raises(TypeError, match=r"linear_attention: state\.z is byte-swapped"):
-        la.linear_attention(Q, KEYS, VALUES, state=(STATE, SUM.astype(SUM.dtype.newbyteorder())), overwrite_state=True,
-                            **NORMALISED)
-    with pytest.raises(ValueError, match=sentence(
+        la.linear_attention(
+            Q, KEYS, VALUES, state=(STATE, SUM.astype(SUM.dtype.newbyteorder())), overwrite_state=True, **NORMALISED
+        )
+    with pytest.raises(
+        ValueError,
+        match=sentence(
             "gated_delta_rule: overwrite_state=True was given to vjp, expected False: the pullback needs the state "
-            "that would be overwritten")):
+            "that would be overwritten"
+        ),
+    ):
         la.vjp(la.gated_delta_rule, **GOOD, state=STATE, overwrite_state=True)
 
 
@@ -225,34 +279,43 @@ def test_states_that_cannot_be_overwritten():
 KNOWN = "expected one of qk_l2norm, l2norm_eps, beta_sigmoid, allow_neg_eigval, ..., check"
 
 
-@pytest.mark.parametrize(("option", "error", "text"), [
-    ({"normalize": True}, TypeError, f"unknown option 'normalize', {KNOWN}"),
-    ({"initial_state": STATE}, TypeError, f"unknown option 'initial_state' (did you mean state?), {KNOWN}"),
-    ({"chunk_size": 0}, ValueError, "chunk_size is 0, expected None, 'parallel' or a whole number from 1"),
-    ({"chunk_size": -16}, ValueError, "chunk_size is -16, expected None, 'parallel' or a whole number from 1"),
-    ({"chunk_size": 2.0}, ValueError, "chunk_size is 2.0, expected None, 'parallel' or a whole number from 1"),
-    ({"chunk_size": True}, ValueError, "chunk_size is True, expected None, 'parallel' or a whole number from 1"),
-    ({"chunk_size": "all"}, ValueError, "chunk_size is 'all', expected None, 'parallel' or a whole number from 1"),
-    ({"layout": "BHTD"}, ValueError, "layout is 'BHTD', expected 'time_first' or 'heads_first'"),
-    ({"backend": "cpu"}, ValueError, "backend is 'cpu' (did you mean 'numba'?), expected None or ..."),
-    ({"backend": "cuda"}, ValueError, "backend 'cuda' does not cover this call: ..."),
-    ({"backend": "reference", "chunk_size": "parallel"}, ValueError,
-     "backend 'reference' does not cover this call: the definition goes token by token; ..."),
-    ({"scale": "a"}, TypeError, "scale is 'a', expected None or a real number"),
-    ({"scale": True}, TypeError, "scale is True, expected None or a real number"),
-    ({"scale": 1j}, TypeError, "scale is 1j, expected None or a real number"),
-    ({"scale": np.array(1.0)}, TypeError, "scale is array(1.), expected None or a real number"),
-    ({"return_state": 1}, TypeError, "return_state is 1, expected True or False"),
-    ({"overwrite_state": None}, TypeError, "overwrite_state is None, expected True or False"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("option", "error", "text"),
+    [
+        ({"normalize": True}, TypeError, f"unknown option 'normalize', {KNOWN}"),
+        ({"initial_state": STATE}, TypeError, f"unknown option 'initial_state' (did you mean state?), {KNOWN}"),
+        ({"chunk_size": 0}, ValueError, "chunk_size is 0, expected None, 'parallel' or a whole number from 1"),
+        ({"chunk_size": -16}, ValueError, "chunk_size is -16, expected None, 'parallel' or a whole number from 1"),
+        ({"chunk_size": 2.0}, ValueError, "chunk_size is 2.0, expected None, 'parallel' or a whole number from 1"),
+        ({"chunk_size": True}, ValueError, "chunk_size is True, expected None, 'parallel' or a whole number from 1"),
+        ({"chunk_size": "all"}, ValueError, "chunk_size is 'all', expected None, 'parallel' or a whole number from 1"),
+        ({"layout": "BHTD"}, ValueError, "layout is 'BHTD', expected 'time_first' or 'heads_first'"),
+        ({"backend": "cpu"}, ValueError, "backend is 'cpu' (did you mean 'numba'?), expected None or ..."),
+        ({"backend": "cuda"}, ValueError, "backend 'cuda' does not cover this call: ..."),
+        (
+            {"backend": "reference", "chunk_size": "parallel"},
+            ValueError,
+            "backend 'reference' does not cover this call: the definition goes token by token; ...",
+        ),
+        ({"scale": "a"}, TypeError, "scale is 'a', expected None or a real number"),
+        ({"scale": True}, TypeError, "scale is True, expected None or a real number"),
+        ({"scale": 1j}, TypeError, "scale is 1j, expected None or a real number"),
+        ({"scale": np.array(1.0)}, TypeError, "scale is array(1.), expected None or a real number"),
+        ({"return_state": 1}, TypeError, "return_state is 1, expected True or False"),
+        ({"overwrite_state": None}, TypeError, "overwrite_state is None, expected True or False"),
+    ],
+    ids=str,
+)
 def test_options(option, error, text):
     gated(error, text, **option)
 
 
 def test_options_of_their_own():
     q = Q, KEYS, VALUES
-    maps = (f"expected one of {', '.join(map(repr, la.feature_maps.FEATURE_MAPS))}, a pair (f, f_vjp) of functions, "
-            "or two of those for q and k")
+    maps = (
+        f"expected one of {', '.join(map(repr, la.feature_maps.FEATURE_MAPS))}, a pair (f, f_vjp) of functions, "
+        "or two of those for q and k"
+    )
     short = (lambda x: x[..., :3], lambda x, d: d)
     for option, error, text in [
         ({"feature_map": "elu"}, ValueError, f"feature_map is 'elu', {maps}"),
@@ -260,8 +323,11 @@ def test_options_of_their_own():
         ({"feature_map": None}, ValueError, f"feature_map is None, {maps}"),
         ({"feature_map": np.exp}, ValueError, f"feature_map is <ufunc 'exp'>, {maps}"),
         ({"feature_map": ("identity", short)}, ValueError, "feature_map makes q 8 and k 3 wide, expected one width"),
-        ({"feature_map": (lambda x: x.sum(-1), np.add)}, ValueError,
-         "feature_map makes k of shape (2, 64, 4, 8) one of (2, 64, 4), expected all axes but the last to stay"),
+        (
+            {"feature_map": (lambda x: x.sum(-1), np.add)},
+            ValueError,
+            "feature_map makes k of shape (2, 64, 4, 8) one of (2, 64, 4), expected all axes but the last to stay",
+        ),
         ({"eps": "x"}, ValueError, "eps is 'x', expected a finite number >= 0"),
         ({"causal": 0}, TypeError, "causal is 0, expected True or False"),
         ({"normalize": None}, TypeError, "normalize is None, expected True or False"),
@@ -270,8 +336,12 @@ def test_options_of_their_own():
     whole = "expected a whole number from"
     for fn, option, error, text in [
         (la.performer, {"num_features": 0}, ValueError, f"num_features is 0, {whole} 1"),
-        (la.performer, {"num_features": 7, "hyperbolic": True}, ValueError,
-         "num_features is 7, expected an even number with hyperbolic=True"),
+        (
+            la.performer,
+            {"num_features": 7, "hyperbolic": True},
+            ValueError,
+            "num_features is 7, expected an even number with hyperbolic=True",
+        ),
         (la.performer, {"seed": -1}, ValueError, f"seed is -1, {whole} 0"),
         (la.performer, {"hyperbolic": 1}, TypeError, "hyperbolic is 1, expected True or False"),
         (la.based, {"order": 2.0}, ValueError, f"order is 2.0, {whole} 1"),
@@ -290,8 +360,13 @@ def test_options_of_their_own():
         refuse(ValueError, f"lightning_attention: {text}", la.lightning_attention, *q, **option)
     m = {"x": VALUES, "dt": np.ones((B, T, H)), "A": -np.ones(H), "B": KEYS, "C": Q}
     for limit in (3, (2, 1), ("a", 1), (float("nan"), 1), (1, 2, 3)):
-        refuse(ValueError, f"mamba2: dt_limit is {limit!r}, expected (low, high) with low <= high", la.mamba2, **m,
-               dt_limit=limit)
+        refuse(
+            ValueError,
+            f"mamba2: dt_limit is {limit!r}, expected (low, high) with low <= high",
+            la.mamba2,
+            **m,
+            dt_limit=limit,
+        )
     refuse(TypeError, "mamba2: dt_softplus is 1, expected True or False", la.mamba2, **m, dt_softplus=1)
 
 
@@ -300,15 +375,28 @@ def test_options_of_their_own():
 
 def test_too_many_too_few_twice():
     arrays, given = list(GOOD.values()), "expected the arrays q, k, v, g, beta"
-    refuse(TypeError, "gated_delta_rule: 8 arrays were given by position, expected at most 7: q, k, v, g, beta, A_log, "
-           "dt_bias; options go by keyword", la.gated_delta_rule, *arrays, None, None, 0.5)
+    refuse(
+        TypeError,
+        "gated_delta_rule: 8 arrays were given by position, expected at most 7: q, k, v, g, beta, A_log, "
+        "dt_bias; options go by keyword",
+        la.gated_delta_rule,
+        *arrays,
+        None,
+        None,
+        0.5,
+    )
     refuse(TypeError, f"gated_delta_rule: A_log is a float, {ARRAY}", la.gated_delta_rule, *arrays, 0.5)
     refuse(TypeError, f"gated_delta_rule: beta is missing, {given}", la.gated_delta_rule, *arrays[:4])
     refuse(TypeError, f"gated_delta_rule: k is missing, {given}", la.gated_delta_rule)
     gated(TypeError, f"g is missing, {given}", g=None)
     gated(TypeError, f"v is missing, {given}", v=None)
-    refuse(TypeError, "gated_delta_rule: beta was given twice, by position and by keyword",
-           la.gated_delta_rule, *arrays, beta=BETA)
+    refuse(
+        TypeError,
+        "gated_delta_rule: beta was given twice, by position and by keyword",
+        la.gated_delta_rule,
+        *arrays,
+        beta=BETA,
+    )
 
 
 def test_lists_and_numbers():
@@ -335,13 +423,15 @@ def test_cotangents():
         with pytest.raises(error, match=sentence(f"gated_delta_rule: {text}")):
             pullback(*cotangents)
     _, pullback = la.vjp(la.gated_delta_rule, **GOOD | {"q": None})
-    with pytest.raises(ValueError, match=sentence(
-            "gated_delta_rule: dout has shape (2, 64, 4, 5), expected None: there is no out")):
+    with pytest.raises(
+        ValueError, match=sentence("gated_delta_rule: dout has shape (2, 64, 4, 5), expected None: there is no out")
+    ):
         pullback(dout)
     transposed = {n: np.moveaxis(x, 1, 2) for n, x in GOOD.items()}
     _, pullback = la.vjp(la.gated_delta_rule, **transposed, layout="heads_first")
-    with pytest.raises(ValueError, match=sentence(
-            "gated_delta_rule: dout has shape (2, 64, 4, 5), expected (2, 4, 64, 5)")):
+    with pytest.raises(
+        ValueError, match=sentence("gated_delta_rule: dout has shape (2, 64, 4, 5), expected (2, 4, 64, 5)")
+    ):
         pullback(dout)
 
 
@@ -363,15 +453,22 @@ def test_read():
     for arrays, options, error, text in [
         ((Q, STATE[0, 0]), {}, ValueError, "state has shape (8, 5), expected (..., H, K, V)"),
         ((Q[..., :3], STATE), {}, ValueError, "q has shape (2, 64, 4, 3), expected (B, T, Hq, K) = (2, T, Hq, 8)"),
-        ((Q[:, :, :3], STATE), {}, ValueError,
-         "queries have Hq = 3 heads and values H = 4, expected one to divide the other"),
+        (
+            (Q[:, :, :3], STATE),
+            {},
+            ValueError,
+            "queries have Hq = 3 heads and values H = 4, expected one to divide the other",
+        ),
         ((None, STATE), {}, TypeError, "q is None, expected an array"),
         ((Q, None), {}, TypeError, "state is None, expected an array"),
-        ((Q, STATE.astype(int)), {}, TypeError,
-         f"state has dtype int64, {FLOATS}"),
+        ((Q, STATE.astype(int)), {}, TypeError, f"state has dtype int64, {FLOATS}"),
         ((Q, (STATE, SUM[0])), {}, ValueError, "state.z has shape (4, 8), expected (B, H, K) = (2, 4, 8)"),
-        ((Q, (STATE,)), {}, TypeError,
-         "state is a tuple of 1, expected an array or two arrays (S, z) as a NormalisedState"),
+        (
+            (Q, (STATE,)),
+            {},
+            TypeError,
+            "state is a tuple of 1, expected an array or two arrays (S, z) as a NormalisedState",
+        ),
         ((Q, STATE), {"scale": "a"}, TypeError, "scale is 'a', expected None or a real number"),
         ((Q, STATE), {"layout": 3}, ValueError, "layout is 3, expected 'time_first' or 'heads_first'"),
     ]:
@@ -395,11 +492,14 @@ def test_functions_of_other_functions():
             fn(la.read, Q, STATE)
     for option in ({"state": STATE}, {"return_state": True}):
         name = next(iter(option))
-        with pytest.raises(ValueError, match=sentence(
-                f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")):
+        with pytest.raises(
+            ValueError,
+            match=sentence(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero"),
+        ):
             la.influence_matrix(la.gated_delta_rule, **GOOD, **option)
-    with pytest.raises(TypeError, match=sentence(
-            "influence_matrix: q is None, expected an array: A is what the queries read")):
+    with pytest.raises(
+        TypeError, match=sentence("influence_matrix: q is None, expected an array: A is what the queries read")
+    ):
         la.influence_matrix(la.gated_delta_rule, **GOOD | {"q": None})
 
 
@@ -413,5 +513,6 @@ def test_empty_axes_are_no_error():
             result, pullback = la.vjp(fn, **arrays, return_state=True)
             assert result.out.shape[-1] == sizes.get("V", 2)
             grads = pullback(result.out, result.state)
-            assert all(np.isfinite(d).all() and d.shape == arrays[n].shape
-                       for n, d in grads._asdict().items() if d is not None)
+            assert all(
+                np.isfinite(d).all() and d.shape == arrays[n].shape for n, d in grads._asdict().items() if d is not None
+            )

@@ -10,18 +10,7 @@ import pytest
 import linattn_np as la
 from linattn_np.matrix_state.types import Readout
 from linattn_np.testing import check_vjp, relative_error
-from tests.cases import (
-    CASES,
-    FORMS,
-    PLAIN,
-    Case,
-    call,
-    cotangents,
-    draw,
-    parts,
-    parts_like,
-    with_gradients,
-)
+from tests.cases import CASES, FORMS, PLAIN, Case, call, cotangents, draw, parts, parts_like, with_gradients
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=str)
@@ -164,10 +153,12 @@ def test_the_final_state_is_nobody_elses_memory(case, T):
 
 def transposed(case: Case, arrays):
     """(..., T, H, D) as (..., H, T, D), views."""
+
     def turn(name, x):
         if name not in case.given or not case.on_tokens(name):
             return x
         return np.moveaxis(x, case.heads(name), x.ndim - len(case.given[name].split()))
+
     return {n: turn(n, x) for n, x in arrays.items()}
 
 
@@ -180,8 +171,14 @@ def test_heads_first_is_the_same_call_on_moved_axes(case, B, form):
     dout, dstate = cotangents(result)
     grads = pullback(dout, dstate)
     moved, pull_moved = la.vjp(
-        case.fn, **transposed(case, arrays), **case.options, state=state, return_state=True, layout="heads_first",
-        **form)
+        case.fn,
+        **transposed(case, arrays),
+        **case.options,
+        state=state,
+        return_state=True,
+        layout="heads_first",
+        **form,
+    )
     np.testing.assert_array_equal(np.moveaxis(moved.out, -3, -2), result.out)
     moved_grads = pull_moved(np.moveaxis(dout, -3, -2), dstate)
     states = parts(moved.state) + parts(moved_grads.state)
@@ -209,10 +206,18 @@ def test_the_usual_mistake_of_layout_is_named():
         la.linear_attention(q[:, :, :31], q[:, :, :31], q[:, :, :31])
 
 
-@pytest.mark.parametrize("call", [
-    lambda fn, *given: fn(*given, reverse=True), lambda fn, *given: la.vjp(fn, *given, reverse=True), la.explain,
-    la.influence_matrix, lambda fn, *given: la.vjp(fn, *given)[1](given[0]), la.check,
-], ids=["reverse", "vjp in reverse", "explain", "influence matrix", "pullback", "check"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda fn, *given: fn(*given, reverse=True),
+        lambda fn, *given: la.vjp(fn, *given, reverse=True),
+        la.explain,
+        la.influence_matrix,
+        lambda fn, *given: la.vjp(fn, *given)[1](given[0]),
+        la.check,
+    ],
+    ids=["reverse", "vjp in reverse", "explain", "influence matrix", "pullback", "check"],
+)
 def test_the_warning_names_the_line_of_the_caller(call):
     """Whatever the call goes through."""
     q = np.ones((1, 4, 32, 3))

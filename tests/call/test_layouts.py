@@ -10,17 +10,7 @@ from hypothesis import strategies as st
 import linattn_np as la
 from linattn_np.call.binding import axes_of_states
 from linattn_np.testing import relative_error
-from tests.cases import (
-    CASES,
-    PLAIN,
-    draw,
-    enumerate_parts,
-    naive,
-    parts,
-    parts_like,
-    with_gradients,
-    worst,
-)
+from tests.cases import CASES, PLAIN, draw, enumerate_parts, naive, parts, parts_like, with_gradients, worst
 
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=str)
 AT_RANDOM = settings(deadline=None, derandomize=True, max_examples=12, database=None)
@@ -107,7 +97,7 @@ def test_zero_strides(case):
     sizes = {"T": 13, "H": 3}
 
     def spread(x, letters, lead=(2,)):
-        own = x.shape[x.ndim - len(letters):]
+        own = x.shape[x.ndim - len(letters) :]
         shape = tuple(sizes.get(c.rstrip("qk"), n) for c, n in zip(letters, own, strict=True))
         return np.broadcast_to(x, (*lead, *shape) if x.ndim > len(letters) else shape)
 
@@ -170,10 +160,15 @@ def test_a_state_that_overlaps_an_input_is_overwritten_last():
     np.testing.assert_allclose(end, expected.state, rtol=1e-14)
 
 
-sizes = st.fixed_dictionaries({
-    "T": st.integers(0, 20), "B": st.sampled_from([(), (1,), (2,), (1, 2)]), "K": st.integers(1, 9),
-    "V": st.integers(1, 9), "seed": st.integers(0, 99),
-})
+sizes = st.fixed_dictionaries(
+    {
+        "T": st.integers(0, 20),
+        "B": st.sampled_from([(), (1,), (2,), (1, 2)]),
+        "K": st.integers(1, 9),
+        "V": st.integers(1, 9),
+        "seed": st.integers(0, 99),
+    }
+)
 heads = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from(["equal", "keys", "both", "queries"]))
 chunk = st.one_of(st.none(), st.integers(1, 24), st.just("parallel"))
 
@@ -197,9 +192,15 @@ def test_any_shape_any_form(case):
         found = with_gradients(case, arrays, state=state, chunk_size=chunk)
         out, end = naive(case, arrays, state)
         expected = with_gradients(case, arrays, state=state, chunk_size=1)
-        assert worst({"out": found["out"]} | {n: x for n, x in found.items() if n.startswith("state")},
-                     {"out": out} | dict(enumerate_parts("state", end)))[0] <= 1e-12
+        assert (
+            worst(
+                {"out": found["out"]} | {n: x for n, x in found.items() if n.startswith("state")},
+                {"out": out} | dict(enumerate_parts("state", end)),
+            )[0]
+            <= 1e-12
+        )
         assert worst(found, expected)[0] <= 1e-11
+
     check()
 
 
@@ -212,11 +213,13 @@ def test_any_strides(case):
         hows = {n: data.draw(st.sampled_from(sorted(LAYOUTS)), label=n) for n in arrays}
         moved = {n: LAYOUTS[hows[n]](x) for n, x in arrays.items()}
         assert worst(with_gradients(case, moved, state=state), with_gradients(case, arrays, state=state))[0] <= 1e-13
+
     check()
 
 
-gates = st.lists(st.one_of(st.just(0.0), st.just(-np.inf), st.floats(-1e3, 0.0), st.floats(-1.0, 0.0)), min_size=1,
-                 max_size=8)
+gates = st.lists(
+    st.one_of(st.just(0.0), st.just(-np.inf), st.floats(-1e3, 0.0), st.floats(-1.0, 0.0)), min_size=1, max_size=8
+)
 
 
 @pytest.mark.parametrize("case", [c for c in PLAIN if c.given.keys() & {"g", "gv", "slopes"}], ids=str)
@@ -234,4 +237,5 @@ def test_any_gates(case):
         expected = {"out": out} | dict(enumerate_parts("state", end))
         error, what = worst({n: found[n] for n in expected}, expected)
         assert error <= 1e-12, what
+
     check()

@@ -58,8 +58,10 @@ ARGUMENTS = [  # changes of GOOD for gated_delta_rule, and what the message says
     ({"g": G[..., None]}, "g has shape (2, 16, 4, 1), expected (B, T, H) = (2, 16, 4)"),
     ({"beta": BETA[..., None]}, "beta has shape (2, 16, 4, 1), expected (B, T, H) = (2, 16, 4)"),
     ({n: heads_first(GOOD[n]) for n in "qkv"}, "g has shape (2, 16, 4), expected (B, T, H) = (2, 4, 16)"),
-    ({"q": np.concatenate([Q, Q], 2), "v": VALUES[:, :, :2], "g": G[..., :2], "beta": BETA[..., :2]},
-     "keys have Hk = 4 heads and values H = 2, expected Hk to divide H"),
+    (
+        {"q": np.concatenate([Q, Q], 2), "v": VALUES[:, :, :2], "g": G[..., :2], "beta": BETA[..., :2]},
+        "keys have Hk = 4 heads and values H = 2, expected Hk to divide H",
+    ),
     ({"state": np.zeros((B, H, V, K))}, "state has shape (2, 4, 6, 8), expected (B, H, K, V) = (2, 4, 8, 6)"),
     ({"overwrite_state": True}, "overwrite_state=True without a state"),
     ({"cu_seqlens": [0, 8, 16]}, "cu_seqlens needs one packed batch row, got batch axes (2,)"),
@@ -130,11 +132,17 @@ def test_maps_that_stretch(name):
         fn(Q, RAW, VALUES, longer, np.full((B, T, H), 2.0), check=True)
 
 
-@pytest.mark.parametrize(("fn", "arrays", "text"), [
-    (la.linear_attention, (Q[0, :, 0], RAW[0, :, 0], VALUES[0, :, 0]),
-     "v has shape (16, 6), expected (..., T, H, V); a sequence of one head is x[:, None, :]"),
-    (la.simple_gla, (Q, RAW, VALUES, G[0]), "g has shape (16, 4), expected (B, T, H) = (2, 16, 4)"),
-])
+@pytest.mark.parametrize(
+    ("fn", "arrays", "text"),
+    [
+        (
+            la.linear_attention,
+            (Q[0, :, 0], RAW[0, :, 0], VALUES[0, :, 0]),
+            "v has shape (16, 6), expected (..., T, H, V); a sequence of one head is x[:, None, :]",
+        ),
+        (la.simple_gla, (Q, RAW, VALUES, G[0]), "g has shape (16, 4), expected (B, T, H) = (2, 16, 4)"),
+    ],
+)
 def test_ranks(fn, arrays, text):
     with pytest.raises(ValueError, match=pattern(text)):
         fn(*arrays)
@@ -150,12 +158,19 @@ def test_options_of_one_function():
         la.linear_attention(Q, RAW, VALUES, feature_map="softmax")
 
 
-@pytest.mark.parametrize(("fn", "arrays", "options", "text"), [
-    (la.linear_attention, (Q, RAW, VALUES), {"normalize": True},
-     "q has negative entries and feature_map is 'identity'"),
-    (la.mamba2, (VALUES, DT, -A, UNIT, Q), {}, "A is ..., expected <= 0: with A_log, A is -exp(A_log)"),
-    (la.mamba2, (VALUES, -DT, A, UNIT, Q), {}, "dt is -..., expected >= 0"),
-])
+@pytest.mark.parametrize(
+    ("fn", "arrays", "options", "text"),
+    [
+        (
+            la.linear_attention,
+            (Q, RAW, VALUES),
+            {"normalize": True},
+            "q has negative entries and feature_map is 'identity'",
+        ),
+        (la.mamba2, (VALUES, DT, -A, UNIT, Q), {}, "A is ..., expected <= 0: with A_log, A is -exp(A_log)"),
+        (la.mamba2, (VALUES, -DT, A, UNIT, Q), {}, "dt is -..., expected >= 0"),
+    ],
+)
 def test_numbers_of_one_function(fn, arrays, options, text):
     with pytest.raises(ValueError, match=pattern(text)):
         fn(*arrays, **options, check=True)
@@ -168,20 +183,39 @@ def test_raw_projections_have_no_limits():
     assert la.check(la.gated_delta_rule, **GOOD | {"g": np.full((B, T, H), -np.inf)})[0].is_error is False
 
 
-@pytest.mark.parametrize(("fn", "call", "text"), [
-    (la.gated_delta_rule, {n: heads_first(x) for n, x in GOOD.items()},
-     "v has 4 tokens of 16 heads in the layout (..., T, H, V): if it is (..., H, T, V), pass layout='heads_first'"),
-    (la.gated_delta_rule, {n: x[0] for n, x in GOOD.items()} | {"return_state": True},
-     "v has no batch axis: its first axis, 16, is read as time; one token of 16 sequences is la.step("),
-    (la.gated_delta_rule, GOOD | {"g": G - 60}, "g is below -50 everywhere"),
-    (la.gla, {"q": Q, "k": UNIT, "v": VALUES, "g": -np.abs(RAW), "gate_lower_bound": -0.5}, "gate_lower_bound=-0.5"),
-    (la.iplr, {"q": Q, "k": UNIT, "v": VALUES, "a": UNIT, "b": UNIT}, "b has -a.b = -1 at token"),
-    (la.gated_delta_rule, GOOD | {"layout": "heads_first"},
-     "v has 16 heads of 4 tokens in the layout (..., H, T, V): if it is (..., T, H, V), leave out layout="),
-    (la.gla, {"q": Q, "k": UNIT, "v": Q, "g": -np.abs(RAW), "state": RNG.standard_normal((B, H, K, K)).mT},
-     "state is a transposed view (2, 4, 8, 8), whose memory is (..., V, K)"),
-    (la.based, {"q": Q, "k": Q, "v": VALUES[..., :5], "normalize": False, "order": 1, "scale": 0}, "scale is 0"),
-])
+@pytest.mark.parametrize(
+    ("fn", "call", "text"),
+    [
+        (
+            la.gated_delta_rule,
+            {n: heads_first(x) for n, x in GOOD.items()},
+            "v has 4 tokens of 16 heads in the layout (..., T, H, V): if it is (..., H, T, V), pass layout='heads_first'",  # noqa: E501
+        ),
+        (
+            la.gated_delta_rule,
+            {n: x[0] for n, x in GOOD.items()} | {"return_state": True},
+            "v has no batch axis: its first axis, 16, is read as time; one token of 16 sequences is la.step(",
+        ),
+        (la.gated_delta_rule, GOOD | {"g": G - 60}, "g is below -50 everywhere"),
+        (
+            la.gla,
+            {"q": Q, "k": UNIT, "v": VALUES, "g": -np.abs(RAW), "gate_lower_bound": -0.5},
+            "gate_lower_bound=-0.5",
+        ),
+        (la.iplr, {"q": Q, "k": UNIT, "v": VALUES, "a": UNIT, "b": UNIT}, "b has -a.b = -1 at token"),
+        (
+            la.gated_delta_rule,
+            GOOD | {"layout": "heads_first"},
+            "v has 16 heads of 4 tokens in the layout (..., H, T, V): if it is (..., T, H, V), leave out layout=",
+        ),
+        (
+            la.gla,
+            {"q": Q, "k": UNIT, "v": Q, "g": -np.abs(RAW), "state": RNG.standard_normal((B, H, K, K)).mT},
+            "state is a transposed view (2, 4, 8, 8), whose memory is (..., V, K)",
+        ),
+        (la.based, {"q": Q, "k": Q, "v": VALUES[..., :5], "normalize": False, "order": 1, "scale": 0}, "scale is 0"),
+    ],
+)
 def test_doubts_are_warnings(fn, call, text):
     with pytest.warns(UserWarning, match=pattern(text)) as caught:
         fn(**call, check=True)
@@ -204,9 +238,15 @@ def test_unpacked_outputs():
     assert np.array_equal(one, la.gated_delta_rule(**GOOD))
 
 
-@pytest.mark.parametrize(("dtype", "large", "text"), [
-    (np.float64, 1e200, "the products of keys and values"), (np.float32, 1e30, "the products of keys and values"),
-    (np.float64, 1e105, "the outputs"), (np.float16, 100, "the outputs")])
+@pytest.mark.parametrize(
+    ("dtype", "large", "text"),
+    [
+        (np.float64, 1e200, "the products of keys and values"),
+        (np.float32, 1e30, "the products of keys and values"),
+        (np.float64, 1e105, "the outputs"),
+        (np.float16, 100, "the outputs"),
+    ],
+)
 def test_numbers_that_overflow(dtype, large, text):
     x = {n: (large * y).astype(dtype) for n, y in (("q", Q), ("k", RAW), ("v", VALUES))}
     (found,) = la.check(la.simple_gla, **x, g=G.astype(dtype))
@@ -270,13 +310,22 @@ def test_pullbacks():
         la.vjp(np.sum, Q)
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("gated_deltanet", " (did you mean la.gated_delta_rule?)"), ("mamba", " (did you mean la.mamba2?)"),
-    ("attention", " (did you mean la.linear_attention?)"), ("lightning", " (did you mean la.lightning_attention?)"),
-    ("chunk_gla", " (did you mean la.gla?)"), ("fused_recurrent_rwkv6", " (did you mean la.rwkv6?)"),
-    ("retentoin", " (did you mean la.retention?)"), ("softmax_attn", " (did you mean la.softmax_attention?)"),
-    ("scaled_dot_product_attention", " (did you mean la.softmax_attention?)"), ("nonsense", ""), ("_private", ""),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gated_deltanet", " (did you mean la.gated_delta_rule?)"),
+        ("mamba", " (did you mean la.mamba2?)"),
+        ("attention", " (did you mean la.linear_attention?)"),
+        ("lightning", " (did you mean la.lightning_attention?)"),
+        ("chunk_gla", " (did you mean la.gla?)"),
+        ("fused_recurrent_rwkv6", " (did you mean la.rwkv6?)"),
+        ("retentoin", " (did you mean la.retention?)"),
+        ("softmax_attn", " (did you mean la.softmax_attention?)"),
+        ("scaled_dot_product_attention", " (did you mean la.softmax_attention?)"),
+        ("nonsense", ""),
+        ("_private", ""),
+    ],
+)
 def test_names(name, text):
     with pytest.raises(AttributeError, match=re.escape(f"has no attribute '{name}'{text}") + "$"):
         named(name)

@@ -22,10 +22,12 @@ VALUES = {
     "numpy bool": np.True_, "bytes": b"x", "complex": 1j, "function": len, "type": float, "range": range(2),
     "masked": np.ma.array([0, 1], mask=[0, 1]), "-1": -1, "0": 0, "2.5": 2.5, "int64": np.int64(3),
 }  # fmt: skip
-OPTIONS = [(fn, name) for fn in one_per(lambda spec: tuple(spec.options.defaults) or None)
-           for name in fn.spec.options.defaults]
-OPTIONS += [(fn, name) for name in COMMON
-            for fn in one_per(lambda spec: spec.erase if spec.state.parts is None else None)]
+OPTIONS = [
+    (fn, name) for fn in one_per(lambda spec: tuple(spec.options.defaults) or None) for name in fn.spec.options.defaults
+]
+OPTIONS += [
+    (fn, name) for name in COMMON for fn in one_per(lambda spec: spec.erase if spec.state.parts is None else None)
+]
 
 
 def refused(fn, name, value, **more):
@@ -93,24 +95,33 @@ def test_numbers_of_numpy_are_numbers():
 Q = np.random.default_rng(0).standard_normal((1, 3, 2, 4))
 
 
-@pytest.mark.parametrize(("f", "text"), [
-    (lambda x: x.tolist(), "feature_map makes k a list, expected an array"),
-    (lambda x: None, "feature_map makes k a NoneType, expected an array"),
-    (lambda x: x > 0, "feature_map makes k of dtype bool, expected one of float16"),
-    (lambda x: x.astype(int), "feature_map makes k of dtype int64, expected one of float16"),
-])
+@pytest.mark.parametrize(
+    ("f", "text"),
+    [
+        (lambda x: x.tolist(), "feature_map makes k a list, expected an array"),
+        (lambda x: None, "feature_map makes k a NoneType, expected an array"),
+        (lambda x: x > 0, "feature_map makes k of dtype bool, expected one of float16"),
+        (lambda x: x.astype(int), "feature_map makes k of dtype int64, expected one of float16"),
+    ],
+)
 def test_results_of_a_map_are_checked(f, text):
     for state in (None, np.zeros((1, 2, 4, 4))):
         with pytest.raises(TypeError, match=f"^linear_attention: {text}"):
             la.linear_attention(Q, Q, Q, feature_map=(f, f), state=state)
 
 
-@pytest.mark.parametrize(("f_vjp", "error", "text"), [
-    (lambda x, d: d[..., :2], ValueError,
-     r"f_vjp of feature_map makes dk of shape \(1, 3, 2, 2\), expected \(1, 3, 2, 4\), the shape of k"),
-    (lambda x, d: d.sum(), ValueError, r"f_vjp of feature_map makes dk of shape \(\), expected \(1, 3, 2, 4\)"),
-    (lambda x, d: d.tolist(), TypeError, "f_vjp of feature_map makes dk a list, expected an array"),
-])
+@pytest.mark.parametrize(
+    ("f_vjp", "error", "text"),
+    [
+        (
+            lambda x, d: d[..., :2],
+            ValueError,
+            r"f_vjp of feature_map makes dk of shape \(1, 3, 2, 2\), expected \(1, 3, 2, 4\), the shape of k",
+        ),
+        (lambda x, d: d.sum(), ValueError, r"f_vjp of feature_map makes dk of shape \(\), expected \(1, 3, 2, 4\)"),
+        (lambda x, d: d.tolist(), TypeError, "f_vjp of feature_map makes dk a list, expected an array"),
+    ],
+)
 def test_results_of_the_transpose_of_a_map_are_checked(f_vjp, error, text):
     out, pullback = la.vjp(la.linear_attention, Q, Q, Q, feature_map=(lambda x: x, f_vjp))
     with pytest.raises(error, match=f"^linear_attention: {text}"):

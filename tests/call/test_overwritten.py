@@ -53,14 +53,22 @@ def test_a_tensor_whose_heads_share_memory():
 DENSE = np.zeros((3, 4, 6, 8), np.float32)
 
 
-@pytest.mark.parametrize(("x", "shares"), [
-    (DENSE, False), (DENSE.swapaxes(1, 3), False), (DENSE[:, ::-2, 1:], False), (DENSE[:0], False),
-    (np.diagonal(DENSE[:, :3]), False), (np.broadcast_to(DENSE[:1], DENSE.shape), True),
-    (np.lib.stride_tricks.sliding_window_view(DENSE, 3, axis=2), True),
-    (np.lib.stride_tricks.as_strided(np.zeros(20), (2, 3), (24, 16)), False),  # interleaved: 0 16 32, 24 40 56
-    (np.lib.stride_tricks.as_strided(np.zeros(20), (2, 3), (32, 16)), True),  # 0 16 32, 32 48 64
-    (np.lib.stride_tricks.as_strided(np.zeros(20), (3,), (4,)), True),  # half an element apart
-], ids=range(10))
+@pytest.mark.parametrize(
+    ("x", "shares"),
+    [
+        (DENSE, False),
+        (DENSE.swapaxes(1, 3), False),
+        (DENSE[:, ::-2, 1:], False),
+        (DENSE[:0], False),
+        (np.diagonal(DENSE[:, :3]), False),
+        (np.broadcast_to(DENSE[:1], DENSE.shape), True),
+        (np.lib.stride_tricks.sliding_window_view(DENSE, 3, axis=2), True),
+        (np.lib.stride_tricks.as_strided(np.zeros(20), (2, 3), (24, 16)), False),  # interleaved: 0 16 32, 24 40 56
+        (np.lib.stride_tricks.as_strided(np.zeros(20), (2, 3), (32, 16)), True),  # 0 16 32, 32 48 64
+        (np.lib.stride_tricks.as_strided(np.zeros(20), (3,), (4,)), True),  # half an element apart
+    ],
+    ids=range(10),
+)
 def test_elements_that_share_memory(x, shares):
     assert overlaps_itself(place_of(x)) is shares
 

@@ -129,12 +129,24 @@ def test_packed_sequences(case, given):
     total = named(pullback(dout, dstate, dstates))
     eps, direction = 1e-6, random_like(state, 1)
     if given:  # along the initial states, the states at positions change by the pullback's gradient
-        moved = [case.fn(**arrays, **more | {"state": parts_like(state, [S + sign * eps * d for S, d in zip(
-            parts(state), parts(direction), strict=True)])}, return_states_at=POSITIONS).states for sign in (1, -1)]
+        moved = [
+            case.fn(
+                **arrays,
+                **more
+                | {
+                    "state": parts_like(
+                        state, [S + sign * eps * d for S, d in zip(parts(state), parts(direction), strict=True)]
+                    )
+                },
+                return_states_at=POSITIONS,
+            ).states
+            for sign in (1, -1)
+        ]
         slope = sum(float(np.sum(d * (a - b))) for d, a, b in zip(*map(parts, (dstates, *moved)), strict=True))
         slope /= 2 * eps
-        change = sum(float(np.sum((total[f"state.{n}"] - found[f"state.{n}"]) * d))
-                     for n, d in enumerate(parts(direction)))
+        change = sum(
+            float(np.sum((total[f"state.{n}"] - found[f"state.{n}"]) * d)) for n, d in enumerate(parts(direction))
+        )
         assert abs(slope - change) < 1e-6 * max(1.0, abs(slope))
 
 
@@ -245,9 +257,11 @@ def test_other_errors():
     with pytest.raises(TypeError, match="influence_matrix: q is None"):
         la.influence_matrix(fn, **arrays | {"q": None})
     result, pullback = la.vjp(fn, **arrays, return_states_at=7)
-    for given, text in (((result.out[1:],), "dout has shape (1, 21, 2, 3), expected (2, 21, 2, 3)"),
-                        ((None, state[1:]), "dstate has shape (1, 2, 5, 3), expected (2, 2, 5, 3)"),
-                        ((None, None, state), "dstates has shape (2, 2, 5, 3), expected (2, 3, 2, 5, 3)")):
+    for given, text in (
+        ((result.out[1:],), "dout has shape (1, 21, 2, 3), expected (2, 21, 2, 3)"),
+        ((None, state[1:]), "dstate has shape (1, 2, 5, 3), expected (2, 2, 5, 3)"),
+        ((None, None, state), "dstates has shape (2, 2, 5, 3), expected (2, 3, 2, 5, 3)"),
+    ):
         with pytest.raises(ValueError, match=sentence(f"gated_delta_rule: {text}")):
             pullback(*given)
     with pytest.raises(TypeError, match="expected dout, dstate or dstates"):

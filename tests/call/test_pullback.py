@@ -22,8 +22,9 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(parts(tuple(a)), parts(tuple(b)), strict=True))
 
 
-@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy],
-                         ids=["pickle", "copy", "deepcopy"])
+@pytest.mark.parametrize(
+    "copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"]
+)
 @pytest.mark.parametrize("fn", one_per(lambda spec: (spec.state.parts, spec.state.wide)), ids=lambda fn: fn.__name__)
 def test_results_and_gradients_can_be_pickled_and_copied(fn, copied):
     case = next(c for c in CASES if c.fn is fn)

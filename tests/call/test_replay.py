@@ -205,6 +205,7 @@ def test_batch_axes_that_merge_into_one_and_that_do_not(T):
     for seed in range(3):
         x, state = given(T, seed, B=6)
         sets.append(({n: y.reshape(2, 3, *y.shape[1:]) for n, y in x.items()}, state.reshape(2, 3, H, K, K)))
+
     def crossed(y):
         return np.ascontiguousarray(y.swapaxes(0, 1)).swapaxes(0, 1)
 
@@ -270,7 +271,8 @@ def test_other_offsets_and_other_rows(T):
     assert pooled[2][0] is ValueError
     replay.clear()
     assert pooled[::-1] == [
-        result(la.gated_delta_rule, *of(x, state=pool, state_rows=y, overwrite_state=True)) for y in chosen[::-1]]
+        result(la.gated_delta_rule, *of(x, state=pool, state_rows=y, overwrite_state=True)) for y in chosen[::-1]
+    ]
 
 
 # every variant
@@ -305,6 +307,7 @@ def test_the_number_of_recorded_plans_is_limited(monkeypatch):
 @pytest.mark.parametrize("where", ["nbytes", "device_nbytes"])
 def test_the_bytes_of_recorded_plans_are_limited(where):
     """The oldest plans are removed, for a plan that has grown too; one that exceeds the bound alone is not stored."""
+
     def plan(part):
         return SimpleNamespace(**{"nbytes": 0, where: int(replay.MOST_BYTES / part)})
 

@@ -64,8 +64,16 @@ def test_another_kind_of_state(kind, overwrite, T):
     options = {"overwrite_state": overwrite, "return_state": True}
     other = STATES[kind](R)
     check(la.gated_delta_rule, of(x, state=S, **options), of(y, state=other, **options))
-    good = kind in ("none", "read-only", "every second", "bfloat16", "float16", "transposed", "columns first",
-                    "float64")
+    good = kind in (
+        "none",
+        "read-only",
+        "every second",
+        "bfloat16",
+        "float16",
+        "transposed",
+        "columns first",
+        "float64",
+    )
     if good and not (overwrite and kind in ("none", "read-only", "float64")):
         check(la.gated_delta_rule, of(x, state=STATES[kind](S), **options), of(y, state=R, **options))
         check(la.gated_delta_rule, of(x, state=STATES[kind](S), **options), of(y, state=other, **options))
@@ -179,10 +187,21 @@ def steps_of_mlstm(seed):
     return x, (numbers((B, H, K, K), seed + 5), numbers((B, H, K), seed + 6), numbers((B, H), seed + 7))
 
 
-@pytest.mark.parametrize("then", [
-    {"soft_cap": 0.5}, {"forget_gate": "exp"}, {"scale": 3.0}, {"overwrite_state": True}, {"return_state": True},
-    {"chunk_size": 16}, {"backend": "chunks"}, {"state": None}, {"forget_gate": "relu"},
-], ids=str)
+@pytest.mark.parametrize(
+    "then",
+    [
+        {"soft_cap": 0.5},
+        {"forget_gate": "exp"},
+        {"scale": 3.0},
+        {"overwrite_state": True},
+        {"return_state": True},
+        {"chunk_size": 16},
+        {"backend": "chunks"},
+        {"state": None},
+        {"forget_gate": "relu"},
+    ],
+    ids=str,
+)
 def test_another_option_of_a_step_with_a_state_of_parts(then):
     x, state = steps_of_mlstm(0)
     y, other = steps_of_mlstm(20)

@@ -17,9 +17,11 @@ from linattn_np.matrix_state.types import Inputs, Plan, Readout, Saved
 from tests.cases import CASES, cotangents, draw, parts, parts_like, passes_through
 
 CHANGED = [  # a change of variables, a preprocessing step, or work after the core
-    case for case in CASES
+    case
+    for case in CASES
     if (case.spec.readout is Readout.LINEAR and (case.spec.change.gate or not passes_through(case.fn)))
-    or case.options.get("qk_l2norm") or "A_log" in case.given
+    or case.options.get("qk_l2norm")
+    or "A_log" in case.given
 ]
 every_case = pytest.mark.parametrize("case", CHANGED, ids=str)
 FORMS = {"tokens": 3, "chunks": 40}
@@ -35,6 +37,7 @@ def no_plans():
 @pytest.fixture
 def sealed(monkeypatch):
     """A function after which the compiled loops run only from recorded plans."""
+
     def fails(*arguments):
         raise AssertionError("the tables of the loops were built again")
 
@@ -126,8 +129,13 @@ def test_inputs_of_another_layout_are_computed_in_full():
     for n in range(4):
         recorded.forward(x, plan, S)
         assert (module.full, module.replayed) == (1, n)
-    others = [x._replace(r=k.copy()), x._replace(v=v.astype(np.float32)), x._replace(q=q[:, ::-1]), x._replace(g=q),
-              x._replace(k=k[:2], r=k[:2])]
+    others = [
+        x._replace(r=k.copy()),
+        x._replace(v=v.astype(np.float32)),
+        x._replace(q=q[:, ::-1]),
+        x._replace(g=q),
+        x._replace(k=k[:2], r=k[:2]),
+    ]
     for n, other in enumerate(others):
         out, _, saved = recorded.forward(other, plan, S)
         assert out is other.v

@@ -91,8 +91,11 @@ def test_replay_gives_what_a_first_call_gives(case, T, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunks", "numba"])
-@pytest.mark.parametrize("more", [{}, {"layout": "heads_first"}, {"qk_l2norm": True}, {"num_threads": 2},
-                                  {"chunk_size": 16}, {"scale": 3.0}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"layout": "heads_first"}, {"qk_l2norm": True}, {"num_threads": 2}, {"chunk_size": 16}, {"scale": 3.0}],
+    ids=str,
+)
 def test_every_backend_and_option(backend, more, monkeypatch):
     if backend == "numba":
         pytest.importorskip("numba")
@@ -135,10 +138,16 @@ def test_another_option(first, then):
 
 
 ARRAYS = {
-    "strides": transposed, "every second": apart, "backwards": backwards,
-    "float64": lambda y: y.astype(np.float64), "float16": lambda y: y.astype(np.float16),
-    "swapped bytes": lambda y: y.astype(">f4"), "integers": lambda y: y.astype(int), "one row": lambda y: y[:1],
-    "none": lambda y: None, "a list": lambda y: y.tolist(),
+    "strides": transposed,
+    "every second": apart,
+    "backwards": backwards,
+    "float64": lambda y: y.astype(np.float64),
+    "float16": lambda y: y.astype(np.float16),
+    "swapped bytes": lambda y: y.astype(">f4"),
+    "integers": lambda y: y.astype(int),
+    "one row": lambda y: y[:1],
+    "none": lambda y: None,
+    "a list": lambda y: y.tolist(),
 }
 
 

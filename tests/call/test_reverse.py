@@ -22,8 +22,10 @@ OFFSETS = [0, 5, 5, 12]
 
 def turned(case, arrays, layout="time_first"):
     """The tokens in reverse order."""
-    axis = {"time_first": lambda x, n: x.ndim - len(case.given[n].split()),
-            "heads_first": lambda x, n: x.ndim - len(case.given[n].split()) + 1}[layout]
+    axis = {
+        "time_first": lambda x, n: x.ndim - len(case.given[n].split()),
+        "heads_first": lambda x, n: x.ndim - len(case.given[n].split()) + 1,
+    }[layout]
     return {n: np.flip(x, axis(x, n)).copy() if n in case.given and case.on_tokens(n) else x for n, x in arrays.items()}
 
 

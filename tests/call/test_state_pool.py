@@ -25,8 +25,12 @@ def test_rows_of_a_pool(library, given):
     arrays, pool = drawn(la.kda)
     expected = la.kda(**arrays, state=pool[ROWS], return_state=True)
     rows = ROWS if given == "list" else library.bring(np.array(ROWS))
-    out, end = la.kda(**{n: library.bring(x) for n, x in arrays.items()}, state=library.bring(pool), state_rows=rows,
-                      return_state=True)
+    out, end = la.kda(
+        **{n: library.bring(x) for n, x in arrays.items()},
+        state=library.bring(pool),
+        state_rows=rows,
+        return_state=True,
+    )
     assert np.abs(library.see(out) - expected.out).max() < 1e-5
     assert library.see(end).shape == (3, 2, 5, 4)
     assert np.abs(library.see(end) - expected.state).max() < 1e-5
@@ -38,8 +42,13 @@ def test_rows_are_overwritten_and_the_others_are_not(library):
     arrays, pool = drawn(la.gated_delta_rule)
     expected = la.gated_delta_rule(**arrays, state=pool[ROWS], return_state=True)
     buffer = library.bring(pool.copy())
-    _, same = la.gated_delta_rule(**{n: library.bring(x) for n, x in arrays.items()}, state=buffer, state_rows=ROWS,
-                                  return_state=True, overwrite_state=True)
+    _, same = la.gated_delta_rule(
+        **{n: library.bring(x) for n, x in arrays.items()},
+        state=buffer,
+        state_rows=ROWS,
+        return_state=True,
+        overwrite_state=True,
+    )
     assert same is buffer
     assert np.abs(library.see(buffer)[ROWS] - expected.state).max() < 1e-5
     assert (library.see(buffer)[[1, 3, 5]] == pool[[1, 3, 5]]).all()
@@ -49,8 +58,13 @@ def test_immutable_pools_return_the_states():
     jnp = pytest.importorskip("jax.numpy")
     arrays, pool = drawn(la.simple_gla)
     expected = la.simple_gla(**arrays, state=pool[ROWS], return_state=True).state
-    _, end = la.simple_gla(**{n: jnp.asarray(x) for n, x in arrays.items()}, state=jnp.asarray(pool), state_rows=ROWS,
-                           return_state=True, overwrite_state=True)
+    _, end = la.simple_gla(
+        **{n: jnp.asarray(x) for n, x in arrays.items()},
+        state=jnp.asarray(pool),
+        state_rows=ROWS,
+        return_state=True,
+        overwrite_state=True,
+    )
     assert np.abs(np.asarray(end) - expected).max() < 1e-5
 
 
@@ -74,19 +88,26 @@ def test_ragged_and_normalised_pools():
     assert np.array_equal(sums[[1, 3, 5]], z[[1, 3, 5]])
 
 
-@pytest.mark.parametrize(("options", "kind", "words"), [
-    ({"state_rows": [0, 1]}, ValueError, r"state_rows has shape \(2,\), expected one row per sequence: \(3,\)"),
-    ({"state_rows": [0, 1, 6]}, ValueError, "expected rows of a pool of 6: from 0 to 5"),
-    ({"state_rows": [0, -2, 2]}, ValueError, "expected rows of a pool of 6"),
-    ({"state_rows": [0, 1, 1]}, ValueError, "expected no row twice"),
-    ({"state_rows": [0.0, 1.0, 2.0]}, TypeError, "expected integers"),
-    ({"state_rows": np.zeros(3)}, TypeError, "state_rows has dtype float64, expected integers"),
-    ({"state_rows": [[0], [1], [2]]}, TypeError, "expected integers"),
-    ({"state_rows": 1}, ValueError, "expected one row per sequence"),
-    ({"state_rows": ROWS, "state": None}, ValueError, "state_rows without a state"),
-    ({"state_rows": ROWS, "state": np.zeros((2, 5, 4))}, ValueError, r"expected a pool \(P, H, K, V\)"),
-    ({"state_rows": ROWS, "state": np.zeros((6, 2, 5, 3))}, ValueError, r"expected \(P, H, K, V\) = \(6, 2, 5, 4\)"),
-])
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"state_rows": [0, 1]}, ValueError, r"state_rows has shape \(2,\), expected one row per sequence: \(3,\)"),
+        ({"state_rows": [0, 1, 6]}, ValueError, "expected rows of a pool of 6: from 0 to 5"),
+        ({"state_rows": [0, -2, 2]}, ValueError, "expected rows of a pool of 6"),
+        ({"state_rows": [0, 1, 1]}, ValueError, "expected no row twice"),
+        ({"state_rows": [0.0, 1.0, 2.0]}, TypeError, "expected integers"),
+        ({"state_rows": np.zeros(3)}, TypeError, "state_rows has dtype float64, expected integers"),
+        ({"state_rows": [[0], [1], [2]]}, TypeError, "expected integers"),
+        ({"state_rows": 1}, ValueError, "expected one row per sequence"),
+        ({"state_rows": ROWS, "state": None}, ValueError, "state_rows without a state"),
+        ({"state_rows": ROWS, "state": np.zeros((2, 5, 4))}, ValueError, r"expected a pool \(P, H, K, V\)"),
+        (
+            {"state_rows": ROWS, "state": np.zeros((6, 2, 5, 3))},
+            ValueError,
+            r"expected \(P, H, K, V\) = \(6, 2, 5, 4\)",
+        ),
+    ],
+)
 def test_bad_rows(options, kind, words):
     arrays, pool = drawn(la.kda)
     with pytest.raises(kind, match=words):
@@ -99,8 +120,9 @@ def test_not_with_gradients():
         la.vjp(la.kda, **arrays, state=pool, state_rows=ROWS)
 
 
-@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn.spec.state.parts and not fn.spec.state.wide],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [fn for fn in la.VARIANTS if fn.spec.state.parts and not fn.spec.state.wide], ids=lambda fn: fn.__name__
+)
 def test_pools_of_states_with_parts(library, fn):
     arrays, _ = drawn(fn)
     pool = la.testing.sample_state(fn, np.random.default_rng(1), (6,), {}, H=2, K=5, V=4)
@@ -117,6 +139,7 @@ def test_pools_of_states_with_parts(library, fn):
 @pytest.fixture
 def no_copies(monkeypatch):
     """Rows are neither gathered nor scattered."""
+
     def fails(*arguments):
         raise AssertionError("the rows of a pool were copied")
 

@@ -15,6 +15,8 @@ from linattn_np.testing import relative_error
 from tests.cases import PLAIN, Case, cell, cotangents, draw, one_per, parts, parts_like, tokens, with_arrays
 
 T, POSITIONS = 70, [0, 1, 16, 33, 34, 64, 70]
+
+
 def case_of(fn):
     return next(c for c in PLAIN if c.fn is fn)
 
@@ -29,8 +31,16 @@ DELTA, VECTOR_DELTA = (with_arrays("q k v g beta", decay=kind) for kind in ("SCA
 SCALAR, VECTOR, DELTA, VECTOR_DELTA = map(case_of, (SCALAR, VECTOR, DELTA, VECTOR_DELTA))
 KINDS = [c for c in PLAIN if c.fn in (*one_per(cell), *one_per(readout))]
 LONG = [c for c in PLAIN if c.fn in one_per(lambda s: cell(s) and (s.decay, s.erase, s.query_reads, "u" in s.arrays))]
-OF_TOKENS = [c for c in PLAIN if c.fn in one_per(
-    lambda s: (s.readout, s.state.unpack_at) if s.state.unpack_vjp is not None or s.readout.name == "SOLVED" else None)]
+OF_TOKENS = [
+    c
+    for c in PLAIN
+    if c.fn
+    in one_per(
+        lambda s: (
+            (s.readout, s.state.unpack_at) if s.state.unpack_vjp is not None or s.readout.name == "SOLVED" else None
+        )
+    )
+]
 HOWS = [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 16}, {"backend": "numba", "chunk_size": 16},
         {"backend": "chunks", "chunk_size": 16, "chunk_states": "scan"}, {"chunk_size": "parallel"},
         {"backend": "numba", "chunk_size": 1}]  # fmt: skip
@@ -276,10 +286,17 @@ def test_every_variant_has_gradients_at_any_positions(case, begins):
         for kept in ({0, 1, 2}, {0}, {1}, {2}):
             cotangent = [d if n in kept else None for n, d in enumerate(every)]
             grads = pullback(*cotangent)
-            slope = sum(float(np.sum((x - y) * d)) / 2e-6 for ends, others, c in zip(*moved, cotangent, strict=True)
-                        if c is not None for x, y, d in zip(*map(parts, ((ends,), (others,), (c,))), strict=True))
-            change = sum(float(np.sum(d * y)) for n in step
-                         for d, y in zip(parts((getattr(grads, n),)), parts((step[n],)), strict=True))
+            slope = sum(
+                float(np.sum((x - y) * d)) / 2e-6
+                for ends, others, c in zip(*moved, cotangent, strict=True)
+                if c is not None
+                for x, y, d in zip(*map(parts, ((ends,), (others,), (c,))), strict=True)
+            )
+            change = sum(
+                float(np.sum(d * y))
+                for n in step
+                for d, y in zip(parts((getattr(grads, n),)), parts((step[n],)), strict=True)
+            )
             assert abs(slope - change) < 1e-6 * max(1.0, abs(slope)), (at, kept)
 
 

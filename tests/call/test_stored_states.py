@@ -88,8 +88,10 @@ def test_against_the_definition_and_gradients(case, kind):
 
 def drawn(fn, T=3, B=(3,), H=2, seed=0, **heads):
     rng = np.random.default_rng(seed)
-    arrays = {n: x.astype(np.float32)
-              for n, x in la.testing.sample(fn, rng, B=B, T=T, H=H, K=5, V=4, optional=False, **heads).items()}
+    arrays = {
+        n: x.astype(np.float32)
+        for n, x in la.testing.sample(fn, rng, B=B, T=T, H=H, K=5, V=4, optional=False, **heads).items()
+    }
     return arrays, rng.standard_normal((6, H, 5, 4)).astype(ml_dtypes.bfloat16)
 
 

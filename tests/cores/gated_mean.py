@@ -67,9 +67,7 @@ class GatedMean(Core):
     BACKENDS = ("reference",)
     STATE_AXES = {"S": "H V", "n": "H"}  # noqa: RUF012
 
-    def forward(
-        self, fn: str, x: MeanInputs, plan: CallPlan, state: MeanState | None, wanted: str | None
-    ) -> Computed:
+    def forward(self, fn: str, x: MeanInputs, plan: CallPlan, state: MeanState | None, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         xp, x = plan.xp, MeanInputs(*(cast(plan.xp, y, plan.dtype) for y in x))
         begins = self._each(x, plan, state)

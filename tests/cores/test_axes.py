@@ -26,8 +26,13 @@ def _pack(c: Any, state: Any) -> Any:
 
 
 CHANGE = ChangeOfVariables(
-    _one_head, _one_head_vjp, lambda c, out: out[..., 0, :], lambda c, out, dout: (dout[..., None, :], {}),
-    query=None, key=None, value="x",
+    _one_head,
+    _one_head_vjp,
+    lambda c, out: out[..., 0, :],
+    lambda c, out, dout: (dout[..., None, :], {}),
+    query=None,
+    key=None,
+    value="x",
 )
 SPEC = VariantSpec(
     name="channels", sentence="A gated mean without heads.", equation="that of gated_mean", paper="none", core=CORE,
@@ -82,13 +87,18 @@ def test_influence_and_explain_without_heads():
     assert la.explain(channels, x, g).bytes == 8 * (2 * x.size + g.size)
 
 
-@pytest.mark.parametrize(("message", "change"), [
-    ("g has shape (2, 9, 16), expected (B, T) = (2, 9)", lambda x, g, S: {"g": x}),
-    ("state_rows without a state, expected state to be the pool (P, D)", lambda x, g, S: {"state_rows": [0, 1]}),
-    ("state.n has shape (2, 1), expected a pool (P,)",
-     lambda x, g, S: {"state": (S.S, S.n[:, None]), "state_rows": [0, 1]}),
-    ("state is a tuple of 1, expected two arrays (S, n) as a MeanState", lambda x, g, S: {"state": (S.S,)}),
-])
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        ("g has shape (2, 9, 16), expected (B, T) = (2, 9)", lambda x, g, S: {"g": x}),
+        ("state_rows without a state, expected state to be the pool (P, D)", lambda x, g, S: {"state_rows": [0, 1]}),
+        (
+            "state.n has shape (2, 1), expected a pool (P,)",
+            lambda x, g, S: {"state": (S.S, S.n[:, None]), "state_rows": [0, 1]},
+        ),
+        ("state is a tuple of 1, expected two arrays (S, n) as a MeanState", lambda x, g, S: {"state": (S.S,)}),
+    ],
+)
 def test_errors_name_the_axes(message, change):
     x, g, state = drawn()
     with pytest.raises((TypeError, ValueError)) as error:

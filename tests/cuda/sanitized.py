@@ -77,12 +77,22 @@ CASES = [
     Case("simple_gla", "float32", 75, 60, 100, (2, 1, 1), [0, 33, 75]),
     Case("simple_gla", "float32", 40, 256, 256, (1, 1, 1)),
     Case("simple_gla", "tf32", 140),
-    *(Case(fn, "bfloat16", T, backward=False) for fn in ("simple_gla", "gated_delta_rule", "kda", "rwkv7", "rwkv6")
-      for T in (1, 3)),
+    *(
+        Case(fn, "bfloat16", T, backward=False)
+        for fn in ("simple_gla", "gated_delta_rule", "kda", "rwkv7", "rwkv6")
+        for T in (1, 3)
+    ),
     Case("gated_delta_rule", "float32", 2, 60, 36, (4, 2, 2), backward=False),
-    *(Case(fn, "bfloat16", T, backward=False, state=state) for fn, T, state in (
-        ("simple_gla", 1, "bfloat16"), ("gated_delta_rule", 3, "bfloat16"), ("kda", 1, "float16"),
-        ("rwkv7", 2, "float16"), ("rwkv6", 1, "bfloat16"))),
+    *(
+        Case(fn, "bfloat16", T, backward=False, state=state)
+        for fn, T, state in (
+            ("simple_gla", 1, "bfloat16"),
+            ("gated_delta_rule", 3, "bfloat16"),
+            ("kda", 1, "float16"),
+            ("rwkv7", 2, "float16"),
+            ("rwkv6", 1, "bfloat16"),
+        )
+    ),
     Case("gated_delta_rule", "bfloat16", 1, heads=(256, 256, 256), backward=False, state="bfloat16"),  # eight warps
     Case("gated_delta_rule", "bfloat16", 1, 60, 36, (2, 1, 1), backward=False, state="bfloat16"),
     Case("kda", "bfloat16", 1, 7, 5, (2, 1, 1), backward=False, state="float16"),  # elements one by one
@@ -296,6 +306,7 @@ def errors(cp: Any, case: Case) -> Iterator[tuple[str, float]]:
 
 def poisoned(cp: Any) -> Any:
     """An allocator of memory that is all ones, NaN in every format of floats, without a pool."""
+
     def allocate(size: int) -> Any:
         memory = cp.cuda.Memory(size)
         if size:
@@ -314,8 +325,13 @@ def main(argv: list[str]) -> int:
     import cupy as cp
 
     backward = ("reverse_constants", "grads_constants")
-    names = [(cuda_delta_plan, "constants"), (cuda_vector_plan, "constants"), (cuda_free_plan, "constants"),
-             (cuda_softmax_plan, "constants"), (cuda_path_plan, "constants")]
+    names = [
+        (cuda_delta_plan, "constants"),
+        (cuda_vector_plan, "constants"),
+        (cuda_free_plan, "constants"),
+        (cuda_softmax_plan, "constants"),
+        (cuda_path_plan, "constants"),
+    ]
     names += [(cuda_vector_plan, name) for name in backward]
     for plan, name in names if args.every_lane else ():
         constants = getattr(plan, name)

@@ -76,8 +76,11 @@ def test_an_edited_header_recompiles(tiny, cache):
 
 def test_the_key_knows_constants_architecture_and_compiler(tiny, monkeypatch):
     source = sources.read("tiny.cu", tiny)
-    keys = {cuda_compile.key_of(source, cuda_compile.options_of(c, a))
-            for c in ({"LA_ADD": 1}, {"LA_ADD": 2}) for a in ("sm_80", "sm_90")}
+    keys = {
+        cuda_compile.key_of(source, cuda_compile.options_of(c, a))
+        for c in ({"LA_ADD": 1}, {"LA_ADD": 2})
+        for a in ("sm_80", "sm_90")
+    }
     monkeypatch.setattr(nvrtc, "version", lambda: (99, 0))
     keys.add(cuda_compile.key_of(source, cuda_compile.options_of({"LA_ADD": 1}, "sm_80")))
     assert len(keys) == 5
@@ -125,10 +128,12 @@ def test_no_cache_folder_is_no_error(tiny, tmp_path, monkeypatch):
 
 
 def test_processes_at_once_share_the_cache(tiny, cache):
-    program = ("import sys; from pathlib import Path; from linattn_np.runtime.cuda import compile as c, sources as s; "
-               "from linattn_np.runtime.code_cache import load; "
-               "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
-               "assert load(x.path) == x.cubin")
+    program = (
+        "import sys; from pathlib import Path; from linattn_np.runtime.cuda import compile as c, sources as s; "
+        "from linattn_np.runtime.code_cache import load; "
+        "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
+        "assert load(x.path) == x.cubin"
+    )
     running = [subprocess.Popen([sys.executable, "-c", program, str(tiny)]) for _ in range(4)]
     assert [p.wait() for p in running] == [0] * 4
     assert len(list(cache.glob("*.cubin"))) == 1
@@ -136,10 +141,12 @@ def test_processes_at_once_share_the_cache(tiny, cache):
 
 def test_code_from_the_cache_needs_no_compiler(tiny, cache):
     """Not loaded until something must be compiled; an invalid cached line is queried anew."""
-    program = ("import sys; from pathlib import Path; "
-               "from linattn_np.runtime.cuda import compile as c, nvrtc, sources as s; "
-               "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
-               "assert c.architecture(90) == 'sm_90a'; print(len(x.log) > 0, nvrtc.library.cache_info().currsize)")
+    program = (
+        "import sys; from pathlib import Path; "
+        "from linattn_np.runtime.cuda import compile as c, nvrtc, sources as s; "
+        "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
+        "assert c.architecture(90) == 'sm_90a'; print(len(x.log) > 0, nvrtc.library.cache_info().currsize)"
+    )
 
     def run():
         how = [sys.executable, "-c", program, str(tiny)]
@@ -147,7 +154,7 @@ def test_code_from_the_cache_needs_no_compiler(tiny, cache):
 
     assert run() == "True 1\n"
     assert run() == "False 0\n"
-    line, = cache.glob("nvrtc-*.txt")
+    (line,) = cache.glob("nvrtc-*.txt")
     assert list(map(int, code_cache.load(line).split())) == [*nvrtc.version(), *nvrtc.architectures()]
     line.write_text("13 0 import os")
     assert run() == "False 1\n"
@@ -193,11 +200,21 @@ HMMA, HGMMA = {0x23C}, {0x9F0, 0xDF0}  # products of a warp; of a warpgroup, A i
 SMALL = (cuda_scan.SEGMENTS, cuda_scan.GATE, cuda_operands.HEAD_SUMS)  # entries without products
 
 
-@pytest.mark.parametrize(("arch", "dtype", "K", "V"), [
-    *((arch, *kind) for arch in ("sm_80", "sm_90a", "sm_100a")
-      for kind in (("bfloat16", 128, 128), ("float16", 64, 64), ("float32", 60, 100))),
-    ("sm_90a", "tf32", 128, 128), ("sm_90a", "float32", 128, 128), ("sm_90a", "bfloat16", 64, 64),
-    ("sm_90a", "bfloat16", 128, 64), ("sm_90a", "bfloat16", 40, 120)])
+@pytest.mark.parametrize(
+    ("arch", "dtype", "K", "V"),
+    [
+        *(
+            (arch, *kind)
+            for arch in ("sm_80", "sm_90a", "sm_100a")
+            for kind in (("bfloat16", 128, 128), ("float16", 64, 64), ("float32", 60, 100))
+        ),
+        ("sm_90a", "tf32", 128, 128),
+        ("sm_90a", "float32", 128, 128),
+        ("sm_90a", "bfloat16", 64, 64),
+        ("sm_90a", "bfloat16", 128, 64),
+        ("sm_90a", "bfloat16", 40, 120),
+    ],
+)
 def test_every_entry_compiles(arch, dtype, K, V):
     """To machine code of the architecture: products on its matrix units, no more spills than the allowance."""
     for entry in scan_entries(dtype, K, V, int(arch.strip("sm_a"))):
@@ -216,12 +233,18 @@ BONUS = {("sm_100a", 13, 2): 24}  # bytes that this compiler spills of a token w
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
-@pytest.mark.parametrize(("dtype", "K", "V", "cells", "state"), [
-    ("bfloat16", 128, 128, list(itertools.product(Decay, Erase)), "float32"), ("float32", 256, 256, HEAVY, "float32"),
-    ("float32", 255, 7, HEAVY[:1], "float32"), ("float16", 128, 64, HEAVY[:1], "float32"),
-    ("bfloat16", 128, 128, HEAVY, "bfloat16"), ("float32", 256, 256, HEAVY[:1], "float16"),
-    ("float16", 255, 7, HEAVY[:1], "bfloat16"),
-])
+@pytest.mark.parametrize(
+    ("dtype", "K", "V", "cells", "state"),
+    [
+        ("bfloat16", 128, 128, list(itertools.product(Decay, Erase)), "float32"),
+        ("float32", 256, 256, HEAVY, "float32"),
+        ("float32", 255, 7, HEAVY[:1], "float32"),
+        ("float16", 128, 64, HEAVY[:1], "float32"),
+        ("bfloat16", 128, 128, HEAVY, "bfloat16"),
+        ("float32", 256, 256, HEAVY[:1], "float16"),
+        ("float16", 255, 7, HEAVY[:1], "bfloat16"),
+    ],
+)
 def test_every_step_compiles(arch, dtype, K, V, cells, state):
     """To machine code of the architecture; nothing of a state spills."""
     for cell in cells:

@@ -37,8 +37,9 @@ def test_separate_erase_vectors_compile(dtype):
         assert spilled(code.log) <= ALLOWANCE.get((dtype, 64), 0), code.log
 
 
-@pytest.mark.parametrize(("raw", "steps", "decay"),
-                         [(True, 1, True), (True, 1, False), (False, 4, True), (True, 2, True)])
+@pytest.mark.parametrize(
+    ("raw", "steps", "decay"), [(True, 1, True), (True, 1, False), (False, 4, True), (True, 2, True)]
+)
 def test_raw_projections_and_tokens_of_several_steps_compile(raw, steps, decay):
     for entry in delta_entries("bfloat16", 128, 128, 90, decay, raw=raw, steps=steps):
         code = cuda_compile.compile_source(sources.read(entry.file), dict(entry.constants), "sm_90a", cached=False)
@@ -47,11 +48,20 @@ def test_raw_projections_and_tokens_of_several_steps_compile(raw, steps, decay):
         assert not re.search(r"C75\d\d", code.log), (entry.words, code.log)
 
 
-@pytest.mark.parametrize(("arch", "dtype", "K", "V", "decay"), [
-    ("sm_90a", "bfloat16", 128, 128, True), ("sm_90a", "bfloat16", 128, 128, False),
-    ("sm_90a", "bfloat16", 64, 40, True), ("sm_90a", "float32", 256, 256, True),
-    ("sm_80", "bfloat16", 128, 128, True), ("sm_80", "float16", 128, 128, True), ("sm_80", "float32", 60, 100, False),
-    ("sm_100a", "bfloat16", 128, 128, True), ("sm_120a", "float32", 128, 128, True)])
+@pytest.mark.parametrize(
+    ("arch", "dtype", "K", "V", "decay"),
+    [
+        ("sm_90a", "bfloat16", 128, 128, True),
+        ("sm_90a", "bfloat16", 128, 128, False),
+        ("sm_90a", "bfloat16", 64, 40, True),
+        ("sm_90a", "float32", 256, 256, True),
+        ("sm_80", "bfloat16", 128, 128, True),
+        ("sm_80", "float16", 128, 128, True),
+        ("sm_80", "float32", 60, 100, False),
+        ("sm_100a", "bfloat16", 128, 128, True),
+        ("sm_120a", "float32", 128, 128, True),
+    ],
+)
 def test_every_entry_compiles(arch, dtype, K, V, decay):
     """To machine code of the architecture: products on its matrix units, no more spills than the allowance."""
     capability = int(arch.strip("sm_a"))

@@ -30,9 +30,10 @@ def allowed(entry):
     return GRADS_OF_TWO_BLOCKS if two else ALLOWANCE.get(name, 0)
 
 
-@pytest.mark.parametrize(("gate", "K", "V", "ragged"), [
-    ("bfloat16", 128, 128, False), ("bfloat16", 64, 64, False), ("float32", 64, 40, True),
-])
+@pytest.mark.parametrize(
+    ("gate", "K", "V", "ragged"),
+    [("bfloat16", 128, 128, False), ("bfloat16", 64, 64, False), ("float32", 64, 40, True)],
+)
 def test_every_entry_compiles(gate, K, V, ragged):
     """To warpgroup products, with no more spilled registers than the allowance."""
     entries = [x for x in free_entries("bfloat16", K, V, 90, ragged=ragged) if f"in {gate}," in x.words]
@@ -44,9 +45,10 @@ def test_every_entry_compiles(gate, K, V, ragged):
         assert operations(code.cubin) & HGMMA, entry.words
 
 
-@pytest.mark.parametrize(("gate", "erasers", "before", "K", "V"), [
-    ("bfloat16", "bfloat16", False, 128, 128), ("float32", "float32", True, 64, 40),
-])
+@pytest.mark.parametrize(
+    ("gate", "erasers", "before", "K", "V"),
+    [("bfloat16", "bfloat16", False, 128, 128), ("float32", "float32", True, 64, 40)],
+)
 def test_erase_vectors_compile(gate, erasers, before, K, V):
     code = compiled(Entry("erase vectors", delta.SOURCE, delta.constants(K, V, gate, erasers, before)))
     assert spilled(code.log) == 0

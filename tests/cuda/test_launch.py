@@ -16,8 +16,15 @@ from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import launch, nvrtc
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-CACHED = (launch.cupy, launch._unusable, launch._capability, launch._shared_limit, launch._multiprocessors,
-          launch.prepare, launch._kernel)
+CACHED = (
+    launch.cupy,
+    launch._unusable,
+    launch._capability,
+    launch._shared_limit,
+    launch._multiprocessors,
+    launch.prepare,
+    launch._kernel,
+)
 
 
 class Kernel:

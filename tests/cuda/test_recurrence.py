@@ -19,12 +19,18 @@ ALLOWANCE = {"values": 200, "channels": 16}
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 
 
-@pytest.mark.parametrize(("arch", "dtype", "K", "V", "erase", "bonus"), [
-    *((arch, "float32", 128, 128, True, False)
-      for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")),
-    ("sm_90a", "float16", 128, 64, False, True), ("sm_90a", "float32", 7, 5, False, False),
-    ("sm_80", "bfloat16", 128, 64, False, True),
-])
+@pytest.mark.parametrize(
+    ("arch", "dtype", "K", "V", "erase", "bonus"),
+    [
+        *(
+            (arch, "float32", 128, 128, True, False)
+            for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+        ),
+        ("sm_90a", "float16", 128, 64, False, True),
+        ("sm_90a", "float32", 7, 5, False, False),
+        ("sm_80", "bfloat16", 128, 64, False, True),
+    ],
+)
 def test_every_entry_compiles(arch, dtype, K, V, erase, bonus):
     for entry in recurrence_entries(dtype, K, V, erase, bonus):
         source, constants = sources.read(entry.file), dict(entry.constants)

@@ -66,9 +66,15 @@ PORTABLE_ALLOWANCE = 80
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize(("arch", "kind"), [
-    *(("sm_80", kind) for kind in PORTABLE_KINDS[:2]), ("sm_90a", PORTABLE_KINDS[2]), ("sm_120a", PORTABLE_KINDS[0]),
-    *((arch, PORTABLE_KINDS[3]) for arch in ("sm_86", "sm_89", "sm_100a"))])
+@pytest.mark.parametrize(
+    ("arch", "kind"),
+    [
+        *(("sm_80", kind) for kind in PORTABLE_KINDS[:2]),
+        ("sm_90a", PORTABLE_KINDS[2]),
+        ("sm_120a", PORTABLE_KINDS[0]),
+        *((arch, PORTABLE_KINDS[3]) for arch in ("sm_86", "sm_89", "sm_100a")),
+    ],
+)
 def test_every_portable_entry_compiles(arch, kind):
     """For every architecture, to products of warps where there are any."""
     capability = ARCHITECTURES[arch]
@@ -82,9 +88,15 @@ def test_every_portable_entry_compiles(arch, kind):
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize(("arch", "kind"), [
-    ("sm_80", PORTABLE_KINDS[1]), ("sm_90a", PORTABLE_KINDS[2]), ("sm_120a", PORTABLE_KINDS[0]),
-    ("sm_89", PORTABLE_KINDS[3])])
+@pytest.mark.parametrize(
+    ("arch", "kind"),
+    [
+        ("sm_80", PORTABLE_KINDS[1]),
+        ("sm_90a", PORTABLE_KINDS[2]),
+        ("sm_120a", PORTABLE_KINDS[0]),
+        ("sm_89", PORTABLE_KINDS[3]),
+    ],
+)
 def test_every_entry_of_systems_compiles(arch, kind):
     """For every architecture, without spills in the systems themselves."""
     dtype, K, V, decay = kind
@@ -98,8 +110,9 @@ def test_every_entry_of_systems_compiles(arch, kind):
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize(("arch", "kind"), [
-    ("sm_80", PORTABLE_KINDS[1]), ("sm_90a", PORTABLE_KINDS[0]), ("sm_120a", PORTABLE_KINDS[3])])
+@pytest.mark.parametrize(
+    ("arch", "kind"), [("sm_80", PORTABLE_KINDS[1]), ("sm_90a", PORTABLE_KINDS[0]), ("sm_120a", PORTABLE_KINDS[3])]
+)
 def test_every_kernel_of_sticks_compiles(arch, kind):
     """For every architecture, to products of warps."""
     entries = list(stick_entries(*kind[:3], ARCHITECTURES[arch]))

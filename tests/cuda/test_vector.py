@@ -24,8 +24,14 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 # three, 80). EXACT: what the functions that recompute a chunk exactly spill, which hold three such rows too.
 ALLOWANCE = {"scan": 36, "exact scan": 232, "scan of bounded gates": 12, "inverse of segments": 8, "chain": 36}
 EXACT = {"inverse": 400, "inverse of segments": 400, "chain": 240}
-KINDS = [(128, 128, Erase.NONE, False, False), (128, 128, Erase.NONE, True, False), (128, 128, Erase.NONE, False, True),
-         (64, 40, Erase.NONE, True, True), (128, 128, Erase.DELTA, False, False), (64, 40, Erase.DELTA, False, True)]
+KINDS = [
+    (128, 128, Erase.NONE, False, False),
+    (128, 128, Erase.NONE, True, False),
+    (128, 128, Erase.NONE, False, True),
+    (64, 40, Erase.NONE, True, True),
+    (128, 128, Erase.DELTA, False, False),
+    (64, 40, Erase.DELTA, False, True),
+]
 
 
 def spilled_by_function(log):

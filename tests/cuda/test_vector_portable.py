@@ -18,12 +18,19 @@ ALLOWANCE = 300
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
-@pytest.mark.parametrize(("arch", "dtype", "K", "V", "erase", "bonus"), [
-    *((arch, "float32", 128, 128, Erase.NONE, False)
-      for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")),
-    ("sm_90a", "float32", 128, 128, Erase.DELTA, False), ("sm_86", "bfloat16", 64, 60, Erase.DELTA, False),
-    ("sm_90a", "float16", 128, 64, Erase.NONE, True), ("sm_90a", "float32", 7, 5, Erase.NONE, False),
-])
+@pytest.mark.parametrize(
+    ("arch", "dtype", "K", "V", "erase", "bonus"),
+    [
+        *(
+            (arch, "float32", 128, 128, Erase.NONE, False)
+            for arch in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+        ),
+        ("sm_90a", "float32", 128, 128, Erase.DELTA, False),
+        ("sm_86", "bfloat16", 64, 60, Erase.DELTA, False),
+        ("sm_90a", "float16", 128, 64, Erase.NONE, True),
+        ("sm_90a", "float32", 7, 5, Erase.NONE, False),
+    ],
+)
 def test_every_entry_compiles(arch, dtype, K, V, erase, bonus):
     entries = list(portable_entries(dtype, K, V, int(arch[3:].rstrip("a")), erase, bonus))
     assert len(entries) >= 4

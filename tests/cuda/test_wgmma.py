@@ -112,8 +112,9 @@ def run(tmp_path):
         pytest.skip("needs compute capability 90")
 
     def run(text, threads, *arrays):
-        code = compile_source(of_text("wgmma_test.cu", text), {"LA_C": 64, "LA_WARPS": 4},
-                              architecture(launch.capability()), cached=False)
+        code = compile_source(
+            of_text("wgmma_test.cu", text), {"LA_C": 64, "LA_WARPS": 4}, architecture(launch.capability()), cached=False
+        )
         path = tmp_path / "kernel.cubin"
         path.write_bytes(code.cubin)
         kernel = cp.RawModule(path=str(path)).get_function("entry")

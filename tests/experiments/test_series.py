@@ -31,12 +31,15 @@ def test_texts_and_what_is_shipped(tmp_path):
     assert np.allclose(load(None, "eeg").x.std(0), 1)
 
 
-@pytest.mark.parametrize(("x", "text"), [
-    (np.zeros((4, 4, 4)), r"x.npy has shape \(4, 4, 4\), expected \(T,\) or \(T, C\)"),
-    (np.ones((9, 2)), "x.npy has no channel that varies"),
-    (np.array([1.0, np.nan, 2.0]), "x.npy has 1 values that are NaN or inf, expected none"),
-    (np.array(["a", "b"]), "x.npy has dtype <U1, expected numbers"),
-])
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (np.zeros((4, 4, 4)), r"x.npy has shape \(4, 4, 4\), expected \(T,\) or \(T, C\)"),
+        (np.ones((9, 2)), "x.npy has no channel that varies"),
+        (np.array([1.0, np.nan, 2.0]), "x.npy has 1 values that are NaN or inf, expected none"),
+        (np.array(["a", "b"]), "x.npy has dtype <U1, expected numbers"),
+    ],
+)
 def test_what_is_no_series(tmp_path, x, text):
     np.save(tmp_path / "x.npy", x)
     with pytest.raises(ValueError, match=text):

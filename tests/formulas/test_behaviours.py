@@ -118,10 +118,7 @@ def test_6_5_recall_of_orthonormal_keys():
     rng = np.random.default_rng(0)
     k = np.linalg.qr(rng.standard_normal((8, 8)))[0]
     v = rng.standard_normal((8, 3))
-    for state in (
-        final_state(la.linear_attention, k, k, v),
-        final_state(la.delta_rule, k, k, v, np.ones(8)),
-    ):
+    for state in (final_state(la.linear_attention, k, k, v), final_state(la.delta_rule, k, k, v, np.ones(8))):
         agree(la.read(k[:, None], state[None])[:, 0], v)
 
 

@@ -45,9 +45,11 @@ def descend(step):
 
 def sgd(loss, rate=lambda t: 1.0, fade=lambda t, S: S):
     """S <- fade(S) - rate_t dL_t / dS at the faded state."""
+
     def step(t, S):
         S = fade(t, S)
         return S - rate(t) * gradient(loss(t), S)
+
     return descend(step)
 
 
@@ -143,8 +145,16 @@ def test_delta_product_is_several_steps_a_token():
         return S
 
     out, S = descend(step)
-    ours = la.delta_product(q[:, None], keys[:, :, None], values[:, :, None], rates[..., None], g[:, None], scale=1,
-                            state=S0[None], return_state=True)
+    ours = la.delta_product(
+        q[:, None],
+        keys[:, :, None],
+        values[:, :, None],
+        rates[..., None],
+        g[:, None],
+        scale=1,
+        state=S0[None],
+        return_state=True,
+    )
     agree(ours.out[:, 0], out)
     agree(ours.state[0], S)
 

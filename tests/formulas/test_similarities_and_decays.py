@@ -5,18 +5,7 @@ import pytest
 
 import linattn_np as la
 from tests.formulas.feature_maps import ELU_PLUS_ONE, RELU_PLUS, elu_plus_one, relu_plus
-from tests.formulas.one_head import (
-    A,
-    agree,
-    data,
-    explained,
-    final_state,
-    pull,
-    rows,
-    run,
-    run_with_state,
-    tri,
-)
+from tests.formulas.one_head import A, agree, data, explained, final_state, pull, rows, run, run_with_state, tri
 
 D = data()
 T, K, V = D.T, D.K, D.V

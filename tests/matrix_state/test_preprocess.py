@@ -115,8 +115,9 @@ def test_the_cuda_backend_is_asked_for_blocks_that_it_holds(K, cuts):
 
 def test_a_refusal_is_that_of_a_block(monkeypatch):
     asked = []
-    kernels = SimpleNamespace(how=lambda call: "passes",
-                              unsupported_reason=lambda call: asked.append(call.x.k.shape[-1]))
+    kernels = SimpleNamespace(
+        how=lambda call: "passes", unsupported_reason=lambda call: asked.append(call.x.k.shape[-1])
+    )
     monkeypatch.setattr(policy, "WIDEST_CUDA", 3)
     monkeypatch.setattr(calls, "scan", kernels)
     x, plan, *_ = case("scalar", "none", "after", K=7)

@@ -124,23 +124,16 @@ def test_value_decay_is_key_decay_of_the_transposed_state():
 
 def test_comba_is_the_gated_delta_rule_with_rescaled_values():
     alpha = np.exp(g)
-    agree(
-        comba(q, k, v / alpha[..., None], k, g, alpha * beta, state=S0),
-        gated_delta_rule(q, k, v, g, beta, state=S0),
-    )
+    agree(comba(q, k, v / alpha[..., None], k, g, alpha * beta, state=S0), gated_delta_rule(q, k, v, g, beta, state=S0))
 
 
 def test_low_rank_forms_of_the_delta_rules():
     wide = beta[..., None]
     agree(iplr(q, k, wide * v, k, -wide * k, scale=K**-0.5, state=S0), delta_rule(q, k, v, beta, state=S0))
     agree(
-        dplr(q, k, wide * v, gk, np.exp(gk) * k, -wide * k, scale=K**-0.5, state=S0),
-        kda(q, k, v, gk, beta, state=S0),
+        dplr(q, k, wide * v, gk, np.exp(gk) * k, -wide * k, scale=K**-0.5, state=S0), kda(q, k, v, gk, beta, state=S0)
     )
-    agree(
-        dplr(q, k, wide * v, spread(g), p, -wide * k, scale=K**-0.5, state=S0),
-        comba(q, k, v, p, g, beta, state=S0),
-    )
+    agree(dplr(q, k, wide * v, spread(g), p, -wide * k, scale=K**-0.5, state=S0), comba(q, k, v, p, g, beta, state=S0))
     agree(rwkv7(q, k, v, gk, a, b, state=S0), dplr(q, k, v, gk, a, b, state=S0))
 
 

@@ -86,8 +86,9 @@ def test_a_clip_has_the_slope_one_at_its_limits():
 
 
 @every_backend
-@pytest.mark.parametrize("fn", [f for f in la.VARIANTS if "dt_softplus" in f.spec.options.defaults],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [f for f in la.VARIANTS if "dt_softplus" in f.spec.options.defaults], ids=lambda fn: fn.__name__
+)
 @pytest.mark.parametrize("dt_softplus", [False, True])
 def test_step_sizes_at_their_limits(how, fn, dt_softplus):
     """dt at a limit goes through it unclipped, with its slope; the next number beyond has none."""

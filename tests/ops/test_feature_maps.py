@@ -19,9 +19,16 @@ rng = np.random.default_rng(0)
 X, Y = rng.standard_normal((2, 3, 7, 2, 5))
 W, B = rng.standard_normal((5, 4)), rng.standard_normal(4)
 MADE = {
-    "dpfp 3": maps.dpfp(3), "taylor 1": maps.taylor(1), "taylor 4": maps.taylor(4), "favor": maps.favor_plus(11, 3),
-    "favor hyperbolic": maps.favor_plus(6, 3, True), "fourier": maps.random_fourier(9, 2, 0.7), "t2r": maps.t2r(W, B),
-    "t2r without b": maps.t2r(W), "hedgehog": maps.hedgehog(W, B), "hedgehog without b": maps.hedgehog(W),
+    "dpfp 3": maps.dpfp(3),
+    "taylor 1": maps.taylor(1),
+    "taylor 4": maps.taylor(4),
+    "favor": maps.favor_plus(11, 3),
+    "favor hyperbolic": maps.favor_plus(6, 3, True),
+    "fourier": maps.random_fourier(9, 2, 0.7),
+    "t2r": maps.t2r(W, B),
+    "t2r without b": maps.t2r(W),
+    "hedgehog": maps.hedgehog(W, B),
+    "hedgehog without b": maps.hedgehog(W),
 }
 KINKED = ("relu", "t2r", "dpfp", "elu+1", "silu", "hedgehog")  # no complex step across a kink or a maximum
 
@@ -54,8 +61,9 @@ def test_every_name_is_its_definition(name):
 @pytest.mark.parametrize("order", [1, 2, 3, 6])
 def test_taylor_features_are_the_polynomial_with_every_monomial_once(order):
     z = X @ np.swapaxes(Y, -1, -2) / 5**0.5
-    np.testing.assert_allclose(gram(maps.taylor(order)[0], X, Y), sum(z**p / factorial(p) for p in range(order + 1)),
-                               rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        gram(maps.taylor(order)[0], X, Y), sum(z**p / factorial(p) for p in range(order + 1)), rtol=1e-12, atol=1e-12
+    )
     count = factorial(5 + order) // (factorial(5) * factorial(order))
     assert maps.taylor(order)[0](X).shape[-1] == count
 
@@ -166,14 +174,17 @@ def test_sixteen_bit_inputs(name):
     np.testing.assert_array_equal(out, la.linear_attention(*wide, feature_map=name).astype(ml_dtypes.bfloat16))
 
 
-@pytest.mark.parametrize(("make", "text"), [
-    (lambda: maps.dpfp(0), "dpfp: nu is 0, expected a whole number from 1"),
-    (lambda: maps.taylor(1.5), "taylor: order is 1.5, expected a whole number from 1"),
-    (lambda: maps.favor_plus(0), "favor_plus: num_features is 0, expected a whole number from 1"),
-    (lambda: maps.favor_plus(3, hyperbolic=True), "favor_plus: num_features is 3, expected an even number"),
-    (lambda: maps.random_fourier(True), "random_fourier: num_features is True, expected a whole number from 1"),
-    (lambda: maps.random_fourier(8, sigma=0.0), "random_fourier: sigma is 0.0, expected a number above 0"),
-])
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: maps.dpfp(0), "dpfp: nu is 0, expected a whole number from 1"),
+        (lambda: maps.taylor(1.5), "taylor: order is 1.5, expected a whole number from 1"),
+        (lambda: maps.favor_plus(0), "favor_plus: num_features is 0, expected a whole number from 1"),
+        (lambda: maps.favor_plus(3, hyperbolic=True), "favor_plus: num_features is 3, expected an even number"),
+        (lambda: maps.random_fourier(True), "random_fourier: num_features is True, expected a whole number from 1"),
+        (lambda: maps.random_fourier(8, sigma=0.0), "random_fourier: sigma is 0.0, expected a number above 0"),
+    ],
+)
 def test_bad_parameters(make, text):
     with pytest.raises(ValueError, match=text):
         make()
@@ -204,8 +215,15 @@ def test_a_norm_over_all_heads_is_another_function():
     assert abs(np.sum(norms.rms_norm_vjp(np, X, dy, 1e-3, both) * Y) / exact - 1) < 1e-12
 
 
-@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if {"normalize", "eps"} <= fn.spec.options.defaults.keys()
-                                and "feature_map" not in fn.spec.options.defaults], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        fn
+        for fn in la.VARIANTS
+        if {"normalize", "eps"} <= fn.spec.options.defaults.keys() and "feature_map" not in fn.spec.options.defaults
+    ],
+    ids=lambda fn: fn.__name__,
+)
 def test_no_bit_depends_on_the_number_of_threads_or_on_other_rows(fn):
     """Long enough for several blocks of rows, shared out by two threads."""
     x = la.testing.sample(fn, np.random.default_rng(0), B=(), T=2100, H=2, K=8, V=4)
@@ -238,8 +256,9 @@ def test_features_in_chunks_are_those_that_are_made_first(name, heads):
     for options in ({}, {"normalize": True, "eps": 30.0}, {"cu_seqlens": [0, 3, 3, 40, 71]}):
         own, results = ([x[0] for x in given] if "cu_seqlens" in options else given), []
         for pair in (plain, STEPS[name]):
-            result, pullback = la.vjp(la.linear_attention, *own, feature_map=pair, return_state=True, scale=0.7,
-                                      **options)
+            result, pullback = la.vjp(
+                la.linear_attention, *own, feature_map=pair, return_state=True, scale=0.7, **options
+            )
             state = result.state
             parts = state if isinstance(state, tuple) else (state,)
             d = type(state)(*map(np.cos, state)) if isinstance(state, tuple) else np.cos(state)
@@ -306,8 +325,10 @@ def test_polynomials_of_rows_are_those_of_any_array():
 
     for coefficients in ((1.0, 1.0, 0.5), (0.0, 0.0, 1.0), (1.0, 0.0, 0.5, 1 / 6), (0.0, 2.0)):
         x, d = X.reshape(-1, 5), rng.standard_normal((42, polynomial_maps.powers_width(5, coefficients)))
-        mine, theirs = polynomial_maps.powers_of_rows(x, coefficients), polynomial_maps.powers(
-            xp, xp.asarray(x), coefficients)
+        mine, theirs = (
+            polynomial_maps.powers_of_rows(x, coefficients),
+            polynomial_maps.powers(xp, xp.asarray(x), coefficients),
+        )
         np.testing.assert_allclose(mine, np.from_dlpack(theirs), rtol=1e-13, atol=1e-14)
         mine = polynomial_maps.powers_of_rows_vjp(x, coefficients, d)
         theirs = polynomial_maps.powers_vjp(xp, xp.asarray(x), coefficients, xp.asarray(d))

@@ -30,8 +30,10 @@ def rows_twin(entry, d, blocks, arguments):
             continue
         x, T, heads, rows = of["x"], of["T"], of["heads"], of["rows"]
         shape = (rows // T // heads, T, heads, K)
-        dense = lambda p, kind, shape=shape: _rows(  # noqa: E731
-            p, tuple(kind.itemsize * int(np.prod(shape[i + 1 :])) for i in range(4)), shape, kind)
+
+        def dense(p, kind, shape=shape):
+            return _rows(p, tuple(kind.itemsize * int(np.prod(shape[i + 1 :])) for i in range(4)), shape, kind)
+
         y = _rows(x["data"], (x["batch"], x["token"], x["head"], kind.itemsize), shape, kind).astype(F32)
         length = np.sqrt((y * y).sum(-1, keepdims=True) + np.float32(told["root"]) ** 2)
         length = np.where(length == 0, 1, length)

@@ -74,7 +74,7 @@ def test_a_repeated_call_with_rotations_has_the_bits_of_a_first_one(T, sizes, ov
     rng = np.random.default_rng(0)
     replay.clear()
     assert [*calls(3)] == expected
-    plan, = replay.plans.values()
+    (plan,) = replay.plans.values()
     assert not dispatch.is_in_part(plan)
     assert plan.plan is not replay.computed_in_full
 

@@ -87,8 +87,11 @@ def test_the_gated_norm_and_its_transpose(how):
     expected = normed if how.gate_first else normed * act
     np.testing.assert_allclose(gated_rms_norm(np, X, GATE, SCALE, how), expected, rtol=1e-13, atol=1e-13)
     grads = gated_rms_norm_vjp(np, X, GATE, SCALE, how, DY)
-    by_differences(lambda a: np.sum(gated_rms_norm(np, a["x"], a["gate"], a["weight"], how) * DY),
-                   {"x": X, "gate": GATE, "weight": SCALE}, grads._asdict())
+    by_differences(
+        lambda a: np.sum(gated_rms_norm(np, a["x"], a["gate"], a["weight"], how) * DY),
+        {"x": X, "gate": GATE, "weight": SCALE},
+        grads._asdict(),
+    )
     assert gated_rms_norm_vjp(np, X, GATE, None, how, DY).weight is None
 
 

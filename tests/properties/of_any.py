@@ -52,8 +52,11 @@ def _keywords(case: Case, test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
         return
     for values in itertools.product(*lists.values()):
         keywords = dict(zip(lists, values, strict=True))
-        asked = [v if isinstance(v, dict) else {"backend": v} for n, v in keywords.items()
-                 if n in ("form", "how", "backend") and (isinstance(v, dict) or n == "backend")]
+        asked = [
+            v if isinstance(v, dict) else {"backend": v}
+            for n, v in keywords.items()
+            if n in ("form", "how", "backend") and (isinstance(v, dict) or n == "backend")
+        ]
         if all(covered(case, [how]) == [how] for how in asked):
             yield keywords
 

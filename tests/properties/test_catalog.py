@@ -31,8 +31,17 @@ pytest.importorskip("numba")  # what has no compiler runs the other backends in 
 
 REFERENCE, CHUNKS, NUMBA = ({"backend": name} for name in ("reference", "chunks", "numba"))
 IN_CHUNKS, COMPILED = CHUNKS | {"chunk_size": 16}, NUMBA | {"chunk_size": 16}
-BACKENDS = (REFERENCE, CHUNKS, CHUNKS | {"chunk_size": 1}, IN_CHUNKS, CHUNKS | {"chunk_size": "parallel"},
-            NUMBA, NUMBA | {"chunk_size": 1}, COMPILED, {})  # {}: the default
+BACKENDS = (
+    REFERENCE,
+    CHUNKS,
+    CHUNKS | {"chunk_size": 1},
+    IN_CHUNKS,
+    CHUNKS | {"chunk_size": "parallel"},
+    NUMBA,
+    NUMBA | {"chunk_size": 1},
+    COMPILED,
+    {},
+)  # {}: the default
 HEADS = {  # (Hq, Hk, H)
     "one head": (1, 1, 1),
     "three": (3, 3, 3),
@@ -139,8 +148,18 @@ def test_forms_agree_at_awkward_lengths(case, T):
         assert error <= 1e-11, (form, what, error)
 
 
-@pytest.mark.parametrize("form", [REFERENCE, CHUNKS | {"chunk_size": 5}, {"chunk_size": "parallel"},
-                                  NUMBA | {"chunk_size": 1}, NUMBA | {"chunk_size": 5}, {}], ids=str)
+@pytest.mark.parametrize(
+    "form",
+    [
+        REFERENCE,
+        CHUNKS | {"chunk_size": 5},
+        {"chunk_size": "parallel"},
+        NUMBA | {"chunk_size": 1},
+        NUMBA | {"chunk_size": 5},
+        {},
+    ],
+    ids=str,
+)
 @every_case
 def test_pullback_by_central_differences(case, form):
     arrays, state = draw(case, T=13, K=5, V=3)

@@ -45,6 +45,7 @@ def numbers(results):
 
 def both(cp, fn, arrays, options, dtype):
     """(out, state, gradients) on NumPy in float64 and on CuPy in dtype, on the same rounded inputs."""
+
     def rounded(x):
         return type(x)(*map(rounded, x)) if isinstance(x, tuple) else x.astype(dtype).astype(np.float64)
 
@@ -121,12 +122,15 @@ def test_explain(cp, fn, T, dtype):
 FORGETTING = [fn for fn in RECURRENCES if has_decay(fn) or fn.spec.erase is Erase.DELTA]  # errors do not add up
 
 
-@pytest.mark.parametrize("fn", [fn for fn in FORGETTING if fn.spec.query_reads is ReadState.UPDATED],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [fn for fn in FORGETTING if fn.spec.query_reads is ReadState.UPDATED], ids=lambda fn: fn.__name__
+)
 def test_bfloat16_storage(cp, fn):
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    arrays = {n: cp.asarray(x.astype(np.float32)).astype(ml_dtypes.bfloat16)
-              for n, x in la.testing.sample(fn, np.random.default_rng(0), T=70, K=16, V=8, optional=False).items()}
+    arrays = {
+        n: cp.asarray(x.astype(np.float32)).astype(ml_dtypes.bfloat16)
+        for n, x in la.testing.sample(fn, np.random.default_rng(0), T=70, K=16, V=8, optional=False).items()
+    }
     out, pullback = la.vjp(fn, **arrays)
     expected, wide = la.vjp(fn, **{n: x.astype(np.float32) for n, x in arrays.items()})
     assert out.dtype == ml_dtypes.bfloat16
@@ -147,8 +151,12 @@ def test_ragged_grouped_heads_first(cp):
     expected = fn(**arrays, state=state, **options)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     actual = fn(**there, state=cp.asarray(state), **options)
-    turned = fn(**{n: cp.moveaxis(x, 1, 2) for n, x in there.items()}, state=cp.asarray(state), layout="heads_first",
-                **{**options, "cu_seqlens": cp.asarray(offsets)})
+    turned = fn(
+        **{n: cp.moveaxis(x, 1, 2) for n, x in there.items()},
+        state=cp.asarray(state),
+        layout="heads_first",
+        **{**options, "cu_seqlens": cp.asarray(offsets)},
+    )
     assert max(map(relative_error, actual, expected)) < 1e-12
     assert bool((cp.moveaxis(turned[0], 1, 2) == actual[0]).all())
 
@@ -208,8 +216,9 @@ def test_reverse(cp, T, offsets):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("T", [1, 70])
-@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options.defaults],
-                         ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "fn", [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options.defaults], ids=lambda f: f.__name__
+)
 def test_raw_projections_as_published(cp, fn, T, dtype):
     """An eps in the norm, the sigmoid of beta, a gate with a lower bound: forward and gradients against float64."""
     from tests.call.test_raw_formulas import raw

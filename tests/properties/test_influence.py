@@ -70,6 +70,8 @@ def test_influence_heads_first():
 def test_influence_matrix_does_not_depend_on_the_values(case):
     arrays, _ = draw(case, T=6)
     moved = arrays | {case.spec.change.value: 3 * arrays[case.spec.change.value] + 1}
-    error, _ = worst({"A": la.influence_matrix(case.fn, **moved, **case.options)},
-                     {"A": la.influence_matrix(case.fn, **arrays, **case.options)})
+    error, _ = worst(
+        {"A": la.influence_matrix(case.fn, **moved, **case.options)},
+        {"A": la.influence_matrix(case.fn, **arrays, **case.options)},
+    )
     assert error == 0

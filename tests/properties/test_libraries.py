@@ -30,8 +30,9 @@ def both(library, case, dtype, T=SIZES["T"], **options):
     result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True, **options)
     dout, dstate = cotangents(result)
     expected = parts(result) + parts(tuple(pullback(dout, dstate)))
-    mine, pull = la.vjp(case.fn, **brought(library, arrays), **case.options, state=brought(library, state),
-                        return_state=True, **options)
+    mine, pull = la.vjp(
+        case.fn, **brought(library, arrays), **case.options, state=brought(library, state), return_state=True, **options
+    )
     found = parts(mine) + parts(tuple(pull(library.bring(dout), brought(library, dstate))))
     return list(zip(found, expected, strict=True))
 
@@ -175,8 +176,13 @@ def test_any_array_with_dlpack_comes_in_and_the_same_kind_goes_out(case):
     result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True)
     dout, dstate = cotangents(result)
     theirs = {n: Foreign(x) for n, x in arrays.items()}
-    mine, pull = la.vjp(case.fn, **theirs, **case.options, return_state=True,
-                        state=parts_like(state, [Foreign(S) for S in parts(state)]))
+    mine, pull = la.vjp(
+        case.fn,
+        **theirs,
+        **case.options,
+        return_state=True,
+        state=parts_like(state, [Foreign(S) for S in parts(state)]),
+    )
     grads = pull(Foreign(dout), parts_like(dstate, [Foreign(S) for S in parts(dstate)]))
     expected = parts(result) + parts(tuple(pullback(dout, dstate)))
     for x, y in zip(parts(mine) + parts(tuple(grads)), expected, strict=True):
@@ -234,10 +240,18 @@ def test_two_devices():
     assert out.device == strict.Device("device1")
 
 
-@pytest.mark.parametrize(("wrong", "kind"), [
-    (np.ma.array(np.ones((1, 4, 2, 3))), "numpy.ma.*MaskedArray"), (np.ones((4, 3)).view(np.matrix), "numpy.*matrix"),
-    ([[1.0]], "list"), (1.0, "float"), ("elu", "str"), (object(), "object"),
-], ids=lambda x: "" if not isinstance(x, str) else x)
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        (np.ma.array(np.ones((1, 4, 2, 3))), "numpy.ma.*MaskedArray"),
+        (np.ones((4, 3)).view(np.matrix), "numpy.*matrix"),
+        ([[1.0]], "list"),
+        (1.0, "float"),
+        ("elu", "str"),
+        (object(), "object"),
+    ],
+    ids=lambda x: "" if not isinstance(x, str) else x,
+)
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_what_is_not_a_plain_array(wrong, kind):
     q = np.ones((1, 4, 2, 3))

@@ -20,9 +20,7 @@ def peak(case, T, form):
         arrays["b"] = -0.5 * arrays["a"]  # or the state grows without bound
     tracemalloc.start()
     try:
-        (out, state), pullback = la.vjp(
-            case.fn, **arrays, **case.options, **form, return_state=True, backend="chunks"
-        )
+        (out, state), pullback = la.vjp(case.fn, **arrays, **case.options, **form, return_state=True, backend="chunks")
         pullback(out, state)
         return tracemalloc.get_traced_memory()[1]
     finally:

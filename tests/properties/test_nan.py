@@ -49,8 +49,9 @@ def test_it_stays_in_its_head_sequence_and_chunk(case, name, backend):
         np.testing.assert_array_equal(found[:, :AT], clean[:, :AT])
 
 
-@pytest.mark.parametrize("how", [{"backend": "reference"}, *({"backend": b, "chunk_size": 1} for b in BACKENDS[1:])],
-                         ids=str)
+@pytest.mark.parametrize(
+    "how", [{"backend": "reference"}, *({"backend": b, "chunk_size": 1} for b in BACKENDS[1:])], ids=str
+)
 @every_array
 def test_token_by_token_it_never_goes_back(case, name, how):
     clean, found = both(case, name, **how)

@@ -83,8 +83,11 @@ def check(found, expected, arrays, bound, averages=False):
 
     averages: out is one, and its gradients by q and k are differences of values from it: 0 where one key is seen alone.
     """
-    products = max(np.abs((arrays[n] * expected["d" + n]).sum(-1)).max() for n in arrays
-                   if n not in (*GATED, "theta") and "d" + n in expected and arrays[n].ndim == 4)
+    products = max(
+        np.abs((arrays[n] * expected["d" + n]).sum(-1)).max()
+        for n in arrays
+        if n not in (*GATED, "theta") and "d" + n in expected and arrays[n].ndim == 4
+    )
     for name, x in found.items():
         assert np.isfinite(x).all(), name
         size = np.abs(expected[name]).max(initial=0.0)
@@ -120,8 +123,9 @@ def test_float32_against_float64_on_the_same_numbers(case, gates, equal):
             found = with_gradients(case, arrays, d, state=state, **form)
             assert all(x.dtype == np.float32 for x in found.values())
             check(found, expected, wide, bound * 2.0**-23, averages)
-            check(with_gradients(case, wide, wide_d, state=wide_state, **form), expected,
-                  wide, bound * 2.0**-52, averages)
+            check(
+                with_gradients(case, wide, wide_d, state=wide_state, **form), expected, wide, bound * 2.0**-52, averages
+            )
 
 
 @pytest.mark.parametrize("gates", ["mixed", "mild"])
@@ -152,8 +156,9 @@ def test_a_reset_has_no_gradient(case, form):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: str(f["chunk_size"]))
-@pytest.mark.parametrize("case", [c for c in PLAIN if "g" in c.given and c.on_tokens("g")
-                                  and not c.looks_back], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in PLAIN if "g" in c.given and c.on_tokens("g") and not c.looks_back], ids=str
+)
 def test_nothing_comes_back_across_a_reset(case, form):
     """With g_t = -inf what comes before t gets exactly no gradient from what comes after.
 
@@ -235,5 +240,6 @@ def test_a_state_that_is_larger_than_its_decay_is_small(decay, how):
     S = np.full((1, 1, K, K), 1e200)
     out, end = fn(np.ones_like(zeros), zeros, zeros, g, state=S, return_state=True, scale=1.0, **how)
     np.testing.assert_allclose(end, S * np.exp(-400.0) * np.exp(-200.0), rtol=1e-12)
-    np.testing.assert_allclose(out[0, [2, 3, 16, 17], 0, 0],
-                               K * 1e200 * np.array([1, np.exp(-400), np.exp(-400), np.exp(-600)]), rtol=1e-12)
+    np.testing.assert_allclose(
+        out[0, [2, 3, 16, 17], 0, 0], K * 1e200 * np.array([1, np.exp(-400), np.exp(-400), np.exp(-600)]), rtol=1e-12
+    )

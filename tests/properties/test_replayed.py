@@ -59,10 +59,14 @@ def test_raw_projections_are_replayed_whole(case):
     assert plan.reason == ""
 
 
-@pytest.mark.parametrize(("options", "reason"), [
-    ({"feature_map": "favor+"}, "a result that is no view"),
-    ({"layout": "heads_first"}, "the arrays of layout='heads_first' are transposed by every call"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"feature_map": "favor+"}, "a result that is no view"),
+        ({"layout": "heads_first"}, "the arrays of layout='heads_first' are transposed by every call"),
+    ],
+    ids=str,
+)
 def test_explain_says_why_a_call_is_replayed_in_part(options, reason):
     x = np.random.default_rng(0).standard_normal((3, 1, 5, 5, 4)).astype(np.float32)
     beta = x[0, ..., 0].copy()

@@ -12,8 +12,13 @@ from tests.cases import CASES, PLAIN, call, cotangents, draw, parts, parts_like,
 
 pytest.importorskip("numba")
 
-FORMS = ({"backend": "numba", "chunk_size": 1}, {"backend": "chunks", "chunk_size": 4},
-         {"backend": "numba", "chunk_size": 16}, {"chunk_size": "parallel"}, {})
+FORMS = (
+    {"backend": "numba", "chunk_size": 1},
+    {"backend": "chunks", "chunk_size": 4},
+    {"backend": "numba", "chunk_size": 16},
+    {"chunk_size": "parallel"},
+    {},
+)
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: "-".join(map(str, f.values())) or "default")
 causal_case = pytest.mark.parametrize("case", [c for c in CASES if c.causal], ids=str)
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -82,8 +87,10 @@ def check_packed(case, form, B):
     packed, totals = out.reshape(-1, *out.shape[-2:]), {}
     dpacked = dout.reshape(packed.shape)
     for n, (a, b) in enumerate(itertools.pairwise(OFFSETS)):
-        alone = {x: y.reshape(1, *y.shape[len(B):]) if x in case.given and case.on_tokens(x) else y
-                 for x, y in tokens(case, arrays, a, b).items()}
+        alone = {
+            x: y.reshape(1, *y.shape[len(B) :]) if x in case.given and case.on_tokens(x) else y
+            for x, y in tokens(case, arrays, a, b).items()
+        }
         (out1, end1), grads1 = pulled(case, alone, row(states, n), dpacked[None, a:b], row(dstate, n), **form)
         np.testing.assert_array_equal(packed[a:b], out1[0])
         mine = parts(row(end, n)) + parts(row(grads.state, n))
@@ -92,7 +99,7 @@ def check_packed(case, form, B):
         for name in case.given:
             d, d1 = getattr(grads, name), getattr(grads1, name)
             if case.on_tokens(name):
-                np.testing.assert_array_equal(d.reshape(-1, *d.shape[len(B) + 1:])[a:b], d1[0], name)
+                np.testing.assert_array_equal(d.reshape(-1, *d.shape[len(B) + 1 :])[a:b], d1[0], name)
             else:
                 totals[name] = totals.get(name, 0) + d1
     error, what = worst({n: getattr(grads, n) for n in totals}, totals)

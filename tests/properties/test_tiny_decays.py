@@ -18,8 +18,11 @@ DECAYING = [c for c in PLAIN if c.given.keys() & set(DECAYS)]
 # per dtype: log of the product of all decays, what multiplies the state, relative tolerance
 SCALES = {np.float64: (-700.0, 1e60, 1e-10), np.float32: (-86.0, 1e10, 2e-4)}
 # terms of both signs cancel: what is left has fewer digits
-SIGNED = [c for c in DECAYING if not {"q", "k", "v"} <= c.given.keys() or {"theta", "f", "s"} & c.given.keys()
-          or c.spec.state.wide]
+SIGNED = [
+    c
+    for c in DECAYING
+    if not {"q", "k", "v"} <= c.given.keys() or {"theta", "f", "s"} & c.given.keys() or c.spec.state.wide
+]
 FORMS = ({"chunk_size": 1}, {"chunk_size": 16}, {"chunk_size": 64}, {"chunk_size": "parallel"}, {})
 
 

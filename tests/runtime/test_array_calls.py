@@ -19,15 +19,32 @@ from linattn_np.ops.cpu.programs import Ahead, Places, Views, record
 from linattn_np.runtime.pieces.memory import handles
 
 CASES = [
-    (la.hgrn2, {}), (la.longhorn, {}), (la.efla, {}), (la.gdn2, {}), (la.retention, {}), (la.gsa, {}), (la.mlstm, {}),
-    (la.mamba2, {"dt_softplus": True, "dt_limit": (0.3, 1.0)}), (la.linear_attention, {"feature_map": "elu+1"}),
-    (la.linear_attention, {"feature_map": "elu+1", "normalize": True, "eps": 0.5}), (la.rfa, {}), (la.based, {}),
-    (la.abc, {}), (la.retnet, {}), (la.retnet, {"xpos": True}), (la.transxssm, {"dt_softplus": True}), (la.rebased, {}),
-    (la.mesa_net, {}), (la.mesa_net, {"solver": "conjugate_gradients", "iterations": 3}), (la.performer, {}),
+    (la.hgrn2, {}),
+    (la.longhorn, {}),
+    (la.efla, {}),
+    (la.gdn2, {}),
+    (la.retention, {}),
+    (la.gsa, {}),
+    (la.mlstm, {}),
+    (la.mamba2, {"dt_softplus": True, "dt_limit": (0.3, 1.0)}),
+    (la.linear_attention, {"feature_map": "elu+1"}),
+    (la.linear_attention, {"feature_map": "elu+1", "normalize": True, "eps": 0.5}),
+    (la.rfa, {}),
+    (la.based, {}),
+    (la.abc, {}),
+    (la.retnet, {}),
+    (la.retnet, {"xpos": True}),
+    (la.transxssm, {"dt_softplus": True}),
+    (la.rebased, {}),
+    (la.mesa_net, {}),
+    (la.mesa_net, {"solver": "conjugate_gradients", "iterations": 3}),
+    (la.performer, {}),
     (la.linear_attention, {"feature_map": "dpfp"}),
     (la.linear_attention, {"feature_map": "hedgehog", "normalize": True}),
-    (la.delta_product, {}), (la.delta_product, {"qk_l2norm": True, "beta_sigmoid": True}),
-    (la.gated_delta_rule, {"qk_l2norm": True, "beta_sigmoid": True}), (la.kda, {"qk_l2norm": True, "l2norm_eps": 1e-6}),
+    (la.delta_product, {}),
+    (la.delta_product, {"qk_l2norm": True, "beta_sigmoid": True}),
+    (la.gated_delta_rule, {"qk_l2norm": True, "beta_sigmoid": True}),
+    (la.kda, {"qk_l2norm": True, "l2norm_eps": 1e-6}),
 ]
 
 
@@ -70,13 +87,18 @@ def test_a_repeated_call_is_one_plan_with_the_same_bits(fn, options, T, overwrit
 
 X = np.random.default_rng(0).standard_normal((3, 2, 4, 5)).astype(np.float32)
 VOCABULARY = {
-    "sum of the last axes": lambda x: np.sum(x, axis=(-2, -1)), "sum of the first axis": lambda x: np.sum(x, axis=0),
-    "sum of two axes": lambda x: np.sum(x, axis=(0, 1), keepdims=True), "least": np.min,
-    "maxima of an axis": lambda x: np.max(x, axis=1), "stack": lambda x: np.stack([x, -x], axis=1),
-    "roll": lambda x: np.roll(x, 2, axis=1), "running": lambda x: np.logaddexp.accumulate(x, axis=-3),
+    "sum of the last axes": lambda x: np.sum(x, axis=(-2, -1)),
+    "sum of the first axis": lambda x: np.sum(x, axis=0),
+    "sum of two axes": lambda x: np.sum(x, axis=(0, 1), keepdims=True),
+    "least": np.min,
+    "maxima of an axis": lambda x: np.max(x, axis=1),
+    "stack": lambda x: np.stack([x, -x], axis=1),
+    "roll": lambda x: np.roll(x, 2, axis=1),
+    "running": lambda x: np.logaddexp.accumulate(x, axis=-3),
     "maxima in float64": lambda x: np.max(np.stack([x.astype(np.float64) * 0.1, x * 0.1 - 1.0], axis=-1), axis=-1),
     "mixed dtypes": lambda x: x * x.astype(np.float64)[..., :1],
-    "chosen": lambda x: np.where(x > 0, x, np.zeros_like(x)), "copies apart": lambda x: np.stack([x, x[..., ::-1]], -1),
+    "chosen": lambda x: np.where(x > 0, x, np.zeros_like(x)),
+    "copies apart": lambda x: np.stack([x, x[..., ::-1]], -1),
     "copies of float64": lambda x: np.roll(np.concatenate([x.astype(np.float64)] * 2, axis=-2), 1, axis=-1),
 }
 

@@ -46,8 +46,10 @@ def test_another_call_says_it_again(time, caplog):
     compiled(time, "few", 0.5)
     time[0] += 60
     compiled(time, "two", 1.5, None)
-    assert [r.getMessage().split(" and")[0] for r in caplog.records] == ["a first call compiles (one",
-                                                                        "a first call compiles (two"]
+    assert [r.getMessage().split(" and")[0] for r in caplog.records] == [
+        "a first call compiles (one",
+        "a first call compiles (two",
+    ]
     assert caplog.records[1].getMessage().endswith("not kept: the next process compiles again")
 
 

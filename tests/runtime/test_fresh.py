@@ -21,8 +21,14 @@ ROWS, FRESH, P = [4, 0, -1, 5, -1], [False, True, False, False, True], 6
 BEGINS = [1, 2, 4]  # sequences that begin without a state
 BACKENDS = ("reference", "chunks", "numba", None)
 HOWS = ("ragged", "batch", "step", "heads_first", "reverse")
-TABLE = [(fn, backend, how) for fn in la.VARIANTS for backend in BACKENDS if backend in (None, *fn.spec.core.BACKENDS)
-         for how in HOWS if how == "ragged" or backend is None or (fn in RECURRENCES and how == "batch")]
+TABLE = [
+    (fn, backend, how)
+    for fn in la.VARIANTS
+    for backend in BACKENDS
+    if backend in (None, *fn.spec.core.BACKENDS)
+    for how in HOWS
+    if how == "ragged" or backend is None or (fn in RECURRENCES and how == "batch")
+]
 
 
 def of(f, state):
@@ -50,6 +56,7 @@ def drawn(fn, T, B, dtype=np.float64):
 
 def beginning(fn, pool):
     """The states of the sequences: zeros, or the identity, for those that begin without one."""
+
     def taken(name, S):
         S = S[[max(n, 0) for n in ROWS]]
         S[BEGINS] = np.eye(S.shape[-1]) if name.removeprefix("state.") in fn.spec.state.unit else 0
@@ -160,8 +167,9 @@ def test_repeated_calls_follow_the_values(T, dtype):
 
 
 @pytest.mark.parametrize("more", [{"return_states_at": [0, 2, 3]}, {"return_states_at": 3}, {"T": 9}], ids=str)
-@pytest.mark.parametrize("fn", [la.kda, la.mlstm, la.forgetting_attention, la.householder_positions],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [la.kda, la.mlstm, la.forgetting_attention, la.householder_positions], ids=lambda fn: fn.__name__
+)
 def test_calls_in_pieces_begin_without_a_state(fn, more):
     """States at positions, and fewer queries than tokens (where the state has one shape)."""
     if fn.spec.grows and "T" in more:
@@ -185,14 +193,16 @@ def test_other_libraries_begin_without_a_state(library):
     arrays = {n: library.bring(x) for n, x in arrays.items()}
     for bring in (list, lambda x: library.bring(np.array(x))):
         buffer = library.bring(pool.copy())
-        out, end = la.gated_delta_rule(**arrays, state=buffer, state_rows=bring(ROWS), fresh=bring(FRESH),
-                                       return_state=True)
+        out, end = la.gated_delta_rule(
+            **arrays, state=buffer, state_rows=bring(ROWS), fresh=bring(FRESH), return_state=True
+        )
         assert np.abs(library.see(out) - expected.out).max() < 1e-5
         assert np.abs(library.see(end) - expected.state).max() < 1e-5
         if library.name in ("numpy, read-only", "dask"):
             continue
-        _, end = la.gated_delta_rule(**arrays, state=buffer, state_rows=bring(ROWS), fresh=bring(FRESH),
-                                     return_state=True, overwrite_state=True)
+        _, end = la.gated_delta_rule(
+            **arrays, state=buffer, state_rows=bring(ROWS), fresh=bring(FRESH), return_state=True, overwrite_state=True
+        )
         if library.name == "jax":  # the states of the sequences
             assert np.abs(library.see(end) - expected.state).max() < 1e-5
             continue

@@ -112,5 +112,3 @@ def test_many_processes_at_once(tmp_path):
 def test_a_folder_without_permission_is_no_error(tmp_path):
     tmp_path.chmod(0o500)
     ended(started(tmp_path / "cache"))
-
-

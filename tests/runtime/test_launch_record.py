@@ -58,7 +58,7 @@ def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypa
     sequence = LaunchSequence(seen([written((x, y, fixed), (y, fixed, x))], [y]), [x])
     other = stub(np.ones(4, np.float32))
     pointers = [other.data.ptr]
-    made, = sequence.run(pointers)
+    (made,) = sequence.run(pointers)
     assert (made.shape, made.dtype) == (y.shape, y.dtype)
     assert made.data.ptr != y.data.ptr
     assert pointers == [other.data.ptr, made.data.ptr]
@@ -119,7 +119,7 @@ def test_a_part_of_an_array_is_found_in_another_array(launched, monkeypatch):
     inside = x[2:]
     sequence = LaunchSequence(seen([written((x, inside, y), (inside, y, x))], [y]), [x])
     pointers = [4096]
-    made, = sequence.run(pointers)
+    (made,) = sequence.run(pointers)
     assert list(sequence._launches[0][0]) == [4096 + 64, made.data.ptr, 4096]
     with pytest.raises(LookupError):
         LaunchSequence(seen([written((x[1:], y), (x[1:], y))], [y]), [stub(np.zeros(4, np.float32))])

@@ -50,11 +50,13 @@ def test_errors_of_a_task_reach_the_caller():
 
 def failing_helper(begun):
     """What a thread does first: the caller waits until a helper has begun, which fails."""
+
     def first():
         if threading.current_thread() is not threading.main_thread():
             begun.set()
             raise FloatingPointError("of a helper")
         assert begun.wait(60)
+
     return first
 
 
@@ -75,7 +77,6 @@ def test_an_error_of_a_helper_alone_reaches_the_caller():
         done.clear()
     threads.run(lambda low, high: done.extend(range(low, high)), 40, 2)
     assert sorted(done) == list(range(40))
-
 
 
 def test_an_error_of_the_caller_waits_for_helpers():

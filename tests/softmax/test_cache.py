@@ -22,6 +22,7 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 def slots(state, L):
     """The cache with L slots, as long as no token was forgotten."""
+
     def cut(y):
         rows = y[:, :L]
         return np.concatenate([rows, np.zeros((len(y), L - rows.shape[1], *y.shape[2:]), y.dtype)], axis=1)

@@ -15,8 +15,14 @@ from linattn_np.softmax.core import CORE
 from linattn_np.softmax.cuda import calls
 
 # what the kernels compute: attention without directions of position maps, whose logits are all of one kind
-FUNCTIONS = [fn for fn in la.VARIANTS if fn.spec.core is CORE and fn.spec.readout is Readout.SOFTMAX
-             and not {"w", "beta"} & fn.spec.arrays.keys() and "attend_current" not in fn.spec.options.defaults]
+FUNCTIONS = [
+    fn
+    for fn in la.VARIANTS
+    if fn.spec.core is CORE
+    and fn.spec.readout is Readout.SOFTMAX
+    and not {"w", "beta"} & fn.spec.arrays.keys()
+    and "attend_current" not in fn.spec.options.defaults
+]
 BY_TOKEN = [fn for fn in FUNCTIONS if all(x.axes.startswith("T") or x.optional for x in fn.spec.arrays.values())]
 BOUND = {"bfloat16": 1.2e-2, "float16": 2e-3}  # of the norm; a gradient that cancels is compared with its terms
 
@@ -116,8 +122,9 @@ def test_gates_over_many_blocks(cp):
     check(cp, la.forgetting_attention, 17000, B=1, heads=(1, 1, 1), widths=(64, 64), gates="mild")
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 700}, {"normalize": False}, {"cu_seqlens": [0, 40, 40, 900, 1500]}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 700}, {"normalize": False}, {"cu_seqlens": [0, 40, 40, 900, 1500]}], ids=str
+)
 @pytest.mark.parametrize("gates", ["none", "mild", "fading", "strong", "mixed", "resets"])
 def test_blocks_without_weights_are_skipped(cp, monkeypatch, gates, options):
     """No bit changes; without decays nothing is skipped."""

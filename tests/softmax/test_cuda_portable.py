@@ -122,7 +122,17 @@ def check_cache(cp, fn, T, L, seen, options=None, stored=None, dtype="bfloat16",
         assert all(same(cp, x, getattr(cache, m)[n : n + 1]) for m, x in one._asdict().items())
 
 
-def check_cache_gradients(cp, T, L, seen, options=None, stored=None, dtype="bfloat16", heads=(4, 2, 2), widths=(64, 64)):  # noqa: E501, F811
+def check_cache_gradients(
+    cp,  # noqa: F811
+    T,
+    L,
+    seen,
+    options=None,
+    stored=None,
+    dtype="bfloat16",
+    heads=(4, 2, 2),
+    widths=(64, 64),
+):
     """Of every array and of the cache, against float64; nothing for slots without a token; the plain call's output."""
     B, fn, options = len(seen), la.softmax_attention, options or {}
     arrays, dout = draw(fn, T, B=B, dtype=dtype, heads=heads, widths=widths, sinks=True)

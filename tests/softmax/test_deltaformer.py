@@ -78,6 +78,7 @@ def test_neumann_series_ends(one):
 
 def test_exponential_kernel_is_the_delta_rule_of_its_features(one):
     """e^{q.k} as an inner product: Taylor's terms of two channels, to 1e-15 of them at 18."""
+
     def features(x):
         powers = [(a, b) for a in range(19) for b in range(19 - a)]
         each = [x[..., 0] ** a * x[..., 1] ** b / math.sqrt(math.factorial(a) * math.factorial(b)) for a, b in powers]
@@ -193,8 +194,6 @@ def test_no_bit_depends_on_threads_or_the_batch(threads):
         np.testing.assert_array_equal(d[1:], own, name)
 
 
-
-
 def solved(one, g, begin):
     """u token by token; g_t is common to all that token t reads: only a reset, -inf, counts."""
     keys, values, b = (list(y[:, 0]) for y in (begin.k, begin.v, begin.b))
@@ -230,8 +229,10 @@ def test_a_gate_that_is_common_to_all_keys_hides_no_logit(one, how, g, slots):
     for name in ("q", "k", "v", "beta", "w"):
         d = rng.standard_normal(one[name].shape)
         ends = [la.deltaformer(**one | {name: one[name] + sign * step * d}, **options, **how) for sign in (1, -1)]
-        slope = sum(float(np.sum((x - y) * c)) for x, y, c in
-                    ((*(end.out for end in ends), dout), (*(end.state.v for end in ends), du))) / (2 * step)
+        slope = sum(
+            float(np.sum((x - y) * c))
+            for x, y, c in ((*(end.out for end in ends), dout), (*(end.state.v for end in ends), du))
+        ) / (2 * step)
         assert abs(slope - np.sum(getattr(grads, name) * d)) < 1e-6 * max(1.0, abs(slope)), name
     assert np.isfinite(grads.g).all()
     assert all(np.isfinite(y).all() for y in grads.state or ())

@@ -100,8 +100,10 @@ def test_tiles_of_fewer_queries_that_a_mask_hides_wholly(backend):
         assert_close(part, whole[a:b])
 
 
-@pytest.mark.parametrize(("queries", "keys", "d", "operations"), [
-    (1024, 1024, 64, 268_435_456), (128, 4096, 128, 268_435_456), (64, 64, 64, 1_048_576), (1, 512, 64, 131_072)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "d", "operations"),
+    [(1024, 1024, 64, 268_435_456), (128, 4096, 128, 268_435_456), (64, 64, 64, 1_048_576), (1, 512, 64, 131_072)],
+)
 def test_operations(queries, keys, d, operations):
     """4 Lq Lk d, against 2 (Lq + Lk) d^2 of linear attention; the same at d = 2 Lq Lk / (Lq + Lk)."""
     q, k, v = (np.broadcast_to(np.float32(0), (n, 1, d)) for n in (queries, keys, keys))

@@ -128,5 +128,3 @@ def test_fewer_queries():
     with pytest.raises(ValueError) as error:
         la.softmax_attention(q[:, 2:], q, q, return_states_at=[2])
     assert str(error.value) == ("softmax_attention: return_states_at with fewer queries than tokens, expected as many")
-
-

@@ -64,8 +64,9 @@ def test_gradients_against_differences(fn, feature_map):
     check_vjp(fn, **x, state=state, feature_map=feature_map)
 
 
-@pytest.mark.parametrize("fn", [fn for fn in FUNCTIONS if "qk_l2norm" in fn.spec.options.defaults],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [fn for fn in FUNCTIONS if "qk_l2norm" in fn.spec.options.defaults], ids=lambda fn: fn.__name__
+)
 def test_mapped_rows_are_divided_by_their_length(fn):
     x = drawn(fn)
     y = mapped(fn, x, "elu+1")

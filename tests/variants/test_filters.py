@@ -197,35 +197,72 @@ def test_delay_line():
 X, D = draw(5)
 
 
-@pytest.mark.parametrize(("call", "error", "text"), [
-    (lambda: la.lms(X, D, None), TypeError, "lms: mu is missing, expected the arrays x, d, mu"),
-    (lambda: la.lms(X, D, -1.0), ValueError, "lms: mu is -1.0, expected a finite number >= 0"),
-    (lambda: la.lms(X, D[:3], 1.0), ValueError, r"lms: x has shape \(5, 6\) and d \(3, 2\), expected"),
-    (lambda: la.lms(X, D, D), ValueError, r"lms: mu has shape \(5, 2\), expected \(5,\)"),
-    (lambda: la.lms(X, D, 1.0, state=X), ValueError, r"lms: state has shape \(5, 6\), expected \(6, 2\)"),
-    (lambda: la.lms(X, D, 1.0, eps=1), TypeError, "lms: unknown option 'eps', expected one of x, d, mu, state"),
-    (lambda: la.lms(X.astype(int), D, 1.0), TypeError, "lms: x has dtype int64"),
-    (lambda: la.nlms(X, D, eps=-1), ValueError, "nlms: eps is -1, expected a finite number >= 0"),
-    (lambda: la.rls(X, D, 1.5), ValueError, r"rls: forgetting is 1.5, expected a number in \(0, 1\]"),
-    (lambda: la.rls(X, D, delta=0), ValueError, "rls: delta is 0, expected a finite number > 0"),
-    (lambda: la.rls(X, D, state=X), TypeError, r"rls: state is a ndarray, expected \(S, Z, ridge\) as an RLSState"),
-    (lambda: la.vjp(la.lms, X, D, 1.0)[1](), TypeError, "lms: the pullback got no cotangent"),
-    (lambda: la.vjp(la.lms, X, D, 1.0)[1](X), ValueError, r"lms: dprediction has shape \(5, 6\), expected \(5, 2\)"),
-    (lambda: la.lms(X, D, np.array([0.1, 0.1, -1, 0.1, 0.1])), ValueError,
-     r"lms: mu is -1 at \(2,\), expected finite numbers >= 0"),
-    (lambda: la.lms(X, D[:, 0], 1.0), ValueError, r"lms: x .* and d \(5,\), .*: d\[:, None\] is one desired output$"),
-    (lambda: la.lms(X[None], D[None, :, 0], 1.0), ValueError, r"lms: .*: d\[\.\.\., None\] is one desired output$"),
-    (lambda: la.lms(X[:, 0], D, 1.0), ValueError, r"lms: .*: x\[:, None\] is \(T, 1\), la.delay_line\(x, taps\) is"),
-    (lambda: la.lms(X, D[:3], 1.0), ValueError, r"lms: .*\(\.\.\., T, V\)$"),
-    (lambda: la.step(la.lms, X[0], D[0, 0], 1.0), ValueError,
-     r"lms: x has shape \(6,\) and d \(\), expected \(\.\.\., K\) and \(\.\.\., V\): d\[\.\.\., None\]"),
-    (lambda: la.step(la.lms, X[0], D[0], np.ones(5)), ValueError, r"lms: mu has shape \(5,\), expected \(\)"),
-    (lambda: la.step(la.lms, X[0], D[0], 1.0, chunk_size=1), TypeError, "step: chunk_size was given, expected none"),
-    (lambda: la.lms(X.astype("f"), D.astype("f"), 1e300), ValueError, r"lms: mu is 1e\+300, expected a number that"),
-    (lambda: la.rls(X.astype("f"), D.astype("f"), 1e-60), ValueError, "rls: forgetting is 1e-60, expected a number"),
-    (lambda: la.delay_line(X, 0), ValueError, "delay_line: taps is 0, expected a whole number from 1"),
-    (lambda: la.delay_line(X, 3, before=X), ValueError, r"delay_line: before has shape \(5, 6\), expected \(5, 2\)"),
-])
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: la.lms(X, D, None), TypeError, "lms: mu is missing, expected the arrays x, d, mu"),
+        (lambda: la.lms(X, D, -1.0), ValueError, "lms: mu is -1.0, expected a finite number >= 0"),
+        (lambda: la.lms(X, D[:3], 1.0), ValueError, r"lms: x has shape \(5, 6\) and d \(3, 2\), expected"),
+        (lambda: la.lms(X, D, D), ValueError, r"lms: mu has shape \(5, 2\), expected \(5,\)"),
+        (lambda: la.lms(X, D, 1.0, state=X), ValueError, r"lms: state has shape \(5, 6\), expected \(6, 2\)"),
+        (lambda: la.lms(X, D, 1.0, eps=1), TypeError, "lms: unknown option 'eps', expected one of x, d, mu, state"),
+        (lambda: la.lms(X.astype(int), D, 1.0), TypeError, "lms: x has dtype int64"),
+        (lambda: la.nlms(X, D, eps=-1), ValueError, "nlms: eps is -1, expected a finite number >= 0"),
+        (lambda: la.rls(X, D, 1.5), ValueError, r"rls: forgetting is 1.5, expected a number in \(0, 1\]"),
+        (lambda: la.rls(X, D, delta=0), ValueError, "rls: delta is 0, expected a finite number > 0"),
+        (lambda: la.rls(X, D, state=X), TypeError, r"rls: state is a ndarray, expected \(S, Z, ridge\) as an RLSState"),
+        (lambda: la.vjp(la.lms, X, D, 1.0)[1](), TypeError, "lms: the pullback got no cotangent"),
+        (
+            lambda: la.vjp(la.lms, X, D, 1.0)[1](X),
+            ValueError,
+            r"lms: dprediction has shape \(5, 6\), expected \(5, 2\)",
+        ),
+        (
+            lambda: la.lms(X, D, np.array([0.1, 0.1, -1, 0.1, 0.1])),
+            ValueError,
+            r"lms: mu is -1 at \(2,\), expected finite numbers >= 0",
+        ),
+        (
+            lambda: la.lms(X, D[:, 0], 1.0),
+            ValueError,
+            r"lms: x .* and d \(5,\), .*: d\[:, None\] is one desired output$",
+        ),
+        (lambda: la.lms(X[None], D[None, :, 0], 1.0), ValueError, r"lms: .*: d\[\.\.\., None\] is one desired output$"),
+        (
+            lambda: la.lms(X[:, 0], D, 1.0),
+            ValueError,
+            r"lms: .*: x\[:, None\] is \(T, 1\), la.delay_line\(x, taps\) is",
+        ),
+        (lambda: la.lms(X, D[:3], 1.0), ValueError, r"lms: .*\(\.\.\., T, V\)$"),
+        (
+            lambda: la.step(la.lms, X[0], D[0, 0], 1.0),
+            ValueError,
+            r"lms: x has shape \(6,\) and d \(\), expected \(\.\.\., K\) and \(\.\.\., V\): d\[\.\.\., None\]",
+        ),
+        (lambda: la.step(la.lms, X[0], D[0], np.ones(5)), ValueError, r"lms: mu has shape \(5,\), expected \(\)"),
+        (
+            lambda: la.step(la.lms, X[0], D[0], 1.0, chunk_size=1),
+            TypeError,
+            "step: chunk_size was given, expected none",
+        ),
+        (
+            lambda: la.lms(X.astype("f"), D.astype("f"), 1e300),
+            ValueError,
+            r"lms: mu is 1e\+300, expected a number that",
+        ),
+        (
+            lambda: la.rls(X.astype("f"), D.astype("f"), 1e-60),
+            ValueError,
+            "rls: forgetting is 1e-60, expected a number",
+        ),
+        (lambda: la.delay_line(X, 0), ValueError, "delay_line: taps is 0, expected a whole number from 1"),
+        (
+            lambda: la.delay_line(X, 3, before=X),
+            ValueError,
+            r"delay_line: before has shape \(5, 6\), expected \(5, 2\)",
+        ),
+    ],
+)
 def test_errors(call, error, text):
     with pytest.raises(error, match=f"^{text}"):
         call()
@@ -362,8 +399,10 @@ def test_check_finds_what_rates_say():
     assert found_by("lms", loud, d) == [("mu", False)]
     (finding,) = la.check(la.lms, loud, d, 0.05)
     value = 0.05 * (loud[9] ** 2).sum()
-    assert finding.message == (f"times |x|^2 is {value:.4g} at (9,), expected 0 to 2: the step multiplies the weights "
-                               f"by {1 - value:.4g} along x; la.nlms divides by |x|^2")
+    assert finding.message == (
+        f"times |x|^2 is {value:.4g} at (9,), expected 0 to 2: the step multiplies the weights "
+        f"by {1 - value:.4g} along x; la.nlms divides by |x|^2"
+    )
     assert found_by("lms", x, d, mu=100.0) == [("mu", True)]
     assert found_by("rls", x, d, forgetting=0.8) == [("forgetting", False)]
 

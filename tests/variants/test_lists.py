@@ -88,10 +88,25 @@ def test_the_signature_is_that_of_the_spec(fn):
     assert arrays == list(fn.spec.arrays)
     for name, given in fn.spec.arrays.items():
         assert (parameters[name].default is None) == given.optional
-    common = ["scale", "state", "return_state", "return_states_at", "overwrite_state", "state_rows", "fresh",
-              "reverse", "cu_seqlens", "chunk_size", "chunk_states", "precision", "num_threads", "layout", "backend",
-              "check"]
-    assert list(parameters)[len(arrays):] == [*fn.spec.options.defaults, *common]
+    common = [
+        "scale",
+        "state",
+        "return_state",
+        "return_states_at",
+        "overwrite_state",
+        "state_rows",
+        "fresh",
+        "reverse",
+        "cu_seqlens",
+        "chunk_size",
+        "chunk_states",
+        "precision",
+        "num_threads",
+        "layout",
+        "backend",
+        "check",
+    ]
+    assert list(parameters)[len(arrays) :] == [*fn.spec.options.defaults, *common]
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
@@ -131,9 +146,20 @@ def test_the_reference_shows_the_signatures(page):
         assert [a.arg for a in (shown.vararg, shown.kwarg) if a] == each[P.VAR_POSITIONAL] + each[P.VAR_KEYWORD] + extra
 
 
-BY_NAME = ("formulas", "naive", "experiments", "sanitized",  # sources' formulas, loops, memories, calls of kernels
-           "test_polynomials", "test_feature_maps", "test_cupy", "test_ranges",  # of a few maps and norms
-           "test_cupy_gates", "test_pools", "test_held_memory", "test_fresh")  # of a few kernels, slow or in a process
+BY_NAME = (
+    "formulas",
+    "naive",
+    "experiments",
+    "sanitized",  # sources' formulas, loops, memories, calls of kernels
+    "test_polynomials",
+    "test_feature_maps",
+    "test_cupy",
+    "test_ranges",  # of a few maps and norms
+    "test_cupy_gates",
+    "test_pools",
+    "test_held_memory",
+    "test_fresh",
+)  # of a few kernels, slow or in a process
 
 
 def test_no_test_lists_functions_by_name():
@@ -151,8 +177,15 @@ def test_no_test_lists_functions_by_name():
     assert found == []
 
 
-@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn.spec.erase.name != "NONE" and "g" in fn.spec.arrays
-                                and "state" in fn.spec.core.STATE_AXES], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        fn
+        for fn in la.VARIANTS
+        if fn.spec.erase.name != "NONE" and "g" in fn.spec.arrays and "state" in fn.spec.core.STATE_AXES
+    ],
+    ids=lambda fn: fn.__name__,
+)
 def test_the_state_that_an_erase_reads_is_the_one_of_the_spec(fn):
     """After a reset the decayed state is 0, and a token whose value is 0 leaves what it read of the one before."""
     arrays = la.testing.sample(fn, np.random.default_rng(0), T=1)

@@ -105,8 +105,11 @@ def test_iterations_are_the_most_there_are(backend):
 def test_a_ridge_of_zero_is_an_error_where_a_system_is_singular(options):
     x = drawn(B=(), T=9, K=6, ridge="H K")
     x["ridge"][1] = 0
-    with pytest.raises(ValueError, match="mesa_net: the system of token 0, head 1 is singular: ridge is 0 in channels "
-                                         "that the keys so far do not span, expected ridge > 0 there"):
+    with pytest.raises(
+        ValueError,
+        match="mesa_net: the system of token 0, head 1 is singular: ridge is 0 in channels "
+        "that the keys so far do not span, expected ridge > 0 there",
+    ):
         la.mesa_net(**x, **options)
     x["ridge"][1, :5] = 1  # one channel is left, which every key reaches
     assert np.isfinite(la.mesa_net(**x, **options)).all()
@@ -190,15 +193,25 @@ def test_threads_do_not_show(monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("given", "error", "text"), [
-    ({"ridge": np.full((H, K), -0.5)}, ValueError, "mesa_net: ridge has an entry -0.5, expected none below 0"),
-    ({"solver": "lu"}, ValueError, "mesa_net: solver is 'lu', expected 'exact' or 'conjugate_gradients'"),
-    ({"iterations": 0}, ValueError, "mesa_net: iterations is 0, expected a whole number from 1"),
-    ({"tolerance": 1}, ValueError, "mesa_net: tolerance is 1, expected a number >= 0 and < 1"),
-    ({"state": np.zeros((2, H, K, V))}, TypeError, "mesa_net: state is a ndarray, expected (S, Z) as a SolvedState"),
-    ({"state": (np.zeros((2, H, K, V)), np.zeros((2, H, K, V)))}, ValueError,
-     "mesa_net: state.Z has shape (2, 2, 6, 3), expected (B, H, K, K) = (2, 2, 6, 6)"),
-])
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"ridge": np.full((H, K), -0.5)}, ValueError, "mesa_net: ridge has an entry -0.5, expected none below 0"),
+        ({"solver": "lu"}, ValueError, "mesa_net: solver is 'lu', expected 'exact' or 'conjugate_gradients'"),
+        ({"iterations": 0}, ValueError, "mesa_net: iterations is 0, expected a whole number from 1"),
+        ({"tolerance": 1}, ValueError, "mesa_net: tolerance is 1, expected a number >= 0 and < 1"),
+        (
+            {"state": np.zeros((2, H, K, V))},
+            TypeError,
+            "mesa_net: state is a ndarray, expected (S, Z) as a SolvedState",
+        ),
+        (
+            {"state": (np.zeros((2, H, K, V)), np.zeros((2, H, K, V)))},
+            ValueError,
+            "mesa_net: state.Z has shape (2, 2, 6, 3), expected (B, H, K, K) = (2, 2, 6, 6)",
+        ),
+    ],
+)
 def test_bad_input_is_named(given, error, text):
     with pytest.raises(error) as raised:
         la.mesa_net(**drawn() | given)

@@ -193,16 +193,28 @@ def test_simple_gla_where_the_normaliser_is_at_rest():
     assert relative_error(la.mlstm(**x | {"i": small}), plain) <= 1e-13
 
 
-@pytest.mark.parametrize(("options", "error", "text"), [
-    ({"soft_cap": 0}, ValueError, "mlstm: soft_cap is 0, expected None or a finite number > 0"),
-    ({"forget_gate": "relu"}, ValueError, "mlstm: forget_gate is 'relu', expected 'sigmoid' or 'exp'"),
-    ({"state": np.zeros((2, H, K, V))}, TypeError,
-     "mlstm: state is a ndarray, expected (S, n, m) as a StabilisedState"),
-    ({"state": (np.zeros((2, H, K, V)), np.zeros((2, H, K)))}, TypeError,
-     "mlstm: state is a tuple of 2, expected three arrays (S, n, m) as a StabilisedState"),
-    ({"state": (np.zeros((2, H, K, V)), np.zeros((2, H, K)), np.zeros((2, H, 1)))}, ValueError,
-     "mlstm: state.m has shape (2, 2, 1), expected (B, H) = (2, 2)"),
-])
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"soft_cap": 0}, ValueError, "mlstm: soft_cap is 0, expected None or a finite number > 0"),
+        ({"forget_gate": "relu"}, ValueError, "mlstm: forget_gate is 'relu', expected 'sigmoid' or 'exp'"),
+        (
+            {"state": np.zeros((2, H, K, V))},
+            TypeError,
+            "mlstm: state is a ndarray, expected (S, n, m) as a StabilisedState",
+        ),
+        (
+            {"state": (np.zeros((2, H, K, V)), np.zeros((2, H, K)))},
+            TypeError,
+            "mlstm: state is a tuple of 2, expected three arrays (S, n, m) as a StabilisedState",
+        ),
+        (
+            {"state": (np.zeros((2, H, K, V)), np.zeros((2, H, K)), np.zeros((2, H, 1)))},
+            ValueError,
+            "mlstm: state.m has shape (2, 2, 1), expected (B, H) = (2, 2)",
+        ),
+    ],
+)
 def test_bad_input_is_named(options, error, text):
     with pytest.raises(error) as raised:
         la.mlstm(**drawn(), **options)

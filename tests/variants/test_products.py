@@ -32,7 +32,11 @@ from tests.properties import (
 from tests.properties.of_any import properties
 
 FORMS: tuple[dict[str, Any], ...] = (
-    {}, {"chunk_size": 1}, {"chunk_size": 16}, {"chunk_size": "parallel"}, {"backend": "chunks"},
+    {},
+    {"chunk_size": 1},
+    {"chunk_size": 16},
+    {"chunk_size": "parallel"},
+    {"backend": "chunks"},
     {"backend": "reference"},
 )
 every_form = pytest.mark.parametrize("form", FORMS, ids=str)
@@ -166,7 +170,8 @@ def test_one_array_used_twice():
     fn = variant(products("q", "k", v=("s", "s", "v")), QKV | {"s": "T H"})
     x = sample(fn, np.random.default_rng(0), T=9)
     np.testing.assert_allclose(
-        fn(**x), la.linear_attention(x["q"], x["k"], x["s"][..., None] ** 2 * x["v"], scale=5**-0.5), rtol=1e-12)
+        fn(**x), la.linear_attention(x["q"], x["k"], x["s"][..., None] ** 2 * x["v"], scale=5**-0.5), rtol=1e-12
+    )
     check_vjp(fn, **x)
 
 

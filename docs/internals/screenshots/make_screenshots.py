@@ -104,8 +104,10 @@ def main() -> int:
             fault = found["errors"] or found["raw"] or found["pictures"] or found["beyond"] > 0
             wrong += bool(fault)
             scroll = f"; scroll: {', '.join(found['scroll'])}" if found["scroll"] else ""
-            sys.stdout.write(f"{page} {width}: formulas wrong {found['errors']}, raw {found['raw']}, pictures missing "
-                             f"{found['pictures']}, beyond {found['beyond']}{scroll}\n")
+            sys.stdout.write(
+                f"{page} {width}: formulas wrong {found['errors']}, raw {found['raw']}, pictures missing "
+                f"{found['pictures']}, beyond {found['beyond']}{scroll}\n"
+            )
             shot = browser.ask("Page.captureScreenshot", format="png")["data"]
             name = path.removesuffix(".html").replace("/", "-") + (f"-{part}" if part else "")
             (out / f"{name}-{width}.png").write_bytes(base64.b64decode(shot))

@@ -68,8 +68,10 @@ def is_transformed(name: str, key: str, x: Tensor) -> bool:
         inner = x
         while functorch.is_functorch_wrapped_tensor(inner):  # grad within vmap, too
             if functorch.is_batchedtensor(inner):
-                raise TypeError(f"{name}: {key} is batched by vmap, expected a batch axis of its own: arrays are "
-                                "(..., T, H, K), with any number of batch axes")
+                raise TypeError(
+                    f"{name}: {key} is batched by vmap, expected a batch axis of its own: arrays are "
+                    "(..., T, H, K), with any number of batch axes"
+                )
             inner = functorch.get_unwrapped(inner)
         return True
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None

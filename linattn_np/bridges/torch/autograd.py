@@ -56,6 +56,7 @@ class Call:
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Any, Callable[..., Any]]:
         """(the result, the pullback to the gradients of all tensors)."""
+
         def fill(y: Any) -> Any:
             return tensors[y.number] if type(y) is _Place else y
 

@@ -33,8 +33,11 @@ def is_traced(arrays: Arrays, keywords: Keywords) -> bool:
     """Whether the tensors are stand-ins, or somebody follows what happens to them."""
     if modes() or tracing() is not None:
         return True
-    return any(isinstance(y, Tensor) and (type(y) not in PLAIN or y.is_meta)
-               for x in (*arrays, *keywords.values()) for y in (leaves(x) if isinstance(x, tuple) else (x,)))
+    return any(
+        isinstance(y, Tensor) and (type(y) not in PLAIN or y.is_meta)
+        for x in (*arrays, *keywords.values())
+        for y in (leaves(x) if isinstance(x, tuple) else (x,))
+    )
 
 
 def run_vjp(name: str, spec: VariantSpec | None, rule: Rule, arrays: Arrays, keywords: Keywords) -> Any:
@@ -63,8 +66,9 @@ def apply(name: str, fn: Callable[..., Any], rule: Rule | None, names: Arrays, k
     if found.differentiable and rule is not None:
         return differentiated(name, functools.partial(in_tensors, None, rule, found.device), names, keywords)
     if found.differentiable:
-        raise TypeError(f"{name}: a tensor requires grad, expected tensors that do not (x.detach()): there is no "
-                        "gradient")
+        raise TypeError(
+            f"{name}: a tensor requires grad, expected tensors that do not (x.detach()): there is no gradient"
+        )
     views = Views(found.device)
     with views.context():
         return views.leave(fn(**views.call((), keywords)[1]))

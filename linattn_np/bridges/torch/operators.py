@@ -48,21 +48,25 @@ def library() -> torch.library.Library:
 def define(own: torch.library.Library, spec: VariantSpec) -> None:
     """The operator of a variant and its backward."""
     name, backward = spec.name, f"{spec.name}_backward"
-    given = ", ".join([*(f"Tensor? {n}" for n in spec.arrays), "Tensor[] state",
-                       *(f"Tensor? {n}" for n in TENSORS)])
+    given = ", ".join([*(f"Tensor? {n}" for n in spec.arrays), "Tensor[] state", *(f"Tensor? {n}" for n in TENSORS)])
     own.define(f"{name}({given}, str options) -> Tensor[]")
     own.define(f"{backward}({given}, str options, Tensor?[] cotangents) -> Tensor[]")
     saving, saved = f"{spec.name}_saving", f"{spec.name}_saved_backward"
     own.define(f"{saving}({given}, str options) -> Tensor[]")
     own.define(f"{saved}({given}, str options, Tensor residuals, Tensor?[] cotangents) -> Tensor[]")
-    for one, function, fake in ((name, _forward, _fake), (backward, _backward, _fake_backward),
-                                (saving, _saving, _fake_saving), (saved, _saved_backward, _fake_saved_backward)):
+    for one, function, fake in (
+        (name, _forward, _fake),
+        (backward, _backward, _fake_backward),
+        (saving, _saving, _fake_saving),
+        (saved, _saved_backward, _fake_saved_backward),
+    ):
         for device in ("CPU", "CUDA"):
             own.impl(one, functools.partial(function, spec), device)
         torch.library.register_fake(f"{NAMESPACE}::{one}", functools.partial(fake, spec), lib=own)
     for one, rule, keep in ((name, _gradients, _keep), (saving, _saved_gradients, _keep_saved)):
-        torch.library.register_autograd(f"{NAMESPACE}::{one}", functools.partial(rule, spec), setup_context=keep,
-                                        lib=own)
+        torch.library.register_autograd(
+            f"{NAMESPACE}::{one}", functools.partial(rule, spec), setup_context=keep, lib=own
+        )
     for one in (backward, saved):
         torch.library.register_autograd(f"{NAMESPACE}::{one}", functools.partial(_no_second, spec), lib=own)
 
@@ -79,15 +83,19 @@ def traced(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, An
     """The result of a public function by its operator."""
     bound, names = dict(zip(spec.arrays, arrays, strict=False)), {*spec.options.names}
     bound.update(keywords)
-    plain = {n: x for n, x in bound.items()
-             if n != "state" and not isinstance(x, Tensor) and x is not None and (n not in spec.arrays or n in names)}
+    plain = {
+        n: x
+        for n, x in bound.items()
+        if n != "state" and not isinstance(x, Tensor) and x is not None and (n not in spec.arrays or n in names)
+    }
     options = encoded(spec.name, tuple(plain.items()))
     given = [x if isinstance(x := bound.get(n), Tensor) else None for n in spec.arrays]
     state = [S for S in leaves(bound.get("state")) if S is not None]
     each = [x if isinstance(x := bound.get(n), Tensor) else None for n in TENSORS]
     saves = all(x is None for x in each) and spec.change.query not in plain and is_differentiated(*given, *state)
     found = getattr(getattr(torch.ops, NAMESPACE), f"{spec.name}_saving" if saves else spec.name)(
-        *given, state, *each, options)
+        *given, state, *each, options
+    )
     return structured(spec, plain, found, bound)
 
 
@@ -117,6 +125,7 @@ def structured(spec: VariantSpec, options: Mapping[str, Any], found: list[Tensor
 
 def encoded(fn: str, options: tuple[tuple[str, Any], ...]) -> str:
     """Options as JSON.   Raises TypeError for what is neither a plain value nor a tuple or list of these."""
+
     def refused(x: Any) -> Any:
         name = next((n for n, y in options if x is y or x in leaves(y)), "an option")
         raise TypeError(f"{fn}: {name} has a {type(x).__name__}, expected numbers and words in a traced call")
@@ -134,6 +143,7 @@ for function in (defined, encoded, name_of):
 @functools.lru_cache(maxsize=256)
 def decoded(options: str) -> dict[str, Any]:
     """Options from JSON; lists are tuples."""
+
     def plain(x: Any) -> Any:
         return tuple(map(plain, x)) if isinstance(x, list) else x
 

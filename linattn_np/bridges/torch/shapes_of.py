@@ -69,8 +69,10 @@ def _after(spec: VariantSpec, options: dict[str, Any], T: Any, parts: list[Any])
     """Shapes and dtypes of the parts of a state that grows with its T tokens.   Raises ValueError if none follows."""
     offsets, state = options["cu_seqlens"], normalise(spec, "state", options["state"], options)
     if not isinstance(offsets, tuple | None):
-        raise ValueError(f"{spec.name}: cu_seqlens is a tensor in a traced call that returns a state, expected a tuple "
-                         "of offsets: the state has a slot for each token of the longest sequence")
+        raise ValueError(
+            f"{spec.name}: cu_seqlens is a tensor in a traced call that returns a state, expected a tuple "
+            "of offsets: the state has a slot for each token of the longest sequence"
+        )
     own = CallPlan(None, None, 1.0, sequences=tuple(shapes.sequences(T, offsets)))  # type: ignore[arg-type]
     plan, names = spec.core.plan(own, spec, options, shapes.Sizes()), spec.state.parts._fields  # type: ignore
     return [(spec.core.end_shape(plan, state, name, shape), dtype)
@@ -82,7 +84,7 @@ def _one(axes: str, x: Tensor, batch: tuple[Any, ...]) -> tuple[tuple[int, ...],
     for letters in (choice.split() for choice in axes.split("|")):
         tokens = letters[0] in ("T", "Tq") or "T" in letters or "Tq" in letters
         if x.ndim == len(letters) + (len(batch) if tokens else 0):
-            shape = list(x.shape[x.ndim - len(letters):])
+            shape = list(x.shape[x.ndim - len(letters) :])
             T = None
             for n, letter in enumerate(letters):
                 if letter in ("T", "Tq", "S"):

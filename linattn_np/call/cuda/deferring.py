@@ -156,4 +156,3 @@ def _replaced(x: Any, how: Any) -> Any:
         return how(x)
     parts = [_replaced(part, how) for part in x]
     return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-

@@ -28,8 +28,13 @@ LENGTHS = (256, 1024, 4096)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("series", nargs="?", help="a file .npy, .npz, .csv or a text; without it, Python's help")
-    parser.add_argument("--variant", action="append", choices=[fn.__name__ for fn in la.VARIANTS], metavar="NAME",
-                        help=f"a function to compare, repeatable; without it {', '.join(VARIANTS)}")
+    parser.add_argument(
+        "--variant",
+        action="append",
+        choices=[fn.__name__ for fn in la.VARIANTS],
+        metavar="NAME",
+        help=f"a function to compare, repeatable; without it {', '.join(VARIANTS)}",
+    )
     numbers(parser, "--lengths", 2, default=LENGTHS, help="numbers of tokens (256, 1024, 4096)")
     number(parser, "--threads", default=1, help="CPU threads of every call, NumPy's products too (1)")
     number(parser, "--heads", default=4, help="heads (4)")
@@ -49,8 +54,10 @@ def run(args: argparse.Namespace) -> int:
         return 2
     lengths = sorted({T for T in args.lengths if len(series.x) >= T})
     if not lengths:
-        sys.stderr.write(f"linattn compare: {series.name} has {len(series.x)} samples, expected {min(args.lengths)} or "
-                         "more, or shorter --lengths\n")
+        sys.stderr.write(
+            f"linattn compare: {series.name} has {len(series.x)} samples, expected {min(args.lengths)} or "
+            "more, or shorter --lengths\n"
+        )
         return 2
     names, rows = args.variant or list(VARIANTS), list[Row]()
     from threadpoolctl import threadpool_limits

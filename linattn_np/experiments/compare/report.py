@@ -62,8 +62,13 @@ def table(rows: list[Row], softmax: Row) -> tuple[list[str], list[list[str]]]:
     cells = []
     for row in [*rows, softmax]:
         at, outside = crossover(row, softmax)
-        start = "" if row is softmax else "not seen" if np.isinf(at) else (
-            f"<= {at:,.0f}" if outside and at == lengths[0] else f"{at:,.0f}" + outside * " (extrapolated)")
+        start = (
+            ""
+            if row is softmax
+            else "not seen"
+            if np.isinf(at)
+            else (f"<= {at:,.0f}" if outside and at == lengths[0] else f"{at:,.0f}" + outside * " (extrapolated)")
+        )
         cells.append([row.function, row.form, "-" if np.isnan(row.error) else f"{row.error:.3g}",
                       *(milliseconds(row.seconds[T]) for T in lengths), milliseconds(row.predicted[lengths[-1]]),
                       mib(row.peak), start])  # fmt: skip
@@ -82,8 +87,15 @@ def draw(path: Path, rows: list[Row], softmax: Row, title: str) -> None:
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     lengths = sorted(softmax.seconds)
     for row in rows:
-        axes.loglog(lengths, [1e3 * row.seconds[T] for T in lengths], styles[row.form], marker="o", markersize=3,
-                    color=f"C{names.index(row.function) % 10}", label=row.name)
+        axes.loglog(
+            lengths,
+            [1e3 * row.seconds[T] for T in lengths],
+            styles[row.form],
+            marker="o",
+            markersize=3,
+            color=f"C{names.index(row.function) % 10}",
+            label=row.name,
+        )
     times = [1e3 * softmax.seconds[T] for T in lengths]
     axes.loglog(lengths, times, "k-", marker="s", markersize=4, label=softmax.name)
     axes.set(xlabel="tokens", ylabel="milliseconds", title=title)
@@ -97,6 +109,15 @@ def draw(path: Path, rows: list[Row], softmax: Row, title: str) -> None:
 
 def document(rows: list[Row], softmax: Row, **about: Any) -> dict[str, Any]:
     """Everything as JSON."""
-    every = [{"function": row.function, "form": row.form, "error_eps": None if np.isnan(row.error) else row.error,
-              "seconds": row.seconds, "predicted": row.predicted, "peak_bytes": row.peak} for row in [*rows, softmax]]
+    every = [
+        {
+            "function": row.function,
+            "form": row.form,
+            "error_eps": None if np.isnan(row.error) else row.error,
+            "seconds": row.seconds,
+            "predicted": row.predicted,
+            "peak_bytes": row.peak,
+        }
+        for row in [*rows, softmax]
+    ]
     return {**about, "rows": every}

@@ -39,8 +39,13 @@ class Fit(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("series", nargs="?", help="a file .npy, .npz, .csv or a text; without it, an EEG of 4 channels")
-    parser.add_argument("--variant", action="append", choices=[fn.__name__ for fn in la.VARIANTS], metavar="NAME",
-                        help=f"a function to train, repeatable; without it {', '.join(VARIANTS)}")
+    parser.add_argument(
+        "--variant",
+        action="append",
+        choices=[fn.__name__ for fn in la.VARIANTS],
+        metavar="NAME",
+        help=f"a function to train, repeatable; without it {', '.join(VARIANTS)}",
+    )
     number(parser, "--steps", default=150, help="training steps (150)")
     number(parser, "--seeds", default=3, help="repetitions with other random features (3)")
     number(parser, "--most", LEAST, default=2000, help="samples that are used (2000)")
@@ -112,11 +117,18 @@ def _spread(errors: list[float]) -> str:
 def _sentences(fits: list[Fit], linear: float, name: str, held_out: int) -> list[str]:
     """The question, the least error, and each memory against linear prediction, with the spread over seeds."""
     best = min(fits, key=lambda f: float(np.mean(f.errors)))
-    asked = (f"Each memory predicted the next sample of {name}; its gates were trained on the first two thirds, the "
-             f"error is that of the last {held_out:,} samples, over their variance.")
+    asked = (
+        f"Each memory predicted the next sample of {name}; its gates were trained on the first two thirds, the "
+        f"error is that of the last {held_out:,} samples, over their variance."
+    )
     least = f"{best.name} has the least error, {_digits(np.mean(best.errors))} ({_spread(best.errors)})"
-    others = [f for f in fits if f is not best and len(f.errors) > 1
-              and np.mean(f.errors) - np.mean(best.errors) <= _half(f.errors) + _half(best.errors)]
+    others = [
+        f
+        for f in fits
+        if f is not best
+        and len(f.errors) > 1
+        and np.mean(f.errors) - np.mean(best.errors) <= _half(f.errors) + _half(best.errors)
+    ]
     least += f"; {', '.join(f.name for f in others)} lie within the spread." if others else "."
     found: dict[str, list[str]] = {}
     for f in fits:
@@ -124,8 +136,12 @@ def _sentences(fits: list[Fit], linear: float, name: str, held_out: int) -> list
         size = f"{'less' if gain >= 0 else 'more'} by {_digits(abs(gain))}"
         found.setdefault(_word(gain, f.errors), []).append(f"{f.name} ({size}, {_spread(f.errors)})")
     against = ". ".join(f"{word}: {', '.join(names)}" for word, names in found.items())
-    return [asked, least, f"Linear prediction from the same windows, which a memory adds to, has {_digits(linear)}. "
-            f"{against}. The spread is over seeds, on the same samples of one series."]
+    return [
+        asked,
+        least,
+        f"Linear prediction from the same windows, which a memory adds to, has {_digits(linear)}. "
+        f"{against}. The spread is over seeds, on the same samples of one series.",
+    ]
 
 
 def _word(gain: float, errors: list[float]) -> str:

@@ -34,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="print all tables after the summary")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--markdown", type=Path, help="write tables and sentences to this file")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", default=Path("probe-output"),
-                        help="folder of probe-NAME.png")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="FOLDER", default=Path("probe-output"), help="folder of probe-NAME.png"
+    )
     parser.add_argument("--no-pictures", dest="pictures", action="store_const", const=None, help="draw nothing")
 
 

@@ -56,18 +56,31 @@ def probe(quick: bool = False) -> ProbeResult:
     grows = [n for n in random if _power(lengths, random[n]) > 0.25]
     stays = [n for n in random if abs(_power(lengths, random[n])) < 0.05]
     falls = [n for n in losses if losses[n][-1] < -2 * abs(losses[n][0])]
-    panels = [Panel("random pairs", "T", "|S_T|", [Curve(n, lengths, y) for n, y in random.items()]),
-              Panel("one pair", "T", "|S_T| / |v|", [Curve(n, lengths, y) for n, y in same.items()])]
+    panels = [
+        Panel("random pairs", "T", "|S_T|", [Curve(n, lengths, y) for n, y in random.items()]),
+        Panel("one pair", "T", "|S_T| / |v|", [Curve(n, lengths, y) for n, y in same.items()]),
+    ]
     power = _power(lengths, random["linear_attention"])
     known = f"on random keys the state is bounded in {listed(stays)}, and grows in {listed(grows)}."
-    meaning = ("a state that grows needs a normaliser over long streams; one that is bounded does not mean that old "
-               "facts are kept: what bounds it is a decay or an overwrite.")
-    return ProbeResult("growth", "Does the state remain bounded over many tokens?", tables, [
-        f"On random keys the state grows with T for {', '.join(grows) or 'none'} (linear attention like T^{power:.2f}) "
-        f"and stays bounded for {', '.join(stays) or 'none'}.",
-        f"On one repeated pair linear attention's state grows like T^{_power(lengths, same['linear_attention']):.2f}, "
-        f"and the inner loss is unbounded below for {', '.join(falls) or 'none'}.",
-    ], panels, known, meaning)
+    meaning = (
+        "a state that grows needs a normaliser over long streams; one that is bounded does not mean that old "
+        "facts are kept: what bounds it is a decay or an overwrite."
+    )
+    return ProbeResult(
+        "growth",
+        "Does the state remain bounded over many tokens?",
+        tables,
+        [
+            f"On random keys the state grows with T for {', '.join(grows) or 'none'} (linear attention like "
+            f"T^{power:.2f}) and stays bounded for {', '.join(stays) or 'none'}.",
+            f"On one repeated pair linear attention's state grows like "
+            f"T^{_power(lengths, same['linear_attention']):.2f}, and the inner loss is unbounded below for "
+            f"{', '.join(falls) or 'none'}.",
+        ],
+        panels,
+        known,
+        meaning,
+    )
 
 
 def _loss(name: str, predicted: np.ndarray, v: np.ndarray, S: np.ndarray) -> float:

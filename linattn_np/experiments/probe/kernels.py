@@ -33,25 +33,36 @@ def kernels(quick: bool = False) -> ProbeResult:
         }  # fmt: skip
         title = f"entries {size:g} N(0, 1): root mean square relative error"
         tables.append(Table(title, ("map", *(f"M = {m}" for m in counts)), [(n, *y) for n, y in errors.items()]))
-        panels.append(Panel(f"entries {size:g} N(0, 1)", "features", "relative error",
-                            [Curve(n, counts, y) for n, y in errors.items()]))
+        panels.append(
+            Panel(
+                f"entries {size:g} N(0, 1)",
+                "features",
+                "relative error",
+                [Curve(n, counts, y) for n, y in errors.items()],
+            )
+        )
         best = min(errors, key=lambda n: errors[n][-1])
         power = _power(counts, errors["FAVOR+"])
         falls = f"falls like M^{power:.2f}" if power < -0.3 else f"does not converge (M^{power:.2f})"
         sentences.append(
             f"Entries {size:g}: the error of the second order ({counts[1]} features) is {cell(errors['Taylor'][1])}, "
             f"that of FAVOR+ with as many {cell(errors['FAVOR+'][1])}; at {counts[-1]} features the best is {best} "
-            f"({cell(errors[best][-1])}); the error of FAVOR+ {falls}.")
+            f"({cell(errors[best][-1])}); the error of FAVOR+ {falls}."
+        )
     out, close = _outputs(K, orders, counts, seeds)
     tables.append(out)
-    sentences += [f"Outputs within a tenth of softmax attention's, entries {size:g}: {', '.join(near) or 'none'}."
-                  for size, near in close.items()]
+    sentences += [
+        f"Outputs within a tenth of softmax attention's, entries {size:g}: {', '.join(near) or 'none'}."
+        for size, near in close.items()
+    ]
     question = "How many features does an approximation of the exponential need?"
     who = ", ".join(f"for entries of {size:g} by {' and '.join(near) or 'none'}" for size, near in close.items())
     known = f"outputs within a tenth of softmax attention's are reached, with up to {counts[-1]} features, {who}."
     sizes = " and ".join(f"{size:g}" for size, near in close.items() if near) or "no size"
-    meaning = (f"these feature maps can take the place of the exponential for queries and keys with entries of "
-               f"{sizes}; it does not mean that other or learned maps need as many features.")
+    meaning = (
+        f"these feature maps can take the place of the exponential for queries and keys with entries of "
+        f"{sizes}; it does not mean that other or learned maps need as many features."
+    )
     return ProbeResult("kernels", question, tables, sentences, panels, known, meaning)
 
 
@@ -111,8 +122,15 @@ def precision(quick: bool = False) -> ProbeResult:
         same = la.linear_attention(*x.astype(float), chunk_size=1, **options)
         largest, eps = np.abs(same).max(), float(ml_dtypes.finfo(dtype).eps)
         off = lambda y, z, n=T, largest=largest, eps=eps: float(np.abs((y - z)[..., :n, :]).max() / largest / eps)  # noqa: E731
-        rows.append((np.dtype(dtype).name, off(chunks, tiles), off(chunks, same), off(chunks, same, 64),
-                     float(np.abs(chunks - tiles).max() / largest)))
+        rows.append(
+            (
+                np.dtype(dtype).name,
+                off(chunks, tiles),
+                off(chunks, same),
+                off(chunks, same, 64),
+                float(np.abs(chunks - tiles).max() / largest),
+            )
+        )
     table = Table(f"linear_attention, {B} x {H} heads, {T} tokens, {D} channels, scale D^-1/2; largest output "
                   f"{largest:.0f}: differences over it, in eps of the dtype",
                   ("dtype", "chunks against tiles", "chunks against float64", "the same, first 64 tokens",
@@ -122,13 +140,25 @@ def precision(quick: bool = False) -> ProbeResult:
                   [Curve(c, list(range(len(rows))), [r[n + 1] for r in rows], "o")
                    for n, c in enumerate(table.columns[1:4])], log="y", ticks=tuple(r[0] for r in rows))  # fmt: skip
     largest_off = max(r[2] for r in rows)
-    known = (f"two forms of linear_attention differ by {wide[1]:.2g} eps in float32 and by at most "
-             f"{max(r[1] for r in short):.2g} eps in 16 bit.")
+    known = (
+        f"two forms of linear_attention differ by {wide[1]:.2g} eps in float32 and by at most "
+        f"{max(r[1] for r in short):.2g} eps in 16 bit."
+    )
     amount = "rounding alone" if largest_off < 100 else "more than rounding"
-    meaning = (f"the choice of a form changes results by {amount} (eps is the spacing of the dtype's numbers at 1); "
-               "this is one function with normal inputs, and says nothing about gradients.")
-    return ProbeResult("precision", "How much do two forms of one function differ, in every dtype?", [table], [
-        f"Two forms of one function differ by {wide[1]:.2g} eps in float32 and by at most "
-        f"{max(r[1] for r in short):.2g} eps in 16 bit, where sums are float32 and only the result is rounded; against "
-        f"float64 on the same numbers the largest error is {largest_off:.2g} eps.",
-    ], [panel], known, meaning)
+    meaning = (
+        f"the choice of a form changes results by {amount} (eps is the spacing of the dtype's numbers at 1); "
+        "this is one function with normal inputs, and says nothing about gradients."
+    )
+    return ProbeResult(
+        "precision",
+        "How much do two forms of one function differ, in every dtype?",
+        [table],
+        [
+            f"Two forms of one function differ by {wide[1]:.2g} eps in float32 and by at most "
+            f"{max(r[1] for r in short):.2g} eps in 16 bit, where sums are float32 and only the result is rounded; "
+            f"against float64 on the same numbers the largest error is {largest_off:.2g} eps."
+        ],
+        [panel],
+        known,
+        meaning,
+    )

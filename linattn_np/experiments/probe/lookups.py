@@ -94,10 +94,14 @@ def probe(quick: bool = False) -> ProbeResult:
                     [Curve(n, widths, y) for n, y in narrow.items()], log="x")]  # fmt: skip
     all_hops = [n for n, y in found.items() if min(y) > 0.99]
     one = found["softmax_attention, 1 call"]
-    known = (f"{DEPTHS[-1]} hops are followed by {listed(all_hops)}; one call of softmax_attention finds "
-             f"{100 * one[0]:.0f} % of what is one hop away and {100 * one[1]:.0f} % of what is two away.")
-    meaning = ("a triangular system in the call composes lookups that softmax attention needs a layer each for; "
-               "addresses are set by hand here, and a model that finds such addresses is not shown.")
+    known = (
+        f"{DEPTHS[-1]} hops are followed by {listed(all_hops)}; one call of softmax_attention finds "
+        f"{100 * one[0]:.0f} % of what is one hop away and {100 * one[1]:.0f} % of what is two away."
+    )
+    meaning = (
+        "a triangular system in the call composes lookups that softmax attention needs a layer each for; "
+        "addresses are set by hand here, and a model that finds such addresses is not shown."
+    )
     return ProbeResult("lookups", "How many lookups, each of which names the next, does one call follow?", tables, [
         f"deltaformer follows {DEPTHS[-1]} hops in one call for {100 * found['deltaformer, 1 call'][-1]:.0f} % of the "
         "tokens, softmax_attention one hop a call.",

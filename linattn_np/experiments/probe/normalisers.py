@@ -23,8 +23,7 @@ HOW: dict[str, Callable[..., np.ndarray]] = {
     "none": la.linear_attention,
     "RMSNorm": lambda *x, **options: _rms(la.linear_attention(*x, **options)),
     "num / den": lambda *x, **options: la.linear_attention(*x, **options, normalize=True),
-    "num / den, elu + 1": lambda *x, **options: la.linear_attention(*x, **options, normalize=True,
-                                                                    feature_map="elu+1"),
+    "num / den, elu + 1": lambda *x, **options: la.linear_attention(*x, **options, normalize=True, feature_map="elu+1"),
 }
 
 
@@ -56,11 +55,15 @@ def probe(quick: bool = False) -> ProbeResult:
                     [Curve(n, cosines, y) for n, y in near.items() if "elu" not in n]),
               Panel("more tokens", "T", "error in eps", [Curve(n, lengths, y) for n, y in long.items()])]  # fmt: skip
     divided, plain = near["num / den"], near["none"]
-    known = (f"at a cosine of {cosines[-1]:g} num / den is off by {divided[-1]:.2g} eps, the numerator by "
-             f"{plain[-1]:.2g} and its RMSNorm by {near['RMSNorm'][-1]:.2g}; with elu + 1, whose features are "
-             f"positive, num / den by {max(long['num / den, elu + 1']):.2g} eps at most, over {lengths[-1]:,} tokens.")
-    meaning = ("features of both signs go with RMSNorm or no normaliser, num / den with features that are positive; "
-               "rounding is what is measured, and says nothing about what a model learns with either.")
+    known = (
+        f"at a cosine of {cosines[-1]:g} num / den is off by {divided[-1]:.2g} eps, the numerator by "
+        f"{plain[-1]:.2g} and its RMSNorm by {near['RMSNorm'][-1]:.2g}; with elu + 1, whose features are "
+        f"positive, num / den by {max(long['num / den, elu + 1']):.2g} eps at most, over {lengths[-1]:,} tokens."
+    )
+    meaning = (
+        "features of both signs go with RMSNorm or no normaliser, num / den with features that are positive; "
+        "rounding is what is measured, and says nothing about what a model learns with either."
+    )
     return ProbeResult("normalisers", "How do normalisers round as q.z goes to 0 and T grows?", tables, [
         f"From a cosine of 1 to {cosines[-1]:g} the error of num / den grows {divided[-1] / divided[0]:,.0f} times, "
         f"that of the numerator {plain[-1] / plain[0]:.2g} times.",

@@ -12,8 +12,13 @@ from .result import Curve, Panel, ProbeResult, Table, cell
 
 ITEMS = 5
 STRENGTHS = (0.5, 1.0, 1.5, 1.9, 2.0)
-CASES = ((4, np.float64, True), (4, np.float64, False), (4, np.float32, False), (2, np.float64, True),
-         (1, np.float64, True))  # fmt: skip  (steps per token, dtype, exact)
+CASES = (
+    (4, np.float64, True),
+    (4, np.float64, False),
+    (4, np.float32, False),
+    (2, np.float64, True),
+    (1, np.float64, True),
+)  # fmt: skip  (steps per token, dtype, exact)
 
 
 def words(rng: np.random.Generator, T: int, n: int = ITEMS) -> tuple[np.ndarray, np.ndarray]:
@@ -75,11 +80,15 @@ def _summary(right: dict, signs: dict, T: int) -> tuple[str, str]:
     shares = {m: right[m, np.float64, True] for m in (4, 2, 1)}
     steps = ", ".join(f"{m} step{'s' * (m > 1)} a token for {100 * share:.3g} %" for m, share in shares.items())
     to_the_end = [b for b in STRENGTHS if signs[b, np.float64, T][0] == 1]
-    known = (f"the first of {ITEMS} items is right with {steps} of {T:,} permutations (chance: {100 / ITEMS:.3g} %), "
-             f"the parity of {T:,} bits to the end for beta in {_listed(to_the_end)}.")
+    known = (
+        f"the first of {ITEMS} items is right with {steps} of {T:,} permutations (chance: {100 / ITEMS:.3g} %), "
+        f"the parity of {T:,} bits to the end for beta in {_listed(to_the_end)}."
+    )
     able = " or ".join(str(m) for m, share in shares.items() if share == 1) or "none"
-    return known, (f"of 4, 2 and 1 Householder steps a token, {able} can follow every permutation of {ITEMS} items "
-                   "with vectors set by hand; it does not mean that training finds such vectors.")
+    return known, (
+        f"of 4, 2 and 1 Householder steps a token, {able} can follow every permutation of {ITEMS} items "
+        "with vectors set by hand; it does not mean that training finds such vectors."
+    )
 
 
 def _permutations(swaps: np.ndarray, history: np.ndarray) -> tuple[Table, Panel, dict[Any, float]]:
@@ -127,7 +136,8 @@ def _sentences(right: dict, signs: dict, strengths: tuple, T: int, is_cycle: boo
         f"with 2 steps {100 * right[2, np.float64, True]:.3g} %, "
         f"with 1 step {100 * right[1, np.float64, True]:.3g} %; the chance level is {100 / ITEMS:.3g} %.",
         "Two Householder steps in one token form a cycle of three: three tokens are the identity, one and two are not."
-        if is_cycle else "Two steps did not form a cycle of three.",
+        if is_cycle
+        else "Two steps did not form a cycle of three.",
         f"The parity of 100 bits is correct at every token for beta in {_listed(lasting)}, that of {T} bits in float64 "
         f"for {_listed(to_the_end)}. |S| at the end is {sizes}.",
         f"A diagonal decay leaves a diagonal state diagonal (largest off-diagonal entry {off_diagonal:g}): it permutes "

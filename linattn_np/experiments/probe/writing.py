@@ -42,21 +42,41 @@ def rebinding(quick: bool = False) -> ProbeResult:
     latest = [n for n, (a, b) in shares_of.items() if near(a, 0) and near(b, 1)]
     mean = [n for n, (a, b) in shares_of.items() if near(a, 0.5) and near(b, 0.5)]
     added = [n for n, (a, b) in shares_of.items() if near(a, 1) and near(b, 1)]
-    table = Table("read with the key after v1 and then v2 were written under it", ("memory", "of v1", "of v2"),
-                  [(n, *ab) for n, ab in shares_of.items()])
-    panel = Panel("weights of the two values", "", "weight",
-                  [Curve(f"v{i + 1}", list(range(len(shares_of))), [ab[i] for ab in shares_of.values()], "o")
-                   for i in (0, 1)],
-                  log="", ticks=tuple(shares_of))
+    table = Table(
+        "read with the key after v1 and then v2 were written under it",
+        ("memory", "of v1", "of v2"),
+        [(n, *ab) for n, ab in shares_of.items()],
+    )
+    panel = Panel(
+        "weights of the two values",
+        "",
+        "weight",
+        [Curve(f"v{i + 1}", list(range(len(shares_of))), [ab[i] for ab in shares_of.values()], "o") for i in (0, 1)],
+        log="",
+        ticks=tuple(shares_of),
+    )
     named = [n for n in shares_of if n not in (*latest, *mean, *added)]
-    known = (f"the latest value alone is read from {listed(latest)}; the mean of both from {listed(mean)}; their sum "
-             f"from {listed(added)}; other weights from {listed(named)}.")
-    meaning = ("a memory that reads the latest value alone is right where a name is bound anew; this is one exact "
-               "key, and does not say what happens to similar ones.")
-    return ProbeResult("rebinding", "What is read after a second value is written under the same key?", [table], [
-        f"The latest value alone: {', '.join(latest) or 'none'}.", f"The mean of both: {', '.join(mean) or 'none'}.",
-        f"Their sum: {', '.join(added) or 'none'}.",
-    ], [panel], known, meaning)
+    known = (
+        f"the latest value alone is read from {listed(latest)}; the mean of both from {listed(mean)}; their sum "
+        f"from {listed(added)}; other weights from {listed(named)}."
+    )
+    meaning = (
+        "a memory that reads the latest value alone is right where a name is bound anew; this is one exact "
+        "key, and does not say what happens to similar ones."
+    )
+    return ProbeResult(
+        "rebinding",
+        "What is read after a second value is written under the same key?",
+        [table],
+        [
+            f"The latest value alone: {', '.join(latest) or 'none'}.",
+            f"The mean of both: {', '.join(mean) or 'none'}.",
+            f"Their sum: {', '.join(added) or 'none'}.",
+        ],
+        [panel],
+        known,
+        meaning,
+    )
 
 
 def least_squares(quick: bool = False) -> ProbeResult:
@@ -70,27 +90,44 @@ def least_squares(quick: bool = False) -> ProbeResult:
     W = rng.standard_normal((draws, 1, K, V))
     v = np.einsum("dthk,dhkv->dthv", k, W) + rng.standard_normal((draws, T, 1, V))
     strengths = (1.0, 0.5, 0.1)
-    errors = {f"delta_rule, beta {b:g}": _errors(times, W, lambda s, S, b=b: _lms(k[:, s], v[:, s], b, S))
-              for b in strengths}
+    errors = {
+        f"delta_rule, beta {b:g}": _errors(times, W, lambda s, S, b=b: _lms(k[:, s], v[:, s], b, S)) for b in strengths
+    }
     errors["mesa_net"] = _errors(times, W, lambda s, S: _rls(k[:, s], v[:, s], S))
     limits = {f"delta_rule, beta {b:g}": b * K * V / (2 - b) for b in strengths}
     rows = [(n, *e, limits.get(n, K * K * V / T)) for n, e in errors.items()]
-    table = Table(f"mean of |S - W|^2 over {draws} draws, K = {K}, V = {V}, noise 1",
-                  ("memory", *(f"t = {t}" for t in times), "theory, last t"), rows)
+    table = Table(
+        f"mean of |S - W|^2 over {draws} draws, K = {K}, V = {V}, noise 1",
+        ("memory", *(f"t = {t}" for t in times), "theory, last t"),
+        rows,
+    )
     slope = float(np.polyfit(np.log(times[-3:]), np.log(errors["mesa_net"][-3:]), 1)[0])
     worst = max(abs(errors[n][-1] / limits[n] - 1) for n in limits if n != "delta_rule, beta 0.1")
     panel = Panel("error of the learned map", "tokens", "|S - W|^2", [Curve(n, times, e) for n, e in errors.items()])
     best = min(errors, key=lambda n: errors[n][-1])
-    known = (f"after {T:,} samples the squared error is {errors[best][-1]:.3g} for {listed([best])}, "
-             + ", ".join(f"{y[-1]:.3g} for {listed([n])}" for n, y in errors.items() if n != best) + ".")
-    meaning = (f"{listed([best])} is the best estimate of a map that stays the same; it does not mean that it is for "
-               "a map that changes, which is not tested here.")
-    return ProbeResult("least-squares", "How accurately is a noisy linear map estimated after t samples?", [table], [
-        f"The delta rule stops at a noise floor that grows with beta: {_floor(errors, strengths)} at t = {T}; "
-        f"beta K V / (2 - beta) agrees within {100 * worst:.0f} % for beta 0.5 and 1.",
-        f"MesaNet's error keeps falling, like t^{slope:.2f}, to {errors['mesa_net'][-1]:.3g} at t = {T} "
-        f"(K^2 V / t = {K * K * V / T:.3g}).",
-    ], [panel], known, meaning)
+    known = (
+        f"after {T:,} samples the squared error is {errors[best][-1]:.3g} for {listed([best])}, "
+        + ", ".join(f"{y[-1]:.3g} for {listed([n])}" for n, y in errors.items() if n != best)
+        + "."
+    )
+    meaning = (
+        f"{listed([best])} is the best estimate of a map that stays the same; it does not mean that it is for "
+        "a map that changes, which is not tested here."
+    )
+    return ProbeResult(
+        "least-squares",
+        "How accurately is a noisy linear map estimated after t samples?",
+        [table],
+        [
+            f"The delta rule stops at a noise floor that grows with beta: {_floor(errors, strengths)} at t = {T}; "
+            f"beta K V / (2 - beta) agrees within {100 * worst:.0f} % for beta 0.5 and 1.",
+            f"MesaNet's error keeps falling, like t^{slope:.2f}, to {errors['mesa_net'][-1]:.3g} at t = {T} "
+            f"(K^2 V / t = {K * K * V / T:.3g}).",
+        ],
+        [panel],
+        known,
+        meaning,
+    )
 
 
 def _floor(errors: dict[str, list[float]], strengths: tuple[float, ...]) -> str:

@@ -39,8 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--text", help="text file used as haystack of levels 2 and 3, instead of CPython's built-in help")
     numbers(parser, "--lengths", SHORTEST, default=(512, 1024, 2048, 4096), help="tokens per stream (512 to 4096)")
     numbers(parser, "--levels", default=tuple(LEVELS), help="levels: 1, 2, 3 (all)")
-    words(parser, "--memories", metavar="NAME", default=MEMORIES,
-            help=f"{', '.join(MEMORIES)}; also available: {', '.join(FIXED)}")
+    words(
+        parser,
+        "--memories",
+        metavar="NAME",
+        default=MEMORIES,
+        help=f"{', '.join(MEMORIES)}; also available: {', '.join(FIXED)}",
+    )
     number(parser, "--seeds", default=5, help="number of seeds, each with its own vectors, needles and learned gates")
     number(parser, "--depths", default=11, help="number of needle depths, 0 to 100 %% of the haystack")
     add("--full", action="store_true", help="print all tables after the summary")
@@ -123,8 +128,10 @@ def evaluate(args: argparse.Namespace) -> int:
             write_table(table)
         write_text(CAUTION)
     run = run or about_run(scores) | about_process(args, time.perf_counter() - begun)
-    sys.stdout.write(f"\n{run['seconds']} s, {run['processes']} process{'es' * (run['processes'] > 1)}"
-                     f"{'' if args.full else '; all tables: --full'}\n")
+    sys.stdout.write(
+        f"\n{run['seconds']} s, {run['processes']} process{'es' * (run['processes'] > 1)}"
+        f"{'' if args.full else '; all tables: --full'}\n"
+    )
     if args.json:
         write_json(args.json, scores, claims, run)
     if args.markdown:

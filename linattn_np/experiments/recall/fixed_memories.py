@@ -227,6 +227,9 @@ _WRITTEN: tuple[Memory, ...] = (
 )  # fmt: skip
 _KNOWN = {memory.function for memory in (*RECURRENT.values(), *_WRITTEN)}
 _OTHERS = [fn for fn in la.VARIANTS if fn not in _KNOWN and not fn.spec.grows]
-_CACHES = [StickBreaking(fn) if "attend_current" in fn.spec.options.defaults else CacheMemory(fn)
-           for fn in la.VARIANTS if fn.spec.grows and fn is not la.softmax_attention]  # which is the reference
+_CACHES = [
+    StickBreaking(fn) if "attend_current" in fn.spec.options.defaults else CacheMemory(fn)
+    for fn in la.VARIANTS
+    if fn.spec.grows and fn is not la.softmax_attention
+]  # which is the reference
 FIXED = {memory.name: memory for memory in (*_WRITTEN, *map(SpecMemory, _OTHERS), *_CACHES)}

@@ -71,8 +71,10 @@ def check_shapes(gate_sets: dict[str, GateSet]) -> None:
                 for part, start in RECURRENT.get(name, Memory()).start.items():
                     came = np.shape(learned.logits.get(part, []))
                     if came != np.shape(start):
-                        raise ValueError(f"gates {set_name}, seed {seed}: {part} of {name} has shape {came}, expected "
-                                         f"{np.shape(start)}")
+                        raise ValueError(
+                            f"gates {set_name}, seed {seed}: {part} of {name} has shape {came}, expected "
+                            f"{np.shape(start)}"
+                        )
 
 
 def encode(learned: Learned) -> dict[str, Any]:

@@ -61,8 +61,12 @@ def tables(scores: Scores, claims: list[Claim]) -> Iterator[TextTable]:
 def who_learned(scores: Scores) -> str:
     """The memories with learned gates, and those in which nothing is learned."""
     learned, fixed = ([TITLE_OF[memory] for memory in names] for names in (scores.learned, scores.memories(None)))
-    return "; ".join([*([f"gates learned: {', '.join(learned)}"] if learned else []),
-                      *([f"nothing learned: {', '.join(fixed)}"] if fixed else [])])
+    return "; ".join(
+        [
+            *([f"gates learned: {', '.join(learned)}"] if learned else []),
+            *([f"nothing learned: {', '.join(fixed)}"] if fixed else []),
+        ]
+    )
 
 
 def level_table(scores: Scores, level: int, title: str, cell: Cell) -> TextTable:
@@ -223,8 +227,12 @@ def read_json(path: Path) -> tuple[Scores, dict[str, Any]]:
         gate_sets = {name: {int(seed): decode(memories) for seed, memories in gate_set.items()}
                      for name, gate_set in parts["gates"].items()}  # fmt: skip
         text = parts["run"]["text"]
-        scores = Scores([Score(**score) for score in parts["scores"]], tuple(parts["depths"]), gate_sets,
-                        None if text == HELP else text)
+        scores = Scores(
+            [Score(**score) for score in parts["scores"]],
+            tuple(parts["depths"]),
+            gate_sets,
+            None if text == HELP else text,
+        )
         known = [score.memory in TITLE_OF and len(score.exact) == len(scores.depths) for score in scores.all]
         if not known or not all(known):
             raise ValueError(f"{sum(known)} of {len(known)} scores have a known memory and {len(scores.depths)} depths")

@@ -8,11 +8,7 @@ import numpy as np
 from .needles import draw_needle, question, statement
 from .text import Corpus
 
-LEVELS = {
-    1: "repeated sentences, 7-digit number",
-    2: "real prose, 7-digit number",
-    3: "real prose, uuid4",
-}
+LEVELS = {1: "repeated sentences, 7-digit number", 2: "real prose, 7-digit number", 3: "real prose, uuid4"}
 ANSWER_TOKENS = {1: 7, 2: 7, 3: 36}
 SHORTEST = 128  # fits statement, question, twice the value and some haystack
 APART = 60  # least number of prose tokens between a statement and its question in a training window

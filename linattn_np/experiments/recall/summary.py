@@ -20,8 +20,10 @@ def sentences(scores: Scores) -> list[str]:
     """Three: the question, the memories that answer it at the greatest length, the limits of the conclusion."""
     far = scores.lengths[-1]
     facts = _listed([f"{FACTS[level]} (level {level})" for level in scores.levels])
-    asked = (f"Asked: each memory read texts of up to {far:,} tokens with one fact in each, {facts}, and had to recall "
-             f"every character of it at the end ({scores.streams} texts a cell).")
+    asked = (
+        f"Asked: each memory read texts of up to {far:,} tokens with one fact in each, {facts}, and had to recall "
+        f"every character of it at the end ({scores.streams} texts a cell)."
+    )
     knowing = "; ".join(f"{FACTS[level]} {_knowing(scores, level, far)}" for level in scores.levels)
     best = ", each memory with its best gate set" if len(scores.gate_sets) > 1 and scores.learned else ""
     known = f"Known: at {far:,} tokens at least half of the facts are recalled{best}: {knowing}."
@@ -40,10 +42,13 @@ def _meaning(scores: Scores, far: int) -> str:
         least = min(max(_shares(scores, SOFTMAX, level, far)) for level in scores.levels)
         share = "all" if least == 1 else f"{100 * least:.0f} %"
         means = f"softmax attention recalls {share} of them with the same keys and values, so " + (
-            "a memory that does not has lost them from its state" if least >= KNOWS else "the keys lose facts too")
+            "a memory that does not has lost them from its state" if least >= KNOWS else "the keys lose facts too"
+        )
     gates = "gates that see the class of a token alone" if scores.learned else "gates set by hand"
-    return (f"Means: {means}; it does not mean that trained models rank like this: one layer, one head, fixed random "
-            f"keys and values, {gates} ({who_learned(scores)}).")
+    return (
+        f"Means: {means}; it does not mean that trained models rank like this: one layer, one head, fixed random "
+        f"keys and values, {gates} ({who_learned(scores)})."
+    )
 
 
 def overview(scores: Scores) -> TextTable:
@@ -84,8 +89,11 @@ def verdict_lines(claims: list[Claim]) -> Iterator[tuple[str, str]]:
             differ += " alone" if claim.decides else ", so this decides nothing"
             found = [c for c in about if (c.prediction, c.where) == (claim.prediction, claim.where)]
             words = dict.fromkeys(c.found.word for c in found)
-            outcome = "; ".join(f"{word.upper()} with gates from " + ", ".join(
-                f"{c.gates} ({difference_text(c)})" for c in found if c.found.word == word) for word in words)
+            outcome = "; ".join(
+                f"{word.upper()} with gates from "
+                + ", ".join(f"{c.gates} ({difference_text(c)})" for c in found if c.found.word == word)
+                for word in words
+            )
             yield "  ", f"{claim.prediction} ({claim.where}; {differ}): {outcome}"
 
 

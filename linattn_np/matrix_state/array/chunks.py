@@ -32,8 +32,11 @@ def form(call: Any) -> tuple[str, int]:
 def _form_of(core: Inputs, plan: Plan, T: int, states: str | None) -> Any:
     if policy.is_short(plan, T):
         return recurrence.TOKEN_LOOP
-    return parallel if policy.is_parallel(plan, T) else {"loop": running, "scan": scan}[
-        states or policy.chunk_states(core, plan, T)]
+    return (
+        parallel
+        if policy.is_parallel(plan, T)
+        else {"loop": running, "scan": scan}[states or policy.chunk_states(core, plan, T)]
+    )
 
 
 class _Job(NamedTuple):
@@ -73,9 +76,7 @@ def _with_positions(plan: Plan, jobs: list[_Job], ends: list[list[Array]], like:
     return with_positions(plan, _states(plan, jobs, [each[-1] for each in ends], like), at)
 
 
-def forward(
-    x: Inputs, plan: Plan, state: Array | None, states: str | None = None
-) -> tuple[Array | None, Array, Saved]:
+def forward(x: Inputs, plan: Plan, state: Array | None, states: str | None = None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, residuals).   states: instead of plan.chunk_states."""
     xp, G = plan.xp, groups(x)
     core, out = split_all(xp, x, G), None
@@ -133,9 +134,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     return Inputs(**{name: arrays.get(name) for name in Inputs._fields}), begin
 
 
-def _bonus(
-    plan: Plan, core: Inputs, jobs: list[_Job], bonus: list[list[Array]], shape: tuple[int, ...]
-) -> Array:
+def _bonus(plan: Plan, core: Inputs, jobs: list[_Job], bonus: list[list[Array]], shape: tuple[int, ...]) -> Array:
     """du (H, K): sums over chunks and sequences, groups of heads side by side."""
     xp, sums = plan.xp, dict[int, Array]()
     for job, parts in zip(jobs, bonus, strict=True):

@@ -275,11 +275,13 @@ class VectorDecay(ScalarDecay):
             while levels[-1][0].shape[-2] < self.padded:
                 to, upto, rest = ((y[..., 0::2, :, :], y[..., 1::2, :, :]) for y in levels[-1])
                 first, second = to[0][..., -1:, :], to[1][..., -1:, :]
-                levels.append((
-                    xp.concat([to[0], to[1] + first], axis=-2),
-                    xp.concat([upto[0], upto[1] + first], axis=-2),
-                    xp.concat([rest[0] + second, rest[1]], axis=-2),
-                ))
+                levels.append(
+                    (
+                        xp.concat([to[0], to[1] + first], axis=-2),
+                        xp.concat([upto[0], upto[1] + first], axis=-2),
+                        xp.concat([rest[0] + second, rest[1]], axis=-2),
+                    )
+                )
             self.tables["span sums"] = levels
         return self.tables["span sums"]
 
@@ -314,9 +316,7 @@ class VectorDecay(ScalarDecay):
             A, D = G[..., 0::2, :, :], G[..., 1::2, :, :]
             if A.shape != block.shape:
                 A, D = xp.broadcast_to(A, block.shape), xp.broadcast_to(D, block.shape)
-            G = xp.concat(
-                [xp.concat([A, xp.zeros_like(A)], axis=-1), xp.concat([block, D], axis=-1)], axis=-2
-            )
+            G = xp.concat([xp.concat([A, xp.zeros_like(A)], axis=-1), xp.concat([block, D], axis=-1)], axis=-2)
         return G[..., 0, : self.C, : self.C]
 
     def rows(self, P: Array, y: Array, reads: ReadState) -> Array:

@@ -218,9 +218,7 @@ def chunk_gradients(
     return grads
 
 
-def chunk_state_vjp(
-    xp: Namespace, f: Forward, readers: list[Reader], grads: Gradients, S: Array, dS: Array
-) -> Array:
+def chunk_state_vjp(xp: Namespace, f: Forward, readers: list[Reader], grads: Gradients, S: Array, dS: Array) -> Array:
     """dS_in = carry(dS_out) + sum over readers (x^)^T c; adds the carried state's part of dg and dgv."""
     if f.x.gv is None:
         dS_in, dg = f.D.carry_vjp(S, dS)
@@ -233,4 +231,3 @@ def chunk_state_vjp(
     for reader in readers:
         dS_in = dS_in + sum_to(xp, xp.matrix_transpose(reader.decayed) @ reader.c, S.shape)
     return dS_in
-

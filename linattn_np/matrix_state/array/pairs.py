@@ -176,8 +176,11 @@ def _backward(run: Run, saved: ByPairs, dout: Array | None, dstate: Array | None
                       for y in list(zip(*each, strict=True))[:3])  # fmt: skip
         if state is not None:
             read = [join_state(xp, one[3]) for one in each]
-            more = read[0] if plan.sequences[0].row is None else xp.stack(
-                [xp.reshape(one, one.shape[-3:]) for one in read], axis=0)
+            more = (
+                read[0]
+                if plan.sequences[0].row is None
+                else xp.stack([xp.reshape(one, one.shape[-3:]) for one in read], axis=0)
+            )
             dS = more if dS is None else dS + more
     if of_write is not None:
         dk, dv = dk + of_write.k, dv + of_write.v

@@ -77,7 +77,7 @@ def backward(
     grads: list[Gradients] = []
     for (start, stop), f in zip(reversed(table), reversed(tiles), strict=True):
         d = None if dout is None else cast(xp, dout[..., start:stop, :], plan.dtype)
-        reverse_carry = partial(_reverse_carry, plan, tiles[len(tiles) - len(readers):], readers, dS)
+        reverse_carry = partial(_reverse_carry, plan, tiles[len(tiles) - len(readers) :], readers, dS)
         r, g = chunk_cotangents(xp, f, plan, d, reverse_carry)
         readers.insert(0, r)
         grads.insert(0, g)

@@ -10,9 +10,11 @@ from ..types import Plan
 def _split(plan: Plan, q: Array, state: Array) -> tuple[Array, Array, list[slice]]:
     """q (..., G, R, T, K), state (..., G, R, K, V) (or one row per sequence), and token ranges that share a state."""
     xp, G = plan.xp, min(q.shape[-2], state.shape[-3])
-    return split(xp, cast(xp, q, plan.dtype), G), split_state(xp, cast(xp, state, plan.dtype), G), [
-        slice(s.start, s.stop) for s in plan.sequences
-    ]
+    return (
+        split(xp, cast(xp, q, plan.dtype), G),
+        split_state(xp, cast(xp, state, plan.dtype), G),
+        [slice(s.start, s.stop) for s in plan.sequences],
+    )
 
 
 def read_fwd(plan: Plan, q: Array, state: Array) -> Array:

@@ -133,8 +133,10 @@ def transfers(x: Inputs, plan: Plan) -> Transfer:
 
     f = chunk_fwd(xp, chunk_factors(xp, wide, plan), plan, read)
     lead = x.v.shape[:-2]
-    S = xp.concat([xp.zeros((*lead, K, V), dtype=plan.dtype, device=device(x.v)),
-                   xp.broadcast_to(identity, (*lead, K, K))], axis=-1)
+    S = xp.concat(
+        [xp.zeros((*lead, K, V), dtype=plan.dtype, device=device(x.v)), xp.broadcast_to(identity, (*lead, K, K))],
+        axis=-1,
+    )
     Delta_M = chunk_state(xp, f, S)
     return Transfer(Delta_M[..., V:], h, Delta_M[..., :V])
 
@@ -175,8 +177,12 @@ def inclusive_scan(xp: Namespace, t: Transfer) -> Transfer:
     if later.Delta.shape[-3]:
         before = Transfer(*(None if y is None else y[..., : later.Delta.shape[-3], :, :] for y in pairs))
         later = compose(later, before)
-    return Transfer(*(None if y is None else _interleave(xp, xp.concat([a, b], axis=-3), y)
-                      for a, b, y in zip(first, later, pairs, strict=True)))
+    return Transfer(
+        *(
+            None if y is None else _interleave(xp, xp.concat([a, b], axis=-3), y)
+            for a, b, y in zip(first, later, pairs, strict=True)
+        )
+    )
 
 
 def _every(t: Transfer, start: int, stop: int) -> Transfer:

@@ -28,8 +28,7 @@ from .table import AT, FIRST, HEAD, LATER, STOP, TO, Table, count_sequences, fro
 from .time_blocks import block_counts, checkpoint_block, time_blocks
 from .workspace import Cell, layout
 
-HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients",
-                     "states_at"))
+HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients", "states_at"))
 
 
 def handles(call: Any) -> frozenset[str]:
@@ -112,8 +111,14 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         table.tokens("in_dout", dout, table.query_heads)
         table.tokens("out", None if plan.average is None else plan.average.out, table.query_heads)
     table.states("starts", starts)
-    cell = forms.cell_of(x if has_queries else x._replace(q=None), plan, V, "chunk adjoint", started=state is not None,
-                         has_dstate=dend is not None)
+    cell = forms.cell_of(
+        x if has_queries else x._replace(q=None),
+        plan,
+        V,
+        "chunk adjoint",
+        started=state is not None,
+        has_dstate=dend is not None,
+    )
     group, workers = int(table.numbers[:, SHARED].max()), threads.num_threads()
     each = max(1, count * H // group // workers)
     tasks, bounds = time_blocks(rows, H // group, V, V, C, each, keeps, last_first=True)

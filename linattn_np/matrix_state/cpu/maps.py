@@ -69,4 +69,3 @@ def features_vjp(w: Work, queries: Truth, head: Whole):
         product(FULL, w.angle, tokens_of(w.in_map_T, w.scale, (0, 0, 0), w.half, given), w.dx)
         unit_vjp(x, w.given, over, w.dx)
     save(w.dx, w.out_dq if queries else w.out_dk, place, given, w.row_sums)
-

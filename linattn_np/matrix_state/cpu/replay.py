@@ -84,8 +84,11 @@ def _call(x: Inputs, plan: Plan, state: Any, trace: Trace, computed: tuple[Made,
     run = _loops_of(x, plan, table, given, own, mine, (trace, count, solver))
     shape, ended, has_queries = own["out"].shape, end.shape, out is not None
     overwrite, out_dtype = plan.overwrite and not packed, None if x.v.dtype == dtype or solver else x.v.dtype
-    out_there, end_there = (None, None) if final is None else (
-        _result(y, places, own) for y, own in zip(final, (made.out, made.end), strict=True))
+    out_there, end_there = (
+        (None, None)
+        if final is None
+        else (_result(y, places, own) for y, own in zip(final, (made.out, made.end), strict=True))
+    )
     states, fn = None if at is None else at.shape, plan.xp
 
     def call(given: list[np.ndarray], state: Any, pointers: None = None) -> Any:

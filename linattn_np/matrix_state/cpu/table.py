@@ -113,4 +113,3 @@ def from_pool(rows: np.ndarray, pool_rows: np.ndarray, in_place: bool) -> None:
     rows[:, STATE] = np.asarray(pool_rows)[rows[:, STATE]]
     if in_place:
         rows[:, TO] = rows[:, STATE]
-

@@ -217,7 +217,8 @@ STEP = Struct(
 )  # fmt: skip
 
 SOLVE = Struct(  # solve.cu
-    "matrix_state/SolveArguments", ("q k g beta ridge start", FLOATS), ("x end", OUT_FLOATS), ("enough", FLOAT))
+    "matrix_state/SolveArguments", ("q k g beta ridge start", FLOATS), ("x end", OUT_FLOATS), ("enough", FLOAT)
+)
 
 
 class Positions(NamedTuple):

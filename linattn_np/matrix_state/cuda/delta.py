@@ -117,8 +117,18 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     begins, transfers = _begins(xp, batch, arrays, checkpoints, start)
     at = operands.empty_positions(xp, plan, batch)
     last = operands.with_positions(xp, operands.states_at(end, batch, batch.group), at, plan, batch)
-    _launch("chain", batch, batch.N * batch.heads * batch.segments, arrays, out=out, checkpoints=checkpoints,
-            begins=begins, start=start, end=last, scale=plan.scale)
+    _launch(
+        "chain",
+        batch,
+        batch.N * batch.heads * batch.segments,
+        arrays,
+        out=out,
+        checkpoints=checkpoints,
+        begins=begins,
+        start=start,
+        end=last,
+        scale=plan.scale,
+    )
     transfers = transfers if plan.gradients else None
     checkpoints = checkpoints if plan.gradients and policy.saves_factors(checkpoints.nbytes) else None
     return out, operands.public_ends(end, at, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transfers))
@@ -142,16 +152,35 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     dend, dat = operands.split_gradients(xp, dstate, batch)
     last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dend, batch), batch), batch)
     last = operands.with_positions(xp, last, dat, plan, batch)
-    chain = {"checkpoints": checkpoints, "ends": ends, "out": arrays["dv"], "other": arrays["v"], "start": last,
-             "end": operands.states_at(first, batch), "scale": plan.scale}
+    chain = {
+        "checkpoints": checkpoints,
+        "ends": ends,
+        "out": arrays["dv"],
+        "other": arrays["v"],
+        "start": last,
+        "end": operands.states_at(first, batch),
+        "scale": plan.scale,
+    }
     if batch.segments == 1:
         _launch("reverse", batch, batch.N * heads, arrays, **chain, which=WHOLE)
     else:
         _reverse_segments(xp, batch, arrays, chain, residuals.transfers)
     start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
-    _launch("grads", batch, batch.N * heads * batch.segments, arrays, checkpoints=checkpoints, ends=ends,
-            out=arrays["dq"], other=arrays["dk"], begins=residuals.begins, start=start, dg=dg, dbeta=dbeta,
-            scale=plan.scale)
+    _launch(
+        "grads",
+        batch,
+        batch.N * heads * batch.segments,
+        arrays,
+        checkpoints=checkpoints,
+        ends=ends,
+        out=arrays["dq"],
+        other=arrays["dk"],
+        begins=residuals.begins,
+        start=start,
+        dg=dg,
+        dbeta=dbeta,
+        scale=plan.scale,
+    )
     grads = {n: operands.head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
     for name, d in (("g", dg), ("beta", dbeta)):
         if d is not None:
@@ -167,8 +196,17 @@ def _batch(x: Inputs, plan: Plan) -> Batch:
     # the chunks of sequence n begin at slot first // GROUP_CHUNK + n
     slots = N * longest if offsets is None else T // policy.GROUP_CHUNK + N
     each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
-    return Batch(*sizes, longest, slots, -(-longest // each), each, x.g is not None, plan.l2norm, plan.l2norm_eps,
-                 plan.micro_steps)
+    return Batch(
+        *sizes,
+        longest,
+        slots,
+        -(-longest // each),
+        each,
+        x.g is not None,
+        plan.l2norm,
+        plan.l2norm_eps,
+        plan.micro_steps,
+    )
 
 
 def _row_array(y: Array) -> Array:
@@ -196,8 +234,14 @@ def _add_gradients(xp: Any, batch: Batch, arrays: dict[str, Array | None], dout:
 def _checkpoints(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Array:
     """The state-independent factors of every chunk."""
     checkpoints = xp.empty((batch.slots * batch.heads, delta_checkpoint(batch.unit)), dtype=xp.int8)
-    _launch("block", batch, batch.N * batch.heads * batch.chunks_longest, arrays, checkpoints=checkpoints,
-            chunks=batch.chunks_longest)
+    _launch(
+        "block",
+        batch,
+        batch.N * batch.heads * batch.chunks_longest,
+        arrays,
+        checkpoints=checkpoints,
+        chunks=batch.chunks_longest,
+    )
     return checkpoints
 
 
@@ -211,8 +255,9 @@ def _begins(
     added = xp.empty((slots * inner, DELTA_STATE), dtype=xp.float32)
     transfers = xp.empty((slots * inner, TRANSFER), dtype=xp.int8)
     begins = xp.empty((slots * batch.segments, DELTA_STATE), dtype=xp.float32)
-    _launch("adds", batch, slots * inner * 4, arrays, checkpoints=checkpoints, start=start, added=added,
-            transfers=transfers)
+    _launch(
+        "adds", batch, slots * inner * 4, arrays, checkpoints=checkpoints, start=start, added=added, transfers=transfers
+    )
     _launch("segments", batch, slots * 8, arrays, added=added, transfers=transfers, begins=begins)
     return begins, transfers
 
@@ -230,8 +275,15 @@ def _reverse_segments(
 
 
 def _launch(
-    name: str, batch: Batch, grid: int, arrays: dict[str, Any], *, reverse: bool = False, start: States = NO_STATES,
-    end: States = NO_STATES, **more: Any,
+    name: str,
+    batch: Batch,
+    grid: int,
+    arrays: dict[str, Any],
+    *,
+    reverse: bool = False,
+    start: States = NO_STATES,
+    end: States = NO_STATES,
+    **more: Any,
 ) -> None:
     """Launch one kernel. more: out, other (arrays of rows), which, scale, chunks; arrays by the names of NO_ARRAYS."""
     how, maps, heads = cuts.KERNELS[name], cuts.MAPS[name], batch.heads
@@ -253,8 +305,7 @@ def _launch(
     if moves():
         whole = (*rows.values(), start.array, end.array, *more.values(), *at.arrays_of_positions())
         named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
-    constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps,
-                               at.build_at)
+    constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps, at.build_at)
     launch.launch(how.file, how.entry, constants, grid, how.threads, dict(constants)["LA_SHARED"], packed, named)
 
 

@@ -59,14 +59,26 @@ def constants(
         more["LA_AT"] = at
     if steps > 1 and name not in ("adds", "segments"):
         more["LA_STEPS"] = steps
-    return tuple(sorted({
-        "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_REVERSE": int(reverse), "LA_ALIGN": policy.ROW_BYTES,
-        "LA_K": K, "LA_V": V, "LA_C": policy.GROUP_CHUNK, "LA_WARPS": 8, "LA_TILES": 1,
-        "LA_SHARED": shared_memory.delta(name, unit), "LA_STATE": shared_memory.DELTA_STATE,
-        "LA_ENDS": shared_memory.DELTA_ENDS,
-        "LA_CHECKPOINT": shared_memory.delta_checkpoint(unit and name != "segments"),
-        **more,
-    }.items()))
+    return tuple(
+        sorted(
+            {
+                "LA_DTYPE": 0,
+                "LA_DECAY": int(decay),
+                "LA_REVERSE": int(reverse),
+                "LA_ALIGN": policy.ROW_BYTES,
+                "LA_K": K,
+                "LA_V": V,
+                "LA_C": policy.GROUP_CHUNK,
+                "LA_WARPS": 8,
+                "LA_TILES": 1,
+                "LA_SHARED": shared_memory.delta(name, unit),
+                "LA_STATE": shared_memory.DELTA_STATE,
+                "LA_ENDS": shared_memory.DELTA_ENDS,
+                "LA_CHECKPOINT": shared_memory.delta_checkpoint(unit and name != "segments"),
+                **more,
+            }.items()
+        )
+    )
 
 
 def names(segments: int, gradients: bool) -> list[tuple[str, bool]]:

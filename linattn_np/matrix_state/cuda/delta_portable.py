@@ -57,8 +57,9 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     inverses = _inverses(xp, batch)
     begins, transfers = _begins(xp, batch, inverses, start)
     last = operands.states_at(end, batch, batch.group)
-    _chain(batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, last,
-           v=batch.v, out=out, scale=plan.scale)
+    _chain(
+        batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, last, v=batch.v, out=out, scale=plan.scale
+    )
     stored = inverses if plan.gradients and saves_factors(inverses.nbytes) else None
     saved = Saved(x, plan, state, Residuals(stored, begins, transfers))
     return cast(xp, out, x.v.dtype), operands.public_state(end, batch), saved
@@ -84,11 +85,30 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
     bytes_of = shared_memory.delta_state(kind)
     states, ends = (xp.empty((batch.slots * batch.heads, bytes_of), dtype=xp.int8) for _ in range(2))
-    _chain(batch, cuts.chain_pass(kind, limit, what=WRITES), inverses, begins or start, NO_STATES, v=batch.v,
-           writes=new_values, states=states, scale=plan.scale)
+    _chain(
+        batch,
+        cuts.chain_pass(kind, limit, what=WRITES),
+        inverses,
+        begins or start,
+        NO_STATES,
+        v=batch.v,
+        writes=new_values,
+        states=states,
+        scale=plan.scale,
+    )
     later = _ends(xp, batch, inverses, transfers, dout, last, plan.scale) or last
-    _chain(batch, cuts.chain_pass(kind, limit, reverse=True), inverses, later, operands.states_at(first, batch),
-           v=dout, out=dv, writes=over_beta, states=ends, scale=plan.scale)
+    _chain(
+        batch,
+        cuts.chain_pass(kind, limit, reverse=True),
+        inverses,
+        later,
+        operands.states_at(first, batch),
+        v=dout,
+        out=dv,
+        writes=over_beta,
+        states=ends,
+        scale=plan.scale,
+    )
     del inverses, begins, transfers, later, residuals
     rows = {"dout": dout, "dv": dv if over_beta is None else over_beta, "new_values": new_values}
     grads, gates = _grads(xp, batch, rows, states, ends, plan.scale)
@@ -148,8 +168,16 @@ def _chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States,
     if "segments" in more:  # every chunk is a segment
         blocks = batch.N * heads * batch.chunks_longest
     packed = arguments.DELTA_SCAN.pack(**fields | more)
-    launch.launch(how.file, how.entry, how.constants, blocks, how.threads, how.shared, packed,
-                  (*_arrays(batch), *rows.values(), inverses, states, start.array, end.array, transfers.array))
+    launch.launch(
+        how.file,
+        how.entry,
+        how.constants,
+        blocks,
+        how.threads,
+        how.shared,
+        packed,
+        (*_arrays(batch), *rows.values(), inverses, states, start.array, end.array, transfers.array),
+    )
 
 
 def _arrays(batch: Batch) -> tuple[Array | None, ...]:
@@ -201,8 +229,16 @@ def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: Stat
         offsets=address(batch.offsets), added=address(added.array), transfers=address(transfers.array),
         begins=address(begins.array), start=start.values(), start_group=start.group, T=batch.T, heads=batch.heads,
         segments=batch.segments, chunks=batch.chunks)  # fmt: skip
-    launch.launch(how.file, how.entry, how.constants, batch.N * batch.heads * how.parts, how.threads, how.shared,
-                  packed, (batch.offsets, added.array, transfers.array, begins.array, start.array))
+    launch.launch(
+        how.file,
+        how.entry,
+        how.constants,
+        batch.N * batch.heads * how.parts,
+        how.threads,
+        how.shared,
+        packed,
+        (batch.offsets, added.array, transfers.array, begins.array, start.array),
+    )
     return begins._replace(group=0)
 
 
@@ -221,6 +257,14 @@ def _grads(
         offsets=address(batch.offsets), states=states.data.ptr, ends=ends.data.ptr, dg=address(gates.get("g")),
         dbeta=address(gates["beta"]), slots=batch.slots, T=batch.T, heads=heads, segments=batch.chunks_longest,
         unused=0, scale=scale)  # fmt: skip
-    launch.launch(how.file, how.entry, how.constants, batch.N * heads * batch.chunks_longest, how.threads, how.shared,
-                  packed, (*rows.values(), batch.g, batch.beta, batch.offsets, states, ends, *gates.values()))
+    launch.launch(
+        how.file,
+        how.entry,
+        how.constants,
+        batch.N * heads * batch.chunks_longest,
+        how.threads,
+        how.shared,
+        packed,
+        (*rows.values(), batch.g, batch.beta, batch.offsets, states, ends, *gates.values()),
+    )
     return grads, gates

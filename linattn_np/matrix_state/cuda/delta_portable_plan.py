@@ -98,8 +98,16 @@ def _chain_pass(kind: Kind, reverse: bool, what: int, cut: Cut) -> Pass:
     over_beta = kind.element == "float16" and what == (OUTPUTS if reverse else WRITES)
     shared = shared_memory.delta_chain(kind, warps, rows, cut, reads, over_beta)
     constants = _constants(
-        kind, LA_WARPS=warps, LA_TILES=tiles, LA_RUN=16 if tiles > 1 or kind.element == "float32" else C,
-        LA_STAGES=cut.stages, LA_QUERY_BUFFERS=cut.queries, LA_BLOCKS=cut.blocks, LA_SHARED=shared, LA_OUTPUTS=what)
+        kind,
+        LA_WARPS=warps,
+        LA_TILES=tiles,
+        LA_RUN=16 if tiles > 1 or kind.element == "float32" else C,
+        LA_STAGES=cut.stages,
+        LA_QUERY_BUFFERS=cut.queries,
+        LA_BLOCKS=cut.blocks,
+        LA_SHARED=shared,
+        LA_OUTPUTS=what,
+    )
     parts = -(-V // rows) + (-(-kind.K // rows) if what == ADDS and not reverse else 0)
     return Pass(REVERSE if reverse else SCAN, "reverse" if reverse else "scan", constants, shared, 32 * warps, parts)
 
@@ -128,8 +136,9 @@ def grads_pass(kind: Kind, limit: int) -> Pass:
     pair = [cut for cut in cuts[:-1] if 2 * (sizes[cut] + 1024) <= limit + 1024]
     groups, piece = next((cut for cut in pair or cuts if sizes[cut] <= limit), cuts[-1])
     shared = sizes[groups, piece]
-    constants = _constants(kind, LA_WARPS=groups * C // 16, LA_PIECE=piece, LA_SHARED=shared,
-                           LA_BLOCKS=2 if pair else 1)
+    constants = _constants(
+        kind, LA_WARPS=groups * C // 16, LA_PIECE=piece, LA_SHARED=shared, LA_BLOCKS=2 if pair else 1
+    )
     return Pass(GRADS, "grads", constants, shared, groups * C * 2, 1)
 
 

@@ -123,9 +123,7 @@ def build_at(plan: Plan) -> int:
     return 0 if plan.states_at is None else 1 + plan.is_ragged
 
 
-def with_positions(
-    xp: Any, states: States, at: Array | None, plan: Plan, batch: Sizes, inside: int = 0
-) -> States:
+def with_positions(xp: Any, states: States, at: Array | None, plan: Plan, batch: Sizes, inside: int = 0) -> States:
     """`states` that a pass begins or ends with, with those at the positions that it goes by.
 
     inside: with those positions alone that lie inside a block of so many tokens.
@@ -216,6 +214,7 @@ def head_sums(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     if group > 1:
         x, d = d, xp.empty(shape, dtype=d.dtype)
         packed = arguments.HEAD_SUMS.pack(
-            x=x.data.ptr, y=d.data.ptr, pieces=d.nbytes // 16, group=group, row=d.shape[-1] // 8)
+            x=x.data.ptr, y=d.data.ptr, pieces=d.nbytes // 16, group=group, row=d.shape[-1] // 8
+        )
         launch.launch(HEAD_SUMS, "head_sums", (), -(-d.nbytes // 16 // 256), 256, 0, packed, (x, d))
     return d.reshape(shape)

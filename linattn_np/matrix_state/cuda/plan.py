@@ -108,10 +108,19 @@ def _stages(kind: ScanKind, warps: int, tiles: int, limit: int, blocks: int) -> 
 
 def common_constants(element: str, decay: bool, reverse: bool, chunk: int = policy.SCAN_CHUNK) -> Constants:
     """Constants of the small kernels that complete a pass in chunks of `chunk` tokens."""
-    return tuple(sorted({
-        "LA_DTYPE": PRODUCTS[element], "LA_DECAY": int(decay), "LA_REVERSE": int(reverse),
-        "LA_C": chunk, "LA_MARK": policy.MARK_TOKENS[element], "LA_TILES": 1, "LA_WARPS": 1,
-    }.items()))
+    return tuple(
+        sorted(
+            {
+                "LA_DTYPE": PRODUCTS[element],
+                "LA_DECAY": int(decay),
+                "LA_REVERSE": int(reverse),
+                "LA_C": chunk,
+                "LA_MARK": policy.MARK_TOKENS[element],
+                "LA_TILES": 1,
+                "LA_WARPS": 1,
+            }.items()
+        )
+    )
 
 
 def segments(blocks: int, tokens: int, resident: int, multiprocessors: int) -> int:

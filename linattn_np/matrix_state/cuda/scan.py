@@ -101,9 +101,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     return cast(xp, out, x.v.dtype), operands.public_ends(end, at, batch), Saved(x, plan, state, begins)
 
 
-def backward(
-    saved: Saved, dout: Array | None, dstate: Any, values: bool = True
-) -> tuple[Inputs, Array]:
+def backward(saved: Saved, dout: Array | None, dstate: Any, values: bool = True) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; without `values` not those of v and the state."""
     x, plan, state, begins = saved
     xp = plan.xp
@@ -119,20 +117,43 @@ def backward(
     later = begins_of(xp, batch, q, dout, g, last, plan.scale, reverse=True) or last
     dots = Dots(xp, batch) if wants_dots(batch, plan) else None
     if writes_at_once(batch):
-        writes(batch, (q, k, v, dout, dk, dv), g, later.transposed(), states_at(first, batch).transposed(), plan.scale,
-               dots)
+        writes(
+            batch,
+            (q, k, v, dout, dk, dv),
+            g,
+            later.transposed(),
+            states_at(first, batch).transposed(),
+            plan.scale,
+            dots,
+        )
     else:
         if values:
             scan(batch, (k, q, dout, dv), g, later, states_at(first, batch), (1.0, plan.scale), reverse=True)
-        scan(batch, (v, dout, q, dk), g, later.transposed(), None, (1.0, plan.scale), reverse=True,
-             dots=None if dots is None else dots.of(k, 1))
+        scan(
+            batch,
+            (v, dout, q, dk),
+            g,
+            later.transposed(),
+            None,
+            (1.0, plan.scale),
+            reverse=True,
+            dots=None if dots is None else dots.of(k, 1),
+        )
     earlier = begins or states_at(as_state(xp, state, batch), batch, batch.group)
     crossed = None  # what gradients of states inside a block of the gate gradient add there
     if dots is not None and dat is not None:
         crossed = operands.with_positions(
-            xp, states_at(None, batch), dat, plan, batch, policy.MARK_TOKENS["bfloat16"]).transposed()
-    scan(batch, (dout, v, k, dq), g, earlier.transposed(), crossed, (plan.scale, 1.0),
-         dots=None if dots is None else dots.of(q, 0))
+            xp, states_at(None, batch), dat, plan, batch, policy.MARK_TOKENS["bfloat16"]
+        ).transposed()
+    scan(
+        batch,
+        (dout, v, k, dq),
+        g,
+        earlier.transposed(),
+        crossed,
+        (plan.scale, 1.0),
+        dots=None if dots is None else dots.of(q, 0),
+    )
     grads = {n: sum_shared_heads(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
     if g is not None and dots is not None:
         dg = sum_shared_heads(xp, gate_grad(xp, batch, g, dots)[..., None], (*batch.lead, *x.g.shape[-3:]))

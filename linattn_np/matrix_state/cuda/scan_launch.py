@@ -98,8 +98,14 @@ def prepare(batch: Batch, plan: Plan) -> None:
 
 
 def scan(
-    batch: Batch, arrays: tuple[Array | None, Array, Array, Array | None], g: Array | None, start: States,
-    end: States | None, factors: tuple[float, float], reverse: bool = False, dots: DotsOfPass | None = None,
+    batch: Batch,
+    arrays: tuple[Array | None, Array, Array, Array | None],
+    g: Array | None,
+    start: States,
+    end: States | None,
+    factors: tuple[float, float],
+    reverse: bool = False,
+    dots: DotsOfPass | None = None,
 ) -> None:
     """One pass over q, k, v, out; without q and out the offsets of segments, to `end`. factors: of reads, of writes."""
     q, k, v, out = arrays
@@ -119,7 +125,12 @@ def scan(
 
 
 def writes(
-    batch: Batch, arrays: tuple[Array, ...], g: Array | None, start: States, end: States, write: float,
+    batch: Batch,
+    arrays: tuple[Array, ...],
+    g: Array | None,
+    start: States,
+    end: States,
+    write: float,
     dots: Dots | None,
 ) -> None:
     """dk and dv from q, k, v, dout in one pass."""
@@ -132,9 +143,16 @@ def writes(
         start_group=start.group, end_group=1, dots=dot_sums, states=states, marks=marks, tokens=batch.tokens,
         T=batch.T, heads=batch.heads, segments=batch.segments, chunks=batch.chunks, write=write,
         **start.fields_of_positions())  # fmt: skip
-    launch.launch(how.file, "writes", how.constants, batch.N * batch.segments * batch.heads, how.threads, how.shared,
-                  packed, (*arrays, g, batch.offsets, start.array, end.array, *of.arrays[:2],
-                           *start.arrays_of_positions()))
+    launch.launch(
+        how.file,
+        "writes",
+        how.constants,
+        batch.N * batch.segments * batch.heads,
+        how.threads,
+        how.shared,
+        packed,
+        (*arrays, g, batch.offsets, start.array, end.array, *of.arrays[:2], *start.arrays_of_positions()),
+    )
 
 
 def begins_of(
@@ -152,8 +170,16 @@ def begins_of(
         states=states.values(), start=start.values(), start_group=start.group, sums=address(states.sums),
         offsets=address(batch.offsets), elements=batch.K * batch.V, T=batch.T, heads=batch.heads,
         segments=batch.segments, chunks=batch.chunks, columns=batch.K, blocks=blocks)  # fmt: skip
-    launch.launch(SEGMENTS, "segments", _small(batch, batch.decay, reverse), batch.N * batch.heads * blocks, 256, 0,
-                  packed, (states.array, start.array, states.sums, batch.offsets))
+    launch.launch(
+        SEGMENTS,
+        "segments",
+        _small(batch, batch.decay, reverse),
+        batch.N * batch.heads * blocks,
+        256,
+        0,
+        packed,
+        (states.array, start.array, states.sums, batch.offsets),
+    )
     return states._replace(group=0)
 
 
@@ -162,9 +188,28 @@ def gate_grad(xp: Any, batch: Batch, g: Array, dots: Dots) -> Array:
     dg = xp.empty((*batch.lead, batch.T, batch.heads), dtype=xp.float32)
     blocks = batch.N * batch.heads * dots.marks
     packed = arguments.GATE_GRAD.pack(
-        read_dots=dots.tokens[0].data.ptr, write_dots=dots.tokens[1].data.ptr, products=dots.products.data.ptr,
-        g=gate_of(g, batch.heads), dg=dg.data.ptr, offsets=address(batch.offsets), tokens=batch.tokens,
-        marks=dots.marks, blocks=blocks, T=batch.T, heads=batch.heads, parts=dots.how.dot_parts, warps=dots.how.warps)
-    launch.launch(GATE, "gate_grad", _small(batch, True, False), -(-blocks // 4), 128, 0, packed,
-                  (*dots.tokens, dots.products, g, dg, batch.offsets))
+        read_dots=dots.tokens[0].data.ptr,
+        write_dots=dots.tokens[1].data.ptr,
+        products=dots.products.data.ptr,
+        g=gate_of(g, batch.heads),
+        dg=dg.data.ptr,
+        offsets=address(batch.offsets),
+        tokens=batch.tokens,
+        marks=dots.marks,
+        blocks=blocks,
+        T=batch.T,
+        heads=batch.heads,
+        parts=dots.how.dot_parts,
+        warps=dots.how.warps,
+    )
+    launch.launch(
+        GATE,
+        "gate_grad",
+        _small(batch, True, False),
+        -(-blocks // 4),
+        128,
+        0,
+        packed,
+        (*dots.tokens, dots.products, g, dg, batch.offsets),
+    )
     return dg

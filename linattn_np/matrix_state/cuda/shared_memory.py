@@ -120,7 +120,9 @@ def vector(name: str, gate: str, bounded: bool = False, two_term_keys: bool = Fa
     narrow, keys = gate == "bfloat16", two_term_keys and not bounded
     scaled = 13 + keys * (3 + 4 * narrow)
     return {
-        "scan": ring + 2 * TILE + (not keys or narrow) * stages * 512
+        "scan": ring
+        + 2 * TILE
+        + (not keys or narrow) * stages * 512
         + (240 if bounded else 160 + scaled * tile + decays + 2 * TOKEN),
         "adds": ring + decays + 64,
         "segments": 0,

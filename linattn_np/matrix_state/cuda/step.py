@@ -71,9 +71,7 @@ def launched(call: Launch) -> None:
     launch.launch(STEP, "step", call.constants, call.blocks, call.threads, 0, call.packed, call.arrays)
 
 
-def prepared(
-    x: Inputs, plan: Plan, state: Array | None, stored: Any = None, into: Array | None = None
-) -> Launch:
+def prepared(x: Inputs, plan: Plan, state: Array | None, stored: Any = None, into: Array | None = None) -> Launch:
     """The launch, with its results allocated.
 
     stored: the dtype of the output, if it is not that of the values. into: memory (..., H, K, V) for the final state.
@@ -181,15 +179,32 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
     parts = -(-V // (lanes * per))
     warps = split * max(1, min(policy.TOKEN_WARPS // split, parts)) if one else min(policy.STEP_WARPS, parts)
     narrow = K <= 128 and element != "float32"
-    return tuple(sorted({
-        "LA_DTYPE": ELEMENTS[element], "LA_K": K, "LA_V": V, "LA_PER": per, "LA_LANES": lanes,
-        "LA_WIDE": int(stored.wide), "LA_WARPS": warps, "LA_SPLIT": split, "LA_ONE": int(one),
-        "LA_DECAY": list(Decay).index(kind.decay), "LA_BLOCKS": policy.TOKEN_RESIDENT // warps if one and narrow else 1,
-        "LA_VALUE_DECAY": int(kind.value_decay), "LA_ERASE": list(Erase).index(kind.erase),
-        "LA_SEPARATE_ERASE_KEY": int(kind.separate), "LA_ERASE_BEFORE": int(kind.before), "LA_READ": kind.read,
-        "LA_BONUS": int(kind.bonus), "LA_START": ELEMENTS[stored.start], "LA_END": ELEMENTS[stored.end],
-        "LA_OUT": ELEMENTS[stored.out or element],
-    }.items()))
+    return tuple(
+        sorted(
+            {
+                "LA_DTYPE": ELEMENTS[element],
+                "LA_K": K,
+                "LA_V": V,
+                "LA_PER": per,
+                "LA_LANES": lanes,
+                "LA_WIDE": int(stored.wide),
+                "LA_WARPS": warps,
+                "LA_SPLIT": split,
+                "LA_ONE": int(one),
+                "LA_DECAY": list(Decay).index(kind.decay),
+                "LA_BLOCKS": policy.TOKEN_RESIDENT // warps if one and narrow else 1,
+                "LA_VALUE_DECAY": int(kind.value_decay),
+                "LA_ERASE": list(Erase).index(kind.erase),
+                "LA_SEPARATE_ERASE_KEY": int(kind.separate),
+                "LA_ERASE_BEFORE": int(kind.before),
+                "LA_READ": kind.read,
+                "LA_BONUS": int(kind.bonus),
+                "LA_START": ELEMENTS[stored.start],
+                "LA_END": ELEMENTS[stored.end],
+                "LA_OUT": ELEMENTS[stored.out or element],
+            }.items()
+        )
+    )
 
 
 def _lanes(kind: StepKind, stored: Stored) -> int:

@@ -110,9 +110,22 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in sizes)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     for build in builds:
-        launch_one("scan", batch, traversals if build.exact else blocks, arrays, build, start=start, end=last,
-                   begins=begins, flags=flags, handed=handed, states=states, grams=grams, u=arrays["u"],
-                   scale=plan.scale)
+        launch_one(
+            "scan",
+            batch,
+            traversals if build.exact else blocks,
+            arrays,
+            build,
+            start=start,
+            end=last,
+            begins=begins,
+            flags=flags,
+            handed=handed,
+            states=states,
+            grams=grams,
+            u=arrays["u"],
+            scale=plan.scale,
+        )
     residuals = Residuals(states, grams, begins) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
@@ -159,5 +172,3 @@ def _prepare(batch: Batch, builds: list[cuts.Build]) -> None:
     wanted = [("scan", build) for build in builds]
     wanted += [(name, PLAIN) for name in ("adds", "segments")] if batch.segments > 1 else []
     begin_compiling(batch, wanted)
-
-

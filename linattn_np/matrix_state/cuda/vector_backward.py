@@ -69,13 +69,24 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     inverses, new_values = of_forward.get("inverses"), of_forward.get("new_values")
     chain = {"grams": residuals.grams, "inverses": inverses}
     begins = _begins(xp, batch, arrays, last, plan.scale, chain, of_forward.get("transfers"))
-    _reverse(batch, arrays, scale=plan.scale, start=last, end=states_at(first, batch), ends=ends, begins=begins,
-             **chain)
+    _reverse(
+        batch, arrays, scale=plan.scale, start=last, end=states_at(first, batch), ends=ends, begins=begins, **chain
+    )
     made = _made(xp, batch, x)
     flags = xp.empty(_items(batch), dtype=xp.int32)
     for exact in (False, True):
-        _gradients(batch, arrays, exact, plan.scale, states=residuals.states, ends=ends, new_values=new_values,
-                   flags=flags, du=made.get("du_parts"), erase_dots=made.get("erase_dots"))
+        _gradients(
+            batch,
+            arrays,
+            exact,
+            plan.scale,
+            states=residuals.states,
+            ends=ends,
+            new_values=new_values,
+            flags=flags,
+            du=made.get("du_parts"),
+            erase_dots=made.get("erase_dots"),
+        )
     if erase:
         _strengths(xp, batch, x, ends, made)
     if x.u is not None:
@@ -98,8 +109,18 @@ def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
     builds = [cuts.grads_constants(batch.kind, False, exact, dtype_name(dq)) for exact in (False, True)]
     launch.prepare(tuple((cuts.GRADS.file, constants) for constants in builds), launch.capability())
     for exact in (False, True):
-        _gradients(batch, arrays, exact, plan.scale, states=states, ends=states, new_values=None, flags=flags, du=None,
-                   erase_dots=None)
+        _gradients(
+            batch,
+            arrays,
+            exact,
+            plan.scale,
+            states=states,
+            ends=states,
+            new_values=None,
+            flags=flags,
+            du=None,
+            erase_dots=None,
+        )
     return dq.reshape(*batch.lead, batch.T, batch.heads, batch.K)
 
 
@@ -158,7 +179,12 @@ def _begins(
 
 
 def _reverse(
-    batch: Batch, arrays: Arrays, *, scale: float, start: States = NO_STATES, end: States = NO_STATES,
+    batch: Batch,
+    arrays: Arrays,
+    *,
+    scale: float,
+    start: States = NO_STATES,
+    end: States = NO_STATES,
     **given: Array | None,
 ) -> None:
     """The reverse chain; with `added`, what segments add. given: grams, inverses, ends, begins, added, sums."""
@@ -178,8 +204,16 @@ def _reverse(
                  *start.arrays_of_positions())  # fmt: skip
     constants = cuts.reverse_constants(batch.kind, erase, adds, start.build_at)
     grid = batch.N * heads * batch.segments
-    launch.launch(cuts.REVERSE.file, cuts.REVERSE.entry, constants, grid, cuts.REVERSE.threads,
-                  dict(constants)["LA_SHARED"], arguments.VECTOR_REVERSE.packed(fields), named)
+    launch.launch(
+        cuts.REVERSE.file,
+        cuts.REVERSE.entry,
+        constants,
+        grid,
+        cuts.REVERSE.threads,
+        dict(constants)["LA_SHARED"],
+        arguments.VECTOR_REVERSE.packed(fields),
+        named,
+    )
 
 
 def _items(batch: Batch) -> int:
@@ -204,8 +238,16 @@ def _gradients(batch: Batch, arrays: Arrays, exact: bool, scale: float, **given:
         named = (*(arrays[n] for n in (*names, values, "dout", "u")), batch.offsets, *given.values())
     constants = cuts.grads_constants(batch.kind, erase, exact, dtype_name(arrays["dq"]))
     grid = min(_items(batch), policy.EXACT_GRADIENT_BLOCKS * launch.multiprocessors()) if exact else _items(batch)
-    launch.launch(cuts.GRADS.file, cuts.GRADS.entry, constants, grid, cuts.GRADS.threads,
-                  dict(constants)["LA_SHARED"], arguments.VECTOR_GRADS.packed(fields), named)
+    launch.launch(
+        cuts.GRADS.file,
+        cuts.GRADS.entry,
+        constants,
+        grid,
+        cuts.GRADS.threads,
+        dict(constants)["LA_SHARED"],
+        arguments.VECTOR_GRADS.packed(fields),
+        named,
+    )
 
 
 def _strengths(xp: Any, batch: Batch, x: Inputs, ends: Array, made: Arrays) -> None:
@@ -217,8 +259,16 @@ def _strengths(xp: Any, batch: Batch, x: Inputs, ends: Array, made: Arrays) -> N
         ends=address(ends), erase_dots=address(made["erase_dots"]), beta=gate_of(beta, batch.heads),
         dbeta=address(made["dbeta"]), offsets=address(batch.offsets), slots=batch.slots, tokens=batch.tokens,
         items=items, T=batch.T, heads=batch.heads, chunks=batch.chunks_longest)  # fmt: skip
-    launch.launch(cuts.STRENGTHS.file, cuts.STRENGTHS.entry, cuts.small_constants(batch.kind, True), -(-items // 4),
-                  cuts.STRENGTHS.threads, 0, packed, (ends, made["erase_dots"], beta, made["dbeta"], batch.offsets))
+    launch.launch(
+        cuts.STRENGTHS.file,
+        cuts.STRENGTHS.entry,
+        cuts.small_constants(batch.kind, True),
+        -(-items // 4),
+        cuts.STRENGTHS.threads,
+        0,
+        packed,
+        (ends, made["erase_dots"], beta, made["dbeta"], batch.offsets),
+    )
 
 
 def _bonus(xp: Any, batch: Batch, made: Arrays) -> None:

@@ -26,8 +26,7 @@ from .vector_launch import PLAIN
 
 
 def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str | None:
-    """Why the kernels do not cover a call with a vector decay and an erase DELTA, K and V as given; None where they do.
-    """
+    """Why no kernel covers a call with a vector decay and an erase DELTA, K and V as given; None where one does."""
     x, plan = call.x, call.plan
     if x.erase is not Erase.DELTA or x.decay is not Decay.VECTOR:
         return "the kernels are of the delta rule with a decay of the key channels"
@@ -56,9 +55,7 @@ class Residuals(NamedTuple):
     transfers: Array | None
 
 
-def forward(
-    x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
-) -> tuple[Array, Array, Saved]:
+def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
     xp, batch, arrays = plan.xp, launches.batch_of(x, plan), launches.arrays_of(plan.xp, x)
     chunks, sizes = batch.slots * batch.heads, {"states": DELTA_END, "grams": SQUARE, "new_values": TILE}
@@ -79,8 +76,19 @@ def forward(
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     kept = {n: xp.empty((chunks, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
     build = cuts.Build(keep=keep, at=last.build_at)
-    launches.launch_one("chain", batch, batch.N * batch.heads * batch.segments, arrays, build, start=start,
-                        begins=begins, end=last, inverses=inverses, scale=plan.scale, **kept)
+    launches.launch_one(
+        "chain",
+        batch,
+        batch.N * batch.heads * batch.segments,
+        arrays,
+        build,
+        start=start,
+        begins=begins,
+        end=last,
+        inverses=inverses,
+        scale=plan.scale,
+        **kept,
+    )
     residuals = Residuals(inverses=inverses, begins=begins, transfers=transfers, **kept) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
@@ -119,7 +127,16 @@ def _begins(
     added = xp.empty((slots * inner, cuts.STATE), dtype=xp.float32)
     transfers = xp.empty((slots * inner, TRANSFER), dtype=xp.int8)
     begins = xp.empty((slots * batch.segments, cuts.STATE), dtype=xp.float32)
-    launches.launch_one("transfers", batch, slots * inner, arrays, start=start, inverses=inverses, factors=factors,
-                      added=added, transfers=transfers)
+    launches.launch_one(
+        "transfers",
+        batch,
+        slots * inner,
+        arrays,
+        start=start,
+        inverses=inverses,
+        factors=factors,
+        added=added,
+        transfers=transfers,
+    )
     launches.multiply_transfers(batch, begins=begins, added=added, transfers=transfers)
     return begins, transfers

@@ -72,9 +72,7 @@ def row_array(y: Array) -> Array:
     return y if takes(y) else y.copy()
 
 
-def sum_segments(
-    batch: Batch, arrays: dict[str, Any], *, start: States, reverse: bool = False, **given: Array
-) -> None:
+def sum_segments(batch: Batch, arrays: dict[str, Any], *, start: States, reverse: bool = False, **given: Array) -> None:
     """The state that each segment but the first begins with; reverse: its gradient after each but the last."""
     name = "segments in reverse" if reverse else "segments"
     launch_one(name, batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, **given)
@@ -87,8 +85,16 @@ def multiply_transfers(batch: Batch, reverse: bool = False, **given: Array) -> N
         "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "segments": batch.segments,
         "chunks": batch.chunks,
     })  # fmt: skip
-    launch.launch(kernel.file, kernel.entry, constants, batch.N * batch.heads * 8, kernel.threads,
-                  dict(constants)["LA_SHARED"], packed, (batch.offsets, *given.values()))
+    launch.launch(
+        kernel.file,
+        kernel.entry,
+        constants,
+        batch.N * batch.heads * 8,
+        kernel.threads,
+        dict(constants)["LA_SHARED"],
+        packed,
+        (batch.offsets, *given.values()),
+    )
 
 
 def transfer_constants(batch: Batch, reverse: bool = False) -> Constants:
@@ -103,8 +109,16 @@ def begin_compiling(batch: Batch, wanted: list[tuple[str, cuts.Build]], more: tu
 
 
 def launch_one(
-    name: str, batch: Batch, grid: int, arrays: dict[str, Any], build: cuts.Build = PLAIN, *,
-    start: States = NO_STATES, end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
+    name: str,
+    batch: Batch,
+    grid: int,
+    arrays: dict[str, Any],
+    build: cuts.Build = PLAIN,
+    *,
+    start: States = NO_STATES,
+    end: States = NO_STATES,
+    scale: float = 1.0,
+    **given: Array | None,
 ) -> None:
     """One kernel. given: arrays by the names of NO_ARRAYS."""
     kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads
@@ -120,10 +134,25 @@ def launch_one(
                **end.fields_of_positions()}  # fmt: skip
     named = None
     if moves():
-        named = (*(arrays[n] for n in maps), batch.offsets, start.array, end.array, *given.values(), arrays["beta"],
-                 *end.arrays_of_positions())
-    launch.launch(kernel.file, kernel.entry, constants, grid, kernel.threads, dict(constants)["LA_SHARED"],
-                  arguments.VECTOR.packed(fields), named)
+        named = (
+            *(arrays[n] for n in maps),
+            batch.offsets,
+            start.array,
+            end.array,
+            *given.values(),
+            arrays["beta"],
+            *end.arrays_of_positions(),
+        )
+    launch.launch(
+        kernel.file,
+        kernel.entry,
+        constants,
+        grid,
+        kernel.threads,
+        dict(constants)["LA_SHARED"],
+        arguments.VECTOR.packed(fields),
+        named,
+    )
 
 
 def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:

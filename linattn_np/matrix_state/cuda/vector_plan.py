@@ -79,13 +79,26 @@ def constants(name: str, kind: VectorKind, build: Build = Build()) -> Constants:
         own |= {"LA_FACTORS": build.keep}
     most = policy.FACTORS_RESIDENT if name == "inverse" and build.keep else policy.VECTOR_RESIDENT.get(name, 1)
     resident = min(most, (policy.GROUP_SHARED + 1024) // (shared + 1024))
-    return tuple(sorted({
-        "LA_DTYPE": 0, "LA_DECAY": 2, "LA_REVERSE": int(name == "segments in reverse"),
-        "LA_GATE": ELEMENTS[kind.gate], "LA_ALIGN": policy.ROW_BYTES, "LA_K": kind.K, "LA_V": kind.V,
-        "LA_C": CHUNK, "LA_WARPS": 8, "LA_TILES": 1, "LA_STAGES": stages,
-        "LA_SHARED": shared, "LA_BLOCKS": resident,
-        **{n: int(value) for n, value in own.items()},
-    }.items()))
+    return tuple(
+        sorted(
+            {
+                "LA_DTYPE": 0,
+                "LA_DECAY": 2,
+                "LA_REVERSE": int(name == "segments in reverse"),
+                "LA_GATE": ELEMENTS[kind.gate],
+                "LA_ALIGN": policy.ROW_BYTES,
+                "LA_K": kind.K,
+                "LA_V": kind.V,
+                "LA_C": CHUNK,
+                "LA_WARPS": 8,
+                "LA_TILES": 1,
+                "LA_STAGES": stages,
+                "LA_SHARED": shared,
+                "LA_BLOCKS": resident,
+                **{n: int(value) for n, value in own.items()},
+            }.items()
+        )
+    )
 
 
 def segments(slots: int, chunks: int, multiprocessors: int) -> int:

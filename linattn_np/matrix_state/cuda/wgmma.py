@@ -54,9 +54,7 @@ def _positions(at: int) -> dict[str, int]:
     return {"LA_AT": at} if at else {}
 
 
-def _pass(
-    file: str, K: int, V: int, decay: bool, groups: int, stages: int, shared: int, flags: dict[str, int]
-) -> Pass:
+def _pass(file: str, K: int, V: int, decay: bool, groups: int, stages: int, shared: int, flags: dict[str, int]) -> Pass:
     resident = 3 - groups
     constants = {
         "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_ALIGN": policy.ROW_BYTES, "LA_K": K, "LA_V": V,

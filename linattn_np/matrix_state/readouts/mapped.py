@@ -280,15 +280,11 @@ def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Any) -> Callable[
     return lambda x, state: _forward_compiled(along, x, plan, state)
 
 
-def record(
-    x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None
-) -> None:
+def record(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> None:
     """No plan for a state of the core: record_mapped has one for the public state."""
 
 
-def record_mapped(
-    x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, divide: Any
-) -> Any:
+def record_mapped(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, divide: Any) -> Any:
     """The plan of a traced call: (arrays, state, pointers) -> (out, state); None without one.
 
     state: None, S, or (S, z), which are the last arrays of the trace if they lie apart. divide: of a state with z, what

@@ -104,8 +104,10 @@ def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Arr
     else:
         at = singular(keys, x.ridge, plan, Z) if least == 0 else None
         if at is not None:
-            raise ValueError(f"{fn}: the system of token {at[0]}, head {at[1]} is singular: ridge is 0 in channels "
-                             "that the keys so far do not span, expected ridge > 0 there")
+            raise ValueError(
+                f"{fn}: the system of token {at[0]}, head {at[1]} is singular: ridge is 0 in channels "
+                "that the keys so far do not span, expected ridge > 0 there"
+            )
         read, Z_end = _solve(runs, keys, x, plan, Z)
     out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
     kept = x._replace(least=math.inf)  # which a backward does not read
@@ -156,8 +158,10 @@ def explain(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Explain
              "every system is formed and solved by the array library")  # fmt: skip
     found = core.explain_memories(fn, [memory], plan, wanted, words)
     each = operations_per_token(x, found.chunk_size or 1, readers_of(memory))
-    return found._replace(operations=found.operations + each * prod(x.v.shape[:-1]),
-                          operations_per_token=found.operations_per_token + each)
+    return found._replace(
+        operations=found.operations + each * prod(x.v.shape[:-1]),
+        operations_per_token=found.operations_per_token + each,
+    )
 
 
 def operations_per_token(x: SolvedInputs, C: int, readers: int) -> float:
@@ -188,9 +192,7 @@ def backward(
     return _gradients(plan.xp, x, d, e, read, y), (dS_0, dZ_0)
 
 
-def _gradients(
-    xp: Namespace, x: SolvedInputs, d: Inputs, e: Inputs, read: Array, y: Array
-) -> SolvedInputs:
+def _gradients(xp: Namespace, x: SolvedInputs, d: Inputs, e: Inputs, read: Array, y: Array) -> SolvedInputs:
     """From the gradients d of the memory of values (beta v) and e of that of keys (beta k)."""
     H, Hk = x.v.shape[-2], x.k.shape[-2]
     k = broadcast_heads(x.k, H)
@@ -283,9 +285,7 @@ def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace:
     return None if read is None or solve is None else call
 
 
-def _record_token(
-    x: SolvedInputs, plan: Plan, state: Any, solver: Any, value_residuals: Any, checked: Any
-) -> Any:
+def _record_token(x: SolvedInputs, plan: Plan, state: Any, solver: Any, value_residuals: Any, checked: Any) -> Any:
     """The plan of a call of one token that is solved by conjugate gradients in the program of the other array calls.
 
     None without one. The final Z is a result of that program, or overwrites the initial one. checked: what computes

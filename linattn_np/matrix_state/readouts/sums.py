@@ -1,7 +1,7 @@
 """Recorded plans of calls whose values have a column for the sum of weights, and whose state has two parts.
 
-    v = [values, weights], the state [S, z]: columns do not depend on each other. Where S and z are the columns of one
-    array, as they are returned, they are computed at once, else one after the other.
+v = [values, weights], the state [S, z]: columns do not depend on each other. Where S and z are the columns of one
+array, as they are returned, they are computed at once, else one after the other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RMS norm with an output gate in compiled loops, one pass over the rows: ops/gated_norm.py says what it is.
 
-    gate after:   y = n w a,  n = f x,    f = 1 / sqrt(mean x^2 + eps),  a = act(gate)
-    gate before:  y = n w,    n = f x a,  f likewise of x a
+gate after:   y = n w a,  n = f x,    f = 1 / sqrt(mean x^2 + eps),  a = act(gate)
+gate before:  y = n w,    n = f x a,  f likewise of x a
 """
 
 from __future__ import annotations

@@ -45,7 +45,16 @@ def complement_vjp(xp: Any, g: Array, dg: Array, dk: Array) -> Array:
 
 def _launch(entry: str, g: Array, y: Array, keys: Array, **given: Array) -> None:
     """keys: an array of the keys' dtype. given: dk, dg."""
-    packed = COMPLEMENT.pack(g=address(g), dk=address(given.get("dk")), dg=address(given.get("dg")), y=address(y),
-                             size=g.size)
-    launch.launch(SOURCE, entry, constants(dtype_name(g), dtype_name(keys)), -(-g.size // (PER * THREADS)), THREADS, 0,
-                  packed, (g, y, *given.values()))
+    packed = COMPLEMENT.pack(
+        g=address(g), dk=address(given.get("dk")), dg=address(given.get("dg")), y=address(y), size=g.size
+    )
+    launch.launch(
+        SOURCE,
+        entry,
+        constants(dtype_name(g), dtype_name(keys)),
+        -(-g.size // (PER * THREADS)),
+        THREADS,
+        0,
+        packed,
+        (g, y, *given.values()),
+    )

@@ -75,14 +75,26 @@ def _dense(xp: Any, raw: Array, *parameters: Array | None) -> list[Array | None]
             *(None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32)) for y in parameters)]  # fmt: skip
 
 
-def _launch(
-    entry: str, blocks: int, sizes: Sizes, how: tuple[int, float], arrays: tuple[Array | None, ...]
-) -> None:
+def _launch(entry: str, blocks: int, sizes: Sizes, how: tuple[int, float], arrays: tuple[Array | None, ...]) -> None:
     """how: (tokens of a block, the bound)."""
     raw: Any = arrays[0]
     each, width = sizes
     names = ("raw", "A_log", "bias", "dg", "g", "da", "parts")
-    packed = GATE_FORMULA.pack(**{n: address(y) for n, y in zip(names, arrays, strict=True)},
-                               tokens=raw.size // width, width=width, each=each, block=how[0], bound=how[1])
-    launch.launch(SOURCE, entry, (("LA_DTYPE", ELEMENTS[dtype_name(raw)]),), blocks, THREADS, 0, packed,
-                  tuple(y for y in arrays if y is not None))
+    packed = GATE_FORMULA.pack(
+        **{n: address(y) for n, y in zip(names, arrays, strict=True)},
+        tokens=raw.size // width,
+        width=width,
+        each=each,
+        block=how[0],
+        bound=how[1],
+    )
+    launch.launch(
+        SOURCE,
+        entry,
+        (("LA_DTYPE", ELEMENTS[dtype_name(raw)]),),
+        blocks,
+        THREADS,
+        0,
+        packed,
+        tuple(y for y in arrays if y is not None),
+    )

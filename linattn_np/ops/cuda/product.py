@@ -45,5 +45,13 @@ def product_vjp(xp: Any, x: Array, y: Array, dz: Array, add: Array | None) -> tu
 def _launch(entry: str, x: Array, **given: Array | None) -> None:
     fields = dict.fromkeys(("y", "z", "add", "dx", "dy"), 0) | {n: address(y) for n, y in given.items()}
     packed = PRODUCT.pack(x=address(x), **fields, size=x.size)
-    launch.launch(SOURCE, entry, constants(dtype_name(x)), -(-x.size // (PER * THREADS)), THREADS, 0, packed,
-                  (x, *(y for y in given.values() if y is not None)))
+    launch.launch(
+        SOURCE,
+        entry,
+        constants(dtype_name(x)),
+        -(-x.size // (PER * THREADS)),
+        THREADS,
+        0,
+        packed,
+        (x, *(y for y in given.values() if y is not None)),
+    )

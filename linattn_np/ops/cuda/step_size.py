@@ -83,8 +83,15 @@ def finish(xp: Any, out: Array, x: Array, D: Array | None, z: Array | None) -> A
 def finish_vjp(xp: Any, out: Array, x: Array, D: Array | None, z: Array, dout: Array) -> tuple[Array, Array]:
     """Gradients of out + D x and of z, in the dtype of x, which dout has too."""
     x, made = _rows(xp, x), {n: xp.empty(x.shape, dtype=x.dtype) for n in ("y", "dz")}
-    _launch("finish_vjp", x, D=_parameter(xp, D), z=_rows(xp, z), other=xp.ascontiguousarray(out),
-            dout=xp.ascontiguousarray(dout), made=made)
+    _launch(
+        "finish_vjp",
+        x,
+        D=_parameter(xp, D),
+        z=_rows(xp, z),
+        other=xp.ascontiguousarray(out),
+        dout=xp.ascontiguousarray(dout),
+        made=made,
+    )
     return made["y"], made["dz"]
 
 
@@ -135,5 +142,13 @@ def _launch(entry: str, x: Array, step: Step | None = None, *, made: dict[str, A
         dt_kind=0 if dt is None else ELEMENTS[dtype_name(dt)], soft=int(soft), low=float(limits[0]),
         high=float(limits[1]))  # fmt: skip
     blocks = -(-rows // (THREADS // dict(constants)["LA_LANES"]))
-    launch.launch(SOURCE, entry, constants, blocks, THREADS, 0, packed,
-                  tuple(y for y in (x, z, *arrays.values()) if y is not None))
+    launch.launch(
+        SOURCE,
+        entry,
+        constants,
+        blocks,
+        THREADS,
+        0,
+        packed,
+        tuple(y for y in (x, z, *arrays.values()) if y is not None),
+    )

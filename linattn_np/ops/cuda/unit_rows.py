@@ -72,8 +72,9 @@ def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair, eps: float) -> Pair:
         packed += NONE if x is None else _row_array(x, dy, y)
         blocks.append(0 if x is None else -(-prod(x.shape[:-1]) // each))
     struct = UNIT_ROWS.pack(of=packed, first=blocks[0], root=sqrt(eps))
-    launch.launch(SOURCE, entry, constants, sum(blocks), THREADS, 0, struct,
-                  tuple(y for y in (*there, *made) if y is not None))
+    launch.launch(
+        SOURCE, entry, constants, sum(blocks), THREADS, 0, struct, tuple(y for y in (*there, *made) if y is not None)
+    )
     return tuple(made)
 
 

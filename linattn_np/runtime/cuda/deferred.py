@@ -228,7 +228,6 @@ for _name, _own in (("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("g
     setattr(Deferred, f"__{_name}__", _operator(_own))
 
 
-
 def given(xp: Any, x: Array) -> Deferred:
     """An array in memory as a deferred one."""
     steps = [abs(s) if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)]  # of one element: any

@@ -119,6 +119,7 @@ class Functions:
     def arange(self, *limits: int, dtype: Any = None, device: Any = None) -> Deferred:
         return self.asarray(np.arange(*limits, dtype=dtype or np.int64))
 
+
 class Views:
     """Views, and copies."""
 
@@ -190,6 +191,7 @@ class Views:
             raise Unsupported("take")
         shape = (*x.shape[:-1], indices.shape[0])
         return Deferred(self, Node("map", shape, x.dtype, [x, self.broadcast_to(indices, shape)], "take"))
+
 
 class Reductions:
     """Sums and extremes of axes, and products of matrices."""
@@ -284,4 +286,3 @@ class Namespace(Views, Reductions, Functions):
         if (own := ALIASES.get(name, name)) in MAPS:
             return functools.partial(self.map, own)
         raise Unsupported(f"the function {name}")
-

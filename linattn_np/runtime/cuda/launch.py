@@ -193,8 +193,14 @@ def bind() -> None:
 
 
 def launch(
-    file: str, entry: str, constants: tuple[tuple[str, int], ...], blocks: int, threads: int, shared: int,
-    arguments: bytes, arrays: tuple[Any, ...] | None = None,
+    file: str,
+    entry: str,
+    constants: tuple[tuple[str, int], ...],
+    blocks: int,
+    threads: int,
+    shared: int,
+    arguments: bytes,
+    arrays: tuple[Any, ...] | None = None,
 ) -> None:
     """Launch on the current stream; `arguments` are the bytes of the entry's argument struct.
 

@@ -114,10 +114,16 @@ def compile_program(name: str, text: str, headers: dict[str, str], options: Sequ
     """(cubin, log).   Raises CompileError with the log and the source around each line it names."""
     lib, program = library(), ctypes.c_void_p()
     array = ctypes.c_char_p * len(headers)
-    _check(lib.nvrtcCreateProgram(
-        ctypes.byref(program), text.encode(), name.encode(), len(headers),
-        array(*(h.encode() for h in headers.values())), array(*(h.encode() for h in headers)),
-    ))
+    _check(
+        lib.nvrtcCreateProgram(
+            ctypes.byref(program),
+            text.encode(),
+            name.encode(),
+            len(headers),
+            array(*(h.encode() for h in headers.values())),
+            array(*(h.encode() for h in headers)),
+        )
+    )
     try:
         flags = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
         status = lib.nvrtcCompileProgram(program, len(options), flags)

@@ -1,9 +1,9 @@
 """What a call launches and allocates, recorded while it runs and replayed on other arrays of the same layout.
 
-    with Recorder() as recorder:
-        ...                                            launches through launch.py, `empty` of namespace(xp)
-    sequence = LaunchSequence(recorder, given)         raises LookupError if the call did anything else on the device
-    allocated = sequence.run(pointers)
+with Recorder() as recorder:
+    ...                                            launches through launch.py, `empty` of namespace(xp)
+sequence = LaunchSequence(recorder, given)         raises LookupError if the call did anything else on the device
+allocated = sequence.run(pointers)
 """
 
 from __future__ import annotations

@@ -95,8 +95,10 @@ class Struct:
         """The C++ of the struct and of nested ones, with assertions that the compiler's layout is that of `pack`."""
         within = dict.fromkeys(kind.path for _, kind, *_ in self.fields if isinstance(kind, Struct))
         declared = (f"    {kind.name} {name}{f'[{count[0]}]' if count else ''};" for name, kind, *count in self.fields)
-        offsets = (f'static_assert(__builtin_offsetof({self.name}, {name}) == {at}, "{self.name}.{name}");'
-                   for name, at in self.offsets.items())
+        offsets = (
+            f'static_assert(__builtin_offsetof({self.name}, {name}) == {at}, "{self.name}.{name}");'
+            for name, at in self.offsets.items()
+        )
         return "\n".join([
             "#pragma once", '#include "tile/types.cuh"', *(f'#include "arguments/{path}.cuh"' for path in within),
             f"struct {self.name} {{", *declared, "};",

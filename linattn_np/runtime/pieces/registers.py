@@ -1,8 +1,8 @@
 """Vectors in registers as values: what is written with them is Python, compiled or on NumPy arrays of their numbers.
 
-    zeros, load = registers(L)       of L vectors
-    x = load(row(A, i), j)           numbers j, j + 1, ... of a row, all of which exist
-    store(fma(f, x, 2 * x + y), row(out, i), j)
+zeros, load = registers(L)       of L vectors
+x = load(row(A, i), j)           numbers j, j + 1, ... of a row, all of which exist
+store(fma(f, x, 2 * x + y), row(out, i), j)
 """
 
 from __future__ import annotations

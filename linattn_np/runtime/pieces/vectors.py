@@ -21,7 +21,7 @@ I64, I32 = ir.IntType(64), ir.IntType(32)
 
 @functools.cache
 def vectors() -> str:
-    """"avx512", "avx2", "neon" or "plain": the registers of this processor. LINATTN_VECTORS forces one."""
+    """ "avx512", "avx2", "neon" or "plain": the registers of this processor. LINATTN_VECTORS forces one."""
     wanted = os.environ.get("LINATTN_VECTORS")
     if wanted is not None:
         if wanted not in ("avx512", "avx2", "neon", "plain"):
@@ -234,4 +234,3 @@ def total(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     W, bits = x.type.count, 32 if isinstance(x.type.element, ir.FloatType) else 64
     add = known(b, f"llvm.vector.reduce.fadd.v{W}f{bits}", x.type.element, [x.type.element, x.type])
     return b.call(add, [ir.Constant(x.type.element, 0.0), x], fastmath=("reassoc",))
-

@@ -65,4 +65,3 @@ def backward(plan: Plan, x: Parts, beta: Array, results: tuple[Array, Array, Arr
                 totals.append((tile.at, total))
         sums.cross(totals)
     return sums.done()._replace(v=xp.concat(dv[::-1], axis=-2)), xp.concat(dbeta[::-1], axis=-2)
-

@@ -148,9 +148,7 @@ def tasks_of(plan: Plan, x: Inputs, group: int, rows: int, blocks: path.Blocks |
     return np.array(found, np.int64).reshape(-1, 8)
 
 
-def kernel_of(
-    name: str, plan: Plan, x: Inputs, state: Any, sizes: tuple[int, int, int], table: run.Table
-) -> Kernel:
+def kernel_of(name: str, plan: Plan, x: Inputs, state: Any, sizes: tuple[int, int, int], table: run.Table) -> Kernel:
     """The kernel of a call; sizes: queries and keys of a tile, heads of a task."""
     longest = max((s.stop - s.start for s in plan.sequences), default=0)
     longest = max(longest, 0 if plan.is_ragged else x.q.shape[-3])

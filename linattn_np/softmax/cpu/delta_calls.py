@@ -13,9 +13,7 @@ from . import run
 from .calls import all_heads, column, kernel_of, operations, table_of, tasks_of
 
 
-def forward(
-    plan: Plan, x: Inputs, beta: np.ndarray, state: Any
-) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+def forward(plan: Plan, x: Inputs, beta: np.ndarray, state: Any) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """(u (..., T, H, V), (r (..., T, H, V), the logs of the sums (..., T, H, 1))); x has the values v."""
     dtype, (*lead, T, H, V), C = np.dtype(plan.dtype), x.v.shape, cpu_tile(plan.chunk_size)
     u, r = np.zeros((*lead, T, H, V), dtype), np.empty((*lead, T, H, V), dtype)

@@ -1,6 +1,6 @@
 """Forward: a task is a block of time of one sequence and head; keys come block by block, nearest first.
 
-    m' = max(m, max_j z_ij),   e_ij = e^{z_ij - m'},   l' = e^{m - m'} l + sum_j e_ij,   O' = e^{m - m'} O + e V
+m' = max(m, max_j z_ij),   e_ij = e^{z_ij - m'},   l' = e^{m - m'} l + sum_j e_ij,   O' = e^{m - m'} O + e V
 """
 
 from __future__ import annotations

@@ -86,8 +86,13 @@ class Blocks:
                          for names in (OF_QUERIES, OF_KEYS))  # fmt: skip
             of_k = {name: sum_to(self.xp, y, (*m.k.shape[:-1], y.shape[-1])) for name, y in own.items()}
             grads = MappedGradients(
-                of_q["out_dq"], of_k["out_dk"], -of_q["out_E"][..., : m.C], of_k["out_X"][..., : m.C],
-                of_q["out_start"], of_k["out_end"], sum_to(self.xp, dR, m.R.shape),
+                of_q["out_dq"],
+                of_k["out_dk"],
+                -of_q["out_E"][..., : m.C],
+                of_k["out_X"][..., : m.C],
+                of_q["out_start"],
+                of_k["out_end"],
+                sum_to(self.xp, dR, m.R.shape),
             )
             for name, y in mapped_vjp(self.xp, m, grads, T).items():
                 like = found[name][..., at, :, :] if name != "beta" else found[name][..., at, :, None]

@@ -195,7 +195,14 @@ def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
 
 
 def dots(
-    batch: Batch, out: Array, dout: Array, normalize: bool, saved: Saved, *, dots: Array, added: Array | None = None,
+    batch: Batch,
+    out: Array,
+    dout: Array,
+    normalize: bool,
+    saved: Saved,
+    *,
+    dots: Array,
+    added: Array | None = None,
     ends: Array | None = None,
 ) -> None:
     """What the backward begins with: <dout, out> of every row, 0 without a denominator; counts; ends of queries."""

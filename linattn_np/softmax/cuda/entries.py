@@ -55,9 +55,7 @@ def portable_entries(
         yield Entry(words, portable_plan.KERNELS[name].file, portable_plan.constants(name, own, limit, done))
 
 
-def system_entries(
-    dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True
-) -> Iterator[Entry]:
+def system_entries(dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True) -> Iterator[Entry]:
     """Every kernel of deltaformer beside those of softmax attention."""
     if dtype not in ELEMENTS or max(K, V) > policy.WIDEST_PORTABLE:
         return

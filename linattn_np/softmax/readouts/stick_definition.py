@@ -1,10 +1,10 @@
 """Stick-breaking attention by its definition, one query after the other, and its transpose.
 
-    log s_ij = min(z_ij, 0) - log(1 + e^{-|z_ij|}),   c_ij = sum_{j < l} log(1 + e^{z_il}),   a_ij = e^{log s_ij - c_ij}
-    out_i = sum_j a_ij v_j                            z_ij = scale q_i . k_j of the keys j, l that query i reads
+log s_ij = min(z_ij, 0) - log(1 + e^{-|z_ij|}),   c_ij = sum_{j < l} log(1 + e^{z_il}),   a_ij = e^{log s_ij - c_ij}
+out_i = sum_j a_ij v_j                            z_ij = scale q_i . k_j of the keys j, l that query i reads
 
-    G_ij = a_ij (dout_i . v_j),   dz_il = (1 - s_il) G_il - s_il sum_{j < l} G_ij
-    dv_j = sum_i a_ij dout_i,   dq_i = scale sum_j dz_ij k_j,   dk_j = scale sum_i dz_ij q_i
+G_ij = a_ij (dout_i . v_j),   dz_il = (1 - s_il) G_il - s_il sum_{j < l} G_ij
+dv_j = sum_i a_ij dout_i,   dq_i = scale sum_j dz_ij k_j,   dk_j = scale sum_i dz_ij q_i
 """
 
 from __future__ import annotations

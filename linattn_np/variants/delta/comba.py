@@ -36,7 +36,14 @@ SPEC = VariantSpec(
 
 @public(SPEC, replace(SAMPLES, distributions={"k": "unit", "p": "half unit"}))
 def comba(
-    q: Any, k: Any, v: Any, p: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
+    q: Any,
+    k: Any,
+    v: Any,
+    p: Any,
+    g: Any,
+    beta: Any,
+    A_log: Any = None,
+    dt_bias: Any = None,
     **options: Unpack[GatedStrengthOptions],
 ) -> Any:
     """Comba: a delta rule whose erase vector p differs from its key and reads the state before its decay.

@@ -47,15 +47,16 @@ SPEC = VariantSpec(
     name="delta_product",
     sentence="Several steps of the delta rule per token; with a gate if one is given.",
     equation="S~ = e^{g_t} S_{t-1};  for each of n steps: S~ = S~ + k^T beta (v - k S~);  S_t = S~;  "
-             "out_t = scale q_t S_t",
+    "out_t = scale q_t S_t",
     paper="Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, DeltaProduct, arXiv 2502.10297",
     arrays={
         "q": QUERIES,
         "k": ArgSpec("T n Hk K", "keys of the n steps, of unit length"),
         "v": ArgSpec("T n H V", "values of the n steps"),
         "beta": ArgSpec("T n H", "write strengths of the n steps, in [0, 2]", limits=STRENGTHS, raw_with=SIGMOID),
-        "g": ArgSpec("T H", "log decay of the token, <= 0; None: no decay", optional=True,
-                    limits=LOG_DECAY, raw_with=GATE),
+        "g": ArgSpec(
+            "T H", "log decay of the token, <= 0; None: no decay", optional=True, limits=LOG_DECAY, raw_with=GATE
+        ),
         **gate_arrays(),
     },
     change=ChangeOfVariables(to_core, to_core_vjp, erase_key=EraseKey.KEY),
@@ -68,7 +69,13 @@ SPEC = VariantSpec(
 
 @public(SPEC, SAMPLES)
 def delta_product(
-    q: Any, k: Any, v: Any, beta: Any, g: Any = None, A_log: Any = None, dt_bias: Any = None,
+    q: Any,
+    k: Any,
+    v: Any,
+    beta: Any,
+    g: Any = None,
+    A_log: Any = None,
+    dt_bias: Any = None,
     **options: Unpack[GatedStrengthOptions],
 ) -> Any:
     """DeltaProduct: several steps of the delta rule per token; gated DeltaProduct with g.

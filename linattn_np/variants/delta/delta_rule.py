@@ -11,16 +11,18 @@ from ...spec import VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, UNIT_KEYS, VALUES
 from ..shared.projections import SAMPLES, MappedStrengthOptions, raw_options, with_feature_map
 
-SPEC = with_feature_map(VariantSpec(
-    name="delta_rule",
-    sentence="Erase what the key held, then write the new value.",
-    equation="S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1});  out_t = scale q_t S_t",
-    paper="Schlag, Irie, Schmidhuber, arXiv 2102.11174; Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484",
-    arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "beta": STRENGTH},
-    change=products("q", "k", "v", "beta", r="k"),
-    erase=Erase.DELTA,
-    options=raw_options(gate=False),
-))
+SPEC = with_feature_map(
+    VariantSpec(
+        name="delta_rule",
+        sentence="Erase what the key held, then write the new value.",
+        equation="S_t = S_{t-1} + k_t^T beta_t (v_t - k_t S_{t-1});  out_t = scale q_t S_t",
+        paper="Schlag, Irie, Schmidhuber, arXiv 2102.11174; Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484",
+        arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "beta": STRENGTH},
+        change=products("q", "k", "v", "beta", r="k"),
+        erase=Erase.DELTA,
+        options=raw_options(gate=False),
+    )
+)
 
 
 @public(SPEC, SAMPLES)

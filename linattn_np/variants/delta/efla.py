@@ -55,7 +55,7 @@ SPEC = VariantSpec(
     name="efla",
     sentence="The delta rule as the exact flow of its differential equation over one token.",
     equation="S_t = S_{t-1} + k_t^T b_t (v_t - k_t S_{t-1}), b_t = (1 - e^{-beta_t |k_t|^2}) / |k_t|^2;  "
-             "out_t = scale q_t S_t",
+    "out_t = scale q_t S_t",
     paper="Lei, Zhang, Poria, Error-Free (Exact-Flow) Linear Attention, arXiv 2512.12602",
     arrays={
         "q": QUERIES,

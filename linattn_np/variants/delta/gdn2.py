@@ -35,7 +35,14 @@ SPEC = VariantSpec(
 
 @public(SPEC, replace(SAMPLES, distributions={"k": "unit", "b": "strength", "w": "strength"}))
 def gdn2(
-    q: Any, k: Any, v: Any, g: Any, b: Any, w: Any, A_log: Any = None, dt_bias: Any = None,
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    b: Any,
+    w: Any,
+    A_log: Any = None,
+    dt_bias: Any = None,
     **options: Unpack[GateOptions],
 ) -> Any:
     """Gated DeltaNet-2: a delta rule with a decay and an erase gate per key channel, a write gate per value channel.

@@ -26,7 +26,13 @@ SPEC = VariantSpec(
 
 @public(SPEC, SAMPLES)
 def kda(
-    q: Any, k: Any, v: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None,
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    A_log: Any = None,
+    dt_bias: Any = None,
     **options: Unpack[GatedStrengthOptions],
 ) -> Any:
     """Kimi delta attention: the gated delta rule with one decay per key channel.

@@ -42,7 +42,7 @@ SPEC = VariantSpec(
     name="longhorn",
     sentence="The delta rule with the step that an implicit update takes.",
     equation="S_t = S_{t-1} + k_t^T b_t (v_t - k_t S_{t-1}), b_t = beta_t / (1 + beta_t k_t k_t^T);  "
-             "out_t = scale q_t S_t",
+    "out_t = scale q_t S_t",
     paper="Liu, Wang, Li, Feng, Stone, Liu, Longhorn, arXiv 2407.14207",
     arrays={
         "q": QUERIES,

@@ -34,7 +34,7 @@ SPEC = VariantSpec(
     name="based",
     sentence="Softmax attention's exponential by its Taylor polynomial.",
     equation="S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
-             "phi(q) phi(k) = 1 + z + z^2 / 2, z = q k / sqrt(K)",
+    "phi(q) phi(k) = 1 + z + z^2 / 2, z = q k / sqrt(K)",
     paper="Arora et al., Simple linear attention language models (Based), arXiv 2402.18668",
     arrays={"q": QUERIES, "k": KEYS, "v": VALUES},
     change=SIMILARITY.change,

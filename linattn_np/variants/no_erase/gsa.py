@@ -75,15 +75,14 @@ SPEC = VariantSpec(
     name="gsa",
     sentence="Softmax over slots, each of which decays and takes in keys and values.",
     equation="W_t = W_{t-1} diag(e^{g_t}) + k_t^T s_t;  S_t = diag(e^{g_t}) S_{t-1} + s_t^T v_t;  "
-             "out_t = softmax(scale q_t W_t) S_t",
+    "out_t = softmax(scale q_t W_t) S_t",
     paper="Zhang et al., Gated Slot Attention, arXiv 2409.07146",
     arrays={
         "q": QUERIES,
         "k": KEYS,
         "v": VALUES,
         "s": ArgSpec("T H M", "how much each slot takes of the token", limits=(0.0, 1.0)),
-        "g": ArgSpec("T H M", "log decay of the slots, <= 0; None: log(1 - s)", optional=True,
-                    limits=LOG_DECAY),
+        "g": ArgSpec("T H M", "log decay of the slots, <= 0; None: log(1 - s)", optional=True, limits=LOG_DECAY),
     },
     change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.VECTOR,
@@ -276,15 +275,22 @@ ABC = VariantSpec(
     name="abc",
     sentence="Softmax over slots that hold weighted averages of keys and values.",
     equation="w_t = e^{s_t} / sum_{l <= t} e^{s_l};  W_t = W_{t-1} diag(1 - w_t) + k_t^T w_t;  "
-             "S_t = diag(1 - w_t) S_{t-1} + w_t^T v_t;  out_t = softmax(scale q_t W_t) S_t",
+    "S_t = diag(1 - w_t) S_{t-1} + w_t^T v_t;  out_t = softmax(scale q_t W_t) S_t",
     paper="Peng et al., ABC: Attention with Bounded-memory Control, arXiv 2110.02488",
     arrays={**{n: SPEC.arrays[n] for n in "qkv"}, "s": ArgSpec("T H M", "logits of the slots' weights")},
     change=ChangeOfVariables(abc_to_core, abc_to_core_vjp),
     decay=Decay.VECTOR,
     readout=Readout.SLOTS,
     state=StateFormat(
-        BoundedState, None, abc_pack_state, abc_unpack_state, abc_unpack_state_vjp, abc_pack_state_vjp,
-        abc_unpack_states, abc_unpack_states_vjp, wide=True,
+        BoundedState,
+        None,
+        abc_pack_state,
+        abc_unpack_state,
+        abc_unpack_state_vjp,
+        abc_pack_state_vjp,
+        abc_unpack_states,
+        abc_unpack_states_vjp,
+        wide=True,
     ),
 )
 

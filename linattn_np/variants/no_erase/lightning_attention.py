@@ -65,11 +65,13 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 def check_options(fn: str, options: dict[str, Any]) -> None:
     rule, layer, layers = options["rule"], options["layer"], options["num_layers"]
     if not is_word(rule, RULES):
-        raise ValueError(f"{fn}: slopes is {shown(rule)}, expected an array (H,), None or one of "
-                         f"{', '.join(map(repr, RULES))}")
+        raise ValueError(
+            f"{fn}: slopes is {shown(rule)}, expected an array (H,), None or one of {', '.join(map(repr, RULES))}"
+        )
     if not (is_whole(layer, 0) and is_whole(layers, 1, LARGEST) and layer < layers):
-        raise ValueError(f"{fn}: layer is {shown(layer)} of num_layers {shown(layers)}, "
-                         "expected 0 <= layer < num_layers")
+        raise ValueError(
+            f"{fn}: layer is {shown(layer)} of num_layers {shown(layers)}, expected 0 <= layer < num_layers"
+        )
 
 
 class LightningOptions(MappedOptions, total=False):
@@ -79,23 +81,26 @@ class LightningOptions(MappedOptions, total=False):
     num_layers: int
 
 
-SPEC = with_feature_map(VariantSpec(
-    name="lightning_attention",
-    sentence="Linear attention with one published slope per head.",
-    equation="S_t = e^{-slope} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
-    paper="Qin et al., TransNormerLLM and Lightning Attention-1, -2, arXiv 2307.14995, 2401.04658",
-    arrays={
-        "q": QUERIES,
-        "k": KEYS,
-        "v": VALUES,
-        "slopes": ArgSpec("H", "minus the log decay of the head; None or a name: a published rule", True,
-                          limits=POSITIVE),
-    },
-    change=ChangeOfVariables(to_core, to_core_vjp, gate="slopes"),
-    decay=Decay.SCALAR,
-    scaled=False,
-    options=OptionSpec({"layer": 0, "num_layers": 1}, check_options, {"slopes": ("rule", "lightning")}),
-))
+SPEC = with_feature_map(
+    VariantSpec(
+        name="lightning_attention",
+        sentence="Linear attention with one published slope per head.",
+        equation="S_t = e^{-slope} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
+        paper="Qin et al., TransNormerLLM and Lightning Attention-1, -2, arXiv 2307.14995, 2401.04658",
+        arrays={
+            "q": QUERIES,
+            "k": KEYS,
+            "v": VALUES,
+            "slopes": ArgSpec(
+                "H", "minus the log decay of the head; None or a name: a published rule", True, limits=POSITIVE
+            ),
+        },
+        change=ChangeOfVariables(to_core, to_core_vjp, gate="slopes"),
+        decay=Decay.SCALAR,
+        scaled=False,
+        options=OptionSpec({"layer": 0, "num_layers": 1}, check_options, {"slopes": ("rule", "lightning")}),
+    )
+)
 
 
 @public(SPEC, Samples({"slopes": "positive"}))

@@ -52,7 +52,7 @@ SAMPLES = Samples(
         {"causal": False},
         {"causal": False, "feature_map": "elu+1", "normalize": True},
         *({"feature_map": name, "normalize": name != "dpfp"} for name in ("hedgehog", "dpfp")),
-    ),
+    )
 )
 
 

@@ -51,13 +51,22 @@ SPEC = VariantSpec(
     shares_states=False,
     options=OptionSpec({"dt_softplus": False, "dt_limit": (0.0, math.inf)}, check_options),
 )
-SAMPLES = Samples({"dt": "positive", "A": "negative", "B": "unit", "theta": "angle"},
-                  ({"dt_softplus": True}, {"dt_softplus": True, "dt_limit": (0.3, 1.0)}))
+SAMPLES = Samples(
+    {"dt": "positive", "A": "negative", "B": "unit", "theta": "angle"},
+    ({"dt_softplus": True}, {"dt_softplus": True, "dt_limit": (0.3, 1.0)}),
+)
 
 
 @public(SPEC, SAMPLES)
 def mamba2(
-    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, z: Any = None, dt_bias: Any = None,
+    x: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any = None,
+    z: Any = None,
+    dt_bias: Any = None,
     **options: Unpack[Mamba2Options],
 ) -> Any:
     """Mamba-2 (SSD): a scalar decay and a value scale driven by one step size.
@@ -88,7 +97,7 @@ TRANSXSSM = replace(
     name="transxssm",
     sentence="Mamba-2 whose input and output vectors rotate with their position.",
     equation="S_t = e^{dt_t A} R S_{t-1} + B_t^T (dt_t x_t), R rotates pairs of rows by theta;  "
-             "out_t = (C_t S_t + D x_t) silu(z_t)",
+    "out_t = (C_t S_t + D x_t) silu(z_t)",
     paper="Wu, Shen et al., TransXSSM, arXiv 2506.09507; Dao, Gu, arXiv 2405.21060",
     arrays={**SPEC.arrays, "theta": THETA},
     change=Rotated(SPEC.change).change,
@@ -98,7 +107,15 @@ TRANSXSSM = replace(
 
 @public(TRANSXSSM, SAMPLES)
 def transxssm(
-    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, z: Any = None, dt_bias: Any = None, theta: Any = None,
+    x: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any = None,
+    z: Any = None,
+    dt_bias: Any = None,
+    theta: Any = None,
     **options: Unpack[Mamba2Options],
 ) -> Any:
     """TransXSSM: Mamba-2 whose input and output vectors rotate with their position.

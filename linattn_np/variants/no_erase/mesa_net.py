@@ -87,8 +87,9 @@ SPEC = VariantSpec(
     state=StateFormat(SolvedState, pack=pack_state, unpack=unpack_state),
     options=OptionSpec({"solver": "exact", "iterations": 30, "tolerance": 1e-7}, check_options),
 )
-SAMPLES = Samples({"k": "unit", "ridge": "ridge"},
-                  ({}, {"solver": "conjugate_gradients", "iterations": 60, "tolerance": 0.0}))
+SAMPLES = Samples(
+    {"k": "unit", "ridge": "ridge"}, ({}, {"solver": "conjugate_gradients", "iterations": 60, "tolerance": 0.0})
+)
 
 
 @public(SPEC, SAMPLES)

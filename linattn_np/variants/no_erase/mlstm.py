@@ -146,9 +146,7 @@ def unpack_states(c: Variables, S: Array, prefixes: list[Sequence]) -> Stabilise
     return StabilisedState(S[..., :-1], S[..., -1], cast(c.xp, last_of_each(c.xp, _gauge(c), prefixes), c.dtype))
 
 
-def unpack_states_vjp(
-    c: Variables, S: Array, dstates: Any, prefixes: list[Sequence]
-) -> tuple[Array, dict[str, Array]]:
+def unpack_states_vjp(c: Variables, S: Array, dstates: Any, prefixes: list[Sequence]) -> tuple[Array, dict[str, Array]]:
     """As unpack_state_vjp, of every position."""
     xp, at = c.xp, _gauge(c)
     dS = _joined(c, dstates)
@@ -214,8 +212,17 @@ SPEC = VariantSpec(
     change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp),
     decay=Decay.SCALAR,
     readout=Readout.NORMALISED,
-    state=StateFormat(StabilisedState, None, pack_state, unpack_state, unpack_state_vjp, pack_state_vjp,
-                      unpack_states, unpack_states_vjp, record),
+    state=StateFormat(
+        StabilisedState,
+        None,
+        pack_state,
+        unpack_state,
+        unpack_state_vjp,
+        pack_state_vjp,
+        unpack_states,
+        unpack_states_vjp,
+        record,
+    ),
     options=OptionSpec({"soft_cap": None, "forget_gate": "sigmoid"}, check_options),
 )
 SAMPLES = Samples({"f": "log decay"}, ({}, {"soft_cap": 1.5}, {"forget_gate": "exp"}))

@@ -45,7 +45,7 @@ SPEC = VariantSpec(
     name="performer",
     sentence="Softmax attention's exponential by positive orthogonal random features.",
     equation="S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
-             "phi(x) = e^{w x - x^2 / 2} of random w",
+    "phi(x) = e^{w x - x^2 / 2} of random w",
     paper="Choromanski et al., Rethinking Attention with Performers, arXiv 2009.14794",
     arrays={"q": QUERIES, "k": KEYS, "v": VALUES},
     change=SIMILARITY.change,
@@ -55,7 +55,7 @@ SPEC = VariantSpec(
     options=OptionSpec({"num_features": None, "seed": 0, "hyperbolic": False} | defaults(), check_options),
 )
 SAMPLES = Samples(
-    options=({"normalize": False}, {}, {"hyperbolic": True, "num_features": 6, "seed": 3}, {"causal": False}),
+    options=({"normalize": False}, {}, {"hyperbolic": True, "num_features": 6, "seed": 3}, {"causal": False})
 )
 
 

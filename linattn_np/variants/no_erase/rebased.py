@@ -54,7 +54,7 @@ SPEC = VariantSpec(
     name="rebased",
     sentence="The square of an inner product of normed queries and keys.",
     equation="S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
-             "phi(q) phi(k) = (q' k')^2 / K, x' = gamma norm(x) + shift",
+    "phi(q) phi(k) = (q' k')^2 / K, x' = gamma norm(x) + shift",
     paper="Aksenov et al., Linear Transformers with Learnable Kernel Functions (ReBased), arXiv 2402.10644",
     arrays={
         "q": ArgSpec("T Hq K", "queries"),
@@ -73,9 +73,7 @@ SAMPLES = Samples({"q": "spread", "k": "spread", "gamma": "positive"}, ({"normal
 
 
 @public(SPEC, SAMPLES)
-def rebased(
-    q: Any, k: Any, v: Any, gamma: Any = None, shift: Any = None, **options: Unpack[SimilarityOptions]
-) -> Any:
+def rebased(q: Any, k: Any, v: Any, gamma: Any = None, shift: Any = None, **options: Unpack[SimilarityOptions]) -> Any:
     """ReBased: the square of an inner product of normed queries and keys, with a learned weight and shift.
 
         S_t = S_{t-1} + phi(k_t)^T v_t          z_t = z_{t-1} + phi(k_t)

@@ -19,6 +19,7 @@ from ..shared.rotated import ROTATED_STATE, THETA, Rotated
 
 def published_decays(xp: Any, H: int, dtype: Any, where: Any) -> Array:
     """log(1 - 2^{-5-h}), h = 0 .. H - 1."""
+
     def make() -> Array:
         h = xp.arange(H, dtype=dtype, device=where)
         return xp.log1p(-(2.0 ** (-5.0 - h)))
@@ -58,8 +59,7 @@ SPEC = VariantSpec(
         "q": QUERIES,
         "k": KEYS,
         "v": VALUES,
-        "g": ArgSpec("H|H K", "log decay of the head, <= 0; None: log(1 - 2^{-5-h})", optional=True,
-                    limits=LOG_DECAY),
+        "g": ArgSpec("H|H K", "log decay of the head, <= 0; None: log(1 - 2^{-5-h})", optional=True, limits=LOG_DECAY),
     },
     change=ChangeOfVariables(to_core, to_core_vjp, gate="g"),
     decay=Decay.SCALAR,

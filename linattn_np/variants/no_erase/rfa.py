@@ -72,7 +72,7 @@ SPEC = VariantSpec(
     name="rfa",
     sentence="A Gaussian kernel of unit queries and keys by random Fourier features; with a gate if one is given.",
     equation="S_t = e^{g_t} S_{t-1} + (1 - e^{g_t}) phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
-             "phi(x) = [sin, cos](w x)",
+    "phi(x) = [sin, cos](w x)",
     paper="Peng, Pappas, Yogatama, Schwartz, Smith, Kong, Random Feature Attention, arXiv 2103.02143",
     arrays={
         "q": QUERIES,

@@ -11,15 +11,17 @@ from ...spec import VariantSpec
 from ..shared.arguments import KEYS, QUERIES, TOKEN_DECAY, VALUES
 from ..shared.projections import MappedOptions, with_feature_map
 
-SPEC = with_feature_map(VariantSpec(
-    name="simple_gla",
-    sentence="Linear attention with one decay per token and head; also gated retention.",
-    equation="S_t = e^{g_t} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
-    paper="Sun et al., You Only Cache Once (gated retention), arXiv 2405.05254; Yang et al., arXiv 2312.06635",
-    arrays={"q": QUERIES, "k": KEYS, "v": VALUES, "g": TOKEN_DECAY},
-    change=products("q", "k", "v", "g"),
-    decay=Decay.SCALAR,
-))
+SPEC = with_feature_map(
+    VariantSpec(
+        name="simple_gla",
+        sentence="Linear attention with one decay per token and head; also gated retention.",
+        equation="S_t = e^{g_t} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
+        paper="Sun et al., You Only Cache Once (gated retention), arXiv 2405.05254; Yang et al., arXiv 2312.06635",
+        arrays={"q": QUERIES, "k": KEYS, "v": VALUES, "g": TOKEN_DECAY},
+        change=products("q", "k", "v", "g"),
+        decay=Decay.SCALAR,
+    )
+)
 
 
 @public(SPEC)

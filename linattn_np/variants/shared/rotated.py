@@ -20,8 +20,9 @@ from ...runtime.arrays import Array, cast, device, over_tokens, sum_dtype
 from ...runtime.shapes import Sequence, check_state
 from ...spec import ArgSpec, ChangeOfVariables, StateFormat, Variables
 
-THETA = ArgSpec("P", "angle per token of the channel pairs, 2 P <= K; None: 10000^{-linspace(0, 1, K // 2)}",
-                optional=True)
+THETA = ArgSpec(
+    "P", "angle per token of the channel pairs, 2 P <= K; None: 10000^{-linspace(0, 1, K // 2)}", optional=True
+)
 
 
 def _angles(c: Variables) -> Array:
@@ -29,8 +30,9 @@ def _angles(c: Variables) -> Array:
     xp = c.xp
     if c.theta is not None:
         if 2 * c.theta.shape[0] > c.sizes.K:
-            raise ValueError(f"{c.name}: theta has shape {tuple(c.theta.shape)}, "
-                             f"expected (P,) with 2 P <= K = {c.sizes.K}")
+            raise ValueError(
+                f"{c.name}: theta has shape {tuple(c.theta.shape)}, expected (P,) with 2 P <= K = {c.sizes.K}"
+            )
         return cast(xp, c.theta, sum_dtype(xp, c.theta))
     P, like = c.sizes.K // 2, next(x for x in (getattr(c, "x", None), getattr(c, "v", None)) if x is not None)
     powers = xp.arange(P, dtype=sum_dtype(xp, like), device=device(like)) / max(P - 1, 1)
@@ -154,6 +156,10 @@ def pack_state_vjp(c: Variables, dS: Array, other: Any) -> Array:
 
 
 ROTATED_STATE = StateFormat(
-    pack=pack_state, unpack=unpack_state, unpack_vjp=unpack_state_vjp, pack_vjp=pack_state_vjp,
-    unpack_at=unpack_states, unpack_at_vjp=unpack_states_vjp,
+    pack=pack_state,
+    unpack=unpack_state,
+    unpack_vjp=unpack_state_vjp,
+    pack_vjp=pack_state_vjp,
+    unpack_at=unpack_states,
+    unpack_at_vjp=unpack_states_vjp,
 )

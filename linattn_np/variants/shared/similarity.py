@@ -82,8 +82,9 @@ class Similarity(NamedTuple):
         q = None if c.q is None else _mapped(c, "q", map_q)
         c.features = {"k": k, "q": q}
         if q is not None and q.shape[-1] != k.shape[-1]:
-            raise ValueError(f"{c.name}: feature_map makes q {q.shape[-1]} and k {k.shape[-1]} wide, "
-                             "expected one width")
+            raise ValueError(
+                f"{c.name}: feature_map makes q {q.shape[-1]} and k {k.shape[-1]} wide, expected one width"
+            )
         return c.features
 
     def is_left_to_the_core(self, c: Variables, map_q: FeatureMap, x: MappedInputs) -> bool:
@@ -112,8 +113,10 @@ class Similarity(NamedTuple):
                 dx, who = f_vjp(cast(xp, x, c.dtype), dphi, *known), "f_vjp of feature_map"
                 grads[name] = _checked(c, f"d{name}", dx, who)
                 if tuple(grads[name].shape) != tuple(x.shape):
-                    raise ValueError(f"{c.name}: {who} makes d{name} of shape "
-                                     f"{tuple(grads[name].shape)}, expected {tuple(x.shape)}, the shape of {name}")
+                    raise ValueError(
+                        f"{c.name}: {who} makes d{name} of shape "
+                        f"{tuple(grads[name].shape)}, expected {tuple(x.shape)}, the shape of {name}"
+                    )
         return grads
 
     def pack_state(self, c: Variables, state: Any) -> Array | None:
@@ -124,8 +127,10 @@ class Similarity(NamedTuple):
             self.check(c, state)
             return state
         if not isinstance(state, NormalisedState):
-            raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, z) as a NormalisedState "
-                            "with normalize=True")
+            raise TypeError(
+                f"{c.name}: state is a {type(state).__qualname__}, expected (S, z) as a NormalisedState "
+                "with normalize=True"
+            )
         self.check(c, state.S, "state.S")
         self.check(c, state.z, "state.z", "H M")
         S, z = cast(c.xp, state.S, c.dtype), cast(c.xp, state.z, c.dtype)
@@ -176,8 +181,10 @@ def _mapped(c: Variables, name: str, feature_map: FeatureMap) -> Array:
         return x
     y = _checked(c, name, feature_map[0](cast(c.xp, x, c.dtype)))
     if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
-        raise ValueError(f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
-                         "expected all axes but the last to stay")
+        raise ValueError(
+            f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
+            "expected all axes but the last to stay"
+        )
     return y
 
 
@@ -186,8 +193,7 @@ def _checked(c: Variables, name: str, y: Any, who: str = "feature_map") -> Array
     if not hasattr(y, "shape") or not hasattr(y, "dtype"):
         raise TypeError(f"{c.name}: {who} makes {name} a {type(y).__qualname__}, expected an array")
     if dtype_name(y) not in STORAGE:
-        raise TypeError(f"{c.name}: {who} makes {name} of dtype {dtype_name(y)}, "
-                        f"expected one of {', '.join(STORAGE)}")
+        raise TypeError(f"{c.name}: {who} makes {name} of dtype {dtype_name(y)}, expected one of {', '.join(STORAGE)}")
     return y
 
 

@@ -29,14 +29,18 @@ SPEC = VariantSpec(
     name="householder_positions",
     sentence="Softmax attention of queries and keys less their own delta-rule outputs, whose keys and values are w.",
     equation="P_t = (I - beta_t w_t^T w_t) P_{t-1};  p_tj ~ e^{scale (q_t P_t) . (k_j P_j)}, sum_j p_tj = 1;  "
-             "out_t = sum_j p_tj v_j",
+    "out_t = sum_j p_tj v_j",
     paper="with reflections a case of PaTH: Yang et al., PaTH Attention, arXiv 2505.16381",
     arrays={"q": QUERIES, "k": KEYS, "v": VALUES, "w": DIRECTIONS, "beta": MAP_STRENGTH},
     change=ChangeOfVariables(to_core, to_core_vjp),
     core=CORE,
     readout=Readout.SOFTMAX,
-    state=StateFormat(HouseholderCache, wide=True, unit=frozenset("P"),
-                      axes={"k": "L Hk K", "v": "L H V", "P": "Hk K K", "length": ""}),
+    state=StateFormat(
+        HouseholderCache,
+        wide=True,
+        unit=frozenset("P"),
+        axes={"k": "L Hk K", "v": "L H V", "P": "Hk K K", "length": ""},
+    ),
     options=ATTENTION,
 )
 

@@ -21,8 +21,10 @@ def to_core(c: Variables) -> Inputs | BiasedInputs:
         return Inputs(c.q, c.k, c.v, None, c.sinks)
     slots, columns = c.sizes.letters.get("L", 0), c.bias.shape[-1]
     if columns != slots + c.sizes.T:
-        raise ValueError(f"{c.name}: bias has {columns} columns, expected L + T = {slots} + {c.sizes.T}: one for each "
-                         "slot of the state, then one for each token")
+        raise ValueError(
+            f"{c.name}: bias has {columns} columns, expected L + T = {slots} + {c.sizes.T}: one for each "
+            "slot of the state, then one for each token"
+        )
     return BiasedInputs(c.q, c.k, c.v, c.sinks, c.bias)
 
 
@@ -36,9 +38,13 @@ SPEC = VariantSpec(
     sentence="Softmax attention: weighted averages of all values, or of those in a window.",
     equation="p_tj = e^{z_tj} / (e^{sink} + sum_i e^{z_ti}), z_tj = scale q_t . k_j + bias_tj;  out_t = sum_j p_tj v_j",
     paper="Vaswani et al., Attention Is All You Need, arXiv 1706.03762; sinks: Xiao et al., arXiv 2309.17453",
-    arrays={"q": QUERIES, "k": KEYS, "v": VALUES,
-            "sinks": ArgSpec("Hq", "logit of a further key, whose value is 0", True),
-            "bias": ArgSpec("T Hq T", "added to the logit of each query and key", True)},
+    arrays={
+        "q": QUERIES,
+        "k": KEYS,
+        "v": VALUES,
+        "sinks": ArgSpec("Hq", "logit of a further key, whose value is 0", True),
+        "bias": ArgSpec("T Hq T", "added to the logit of each query and key", True),
+    },
     change=ChangeOfVariables(to_core, to_core_vjp),
     core=CORE,
     readout=Readout.SOFTMAX,

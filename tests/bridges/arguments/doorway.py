@@ -110,8 +110,13 @@ def of_ops() -> Iterator[Row]:
     numbers = tuple(("place", place + n) for n in (-1, 1, 1 << 40))
     axes = {"x": "B T D", "taps": "W D", "bias": "D", "place": "B T"}
     yield Row("short_conv", lambda **a: short_conv.short_conv(**a, silu=True), axes, {"place": place}, numbers)
-    yield Row("short_conv", lambda **a: short_conv.short_conv_vjp(**a, silu=True), axes | {"dy": "B T D"},
-              {"place": place}, numbers)
+    yield Row(
+        "short_conv",
+        lambda **a: short_conv.short_conv_vjp(**a, silu=True),
+        axes | {"dy": "B T D"},
+        {"place": place},
+        numbers,
+    )
     how, axes = GatedNorm(group=1), {"x": "B T D", "gate": "B T D", "weight": "D"}
     yield Row("gated_rms_norm", lambda **a: gated_norm.gated_rms_norm(**a, how=how), axes)
     yield Row("gated_rms_norm", lambda **a: gated_norm.gated_rms_norm_vjp(**a, how=how), axes | {"dy": "B T D"})
@@ -133,17 +138,32 @@ def of_torch() -> Iterator[Row]:
 
         row = {"x": "B D T", "weight": "D W", "bias": "D"}
         seq = np.array([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
-        yield Row("causal_conv1d_fn", conv(causal_conv1d.causal_conv1d_fn), row | {"seq_idx": "B T"},
-                  {"seq_idx": seq}, bring=bring)
-        yield Row("causal_conv1d_fn", conv(causal_conv1d.causal_conv1d_fn, return_final_states=True),
-                  row | {"initial_states": "B D W-1"}, bring=bring)
+        yield Row(
+            "causal_conv1d_fn",
+            conv(causal_conv1d.causal_conv1d_fn),
+            row | {"seq_idx": "B T"},
+            {"seq_idx": seq},
+            bring=bring,
+        )
+        yield Row(
+            "causal_conv1d_fn",
+            conv(causal_conv1d.causal_conv1d_fn, return_final_states=True),
+            row | {"initial_states": "B D W-1"},
+            bring=bring,
+        )
         flat = {"x": "N T D", "weight": "D W", "bias": "D", "residual": "N T D"}
         offsets = np.array([0, 2, 2, 5])
         wrong = ([0, 3, 2, 5], [0, 2, 6], [-1, 5], [0, -3, 5], [1, 5], [0, 4], [0, 1 << 40])
         yield Row("causal_conv1d", conv(modules.causal_conv1d), flat, bring=bring)
         one = {n: axes.replace("N", "1") for n, axes in flat.items()} | {"cu_seqlens": "offsets"}
-        yield Row("causal_conv1d", conv(modules.causal_conv1d), one, {"cu_seqlens": offsets},
-                  tuple(("cu_seqlens", np.array(n)) for n in wrong), bring)
+        yield Row(
+            "causal_conv1d",
+            conv(modules.causal_conv1d),
+            one,
+            {"cu_seqlens": offsets},
+            tuple(("cu_seqlens", np.array(n)) for n in wrong),
+            bring,
+        )
         norm = {"x": "B T D", "gate": "B T D", "weight": "D"}
         yield Row("gated_rms_norm", lambda **a: modules.gated_rms_norm(**a, how=GatedNorm(group=1)), norm, bring=bring)
         yield Row("rms_norm_gated", modules.rms_norm_gated, {"x": "B T D", "g": "B T D", "weight": "D"}, bring=bring)
@@ -179,9 +199,13 @@ def of_mamba(mamba_ssm: Any, bring: Any) -> Iterator[Row]:
             "dt_bias": "H"}  # fmt: skip
     seq = np.array([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
     for more, whole in (({"initial_states": "B H V K"}, {}), ({"seq_idx": "B T"}, {"seq_idx": seq})):
-        yield Row("mamba_chunk_scan_combined",
-                  lambda **a: mamba_ssm.mamba_chunk_scan_combined(**a, chunk_size=8, return_final_states=True),
-                  scan | more, whole, bring=bring)
+        yield Row(
+            "mamba_chunk_scan_combined",
+            lambda **a: mamba_ssm.mamba_chunk_scan_combined(**a, chunk_size=8, return_final_states=True),
+            scan | more,
+            whole,
+            bring=bring,
+        )
 
     def update(**a: Any) -> Any:
         wide = {n: x[..., None].expand(*x.shape, SIZES["V"]) if getattr(x, "ndim", 0) else x
@@ -195,8 +219,12 @@ def of_mamba(mamba_ssm: Any, bring: Any) -> Iterator[Row]:
     split = {"zxbcdt": "B T P", "conv1d_weight": "C W", "conv1d_bias": "C", "dt_bias": "H", "A": "H", "D": "H",
              "rmsnorm_weight": "I", "outproj_weight": "O I", "outproj_bias": "O"}  # fmt: skip
     sizes = {"chunk_size": 8, "headdim": SIZES["V"], "ngroups": SIZES["G"]}
-    yield Row("mamba_split_conv1d_scan_combined",
-              lambda **a: mamba_ssm.mamba_split_conv1d_scan_combined(**a, **sizes), split, bring=bring)
+    yield Row(
+        "mamba_split_conv1d_scan_combined",
+        lambda **a: mamba_ssm.mamba_split_conv1d_scan_combined(**a, **sizes),
+        split,
+        bring=bring,
+    )
 
 
 # variants: what is accepted must be what the reference computes

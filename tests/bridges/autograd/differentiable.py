@@ -58,7 +58,7 @@ def operators(dtype: str = "float64") -> list[Entry]:
         floats = [S for S in state if S.is_floating_point()]
 
         def call(operator: Any, case: Any, names: Any, state: Any, options: str, *given: Any) -> Any:
-            named, own = dict(zip(names, given, strict=False)), iter(given[len(names):])
+            named, own = dict(zip(names, given, strict=False)), iter(given[len(names) :])
             each = [named.get(n) for n in case.spec.arrays]
             state = [next(own) if S.is_floating_point() else S for S in state]  # counts have no gradient
             return tuple(operator(*each, state, *[None] * len(TENSORS), options))
@@ -69,9 +69,11 @@ def operators(dtype: str = "float64") -> list[Entry]:
     x, taps, bias, gate = (normal(*shape, dtype=dtype) for shape in ((2, 5, 6), (4, 6), (6,), (2, 5, 6)))
     how = (1e-6, "silu", False, None)
     assert normed.name == "gated_rms_norm"
-    return [*found,
-            Entry("ops.short_conv", "short_conv", lambda *a: ours.short_conv(*a, None, True), (x, taps, bias)),
-            Entry("ops.gated_rms_norm", "gated_rms_norm", lambda *a: ours.gated_rms_norm(*a, *how), (x, gate, bias))]
+    return [
+        *found,
+        Entry("ops.short_conv", "short_conv", lambda *a: ours.short_conv(*a, None, True), (x, taps, bias)),
+        Entry("ops.gated_rms_norm", "gated_rms_norm", lambda *a: ours.gated_rms_norm(*a, *how), (x, gate, bias)),
+    ]
 
 
 def normal(*shape: int, dtype: str = "float64") -> Any:
@@ -112,12 +114,20 @@ def _around(dtype: str) -> list[Entry]:
     return [
         Entry("read", "read", la.read, (make(2, 3, 2, 4), make(2, 2, 4, 3))),
         Entry("convolution", "short_conv", causal_conv1d_fn, (x, weight)),
-        Entry("convolution with all", "short_conv",
-              lambda x, w, b, s: causal_conv1d_fn(x, w, b, None, s, activation="silu"), (x, weight, bias, past)),
+        Entry(
+            "convolution with all",
+            "short_conv",
+            lambda x, w, b, s: causal_conv1d_fn(x, w, b, None, s, activation="silu"),
+            (x, weight, bias, past),
+        ),
         Entry("update", "", lambda x, w, b: causal_conv1d_update(x, past.clone(), w, b), (x, weight, bias)),
         Entry("norm", "gated_rms_norm", modules.rms_norm_gated, (x.mT, gate, bias)),
-        Entry("norm without weight", "gated_rms_norm",
-              lambda x, g: modules.rms_norm_gated(x, g, None, activation="sigmoid"), (x.mT, gate)),
+        Entry(
+            "norm without weight",
+            "gated_rms_norm",
+            lambda x, g: modules.rms_norm_gated(x, g, None, activation="sigmoid"),
+            (x.mT, gate),
+        ),
         Entry("norm after gate", "gated_rms_norm", lambda *a: modules.gated_rms_norm(*a, first), (x.mT, gate, bias)),
         Entry("l2norm", "", modules.l2norm, (x,)),
     ]

@@ -30,8 +30,10 @@ def convolutions():
 
 
 def norms():
-    return {f"norm {n}": (lambda *a, how=how: modules.gated_rms_norm(*a, how), (X.mT, GATE, BIAS))
-            for n, how in enumerate(NORMS)} | {"no weight": (modules.rms_norm_gated, (X.mT, GATE, None))}
+    return {
+        f"norm {n}": (lambda *a, how=how: modules.gated_rms_norm(*a, how), (X.mT, GATE, BIAS))
+        for n, how in enumerate(NORMS)
+    } | {"no weight": (modules.rms_norm_gated, (X.mT, GATE, None))}
 
 
 CALLS = convolutions() | norms()

@@ -109,5 +109,3 @@ def test_a_checkpointed_call_holds_nothing_that_its_forward_kept(monkeypatch):
     assert torch.equal(*(torch.autograd.grad(y.square().sum(), q)[0] for y in (out, again)))
     assert len(kept) == 3  # the checkpoint's second forward, and no other, computes again
     assert all(one() is None for one in kept)
-
-

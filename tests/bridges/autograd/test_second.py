@@ -22,7 +22,7 @@ def of_one(entry):
     n = min(1, len(entry.tensors) - 1)
 
     def loss(x):
-        return entry.loss([*entry.tensors[:n], x, *entry.tensors[n + 1:]])
+        return entry.loss([*entry.tensors[:n], x, *entry.tensors[n + 1 :]])
 
     return loss, entry.tensors[n]
 

@@ -120,7 +120,8 @@ def test_everything_is_put_back_and_instances_follow(caplog):
     with caplog.at_level(logging.INFO, logger="linattn_np"):
         patch_transformers(["qwen3_next", "minimax"])
     assert [r.getMessage() for r in caplog.records] == [
-        f"linattn_np computes the linear attention of transformers {transformers.__version__}: minimax, qwen3_next"]
+        f"linattn_np computes the linear attention of transformers {transformers.__version__}: minimax, qwen3_next"
+    ]
     assert not torch.equal(model(ids).logits, plain)  # built before
     assert all(a is not b for a, b in zip(seen(), before, strict=True))
     unpatch_transformers()
@@ -198,9 +199,12 @@ def test_a_second_call_returns_the_patch_or_says_what_it_lacks(caplog):
 
 def test_the_representation_lists_what_is_replaced():
     patch = patch_transformers(["minimax", "lfm2"])
-    assert repr(patch) == f"""Patch of transformers {transformers.__version__}, 2 models
+    assert (
+        repr(patch)
+        == f"""Patch of transformers {transformers.__version__}, 2 models
   minimax: MiniMaxLightningAttention.forward, MiniMaxModel.forward
   lfm2: causal_conv1d_fn, causal_conv1d_update, Lfm2Model.forward"""
+    )
     patch.undo()
     assert repr(patch) == f"Patch of transformers {transformers.__version__}, 0 models"
 

@@ -164,9 +164,18 @@ def test_modules_of_fla():
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-@pytest.mark.parametrize(("dtype", "power"), [
-    ("float32", -100), ("float32", 60), ("float32", 100), ("bfloat16", -100), ("bfloat16", 100), ("float64", -600),
-    ("float64", 600)])
+@pytest.mark.parametrize(
+    ("dtype", "power"),
+    [
+        ("float32", -100),
+        ("float32", 60),
+        ("float32", 100),
+        ("bfloat16", -100),
+        ("bfloat16", 100),
+        ("float64", -600),
+        ("float64", 600),
+    ],
+)
 def test_l2norm_of_quiet_and_loud_rows(dtype, power, eps):
     """The bound of bfloat16 is its rounding of the gradient."""
     x = (normal(B, T, D) * 2.0**power).to(getattr(torch, dtype)).requires_grad_()
@@ -181,9 +190,29 @@ def test_l2norm_of_quiet_and_loud_rows(dtype, power, eps):
 
 def test_signatures_are_those_of_the_packages():
     assert list(inspect.signature(causal_conv1d_fn).parameters) == [
-        "x", "weight", "bias", "seq_idx", "initial_states", "return_final_states", "final_states_out", "activation"]
+        "x",
+        "weight",
+        "bias",
+        "seq_idx",
+        "initial_states",
+        "return_final_states",
+        "final_states_out",
+        "activation",
+    ]
     assert list(inspect.signature(mamba_ssm.selective_state_update).parameters) == [
-        "state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus", "state_batch_indices", "pad_slot_id"]
+        "state",
+        "x",
+        "dt",
+        "A",
+        "B",
+        "C",
+        "D",
+        "z",
+        "dt_bias",
+        "dt_softplus",
+        "state_batch_indices",
+        "pad_slot_id",
+    ]
 
 
 @pytest.mark.parametrize(("call", "text"), [

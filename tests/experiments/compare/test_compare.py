@@ -34,13 +34,16 @@ def test_vectors_come_from_the_series_and_are_causal(fn):
     assert any(not np.array_equal(x, other[n]) for n, x in one.items()) or fn.spec.micro_steps
 
 
-@pytest.mark.parametrize(("ours", "theirs", "expected", "outside"), [
-    ([1, 2, 4], [0.5, 2, 8], 200, False),
-    ([1, 2, 4], [2, 8, 32], 100, True),  # faster at the first length
-    ([8, 16, 32], [1, 4, 16], 800, True),  # extrapolated
-    ([8, 16, 64], [1, 2, 8], np.inf, True),  # never
-    ([8, 16, 63], [1, 2, 8], np.inf, True),  # a length far beyond what was measured is not named
-])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected", "outside"),
+    [
+        ([1, 2, 4], [0.5, 2, 8], 200, False),
+        ([1, 2, 4], [2, 8, 32], 100, True),  # faster at the first length
+        ([8, 16, 32], [1, 4, 16], 800, True),  # extrapolated
+        ([8, 16, 64], [1, 2, 8], np.inf, True),  # never
+        ([8, 16, 63], [1, 2, 8], np.inf, True),  # a length far beyond what was measured is not named
+    ],
+)
 def test_crossover(ours, theirs, expected, outside):
     T = (100, 200, 400)
     row, softmax = (Row("f", "chunks", seconds=dict(zip(T, map(float, s), strict=True))) for s in (ours, theirs))

@@ -86,12 +86,15 @@ def test_words():
     assert "Smaller error with: a (less by 1.8900, ± 0.1271), b (less by 1.5300, ± 0.2541)." in against
 
 
-@pytest.mark.parametrize(("errors", "linear", "word"), [
-    ([0.3, 0.3001], 0.15, "Larger error with: a (more by 0.1500, ± 6.35e-04)"),
-    ([0.1, 0.12], 0.15, "No conclusion within the spread: a (less by 0.0400, ± 0.1271)"),
-    ([0.15, 0.15], 0.15, "No conclusion within the spread: a (less by 0.00e+00, ± 0.00e+00)"),
-    ([0.1], 0.15, "No conclusion with one seed: a (less by 0.0500, spread unknown with one seed)"),
-])
+@pytest.mark.parametrize(
+    ("errors", "linear", "word"),
+    [
+        ([0.3, 0.3001], 0.15, "Larger error with: a (more by 0.1500, ± 6.35e-04)"),
+        ([0.1, 0.12], 0.15, "No conclusion within the spread: a (less by 0.0400, ± 0.1271)"),
+        ([0.15, 0.15], 0.15, "No conclusion within the spread: a (less by 0.00e+00, ± 0.00e+00)"),
+        ([0.1], 0.15, "No conclusion with one seed: a (less by 0.0500, spread unknown with one seed)"),
+    ],
+)
 def test_a_difference_within_its_spread_has_no_conclusion(errors, linear, word):
     _, least, against = _sentences([Fit("a", errors, {}, [1.0])], linear, "x", 100)
     assert word in against

@@ -83,8 +83,9 @@ def test_bad_options_give_a_one_line_error(words, problem, capsys):
 
 
 @pytest.mark.parametrize("words", [(), ("--jobs", "2")], ids=["one process", "two processes"])
-@pytest.mark.parametrize("names", [("tqdm",), ("rich",), ("threadpoolctl",), ("matplotlib",), ("tqdm", "matplotlib")],
-                         ids=" ".join)
+@pytest.mark.parametrize(
+    "names", [("tqdm",), ("rich",), ("threadpoolctl",), ("matplotlib",), ("tqdm", "matplotlib")], ids=" ".join
+)
 def test_a_missing_extra_is_reported_before_any_work(names, words, tmp_path):
     command = ["recall", *TINY, *words, "--levels", "1", "--json", str(tmp_path / "new" / "r.json")]
     command += ["--pictures", str(tmp_path)]

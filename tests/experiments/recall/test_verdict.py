@@ -23,8 +23,15 @@ def constructed(right: dict[str, float]) -> Scores:
     """Scores in which each memory has a fixed fraction of exact answers in every cell."""
     depths = tuple(i / 10 for i in range(11))
     scores = [
-        Score(None if memory in NOTHING_LEARNED else "some", memory, seed, level, T,
-              [i < share * 11 for i in range(11)], [share] * 11)
+        Score(
+            None if memory in NOTHING_LEARNED else "some",
+            memory,
+            seed,
+            level,
+            T,
+            [i < share * 11 for i in range(11)],
+            [share] * 11,
+        )
         for memory, share in right.items()
         for seed in range(5)
         for level in (1, 2, 3)
@@ -69,10 +76,12 @@ def test_the_least_squares_fit_is_compared_where_both_exist():
     assert fits[3].found.word == CONTRADICTED  # here the loss is 6 + share
     both = verdict(constructed({"mesa_net": 1.0, "delta": 0.0, "gated_delta": 1.0}))
     words = {claim.prediction: claim.found.word for claim in both if claim.hypothesis.startswith("H5")}
-    assert words == {"MesaNet recalls more than Delta rule": SUPPORTED,
-                     "MesaNet recalls more than Gated delta rule": SAME,
-                     "MesaNet predicts prose better than Delta rule": CONTRADICTED,
-                     "MesaNet predicts prose better than Gated delta rule": SAME}
+    assert words == {
+        "MesaNet recalls more than Delta rule": SUPPORTED,
+        "MesaNet recalls more than Gated delta rule": SAME,
+        "MesaNet predicts prose better than Delta rule": CONTRADICTED,
+        "MesaNet predicts prose better than Gated delta rule": SAME,
+    }
 
 
 def test_words_of_the_summary():
@@ -83,16 +92,19 @@ def test_words_of_the_summary():
     assert "Gated delta" not in known
     assert "softmax attention recalls all of them" in means
     assert "it does not mean that trained models rank like this" in means
-    assert ("gates learned: Delta rule, Gated delta rule, MesaNet; nothing learned: Linear attention, "
-            "Softmax attention") in means
+    assert (
+        "gates learned: Delta rule, Gated delta rule, MesaNet; nothing learned: Linear attention, Softmax attention"
+    ) in means
     rows = {row[0]: list(row[1:]) for row in overview(scores).rows}
     assert rows["Linear attention"] == ["nothing learned", "64", "64", "64"]
     assert rows["MesaNet"] == ["gates learned", "36", "36", "36"]
     assert rows["Gated delta rule"] == ["gates learned", "0", "0", "0"]
     lines = [text for _, text in verdict_lines(verdict(scores))]
     assert lines[0] == "H1: a decay makes a memory lose facts"
-    assert lines[1] == ("Delta rule recalls more than Gated delta rule (level 1, 1024 tokens; they differ in decay "
-                        "alone): SUPPORTED with gates from some (+1.00 ± 0.05)")
+    assert lines[1] == (
+        "Delta rule recalls more than Gated delta rule (level 1, 1024 tokens; they differ in decay "
+        "alone): SUPPORTED with gates from some (+1.00 ± 0.05)"
+    )
     fits = [line for line in lines if line.startswith("MesaNet recalls")]
     assert len(fits) == 3
     assert all("Gated delta rule (level" in line and "they differ in least-squares fit alone" in line for line in fits)

@@ -60,8 +60,14 @@ def test_every_cell_is_the_recurrence(cell, heads):
 
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 17, 31, 33, 64, 97])
 @pytest.mark.parametrize(
-    "cell", [("scalar", "delta", "after"), ("vector", "free", "after"), ("vector", "none", "bonus"),
-             ("outer", "none", "before"), ("value", "none", "after")]
+    "cell",
+    [
+        ("scalar", "delta", "after"),
+        ("vector", "free", "after"),
+        ("vector", "none", "bonus"),
+        ("outer", "none", "before"),
+        ("value", "none", "after"),
+    ],
 )
 def test_awkward_lengths(cell, T):
     args = case(*cell, T=T, K=7, V=4)
@@ -74,8 +80,13 @@ def test_awkward_lengths(cell, T):
 
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (7, 60), (60, 7), (64, 100), (100, 33), (128, 256), (256, 1)])
 @pytest.mark.parametrize(
-    "cell", [("scalar", "delta", "after"), ("vector", "delta", "after"), ("none", "none", "before"),
-             ("outer", "none", "after")]
+    "cell",
+    [
+        ("scalar", "delta", "after"),
+        ("vector", "delta", "after"),
+        ("none", "none", "before"),
+        ("outer", "none", "after"),
+    ],
 )
 def test_awkward_widths(cell, K, V):
     args = case(*cell, T=37, K=K, V=V, B=1)

@@ -76,8 +76,12 @@ def test_states_that_overlap_one_another(kind, again, T):
     x, size = drawn(T), np.dtype(np.float32).itemsize
     buffer = states(8).ravel()
     dense = size * np.array([H * K * V, K * V, V, 1])
-    strides = {"one for sequences": dense * [0, 1, 1, 1], "one for heads": dense * [1, 0, 1, 1],
-               "heads that overlap": dense - [0, size, 0, 0], "rows that overlap": dense - [0, 0, size, 0]}[kind]
+    strides = {
+        "one for sequences": dense * [0, 1, 1, 1],
+        "one for heads": dense * [1, 0, 1, 1],
+        "heads that overlap": dense - [0, size, 0, 0],
+        "rows that overlap": dense - [0, 0, size, 0],
+    }[kind]
     options = {"overwrite_state": True, "return_state": True, "backend": "numba"}
     if again:
         la.gated_delta_rule(**drawn(T, seed=3), state=states(B), **options)

@@ -215,8 +215,13 @@ def arrays(T, dtype=np.float32, B=2, H=2, K=16, V=24, seed=0):
     rng = np.random.default_rng(seed)
     n = lambda *shape: rng.standard_normal(shape).astype(dtype)  # noqa: E731
     k = n(B, T, H, K)
-    given = {"q": n(B, T, H, K), "k": k / np.linalg.norm(k, axis=-1, keepdims=True), "v": n(B, T, H, V),
-             "g": -rng.uniform(0, 1, (B, T, H)).astype(dtype), "beta": rng.uniform(0, 1, (B, T, H)).astype(dtype)}
+    given = {
+        "q": n(B, T, H, K),
+        "k": k / np.linalg.norm(k, axis=-1, keepdims=True),
+        "v": n(B, T, H, V),
+        "g": -rng.uniform(0, 1, (B, T, H)).astype(dtype),
+        "beta": rng.uniform(0, 1, (B, T, H)).astype(dtype),
+    }
     return given, n(B, H, K, V)
 
 
@@ -333,8 +338,11 @@ def test_calls_alike_are_told_apart_by_all_that_settles_them():
         assert (la.gated_delta_rule(**{**call, "v": swapped}).out == out).all()
 
 
-@pytest.mark.parametrize("fn", [f for f in la.VARIANTS if f.spec.state.type_of(f.spec.options.defaults) is None
-                                and not f.spec.state.wide], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [f for f in la.VARIANTS if f.spec.state.type_of(f.spec.options.defaults) is None and not f.spec.state.wide],
+    ids=lambda f: f.__name__,
+)
 def test_variants_decode_as_the_definition_does(fn):
     for turn in range(3):
         given = la.testing.sample(fn, np.random.default_rng(turn), T=1, K=8, V=8)

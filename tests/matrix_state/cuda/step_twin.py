@@ -140,9 +140,16 @@ def run(constants, arguments):
             begin = state("start", n, head)
             S = np.zeros((K, V), np.float32) if begin is None else begin.astype(np.float32)
             for t in range(tokens):
-                S = _token(d, S, lambda name, width, h=head, t=t: vector(name, row, first, t, h, width)  # noqa: B023
-                           .astype(np.float32), lambda h, t=t: vector("out", row, first, t, h, V),  # noqa: B023
-                           head, readers, scale, pointers)
+                S = _token(
+                    d,
+                    S,
+                    lambda name, width, h=head, t=t: vector(name, row, first, t, h, width).astype(np.float32),  # noqa: B023
+                    lambda h, t=t: vector("out", row, first, t, h, V),  # noqa: B023
+                    head,
+                    readers,
+                    scale,
+                    pointers,
+                )
             end = state("end", n, head)
             if end is not None:
                 end[...] = S

@@ -34,8 +34,12 @@ def a_card(monkeypatch):
 
 
 def refusal(K=64, V=64, dtype="float32", Hk=2, T=100, xp=XP, device=0, compute=np.float32, chunk_size=None, **more):
-    x = Inputs(Array(1, T, 2, K, dtype=dtype, device=device), Array(1, T, Hk, K, dtype=dtype, device=device),
-               Array(1, T, 2, V, dtype=dtype, device=device), **more)
+    x = Inputs(
+        Array(1, T, 2, K, dtype=dtype, device=device),
+        Array(1, T, Hk, K, dtype=dtype, device=device),
+        Array(1, T, 2, V, dtype=dtype, device=device),
+        **more,
+    )
     return cuda_scan.unsupported_reason(SimpleNamespace(x=x, plan=Plan(xp, compute, 1.0, chunk_size=chunk_size)))
 
 
@@ -46,17 +50,20 @@ def test_what_is_covered(a_card):
             assert refusal(K, V, dtype, g=Array(1, 100, 2, 1)) is None
 
 
-@pytest.mark.parametrize(("words", "call"), [
-    ("not CuPy", {"xp": SimpleNamespace(__name__="array_api_compat.numpy", float64=np.float64)}),
-    ("decay NONE or SCALAR", {"g": Array(1, 100, 2, 64)}),
-    ("erase NONE", {"beta": Array(1, 100, 2, 1)}),
-    ("float64", {"compute": np.float64}),
-    ("chunk_size=1", {"chunk_size": 1}),
-    ("up to 256", {"K": 257}),
-    ("nothing to compute", {"T": 0}),
-    ("more key heads", {"Hk": 4}),
-    ("device 1, the current one is 0", {"device": 1}),
-])
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("not CuPy", {"xp": SimpleNamespace(__name__="array_api_compat.numpy", float64=np.float64)}),
+        ("decay NONE or SCALAR", {"g": Array(1, 100, 2, 64)}),
+        ("erase NONE", {"beta": Array(1, 100, 2, 1)}),
+        ("float64", {"compute": np.float64}),
+        ("chunk_size=1", {"chunk_size": 1}),
+        ("up to 256", {"K": 257}),
+        ("nothing to compute", {"T": 0}),
+        ("more key heads", {"Hk": 4}),
+        ("device 1, the current one is 0", {"device": 1}),
+    ],
+)
 def test_what_is_not_says_why(a_card, words, call):
     assert words in refusal(**call)
 
@@ -78,9 +85,15 @@ def test_which_passes_are_taken(monkeypatch):
     monkeypatch.setattr(policy, "PORTABLE", False)
     assert cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
     assert cuda_wgmma.takes("bfloat16", 40, 120, 16, 90)
-    for other in (("float16", 64, 64, 16, 90), ("bfloat16", 64, 64, 16, 80), ("bfloat16", 64, 64, 16, 100),
-                  ("bfloat16", 64, 64, 8, 90), ("bfloat16", 64, 136, 16, 90), ("bfloat16", 32, 64, 16, 90),
-                  ("bfloat16", 60, 64, 16, 90)):
+    for other in (
+        ("float16", 64, 64, 16, 90),
+        ("bfloat16", 64, 64, 16, 80),
+        ("bfloat16", 64, 64, 16, 100),
+        ("bfloat16", 64, 64, 8, 90),
+        ("bfloat16", 64, 136, 16, 90),
+        ("bfloat16", 32, 64, 16, 90),
+        ("bfloat16", 60, 64, 16, 90),
+    ):
         assert not cuda_wgmma.takes(*other)
     monkeypatch.setattr(policy, "PORTABLE", True)
     assert not cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
@@ -90,8 +103,10 @@ def test_which_passes_are_taken(monkeypatch):
 def test_shared_memory_of_warpgroup_passes_fits(K):
     for V in range(40, 129, 8):
         for how in (
-            cuda_wgmma.scan_pass(K, V, True), cuda_wgmma.scan_pass(V, K, True, False, True, True),
-            cuda_wgmma.scan_pass(K, V, True, False, False), cuda_wgmma.writes_pass(K, K, True, True),
+            cuda_wgmma.scan_pass(K, V, True),
+            cuda_wgmma.scan_pass(V, K, True, False, True, True),
+            cuda_wgmma.scan_pass(K, V, True, False, False),
+            cuda_wgmma.writes_pass(K, K, True, True),
         ):
             assert how.resident * (how.shared + 1024) <= 228 * 1024
             assert how.threads * how.resident <= 2048

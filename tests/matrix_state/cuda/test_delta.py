@@ -53,10 +53,23 @@ def found_errors(cp, arrays, **options):
     """Errors by name, of gates and strengths by head too; forward and backward, with states at both ends."""
     fn, given = function(arrays)
     state, dout, dstate = arrays[5:]
-    wide = both(fn, [x.astype(np.float64) for x in given], state.astype(np.float64), dout.astype(np.float64),
-                dstate.astype(np.float64), **options)
-    there = both(fn, [cp.asarray(x) for x in given], cp.asarray(state), cp.asarray(dout), cp.asarray(dstate),
-                 **options, backend="cuda")
+    wide = both(
+        fn,
+        [x.astype(np.float64) for x in given],
+        state.astype(np.float64),
+        dout.astype(np.float64),
+        dstate.astype(np.float64),
+        **options,
+    )
+    there = both(
+        fn,
+        [cp.asarray(x) for x in given],
+        cp.asarray(state),
+        cp.asarray(dout),
+        cp.asarray(dstate),
+        **options,
+        backend="cuda",
+    )
     assert there["out"].dtype == given[0].dtype
     found = {n: error(there[n], y) for n, y in wide.items() if n not in ("dg", "dbeta")}
     for n in ("dg", "dbeta"):
@@ -99,8 +112,10 @@ def test_grouped_heads(cp, heads):
 @pytest.mark.parametrize("T", [140, 1100])
 def test_shared_keys_have_the_bits_of_repeated_ones(cp, T):
     q, k, *rest = (cp.asarray(x) for x in draw(B=(1,), Hq=2, Hk=2, H=4, T=T))
-    shared, repeated = (both(la.gated_delta_rule, [*x, *rest[:3]], *rest[3:], backend="cuda")
-                        for x in ((q, k), (cp.repeat(q, 2, axis=2), cp.repeat(k, 2, axis=2))))
+    shared, repeated = (
+        both(la.gated_delta_rule, [*x, *rest[:3]], *rest[3:], backend="cuda")
+        for x in ((q, k), (cp.repeat(q, 2, axis=2), cp.repeat(k, 2, axis=2)))
+    )
     for n in ("out", "state", "dv", "dg", "dbeta", "dstate"):
         assert bool((shared[n].astype(cp.float32) == repeated[n].astype(cp.float32)).all()), n
 
@@ -140,6 +155,7 @@ def test_blocks_made_again(cp, monkeypatch):
 @pytest.mark.parametrize("states", [False, True])
 def test_vjp_made_again(cp, monkeypatch, T, states):
     """Forward and pullback of other numbers launch what the first ones did, into memory full of NaN: the same bits."""
+
     def every(one):
         out, pull = la.vjp(la.gated_delta_rule, *one[:5], state=one[5] if states else None, backend="cuda")
         return [out, *(y for y in pull(one[6], one[7] if states and T > 1000 else None) if y is not None)]
@@ -194,8 +210,9 @@ def test_views_are_read_in_place(cp):
     q, k, v, g, beta, *_ = draw(T=80, H=4, Hq=4, Hk=4)
     there = [cp.asarray(x) for x in (q, k, v, g, beta)]
     plain = la.gated_delta_rule(*there, backend="cuda")
-    turned = la.gated_delta_rule(*(cp.ascontiguousarray(cp.moveaxis(x, 1, 2)) for x in there), layout="heads_first",
-                                 backend="cuda")
+    turned = la.gated_delta_rule(
+        *(cp.ascontiguousarray(cp.moveaxis(x, 1, 2)) for x in there), layout="heads_first", backend="cuda"
+    )
     assert same(cp.moveaxis(turned, 1, 2), plain)
     doubled = [cp.repeat(x, 2, axis=1)[:, ::2] for x in there]
     assert same(la.gated_delta_rule(*doubled, backend="cuda"), plain)

@@ -51,8 +51,9 @@ def test_segments(cp, dtype):
     """A few heads leave the device idle: their sequences are cut into segments."""
     assert cuda_delta_portable.segments(5, 1700 // 64, launch.multiprocessors()) > 1
     check(cp, dtype, draw(B=(1,), T=1700, K=48, V=32, dtype=dtype), 1.5)
-    check(cp, dtype, draw(B=(1,), T=1700, K=32, V=40, states=(4,), dtype=dtype), 1.5,
-          cu_seqlens=[0, 3, 1100, 1100, 1700])
+    check(
+        cp, dtype, draw(B=(1,), T=1700, K=32, V=40, states=(4,), dtype=dtype), 1.5, cu_seqlens=[0, 3, 1100, 1100, 1700]
+    )
     check(cp, dtype, draw(B=(1,), T=1100, K=32, V=32, decay=False, Hq=1, Hk=1, H=4, dtype=dtype), 1.5)
 
 
@@ -78,10 +79,23 @@ def test_erase_vectors_that_read_before_the_decay(cp, dtype, how):
     q, k, v, g, beta, state, dout, dstate = draw(B=B, T=T, Hq=1, Hk=1, H=5, K=48, V=40, states=states, dtype=dtype)
     p = (np.random.default_rng(1).uniform(0.3, 0.9, (*B, T, 1, 1)) * k.astype(np.float64)).astype(k.dtype)
     arrays = [q, k, v, p, g, beta]
-    wide = both(la.comba, [x.astype(np.float64) for x in arrays], state.astype(np.float64), dout.astype(np.float64),
-                dstate.astype(np.float64), **options)
-    there = both(la.comba, [cp.asarray(x) for x in arrays], cp.asarray(state), cp.asarray(dout), cp.asarray(dstate),
-                 **options, backend="cuda")
+    wide = both(
+        la.comba,
+        [x.astype(np.float64) for x in arrays],
+        state.astype(np.float64),
+        dout.astype(np.float64),
+        dstate.astype(np.float64),
+        **options,
+    )
+    there = both(
+        la.comba,
+        [cp.asarray(x) for x in arrays],
+        cp.asarray(state),
+        cp.asarray(dout),
+        cp.asarray(dstate),
+        **options,
+        backend="cuda",
+    )
     found = {n: error(there[n], y) for n, y in wide.items()}
     factor = FACTOR[dtype] * (1.5 if how == "long" else 1)
     assert not {n: float(e) for n, e in found.items() if not e <= factor * bound_of(n)}
@@ -102,8 +116,9 @@ def test_batch_axes_and_views(cp):
     out, pull = la.vjp(la.gated_delta_rule, *there)
     plain = [out, *pull(cp.asarray(dout))[:5]]
     assert "portable" in la.explain(la.gated_delta_rule, *there).reason
-    out, pull = la.vjp(la.gated_delta_rule, *(cp.ascontiguousarray(cp.moveaxis(x, 1, 2)) for x in there),
-                       layout="heads_first")
+    out, pull = la.vjp(
+        la.gated_delta_rule, *(cp.ascontiguousarray(cp.moveaxis(x, 1, 2)) for x in there), layout="heads_first"
+    )
     turned = [out, *pull(cp.ascontiguousarray(cp.moveaxis(cp.asarray(dout), 1, 2)))[:5]]
     out, pull = la.vjp(la.gated_delta_rule, *(x[None] for x in there))
     wide = [out, *pull(cp.asarray(dout)[None])[:5]]

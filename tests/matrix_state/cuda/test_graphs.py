@@ -70,8 +70,13 @@ def test_calls_made_again(monkeypatch, shape, overwrite):
     """The second call of a kind launches what the first did, on its own arrays and into new ones full of NaN."""
     cp = pytest.importorskip("cupy")
     B, T, H = SHAPES[shape]
-    monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype, *memory: (
-        cp.ndarray(shape, dtype, *memory) if memory else cp.full(shape, np.nan, dtype)))
+    monkeypatch.setattr(
+        launch,
+        "array_type",
+        lambda: (
+            lambda shape, dtype, *memory: cp.ndarray(shape, dtype, *memory) if memory else cp.full(shape, np.nan, dtype)
+        ),
+    )
     monkeypatch.setattr(replay, "plans", {})
     for seed in range(4):
         rng = np.random.default_rng(seed)

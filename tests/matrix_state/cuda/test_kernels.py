@@ -102,8 +102,9 @@ def test_segments(cp, dtype):
     assert cuda_plan.segments(5, T, 1, launch.multiprocessors()) > 1
     compare(cp, dtype, draw(dtype, B=(1,), T=T, H=5, Hq=5, Hk=5, K=16, V=16), bound=1.5)
     offsets = [0, 3, 1100, 1100, 1700]
-    compare(cp, dtype, draw(dtype, B=(1,), T=T, H=5, Hq=5, Hk=5, K=16, V=16, states=(4,)), bound=1.5,
-            cu_seqlens=offsets)
+    compare(
+        cp, dtype, draw(dtype, B=(1,), T=T, H=5, Hq=5, Hk=5, K=16, V=16, states=(4,)), bound=1.5, cu_seqlens=offsets
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -112,8 +113,12 @@ def test_views_are_read_in_place(cp, dtype):
     q, k, v, g, state, _, _ = draw(dtype, T=80, K=16, V=16)
     there = [cp.asarray(x) for x in (q, k, v, g)]
     plain = la.simple_gla(*there, state=cp.asarray(state), backend="cuda")
-    turned = la.simple_gla(*(cp.ascontiguousarray(cp.moveaxis(x, 1, 2)) for x in there), state=cp.asarray(state),
-                           layout="heads_first", backend="cuda")
+    turned = la.simple_gla(
+        *(cp.ascontiguousarray(cp.moveaxis(x, 1, 2)) for x in there),
+        state=cp.asarray(state),
+        layout="heads_first",
+        backend="cuda",
+    )
     assert same(cp.moveaxis(turned, 1, 2), plain)
     doubled = [cp.repeat(x, 2, axis=1)[:, ::2] for x in there]
     assert same(la.simple_gla(*doubled, state=cp.asarray(state), backend="cuda"), plain)
@@ -155,7 +160,7 @@ def test_causality_to_the_bit(cp):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_decay_and_a_constant_one(cp, dtype):
-    q, k, v, *_ , dout, _ = draw(dtype, T=150)
+    q, k, v, *_, dout, _ = draw(dtype, T=150)
     for fn in UNGATED:
         out, pull = la.vjp(fn, *(x.astype(np.float64) for x in (q, k, v)))
         expected = pull(dout.astype(np.float64))

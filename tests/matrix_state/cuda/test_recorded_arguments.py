@@ -32,6 +32,7 @@ class Launches:
 
     def kernel(self, *how):
         """A kernel that keeps its arguments."""
+
         def run(grid, block, arguments, shared_mem):
             self.structs.append(arguments[0].tobytes())
 
@@ -77,10 +78,15 @@ def arrays_of(fn, T, dtype, seed):
 
 @pytest.mark.parametrize("T", [64, 3000], ids=["one segment", "segments"])
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16], ids=str)
-@pytest.mark.parametrize("fn", [
-    fn for fn in RECURRENCES
-    if fn.spec.decay is not Decay.VECTOR and fn.spec.erase is not Erase.FREE and not fn.spec.micro_steps
-], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        fn
+        for fn in RECURRENCES
+        if fn.spec.decay is not Decay.VECTOR and fn.spec.erase is not Erase.FREE and not fn.spec.micro_steps
+    ],
+    ids=lambda fn: fn.__name__,
+)
 def test_a_replay_launches_what_a_call_in_full_does(launches, fn, dtype, T):
     sets = [arrays_of(fn, T, dtype, seed) for seed in range(2)]
     douts = [stub(np.ones(x[2].shape, dtype)) for x in sets]

@@ -139,7 +139,8 @@ def test_the_other_layout(public, first):
     x, y = drawn(0, T=H)[0], drawn(1, T=H)[0]
     other = {"time_first": "heads_first", "heads_first": "time_first"}[first]
     assert check(la.gated_delta_rule, x | {"layout": first}, y | {"layout": other}) != result(
-        la.gated_delta_rule, y | {"layout": first})
+        la.gated_delta_rule, y | {"layout": first}
+    )
 
 
 def test_another_function(public):
@@ -174,12 +175,21 @@ def test_positions_and_names(public):
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "state"])
-@pytest.mark.parametrize("change", [
-    lambda x: stub(np.asarray(x[:1])), lambda x: stub(np.asarray(x.astype(np.float16))),
-    lambda x: stub(np.asarray(x.astype(ml_dtypes.bfloat16))), lambda x: stub(np.asarray(x.astype(np.float64))),
-    lambda x: stub(np.asarray(x).swapaxes(1, 2).copy()).swapaxes(1, 2), misaligned, lambda x: misaligned(x, 8),
-    lambda x: stub(np.asarray(x)[:, ::-1])[:, ::-1], lambda x: None,
-], ids=["shape", "float16", "bfloat16", "float64", "strides", "by 4", "by 8", "backwards", "none"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: stub(np.asarray(x[:1])),
+        lambda x: stub(np.asarray(x.astype(np.float16))),
+        lambda x: stub(np.asarray(x.astype(ml_dtypes.bfloat16))),
+        lambda x: stub(np.asarray(x.astype(np.float64))),
+        lambda x: stub(np.asarray(x).swapaxes(1, 2).copy()).swapaxes(1, 2),
+        misaligned,
+        lambda x: misaligned(x, 8),
+        lambda x: stub(np.asarray(x)[:, ::-1])[:, ::-1],
+        lambda x: None,
+    ],
+    ids=["shape", "float16", "bfloat16", "float64", "strides", "by 4", "by 8", "backwards", "none"],
+)
 def test_another_array(public, name, change):
     (x, S), (y, R) = drawn(0), drawn(1)
     x, y = x | {"state": S}, y | {"state": R}
@@ -297,6 +307,7 @@ def test_one_array_given_twice(public, names):
 @pytest.mark.parametrize("names", [("q", "k"), ("k", "v")], ids="-".join)
 def test_views_that_overlap(public, names):
     (x, S), (y, R) = drawn(0), drawn(1)
+
     def views(z):
         wide = stub(np.concatenate([np.asarray(z[n]) for n in names], axis=-1))
         return {n: wide[..., 4 * i : 4 * i + K] for i, n in enumerate(names)}

@@ -62,7 +62,7 @@ COTANGENTS = {
 def test_other_cotangents(public, monkeypatch, kind, turn):
     doubling(monkeypatch)
     T = H if kind == "one array" else 2
-    (x, S), (y, R) = ((drawn(n, T, K=K, V=K) for n in (0, 1)) if T == 2 else (drawn(n, T, 4, 4) for n in (0, 1)))
+    (x, S), (y, R) = (drawn(n, T, K=K, V=K) for n in (0, 1)) if T == 2 else (drawn(n, T, 4, 4) for n in (0, 1))
     sizes = (2, T, H, x["v"].shape[-1]), tuple(S.shape)
     rng = np.random.default_rng(3)
     plain, other = (tuple(stub(rng.standard_normal(s).astype(np.float32)) for s in sizes) for _ in range(2))
@@ -202,6 +202,6 @@ def test_a_forward_whose_pullback_cannot_be_repeated_is_not_repeated(public, mon
     x, S = drawn(0)
     pull_of(x, S, *cotangents(0))
     assert forward_of(x | {"state": S}) is not None
-    forward, = device_plans()
+    (forward,) = device_plans()
     forward.pullbacks["another"] = None
     assert forward_of(x | {"state": S}) is None

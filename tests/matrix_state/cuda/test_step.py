@@ -54,16 +54,19 @@ def test_every_cell(cp, cell, dtype, T):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("K", "V"), [(1, 1), (7, 60), (60, 7), (64, 100), (100, 64), (128, 129), (129, 128),
-                                      (256, 256), (255, 3), (192, 64)])
+@pytest.mark.parametrize(
+    ("K", "V"),
+    [(1, 1), (7, 60), (60, 7), (64, 100), (100, 64), (128, 129), (129, 128), (256, 256), (255, 3), (192, 64)],
+)
 def test_widths(cp, K, V, dtype):
     compare(cp, ("vector", "free", "after"), dtype, K=K, V=V)
     compare(cp, ("scalar", "delta", "after"), dtype, K=K, V=V)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("K", "V"), [(4, 4), (20, 36), (36, 72), (64, 64), (100, 64), (128, 128), (128, 132),
-                                      (200, 72), (256, 256)])
+@pytest.mark.parametrize(
+    ("K", "V"), [(4, 4), (20, 36), (36, 72), (64, 64), (100, 64), (128, 128), (128, 132), (200, 72), (256, 256)]
+)
 def test_widths_of_one_token(cp, K, V, dtype):
     gates = "float32" if dtype == "float32" else "bfloat16"
     compare(cp, ("vector", "free", "after"), dtype, gates, K=K, V=V, T=1)
@@ -177,17 +180,26 @@ def test_sequences_of_a_pool_that_begin_without_a_state(cp, fn, T, kind):
         assert agrees(out, expected.out)
         owned = [n for n in range(5) if rows[n] >= 0]
         others = [n for n in range(P) if n not in rows]
-        for x, end, before in zip(pools.values(), binding.flatten("state", expected.state).values(), wide.values(),
-                                  strict=True):
+        for x, end, before in zip(
+            pools.values(), binding.flatten("state", expected.state).values(), wide.values(), strict=True
+        ):
             for n in owned:
                 assert agrees(x[rows[n]], end[n])
             for n in others:
                 assert bool(cp.array_equal(x[n].astype(np.float32), before[n].astype(np.float32), equal_nan=True))
 
 
-@pytest.mark.parametrize(("B", "K", "V", "kind"), [(3, 128, 128, "bfloat16"), (3, 200, 72, "float16"),
-                                                   (3, 36, 20, "bfloat16"), (3, 7, 5, "float16"),
-                                                   (64, 128, 128, "float16"), (65, 100, 132, "bfloat16")])
+@pytest.mark.parametrize(
+    ("B", "K", "V", "kind"),
+    [
+        (3, 128, 128, "bfloat16"),
+        (3, 200, 72, "float16"),
+        (3, 36, 20, "bfloat16"),
+        (3, 7, 5, "float16"),
+        (64, 128, 128, "float16"),
+        (65, 100, 132, "bfloat16"),
+    ],
+)
 @pytest.mark.parametrize("T", [1, 4])
 @pytest.mark.parametrize("fn", VARIANTS, ids=lambda f: f.__name__)
 def test_states_in_16_bits(cp, fn, T, B, K, V, kind):

@@ -79,8 +79,9 @@ def test_widths(cp, dtype, K, V):
     compare(cp, dtype, draw(dtype, K=K, V=V, T=70))
 
 
-@pytest.mark.parametrize("options", [{"dt_softplus": False}, {"dt_limit": (0.3, 1.0)},
-                                     {"dt_softplus": False, "dt_limit": (0.1, 0.9)}])
+@pytest.mark.parametrize(
+    "options", [{"dt_softplus": False}, {"dt_limit": (0.3, 1.0)}, {"dt_softplus": False, "dt_limit": (0.1, 0.9)}]
+)
 def test_limits(cp, options):
     drawn = draw("bfloat16")
     drawn[0]["dt"] = np.abs(drawn[0]["dt"].astype(np.float32)).astype(typed("bfloat16"))
@@ -124,6 +125,7 @@ def test_nan_stays_in_its_head(cp):
 @pytest.mark.parametrize("T", [1, 97, 1700])
 def test_made_again(cp, monkeypatch, parts, T):
     """Forward alone; forward and pullback."""
+
     def every(one):
         arrays, dout = one
         out, pull = la.vjp(la.mamba2, **arrays, dt_softplus=True)

@@ -96,8 +96,9 @@ def variables(xp, arrays, **options):
     sizes = Variables(Hq=1, H=arrays["x"].shape[-2])
     options = {"dt_softplus": True, "dt_limit": (0.0, np.inf)} | options
     given = dict.fromkeys(("D", "z", "dt_bias")) | arrays
-    return Variables(**given, B=B, C=C, xp=xp, dtype=np.float32, name="mamba2", sizes=sizes, options=options,
-                     kernels=True)
+    return Variables(
+        **given, B=B, C=C, xp=xp, dtype=np.float32, name="mamba2", sizes=sizes, options=options, kernels=True
+    )
 
 
 def everything(c, out, dout, dv, dg):

@@ -53,8 +53,14 @@ def draw(fn=la.gla, B=2, T=150, heads=(3, 3, 3), K=128, V=128, kind="mixed", gat
         k /= np.linalg.norm(k, axis=-1, keepdims=True)
     q, k, v = (x.astype(typed("bfloat16")) for x in (q, k, v))
     g = gates(rng, (B, T, H, K), kind).astype(typed(gate))
-    arrays = {"q": q, "k": k, "v": v, "g": g, "u": rng.standard_normal((H, K)).astype(np.float32),
-              "beta": rng.uniform(0, 1, (B, T, H)).astype(np.float32)}
+    arrays = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "g": g,
+        "u": rng.standard_normal((H, K)).astype(np.float32),
+        "beta": rng.uniform(0, 1, (B, T, H)).astype(np.float32),
+    }
     if fn.spec.erase is Erase.FREE:
         a = rng.standard_normal((B, T, Hk, K))
         a /= np.linalg.norm(a, axis=-1, keepdims=True)
@@ -101,9 +107,11 @@ def test_widths(cp, fn, widths):
         compare(cp, fn, K=widths[0], V=widths[1], gate=gate)
 
 
-@pytest.mark.parametrize(("fn", "widths"), [
-    (la.gla, (256, 256)), (la.rwkv6, (192, 96)), (la.gla, (60, 100)), (la.kda, (128, 256)), (la.kda, (60, 100)),
-], ids=lambda x: getattr(x, "__name__", str(x)))
+@pytest.mark.parametrize(
+    ("fn", "widths"),
+    [(la.gla, (256, 256)), (la.rwkv6, (192, 96)), (la.gla, (60, 100)), (la.kda, (128, 256)), (la.kda, (60, 100))],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_widths_that_are_padded_and_cut(cp, fn, widths):
     compare(cp, fn, K=widths[0], V=widths[1], T=100)
     compare(cp, fn, {"cu_seqlens": [0, 5, 5, 100]}, K=widths[0], V=widths[1], T=100, B=1, N=3, heads=(2, 2, 4))

@@ -95,11 +95,23 @@ def compare(launched, kept=False, **how):
     return launched
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"state": False}, {"T": 1}, {"bonus": True}, {"gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
-    {"heads": (2, 2, 4), "bonus": True}, {"K": 128, "V": 64, "T": 5}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
-    {"offsets": [0, 66, 70], "heads": (2, 2, 4), "bonus": True, "B": 1},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"state": False},
+        {"T": 1},
+        {"bonus": True},
+        {"gate": BFLOAT16},
+        {"heads": (4, 2, 2)},
+        {"heads": (1, 1, 4)},
+        {"heads": (2, 2, 4), "bonus": True},
+        {"K": 128, "V": 64, "T": 5},
+        {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
+        {"offsets": [0, 66, 70], "heads": (2, 2, 4), "bonus": True, "B": 1},
+    ],
+    ids=str,
+)
 def test_one_scan_and_its_exact_form(launched, how):
     names = [(entry, constants["LA_EXACT"]) for entry, constants, _ in compare(launched, **how)]
     assert names == [("scan", 0), ("scan", 1)]
@@ -120,18 +132,30 @@ def test_one_reference_where_gates_are_declared_to_be_small(launched, bound, bon
     assert ("one reference each" in said) == taken
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"state": False}, {"T": 1}, {"gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
-    {"K": 128, "V": 64, "T": 65}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"state": False},
+        {"T": 1},
+        {"gate": BFLOAT16},
+        {"heads": (4, 2, 2)},
+        {"heads": (1, 1, 4)},
+        {"K": 128, "V": 64, "T": 65},
+        {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
+    ],
+    ids=str,
+)
 def test_the_delta_rule(launched, how):
     assert [entry for entry, *_ in compare(launched, erase="delta", **how)] == ["inverse", "chain"]
     assert launched[0][1]["LA_FACTORS"] == 0
 
 
-@pytest.mark.parametrize("how", [
-    {"T": 1100}, {"T": 1537, "state": False, "heads": (1, 1, 2)}, {"T": 1100, "K": 64, "V": 40, "heads": (2, 1, 2)},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [{"T": 1100}, {"T": 1537, "state": False, "heads": (1, 1, 2)}, {"T": 1100, "K": 64, "V": 40, "heads": (2, 1, 2)}],
+    ids=str,
+)
 def test_segments_of_the_delta_rule(launched, how):
     """Transfer matrices, multiplied by the kernel that the scalar rule has."""
     entries = [entry for entry, *_ in compare(launched, erase="delta", B=1, **how)]
@@ -139,8 +163,15 @@ def test_segments_of_the_delta_rule(launched, how):
     assert launched[0][1]["LA_FACTORS"] == 1
 
 
-@pytest.mark.parametrize("how", [{"T": 1100}, {"T": 1700, "offsets": [0, 3, 1100, 1100, 1700], "heads": (2, 1, 2)},
-                                 {"T": 1537, "state": False, "heads": (1, 1, 2)}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"T": 1100},
+        {"T": 1700, "offsets": [0, 3, 1100, 1100, 1700], "heads": (2, 1, 2)},
+        {"T": 1537, "state": False, "heads": (1, 1, 2)},
+    ],
+    ids=str,
+)
 def test_segments(launched, how):
     entries = [entry for entry, *_ in compare(launched, B=1, **how)]
     assert entries == ["adds", "segments", "scan", "scan"]
@@ -163,13 +194,22 @@ def test_the_choice_says_which_kernels(launched, erase, words):
     assert said.startswith(f"{words} by warpgroup products (wgmma), exact where")
 
 
-@pytest.mark.parametrize("how", [
-    {"K": 136, "V": 8}, {"K": 16, "V": 136}, {"K": 136, "V": 136, "T": 20},
-    {"K": 136, "V": 136, "heads": (2, 2, 4), "T": 20}, {"K": 20, "V": 12, "heads": (2, 2, 4)},
-    {"K": 300, "V": 8, "T": 20}, {"K": 136, "V": 8, "bonus": True},
-    {"K": 16, "V": 200, "erase": "delta", "heads": (1, 1, 2)}, {"K": 20, "V": 12, "erase": "delta", "state": False},
-    {"K": 136, "V": 12, "offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"K": 136, "V": 8},
+        {"K": 16, "V": 136},
+        {"K": 136, "V": 136, "T": 20},
+        {"K": 136, "V": 136, "heads": (2, 2, 4), "T": 20},
+        {"K": 20, "V": 12, "heads": (2, 2, 4)},
+        {"K": 300, "V": 8, "T": 20},
+        {"K": 136, "V": 8, "bonus": True},
+        {"K": 16, "V": 200, "erase": "delta", "heads": (1, 1, 2)},
+        {"K": 20, "V": 12, "erase": "delta", "state": False},
+        {"K": 136, "V": 12, "offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
+    ],
+    ids=str,
+)
 def test_other_widths_are_padded_and_cut_into_blocks(launched, how):
     """Every pair of a block of keys and one of values is a head of its own."""
     compare(launched, kept=True, **how)
@@ -195,16 +235,19 @@ def delta():
     return call_of(erase="delta")[0]
 
 
-@pytest.mark.parametrize(("words", "change"), [
-    ("an erase term", lambda x, plan: (x._replace(gv=x.v), plan)),
-    ("does not read along the way", lambda x, plan: (x._replace(q=None), plan)),
-    ("float64", lambda x, plan: (x, plan._replace(dtype=np.float64))),
-    ("chunk_size=32", lambda x, plan: (x, plan._replace(chunk_size=32))),
-    ("take bfloat16", lambda x, plan: (x._replace(v=x.v.astype(np.float32)), plan)),
-    ("with the key itself", lambda x, plan: (delta()[0], delta()[1]._replace(erase_reads=ReadState.PREVIOUS))),
-    ("after its own write", lambda x, plan: (delta()[0], delta()[1]._replace(query_reads=ReadState.PREVIOUS))),
-    ("not CuPy", lambda x, plan: (x, plan._replace(xp=SimpleNamespace(__name__="array_api_compat.numpy")))),
-])
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("an erase term", lambda x, plan: (x._replace(gv=x.v), plan)),
+        ("does not read along the way", lambda x, plan: (x._replace(q=None), plan)),
+        ("float64", lambda x, plan: (x, plan._replace(dtype=np.float64))),
+        ("chunk_size=32", lambda x, plan: (x, plan._replace(chunk_size=32))),
+        ("take bfloat16", lambda x, plan: (x._replace(v=x.v.astype(np.float32)), plan)),
+        ("with the key itself", lambda x, plan: (delta()[0], delta()[1]._replace(erase_reads=ReadState.PREVIOUS))),
+        ("after its own write", lambda x, plan: (delta()[0], delta()[1]._replace(query_reads=ReadState.PREVIOUS))),
+        ("not CuPy", lambda x, plan: (x, plan._replace(xp=SimpleNamespace(__name__="array_api_compat.numpy")))),
+    ],
+)
 def test_what_is_not_covered_says_why(launched, words, change):
     x, plan = change(*call_of()[0])
     assert words in cuda_calls.unsupported_reason(matrix_state.Call(x, plan))
@@ -212,8 +255,12 @@ def test_what_is_not_covered_says_why(launched, words, change):
 
 def test_which_calls_are_taken(launched, monkeypatch):
     assert vector_plan.takes("bfloat16", 128, 8, 90)
-    for element, K, V, capability in (("float16", 64, 64, 90), ("bfloat16", 64, 64, 80), ("bfloat16", 64, 136, 90),
-                                      ("bfloat16", 60, 64, 90)):
+    for element, K, V, capability in (
+        ("float16", 64, 64, 90),
+        ("bfloat16", 64, 64, 80),
+        ("bfloat16", 64, 136, 90),
+        ("bfloat16", 60, 64, 90),
+    ):
         assert not vector_plan.takes(element, K, V, capability)
     x, plan = call_of()[0]
     assert vector.unsupported_reason(matrix_state.Call(x._replace(k=x.k.astype(np.float32)), plan)) is None  # hgrn2
@@ -226,4 +273,3 @@ def test_shared_memory_fits(gate):
     for name in vector_plan.KERNELS:
         constants = dict(vector_plan.constants(name, vector_plan.VectorKind(128, 128, gate)))
         assert constants["LA_BLOCKS"] * (constants["LA_SHARED"] + 1024) <= 228 * 1024
-

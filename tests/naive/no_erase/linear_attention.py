@@ -19,10 +19,19 @@ def silu(x):
 
 
 NAMED_MAPS = {
-    "identity": lambda x: x, "elu+1": elu_plus_one, "relu": relu, "silu": silu, "exp": np.exp, "t2r": relu,
-    "hedgehog": features.softmax_pair, "dpfp": features.dpfp, "taylor": features.taylor,
-    "rebased": lambda x: features.square(features.layer_norm(x)), "favor+": features.favor,
-    "favor+ hyperbolic": lambda x: features.favor(x, hyperbolic=True), "fourier": features.fourier,
+    "identity": lambda x: x,
+    "elu+1": elu_plus_one,
+    "relu": relu,
+    "silu": silu,
+    "exp": np.exp,
+    "t2r": relu,
+    "hedgehog": features.softmax_pair,
+    "dpfp": features.dpfp,
+    "taylor": features.taylor,
+    "rebased": lambda x: features.square(features.layer_norm(x)),
+    "favor+": features.favor,
+    "favor+ hyperbolic": lambda x: features.favor(x, hyperbolic=True),
+    "fourier": features.fourier,
 }
 
 

@@ -6,8 +6,9 @@ from tests.naive.features import fourier
 from tests.naive.loop import head_of
 
 
-def rfa(q, k, v, g=None, scale=None, state=None, num_features=64, seed=0, sigma=1.0, normalize=True, causal=True,
-        eps=0.0):
+def rfa(
+    q, k, v, g=None, scale=None, state=None, num_features=64, seed=0, sigma=1.0, normalize=True, causal=True, eps=0.0
+):
     """S_t = e^(g_t) S_{t-1} + (1 - e^(g_t)) phi(k_t)^T v_t, z_t the same with 1 for v_t; g None: S_{t-1} + ...
 
     o_t = scale phi(q_t) S_t / (scale phi(q_t) . z_t + eps). causal=False: every query reads the last state.

@@ -6,8 +6,21 @@ from tests.naive.loop import head_of
 from tests.naive.no_erase.retnet import angles, rotation
 
 
-def transxssm(x, dt, A, B, C, D=None, z=None, dt_bias=None, theta=None, scale=None, state=None, dt_softplus=False,
-              dt_limit=(0.0, np.inf)):
+def transxssm(
+    x,
+    dt,
+    A,
+    B,
+    C,
+    D=None,
+    z=None,
+    dt_bias=None,
+    theta=None,
+    scale=None,
+    state=None,
+    dt_softplus=False,
+    dt_limit=(0.0, np.inf),
+):
     """S_t = e^(dt_t A) R S_{t-1} + B_t^T (dt_t x_t); o_t = (scale C_t S_t + D x_t) silu(z_t)."""
     x, dt, A, B, C = (np.asarray(y, np.float64) for y in (x, dt, A, B, C))
     N, T, H, V = x.shape

@@ -32,8 +32,17 @@ def path_attention(q, k, v, w, beta, g=None, scale=None, state=None, window=None
                 p /= p.sum() if normalize else 1
                 out[b, t, h] = sum(x * values[first + j][hv] for j, x in enumerate(p))
         ends.append(_end([S[b] for S in state[:3]], (keys, values, decays), (n, T, slots)))
-    ends = ends or [[S[0] for S in path_attention(*(np.zeros((1, *x.shape[1:])) for x in (q, k, v, w, beta, g)), scale,
-                                                  tuple(np.zeros((1, *S.shape[1:])) for S in state), window)[1]]]
+    ends = ends or [
+        [
+            S[0]
+            for S in path_attention(
+                *(np.zeros((1, *x.shape[1:])) for x in (q, k, v, w, beta, g)),
+                scale,
+                tuple(np.zeros((1, *S.shape[1:])) for S in state),
+                window,
+            )[1]
+        ]
+    ]
     return out, tuple(np.stack(S)[: B or 0] for S in zip(*ends, strict=True))
 
 

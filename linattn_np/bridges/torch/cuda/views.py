@@ -101,5 +101,5 @@ class Context:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        with (cupy.cuda.Device(self._index), stream(self._index), cupy.cuda.using_allocator(self._allocate)):
+        with cupy.cuda.Device(self._index), stream(self._index), cupy.cuda.using_allocator(self._allocate):
             yield

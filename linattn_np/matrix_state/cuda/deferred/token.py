@@ -52,8 +52,16 @@ def _in_blocks(x: Inputs, plan: Plan, state: Any, blocks: list[slice]) -> tuple[
     is_mine = end is not None
     if end is None:
         end = xp.library.empty((*lead, H, x.k.shape[-1], V), dtype=np.float32)
-    steps = [PendingStep(plan._replace(overwrite=is_mine), part(x, c), None if state is None else state[..., c, :],
-                         None if is_mine else end[..., c, :], np.float32) for c in blocks]
+    steps = [
+        PendingStep(
+            plan._replace(overwrite=is_mine),
+            part(x, c),
+            None if state is None else state[..., c, :],
+            None if is_mine else end[..., c, :],
+            np.float32,
+        )
+        for c in blocks
+    ]
     xp.pending += steps
     if is_mine:
         xp.overwritten.append(state.node.value)
@@ -106,9 +114,7 @@ class Token(NamedTuple):
 class PendingStep:
     """A call of the kernel."""
 
-    def __init__(
-        self, plan: Plan, x: Inputs, state: Deferred | None, into: Array | None = None, wide: Any = None
-    ):
+    def __init__(self, plan: Plan, x: Inputs, state: Deferred | None, into: Array | None = None, wide: Any = None):
         """x, state: deferred. into: memory for the final state. wide: the dtype of the output, if not that of v."""
         self.xp, self.plan = plan.xp, plan._replace(xp=plan.xp.library)
         self.token = Token(*as_rows(plan.xp, x, state), plan)

@@ -13,7 +13,13 @@ from .vector import portable_entries, vector_backward_entries, vector_entries
 
 
 def every_entry(
-    dtype: str, K: int, V: int, capability: int, cell: tuple[Decay, Erase], backward: bool = True, raw: bool = False,
+    dtype: str,
+    K: int,
+    V: int,
+    capability: int,
+    cell: tuple[Decay, Erase],
+    backward: bool = True,
+    raw: bool = False,
     states: Sequence[str] = ("float32",),
 ) -> Iterator[Entry]:
     """Every kernel for key width K and value width V; raw: also those that normalise q and k of the delta rule.

@@ -49,7 +49,13 @@ def scan_entries(
 
 
 def delta_entries(
-    dtype: str, K: int, V: int, capability: int, decay: bool = True, backward: bool = True, raw: bool = False,
+    dtype: str,
+    K: int,
+    V: int,
+    capability: int,
+    decay: bool = True,
+    backward: bool = True,
+    raw: bool = False,
     steps: int = 1,
 ) -> Iterator[Entry]:
     """Every kernel of the delta rule for key width K and value width V.
@@ -58,8 +64,11 @@ def delta_entries(
     """
     if delta_plan.takes(dtype, K, V, capability):
         for name, reverse in delta_plan.names(2, backward):
-            yield Entry(f"delta rule, {name}", delta_plan.KERNELS[name].file,
-                        delta_plan.constants(name, K, V, decay, reverse, raw, steps))
+            yield Entry(
+                f"delta rule, {name}",
+                delta_plan.KERNELS[name].file,
+                delta_plan.constants(name, K, V, decay, reverse, raw, steps),
+            )
         if backward:
             yield Entry("delta rule, sums over heads", operands.HEAD_SUMS, ())
         return
@@ -70,5 +79,6 @@ def delta_entries(
         for words, how in delta_portable_plan.passes(kind._replace(cut=cut), limit, backward).items():
             if (how.file, how.constants) not in seen:
                 seen.add((how.file, how.constants))
-                yield Entry(f"delta rule, {words}" + ", of segments" * (cut and "segment" not in words), how.file,
-                            how.constants)
+                yield Entry(
+                    f"delta rule, {words}" + ", of segments" * (cut and "segment" not in words), how.file, how.constants
+                )

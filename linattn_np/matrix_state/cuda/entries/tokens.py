@@ -15,7 +15,7 @@ def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase, state: 
     wide, stored = K % 4 == V % 4 == 0, "" if state == "float32" else f", a state in {state}"
 
     def step(
-        words: str, separate: bool = False, before: bool = False, read: int = 1, bonus: bool = False,
+        words: str, separate: bool = False, before: bool = False, read: int = 1, bonus: bool = False
     ) -> Iterator[Entry]:
         kind = steps.StepKind(K, V, decay, False, erase, separate, before, read, bonus)
         seen = set()

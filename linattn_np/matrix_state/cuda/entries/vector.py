@@ -14,7 +14,13 @@ from ..portable import plan as portable_plan
 
 
 def vector_entries(
-    dtype: str, K: int, V: int, capability: int, erase: Erase = Erase.NONE, bonus: bool = False, ragged: bool = False,
+    dtype: str,
+    K: int,
+    V: int,
+    capability: int,
+    erase: Erase = Erase.NONE,
+    bonus: bool = False,
+    ragged: bool = False,
     backward: bool = False,
 ) -> Iterator[Entry]:
     """Every kernel of a vector decay for key width K and value width V; none where they are not for it.

@@ -95,9 +95,7 @@ def arrays_of(xp: Any, x: Inputs) -> dict[str, Any]:
     return arrays | {n: launches.row_array(cast(xp, getattr(x, n), x.v.dtype)) for n in ("a", "b")}
 
 
-def forward(
-    x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
-) -> tuple[Array, Array, Saved]:
+def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     sizes = residual_sizes(batch)
@@ -144,8 +142,16 @@ def factors_of(xp: Any, batch: Batch, arrays: dict[str, Any], scale: float, buil
 
 
 def launch_one(
-    name: str, batch: Batch, grid: int, arrays: dict[str, Any], build: Build = PLAIN, *,
-    start: States = NO_STATES, end: States = NO_STATES, scale: float = 1.0, **given: Array | None,
+    name: str,
+    batch: Batch,
+    grid: int,
+    arrays: dict[str, Any],
+    build: Build = PLAIN,
+    *,
+    start: States = NO_STATES,
+    end: States = NO_STATES,
+    scale: float = 1.0,
+    **given: Array | None,
 ) -> None:
     """One kernel. given: arrays by the names of NO_ARRAYS."""
     kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads

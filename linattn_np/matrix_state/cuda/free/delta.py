@@ -72,8 +72,18 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     dr, dv = xp.empty((*shape, x.r.shape[-1]), dtype=x.r.dtype), xp.empty(x.v.shape, dtype=x.v.dtype)
     dbeta = xp.empty((*shape, 1), dtype=xp.float32)
     more = {"dk": dk, "db": db} if one_each else {}
-    _launch("erase_vectors_vjp", x, plan, a=xp.ascontiguousarray(d.a), values=xp.ascontiguousarray(d.v), dg=dg, dr=dr,
-            dv=dv, dbeta=dbeta, **more)
+    _launch(
+        "erase_vectors_vjp",
+        x,
+        plan,
+        a=xp.ascontiguousarray(d.a),
+        values=xp.ascontiguousarray(d.v),
+        dg=dg,
+        dr=dr,
+        dv=dv,
+        dbeta=dbeta,
+        **more,
+    )
     dr, dbeta = (y if y.shape[-2] == like.shape[-2] else sum_of_groups(xp, cast(xp, y, plan.dtype), like.shape[-2])
                  for y, like in ((dr, x.r), (dbeta, x.beta)))  # fmt: skip
     none = dict.fromkeys(Inputs._fields)
@@ -107,5 +117,13 @@ def _launch(entry: str, x: Inputs, plan: Plan, **given: Array) -> None:
     fields |= {"beta": arguments.gate_of(x.beta, heads), "rows": prod(lead) * T * heads, "T": T, "heads": heads}
     before = plan.erase_reads is not ReadState.DECAYED
     built = constants(K, V, dtype_name(x.g), dtype_name(x.r), before)
-    launch.launch(SOURCE, entry, built, -(-fields["rows"] // WARPS), 32 * WARPS, 0,
-                  arguments.ERASE_VECTORS.packed(fields), (*rows.values(), x.beta, *given.values()))
+    launch.launch(
+        SOURCE,
+        entry,
+        built,
+        -(-fields["rows"] // WARPS),
+        32 * WARPS,
+        0,
+        arguments.ERASE_VECTORS.packed(fields),
+        (*rows.values(), x.beta, *given.values()),
+    )

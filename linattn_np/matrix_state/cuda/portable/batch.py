@@ -95,5 +95,13 @@ def enqueue(batch: Batch, kernel: cuts.Kernel, constants: Any, blocks: int, shar
                "group_u": 1 if made["u"] is None else heads // made["u"].shape[0]}  # fmt: skip
     arrays = (*(made.get(n) for n in ROWS), *given.values(), batch.offsets)
     named = tuple(y for y in arrays if y is not None)
-    launch.launch(kernel.file, kernel.entry, constants, blocks, kernel.threads, shared,
-                  arguments.VECTOR_PORTABLE.packed(fields), named)
+    launch.launch(
+        kernel.file,
+        kernel.entry,
+        constants,
+        blocks,
+        kernel.threads,
+        shared,
+        arguments.VECTOR_PORTABLE.packed(fields),
+        named,
+    )

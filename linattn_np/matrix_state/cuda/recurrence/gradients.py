@@ -185,5 +185,13 @@ def _launch(name: str, kind: cuts.RecurrenceKind, back: bool, arrays: Arrays, si
     fields["group_u"] = 1 if arrays["u"] is None else heads // arrays["u"].shape[0]
     constants, grid = cuts.constants(name, kind, back), sizes["slots"] * cuts.parts(name, kind)
     named = tuple(y for y in (*rows.values(), *(given.get(n) for n in pointers)) if y is not None)
-    launch.launch(kernel.file, kernel.entry, constants, grid, kernel.threads, cuts.shared(name, kind),
-                  arguments.RECURRENCE.packed(fields), named)
+    launch.launch(
+        kernel.file,
+        kernel.entry,
+        constants,
+        grid,
+        kernel.threads,
+        cuts.shared(name, kind),
+        arguments.RECURRENCE.packed(fields),
+        named,
+    )

@@ -55,12 +55,26 @@ def compiled(text):
         pytest.skip("no C++ compiler")
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        for name, content in (("tile/types.cuh", SHIM), ("kernel.cpp", text),
-                              ("step/array_calls.cuh", (sources.root() / "step/array_calls.cuh").read_text())):
+        for name, content in (
+            ("tile/types.cuh", SHIM),
+            ("kernel.cpp", text),
+            ("step/array_calls.cuh", (sources.root() / "step/array_calls.cuh").read_text()),
+        ):
             (base / name).parent.mkdir(exist_ok=True)
             (base / name).write_text(content)
-        command = [compiler, "-O0", "-ffp-contract=off", "-std=c++17", "-shared", "-fPIC", "-I", folder,
-                   str(base / "kernel.cpp"), "-o", str(base / "kernel.so")]
+        command = [
+            compiler,
+            "-O0",
+            "-ffp-contract=off",
+            "-std=c++17",
+            "-shared",
+            "-fPIC",
+            "-I",
+            folder,
+            str(base / "kernel.cpp"),
+            "-o",
+            str(base / "kernel.so"),
+        ]
         found = subprocess.run(command, capture_output=True, text=True)
         assert found.returncode == 0, found.stderr + text
         return ctypes.CDLL(str(base / "kernel.so"))

@@ -141,6 +141,7 @@ def test_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(public, name):
 
 def test_what_cannot_be_deferred_is_computed_in_full_on_the_state_as_it_was(public):
     """A map that computes a running sum, which a kernel of rows does not."""
+
     def running(x):
         return array_api_compat.array_namespace(x).cumulative_sum(x, axis=-1)
 
@@ -184,8 +185,12 @@ def test_16_bits_on_a_gpu(cp, name):
     arrays, more, state = drawn(fn, options, 0, 128)
     arrays = {n: x if n in WIDE else x.astype(ml_dtypes.bfloat16) for n, x in arrays.items()}
     own = lambda S, how: type(S)(*map(how, S)) if isinstance(S, tuple) else how(S)  # noqa: E731
-    expected, end = fn(**{n: x.astype(np.float64) for n, x in arrays.items()}, **more, return_state=True,
-                       state=own(state, lambda S: S.astype(np.float64)))
+    expected, end = fn(
+        **{n: x.astype(np.float64) for n, x in arrays.items()},
+        **more,
+        return_state=True,
+        state=own(state, lambda S: S.astype(np.float64)),
+    )
     there, before = {n: cp.asarray(x) for n, x in arrays.items()}, own(state, cp.asarray)
     replay.clear()
     for _ in range(2):

@@ -44,8 +44,9 @@ def test_gradients_are_numpys(public, monkeypatch, name):
         full.clear()
         if n == 2:
             monkeypatch.setattr(vjp, "prepare", None)
-        found, grads = pulled(fn, {n: stub(x) for n, x in arrays.items()}, more, calls.moved(state),
-                              list(map(stub, douts)))
+        found, grads = pulled(
+            fn, {n: stub(x) for n, x in arrays.items()}, more, calls.moved(state), list(map(stub, douts))
+        )
         assert len(full) == (n == 0)  # the pullback was deferred too
         for x, y in zip([*found, *flat(grads)], [*expected, *flat(expected_grads)], strict=True):
             assert x.shape == y.shape

@@ -26,8 +26,13 @@ CALLS = {  # a function, options, channels, and the launches of a repeated call
 def drawn(fn, options, K, seed=0):
     """Arrays of one token by name, and a state, in NumPy."""
     rng = np.random.default_rng(seed)
-    one, before = ({n: x.astype(np.float32) for n, x in la.testing.sample(
-        fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=False).items()} for T in (1, 3))
+    one, before = (
+        {
+            n: x.astype(np.float32)
+            for n, x in la.testing.sample(fn, rng, B=(B,), T=T, H=H, Hk=H, Hq=H, K=K, V=V, optional=False).items()
+        }
+        for T in (1, 3)
+    )
     return one, fn(**before, **options, return_state=True)[1]
 
 
@@ -69,8 +74,9 @@ def test_gradients_are_numpys(public, monkeypatch, name):
     for n in range(3):
         if n == 2:
             monkeypatch.setattr(gradients.vjp, "prepare", None)
-        found, grads = gradients.pulled(fn, {n: stub(x) for n, x in arrays.items()}, options, calls.moved(state),
-                                        list(map(stub, douts)))
+        found, grads = gradients.pulled(
+            fn, {n: stub(x) for n, x in arrays.items()}, options, calls.moved(state), list(map(stub, douts))
+        )
         for x, y in zip([*found, *gradients.flat(grads)], [*expected, *gradients.flat(expected_grads)], strict=True):
             assert x.shape == y.shape
             assert np.abs(x - y).max() <= 1e-4 * max(1, np.abs(y).max())
@@ -83,8 +89,12 @@ def test_on_a_gpu(cp, name):
     fn, options, K, _ = CALLS[name]
     arrays, state = drawn(fn, options, K)
     own = lambda S, how: type(S)(*map(how, S)) if isinstance(S, tuple) else how(S)  # noqa: E731
-    expected, end = fn(**{n: x.astype(np.float64) for n, x in arrays.items()}, **options, return_state=True,
-                       state=own(state, lambda S: S.astype(np.float64)))
+    expected, end = fn(
+        **{n: x.astype(np.float64) for n, x in arrays.items()},
+        **options,
+        return_state=True,
+        state=own(state, lambda S: S.astype(np.float64)),
+    )
     there, before = {n: cp.asarray(x) for n, x in arrays.items()}, own(state, cp.asarray)
     replay.clear()
     found = [fn(**there, **options, state=before, return_state=True) for _ in range(2)]

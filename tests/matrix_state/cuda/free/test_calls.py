@@ -156,10 +156,20 @@ def call_of(decay="vector", T=70, heads=(2, 2, 2), K=16, V=8, gate=np.float32, *
     return (there, wide_plan._replace(xp=CUPY, dtype=np.float32)), (wide, wide_plan), S.astype(np.float32)
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"T": 17}, {"gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)}, {"decay": "none"},
-    {"K": 128, "V": 64, "T": 65}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"T": 17},
+        {"gate": BFLOAT16},
+        {"heads": (4, 2, 2)},
+        {"heads": (1, 1, 4)},
+        {"decay": "none"},
+        {"K": 128, "V": 64, "T": 65},
+        {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
+    ],
+    ids=str,
+)
 def test_factors_and_a_chain(launched, how):
     (x, plan_of), (wide, wide_plan), S = call_of(**how)
     assert cuda_calls.unsupported_reason(matrix_state.Call(x, plan_of)) is None
@@ -183,10 +193,18 @@ def test_what_is_not_covered_says_why(launched):
     assert "62 nats" in cuda_calls.describe(matrix_state.Call(x, plan_of))
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)}, {"decay": "none"},
-    {"offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"gate": BFLOAT16},
+        {"heads": (4, 2, 2)},
+        {"heads": (1, 1, 4)},
+        {"decay": "none"},
+        {"offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("keep", [True, False])
 def test_gradients(launched, monkeypatch, how, keep):
     """From what a forward has kept, and from the inputs alone."""

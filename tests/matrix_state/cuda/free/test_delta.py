@@ -94,10 +94,19 @@ def call_of(erase="delta", T=70, heads=(2, 2, 2), K=16, V=8, gate=np.float32, er
             dout.astype(BFLOAT16), dS.astype(np.float32))  # fmt: skip
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"erase": "delta undecayed"}, {"gate": BFLOAT16}, {"erasers": np.float32}, {"heads": (4, 2, 2)},
-    {"heads": (1, 1, 4)}, {"offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"erase": "delta undecayed"},
+        {"gate": BFLOAT16},
+        {"erasers": np.float32},
+        {"heads": (4, 2, 2)},
+        {"heads": (1, 1, 4)},
+        {"offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
+    ],
+    ids=str,
+)
 def test_output_and_gradients(by_twins, how):
     (x, plan_of), (wide, wide_plan), S, dout, dS = call_of(**how)
     plan_of = plan_of._replace(gradients=True)
@@ -130,12 +139,15 @@ def test_inputs_alone_give_the_gradients(by_twins):
     assert all(np.array_equal(a, b) for a, b in zip(whole[0], alone[0], strict=True) if a is not None)
 
 
-@pytest.mark.parametrize(("words", "change"), [
-    ("of the heads of the values", lambda x, plan: (x._replace(g=x.g[..., :1, :]), plan)),
-    ("in bfloat16 or float32", lambda x, plan: (x._replace(r=x.r.astype(np.float16)), plan)),
-    ("take bfloat16", lambda x, plan: (x._replace(v=x.v.astype(np.float32)), plan)),
-    ("with the key itself", lambda x, plan: (x, plan._replace(erase_key=EraseKey.KEY, erase_reads=None))),
-])
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("of the heads of the values", lambda x, plan: (x._replace(g=x.g[..., :1, :]), plan)),
+        ("in bfloat16 or float32", lambda x, plan: (x._replace(r=x.r.astype(np.float16)), plan)),
+        ("take bfloat16", lambda x, plan: (x._replace(v=x.v.astype(np.float32)), plan)),
+        ("with the key itself", lambda x, plan: (x, plan._replace(erase_key=EraseKey.KEY, erase_reads=None))),
+    ],
+)
 def test_what_is_not_covered_says_why(by_twins, words, change):
     x, plan_of = change(*call_of()[0])
     assert words in cuda_calls.unsupported_reason(matrix_state.Call(x, plan_of))

@@ -134,16 +134,32 @@ def ids(how):
     return " ".join(f"{n}={getattr(x, '__name__', x)}" for n, x in how.items())
 
 
-@pytest.mark.parametrize("how", [
-    {"T": 1}, {"T": 17}, {"T": 65, "given_end": False}, {"K": 64, "V": 64}, {"K": 128, "V": 64}, {"K": 64, "V": 128},
-    {"K": 40, "V": 120, "gate": "bfloat16"}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)}, {"heads": (2, 2, 4)},
-    {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "B": 1, "T": 301, "N": 6},
-    {"options": {"cu_seqlens": [0, 64, 130]}, "B": 1, "T": 130, "N": 2, "K": 64, "V": 40},
-    {"fn": la.dplr, "options": {"scale": 0.3}}, {"fn": la.iplr},
-    {"T": 1, "kind": "twenty"}, {"T": 17, "kind": "twenty", "given_end": False}, {"K": 64, "V": 64, "kind": "mixed"},
-    {"K": 128, "V": 64, "kind": "edge"}, {"K": 40, "V": 120, "kind": "mixed", "heads": (2, 2, 4)},
-    {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "B": 1, "T": 301, "N": 6, "kind": "mixed"},
-], ids=ids)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"T": 1},
+        {"T": 17},
+        {"T": 65, "given_end": False},
+        {"K": 64, "V": 64},
+        {"K": 128, "V": 64},
+        {"K": 64, "V": 128},
+        {"K": 40, "V": 120, "gate": "bfloat16"},
+        {"heads": (4, 2, 2)},
+        {"heads": (1, 1, 4)},
+        {"heads": (2, 2, 4)},
+        {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "B": 1, "T": 301, "N": 6},
+        {"options": {"cu_seqlens": [0, 64, 130]}, "B": 1, "T": 130, "N": 2, "K": 64, "V": 40},
+        {"fn": la.dplr, "options": {"scale": 0.3}},
+        {"fn": la.iplr},
+        {"T": 1, "kind": "twenty"},
+        {"T": 17, "kind": "twenty", "given_end": False},
+        {"K": 64, "V": 64, "kind": "mixed"},
+        {"K": 128, "V": 64, "kind": "edge"},
+        {"K": 40, "V": 120, "kind": "mixed", "heads": (2, 2, 4)},
+        {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "B": 1, "T": 301, "N": 6, "kind": "mixed"},
+    ],
+    ids=ids,
+)
 def test_gradients_of(cp, how):
     """Of few tokens, of other widths, of shared heads, of packed sequences, without decays, without quotients."""
     check(*gradients(cp, kind=how.pop("kind", "mild"), **how))
@@ -183,7 +199,9 @@ def of_gdn2(T=200, heads=(2, 2, 2), K=128, V=128, kind="mild", gate="float32", N
     arrays, state = draw(la.rwkv7, B=1, T=T, heads=heads, K=K, V=V, kind=kind, gate=gate, N=N)
     rng, (H, narrow) = np.random.default_rng(2), (heads[2], arrays["v"].dtype)
     arrays = {n: arrays[n] for n in "qkvg"} | {
-        "b": rng.uniform(0, 1, (1, T, H, K)).astype(narrow), "w": rng.uniform(0, 1, (1, T, H, V)).astype(narrow)}
+        "b": rng.uniform(0, 1, (1, T, H, K)).astype(narrow),
+        "w": rng.uniform(0, 1, (1, T, H, V)).astype(narrow),
+    }
     return arrays, state
 
 
@@ -214,10 +232,17 @@ def test_erase_vectors_of_its_own(cp, kind, gate):
     compare_gdn2(cp, kind=kind, gate=gate)
 
 
-@pytest.mark.parametrize("how", [
-    {"T": 17}, {"T": 65, "K": 64, "V": 40}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
-    {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "T": 301, "N": 6},
-    {"options": {"qk_l2norm": True}, "gate": "bfloat16"},
-], ids=ids)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"T": 17},
+        {"T": 65, "K": 64, "V": 40},
+        {"heads": (4, 2, 2)},
+        {"heads": (1, 1, 4)},
+        {"options": {"cu_seqlens": [0, 5, 5, 70, 97, 300, 301]}, "T": 301, "N": 6},
+        {"options": {"qk_l2norm": True}, "gate": "bfloat16"},
+    ],
+    ids=ids,
+)
 def test_erase_vectors_of(cp, how):
     compare_gdn2(cp, **how)

@@ -41,14 +41,26 @@ def keyed(x, plan):
     return (x._replace(r=x.k), plan._replace(erase_key=EraseKey.KEY)) if x.erase is Erase.DELTA else (x, plan)
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"erase": "delta"}, {"erase": "delta", "kept": True, "T": 150, "B": 1},
-    {"read": "bonus"}, {"read": "before"}, {"offsets": [0, 3, 3, 40], "B": 1},
-    {"heads": (1, 1, 4)}, {"heads": (1, 1, 4), "erase": "delta"}, {"heads": (1, 1, 4), "read": "bonus"},
-    {"T": 150, "B": 1}, {"offsets": [0, 3, 3, 40], "B": 1, "erase": "delta"},
-    {"offsets": [0, 3, 3, 40], "B": 1, "read": "bonus"},
-    {"dtype": np.float16, "K": 8, "V": 4}, {"dtype": np.float16, "erase": "delta", "K": 7, "V": 5},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"erase": "delta"},
+        {"erase": "delta", "kept": True, "T": 150, "B": 1},
+        {"read": "bonus"},
+        {"read": "before"},
+        {"offsets": [0, 3, 3, 40], "B": 1},
+        {"heads": (1, 1, 4)},
+        {"heads": (1, 1, 4), "erase": "delta"},
+        {"heads": (1, 1, 4), "read": "bonus"},
+        {"T": 150, "B": 1},
+        {"offsets": [0, 3, 3, 40], "B": 1, "erase": "delta"},
+        {"offsets": [0, 3, 3, 40], "B": 1, "read": "bonus"},
+        {"dtype": np.float16, "K": 8, "V": 4},
+        {"dtype": np.float16, "erase": "delta", "K": 7, "V": 5},
+    ],
+    ids=str,
+)
 def test_forward_and_gradients(launched, how):
     x, kept = check(**how)
     again = x.erase is Erase.DELTA and not kept  # the errors of the delta rule
@@ -103,12 +115,18 @@ def unsupported(how, change=lambda x, plan: (x, plan), dtype=np.float32):
     return portable.unsupported_reason(matrix_state.Call(there, plan._replace(xp=CUPY, dtype=dtype)))
 
 
-@pytest.mark.parametrize(("words", "how"), [
-    ("are off", {}), ("decays of the key channels", {"decay": "scalar"}),
-    ("after the decay", {"erase": "delta undecayed"}),
-    ("without an erase term or with", {"erase": "free"}), ("more heads of queries", {"heads": (4, 1, 1)}),
-    ("300 and values", {"K": 300, "V": 4}),
-], ids=str)
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        ("are off", {}),
+        ("decays of the key channels", {"decay": "scalar"}),
+        ("after the decay", {"erase": "delta undecayed"}),
+        ("without an erase term or with", {"erase": "free"}),
+        ("more heads of queries", {"heads": (4, 1, 1)}),
+        ("300 and values", {"K": 300, "V": 4}),
+    ],
+    ids=str,
+)
 def test_what_is_not_covered(launched, monkeypatch, words, how):
     if words == "are off":
         monkeypatch.setattr(policy, "PORTABLE_CHUNKS", False)

@@ -30,14 +30,24 @@ def launched(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("how", [
-    {"decay": "vector"}, {"decay": "vector", "erase": "free"}, {"decay": "none", "erase": "free"},
-    {"decay": "vector", "erase": "delta"}, {"decay": "vector", "erase": "delta undecayed"},
-    {"decay": "vector", "read": "bonus"}, {"decay": "vector", "read": "before"},
-    {"decay": "vector", "offsets": [0, 3, 3, 40], "B": 1}, {"decay": "vector", "heads": (1, 1, 4), "erase": "free"},
-    {"decay": "vector", "T": 150, "B": 1}, {"decay": "vector", "dtype": np.float16, "K": 8, "V": 4},
-    {"decay": "vector", "resets": True},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"decay": "vector"},
+        {"decay": "vector", "erase": "free"},
+        {"decay": "none", "erase": "free"},
+        {"decay": "vector", "erase": "delta"},
+        {"decay": "vector", "erase": "delta undecayed"},
+        {"decay": "vector", "read": "bonus"},
+        {"decay": "vector", "read": "before"},
+        {"decay": "vector", "offsets": [0, 3, 3, 40], "B": 1},
+        {"decay": "vector", "heads": (1, 1, 4), "erase": "free"},
+        {"decay": "vector", "T": 150, "B": 1},
+        {"decay": "vector", "dtype": np.float16, "K": 8, "V": 4},
+        {"decay": "vector", "resets": True},
+    ],
+    ids=str,
+)
 def test_gradients(launched, how):
     how = {"T": 40, "erase": "none", "read": "after", "dtype": np.float32} | how
     dtype, resets = how.pop("dtype"), how.pop("resets", False)
@@ -75,10 +85,14 @@ def test_keys_that_erase(launched):
     assert np.linalg.norm(grads.k - dk) <= 2e-5 * np.linalg.norm(dk)
 
 
-@pytest.mark.parametrize(("words", "change"), [
-    ("are off", None), ("decays of the key channels", lambda x: x._replace(gv=x.v)),
-    ("no more heads", lambda x: x._replace(q=np.repeat(x.q, 2, axis=-2))),
-])
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("are off", None),
+        ("decays of the key channels", lambda x: x._replace(gv=x.v)),
+        ("no more heads", lambda x: x._replace(q=np.repeat(x.q, 2, axis=-2))),
+    ],
+)
 def test_what_is_not_covered_says_why(launched, monkeypatch, words, change):
     x, plan, S, *_ = case("vector", "none", "after", 40, None)
     if change is None:

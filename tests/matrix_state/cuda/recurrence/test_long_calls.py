@@ -34,11 +34,19 @@ def launched(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("decay", "erase", "dtype"), [
-    ("vector", "none", np.float32), ("vector", "delta", np.float32), ("vector", "none", np.float16),
-    ("outer", "none", np.float32), ("value", "none", np.float32), ("vector", "free", np.float32),
-    ("none", "free", np.float32),
-], ids=str)
+@pytest.mark.parametrize(
+    ("decay", "erase", "dtype"),
+    [
+        ("vector", "none", np.float32),
+        ("vector", "delta", np.float32),
+        ("vector", "none", np.float16),
+        ("outer", "none", np.float32),
+        ("value", "none", np.float32),
+        ("vector", "free", np.float32),
+        ("none", "free", np.float32),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("offsets", [None, [0, 3, 3, 40]])
 def test_decays_of_channels_that_no_chunk_kernel_covers(launched, decay, erase, dtype, offsets):
     how = {"B": 1} if offsets else {}
@@ -70,10 +78,14 @@ def test_a_chunk_size_that_was_given_is_kept(launched):
         assert cuda_calls.unsupported_reason(call) is not None
 
 
-@pytest.mark.parametrize(("dtype", "T", "recurs"), [
-    (np.float32, policy.FLOAT32_RECURRENCE, True), (np.float32, policy.FLOAT32_RECURRENCE + 1, False),
-    (np.float16, policy.FLOAT32_RECURRENCE + 1, True),
-])
+@pytest.mark.parametrize(
+    ("dtype", "T", "recurs"),
+    [
+        (np.float32, policy.FLOAT32_RECURRENCE, True),
+        (np.float32, policy.FLOAT32_RECURRENCE + 1, False),
+        (np.float16, policy.FLOAT32_RECURRENCE + 1, True),
+    ],
+)
 def test_long_sequences_in_float32_go_in_chunks(launched, dtype, T, recurs):
     """Rounding a decay once a token adds up."""
     x, plan, *_ = case("vector", "none", "after", T, None, heads=(1, 1, 1), B=1)

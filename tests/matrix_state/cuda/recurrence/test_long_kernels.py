@@ -39,11 +39,21 @@ def draw(fn, dtype, T=150, K=64, V=64, kind="mixed"):
     return {n: found[n] for n in fn.spec.arrays if n in found}, state
 
 
-@pytest.mark.parametrize(("fn", "dtype", "K", "V"), [
-    (la.gla, "float32", 128, 128), (la.gla, "float16", 128, 128), (la.rwkv6, "float32", 64, 64),
-    (la.kda, "float32", 128, 128), (la.kda, "float16", 64, 64), (la.kda, "bfloat16", 256, 256),
-    (la.gdn2, "float16", 128, 128), (la.gdn2, "float32", 64, 64), (la.dfw, "bfloat16", 128, 64),
-], ids=lambda x: getattr(x, "__name__", str(x)))
+@pytest.mark.parametrize(
+    ("fn", "dtype", "K", "V"),
+    [
+        (la.gla, "float32", 128, 128),
+        (la.gla, "float16", 128, 128),
+        (la.rwkv6, "float32", 64, 64),
+        (la.kda, "float32", 128, 128),
+        (la.kda, "float16", 64, 64),
+        (la.kda, "bfloat16", 256, 256),
+        (la.gdn2, "float16", 128, 128),
+        (la.gdn2, "float32", 64, 64),
+        (la.dfw, "bfloat16", 128, 64),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_forward(cp, fn, dtype, K, V):
     arrays, state = draw(fn, dtype, K=K, V=V)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
@@ -56,9 +66,14 @@ def test_forward(cp, fn, dtype, K, V):
     assert error(end, last) < BOUND["float32"] if dtype == "float32" else BOUND[dtype]
 
 
-@pytest.mark.parametrize("fn", one_per(lambda spec: spec.change.erase_key, [
-    fn for fn in la.VARIANTS if fn.spec.decay is Decay.VECTOR and DRAWN.issuperset(required(fn))
-]), ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    one_per(
+        lambda spec: spec.change.erase_key,
+        [fn for fn in la.VARIANTS if fn.spec.decay is Decay.VECTOR and DRAWN.issuperset(required(fn))],
+    ),
+    ids=lambda fn: fn.__name__,
+)
 def test_gradients_are_those_of_array_calls(cp, fn):
     arrays, state = draw(fn, "float32", T=70, kind="mild")
     dout = np.random.default_rng(1).standard_normal(arrays["v"].shape).astype(np.float32)

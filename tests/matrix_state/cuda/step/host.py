@@ -93,8 +93,9 @@ def launched(monkeypatch):
 
     stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
     runtime = SimpleNamespace(streamIsCapturing=lambda ptr: False, setDevice=lambda device: None)
-    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=from_driver), runtime=runtime,
-                           get_current_stream=lambda device=-1: stream)
+    cuda = SimpleNamespace(
+        driver=SimpleNamespace(launchKernel=from_driver), runtime=runtime, get_current_stream=lambda device=-1: stream
+    )
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launch, "kernel", lambda file, entry, constants, shared: Kernel(file, entry, constants))
     monkeypatch.setattr(launch, "array_type", lambda: array)
@@ -113,6 +114,7 @@ def there(x):
 @pytest.fixture
 def public(launched, monkeypatch):
     """Public functions take stubs for CuPy arrays."""
+
     def is_stubs(xp):
         return xp is CUPY or xp is record.namespace(CUPY)
 
@@ -123,10 +125,15 @@ def public(launched, monkeypatch):
 
     monkeypatch.setattr(binding, "enter", entering)
     monkeypatch.setattr(results, "enter", entering)
-    monkeypatch.setattr(rows, "compat", SimpleNamespace(
-        is_cupy_array=lambda x: isinstance(x, Stub), is_cupy_namespace=is_stubs,
-        is_numpy_namespace=lambda xp: not is_stubs(xp),
-    ))
+    monkeypatch.setattr(
+        rows,
+        "compat",
+        SimpleNamespace(
+            is_cupy_array=lambda x: isinstance(x, Stub),
+            is_cupy_namespace=is_stubs,
+            is_numpy_namespace=lambda xp: not is_stubs(xp),
+        ),
+    )
     monkeypatch.setitem(replay.makers, Stub, device_replay.signature_maker(Stub))
     monkeypatch.setattr(replay, "plans", {})
     monkeypatch.setattr(constants, "_kept", {})

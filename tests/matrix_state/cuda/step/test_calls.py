@@ -20,8 +20,16 @@ launched, public, arrays_of, there = host.launched, host.public, host.arrays_of,
 
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
-@pytest.mark.parametrize("sizes", [{"K": 8, "V": 4}, {"K": 5, "V": 3, "heads": (1, 1, 4)}, {"K": 130, "V": 1},
-                                   {"heads": (4, 2, 2)}, {"offsets": [0, 2, 2, 5], "B": 1}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"K": 8, "V": 4},
+        {"K": 5, "V": 3, "heads": (1, 1, 4)},
+        {"K": 130, "V": 1},
+        {"heads": (4, 2, 2)},
+        {"offsets": [0, 2, 2, 5], "B": 1},
+    ],
+)
 def test_every_cell(launched, cell, sizes):
     x, plan, state, *_ = case(*cell, T=5, dtype=np.float32, C=None, **sizes)
     if cell[2] == "bonus" and sizes.get("heads") == (4, 2, 2):
@@ -40,6 +48,7 @@ def test_every_cell(launched, cell, sizes):
 
 def test_one_token_has_a_kernel_of_its_own(launched):
     """Where its strides are short, rows of the state lie behind one another and a query reads a state of its own."""
+
     def launch_of(T=1, K=8, V=4, heads=(2, 1, 2), turn=lambda x, state: (x, state), **more):
         x, plan, state, *_ = case("scalar", "delta", "after", T, None, heads, K, V, dtype=np.float32, **more)
         expected, end, _ = recurrence.forward(x, plan, state)
@@ -85,8 +94,12 @@ def test_the_warps_of_one_token_hold_a_state(K, V, dtype, state, many, erase):
 
 def test_sixteen_bits_and_other_gates(launched):
     x, plan, state, *_ = case("scalar", "delta", "after", T=3, K=8, V=4, dtype=np.float32, C=None)
-    half = Inputs(*(None if y is None else y.astype(ml_dtypes.bfloat16) if n in ("q", "k", "v", "r", "beta") else y
-                    for n, y in x._asdict().items()))
+    half = Inputs(
+        *(
+            None if y is None else y.astype(ml_dtypes.bfloat16) if n in ("q", "k", "v", "r", "beta") else y
+            for n, y in x._asdict().items()
+        )
+    )
     wide = Inputs(*(None if y is None else y.astype(np.float32) for y in half))
     expected, _, _ = recurrence.forward(wide, plan, state)
     out, end, _ = cuda_step.forward(there(half), plan._replace(xp=CUPY), stub(state))
@@ -148,6 +161,7 @@ def test_states_in_16_bits(public, kind, number, how):
 @pytest.mark.parametrize("T", [1, 3])
 def test_alignment_of_states_in_16_bits(launched, T):
     """Four elements at a time are eight bytes, one by one where they begin elsewhere or rows are odd."""
+
     def wide(offset, V=8):
         x, plan, state, *_ = case("scalar", "none", "after", T, None, K=8, V=V, dtype=np.float32)
         buffer = stub(np.zeros((*state.shape[:-1], V + 8), ml_dtypes.bfloat16))

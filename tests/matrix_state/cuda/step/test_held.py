@@ -30,10 +30,16 @@ def called(case, T, backend):
         pull(stub(result[0]), parts_like(result[1], [stub(S) for S in parts(result[1])]))
 
 
-@pytest.mark.parametrize(("case", "way"), [
-    (case, way) for case in PLAIN for way in WAYS
-    if way != (1, None) or not case.spec.micro_steps  # of several steps: chunks
-], ids=str)
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        (case, way)
+        for case in PLAIN
+        for way in WAYS
+        if way != (1, None) or not case.spec.micro_steps  # of several steps: chunks
+    ],
+    ids=str,
+)
 def test_a_plan_holds_no_array_of_its_call(public, monkeypatch, case, way):
     made = []
     monkeypatch.setattr(Stub, "__array_finalize__", lambda x, _: made.append(weakref.ref(x)), raising=False)

@@ -36,8 +36,9 @@ def test_a_recorded_call_follows_the_values(public, fn, overwrite, dtype):
         state[begins] = 0
         expected = fn(**arrays, state=state, return_state=True)
         mine, pool = {name: stub(x) for name, x in arrays.items()}, stub(start)
-        out, end = fn(**mine, state=pool, state_rows=stub(rows), fresh=stub(fresh), return_state=True,
-                      overwrite_state=overwrite)
+        out, end = fn(
+            **mine, state=pool, state_rows=stub(rows), fresh=stub(fresh), return_state=True, overwrite_state=overwrite
+        )
         assert np.abs(out - expected.out).max() < 1e-5
         owned = (rows >= 0) & (rows < 6)
         if overwrite:
@@ -63,8 +64,9 @@ def test_other_calls_on_a_device_are_not_recorded_with_their_rows(public, more):
         expected = la.gated_delta_rule(**arrays, **options, state=state, return_state=True)
         pool = stub(start)
         mine = {k: stub(x) for k, x in arrays.items()}
-        out = la.gated_delta_rule(**mine, **options, state=pool, fresh=stub(fresh), state_rows=stub(rows),
-                                  overwrite_state=True)
+        out = la.gated_delta_rule(
+            **mine, **options, state=pool, fresh=stub(fresh), state_rows=stub(rows), overwrite_state=True
+        )
         assert np.abs(out - expected.out).max() < 1e-5
         owned = rows >= 0
         assert np.abs(np.asarray(pool)[rows[owned]] - expected.state[owned]).max() < 1e-5

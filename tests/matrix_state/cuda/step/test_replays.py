@@ -151,8 +151,17 @@ def test_a_pullback_that_computes_on_the_way_goes_the_whole_way(public, monkeypa
         assert [list(x.pullbacks.values()) for x in device_plans()] == [[None]]
 
 
-@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn.spec.decay is Decay.VECTOR and has_plain_state(fn.spec)
-                                and fn.spec.change.erase_key is not EraseKey.PRODUCT], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        fn
+        for fn in la.VARIANTS
+        if fn.spec.decay is Decay.VECTOR
+        and has_plain_state(fn.spec)
+        and fn.spec.change.erase_key is not EraseKey.PRODUCT
+    ],
+    ids=lambda f: f.__name__,
+)
 @pytest.mark.parametrize("state", [False, True])
 def test_gradients_that_array_calls_compute_are_computed_every_time(public, fn, state):
     """The forward of a few tokens is a kernel, its adjoint is not: nothing of it may be taken for a launch."""

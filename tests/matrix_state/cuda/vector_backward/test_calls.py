@@ -8,21 +8,14 @@ import pytest
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import (
-    delta_plan,
-    shared_memory,
-    vector_backward,
-    vector_launch,
-    vector_plan,
-)
+from linattn_np.matrix_state.cuda import delta_plan, shared_memory, vector_backward, vector_launch, vector_plan
 from linattn_np.runtime.cuda import launch
 from tests.matrix_state.cuda import vector_twin
 from tests.matrix_state.cuda.step_twin import stub
 from tests.matrix_state.cuda.test_vector_calls import BFLOAT16, call_of
 from tests.matrix_state.cuda.vector_backward import twin
 
-BACKWARD = (vector_plan.REVERSE, vector_plan.GRADS, vector_plan.BONUS,
-            vector_plan.STRENGTHS)
+BACKWARD = (vector_plan.REVERSE, vector_plan.GRADS, vector_plan.BONUS, vector_plan.STRENGTHS)
 
 
 @pytest.fixture
@@ -42,8 +35,14 @@ def launched(monkeypatch):
         else:
             vector_twin.run(file, entry, constants, blocks, arguments, BFLOAT16)
 
-    changes = {"launch": launch_twin, "prepare": lambda wanted, capability: None, "current_device": lambda: 0,
-               "unusable": lambda: None, "capability": lambda: 90, "multiprocessors": lambda: 132}
+    changes = {
+        "launch": launch_twin,
+        "prepare": lambda wanted, capability: None,
+        "current_device": lambda: 0,
+        "unusable": lambda: None,
+        "capability": lambda: 90,
+        "multiprocessors": lambda: 132,
+    }
     for name, change in changes.items():
         monkeypatch.setattr(launch, name, change)
     monkeypatch.setattr(vector_launch, "tensor_map", vector_twin.tensor_map)
@@ -78,11 +77,24 @@ def compare(launched, keep=True, dstate=True, **how):
     return [(entry, constants.get("LA_EXACT", 0)) for entry, constants, _ in launched if entry != "head_sums"]
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"state": False, "dstate": False}, {"T": 65}, {"bonus": True}, {"gate": BFLOAT16}, {"heads": (4, 2, 2)},
-    {"heads": (1, 1, 4)}, {"heads": (2, 2, 4), "bonus": True}, {"K": 72, "V": 8, "T": 20}, {"heads": (2, 1, 2)},
-    {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1}, {"offsets": [0, 66, 70], "heads": (2, 2, 4), "B": 1},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"state": False, "dstate": False},
+        {"T": 65},
+        {"bonus": True},
+        {"gate": BFLOAT16},
+        {"heads": (4, 2, 2)},
+        {"heads": (1, 1, 4)},
+        {"heads": (2, 2, 4), "bonus": True},
+        {"K": 72, "V": 8, "T": 20},
+        {"heads": (2, 1, 2)},
+        {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
+        {"offsets": [0, 66, 70], "heads": (2, 2, 4), "B": 1},
+    ],
+    ids=str,
+)
 def test_reverse_chain_and_gradients(launched, how):
     expected = [("reverse", 0), ("grads", 0), ("grads", 1)] + [("bonus", 0)] * how.get("bonus", False)
     assert compare(launched, **how) == expected
@@ -119,29 +131,46 @@ def test_a_forward_begins_to_compile_what_its_backward_launches(launched, monkey
     assert {kernel for kernels in wanted for kernel in kernels} <= before
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"state": False, "dstate": False}, {"T": 65, "gate": BFLOAT16}, {"heads": (4, 2, 2)}, {"heads": (1, 1, 4)},
-    {"K": 72, "V": 8, "T": 20}, {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
-    {"T": 1100, "B": 1},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"state": False, "dstate": False},
+        {"T": 65, "gate": BFLOAT16},
+        {"heads": (4, 2, 2)},
+        {"heads": (1, 1, 4)},
+        {"K": 72, "V": 8, "T": 20},
+        {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
+        {"T": 1100, "B": 1},
+    ],
+    ids=str,
+)
 def test_delta_rule(launched, how):
     """The reverse chain of two segments is not cut."""
     assert compare(launched, erase="delta", **how) == [("reverse", 0), ("grads", 0), ("grads", 1), ("strengths", 0)]
 
 
-@pytest.mark.parametrize("how", [
-    {"K": 136, "V": 8}, {"K": 16, "V": 136}, {"K": 136, "V": 24, "heads": (2, 2, 4), "T": 66}, {"K": 20, "V": 12},
-    {"K": 136, "V": 8, "bonus": True, "T": 30}, {"K": 136, "V": 12, "offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
-    {"K": 20, "V": 12, "erase": "delta", "T": 30},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"K": 136, "V": 8},
+        {"K": 16, "V": 136},
+        {"K": 136, "V": 24, "heads": (2, 2, 4), "T": 66},
+        {"K": 20, "V": 12},
+        {"K": 136, "V": 8, "bonus": True, "T": 30},
+        {"K": 136, "V": 12, "offsets": [0, 3, 3, 70, 90], "T": 90, "B": 1},
+        {"K": 20, "V": 12, "erase": "delta", "T": 30},
+    ],
+    ids=str,
+)
 def test_other_widths(launched, how):
     """Padded, and in blocks that are heads of their own."""
     compare(launched, keep="blocks", **how)
 
 
-@pytest.mark.parametrize("how", [
-    {"T": 1600}, {"T": 1700, "state": False, "dstate": False, "heads": (1, 1, 2)},
-], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"T": 1600}, {"T": 1700, "state": False, "dstate": False, "heads": (1, 1, 2)}], ids=str
+)
 def test_segments_of_the_delta_rule(launched, how):
     """What segments add by the chain itself, and the transfer matrices of the forward, transposed."""
     names = [entry for entry, _ in compare(launched, erase="delta", B=1, **how)]
@@ -164,10 +193,15 @@ def test_large_residuals_are_not_kept(launched, monkeypatch):
     assert cuda_calls.forward(x, plan._replace(gradients=True), stub(S))[2].starts is None
 
 
-@pytest.mark.parametrize("how", [
-    {"T": 1100}, {"T": 1700, "offsets": [0, 3, 1100, 1100, 1700], "heads": (2, 1, 2)},
-    {"T": 1537, "state": False, "heads": (1, 1, 2), "bonus": True},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"T": 1100},
+        {"T": 1700, "offsets": [0, 3, 1100, 1100, 1700], "heads": (2, 1, 2)},
+        {"T": 1537, "state": False, "heads": (1, 1, 2), "bonus": True},
+    ],
+    ids=str,
+)
 def test_segments(launched, how):
     names = [entry for entry, _ in compare(launched, B=1, **how)]
     assert names == ["reverse", "segments", "reverse", "grads", "grads"] + ["bonus"] * how.get("bonus", False)

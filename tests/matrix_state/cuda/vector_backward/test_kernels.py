@@ -89,9 +89,11 @@ def test_widths(cp, fn, widths):
         compare(cp, fn, K=widths[0], V=widths[1], gate=gate)
 
 
-@pytest.mark.parametrize(("fn", "widths"), [
-    (la.gla, (256, 256)), (la.rwkv6, (192, 96)), (la.gla, (60, 100)), (la.kda, (128, 256)), (la.kda, (60, 100)),
-], ids=lambda x: getattr(x, "__name__", str(x)))
+@pytest.mark.parametrize(
+    ("fn", "widths"),
+    [(la.gla, (256, 256)), (la.rwkv6, (192, 96)), (la.gla, (60, 100)), (la.kda, (128, 256)), (la.kda, (60, 100))],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_widths_that_are_padded_and_cut(cp, fn, widths):
     compare(cp, fn, K=widths[0], V=widths[1], T=100)
     compare(cp, fn, {"cu_seqlens": [0, 5, 5, 100]}, K=widths[0], V=widths[1], T=100, B=1, N=3, heads=(2, 2, 4))
@@ -137,6 +139,7 @@ def test_residuals_made_again_have_the_same_bits(cp, monkeypatch, fn):
 @pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 def test_vjp_made_again(cp, monkeypatch, fn):
     """Forward and pullback of other numbers launch what the first ones did, into memory full of NaN: the same bits."""
+
     def every(one):
         *arrays, state, dout = one
         out, pull = la.vjp(fn, *arrays, state=state, backend="cuda")

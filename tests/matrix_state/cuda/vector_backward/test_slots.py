@@ -42,10 +42,17 @@ def compare(cp, fn, bound, dtype="bfloat16", options=None, **how):
 
 
 @pytest.mark.parametrize("fn", WITH_SLOTS, ids=lambda fn: fn.__name__)
-@pytest.mark.parametrize("how", [
-    {}, {"heads": (1, 1, 2)}, {"K": 64, "V": 40, "M": 128}, {"options": {"cu_seqlens": [0, 5, 5, 70, 200]}},
-    {"T": 1100, "heads": (1, 1, 1)},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"heads": (1, 1, 2)},
+        {"K": 64, "V": 40, "M": 128},
+        {"options": {"cu_seqlens": [0, 5, 5, 70, 200]}},
+        {"T": 1100, "heads": (1, 1, 1)},
+    ],
+    ids=str,
+)
 def test_output_states_and_gradients(cp, fn, how):
     compare(cp, fn, BOUND, **how)
 

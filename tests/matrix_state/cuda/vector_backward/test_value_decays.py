@@ -26,10 +26,20 @@ def call_of(T=70, heads=(2, 2, 2), K=16, V=8, state=True, **more):
     return (there, own), (wide, plan), S, dout.astype(BFLOAT16), dS.astype(np.float32)
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"state": False}, {"T": 20}, {"heads": (2, 1, 2)}, {"heads": (1, 1, 4)}, {"K": 8, "V": 72, "T": 65},
-    {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1}, {"T": 1100, "B": 1, "K": 8},
-], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"state": False},
+        {"T": 20},
+        {"heads": (2, 1, 2)},
+        {"heads": (1, 1, 4)},
+        {"K": 8, "V": 72, "T": 65},
+        {"offsets": [0, 3, 3, 70, 200], "T": 200, "B": 1},
+        {"T": 1100, "B": 1, "K": 8},
+    ],
+    ids=str,
+)
 def test_output_and_gradients(launched, how):  # noqa: F811
     """The output is the gradient of the queries of the call on the transposed state."""
     (x, plan), (wide, wide_plan), S, dout, dS = call_of(**how)
@@ -51,13 +61,16 @@ def test_output_and_gradients(launched, how):  # noqa: F811
     assert {entry for entry, *_ in launched} <= {"scan", "reverse", "grads", "adds", "segments"}
 
 
-@pytest.mark.parametrize(("words", "change"), [
-    ("of the value channels alone", lambda x, plan: (x._replace(g=x.k), plan)),
-    ("more heads of them", lambda x, plan: (x._replace(q=stub(np.repeat(x.q, 2, axis=-2))), plan)),
-    ("different dtypes", lambda x, plan: (x._replace(q=x.v), plan)),
-    ("take bfloat16", lambda x, plan: (x, plan._replace(computed=()))),
-    ("multiples of 8", lambda x, plan: (x._replace(k=x.k[..., :5]), plan)),
-])
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("of the value channels alone", lambda x, plan: (x._replace(g=x.k), plan)),
+        ("more heads of them", lambda x, plan: (x._replace(q=stub(np.repeat(x.q, 2, axis=-2))), plan)),
+        ("different dtypes", lambda x, plan: (x._replace(q=x.v), plan)),
+        ("take bfloat16", lambda x, plan: (x, plan._replace(computed=()))),
+        ("multiples of 8", lambda x, plan: (x._replace(k=x.k[..., :5]), plan)),
+    ],
+)
 def test_what_is_not_covered_says_why(launched, words, change):  # noqa: F811
     x, plan = change(*call_of()[0])
     call = matrix_state.Call(x, plan._replace(chunk_size=None))

@@ -97,11 +97,19 @@ def test_gradients_and_states_at_positions(cp, T):
     rng = np.random.default_rng(1)
     dout = rng.standard_normal(arrays["v"].shape).astype(arrays["v"].dtype)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
-    (out, _, at), pull = la.vjp(la.gla, **there, state=cp.asarray(state), backend="cuda", return_state=True,
-                                return_states_at=[64, 128], **DECLARED)
+    (out, _, at), pull = la.vjp(
+        la.gla,
+        **there,
+        state=cp.asarray(state),
+        backend="cuda",
+        return_state=True,
+        return_states_at=[64, 128],
+        **DECLARED,
+    )
     wide = {n: x.astype(np.float64) for n, x in arrays.items()}
-    (right, _, states), expected = la.vjp(la.gla, **wide, state=state.astype(np.float64), return_state=True,
-                                          return_states_at=[64, 128])
+    (right, _, states), expected = la.vjp(
+        la.gla, **wide, state=state.astype(np.float64), return_state=True, return_states_at=[64, 128]
+    )
     assert error(out, right) < OUT
     assert error(at, states) < OUT
     grads = pull(cp.asarray(dout))
