@@ -3,7 +3,7 @@
 For what the kernels of a vector decay cover: compute capability 90, bfloat16, K and V up to 128. What a chunk of 64
 tokens does to the state, all chunks at once (vector_free/free_factors.cu), exact in the chunks that decay by more than
 62 nats, which the first build flags; then the chain of the chunks (free_chain.cu).
-docs/decisions/019-vector-decay-kernels.md has the equations.
+docs/internals/free_rank_one.md has the equations.
 """
 
 from __future__ import annotations
