@@ -33,6 +33,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "VariantSpec": ".spec",
     "check": ".call.check",
     "clear_cache": ".call.replay",
+    "config": ".runtime.config",
     "delay_line": ".filters",
     "explain": ".call.explain",
     "family_table": ".catalog",

@@ -26,6 +26,7 @@ from .matrix_state.types import SlotState as SlotState
 from .matrix_state.types import SolvedState as SolvedState
 from .matrix_state.types import StabilisedState as StabilisedState
 from .ops import feature_maps as feature_maps
+from .runtime.config import config as config
 from .runtime.versions import show_versions as show_versions
 from .softmax.types import GatedCache as GatedCache
 from .softmax.types import HouseholderCache as HouseholderCache

@@ -16,8 +16,6 @@ from .runtime.pools import StateRows
 from .runtime.shapes import Sequence, Sizes
 from .runtime.tracing import Trace
 
-SAVED_VARIABLE = "LINATTN_CUDA_SAVED_BLOCKS"  # the environment variable that limits what a forward on CUDA saves
-
 
 class CallPlan(NamedTuple):
     """How a call is computed, as far as it is the same for every core. A core's own plan has these fields too."""

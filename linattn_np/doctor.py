@@ -56,9 +56,12 @@ def _cupy() -> Any:
 
 def cache_folders() -> dict[str, str]:
     """The folders of compiled code."""
+    from .runtime.cuda import nvrtc
+
     home = os.path.expanduser("~")
     return {
-        "numba": str(code_cache.folder("cpu")),
+        "numba": code_cache.folder_in_words("cpu"),
+        "cuda": code_cache.folder_in_words(nvrtc.KIND),
         "cupy": os.environ.get("CUPY_CACHE_DIR", os.path.join(home, ".cupy", "kernel_cache")),
     }
 

@@ -17,7 +17,7 @@ from .matrix_state.types import Decay, Erase
 from .ops.cuda import entries as around
 from .runtime import code_cache
 from .runtime.cuda import nvrtc
-from .runtime.cuda.compile import cache_folder, compile_source
+from .runtime.cuda.compile import compile_source
 from .runtime.cuda.elements import BYTES, ELEMENTS
 from .runtime.cuda.entries import SHARED, Entry
 from .runtime.cuda.sources import installed
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
               for words, K, V, entry in selected(args, dtype, capability)]  # fmt: skip
     for arch, words, entry in _bar(wanted):
         failed += not _compile(arch, words, entry)
-    write(f"stored in {cache_folder()}\n")
+    write(f"stored in {code_cache.folder_in_words(nvrtc.KIND)}\n")
     return 1 if failed else 0
 
 
@@ -128,7 +128,7 @@ def _compile_loops() -> bool:
         began = time.perf_counter()
         modules[2].load_pieces(kernels, dtype, frozenset(words.split()))
         sys.stdout.write(f"cpu  {dtype} {purpose}: ready, {time.perf_counter() - began:.2f} s\n")
-    sys.stdout.write(f"stored in {code_cache.folder('cpu')}\n")
+    sys.stdout.write(f"stored in {code_cache.folder_in_words('cpu')}\n")
     return True
 
 

@@ -154,7 +154,7 @@ def ours(cp: Any, shape: Shape, limits: passes.Limits, sets: list[list[Any]]) ->
     for name in ("both", "forward"):
         row[name]["peak_bytes"] = timing.peak_bytes(cp, calls[name][0])
     if dtype == "bfloat16":
-        with passes.override("SAVED_MIB", 0):
+        with passes.override("cuda_saved_mib", 0, la.config):
             row["backward, recomputed"] = passes.timed(cp, backwards() * 3, th)
     if dtype == "bfloat16" and B > 1 and Hk == H:
         with passes.override("PORTABLE", True):

@@ -73,15 +73,15 @@ def limits_of(cp: Any) -> Limits:
 
 
 @contextlib.contextmanager
-def override(name: str, value: Any) -> Iterator[None]:
-    """Set a constant of policy.py temporarily; recorded plans, which depend on it, are discarded before and after."""
-    before = getattr(policy, name)
-    setattr(policy, name, value)
+def override(name: str, value: Any, owner: Any = policy) -> Iterator[None]:
+    """Set a constant of policy.py, or of `la.config`, temporarily; recorded plans are discarded before and after."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     replay.clear()
     try:
         yield
     finally:
-        setattr(policy, name, before)
+        setattr(owner, name, before)
         replay.clear()
 
 

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..runtime.config import config
 from ..runtime.cuda import launch
 from ..runtime.cuda.places import place_results, places, positions
 from ..runtime.cuda.record import LaunchSequence, Recorder, get
@@ -34,7 +35,7 @@ def signature_maker(kind: Any) -> Callable[..., Any]:
         if type(keywords.get("return_states_at")) is kind:
             return None
         device, low = current_device(), 0
-        parts: list[Any] = [spec.name, device, len(arrays), *keywords]
+        parts: list[Any] = [spec.name, device, config.values, len(arrays), *keywords]
         pointers: list[int] = []
         given: list[Array] = []
         values, state = (*arrays, *keywords.values()), keywords.get("state")

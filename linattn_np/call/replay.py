@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core import COMPUTATIONS, SAVED_VARIABLE, Computation
+from ..core import COMPUTATIONS, Computation
 from ..runtime import shapes
 from ..runtime.arrays import is_cupy
 from ..runtime.held import empty_all, held_bytes
@@ -124,8 +124,8 @@ def clear_cache() -> None:
 
 
 def vjp_key(signature: Signature) -> Hashable:
-    """The key of a vjp; on CuPy with the limit of what a forward saves."""
-    return "vjp", None if signature[3] is None else os.environ.get(SAVED_VARIABLE), signature[0]
+    """The key of a vjp."""
+    return "vjp", signature[0]
 
 
 # signatures

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..core import SAVED_VARIABLE
 from ..runtime.arrays import is_cupy, is_numpy
+from ..runtime.config import config
 from .types import Decay, Erase, Inputs, Plan
 
 # chunks
@@ -99,19 +99,8 @@ DELTA_STEPS = (1, 2, 4, 8)  # micro-steps of a token, with which a chunk of GROU
 EXACT_PIECES = 4  # blocks of a head that recompute its chunks whose decays need the exact form: one wave of 256 heads
 VECTOR_RESIDENT = {"inverse": 4}  # blocks per multiprocessor of vector decays: registers
 FACTORS_RESIDENT = 4  # the same of inverses that store factors of segments
-SAVED_MIB = 1024  # most MiB of intra-chunk factors that the forward of a delta rule saves for its backward, unless
-# the environment variable SAVED_VARIABLE says how many
-
-VECTOR_BACKWARD = os.environ.get("LINATTN_CUDA_VECTOR_BACKWARD", "1") not in ("", "0")  # gradients of vector decays by
-# kernels; else by array calls
-TRAINING_BITS = os.environ.get("LINATTN_CUDA_TRAINING_BITS", "0") not in ("", "0")  # a call without gradients has the
-# bits of one with them also where that takes 12 to 20 % longer: vector decays in bfloat16
-FREE_ERASE = os.environ.get("LINATTN_CUDA_FREE", "1") not in ("", "0")  # rwkv7, dplr, iplr, gdn2 by kernels of
-# chunks; else token by token in one kernel
-RECURRENCE_BACKWARD = os.environ.get("LINATTN_CUDA_RECURRENCE", "1") not in ("", "0")  # gradients of calls that go
-# token by token by kernels; else by array calls
-PORTABLE_CHUNKS = os.environ.get("LINATTN_CUDA_VECTOR_CHUNKS", "1") not in ("", "0")  # vector decays that no kernel of
-# warpgroup products covers in chunks; else token by token
+RECURRENCE_BACKWARD = True  # kernels of gradients token by token; tests turn them off to reach the array calls
+PORTABLE_CHUNKS = True  # portable chunks of vector decays; tests turn them off to reach the kernels token by token
 RECURRENCE_MARK = 128  # tokens from one <S, R> of those kernels to the next: the sum of the gate gradient restarts
 RECURRENCE_COLUMNS, RECURRENCE_CHANNELS = 128, 32  # of a block: value columns of the one, key channels of the other
 PORTABLE_CHUNK = 16  # tokens of a chunk of them: the pairs that a lane traverses; products of mma.sync
@@ -217,5 +206,5 @@ def recurs_cuda(x: Inputs, plan: Plan) -> bool:
 
 
 def saves_factors(size: int) -> bool:
-    """Whether the forward of a CUDA delta rule stores `size` bytes of factors; else its backward recomputes them."""
-    return size <= int(os.environ.get(SAVED_VARIABLE) or SAVED_MIB) << 20
+    """Whether the forward on CUDA stores `size` bytes of factors; else its backward recomputes them."""
+    return size <= config.cuda_saved_mib << 20

@@ -24,18 +24,30 @@ SEAL = 32  # bytes of the digest
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def folder(kind: str) -> Path:
-    """The folder of a kind of code: $LINATTN_CACHE_DIR, else linattn_np/<kind> in the user's cache folder."""
+def folder(kind: str) -> Path | None:
+    """The folder of a kind of code: $LINATTN_CACHE_DIR, else linattn_np/<kind> in the user's cache folder.
+
+    None if the variable is "off": nothing is read or stored.
+    """
     chosen = os.environ.get("LINATTN_CACHE_DIR")
+    if chosen == "off":
+        return None
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "linattn_np" / kind
 
 
+def folder_in_words(kind: str) -> str:
+    """The folder of a kind of code, or why there is none."""
+    return str(folder(kind) or "nowhere: LINATTN_CACHE_DIR is off")
+
+
 def file_of(kind: str, name: str) -> Path | None:
-    """The path of a name; None if the folder cannot be created, or, with a UserWarning, if others can write to it."""
+    """The path of a name; None without a folder, or, with a UserWarning, if others can write to it."""
     where = folder(kind)
+    if where is None:
+        return None
     try:
         _create(where)
         open_to_others = _open_to_others(where)

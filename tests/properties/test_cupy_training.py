@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
-from linattn_np.matrix_state import policy
 from linattn_np.softmax import policy as softmax_policy
 from tests.cases import cases_of, draw, parts, parts_like
 
@@ -20,10 +18,7 @@ SHAPES = [(1, 64), (17, 64), (130, 32), (64, 128)]  # tokens, channels of keys a
 @pytest.fixture(autouse=True)
 def same_bits(monkeypatch):
     """With the option for what differs by default."""
-    monkeypatch.setattr(policy, "TRAINING_BITS", True)
-    replay.clear()
-    yield
-    replay.clear()
+    monkeypatch.setattr(la.config, "training_bits", True)
 
 
 def bits(x):

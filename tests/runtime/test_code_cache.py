@@ -155,3 +155,14 @@ def test_compiled_loops_replace_what_others_can_write(tmp_path):
     before = {file: file.stat().st_ino for file in files}
     assert float(run(CALL, LINATTN_CACHE_DIR=str(tmp_path))) > 0
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 and file.stat().st_ino != before[file] for file in files)
+
+
+def test_off_stores_nothing_anywhere(tmp_path, monkeypatch, recwarn):
+    """The value of LINATTN_CACHE_DIR is a word here, not a folder: of CPU kernels and of CUDA kernels."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LINATTN_CACHE_DIR", "off")
+    for kind in ("cpu", "cubin"):
+        assert code_cache.folder(kind) is code_cache.file_of(kind, "code.o") is None
+    assert not list(tmp_path.iterdir())
+    assert not list(recwarn)

@@ -79,7 +79,6 @@ def test_numba_says_it_but_not_for_code_from_the_disk(time, caplog, tmp_path, mo
 
     caplog.set_level(logging.WARNING, "linattn_np")
     monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("LINATTN_NUMBA_CACHE", raising=False)
     tmp_path.chmod(0o700)
 
     def slow(*given):

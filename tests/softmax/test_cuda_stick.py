@@ -15,11 +15,6 @@ pytestmark = pytest.mark.gpu
 FN = la.stick_breaking_attention
 
 
-@pytest.fixture(autouse=True)
-def switched_on(monkeypatch):
-    monkeypatch.setattr(policy, "STICKS", True)
-
-
 def draw(T, *, dtype="float32", B=2, heads=(2, 2, 2), widths=(64, 64), level=0.0):
     """(arrays by name, cotangent of the output), fresh for every call; level: what is added to the logits."""
     rng, (Hq, Hk, H), (K, V) = np.random.default_rng(), heads, widths
@@ -109,11 +104,9 @@ def test_keys_that_nothing_reaches_are_not_read(cp):  # noqa: F811
     assert not np.isnan(cp.asnumpy(found["dq"])[:, 300:]).any()
 
 
-def test_which_calls(cp, monkeypatch):  # noqa: F811
+def test_which_calls(cp):  # noqa: F811
     arrays, _ = draw(20)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     assert la.explain(FN, **there).backend == "cuda"
     state = FN(**there, return_state=True).state
     assert "with a cache" in la.explain(FN, **there, state=state).others["cuda"]
-    monkeypatch.setattr(policy, "STICKS", False)
-    assert "LINATTN_CUDA_STICKS" in la.explain(FN, **there).others["cuda"]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.softmax import policy
 
 from .terms import ROUNDING, cancelling
 from .test_cuda import GATES, both, cp, same  # noqa: F401
@@ -101,13 +100,10 @@ def test_causality_to_the_bit(cp):  # noqa: F811
     assert not same(cp, a, b)
 
 
-def test_which_calls(cp, monkeypatch):  # noqa: F811
+def test_which_calls(cp):  # noqa: F811
     arrays, _ = draw(20)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     assert la.explain(FN, **there).backend == "cuda"
-    monkeypatch.setattr(policy, "SYSTEMS", False)
-    assert "LINATTN_CUDA_SYSTEMS" in la.explain(FN, **there).others["cuda"]
-    monkeypatch.undo()
     state = FN(**there, return_state=True).state
     assert "a system that goes on from a cache" in la.explain(FN, **there, state=state).others["cuda"]
     wide = {n: x.astype(np.float64) for n, x in there.items()}

@@ -14,9 +14,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...runtime.arrays import Array, dtype_name
+from ...runtime.config import config
 from ...runtime.cuda import launch
 from .. import policy
-from ..array import chunks as array_calls
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import operands, vector_backward
 from . import vector_plan as cuts
@@ -89,7 +89,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
         keep = keeps(plan, batch.slots * batch.heads * (vector_state(False) + vector_gram(False)))
-    two_terms = keep or ((plan.gradients or policy.TRAINING_BITS) and policy.VECTOR_BACKWARD)
+    two_terms = keep or plan.gradients or config.training_bits
     redone = cuts.Build(True, keep, operands.build_at(plan), two_term_keys=two_terms)
     builds = [redone._replace(exact=False, bounded=is_bounded(plan)), redone]
     _prepare(batch, builds)
@@ -137,22 +137,14 @@ def gives_states(call: Any) -> bool:
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
-    if not policy.VECTOR_BACKWARD:
-        return by_array_calls(saved, dout, dstate)
     if saved.starts is None:
         saved = forward(saved.x, saved.plan, saved.state, keep=True)[2]
     return vector_backward.backward(saved, dout, dstate)
 
 
-def by_array_calls(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
-    """The same from the inputs alone, by array calls."""
-    residuals = array_calls.forward(saved.x, saved.plan, saved.state)[2]
-    return array_calls.backward(residuals, dout, dstate)
-
-
 def keeps(plan: Plan, size: int) -> bool:
     """Whether a forward stores `size` bytes of residuals."""
-    return plan.gradients and policy.VECTOR_BACKWARD and policy.saves_factors(size)
+    return plan.gradients and policy.saves_factors(size)
 
 
 def _begins(xp: Any, batch: Batch, arrays: dict[str, Array | None], start: States) -> Array | None:

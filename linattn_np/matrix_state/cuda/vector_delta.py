@@ -14,7 +14,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...runtime.arrays import Array
-from .. import policy
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import delta_plan, vector, vector_backward
 from . import vector_launch as launches
@@ -95,8 +94,6 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; the keys' own as they read is in theirs as they write."""
-    if not policy.VECTOR_BACKWARD:
-        return vector.by_array_calls(saved, dout, dstate)
     if saved.starts is None:
         saved = forward(saved.x, saved.plan, saved.state, keep=True)[2]
     return vector_backward.backward(saved, dout, dstate)

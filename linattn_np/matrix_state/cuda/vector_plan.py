@@ -45,7 +45,7 @@ class Build(NamedTuple):
     keep: bool = False
     at: int = 0  # 2 of a ragged batch
     bounded: bool = False  # a scan whose gates are declared to be small
-    two_term_keys: bool = False  # of a scan that a backward follows, or with policy.TRAINING_BITS
+    two_term_keys: bool = False  # of a scan that a backward follows, or with config.training_bits
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:

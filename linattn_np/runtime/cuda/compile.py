@@ -59,8 +59,3 @@ def compile_source(source: Source, constants: Mapping[str, int], arch: str, cach
     with compiling(f"{source.name} by NVRTC", path):
         cubin, log = nvrtc.compile_program(source.name, source.text, source.headers, options)
     return Code(cubin, log, path if path is not None and code_cache.store(path, cubin) else None)
-
-
-def cache_folder() -> Path:
-    """The folder of cached cubins."""
-    return code_cache.folder(nvrtc.KIND)

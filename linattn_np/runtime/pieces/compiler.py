@@ -4,7 +4,7 @@ Numba links the code of a function into each caller and optimises it there again
 its own, and a caller holds its name: code is optimised once, and a kernel costs what its own lines cost. A file on disk
 is plain machine code behind a digest (runtime/code_cache.py checks it, owner and permissions); nothing is
 deserialised. Its name contains a digest of everything that the code depends on: our sources, Numba, Python, LLVM, the
-processor and the vector width. LINATTN_NUMBA_CACHE=0 keeps nothing.
+processor and the vector width.
 """
 
 from __future__ import annotations
@@ -72,10 +72,8 @@ class _Library(CPUCodeLibrary):
 
 def compiled(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
     """The object file of a function, from disk or compiled."""
-    path = None
-    if os.environ.get("LINATTN_NUMBA_CACHE", "1") != "0":
-        name = _fingerprint(body.__code__.co_filename)
-        path = None if name is None else code_cache.file_of(KIND, f"{symbol}-{name}.o")
+    name = _fingerprint(body.__code__.co_filename)
+    path = None if name is None else code_cache.file_of(KIND, f"{symbol}-{name}.o")
     if path is not None and (stored := code_cache.load(path)) is not None:
         return stored
     with compiling(f"{symbol} by Numba", path):

@@ -21,8 +21,6 @@ from .stick_plan import KERNELS, block_rows, constants
 
 def unsupported_reason(x: Any, plan: Plan) -> str | None:
     """Why the kernels do not support a call; None if they do."""
-    if not policy.STICKS:
-        return "LINATTN_CUDA_STICKS is off: stick-breaking attention is computed by array calls"
     if plan.has_state:
         return "stick-breaking attention with a cache is computed by array calls"
     return portable.unsupported_reason(Inputs(*x[:3]), plan._replace(strict=False))

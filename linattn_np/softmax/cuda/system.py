@@ -14,7 +14,6 @@ from ...ops.cuda.arguments import address, rows_of
 from ...runtime.arrays import Array, cast
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import BYTES
-from .. import policy
 from ..types import DeltaInputs, Inputs, Plan
 from . import arguments, calls, portable
 from .calls import Saved
@@ -27,8 +26,6 @@ Results = tuple[Array, Array, Saved]  # u, r (..., T, H, V), the log2 of the sum
 
 def unsupported_reason(x: DeltaInputs, plan: Plan) -> str | None:
     """Why the kernels do not support a call; None if they do."""
-    if not policy.SYSTEMS:
-        return "kernels of linear systems are off: LINATTN_CUDA_SYSTEMS is 0 in the environment"
     if plan.has_state:
         return "a system that goes on from a cache is solved by array calls"
     return portable.unsupported_reason(Inputs(x.k if x.w is None else x.w, x.k, x.v, x.g), plan)

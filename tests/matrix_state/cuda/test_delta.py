@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
 from linattn_np.runtime.cuda import launch
 
@@ -146,7 +145,7 @@ def test_blocks_made_again(cp, monkeypatch):
     fn, given = function(arrays)
     there = [cp.asarray(x) for x in (*given, *arrays[5:])]
     kept = both(fn, there[:5], *there[5:], backend="cuda")
-    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")  # looked at by replayed calls too
+    monkeypatch.setattr(la.config, "cuda_saved_mib", 0)  # looked at by replayed calls too
     made = both(fn, there[:5], *there[5:], backend="cuda")
     assert all(same(kept[n], made[n]) for n in kept)
 

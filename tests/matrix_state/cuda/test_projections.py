@@ -7,7 +7,6 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
-from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import delta as cuda_delta
 from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
 from linattn_np.matrix_state.types import Decay, EraseKey
@@ -168,12 +167,12 @@ def test_lengths_are_taken_out_in_the_kernels_and_before_them(cp, hopper, monkey
     monkeypatch.setattr(cuda_delta, "divides", lambda x, plan: False)
     assert "after one that divides q and k by their length" in la.explain(fn, **there, qk_l2norm=True).reason
     check(cp, fn, drawn, factor=1.2, qk_l2norm=True)
-    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
+    monkeypatch.setattr(la.config, "cuda_saved_mib", 0)
     check(cp, fn, drawn, factor=1.2, qk_l2norm=True)
 
 
 def test_blocks_made_again_with_lengths(cp, hopper, monkeypatch):
-    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
+    monkeypatch.setattr(la.config, "cuda_saved_mib", 0)
     check(cp, la.gated_delta_rule, draw(la.gated_delta_rule, B=(1,), T=700), qk_l2norm=True)
 
 

@@ -7,7 +7,6 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import device_replay, replay
-from linattn_np.matrix_state.policy import SAVED_VARIABLE
 from linattn_np.runtime.cuda import launch
 from tests.cases import parts
 from tests.matrix_state.cuda.step import host as step_calls
@@ -127,16 +126,28 @@ def test_gradients_and_plain_calls_are_kept_apart(public, monkeypatch):
 
 
 def test_how_much_a_forward_may_keep_is_part_of_what_it_is_found_by(public, monkeypatch):
-    """The environment says it, so that a forward that kept blocks is not repeated where none may be kept."""
+    """A forward that kept blocks is not replayed where none may be kept."""
     doubling(monkeypatch)
     x, S = drawn(0)
-    for n, value in enumerate(("1", "0", "1")):
-        monkeypatch.setenv(SAVED_VARIABLE, value)
+    for n, value in enumerate((1, 0, 1)):
+        monkeypatch.setattr(la.config, "cuda_saved_mib", value)
         pull_of(x, S, *cotangents(n))
         assert len(device_plans()) == min(n + 1, 2)
         assert forward_of(x | {"state": S}) is not None
-    monkeypatch.delenv(SAVED_VARIABLE)
+    monkeypatch.setattr(la.config, "cuda_saved_mib", 2)
     assert forward_of(x | {"state": S}) is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("cuda_saved_mib", 0), ("training_bits", True)])
+def test_a_changed_setting_plans_anew(public, monkeypatch, name, value):
+    """Plain calls and gradients: the plans of both depend on the settings."""
+    doubling(monkeypatch)
+    x, S = drawn(0)
+    for count in (2, 4):
+        pull_of(x, S, *cotangents(0))
+        la.gated_delta_rule(**x, state=S)
+        assert len(device_plans()) == count
+        monkeypatch.setattr(la.config, name, value)
 
 
 def test_a_pullback_reads_its_own_call(public, monkeypatch):

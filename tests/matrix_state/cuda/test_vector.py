@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import vector_plan
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.runtime.cuda import launch
@@ -336,21 +335,3 @@ def test_calls_are_replayed(cp, monkeypatch, fn, T):
     there = [[{n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(state)] for arrays, state in sets]
     call = lambda one: list(fn(**one[0], state=one[1], return_state=True))  # noqa: E731
     check_made_again(cp, monkeypatch, call, there)
-
-
-@pytest.mark.parametrize("fn", FUNCTIONS, ids=name_of)
-def test_gradients(cp, monkeypatch, fn):
-    """Computed by array calls, beside a forward of the kernels."""
-    monkeypatch.setattr(policy, "VECTOR_BACKWARD", False)
-    arrays, state = draw(fn, T=100, kind="mild")
-    rng = np.random.default_rng(1)
-    dout = rng.standard_normal(arrays["v"].shape).astype(arrays["v"].dtype)
-    there = {n: cp.asarray(x) for n, x in arrays.items()}
-    out, pull = la.vjp(fn, **there, state=cp.asarray(state), backend="cuda")
-    assert same(out, fn(**there, state=cp.asarray(state), backend="cuda"))
-    wide = {n: x.astype(np.float64) for n, x in arrays.items()}
-    _, expected = la.vjp(fn, **wide, state=state.astype(np.float64))
-    grads, right = pull(cp.asarray(dout)), expected(dout.astype(np.float64))
-    for name, want in right._asdict().items():
-        if want is not None:
-            assert error(getattr(grads, name), want) < 4e-3, name

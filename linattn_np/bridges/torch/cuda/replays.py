@@ -6,7 +6,6 @@ No CuPy array is made. The plans are those that the calls on CuPy views recorded
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable
 from math import prod
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from ....call import device_replay, replay
 from ....call.dispatch import new
 from ....call.results import Result, StatesResult
-from ....core import SAVED_VARIABLE
+from ....runtime.config import config
 from ....runtime.cuda.record import LaunchSequence, get
 from ....runtime.memory import is_on_device
 from ....spec import VariantSpec
@@ -42,7 +41,7 @@ def signature(spec: VariantSpec, arrays: Arrays, keywords: Keywords, follows: bo
     if keywords.get("cu_seqlens") is not None or type(positions) in PLAIN or is_followed():
         return None
     device, low, grad, followed = current_device(), 0, follows and grad_mode(), False
-    parts: list[Any] = ["torch", spec.name, device, len(arrays), *keywords]
+    parts: list[Any] = ["torch", spec.name, device, config.values, len(arrays), *keywords]
     pointers: list[int] = []
     try:
         for x in (*arrays, *keywords.values()) if arrays else keywords.values():
@@ -182,7 +181,7 @@ def is_known(signature: Signature, bound: Signature | None) -> bool:
 
 
 def _vjp_key(signature: Signature) -> Any:
-    return "vjp", os.environ.get(SAVED_VARIABLE), signature[0]
+    return "vjp", signature[0]
 
 
 class Forward:

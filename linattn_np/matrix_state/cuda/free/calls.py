@@ -38,8 +38,6 @@ KERNELS_OF_BACKWARD = [(FACTORS, BACKWARD), (FACTORS, BACKWARD._replace(exact=Tr
 def unsupported_reason(call: Any) -> str | None:
     """Why the kernels do not cover a call with erase FREE; None where they do."""
     x = call.x
-    if not policy.FREE_ERASE:
-        return "the kernels of a free rank-one term are off: LINATTN_CUDA_FREE is 0 in the environment"
     if x.erase is not Erase.FREE or x.decay is Decay.SCALAR:
         return "the kernels are of a free rank-one term with a decay of the key channels, or none"
     if call.plan.query_reads is not ReadState.UPDATED:
@@ -53,9 +51,8 @@ def how(call: Any) -> str:
 
 
 def gives_states(call: Any) -> bool:
-    """Whether forward stores states at the positions of a call, and gradients are those of array calls."""
-    by_kernels = call.plan.gradients and policy.VECTOR_BACKWARD
-    return operands.gives_states(call.plan) and not (by_kernels or call.plan.is_ragged)
+    """Whether forward stores states at the positions of a call: no backward follows, which would not add gradients."""
+    return operands.gives_states(call.plan) and not (call.plan.gradients or call.plan.is_ragged)
 
 
 class Residuals(NamedTuple):

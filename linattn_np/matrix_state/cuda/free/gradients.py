@@ -15,9 +15,8 @@ from ....ops.cuda.arguments import address, rows_of
 from ....runtime.arrays import Array, cast, sum_to
 from ....runtime.cuda import launch
 from ....runtime.cuda.tensor_map import moves
-from ... import policy
 from ...types import Inputs, Saved
-from .. import arguments, vector
+from .. import arguments
 from .. import vector_launch as launches
 from ..operands import as_state, one_head_each, public_state_gradient, states_at, sum_shared_heads
 from . import calls
@@ -30,8 +29,6 @@ READ = ("q", "k", "g", "a", "b")
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
-    if not policy.VECTOR_BACKWARD:
-        return vector.by_array_calls(saved, dout, dstate)
     if saved.starts is None:
         saved = calls.forward(saved.x, saved.plan, saved.state, keep=True)[2]
     x, plan, _, residuals = saved

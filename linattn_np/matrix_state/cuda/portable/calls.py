@@ -28,7 +28,7 @@ def unsupported_reason(call: Any) -> str | None:
     """Why the kernels do not cover the forward of a call; None where they do."""
     x, plan = call.x, call.plan
     if not policy.PORTABLE_CHUNKS:
-        return "portable chunks are off: LINATTN_CUDA_VECTOR_CHUNKS is 0 in the environment"
+        return "portable chunks are off"
     if x.decay is not Decay.VECTOR or x.gv is not None or x.erase is Erase.FREE:
         return "the kernels are of decays of the key channels, without an erase term or with the delta rule"
     if x.erase is Erase.DELTA and not (plan.erases_key and plan.erase_reads is ReadState.DECAYED):

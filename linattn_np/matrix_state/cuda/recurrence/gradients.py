@@ -31,7 +31,7 @@ def unsupported_reason(saved: Any) -> str | None:
     """Why the kernels do not compute the gradients of a call that the recurrence has computed; None if they do."""
     x, plan = saved.x, saved.plan
     if not policy.RECURRENCE_BACKWARD:
-        return "gradients token by token are off: LINATTN_CUDA_RECURRENCE is 0 in the environment"
+        return "gradients token by token are off"
     if x.gv is not None or x.decay is Decay.SCALAR or (x.decay is Decay.NONE and x.erase is not Erase.FREE):
         return "the kernels are of decays of the key channels, and of free rank-one terms with such decays or none"
     if x.q is None or not plan.causal or x.q.shape[-2] > x.v.shape[-2]:

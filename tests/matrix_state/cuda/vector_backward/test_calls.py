@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import linattn_np as la
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
@@ -189,7 +190,7 @@ def test_residuals_that_were_not_kept_are_made_again(launched, monkeypatch):
 
 def test_large_residuals_are_not_kept(launched, monkeypatch):
     (x, plan), _, S = call_of()
-    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
+    monkeypatch.setattr(la.config, "cuda_saved_mib", 0)
     assert cuda_calls.forward(x, plan._replace(gradients=True), stub(S))[2].starts is None
 
 

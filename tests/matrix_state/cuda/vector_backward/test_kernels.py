@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import vector_plan
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import launch
@@ -131,7 +130,7 @@ def test_same_bits(cp, fn, T):
 def test_residuals_made_again_have_the_same_bits(cp, monkeypatch, fn):
     arrays, state = draw(fn, T=300)
     kept = on_device(cp, fn, arrays, state, *cotangents(arrays, state))
-    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
+    monkeypatch.setattr(la.config, "cuda_saved_mib", 0)
     made = on_device(cp, fn, arrays, state, *cotangents(arrays, state))
     assert all(same(kept[n], made[n]) for n in kept)
 

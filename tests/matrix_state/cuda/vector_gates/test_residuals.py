@@ -9,7 +9,6 @@ import pytest
 
 import linattn_np as la
 from linattn_np.matrix_state import core as matrix_state
-from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import vector
 from linattn_np.matrix_state.cuda.shared_memory import DELTA_END
 from linattn_np.matrix_state.types import Erase, Inputs, Plan, ReadState
@@ -30,7 +29,7 @@ def test_outputs_do_not_depend_on_what_is_stored(cp, monkeypatch, fn, kind, gate
     arrays, state = draw(fn, T=300, kind=kind, gate=gate)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     out, pull = la.vjp(fn, **there, state=cp.asarray(state), backend="cuda")
-    monkeypatch.setenv(policy.SAVED_VARIABLE, "0")
+    monkeypatch.setattr(la.config, "cuda_saved_mib", 0)
     again, pull_again = la.vjp(fn, **there, state=cp.asarray(state), backend="cuda")
     assert same(out, again)
     assert not same(out, fn(**there, state=cp.asarray(state), backend="cuda"))
