@@ -75,8 +75,15 @@ def main(case: Case, arguments: list[str]) -> int:
         rows += more
     if options.write:
         name = case.name + ("_backward" if options.backward else "")
-        print(record.write(name, {"what": "forward and backward" if options.backward else "forward", "rows": rows}))
+        what = "forward and backward" if options.backward else "forward"
+        print(record.write(name, {"what": what, "rows": summary(rows)}))
     return 0
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of one thread, and of several threads those of the last shape."""
+    last = rows[-1]["shape"]
+    return [row for row in rows if row["threads"] == 1 or row["shape"] == last]
 
 
 def relative(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

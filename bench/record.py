@@ -1,4 +1,8 @@
-"""Command-line options, the machine of a measurement, and the JSON file of its result."""
+"""Command-line options, the machine of a measurement, and the JSON file of its result.
+
+A file under bench/results/ is a summary: the program that measures prints every row and writes those that it chooses,
+at most fifty. Nobody edits a file by hand.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from typing import Any
 from linattn_np.doctor import versions
 
 RESULTS = Path(__file__).parent / "results"
+ROW = 2  # levels of dictionaries that share a line of a file
 
 
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
@@ -50,8 +55,30 @@ def write(name: str, result: dict[str, Any]) -> Path:
 def save(path: Path, result: dict[str, Any]) -> Path:
     """Write the result to `path` as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(text(result) + "\n")
     return path
+
+
+def text(x: Any, depth: int = 0) -> str:
+    """JSON with a row a line; the numbers and words of a dictionary share a line before its rows."""
+    rows = isinstance(x, list) and depth == 1 and _levels(x) > 0
+    if _levels(x) <= min(depth, ROW) and not rows:
+        return json.dumps(x)
+    if isinstance(x, list):
+        lines = [text(y, depth + 1) for y in x]
+    else:
+        plain = {n: y for n, y in x.items() if not isinstance(y, dict | list)}
+        lines = [json.dumps(plain)[1:-1]] if plain else []
+        lines += [f"{json.dumps(n)}: {text(y, depth + 1)}" for n, y in x.items() if n not in plain]
+    opening, closing = "[]" if isinstance(x, list) else "{}"
+    inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
+    return opening + ",".join(inner + line for line in lines) + outer + closing
+
+
+def _levels(x: Any) -> int:
+    """Levels of dictionaries; lists have none of their own."""
+    inner = max(map(_levels, x.values() if isinstance(x, dict) else x), default=0) if isinstance(x, dict | list) else 0
+    return inner + isinstance(x, dict)
 
 
 def rounded(x: Any, digits: int = 4) -> Any:

@@ -131,6 +131,12 @@ def measure(
     return rows
 
 
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One token of 1 (float32 states), 32 and 256 sequences, and, with float32 states, 16 tokens of 32."""
+    kept = ((1, 1), (32, 1), (32, 16), (256, 1))
+    return [row for row in rows if (row["B"], row["T"]) in (kept[1::2] if "state" in row else kept)]
+
+
 def keep_peers(path: Path, result: dict[str, Any]) -> None:
     """Copy other libraries' figures from the file at `path` into the rows of `result`."""
     before = json.loads(path.read_text())
@@ -167,11 +173,11 @@ def main(argv: list[str]) -> int:
         "gates": "float32",
         "state": "float32",
         "errors": errors,
-        "rows": measure(cp, copy, args.batches, not args.no_peers),
+        "rows": summary(measure(cp, copy, args.batches, not args.no_peers)),
     }
     if args.state:
         result["stored_states"] = [
-            row for state in args.state for row in measure(cp, copy, args.batches, False, kind_of(state))
+            row for state in args.state for row in summary(measure(cp, copy, args.batches, False, kind_of(state)))
         ]
     if args.no_peers:
         keep_peers(args.results / "cuda_step.json", result)

@@ -21,12 +21,19 @@ HEAD = """# Performance
 A program under `bench/` measured every number on this page and stored it as JSON under `bench/results/`; `python
 docs/performance/make_performance.py` generates the page from those files. Anything not listed was not measured.
 
-Measured before these became slower on 2026-11-29 (by hand): `based` and `rebased` in float32 on a CPU, a forward 1.7 to
-2 times, one token 3.5 to 5 times; forward and backward in float32 on a GPU where a decay is a scalar and nothing is
-erased, 3 to 5 %. Calls with raw gates or norms became faster. None of the rows has been repeated since.
+`python -m bench NAME --write` repeats a measurement (`python -m bench` lists the names). It prints every row and writes
+a summary, whose rows its own program chooses:
 
-`python -m bench NAME --write` repeats a measurement (`python -m bench` lists the names). Results are compared with
-float64 before they are timed.
+- variants on a CPU: all rows of one thread, and of two threads the last shape;
+- `changes`: the largest state, and of each function its first pair of calls and the one with the largest ratio;
+- one token on a GPU: 1, 32 and 256 sequences, and 16 tokens of 32; states in 16 bits: one token of 32 and 256;
+- vector decay, errors: mild gates, and, with 128 channels and g in bfloat16, no decay and equal keys;
+- all others: every row.
+
+Since these rows were measured `based` and `rebased` in float32 have become slower on a CPU (their features and states
+are float64), float32 gradients of scalar decays slower on a GPU, calls with raw gates or norms faster.
+
+Results are compared with float64 before they are timed.
 
 - **CPU time** is a median over alternating rounds. A matrix product is timed with each sample, and ratios compare *CPU
   time times the rate of that product*, so that load or throttling of the machine cancels. A sample lasts 50 ms or
@@ -38,10 +45,6 @@ float64 before they are timed.
   peers have a process each.
 - **MiB** is the peak above the inputs, including the result.
 - Other operators, such as softmax attention, appear for their time only.
-- `earlier` has the loops of chunks of 32 tokens beside ours.
-- Two threads and a few milliseconds: after a pause Linux placed the helper thread on the caller's processor, and both
-  took turns; helpers are kept off it now (2026-11-23, (1, 512, 4, 64): 1.0 ms for forward where it was 1.8, with
-  gradients 4.9 where it was 7.0). PyTorch's threads are placed by the system as before.
 """
 
 
@@ -136,8 +139,8 @@ def plain(name: str, result: dict[str, Any]) -> str:
     """Any other file with rows: one column per key."""
     flat = [dict(_leaves(row)) for row in result["rows"]]
     keys = list(dict.fromkeys(key for row in flat for key in row))
-    told = {k: v for k, v in result.items() if isinstance(v, str | int | float) and k not in ("date", "cpu", "cores")}
-    notes = [f"{k}: {v}" for k, v in told.items()]
+    skip = ("date", "cpu", "cores", "gpu", "driver", "driver_api", "runtime", "multiprocessors", "load")
+    notes = [f"{k}: {v}" for k, v in result.items() if k not in (*skip, "versions", "rows") and not isinstance(v, dict)]
     body = [[number(row.get(key)) for key in keys] for row in flat]
     return "\n\n".join([f"## {name}", machine(result), "; ".join(notes), table(keys, body)])
 

@@ -61,17 +61,18 @@ once more by its backward, at the {copy_gbs:.0f} GB/s of a copy, as a share of t
 bound by memory cannot cost less."""
 VECTOR_PEERS = """\
 Other libraries' kernels in the run of the row, on the same arrays, g in bfloat16; cuDNN's gradients take it as float32.
-FLA's autotuner had few candidates (4 warps, 2 or 3 stages): with all of them its forward and both have taken 2.49 and
-11.4 (`gla`), 3.26 and 13.0 (`rwkv6`), 2.98 and 14.9 (`kda`), 5.95 and 20.2 (`rwkv7`) on such a device, by hand.
+FLA's autotuner had few candidates (4 warps, 2 or 3 stages); with all of them its kernels have been faster than here.
 It rejects a gated backward with this Triton version on Hopper; that check was disabled."""
 VECTOR_MORE = """\
-Other widths and slots (64), (B, T, H, K, V), {date}, before portable chunks of 16 tokens existed. Where both is missing, gradients are computed by array calls."""
+Other widths and slots (64), (B, T, H, K, V), {date}, before portable chunks of 16 tokens existed. Where both is
+missing, gradients are computed by array calls."""
 ATTENTION = """\
 `python -m bench softmax --backend cuda`: causal attention, (B, T, H / heads of keys and values, K = V), nanoseconds per
 token and query head, calls queued back to back; both: forward and pullback. TFLOP/s count 2 (K + V) operations for each
 pair that is read, 2.5 times as many backward, also for pairs without weights, which calls with gates skip
-([why](../decisions/softmax.md)). Where nothing is said gates are sigmoids around 0.95. Peers on the same arrays in the same run, and their time relative to ours; FLA's autotuner had few candidates. A product of
-square bfloat16 matrices runs at {matrix_tflops:.0f} TFLOP/s."""
+([why](../decisions/softmax.md)). Where nothing is said gates are sigmoids around 0.95. Peers on the same arrays in the
+same run, and their time relative to ours; FLA's autotuner had few candidates. A product of square bfloat16 matrices
+runs at {matrix_tflops:.0f} TFLOP/s."""
 ATTENTION_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs, T = 1023:"""
 PATH = """\

@@ -99,17 +99,18 @@ def text_table(table: Table) -> TextTable:
 
 
 def write_json(path: Path, results: list[ProbeResult], seconds: float) -> None:
-    """Write all results as JSON, with versions and machine."""
+    """Write all results as JSON, with versions and machine: a probe a line."""
     plain = lambda x: None if x != x else x.item() if isinstance(x, np.generic) else x  # noqa: E731  (nan: no value)
-    document = {
+    about = {
         "date": datetime.now(UTC).date().isoformat(), "linattn_np": la.__version__, "numpy": np.__version__,
         "python": platform.python_version(), "machine": platform.machine(), "seconds": round(seconds, 1),
-        "probes": {f.name: {"summary": f.summary, "sentences": f.sentences,
-                            "tables": [{"title": t.title, "columns": list(t.columns),
-                                        "rows": [[plain(x) for x in row] for row in t.rows]} for t in f.tables]}
-                   for f in results},
     }  # fmt: skip
-    path.write_text(json.dumps(document, indent=1) + "\n", "utf8")
+    probes = {f.name: {"summary": f.summary, "sentences": f.sentences,
+                       "tables": [{"title": t.title, "columns": list(t.columns),
+                                   "rows": [[plain(x) for x in row] for row in t.rows]} for t in f.tables]}
+              for f in results}  # fmt: skip
+    lines = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(probe)}" for name, probe in probes.items())
+    path.write_text(f'{{\n {json.dumps(about)[1:-1]},\n "probes": {{\n  {lines}\n }}\n}}\n', "utf8")
 
 
 def draw(folder: Path, result: ProbeResult) -> str:

@@ -21,7 +21,7 @@ from .fixed_memories import FIXED
 from .gates import SHIPPED, GateSet, check_shapes, load_gate_sets, read_file, save_gate_set
 from .learn import READINGS, STEPS, LearningJob, learn
 from .memories import LEARNED, MEMORIES
-from .report import about_run, read_json, tables, write_json, write_markdown
+from .report import about_run, as_json, read_json, summary, tables, write_json, write_markdown
 from .scores import Scores
 from .streams import LEVELS, SHORTEST
 from .summary import overview, sentences, verdict_lines
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--full", action="store_true", help="print all tables after the summary")
     add("--read", type=Path, metavar="FILE", help="report on all results that --json wrote, without a new run")
     add("--json", type=Path, help="write all results to this file")
+    add("--summary", type=Path, help="write the figures of the tables to this file, as JSON")
     add("--markdown", type=Path, help="write the tables to this file")
     add("--pictures", type=Path, metavar="FOLDER", default=Path("recall-output"), help="folder of figures")
     add("--no-pictures", dest="pictures", action="store_const", const=None, help="draw nothing")
@@ -76,7 +77,7 @@ def check(args: argparse.Namespace) -> None:
         unknown = [str(x) for x in chosen if x not in known]
         if unknown:
             raise ValueError(f"--{option}: {', '.join(unknown)} not among {', '.join(map(str, known))}")
-    prepare(args.json, args.markdown, args.out)  # fail before the work, not after it
+    prepare(args.json, args.summary, args.markdown, args.out)  # fail before the work, not after it
     if args.pictures and not args.train:
         args.pictures.mkdir(parents=True, exist_ok=True)
     if (args.train is None) != (args.out is None):
@@ -133,7 +134,9 @@ def evaluate(args: argparse.Namespace) -> int:
         f"{'' if args.full else '; all tables: --full'}\n"
     )
     if args.json:
-        write_json(args.json, scores, claims, run)
+        write_json(args.json, as_json(scores, claims, run))
+    if args.summary:
+        write_json(args.summary, summary(scores, claims, run))
     if args.markdown:
         write_markdown(args.markdown, scores, claims)
     if args.pictures:

@@ -109,14 +109,18 @@ def numbers_table(scores: Scores) -> TextTable:
     rows = []
     for gates in scores.gate_sets:
         for memory in scores.memories(gates):
-            learned = [memories[memory].logits for memories in scores.gate_sets[gates].values()]
             loss = f"{scores.losses(gates, memory).mean():.4f}"
-            for part, (name, of_logits) in NUMBERS.items():
-                if part in learned[0]:
-                    values = np.mean([of_logits(logits[part]) for logits in learned], axis=0)
-                    rows.append([gates, TITLE_OF[memory], name, ", ".join(f"{x:.5f}" for x in values), loss])
+            for name, values in number_values(scores, gates, memory).items():
+                rows.append([gates, TITLE_OF[memory], name, ", ".join(f"{x:.5f}" for x in values), loss])
     title = "Learned numbers of all tokens"
     return TextTable(title, ["gates", "memory", "number", "value", "loss"], rows, left=4, sections=True)
+
+
+def number_values(scores: Scores, gates: str, memory: str) -> dict[str, np.ndarray]:
+    """Means over the seeds of the learned numbers that hold for tokens of all classes, by name."""
+    learned = [memories[memory].logits for memories in scores.gate_sets[gates].values()]
+    return {name: np.mean([of_logits(logits[part]) for logits in learned], axis=0)
+            for part, (name, of_logits) in NUMBERS.items() if part in learned[0]}  # fmt: skip
 
 
 def gate_values(scores: Scores, gates: str, memory: str) -> dict[str, np.ndarray]:
@@ -207,12 +211,41 @@ def rounded(x: Any) -> Any:
     return x
 
 
-def write_json(path: Path, scores: Scores, claims: list[Claim], run: dict[str, Any]) -> None:
-    """Write the results as JSON, one score per line."""
-    parts = as_json(scores, claims, run)
+def summary(scores: Scores, claims: list[Claim], run: dict[str, Any]) -> dict[str, Any]:
+    """The figures of the tables: a row per gate set and memory, lists by level and length, and a row per prediction."""
+    predictions: dict[tuple[str, ...], dict[str, Any]] = {}
+    for claim in claims:
+        about = {n: x for n, x in asdict(claim).items() if n not in ("gates", "found")} | {"decides": claim.decides}
+        row = predictions.setdefault((claim.hypothesis, claim.prediction, claim.where), about)
+        row[claim.gates] = {n: rounded(x) for n, x in asdict(claim.found).items()}
+    memories = [_memory(scores, gates, name) for gates in (None, *scores.gate_sets) for name in scores.memories(gates)]
+    return {"about": CAUTION, "run": run, "levels": scores.levels, "lengths": scores.lengths,
+            "votes": "signal, noise, size of the state", "memories": memories,
+            "verdict": list(predictions.values())}  # fmt: skip
+
+
+def _memory(scores: Scores, gates: str | None, name: str) -> dict[str, Any]:
+    """Shares of whole answers and of characters, votes, and the learned gates of a memory."""
+    table = lambda of: [[rounded(of(gates, name, level, n)) for n in scores.lengths] for level in scores.levels]  # noqa: E731
+    row = {
+        "gates": gates,
+        "memory": name,
+        "exact": table(lambda *at: float(scores.exact(*at).mean())),
+        "characters": table(lambda *at: float(scores.characters(*at).mean())),
+        "votes": table(lambda *at: [*map(float, scores.votes(*at) or ())]),
+    }
+    if gates is not None:
+        row["loss"] = round(float(scores.losses(gates, name).mean()), 4)
+        learned = gate_values(scores, gates, name) | number_values(scores, gates, name)
+        row |= {kind: np.round(x, 5).tolist() for kind, x in learned.items()}
+    return row
+
+
+def write_json(path: Path, parts: dict[str, Any]) -> None:
+    """Write the results or their summary as JSON, a score, memory or prediction per line."""
     lines = []
     for key, part in parts.items():
-        if key in ("scores", "verdict"):
+        if key in ("scores", "memories", "verdict"):
             rows = ",\n  ".join(json.dumps(row) for row in part)
             lines.append(f"{json.dumps(key)}: [\n  {rows}\n ]")
         else:
@@ -221,7 +254,7 @@ def write_json(path: Path, scores: Scores, claims: list[Claim], run: dict[str, A
 
 
 def read_json(path: Path) -> tuple[Scores, dict[str, Any]]:
-    """The scores that `write_json` wrote, and the settings and versions of their run."""
+    """The scores of `as_json` in a file, and the settings and versions of their run."""
     with reading(path, "results of linattn recall"):
         parts = json.loads(path.read_text("utf8"))
         gate_sets = {name: {int(seed): decode(memories) for seed, memories in gate_set.items()}

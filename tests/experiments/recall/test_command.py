@@ -47,6 +47,21 @@ def test_a_tiny_run_writes_tables_figures_and_pictures(tmp_path, capsys):
     assert again.read_text() == figures.read_text()
 
 
+def test_a_summary_has_the_figures_of_the_tables(tmp_path):
+    results, figures = tmp_path / "r.json", tmp_path / "s.json"
+    where = ("--json", results, "--summary", figures, NO_PICTURES)
+    assert command(*TINY, "--gates", "prose,facts", "--levels", "1,3", *where) == 0
+    scores, written = json.loads(results.read_text())["scores"], json.loads(figures.read_text())
+    rows = {(row["gates"], row["memory"]): row for row in written["memories"]}
+    assert len(rows) == 2 * 2 + 1
+    for gates, memory, level in {(x["gates"], x["memory"], x["level"]) for x in scores}:
+        exact = [x["exact"] for x in scores if (x["gates"], x["memory"], x["level"]) == (gates, memory, level)]
+        of_level = rows[gates, memory]["exact"][written["levels"].index(level)]
+        assert of_level == [round(sum(exact[0]) / len(exact[0]), 4)]
+    assert {"write", "decay", "loss"} <= rows["facts", "gated_delta"].keys()
+    assert all({"prose", "facts"} <= prediction.keys() for prediction in written["verdict"])
+
+
 def test_processes_are_spawned_and_give_the_same_figures(tmp_path):
     one, two = tmp_path / "1.json", tmp_path / "2.json"
     assert command(*TINY, "--levels", "2", "--json", one, NO_PICTURES) == 0
