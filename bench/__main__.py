@@ -12,7 +12,7 @@ from linattn_np import catalog
 COMPARED = ("step", *catalog.modules())  # cpu/variants.py
 PLAIN = {
     **dict.fromkeys(COMPARED, "cpu.variants"),  # but mesa_net, which has a measurement of its own
-    "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
+    "accuracy": "cpu.accuracy", "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
     "frameworks": "cpu.frameworks", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling", "changes": "changes",
     "softmax": "cpu.softmax",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",

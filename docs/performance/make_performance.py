@@ -37,7 +37,7 @@ Results are compared with float64 before they are timed.
 
 - **CPU time** is a median over alternating rounds. A matrix product is timed with each sample, and ratios compare *CPU
   time times the rate of that product*, so that load or throttling of the machine cancels. A sample lasts 50 ms or
-  more: after a pause or other work calls take up to a third longer at first.
+  more, because calls take longer after a pause.
 - **share** is the number of useful operations (lower triangles only, chunks of 32) divided by what that product would
   do in the same time.
 - **Several threads:** ratios are ratios of wall times. `quiet` counts the samples without load from other processes; a
