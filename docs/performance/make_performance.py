@@ -40,6 +40,7 @@ Results are compared with float64 before they are timed.
   more, because calls take longer after a pause.
 - **share** is the number of useful operations (lower triangles only, chunks of 32) divided by what that product would
   do in the same time.
+- **both** is forward and backward.
 - **Several threads:** ratios are ratios of wall times. `quiet` counts the samples without load from other processes; a
   row with few of them is unreliable. Threads of other libraries keep spinning after their work: this library and its
   peers have a process each.
@@ -71,19 +72,15 @@ def number(x: Any) -> str:
     return "" if x is None else str(x)
 
 
-def comparison(name: str, result: dict[str, Any]) -> str:
-    """Times of a call and of its peers."""
-    what = result.get("what", "forward")
-    parts = [f"## {name.removesuffix('_backward')}, {what}", machine(result)]
-    for threads in sorted({row["threads"] for row in result["rows"]}):
-        rows = [row for row in result["rows"] if row["threads"] == threads]
-        ratio = "ratio" if threads == 1 else "ratio (wall)"
-        head = ["(B, T, H, D)", "call", "CPU ms", "wall ms", ratio, "share, %", "MiB", "quiet"]
-        body = [[str(tuple(row["shape"])), f"`{row['name']}`", number(row["cpu_ms"]), number(row["wall_ms"]),
-                 number(row["ratio"]), "" if row.get("share") is None else f"{row['share']:.0f}",
-                 number(row.get("peak_mib")), f"{row['quiet']}/{row['samples']}"] for row in rows]  # fmt: skip
-        parts += [f"{threads} thread{'s' * (threads > 1)}:", table(head, body)]
-    return "\n\n".join(parts)
+def comparison(name: str, results: list[dict[str, Any]]) -> str:
+    """Times of a call and of its peers, forward, and forward and backward."""
+    head = ["", "threads", "(B, T, H, D)", "call", "CPU ms", "wall ms", "ratio", "share, %", "MiB", "quiet"]
+    body = [[{"forward": "forward"}.get(result.get("what", "forward"), "both"), str(row["threads"]),
+             str(tuple(row["shape"])), f"`{row['name']}`", number(row["cpu_ms"]), number(row["wall_ms"]),
+             number(row["ratio"]), "" if row.get("share") is None else f"{row['share']:.0f}",
+             number(row.get("peak_mib")), f"{row['quiet']}/{row['samples']}"]
+            for result in results for row in result["rows"]]  # fmt: skip
+    return "\n\n".join([f"## {name}", *dict.fromkeys(map(machine, results)), table(head, body)])
 
 
 def in_short(results: dict[str, Any]) -> str:
@@ -103,7 +100,7 @@ def in_short(results: dict[str, Any]) -> str:
 
 
 def scaling(result: dict[str, Any]) -> str:
-    """Predictions and measurements, then the curves."""
+    """Predictions and measurements, then the curve of the tokens."""
     parts = ["## Scaling", machine(result),
              "One thread, gated delta rule, float32; milliseconds normalised to a core that multiplies at 200 GFLOP/s. "
              "Slow forms were measured for fewer tokens.",
@@ -111,16 +108,17 @@ def scaling(result: dict[str, Any]) -> str:
     answers = [[a["what"], number(a["predicted"]), number(a["measured"])]
                for part in result["parts"].values() for a in part["answers"]]  # fmt: skip
     parts.append(table(["question", "predicted", "measured"], answers))
-    for name, part in result["parts"].items():
-        if name in ("chunk_size", "step"):
-            parts.append(f"![{part['question']}](pictures/performance-{name.replace('_', '-')}.png)")
+    for name in ("chunk_size", "step"):
+        if name in result["parts"]:
+            picture = f"pictures/performance-{name.replace('_', '-')}.png"
+            parts.append(f"![{result['parts'][name]['question']}]({picture})")
+    if "tokens" in result["parts"]:
+        part = result["parts"]["tokens"]
         at = sorted({x for curve in part["curves"].values() for x in curve["at"]})
-        body = []
-        for curve, values in part["curves"].items():
-            for what, kind in (("ms", "ms"), ("peak_mib", "MiB"), ("bytes", "bytes touched")):
-                if what in values:
-                    found = dict(zip(values["at"], values[what], strict=False))
-                    body.append([f"{curve}, {kind}", *(number(found.get(x)) for x in at)])
+        found = {(f"{curve}, {kind}"): dict(zip(values["at"], values[what], strict=False))
+                 for curve, values in part["curves"].items()
+                 for what, kind in (("ms", "ms"), ("peak_mib", "MiB")) if what in values}  # fmt: skip
+        body = [[name, *(number(values.get(x)) for x in at)] for name, values in found.items()]
         parts += [f"**{part['question']}**", table([part["x"], *map(str, at)], body)]
     return "\n\n".join(parts)
 
@@ -163,7 +161,9 @@ def page() -> str:
         parts.append(scaling(results["scaling"]))
     for name, result in results.items():
         if name in timed:
-            parts.append(comparison(name, result))
+            base = name.removesuffix("_backward")
+            if name == base or base not in timed:
+                parts.append(comparison(base, [timed[n] for n in (base, f"{base}_backward") if n in timed]))
         elif name not in OWN_TABLES and not name.startswith("cuda_") and result.get("rows"):
             parts.append(plain(name, result))
     if "memory" in results:
