@@ -64,11 +64,11 @@ def test_nvrtc_says_it_but_not_for_code_from_the_disk(time, caplog, tmp_path, mo
         return b"cubin", ""
 
     monkeypatch.setattr(nvrtc, "compile_program", program)
-    source = Source("step/step.cu", "text", {}, "digest")
+    source = Source("token/step.cu", "text", {}, "digest")
     first, again = (cuda_compile.compile_source(source, {}, "sm_90a") for _ in range(2))
     assert first.cubin == again.cubin == b"cubin"
     (record,) = caplog.records
-    assert "step/step.cu by NVRTC" in record.getMessage()
+    assert "token/step.cu by NVRTC" in record.getMessage()
     assert str(tmp_path) in record.getMessage()
     assert code_cache.load(first.path) == b"cubin"
 

@@ -148,7 +148,7 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     *POSITIONS,
 )  # fmt: skip
 
-FREE = Struct(  # vector_free/: the same with a free rank-one term; backward v is dout, and out dv
+FREE = Struct(  # free/: the same with a free rank-one term; backward v is dout, and out dv
     "matrix_state/FreeArguments",
     ("q k v g a b out", TENSOR_MAP), ("to", ROWS), OFFSETS,
     ("start end", STATES),
@@ -160,7 +160,7 @@ FREE = Struct(  # vector_free/: the same with a free rank-one term; backward v i
     *POSITIONS,
 )  # fmt: skip
 
-FREE_GRADS = Struct(  # the gradients of vector_free/ but dv
+FREE_GRADS = Struct(  # the gradients of free/ but dv
     "matrix_state/FreeGradArguments",
     ("q k v g a b dout", TENSOR_MAP), ("rows_q rows_k rows_g rows_a rows_b dq dk dg da db", ROWS), OFFSETS,
     ("states ends corrections grad_corrections", BYTES),  # of the chunks: S before, G after, w, dw
@@ -177,7 +177,7 @@ ERASE_VECTORS = Struct(  # erase_vectors.cu; a, values and what follows: dense, 
     ("rows", I64), ("T heads", INT),
 )  # fmt: skip
 
-RECURRENCE = Struct(  # recurrence/: gradients token by token; arrays that are written are dense (tokens, heads, width)
+RECURRENCE = Struct(  # token/: gradients token by token; arrays that are written are dense (tokens, heads, width)
     "matrix_state/RecurrenceArguments",
     ("q k v g a b dout dq dk dv dg da db", ROWS), OFFSETS,
     ("u", FLOATS),  # bonus (heads of u, K)
@@ -187,7 +187,7 @@ RECURRENCE = Struct(  # recurrence/: gradients token by token; arrays that are w
     ("marks_of_sequence", I64), ("T heads group_u", INT), ("scale", FLOAT),
 )  # fmt: skip
 
-VECTOR_PORTABLE = Struct(  # vector_portable/: arrays that are written are dense (tokens, heads, width)
+VECTOR_PORTABLE = Struct(  # portable/: arrays that are written are dense (tokens, heads, width)
     "matrix_state/VectorPortableArguments",
     ("q k v g beta out dout dq dk dv dg", ROWS),
     ("error du", ROWS),  # delta rule, float32: e = v - k S~; the gradient of u = beta e

@@ -10,9 +10,9 @@ from . import shared_memory
 from .shared_memory import delta_chunk as chunk_length
 from .shared_memory import round_up
 
-INVERSE, SCAN = "delta/delta_inverse.cu", "delta/delta_scan.cu"
-REVERSE, GRADS = "delta/delta_scan_reverse.cu", "delta/delta_scan_grads.cu"
-SEGMENTS = "delta/delta_scan_segments.cu"
+INVERSE, SCAN = "portable/delta_inverse.cu", "portable/delta_scan.cu"
+REVERSE, GRADS = "portable/delta_scan_reverse.cu", "portable/delta_scan_grads.cu"
+SEGMENTS = "portable/delta_scan_segments.cu"
 
 
 class Pass(NamedTuple):

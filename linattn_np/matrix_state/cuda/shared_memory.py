@@ -232,12 +232,12 @@ def recurrence_tokens(V: int) -> int:
 
 
 def recurrence_values(kind: Any) -> int:
-    """recurrence/values.cu: of each token q, k, decays (a, b) and 128 values."""
+    """token/values.cu: of each token q, k, decays (a, b) and 128 values."""
     return recurrence_tokens(kind.V) * ((3 + 2 * kind.erase) * round_up(kind.K, 32) + 128) * 4
 
 
 def recurrence_channels(kind: Any) -> int:
-    """recurrence/channels.cu: of each token v, dO (w, dw), 32 channels of q, k, decays (a, b), products
+    """token/channels.cu: of each token v, dO (w, dw), 32 channels of q, k, decays (a, b), products
     of values, sums of 8 warps."""
     pairs, tokens = 1 + kind.erase, recurrence_tokens(kind.V)
     values, cells = 2 * pairs * round_up(kind.V, 128), (3 + 2 * kind.erase + 8 * pairs) * 32
@@ -249,7 +249,7 @@ PORTABLE_ROW, PORTABLE_COLUMN = 20, 24  # floats of a row of 16 that is read in 
 
 
 def portable_values(kind: Any, warps: int, back: bool = False) -> int:
-    """vector_portable/values.cu: stages of q, k, g; rows of a warp; pairs, their sums; scaled rows and columns."""
+    """portable/values.cu: stages of q, k, g; rows of a warp; pairs, their sums; scaled rows and columns."""
     C, keys, erase, square = policy.PORTABLE_CHUNK, round_up(kind.K, 16), kind.erase, 4 * policy.PORTABLE_CHUNK**2
     turns, active = -(-keys // 16 // warps), min(keys // 16, warps)
     stages = turns * (2 * BYTES[kind.element] + BYTES[kind.gate]) * 8 * 32 * warps
@@ -261,7 +261,7 @@ def portable_values(kind: Any, warps: int, back: bool = False) -> int:
 
 
 def portable_channels(kind: Any, warps: int, back: bool = False) -> int:
-    """vector_portable/channels.cu: stages of q, k, g, v, dO; rows of a warp; products of pairs; rows and columns."""
+    """portable/channels.cu: stages of q, k, g, v, dO; rows of a warp; products of pairs; rows and columns."""
     C, values, size, erase = policy.PORTABLE_CHUNK, round_up(kind.V, 16), BYTES[kind.element], kind.erase
     turns, active = -(-values // 16 // warps), min(values // 16, warps)
     reads, writes = 1 + (erase and not back), 1 + (erase and back)

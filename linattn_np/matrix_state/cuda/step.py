@@ -1,4 +1,4 @@
-"""A few tokens as one CUDA kernel on CuPy arrays: the recurrence, for every decay, erase and read (step/step.cu).
+"""A few tokens as one CUDA kernel on CuPy arrays: the recurrence, for every decay, erase and read (token/step.cu).
 
 It allocates only with `empty` and names the arrays of its launch, so that calls can be replayed
 (runtime/cuda/record.py).
@@ -17,7 +17,7 @@ from .. import policy
 from ..types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import arguments
 
-STEP = "step/step.cu"
+STEP = "token/step.cu"
 NAMES_OF_POINTERS = (*Inputs._fields, "out", "start", "end", "start_slots", "end_slots", "fresh", "offsets")
 AT = tuple(f"at_{n}" for n in Inputs._fields)
 STRIDES = tuple(f"{which}_{n}" for which in ("start", "end") for n in ("slot", "head", "row"))

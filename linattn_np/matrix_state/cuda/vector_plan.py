@@ -118,10 +118,10 @@ def shares(traversals: int, chunks: int, blocks: int) -> tuple[int, int]:
 
 # the backward
 
-REVERSE = Kernel("vector_backward/vector_reverse.cu", "reverse", 512)
-GRADS = Kernel("vector_backward/vector_grads.cu", "grads", 256)
-STRENGTHS = Kernel("vector_backward/vector_strengths.cu", "strengths", 256)
-BONUS = Kernel("vector_backward/vector_bonus.cu", "bonus", 256)
+REVERSE = Kernel("vector/backward/vector_reverse.cu", "reverse", 512)
+GRADS = Kernel("vector/backward/vector_grads.cu", "grads", 256)
+STRENGTHS = Kernel("vector/backward/vector_strengths.cu", "strengths", 256)
+BONUS = Kernel("vector/backward/vector_bonus.cu", "bonus", 256)
 
 
 def _common(kind: VectorKind, erase: bool) -> dict[str, int]:

@@ -12,7 +12,7 @@ from ...runtime.cuda.elements import ELEMENTS, Constants
 from .arguments import COMPLEMENT, address
 from .unit_rows import THREADS
 
-SOURCE = "step/complement.cu"
+SOURCE = "ops/complement.cu"
 PER = 8  # numbers of a thread, moved 16 bytes at a time
 
 

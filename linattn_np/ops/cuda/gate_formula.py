@@ -10,7 +10,7 @@ from ...runtime.cuda.elements import ELEMENTS
 from .arguments import GATE_FORMULA, address
 from .unit_rows import THREADS, TOKEN_BLOCKS
 
-SOURCE = "step/gate_formula.cu"
+SOURCE = "ops/gate_formula.cu"
 Sizes = tuple[int, int]  # numbers per head, numbers per token
 
 

@@ -11,7 +11,7 @@ from .arguments import PRODUCT, address
 from .complement import PER
 from .unit_rows import THREADS
 
-SOURCE = "step/product.cu"
+SOURCE = "ops/product.cu"
 
 
 def takes(*arrays: Array) -> bool:

@@ -2,7 +2,7 @@
 
     dt <- clip(dt + bias, or softplus of it);  v = dt x;  g = dt A;  out <- (out + D x) silu(z)
 
-Each is one pass over the rows (cuda_src/step/step_size.cu). v is rounded to the dtype of x, as the products of
+Each is one pass over the rows (cuda_src/ops/step_size.cu). v is rounded to the dtype of x, as the products of
 16-bit queries and keys would round it.
 """
 
@@ -17,7 +17,7 @@ from ...runtime.cuda.elements import ELEMENTS, Constants
 from .arguments import COLUMN_SUMS, STEP_SIZE, address, rows_of
 from .unit_rows import LANE_NUMBERS, MOST_ROWS, THREADS, TOKEN_BLOCKS, misaligned, row_constants
 
-SOURCE = "step/step_size.cu"
+SOURCE = "ops/step_size.cu"
 ARRAYS = ("D", "other", "dout", "dg", "y", "dx", "dz", "g", "ddt", "dA", "dD")
 SUMS_CONSTANTS = row_constants("float32", "float32", 1, 1)
 

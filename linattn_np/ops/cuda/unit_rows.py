@@ -10,7 +10,7 @@ from ...runtime.cuda import launch
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
 from .arguments import UNIT_ROWS, address, rows_of
 
-SOURCE = "step/unit_rows.cu"
+SOURCE = "ops/unit_rows.cu"
 THREADS, LANE_NUMBERS = 256, 16  # threads per block; numbers of a row per lane
 MOST_ROWS = 2**32
 # most partial sums of a parameter's gradient over tokens: the same on every device, so that bits are

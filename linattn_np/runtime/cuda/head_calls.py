@@ -42,7 +42,7 @@ def store_line(writer: Writer, n: int, what: tuple[Deferred, Array], at: Index, 
 def declared(inputs: int, outputs: int) -> list[str]:
     """The struct of pointers."""
     fields = [*(f"const void* in{n};" for n in range(inputs)), *(f"void* out{n};" for n in range(outputs))]
-    return ['#include "step/array_calls.cuh"', f"struct ArrayCallsArguments {{ {' '.join(fields)} }};"]
+    return ['#include "token/array_calls.cuh"', f"struct ArrayCallsArguments {{ {' '.join(fields)} }};"]
 
 
 def arrays_read(values: Sequence[Deferred]) -> list[Array]:

@@ -1,4 +1,4 @@
-"""The systems of a SOLVED read-out on deferred arrays: one token, by a kernel of their own (step/solve.cu)."""
+"""The systems of a SOLVED read-out on deferred arrays: one token, by a kernel of their own (token/solve.cu)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ... import policy
 from ...types import Plan
 from .. import arguments
 
-FILE = "step/solve.cu"
+FILE = "token/solve.cu"
 
 
 def unsupported_reason(K: int) -> str | None:

@@ -1,7 +1,7 @@
 """Erase FREE with a decay of the key channels, or none, as CUDA kernels on CuPy arrays.
 
 For what the kernels of a vector decay cover: compute capability 90, bfloat16, K and V up to 128. What a chunk of 64
-tokens does to the state, all chunks at once (vector_free/free_factors.cu), exact in the chunks that decay by more than
+tokens does to the state, all chunks at once (free/free_factors.cu), exact in the chunks that decay by more than
 62 nats, which the first build flags; then the chain of the chunks (free_chain.cu).
 docs/internals/free_rank_one.md has the equations.
 """

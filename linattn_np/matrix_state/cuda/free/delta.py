@@ -3,7 +3,7 @@
     S_t = diag(e^{g_t}) S_{t-1} + k_t^T beta_t (v_t - r_t diag(e^{g_t}) S_{t-1})
     a_t = -beta_t e^{g_t} r_t,  b_t = k_t,  values beta_t v_t          without e^{g_t} where r reads S_{t-1}
 
-One kernel makes a and the values, another maps the gradients back (vector_free/erase_vectors.cu).
+One kernel makes a and the values, another maps the gradients back (free/erase_vectors.cu).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .. import arguments
 from .. import vector_launch as launches
 from . import calls, gradients
 
-SOURCE, WARPS = "vector_free/erase_vectors.cu", policy.ROW_WARPS
+SOURCE, WARPS = "free/erase_vectors.cu", policy.ROW_WARPS
 GATES = ("bfloat16", "float32")
 
 

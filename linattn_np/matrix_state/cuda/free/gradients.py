@@ -1,7 +1,7 @@
 """Gradients of erase FREE, as CUDA kernels on CuPy arrays.
 
 The factors of all chunks again; the chain from the last chunk to the first, for dv, the gradient of the state after
-every chunk and the gradient dw of what each token read (vector_free/free_chain.cu); then dq, dk, dg, da, db of all
+every chunk and the gradient dw of what each token read (free/free_chain.cu); then dq, dk, dg, da, db of all
 chunks at once (free_grads.cu), without quotients in the chunks that decay too far for them (free_exact_grads.cu).
 docs/internals/free_rank_one.md has the equations.
 """

@@ -14,10 +14,10 @@ from ..vector_plan import ALIGN, CHUNK
 
 FACTORS, CHAIN, GRADS, EXACT_GRADS = "factors", "chain", "grads", "exact grads"
 KERNELS = {
-    FACTORS: Kernel("vector_free/free_factors.cu", "factors", 256),
-    CHAIN: Kernel("vector_free/free_chain.cu", "chain", 384),
-    GRADS: Kernel("vector_free/free_grads.cu", "grads", 512),
-    EXACT_GRADS: Kernel("vector_free/free_exact_grads.cu", "grads", 512),
+    FACTORS: Kernel("free/free_factors.cu", "factors", 256),
+    CHAIN: Kernel("free/free_chain.cu", "chain", 384),
+    GRADS: Kernel("free/free_grads.cu", "grads", 512),
+    EXACT_GRADS: Kernel("free/free_exact_grads.cu", "grads", 512),
 }
 
 

@@ -1,9 +1,9 @@
 """A decay a token and key channel in chunks of 16 tokens, as CUDA kernels on CuPy arrays, for every dtype and device.
 
 Erase NONE and DELTA where the kernels of warpgroup products (vector.py, vector_delta.py) do not run: float16, float32,
-other compute capabilities, other widths up to 256. One kernel has outputs and states (vector_portable/values.cu), by
+other compute capabilities, other widths up to 256. One kernel has outputs and states (portable/values.cu), by
 value columns. Gradients: the same kernel from the last chunk to the first has dv, and two passes by key channels dq,
-then dk and dg (vector_portable/channels.cu). With the delta rule all of them read e = v - k S~ of every token.
+then dk and dg (portable/channels.cu). With the delta rule all of them read e = v - k S~ of every token.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from ... import policy
 from ..delta_plan import Kernel
 from ..shared_memory import portable_channels, portable_values
 
-FILES = {"values": "vector_portable/values.cu", "channels": "vector_portable/channels.cu"}
-BONUS = Kernel("vector_portable/bonus.cu", "bonus", 256)
+FILES = {"values": "portable/values.cu", "channels": "portable/channels.cu"}
+BONUS = Kernel("portable/bonus.cu", "bonus", 256)
 CHUNK, MARK, BONUS_TOKENS = policy.PORTABLE_CHUNK, policy.RECURRENCE_MARK, 64
 
 

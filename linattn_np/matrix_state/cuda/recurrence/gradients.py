@@ -1,6 +1,6 @@
 """Gradients of a vector decay or a free rank-one term token by token, for every dtype, width and device.
 
-Four traversals of the tokens, no one of them in chunks (recurrence/tiles.cuh has the equations): the vectors w that a
+Four traversals of the tokens, no one of them in chunks (token/tiles.cuh has the equations): the vectors w that a
 free rank-one term reads (values.cu); dv, dw and the gradient of the first state, from the last token on; given w and
 dw, channels are independent: dq and da (channels.cu), then dk, db and dg from the last token on. The delta rule is a
 free rank-one term with a = -beta r e^g, b = k and values beta v.

@@ -10,8 +10,8 @@ from ... import policy
 from ..delta_plan import Kernel
 from ..shared_memory import recurrence_channels, recurrence_tokens, recurrence_values, round_up
 
-VALUES = Kernel("recurrence/values.cu", "values", 256)
-CHANNELS = Kernel("recurrence/channels.cu", "channels", 256)
+VALUES = Kernel("token/values.cu", "values", 256)
+CHANNELS = Kernel("token/channels.cu", "channels", 256)
 MARK, COLUMNS, LANES = policy.RECURRENCE_MARK, policy.RECURRENCE_COLUMNS, policy.RECURRENCE_CHANNELS
 
 

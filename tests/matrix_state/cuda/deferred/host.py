@@ -58,7 +58,7 @@ def compiled(text):
         for name, content in (
             ("tile/types.cuh", SHIM),
             ("kernel.cpp", text),
-            ("step/array_calls.cuh", (sources.root() / "step/array_calls.cuh").read_text()),
+            ("token/array_calls.cuh", (sources.root() / "token/array_calls.cuh").read_text()),
         ):
             (base / name).parent.mkdir(exist_ok=True)
             (base / name).write_text(content)

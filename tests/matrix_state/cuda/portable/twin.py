@@ -1,4 +1,4 @@
-"""A twin of the portable chunks of a vector decay (cuda_src/vector_portable) in NumPy: token by token."""
+"""A twin of the portable chunks of a vector decay (cuda_src/portable) in NumPy: token by token."""
 
 from __future__ import annotations
 

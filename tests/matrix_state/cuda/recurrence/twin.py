@@ -1,4 +1,4 @@
-"""A twin of the gradients token by token (cuda_src/recurrence) in NumPy, which reads the bytes of their arguments."""
+"""A twin of the gradients token by token (cuda_src/token) in NumPy, which reads the bytes of their arguments."""
 
 from __future__ import annotations
 

@@ -1,0 +1,331 @@
+// Outputs and states, 16 value columns a warp; LA_BACK 1: dv and the gradient of the first state, which are the same
+// pass from the last chunk to the first: the keys times Suf read, the queries times Pre write, P is transposed, dout
+// takes the place of v.
+//
+//     out = (q Pre) S + P u        S' = diag(Pre_last) S + (k Suf)^T u        u = v, with LA_ERASE u = beta e, e = T (v
+//     - (k Pre) S), T = (1 + N beta)^-1 du = (k Suf) G + P^T dout    G' = diag(Pre_last) G + (q Pre)^T dout     dv =
+//     du, with LA_ERASE du = (1 + beta N)^-T ((k Suf) G + P^T dout), N = tril(P of k and k, -1) dv = beta du, and G'
+//     has - (k Pre)^T dv
+#include "portable/chunk.cuh"
+
+typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Tf32;
+constexpr int TILES = KEYS / 8, TURNS = (KEYS / 16 + WARPS - 1) / WARPS, ACTIVE = KEYS / 16 < WARPS ? KEYS / 16 : WARPS;
+constexpr int SLICES = (V + 16 * WARPS - 1) / (16 * WARPS), BUFFERS = K > 128 || LA_ERASE ? 1 : 2;
+constexpr int READ = KEYS + 8,
+              SQUARE = C * C;   // floats of a row that reads the state: pairs of eight rows in all banks
+
+// In shared memory, bytes: 8 columns a lane of q, k, g; a warp's rows of q, a (k); P of the warps (and of k and k); P
+// (N beta or beta N, T); rows that read; k Pre, as rows that read or columns that write; columns that write; Pre_last
+// (in two terms)
+constexpr int STAGE_GATE = 2 * pieces_of(KIND) * THREADS * 16, STAGE = STAGE_GATE + pieces_of(LA_GATE) * THREADS * 16;
+constexpr int AT_ROWS = TURNS * STAGE, AT_PARTS = AT_ROWS + WARPS * (2 + LA_ERASE) * C * ROW * 4;
+constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_P + C * COLUMN * 4,
+              AT_L = AT_T + LA_ERASE * C * COLUMN * 4;
+constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4,
+              AT_WRITE = AT_ERASE + LA_ERASE * (LA_BACK ? KEYS * COLUMN : C * READ) * 4;
+constexpr int AT_LAST = AT_WRITE + BUFFERS * KEYS * COLUMN * 4, AT_BETA = AT_LAST + (1 + LA_LONG) * KEYS * 4;
+static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is what the launch asks for");
+
+typedef float State[TILES][4];   // its transpose: value rows, key columns
+
+// What a chunk's tokens are to each other and to the state
+struct Chunk {
+    const Arguments& a;
+    const Place& at;
+    char* shared;
+    int warp, lane;
+    __device__ __forceinline__ float* floats(int bytes) const { return (float*)(shared + bytes); }
+    __device__ __forceinline__ float* rows(int n) const {
+        return floats(AT_ROWS) + (warp * (2 + LA_ERASE) + n) * C * ROW;
+    }
+
+    __device__ __forceinline__ void request_block(int turn, int token) const {
+        const int channel = (warp + turn * WARPS) * 16 + (lane & 1) * SPAN, own = token + lane / 2;
+        char* const to = shared + turn * STAGE;
+        request<KIND, K>(to, rows_of(a.q, at.s, at.head), a.q.token, own, at.s.T, channel);
+        request<KIND, K>(to + pieces_of(KIND) * THREADS * 16, rows_of(a.k, at.s, at.head), a.k.token, own, at.s.T,
+                         channel);
+        request<LA_GATE, K>(to + STAGE_GATE, rows_of(a.g, at.s, at.head), a.g.token, own, at.s.T, channel);
+    }
+    // all that 16 channels are in the chunk's products; `next`: the token of the next chunk, which is requested
+    __device__ __forceinline__ void scale_block(int turn, int next, float* writes) const {
+        const int block = warp + turn * WARPS, j = lane / 2, half = (lane & 1) * SPAN, channel = block * 16 + half;
+        float q[SPAN], k[SPAN], decay[SPAN], x[SPAN], g[SPAN];
+        const char* const from = shared + turn * STAGE;
+        receive<KIND>(q, from);
+        receive<KIND>(k, from + pieces_of(KIND) * THREADS * 16);
+        receive<LA_GATE>(g, from + STAGE_GATE);
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) decay[c] = g[c];
+        decays(decay);
+        fill8(x, a.scale);
+        scale8(q, x);
+        float* const mine = rows(0) + j * ROW + half;
+        __syncwarp();
+        store8(mine, q);
+        store8(mine + C * ROW, decay);
+        if constexpr (LA_ERASE) store8(mine + 2 * C * ROW, k);
+        __syncwarp();
+        request_block(turn, next);
+        float own = LA_BEFORE ? 0.f : dot8(q, k);
+        if constexpr (LA_BONUS) {
+            const float* const u = a.u + (i64)(at.head / a.group_u) * K;
+            for (int c = 0; c < SPAN; c++) own = channel + c < K ? fmaf(q[c] * k[c], u[channel + c], own) : own;
+        }
+        prefixes(decay, channel);
+        if constexpr (LA_LONG) refine(floats(AT_LAST) + block * 16, KEYS, g, lane);
+        store_prefix(decay, q, k, writes, channel, j);
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) x[c] = k[c];
+        float* const part = floats(AT_PARTS) + warp * SQUARE + j;
+#pragma unroll 4
+        for (int i = 0; i < C; i++) {
+            float step[SPAN], other[SPAN];
+            load8(step, rows(1) + i * ROW + half);
+            load8(other, rows(0) + i * ROW + half);
+            if (!LA_BEFORE && i > j) scale8(x, step);
+            const float s = dot8(other, x);
+            add_part(part + i * C, i == j ? own : s, turn);
+            if constexpr (LA_ERASE) {
+                load8(other, rows(2) + i * ROW + half);
+                add_part(part + ACTIVE * SQUARE + i * C, dot8(other, x), turn);
+            }
+            if (LA_BEFORE && i > j) scale8(x, step);
+        }
+        if constexpr (LA_BACK) store_rounded(floats(AT_READ) + j * READ + channel, x);
+        else store_column(writes, x, channel, j);
+    }
+    // decays of tokens become Pre; Pre_last is stored
+    __device__ __forceinline__ void prefixes(float (&x)[SPAN], int channel) const {
+        const int j = lane / 2;
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) {
+#pragma unroll
+            for (int d = 1; d < C; d <<= 1) {
+                const float y = __shfl_up_sync(0xffffffffu, x[c], 2 * d);
+                if (j >= d) x[c] *= y;
+            }
+        }
+        if (j == C - 1) store8(floats(AT_LAST) + channel, x);
+        if constexpr (LA_BEFORE)
+#pragma unroll
+            for (int c = 0; c < SPAN; c++) {
+                const float y = __shfl_up_sync(0xffffffffu, x[c], 2);
+                x[c] = j ? y : 1.f;
+            }
+    }
+    __device__ __forceinline__ void add_part(float* to, float s, int turn) const {
+        s += __shfl_xor_sync(0xffffffffu, s, 1);
+        if ((lane & 1) == 0) *to = turn ? *to + s : s;
+    }
+    static __device__ __forceinline__ void store_rounded(float* to, float (&x)[SPAN]) {
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) x[c] = Tf32::rounded(x[c]);
+        store8(to, x);
+    }
+    static __device__ __forceinline__ void store_column(float* writes, const float (&x)[SPAN], int channel, int j) {
+#pragma unroll
+        for (int c = 0; c < SPAN; c++) writes[(channel + c) * COLUMN + j] = Tf32::rounded(x[c]);
+    }
+    // x: Pre of the token
+    __device__ __forceinline__ void store_prefix(const float (&x)[SPAN], float (&q)[SPAN], const float (&k)[SPAN],
+                                                 float* writes, int channel, int j) const {
+        scale8(q, x);
+        if constexpr (LA_BACK) store_column(writes, q, channel, j);
+        else store_rounded(floats(AT_READ) + j * READ + channel, q);
+        if constexpr (LA_ERASE) {
+            float y[SPAN];
+#pragma unroll
+            for (int c = 0; c < SPAN; c++) y[c] = k[c] * x[c];
+            if constexpr (LA_BACK) store_column(floats(AT_ERASE), y, channel, j);
+            else store_rounded(floats(AT_ERASE) + j * READ + channel, y);
+        }
+    }
+    __device__ __forceinline__ float sum_parts(int entry) const {
+        return sum_over_warps<ACTIVE>(floats(AT_PARTS) + entry);
+    }
+    // P as rows that a product reads, of queries, or LA_BACK of keys
+    __device__ __forceinline__ void sum_pairs(int token) const {
+        for (int entry = threadIdx.x; entry < SQUARE; entry += THREADS) {
+            const int i = entry / C, j = entry % C;
+            const float s = j <= i ? sum_parts(entry) : 0.f;
+            floats(AT_P)[LA_BACK ? j * COLUMN + i : i * COLUMN + j] = Tf32::rounded(s);
+            if constexpr (LA_ERASE) {
+                const int of = LA_BACK ? i : j;
+                const bool valid = token + of < at.s.T;
+                const float beta =
+                    valid ? *(const float*)(rows_of(a.beta, at.s, at.head) + (token + of) * a.beta.token) : 0.f;
+                floats(AT_L)[i * ROW + j] = j < i ? beta * sum_parts(ACTIVE * SQUARE + entry) : 0.f;
+                if ((LA_BACK ? j : i) == 0) floats(AT_BETA)[of] = beta;
+            }
+        }
+    }
+    // T, a column a lane, by substitution; LA_BACK its transpose
+    __device__ __forceinline__ void invert() const {
+        if (warp || lane >= C) return;
+        float t[C];
+#pragma unroll
+        for (int i = 0; i < C; i++) {
+            float s = i == lane ? 1.f : 0.f;
+#pragma unroll
+            for (int m = 0; m < i; m++) s = fmaf(-floats(AT_L)[i * ROW + m], t[m], s);
+            t[i] = s;
+        }
+#pragma unroll
+        for (int i = 0; i < C; i++) floats(AT_T)[LA_BACK ? lane * COLUMN + i : i * COLUMN + lane] = Tf32::rounded(t[i]);
+    }
+};
+
+// Values of a warp's rows
+struct Block : Chunk {
+    int value;   // of the first row
+    // element n of an operand or accumulator of 16 values and 16 tokens
+    __device__ __forceinline__ int value_of(int n) const { return value + lane / 4 + (n & 2) * 4; }
+    __device__ __forceinline__ int token_of(int n) const { return (lane & 3) * 2 + (n & 1) + (n & 4) * 2; }
+    __device__ __forceinline__ void load_values(float (&x)[8], const Rows& rows, int token) const {
+        const char* const from = rows_of(rows, at.s, at.head);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int t = token + token_of(n);
+            x[n] = (u32)t < (u32)at.s.T && value_of(n) < V
+                       ? load_element<KIND>(from + t * rows.token + value_of(n) * bytes_of(KIND))
+                       : 0.f;
+        }
+    }
+    template <int KIND_> __device__ __forceinline__ void store_values(const float (&x)[2][4], const Rows& rows,
+                                                                      int token) const {
+        char* const to = own_rows(rows, at.s, at.head);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int t = token + token_of(n);
+            if (t < at.s.T && value_of(n) < V)
+                store_element<KIND_>(to + t * rows.token + value_of(n) * bytes_of(KIND_), x[n / 4][n % 4]);
+        }
+    }
+    // out += S rows^T, 16 columns of the keys
+    __device__ __forceinline__ void read(float (&out)[2][4], const Tf32::A& s, int bytes, int tile) const {
+        const float* const from = floats(bytes) + (lane >> 2) * READ + tile * 8 + (lane & 3) * 2;
+        Tf32::add(out[0], s, Tf32::b(from));
+        Tf32::add(out[1], s, Tf32::b(from + 8 * READ));
+    }
+    // out = S (q Pre)^T (and of k), S = S diag(Pre_last)
+    __device__ __forceinline__ void read_state(State& S, float (&out)[2][4], float (&erased)[2][4]) const {
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile += 2) {
+            const float x[8] = {S[tile][0],     S[tile][1],     S[tile][2],     S[tile][3],
+                                S[tile + 1][0], S[tile + 1][1], S[tile + 1][2], S[tile + 1][3]};
+            const Tf32::A s = Tf32::a(x);
+            read(out, s, AT_READ, tile);
+            if constexpr (LA_ERASE && !LA_BACK) read(erased, s, AT_ERASE, tile);
+            if constexpr (!LA_LONG)
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    const float2 last = *(const float2*)(floats(AT_LAST) + (tile + n) * 8 + (lane & 3) * 2);
+                    S[tile + n][0] *= last.x;
+                    S[tile + n][1] *= last.y;
+                    S[tile + n][2] *= last.x;
+                    S[tile + n][3] *= last.y;
+                }
+        }
+    }
+    // c = x rows^T of 16 x 16 floats
+    __device__ __forceinline__ void multiply(float (&c)[2][4], const Tf32::A& x, int bytes) const {
+        const float* const from = floats(bytes) + (lane >> 2) * COLUMN + (lane & 3) * 2;
+        Tf32::add(c[0], x, Tf32::b(from));
+        Tf32::add(c[1], x, Tf32::b(from + 8 * COLUMN));
+    }
+    // c = beta x rows^T, x rows^T stored
+    __device__ __forceinline__ void solve(float (&c)[2][4], const float (&x)[8], const Rows& rows, int token) const {
+        multiply(c, Tf32::a(x), AT_T);
+        if (rows.data) store_values<2>(c, rows, token);
+#pragma unroll
+        for (int n = 0; n < 8; n++) c[n / 4][n % 4] *= floats(AT_BETA)[token_of(n)];
+    }
+    // S += columns x^T; DECAYS: of S decayed, with LA_LONG, which else has been before
+    template <bool DECAYS> __device__ __forceinline__ void write(State& S, const Tf32::A& x,
+                                                                 const float* columns) const {
+        const float* const from = columns + (lane >> 2) * COLUMN + (lane & 3) * 2;
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            const Tf32::B y = Tf32::b(from + tile * 8 * COLUMN);
+            if constexpr (LA_LONG) {
+                float c[4] = {};
+                Tf32::add(c, x, y);
+                const float* const last = floats(AT_LAST) + tile * 8 + (lane & 3) * 2;
+                const float2 first = DECAYS ? *(const float2*)last : float2{1.f, 1.f},
+                             rest = DECAYS ? *(const float2*)(last + KEYS) : float2{0.f, 0.f};
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    S[tile][i] = DECAYS ? add_to(S[tile][i], c[i], i & 1 ? first.y : first.x, i & 1 ? rest.y : rest.x)
+                                        : S[tile][i] + c[i];
+            } else Tf32::add(S[tile], x, y);
+        }
+    }
+    // f(element, at) for the warp's part of a state in memory
+    template <class F> __device__ __forceinline__ void each(State& S, F f) const {
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const int key = tile * 8 + (lane & 3) * 2 + (n & 1);
+                if (key < K && value_of(n) < V) f(S[tile][n], (at.slot * K + key) * V + value_of(n));
+            }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
+    values(const __grid_constant__ VectorPortableArguments a) {
+    extern __shared__ __align__(16) char shared[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const Place at(a, blockIdx.x / SLICES);
+    const Block block = {{a, at, shared, warp, lane}, ((int)(blockIdx.x % SLICES) * WARPS + warp) * 16};
+    const int chunks = at.chunks();
+    const auto token_of = [&](int n) { return (LA_BACK ? chunks - 1 - n : n) * C; };
+    State S = {};
+    if (a.start) block.each(S, [&](float& x, i64 i) { x = a.start[i]; });
+    for (int turn = 0; turn < TURNS; turn++)
+        if ((warp + turn * WARPS) * 16 < KEYS) block.request_block(turn, chunks ? token_of(0) : 0);
+    copy_commit();
+    for (int n = 0; n < chunks; n++) {
+        const int token = token_of(n), next = n + 1 < chunks ? token_of(n + 1) : at.s.T;
+        float* const writes = block.floats(AT_WRITE) + n % BUFFERS * KEYS * COLUMN;
+        float x[8], out[2][4] = {}, erased[2][4] = {};
+        block.load_values(x, LA_BACK ? a.dout : a.v, token);
+        copy_wait<0>();
+#pragma unroll 1
+        for (int turn = 0; turn < TURNS; turn++)
+            if ((warp + turn * WARPS) * 16 < KEYS) block.scale_block(turn, next, writes);
+        copy_commit();
+        __syncthreads();
+        block.sum_pairs(token);
+        if constexpr (LA_ERASE) {
+            __syncthreads();
+            block.invert();
+        }
+        block.read_state(S, out, erased);
+        __syncthreads();
+        if constexpr (LA_ERASE && !LA_BACK) {
+            float u[2][4] = {};
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] -= erased[i / 4][i % 4];
+            block.solve(u, x, a.error, token);
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] = u[i / 4][i % 4];
+        }
+        const Tf32::A own = Tf32::a(x);
+        block.multiply(out, own, AT_P);
+        if constexpr (LA_ERASE && LA_BACK) {
+            float dv[2][4] = {};
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] = out[i / 4][i % 4];
+            block.solve(dv, x, a.du, token);
+            block.store_values<KIND>(dv, a.dv, token);
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] = -dv[i / 4][i % 4];
+            block.write<true>(S, Tf32::a(x), block.floats(AT_ERASE));
+        } else if (LA_BACK || !LA_ERASE || a.out.data) block.store_values<KIND>(out, LA_BACK ? a.dv : a.out, token);
+        block.write<!(LA_ERASE && LA_BACK)>(S, own, writes);
+        if (BUFFERS == 1) __syncthreads();
+    }
+    if (a.end) block.each(S, [&](float& x, i64 i) { a.end[i] = x; });
+}
