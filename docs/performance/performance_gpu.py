@@ -52,7 +52,8 @@ share: bytes that must move in the forward (each array once) over the {copy_gbs:
 beyond the inputs, results included, forward and both. A first call of `kda` and its pullback take {first:.2g} s with
 empty caches, {later:.2g} s in a new process with filled ones."""
 VECTOR_ERRORS = """\
-Errors relative to the norm, against float64 on the same rounded inputs. none: no decay; equal keys: one key at every token, erased as a whole."""
+Errors relative to the norm, against float64 on the same rounded inputs. none: no decay; equal keys: one key at every
+token, erased as a whole."""
 STATES = """\
 `python -m bench states --backend cuda`: calls with states at {states} positions relative to calls with none, {B} x {H}
 heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 states, written by the forward and read
