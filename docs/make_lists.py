@@ -35,7 +35,8 @@ def sections(text: str) -> dict[str, str]:
 
 def skeleton(spec: la.VariantSpec) -> str:
     """The section of a variant that follows from its spec, to start from."""
-    lines = [f"## {spec.name}", "", f"{spec.paper}.", "", "```text",
+    source = [f"{spec.paper}.", ""] if spec.paper else []
+    lines = [f"## {spec.name}", "", *source, "```text",
              *(line.strip() for line in spec.equation.split(";")), "```", "",
              f"{spec.sentence} Core: {core_of(spec)}.", "", f"**Scale.** {_scale(spec)}."]  # fmt: skip
     return "\n".join(lines) + "\n"

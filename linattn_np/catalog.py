@@ -18,21 +18,6 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "variants"
 PUBLIC = re.compile(r"^@public\(.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
 
-TITLES = {  # how people call the functions
-    "abc": "Bounded memory control", "alibi": "ALiBi", "based": "Based", "comba": "Comba",
-    "delta_product": "DeltaProduct", "delta_rule": "Delta rule", "deltaformer": "DeltaFormer",
-    "dfw": "Decaying fast weights", "dplr": "Diagonal plus low rank", "efla": "Error-free linear attention",
-    "forgetting_attention": "Forgetting attention", "gated_delta_rule": "Gated delta rule",
-    "gdn2": "Gated DeltaNet-2", "gla": "Gated linear attention", "gsa": "Gated slot attention", "hgrn2": "HGRN-2",
-    "householder_positions": "Householder positions", "iplr": "Identity plus low rank", "kda": "Kimi delta attention",
-    "lightning_attention": "Lightning attention", "linear_attention": "Linear attention", "longhorn": "Longhorn",
-    "mamba2": "Mamba-2", "mesa_net": "MesaNet", "mlstm": "mLSTM", "path_attention": "PaTH attention",
-    "performer": "Performer", "rebased": "ReBased", "retention": "Retention", "retnet": "RetNet",
-    "rfa": "Random feature attention", "rwkv6": "RWKV-6", "rwkv7": "RWKV-7",
-    "simple_gla": "Simple gated linear attention", "softmax_attention": "Softmax attention",
-    "stick_breaking_attention": "Stick-breaking attention", "transxssm": "TransXSSM",
-}  # fmt: skip
-
 
 @functools.cache
 def modules() -> dict[str, str]:

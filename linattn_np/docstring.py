@@ -21,7 +21,8 @@ def docstring(spec: VariantSpec) -> str:
              *(f"{option}: TODO." for option in options_of(spec)),
              f"scale=None means {scale}. Returns {_returns(spec)}.",
              "Raises ValueError or TypeError for shapes, dtypes and options that do not fit.",
-             f"Core: {core_of(spec)}. Common options: linattn_np.Options.", f"{spec.paper}."]  # fmt: skip
+             f"Core: {core_of(spec)}. Common options: linattn_np.Options.",
+             *([f"{spec.paper}."] if spec.paper else [])]  # fmt: skip
     return "\n".join(lines)
 
 

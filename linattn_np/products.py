@@ -20,11 +20,13 @@ from .spec import ChangeOfVariables, Gradients, Variables
 class Formula(NamedTuple):
     """An input that is no product: its function of the call, with its channel axis, and the transpose.
 
-    f(c) returns the input; f_vjp(c, dy) the gradients by name from that of the input.
+    f(c) returns the input; f_vjp(c, dy) the gradients by name from the gradient of the input.
+    array: the array that q, k or v comes from, if it has another name. A call without that of q computes no q.
     """
 
     f: Callable[[Variables], Array | None]
     f_vjp: Callable[[Variables, Array], Gradients]
+    array: str | None = None
 
 
 Factors = tuple[str, ...]
@@ -39,43 +41,48 @@ def products(*same: str, **inputs: str | Factors | Formula) -> ChangeOfVariables
     products have the compute dtype, but kernels get them rounded to bfloat16, as all factors of their products, where
     the rows q, k and v of the call are bfloat16, whatever dtype the other factors have.
     The last factor names the array: an input is None if that is not given, other factors are 1 if they are not given.
-    An empty product is 1. Erase vectors r without a beta: beta is 1.
+    An empty product is 1. Erase vectors r without a beta: beta is 1. Raises TypeError without v, or if v is 1.
     """
     every: dict[str, Factors | Formula] = {name: (name,) for name in same}
     every |= {name: (x,) if isinstance(x, str) else x for name, x in inputs.items()}
     if "r" in every:
         every.setdefault("beta", ())
 
-    def last(name: str) -> str | None:
-        factors = every.get(name, ())
-        return factors[-1] if factors and not isinstance(factors, Formula) else None
-
-    r, k, value = every.get("r"), every.get("k"), last("v")
+    r, k, value = every.get("r"), every.get("k"), _source(every, "v")
     if value is None:
-        raise TypeError(f"products: v is {every.get('v')!r}, expected the name of an array, or several")
+        raise TypeError(f"products: v is {every.get('v')!r}, expected the name of an array, several, or a Formula")
     kind = EraseKey.OWN
     if k and r and not isinstance(r, Formula) and not isinstance(k, Formula):
         kind = EraseKey.KEY if r == k else EraseKey.PRODUCT if set(k) < set(r) else EraseKey.OWN
     return ChangeOfVariables(
         functools.partial(_to_core, every),
         functools.partial(_to_core_vjp, every),
-        query=last("q"),
-        key=last("k"),
+        query=_source(every, "q"),
+        key=_source(every, "k"),
         value=value,
         erase_key=kind,
     )
 
 
+def _source(inputs: Given, name: str) -> str | None:
+    """The array that an input comes from; None for a constant."""
+    factors = inputs.get(name, ())
+    if isinstance(factors, Formula):
+        return factors.array or name
+    return factors[-1] if factors else None
+
+
 def _to_core(inputs: Given, c: Variables) -> Inputs:
-    made: dict[str, Array | None] = {}
+    core: dict[str, Array | None] = {}
     for name, factors in inputs.items():
         if isinstance(factors, Formula):
-            made[name] = factors.f(c)
+            is_written_only = name == "q" and getattr(c, str(_source(inputs, "q"))) is None
+            core[name] = None if is_written_only else factors.f(c)
         elif name == "r" and factors == inputs.get("k"):
-            made[name] = made["k"]
+            core[name] = core["k"]
         else:
-            made[name] = _product(c, factors, name == "u")
-    return Inputs(**made)
+            core[name] = _product(c, factors, name == "u")
+    return Inputs(**core)
 
 
 def _to_core_vjp(inputs: Given, c: Variables, d: Inputs) -> Gradients:

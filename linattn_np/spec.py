@@ -63,6 +63,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     gate: the array without which the log decays are constants that need no gradient.
     erase_key: what the erase vectors r are, if there are any.
     complement_keys: the core's k is 1 - e^g. A backend may add the gradient through k to that of g: then d.k is None.
+    linear: whether outputs are linear in the values.
     """
 
     to_core: Callable[[Variables], CoreInputs]
@@ -75,6 +76,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     gate: str | None = None
     erase_key: EraseKey = EraseKey.OWN
     complement_keys: bool = False
+    linear: bool = True
 
 
 class Record(Protocol):
@@ -139,6 +141,8 @@ class VariantSpec:
     """A variant: its core, its recurrence as a case of the core's, its arrays, and their change of variables.
 
     decay, erase, readout, query_reads, erase_reads and micro_steps are the matrix-state core's; others ignore them.
+    paper: the source; "" for a variant that is not published. called: its title, if not the name as words.
+    Raises ValueError if the change of variables names a query, key or value that is no array of the variant.
     """
 
     is_shared = True
@@ -159,6 +163,18 @@ class VariantSpec:
     micro_steps: bool = False  # some arrays have an axis n after T: micro-steps, which the core treats as tokens
     state: StateFormat = StateFormat()
     options: OptionSpec = OptionSpec()
+    called: str = ""
+
+    def __post_init__(self) -> None:
+        for role in ("query", "key", "value"):
+            if (name := getattr(self.change, role)) not in (None, *self.arrays):
+                arrays = ", ".join(self.arrays)
+                raise ValueError(f"{self.name}: the {role} of its change is {name!r}, expected one of {arrays}")
+
+    @property
+    def title(self) -> str:
+        """The name in tables and pictures: "Gated delta rule"."""
+        return self.called or self.name.replace("_", " ").capitalize()
 
     @functools.cached_property
     def counts(self) -> frozenset[str]:

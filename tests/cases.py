@@ -51,6 +51,11 @@ class Case:
         return self.options.get("causal", True)
 
     @property
+    def is_linear(self) -> bool:
+        """Whether outputs are linear in the values."""
+        return self.spec.change.linear
+
+    @property
     def erases(self) -> bool:
         return self.spec.erase.name != "NONE"
 
@@ -79,10 +84,22 @@ class Case:
         """The case without the arrays that are optional."""
         return replace(self, given={n: s for n, s in self.given.items() if not self.spec.arrays[n].optional})
 
-    def is_readable(self, q: Any, state: Any) -> bool:
-        """Whether la.read of the last query and state is the last output: no more arrays, queries not mapped."""
+    def is_readable(self, arrays: dict[str, Any], state: Any) -> bool:
+        """Whether la.read of the last query and state is the last output: of no more arrays, queries not mapped."""
         one = self.spec.readout.name in ("LINEAR", "NORMALISED") and self.spec.query_reads.name == "UPDATED"
-        return one and parts(state)[0].shape[-2] == q.shape[-1]
+        return (
+            one
+            and not self.maps_outputs(arrays)
+            and (parts(state)[0].shape[-2] == arrays[self.spec.change.query].shape[-1])
+        )
+
+    def maps_outputs(self, arrays: dict[str, Any]) -> bool:
+        """Whether the output of these arrays is a function of what was read, other than the core's quotient."""
+        if self.spec.change.from_core is None or self.normalised:
+            return False
+        prepared = prepare(self.spec, (), arrays | self.options)
+        out = np.ones_like(arrays[self.spec.change.value])
+        return self.spec.change.from_core(prepared.variables, out) is not out
 
     def heads(self, name: str) -> int:
         """The head axis of an array, counted from its end."""

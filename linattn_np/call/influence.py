@@ -20,10 +20,13 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
 
     A_ij is how much of token j's value reaches token i. Where something acts on the value channels one by one (gv;
     z, or D (H, V), of mamba2) there is one matrix a channel: (..., H, V, T, T). The values given fix batch, T, H, V
-    and the dtype; their numbers do not matter. Memory grows with T^2.
+    and the dtype; their numbers do not matter. Memory grows with T^2. Raises TypeError for a variant that is not linear
+    in its values, and as the variant does for shapes, dtypes and options that do not fit.
     """
     spec = spec_of("influence_matrix", fn)
     query, value = spec.change.query, spec.change.value
+    if not spec.change.linear:
+        raise TypeError(f"influence_matrix: {spec.name} is not linear in {value}, expected a variant that is")
     for name in ("state", "return_state", "overwrite_state", "return_states_at"):
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")

@@ -65,7 +65,8 @@ def test_what_looks_at_a_call_asks_jax_for_no_wider_numbers(case, dtype):
         assert list(map(str, found)) == list(map(str, la.check(case.fn, **given, **case.options)))
         assert any("at 1 of" in str(one) for one in found) == (wrong is not None)
     assert la.explain(case.fn, **brought(arrays), **case.options).function == case.spec.name
-    assert isinstance(la.influence_matrix(case.fn, **brought(arrays), **case.options), jax.Array)
+    if case.is_linear:
+        assert isinstance(la.influence_matrix(case.fn, **brought(arrays), **case.options), jax.Array)
     _, end = case.fn(**brought(arrays), **case.options, return_state=True)
     again = case.fn(**brought(arrays), **case.options, state=end, return_state=True)
     assert all(isinstance(S, jax.Array) for S in parts(again))

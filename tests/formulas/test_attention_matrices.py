@@ -240,9 +240,9 @@ def test_slots_are_two_matrices_and_a_softmax(D):
 
 
 def test_every_variant_has_its_matrix():
-    """No initial state, linear in the values: out = A v, for all functions of the library."""
+    """No initial state, linear in the values: out = A v, for every such function of the library."""
     rng = np.random.default_rng(0)
-    for fn in la.VARIANTS:
+    for fn in (fn for fn in la.VARIANTS if fn.spec.change.linear):
         x = la.testing.sample(fn, rng, B=(), T=9, H=2, K=6, V=3)
         matrix, v = la.influence_matrix(fn, **x), x[fn.spec.change.value]
         flat = np.moveaxis(v, -2, 0).reshape(2, -1, 3)

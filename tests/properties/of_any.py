@@ -22,7 +22,15 @@ NEEDS: dict[str, Callable[[Case], bool]] = {  # tests whose list of cases is cho
     "test_one_sum_where_a_key_also_erases": lambda case: case.erases,
     "test_overlapping_arrays": lambda case: {"q", "k"} <= case.given.keys(),
     "test_read_equals_the_output_of_the_last_query": lambda case: case.spec.change.query in case.given,
-    "test_influence_matrix_of_grouped_heads_and_packed_sequences": lambda case: "Hq" in " ".join(case.given.values()),
+    "test_nothing_comes_back_across_a_reset": lambda case: (
+        "g" in case.given and case.on_tokens("g") and not case.looks_back
+    ),
+    "test_adjoint_dot_product": lambda case: case.is_linear,
+    "test_influence_matrix_is_the_call": lambda case: case.is_linear,
+    "test_influence_matrix_does_not_depend_on_the_values": lambda case: case.is_linear,
+    "test_influence_matrix_of_grouped_heads_and_packed_sequences": lambda case: (
+        case.is_linear and case.spec.shares_states and "Hq" in " ".join(case.given.values())
+    ),
 }
 
 

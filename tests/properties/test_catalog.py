@@ -185,7 +185,7 @@ def test_pullback_across_tiles(case, monkeypatch):
     check_vjp(case.fn, **arrays, **case.options, chunk_size="parallel", state=state)
 
 
-@every_case
+@pytest.mark.parametrize("case", [case for case in CASES if case.is_linear], ids=str)
 def test_adjoint_dot_product(case):
     """<J x, w> = <x, J^T w>: exact in v and in the state, where the call is linear."""
     arrays, state = draw(case, T=40, K=6, V=4)

@@ -1,5 +1,7 @@
 """Sums of gate gradients over tokens in float32 on a GPU: as exact as float32 adds their terms."""
 
+# Functions by name: the functions with kernels for step sizes.
+
 from __future__ import annotations
 
 import numpy as np

@@ -196,7 +196,7 @@ def test_an_array_alone_is_passed_unchanged_and_a_product_in_the_dtype_of_the_co
 
 def test_a_formula_among_products():
     """Both of its paths: the gate makes the key, as in HGRN-2."""
-    key = Formula(lambda c: -np.expm1(c.g), lambda c, dk: {"g": -np.exp(c.g) * dk})
+    key = Formula(lambda c: -np.expm1(c.g), lambda c, dk: {"g": -np.exp(c.g) * dk}, "g")
     fn = variant(products("q", "v", "g", k=key), {"q": "T Hq K", "v": "T H V", "g": "T H K"}, decay=Decay.VECTOR,
                  scaled=False)  # fmt: skip
     x = sample(fn, np.random.default_rng(0), T=20)

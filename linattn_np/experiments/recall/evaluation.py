@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linattn_np.catalog import TITLES
+import linattn_np as la
 
 from .codes import load_codes
 from .fixed_memories import FIXED
@@ -17,7 +17,7 @@ from .text import load_corpus
 
 SEGMENT = 2048  # tokens per call; the state is passed to the next call
 KNOWN = RECURRENT | FIXED
-TITLE_OF = {name: memory.title for name, memory in KNOWN.items()} | {SOFTMAX: TITLES["softmax_attention"]}
+TITLE_OF = {name: memory.title for name, memory in KNOWN.items()} | {SOFTMAX: la.softmax_attention.spec.title}
 TRACED_DEPTH = 0.2  # depth of the needle whose votes are separated from the others
 
 

@@ -226,7 +226,7 @@ _WRITTEN: tuple[Memory, ...] = (
     FixedMemory(performer), FixedMemory(based), FixedMemory(rebased),
 )  # fmt: skip
 _KNOWN = {memory.function for memory in (*RECURRENT.values(), *_WRITTEN)}
-_OTHERS = [fn for fn in la.VARIANTS if fn not in _KNOWN and not fn.spec.grows]
+_OTHERS = [fn for fn in la.VARIANTS if fn not in _KNOWN and not fn.spec.grows and fn.spec.change.linear]
 _CACHES = [
     StickBreaking(fn) if "attend_current" in fn.spec.options.defaults else CacheMemory(fn)
     for fn in la.VARIANTS

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import linattn_np as la
-from linattn_np.catalog import TITLES
+from linattn_np.spec import VariantSpec
 
 from .text import CLASSES
 
@@ -50,7 +50,8 @@ class Memory:
     @property
     def title(self) -> str:
         """The title of the function, and how the memory differs from it: "Delta rule of one strength"."""
-        return " ".join(filter(None, [TITLES[self.function.__name__], self.differs]))
+        spec: VariantSpec = self.function.spec  # type: ignore[attr-defined]
+        return " ".join(filter(None, [spec.title, self.differs]))
 
     def arrays(self, logits: Logits, classes: np.ndarray, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
         """The positional arrays of `function`."""

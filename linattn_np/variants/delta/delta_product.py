@@ -45,6 +45,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="delta_product",
+    called="DeltaProduct",
     sentence="Several steps of the delta rule per token; with a gate if one is given.",
     equation="S~ = e^{g_t} S_{t-1};  for each of n steps: S~ = S~ + k^T beta (v - k S~);  S_t = S~;  "
     "out_t = scale q_t S_t",

@@ -53,6 +53,7 @@ def strength_vjp(c: Variables, db: Array) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="efla",
+    called="Error-free linear attention",
     sentence="The delta rule as the exact flow of its differential equation over one token.",
     equation="S_t = S_{t-1} + k_t^T b_t (v_t - k_t S_{t-1}), b_t = (1 - e^{-beta_t |k_t|^2}) / |k_t|^2;  "
     "out_t = scale q_t S_t",

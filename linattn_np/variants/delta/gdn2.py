@@ -14,6 +14,7 @@ from ..shared.projections import LOG_DECAY, SAMPLES, GateOptions, gate_arrays, r
 
 SPEC = VariantSpec(
     name="gdn2",
+    called="Gated DeltaNet-2",
     sentence="A delta rule with a decay and an erase gate per key channel, and a write gate per value channel.",
     equation="S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + k_t^T (w_t * v_t - (b_t * k_t) S~);  out_t = scale q_t S_t",
     paper="Hatamizadeh, Choi, Kautz, Gated DeltaNet-2, arXiv 2605.22791",

@@ -13,6 +13,7 @@ from ..shared.projections import LOG_DECAY, SAMPLES, GatedStrengthOptions, gate_
 
 SPEC = VariantSpec(
     name="kda",
+    called="Kimi delta attention",
     sentence="The gated delta rule with one decay per key channel.",
     equation="S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t",
     paper="Kimi Team, Kimi Linear, arXiv 2510.26692",

@@ -14,6 +14,7 @@ from ..shared.arguments import CHANNEL_DECAY, QUERIES, VALUES
 
 SPEC = VariantSpec(
     name="dplr",
+    called="Diagonal plus low rank",
     sentence="Diagonal decay plus any rank-one map of the old state.",
     equation="S_t = diag(e^{g_t}) S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Peng et al., RWKV-7 Goose, arXiv 2503.14456",
@@ -55,7 +56,9 @@ def dplr(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Optio
     """
 
 
-RWKV7 = replace(SPEC, name="rwkv7", sentence="Diagonal decay, and a rank-one correction read from the old state.")
+RWKV7 = replace(
+    SPEC, name="rwkv7", called="RWKV-7", sentence="Diagonal decay, and a rank-one correction read from the old state."
+)
 
 
 @public(RWKV7, SAMPLES)

@@ -13,6 +13,7 @@ from ..shared.arguments import QUERIES, VALUES
 
 SPEC = VariantSpec(
     name="iplr",
+    called="Identity plus low rank",
     sentence="Any rank-one map of the old state, without a decay.",
     equation="S_t = S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Yang, Wang, Zhang, Shen, Kim, arXiv 2406.06484 (generalised); Peng et al., arXiv 2503.14456",

@@ -13,6 +13,7 @@ from ..shared.arguments import CHANNEL_DECAY, KEYS, QUERIES, VALUE_DECAY, VALUES
 
 SPEC = VariantSpec(
     name="dfw",
+    called="Decaying fast weights",
     sentence="One decay per key channel times one per value channel.",
     equation="S_t = diag(e^{g_t}) S_{t-1} diag(e^{gv_t}) + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Mao, Fine-Tuning Pre-trained Transformers into Decaying Fast Weights, arXiv 2210.04243",

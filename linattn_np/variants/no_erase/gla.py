@@ -13,6 +13,7 @@ from ..shared.bounded_gates import BOUNDED_GATES, BoundedGateOptions
 
 SPEC = VariantSpec(
     name="gla",
+    called="Gated linear attention",
     sentence="Linear attention with one decay per token and key channel.",
     equation="S_t = diag(e^{g_t}) S_{t-1} diag(e^{gv_t}) + k_t^T v_t;  out_t = scale q_t S_t",
     paper="Yang, Wang, Shen, Panda, Kim, arXiv 2312.06635",

@@ -73,6 +73,7 @@ def _named(found: Any) -> Any:
 
 SPEC = VariantSpec(
     name="gsa",
+    called="Gated slot attention",
     sentence="Softmax over slots, each of which decays and takes in keys and values.",
     equation="W_t = W_{t-1} diag(e^{g_t}) + k_t^T s_t;  S_t = diag(e^{g_t}) S_{t-1} + s_t^T v_t;  "
     "out_t = softmax(scale q_t W_t) S_t",
@@ -273,6 +274,7 @@ def abc_pack_state_vjp(c: Variables, d: tuple[Array, Array], other: Array | None
 
 ABC = VariantSpec(
     name="abc",
+    called="Bounded memory control",
     sentence="Softmax over slots that hold weighted averages of keys and values.",
     equation="w_t = e^{s_t} / sum_{l <= t} e^{s_l};  W_t = W_{t-1} diag(1 - w_t) + k_t^T w_t;  "
     "S_t = diag(1 - w_t) S_{t-1} + w_t^T v_t;  out_t = softmax(scale q_t W_t) S_t",

@@ -26,6 +26,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="hgrn2",
+    called="HGRN-2",
     sentence="Vector decay; what a channel forgets is what it takes in.",
     equation="S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t;  out_t = scale q_t S_t",
     paper="Qin et al., HGRN2, arXiv 2404.07904",

@@ -32,6 +32,7 @@ class Mamba2Options(Options, total=False):
 
 SPEC = VariantSpec(
     name="mamba2",
+    called="Mamba-2",
     sentence="State space dual form: a scalar decay and a value scale driven by one step size.",
     equation="S_t = e^{dt_t A} S_{t-1} + B_t^T (dt_t x_t);  out_t = (C_t S_t + D x_t) silu(z_t)",
     paper="Dao, Gu, Transformers are SSMs, arXiv 2405.21060",
@@ -95,6 +96,7 @@ def mamba2(
 TRANSXSSM = replace(
     SPEC,
     name="transxssm",
+    called="TransXSSM",
     sentence="Mamba-2 whose input and output vectors rotate with their position.",
     equation="S_t = e^{dt_t A} R S_{t-1} + B_t^T (dt_t x_t), R rotates pairs of rows by theta;  "
     "out_t = (C_t S_t + D x_t) silu(z_t)",

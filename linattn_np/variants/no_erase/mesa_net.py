@@ -68,6 +68,7 @@ class MesaNetOptions(Options, total=False):
 
 SPEC = VariantSpec(
     name="mesa_net",
+    called="MesaNet",
     sentence="Every query reads the regularised least-squares fit of what was written.",
     equation="Z_t = e^{g_t} Z_{t-1} + beta_t k_t^T k_t;  S_t = e^{g_t} S_{t-1} + beta_t k_t^T v_t;  "
     "out_t = scale q_t (Z_t + diag(ridge))^{-1} S_t",

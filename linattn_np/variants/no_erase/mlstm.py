@@ -198,6 +198,7 @@ class MlstmOptions(Options, total=False):
 
 SPEC = VariantSpec(
     name="mlstm",
+    called="mLSTM",
     sentence="Scalar decay with an exponential input gate, read through a normaliser that is at least 1.",
     equation="S_t = f_t S_{t-1} + e^{i_t} k_t^T v_t;  n_t = f_t n_{t-1} + e^{i_t} k_t;  "
     "out_t = scale q_t S_t / max(|scale q_t n_t^T|, 1)",

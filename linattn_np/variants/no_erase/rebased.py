@@ -52,6 +52,7 @@ def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="rebased",
+    called="ReBased",
     sentence="The square of an inner product of normed queries and keys.",
     equation="S_t = S_{t-1} + phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
     "phi(q) phi(k) = (q' k')^2 / K, x' = gamma norm(x) + shift",

@@ -122,6 +122,7 @@ class RetNetOptions(Options, total=False):
 RETNET = replace(
     SPEC,
     name="retnet",
+    called="RetNet",
     sentence="Retention whose queries and keys rotate with their position: a complex decay.",
     equation="S_t = e^g R S_{t-1} + k_t^T v_t, R rotates pairs of rows by theta;  out_t = scale q_t S_t",
     paper="Sun et al., Retentive Network, arXiv 2307.08621; xPos: Sun et al., arXiv 2212.10554",

@@ -70,6 +70,7 @@ class RFAOptions(SimilarityOptions, total=False):
 
 SPEC = VariantSpec(
     name="rfa",
+    called="Random feature attention",
     sentence="A Gaussian kernel of unit queries and keys by random Fourier features; with a gate if one is given.",
     equation="S_t = e^{g_t} S_{t-1} + (1 - e^{g_t}) phi(k_t)^T v_t;  out_t = phi(q_t) S_t / phi(q_t) z_t;  "
     "phi(x) = [sin, cos](w x)",

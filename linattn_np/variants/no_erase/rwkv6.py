@@ -13,6 +13,7 @@ from ..shared.arguments import CHANNEL_DECAY, KEYS, VALUES
 
 SPEC = VariantSpec(
     name="rwkv6",
+    called="RWKV-6",
     sentence="Vector decay, read before the write, with a bonus for the token itself.",
     equation="out_t = scale q_t (S_{t-1} + diag(u) k_t^T v_t);  S_t = diag(e^{g_t}) S_{t-1} + k_t^T v_t",
     paper="Peng et al., Eagle and Finch, arXiv 2404.05892",

@@ -14,6 +14,7 @@ from ..shared.projections import MappedOptions, with_feature_map
 SPEC = with_feature_map(
     VariantSpec(
         name="simple_gla",
+        called="Simple gated linear attention",
         sentence="Linear attention with one decay per token and head; also gated retention.",
         equation="S_t = e^{g_t} S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t",
         paper="Sun et al., You Only Cache Once (gated retention), arXiv 2405.05254; Yang et al., arXiv 2312.06635",

@@ -28,6 +28,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="alibi",
+    called="ALiBi",
     sentence="Attention with linear biases (ALiBi): softmax attention that fades with the distance.",
     equation="p_tj ~ e^{scale q_t . k_j - slope (t - j)}, sum_j p_tj = 1;  out_t = sum_j p_tj v_j",
     paper="Press, Smith, Lewis, Train Short, Test Long, arXiv 2108.12409",

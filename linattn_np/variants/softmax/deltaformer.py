@@ -33,6 +33,7 @@ def to_core_vjp(c: Variables, d: DeltaInputs) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="deltaformer",
+    called="DeltaFormer",
     sentence="DeltaFormer: softmax attention whose values are new to what the past predicts.",
     equation="u_t = v_t - beta_t sum_{j<t} p_tj u_j, p_tj ~ e^{scale w_t . k_j + g_t + ... + g_{j+1}}, sum_j p_tj = 1;"
              "  out_t = sum_{j<=t} a_tj u_j, a_tj ~ e^{scale q_t . k_j + g_t + ... + g_{j+1}}, sum_j a_tj = 1",

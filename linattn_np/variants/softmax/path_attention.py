@@ -31,6 +31,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="path_attention",
+    called="PaTH attention",
     sentence="PaTH attention: softmax attention whose logits pass the Householder-like maps of the tokens between.",
     equation="H_t = I - beta_t w_t^T w_t;  p_tj ~ e^{scale q_t H_t ... H_{j+1} k_j^T + g_t + ... + g_{j+1}}, "
     "sum_j p_tj = 1;  out_t = sum_j p_tj v_j",

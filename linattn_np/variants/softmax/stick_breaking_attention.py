@@ -33,6 +33,7 @@ def to_core_vjp(c: Variables, d: StickInputs) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="stick_breaking_attention",
+    called="Stick-breaking attention",
     sentence="Stick-breaking attention: a query takes shares of what nearer tokens left.",
     equation="s_tj = sigmoid(scale q_t . k_j);  a_tj = s_tj prod_{j<i<t} (1 - s_ti);  out_t = sum_{j<t} a_tj v_j",
     paper="Tan et al., Scaling Stick-Breaking Attention, arXiv 2410.17980",
