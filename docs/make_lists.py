@@ -25,6 +25,7 @@ PAGES = (TOP / "docs" / "family_table.md", VARIANTS)
 REFERENCE = TOP / "docs" / "reference"
 STUB = TOP / "linattn_np" / "__init__.pyi"
 END = "<!-- end -->"
+RAISES = "Raises ValueError or TypeError for shapes, dtypes and options that do not fit.\n"
 HEADING = re.compile(r"^## (.*)$", re.MULTILINE)
 
 
@@ -120,14 +121,16 @@ def reference() -> dict[Path, str]:
     from linattn_np.ops import feature_maps, gate_formula, gates, norms
 
     intro = "Written from the docstrings by `docs/make_lists.py`; `help(la.{})` shows the same text.\n"
-    variants = [section(f"la.{fn.__name__}", fn) for fn in sorted(la.VARIANTS, key=lambda fn: fn.__name__)]
+    variants = [section(f"la.{fn.__name__}", fn).replace(RAISES, "")
+                for fn in sorted(la.VARIANTS, key=lambda fn: fn.__name__)]  # fmt: skip
     names = sorted(n for n in la._HOMES if n not in ("SPECS", "VARIANTS"))
     names.sort(key=lambda n: inspect.isclass(getattr(la, n)))  # functions first
     others = [section(f"la.{n}", getattr(la, n)) for n in names]
     tests = [section(f"la.testing.{n}", f) for n, f in own(la.testing)]
     modules = (feature_maps, gates, gate_formula, norms)
     ops = [section(f"{m.__name__}.{n}", f) for m in modules for n, f in own(m)]
-    options = "`**options` are the [common options](functions.md#options).\n"
+    options = ("`**options` are the [common options](functions.md#options). Every function raises\n"
+               "ValueError or TypeError for shapes, dtypes and options that do not fit.\n")  # fmt: skip
     pages = {
         "variants.md": ["# Variants\n", intro.format("gla") + options, *variants],
         "functions.md": ["# Functions of functions\n", intro.format("vjp"), *others],

@@ -227,7 +227,7 @@ def summary(scores: Scores, claims: list[Claim], run: dict[str, Any]) -> dict[st
 def _memory(scores: Scores, gates: str | None, name: str) -> dict[str, Any]:
     """Shares of whole answers and of characters, votes, and the learned gates of a memory."""
     table = lambda of: [[rounded(of(gates, name, level, n)) for n in scores.lengths] for level in scores.levels]  # noqa: E731
-    row = {
+    row: dict[str, Any] = {
         "gates": gates,
         "memory": name,
         "exact": table(lambda *at: float(scores.exact(*at).mean())),
