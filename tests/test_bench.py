@@ -1,7 +1,5 @@
 """Records of measurements: JSON files with a row a line, whose rows the program that measures chooses."""
 
-# Functions by name: rows of a summary.
-
 from __future__ import annotations
 
 import json
