@@ -8,12 +8,12 @@ import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, is_numpy
 from .path import cache as path
-from .types import GatedCache, Inputs, KeyValueCache, Plan
+from .types import GatedCache, Inputs, KeyValueCache, SoftmaxPlan
 
 Cache = Any  # KeyValueCache or GatedCache
 
 
-def slots_after(plan: Plan, state: Cache | None, T: int) -> int:
+def slots_after(plan: SoftmaxPlan, state: Cache | None, T: int) -> int:
     """L of the final state: the slots given and the tokens of the longest sequence, of a window as many as it reads.
 
     A state that is overwritten keeps its slots: the oldest tokens are forgotten.
@@ -25,7 +25,7 @@ def slots_after(plan: Plan, state: Cache | None, T: int) -> int:
     return L + longest if plan.window is None else max(min(L + longest, plan.window - 1), 1)
 
 
-def shapes_after(plan: Plan, x: Inputs, state: Cache | None) -> Cache:
+def shapes_after(plan: SoftmaxPlan, x: Inputs, state: Cache | None) -> Cache:
     """A final state that nobody asked for: zeros in the shapes that its cotangent has, without memory."""
     xp, lead = plan.xp, (len(plan.sequences),) if plan.is_ragged else tuple(x.v.shape[:-3])
     L = slots_after(plan, state, x.v.shape[-3])
@@ -89,7 +89,7 @@ def in_order(xp: Namespace, y: Array, n: Array, inverse: bool = False) -> Array:
     return _taken(xp, y, index, index >= 0)
 
 
-def ordered(plan: Plan, state: Cache | None) -> Cache | None:
+def ordered(plan: SoftmaxPlan, state: Cache | None) -> Cache | None:
     """The cache from the oldest token to the newest: as if no token had been forgotten."""
     if state is None:
         return None
@@ -99,7 +99,7 @@ def ordered(plan: Plan, state: Cache | None) -> Cache | None:
     return KeyValueCache(in_order(xp, state.k, n), in_order(xp, state.v, n), xp.where(n > L, xp.full_like(n, L), n))
 
 
-def ordered_vjp(plan: Plan, state: Cache, d: Cache) -> Cache:
+def ordered_vjp(plan: SoftmaxPlan, state: Cache, d: Cache) -> Cache:
     """The gradient of the cache from that of the ordered one."""
     xp, n = plan.xp, count(plan.xp, state.length)
     return KeyValueCache(in_order(xp, d.k, n, inverse=True), in_order(xp, d.v, n, inverse=True), d.length)
@@ -131,7 +131,7 @@ def empty(xp: Namespace, x: Inputs, dtype: Any) -> Cache:
     return GatedCache(k, v, xp.zeros((*lead, 0, x.g.shape[-1]), dtype=dtype, device=where), length)
 
 
-def after(plan: Plan, x: Inputs, cache: Cache, L: int) -> Cache:
+def after(plan: SoftmaxPlan, x: Inputs, cache: Cache, L: int) -> Cache:
     """The cache after the tokens x."""
     xp, n, T = plan.xp, count(plan.xp, cache.length), x.v.shape[-3]
     keys = (cache.k, x.k) if x.w is None else path.to_end(plan, x, cache.k)
@@ -143,7 +143,7 @@ def after(plan: Plan, x: Inputs, cache: Cache, L: int) -> Cache:
     return GatedCache(k, v, b, xp.asarray(n + T))
 
 
-def append_in_place(plan: Plan, x: Inputs, state: Cache) -> Cache:
+def append_in_place(plan: SoftmaxPlan, x: Inputs, state: Cache) -> Cache:
     """The cache after the tokens x, written into its own NumPy arrays: a row for each sequence, or batch axes."""
     L, T = state.v.shape[-3], x.v.shape[-3]
     if x.w is not None:
@@ -166,7 +166,7 @@ def append_in_place(plan: Plan, x: Inputs, state: Cache) -> Cache:
     return state
 
 
-def after_vjp(plan: Plan, x: Inputs, cache: Cache, d: Cache) -> tuple[Inputs, Cache]:
+def after_vjp(plan: SoftmaxPlan, x: Inputs, cache: Cache, d: Cache) -> tuple[Inputs, Cache]:
     """(gradients of the tokens, gradient of the cache before them)."""
     xp, n, T, L0 = plan.xp, count(plan.xp, cache.length), x.v.shape[-3], cache.v.shape[cache.length.ndim]
     (k0, dk), (v0, dv) = (append_vjp(xp, y, n, L0, T) for y in (d.k, d.v))

@@ -26,8 +26,8 @@ from .types import (
     HouseholderInputs,
     Inputs,
     KeyValueCache,
-    Plan,
-    Residuals,
+    SoftmaxPlan,
+    SoftmaxResiduals,
     StickInputs,
     Ungated,
 )
@@ -42,7 +42,7 @@ class Softmax(states.GivesStates, Core):
     STATE_LIMITS = {"b": (-inf, 0.0), "length": (0.0, inf)}  # noqa: RUF012
     STATE_COUNTS = ("length",)
 
-    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
+    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> SoftmaxPlan:
         """The plan of a call, with window and normalize."""
         own = {
             "window": options.get("window"),
@@ -50,9 +50,9 @@ class Softmax(states.GivesStates, Core):
             "strict": not options.get("attend_current", True),
             "slots": slots_of(options["state"]),
         }
-        return Plan(**plan._asdict() | own)
+        return SoftmaxPlan(**plan._asdict() | own)
 
-    def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
+    def forward(self, fn: str, x: Inputs, plan: SoftmaxPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         backend = choose(fn, x, plan, wanted)
         out: Array = None
@@ -75,9 +75,9 @@ class Softmax(states.GivesStates, Core):
             end = states.final_state(plan, x, state)
         elif plan.gradients:
             end = cache.shapes_after(plan, x, state)
-        return out, end if at is None else StatesAt(end, at), Residuals(x, plan, backend, state, out, logs)
+        return out, end if at is None else StatesAt(end, at), SoftmaxResiduals(x, plan, backend, state, out, logs)
 
-    def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
+    def backward(self, residuals: SoftmaxResiduals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, out, logs = residuals
         if backend == "cuda" and logs is None and dout is not None:  # no kernel computes these gradients
@@ -101,15 +101,15 @@ class Softmax(states.GivesStates, Core):
             d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout)
         return d if dstate is None else states.with_state(plan, x, state, dstate, d)
 
-    def end_shape(self, plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def end_shape(self, plan: SoftmaxPlan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Slots come with tokens."""
         return shape if part in ("length", "P") else (cache.slots_after(plan, state, 0), *shape[1:])
 
-    def reads_out(self, residuals: Residuals) -> bool:
+    def reads_out(self, residuals: SoftmaxResiduals) -> bool:
         """Backward reads the output."""
         return residuals.plan.normalize
 
-    def growth(self, x: Any, plan: Plan) -> Growth | None:
+    def growth(self, x: Any, plan: SoftmaxPlan) -> Growth | None:
         """The position map I - beta w^T w of the largest beta |w|^2, if that is over 2."""
         if not isinstance(x, (Inputs, HouseholderInputs)) or x.w is None:
             return None
@@ -122,8 +122,8 @@ class Softmax(states.GivesStates, Core):
         message = f"has beta |w|^2 = {value:.4g} at token {n // H % T}, head {n % H}"
         return Growth("w", message, 1 - value, True, "queries and keys")
 
-    def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None, of: Any = None) -> Explained:
-        """2 (K + V) operations for each pair of a query and a key, and those of position maps.
+    def explain(self, fn: str, x: Inputs, plan: SoftmaxPlan, wanted: str | None, of: Any = None) -> Explained:
+        """2 (K + V) operations for each pair of a query and a key, and the operations of position maps.
 
         of: the inputs of the read-out that x belongs to, where it is not the core's own.
         """
@@ -147,7 +147,7 @@ def slots_of(state: Any) -> int:
     return 0 if state is None else getattr(state[1], "shape", (0, 0, 0))[-3]
 
 
-def pairs(plan: Plan, queries: int) -> int:
+def pairs(plan: SoftmaxPlan, queries: int) -> int:
     """Pairs of a query and a key that it reads, in a cache of full slots too. queries: their number if not causal."""
     total, L = 0, plan.slots
     for s in plan.sequences:
@@ -165,8 +165,8 @@ def module_of(backend: str, x: Inputs) -> Any:
     return tiles if backend == "chunks" else definition if x.w is None else path_definition
 
 
-def kernels_of(x: Any, plan: Plan) -> Any:
-    """The CUDA kernels for a call: those of position maps, of systems, of warpgroup products, or the portable ones."""
+def kernels_of(x: Any, plan: SoftmaxPlan) -> Any:
+    """The CUDA kernels for a call: for position maps, linear systems or warpgroup products, or the portable ones."""
     from .cuda import calls, path, portable, stick, system
 
     if isinstance(x, DeltaInputs):
@@ -178,7 +178,7 @@ def kernels_of(x: Any, plan: Plan) -> Any:
     return calls if not policy.PORTABLE and calls.unsupported_reason(x, plan) is None else portable
 
 
-def path_operations(backend: str, plan: Plan, x: Inputs) -> float:
+def path_operations(backend: str, plan: SoftmaxPlan, x: Inputs) -> float:
     """Of position maps: 4 K for a pair token by token; in blocks 2 K^2 for a query and a block, and their factors."""
     if x.w is None or x.q is None:
         return 0.0
@@ -201,7 +201,7 @@ def crossover(K: int, V: int) -> int:
     return 4 * K * V // (K + V) if K + V else 0
 
 
-def unsupported_reason(x: Any, plan: Plan, backend: str) -> str | None:
+def unsupported_reason(x: Any, plan: SoftmaxPlan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
     if backend == "cuda":
         if not is_cupy(plan.xp):
@@ -221,7 +221,7 @@ def _has_compiler() -> bool:
     return find_spec("numba") is not None
 
 
-def choose(fn: str, x: Any, plan: Plan, wanted: str | None) -> str:
+def choose(fn: str, x: Any, plan: SoftmaxPlan, wanted: str | None) -> str:
     """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
     if wanted is None:
         wanted = next((n for n in ("numba", "cuda") if unsupported_reason(x, plan, n) is None), None)

@@ -1,6 +1,6 @@
 """The definition, one query after the other, and its transpose.
 
-z_ij = scale q_i . k_j + sum_{j < s <= i} g_s        for the keys j that query i reads: those of the cache too
+z_ij = scale q_i . k_j + sum_{j < s <= i} g_s        for the keys j that query i reads, in the cache too
 l_i = log(e^{sink} + sum_j e^{z_ij})                 0 if `normalize` is false
 p_ij = e^{z_ij - l_i},   out_i = sum_j p_ij v_j
 
@@ -16,10 +16,10 @@ from typing import Any
 
 from ..runtime.arrays import Array, Namespace, device, sum_to
 from .heads import sum_like
-from .types import Parts, Past, Plan
+from .types import Parts, Past, SoftmaxPlan
 
 
-def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
+def forward(plan: SoftmaxPlan, x: Parts) -> tuple[Array, Array]:
     """(out (..., G, R, T, V), l (..., G, R, T, 1))."""
     xp, keys, values = plan.xp, *with_past(plan.xp, x)
     outs, logs, decay = [], [], begin(x)
@@ -33,7 +33,7 @@ def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
     return xp.concat(outs, axis=-2), xp.concat(logs, axis=-2)
 
 
-def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
+def backward(plan: SoftmaxPlan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
     """Gradients of the sequence and of the cache, with the heads of each array."""
     xp, (keys, values) = plan.xp, with_past(plan.xp, x)
     L, decay, decays = keys.shape[-2] - x.k.shape[-2], begin(x), []
@@ -64,7 +64,7 @@ def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Part
     return found if dbias is None else found._replace(bias=dbias.total)
 
 
-def gradients(plan: Plan, x: Parts, sums: Any, L: int, dsinks: Any, gates: Any) -> Any:
+def gradients(plan: SoftmaxPlan, x: Parts, sums: Any, L: int, dsinks: Any, gates: Any) -> Any:
     """Gradients of the sequence and of the cache."""
     xp, (dq, dk, dv), (dg, crossing) = plan.xp, sums, gates
     dg = None if x.g is None else sum_to(xp, xp.stack(dg[::-1], axis=-1), x.g.shape)
@@ -87,7 +87,7 @@ def begin(x: Parts) -> Array | None:
     return None if x.past is None else x.past.b
 
 
-def decayed(plan: Plan, x: Parts, decay: Array | None, i: int) -> Array | None:
+def decayed(plan: SoftmaxPlan, x: Parts, decay: Array | None, i: int) -> Array | None:
     """The log decay of each key when token i is read: all before it decay by g_i."""
     if x.g is None:
         return None
@@ -96,7 +96,7 @@ def decayed(plan: Plan, x: Parts, decay: Array | None, i: int) -> Array | None:
     return own if decay is None else plan.xp.concat([decay + g, own], axis=-1)
 
 
-def logits(plan: Plan, x: Parts, keys: Array, decay: Array | None, i: int) -> Array:
+def logits(plan: SoftmaxPlan, x: Parts, keys: Array, decay: Array | None, i: int) -> Array:
     """z_i of the keys up to i: (..., G, R, 1, n)."""
     xp, L = plan.xp, 0 if x.past is None else x.past.k.shape[-2]
     n = L + i + 1 - plan.strict if plan.causal else keys.shape[-2]
@@ -109,7 +109,7 @@ def logits(plan: Plan, x: Parts, keys: Array, decay: Array | None, i: int) -> Ar
     return z if hidden is None else xp.where(hidden, xp.asarray(-float("inf"), dtype=z.dtype, device=device(z)), z)
 
 
-def _hidden(plan: Plan, x: Parts, i: int, n: int) -> Array | None:
+def _hidden(plan: SoftmaxPlan, x: Parts, i: int, n: int) -> Array | None:
     """Which keys query i does not read: empty slots, and tokens before its window; None: it reads all."""
     xp, window, found = plan.xp, plan.window, []
     if x.past is not None:
@@ -121,7 +121,7 @@ def _hidden(plan: Plan, x: Parts, i: int, n: int) -> Array | None:
     return xp.concat([*found, xp.broadcast_to(own, shape)], axis=-1)
 
 
-def log_sum(plan: Plan, x: Parts, z: Array) -> Array:
+def log_sum(plan: SoftmaxPlan, x: Parts, z: Array) -> Array:
     """log(e^{sink} + sum_j e^{z_j}); of no key at all 0, so that p = e^{-inf} = 0."""
     xp = plan.xp
     if not plan.normalize or (x.sinks is None and not z.shape[-1]):

@@ -7,7 +7,7 @@ from typing import Any
 from ..runtime.arrays import Array, Namespace, cast, device, is_mutable, sum_to, swap
 from ..runtime.shapes import Sequence
 from .cache import count, positions
-from .types import Inputs, Parts, Past, Plan
+from .types import Inputs, Parts, Past, SoftmaxPlan
 
 
 def groups(x: Inputs) -> int:
@@ -28,7 +28,7 @@ def join(xp: Namespace, y: Array, shape: tuple[int, ...]) -> Array:
     return swap(xp, xp.reshape(y, (*lead, H, T, D)), -3)
 
 
-def row_of(plan: Plan, x: Inputs, state: Any, s: Sequence) -> Any:
+def row_of(plan: SoftmaxPlan, x: Inputs, state: Any, s: Sequence) -> Any:
     """The cache of one sequence, with the batch axes of x, in the dtype of the computation."""
     if state is None:
         return None
@@ -48,7 +48,7 @@ def tokens_of(x: Inputs, s: Sequence) -> Inputs:
     return Inputs(x.q if s.row is None else q, k, v, g, x.sinks, w, beta, bias)
 
 
-def parts_of(plan: Plan, x: Inputs, cache: Any) -> Parts:
+def parts_of(plan: SoftmaxPlan, x: Inputs, cache: Any) -> Parts:
     """A sequence and its cache with heads before tokens, queries times the scale."""
     xp, G = plan.xp, groups(x)
     q, k, v, w, bias = (None if y is None else split(xp, cast(xp, y, plan.dtype), G) for y in (*x[:3], x.w, x.bias))
@@ -57,7 +57,7 @@ def parts_of(plan: Plan, x: Inputs, cache: Any) -> Parts:
     return Parts(None if q is None else plan.scale * q, k, v, g, sinks, _past(plan, cache, G), w, beta, bias)
 
 
-def _past(plan: Plan, cache: Any, G: int) -> Past | None:
+def _past(plan: SoftmaxPlan, cache: Any, G: int) -> Past | None:
     if cache is None or not cache.v.shape[-3]:
         return None
     xp, L, n = plan.xp, cache.v.shape[-3], count(plan.xp, cache.length)

@@ -36,7 +36,7 @@ def cpu_tile(chunk_size: int | str | None) -> tuple[int, int]:
 
 
 # CUDA kernels: queries of a block; the widest keys and values; bytes of keys and values (or queries and cotangents) of
-# heads whose blocks run side by side, of which the second cache holds the most.
+# concurrent heads, most of which fit in the second-level cache.
 CUDA_TILE = 128
 WIDEST_CUDA = 128
 SECTION_BYTES = 32 * 2**20
@@ -44,14 +44,17 @@ SECTION_BYTES = 32 * 2**20
 # Portable kernels, by products of warps: the widest keys and values; tokens of a sequence whose keys are read in
 # pieces, each by a block, where there is a cache (blocks of more queries fill a device); keys of a tile and tiles in
 # flight, the first of which two blocks fit, else one.
-PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # they alone
+PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # the portable kernels only
 WIDEST_PORTABLE = 256
 FEW_QUERIES = 16
 PORTABLE_TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 2))
 PORTABLE_BLOCKS = ((64, 32), (64, 16), (32, 32), (32, 16), (16, 16))  # of gradients: rows of a block, rows of a tile
 SYSTEM_ROWS = (64, 32, 16)  # of a block of a linear system
 STICK_ROWS = (64, 32, 16)  # tokens of a block
-STICK_BYTES, LONGEST_STICK = 2**28, 2**16  # of the marks of some heads; tokens of a head whose marks may be as many
+STICK_BYTES, LONGEST_STICK = (
+    2**28,
+    2**16,
+)  # checkpoints of a batch of heads, bytes; longest sequence whose checkpoints fit
 SHORTEST_PIECE, MOST_PIECES = 128, 32  # keys of a piece; pieces of a cache (cache.cu has 64 weights of pieces)
 
 

@@ -8,18 +8,18 @@ from typing import Any
 from ..runtime.arrays import Array, cast, device
 from ..runtime.shapes import Sequence
 from . import heads
-from .types import Inputs, Parts, Past, Plan
+from .types import Inputs, Parts, Past, SoftmaxPlan
 
 Row = Any  # the cache of one sequence, None without
 
 
-def each_sequence(plan: Plan, x: Inputs, state: Any) -> Iterator[tuple[Sequence, Inputs, Row]]:
+def each_sequence(plan: SoftmaxPlan, x: Inputs, state: Any) -> Iterator[tuple[Sequence, Inputs, Row]]:
     """(sequence, its tokens, its cache)."""
     for s in plan.sequences:
         yield s, heads.tokens_of(x, s), heads.row_of(plan, x, state, s)
 
 
-def forward(module: Any, plan: Plan, x: Inputs, state: Any) -> tuple[Array, list[Array | None]]:
+def forward(module: Any, plan: SoftmaxPlan, x: Inputs, state: Any) -> tuple[Array, list[Array | None]]:
     """(out (..., Tq, heads, V), the logs of the sums of each sequence)."""
     outs, logs = [], list[Any]()
     for _, own, row in each_sequence(plan, x, state):
@@ -34,7 +34,7 @@ def forward(module: Any, plan: Plan, x: Inputs, state: Any) -> tuple[Array, list
 
 
 def backward(
-    module: Any, plan: Plan, x: Inputs, state: Any, results: tuple[Array, Any], dout: Array
+    module: Any, plan: SoftmaxPlan, x: Inputs, state: Any, results: tuple[Array, Any], dout: Array
 ) -> tuple[Inputs, Any]:
     """(gradients of the inputs, of the cache); results: out and the logs."""
     found, (out, logs) = [], results
@@ -54,14 +54,14 @@ def out_shape(x: Inputs) -> tuple[int, ...]:
     return *x.q.shape[:-2], max(x.q.shape[-2], x.v.shape[-2]), x.v.shape[-1]
 
 
-def zeros(plan: Plan, x: Inputs, row: Row) -> tuple[Inputs, Row]:
+def zeros(plan: SoftmaxPlan, x: Inputs, row: Row) -> tuple[Inputs, Row]:
     """Gradients that are 0."""
     xp, where = plan.xp, device(x.v)
     dx = Inputs(*(None if y is None else xp.zeros(y.shape, dtype=plan.dtype, device=where) for y in x))
     return dx, None if row is None else type(row)(*(xp.zeros(y.shape, dtype=plan.dtype, device=where) for y in row))
 
 
-def joined_rows(plan: Plan, rows: list[Row]) -> Any:
+def joined_rows(plan: SoftmaxPlan, rows: list[Row]) -> Any:
     """Caches of the sequences as one: a row for each of a ragged batch."""
     if not plan.is_ragged:
         return rows[0]
@@ -70,7 +70,7 @@ def joined_rows(plan: Plan, rows: list[Row]) -> Any:
     return type(rows[0])(*map(plan.xp.stack, map(list, each)))
 
 
-def joined(plan: Plan, x: Inputs, row: Row, d: Parts) -> tuple[Inputs, Row]:
+def joined(plan: SoftmaxPlan, x: Inputs, row: Row, d: Parts) -> tuple[Inputs, Row]:
     """Gradients of a sequence and of its cache, in their shapes."""
     xp = plan.xp
     q, k, v = (heads.join(xp, y, given.shape) for y, given in ((d.q, x.q), (d.k, x.k), (d.v, x.v)))
@@ -89,7 +89,7 @@ def joined(plan: Plan, x: Inputs, row: Row, d: Parts) -> tuple[Inputs, Row]:
     return dx, type(row)(**each)
 
 
-def gathered(plan: Plan, x: Inputs, found: list[tuple[Inputs, Row]]) -> tuple[Inputs, Any]:
+def gathered(plan: SoftmaxPlan, x: Inputs, found: list[tuple[Inputs, Row]]) -> tuple[Inputs, Any]:
     """Gradients of all sequences in the shapes of the inputs."""
     xp = plan.xp
 

@@ -12,7 +12,7 @@ from ..core import Computation, StatesAt
 from ..runtime.arrays import Array, cast, device, is_numpy
 from ..runtime.shapes import Sequence, prefixes
 from . import cache, heads, sequences
-from .types import Inputs, Plan
+from .types import Inputs, SoftmaxPlan
 
 
 class GivesStates(Computation):
@@ -23,19 +23,19 @@ class GivesStates(Computation):
         return True
 
 
-def ends(plan: Plan, x: Inputs, state: Any) -> Any:
+def ends(plan: SoftmaxPlan, x: Inputs, state: Any) -> Any:
     """The final cache, or a StatesAt."""
     at = at_positions(plan, x, state)  # first: the state may be overwritten
     end = final_state(plan, x, state)
     return end if at is None else StatesAt(end, at)
 
 
-def needs_end(plan: Plan, x: Any) -> bool:
+def needs_end(plan: SoftmaxPlan, x: Any) -> bool:
     """Whether a call, or its pullback, has a use for the final cache."""
     return plan.returns_state or plan.gradients or plan.states_at is not None or x.q is None
 
 
-def final_state(plan: Plan, x: Inputs, state: Any) -> Any:
+def final_state(plan: SoftmaxPlan, x: Inputs, state: Any) -> Any:
     """The cache after all tokens; a row for each sequence of a ragged batch."""
     L, found = cache.slots_after(plan, state, x.v.shape[-3]), []
     if plan.overwrite and is_numpy(plan.xp) and not plan.is_ragged:
@@ -45,7 +45,7 @@ def final_state(plan: Plan, x: Inputs, state: Any) -> Any:
     return sequences.joined_rows(plan, found)
 
 
-def at_positions(plan: Plan, x: Inputs, state: Any) -> Any:
+def at_positions(plan: SoftmaxPlan, x: Inputs, state: Any) -> Any:
     """The caches at plan.states_at, (..., n, L, ...) or (n, L, ...) of a ragged batch; None without positions."""
     if plan.states_at is None:
         return None
@@ -56,12 +56,12 @@ def at_positions(plan: Plan, x: Inputs, state: Any) -> Any:
     return type(found[0])(*(along_positions(plan, x, list(parts)) for parts in zip(*found, strict=True)))
 
 
-def prefixes_of(plan: Plan) -> list[Sequence]:
+def prefixes_of(plan: SoftmaxPlan) -> list[Sequence]:
     """The tokens before each position; without any those before position 0, for their shapes."""
     return prefixes(plan.sequences, plan.states_at or (0,))
 
 
-def along_positions(plan: Plan, x: Any, rows: list[Array]) -> Array:
+def along_positions(plan: SoftmaxPlan, x: Any, rows: list[Array]) -> Array:
     """One part of the caches of `prefixes_of`, with the axis of the positions behind the batch axes of x."""
     xp, lead = plan.xp, x.v.ndim - 3
     axis = 0 if plan.is_ragged else lead
@@ -69,17 +69,17 @@ def along_positions(plan: Plan, x: Any, rows: list[Array]) -> Array:
     return y if plan.states_at else y[(slice(None),) * axis + (slice(0, 0), ...)]
 
 
-def begin(plan: Plan, x: Inputs, row: Any) -> Any:
+def begin(plan: SoftmaxPlan, x: Inputs, row: Any) -> Any:
     """The cache that a sequence begins with."""
     return cache.empty(plan.xp, x, plan.dtype) if row is None else row
 
 
-def positions_of(plan: Plan, s: Sequence) -> list[tuple[int, Sequence]]:
+def positions_of(plan: SoftmaxPlan, s: Sequence) -> list[tuple[int, Sequence]]:
     """(number, tokens before it) of the positions in a sequence."""
     return [(n, p) for n, p in enumerate(prefixes(plan.sequences, plan.states_at or ())) if p.row == s.row]
 
 
-def row_at(plan: Plan, x: Any, states: Any, n: int) -> Any:
+def row_at(plan: SoftmaxPlan, x: Any, states: Any, n: int) -> Any:
     """The cache at one position, with the batch axes of x."""
     if plan.is_ragged:
         return heads.row_of(plan, x, states, Sequence(n, 0, 0))
@@ -87,7 +87,7 @@ def row_at(plan: Plan, x: Any, states: Any, n: int) -> Any:
     return type(states)(*(cast(plan.xp, y[place], plan.dtype) for y in states))
 
 
-def with_zeros(plan: Plan, d: Array, T: int, axis: int) -> Array:
+def with_zeros(plan: SoftmaxPlan, d: Array, T: int, axis: int) -> Array:
     """Gradients of the first tokens as those of T."""
     if d.shape[axis] == T:
         return d
@@ -96,7 +96,7 @@ def with_zeros(plan: Plan, d: Array, T: int, axis: int) -> Array:
     return plan.xp.concat([d, plan.xp.zeros(tuple(shape), dtype=d.dtype, device=device(d))], axis=axis)
 
 
-def with_state(plan: Plan, x: Inputs, state: Any, dstate: Any, d: tuple[Inputs, Any]) -> tuple[Inputs, Any]:
+def with_state(plan: SoftmaxPlan, x: Inputs, state: Any, dstate: Any, d: tuple[Inputs, Any]) -> tuple[Inputs, Any]:
     """Gradients with those that come through the final cache and through those at positions."""
     dend, dat = dstate if isinstance(dstate, StatesAt) else (dstate, None)
     found = []

@@ -87,7 +87,7 @@ class HouseholderInputs(NamedTuple):
     beta: Array  # (..., T, Hk)
 
 
-class Plan(NamedTuple):
+class SoftmaxPlan(NamedTuple):
     """How a call is computed: the fields of `linattn_np/core.py:CallPlan`, and window and normalize."""
 
     xp: Namespace
@@ -115,21 +115,21 @@ class Plan(NamedTuple):
         return not self.sequences or self.sequences[0].row is not None
 
 
-class Residuals(NamedTuple):
+class SoftmaxResiduals(NamedTuple):
     """Residuals of a forward pass."""
 
     x: Inputs
-    plan: Plan
+    plan: SoftmaxPlan
     backend: Any
     state: Any
     out: Array
-    logs: Any  # what the backend saved: log sums of the exponentials
+    logs: Any  # saved by the backend: log sums of the exponentials
 
 
 class Parts(NamedTuple):
     """One sequence with heads before tokens, (..., G, R, T, D): H = G groups of R heads.
 
-    An array with fewer heads has R = 1 and is broadcast over its group. Of the past the cache's L slots are kept.
+    An array with fewer heads has R = 1 and is broadcast over its group. The past has the L slots of the cache.
     """
 
     q: Array  # (..., G, Rq, Tq, K), times the scale

@@ -40,7 +40,7 @@ def test_calls_ask_no_core_what_it_is(path):
 
 
 def test_the_plan_of_a_core_has_what_every_call_has():
-    for kind in (Plan, softmax.Plan):
+    for kind in (Plan, softmax.SoftmaxPlan):
         own = kind._field_defaults
         assert set(CallPlan._fields) <= set(kind._fields)
         assert {n: own[n] for n in CallPlan._field_defaults} == CallPlan._field_defaults

@@ -10,11 +10,11 @@ from __future__ import annotations
 from ...ops import triangular
 from ...runtime.arrays import Array
 from ...runtime.shapes import Chunk
-from ..types import Parts, Plan
+from ..types import Parts, SoftmaxPlan
 from .tiles import Gradients, begin, blocks, logits, normalised, tiles_of, weights
 
 
-def forward(plan: Plan, x: Parts, beta: Array) -> tuple[Array, Array, Array]:
+def forward(plan: SoftmaxPlan, x: Parts, beta: Array) -> tuple[Array, Array, Array]:
     """(u, r (..., G, R, T, V), the logs of the sums (..., G, R, T, 1)).   beta (..., G, R, T, 1)."""
     keys, us, rs, logs = blocks(plan, x, False), dict[int, Array](), list[Array](), list[Array]()
     for rows in keys:
@@ -25,7 +25,7 @@ def forward(plan: Plan, x: Parts, beta: Array) -> tuple[Array, Array, Array]:
 
 
 def _block(
-    plan: Plan, x: Parts, beta: Array, rows: Chunk, known: tuple[list[Chunk], dict[int, Array]]
+    plan: SoftmaxPlan, x: Parts, beta: Array, rows: Chunk, known: tuple[list[Chunk], dict[int, Array]]
 ) -> tuple[Array, Array, Array]:
     """u, r and the logs of the sums of a block, with u of earlier ones."""
     xp, (keys, us), q, own = plan.xp, known, x.q[..., rows.start : rows.stop, :], None
@@ -45,7 +45,9 @@ def _block(
     return u, r + P @ u, log
 
 
-def backward(plan: Plan, x: Parts, beta: Array, results: tuple[Array, Array, Array], du: Array) -> tuple[Parts, Array]:
+def backward(
+    plan: SoftmaxPlan, x: Parts, beta: Array, results: tuple[Array, Array, Array], du: Array
+) -> tuple[Parts, Array]:
     """(gradients of the sequence and of the cache, dbeta); x has the values v."""
     xp, (u, r, logs) = plan.xp, results
     x = x._replace(v=u)

@@ -14,7 +14,7 @@ from ...runtime.arrays import Array, Namespace, device, sum_to
 from ...runtime.shapes import Chunk
 from ..heads import Sum, sum_like
 from ..path.blocks import Mapped, MappedGradients, mapped_vjp
-from ..types import Parts, Plan
+from ..types import Parts, SoftmaxPlan
 
 
 def with_mapped_queries(xp: Namespace, m: Mapped, rows: Chunk, tiles: Iterable[Any]) -> Iterator[Any]:
@@ -36,9 +36,9 @@ def with_mapped_queries(xp: Namespace, m: Mapped, rows: Chunk, tiles: Iterable[A
 
 
 class PathGradients:
-    """The sums of the gradients of what the tiles multiply: tiles.py's Products with position maps."""
+    """Sums of the gradients of the factors of the tiles: the Products of tiles.py, with position maps."""
 
-    def __init__(self, plan: Plan, x: Parts, m: Mapped):
+    def __init__(self, plan: SoftmaxPlan, x: Parts, m: Mapped):
         xp, n, C, K = plan.xp, m.R.shape[-3], m.C, x.k.shape[-1]
         self.xp, self.plan, self.m, self.T = xp, plan, m, x.k.shape[-2]
         blocks = lambda y, *shape: Sum(xp, (*y.shape[:-3], *shape), y)  # noqa: E731

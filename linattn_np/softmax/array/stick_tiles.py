@@ -1,8 +1,8 @@
 """Stick-breaking attention in tiles: blocks of keys from the newest to the oldest; memory grows with T.
 
-What later keys left of the stick is carried as a sum of logs. Backward forms the shares again in the same order, keeps
-those of one block of queries, and goes through them from the oldest key on: `readouts/stick_definition.py` has the
-equations.
+The rest of the stick after the later keys is a running sum of logs. Backward recomputes the shares in the same order,
+stores the shares of one block of queries, and traverses them from the oldest key on.
+`readouts/stick_definition.py` has the equations.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from ...runtime.arrays import Array, device, sum_to
 from ...runtime.shapes import Chunk
 from ..heads import sum_like
 from ..readouts.stick_definition import logits_vjp, shares
-from ..types import Parts, Past, Plan
+from ..types import Parts, Past, SoftmaxPlan
 from .tiles import begin, blocks, logits, tiles_of
 
 
-def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
-    """(out (..., G, R, T, V), minus the logs of what is left (..., G, R, T, 1))."""
+def forward(plan: SoftmaxPlan, x: Parts) -> tuple[Array, Array]:
+    """(out (..., G, R, T, V), minus the logs of the rest (..., G, R, T, 1))."""
     keys, found, lefts = blocks(plan, x, False), [], []
     for rows in blocks(plan, x, True):
         q = x.q[..., rows.start : rows.stop, :]
@@ -29,7 +29,7 @@ def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
     return plan.xp.concat(found, axis=-2), plan.xp.concat(lefts, axis=-2)
 
 
-def backward(plan: Plan, x: Parts, out: Array, left: Array, dout: Array) -> Parts:
+def backward(plan: SoftmaxPlan, x: Parts, out: Array, left: Array, dout: Array) -> Parts:
     """Gradients of the sequence and of the cache."""
     xp, keys = plan.xp, blocks(plan, x, False)
     sums = sum_like(xp, x.q), sum_like(xp, x.k), sum_like(xp, x.v)
@@ -40,7 +40,7 @@ def backward(plan: Plan, x: Parts, out: Array, left: Array, dout: Array) -> Part
     return Parts(sums[0].total, sums[1].total, sums[2].total, None, None, more)
 
 
-def _rows_vjp(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], d: Array, sums: tuple) -> None:
+def _rows_vjp(plan: SoftmaxPlan, x: Parts, rows: Chunk, keys: list[Chunk], d: Array, sums: tuple) -> None:
     """What a block of queries adds to the gradients."""
     xp, T, q, found = plan.xp, plan.xp.matrix_transpose, x.q[..., rows.start : rows.stop, :], []
     (dq, *own), past = sums

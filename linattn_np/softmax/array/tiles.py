@@ -2,7 +2,7 @@
 
     m' = max(m, max_j z_ij),   e_ij = e^{z_ij - m'},   l' = e^{m - m'} l + sum_j e_ij,   a' = e^{m - m'} a + e V
 
-out = a / l and log l + m after the last tile. Backward forms p_ij = e^{z_ij - log_i} again, tile by tile
+out = a / l and log l + m after the last tile. Backward recomputes p_ij = e^{z_ij - log_i}, tile by tile
 (`definition.py` has the equations). The log decay between i and j of different blocks is the sum of three: from the
 start of i's block to i, of the blocks between, from j to the end of its block.
 """
@@ -17,14 +17,14 @@ from ...runtime.shapes import Chunk, Sequence, chunks
 from ..heads import Sum, sum_like
 from ..path.blocks import Mapped, mapped
 from ..policy import array_tile
-from ..types import Parts, Past, Plan
+from ..types import Parts, Past, SoftmaxPlan
 from .path_tiles import PathGradients, with_mapped_queries
 
 LOW = -float("inf")
 
 
 class Tile(NamedTuple):
-    """Queries and keys of one tile, and what is added to its logits."""
+    """Queries and keys of one tile, and the terms added to its logits."""
 
     at: Chunk | None  # None: the cache
     q: Array
@@ -34,7 +34,7 @@ class Tile(NamedTuple):
     hidden: Array  # the pairs that are not read, None: all are
 
 
-def blocks(plan: Plan, x: Parts, queries: bool) -> list[Chunk]:
+def blocks(plan: SoftmaxPlan, x: Parts, queries: bool) -> list[Chunk]:
     """The blocks of tokens."""
     return chunks(Sequence(None, 0, (x.q if queries else x.k).shape[-2]), array_tile(plan.chunk_size))
 
@@ -63,13 +63,13 @@ def _as_read(xp: Namespace, rows: Chunk, x: Parts, sums: Array) -> Array:
     return before + xp.where(xp.isfinite(g), xp.zeros_like(g), g)
 
 
-def tiles_of(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk], maps: Mapped | None = None) -> Any:
+def tiles_of(plan: SoftmaxPlan, x: Parts, rows: Chunk, keys: list[Chunk], maps: Mapped | None = None) -> Any:
     """The tiles that a block of queries reads, nearest first."""
     found = _unmapped(plan, x, rows, keys)
     return found if maps is None else with_mapped_queries(plan.xp, maps, rows, found)
 
 
-def _unmapped(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
+def _unmapped(plan: SoftmaxPlan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
     """The tiles without position maps."""
     xp, between, q = plan.xp, None, x.q[..., rows.start : rows.stop, :]
     start, read = None, (lambda sums: sums) if not (plan.strict and plan.normalize) else partial(_as_read, xp, rows, x)
@@ -102,7 +102,7 @@ def _unmapped(plan: Plan, x: Parts, rows: Chunk, keys: list[Chunk]) -> Any:
         yield Tile(None, q, x.past.k, x.past.v, bias, _hidden_past(plan, x.past, rows))
 
 
-def _hidden(plan: Plan, x: Parts, rows: Chunk, block: Chunk) -> Array | None:
+def _hidden(plan: SoftmaxPlan, x: Parts, rows: Chunk, block: Chunk) -> Array | None:
     """The pairs of a tile that are not read; None if all are."""
     is_inside = plan.window is None or rows.stop - block.start <= plan.window
     if not plan.causal or (block.stop <= rows.start and is_inside):
@@ -113,7 +113,7 @@ def _hidden(plan: Plan, x: Parts, rows: Chunk, block: Chunk) -> Array | None:
     return early if plan.window is None else early | (age >= plan.window)
 
 
-def _hidden_past(plan: Plan, past: Past, rows: Chunk) -> Array:
+def _hidden_past(plan: SoftmaxPlan, past: Past, rows: Chunk) -> Array:
     hidden = past.age < 0
     if plan.window is None:
         return hidden
@@ -121,7 +121,7 @@ def _hidden_past(plan: Plan, past: Past, rows: Chunk) -> Array:
     return hidden | (past.age + i + 1 >= plan.window)
 
 
-def logits(plan: Plan, tile: Tile) -> Array:
+def logits(plan: SoftmaxPlan, tile: Tile) -> Array:
     """z of a tile."""
     xp = plan.xp
     z = tile.q @ xp.matrix_transpose(tile.k)
@@ -130,7 +130,7 @@ def logits(plan: Plan, tile: Tile) -> Array:
     return z if tile.hidden is None else xp.where(tile.hidden, xp.asarray(LOW, dtype=z.dtype, device=device(z)), z)
 
 
-def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
+def forward(plan: SoftmaxPlan, x: Parts) -> tuple[Array, Array]:
     """(out (..., G, R, T, V), the logs of the sums (..., G, R, T, 1))."""
     keys, maps, found = blocks(plan, x, False), _maps(plan, x), []
     for rows in blocks(plan, x, True):
@@ -139,12 +139,12 @@ def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
     return plan.xp.concat(outs, axis=-2), plan.xp.concat(logs, axis=-2)
 
 
-def _maps(plan: Plan, x: Parts) -> Mapped | None:
+def _maps(plan: SoftmaxPlan, x: Parts) -> Mapped | None:
     """The blocks of position maps; None without."""
     return None if x.w is None else mapped(plan.xp, x, array_tile(plan.chunk_size))
 
 
-def _rows(plan: Plan, x: Parts, rows: Chunk, tiles: Any) -> tuple[Array, Array]:
+def _rows(plan: SoftmaxPlan, x: Parts, rows: Chunk, tiles: Any) -> tuple[Array, Array]:
     """out and the logs of the sums of a block of queries."""
     xp, q = plan.xp, x.q[..., rows.start : rows.stop, :]
     m, total, out = begin(plan, x, q)
@@ -163,7 +163,7 @@ def weights(xp: Namespace, m: Array, total: Array, z: Array) -> tuple[Array, Arr
     return most, faded * total + xp.sum(e, axis=-1, keepdims=True), faded, e
 
 
-def normalised(plan: Plan, m: Array, total: Array) -> tuple[Array, Array]:
+def normalised(plan: SoftmaxPlan, m: Array, total: Array) -> tuple[Array, Array]:
     """(l, m + log l), of rows without keys (1, 0); without normaliser (e^m, 0), to be multiplied by."""
     xp, none = plan.xp, m == LOW
     m = xp.where(none, xp.zeros_like(m), m)
@@ -173,8 +173,8 @@ def normalised(plan: Plan, m: Array, total: Array) -> tuple[Array, Array]:
     return total, m + xp.log(total)
 
 
-def begin(plan: Plan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
-    """(m, l, a) before the first tile: those of the sink."""
+def begin(plan: SoftmaxPlan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
+    """(m, l, a) of the sink, before the first tile."""
     xp, where = plan.xp, device(x.v)
     zero = xp.zeros((*q.shape[:-3], max(q.shape[-3], x.k.shape[-3]), q.shape[-2], 1), dtype=plan.dtype, device=where)
     shape = (*zero.shape[:-3], max(zero.shape[-3], x.v.shape[-3]), q.shape[-2], x.v.shape[-1])
@@ -187,7 +187,7 @@ def begin(plan: Plan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
 class Products:
     """The sums of the gradients of q and k."""
 
-    def __init__(self, plan: Plan, x: Parts):
+    def __init__(self, plan: SoftmaxPlan, x: Parts):
         self.plan, self.q, self.k = plan, sum_like(plan.xp, x.q), sum_like(plan.xp, x.k)
         self.past = None if x.past is None else plan.xp.zeros_like(x.past.k)
 
@@ -210,7 +210,7 @@ class Products:
 class Gradients:
     """The sums of a backward pass."""
 
-    def __init__(self, plan: Plan, x: Parts, dout: Array, maps: Mapped | None = None):
+    def __init__(self, plan: SoftmaxPlan, x: Parts, dout: Array, maps: Mapped | None = None):
         self.plan, self.x, xp = plan, x, plan.xp
         self.products = Products(plan, x) if maps is None else PathGradients(plan, x, maps)
         self.v = sum_like(xp, x.v)
@@ -271,7 +271,7 @@ class Gradients:
         return Parts(v=self.v.total, g=g, sinks=self.sinks, past=past, bias=bias, **products)
 
     def _gates(self) -> Array:
-        """dg_s = sum_{i >= s} of the rows + sum_{j < s} of the columns of its block, and what crosses it."""
+        """dg_s = sum_{i >= s} of the rows + sum_{j < s} of the columns of its block, and the terms that cross it."""
         xp, found = self.plan.xp, []
         for a, b in blocks(self.plan, self.x, False):
             rows, columns, crossing = (y.total[..., a:b, 0] for y in (self.readers, self.writers, self.crossing))
@@ -289,7 +289,7 @@ def _crossing(xp: Namespace, dz: Array) -> Array:
     return xp.sum(later * lower_ones(xp, C, dz.dtype, where, strict=True), axis=-1, keepdims=True)
 
 
-def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
+def backward(plan: SoftmaxPlan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
     """Gradients of the sequence and of the cache."""
     xp, keys, maps = plan.xp, blocks(plan, x, False), _maps(plan, x)
     sums = Gradients(plan, x, dout, maps)

@@ -68,7 +68,7 @@ def weigh(w: Work):
 
 @piece
 def tile(w: Work):
-    """A tile: what a block of queries adds to dq, and to dK and dV of the keys that are loaded."""
+    """A tile: the terms of a block of queries in dq, and in dK and dV of the loaded keys."""
     place = (w.BATCH, w.h, w.FIRST + w.i)
     load_queries(w)
     load(w.in_dout, place, (0, w.V), w.dout)
@@ -189,7 +189,7 @@ def save_gates(w: Work):
 
 @piece
 def save_keys(w: Work):
-    """dK and dV of the block; what the columns before s add to dg, or those of the cache to db."""
+    """dK and dV of the block; the terms of the columns before s in dg, or of the cache in db."""
     if w.is_past:
         place = (w.ROW, w.h, w.j)
         save(w.dK, w.past_dk, place, (0, w.K))

@@ -12,13 +12,13 @@ from ...runtime.pieces.run import Kernel
 from ..cache import count, positions
 from ..heads import groups
 from ..policy import CPU_ROWS, cpu_tile
-from ..types import Inputs, Plan
+from ..types import Inputs, SoftmaxPlan
 from . import path, run
 
 FAR = 1e30  # more tokens than any window
 
 
-def forward(plan: Plan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray]:
+def forward(plan: SoftmaxPlan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray]:
     """(out (..., Tq, heads, V), the logs of the sums (..., Tq, heads, 1))."""
     heads, dtype, C = all_heads(x), np.dtype(plan.dtype), tile_of(plan, x)
     (*lead, Tq), V = x.q.shape[:-2], x.v.shape[-1]
@@ -37,7 +37,7 @@ def forward(plan: Plan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def backward(
-    plan: Plan, x: Inputs, state: Any, results: tuple[np.ndarray, np.ndarray], dout: np.ndarray
+    plan: SoftmaxPlan, x: Inputs, state: Any, results: tuple[np.ndarray, np.ndarray], dout: np.ndarray
 ) -> tuple[Inputs, Any]:
     """(gradients of the inputs, of the cache); results: out and the logs."""
     if x.w is not None:
@@ -67,7 +67,7 @@ def backward(
 
 
 def path_backward(
-    plan: Plan, x: Inputs, state: Any, results: tuple[np.ndarray, np.ndarray], dout: np.ndarray
+    plan: SoftmaxPlan, x: Inputs, state: Any, results: tuple[np.ndarray, np.ndarray], dout: np.ndarray
 ) -> tuple[Inputs, Any]:
     """The same with position maps: each head has gradients of its own, which are summed over groups of heads."""
     heads, dtype, C = all_heads(x), np.dtype(plan.dtype), cpu_tile(plan.chunk_size)[1]
@@ -99,7 +99,7 @@ def path_backward(
     return Inputs(**grads), type(state)(k, v, b[..., 0], np.zeros(state.length.shape, dtype))
 
 
-def tile_of(plan: Plan, x: Inputs) -> tuple[int, int]:
+def tile_of(plan: SoftmaxPlan, x: Inputs) -> tuple[int, int]:
     """(queries, keys) of a tile of the forward pass."""
     C, N = cpu_tile(plan.chunk_size)
     return (C, N) if x.w is None else (C, C)
@@ -115,9 +115,9 @@ def column(y: np.ndarray | None) -> np.ndarray | None:
     return None if y is None else y[..., None]
 
 
-def table_of(plan: Plan, x: Inputs, state: Any, C: int) -> run.Table:
+def table_of(plan: SoftmaxPlan, x: Inputs, state: Any, C: int) -> run.ArrayTable:
     """The arrays of a call."""
-    table = run.Table(all_heads(x))
+    table = run.ArrayTable(all_heads(x))
     for name, y in (("in_q", x.q), ("in_k", x.k), ("in_v", x.v), ("in_g", column(x.g)), ("in_bias", x.bias)):
         table.put(name, y)
     if x.sinks is not None:
@@ -132,7 +132,7 @@ def table_of(plan: Plan, x: Inputs, state: Any, C: int) -> run.Table:
     return table
 
 
-def tasks_of(plan: Plan, x: Inputs, group: int, rows: int, blocks: path.Blocks | None = None) -> np.ndarray:
+def tasks_of(plan: SoftmaxPlan, x: Inputs, group: int, rows: int, blocks: path.Blocks | None = None) -> np.ndarray:
     """A task for each sequence, `group` heads and `rows` queries (0: all); those with most keys first."""
     if plan.is_ragged:
         maps = [0] * len(plan.sequences) if blocks is None else blocks.first_rows
@@ -148,7 +148,9 @@ def tasks_of(plan: Plan, x: Inputs, group: int, rows: int, blocks: path.Blocks |
     return np.array(found, np.int64).reshape(-1, 8)
 
 
-def kernel_of(name: str, plan: Plan, x: Inputs, state: Any, sizes: tuple[int, int, int], table: run.Table) -> Kernel:
+def kernel_of(
+    name: str, plan: SoftmaxPlan, x: Inputs, state: Any, sizes: tuple[int, int, int], table: run.ArrayTable
+) -> Kernel:
     """The kernel of a call; sizes: queries and keys of a tile, heads of a task."""
     longest = max((s.stop - s.start for s in plan.sequences), default=0)
     longest = max(longest, 0 if plan.is_ragged else x.q.shape[-3])
@@ -163,7 +165,7 @@ def kernel_of(name: str, plan: Plan, x: Inputs, state: Any, sizes: tuple[int, in
     return run.kernel_of(name, dtype, each, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
 
 
-def operations(plan: Plan, x: Inputs, state: Any) -> float:
+def operations(plan: SoftmaxPlan, x: Inputs, state: Any) -> float:
     """Of the products of the forward pass, about."""
     L, T = 0 if state is None else state.v.shape[-3], x.v.shape[-3]
     keys = min(plan.window or FAR, L + (T / 2 if plan.causal else T))

@@ -94,7 +94,7 @@ def forward(w: Work, first: Whole, last: Whole):
 
 @piece
 def own_vjp(w: Work):
-    """y, dbeta, d and delta of the block; dV is what later queries add to its du."""
+    """y, dbeta, d and delta of the block; dV: the terms of du from later queries."""
     place = (w.BATCH, w.h, w.FIRST + w.j)
     w.i, w.c, w.is_diagonal = w.j, w.n, 1
     load_queries(w)

@@ -8,12 +8,14 @@ import numpy as np
 
 from ..heads import groups
 from ..policy import cpu_tile
-from ..types import Inputs, Plan
+from ..types import Inputs, SoftmaxPlan
 from . import run
 from .calls import all_heads, column, kernel_of, operations, table_of, tasks_of
 
 
-def forward(plan: Plan, x: Inputs, beta: np.ndarray, state: Any) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+def forward(
+    plan: SoftmaxPlan, x: Inputs, beta: np.ndarray, state: Any
+) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """(u (..., T, H, V), (r (..., T, H, V), the logs of the sums (..., T, H, 1))); x has the values v."""
     dtype, (*lead, T, H, V), C = np.dtype(plan.dtype), x.v.shape, cpu_tile(plan.chunk_size)
     u, r = np.zeros((*lead, T, H, V), dtype), np.empty((*lead, T, H, V), dtype)
@@ -27,9 +29,9 @@ def forward(plan: Plan, x: Inputs, beta: np.ndarray, state: Any) -> tuple[np.nda
 
 
 def backward(
-    plan: Plan, x: Inputs, beta: np.ndarray, state: Any, results: Any, du: np.ndarray
+    plan: SoftmaxPlan, x: Inputs, beta: np.ndarray, state: Any, results: Any, du: np.ndarray
 ) -> tuple[Inputs, np.ndarray, Any]:
-    """(gradients of the inputs, of beta, of the cache); x has the values v, results are those of forward."""
+    """(gradients of the inputs, of beta, of the cache); x has the values v, results: of forward."""
     heads, dtype, C = all_heads(x), np.dtype(plan.dtype), cpu_tile(plan.chunk_size)[1]
     u, (r, logs) = results
     du, shape = np.ascontiguousarray(du, dtype), x.v.shape

@@ -35,7 +35,7 @@ def max_of(b: ir.IRBuilder, x: Array, n: ir.Value) -> ir.Value:
 
 @piece
 def begin_rows(w: Work):
-    """m, l and O before the first key: those of the sink."""
+    """m, l and O of the sink, before the first key."""
     load_queries(w)
     clear(w.O)
     w.between = 0.0
@@ -49,7 +49,7 @@ def begin_rows(w: Work):
 
 @piece
 def weights(w: Work):
-    """Z <- e^{z - m'} of a tile; m, l, and what O is faded by."""
+    """Z <- e^{z - m'} of a tile; m, l, and the factor of O."""
     load_keys(w)
     turn_keys(w)
     if w.gated and w.is_diagonal:

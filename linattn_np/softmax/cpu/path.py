@@ -16,8 +16,8 @@ from ...runtime.pieces.vectors import lane
 from ..heads import groups, join, parts_of, split, tokens_of
 from ..path.blocks import Mapped, MappedGradients, mapped, mapped_vjp
 from ..policy import FACTORS, PRODUCTS
-from ..types import Inputs, Plan
-from .run import Table
+from ..types import Inputs, SoftmaxPlan
+from .run import ArrayTable
 
 OF_QUERIES, OF_KEYS = ("out_dq", "out_start", "out_E"), ("out_dk", "out_end", "out_X")
 
@@ -32,7 +32,7 @@ def how(kernel: str, C: int, x: Inputs) -> int:
 class Blocks:
     """The sequences of a call in blocks of C tokens."""
 
-    def __init__(self, plan: Plan, x: Inputs, C: int):
+    def __init__(self, plan: SoftmaxPlan, x: Inputs, C: int):
         self.xp, self.x, self.C, self.K = plan.xp, x, C, x.k.shape[-1]
         self.dtype, self.G = np.dtype(plan.dtype), groups(x)
         self.lanes = -(-self.K // lane(self.dtype.name)) * lane(self.dtype.name)
@@ -48,7 +48,7 @@ class Blocks:
                 rows += found.R.shape[-3] * self.lanes
         self.rows = rows
 
-    def put(self, table: Table, kernel: str) -> None:
+    def put(self, table: ArrayTable, kernel: str) -> None:
         """The arrays that a kernel reads."""
         if not self.each:
             return
@@ -73,7 +73,7 @@ class Blocks:
         return found | {"out_R": np.zeros((*lead, self.rows, heads, self.K), self.dtype)}
 
     def gradients(self, d: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Gradients of q, k, w and beta from those of a kernel."""
+        """Gradients of q, k, w and beta from the gradients that a kernel returns."""
         x = self.x
         found = {n: np.zeros(getattr(x, n).shape, self.dtype) for n in ("q", "k", "w", "beta")}
         first = 0
@@ -111,7 +111,7 @@ class Blocks:
         """E or X of a sequence that is shorter than a block, with C columns."""
         return np.pad(y, [(0, 0)] * (y.ndim - 1) + [(0, self.C - y.shape[-1])])
 
-    def _put(self, table: Table, name: str, parts: list[np.ndarray]) -> None:
+    def _put(self, table: ArrayTable, name: str, parts: list[np.ndarray]) -> None:
         y = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-3)
         table.put(name, y)
 

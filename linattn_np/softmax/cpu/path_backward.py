@@ -1,6 +1,6 @@
 """Backward of PaTH: a task is one sequence and head; for each block of queries all keys, nearest first, and back.
 
-A tile adds to dV and to the gradients of its keys. q and dq of each tile are kept, then from the furthest block on
+A tile adds to dV and to the gradients of its keys. q and dq of each tile are stored, then from the furthest block on
 
     dR_J += q^(J)^T dq,   dq <- dq R_J^T + dq^(J)
 
@@ -22,7 +22,7 @@ from .workspace import Work
 
 @piece
 def tile(w: Work):
-    """p and dZ of a tile; what it adds to dV."""
+    """p and dZ of a tile; its terms of dV."""
     load_keys(w)
     transpose(w.k, w.kT)
     transpose(w.v, w.vT)

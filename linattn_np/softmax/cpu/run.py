@@ -24,7 +24,7 @@ KERNELS = {"forward": forward, "backward": backward, "path_vjp": path_backward, 
 
 
 def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
-    """All kernels, by what they are for, and no words of calls: what warmup compiles ahead."""
+    """All kernels by purpose, without the words of a call; warmup compiles them."""
     each = {"softmax attention": forward, "its gradients": backward, "deltaformer": delta.forward,
             "deltaformer, gradients": delta.backward, "PaTH, gradients": path_backward,
             "stick-breaking attention": stick.forward,
@@ -32,11 +32,11 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
     return {purpose: ((kernel,), "") for purpose, kernel in each.items()}
 
 
-class Table:
+class ArrayTable:
     """The arrays of a call as rows of a workspace's table; keeps them alive."""
 
     def __init__(self, heads: int):
-        self.heads, self.kept = heads, list[np.ndarray]()
+        self.heads, self.owned = heads, list[np.ndarray]()
         self.numbers = np.zeros((len(ARRAYS), ARRAY), np.int64)
         self.numbers[:, SHARED] = 1
 
@@ -45,7 +45,7 @@ class Table:
         if y is None:
             return
         y = y.reshape((prod(y.shape[:-3]), *y.shape[-3:])) if y.ndim != 4 else y
-        self.kept.append(y)
+        self.owned.append(y)
         self.numbers[ARRAYS.index(name)] = stored_array(y, y.strides, max(self.heads // max(y.shape[-2], 1), 1))
 
 
@@ -58,17 +58,17 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]
     return ATTENTION.layout(given, dtype, words, dict.fromkeys(("S", "complement", "G"), given["tiles"]))
 
 
-def kernel_of(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float], table: Table) -> Kernel:
+def kernel_of(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float], table: ArrayTable) -> Kernel:
     """A kernel for a kind of call."""
     is_so = {"gated": sizes["gated"], "mapped": sizes["mapped"], "biased": sizes["biased"],
              "strict": name.startswith("delta"), "stick": name.startswith("stick"),
              "adjoint": name == "backward" or name.endswith("_vjp")}  # fmt: skip
     words = {word for word, is_true in is_so.items() if is_true}
-    made = layout(dtype, tuple(sizes.items()), frozenset(words))
-    return Kernel(KERNELS[name], ATTENTION, dtype, made, numbers, conversions(table.numbers, dtype))
+    table_layout = layout(dtype, tuple(sizes.items()), frozenset(words))
+    return Kernel(KERNELS[name], ATTENTION, dtype, table_layout, numbers, conversions(table.numbers, dtype))
 
 
-def run(kernel: Kernel, table: Table, tasks: np.ndarray, operations: float, owners: Any) -> None:
+def run(kernel: Kernel, table: ArrayTable, tasks: np.ndarray, operations: float, owners: Any) -> None:
     """A kernel for all tasks, on arrays that `owners` keeps alive."""
     count = 1 if operations < policy.FEW_OPERATIONS else threads.num_threads()
     kernel.over(tasks, list(range(len(tasks) + 1)), 1, count).run(table.numbers, owners)

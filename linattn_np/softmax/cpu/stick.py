@@ -80,7 +80,7 @@ def logits(w: Work):
 
 @piece
 def shares(w: Work):
-    """A = z <- a, and m with what the keys of the tile take."""
+    """A = z <- a, and m with the logs of the shares of the tile's keys."""
     left, m = w.run, w.m
     for i in range(w.c):
         left[i] = 0
@@ -132,7 +132,7 @@ def add_keys(w: Work):
 
 @piece
 def keep_keys(w: Work):
-    """A tile of backward: s, 1 - s, G, and what it adds to dv."""
+    """A tile of backward: s, 1 - s, G, and its terms of dv."""
     load_keys(w)
     w.tile = w.j // w.N + (w.blocks if w.is_past else 0)
     logits(w)
@@ -161,7 +161,7 @@ def keep_keys(w: Work):
 
 @piece
 def keys_vjp(w: Work):
-    """The same tile from the oldest key on: dz, and what it adds to dq and dk; run has G of all older keys."""
+    """The same tile from the oldest key on: dz, and its terms of dq and dk; run holds G of all older keys."""
     load_keys(w)
     w.tile = w.j // w.N + (w.blocks if w.is_past else 0)
     run = w.run

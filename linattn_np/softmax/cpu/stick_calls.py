@@ -9,12 +9,12 @@ import numpy as np
 from ..heads import groups
 from ..policy import CPU_ROWS, cpu_tile
 from ..sequences import out_shape
-from ..types import Inputs, Plan
+from ..types import Inputs, SoftmaxPlan
 from . import run
 from .calls import all_heads, kernel_of, operations, table_of, tasks_of
 
 
-def forward(plan: Plan, x: Inputs, state: Any) -> np.ndarray:
+def forward(plan: SoftmaxPlan, x: Inputs, state: Any) -> np.ndarray:
     """out (..., Tq, heads, V); the cache in the order of its tokens."""
     C, out = cpu_tile(plan.chunk_size), np.empty(out_shape(x), np.dtype(plan.dtype))
     table = table_of(plan, x, state, C[0])
@@ -25,7 +25,7 @@ def forward(plan: Plan, x: Inputs, state: Any) -> np.ndarray:
     return out
 
 
-def backward(plan: Plan, x: Inputs, state: Any, dout: np.ndarray) -> tuple[Inputs, Any]:
+def backward(plan: SoftmaxPlan, x: Inputs, state: Any, dout: np.ndarray) -> tuple[Inputs, Any]:
     """(gradients of the inputs, of the cache)."""
     dtype, C, group = np.dtype(plan.dtype), cpu_tile(plan.chunk_size)[1], all_heads(x) // max(groups(x), 1)
     dout = np.ascontiguousarray(dout, dtype)

@@ -1,4 +1,4 @@
-"""What the kernels are told, and their memory: a block of c queries against a block of n keys."""
+"""Arguments and memory of the kernels: a block of c queries against a block of n keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_sinks", "past_k", "past_v", "past_
           # of PaTH: q at the start and k at the end of their blocks, -E, X, R, w, -U (path.py), and their gradients
           "in_start", "in_end", "in_E", "in_X", "in_R", "in_w", "in_U",
           "out_start", "out_end", "out_E", "out_X", "out_R")  # fmt: skip
-MATRICES = {  # by the kind of calls that they are of
+MATRICES = {  # by the kind of call
     "given": {"tasks": M("tasks_count", "task_fields", dtype="int64")},
     "": {"q": M("c", "K_lanes"), "k": M("n", "K_lanes"), "v": M("n", "V_lanes"), "kT": M("K_lanes", "n"),
          "Z": M("c", "n"), "O": M("c", "V_lanes"), "m": M("c"), "l": M("c"), "fade": M("c"), "one": M("C"),

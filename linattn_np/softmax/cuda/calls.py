@@ -17,7 +17,7 @@ from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import BYTES as MAP
 from ...runtime.cuda.tensor_map import moves, takes, tensor_map
 from .. import policy
-from ..types import Inputs, Plan
+from ..types import Inputs, SoftmaxPlan
 from . import arguments
 from . import plan as cuts
 from .plan import BLOCK, KERNELS, ROWS, Kind
@@ -27,8 +27,8 @@ GATE_SUMS = ("rows", "near", "far", "crossing", "dq", "tiles", "ends")  # with s
 FAR = 1 << 30  # more tokens than any window, and than a sequence has here
 
 
-class Batch(NamedTuple):
-    """Sizes of a call, and what its kernels are compiled for."""
+class SoftmaxBatch(NamedTuple):
+    """Sizes of a call, and the constants of its kernels."""
 
     lead: tuple[int, ...]
     T: int  # queries
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
         return prod(self.lead)
 
 
-class Saved(NamedTuple):
+class SavedLogs(NamedTuple):
     """What a forward stores besides its output; with gates also which keys have weights (arguments.py:ATTENTION)."""
 
     logs: Array  # (batch, heads, T)
@@ -61,12 +61,12 @@ class Saved(NamedTuple):
     readers: Array | None = None  # sums as queries read them, where these are other ones (gates.cu)
 
 
-def unsupported_reason(x: Any, plan: Plan) -> str | None:
+def unsupported_reason(x: Any, plan: SoftmaxPlan) -> str | None:
     """Why the kernels do not support a call of the core, or of one of its read-outs; None if they do."""
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
     if type(x) is not Inputs or any(y is not None and n not in TAKEN for n, y in x._asdict().items()) or plan.strict:
-        return f"the kernels are those of softmax attention of {', '.join(TAKEN)}, where a query reads its own token"
+        return f"the kernels are for softmax attention of {', '.join(TAKEN)}, where a query reads its own token"
     if plan.has_state:
         return "caches are read by the portable kernels"
     if x.q is None or 0 in (*x.q.shape, *x.k.shape, *x.v.shape):
@@ -91,14 +91,14 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     return None
 
 
-def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
-    """(out (..., Tq, heads, V), what a backward needs)."""
+def forward(plan: SoftmaxPlan, x: Inputs, state: None = None) -> tuple[Array, SavedLogs]:
+    """(out (..., Tq, heads, V), residuals)."""
     xp, batch = plan.xp, batch_of(plan, x)
     q, k, v = (row_array(xp, y) for y in (x.q, x.k, x.v))
     names = ("forward", *(("decays", "norms") if batch.kind.gated else ()))
     _prepare(batch, names + (("dots", "backward", "dq") if plan.gradients else ()))
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.kind.V), dtype=v.dtype)
-    saved = Saved(xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32), decays(plan, batch, x.g))
+    saved = SavedLogs(xp.empty((batch.rows, batch.heads, batch.T), dtype=xp.float32), decays(plan, batch, x.g))
     if batch.kind.gated:
         slots = (batch.heads, batch.slots)
         saved = saved._replace(**{n: xp.empty(size, dtype=xp.float32) for n, size in
@@ -108,7 +108,7 @@ def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
     return out[..., : x.v.shape[-1]], saved
 
 
-def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> Inputs:
+def backward(plan: SoftmaxPlan, x: Inputs, out: Array, saved: SavedLogs, dout: Array) -> Inputs:
     """Gradients of the inputs."""
     xp, batch = plan.xp, batch_of(plan, x)
     gated = batch.kind.gated
@@ -135,7 +135,7 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
 
 
-def batch_of(plan: Plan, x: Inputs) -> Batch:
+def batch_of(plan: SoftmaxPlan, x: Inputs) -> SoftmaxBatch:
     """The sizes of a call."""
     xp, (T, Hq), lead = plan.xp, x.q.shape[-3:-1], tuple(x.v.shape[:-3])
     Tk, Hk, H = x.k.shape[-3], x.k.shape[-2], x.v.shape[-2]
@@ -144,7 +144,7 @@ def batch_of(plan: Plan, x: Inputs) -> Batch:
     if plan.is_ragged:
         offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64)
         longest, N = max(s.stop - s.start for s in plan.sequences), len(plan.sequences)
-    return Batch(lead, T, Tk, heads, heads // max(Hk, H), N, -(-longest // BLOCK), offsets, kind)
+    return SoftmaxBatch(lead, T, Tk, heads, heads // max(Hk, H), N, -(-longest // BLOCK), offsets, kind)
 
 
 def row_array(xp: Any, y: Array) -> Array:
@@ -157,7 +157,7 @@ def row_array(xp: Any, y: Array) -> Array:
     return y if takes(y) else y.copy()
 
 
-def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: Any) -> None:
+def attend(name: str, plan: SoftmaxPlan, batch: SoftmaxBatch, sinks: Array | None, **arrays: Any) -> None:
     """A kernel of ATTENTION; arrays by the names of their fields."""
     own = batch.heads // batch.shared if name == "backward" else batch.heads
     arrays["sinks"] = None if sinks is None else cast(plan.xp, sinks, plan.xp.float32)
@@ -168,7 +168,7 @@ def attend(name: str, plan: Plan, batch: Batch, sinks: Array | None, **arrays: A
                   dict(constants)["LA_SHARED"], packed, named)  # fmt: skip
 
 
-def fields_of(plan: Plan, batch: Batch, own: int, arrays: dict[str, Any]) -> dict[str, Any]:
+def fields_of(plan: SoftmaxPlan, batch: SoftmaxBatch, own: int, arrays: dict[str, Any]) -> dict[str, Any]:
     """The fields of ATTENTION; own: heads of the blocks of a launch."""
     heads, sinks = batch.heads, arrays.get("sinks")
     maps = [n for n in ("q", "k", "v", "dout") if arrays.get(n) is not None]
@@ -189,17 +189,17 @@ def fields_of(plan: Plan, batch: Batch, own: int, arrays: dict[str, Any]) -> dic
     }  # fmt: skip
 
 
-def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
+def _prepare(batch: SoftmaxBatch, names: tuple[str, ...]) -> None:
     wanted = tuple((KERNELS[n].file, cuts.constants(n, batch.kind)) for n in names)
     launch.prepare(wanted, launch.capability())
 
 
 def dots(
-    batch: Batch,
+    batch: SoftmaxBatch,
     out: Array,
     dout: Array,
     normalize: bool,
-    saved: Saved,
+    saved: SavedLogs,
     *,
     dots: Array,
     added: Array | None = None,
@@ -219,12 +219,12 @@ def dots(
                   (out, dout, dots, added, *limits))  # fmt: skip
 
 
-def decays(plan: Plan, batch: Batch, g: Array | None) -> Array | None:
+def decays(plan: SoftmaxPlan, batch: SoftmaxBatch, g: Array | None) -> Array | None:
     """The sums of log decays of every token; None without gates."""
     return None if g is None else _decays(plan, batch, g, "sums")[0]
 
 
-def strict_decays(plan: Plan, batch: Batch, g: Array | None) -> list[Array | None]:
+def strict_decays(plan: SoftmaxPlan, batch: SoftmaxBatch, g: Array | None) -> list[Array | None]:
     """[sums, readers]: those that queries of earlier tokens read leave out their own g where it cancels."""
     if g is None:
         return [None, None]
@@ -232,14 +232,14 @@ def strict_decays(plan: Plan, batch: Batch, g: Array | None) -> list[Array | Non
     return [sums[0], sums[-1]]
 
 
-def _decays(plan: Plan, batch: Batch, g: Array, *names: str) -> list[Array]:
+def _decays(plan: SoftmaxPlan, batch: SoftmaxBatch, g: Array, *names: str) -> list[Array]:
     shape = batch.rows, batch.heads, batch.T, 4
     arrays = {name: plan.xp.empty(shape, dtype=plan.xp.float32) for name in names}
     _gates("decays", plan, batch, g, batch.sequences * batch.heads, **arrays)
     return list(arrays.values())
 
 
-def norms(plan: Plan, batch: Batch, g: Array | None, k: Array, sums: Array | None) -> Array | None:
+def norms(plan: SoftmaxPlan, batch: SoftmaxBatch, g: Array | None, k: Array, sums: Array | None) -> Array | None:
     """The largest norm of the keys of every block of a head; None without gates."""
     if g is None:
         return None
@@ -249,14 +249,16 @@ def norms(plan: Plan, batch: Batch, g: Array | None, k: Array, sums: Array | Non
     return largest
 
 
-def gate_gradient(plan: Plan, batch: Batch, g: Array, sums: dict[str, Array], parts: int = 1) -> Array:
+def gate_gradient(plan: SoftmaxPlan, batch: SoftmaxBatch, g: Array, sums: dict[str, Array], parts: int = 1) -> Array:
     """dg, summed over the heads that share a gate."""
     dg = plan.xp.empty((batch.rows, batch.T, batch.heads, 1), dtype=plan.xp.float32)
     _gates("gates", plan, batch, g, batch.sequences * batch.heads * batch.blocks, parts, **sums, dg=dg)
     return of_shape(plan.xp, dg, (*g.shape, 1))[..., 0]
 
 
-def _gates(name: str, plan: Plan, batch: Batch, g: Array, blocks: int, parts: int = 1, **arrays: Array) -> None:
+def _gates(
+    name: str, plan: SoftmaxPlan, batch: SoftmaxBatch, g: Array, blocks: int, parts: int = 1, **arrays: Array
+) -> None:
     """A kernel of gates; parts: of the sums of a block of queries."""
     g = cast(plan.xp, g, plan.xp.float32).reshape(batch.rows, batch.T, g.shape[-1], 1)
     names, kernel = ("sums", "readers", *GATE_SUMS, "norms", "dg"), KERNELS[name]
@@ -278,7 +280,7 @@ def of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     return d.reshape(shape)
 
 
-def sink_gradient(plan: Plan, batch: Batch, sinks: Array, logs: Array, dots: Array | None) -> Array:
+def sink_gradient(plan: SoftmaxPlan, batch: SoftmaxBatch, sinks: Array, logs: Array, dots: Array | None) -> Array:
     """dsink = -sum_i e^{sink - l_i} <dout_i, out_i>; 0 without a denominator."""
     xp = plan.xp
     if dots is None or not plan.normalize:

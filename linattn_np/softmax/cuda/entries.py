@@ -32,7 +32,7 @@ def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, ba
 
 
 def path_entries(dtype: str, K: int, V: int, capability: int, decay: bool) -> Iterator[Entry]:
-    """Every kernel of PaTH attention but those of gates; none where they are not for it."""
+    """Every kernel of PaTH attention but the kernels of gates; none on other devices or dtypes."""
     kind = plan.Kind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
     if dtype == "bfloat16" and plan.takes(dtype, kind.K, kind.V, capability):
         for name, kernel in path_plan.KERNELS.items():
@@ -56,7 +56,7 @@ def portable_entries(
 
 
 def system_entries(dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True) -> Iterator[Entry]:
-    """Every kernel of deltaformer beside those of softmax attention."""
+    """Every kernel of deltaformer that softmax attention does not have."""
     if dtype not in ELEMENTS or max(K, V) > policy.WIDEST_PORTABLE:
         return
     kind, limit, words = _kind(dtype, K, V, decay), SHARED[capability] * 1024, f"deltaformer{' with decays' * decay}"

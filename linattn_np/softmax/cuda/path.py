@@ -3,12 +3,13 @@
     z_ij = scale (q_i k_j^T - E_i X_j) in a block of 128 tokens,   scale q_i R_{I-1} ... R_{J+1} k~_j^T of two blocks
 
 `factors` makes X, the keys at the end of their block and D = (I - R)^T of each block, `groups` the same of 8, 64, ...
-blocks, so that a query is mapped at most 7 times for every factor of 8 in the length, and `forward` is that of
-softmax attention on these keys. cuda_src/path/place.cuh has what is stored.
+blocks, so that a query is mapped at most 7 times for every factor of 8 in the length, and `forward` is
+softmax attention on these keys. cuda_src/path/place.cuh has the layout of the stored arrays.
 
-Backward makes them anew. `mapped` stores the queries as they meet each group, `queries` goes over the keys and gives
-their gradients, `keys` over the queries; `own` has the pairs of a block with itself. `turns` sums up the gradients of
-the maps, `ungroup` brings those of groups to their parts, and `adjoint` those of blocks to k, w and beta.
+Backward recomputes them. `mapped` stores the queries as they meet each group, `queries` goes over the keys and gives
+their gradients, `keys` over the queries; `diagonal` has the pairs of a block with itself. `map_grads` sums the
+gradients of the maps, `groups_adjoint` distributes the gradients of groups to their parts, and `factors_adjoint` maps
+the gradients of blocks to k, w and beta.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from ...ops.cuda.arguments import NO_ROWS, address, rows_of
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import moves, tensor_map
-from ..types import Inputs, Plan, Ungated
+from ..types import Inputs, SoftmaxPlan, Ungated
 from . import arguments, calls, path_plan
-from .calls import Batch, Saved, row_array
+from .calls import SavedLogs, SoftmaxBatch, row_array
 from .path_plan import BLOCK, KERNELS, RADIX, SMALLEST, Sizes
 
 FORWARD, GROUPED = ("factors", "groups", "forward"), ("groups", "groups_adjoint")  # GROUPED: of more than one group
@@ -31,7 +32,7 @@ OF_ATTENTION = ("q", "k", "v", "dout", "out", "other", "logs", "sums", "dots", "
 STORED = ("beta", "factors", "keys", "maps", "mapped", "dmapped", "dkeys", "dmaps", "parts", "chain", "bases", "dbeta")
 
 
-def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
+def unsupported_reason(x: Inputs, plan: SoftmaxPlan) -> str | None:
     """Why the kernels do not support a call; None if they do."""
     if plan.window is not None:
         return "windows of PaTH are computed by array calls"
@@ -40,7 +41,7 @@ def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     return calls.unsupported_reason(Inputs(*x)._replace(w=None, beta=None), plan)
 
 
-def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
+def forward(plan: SoftmaxPlan, x: Inputs, state: None = None) -> tuple[Array, SavedLogs]:
     """(out (..., T, heads, V), log2 of the sums of the exponentials)."""
     x = x._replace(g=None) if isinstance(x, Ungated) else x
     xp, batch = plan.xp, calls.batch_of(plan, x)
@@ -52,10 +53,10 @@ def forward(plan: Plan, x: Inputs, state: None = None) -> tuple[Array, Saved]:
     arrays |= {"beta": xp.ascontiguousarray(cast(xp, x.beta, xp.float32)), "out": out, "logs": logs, "sums": sums}
     sizes = _factors(plan, batch, x, arrays)
     _launch("forward", plan, batch, sizes, arrays)
-    return out[..., : x.v.shape[-1]], Saved(logs, sums)
+    return out[..., : x.v.shape[-1]], SavedLogs(logs, sums)
 
 
-def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> Inputs:
+def backward(plan: SoftmaxPlan, x: Inputs, out: Array, saved: SavedLogs, dout: Array) -> Inputs:
     """Gradients of the inputs."""
     whole, x = x, x._replace(g=None) if isinstance(x, Ungated) else x
     xp, batch = plan.xp, calls.batch_of(plan, x)
@@ -85,13 +86,13 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array) -> In
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
 
 
-def _prepare(batch: Batch, names: tuple[str, ...]) -> None:
+def _prepare(batch: SoftmaxBatch, names: tuple[str, ...]) -> None:
     """Start compiling."""
     names = (*(n for n in names if n not in GROUPED or batch.blocks > RADIX),)
     launch.prepare(tuple((KERNELS[n].file, path_plan.constants(n, batch.kind)) for n in names), launch.capability())
 
 
-def _factors(plan: Plan, batch: Batch, x: Inputs, arrays: dict[str, Any], chain: bool = False) -> Sizes:
+def _factors(plan: SoftmaxPlan, batch: SoftmaxBatch, x: Inputs, arrays: dict[str, Any], chain: bool = False) -> Sizes:
     """What is stored of the blocks and groups, added to the arrays."""
     xp, H, slots = plan.xp, x.k.shape[-2], batch.sequences * batch.blocks
     if batch.offsets is not None:
@@ -106,8 +107,8 @@ def _factors(plan: Plan, batch: Batch, x: Inputs, arrays: dict[str, Any], chain:
     return sizes
 
 
-def _number_tiles(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]) -> None:
-    """How many tiles of queries attend to earlier groups; where those of each sequence of a ragged batch begin."""
+def _number_tiles(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: dict[str, Any]) -> None:
+    """How many tiles of queries attend to earlier groups; the first tile of each sequence of a ragged batch."""
     arrays["tiles"] = batch.sequences * sizes.earlier_groups(batch.blocks)
     if batch.offsets is not None:
         each = (sizes.earlier_groups(-(-(s.stop - s.start) // BLOCK)) for s in plan.sequences)
@@ -115,22 +116,22 @@ def _number_tiles(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]
         arrays["bases"] = plan.xp.asarray(first, dtype=plan.xp.int64)
 
 
-def _of_pairs(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]) -> dict[str, Array]:
+def _of_pairs(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: dict[str, Any]) -> dict[str, Array]:
     """dq and dv, and by heads of queries the gradients of keys at the end of groups and of factors of blocks."""
     xp, K, kind = plan.xp, batch.kind.K, arrays["q"].dtype
     tiles = arrays["tiles"]
-    made = {n: xp.empty((batch.heads, tiles, sizes.tile // 2), dtype=kind) for n in ("mapped", "dmapped")}
-    made["dkeys"] = xp.empty((sizes.levels, batch.heads, sizes.slots, sizes.tile // 2), dtype=kind)
-    made["parts"] = xp.empty((1, batch.heads, sizes.slots, sizes.parts // 2), dtype=kind)
+    results = {n: xp.empty((batch.heads, tiles, sizes.tile // 2), dtype=kind) for n in ("mapped", "dmapped")}
+    results["dkeys"] = xp.empty((sizes.levels, batch.heads, sizes.slots, sizes.tile // 2), dtype=kind)
+    results["parts"] = xp.empty((1, batch.heads, sizes.slots, sizes.parts // 2), dtype=kind)
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=kind)
     dv = xp.empty((batch.rows, batch.T, batch.heads, batch.kind.V), dtype=kind)
-    arrays = arrays | made | {"out": dq, "other": dv}
+    arrays = arrays | results | {"out": dq, "other": dv}
     for name in ("mapped", "queries", "keys", "diagonal"):
         _launch(name, plan, batch, sizes, arrays)
-    return made | {"q": dq, "v": dv}
+    return results | {"q": dq, "v": dv}
 
 
-def _of_maps(plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any]) -> dict[str, Array]:
+def _of_maps(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: dict[str, Any]) -> dict[str, Array]:
     """dk, dw and dbeta."""
     xp, H, kind = plan.xp, sizes.key_heads, arrays["q"].dtype
     dk, dw = (xp.empty((batch.rows, batch.T, H, batch.kind.K), dtype=kind) for _ in range(2))
@@ -154,7 +155,9 @@ def _of_key_heads(xp: Any, y: Array, heads: int) -> Array:
     return cast(xp, xp.sum(parts, axis=2, dtype=xp.float32), y.dtype)
 
 
-def _launch(name: str, plan: Plan, batch: Batch, sizes: Sizes, arrays: dict[str, Any], level: int = 0) -> None:
+def _launch(
+    name: str, plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: dict[str, Any], level: int = 0
+) -> None:
     """One kernel, for every block of a head of queries, or of keys."""
     of = {n: arrays[n] for n in OF_ATTENTION if arrays.get(n) is not None}
     own = batch.heads if name in BY_QUERIES else sizes.key_heads

@@ -6,21 +6,21 @@ import functools
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
-from .plan import BLOCK, PANEL, Kernel, Kind
+from .plan import BLOCK, PANEL, KernelEntry, Kind
 
 SMALLEST = 2.0**-40  # a strength in its place is as good as 0
 RADIX = 8  # blocks, or groups of blocks, of a group
 KERNELS = {
-    "factors": Kernel("path/factors.cu", "factors", 256),
-    "groups": Kernel("path/groups.cu", "groups", 384),
-    "forward": Kernel("path/forward.cu", "forward", 384),
-    "mapped": Kernel("path/mapped.cu", "mapped", 256),
-    "queries": Kernel("path/queries.cu", "queries", 384),
-    "keys": Kernel("path/keys.cu", "keys", 384),
-    "diagonal": Kernel("path/diagonal.cu", "diagonal", 256),
-    "map_grads": Kernel("path/map_grads.cu", "map_grads", 384),
-    "groups_adjoint": Kernel("path/groups_adjoint.cu", "groups_adjoint", 256),
-    "factors_adjoint": Kernel("path/factors_adjoint.cu", "factors_adjoint", 256),
+    "factors": KernelEntry("path/factors.cu", "factors", 256),
+    "groups": KernelEntry("path/groups.cu", "groups", 384),
+    "forward": KernelEntry("path/forward.cu", "forward", 384),
+    "mapped": KernelEntry("path/mapped.cu", "mapped", 256),
+    "queries": KernelEntry("path/queries.cu", "queries", 384),
+    "keys": KernelEntry("path/keys.cu", "keys", 384),
+    "diagonal": KernelEntry("path/diagonal.cu", "diagonal", 256),
+    "map_grads": KernelEntry("path/map_grads.cu", "map_grads", 384),
+    "groups_adjoint": KernelEntry("path/groups_adjoint.cu", "groups_adjoint", 256),
+    "factors_adjoint": KernelEntry("path/factors_adjoint.cu", "factors_adjoint", 256),
 }
 OF_PAIRS = ("forward", "queries", "keys", "diagonal")  # with values and gates
 PAIRS = BLOCK * BLOCK * 2  # bytes of X of a block
@@ -78,10 +78,10 @@ def sizes(kind: Kind, key_heads: int, slots: int, blocks: int) -> Sizes:
 @functools.cache
 def constants(name: str, kind: Kind) -> Constants:
     """The constants that a kernel is compiled with."""
-    made = {"LA_DTYPE": ELEMENTS[kind.element], "LA_K": kind.K, "LA_V": kind.V, "LA_GATED": int(kind.gated)}
+    values = {"LA_DTYPE": ELEMENTS[kind.element], "LA_K": kind.K, "LA_V": kind.V, "LA_GATED": int(kind.gated)}
     if name not in OF_PAIRS:
-        made |= {"LA_V": kind.K, "LA_GATED": 0}
-    return tuple(sorted((made | {"LA_SHARED": shared_memory(name, kind)}).items()))
+        values |= {"LA_V": kind.K, "LA_GATED": 0}
+    return tuple(sorted((values | {"LA_SHARED": shared_memory(name, kind)}).items()))
 
 
 def shared_memory(name: str, kind: Kind) -> int:

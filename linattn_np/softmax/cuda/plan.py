@@ -12,7 +12,7 @@ BLOCK, PANEL = 128, 64  # rows of a block; columns of a panel in shared memory
 ROWS = 64  # queries of a tile of the backward
 
 
-class Kernel(NamedTuple):
+class KernelEntry(NamedTuple):
     """An entry of a source and its threads."""
 
     file: str
@@ -21,18 +21,18 @@ class Kernel(NamedTuple):
 
 
 KERNELS = {
-    "forward": Kernel("softmax/forward.cu", "forward", 384),
-    "dots": Kernel("softmax/dots.cu", "dots", 256),
-    "backward": Kernel("softmax/backward.cu", "backward", 384),
-    "dq": Kernel("softmax/dq.cu", "dq", 256),
-    "decays": Kernel("softmax/gates.cu", "decays", 256),
-    "norms": Kernel("softmax/norms.cu", "norms", 256),
-    "gates": Kernel("softmax/gates.cu", "gates", BLOCK),
+    "forward": KernelEntry("softmax/forward.cu", "forward", 384),
+    "dots": KernelEntry("softmax/dots.cu", "dots", 256),
+    "backward": KernelEntry("softmax/backward.cu", "backward", 384),
+    "dq": KernelEntry("softmax/dq.cu", "dq", 256),
+    "decays": KernelEntry("softmax/gates.cu", "decays", 256),
+    "norms": KernelEntry("softmax/norms.cu", "norms", 256),
+    "gates": KernelEntry("softmax/gates.cu", "gates", BLOCK),
 }  # fmt: skip
 
 
 class Kind(NamedTuple):
-    """What kernels are compiled for."""
+    """The parameters that kernels are compiled for."""
 
     element: str
     K: int
@@ -60,10 +60,10 @@ def constants(name: str, kind: Kind) -> Constants:
     """The constants that a kernel is compiled with."""
     if name in ("decays", "gates"):
         return ()
-    made = {"LA_DTYPE": ELEMENTS[kind.element]} | ({"LA_K": kind.K} if name == "norms" else {"LA_V": kind.V})
+    values = {"LA_DTYPE": ELEMENTS[kind.element]} | ({"LA_K": kind.K} if name == "norms" else {"LA_V": kind.V})
     if name not in ("dots", "norms"):
-        made |= {"LA_K": kind.K, "LA_GATED": int(kind.gated), "LA_SHARED": shared_memory(name, kind)}
-    return tuple(sorted(made.items()))
+        values |= {"LA_K": kind.K, "LA_GATED": int(kind.gated), "LA_SHARED": shared_memory(name, kind)}
+    return tuple(sorted(values.items()))
 
 
 def shared_memory(name: str, kind: Kind) -> int:

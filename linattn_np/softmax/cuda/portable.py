@@ -14,10 +14,10 @@ from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS
 from .. import policy
-from ..types import Inputs, KeyValueCache, Plan
+from ..types import Inputs, KeyValueCache, SoftmaxPlan
 from . import arguments, calls
 from . import portable_plan as cuts
-from .calls import FAR, TAKEN, Batch, Saved
+from .calls import FAR, TAKEN, SavedLogs, SoftmaxBatch
 from .portable_plan import KERNELS, PortableKind
 
 ARRAYS = ("q", "k", "v", "out", "past_k", "past_v", "b", "dout", "dq", "dk", "dv")
@@ -25,10 +25,10 @@ POINTERS = ("sums", "readers", "sinks", "logs", "parts", "maxima", "lengths", "c
             "near", "far", "crossing")  # fmt: skip
 
 
-class Call(NamedTuple):
-    """A call's sizes, its arrays with contiguous rows, and what its kernels are compiled for."""
+class PortableCall(NamedTuple):
+    """A call's sizes, its arrays with contiguous rows, and the constants of its kernels."""
 
-    batch: Batch
+    batch: SoftmaxBatch
     kind: PortableKind
     x: Inputs
     past: dict[str, Array]  # the cache (sequences, slots, heads, width) and lengths; {} without
@@ -42,10 +42,10 @@ class Call(NamedTuple):
         return self.past["k"].shape[1] if self.past else 0
 
 
-def unsupported_reason(x: Any, plan: Plan) -> str | None:
+def unsupported_reason(x: Any, plan: SoftmaxPlan) -> str | None:
     """Why the kernels do not support a call; None if they do."""
     if type(x) is not Inputs or any(y is not None and n not in TAKEN for n, y in x._asdict().items()) or plan.strict:
-        return f"the kernels are those of softmax attention of {', '.join(TAKEN)}, where a query reads its own token"
+        return f"the kernels are for softmax attention of {', '.join(TAKEN)}, where a query reads its own token"
     if x.q is None or 0 in (*x.q.shape, *x.k.shape, *x.v.shape):
         return "there is nothing to compute"
     if plan.chunk_size not in (None, "parallel"):
@@ -65,13 +65,13 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
     return launch.unusable()
 
 
-def differentiates(plan: Plan, x: Inputs) -> bool:
+def differentiates(plan: SoftmaxPlan, x: Inputs) -> bool:
     """Whether kernels compute the gradients of a call: not through a cache with gates, a window or sequences."""
     return not plan.has_state or (x.g is None and plan.window is None and not plan.is_ragged)
 
 
-def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, Saved | None]:
-    """(out (..., Tq, heads, V), what a backward needs). With plan.overwrite the state is the cache after the tokens."""
+def forward(plan: SoftmaxPlan, x: Inputs, state: Any = None) -> tuple[Array, SavedLogs | None]:
+    """(out (..., Tq, heads, V), residuals). With plan.overwrite the state is the cache after the tokens."""
     xp, call = plan.xp, call_of(plan, x, state)
     batch, V = call.batch, call.kind.V
     _prepare(call, ("forward",) * bool(call.longs) + ("pieces",) * bool(call.shorts) + ("cache",) * bool(call.past))
@@ -94,15 +94,15 @@ def forward(plan: Plan, x: Inputs, state: Any = None) -> tuple[Array, Saved | No
     _launch("cache", call, fields, fields["outputs"] + fields["appends"] + batch.sequences * -(-gates // 1024))
     if plan.overwrite and state is not None:
         _write_back(state, call.past)
-    return fields["out"], Saved(fields["logs"], fields["sums"]) if saves else None
+    return fields["out"], SavedLogs(fields["logs"], fields["sums"]) if saves else None
 
 
 def backward_of_cache(
-    plan: Plan, x: Inputs, state: Any, out: Array, saved: Saved, dout: Array
+    plan: SoftmaxPlan, x: Inputs, state: Any, out: Array, saved: SavedLogs, dout: Array
 ) -> tuple[Inputs, KeyValueCache]:
-    """(gradients of the inputs, of the cache): those of the call's own keys and of the slots, two calls of the kernels.
+    """(gradients of the inputs, of the cache): one call of the kernels for the call's own keys, one for the slots.
 
-    Both have the logs and the output of all keys, so that their weights are those of the whole.
+    Both have the logs and the output of all keys, so that the weights are of the whole sum.
     """
     xp, alone = plan.xp, plan._replace(has_state=False)
     if not policy.PORTABLE and calls.unsupported_reason(x, alone) is None:
@@ -117,7 +117,9 @@ def backward_of_cache(
     return d._replace(q=wide[0] + wide[1]), KeyValueCache(wide[2], wide[3], xp.zeros_like(state.length))
 
 
-def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array, lengths: Array | None = None) -> Inputs:
+def backward(
+    plan: SoftmaxPlan, x: Inputs, out: Array, saved: SavedLogs, dout: Array, lengths: Array | None = None
+) -> Inputs:
     """Gradients of the inputs of a call without a cache; of a strict one (system.py) without that of the values.
 
     lengths: the keys are slots of caches after so many tokens, which all queries read.
@@ -152,14 +154,14 @@ def backward(plan: Plan, x: Inputs, out: Array, saved: Saved, dout: Array, lengt
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
 
 
-def _prepare(call: Call, names: tuple[str, ...]) -> None:
+def _prepare(call: PortableCall, names: tuple[str, ...]) -> None:
     """Start compiling the kernels."""
     limit = launch.shared_limit()
     wanted = tuple((KERNELS[n].file, cuts.constants(n, call.kind, limit)) for n in names)
     launch.prepare(wanted, launch.capability())
 
 
-def call_of(plan: Plan, x: Inputs, state: Any, *cotangents: Array) -> Call:
+def call_of(plan: SoftmaxPlan, x: Inputs, state: Any, *cotangents: Array) -> PortableCall:
     """The call as its kernels take it."""
     xp, batch = plan.xp, calls.batch_of(plan, x)
     x = x._replace(**{n: _rows(xp, getattr(x, n)) for n in ("q", "k", "v")})
@@ -173,7 +175,7 @@ def call_of(plan: Plan, x: Inputs, state: Any, *cotangents: Array) -> Call:
     lengths = [s.stop - s.start for s in plan.sequences] if plan.is_ragged else [batch.T]
     shorts = max((n for n in lengths if past and n <= policy.FEW_QUERIES), default=0)
     longs = max((n for n in lengths if not past or n > policy.FEW_QUERIES), default=0)
-    return Call(batch, kind, x, past, shorts, longs, cotangents)
+    return PortableCall(batch, kind, x, past, shorts, longs, cotangents)
 
 
 def _rows(xp: Any, y: Array) -> Array:
@@ -203,7 +205,7 @@ def _write_back(state: Any, past: dict[str, Array]) -> None:
             S[...] = y.reshape(S.shape).astype(S.dtype)
 
 
-def fields_of(plan: Plan, call: Call, out: Array) -> dict[str, Any]:
+def fields_of(plan: SoftmaxPlan, call: PortableCall, out: Array) -> dict[str, Any]:
     """Every field of PORTABLE, arrays in the place of pointers."""
     xp, (batch, _, x, past, shorts, longs, _) = plan.xp, call
     sinks = None if x.sinks is None else cast(xp, x.sinks, xp.float32)
@@ -221,7 +223,7 @@ def fields_of(plan: Plan, call: Call, out: Array) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pieces(plan: Plan, call: Call, fields: dict[str, Any]) -> None:
+def _pieces(plan: SoftmaxPlan, call: PortableCall, fields: dict[str, Any]) -> None:
     """The fields of sequences whose keys are read in pieces."""
     batch, xp = call.batch, plan.xp
     past, Tk = min(call.slots, (plan.window or FAR) - 1), call.shorts if plan.is_ragged else batch.Tk
@@ -233,7 +235,7 @@ def _pieces(plan: Plan, call: Call, fields: dict[str, Any]) -> None:
                "maxima": xp.empty((*rows, 2), dtype=xp.float32)}  # fmt: skip
 
 
-def _launch(name: str, call: Call, fields: dict[str, Any], blocks: int, done: int = 0) -> None:
+def _launch(name: str, call: PortableCall, fields: dict[str, Any], blocks: int, done: int = 0) -> None:
     """One of the kernels."""
     heads, limit = call.batch.heads, launch.shared_limit()
     given = {n: rows_of(y[..., None] if n == "b" and y is not None else y, heads) for n in ARRAYS for y in (fields[n],)}

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
 from .. import policy
-from .plan import Kernel
+from .plan import KernelEntry
 
 KERNELS = {
-    "forward": Kernel("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 rows of a block
-    "pieces": Kernel("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 keys of a tile
-    "cache": Kernel("softmax_portable/cache.cu", "cache", 128),
-    "queries": Kernel("softmax_portable/queries.cu", "portable_queries", 32),
-    "keys": Kernel("softmax_portable/keys.cu", "portable_keys", 32),
+    "forward": KernelEntry("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 rows of a block
+    "pieces": KernelEntry("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 keys of a tile
+    "cache": KernelEntry("softmax_portable/cache.cu", "cache", 128),
+    "queries": KernelEntry("softmax_portable/queries.cu", "portable_queries", 32),
+    "keys": KernelEntry("softmax_portable/keys.cu", "portable_keys", 32),
 }  # fmt: skip
 
 
@@ -48,9 +48,9 @@ def threads(name: str, kind: PortableKind, limit: int) -> int:
 def constants(name: str, kind: PortableKind, limit: int, done: int = 0) -> Constants:
     """The constants that a kernel is compiled with; limit: bytes of shared memory that a block may have.
 
-    done: what a launch of `keys` computes, 1 dv, 2 dk, 3 both.
+    done: the results of a launch of `keys`, 1 dv, 2 dk, 3 both.
     """
-    made = {
+    values = {
         "LA_DTYPE": ELEMENTS[kind.tile], "LA_INPUT": ELEMENTS[kind.element],
         "LA_CACHE": ELEMENTS[kind.cache or kind.element], "LA_PAST": int(kind.cache is not None),
         "LA_GATED": int(kind.gated), "LA_K": kind.K, "LA_V": kind.V, "LA_ALIGN": kind.align,
@@ -58,13 +58,13 @@ def constants(name: str, kind: PortableKind, limit: int, done: int = 0) -> Const
     }  # fmt: skip
     if name != "cache":
         block = block_of(name, kind, limit)
-        made |= {"LA_KEYS": block[1], "LA_SHARED": shared_memory(name, kind, *block)}
-        made["LA_ROWS"] = block[0]
+        values |= {"LA_KEYS": block[1], "LA_SHARED": shared_memory(name, kind, *block)}
+        values["LA_ROWS"] = block[0]
         ahead = {"LA_STAGES": block[2], "LA_SPLIT": int(name == "pieces"),
                  "LA_HEADS": kind.heads if name == "pieces" else 1}  # fmt: skip
-        made |= {} if name in BACKWARD else ahead
-        made |= {"LA_PASS": done} if name == "keys" else {}
-    return tuple(sorted(made.items()))
+        values |= {} if name in BACKWARD else ahead
+        values |= {"LA_PASS": done} if name == "keys" else {}
+    return tuple(sorted(values.items()))
 
 
 def passes(kind: PortableKind, strict: bool = False) -> tuple[int, ...]:

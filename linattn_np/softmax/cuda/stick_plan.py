@@ -6,13 +6,13 @@ import functools
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
 from .. import policy
-from .plan import Kernel
+from .plan import KernelEntry
 from .portable_plan import PortableKind
 
 KERNELS = {  # threads for every 16 rows of a block
-    "forward": Kernel("softmax_portable/stick_forward.cu", "stick_forward", 32),
-    "queries": Kernel("softmax_portable/stick_queries.cu", "stick_queries", 32),
-    "keys": Kernel("softmax_portable/stick_keys.cu", "stick_keys", 32),
+    "forward": KernelEntry("softmax_portable/stick_forward.cu", "stick_forward", 32),
+    "queries": KernelEntry("softmax_portable/stick_queries.cu", "stick_queries", 32),
+    "keys": KernelEntry("softmax_portable/stick_keys.cu", "stick_keys", 32),
 }  # fmt: skip
 
 
@@ -20,7 +20,7 @@ KERNELS = {  # threads for every 16 rows of a block
 def constants(name: str, kind: PortableKind, limit: int, done: int = 0) -> Constants:
     """The constants that a kernel is compiled with; limit: bytes of shared memory that a block may have.
 
-    done: what a launch of `keys` computes, 1 dv, 2 dk, 3 both.
+    done: the results of a launch of `keys`, 1 dv, 2 dk, 3 both.
     """
     element, rows = ELEMENTS[kind.element], block_rows(name, kind, limit)
     return tuple(sorted({

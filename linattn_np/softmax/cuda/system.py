@@ -2,8 +2,9 @@
 
     (1 + diag(beta) P) u = v
 
-A block of threads solves for a block of tokens of a head, and waits for what it reads of the blocks before it. Backward
-solves the transposed system; the other gradients are those of attention of w on earlier tokens with the values u.
+A block of threads solves for a block of tokens of a head, and waits for the earlier blocks that it reads. Backward
+solves the transposed system; the other gradients are the gradients of attention of w on earlier tokens with the values
+u.
 """
 
 from __future__ import annotations
@@ -14,38 +15,38 @@ from ...ops.cuda.arguments import address, rows_of
 from ...runtime.arrays import Array, cast
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import BYTES
-from ..types import DeltaInputs, Inputs, Plan
+from ..types import DeltaInputs, Inputs, SoftmaxPlan
 from . import arguments, calls, portable
-from .calls import Saved
-from .portable import ARRAYS, POINTERS, Call
+from .calls import SavedLogs
+from .portable import ARRAYS, POINTERS, PortableCall
 from .system_plan import KERNELS, block_rows, constants
 
 BEGIN = 128  # threads of a block of `system_begin`
-Results = tuple[Array, Array, Saved]  # u, r (..., T, H, V), the log2 of the sums and the sums of gates
+Results = tuple[Array, Array, SavedLogs]  # u, r (..., T, H, V), the log2 of the sums and the sums of gates
 
 
-def unsupported_reason(x: DeltaInputs, plan: Plan) -> str | None:
+def unsupported_reason(x: DeltaInputs, plan: SoftmaxPlan) -> str | None:
     """Why the kernels do not support a call; None if they do."""
     if plan.has_state:
         return "a system that goes on from a cache is solved by array calls"
     return portable.unsupported_reason(Inputs(x.k if x.w is None else x.w, x.k, x.v, x.g), plan)
 
 
-def forward(plan: Plan, x: Inputs, beta: Array) -> tuple[Array, Results]:
-    """(u (..., T, H, V), what a backward needs); x has the queries w and the values v."""
+def forward(plan: SoftmaxPlan, x: Inputs, beta: Array) -> tuple[Array, Results]:
+    """(u (..., T, H, V), residuals); x has the queries w and the values v."""
     xp, call = plan.xp, portable.call_of(plan, x, None)
     _prepare(call, ("forward", "backward")[: 1 + plan.gradients])
     u, shape = _padded(xp, call), (*call.batch.lead, call.batch.T, call.batch.heads, call.kind.V)
     r = xp.empty(shape, dtype=call.x.v.dtype) if plan.gradients else None
     logs = xp.empty((call.batch.rows, call.batch.heads, call.batch.T), dtype=xp.float32)
     sums, readers = calls.strict_decays(plan, call.batch, x.g)
-    saved = Saved(logs, sums, readers=readers)
+    saved = SavedLogs(logs, sums, readers=readers)
     fields = portable.fields_of(plan, call, r) | {"logs": logs, "sums": sums, "readers": readers}
     _launch("forward", plan, call, fields, {"beta": _strengths(plan, beta), "dbeta": None, "solved": u})
     return u[..., : call.kind.V].reshape(shape), (u, r, saved)
 
 
-def backward(plan: Plan, x: Inputs, beta: Array, results: Results, du: Array) -> tuple[Inputs, Array, None]:
+def backward(plan: SoftmaxPlan, x: Inputs, beta: Array, results: Results, du: Array) -> tuple[Inputs, Array, None]:
     """(gradients of w, k, v and g, of beta, of no cache)."""
     xp, (u, r, saved) = plan.xp, results
     call = portable.call_of(plan, x, None, cast(xp, du, x.v.dtype))
@@ -59,24 +60,24 @@ def backward(plan: Plan, x: Inputs, beta: Array, results: Results, du: Array) ->
     return found._replace(v=dv.reshape(x.v.shape)), dbeta, None
 
 
-def _padded(xp: Any, call: Call) -> Array:
+def _padded(xp: Any, call: PortableCall) -> Array:
     """Rows like the values', of a multiple of 16 bytes."""
     per = 16 // BYTES[call.kind.element]
     shape = call.batch.rows, call.batch.T, call.batch.heads, -(-call.kind.V // per) * per
     return xp.empty(shape, dtype=call.x.v.dtype)
 
 
-def _strengths(plan: Plan, beta: Array) -> Array:
+def _strengths(plan: SoftmaxPlan, beta: Array) -> Array:
     return plan.xp.ascontiguousarray(cast(plan.xp, beta, plan.xp.float32))
 
 
-def _prepare(call: Call, names: tuple[str, ...]) -> None:
+def _prepare(call: PortableCall, names: tuple[str, ...]) -> None:
     """Start compiling."""
     wanted = tuple((KERNELS[n].file, constants(n, call.kind, launch.shared_limit())) for n in names)
     launch.prepare(wanted, launch.capability())
 
 
-def _launch(name: str, plan: Plan, call: Call, fields: dict[str, Any], own: dict[str, Any]) -> None:
+def _launch(name: str, plan: SoftmaxPlan, call: PortableCall, fields: dict[str, Any], own: dict[str, Any]) -> None:
     """Two launches: no block is solved; the kernel."""
     batch, limit = call.batch, launch.shared_limit()
     pairs = batch.sequences * batch.heads
@@ -85,8 +86,8 @@ def _launch(name: str, plan: Plan, call: Call, fields: dict[str, Any], own: dict
     packed = arguments.SYSTEM.pack(
         of=arguments.PORTABLE.flat(fields | given), beta=address(own["beta"]), dbeta=address(own["dbeta"]),
         solved=rows_of(own["solved"], batch.heads), counts=address(counts))  # fmt: skip
-    kernel, made, rows = KERNELS[name], constants(name, call.kind, limit), block_rows(name, call.kind, limit)
-    named, shared = (*(fields[n] for n in (*ARRAYS, *POINTERS)), *own.values(), counts), dict(made)["LA_SHARED"]
-    launch.launch(kernel.file, "system_begin", made, -(-pairs // BEGIN), BEGIN, 0, packed, named)
+    kernel, built, rows = KERNELS[name], constants(name, call.kind, limit), block_rows(name, call.kind, limit)
+    named, shared = (*(fields[n] for n in (*ARRAYS, *POINTERS)), *own.values(), counts), dict(built)["LA_SHARED"]
+    launch.launch(kernel.file, "system_begin", built, -(-pairs // BEGIN), BEGIN, 0, packed, named)
     blocks = pairs * -(-call.longs // rows)
-    launch.launch(kernel.file, kernel.entry, made, blocks, kernel.threads * rows // 16, shared, packed, named)
+    launch.launch(kernel.file, kernel.entry, built, blocks, kernel.threads * rows // 16, shared, packed, named)

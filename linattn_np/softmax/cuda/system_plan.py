@@ -6,12 +6,12 @@ import functools
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
 from .. import policy
-from .plan import Kernel
+from .plan import KernelEntry
 from .portable_plan import PortableKind
 
 KERNELS = {  # threads for every 16 rows of a block
-    "forward": Kernel("softmax_portable/system_forward.cu", "system_forward", 32),
-    "backward": Kernel("softmax_portable/system_backward.cu", "system_backward", 32),
+    "forward": KernelEntry("softmax_portable/system_forward.cu", "system_forward", 32),
+    "backward": KernelEntry("softmax_portable/system_backward.cu", "system_backward", 32),
 }  # fmt: skip
 
 

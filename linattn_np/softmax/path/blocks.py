@@ -1,4 +1,4 @@
-"""PaTH in blocks of C tokens: what a tile of the diagonal and a tile before it multiply.
+"""PaTH in blocks of C tokens: the factors of a diagonal tile and of an earlier tile.
 
     z_ij of a block with itself = [q_i, -E_i] [k_j, X_j]^T
     of a block I with a block J before it: q~_i R_{I-1} ... R_{J+1} k~_j^T

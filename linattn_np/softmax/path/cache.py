@@ -14,16 +14,16 @@ from typing import Any
 from ...ops import householder as maps
 from ...runtime.arrays import Array, Namespace, cast, device, swap
 from ..policy import ARRAY_TILE, FEW_TOKENS
-from ..types import Inputs, Plan
+from ..types import Inputs, SoftmaxPlan
 
 
-def _heads_first(plan: Plan, x: Inputs) -> tuple[Array, Array, Array]:
+def _heads_first(plan: SoftmaxPlan, x: Inputs) -> tuple[Array, Array, Array]:
     """(k (..., H, T, K), w (..., H, T, K), beta (..., H, T, 1))."""
     k, w, beta = (swap(plan.xp, cast(plan.xp, y, plan.dtype), -3) for y in (x.k, x.w, x.beta[..., None]))
     return k, w, beta
 
 
-def to_end(plan: Plan, x: Inputs, past: Array) -> tuple[Array, Array]:
+def to_end(plan: SoftmaxPlan, x: Inputs, past: Array) -> tuple[Array, Array]:
     """(keys of the cache, keys of the tokens) after all tokens; both (..., L or T, H, K)."""
     xp, (k, w, beta), past = plan.xp, _heads_first(plan, x), swap(plan.xp, past, -3)
     T = k.shape[-2]
@@ -39,8 +39,8 @@ def to_end(plan: Plan, x: Inputs, past: Array) -> tuple[Array, Array]:
     return swap(xp, past @ N[0], -3), swap(xp, new, -3)
 
 
-def to_end_vjp(plan: Plan, x: Inputs, past: Array, d: tuple[Array, Array]) -> tuple[dict[str, Any], Array]:
-    """(gradients of k, w and beta, gradient of the keys of the cache); d: those of the results of to_end."""
+def to_end_vjp(plan: SoftmaxPlan, x: Inputs, past: Array, d: tuple[Array, Array]) -> tuple[dict[str, Any], Array]:
+    """(gradients of k, w and beta, gradient of the keys of the cache); d: gradients of the results of to_end."""
     xp, (k, w, beta), T = plan.xp, _heads_first(plan, x), plan.xp.matrix_transpose
     past, dpast, dnew = (swap(xp, y, -3) for y in (past, *d))
     if not k.shape[-2]:

@@ -17,7 +17,7 @@ from ...ops.householder import one_map
 from ...runtime.arrays import Array, Namespace, sum_to
 from .. import definition as plain
 from ..heads import sum_like
-from ..types import Parts, Plan
+from ..types import Parts, SoftmaxPlan
 
 
 def _token(x: Parts, i: int) -> tuple[Array, Array]:
@@ -35,7 +35,7 @@ def _each_keys(xp: Namespace, x: Parts) -> list[Array]:
     return found
 
 
-def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
+def forward(plan: SoftmaxPlan, x: Parts) -> tuple[Array, Array]:
     """(out (..., G, R, T, V), l (..., G, R, T, 1))."""
     xp, values = plan.xp, plain.with_past(plan.xp, x)[1]
     outs, logs, decay = [], [], plain.begin(x)
@@ -48,7 +48,7 @@ def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
     return xp.concat(outs, axis=-2), xp.concat(logs, axis=-2)
 
 
-def backward(plan: Plan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
+def backward(plan: SoftmaxPlan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
     """Gradients of the sequence and of the cache, with the heads of each array."""
     xp, (_, values) = plan.xp, plain.with_past(plan.xp, x)
     T, keys = xp.matrix_transpose, _each_keys(xp, x)

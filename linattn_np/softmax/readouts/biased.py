@@ -2,8 +2,8 @@
 
     p_tj = e^{scale q_t . k_j + bias_tj} / (e^{sink} + sum_i e^{scale q_t . k_i + bias_ti})
 
-The slots of a cache are keys like the tokens: they are put before them, and what a query does not read (later tokens,
-empty slots, what is outside of its window) has a bias of -inf. Sequences of a ragged batch are calls of their own.
+The slots of a cache are keys like the tokens: they precede them, and keys that a query does not read (later tokens,
+empty slots, tokens outside its window) have a bias of -inf. Sequences of a ragged batch are calls of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...runtime.shapes import Sequence
 from .. import cache, sequences
 from ..core import CORE, choose, module_of
 from ..states import GivesStates, ends, needs_end, with_state
-from ..types import Inputs, KeyValueCache, Plan
+from ..types import Inputs, KeyValueCache, SoftmaxPlan
 
 
 class BiasedInputs(NamedTuple):
@@ -30,11 +30,11 @@ class BiasedInputs(NamedTuple):
     bias: Array  # (..., Tq, Hq, T)
 
 
-class Residuals(NamedTuple):
+class BiasedResiduals(NamedTuple):
     """Residuals of a forward pass."""
 
     x: Inputs
-    plan: Plan
+    plan: SoftmaxPlan
     backend: str
     state: Any
     results: list[Any]  # (out, logs) of each sequence
@@ -43,7 +43,7 @@ class Residuals(NamedTuple):
 class Biased(GivesStates):
     """The core's loops and array calls, with a bias."""
 
-    def forward(self, fn: str, x: BiasedInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
+    def forward(self, fn: str, x: BiasedInputs, plan: SoftmaxPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         backend, given = choose(fn, x, plan, wanted), core_inputs(x)
         results = [] if x.q is None else [_forward(backend, *one[2:]) for one in each_sequence(plan, given, state)]
@@ -51,9 +51,9 @@ class Biased(GivesStates):
         if x.q is not None:
             out = results[0][0] if len(results) == 1 else plan.xp.concat([y for y, _ in results], axis=-3)
         end = ends(plan, given, state) if needs_end(plan, x) else None
-        return out, end, Residuals(given, plan, backend, state, results)
+        return out, end, BiasedResiduals(given, plan, backend, state, results)
 
-    def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
+    def backward(self, residuals: BiasedResiduals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, results = residuals
         if dout is None or x.q is None:
@@ -67,16 +67,16 @@ class Biased(GivesStates):
         dx, dbegin = d if dstate is None else with_state(plan, x, state, dstate, d)
         return BiasedInputs(dx.q, dx.k, dx.v, dx.sinks, dx.bias), dbegin
 
-    def reads_out(self, residuals: Residuals) -> bool:
+    def reads_out(self, residuals: BiasedResiduals) -> bool:
         """Backward reads the output."""
         return residuals.plan.normalize
 
-    def explain(self, fn: str, x: BiasedInputs, plan: Plan, wanted: str | None) -> Explained:
+    def explain(self, fn: str, x: BiasedInputs, plan: SoftmaxPlan, wanted: str | None) -> Explained:
         """As the core."""
         return CORE.explain(fn, core_inputs(x), plan, wanted, of=x)
 
 
-def each_sequence(plan: Plan, x: Inputs, state: Any) -> Iterator[tuple[Sequence, Any, Plan, Inputs]]:
+def each_sequence(plan: SoftmaxPlan, x: Inputs, state: Any) -> Iterator[tuple[Sequence, Any, SoftmaxPlan, Inputs]]:
     """(sequence, its cache, plan and inputs of a call of its own without a cache)."""
     for s, own, row in sequences.each_sequence(plan, x, state):
         T, L = own.v.shape[-3], 0 if row is None else row.v.shape[-3]
@@ -93,7 +93,7 @@ def each_sequence(plan: Plan, x: Inputs, state: Any) -> Iterator[tuple[Sequence,
         yield s, row, alone, own._replace(k=k, v=v, bias=bias)
 
 
-def hidden(plan: Plan, row: KeyValueCache, T: int, queries: int) -> Array:
+def hidden(plan: SoftmaxPlan, row: KeyValueCache, T: int, queries: int) -> Array:
     """-inf where a query does not read a slot or a token, else 0: (..., queries, 1, L + T)."""
     xp, n = plan.xp, cache.count(plan.xp, row.length)
     p = cache.positions(xp, n, row.v.shape[-3])
@@ -109,7 +109,7 @@ def hidden(plan: Plan, row: KeyValueCache, T: int, queries: int) -> Array:
     return xp.where(read, zero, xp.full_like(zero, -xp.inf))
 
 
-def _forward(backend: str, plan: Plan, x: Inputs) -> tuple[Array, Any]:
+def _forward(backend: str, plan: SoftmaxPlan, x: Inputs) -> tuple[Array, Any]:
     """(out, logs) of one sequence."""
     if backend == "numba":
         from ..cpu import calls
@@ -118,7 +118,7 @@ def _forward(backend: str, plan: Plan, x: Inputs) -> tuple[Array, Any]:
     return sequences.forward(module_of(backend, x), plan, x, None)
 
 
-def _backward(backend: str, plan: Plan, x: Inputs, result: tuple[Array, Any], dout: Array) -> Inputs:
+def _backward(backend: str, plan: SoftmaxPlan, x: Inputs, result: tuple[Array, Any], dout: Array) -> Inputs:
     """Gradients of one sequence."""
     if backend == "numba":
         from ..cpu import calls
@@ -127,8 +127,8 @@ def _backward(backend: str, plan: Plan, x: Inputs, result: tuple[Array, Any], do
     return sequences.backward(module_of(backend, x), plan, x, None, result, dout)[0]
 
 
-def _apart(plan: Plan, x: Inputs, s: Sequence, row: Any, d: Inputs) -> tuple[Inputs, Any]:
-    """(gradients of the tokens, with those of all columns of their bias, gradient of the cache)."""
+def _apart(plan: SoftmaxPlan, x: Inputs, s: Sequence, row: Any, d: Inputs) -> tuple[Inputs, Any]:
+    """(gradients of the tokens and of all columns of their bias, gradient of the cache)."""
     L = 0 if row is None else row.v.shape[-3]
     bias = d.bias
     if s.row is not None:

@@ -17,10 +17,10 @@ from typing import Any
 from ...runtime.arrays import Array, Namespace, sum_to
 from ..definition import begin, decayed, gradients, log_sum, logits, with_past
 from ..heads import sum_like
-from ..types import Parts, Plan
+from ..types import Parts, SoftmaxPlan
 
 
-def forward(plan: Plan, x: Parts, beta: Array) -> tuple[Array, Array, Array]:
+def forward(plan: SoftmaxPlan, x: Parts, beta: Array) -> tuple[Array, Array, Array]:
     """(u, r (..., G, R, T, V), l (..., G, R, T, 1)).   beta (..., G, R, T, 1)."""
     xp, decay = plan.xp, begin(x)
     us, rs, logs = [] if x.past is None else [x.past.v], [], []
@@ -36,7 +36,7 @@ def forward(plan: Plan, x: Parts, beta: Array) -> tuple[Array, Array, Array]:
     return xp.concat(us[0 if x.past is None else 1 :], axis=-2), xp.concat(rs, axis=-2), xp.concat(logs, axis=-2)
 
 
-def as_read(plan: Plan, x: Parts, before: Array | None, decay: Array | None, i: int) -> Array | None:
+def as_read(plan: SoftmaxPlan, x: Parts, before: Array | None, decay: Array | None, i: int) -> Array | None:
     """The log decay of each key that token i reads, without g_i; before: as token i - 1 reads them."""
     if before is None or decay is None or not plan.normalize:
         return decay
@@ -48,7 +48,9 @@ def common(xp: Namespace, g: Array) -> Array:
     return xp.where(xp.isfinite(g), xp.zeros_like(g), g)
 
 
-def backward(plan: Plan, x: Parts, beta: Array, results: tuple[Array, Array, Array], du: Array) -> tuple[Parts, Array]:
+def backward(
+    plan: SoftmaxPlan, x: Parts, beta: Array, results: tuple[Array, Array, Array], du: Array
+) -> tuple[Parts, Array]:
     """(gradients of the sequence and of the cache, dbeta); x has the values v."""
     xp, (u, r, logs), T = plan.xp, results, plan.xp.matrix_transpose
     keys, values = with_past(xp, x._replace(v=u))

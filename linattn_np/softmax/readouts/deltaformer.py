@@ -17,18 +17,18 @@ from ...runtime.arrays import Array, cast, device
 from .. import heads, sequences, states
 from ..array import delta_tiles
 from ..core import CORE, choose, pairs
-from ..types import DeltaInputs, GatedCache, Inputs, KeyValueCache, Plan
+from ..types import DeltaInputs, GatedCache, Inputs, KeyValueCache, SoftmaxPlan
 from . import delta_definition
 
 
-class Residuals(NamedTuple):
+class DeltaformerResiduals(NamedTuple):
     """Residuals of a forward pass."""
 
     x: DeltaInputs
-    plan: Plan
+    plan: SoftmaxPlan
     backend: str
     state: Any  # the cache as it is used: without decays if there are no gates
-    system: Any  # (u, what backward of the system reads)
+    system: Any  # (u, residuals of the linear system)
     attention: Any  # the core's
 
 
@@ -38,7 +38,7 @@ MODULES = {"reference": delta_definition, "chunks": delta_tiles}
 class Deltaformer(states.GivesStates):
     """The linear system, then attention."""
 
-    def forward(self, fn: str, x: DeltaInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
+    def forward(self, fn: str, x: DeltaInputs, plan: SoftmaxPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         if x.g is None and state is not None:  # tokens of the cache may have decayed
             x = x._replace(g=plan.xp.zeros(x.v.shape[:-1], dtype=plan.dtype, device=device(x.v)))
@@ -47,9 +47,9 @@ class Deltaformer(states.GivesStates):
         out, end, attention = CORE.forward(fn, Inputs(x.q, x.k, system[0], x.g), plan, state, wanted)
         if x.g is None:
             end = states.each(functools.partial(without_decays, plan), end)
-        return out, end, Residuals(x, plan, backend, state, system, attention)
+        return out, end, DeltaformerResiduals(x, plan, backend, state, system, attention)
 
-    def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
+    def backward(self, residuals: DeltaformerResiduals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, system, attention = residuals
         if x.g is None:
@@ -64,11 +64,11 @@ class Deltaformer(states.GivesStates):
             dbegin = type(dbegin)(*(y + z for y, z in zip(dbegin, dpast, strict=True)))
         return DeltaInputs(d.q, dk, more.v, dbeta, dw, dg), dbegin
 
-    def reads_out(self, residuals: Residuals) -> bool:
+    def reads_out(self, residuals: DeltaformerResiduals) -> bool:
         """Backward reads the output."""
         return residuals.plan.normalize
 
-    def explain(self, fn: str, x: DeltaInputs, plan: Plan, wanted: str | None) -> Explained:
+    def explain(self, fn: str, x: DeltaInputs, plan: SoftmaxPlan, wanted: str | None) -> Explained:
         """2 (K + V) operations for each pair, of the system and of the attention."""
         found = CORE.explain(fn, Inputs(x.q, x.k, x.v, x.g), plan, wanted, of=x)
         K, V, states = x.k.shape[-1], x.v.shape[-1], prod(x.v.shape[:-3]) * x.v.shape[-2]
@@ -81,20 +81,20 @@ class Deltaformer(states.GivesStates):
         return found._replace(reason=reason, operations=total, operations_per_token=each)
 
 
-def without_decays(plan: Plan, end: KeyValueCache) -> GatedCache:
+def without_decays(plan: SoftmaxPlan, end: KeyValueCache) -> GatedCache:
     """The cache of tokens that have not decayed."""
     b = plan.xp.zeros(end.v.shape[:-1], dtype=plan.dtype, device=device(end.v))
     return GatedCache(end.k, end.v, b, end.length)
 
 
-def of_system(plan: Plan, x: DeltaInputs) -> tuple[Plan, Inputs]:
+def of_system(plan: SoftmaxPlan, x: DeltaInputs) -> tuple[SoftmaxPlan, Inputs]:
     """The system as attention of w on earlier tokens."""
     w = x.k if x.w is None else x.w
     return plan._replace(strict=True, causal=True), Inputs(w, x.k, x.v, x.g)
 
 
-def solve(backend: str, plan: Plan, x: DeltaInputs, state: Any) -> tuple[Array, Any]:
-    """(u (..., T, H, V), what backward reads)."""
+def solve(backend: str, plan: SoftmaxPlan, x: DeltaInputs, state: Any) -> tuple[Array, Any]:
+    """(u (..., T, H, V), residuals)."""
     plan, given = of_system(plan, x)
     if backend == "numba":
         from ..cpu import delta_calls
@@ -118,13 +118,13 @@ def solve(backend: str, plan: Plan, x: DeltaInputs, state: Any) -> tuple[Array, 
     return us[0] if len(us) == 1 else plan.xp.concat(us, axis=-3), found
 
 
-def strengths(plan: Plan, beta: Array, own: Inputs) -> Array:
+def strengths(plan: SoftmaxPlan, beta: Array, own: Inputs) -> Array:
     """beta (..., T, H) as (..., G, R, T, 1)."""
     return heads.split(plan.xp, cast(plan.xp, beta, plan.dtype)[..., None], heads.groups(own))
 
 
 def solve_vjp(
-    backend: str, plan: Plan, x: DeltaInputs, state: Any, solved: Any, du: Array
+    backend: str, plan: SoftmaxPlan, x: DeltaInputs, state: Any, solved: Any, du: Array
 ) -> tuple[Inputs, Array, Any]:
     """(gradients of w, k, v, g as Inputs, of beta, of the cache)."""
     plan, given = of_system(plan, x)

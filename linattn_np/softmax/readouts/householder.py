@@ -21,14 +21,14 @@ from ...runtime.shapes import Sequence
 from .. import heads, states
 from ..core import CORE, choose
 from ..policy import array_tile
-from ..types import HouseholderCache, HouseholderInputs, Inputs, KeyValueCache, Plan
+from ..types import HouseholderCache, HouseholderInputs, Inputs, KeyValueCache, SoftmaxPlan
 
 
-class Residuals(NamedTuple):
+class HouseholderResiduals(NamedTuple):
     """Residuals of a forward pass."""
 
     x: HouseholderInputs
-    plan: Plan
+    plan: SoftmaxPlan
     state: Any
     attention: Any  # the core's
 
@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
 class Householder(states.GivesStates):
     """The products, then attention."""
 
-    def forward(self, fn: str, x: HouseholderInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
+    def forward(self, fn: str, x: HouseholderInputs, plan: SoftmaxPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         plan = plan._replace(chunk_size=1) if choose(fn, x, plan, wanted) == "reference" else plan
         xp, rows, ends = plan.xp, list[dict[str, Array]](), []
@@ -62,9 +62,9 @@ class Householder(states.GivesStates):
             end = StatesAt(_with_product(end.end, last), _with_product(end.at, _at_positions(plan, x, state)))
         else:
             end = _with_product(end, last)
-        return out, end, Residuals(x, plan, state, attention)
+        return out, end, HouseholderResiduals(x, plan, state, attention)
 
-    def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
+    def backward(self, residuals: HouseholderResiduals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, state, attention = residuals
         given = states.each(lambda d: KeyValueCache(d.k, d.v, d.length), dstate)
@@ -94,11 +94,11 @@ class Householder(states.GivesStates):
             return dx, None
         return dx, HouseholderCache(dbegin.k, dbegin.v, plan.xp.stack(dPs) if plan.is_ragged else dPs[0], dbegin.length)
 
-    def reads_out(self, residuals: Residuals) -> bool:
+    def reads_out(self, residuals: HouseholderResiduals) -> bool:
         """Backward reads the output."""
         return residuals.plan.normalize
 
-    def explain(self, fn: str, x: HouseholderInputs, plan: Plan, wanted: str | None) -> Explained:
+    def explain(self, fn: str, x: HouseholderInputs, plan: SoftmaxPlan, wanted: str | None) -> Explained:
         """Those of attention, and of the maps."""
         found = CORE.explain(fn, Inputs(x.q, x.k, x.v), plan, wanted, of=x)
         K, states = x.k.shape[-1], prod(x.v.shape[:-3])
@@ -110,7 +110,9 @@ class Householder(states.GivesStates):
                               / max(found.operations, 1.0))  # fmt: skip
 
 
-def each_sequence(plan: Plan, x: HouseholderInputs, state: Any) -> Iterator[tuple[Sequence, HouseholderInputs, Array]]:
+def each_sequence(
+    plan: SoftmaxPlan, x: HouseholderInputs, state: Any
+) -> Iterator[tuple[Sequence, HouseholderInputs, Array]]:
     """(sequence, its tokens, P before them (..., Hk, K, K))."""
     for s in plan.sequences:
         yield s, _tokens(x, s), _product_before(plan, x, state, s)
@@ -123,7 +125,7 @@ def _tokens(x: HouseholderInputs, s: Sequence) -> HouseholderInputs:
     return HouseholderInputs(q, k, v, w, x.beta[..., at, :])
 
 
-def _product_before(plan: Plan, x: HouseholderInputs, state: Any, s: Sequence) -> Array | None:
+def _product_before(plan: SoftmaxPlan, x: HouseholderInputs, state: Any, s: Sequence) -> Array | None:
     """P before the tokens of a sequence."""
     if state is None:
         return None
@@ -134,28 +136,28 @@ def _with_product(end: KeyValueCache | None, P: Array) -> HouseholderCache | Non
     return None if end is None else HouseholderCache(end.k, end.v, P, end.length)
 
 
-def _at_positions(plan: Plan, x: HouseholderInputs, state: Any) -> Array:
+def _at_positions(plan: SoftmaxPlan, x: HouseholderInputs, state: Any) -> Array:
     """P at plan.states_at."""
     found = [_forward(plan, _tokens(x, s)._replace(q=None), _product_before(plan, x, state, s))[1]
              for s in states.prefixes_of(plan)]  # fmt: skip
     return states.along_positions(plan, x, found)
 
 
-def _of_row(plan: Plan, x: HouseholderInputs, P: Array, s: Sequence) -> Array:
+def _of_row(plan: SoftmaxPlan, x: HouseholderInputs, P: Array, s: Sequence) -> Array:
     row = cast(plan.xp, P[s.row, ...], plan.dtype)
     return plan.xp.reshape(row, (*x.v.shape[:-3], *row.shape))
 
 
-def _joined(plan: Plan, parts: list[Array], axis: int = -3) -> Array:
+def _joined(plan: SoftmaxPlan, parts: list[Array], axis: int = -3) -> Array:
     return parts[0] if len(parts) == 1 else plan.xp.concat(parts, axis=axis)
 
 
-def _tile(plan: Plan) -> int:
+def _tile(plan: SoftmaxPlan) -> int:
     """Tokens of a block."""
     return 1 if plan.chunk_size == 1 else array_tile(plan.chunk_size)
 
 
-def _blocks(plan: Plan, x: HouseholderInputs, P: Array | None) -> Blocks:
+def _blocks(plan: SoftmaxPlan, x: HouseholderInputs, P: Array | None) -> Blocks:
     """A sequence in blocks."""
     xp, K, G = plan.xp, x.k.shape[-1], _groups(x)
     C = max(min(_tile(plan), x.k.shape[-3]), 1)
@@ -177,7 +179,7 @@ def _groups(x: HouseholderInputs) -> int:
     return x.k.shape[-2] if x.q is None else min(x.q.shape[-2], x.k.shape[-2])
 
 
-def _forward(plan: Plan, x: HouseholderInputs, P: Array | None) -> tuple[dict[str, Array], Array]:
+def _forward(plan: SoftmaxPlan, x: HouseholderInputs, P: Array | None) -> tuple[dict[str, Array], Array]:
     """(q~ and k~ by name, P after the tokens)."""
     xp, T, Hk = plan.xp, x.k.shape[-3], x.k.shape[-2]
     m, found = _blocks(plan, x, P), {}
@@ -192,9 +194,9 @@ def _forward(plan: Plan, x: HouseholderInputs, P: Array | None) -> tuple[dict[st
 
 
 def _backward(
-    plan: Plan, x: HouseholderInputs, P: Array | None, d: dict[str, Array], dP: Array | None
+    plan: SoftmaxPlan, x: HouseholderInputs, P: Array | None, d: dict[str, Array], dP: Array | None
 ) -> tuple[dict[str, Array], Array]:
-    """(gradients by name, of P before the tokens) from those of q~ and k~ and of P after them."""
+    """(gradients by name, dP before the tokens) from dq~, dk~ and dP after the tokens."""
     xp, T, G, K = plan.xp, plan.xp.matrix_transpose, _groups(x), x.k.shape[-1]
     m = _blocks(plan, x, P)
     n, C = m.R.shape[-3], m.factors.w.shape[-2]

@@ -1,4 +1,4 @@
-"""Stick-breaking attention: a query takes shares of what nearer tokens left, from the newest key to the oldest.
+"""Stick-breaking attention: a query takes shares of the remaining stick, from the newest key to the oldest.
 
     s_tj = sigmoid(scale q_t . k_j),   a_tj = s_tj prod_{j < i < t} (1 - s_ti),   out_t = sum_{j < t} a_tj v_j
 
@@ -15,29 +15,29 @@ from .. import cache, sequences
 from ..array import stick_tiles
 from ..core import CORE, choose
 from ..states import GivesStates, ends, needs_end, with_state
-from ..types import Inputs, Plan, StickInputs
+from ..types import Inputs, SoftmaxPlan, StickInputs
 from . import stick_definition
 
 
-class Residuals(NamedTuple):
+class StickBreakingResiduals(NamedTuple):
     """Residuals of a forward pass."""
 
     x: Inputs
-    plan: Plan
+    plan: SoftmaxPlan
     backend: str
     state: Any
     ordered: Any  # the cache in the order of its tokens
     out: Array
-    rest: Any  # what the backend saved
+    rest: Any  # arrays that the backend saved
 
 
 MODULES = {"reference": stick_definition, "chunks": stick_tiles}
 
 
 class StickBreaking(GivesStates):
-    """Attention by shares of what is left."""
+    """Attention by shares of the remaining stick."""
 
-    def forward(self, fn: str, x: StickInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
+    def forward(self, fn: str, x: StickInputs, plan: SoftmaxPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         backend, given = choose(fn, x, plan, wanted), Inputs(*x)
         ordered = cache.ordered(plan, state)
@@ -54,9 +54,9 @@ class StickBreaking(GivesStates):
         elif x.q is not None:
             out, rest = sequences.forward(MODULES[backend], plan, given, ordered)
         end = ends(plan, given, state) if needs_end(plan, x) else None
-        return out, end, Residuals(given, plan, backend, state, ordered, out, rest)
+        return out, end, StickBreakingResiduals(given, plan, backend, state, ordered, out, rest)
 
-    def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
+    def backward(self, residuals: StickBreakingResiduals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, ordered, out, rest = residuals
         if backend == "cuda" and rest is False and dout is not None:  # no kernel computes these gradients
@@ -80,7 +80,7 @@ class StickBreaking(GivesStates):
         dx, dbegin = d if dstate is None else with_state(plan, x, state, dstate, d)
         return StickInputs(*dx[:3]), dbegin
 
-    def explain(self, fn: str, x: StickInputs, plan: Plan, wanted: str | None) -> Explained:
+    def explain(self, fn: str, x: StickInputs, plan: SoftmaxPlan, wanted: str | None) -> Explained:
         """As the core: 2 (K + V) operations for each pair."""
         return CORE.explain(fn, Inputs(*x), plan, wanted, of=x)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...runtime.arrays import Array, Namespace, device, sum_to
 from ..definition import logits, with_past
 from ..heads import sum_like
-from ..types import Parts, Past, Plan
+from ..types import Parts, Past, SoftmaxPlan
 
 
 class Shares(NamedTuple):
@@ -23,11 +23,11 @@ class Shares(NamedTuple):
     a: Array  # (..., n)
     s: Array  # (..., n)
     complement: Array  # (..., n), 1 - s without a difference
-    left: Array  # (..., 1), minus the log of what all these keys and later ones leave of the stick
+    left: Array  # (..., 1), minus the log of the stick that these keys and all later ones leave
 
 
 def shares(xp: Namespace, z: Array, left: Array) -> Shares:
-    """Of logits z (..., n); left (..., 1) is minus the log of what later keys left of the stick."""
+    """Of logits z (..., n); left (..., 1) is minus the log of the stick that later keys left."""
     rest = xp.log1p(xp.exp(-xp.abs(z)))
     log, taken = xp.minimum(z, xp.zeros_like(z)) - rest, xp.maximum(z, xp.zeros_like(z)) + rest
     later = xp.flip(xp.cumulative_sum(xp.flip(taken, axis=-1), axis=-1), axis=-1)
@@ -41,8 +41,8 @@ def logits_vjp(xp: Namespace, of: Shares, G: Array, before: Array) -> tuple[Arra
     return of.complement * G - of.s * xp.concat([before, sums[..., :-1]], axis=-1), sums[..., -1:]
 
 
-def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
-    """(out (..., G, R, T, V), minus the logs of what is left (..., G, R, T, 1))."""
+def forward(plan: SoftmaxPlan, x: Parts) -> tuple[Array, Array]:
+    """(out (..., G, R, T, V), minus the logs of the rest (..., G, R, T, 1))."""
     xp, (keys, values) = plan.xp, with_past(plan.xp, x)
     outs, lefts = [], []
     for i in range(x.q.shape[-2]):
@@ -55,7 +55,7 @@ def forward(plan: Plan, x: Parts) -> tuple[Array, Array]:
     return xp.concat(outs, axis=-2), xp.concat(lefts, axis=-2)
 
 
-def backward(plan: Plan, x: Parts, out: Array, left: Array, dout: Array) -> Parts:
+def backward(plan: SoftmaxPlan, x: Parts, out: Array, left: Array, dout: Array) -> Parts:
     """Gradients of the sequence and of the cache."""
     xp, (keys, values), T = plan.xp, with_past(plan.xp, x), plan.xp.matrix_transpose
     dq, dk, dv, L = sum_like(xp, x.q), sum_like(xp, keys), sum_like(xp, values), keys.shape[-2] - x.k.shape[-2]
