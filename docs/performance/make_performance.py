@@ -40,10 +40,8 @@ Results are compared with float64 before they are timed.
   more, because calls take longer after a pause.
 - **share** is the number of useful operations (lower triangles only, chunks of 32) divided by what that product would
   do in the same time.
-- **both** is forward and backward.
-- **Several threads:** ratios are ratios of wall times. `quiet` counts the samples without load from other processes; a
-  row with few of them is unreliable. Threads of other libraries keep spinning after their work: this library and its
-  peers have a process each.
+- **Several threads:** ratios are ratios of wall times. Threads of other libraries keep spinning after their work: this
+  library and its peers have a process each.
 - **MiB** is the peak above the inputs, including the result.
 - Other operators, such as softmax attention, appear for their time only.
 """
@@ -72,31 +70,28 @@ def number(x: Any) -> str:
     return "" if x is None else str(x)
 
 
-def comparison(name: str, results: list[dict[str, Any]]) -> str:
-    """Times of a call and of its peers, forward, and forward and backward."""
-    head = ["", "threads", "(B, T, H, D)", "call", "CPU ms", "wall ms", "ratio", "share, %", "MiB", "quiet"]
-    body = [[{"forward": "forward"}.get(result.get("what", "forward"), "both"), str(row["threads"]),
-             str(tuple(row["shape"])), f"`{row['name']}`", number(row["cpu_ms"]), number(row["wall_ms"]),
-             number(row["ratio"]), "" if row.get("share") is None else f"{row['share']:.0f}",
-             number(row.get("peak_mib")), f"{row['quiet']}/{row['samples']}"]
-            for result in results for row in result["rows"]]  # fmt: skip
-    return "\n\n".join([f"## {name}", *dict.fromkeys(map(machine, results)), table(head, body)])
+COMPARED = """## Variants on a CPU
+
+A row is a call of `linattn_np_numba` (of `step` the default backend): CPU ms of one thread, wall ms of several; then the
+time of the same call in NumPy chunks, and of its peers, divided by it."""
 
 
-def in_short(results: dict[str, Any]) -> str:
-    """Time of the peers over ours, one thread."""
+def compared(results: dict[str, Any]) -> str:
+    """Times of calls on a CPU, and of their peers over ours."""
     body = []
     for name, result in results.items():
-        rows = [row for row in result["rows"] if row["threads"] == 1]
-        for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
-            found = {row["name"]: row["ratio"] for row in rows if tuple(row["shape"]) == shape}
-            for peer in [n for n in found if not n.startswith("linattn_np")]:
-                ours = [found.get(f"linattn_np_{kind}") for kind in ("numba", "chunks")]
-                body.append([f"`{name}`, {result.get('what', 'forward')}", str(shape), f"`{peer}`",
-                             *("" if x is None else number(found[peer] / x) for x in ours)])  # fmt: skip
-    head = ["call", "(B, T, H, D)", "peer", "over compiled loops", "over NumPy chunks"]
-    return "\n\n".join(["## Summary", "Time of a peer divided by the time of each of our two CPU backends, one thread.",
-                        table(head, body)])  # fmt: skip
+        for threads in sorted({row["threads"] for row in result["rows"]}):
+            rows = [row for row in result["rows"] if row["threads"] == threads]
+            for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
+                ours, *others = [row for row in rows if tuple(row["shape"]) == shape]
+                body.append([f"`{name.removesuffix('_backward')}`, {result.get('what', 'forward')}", str(shape),
+                             str(threads), number(ours["cpu_ms" if threads == 1 else "wall_ms"]),
+                             "" if ours.get("share") is None else f"{ours['share']:.0f}", number(ours.get("peak_mib")),
+                             ", ".join(f"`{row['name']}` {number(row['ratio'])}" for row in others)])  # fmt: skip
+    head = ["call", "(B, T, H, D)", "threads", "ms", "share, %", "MiB", "times of others over ours"]
+    return "\n\n".join(
+        [COMPARED, *dict.fromkeys(machine(result | {"load": None}) for result in results.values()), table(head, body)]
+    )
 
 
 def scaling(result: dict[str, Any]) -> str:
@@ -156,15 +151,11 @@ def page() -> str:
     results = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))}
     timed = {n: r for n, r in results.items()
              if n not in OWN_TABLES and r.get("rows") and "threads" in r["rows"][0]}  # fmt: skip
-    parts = [HEAD.rstrip()] + ([in_short(timed)] if timed else [])
+    parts = [HEAD.rstrip()] + ([compared(timed)] if timed else [])
     if "scaling" in results:
         parts.append(scaling(results["scaling"]))
     for name, result in results.items():
-        if name in timed:
-            base = name.removesuffix("_backward")
-            if name == base or base not in timed:
-                parts.append(comparison(base, [timed[n] for n in (base, f"{base}_backward") if n in timed]))
-        elif name not in OWN_TABLES and not name.startswith("cuda_") and result.get("rows"):
+        if name not in (*timed, *OWN_TABLES) and not name.startswith("cuda_") and result.get("rows"):
             parts.append(plain(name, result))
     if "memory" in results:
         parts.append(memory(results["memory"]))
