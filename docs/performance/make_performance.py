@@ -72,8 +72,8 @@ def number(x: Any) -> str:
 
 COMPARED = """## Variants on a CPU
 
-A row is a call of `linattn_np_numba` (of `step` the default backend): CPU ms of one thread, wall ms of several; then the
-time of the same call in NumPy chunks, and of its peers, divided by it."""
+A row is a call of `linattn_np_numba` (of `step` the default backend): CPU ms of one thread, wall ms of several; then
+the time of the same call in NumPy chunks, and of its peers, divided by it."""
 
 
 def compared(results: dict[str, Any]) -> str:
