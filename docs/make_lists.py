@@ -1,7 +1,7 @@
 """Write what follows from the specs: python docs/make_lists.py [--check].
 
-The family table and the table of cells, in every page that has their markers; the table of docs/variants.md, and a
-section for each variant that has none there; docs/reference, one section a function, from its docstring;
+The family table and the table of cells, in every page that has their markers; a section of docs/variants.md for each
+variant that has none there; docs/reference, one section a function, from its docstring;
 linattn_np/__init__.pyi, the names that type checkers see.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import linattn_np as la
 from linattn_np.call.options import COMMON
-from linattn_np.docstring import core_of, options_of
+from linattn_np.docstring import core_of
 from linattn_np.matrix_state.types import Decay, Erase, Readout
 
 TOP = Path(__file__).resolve().parent.parent
@@ -47,21 +47,6 @@ def _scale(spec: la.VariantSpec) -> str:
     return "$K^{-1/2}$" if spec.scaled else "1"
 
 
-def variants_table(text: str) -> str:
-    """One row per variant, with a link to its section."""
-    rows = ["| function | arrays | own options | `scale=None` | equation | paper |", "|---|---|---|---|---|---|"]
-    headings = sections(text)
-    for spec in la.SPECS:
-        anchor = headings[spec.name].replace(",", "").replace(" ", "-")
-        arrays = ", ".join(f"{n}=None" if arg.optional else n for n, arg in spec.arrays.items())
-        options = ", ".join(f"`{option}`" for option in options_of(spec))
-        rows.append(
-            f"| [`{spec.name}`](#{anchor}) | {arrays} | {options} | {_scale(spec)} | "
-            f"`{spec.equation.replace('|', '/')}` | {spec.paper} |"
-        )
-    return "\n".join(rows) + "\n"
-
-
 def cells(text: str) -> str:
     """The functions by decay and erase, with a read-out that is not linear."""
     rows = ["| | " + " | ".join(f"erase {erase.name}" for erase in Erase) + " |", "|---" * (1 + len(Erase)) + "|"]
@@ -78,7 +63,7 @@ def _with_readout(spec: la.VariantSpec) -> str:
 
 
 TABLES: dict[str, Callable[[str], str]] = {  # marker -> what stands after it
-    "family table": lambda text: la.family_table(), "cells": cells, "variants": variants_table,
+    "family table": lambda text: la.family_table(), "cells": cells,
 }  # fmt: skip
 
 

@@ -67,13 +67,10 @@ def test_every_variant_is_in_every_list(fn):
 
 
 @pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no pages")
-def test_every_variant_has_a_row_and_a_section_and_every_section_a_variant():
+def test_every_variant_has_a_section_and_every_section_a_variant():
     text = (DOCS / "variants.md").read_text("utf-8")
-    rows = re.findall(r"^\| \[`(\w+)`\]\(#[\w-]+\) \|", text, re.MULTILINE)
     headings = [name for line in re.findall(r"^## (.*)$", text, re.MULTILINE) for name in line.split(", ")]
-    names = [spec.name for spec in la.SPECS]
-    assert rows == names
-    assert sorted(headings) == sorted(names)
+    assert sorted(headings) == sorted(spec.name for spec in la.SPECS)
 
 
 def test_every_variant_has_a_title_of_its_own():
