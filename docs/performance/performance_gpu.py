@@ -22,10 +22,9 @@ ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs, with gates of 0, 0.001, 0.05, 5 per token and
 resets side by side. The last column is the worst head, relative to its own norm."""
 PEERS = """\
-Peers on the same arrays, nanoseconds per token and head, and their time relative to ours. "differences": the largest
-difference between its results and ours. FLA's autotuner tried every candidate for a shorter time than by default. FLA
-rejects a gated backward with this Triton version on Hopper; that check was disabled. Its float32 products are tf32,
-Triton's default. SDPA is causal softmax attention, another operator."""
+Others: kernels of other libraries on the same arrays, forward and both. FLA's autotuner tried every candidate for a
+shorter time than by default. FLA rejects a gated backward with this Triton version on Hopper; that check was disabled.
+Its float32 products are tf32, Triton's default. SDPA is PyTorch's causal softmax attention, another operator."""
 STEPS = """\
 `python -m bench step --backend cuda`. Microseconds per call, H = 32, K = V = 128, vectors in bfloat16, gates and states
 in float32, states overwritten in place and in rotation. graph: a replayed CUDA graph; loop: a plain loop; host: time of
@@ -60,9 +59,9 @@ heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 sta
 once more by its backward, at the {copy_gbs:.0f} GB/s of a copy, as a share of the call without them. A call that is
 bound by memory cannot cost less."""
 VECTOR_PEERS = """\
-Other libraries' kernels in the run of the row, on the same arrays, g in bfloat16; cuDNN's gradients take it as float32.
-FLA's autotuner had few candidates (4 warps, 2 or 3 stages); with all of them its kernels have been faster than here.
-It rejects a gated backward with this Triton version on Hopper; that check was disabled."""
+Others: kernels of other libraries in the run of the row, on the same arrays, forward and both; cuDNN's gradients take g
+as float32. FLA's autotuner had few candidates (4 warps, 2 or 3 stages); with all of them its kernels have been faster
+than here. It rejects a gated backward with this Triton version on Hopper; that check was disabled."""
 VECTOR_MORE = """\
 Other widths and slots (64), (B, T, H, K, V), {date}, before portable chunks of 16 tokens existed. Where both is
 missing, gradients are computed by array calls."""
@@ -115,7 +114,7 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
     """Scalar decay: this library, then peers."""
     yield "On a GPU: scalar decay"
     yield CHUNKS.format(**result)
-    body, peers = [], []
+    body = []
     for row in result["rows"]:
         tokens, times = row["B"] * row["T"] * row["H"] / 1e6, row["times"]
         apart = " *" if "measured_apart" in row else ""
@@ -124,19 +123,16 @@ def chunks(result: dict[str, Any], table: Table) -> Iterator[str]:
             x = times[name]
             cells += [ns(x["ns"]), ns(x["graph_ms"] / tokens), ns(x["eager_ms"] / tokens)]
             cells.append(f"{100 * x['share_of_copy']:.0f}")
-        body.append([*cells, f"{times['both']['peak_bytes'] / 2**20:.0f}"])
-        peers += _peers(row, tokens)
-    head = ["case", "forward", "graph", "loop", "share, %", "both", "graph", "loop", "share, %", "MiB"]
+        body.append([*cells, f"{times['both']['peak_bytes'] / 2**20:.0f}", _others(times)])
+    head = ["case", "forward", "graph", "loop", "share, %", "both", "graph", "loop", "share, %", "MiB", "others"]
     yield table(head, body)
+    yield PEERS
     yield from _apart(result)
     yield from _published_and_first_calls(result, table)
     errors = [[name, *(f"{x[n]:.2g}" for n in ("out", "dq", "dk", "dv", "dg")), f"{max(x['dg by head']):.2g}"]
               for name, x in result["errors"].items()]  # fmt: skip
     yield ERRORS
     yield table(["dtype", "out", "dq", "dk", "dv", "dg", "dg by head"], errors)
-    yield PEERS
-    head = ["case", "peer", "forward", "ratio", "loop", "both", "ratio", "loop", "differences"]
-    yield table(head, peers)
 
 
 def _published_and_first_calls(result: dict[str, Any], table: Table) -> Iterator[str]:
@@ -210,19 +206,13 @@ def delta(result: dict[str, Any], table: Table) -> Iterator[str]:
     ])  # fmt: skip
 
 
-def _peers(row: dict[str, Any], tokens: float) -> list[list[str]]:
-    names = dict.fromkeys(n.split(": ", 1)[1] for n in row["times"] if n.startswith("forward: "))
-    body = []
-    for name in names:
-        short = name.split(" (")[0].split(", causal")[0]
-        cells, far = [f"`{row['function']}` {_case(row)}", short], 0.0
-        for what in ("forward", "both"):
-            x = row["times"].get(f"{what}: {name}", {})
-            loop = x["eager_ms"] / tokens if "eager_ms" in x else None
-            cells += [ns(x.get("ns")), ns(x.get("times_ours")), ns(loop)]
-            far = max([far, *x.get("differences", [])])
-        body.append([*cells, f"{far:.1g}" if far else ""])
-    return body
+def _others(times: dict[str, Any]) -> str:
+    """Other libraries' times, forward and both, by name."""
+    found = []
+    for name in dict.fromkeys(n.split(": ", 1)[1] for n in times if ": " in n):
+        each = [ns(times.get(f"{what}: {name}", {}).get("ns")) for what in ("forward", "both")]
+        found.append(f"{'SDPA' if 'SDPA' in name else _short(name)} {', '.join(filter(None, each))}")
+    return "; ".join(found)
 
 
 def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
@@ -239,14 +229,13 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
         body.append([f"`{row['function']}` {sizes}", row["gate"],
                      row["gates"] + ", declared" * (row.get("bound") is not None), ns(x["ns"]), ns(x["graph_ns"]),
                      ns(both["ns"]), f"{100 * x['share_of_copy']:.0f}",
-                     *(f"{y['peak_bytes'] / 2**20:.0f}" for y in (x, both))])  # fmt: skip
-    yield table(["case", "dtype of g", "gates", "forward", "graph", "both", "share, %", "MiB", "MiB, both"], body)
+                     *(f"{y['peak_bytes'] / 2**20:.0f}" for y in (x, both)), _others(row["times"])])  # fmt: skip
+    head = ["case", "dtype of g", "gates", "forward", "graph", "both", "share, %", "MiB", "MiB, both", "others"]
+    yield table(head, body)
     yield from _apart(result)
     yield f"![Time of each function, of other libraries, the least time for the bytes](pictures/{BARS})"
     names = ["out", "dq", "dk", "dv", "dg", "dbeta", "du", "da", "db", "dw"]
     yield VECTOR_PEERS
-    yield table(["case", "gates", "library", "forward", "both", "MiB", "MiB, both"],
-                [cells for row in result["rows"] for cells in _vector_peers(row)])  # fmt: skip
     yield VECTOR_ERRORS
     yield table(["case", "library", *names],
                 [[name, _short(library), *(f"{x[n]:.3g}" if n in x else "" for n in names)]
@@ -258,15 +247,6 @@ def vector(result: dict[str, Any], table: Table) -> Iterator[str]:
 def _short(library: str) -> str:
     """Name, version and function of a library, without what else its name says."""
     return library.split(", ")[0]
-
-
-def _vector_peers(row: dict[str, Any]) -> Iterator[list[str]]:
-    """Other libraries' times and memory beside one of our rows."""
-    for library in dict.fromkeys(what.split(": ", 1)[1] for what in row["times"] if ": " in what):
-        times = [row["times"][f"{what}: {library}"] for what in ("forward", "both")]
-        yield [f"`{row['function']}` " + "({B}, {T}, {H}, {K})".format(**row), row["gates"], _short(library),
-               *(ns(x.get("ns")) for x in times),
-               *(f"{x['peak_bytes'] / 2**20:.0f}" if "peak_bytes" in x else "" for x in times)]  # fmt: skip
 
 
 def _vector_apart(apart: dict[str, Any], table: Table) -> Iterator[str]:
@@ -403,11 +383,12 @@ def caches(result: dict[str, Any], table: Table) -> Iterator[str]:
     body = []
     for row in result["rows"]:
         call = f"`{row['function']}` ({row['B']}, {row['L']}, {row['T']}, {row['H']} / {row['Hk']}, {row['K']})"
-        body.append([f"{call} {row['dtype']}", "linattn_np", f"{row['graph_us']:.1f}", f"{row['times_floor']:.2f}",
-                     f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}"])  # fmt: skip
-        body += [["", peer["name"], f"{peer['graph_us']:.1f}", f"{peer['graph_us'] / row['floor_us']:.2f}",
-                  f"{peer['eager_us']:.1f}", ""] for peer in row.get("peers", ()) if "failed" not in peer]  # fmt: skip
-    yield table(["call", "library", "graph", "floor", "loop", "host"], body)
+        others = [
+            f"{_sdpa(peer['name'])} {peer['graph_us']:.1f}" for peer in row.get("peers", ()) if "failed" not in peer
+        ]
+        body.append([f"{call} {row['dtype']}", f"{row['graph_us']:.1f}", f"{row['times_floor']:.2f}",
+                     f"{row['eager_us']:.1f}", f"{row['host_us']:.1f}", ", ".join(others)])  # fmt: skip
+    yield table(["call", "graph", "floor", "loop", "host", "others, graph"], body)
     if result["tiles"]:
         yield PORTABLE
         body = []
@@ -416,6 +397,11 @@ def caches(result: dict[str, Any], table: Table) -> Iterator[str]:
             names = dict.fromkeys(n.partition(": ")[2] for n, x in row["times"].items() if ": " in n and "ms" in x)
             body += [_attention(row["times"], call, name) for name in ("", *names)]
         yield table(["call", "library", "forward", "TFLOP/s", "ratio", "both", "TFLOP/s", "ratio"], body)
+
+
+def _sdpa(name: str) -> str:
+    """PyTorch's attention by what computes it: 'SDPA', 'SDPA by FLASH'."""
+    return "SDPA" + name.partition("SDPA")[2].removesuffix("_ATTENTION")
 
 
 NAMES = {
