@@ -16,7 +16,7 @@ import linattn_np as la
 from bench import record
 from bench.cuda import passes, report, timing
 from bench.cuda.simple_gla import draw
-from linattn_np.matrix_state.cuda import plan as cuda_plan
+from linattn_np.matrix_state.cuda.scan import plan as cuda_plan
 
 D = 128
 LENGTHS = [256 << n for n in range(10)]

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import linattn_np as la
-from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
-from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
+from linattn_np.matrix_state.cuda.delta import plan as cuda_delta_plan
 from linattn_np.matrix_state.cuda.free import plan as cuda_free_plan
+from linattn_np.matrix_state.cuda.vector import plan as cuda_vector_plan
 from linattn_np.sampling import DRAWS
 from linattn_np.softmax.cuda import path_plan as cuda_path_plan
 from linattn_np.softmax.cuda import plan as cuda_softmax_plan

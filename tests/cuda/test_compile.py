@@ -18,9 +18,10 @@ import pytest
 from linattn_np import warmup
 from linattn_np.__main__ import main
 from linattn_np.matrix_state.cuda import operands as cuda_operands
-from linattn_np.matrix_state.cuda import plan as cuda_plan
-from linattn_np.matrix_state.cuda import scan_launch as cuda_scan
-from linattn_np.matrix_state.cuda.entries import scan_entries, step_entries
+from linattn_np.matrix_state.cuda.scan import launch as cuda_scan
+from linattn_np.matrix_state.cuda.scan import plan as cuda_plan
+from linattn_np.matrix_state.cuda.scan.entries import scan_entries
+from linattn_np.matrix_state.cuda.token.entries import step_entries
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.cuda.entries import key_entries, raw_entries, step_size_entries
 from linattn_np.runtime import code_cache

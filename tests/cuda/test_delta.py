@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
-from linattn_np.matrix_state.cuda import delta_portable_plan as cuda_delta_portable
 from linattn_np.matrix_state.cuda import operands as cuda_operands
 from linattn_np.matrix_state.cuda import shared_memory
-from linattn_np.matrix_state.cuda.entries import delta_entries
+from linattn_np.matrix_state.cuda.delta import plan as cuda_delta_plan
+from linattn_np.matrix_state.cuda.delta.entries import delta_entries
+from linattn_np.matrix_state.cuda.portable import delta_plan as cuda_delta_portable
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.entries import SHARED

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from linattn_np.matrix_state.cuda.entries import free_entries
 from linattn_np.matrix_state.cuda.free import delta, plan
+from linattn_np.matrix_state.cuda.free.entries import free_entries
 from linattn_np.runtime.cuda import nvrtc
 from linattn_np.runtime.cuda.entries import SHARED, Entry
 

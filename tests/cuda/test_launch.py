@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from linattn_np.matrix_state.cuda import plan as cuda_plan
-from linattn_np.matrix_state.cuda import scan_launch as cuda_scan
+from linattn_np.matrix_state.cuda.scan import launch as cuda_scan
+from linattn_np.matrix_state.cuda.scan import plan as cuda_plan
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import launch, nvrtc
 

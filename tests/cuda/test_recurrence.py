@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from linattn_np.matrix_state.cuda.entries import recurrence_entries
-from linattn_np.matrix_state.cuda.recurrence import plan
+from linattn_np.matrix_state.cuda.token import gradients_plan as plan
+from linattn_np.matrix_state.cuda.token.entries import recurrence_entries
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.entries import SHARED

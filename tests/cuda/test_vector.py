@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from linattn_np.matrix_state.cuda import vector_plan as cuda_vector
-from linattn_np.matrix_state.cuda.entries import vector_entries
+from linattn_np.matrix_state.cuda.vector import plan as cuda_vector
+from linattn_np.matrix_state.cuda.vector.entries import vector_entries
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources

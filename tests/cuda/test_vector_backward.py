@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from linattn_np.matrix_state.cuda.entries import vector_backward_entries
+from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import nvrtc
 from linattn_np.runtime.cuda.entries import SHARED

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from linattn_np.matrix_state.cuda.entries import portable_entries
 from linattn_np.matrix_state.cuda.portable import plan
+from linattn_np.matrix_state.cuda.portable.entries import portable_entries
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources

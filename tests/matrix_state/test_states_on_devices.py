@@ -10,9 +10,10 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import pieces, pieces_vjp
-from linattn_np.matrix_state.cuda import arguments, operands, wgmma
-from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
-from linattn_np.matrix_state.cuda import vector_plan as cuda_vector_plan
+from linattn_np.matrix_state.cuda import arguments, operands
+from linattn_np.matrix_state.cuda.delta import plan as cuda_delta_plan
+from linattn_np.matrix_state.cuda.scan import wgmma
+from linattn_np.matrix_state.cuda.vector import plan as cuda_vector_plan
 from linattn_np.matrix_state.types import Plan
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.compile import compile_source

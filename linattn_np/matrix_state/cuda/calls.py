@@ -9,10 +9,19 @@ from ...runtime.arrays import Array, cast, is_deferred
 from .. import policy
 from .. import preprocess as steps
 from ..types import Decay, Erase, Inputs, Plan, Saved
-from . import delta, free, portable, recurrence, scan, step, vector, vector_delta, vector_value, vector_widths
 from .deferred import calls as deferred_calls
 from .deferred import solved as deferred_solved
+from .delta import calls as delta
+from .free import calls as free
 from .free import delta as free_delta
+from .portable import calls as portable
+from .scan import calls as scan
+from .token import calls as step
+from .token import gradients as recurrence
+from .vector import calls as vector
+from .vector import delta as vector_delta
+from .vector import value as vector_value
+from .vector import widths as vector_widths
 
 
 class Call(NamedTuple):
@@ -78,7 +87,7 @@ def form(call: Any) -> tuple[str, int | None]:
         return "recurrent form", None
     T = call.x.v.shape[-3]
     if _of(*call) is portable:
-        return "chunk form", min(portable.CHUNK, max(T, 1))
+        return "chunk form", min(policy.PORTABLE_CHUNK, max(T, 1))
     name = "parallel form in tiles" if policy.is_parallel(call.plan, T) else "chunk form"
     return name, min(policy.array_chunk(call.plan, T), max(T, 1))
 

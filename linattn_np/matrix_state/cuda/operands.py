@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...core import StatesAt
-from ...runtime.arrays import Array, cast, dtype_name
+from ...runtime.arrays import Array, cast, dtype_name, sum_of_groups, sum_to
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS
@@ -218,3 +218,22 @@ def head_sums(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
         )
         launch.launch(HEAD_SUMS, "head_sums", (), -(-d.nbytes // 16 // 256), 256, 0, packed, (x, d))
     return d.reshape(shape)
+
+
+def element_of(x: Inputs) -> str:
+    """The element type of the vectors: bfloat16 or float16 if all arrays are, else float32."""
+    names = {dtype_name(y) for y in (x.q, x.k, x.v, x.r, x.a, x.b) if y is not None}
+    return names.pop() if len(names) == 1 and names <= set(ELEMENTS) else "float32"
+
+
+def shaped(xp: Any, d: Array, like: Array) -> Array:
+    """A gradient of the heads of the values, in the shape of its input."""
+    if d.shape[-2] != like.shape[-2]:
+        d = sum_of_groups(xp, cast(xp, d, xp.float32), like.shape[-2])
+    return sum_to(xp, d, like.shape)
+
+
+def dense_rows(xp: Any, y: Array) -> Array:
+    """(B, T, heads, width) with contiguous rows."""
+    y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
+    return y if y.shape[-1] == 1 or y.strides[-1] == y.itemsize else xp.ascontiguousarray(y)

@@ -186,7 +186,7 @@ class HeadCalls:
         return arrays, np.array([y.data.ptr for y in arrays], np.uint64).tobytes()
 
     def launch_with(self, kernel: str, call: Any) -> None:
-        """Launch the kernel of a call (matrix_state/cuda/step.py) with the array calls."""
+        """Launch the kernel of a call (matrix_state/cuda/token/launch.py) with the array calls."""
         file = file_of(self._source(["#define LA_CALLS", f'#include "{kernel}"']), "step_calls")
         arrays, pointers = self._arrays()
         launch.launch(file, "step", call.constants, call.blocks, call.threads, 0, call.packed + pointers,

@@ -6,7 +6,8 @@ import functools
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
-from .plan import BLOCK, PANEL, KernelEntry, Kind
+from ...runtime.cuda.entries import KernelEntry
+from .plan import BLOCK, PANEL, Kind
 
 SMALLEST = 2.0**-40  # a strength in its place is as good as 0
 RADIX = 8  # blocks, or groups of blocks, of a group

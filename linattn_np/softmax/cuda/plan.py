@@ -6,18 +6,11 @@ import functools
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
+from ...runtime.cuda.entries import KernelEntry
 from .. import policy
 
 BLOCK, PANEL = 128, 64  # rows of a block; columns of a panel in shared memory
 ROWS = 64  # queries of a tile of the backward
-
-
-class KernelEntry(NamedTuple):
-    """An entry of a source and its threads."""
-
-    file: str
-    entry: str
-    threads: int
 
 
 KERNELS = {

@@ -6,8 +6,8 @@ import functools
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
+from ...runtime.cuda.entries import KernelEntry
 from .. import policy
-from .plan import KernelEntry
 
 KERNELS = {
     "forward": KernelEntry("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 rows of a block

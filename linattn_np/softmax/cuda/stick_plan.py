@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
+from ...runtime.cuda.entries import KernelEntry
 from .. import policy
-from .plan import KernelEntry
 from .portable_plan import PortableKind
 
 KERNELS = {  # threads for every 16 rows of a block

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from linattn_np.matrix_state import policy
-from linattn_np.matrix_state.cuda import plan as cuda_plan
-from linattn_np.matrix_state.cuda import scan as cuda_scan
-from linattn_np.matrix_state.cuda import wgmma as cuda_wgmma
+from linattn_np.matrix_state.cuda.scan import calls as cuda_scan
+from linattn_np.matrix_state.cuda.scan import plan as cuda_plan
+from linattn_np.matrix_state.cuda.scan import wgmma as cuda_wgmma
 from linattn_np.matrix_state.types import Inputs, Plan
 from linattn_np.runtime.cuda import launch
 

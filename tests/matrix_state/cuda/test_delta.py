@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
+from linattn_np.matrix_state.cuda.delta import plan as cuda_delta_plan
 from linattn_np.runtime.cuda import launch
 
 from .device_arrays import check_made_again, check_same_bits, error, same, typed

@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.matrix_state import policy
-from linattn_np.matrix_state.cuda import plan as cuda_plan
+from linattn_np.matrix_state.cuda.scan import plan as cuda_plan
 from linattn_np.runtime.cuda import launch
 from tests.cases import WITHOUT_ERASE, one_per, required
 

@@ -7,8 +7,8 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
-from linattn_np.matrix_state.cuda import delta as cuda_delta
-from linattn_np.matrix_state.cuda import delta_plan as cuda_delta_plan
+from linattn_np.matrix_state.cuda.delta import calls as cuda_delta
+from linattn_np.matrix_state.cuda.delta import plan as cuda_delta_plan
 from linattn_np.matrix_state.types import Decay, EraseKey
 from tests.cases import RECURRENCES, has_decay
 from tests.matrix_state.cuda.step_twin import device_plans

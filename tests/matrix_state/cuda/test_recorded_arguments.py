@@ -11,8 +11,8 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
-from linattn_np.matrix_state.cuda import delta as cuda_delta
 from linattn_np.matrix_state.cuda.arguments import DELTA
+from linattn_np.matrix_state.cuda.delta import launch as cuda_delta
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.cuda.arguments import UNIT_ROWS
 from linattn_np.runtime.cuda import launch, record

@@ -13,7 +13,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import device_replay, dispatch, replay
-from linattn_np.matrix_state.cuda import step as cuda_step
+from linattn_np.matrix_state.cuda.token import calls as cuda_step
 from linattn_np.ops.cuda import complement
 from linattn_np.runtime.cuda import launch
 from tests.cases import RECURRENT, has_plain_state, one_per, parts, passes_through

@@ -8,7 +8,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call import binding
 from linattn_np.matrix_state import definition as recurrence
-from linattn_np.matrix_state.cuda import step as cuda_step
+from linattn_np.matrix_state.cuda.token import calls as cuda_step
 from linattn_np.matrix_state.types import Inputs
 from tests.cases import RECURRENCES, has_decay, one_per
 from tests.core_cases import CELLS, case

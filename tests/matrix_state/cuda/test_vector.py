@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.matrix_state.cuda import vector_plan
+from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.runtime.cuda import launch
 from tests.cases import has_plain_state, one_per, required

@@ -12,7 +12,10 @@ from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import delta_plan, vector, vector_launch, vector_plan
+from linattn_np.matrix_state.cuda.delta import plan as delta_plan
+from linattn_np.matrix_state.cuda.vector import calls as vector
+from linattn_np.matrix_state.cuda.vector import launch as vector_launch
+from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.types import EraseKey, ReadState
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case

@@ -8,7 +8,7 @@ from ....runtime.arrays import Array
 from ....runtime.cuda.deferred import Deferred, given
 from ....runtime.cuda.fusion import materialise
 from ...types import Inputs, Plan, Saved
-from .. import step
+from ..token import calls as step
 from . import adjoint
 from .token import Token, as_rows, by_tokens
 

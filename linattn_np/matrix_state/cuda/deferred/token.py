@@ -21,7 +21,9 @@ from ....runtime.cuda.fusion_code import Heads, NotOwn
 from ....runtime.cuda.head_calls import HeadCalls
 from ...preprocess import cuts, part
 from ...types import Decay, Erase, Inputs, Plan, ReadState
-from .. import step
+from ..operands import element_of
+from ..token import launch as step
+from ..token.plan import STEP
 
 VECTORS = ("q", "k", "v", "r", "a", "b")  # of one dtype
 
@@ -177,13 +179,13 @@ class PendingStep:
         if calls is None or not calls.outputs:
             step.launched(self.call)
         else:
-            calls.launch_with(step.STEP, self.of_heads)
+            calls.launch_with(STEP, self.of_heads)
         return done
 
 
 def as_rows(xp: Namespace, x: Inputs, state: Deferred | None) -> tuple[Inputs, Deferred | None]:
     """The arrays of a call as the kernels take them, deferred: vectors of one dtype, rows without gaps."""
-    element, each = step.element_of(x), dict[str, Deferred]()
+    element, each = element_of(x), dict[str, Deferred]()
     for name, y in x._asdict().items():
         if y is not None:
             each[name] = each["k"] if y is x.k and name == "r" else _rows(xp, y, element if name in VECTORS else None)

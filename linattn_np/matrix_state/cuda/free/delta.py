@@ -18,8 +18,8 @@ from ....runtime.cuda.elements import ELEMENTS, Constants
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from .. import arguments
-from .. import vector_launch as launches
-from . import calls, gradients
+from ..vector import launch as launches
+from . import calls
 
 SOURCE, WARPS = "free/erase_vectors.cu", policy.ROW_WARPS
 GATES = ("bfloat16", "float32")
@@ -65,7 +65,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     x, plan, state, residuals = saved
     xp = plan.xp
     inner = Saved(_changed(x, plan), plan, state, None) if residuals is None else residuals.inner
-    d, first = gradients.backward(inner, dout, dstate)
+    d, first = calls.backward(inner, dout, dstate)
     shape, one_each = x.v.shape[:-1], x.k.shape[-2] == x.v.shape[-2]
     dg, db = (xp.ascontiguousarray(y) for y in (d.g, d.b))
     dk = xp.ascontiguousarray(d.k) if one_each else cast(xp, d.k, plan.dtype) + cast(xp, db, plan.dtype)

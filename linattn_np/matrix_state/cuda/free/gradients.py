@@ -17,31 +17,38 @@ from ....runtime.cuda import launch
 from ....runtime.cuda.tensor_map import moves
 from ...types import Inputs, Saved
 from .. import arguments
-from .. import vector_launch as launches
 from ..operands import as_state, one_head_each, public_state_gradient, states_at, sum_shared_heads
-from . import calls
+from ..vector import launch as launches
 from . import plan as cuts
-from .calls import BACKWARD, Batch
+from .launch import (
+    BACKWARD,
+    KERNELS_OF_BACKWARD,
+    Batch,
+    arrays_of,
+    batch_of,
+    factors_of,
+    launch_one,
+    prepare,
+    residual_sizes,
+)
 from .plan import CHAIN, EXACT_GRADS, GRADS
 
 READ = ("q", "k", "g", "a", "b")
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state."""
-    if saved.starts is None:
-        saved = calls.forward(saved.x, saved.plan, saved.state, keep=True)[2]
+    """Gradients of every input and of the initial state; saved: with the residuals of the forward."""
     x, plan, _, residuals = saved
-    xp, batch = plan.xp, calls.batch_of(x, plan)
-    calls.prepare(batch, calls.KERNELS_OF_BACKWARD)
-    arrays = calls.arrays_of(xp, x)
+    xp, batch = plan.xp, batch_of(x, plan)
+    prepare(batch, KERNELS_OF_BACKWARD)
+    arrays = arrays_of(xp, x)
     _add_gradients(xp, batch, arrays, x, dout)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
     last = states_at(one_head_each(xp, as_state(xp, dstate, batch), batch), batch)
-    of_chain = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in calls.residual_sizes(batch).items()}
+    of_chain = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in residual_sizes(batch).items()}
     reverse = {n: arrays[n] for n in READ} | {"v": arrays["dout"], "out": arrays["dv"]}
-    calls.launch_one(CHAIN, batch, batch.N * batch.heads, reverse, BACKWARD, start=last, end=states_at(first, batch),
-                     **of_chain, **calls.factors_of(xp, batch, arrays, plan.scale, BACKWARD))  # fmt: skip
+    launch_one(CHAIN, batch, batch.N * batch.heads, reverse, BACKWARD, start=last, end=states_at(first, batch),
+                     **of_chain, **factors_of(xp, batch, arrays, plan.scale, BACKWARD))  # fmt: skip
     given = {"states": residuals.states, "ends": of_chain["states"], "corrections": residuals.corrections,
              "grad_corrections": of_chain["corrections"],
              "flags": xp.empty(batch.N * batch.heads * batch.chunks, dtype=xp.int32)}  # fmt: skip

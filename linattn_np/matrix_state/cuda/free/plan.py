@@ -6,18 +6,18 @@ import functools
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import ELEMENTS, Constants
+from ....runtime.cuda.entries import KernelEntry
 from ... import policy
 from .. import shared_memory
-from ..delta_plan import Kernel
 from ..shared_memory import PANEL, round_up
-from ..vector_plan import ALIGN, CHUNK
+from ..vector.plan import ALIGN, CHUNK
 
 FACTORS, CHAIN, GRADS, EXACT_GRADS = "factors", "chain", "grads", "exact grads"
 KERNELS = {
-    FACTORS: Kernel("free/free_factors.cu", "factors", 256),
-    CHAIN: Kernel("free/free_chain.cu", "chain", 384),
-    GRADS: Kernel("free/free_grads.cu", "grads", 512),
-    EXACT_GRADS: Kernel("free/free_exact_grads.cu", "grads", 512),
+    FACTORS: KernelEntry("free/free_factors.cu", "factors", 256),
+    CHAIN: KernelEntry("free/free_chain.cu", "chain", 384),
+    GRADS: KernelEntry("free/free_grads.cu", "grads", 512),
+    EXACT_GRADS: KernelEntry("free/free_exact_grads.cu", "grads", 512),
 }
 
 

@@ -1,6 +1,6 @@
 """A decay a token and key channel in chunks of 16 tokens, as CUDA kernels on CuPy arrays, for every dtype and device.
 
-Erase NONE and DELTA where the kernels of warpgroup products (vector.py, vector_delta.py) do not run: float16, float32,
+Erase NONE and DELTA where the kernels of warpgroup products (matrix_state/cuda/vector) do not run: float16, float32,
 other compute capabilities, other widths up to 256. One kernel has outputs and states (portable/values.cu), by
 value columns. Gradients: the same kernel from the last chunk to the first has dv, and two passes by key channels dq,
 then dk and dg (portable/channels.cu). With the delta rule all of them read e = v - k S~ of every token.
@@ -17,11 +17,10 @@ from ....runtime.cuda import launch
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from .. import operands
-from ..recurrence.gradients import shaped
-from ..step import element_of
+from ..operands import element_of, shaped
 from . import plan as cuts
 from . import segments
-from .batch import Arrays, Batch, batch_of, dense, enqueue, run
+from .launch import Arrays, Batch, batch_of, dense, enqueue, run
 
 
 def unsupported_reason(call: Any) -> str | None:

@@ -6,12 +6,12 @@ import functools
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import ELEMENTS, Constants
+from ....runtime.cuda.entries import KernelEntry
 from ... import policy
-from ..delta_plan import Kernel
 from ..shared_memory import portable_channels, portable_values
 
 FILES = {"values": "portable/values.cu", "channels": "portable/channels.cu"}
-BONUS = Kernel("portable/bonus.cu", "bonus", 256)
+BONUS = KernelEntry("portable/bonus.cu", "bonus", 256)
 CHUNK, MARK, BONUS_TOKENS = policy.PORTABLE_CHUNK, policy.RECURRENCE_MARK, 64
 
 
@@ -32,7 +32,7 @@ class PortableKind(NamedTuple):
 class Launch(NamedTuple):
     """A kernel with its constants, and the blocks of a sequence and head."""
 
-    kernel: Kernel
+    kernel: KernelEntry
     constants: Constants
     parts: int
 
@@ -64,7 +64,7 @@ def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> 
         "LA_SHARED": shared, "LA_BLOCKS": 2 if two else 1,
         **({"LA_MARK": MARK} if name == "channels" else {}),
     }.items()))  # fmt: skip
-    return Launch(Kernel(FILES[name], name, 32 * warps), constants, parts)
+    return Launch(KernelEntry(FILES[name], name, 32 * warps), constants, parts)
 
 
 def _sizes(kind: PortableKind) -> dict[str, int]:

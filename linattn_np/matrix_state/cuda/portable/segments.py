@@ -14,9 +14,9 @@ from typing import Any
 from ....runtime.arrays import Array, cast, shared_heads
 from ....runtime.cuda import launch
 from ... import policy
-from ..plan import segments
+from ..scan.plan import segments
 from . import plan as cuts
-from .batch import Batch, run
+from .launch import Batch, run
 
 
 def cut(xp: Any, batch: Batch) -> Batch | None:

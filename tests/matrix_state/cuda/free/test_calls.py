@@ -10,10 +10,11 @@ import pytest
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import vector_launch
 from linattn_np.matrix_state.cuda.arguments import FREE, FREE_GRADS
-from linattn_np.matrix_state.cuda.free import calls, plan
 from linattn_np.matrix_state.cuda.free import gradients as backward
+from linattn_np.matrix_state.cuda.free import launch as launches
+from linattn_np.matrix_state.cuda.free import plan
+from linattn_np.matrix_state.cuda.vector import launch as vector_launch
 from linattn_np.matrix_state.types import ReadState
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
@@ -140,7 +141,7 @@ def launched(monkeypatch):
     for name, value in ({"launch": twin.launch, "prepare": lambda wanted, capability: None} | own).items():
         monkeypatch.setattr(launch, name, value)
     monkeypatch.setattr(vector_launch, "tensor_map", vector_twin.tensor_map)
-    for module in (calls, backward):
+    for module in (launches, backward):
         monkeypatch.setattr(module, "moves", lambda: True)
     monkeypatch.setattr("linattn_np.matrix_state.policy.PORTABLE", False)
     return twin.launches

@@ -7,7 +7,8 @@ import pytest
 
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition, policy
-from linattn_np.matrix_state.cuda import calls, portable
+from linattn_np.matrix_state.cuda import calls
+from linattn_np.matrix_state.cuda.portable import calls as portable
 from linattn_np.matrix_state.types import Erase, EraseKey
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
@@ -22,7 +23,7 @@ def launched(monkeypatch):
 
     def launch_twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None):
         folder = file.partition("/")[0]
-        assert folder == "vector_portable"
+        assert folder == "portable"
         found.append((entry, dict(constants).get("LA_BACK")))
         twin.run(entry, constants, arguments, blocks)
 
@@ -77,7 +78,7 @@ def check(**how):
     wide = type(x)(*(None if y is None else y.astype(np.float64) for y in there))
     call = matrix_state.Call(there, plan._replace(xp=CUPY, dtype=np.float32, gradients=kept))
     assert calls.unsupported_reason(call) is None
-    assert calls.form(call) == ("chunk form", portable.CHUNK)
+    assert calls.form(call) == ("chunk form", policy.PORTABLE_CHUNK)
     assert "mma.sync" in calls.describe(call)
     out, end, saved = calls.forward(*call, stub(S.astype(np.float32)))
     grads, first = calls.backward(saved, stub(dout.astype(dtype)), stub(dS.astype(np.float32)))
@@ -140,7 +141,7 @@ def test_float32_of_any_length(launched):
     x, plan, *_ = case("vector", "none", "after", policy.FLOAT32_RECURRENCE + 1, None, heads=(1, 1, 1), B=1, K=8, V=8)
     there = type(x)(*(None if y is None else stub(y.astype(np.float32)) for y in x))
     call = matrix_state.Call(there, plan._replace(xp=CUPY, dtype=np.float32))
-    assert calls.form(call) == ("chunk form", portable.CHUNK)
+    assert calls.form(call) == ("chunk form", policy.PORTABLE_CHUNK)
 
 
 def test_what_a_block_holds(launched, monkeypatch):

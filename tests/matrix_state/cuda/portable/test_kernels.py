@@ -10,7 +10,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.matrix_state import policy
-from linattn_np.matrix_state.cuda import portable
+from linattn_np.matrix_state.cuda.portable import calls as portable
 from linattn_np.matrix_state.types import Decay, Erase, EraseKey
 from linattn_np.runtime.cuda import launch
 from tests.cases import has_plain_state, one_per, required
@@ -50,7 +50,7 @@ def check(cp, fn, drawn, dtype, options=MappingProxyType({})):
     arrays, state, dout, dstate = drawn
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     said = la.explain(fn, **there, **options)
-    assert (said.backend, said.form, said.chunk_size) == ("cuda", "chunk form", portable.CHUNK)
+    assert (said.backend, said.form, said.chunk_size) == ("cuda", "chunk form", policy.PORTABLE_CHUNK)
     given = dstate.astype(np.float32)
     (out, end), pull = la.vjp(fn, **there, state=cp.asarray(state), return_state=True, **options)
     grads = pull(cp.asarray(dout), cp.asarray(given))._asdict()
@@ -101,7 +101,7 @@ def test_one_key(cp):
 def test_segments(cp, monkeypatch, fn, kept):
     """Three of a sequence, the last one shorter. kept: the backward has what the forward has computed of them."""
     if not kept:
-        forward = portable.calls.forward
+        forward = portable.forward
         monkeypatch.setattr(portable, "forward", lambda *call: (*(f := forward(*call))[:2], f[2]._replace(starts=None)))
     monkeypatch.setattr(policy, "SEGMENT_TOKENS", 128)
     compare(cp, fn, T=700)

@@ -7,7 +7,7 @@ import pytest
 
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
-from linattn_np.matrix_state.cuda import recurrence as kernels
+from linattn_np.matrix_state.cuda.token import gradients as kernels
 from linattn_np.matrix_state.types import EraseKey, Saved
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case

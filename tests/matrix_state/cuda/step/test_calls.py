@@ -10,7 +10,8 @@ import linattn_np as la
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
-from linattn_np.matrix_state.cuda import step as cuda_step
+from linattn_np.matrix_state.cuda.token import calls as cuda_step
+from linattn_np.matrix_state.cuda.token import plan as step_plan
 from linattn_np.matrix_state.types import Decay, Erase, Inputs
 from tests.core_cases import CELLS, case
 from tests.matrix_state.cuda.step import host
@@ -80,8 +81,8 @@ def test_one_token_has_a_kernel_of_its_own(launched):
 @pytest.mark.parametrize("V", [4, 20, 32, 64, 72, 128, 256])
 def test_the_warps_of_one_token_hold_a_state(K, V, dtype, state, many, erase):
     """All rows once, no lane without rows but for the last power of two, as many sums as there are leaves."""
-    kind = cuda_step.StepKind(K, V, Decay.VECTOR, False, erase, False, False, 1, False)
-    d = dict(cuda_step.step_constants(kind, cuda_step.Stored(dtype, True, True, state, state, many)))
+    kind = step_plan.StepKind(K, V, Decay.VECTOR, False, erase, False, False, 1, False)
+    d = dict(step_plan.step_constants(kind, step_plan.Stored(dtype, True, True, state, state, many)))
     rows = many and state != "float32" and erase is not Erase.FREE
     assert (d["LA_LANES"] == 32) == (rows and V >= 128 and K in (100, 128))
     groups = 32 * d["LA_SPLIT"] // d["LA_LANES"]

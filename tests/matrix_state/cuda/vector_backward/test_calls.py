@@ -9,7 +9,11 @@ import linattn_np as la
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import delta_plan, shared_memory, vector_backward, vector_launch, vector_plan
+from linattn_np.matrix_state.cuda import shared_memory
+from linattn_np.matrix_state.cuda.delta import plan as delta_plan
+from linattn_np.matrix_state.cuda.vector import gradients as vector_backward
+from linattn_np.matrix_state.cuda.vector import launch as vector_launch
+from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.runtime.cuda import launch
 from tests.matrix_state.cuda import vector_twin
 from tests.matrix_state.cuda.step_twin import stub
@@ -123,7 +127,7 @@ def test_a_forward_begins_to_compile_what_its_backward_launches(launched, monkey
     monkeypatch.setattr(launch, "prepare", lambda kernels, capability: wanted.append(kernels))
     x, plan = call_of(**({"erase": erase} if erase else {}))[0]
     cuda_calls.forward(x, plan, None)
-    assert not any("vector_backward" in file for kernels in wanted for file, _ in kernels)
+    assert not any("vector/backward" in file for kernels in wanted for file, _ in kernels)
     wanted.clear()
     saved = cuda_calls.forward(x, plan._replace(gradients=True), None)[2]
     before = {kernel for kernels in wanted for kernel in kernels}

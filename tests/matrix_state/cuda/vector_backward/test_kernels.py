@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.matrix_state.cuda import vector_plan
+from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import launch
 from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_bits, error, same, typed

@@ -8,7 +8,7 @@ import pytest
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state.cuda import calls as cuda_calls
-from linattn_np.matrix_state.cuda import vector_value
+from linattn_np.matrix_state.cuda.vector import value as vector_value
 from tests.core_cases import case
 from tests.matrix_state.cuda.step_twin import stub
 from tests.matrix_state.cuda.test_vector_calls import BFLOAT16, CUPY

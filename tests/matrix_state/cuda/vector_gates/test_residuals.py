@@ -9,8 +9,8 @@ import pytest
 
 import linattn_np as la
 from linattn_np.matrix_state import core as matrix_state
-from linattn_np.matrix_state.cuda import vector
 from linattn_np.matrix_state.cuda.shared_memory import DELTA_END
+from linattn_np.matrix_state.cuda.vector import calls as vector
 from linattn_np.matrix_state.types import Erase, Inputs, Plan, ReadState
 from linattn_np.runtime.shapes import sequences
 

@@ -1,0 +1,1 @@
+"""The delta rule with decay NONE or SCALAR; capability 90."""

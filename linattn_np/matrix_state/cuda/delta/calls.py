@@ -1,0 +1,216 @@
+"""The delta rule as CUDA kernels on CuPy arrays: erase DELTA, decay NONE or SCALAR.
+
+Kernels with warpgroup products, for compute capability 90, bfloat16, K and V up to 128; portable/delta.py has the
+kernels for all other calls. Forward: the intra-chunk WY factors of all chunks in parallel (delta_block.cu), then the
+scan over chunks (delta_chain.cu). Backward: a reverse scan for dv and the state gradients (delta_reverse.cu), then a
+forward scan for the other gradients (delta_grads.cu). Where batch and heads leave multiprocessors idle, sequences are
+cut into segments. A segment maps the state by a transfer matrix and an offset (delta_adds.cu); from these a small
+kernel computes the initial state of each segment, and in backward its final gradient (delta_segments.cu).
+docs/internals/chain.md has the equations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ....runtime.arrays import Array, sum_to
+from ....runtime.cuda import launch
+from ... import policy
+from ...types import Decay, Inputs, Plan, ReadState, Saved
+from .. import operands
+from ..arguments import States
+from ..portable import delta as delta_portable
+from ..portable import delta_plan as delta_portable_plan
+from ..shared_memory import DELTA_ENDS, DELTA_STATE, TRANSFER, delta_checkpoint
+from . import plan as cuts
+from .launch import ADD, WHOLE, Batch, add_gradients, arrays_of, batch_of, launch_one
+
+
+def unsupported_reason(call: Any) -> str | None:
+    """Why the kernels do not support a call with erase DELTA; None if they do."""
+    x, plan = call.x, call.plan
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if x.decay is Decay.VECTOR:
+        return "the kernels of the delta rule cover decay NONE and SCALAR so far"
+    if not plan.erases_key and (plan.erase_reads is ReadState.DECAYED or x.r.shape[-2] != x.k.shape[-2]):
+        return "the kernels of the delta rule read with the key itself, or before the decay with as many heads as keys"
+    if x.q is None or not plan.causal or plan.query_reads is not ReadState.UPDATED:
+        return "the kernels write and read in one pass, each token after its own write; this call does not"
+    if plan.dtype == plan.xp.float64:
+        return "float64 is computed by the chunk form in CuPy"
+    if plan.chunk_size not in (None, policy.GROUP_CHUNK):
+        return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
+    if (why := operands.unsupported_reason(x)) or _wgmma(x, plan):
+        return why
+    K, V, separate = x.k.shape[-1], x.v.shape[-1], not plan.erases_key
+    element = operands.common_element(x.q, x.k, x.v, x.r)
+    return delta_portable_plan.too_large(element, K, V, launch.shared_limit(), separate)
+
+
+def how(call: Any) -> str:
+    """The kernels of a supported call, in words."""
+    wgmma = _wgmma(call.x, call.plan)
+    return "chains of chunks by warpgroup products (wgmma)" if wgmma else "portable chains of chunks (mma.sync)"
+
+
+def gives_states(call: Any) -> bool:
+    """Whether the kernels store states at the positions of a call, and add their gradients."""
+    return _wgmma(*call) and operands.gives_states(call.plan)
+
+
+def divides(x: Inputs, plan: Plan) -> bool:
+    """Whether the kernels of a call divide q and k by their L2 norms."""
+    return _wgmma(x, plan)
+
+
+def skips(x: Inputs, plan: Plan) -> bool:
+    """Whether the kernels of a call compute outputs for the last micro-step of a token only."""
+    return _wgmma(x, plan) and cuts.skips(plan.micro_steps, x.k.shape[-1], x.v.shape[-1])
+
+
+def _wgmma(x: Inputs, plan: Plan) -> bool:
+    if not plan.erases_key or plan.erase_reads is not ReadState.DECAYED:
+        return False
+    return cuts.takes(operands.common_element(x.q, x.k, x.v, x.r), x.k.shape[-1], x.v.shape[-1], launch.capability())
+
+
+class Residuals(NamedTuple):
+    """What forward stores: factors of every chunk; initial state and transfer matrix of every segment."""
+
+    checkpoints: Array | None
+    begins: Array | None
+    transfers: Array | None
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved)."""
+    if not _wgmma(x, plan):
+        return delta_portable.forward(x, plan, state)
+    xp, batch = plan.xp, batch_of(x, plan)
+    launch.prepare(tuple(
+        (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps,
+                                                 operands.build_at(plan)))
+        for name, reverse in cuts.names(batch.segments, plan.gradients)
+    ), launch.capability())  # fmt: skip
+    arrays = arrays_of(xp, x)
+    out = xp.empty((*batch.lead, batch.T // batch.steps, batch.heads, batch.V), dtype=x.v.dtype)
+    end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
+    checkpoints = _checkpoints(xp, batch, arrays)
+    begins, transfers = _begins(xp, batch, arrays, checkpoints, start)
+    at = operands.empty_positions(xp, plan, batch)
+    last = operands.with_positions(xp, operands.states_at(end, batch, batch.group), at, plan, batch)
+    launch_one(
+        "chain",
+        batch,
+        batch.N * batch.heads * batch.segments,
+        arrays,
+        out=out,
+        checkpoints=checkpoints,
+        begins=begins,
+        start=start,
+        end=last,
+        scale=plan.scale,
+    )
+    transfers = transfers if plan.gradients else None
+    checkpoints = checkpoints if plan.gradients and policy.saves_factors(checkpoints.nbytes) else None
+    return out, operands.public_ends(end, at, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transfers))
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
+    x, plan, state, residuals = saved
+    if isinstance(residuals, delta_portable.Residuals) or (residuals is None and not _wgmma(x, plan)):
+        return delta_portable.backward(saved, dout, dstate)
+    residuals = residuals or Residuals(None, None, None)
+    xp, batch = plan.xp, batch_of(x, plan)
+    arrays, heads = arrays_of(xp, x), batch.heads
+    tokens = (*batch.lead, batch.T // batch.steps, heads)
+    add_gradients(xp, batch, arrays, dout, x.v.dtype)
+    dg = xp.empty(tokens, dtype=xp.float32) if batch.decay else None
+    dbeta = xp.empty((*batch.lead, batch.T, heads), dtype=xp.float32)
+    first = xp.empty((batch.N, heads, batch.K, batch.V), dtype=xp.float32)
+    checkpoints = _checkpoints(xp, batch, arrays) if residuals.checkpoints is None else residuals.checkpoints
+    ends = xp.empty((batch.slots * heads, DELTA_ENDS), dtype=xp.int8)
+    dend, dat = operands.split_gradients(xp, dstate, batch)
+    last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dend, batch), batch), batch)
+    last = operands.with_positions(xp, last, dat, plan, batch)
+    chain = {
+        "checkpoints": checkpoints,
+        "ends": ends,
+        "out": arrays["dv"],
+        "other": arrays["v"],
+        "start": last,
+        "end": operands.states_at(first, batch),
+        "scale": plan.scale,
+    }
+    if batch.segments == 1:
+        launch_one("reverse", batch, batch.N * heads, arrays, **chain, which=WHOLE)
+    else:
+        _reverse_segments(xp, batch, arrays, chain, residuals.transfers)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
+    launch_one(
+        "grads",
+        batch,
+        batch.N * heads * batch.segments,
+        arrays,
+        checkpoints=checkpoints,
+        ends=ends,
+        out=arrays["dq"],
+        other=arrays["dk"],
+        begins=residuals.begins,
+        start=start,
+        dg=dg,
+        dbeta=dbeta,
+        scale=plan.scale,
+    )
+    grads = {n: operands.head_sums(xp, arrays["d" + n], getattr(x, n).shape) for n in ("q", "k", "v")}
+    for name, d in (("g", dg), ("beta", dbeta)):
+        if d is not None:
+            y = getattr(x, name)
+            grads[name] = sum_to(xp, operands.sum_shared_heads(xp, d[..., None], (*batch.lead, *y.shape[-3:])), y.shape)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), operands.public_state_gradient(xp, first, batch)
+
+
+def _checkpoints(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Array:
+    """The state-independent factors of every chunk."""
+    checkpoints = xp.empty((batch.slots * batch.heads, delta_checkpoint(batch.unit)), dtype=xp.int8)
+    launch_one(
+        "block",
+        batch,
+        batch.N * batch.heads * batch.chunks_longest,
+        arrays,
+        checkpoints=checkpoints,
+        chunks=batch.chunks_longest,
+    )
+    return checkpoints
+
+
+def _begins(
+    xp: Any, batch: Batch, arrays: dict[str, Array | None], checkpoints: Array, start: States
+) -> tuple[Array | None, Array | None]:
+    """(initial state of each segment, transfer matrices of segments)."""
+    if batch.segments == 1:
+        return None, None
+    slots, inner = batch.N * batch.heads, batch.segments - 1
+    added = xp.empty((slots * inner, DELTA_STATE), dtype=xp.float32)
+    transfers = xp.empty((slots * inner, TRANSFER), dtype=xp.int8)
+    begins = xp.empty((slots * batch.segments, DELTA_STATE), dtype=xp.float32)
+    launch_one(
+        "adds", batch, slots * inner * 4, arrays, checkpoints=checkpoints, start=start, added=added, transfers=transfers
+    )
+    launch_one("segments", batch, slots * 8, arrays, added=added, transfers=transfers, begins=begins)
+    return begins, transfers
+
+
+def _reverse_segments(
+    xp: Any, batch: Batch, arrays: dict[str, Array | None], chain: dict[str, Any], transfers: Array | None
+) -> None:
+    """The reverse scan of sequences in segments."""
+    slots, inner = batch.N * batch.heads, batch.segments - 1
+    added = xp.empty((slots * inner, DELTA_STATE), dtype=xp.float32)
+    begins = xp.empty((slots * batch.segments, DELTA_STATE), dtype=xp.float32)
+    launch_one("reverse", batch, slots * inner, arrays, **chain, added=added, which=ADD)
+    launch_one("segments", batch, slots * 8, arrays, reverse=True, added=added, transfers=transfers, begins=begins)
+    launch_one("reverse", batch, slots * batch.segments, arrays, **chain, begins=begins)

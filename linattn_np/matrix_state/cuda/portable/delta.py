@@ -1,0 +1,193 @@
+"""The delta rule as portable CUDA kernels (mma.sync): every dtype but float64, K and V up to 256, any alignment.
+
+Forward: T_inv of every chunk (delta_inverse.cu), then the scan over chunks (delta_scan.cu). Backward: the scan again,
+for the new values of each chunk and the state before it, and a reverse scan for dv and the gradient of the state after
+it (delta_scan_reverse.cu); given both, the other gradients of a chunk depend on no other chunk (delta_scan_grads.cu).
+Where batch and heads leave multiprocessors idle, sequences are cut into segments: scans without outputs compute the
+offset and the transfer matrix of each, delta_scan_segments.cu its initial state (backward: its final gradient).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+from ....ops.cuda.arguments import address, rows_of
+from ....runtime.arrays import Array, cast, sum_to
+from ....runtime.cuda import launch
+from ...policy import saves_factors
+from ...types import Inputs, Plan, Saved
+from .. import arguments, operands, shared_memory
+from ..arguments import NO_STATES, States, gate_of
+from . import delta_plan as cuts
+from .delta_launch import Batch, batch_of, cotangent_of, launch_chain
+from .delta_plan import ADDS, WRITES
+
+
+class Residuals(NamedTuple):
+    """What forward stores for backward: T_inv of the chunks; initial states and transfer matrices of the segments."""
+
+    inverses: Array | None
+    begins: States | None
+    transfers: States | None
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved)."""
+    xp, batch = plan.xp, batch_of(x, plan)
+    limit = launch.shared_limit()
+    wanted = cuts.passes(batch.kind, limit, plan.gradients)
+    launch.prepare(tuple((how.file, how.constants) for how in wanted.values()), launch.capability())
+    out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=batch.v.dtype)
+    end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
+    inverses = _inverses(xp, batch)
+    begins, transfers = _begins(xp, batch, inverses, start)
+    last = operands.states_at(end, batch, batch.group)
+    launch_chain(
+        batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, last, v=batch.v, out=out, scale=plan.scale
+    )
+    stored = inverses if plan.gradients and saves_factors(inverses.nbytes) else None
+    saved = Saved(x, plan, state, Residuals(stored, begins, transfers))
+    return cast(xp, out, x.v.dtype), operands.public_state(end, batch), saved
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
+    x, plan, state, residuals = saved
+    xp, batch, limit = plan.xp, batch_of(x, plan), launch.shared_limit()
+    kind, dtype = batch.kind, batch.v.dtype
+    shape = (prod(batch.lead), batch.T, batch.heads)
+    dout = cotangent_of(xp, batch, dout, shape)
+    start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
+    last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dstate, batch), batch), batch)
+    if residuals is None:
+        residuals = Residuals(None, None, None)
+    inverses = _inverses(xp, batch) if residuals.inverses is None else residuals.inverses
+    begins, transfers = residuals.begins, residuals.transfers
+    if begins is None:
+        begins, transfers = _begins(xp, batch, inverses, start)
+    new_values, dv = (xp.empty((*shape, batch.V), dtype=dtype) for _ in range(2))
+    over_beta = xp.empty(dv.shape, dtype=dtype) if kind.element == "float16" else None
+    first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
+    bytes_of = shared_memory.delta_state(kind)
+    states, ends = (xp.empty((batch.slots * batch.heads, bytes_of), dtype=xp.int8) for _ in range(2))
+    launch_chain(
+        batch,
+        cuts.chain_pass(kind, limit, what=WRITES),
+        inverses,
+        begins or start,
+        NO_STATES,
+        v=batch.v,
+        writes=new_values,
+        states=states,
+        scale=plan.scale,
+    )
+    later = _ends(xp, batch, inverses, transfers, dout, last, plan.scale) or last
+    launch_chain(
+        batch,
+        cuts.chain_pass(kind, limit, reverse=True),
+        inverses,
+        later,
+        operands.states_at(first, batch),
+        v=dout,
+        out=dv,
+        writes=over_beta,
+        states=ends,
+        scale=plan.scale,
+    )
+    del inverses, begins, transfers, later, residuals
+    rows = {"dout": dout, "dv": dv if over_beta is None else over_beta, "new_values": new_values}
+    grads, gates = _grads(xp, batch, rows, states, ends, plan.scale)
+    grads = {n: operands.sum_shared_heads(xp, y, (*shape[:2], *getattr(x, n).shape[-2:])).reshape(getattr(x, n).shape)
+             for n, y in (grads | {"v": dv}).items()}  # fmt: skip
+    for n, y in gates.items():
+        like = getattr(x, n)
+        y = operands.sum_shared_heads(xp, y[..., None], (*shape[:2], *like.shape[-2:]))
+        grads[n] = sum_to(xp, y.reshape((*batch.lead, *like.shape[-3:])), like.shape)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), operands.public_state_gradient(xp, first, batch)
+
+
+def _inverses(xp: Any, batch: Batch) -> Array:
+    """T_inv of every chunk."""
+    how, size = cuts.inverse_pass(batch.kind), shared_memory.delta_inverse_bytes(batch.kind.element)
+    inverses = xp.empty((batch.slots * batch.heads, size), dtype=xp.int8)
+    launch_chain(batch, how, inverses, NO_STATES, NO_STATES, segments=batch.chunks_longest, chunks=1)
+    return inverses
+
+
+def _of_segments(xp: Any, batch: Batch, rows: int) -> States:
+    """A matrix (rows, K) for every segment, sequence and head."""
+    array = xp.empty((batch.N * batch.heads * batch.segments, rows, batch.K), dtype=xp.float32)
+    return States(array, rows * batch.K, batch.K, 1)
+
+
+def _begins(xp: Any, batch: Batch, inverses: Array, start: States) -> tuple[States | None, States | None]:
+    """(initial state, transfer matrix) of each segment; None without segments."""
+    if batch.segments == 1:
+        return None, None
+    added, transfers = _of_segments(xp, batch, batch.V), _of_segments(xp, batch, batch.K)
+    how = cuts.chain_pass(batch.kind, launch.shared_limit(), what=ADDS)
+    launch_chain(batch, how, inverses, start, added, v=batch.v, transfers=transfers)
+    return _sum_up(xp, batch, added, transfers, start, False), transfers
+
+
+def _ends(
+    xp: Any, batch: Batch, inverses: Array, transfers: States | None, dout: Array, last: States, scale: float
+) -> States | None:
+    """The gradient of the final state of each segment."""
+    if batch.segments == 1 or transfers is None:
+        return None
+    added = _of_segments(xp, batch, batch.V)
+    how = cuts.chain_pass(batch.kind, launch.shared_limit(), True, ADDS)
+    launch_chain(batch, how, inverses, last, added, v=dout, scale=scale)
+    return _sum_up(xp, batch, added, transfers, last, True)
+
+
+def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: States, reverse: bool) -> States:
+    """Initial states of the segments from their offsets and transfer matrices, by delta_scan_segments.cu."""
+    begins = _of_segments(xp, batch, batch.V)
+    how = cuts.segments_pass(batch.kind, reverse)
+    packed = arguments.DELTA_SEGMENTS.pack(
+        offsets=address(batch.offsets), added=address(added.array), transfers=address(transfers.array),
+        begins=address(begins.array), start=start.values(), start_group=start.group, T=batch.T, heads=batch.heads,
+        segments=batch.segments, chunks=batch.chunks)  # fmt: skip
+    launch.launch(
+        how.file,
+        how.entry,
+        how.constants,
+        batch.N * batch.heads * how.parts,
+        how.threads,
+        how.shared,
+        packed,
+        (batch.offsets, added.array, transfers.array, begins.array, start.array),
+    )
+    return begins._replace(group=0)
+
+
+def _grads(
+    xp: Any, batch: Batch, rows: dict[str, Array], states: Array, ends: Array, scale: float
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """dq, dk, dr, dg and dbeta by name without the d, one per value head, by delta_scan_grads.cu."""
+    heads, how = batch.heads, cuts.grads_pass(batch.kind, launch.shared_limit())
+    shape = (prod(batch.lead), batch.T, heads)
+    names = ("q", "k") if batch.r is None else ("q", "k", "r")
+    grads = {n: xp.empty((*shape, batch.K), dtype=batch.v.dtype) for n in names}
+    gates = {n: xp.empty(shape, dtype=xp.float32) for n in (("beta",) if batch.g is None else ("g", "beta"))}
+    rows = rows | {"q": batch.q, "k": batch.k, "r": batch.r} | {f"d{n}": grads.get(n) for n in ("q", "k", "r")}
+    packed = arguments.DELTA_GRADS.pack(
+        **{n: rows_of(y, heads) for n, y in rows.items()}, g=gate_of(batch.g, heads), beta=gate_of(batch.beta, heads),
+        offsets=address(batch.offsets), states=states.data.ptr, ends=ends.data.ptr, dg=address(gates.get("g")),
+        dbeta=address(gates["beta"]), slots=batch.slots, T=batch.T, heads=heads, segments=batch.chunks_longest,
+        unused=0, scale=scale)  # fmt: skip
+    launch.launch(
+        how.file,
+        how.entry,
+        how.constants,
+        batch.N * heads * batch.chunks_longest,
+        how.threads,
+        how.shared,
+        packed,
+        (*rows.values(), batch.g, batch.beta, batch.offsets, states, ends, *gates.values()),
+    )
+    return grads, gates

@@ -1,0 +1,106 @@
+"""A call as the portable chunks of a vector decay see it: its arrays, its sizes, the launches of its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+from ....ops.cuda.arguments import NO_ROWS, address, rows_of
+from ....runtime.arrays import Array, cast, dtype_name
+from ....runtime.cuda import launch
+from ... import policy
+from ...types import Erase, Inputs, Plan, ReadState
+from .. import arguments
+from ..operands import dense_rows, element_of
+from . import plan as cuts
+
+ROWS = ("q", "k", "v", "g", "beta", "out", "dout", "dq", "dk", "dv", "dg", "error", "du")
+POINTERS = ("u", "start", "end", "marks", "dots", "dr", "dbeta", "parts")
+Arrays = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Batch:
+    """A call as the kernels see it. made: arrays by the names of the struct."""
+
+    kind: cuts.PortableKind
+    made: Arrays
+    lead: tuple[int, ...]
+    shape: tuple[int, ...]  # of states
+    sizes: tuple[int, ...]  # sequences, T, heads
+    longest: int
+    scale: float
+    offsets: Array | None
+
+    def empty(self, xp: Any, width: int, dtype: Any) -> Array:
+        """A dense array (batch, T, heads, width)."""
+        return xp.empty((prod(self.lead), *self.sizes[1:], width), dtype=dtype)
+
+
+def batch_of(x: Inputs, plan: Plan, dout: Array | None = None) -> Batch:
+    """Arrays of one element type with contiguous rows, and the sizes of a call."""
+    xp, element, (*lead, T, heads, V), K = plan.xp, element_of(x), x.v.shape, x.k.shape[-1]
+    dtype = xp.float32 if element == "float32" else x.v.dtype
+    given = {"q": x.q, "k": x.k, "v": x.v} | ({} if dout is None else {"dout": dout})
+    made: Arrays = {n: dense_rows(xp, cast(xp, y, dtype)) for n, y in given.items()}
+    g = x.g if dtype_name(x.g) in (element, "float32") else cast(xp, x.g, xp.float32)
+    made["g"] = dense_rows(xp, xp.broadcast_to(g, (*x.v.shape[:-2], *g.shape[-2:])))
+    before, longest = plan.query_reads is not ReadState.UPDATED, max(s.stop - s.start for s in plan.sequences)
+    kind = cuts.PortableKind(K, V, element, dtype_name(made["g"]), _alignment(made, K, V), x.erase is Erase.DELTA,
+                             before, x.u is not None,
+                             element == "float32" or longest > policy.FLOAT32_RECURRENCE)  # fmt: skip
+    made["beta"] = None if x.beta is None else dense_rows(xp, cast(xp, x.beta, xp.float32))
+    made["u"] = None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))
+    ragged, ends = plan.is_ragged, [s.stop for s in plan.sequences]
+    N = len(ends) if ragged else prod(lead)
+    offsets = xp.asarray([0, *ends], dtype=xp.int64) if ragged else None
+    shape = (N, heads, K, V) if ragged else (*lead, heads, K, V)
+    return Batch(kind, made, tuple(lead), shape, (N, T, heads), longest, plan.scale, offsets)
+
+
+def _alignment(made: Arrays, K: int, V: int) -> int:
+    """The largest of 16, 8, 4, 2 bytes that divides the address and the length of every row."""
+    common = 16
+    for n, y in made.items():
+        width = V if n in ("v", "dout") else K
+        strides = (s for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1)
+        common = gcd(common, width * y.itemsize, y.data.ptr, *strides)
+    return common
+
+
+def dense(xp: Any, state: Array | None) -> Array | None:
+    return None if state is None else xp.ascontiguousarray(cast(xp, state, xp.float32))
+
+
+def run(name: str, batch: Batch, back: bool = False, **given: Array | None) -> None:
+    """One kernel. given: arrays by the names of the struct."""
+    (N, _, heads), found = batch.sizes, cuts.launch_of(name, batch.kind, launch.shared_limit(), back)
+    if found is None:
+        raise RuntimeError(f"a block of {name} does not fit the device")
+    enqueue(batch, found.kernel, found.constants, N * heads * found.parts, found.shared, given)
+
+
+def enqueue(batch: Batch, kernel: cuts.KernelEntry, constants: Any, blocks: int, shared: int, given: Arrays,
+            tokens: int = 0) -> None:  # fmt: skip
+    """The launch of a kernel. tokens: of all sequences."""
+    made, (_, T, heads) = batch.made, batch.sizes
+    given = {"u": made["u"], **given}
+    fields: Arrays = {n: NO_ROWS if made.get(n) is None else rows_of(made[n], heads) for n in ROWS}
+    fields |= {n: address(given.get(n)) for n in POINTERS} | {"offsets": address(batch.offsets)}
+    kept = given.get("marks")
+    marks = 0 if kept is None else kept.shape[1]
+    fields |= {"T": T, "heads": heads, "scale": batch.scale, "marks_of_sequence": marks, "tokens": tokens,
+               "group_u": 1 if made["u"] is None else heads // made["u"].shape[0]}  # fmt: skip
+    arrays = (*(made.get(n) for n in ROWS), *given.values(), batch.offsets)
+    named = tuple(y for y in arrays if y is not None)
+    launch.launch(
+        kernel.file,
+        kernel.entry,
+        constants,
+        blocks,
+        kernel.threads,
+        shared,
+        arguments.VECTOR_PORTABLE.packed(fields),
+        named,
+    )

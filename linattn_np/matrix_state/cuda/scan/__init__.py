@@ -1,0 +1,1 @@
+"""Erase NONE with decay NONE or SCALAR: passes over the tokens."""

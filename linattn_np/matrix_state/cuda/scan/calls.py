@@ -1,0 +1,189 @@
+"""The chunk form as CUDA kernels on CuPy arrays: erase NONE, decay NONE or SCALAR, K and V up to 256.
+
+One pass over the tokens (cuda_src/scan/scan.cu) computes the forward and, with its arrays exchanged and time reversed,
+every gradient; the inputs are the only residuals. On compute capability 90 the pass uses warpgroup products
+(scan_wgmma.cu), and one pass computes dk and dv (writes_wgmma.cu). Where batch and heads leave multiprocessors idle,
+sequences are cut into segments: a first pass computes the offset that each segment adds to the state, and a small
+kernel the initial state of each segment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....runtime.arrays import Array, cast, dtype_name, sum_to
+from ....runtime.cuda import launch
+from ... import policy
+from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from .. import operands
+from ..operands import (
+    alignment,
+    as_rows,
+    as_state,
+    one_head_each,
+    public_state_gradient,
+    sizes_of,
+    states_at,
+    sum_shared_heads,
+)
+from . import plan as cuts
+from . import wgmma
+from .launch import Batch, Dots, begins_of, gate_grad, prepare, scan, wants_dots, writes, writes_at_once
+
+
+def unsupported_reason(call: Any) -> str | None:
+    """Why the kernels do not support a call; None if they do."""
+    x, plan = call.x, call.plan
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if x.erase is not Erase.NONE or x.decay is Decay.VECTOR or x.gv is not None:
+        return "the kernels cover erase NONE with decay NONE or SCALAR so far"
+    if x.q is None or not plan.causal:
+        return "the kernels write and read in one pass; this call does not read along the way"
+    if x.u is not None or plan.query_reads is not ReadState.UPDATED:
+        return "the kernels read a token's own write, without a bonus"
+    if plan.dtype == plan.xp.float64:
+        return "float64 is computed by the chunk form in CuPy"
+    if plan.chunk_size not in (None, 64):
+        return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
+    K, V = x.k.shape[-1], x.v.shape[-1]
+    if max(K, V) > policy.WIDEST_CUDA:
+        return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
+    return operands.unsupported_reason(x)
+
+
+def gives_states(call: Any) -> bool:
+    """Whether the passes store states at the positions of a call, and add their gradients.
+
+    The offsets of segments are computed without positions.
+    """
+    x, plan = call.x, call.plan
+    rows = as_rows(plan.xp, x.q, x.k, x.v)
+    if not _wgmma(*rows) or not operands.gives_states(plan):
+        return False
+    if not plan.gradients:
+        return True
+    batch = _batch(x, plan, *rows)
+    return batch.segments == 1 and writes_at_once(batch)
+
+
+def how(call: Any) -> str:
+    """The passes of a supported call, in words."""
+    q, k, v = as_rows(call.plan.xp, call.x.q, call.x.k, call.x.v)
+    tf32 = ", tf32 products" if _products(q, call.plan) == "tf32" else ""
+    return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else f"portable passes (mma.sync){tf32}"
+
+
+def _wgmma(q: Array, k: Array, v: Array) -> bool:
+    K, V = k.shape[-1], v.shape[-1]
+    return wgmma.takes(dtype_name(q), K, V, alignment((q, k, v), K, V), launch.capability())
+
+
+def _products(x: Array, plan: Plan) -> str:
+    """The element type of products: that of the arrays, or tf32 with precision="tf32"."""
+    name = dtype_name(x)
+    return "tf32" if name == "float32" and plan.precision == "tf32" else name
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved)."""
+    xp = plan.xp
+    q, k, v = as_rows(xp, x.q, x.k, x.v)
+    batch = _batch(x, plan, q, k, v)
+    prepare(batch, plan)
+    out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=v.dtype)
+    end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
+    g = None if x.g is None else cast(xp, x.g, xp.float32)
+    start = states_at(as_state(xp, state, batch), batch, batch.group)
+    begins = begins_of(xp, batch, k, v, g, start, 1.0, reverse=False)
+    at = operands.empty_positions(xp, plan, batch)
+    last = operands.with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
+    scan(batch, (q, k, v, out), g, begins or start, last, (plan.scale, 1.0))
+    return cast(xp, out, x.v.dtype), operands.public_ends(end, at, batch), Saved(x, plan, state, begins)
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Any, values: bool = True) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state; without `values` not those of v and the state."""
+    x, plan, state, begins = saved
+    xp = plan.xp
+    q, k, v = as_rows(xp, x.q, x.k, x.v)
+    dout = _cotangent(x, plan, dout, q, k, v)
+    batch = _batch(x, plan, q, k, v, dout)
+    g = None if x.g is None else cast(xp, x.g, xp.float32)
+    dq, dk, dv = (xp.empty((*batch.lead, batch.T, batch.heads, D), dtype=v.dtype) for D in (batch.K, batch.K, batch.V))
+    dend, dat = operands.split_gradients(xp, dstate, batch)
+    last = states_at(one_head_each(xp, as_state(xp, dend, batch), batch), batch)
+    last = operands.with_positions(xp, last, dat, plan, batch)
+    first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
+    later = begins_of(xp, batch, q, dout, g, last, plan.scale, reverse=True) or last
+    dots = Dots(xp, batch) if wants_dots(batch, plan) else None
+    if writes_at_once(batch):
+        writes(
+            batch,
+            (q, k, v, dout, dk, dv),
+            g,
+            later.transposed(),
+            states_at(first, batch).transposed(),
+            plan.scale,
+            dots,
+        )
+    else:
+        if values:
+            scan(batch, (k, q, dout, dv), g, later, states_at(first, batch), (1.0, plan.scale), reverse=True)
+        scan(
+            batch,
+            (v, dout, q, dk),
+            g,
+            later.transposed(),
+            None,
+            (1.0, plan.scale),
+            reverse=True,
+            dots=None if dots is None else dots.of(k, 1),
+        )
+    earlier = begins or states_at(as_state(xp, state, batch), batch, batch.group)
+    crossed = None  # what gradients of states inside a block of the gate gradient add there
+    if dots is not None and dat is not None:
+        crossed = operands.with_positions(
+            xp, states_at(None, batch), dat, plan, batch, policy.MARK_TOKENS["bfloat16"]
+        ).transposed()
+    scan(
+        batch,
+        (dout, v, k, dq),
+        g,
+        earlier.transposed(),
+        crossed,
+        (plan.scale, 1.0),
+        dots=None if dots is None else dots.of(q, 0),
+    )
+    grads = {n: sum_shared_heads(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
+    if g is not None and dots is not None:
+        dg = sum_shared_heads(xp, gate_grad(xp, batch, g, dots)[..., None], (*batch.lead, *x.g.shape[-3:]))
+        grads["g"] = sum_to(xp, dg, x.g.shape)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), public_state_gradient(xp, first, batch)
+
+
+def _cotangent(x: Inputs, plan: Plan, dout: Array | None, q: Array, k: Array, v: Array) -> Array:
+    """dout (B, T, heads, V) in the dtype of v, aligned if the passes require it."""
+    xp, (H, V) = plan.xp, x.v.shape[-2:]
+    shape = (*x.v.shape[:-2], max(x.q.shape[-2], H), V)
+    dout = xp.zeros(shape, dtype=v.dtype) if dout is None else cast(xp, dout, v.dtype)
+    dout = as_rows(xp, dout)[0]
+    return dout.copy() if alignment((dout,), V, V) < policy.ROW_BYTES and _wgmma(q, k, v) else dout
+
+
+def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
+    sizes = sizes_of(x, plan)
+    _, _, heads, _, K, V, N, _, longest = sizes
+    element, by_groups = _products(arrays[0], plan), _wgmma(*arrays[:3])
+    chunks = max(-(-longest // (policy.GROUP_CHUNK if by_groups else policy.SCAN_CHUNK)), 1)
+    each = -(-chunks // _segments(element, K, V, by_groups, N * heads, longest))
+    return Batch(*sizes, element, x.g is not None, alignment(arrays, K, V), -(-chunks // each), each, by_groups)
+
+
+def _segments(element: str, K: int, V: int, by_groups: bool, slots: int, tokens: int) -> int:
+    """Number of segments of the sequences of `slots` sequences and heads."""
+    if by_groups:
+        one = wgmma.scan_pass(K, V, True)
+        return cuts.segments(slots * one.parts, tokens, one.resident, launch.multiprocessors())
+    parts = cuts.scan_pass(cuts.ScanKind(element, K, V, 16, True), policy.LEAST_SHARED).parts
+    return cuts.segments(slots * parts, tokens, 2, launch.multiprocessors())

@@ -1,0 +1,1 @@
+"""Token by token: the recurrence of every cell in one kernel, and its gradients."""

@@ -1,0 +1,42 @@
+"""A few tokens as one CUDA kernel on CuPy arrays: the recurrence, for every decay, erase and read (token/step.cu)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....runtime.arrays import Array, cast
+from ....runtime.cuda import launch
+from ... import policy
+from ...types import Inputs, Plan, Saved
+from .launch import launched, prepared
+
+
+def unsupported_reason(call: Any) -> str | None:
+    """Why the kernel does not support a call in recurrent form; None if it does."""
+    x, plan = call.x, call.plan
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if plan.dtype == plan.xp.float64:
+        return "float64 is computed by the definition in CuPy"
+    K, V = x.k.shape[-1], x.v.shape[-1]
+    if max(K, V) > policy.WIDEST_CUDA:
+        return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
+    if 0 in (*x.v.shape, *x.k.shape) or (x.q is not None and 0 in x.q.shape):
+        return "there is nothing to compute"
+    if any(y is not None and y.shape[-2] > x.v.shape[-2] for n, y in x._asdict().items() if n != "q"):
+        return "there are more heads of keys or gates than of values"
+    if max(x.v.shape[-2], 0 if x.q is None else x.q.shape[-2]) >= 1 << 16:
+        return "there are 65536 heads or more"
+    if x.v.device.id != launch.current_device():
+        return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
+    return launch.unusable()
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
+    """(out, final state, saved); the final state is `state` itself if the plan allows overwriting, else float32.
+
+    A state stored in 16 bits is read as it is; if overwritten, it is rounded once, when it is stored.
+    """
+    call = prepared(x, plan, state)
+    launched(call)
+    return None if call.out is None else cast(plan.xp, call.out, x.v.dtype), call.end, Saved(x, plan, state, None)

@@ -1,0 +1,78 @@
+"""Decays of the value channels alone, by the kernels of a decay of the key channels, on the transposed state.
+
+    S_t = S_{t-1} diag(e^{gv_t}) + k_t^T v_t        S^T_t = diag(e^{gv_t}) S^T_{t-1} + v_t^T k_t
+    out_t = scale q_t S_t                           the gradient of <q'_t, scale S^T_t q_t> with respect to q'_t
+
+So the output is the gradient of the queries in a call with keys v, values k and the cotangent q, and the gradients
+are the output and the gradients of that call with the cotangent of the output as its queries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....runtime.arrays import Array, cast, dtype_name, shared_heads, sum_of_groups
+from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from . import calls as vector
+from . import gradients as vector_backward
+
+
+def unsupported_reason(call: Any) -> str | None:
+    """Why the kernels do not cover a call with a decay of the value channels; None where they do."""
+    x, plan = call.x, call.plan
+    if x.erase is not Erase.NONE or x.decay is not Decay.NONE or x.gv is None:
+        return "the kernels are of a decay of the value channels alone"
+    if x.u is not None or plan.query_reads is not ReadState.UPDATED:
+        return "the kernels of a decay of the value channels read a token's own write, without a bonus"
+    if x.q is None or max(x.q.shape[-2], x.gv.shape[-2]) > x.v.shape[-2]:
+        return "there are no queries, or more heads of them or of decays than of values"
+    if dtype_name(x.q) != dtype_name(x.k):
+        return "queries and keys are of different dtypes"
+    if dtype_name(x.v) != dtype_name(x.k) and (dtype_name(x.v) != "float32" or "v" not in plan.computed):
+        return "the chunk kernels of a vector decay take bfloat16"
+    heads = min(x.k.shape[-2], x.gv.shape[-2])  # those that are compared: of views, nothing is computed
+    return vector.unsupported_arrays(Inputs(x.k, x.v[..., :heads, :], x.k, x.gv[..., :heads, :]), plan)
+
+
+def how(call: Any) -> str:
+    """The kernels of a call that is covered, in words."""
+    return f"the transposed state: {vector.how(call)}"
+
+
+def gives_states(call: Any) -> bool:
+    """Whether forward stores states at positions."""
+    return False
+
+
+def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
+    """(out, final state, saved)."""
+    xp, own = plan.xp, plan._replace(computed=(), gate_lower_bound=None)
+    _, end, kept = vector.forward(_transposed(plan, x, x.v), own, _exchanged(xp, state), keep=True)
+    q = shared_heads(xp, x.q, x.v.shape[-2])
+    out = vector_backward.query_gradients(kept, q, x.v.dtype)
+    return out, _exchanged(xp, end), Saved(x, plan, state, None)
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state."""
+    x, plan, state, _ = saved
+    xp, own = plan.xp, plan._replace(computed=(), gate_lower_bound=None)
+    dout = xp.zeros(x.v.shape, dtype=x.k.dtype) if dout is None else dout
+    dq, _, kept = vector.forward(_transposed(plan, x, dout), own, _exchanged(xp, state), keep=True)
+    q = shared_heads(xp, x.q, x.v.shape[-2])
+    d, dstate = vector_backward.backward(kept, q, _exchanged(xp, dstate))
+    dq, dk = (sum_of_groups(xp, cast(xp, y, plan.dtype), like.shape[-2]) if y.shape != like.shape else y
+              for y, like in ((dq, x.q), (d.v, x.k)))  # fmt: skip
+    none = dict.fromkeys(Inputs._fields)
+    return Inputs(**none | {"q": dq, "k": dk, "v": d.k, "gv": d.g}), _exchanged(xp, dstate)
+
+
+def _transposed(plan: Plan, x: Inputs, q: Array) -> Inputs:
+    """The call on the transposed state with queries q, all rows in the dtype of the keys."""
+    xp, kind = plan.xp, x.k.dtype
+    return Inputs(cast(xp, q, kind), cast(xp, x.v, kind), shared_heads(xp, x.k, x.v.shape[-2]), x.gv)
+
+
+def _exchanged(xp: Any, state: Array | None) -> Array | None:
+    """S^T of S, and back."""
+    return None if state is None else xp.ascontiguousarray(xp.swapaxes(state, -1, -2))
