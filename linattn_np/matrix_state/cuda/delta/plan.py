@@ -15,10 +15,13 @@ REVERSE, GRADS = "delta/delta_reverse.cu", "delta/delta_grads.cu"
 
 
 KERNELS = {
-    "block": KernelEntry(FACTORS, "block", 128), "chain": KernelEntry(CHAIN, "chain", 384), "adds": KernelEntry(ADDS, "adds", 128),
-    "segments": KernelEntry(SEGMENTS, "segments", 256), "reverse": KernelEntry(REVERSE, "reverse", 384),
+    "block": KernelEntry(FACTORS, "block", 128),
+    "chain": KernelEntry(CHAIN, "chain", 384),
+    "adds": KernelEntry(ADDS, "adds", 128),
+    "segments": KernelEntry(SEGMENTS, "segments", 256),
+    "reverse": KernelEntry(REVERSE, "reverse", 384),
     "grads": KernelEntry(GRADS, "grads", 512),
-}  # fmt: skip
+}
 MAPS = {  # the arrays whose tiles a kernel copies in or out
     "block": ("k",), "chain": ("q", "k", "v"), "adds": ("k", "v"), "segments": (), "reverse": ("q", "k", "dout"),
     "grads": ("q", "k", "v", "dout", "dv", "dq", "dk"),

@@ -15,13 +15,14 @@ ALIGN = policy.ROW_BYTES // 2  # columns of 16 bits that every width is a multip
 STATE = shared_memory.DELTA_STATE
 
 KERNELS = {
-    "scan": KernelEntry("vector/vector_scan.cu", "scan", 512), "adds": KernelEntry("vector/vector_adds.cu", "adds", 256),
+    "scan": KernelEntry("vector/vector_scan.cu", "scan", 512),
+    "adds": KernelEntry("vector/vector_adds.cu", "adds", 256),
     "segments": KernelEntry("vector/vector_segments.cu", "segments", 256),
     "segments in reverse": KernelEntry("vector/vector_segments.cu", "segments", 256),
     "inverse": KernelEntry("vector/vector_inverse.cu", "inverse", 256),
     "chain": KernelEntry("vector/vector_chain.cu", "chain", 512),
     "transfers": KernelEntry("vector/vector_transfers.cu", "transfers", 512),
-}  # fmt: skip
+}
 
 
 class VectorKind(NamedTuple):
