@@ -89,7 +89,7 @@ def adapter(
 ) -> Callable[..., Any]:
     """A function `name` with the parameters `text`, which returns (o, state), state None if not asked for.
 
-    Raises ValueError for what is unsupported, and the errors of our function, with both names in front.
+    Raises ValueError for unsupported arguments, and the errors of our function, with both names in front.
     """
     listed = text.split()
     known = parameters(" ".join([*listed, *(n for n in library.common if n not in listed)]), library.defaults)

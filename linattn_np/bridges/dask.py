@@ -1,7 +1,7 @@
 """dask arrays in every function: one task for each block of batch rows and heads, which calls the function on it.
 
 Nothing is computed by a call. Tokens and channels are not cut: their axes become one chunk. Chunks along the batch axes
-are those of the values, along the heads too, at multiples of what groups of heads share; the blocks of all other arrays
+are those of the values, along the heads too, at multiples of the heads in a group; the blocks of all other arrays
 follow. The pullback is one task a block that repeats the forward. Gradients of arrays that several blocks read are sums
 over these blocks.
 """
@@ -37,13 +37,13 @@ Labels = tuple[str | None, ...]  # of the axes of an array: "b0", "b1", ... batc
 
 
 def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
-    """The result of a public function; NotImplemented for a call that is made by array-API calls."""
+    """The result of a public function; NotImplemented for a call by array-API calls."""
     blocks = _blocks(spec, arrays, keywords)
     return NotImplemented if blocks is None else blocks.result()
 
 
 def run_vjp(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
-    """(result, pullback); NotImplemented for a call that is made by array-API calls."""
+    """(result, pullback); NotImplemented for a call by array-API calls."""
     blocks = _blocks(spec, arrays, keywords)
     if blocks is None or blocks.call.options["overwrite_state"]:  # an error, which the other path raises
         return NotImplemented
@@ -51,7 +51,7 @@ def run_vjp(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
 
 
 def explain(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Explanation | None:
-    """How a block is computed, on arrays without memory; None for a call that is made by array-API calls."""
+    """How a block is computed, on arrays without memory; None for a call by array-API calls."""
     blocks = _blocks(spec, arrays, keywords)
     if blocks is None:
         return None
@@ -226,7 +226,7 @@ class Blocks:
         return [self._array(graph, name, n, blocks, how) for n, how in enumerate(wanted)]
 
     def _array(self, graph: HighLevelGraph, name: str, number: int, blocks: list[dict[str, int]], how: Any) -> Any:
-        """Result `number` of the tasks; what lacks the axis of a label is summed over its blocks."""
+        """Result `number` of the tasks; a result without the axis of a label is summed over its blocks."""
         shape, dtype, labels = how
         own, chunks = f"{name}-{number}", self._chunks(shape, labels)
         missing = [n for n in self.cuts if n not in labels and len(self.cuts[n]) > 1]
@@ -245,7 +245,7 @@ class Blocks:
         return da.Array(whole, own, ((1,) * count, *chunks), dtype=dtype).sum(axis=0, dtype=dtype)
 
 
-# what the tasks do
+# tasks
 
 
 def _forward(fn: str, names: tuple[str, ...], options: Keywords, wanted: tuple[str, ...], *blocks: Any) -> list[Any]:
@@ -293,13 +293,13 @@ def _at(labels: Labels, block: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _splits_heads(call: Prepared) -> bool:
-    """Whether no array is made from the number of heads, and no part of a state is of all of them, as a length is."""
+    """Whether no default array depends on the number of heads, and none of a state is of all heads, as a length is."""
     spec, c = call.spec, call.variables
     has_state = call.given_state is not None or call.options["return_state"] or _lacks_queries(call)
     if spec.grows and has_state:
         return False
-    made = [*spec.options.names, *([spec.change.gate] if spec.change.gate is not None else [])]
-    return all(getattr(c, name) is not None for name in made)
+    defaults = [*spec.options.names, *([spec.change.gate] if spec.change.gate is not None else [])]
+    return all(getattr(c, name) is not None for name in defaults)
 
 
 def _lacks_queries(call: Prepared) -> bool:

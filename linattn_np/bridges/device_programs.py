@@ -23,7 +23,7 @@ from ..runtime.arrays import CUDA, Array
 from ..runtime.cuda import launch
 from ..runtime.cuda.record import LaunchSequence, Recorder, View, view_of
 from .linearise import Linearised, computed_call, prepared
-from .programs import KEY, Program, Saved, unleaves
+from .programs import KEY, Program, SavedArrays, unleaves
 from .shapes import Abstract
 
 
@@ -32,10 +32,10 @@ class Recorded(NamedTuple):
 
     sequence: LaunchSequence
     places: tuple[int, ...]
-    scratch: tuple[Abstract, ...]  # the outputs after those of the program
+    scratch: tuple[Abstract, ...]  # after the outputs of the program
 
 
-class Call(NamedTuple):
+class DeviceCall(NamedTuple):
     """A call while it is recorded."""
 
     given: list[Array]
@@ -53,7 +53,7 @@ class DeviceProgram(Program):
     def recorded(self) -> dict[str, Recorded]:
         """The functions of the program that are recorded."""
         self.device, found = launch.current_device(), {}
-        with contextlib.suppress(LookupError, ValueError, ArithmeticError):  # zeros may be what a call refuses
+        with contextlib.suppress(LookupError, ValueError, ArithmeticError):  # a call may reject zeros
             found["forward"] = self._forward(self._call(False))
         with contextlib.suppress(LookupError, ValueError, ArithmeticError):
             call = self._call(True)
@@ -61,7 +61,7 @@ class DeviceProgram(Program):
         return found
 
     @functools.cached_property
-    def saved(self) -> Saved | None:
+    def saved(self) -> SavedArrays | None:
         """The residuals; None if a backward begins with the forward."""
         return self._saved if "backward" in self.recorded else None
 
@@ -89,7 +89,7 @@ class DeviceProgram(Program):
         sequence.launch([*given, *(out[n] for n in places)], stream)
 
     def _launch_pullback(self, out: Sequence[int], given: Sequence[int], stream: int) -> None:
-        """The launches of `saving`, then those of `backward`; between them 0 stands for the key."""
+        """The launches of `saving`, then of `backward`; between them 0 stands for the key."""
         count = len(self.given)
         arrays, cotangents, grads, memory = given[:count], given[count:], out[:count], out[count:]
         saved = len(self.saving_results) - 1
@@ -98,7 +98,7 @@ class DeviceProgram(Program):
         saved_results, extras = [memory[n] for n in self.saved_results], memory[len(self.results) : saved]
         self.launch("backward", [*grads, *memory[scratch:]], [*arrays, *saved_results, *extras, 0, *cotangents], stream)
 
-    def _call(self, gradients: bool) -> Call:
+    def _call(self, gradients: bool) -> DeviceCall:
         """A call on zeros.   Raises LookupError if it cannot be recorded."""
         given = [launch.cupy().zeros(x.shape, x.dtype) for x in self.given]
         call = prepared(self.signature.spec, self.signature.keywords(given), gradients)
@@ -107,40 +107,42 @@ class DeviceProgram(Program):
         if parts or call.is_cut or call.recorder is None:
             raise LookupError("a call of several parts")
         linearised, found, _ = computed_call(call)
-        return Call(given, call.recorder, linearised, list(self._public(found)))
+        return DeviceCall(given, call.recorder, linearised, list(self._public(found)))
 
-    def _forward(self, call: Call) -> Recorded:
+    def _forward(self, call: DeviceCall) -> Recorded:
         return _recorded(call, [_place(x, call.recorder.allocated) for x in call.results], self.results)
 
-    def _with_pullback(self, call: Call) -> tuple[Recorded, Recorded]:
-        """(saving, backward); sets what is saved."""
-        made = call.recorder.allocated
-        at = [_place(x, made) for x in call.results]
+    def _with_pullback(self, call: DeviceCall) -> tuple[Recorded, Recorded]:
+        """(saving, backward); sets `saved`."""
+        allocated = call.recorder.allocated
+        at = [_place(x, allocated) for x in call.results]
         cotangents, recorder = [launch.cupy().zeros(x.shape, x.dtype) for x in self.results], Recorder()
         d = unleaves(self.result, iter(cotangents))
         dout, dstate = (*d, None)[:2] if self.is_several else (d, None)
         grads = call.linearised.gradients(dout, dstate, recorder)._asdict()
         grads |= flatten("state", grads["state"])
         taken = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
-        held = [n for n, x in enumerate(made) if x.data.ptr in taken]
+        held = [n for n, x in enumerate(allocated) if x.data.ptr in taken]
         saved_results, others = [n for n, place in enumerate(at) if place in held], [n for n in held if n not in at]
-        read = [*call.given, *(made[at[n]] for n in saved_results), *(made[n] for n in others), *cotangents]
-        pullback = Call(read, recorder, call.linearised, [grads[n] for n in self.signature.names])
+        read = [*call.given, *(allocated[at[n]] for n in saved_results), *(allocated[n] for n in others), *cotangents]
+        pullback = DeviceCall(read, recorder, call.linearised, [grads[n] for n in self.signature.names])
         backward = _recorded(pullback, [_place(x, recorder.allocated) for x in pullback.results], self.given)
-        extras = tuple(_abstract(made[n]) for n in others)
-        self._saved = Saved(None, tuple(saved_results), extras, None)
+        extras = tuple(_abstract(allocated[n]) for n in others)
+        self._saved = SavedArrays(None, tuple(saved_results), extras, None)
         return _recorded(call, [*at, *others], (*self.results, *extras, KEY)), backward
 
 
-def _recorded(call: Call, at: list[int], outputs: Sequence[Abstract]) -> Recorded:
+def _recorded(call: DeviceCall, at: list[int], outputs: Sequence[Abstract]) -> Recorded:
     """at: the positions of the first outputs among the allocated arrays; the other allocated arrays are scratch."""
-    made = call.recorder.allocated
+    allocated = call.recorder.allocated
     if len(set(at)) < len(at):
         raise LookupError("two results are one array")
-    rest = [n for n in range(len(made)) if n not in at]
+    rest = [n for n in range(len(allocated)) if n not in at]
     places = {n: place for place, n in enumerate(at)} | {n: len(outputs) + i for i, n in enumerate(rest)}
     sequence = LaunchSequence(call.recorder, call.given)
-    return Recorded(sequence, tuple(places[n] for n in range(len(made))), tuple(_abstract(made[n]) for n in rest))
+    return Recorded(
+        sequence, tuple(places[n] for n in range(len(allocated))), tuple(_abstract(allocated[n]) for n in rest)
+    )
 
 
 def _place(x: Array, pool: list[Array]) -> int:

@@ -43,7 +43,7 @@ TENSORS = (*RANKS, "g", "g_gamma", "dt_bias")
 
 
 def check(fn: str, given: Given) -> None:
-    """Raise unless what a translation looks at are tensors with their axes; our function checks the other arrays."""
+    """Raise unless the arrays that a translation reads are tensors with their axes; our function checks the others."""
     for name in TENSORS:
         x, rank = given.get(name), RANKS.get(name)
         if x is not None and not isinstance(x, torch.Tensor):
@@ -104,7 +104,7 @@ def gates_of(fn: str, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def some(given: Given, names: str, **renamed: str) -> dict[str, Any]:
-    """Arrays by our names: those of `names`, and ours = theirs."""
+    """Arrays by our names: `names` unchanged, and ours = theirs."""
     return {n: given[n] for n in names.split()} | {ours: given[theirs] for ours, theirs in renamed.items()}
 
 
@@ -242,7 +242,7 @@ def state_of(given: Given, state: Any) -> Any:
     return state.mT if state is not None and given.get("state_v_first") else state
 
 
-# the table: FLA's name, what translates it, FLA's parameters in their order
+# the table: FLA's name, its translation, FLA's parameters in order
 
 CALL, PACKED = "scale initial_state output_final_state ", "cu_seqlens cu_seqlens_cpu "
 L2NORM, V_FIRST, LAYERS = "use_qk_l2norm_in_kernel ", "state_v_first ", "layer_idx num_layers "

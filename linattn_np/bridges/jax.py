@@ -1,7 +1,7 @@
 """JAX: our functions on traced arrays, inside jit, grad, vmap and scan.
 
 A call on tracers becomes one operation of the program that JAX compiles. At run time it calls the NumPy or CuPy path on
-views of XLA's buffers. Gradients are those of `la.vjp`, by jax.custom_vjp; reverse mode only, once. Under vmap the
+views of XLA's buffers. Gradients come from `la.vjp`, by jax.custom_vjp; reverse mode only, once. Under vmap the
 mapped axis becomes a batch axis.
 
 The call path imports this module when an argument is a tracer. backend="chunks" or "reference" traces array operations
@@ -31,7 +31,7 @@ from .programs import Program, Signature, is_state, leaves, unleaves
 from .shapes import Abstract
 
 Operation = Callable[..., Any]
-MOST = 1024  # programs that are kept
+MOST = 1024  # cached programs
 NUMBERS = ("cu_seqlens", "return_states_at")  # options that may be arrays of numbers
 
 
@@ -42,7 +42,7 @@ def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any])
 
 
 def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
-    """(what the public function returns, pullback) on traced arrays."""
+    """(result of the public function, pullback) on traced arrays."""
     signature, given = signature_of(spec, arrays, keywords)
     results, vjp = jax.vjp(differentiable(signature), *given)
     result = _public(signature, given, results)
@@ -82,7 +82,7 @@ def _public(signature: Signature, given: Sequence[Any], results: Sequence[Any]) 
 def signature_of(
     spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Signature, list[Any]]:
-    """A call on tracers: what is fixed when it is traced, and its arrays.   Raises TypeError."""
+    """A call on tracers: its static arguments, and its arrays.   Raises TypeError."""
     if len(arrays) > len(spec.arrays):
         raise TypeError(
             f"{spec.name}: {len(arrays)} arrays were given by position, expected at most "
@@ -130,7 +130,7 @@ def _fixed(fn: str, name: str, x: Any) -> Any:
         hash(x)
     except TypeError:
         raise TypeError(
-            f"{fn}: {name} is {shown(x)}, expected a value that can be hashed, since it is a part of what JAX compiles"
+            f"{fn}: {name} is {shown(x)}, expected a value that can be hashed, since JAX compiles a program for each"
         ) from None
     return x
 
@@ -250,7 +250,7 @@ def callback(program: Program, kind: str) -> Operation:
 
 @functools.lru_cache(maxsize=3 * MOST)
 def _host(program: Program, kind: str) -> Callable[..., None]:
-    """What XLA calls: one function for each function of a program, since JAX keeps what it compiled by it."""
+    """The host callbacks of a program: one function for each, since JAX caches compiled code by function."""
     here = not isinstance(program, DeviceProgram)
 
     def host(context: Any, out: Sequence[Any], *given: Any) -> None:
@@ -296,7 +296,7 @@ def mapped(
 
 
 def _is_alike(one: Program, program: Program, size: int) -> bool:
-    """Whether the residuals of the batch are, by their sizes, those of its rows."""
+    """Whether the sizes of the batch's residuals are the stacked sizes of its rows."""
     a, b = one.saved, program.saved
     if not program.can_map or a is None or b is None:
         return False

@@ -1,6 +1,6 @@
 """Concrete JAX arrays in every function of linattn_np: NumPy views on the host, CuPy views on a device.
 
-Tracers are not concrete: a call on them is made by array-API calls, or by the bridge that is registered for them.
+Tracers are not concrete: a call on them uses array-API calls, or the bridge registered for them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .programs import MEMORY
 
 Arrays = tuple[Any, ...]
 Keywords = Mapping[str, Any]
-in_flight: deque[tuple[Any, list[Any]]] = deque()  # of calls on a device: an event after them, what they read
+in_flight: deque[tuple[Any, list[Any]]] = deque()  # of calls on a device: an event after them, their inputs
 
 
 def bridge_of(kind: type) -> Any:
@@ -53,7 +53,7 @@ def platform(x: Any) -> str:
     return next(iter(x.devices())).platform
 
 
-class Views:
+class JaxViews:
     """The arguments of a call as arrays of NumPy, or of CuPy on a device, and the way back."""
 
     def __init__(self, first: Any):
@@ -62,7 +62,7 @@ class Views:
 
     @contextlib.contextmanager
     def context(self) -> Any:
-        """The device of the call; afterwards its inputs are kept until the kernels have read them.
+        """The device of the call; its inputs stay alive until the kernels have read them.
 
         On the host results are aligned: JAX copies others.
         """
@@ -114,7 +114,7 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
     """The result of a public function."""
     if (first := given(arrays, keywords)) is None:
         return NotImplemented
-    views = Views(first)
+    views = JaxViews(first)
     with views.context():
         arrays, keywords = views.call(arrays, keywords)
         rows = None
@@ -122,7 +122,7 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
             keywords, rows = with_a_row_each(keywords, _on_host(keywords["state_rows"]))
         result: Any = dispatch.run(spec, arrays, keywords)
         if rows is not None and isinstance(result, Result | StatesResult) and result.state is not None:
-            # the caller's pool does not change: what the call would write into it is the result
+            # the caller's pool does not change: the result has the new rows
             result = result._replace(state=mapped(lambda S: S[rows], result.state))
         return views.leave(result)
 
@@ -132,7 +132,7 @@ def with_a_row_each(keywords: dict[str, Any], rows: np.ndarray) -> tuple[dict[st
     state, without = keywords.get("state"), rows == NO_ROW
     parts = leaves((state,))
     if not without.any() or not all(hasattr(S, "shape") and len(S) > rows.max() for S in parts):
-        return keywords, rows  # as it is, also what the checks refuse
+        return keywords, rows  # unchanged; the checks reject it
     count, P = int(without.sum()), len(parts[0])
     rows = rows.copy()
     rows[without] = P + np.arange(count)
@@ -150,7 +150,7 @@ def run_vjp(name: str, spec: VariantSpec | None, rule: Rule, arrays: Arrays, key
     """(result, pullback) of rule(arrays, keywords)."""
     if (first := given(arrays, keywords)) is None:
         return NotImplemented
-    views = Views(first)
+    views = JaxViews(first)
     with views.context():
         result, pullback = rule(*views.call(arrays, keywords))
         result = views.leave(result)
@@ -158,7 +158,7 @@ def run_vjp(name: str, spec: VariantSpec | None, rule: Rule, arrays: Arrays, key
     def of_arrays(*cotangents: Any, **named: Any) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         check_cotangents(name, first, dict(zip(("dout", "dstate", "dstates"), cotangents, strict=False)) | named)
-        own = Views(first)
+        own = JaxViews(first)
         with own.context():
             d, more = own.call(cotangents, named)
             return own.leave(pullback(*d, **more))
@@ -170,7 +170,7 @@ def apply(name: str, fn: Callable[..., Any], rule: Rule | None, names: tuple[str
     """fn(**keywords)."""
     if (first := given((), keywords)) is None:
         return NotImplemented
-    views = Views(first)
+    views = JaxViews(first)
     with views.context():
         return views.leave(fn(**views.call((), keywords)[1]))
 
@@ -179,7 +179,7 @@ def explain(name: str, fn: Callable[..., Any], arrays: Arrays, keywords: Keyword
     """fn(*arrays, **keywords) on the views: (an explanation, how the arrays are seen and who differentiates)."""
     if (first := given(arrays, keywords)) is None:
         return NotImplemented
-    views, kind = Views(first), "NumPy" if platform(first) == "cpu" else "CuPy"
+    views, kind = JaxViews(first), "NumPy" if platform(first) == "cpu" else "CuPy"
     with views.context():
         arrays, keywords = views.call(arrays, keywords)
         return fn(*arrays, **keywords), f"{kind} views of JAX arrays, differentiable by la.vjp"

@@ -1,4 +1,4 @@
-"""A call and what its pullback reads, as values: for bridges that keep residuals themselves."""
+"""A call and its residuals as values, for bridges that store residuals themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Found = tuple[Any, Any]  # the public (out, state)
 
 
 class Linearised(NamedTuple):
-    """A computed call, with what its pullback reads."""
+    """A computed call, with its residuals."""
 
     call: Prepared
     core: Computation
@@ -69,7 +69,7 @@ def computed_call(call: Prepared) -> tuple[Linearised, Found, Any]:
 
 
 def _linearised(call: Prepared, core: Computation, computed: Any, found: Found) -> tuple[Linearised, Found]:
-    """(call, found); the core's output is kept only if the pullback reads it."""
+    """(call, found); the core's output is a residual only if the pullback reads it."""
     shape = None if computed[0] is None else shape_of(call.library, found[0])
-    kept = computed if call.spec.change.from_core else (None, *computed[1:])
-    return Linearised(call, core, kept, shape), found
+    residuals = computed if call.spec.change.from_core else (None, *computed[1:])
+    return Linearised(call, core, residuals, shape), found

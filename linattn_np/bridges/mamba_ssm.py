@@ -149,7 +149,7 @@ def mixer(fn: str, given: Given) -> tuple[int, int, int, int]:
     K, left = divmod(channels - inner, 2 * groups)
     if K < 0 or left or inner % max(heads, 1) or inner % groups:
         raise ValueError(
-            f"{fn}: conv1d_weight has {channels} channels, expected those of x, B and C: {inner} + "
+            f"{fn}: conv1d_weight has {channels} channels, expected the channels of x, B and C: {inner} + "
             f"2 * {groups} * K, with H = {heads} and ngroups dividing {inner}"
         )
     expect(fn, {"I": inner, "P": inner + channels + heads}, zxbcdt=(given["zxbcdt"], "B T P"),

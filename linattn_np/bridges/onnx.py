@@ -1,6 +1,6 @@
 """The operators LinearAttention and CausalConvWithState of the ONNX standard (opset 27), computed by this library.
 
-`linear_attention` and `causal_conv_with_state` take and return what the operators do. `LinearAttention` and
+`linear_attention` and `causal_conv_with_state` have the inputs and outputs of the operators. `LinearAttention` and
 `CausalConvWithState` are the same as operators of ONNX's reference evaluator:
 
     ReferenceEvaluator(model, new_ops=[LinearAttention, CausalConvWithState]).run(None, inputs)
@@ -105,7 +105,7 @@ def causal_conv_with_state(
     past_state  (B, C, k - 1)   optional: zeros
 
     Attribute: activation="none", "silu" or "swish", which is the same. present_state (B, C, k - 1) are the last inputs,
-    those of past_state among them. Sums are float32, float64 for float64; results have the dtype of input. Raises
+    of past_state too. Sums are float32, float64 for float64; results have the dtype of input. Raises
     TypeError or ValueError for arrays and attributes that the standard excludes.
     """
     fn = "CausalConvWithState"
@@ -147,7 +147,7 @@ def _attributes(
     if not H or not Hq or Hq % H:
         raise ValueError(
             f"LinearAttention: q_num_heads is {shown(q_num_heads)} and kv_num_heads "
-            f"{shown(kv_num_heads)}, expected numbers from 1 of which the second divides the first"
+            f"{shown(kv_num_heads)}, expected numbers from 1, the second a divisor of the first"
         )
     return update_rule, Hq, H, float(scale), None if chunk_size == DEFAULT_CHUNK else chunk_size
 

@@ -1,4 +1,4 @@
-"""Packed sequences: what transformers says of them, as offsets (cu_seqlens) and as numbers of tokens (seq_idx)."""
+"""Packed sequences: the arguments of transformers as offsets (cu_seqlens) and as numbers of tokens (seq_idx)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 Tensor = torch.Tensor
 Given = dict[str, Any]  # the arguments of a model's forward by their names
-OFFSETS, NUMBERS, POSITIONS = "cu_seq_lens_q", "seq_idx", "position_ids"  # what marks sequences in transformers
+OFFSETS, NUMBERS, POSITIONS = "cu_seq_lens_q", "seq_idx", "position_ids"  # of transformers, each marks sequences
 CACHES = ("cache", "past_key_values", "cache_params")  # the cache's names in its versions
 UNTOLD = ("GraniteMoeHybridModel",)  # whose softmax layers see sequences in a mask alone
 ACROSS = {  # models that run across sequences, and why
@@ -96,7 +96,7 @@ def check_positions(model: Any, fn: str, given: Given, offsets: Tensor) -> None:
         return
     starts = offsets[(offsets > 0) & (offsets < positions.shape[-1])].long()
     if not (positions.diff() != 1)[..., starts - 1].all():
-        raise ValueError(f"{fn}: position_ids go up by one where a sequence begins, expected them to begin again")
+        raise ValueError(f"{fn}: position_ids go up by one where a sequence begins, expected them to restart")
 
 
 def by_flash(model: Any) -> bool:

@@ -1,11 +1,11 @@
-"""A call of fixed shapes as functions from arrays to arrays: what a compiled program calls at run time.
+"""A call of fixed shapes as functions from arrays to arrays, which a compiled program calls at run time.
 
     forward     arrays -> results
     saving      arrays -> results, residuals, key
     backward    arrays, saved results, residuals, key, cotangents of the results -> gradients
     pullback    arrays, cotangents of the results -> gradients, without residuals
 
-The residuals are those of `la.vjp`, as arrays (residuals.py). Their shapes must be known before the call runs, so
+The residuals of `la.vjp` are arrays (residuals.py). Their shapes must be known before the call runs, so
 `saved` computes one call of these shapes on constant arrays. The key is that of the program that computed the
 residuals, 0 if they are not as announced. A backward that is given another key than its own computes the forward first.
 """
@@ -84,7 +84,7 @@ def unleaves(like: Any, values: Iterator[Any]) -> Any:
     return None if like is None else next(values)
 
 
-class Saved(NamedTuple):
+class SavedArrays(NamedTuple):
     """The residuals of a program: the results that are among them, by position, and the other arrays."""
 
     structure: Any
@@ -96,7 +96,7 @@ class Saved(NamedTuple):
 class Program:
     """A call of one signature on NumPy arrays of these shapes and dtypes."""
 
-    can_map = True  # whether the residuals of a batch may be those of its rows, side by side
+    can_map = True  # whether the residuals of a batch may be the stacked residuals of its rows
 
     def __init__(self, signature: Signature, given: tuple[Abstract, ...]):
         """Raises the errors of the call."""
@@ -113,7 +113,7 @@ class Program:
     # before a call
 
     @functools.cached_property
-    def saved(self) -> Saved | None:
+    def saved(self) -> SavedArrays | None:
         """The residuals; None if a backward begins with the forward."""
         samples = [np.full(x.shape, FILL, x.dtype) for x in self.given]
         for x in samples:
@@ -124,7 +124,7 @@ class Program:
             if found is None:
                 return None
             structure, separation = self._separated(samples, *found)
-        except (LookupError, ValueError, ArithmeticError):  # what these numbers do, others may not do
+        except (LookupError, ValueError, ArithmeticError):  # other numbers may do better
             return None
         first = len(samples)
         saved_results = tuple(n for n in range(len(self.results)) if first + n in separation.used)
@@ -132,7 +132,7 @@ class Program:
         call = found[0].call
         call = call._replace(variables=Variables(), state=None, given_state=None,
                              options={**call.options, "state": None})  # fmt: skip
-        return Saved(structure, saved_results, extras, found[0]._replace(call=call, computed=None))
+        return SavedArrays(structure, saved_results, extras, found[0]._replace(call=call, computed=None))
 
     @property
     def saving_results(self) -> tuple[Abstract, ...]:
@@ -285,7 +285,7 @@ def _copy(out: Sequence[Array], values: Iterable[Array]) -> None:
 
 
 def _put(out: Sequence[Array], values: Iterable[Array]) -> None:
-    """out = values; what lies in `out` already may lie in another place of it. (The base of a view is no view.)"""
+    """out = values; values may be views of `out`, at other places. (The base of a view is no view.)"""
     values, places = list(values), {id(x): n for n, x in enumerate(out)}
     for n, y in enumerate(values):
         if places.get(id(y), places.get(id(y.base), n)) != n:

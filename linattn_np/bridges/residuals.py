@@ -100,7 +100,7 @@ class Separation:
         return self._pool[self._count :]
 
     def structure(self, x: Any, like: Any = None) -> Any:
-        """x with a View in the place of each array.   Raises LookupError for what cannot be compared.
+        """x with a View in the place of each array.   Raises LookupError for objects that cannot be compared.
 
         like: the structure of another call; an array that lies where its array did is described in the same way, also
         if it lies in several known arrays.

@@ -1,4 +1,5 @@
-"""Shapes and dtypes of a call's result, from those of its arrays: what tracing frameworks ask before a call runs."""
+"""Shapes and dtypes of a call's result, from its arrays' shapes and dtypes, for frameworks that trace before a call
+runs."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Abstract(NamedTuple):
 
 
 def abstract(x: Any) -> Abstract:
-    """The shape and the dtype of an array of any library, or of what stands for one."""
+    """The shape and the dtype of an array of any library, or of its placeholder."""
     name = dtype_name(x)
     if name == "bfloat16":
         import ml_dtypes
@@ -100,7 +101,7 @@ def _without_tokens(call: Prepared, options: Mapping[str, Any]) -> Result:
 
 
 def _lead(call: Prepared) -> tuple[int, ...]:
-    """The axes of a state before those of one: of the batch, or the sequences of a ragged batch."""
+    """The leading axes of states: of the batch, or the sequences of a ragged batch."""
     sizes = call.variables.sizes
     return sizes.batch if sizes.ragged is None else (sizes.ragged,)
 

@@ -58,7 +58,7 @@ WITHOUT_EFFECT = frozenset((  # keywords that models hand to all layers: of soft
     "cu_seq_lens_k", "is_causal", "max_length_q", "max_length_k", "num_items_in_batch", "output_attentions",
     "output_hidden_states", "output_router_logits", "position_embeddings", "position_ids", "use_cache",
 ))  # fmt: skip
-Replaced = tuple[Any, str, Any]  # owner, name, what was there
+Replaced = tuple[Any, str, Any]  # owner, name, the original
 _patch: Patch | None = None
 
 
@@ -99,7 +99,7 @@ class Patch:
 def patch_transformers(models: Iterable[str] | None = None) -> Patch:
     """Let these models (names of MODELS, None for all) compute with linattn_np, also models that exist already.
 
-    Logs one line that says what has been replaced. A second call returns the patch that is active.
+    Logs one line that names the replaced functions. A second call returns the patch that is active.
     Warns of a version of transformers that has not been tested. Raises TypeError for a string or a model, ValueError
     for unknown names, RuntimeError for models that the active patch lacks and for a version of transformers in which
     there is nothing to replace.
@@ -133,7 +133,7 @@ def patch_transformers(models: Iterable[str] | None = None) -> Patch:
 
 
 def unpatch_transformers() -> None:
-    """Put back what patch_transformers has replaced."""
+    """Restore the functions that patch_transformers replaced."""
     if _patch is not None:
         _patch.undo()
 
@@ -184,7 +184,7 @@ def _text(version: tuple[int, ...]) -> str:
 def _in_place_of(theirs: Callable[..., Any], ours: Callable[..., Any], name: str) -> Callable[..., Any]:
     """`ours`, called as `theirs` is; `theirs` on devices without it and in torch.export.
 
-    Raises TypeError for a keyword with a value that `ours` does not know, except those of WITHOUT_EFFECT.
+    Raises TypeError for a keyword with a value that `ours` does not know, except the keywords of WITHOUT_EFFECT.
     """
     names, known = tuple(inspect.signature(theirs).parameters), frozenset(inspect.signature(ours).parameters)
     renamed = {n: new for n, new in RENAMED.items() if new in known}
@@ -227,7 +227,7 @@ def _patch_sequences(module: ModuleType) -> list[Replaced]:
 
 
 def _replace(owner: type, forward: Callable[..., Any]) -> Replaced:
-    """Give a class a forward; what it had."""
+    """Give a class a forward; returns the original."""
     theirs = vars(owner)["forward"]
     setattr(owner, "forward", forward)  # noqa: B010
     return owner, "forward", theirs

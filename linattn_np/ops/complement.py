@@ -1,4 +1,4 @@
-"""Keys that take in what a channel forgets:   k = 1 - e^g,        dg += -e^g dk.
+"""Keys that are the forgotten share of a channel:   k = 1 - e^g,        dg += -e^g dk.
 
 On CuPy arrays each line is one kernel, which stores the keys of bfloat16 calls in bfloat16.
 """

@@ -75,7 +75,7 @@ def bounded_vjp(
 
 
 def _over_tokens(xp: Namespace, d: Array, x: Array, A_log: Array, by_channel: bool) -> Array:
-    """Sum of d x in the shape of A_log; what is infinite has no gradient."""
+    """Sum of d x in the shape of A_log; infinite entries have no gradient."""
     product = d * xp.where(xp.isinf(x), xp.zeros_like(x), x)
     return sum_to(xp, xp.sum(product, axis=-1) if by_channel else product, tuple(A_log.shape))
 

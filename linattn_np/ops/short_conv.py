@@ -1,4 +1,4 @@
-"""Causal short convolution of every channel with its own few weights: what precedes most linear attention layers.
+"""Causal short convolution of every channel with its own few weights, before most linear attention layers.
 
     y_t = act(bias + sum_{i < W} weight_{W-1-i} x_{t-i})        x_{t-i} before the first token: from the state, or 0
 
@@ -15,7 +15,7 @@ from .gates import silu, silu_vjp
 
 
 class ShortConv(NamedTuple):
-    """Weights of a convolution and what follows it.
+    """Weights of a convolution, its bias and its activation.
 
     position (T,): the number of each token within its sequence; no tap reaches past the first token of a sequence.
     """
@@ -27,7 +27,7 @@ class ShortConv(NamedTuple):
 
 
 class ShortConvGrads(NamedTuple):
-    """Gradients of short_conv; None for what was not given."""
+    """Gradients of short_conv; None for arrays that were not given."""
 
     x: Array
     weight: Array

@@ -10,7 +10,7 @@ import pytest
 import linattn_np as la
 from linattn_np.bridges import device_programs
 from linattn_np.bridges.device_programs import DeviceProgram, Recorded
-from linattn_np.bridges.programs import Saved, Signature
+from linattn_np.bridges.programs import SavedArrays, Signature
 from linattn_np.bridges.shapes import Abstract
 
 X, S = Abstract((1, 4, 2, 8), np.dtype(np.float32)), Abstract((3, 8, 8), np.dtype(np.float32))
@@ -38,7 +38,7 @@ def program() -> DeviceProgram:
     saving = Recorded(Launches(), (0, 2, 1, 4), (S,))  # outputs: out, state, extra, key, scratch
     backward = Recorded(Launches(), (2, 3, 0, 1), (S,))  # outputs: dq, dk, dv, scratch
     found.__dict__["recorded"] = {"forward": forward, "saving": saving, "backward": backward}
-    found.__dict__["_saved"] = Saved(None, (1,), (S,), None)
+    found.__dict__["_saved"] = SavedArrays(None, (1,), (S,), None)
     found.device = 0
     return found
 

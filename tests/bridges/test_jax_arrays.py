@@ -121,13 +121,13 @@ def test_results_are_not_copied(monkeypatch):
     from linattn_np.bridges import jax_arrays
 
     x = brought(draw(next(c for c in PLAIN if c.fn is RULE), T=256, B=(1,), H=4, K=64, V=64, dtype=np.float32)[0])
-    places, own = [], jax_arrays.Views._leave
+    places, own = [], jax_arrays.JaxViews._leave
 
     def leave(views, y):
         places.append(None if y is None else y.__array_interface__["data"][0] % 64)
         return own(views, y)
 
-    monkeypatch.setattr(jax_arrays.Views, "_leave", leave)
+    monkeypatch.setattr(jax_arrays.JaxViews, "_leave", leave)
     for _ in range(3):
         RULE(**x)
     assert places == [0, 0, 0]

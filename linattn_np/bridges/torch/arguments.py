@@ -22,7 +22,7 @@ ON_HOST = ("cu_seqlens", "state_rows", "fresh")  # may lie on the host beside ar
 
 
 def is_followed() -> bool:
-    """Whether a mode, a transform or a tracer of PyTorch may follow what happens to plain tensors."""
+    """Whether a mode, a transform or a tracer of PyTorch may follow operations on plain tensors."""
     return bool(transforms() is not None or modes() or tracing() is not None or forward_ad._current_level >= 0)
 
 
@@ -63,7 +63,7 @@ def given(name: str, arrays: Arrays, keywords: Keywords) -> Given | None:
 
 
 def is_transformed(name: str, key: str, x: Tensor) -> bool:
-    """Whether torch.func or forward-mode differentiation follows what happens to x.   Raises TypeError under vmap."""
+    """Whether torch.func or forward-mode differentiation follows operations on x.   Raises TypeError under vmap."""
     if transforms() is not None and functorch.is_functorch_wrapped_tensor(x):
         inner = x
         while functorch.is_functorch_wrapped_tensor(inner):  # grad within vmap, too
@@ -77,7 +77,7 @@ def is_transformed(name: str, key: str, x: Tensor) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
-class Views:
+class TensorViews:
     """The arguments of a call as arrays of NumPy, or of CuPy on a device, and the way back.
 
     An array of the result that is one of the arguments, as an overwritten state is, becomes the caller's tensor.
@@ -128,7 +128,7 @@ def on_views(
     record: Callable[[tuple[Arrays, Keywords]], None] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:  # fmt: skip
     """(result, pullback) of a rule on views, in tensors; record: gets the call on views, in its context."""
-    entered = Views(device)
+    entered = TensorViews(device)
     with entered.context():
         own = entered.call(arrays, keywords)
         result, pullback = rule(*own)
@@ -137,7 +137,7 @@ def on_views(
         result = entered.leave(result)
 
     def of_tensors(*cotangents: Any, **named: Any) -> Any:
-        given = Views(device)
+        given = TensorViews(device)
         with given.context():
             if device.type == "cuda":
                 cotangents = tuple(mapped(dense, d) for d in cotangents)

@@ -14,7 +14,7 @@ from .views import PLAIN, Tensor
 Rule = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Any, Callable[..., Any]]]
 
 
-SECOND = "{}: a gradient is differentiated again, expected first derivatives only: second ones are not available"
+SECOND = "{}: a gradient is differentiated, expected first derivatives only: second ones are not available"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class _Place:
     part: int
 
 
-class Call:
+class TensorCall:
     """A call without its tensors."""
 
     def __init__(self, name: str, rule: Rule, names: tuple[str, ...], keywords: Mapping[str, Any]):
@@ -70,7 +70,7 @@ class Call:
         return result, of_tensors
 
     def cotangents(self, given: tuple[Any, ...], where: torch.device) -> tuple[Any, ...]:
-        """The arguments of the pullback, from those of the outputs: zeros for a part of a state without one."""
+        """The arguments of the pullback from the gradients of the outputs: zeros for a part of a state without one."""
         left = iter(given)
 
         def each(like: Any) -> Any:
@@ -91,12 +91,12 @@ class Call:
 class Differentiable(torch.autograd.Function):
     """A call that PyTorch differentiates by its pullback.
 
-    The pullback, with what the forward kept, belongs to the storage of the last saved tensor. Hooks for saved tensors
+    The pullback, with its residuals, belongs to the storage of the last saved tensor. Hooks for saved tensors
     therefore drop it with that tensor: under gradient checkpointing nothing of the forward is held.
     """
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, call: TensorCall, *tensors: Tensor) -> Any:
         """The tensors of the result."""
         result, pullback = call.forward(tensors)
         owner = torch.empty(1, dtype=torch.uint8)
@@ -108,7 +108,7 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """The gradients. What forward kept is freed; a second backward of a retained graph computes it again.
+        """The gradients. Residuals are freed; a second backward of a retained graph recomputes them.
 
         So does the backward of a tensor that a hook has copied.
         """
@@ -146,6 +146,6 @@ def once(name: str, grads: Sequence[Tensor], of: Iterable[Any]) -> Sequence[Tens
 
 def differentiated(name: str, rule: Rule, names: tuple[str, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of a call that PyTorch differentiates."""
-    call = Call(name, rule, names, keywords)
+    call = TensorCall(name, rule, names, keywords)
     outputs = iter(Differentiable.apply(call, *call.tensors))
     return mapped(lambda like: None if like is None else next(outputs), call._result)

@@ -11,7 +11,7 @@ import torch
 from ...call.foreign import leaves
 from ...spec import VariantSpec
 from . import operators
-from .arguments import Arrays, Keywords, Views, given, modes, tracing
+from .arguments import Arrays, Keywords, TensorViews, given, modes, tracing
 from .autograd import Rule, differentiated
 from .eager import COTANGENTS, check, eager, fast, in_tensors, recorded_vjp
 from .views import PLAIN, Tensor
@@ -30,7 +30,7 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
 
 
 def is_traced(arrays: Arrays, keywords: Keywords) -> bool:
-    """Whether the tensors are stand-ins, or somebody follows what happens to them."""
+    """Whether the tensors are stand-ins, or a mode or transform follows operations on them."""
     if modes() or tracing() is not None:
         return True
     return any(
@@ -69,7 +69,7 @@ def apply(name: str, fn: Callable[..., Any], rule: Rule | None, names: Arrays, k
         raise TypeError(
             f"{name}: a tensor requires grad, expected tensors that do not (x.detach()): there is no gradient"
         )
-    views = Views(found.device)
+    views = TensorViews(found.device)
     with views.context():
         return views.leave(fn(**views.call((), keywords)[1]))
 
@@ -78,7 +78,7 @@ def explain(name: str, fn: Callable[..., Any], arrays: Arrays, keywords: Keyword
     """fn(*arrays, **keywords) on the views: (an explanation, how the tensors are seen and who differentiates)."""
     if (found := given(name, arrays, keywords)) is None:
         return NotImplemented
-    views = Views(found.device)
+    views = TensorViews(found.device)
     words = ("NumPy" if found.device.type == "cpu" else "CuPy") + " views of torch tensors"
     if found.device.type != "cpu":
         words += ", on torch's current stream"

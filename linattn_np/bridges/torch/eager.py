@@ -14,7 +14,7 @@ from ...call import dispatch, replay, vjp
 from ...call.foreign import check_cotangents
 from ...call.results import Result, StatesResult
 from ...spec import VariantSpec
-from .arguments import Arrays, Given, Keywords, Views, given, is_followed, on_views
+from .arguments import Arrays, Given, Keywords, TensorViews, given, is_followed, on_views
 from .autograd import Rule, differentiated
 from .views import PLAIN, tensor, view
 
@@ -64,10 +64,10 @@ def _on_host(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
         return None
     result = dispatch.run(spec, tuple(given), named)
     if type(result) is not Result:
-        return tensor(result) if type(result) is np.ndarray else Views(CPU).leave(result)
+        return tensor(result) if type(result) is np.ndarray else TensorViews(CPU).leave(result)
     out, state = result
     if type(state) is not np.ndarray:
-        return Views(CPU).leave(result)
+        return TensorViews(CPU).leave(result)
     state = keywords["state"] if state is named.get("state") else tensor(state)
     return Result(out if out is None else tensor(out), state)
 
@@ -87,7 +87,7 @@ def eager(spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: Any 
             return result
         rule = functools.partial(in_tensors, spec, functools.partial(vjp.run_vjp, spec), found.device)
         return differentiated(spec.name, rule, (*names, "state"), bound)
-    views = Views(found.device)
+    views = TensorViews(found.device)
     with views.context():
         own = views.call(arrays, keywords)
         result = dispatch.run(spec, *own)

@@ -1,6 +1,6 @@
-"""Operators `torch.ops.linattn_np.NAME` and `NAME_backward` of every variant, made from the specs.
+"""Operators `torch.ops.linattn_np.NAME` and `NAME_backward` of every variant, from the specs.
 
-They are what a traced call is made of: torch.compile and torch.export put one node into their graphs, which runs the
+A traced call consists of them: torch.compile and torch.export put one node into their graphs, which runs the
 call on the tensors' views. Every array is an argument, then come
 
     state       the arrays of the initial state, or none
@@ -8,7 +8,7 @@ call on the tensors' views. Every array is an argument, then come
     options     all others, as JSON
 
 and the result is a list: out if there are queries, the arrays of the final state with return_state, those of the states
-at positions. NAME_backward computes the forward again. A traced call that autograd follows is NAME_saving, with one
+at positions. NAME_backward recomputes the forward. A traced call that autograd follows is NAME_saving, with one
 tensor more for NAME_saved_backward (saving.py).
 """
 
@@ -124,7 +124,7 @@ def structured(spec: VariantSpec, options: Mapping[str, Any], found: list[Tensor
 
 
 def encoded(fn: str, options: tuple[tuple[str, Any], ...]) -> str:
-    """Options as JSON.   Raises TypeError for what is neither a plain value nor a tuple or list of these."""
+    """Options as JSON.   Raises TypeError for any value but plain ones and tuples and lists of them."""
 
     def refused(x: Any) -> Any:
         name = next((n for n, y in options if x is y or x in leaves(y)), "an option")
@@ -135,7 +135,7 @@ def encoded(fn: str, options: tuple[tuple[str, Any], ...]) -> str:
     return json.dumps(dict(options), default=refused, sort_keys=True)
 
 
-# what torch.compiler.assume_constant_result does, without importing the compiler
+# as torch.compiler.assume_constant_result does, without importing the compiler
 for function in (defined, encoded, name_of):
     setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
 
@@ -167,7 +167,7 @@ def keywords_of(spec: VariantSpec, given: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _listed(result: Any) -> list[Tensor]:
-    """The tensors of a result, with the strides of their shapes, which is what a fake says."""
+    """The tensors of a result, with the strides of their shapes, as the fake tensors have."""
     return [x.contiguous() for x in leaves(result) if x is not None]
 
 
@@ -259,7 +259,7 @@ def _saved_gradients(spec: VariantSpec, ctx: Any, cotangents: Any) -> tuple[Any,
     return _by_place(spec, ctx, "saved_backward", saved, (residuals,), cotangents[:-1])
 
 
-def _by_place(spec: VariantSpec, ctx: Any, which: str, saved: list[Tensor], kept: Any, cotangents: Any) -> Any:
+def _by_place(spec: VariantSpec, ctx: Any, which: str, saved: list[Tensor], residuals: Any, cotangents: Any) -> Any:
     """The gradients of a backward operator for each input of the forward's."""
     given, count, others, options = ctx.places
     left = iter(saved)
@@ -267,7 +267,7 @@ def _by_place(spec: VariantSpec, ctx: Any, which: str, saved: list[Tensor], kept
     state = [next(left) for _ in range(count)]
     each = [next(left) if there else None for there in others]
     backward = getattr(getattr(torch.ops, NAMESPACE), f"{spec.name}_{which}")
-    found = backward(*arrays, state, *each, options, *kept, list(cotangents))
+    found = backward(*arrays, state, *each, options, *residuals, list(cotangents))
     grads = list(once(spec.name, found, (*saved, *cotangents)))  # autograd does not see tensors in a list with None
     of_arrays = [grads.pop(0) if there else None for there in given]
     return *of_arrays, grads[:count], *[None] * len(TENSORS), None

@@ -2,7 +2,7 @@
 
 A graph needs the shapes of its tensors before a call runs, but how much a forward keeps is known only then. The tensor
 is therefore one byte long, at the beginning of a storage that holds everything. A backward finds it there. If somebody
-copied the byte, into a storage of another size, it computes the forward again.
+copied the byte, into a storage of another size, it recomputes the forward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Keywords = dict[str, Any]
 
 
 def computed(spec: VariantSpec, keywords: Keywords) -> tuple[list[Tensor | None], Tensor] | None:
-    """(the results, what the backward reads); None if it has to compute the forward again."""
+    """(results, residuals); None if the backward has to recompute the forward."""
     first = keywords[spec.change.value]
     return _on_device(spec, keywords) if first.is_cuda else _on_host(spec, keywords)
 
@@ -49,7 +49,7 @@ def _program(signature: Signature, given: tuple[Abstract, ...]) -> Program:
 
 
 def _of(spec: VariantSpec, keywords: Keywords) -> tuple[Program, list[np.ndarray]]:
-    """(the program of a call, its arrays, in C order and read-only as those that the program was made with)."""
+    """(the program of a call, its arrays, in C order and read-only, as the program expects)."""
     given = {n: x for n, x in keywords.items() if isinstance(x, Tensor) and n in spec.arrays}
     state = keywords.get("state")
     given |= {} if state is None else flatten("state", state)
@@ -70,7 +70,7 @@ def _on_host(spec: VariantSpec, keywords: Keywords) -> Any:
     rest, count = _rest(program, memory), len(program.saved_results)
     program.saving([*results, *rest[count:]], arrays)
     for x, n in zip(rest, program.saved_results, strict=False):
-        x[...] = results[n]  # a graph may use its memory again
+        x[...] = results[n]  # a graph may reuse its memory
     return [tensor(x) for x in results], memory[:1]
 
 

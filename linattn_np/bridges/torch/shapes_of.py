@@ -1,6 +1,6 @@
-"""Shapes and dtypes of the results of a call, from its arrays' shapes: what a fake tensor needs.
+"""Shapes and dtypes of the results of a call, from its arrays' shapes, for fake tensors.
 
-Sizes other than batch, tokens and sequences are those of a call on one token, which is made, on ones, by NumPy: a
+Sizes other than batch, tokens and sequences come from a NumPy call on one token of ones: a
 feature map or a variant may change them.
 """
 

@@ -1,4 +1,4 @@
-"""RMS norm with an output gate in compiled loops, one pass over the rows: ops/gated_norm.py says what it is.
+"""RMS norm with an output gate in compiled loops, one pass over the rows: ops/gated_norm.py has the equations.
 
 gate after:   y = n w a,  n = f x,    f = 1 / sqrt(mean x^2 + eps),  a = act(gate)
 gate before:  y = n w,    n = f x a,  f likewise of x a

@@ -1,4 +1,4 @@
-"""Feature maps of rows, each with its transpose; ops/map_steps.py says what their tables are."""
+"""Feature maps of rows, each with its transpose; ops/map_steps.py describes their tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ zeros, read = registers(1)
 def monomials(X: Matrix, n: Whole, segments: Wholes, weights: Vector, F: Matrix):
     """F_j = weights_j F_s x_l for the features j = t, t + 1, ... and channels l, l + 1, ... of segments (s, l, t).
 
-    X has n channels and a vector of zeros behind them; whole vectors are computed, what is too much is written over.
+    X has n channels and a vector of zeros behind them; whole vectors are computed, and surplus columns overwritten.
     """
     lane = BYTES // F.itemsize
     for i in range(len(X)):
@@ -32,7 +32,7 @@ def monomials(X: Matrix, n: Whole, segments: Wholes, weights: Vector, F: Matrix)
 
 @piece
 def monomials_vjp(X: Matrix, n: Whole, segments: Wholes, weights: Vector, F: Matrix, dF: Matrix, dX: Matrix):
-    """dX += the transpose, segments from the last to the first; dF gains what its children hand down."""
+    """dX += the transpose, segments from the last to the first; dF gains the gradients of its children."""
     lane = BYTES // F.itemsize
     for s in range(len(segments) - 1, -1, -1):
         parent, channel, to = segments[s, 0], segments[s, 1], segments[s, 2]

@@ -57,7 +57,7 @@ def series(*coefficients: float) -> Any:
 def exp(x: Any) -> Any:
     """e^x = 2^n e^r with |r| <= ln(2) / 2, e^r by its series; at most 2 ulp off; 0 below the smallest normal number.
 
-    -inf gives 0, NaN gives NaN, and what overflows inf.
+    -inf gives 0, NaN gives NaN, and overflow inf.
     """
     with np.errstate(all="ignore"):
         y = np.exp(x)

@@ -2,7 +2,7 @@
 
     (even, odd) <- (even c - odd s, even s + odd c)
 
-Products are rounded before they are added, as those of array calls are: both have the same bits.
+Products are rounded before they are added, as in array calls: both have the same bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The causal short convolution in compiled loops, one pass over the tokens: ops/short_conv.py says what it is.
+"""The causal short convolution in compiled loops, one pass over the tokens: ops/short_conv.py has the equations.
 
 Rows are the tokens of all sequences, one after the other; `place` is the number of a token within its sequence.
 Forward, tasks are blocks of tokens; backward, blocks of channels, whose sums over tokens have one order.

@@ -94,7 +94,7 @@ def load_column(x: Stored, place: Place, out: Column):
 def save(A: Matrix, x: Stored, place: Place, columns: Columns, factors: Vector = None):
     """Rows factors_i A_i to tokens of an array in the dtype of the computation, from `place` on.
 
-    They are added to what heads before this one have stored, where heads share a head of the array.
+    Where heads share a head of the array, they are added to the sums of the heads before.
     """
     out = tokens_of(x, A[0, 0], place, len(A), columns)
     more = place[1] % field_of(x, SHARED) != 0
@@ -111,7 +111,7 @@ def save(A: Matrix, x: Stored, place: Place, columns: Columns, factors: Vector =
 
 @piece
 def stream(A: Matrix, x: Stored, place: Place, columns: Columns, factors: Vector = None):
-    """`save` of what is not read again soon: past the caches into an array that they cannot hold."""
+    """`save` of rows that are not read soon: past the caches, into an array larger than they are."""
     out, step, places = tokens_of(x, A[0, 0], place, len(A), columns), field_of(x, TOKEN), (columns[0] | columns[1])
     is_whole = (field_of(x, AT) | field_of(x, HEAD) | step | places * A.itemsize) % BYTES == 0  # vectors of memory
     if is_whole and field_of(x, BATCHES) * field_of(x, TOKENS) * step >= STREAMED and field_of(x, SHARED) == 1:
@@ -136,7 +136,7 @@ HALF_ROUND, HALF_NORMAL, INFINITE = U(0x47800000), U(0x38800000), U(0x7F800000) 
 
 @piece
 def to_bfloat16(x: Bits32, out: Bits):
-    """To nearest even: half of the last place is added, less one bit where what stays is even."""
+    """To nearest even: half of the last place is added, less one bit where the rest is even."""
     for i in range(len(out)):
         bits = x[i]
         high = U(bits >> U(16))
@@ -147,7 +147,7 @@ def to_bfloat16(x: Bits32, out: Bits):
 
 @piece
 def to_float16(x: Bits32, out: Bits):
-    """The same with the exponent moved; a subnormal is what 0.5 keeps of it when it is added."""
+    """The same with the exponent moved; a subnormal is rounded by the sum with 0.5."""
     for i in range(len(out)):
         bits = x[i]
         magnitude = U(bits & U(0x7FFFFFFF))
@@ -155,9 +155,9 @@ def to_float16(x: Bits32, out: Bits):
         normal = U(U(U(magnitude + U(0xC8000FFF)) + odd) >> U(13))
         added = np.float32(magnitude.view(np.float32) + np.float32(0.5))
         subnormal = U(added.view(np.uint32) - U(0x3F000000))
-        kept = U(U(U(bits & U(0x7FFFFF)) >> U(13)) + U(0x7C00))  # of a NaN, which must not become infinite
-        kept = U(0x7C01) if kept == U(0x7C00) else kept
-        special = kept if magnitude > INFINITE else U(0x7C00)
+        payload = U(U(U(bits & U(0x7FFFFF)) >> U(13)) + U(0x7C00))  # of a NaN, which must not become infinite
+        payload = U(0x7C01) if payload == U(0x7C00) else payload
+        special = payload if magnitude > INFINITE else U(0x7C00)
         finite = subnormal if magnitude < HALF_NORMAL else normal
         rounded = special if magnitude >= HALF_ROUND else finite
         out[i] = np.uint16(U(rounded | U(U(bits >> U(16)) & U(0x8000))))

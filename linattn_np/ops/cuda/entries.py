@@ -18,7 +18,7 @@ def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
 
 
 def key_entries(dtype: str) -> Iterator[Entry]:
-    """The kernels of keys that are made of log decays (hgrn2)."""
+    """The kernels of keys 1 - e^g (hgrn2)."""
     for gate in dict.fromkeys((dtype, "float32")):
         yield Entry(f"keys of log decays in {gate}", complement.SOURCE, complement.constants(gate, dtype))
 

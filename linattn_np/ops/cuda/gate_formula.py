@@ -39,7 +39,7 @@ def bounded(xp: Any, raw: Array, bound: float, A_log: Array | None, bias: Array 
 def bounded_vjp(
     xp: Any, raw: Array, bound: float, A_log: Array | None, bias: Array | None, dy: Array, sizes: Sizes
 ) -> tuple[Array, Array | None, Array | None]:
-    """Gradients of raw, A_log and bias in float32, those of parameters that are given."""
+    """Gradients of raw, A_log and bias in float32, for the given parameters."""
     da, dA, dbias = _backward(xp, "bounded_gate_vjp", raw, (A_log, bias), dy, sizes, bound)
     return da, None if A_log is None else dA, None if bias is None else dbias
 

@@ -22,7 +22,7 @@ ARRAYS = ("D", "other", "dout", "dg", "y", "dx", "dz", "g", "ddt", "dA", "dD")
 SUMS_CONSTANTS = row_constants("float32", "float32", 1, 1)
 
 
-class Step(NamedTuple):
+class StepInputs(NamedTuple):
     """Inputs of the step size: dt (..., T, H); bias and A (H,); whether softplus is applied; the limits."""
 
     dt: Array
@@ -45,44 +45,44 @@ def step_constants(element: str, grad: str, V: int) -> Constants:
     return row_constants(element, grad, V, gcd(16 // (4 if element == "float32" else 2), V))
 
 
-def values(xp: Any, x: Array, step: Step) -> tuple[Array, Array]:
+def values(xp: Any, x: Array, step: StepInputs) -> tuple[Array, Array]:
     """(v in the dtype of x, g (..., T, H) in float32)."""
     x, step = _rows(xp, x), _dense(xp, step)
     v, g = xp.empty(x.shape, dtype=x.dtype), xp.empty(x.shape[:-1], dtype=xp.float32)
-    _launch("step_size", x, step, made={"y": v, "g": g})
+    _launch("step_size", x, step, results={"y": v, "g": g})
     return v, g
 
 
 def values_vjp(
-    xp: Any, x: Array, step: Step, dv: Array, dg: Array, D: Array | None = None, dout: Array | None = None
+    xp: Any, x: Array, step: StepInputs, dv: Array, dg: Array, D: Array | None = None, dout: Array | None = None
 ) -> dict[str, Array]:
-    """Gradients of x (in its dtype), dt, A and bias (float32) from those of v and g (..., T, H).
+    """Gradients of x (in its dtype), dt, A and bias (float32) from dv and dg; g is (..., T, H).
 
-    dout: the gradient of out + D x, in the dtype of x, for those of x and D.
+    dout: the gradient of out + D x, in the dtype of x, for dx and dD.
     """
     x, step, D, f32 = _rows(xp, x), _dense(xp, step), _parameter(xp, D), xp.float32
     dv = xp.ascontiguousarray(dv if dtype_name(dv) in ELEMENTS else cast(xp, dv, f32))
     dg, dout = xp.ascontiguousarray(cast(xp, dg, f32)), None if dout is None else xp.ascontiguousarray(dout)
-    made = {"dx": xp.empty(x.shape, dtype=x.dtype)}
-    made |= {n: xp.empty(x.shape[:-1], dtype=f32) for n in ("ddt", "dA", *(() if dout is None else ("dD",)))}
-    _launch("step_size_vjp", x, step, D=D, other=dv, dout=dout, dg=dg, made=made)
-    grads = {"x": made["dx"], "dt": made["ddt"], "A": over_tokens(xp, made["dA"])}
+    results = {"dx": xp.empty(x.shape, dtype=x.dtype)}
+    results |= {n: xp.empty(x.shape[:-1], dtype=f32) for n in ("ddt", "dA", *(() if dout is None else ("dD",)))}
+    _launch("step_size_vjp", x, step, D=D, other=dv, dout=dout, dg=dg, results=results)
+    grads = {"x": results["dx"], "dt": results["ddt"], "A": over_tokens(xp, results["dA"])}
     if step.bias is not None:
-        grads["dt_bias"] = over_tokens(xp, made["ddt"])
-    return grads if dout is None else grads | {"D": over_tokens(xp, made["dD"])}
+        grads["dt_bias"] = over_tokens(xp, results["ddt"])
+    return grads if dout is None else grads | {"D": over_tokens(xp, results["dD"])}
 
 
 def finish(xp: Any, out: Array, x: Array, D: Array | None, z: Array | None) -> Array:
     """(out + D x) silu(z), in the dtype of x; D (H,)."""
     x, z = _rows(xp, x), None if z is None else _rows(xp, z)
     y = xp.empty(x.shape, dtype=x.dtype)
-    _launch("finish", x, D=_parameter(xp, D), z=z, other=xp.ascontiguousarray(out), made={"y": y})
+    _launch("finish", x, D=_parameter(xp, D), z=z, other=xp.ascontiguousarray(out), results={"y": y})
     return y
 
 
 def finish_vjp(xp: Any, out: Array, x: Array, D: Array | None, z: Array, dout: Array) -> tuple[Array, Array]:
     """Gradients of out + D x and of z, in the dtype of x, which dout has too."""
-    x, made = _rows(xp, x), {n: xp.empty(x.shape, dtype=x.dtype) for n in ("y", "dz")}
+    x, results = _rows(xp, x), {n: xp.empty(x.shape, dtype=x.dtype) for n in ("y", "dz")}
     _launch(
         "finish_vjp",
         x,
@@ -90,9 +90,9 @@ def finish_vjp(xp: Any, out: Array, x: Array, D: Array | None, z: Array, dout: A
         z=_rows(xp, z),
         other=xp.ascontiguousarray(out),
         dout=xp.ascontiguousarray(dout),
-        made=made,
+        results=results,
     )
-    return made["y"], made["dz"]
+    return results["y"], results["dz"]
 
 
 def over_tokens(xp: Any, x: Array) -> Array:
@@ -115,7 +115,7 @@ def _rows(xp: Any, x: Array) -> Array:
     return x if fine else xp.ascontiguousarray(x)
 
 
-def _dense(xp: Any, step: Step) -> Step:
+def _dense(xp: Any, step: StepInputs) -> StepInputs:
     dt = step.dt if dtype_name(step.dt) in ELEMENTS else cast(xp, step.dt, xp.float32)
     return step._replace(dt=xp.ascontiguousarray(dt), bias=_parameter(xp, step.bias), A=_parameter(xp, step.A))
 
@@ -124,9 +124,11 @@ def _parameter(xp: Any, y: Array | None) -> Array | None:
     return None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32))
 
 
-def _launch(entry: str, x: Array, step: Step | None = None, *, made: dict[str, Array], **given: Array | None) -> None:
-    """given, made: input and output arrays of STEP_SIZE by name; rows are contiguous, except those of z."""
-    given |= made
+def _launch(
+    entry: str, x: Array, step: StepInputs | None = None, *, results: dict[str, Array], **given: Array | None
+) -> None:
+    """given, results: input and output arrays of STEP_SIZE by name; rows are contiguous, except the rows of z."""
+    given |= results
     soft, limits = (False, (0.0, 0.0)) if step is None else (step.soft, step.limits)
     dt, bias, A = (None, None, None) if step is None else (step.dt, step.bias, step.A)
     T, heads, V = x.shape[-3:]

@@ -57,7 +57,7 @@ def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair, eps: float) -> Pair:
         for y in arrays)  # fmt: skip
     grads = tuple(None if y is None or x is None else xp.ascontiguousarray(y)
                   for x, y in zip(arrays, grads, strict=True))  # fmt: skip
-    made = [None if y is None else xp.empty(y.shape, dtype=y.dtype) for y in arrays]
+    results = [None if y is None else xp.empty(y.shape, dtype=y.dtype) for y in arrays]
     there = [y for y in (*arrays, *grads) if y is not None]
     first, grad = next(y for y in arrays if y is not None), next((y for y in grads if y is not None), None)
     K, element = first.shape[-1], dtype_name(first)
@@ -68,14 +68,14 @@ def _divide(xp: Any, entry: str, arrays: Pair, grads: Pair, eps: float) -> Pair:
     each = THREADS // dict(constants)["LA_LANES"]
     packed: list[Any] = []
     blocks: list[int] = []
-    for x, dy, y in zip(arrays, grads, made, strict=True):
+    for x, dy, y in zip(arrays, grads, results, strict=True):
         packed += NONE if x is None else _row_array(x, dy, y)
         blocks.append(0 if x is None else -(-prod(x.shape[:-1]) // each))
     struct = UNIT_ROWS.pack(of=packed, first=blocks[0], root=sqrt(eps))
     launch.launch(
-        SOURCE, entry, constants, sum(blocks), THREADS, 0, struct, tuple(y for y in (*there, *made) if y is not None)
+        SOURCE, entry, constants, sum(blocks), THREADS, 0, struct, tuple(y for y in (*there, *results) if y is not None)
     )
-    return tuple(made)
+    return tuple(results)
 
 
 def misaligned(y: Array, size: int) -> bool:

@@ -92,14 +92,14 @@ def test_every_autograd_function_is_in_the_table():
 
 
 def test_a_checkpointed_call_holds_nothing_that_its_forward_kept(monkeypatch):
-    kept, forward = [], autograd.Call.forward
+    kept, forward = [], autograd.TensorCall.forward
 
     def watched(self, tensors):
         result, pullback = forward(self, tensors)
         kept.append(weakref.ref(pullback))
         return result, pullback
 
-    monkeypatch.setattr(autograd.Call, "forward", watched)
+    monkeypatch.setattr(autograd.TensorCall, "forward", watched)
     q, k, v, beta = (normal(1, 70, 2, n) for n in (4, 4, 3, 1))
     given = [q.requires_grad_(), k, v, -v[..., 0].abs(), beta[..., 0].abs()]
     out = RULE(*given)

@@ -17,7 +17,7 @@ from ..views import Tensor
 
 
 class Replayed(torch.autograd.Function):
-    """A call of which forward and pullback are recorded."""
+    """A call whose forward and pullback are recorded."""
 
     @staticmethod
     def forward(ctx: Any, plan: Any, options: dict[str, Any], pointers: list[int], *given: Tensor) -> Any:
@@ -53,7 +53,7 @@ def _like(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor
 
 
 def in_full(plan: Any, keywords: dict[str, Any], cotangents: tuple[Any, ...]) -> Any:
-    """The gradients of a call for cotangents whose pullback is not recorded yet: its forward is computed again."""
+    """The gradients of a call for cotangents whose pullback is not recorded yet: its forward is recomputed."""
     with torch.no_grad():
         rule = functools.partial(vjp.run_vjp, plan.spec)
         device = next(iter(keywords.values())).device
