@@ -1,8 +1,8 @@
-"""What a core is: what a public call asks of the code that computes a recurrence, forward and backward.
+"""The protocol of a core: the code that computes a recurrence, forward and backward.
 
 A core is an object, or a module, with the functions of `Core`. A spec names its core (`VariantSpec.core`). The type of
-what a change of variables returns names the computation: the core itself, or one of its read-outs (`register`).
-One token is a forward of T = 1 with a state: a core finds its own short way.
+the type that a change of variables returns names the computation: the core itself, or one of its read-outs
+(`register`). One token is a forward of T = 1 with a state: a core finds its own short way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StatesAt(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """How a core would compute a call; operations are those of the products of the forward pass."""
+    """How a core would compute a call; operations: of the products of the forward pass."""
 
     backend: str
     reason: str

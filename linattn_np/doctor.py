@@ -142,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is installed and checked; 0 if all checks pass."""
+    """Print the installed versions and the checks; 0 if all checks pass."""
     return brief() if args.brief else everything()
 
 

@@ -2,7 +2,8 @@
 
     products("q", "k", "g", v=("w", "v"), r=("b", "k"))        v = w v,  r = b k,  beta = 1
 
-The transpose of y = x_1 ... x_n is dx_i = dy times the other factors, summed over what x_i is broadcast to.
+The transpose of y = x_1 ... x_n is dx_i = dy times the other factors, summed over the axes along which x_i is
+broadcast.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def _spaced(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 DRAWS: dict[str, Draw] = {  # the distributions by name (Samples.distributions)
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "unit": _unit,
-    "direction": _unit,  # of a map that is multiplied by those of other tokens
+    "direction": _unit,  # of a map; the maps of tokens are multiplied
     "spread": _spaced,
     "half unit": lambda rng, shape: 0.5 * _unit(rng, shape),
     "log decay": lambda rng, shape: -rng.uniform(0.0, 0.7, shape),

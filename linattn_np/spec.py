@@ -54,14 +54,14 @@ class ArgSpec:
 
 @dataclass(frozen=True)
 class ChangeOfVariables(Generic[CoreInputs]):
-    """The maps between the arrays of a variant and those of the core, each with its transpose.
+    """The maps between the arrays of a variant and the inputs of the core, each with its transpose.
 
-    to_core_vjp(c, d) maps the gradients d of the core's inputs to those of the variant's arrays.
+    to_core_vjp(c, d) maps the gradients d of the core's inputs to gradients of the variant's arrays.
     from_core_vjp(c, out, dout) returns (gradient of the core's output, gradients by name), dout in the caller's dtype;
     names that are not arrays of the variant become attributes of the c of to_core_vjp.
     query, key, value: the arrays that the core's q, k and v come from; None for a variant without one.
     gate: the array without which the log decays are constants that need no gradient.
-    erase_key: what the erase vectors r are, if there are any.
+    erase_key: the kind of the erase vectors r, if there are any.
     complement_keys: the core's k is 1 - e^g. A backend may add the gradient through k to that of g: then d.k is None.
     linear: whether outputs are linear in the values.
     """
@@ -102,7 +102,7 @@ class StateFormat:
     plain: for which options pack only checks, so that a pool of states needs no copy.
     wide: the state may have a shape other than (H, K, V).
     unit: parts that are matrices, which are the identity before the first token; the others are zero.
-    axes: by part ("state" for one array), if they are not those of the core.
+    axes: by part ("state" for one array), if they differ from the core's.
     """
 
     parts: type[Any] | None = None
@@ -188,7 +188,7 @@ class VariantSpec:
 
 
 class VariantFunction(Protocol):
-    """A public function: what `call.dispatch.public` adds to it."""
+    """A public function, with the attributes that `call.dispatch.public` adds."""
 
     __name__: str
     spec: VariantSpec
@@ -197,7 +197,7 @@ class VariantFunction(Protocol):
     def __call__(self, *arrays: Any, **options: Any) -> Any: ...
 
 
-# what only tests, benchmarks and `linattn doctor` need
+# for tests, benchmarks and `linattn doctor`
 
 DISTRIBUTIONS = {"g": "log decay", "gv": "log decay", "beta": "strength"}  # of the others "normal" (sampling.py)
 

@@ -215,7 +215,7 @@ def check_shapes(fn: str, arrays: Mapping[str, Any], rate: str, is_token: bool) 
 
 
 def _missing_axes(x: Array, d: Array, is_token: bool) -> str:
-    """How signals get the axis of channels that they lack; "" if that is not what is wrong."""
+    """How signals get the axis of channels that they lack; "" for other errors."""
     one, ways = "[..., None]" if is_token or max(x.ndim, d.ndim + 1) > 2 else "[:, None]", []
     if x.ndim == 1 and not is_token:
         x, ways = x[:, None], ["x[:, None] is (T, 1), la.delay_line(x, taps) is (T, taps)"]

@@ -25,7 +25,7 @@ from ..runtime.values import check_word
 from . import operations, policy
 from .array import pairs
 from .growth import growth as growth
-from .preprocess import PREPROCESSING, Step, traced_steps
+from .preprocess import PREPROCESSING, InputStep, traced_steps
 from .states import STATE_AXES as STATE_AXES
 from .states import STATE_COUNTS as STATE_COUNTS
 from .states import STATE_LIMITS as STATE_LIMITS
@@ -254,7 +254,7 @@ class Path(NamedTuple):
     """How a call is computed: the backend, the preprocessing steps before it, and the plan."""
 
     backend: Backend
-    steps: tuple[Step, ...]
+    steps: tuple[InputStep, ...]
     plan: Plan
 
 
@@ -273,7 +273,7 @@ def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
     return Path(backend, preprocessing(backend, x, plan), plan)
 
 
-def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[Step, ...]:
+def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[InputStep, ...]:
     """The preprocessing steps of a call: for the features that it has and the backend does not handle."""
     has = {"l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0, "micro_steps": plan.micro_steps > 1,
            "pools": plan.pool_rows is not None,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..runtime.arrays import Array, Namespace, cast, device, sum_to
 from ..runtime.shapes import Chunk, Sequence, segments
 from .heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all, take
-from .segments import Segments, Table, gradients_at, with_positions
+from .segments import Segments, SegmentTable, gradients_at, with_positions
 from .types import Erase, Inputs, Plan, ReadState, Saved
 
 
@@ -172,7 +172,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
 def _segments(plan: Plan, sequence: Sequence) -> Segments:
     """A sequence token by token."""
     cuts = segments(sequence, plan.states_at or ())
-    return Segments(TOKEN_LOOP, [Table([Chunk(s.start, s.stop)], s.at) for s in cuts])
+    return Segments(TOKEN_LOOP, [SegmentTable([Chunk(s.start, s.stop)], s.at) for s in cuts])
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:

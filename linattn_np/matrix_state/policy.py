@@ -22,7 +22,7 @@ SHORT_CPU_WIDTH = 64  # channels decay, up to so many: work that grows with the 
 LONGEST_CPU_CHUNK = 128  # longest chunk of the compiled loops
 SCAN_CHUNK = 32  # CUDA scan without erase: with 64 tokens outputs leave too few registers for the state
 GROUP_CHUNK = 64  # CUDA warpgroup products: the rows of one
-DELTA_CHUNK = {"bfloat16": 64, "float16": 64, "float32": 32}  # CUDA, portable delta rule: what shared memory holds
+DELTA_CHUNK = {"bfloat16": 64, "float16": 64, "float32": 32}  # CUDA, portable delta rule: limited by shared memory
 
 # longest sequences that use the recurrent form by default
 
@@ -43,7 +43,7 @@ THREADED_ELEMENTS = 2**18  # of v, from which threads are worth starting
 MATRIX_ELEMENTS = 2**21  # SOLVED read-outs: of the matrices Z_t that the exact solver forms in one batch, 16 MiB
 VECTOR_ELEMENTS = 2**15  # and of the vectors that conjugate gradients iterate in one batch: they stay in cache
 
-# array calls on CuPy: what takes time are calls, not operations
+# array calls on CuPy: calls take the time, not operations
 
 SCAN_BYTES = 1 << 30  # of one table of decays, over the heads whose chunks are computed at once
 SCAN_HEAD_BYTES = 64 << 20  # the same of one head, up to which all chunks are: 16384 tokens of 128 channels
@@ -62,20 +62,20 @@ STEP_TOKENS = 32  # tokens of the recurrent form whose vectors are in memory at 
 DECAY_BLOCK = 16  # tokens of a sub-block of a vector decay: pairs inside, a product with those before
 GATE_FLOOR = -1.0e4  # a log decay below it means the same as -inf, and sums of it stay finite
 FEATURE_HEADS = 8  # of one token whose features are computed at once: with a query each two rows of register tiles
-FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they give
+FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they gain
 MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted
 APART_OPERATIONS = 2e7  # of a call from which on few heads go backward by blocks of time at once
-FEW_BYTES = 2**22  # of states that go by in the recurrent form: below, threads cost more than they give
+FEW_BYTES = 2**22  # of states streamed by the recurrent form: below, threads cost more than they gain
 SOLVED_BYTES = 2**24  # of matrices that the steps of one token's systems read: below, likewise
 UNIT_ELEMENTS = 2**15  # numbers of a task that divides rows by their length
-CHECKPOINT_BYTES = 10 << 20  # of the states of chunks that an adjoint keeps at once, for each thread, if it can choose
-TIME_BLOCK = 256  # tokens after which heads take turns: what is fetched for their neighbours is still in the cache
-TURNING_HEADS = 8  # heads that take turns, at most
-REMEMBERED_ROWS = 32  # sequences up to which a call's tasks are remembered for the next
-STORED_BYTES = 8 << 20  # of states between blocks of time that a forward keeps for its backward: longer blocks above
+CHECKPOINT_BYTES = 10 << 20  # of the states of chunks that an adjoint stores at once, for each thread, if it can choose
+TIME_BLOCK = 256  # tokens after which heads alternate: cache lines shared with a neighbour are still in the cache
+ALTERNATING_HEADS = 8  # heads that alternate, at most
+REMEMBERED_ROWS = 32  # sequences up to which a call's tasks are cached for the next
+STORED_BYTES = 8 << 20  # of states between blocks of time that a forward stores for its backward: longer blocks above
 LONGEST_BLOCK = 2048  # tokens of a block of time of a backward: of 128 channels its states are 6 % of its keys
 
-# CUDA: what a device has
+# CUDA: the device
 
 WIDEST_CUDA = 256  # largest key and value width of the kernels: a wider state leaves no registers
 WIDEST_GROUP = 128  # the same of warpgroup products: a 128 x 128 state takes 64 registers a thread in two warpgroups
@@ -110,7 +110,7 @@ PORTABLE_SEGMENTS = 3  # least number of segments of a sequence: states at their
 BOUNDED_NATS = 64.0  # that a channel may lose in a chunk with one reference: quotients and queries stay normal numbers
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
 ROW_WARPS = 8  # rows of a block that makes a free term of the delta rule, a warp each
-EXACT_GRADIENT_BLOCKS = 2  # a multiprocessor, one after the other, of the gradients of chunks that decay too far
+EXACT_GRADIENT_BLOCKS = 2  # blocks per multiprocessor of the kernel of exact gradients, run one after the other
 
 # CUDA: the kernel of a few tokens
 

@@ -6,7 +6,7 @@ backward does the same with gradients in reverse order.
     l2norm        y = q / |q| and k / |k|, zero rows stay 0           dx = (dy - y <y, dy>) / |x|
                   r = k or b * k is divided by |k| too; |x| is sqrt(x.x + plan.l2norm_eps)
     strengths     beta = f s, s = sigmoid(raw), f = plan.beta_sigmoid   draw = f s (1 - s) dbeta
-    micro_steps   tokens of n steps, of which the first decays and the last reads
+    micro_steps   tokens of n steps; the first decays, the last reads
     pools         initial states are gathered from a pool, zeros for sequences that begin without one
     all_pairs     queries that are not causal are multiplied by the keys first, where that is less work
     late_queries  all queries read the final state
@@ -34,7 +34,7 @@ Rows = tuple[Array | None, ...]  # queries, keys
 Run = Callable[..., Any]
 
 
-class Step(NamedTuple):
+class InputStep(NamedTuple):
     """One step: `forward(run, module, x, plan, state)` and `backward(run, saved, dout, dstate)`.
 
     module: the backend's module, which may have its own unit_rows.
@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Residuals of a step that changes nothing but inputs: those before it, and what the rest saved."""
+    """Residuals of a step that changes inputs alone: the inputs before it, and the residuals of the rest."""
 
     module: Any
     x: Inputs
@@ -56,7 +56,7 @@ class Changed(NamedTuple):
     rest: Any
 
 
-def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., Inputs]) -> Step:
+def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., Inputs]) -> InputStep:
     """A step that changes nothing but inputs."""
 
     def forward(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Any, Any, Changed]:
@@ -67,7 +67,7 @@ def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., I
         d, dstate0 = run(saved.rest, dout, dstate)
         return inputs_vjp(saved.module, saved.x, saved.plan, d), dstate0
 
-    return Step(name, forward, backward, inputs)
+    return InputStep(name, forward, backward, inputs)
 
 
 # l2norm
@@ -124,7 +124,7 @@ def unit_rows_vjp(plan: Plan, rows: Rows, grads: Rows) -> Rows:
 
 
 def strengths(plan: Plan, raw: Array) -> Array:
-    """The strengths of a call, those of raw projections in the compute dtype."""
+    """The strengths of a call; strengths from raw projections have the compute dtype."""
     if not plan.beta_sigmoid:
         return raw
     return gate_formula.bounded(plan.xp, raw, gate_formula.Bounded(plan.beta_sigmoid), plan.dtype, True)
@@ -347,16 +347,16 @@ def _rows_of(dstate: Any, channels: slice) -> Any:
 PREPROCESSING = (  # in this order; core.py says when a call needs a step
     of_inputs("l2norm", _l2norm, _l2norm_vjp),
     of_inputs("strengths", _strengths, _strengths_vjp),
-    Step("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),
-    Step("pools", _pools, _pools_vjp),
-    Step("all_pairs", pairs.forward, pairs.backward),
-    Step("late_queries", _late_queries, _late_queries_vjp),
-    Step("first_position", _first_position, _first_position_vjp),
-    Step("wide_keys", _wide_keys, _wide_keys_vjp),
+    InputStep("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),
+    InputStep("pools", _pools, _pools_vjp),
+    InputStep("all_pairs", pairs.forward, pairs.backward),
+    InputStep("late_queries", _late_queries, _late_queries_vjp),
+    InputStep("first_position", _first_position, _first_position_vjp),
+    InputStep("wide_keys", _wide_keys, _wide_keys_vjp),
 )
 
 
-def traced_steps(steps: Sequence[Step], module: Any, x: Inputs, plan: Plan, then: Any) -> tuple[Inputs, Plan, Any]:
+def traced_steps(steps: Sequence[InputStep], module: Any, x: Inputs, plan: Plan, then: Any) -> tuple[Inputs, Plan, Any]:
     """Inputs and plan after steps that change no state, and `then` of Computation.record behind their outputs."""
     for step in steps:
         if step.output is not None:

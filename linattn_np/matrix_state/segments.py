@@ -1,6 +1,7 @@
 """Sequences that are cut at the positions of plan.states_at: segments, each of which begins with the state of the last.
 
-The bits are those of calls that end at the positions and hand their states on, in the form of the whole sequence.
+The results have the bits of calls that end at the positions and hand their states on, in the form of the whole
+sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .heads import initial_state, join_state
 from .types import Inputs, Plan
 
 
-class Table(NamedTuple):
+class SegmentTable(NamedTuple):
     """The chunks of a segment, and the index of the position at its end, -1 if there is none."""
 
     chunks: list[Chunk]
@@ -26,7 +27,7 @@ class Segments(NamedTuple):
     """A sequence in a form that array calls have; the segments of a form that CUTS are one pass over all chunks."""
 
     form: Any  # forward, backward
-    tables: list[Table]
+    tables: list[SegmentTable]
 
     def forward(
         self, core: Inputs, plan: Plan, S: Array, put: Callable[[int, Array], None] | None
@@ -34,13 +35,13 @@ class Segments(NamedTuple):
         """(the state at the end of each segment, residuals)."""
         if getattr(self.form, "CUTS", False):
             found: dict[int, Array] = {}
-            S, kept = self.form.forward(core, plan, self._chunks, S, put, found.__setitem__, self._stops)
-            return [found.get(stop, S) for stop in self._stops], [kept]
+            S, saved = self.form.forward(core, plan, self._chunks, S, put, found.__setitem__, self._stops)
+            return [found.get(stop, S) for stop in self._stops], [saved]
         ends, residuals = [], []
         for table in self.tables:
-            S, kept = self.form.forward(core, plan, table.chunks, S, put)
+            S, saved = self.form.forward(core, plan, table.chunks, S, put)
             ends.append(S)
-            residuals.append(kept)
+            residuals.append(saved)
         return ends, residuals
 
     def backward(
@@ -52,8 +53,8 @@ class Segments(NamedTuple):
         if getattr(self.form, "CUTS", False):
             added = {stop: d for stop, d in zip(self._stops, more, strict=True) if d is not None}
             return self.form.backward(core, plan, self._chunks, residuals[0], dout, dS, put, added)
-        for table, kept, d in zip(reversed(self.tables), reversed(residuals), reversed(more), strict=True):
-            dS = self.form.backward(core, plan, table.chunks, kept, dout, dS if d is None else dS + d, put)
+        for table, saved, d in zip(reversed(self.tables), reversed(residuals), reversed(more), strict=True):
+            dS = self.form.backward(core, plan, table.chunks, saved, dout, dS if d is None else dS + d, put)
         return dS
 
     @property
@@ -77,7 +78,7 @@ def with_positions(plan: Plan, end: Array, at: list[Array]) -> Any:
 
 
 def gradients_at(core: Inputs, plan: Plan, dstate: Any, G: int) -> tuple[Array | None, list[Array | None]]:
-    """(gradient of the final state, that of each position in core layout); None for what is not given."""
+    """(gradient of the final state, gradient of each position's state in core layout); None where not given."""
     if not isinstance(dstate, StatesAt):
         return dstate, [None] * len(plan.states_at or ())
     end, at = dstate

@@ -151,7 +151,7 @@ class Average(NamedTuple):
 class Plan(NamedTuple):
     """How a call is computed: everything that is not an array.
 
-    The fields of `linattn_np/core.py:CallPlan`, with their defaults, and the core's own: what is read when, l2norm,
+    The fields of `linattn_np/core.py:CallPlan`, with their defaults, and the core's own: which states are read, l2norm,
     beta_sigmoid, gate_lower_bound, micro_steps, features, average, chunk_states and computed.
     """
 
@@ -178,7 +178,7 @@ class Plan(NamedTuple):
     chunk_states: str | None = None  # array calls: "loop" from chunk to chunk, "scan" composes transfers; None: choose
     returns_state: bool = True  # the final state is returned
     has_state: bool = False  # an initial state is given
-    erase_key: EraseKey = EraseKey.OWN  # what r is (DELTA)
+    erase_key: EraseKey = EraseKey.OWN  # the kind of r (DELTA)
     complement_keys: bool = False  # k is 1 - e^g: a backend may return dg - e^g dk as dg, and None as dk
     computed: tuple[str, ...] = ()  # inputs that the call computed of others: kernels may round them to 16 bits
     states_at: tuple[int, ...] | None = None  # numbers of tokens after which states are returned (StatesAt)

@@ -51,7 +51,7 @@ def enter(fn: str, arrays: Mapping[str, Array], beside: Library | None = None) -
     """The library that all `arrays` share, and the arrays ready for it (None stays None).
 
     beside: the library of the call that the arrays belong to, if they come later.
-    Raises TypeError for what is not an array, for masked arrays and matrices, and for two libraries or devices.
+    Raises TypeError for objects that are no arrays, for masked arrays and matrices, and for two libraries or devices.
     """
     given = {name: x for name, x in arrays.items() if x is not None}
     first = beside
@@ -174,7 +174,7 @@ def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:
 
 
 def count_dtype(xp: Namespace) -> Any:
-    """The dtype of numbers of tokens: int64, or what JAX has in its place."""
+    """The dtype of numbers of tokens: int64, or the default integer of JAX."""
     return xp.arange(0).dtype if compat.is_jax_namespace(xp) else xp.int64
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-THROUGH = (__name__.partition(".")[0], "torch", "jax", "dask", "contextlib", "functools")  # what a call comes through
+THROUGH = (__name__.partition(".")[0], "torch", "jax", "dask", "contextlib", "functools")  # passed by a call
 
 
 def caller() -> tuple[Any, int]:

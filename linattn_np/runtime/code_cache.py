@@ -1,7 +1,7 @@
 """Machine code on disk: whole files only, nothing deserialised, and only files that no other user can have written.
 
 A file begins with a digest of its own name and of its code: a copy under another name, whose code is that of another
-key, is compiled again and replaced, as are damaged files. Folder and file belong to this user, or to root, and are not
+key, is recompiled and replaced, as are damaged files. Folder and file belong to this user, or to root, and are not
 writable by group or others; nor can others exchange the folder: those above it belong to this user or root too, and
 where group or others can write in them, they have the sticky bit. Otherwise a warning names the folder, and nothing is
 read or stored. Windows permissions are not checked.
@@ -92,7 +92,7 @@ def _way(path: Path) -> Iterator[Path]:
 
 
 def _is_safe(status: os.stat_result, above: bool = False) -> bool:
-    """Whether only this user and root can have written here; above: whether only they can exchange what is theirs.
+    """Whether only this user and root can have written here; above: whether only they can replace their files.
 
     The owner of the root folder is root, also where a container gives it another number.
     """

@@ -17,7 +17,7 @@ class Config:
     """Settings of the process, read by every call and by any thread; a change holds for the calls that begin after it.
 
     cuda_saved_mib: MiB of factors and states of chunks that one forward on a GPU may store for its backward. Above it,
-        the backward computes them again. Default 1024; 0 stores none.
+        the backward recomputes them. Default 1024; 0 stores none.
     training_bits: True: on a GPU a call without gradients has the bits of the same call under `vjp` in every case.
         False, the default: calls without gradients are faster, and last bits may differ with decays of the key channels
         in bfloat16 on compute capability 90 (`gla`, `rwkv6`, `hgrn2`, `gsa`).

@@ -1,9 +1,9 @@
-"""The doorway to compiled code: what an entry is given is checked before a loop or a kernel gets its address.
+"""The doorway to compiled code: an entry checks its arguments before a loop or a kernel gets an address.
 
     expect("short_conv", x=(x, "... T D"), taps=(taps, "W D"), bias=(bias, "D?"))
 
 binds each letter to a size, and "..." to any number of axes; a later array with another size is an error. Compiled code
-trusts the sizes that it is told, so every entry that hands it arrays calls `expect`; the calls of variants are checked
+trusts its sizes, so every entry that hands it arrays calls `expect`; the calls of variants are checked
 by call/binding.py. `check_fields` is the last check, of a table of matrices against its own declaration.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from .arrays import STORAGE, dtype_name
 from .values import is_whole, shown
 
-Sizes = dict[str, Any]  # by letter; those of "..." are a tuple
+Sizes = dict[str, Any]  # by letter; "..." has a tuple
 WHOLE = ("int32", "int64")  # dtypes of offsets, rows, numbers of sequences
 
 
@@ -28,7 +28,7 @@ def expect(
     """The sizes of arrays, given as name=(array, axes); None is skipped where the axes end with "?".
 
     fn: the entry, which errors name. known: letters whose sizes are known. dtypes: the names of those allowed.
-    Raises TypeError for what is no array, another dtype or another device, ValueError for another shape.
+    Raises TypeError for an object that is no array, another dtype or another device, ValueError for another shape.
     """
     sizes: Sizes = dict(known or {})
     where: tuple[str, Any] | None = None
@@ -84,7 +84,7 @@ def _bind(fn: str, name: str, shape: tuple[int, ...], axes: str, sizes: Sizes) -
 def check_fields(declaration: Any, values: Mapping[str, Any], dtype: str) -> None:
     """Raise unless each array of `values` has the numbers that a workspace declares, each row side by side.
 
-    The rows of an array lie at one distance. Sizes that are told are not negative.
+    The rows of an array have one stride. Sizes are not negative.
     """
     fn = declaration.name
     for name, y in values.items():

@@ -24,7 +24,7 @@ def empty_all() -> None:
 
 
 class Cached(Generic[R]):
-    """Decorator: the latest results of a function of hashable arguments are kept, up to MOST_BYTES of NumPy arrays.
+    """Decorator: the latest results of a function of hashable arguments are cached, up to MOST_BYTES of NumPy arrays.
 
     They must not be written to.
     """

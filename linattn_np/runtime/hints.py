@@ -1,4 +1,4 @@
-"""Names that other libraries use, and what they are here: the "did you mean" of error messages."""
+"""Names of other libraries, and their names here: the "did you mean" of error messages."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class StateRows(NamedTuple):
 
     at: (N,) rows of the pool; one outside of it is neither read nor written. None: `state` has one for each sequence.
     fresh: (N,) which sequences begin as without a state, whatever it holds; None: only those without a row.
-    is_plain: every sequence begins with what its row holds. On a device this is not known.
+    is_plain: every sequence begins with the state in its row. On a device this is not known.
     """
 
     at: Array | None
@@ -161,9 +161,9 @@ def put_rows(xp: Namespace, state: Array, rows: StateRows, values: Array) -> Non
 
 
 def put_on_device(xp: Namespace, pool: Array, at: Array, values: Array) -> None:
-    """Write the values that have a row. The host does not read `at`: one without a row repeats what another writes.
+    """Write the values that have a row. The host does not read `at`: one without a row repeats another write.
 
-    If none has a row, row 0 gets what it holds.
+    If none has a row, row 0 is written unchanged.
     """
     if not (at.shape[0] and pool.shape[0]):
         return

@@ -340,7 +340,7 @@ def sequences(T: int, offsets: list[int] | None) -> list[Sequence]:
 
 
 def segments(sequence: Sequence, positions: Iterable[int]) -> list[Segment]:
-    """A sequence, cut at the positions in it; one at its start belongs to what comes before."""
+    """A sequence, cut at the positions in it; a position at its start belongs to the sequence before."""
     at = {p: n for n, p in enumerate(positions) if sequence.start < p <= sequence.stop}
     ends = [*(p for p in at if p < sequence.stop), sequence.stop]
     return [Segment(a, b, at.get(b, -1) if a < b else -1) for a, b in itertools.pairwise([sequence.start, *ends])]

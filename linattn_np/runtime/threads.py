@@ -32,7 +32,7 @@ _helpers = 0
 _most, _until = 0, 0.0  # helpers that may be started, until when
 _own = threading.local()
 _ids: set[int] = set()  # of helpers, in the system
-_avoided = -1  # the processor that helpers are kept off
+_avoided = -1  # the processor that helpers avoid
 try:
     _processor: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu  # that this thread runs on
 except (OSError, TypeError, AttributeError):  # not Linux

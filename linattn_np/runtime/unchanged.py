@@ -13,7 +13,7 @@ import numpy as np
 
 MOST = 4096  # elements compared: under 1 us per float32 array; a changed token of 4096 elements is always detected
 
-Marks = list[tuple[str, np.ndarray, bytes]]  # name, the caller's array, what is compared
+Marks = list[tuple[str, np.ndarray, bytes]]  # name, the caller's array, its bytes
 
 
 def mark(inputs: Mapping[str, Any]) -> Marks:

@@ -14,7 +14,7 @@ from .views import PLAIN, Tensor
 Rule = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Any, Callable[..., Any]]]
 
 
-SECOND = "{}: a gradient is differentiated, expected first derivatives only: second ones are not available"
+SECOND = "{}: a gradient is differentiated again, expected first derivatives only: second ones are not available"
 
 
 @dataclass(frozen=True)

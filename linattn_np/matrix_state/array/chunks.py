@@ -17,7 +17,7 @@ from .. import definition as recurrence
 from .. import policy
 from ..blocks import Block, assemble, blocks_of, cut, cut_all, run
 from ..heads import TokenBuffer, gather_states, gradient_buffers, groups, initial_state, split, split_all
-from ..segments import Segments, Table, gradients_at, with_positions
+from ..segments import Segments, SegmentTable, gradients_at, with_positions
 from ..types import Inputs, Plan, Saved
 from . import parallel, running, scan
 
@@ -43,14 +43,14 @@ class _Job(NamedTuple):
     """One sequence of one block."""
 
     sequence: Sequence
-    tables: list[Table]  # of its segments
+    tables: list[SegmentTable]  # of its segments
     block: Block
 
 
 def _jobs(core: Inputs, plan: Plan) -> list[_Job]:
     """All blocks of the first sequence, of the second, ..."""
     lengths = [policy.array_chunk(plan, s.stop - s.start) for s in plan.sequences]
-    return [_Job(s, [Table(chunks(part, C), part.at) for part in segments(s, plan.states_at or ())], block)
+    return [_Job(s, [SegmentTable(chunks(part, C), part.at) for part in segments(s, plan.states_at or ())], block)
             for s, C in zip(plan.sequences, lengths, strict=True) for block in blocks_of(core, plan, C)]  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def _states(plan: Plan, jobs: list[_Job], parts: list[Array], like: list[Array])
 
 
 def _assembled(plan: Plan, jobs: list[_Job], parts: list[Array], sequence: Sequence, like: Array) -> Array:
-    """The state of a sequence in core layout, from those of its jobs."""
+    """The state of a sequence in core layout, from the states of its jobs."""
     own = [n for n, job in enumerate(jobs) if job.sequence is sequence]
     return assemble(plan, [jobs[n].block for n in own], [parts[n] for n in own], like.shape)
 

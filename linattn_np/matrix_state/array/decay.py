@@ -44,7 +44,7 @@ class NoDecay:
         return [self] * N
 
     def carry_part(self) -> NoDecay:
-        """A decay with only the table that `carry` reads."""
+        """A decay with the table of `carry` alone."""
         return self
 
     def products(self, x: Array, y: Array, reads: ReadState) -> Array:

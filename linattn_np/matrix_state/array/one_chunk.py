@@ -89,7 +89,7 @@ def unstack(xp: Namespace, y: Any, N: int) -> list[Any]:
     return y.unstack(N) if isinstance(y, NoDecay) else list_chunks(xp, y)
 
 
-class Forward(NamedTuple):
+class OneChunk(NamedTuple):
     """One chunk forward: the output, the writes, and the residuals of the adjoint."""
 
     out: Array | None
@@ -107,7 +107,7 @@ class Forward(NamedTuple):
 def chunk_factors(xp: Namespace, x: Inputs, plan: Plan) -> Factors:
     """The factors of a chunk: gram matrices, the triangular system, decayed readers and writers."""
     D, Dv = decay_of(xp, x.g, plan.dtype), decay_of(xp, x.gv, plan.dtype)
-    D.weight()  # the table that `carry` reads, computed here for all chunks
+    D.weight()  # the table of `carry`, computed here for all chunks
     erase_reader, query_reader, grams, bonus = None, None, [], None
     if x.erase is not Erase.NONE:
         delta = x.erase is Erase.DELTA
@@ -123,7 +123,7 @@ def chunk_factors(xp: Namespace, x: Inputs, plan: Plan) -> Factors:
     return Factors(x, D, Dv, lower, erase_reader, query_reader, grams, [D.to_end(y) for y in writes], bonus)
 
 
-def chunk_fwd(xp: Namespace, factors: Factors, plan: Plan, read: Callable[[Array], Array]) -> Forward:
+def chunk_fwd(xp: Namespace, factors: Factors, plan: Plan, read: Callable[[Array], Array]) -> OneChunk:
     """One chunk forward."""
     x, D, Dv, _, erase_reader, query_reader, grams, decayed_writes, bonus = factors
     erased = erase(xp, x, factors.system, None if erase_reader is None else read(erase_reader.decayed))
@@ -132,17 +132,17 @@ def chunk_fwd(xp: Namespace, factors: Factors, plan: Plan, read: Callable[[Array
         for decayed, (name, y, w) in zip(decayed_writes, erased.writes, strict=True)
     ]
     if query_reader is None:
-        return Forward(None, writers, x, D, Dv, erased, erase_reader, None, [], None)
+        return OneChunk(None, writers, x, D, Dv, erased, erase_reader, None, [], None)
     from_state = read(query_reader.decayed)
     out = Dv.from_start(from_state, query_reader.reads)
     for gram, write in zip(grams, erased.writes, strict=True):
         out = add_to(Dv.rows(gram, write.w, query_reader.reads), out)
     if bonus is not None:
         out = out + bonus
-    return Forward(plan.scale * out, writers, x, D, Dv, erased, erase_reader, query_reader, grams, from_state)
+    return OneChunk(plan.scale * out, writers, x, D, Dv, erased, erase_reader, query_reader, grams, from_state)
 
 
-def chunk_state(xp: Namespace, f: Forward, S: Array) -> Array:
+def chunk_state(xp: Namespace, f: OneChunk, S: Array) -> Array:
     """S_out = carry(S_in) + sum over writes (y^)^T w."""
     S = _carry(xp, f, S)
     for w in f.writers:
@@ -150,13 +150,13 @@ def chunk_state(xp: Namespace, f: Forward, S: Array) -> Array:
     return S
 
 
-def _carry(xp: Namespace, f: Forward, S: Array) -> Array:
+def _carry(xp: Namespace, f: OneChunk, S: Array) -> Array:
     S = f.D.carry(S)
     return S if f.x.gv is None else xp.matrix_transpose(f.Dv.carry(xp.matrix_transpose(S)))
 
 
 def chunk_cotangents(
-    xp: Namespace, f: Forward, plan: Plan, dout: Array | None, reverse_carry: Callable[[Array], Array]
+    xp: Namespace, f: OneChunk, plan: Plan, dout: Array | None, reverse_carry: Callable[[Array], Array]
 ) -> tuple[list[Reader], Gradients]:
     """First half of the adjoint: the readers with their cotangents c, and the gradients that do not depend on S_in."""
     x, grads, readers = f.x, Gradients(xp, f.x), []
@@ -204,7 +204,7 @@ def _bonus_vjp(xp: Namespace, x: Inputs, c: Array, grads: Gradients) -> None:
 
 
 def chunk_gradients(
-    xp: Namespace, f: Forward, readers: list[Reader], grads: Gradients, dread: list[Array], dwrite: list[Array]
+    xp: Namespace, f: OneChunk, readers: list[Reader], grads: Gradients, dread: list[Array], dwrite: list[Array]
 ) -> Gradients:
     """Second half: dread_n = c S_in^T of each reader and dwrite_n = w dS_out^T of each writer, to input gradients."""
     for reader, d in zip(readers, dread, strict=True):
@@ -218,7 +218,7 @@ def chunk_gradients(
     return grads
 
 
-def chunk_state_vjp(xp: Namespace, f: Forward, readers: list[Reader], grads: Gradients, S: Array, dS: Array) -> Array:
+def chunk_state_vjp(xp: Namespace, f: OneChunk, readers: list[Reader], grads: Gradients, S: Array, dS: Array) -> Array:
     """dS_in = carry(dS_out) + sum over readers (x^)^T c; adds the carried state's part of dg and dgv."""
     if f.x.gv is None:
         dS_in, dg = f.D.carry_vjp(S, dS)

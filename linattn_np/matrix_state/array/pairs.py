@@ -101,7 +101,7 @@ def _sequences(plan: Plan, x: Inputs, state: Array | None, *rows: Array) -> list
 
 
 class ByPairs(NamedTuple):
-    """Residuals of a call of which every sequence is computed by pairs; write: computes its state."""
+    """Residuals of a call whose sequences are computed by pairs; write: computes its state."""
 
     x: Inputs
     plan: Plan

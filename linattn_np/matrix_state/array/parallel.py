@@ -15,14 +15,14 @@ from ...runtime.arrays import Array, cast, sum_to
 from ...runtime.shapes import Chunk
 from ..heads import take
 from ..types import Inputs, Plan
-from .one_chunk import Forward, Gradients, Reader, chunk_cotangents, chunk_factors, chunk_fwd, chunk_gradients
+from .one_chunk import Gradients, OneChunk, Reader, chunk_cotangents, chunk_factors, chunk_fwd, chunk_gradients
 
 
 def forward(
     core: Inputs, plan: Plan, table: list[Chunk], S: Array, put: Callable[[int, Array], None]
 ) -> tuple[Array, Array]:
     """(final state, S_0); outputs go to put(start, out)."""
-    tiles: list[Forward] = []
+    tiles: list[OneChunk] = []
     for chunk in table:
         x = take(plan.xp, core, chunk.start, chunk.stop, plan.dtype)
         factors = chunk_factors(plan.xp, x, plan)
@@ -31,14 +31,14 @@ def forward(
     return _final_state(plan, tiles, S), S
 
 
-def _writers_only(f: Forward, chunk: Chunk, put: Callable[[int, Array], None]) -> Forward:
+def _writers_only(f: OneChunk, chunk: Chunk, put: Callable[[int, Array], None]) -> OneChunk:
     """Output a tile and drop its residuals; later tiles need only its writers and decay."""
     if f.out is not None:
         put(chunk.start, f.out)
     return f._replace(out=None, erased=None, erase_reader=None, query_reader=None, grams=[], read=None)
 
 
-def _read(plan: Plan, tiles: list[Forward], decayed: Array, S: Array) -> Array:
+def _read(plan: Plan, tiles: list[OneChunk], decayed: Array, S: Array) -> Array:
     """x^ S_in for the readers that follow `tiles`."""
     T, m, mv, total = plan.xp.matrix_transpose, None, None, 0.0
     for f in reversed(tiles):
@@ -48,7 +48,7 @@ def _read(plan: Plan, tiles: list[Forward], decayed: Array, S: Array) -> Array:
     return total + _scaled(_scaled(decayed, m) @ S, mv)
 
 
-def _final_state(plan: Plan, tiles: list[Forward], S: Array) -> Array:
+def _final_state(plan: Plan, tiles: list[OneChunk], S: Array) -> Array:
     """S_T = sum over J of (y^_J (.) m)^T w_J, plus the decayed S_0."""
     T, m, mv, total = plan.xp.matrix_transpose, None, None, 0.0
     for f in reversed(tiles):
@@ -69,7 +69,7 @@ def backward(
 ) -> Array:
     """dS_0; gradients go to put(start, gradients)."""
     xp = plan.xp
-    tiles: list[Forward] = []
+    tiles: list[OneChunk] = []
     for chunk in table:
         x = take(xp, core, chunk.start, chunk.stop, plan.dtype)
         tiles.append(chunk_fwd(xp, chunk_factors(xp, x, plan), plan, lambda decayed: _read(plan, tiles, decayed, S)))
@@ -92,7 +92,7 @@ def backward(
     return dS_0
 
 
-def _reverse_carry(plan: Plan, tiles: list[Forward], readers: list[list[Reader]], dS: Array, decayed: Array) -> Array:
+def _reverse_carry(plan: Plan, tiles: list[OneChunk], readers: list[list[Reader]], dS: Array, decayed: Array) -> Array:
     """y^ dS_out for the writers that precede `tiles`."""
     T, m, mv, total = plan.xp.matrix_transpose, None, None, 0.0
     shape = (*dS.shape[:-2], decayed.shape[-2], dS.shape[-1])
@@ -109,7 +109,7 @@ class _Pairs:
     The product of tile I with tile J also crosses the gates of every tile between them: `crossed`, by channel.
     """
 
-    def __init__(self, plan: Plan, tiles: list[Forward], readers: list[list[Reader]], lead: tuple[int, ...]):
+    def __init__(self, plan: Plan, tiles: list[OneChunk], readers: list[list[Reader]], lead: tuple[int, ...]):
         self.plan, self.tiles, self.readers, self.lead = plan, tiles, readers, lead
         self.dread: list[list[Array]] = [[0.0] * len(r) for r in readers]
         self.dwrite: list[list[Array]] = [[0.0] * len(f.writers) for f in tiles]

@@ -65,7 +65,7 @@ def backward(
 ) -> Array:
     """dS_0; gradients go to put(start, gradients). Segments go from last to first, each recomputed first.
 
-    added: by its last token, the gradient of the state after a chunk besides that of what reads it later.
+    added: by its last token, the gradient of the state after a chunk besides the gradients of its later readers.
     """
     xp, T = plan.xp, plan.xp.matrix_transpose
     for n in reversed(range(len(checkpoints))):

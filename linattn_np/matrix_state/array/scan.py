@@ -20,7 +20,7 @@ from ..heads import fold, fold_tokens, take
 from ..types import Erase, Inputs, Plan
 from . import running
 from .one_chunk import (
-    Forward,
+    OneChunk,
     chunk_cotangents,
     chunk_factors,
     chunk_fwd,
@@ -102,7 +102,7 @@ def _full_chunks(table: list[Chunk]) -> tuple[int, int]:
 
 def _all_chunks(
     core: Inputs, plan: Plan, start: int, N: int, C: int, S: Array
-) -> tuple[Forward, Transfer, Array, Array]:
+) -> tuple[OneChunk, Transfer, Array, Array]:
     """(N chunks in one batch, their transfers, their incoming states (..., N, K, V), the state after them)."""
     xp = plan.xp
     x = take(xp, core, start, start + N * C, plan.dtype)

@@ -36,7 +36,7 @@ def _tasks(given: bytes, how: tuple[int, ...]) -> tuple[np.ndarray, list[int]]:
     """`time_blocks` of the bytes of `rows`."""
     H, V, columns, C, group, kept, last_first, time_block = how
     rows = np.frombuffer(given, np.int64).reshape(-1, len(TASK))
-    group = next(n for n in range(min(group, policy.TURNING_HEADS, H), 0, -1) if H % n == 0)
+    group = next(n for n in range(min(group, policy.ALTERNATING_HEADS, H), 0, -1) if H % n == 0)
     length = rows[:, STOP] - rows[:, FIRST]
     whole = group == 1 or last_first
     block = kept or (max(int(length.max(initial=1)), 1) if whole else up(time_block, C))

@@ -72,7 +72,7 @@ def _of_width(xp: Any, x: Array, width: int) -> Array:
     return xp.broadcast_to(first, (*x.shape[:-1], width))
 
 
-class Residuals(NamedTuple):
+class MappedResiduals(NamedTuple):
     """Residuals of a forward pass."""
 
     x: MappedInputs
@@ -136,7 +136,7 @@ def _polynomial(x: MappedInputs, plan: Plan) -> polynomial.Polynomial:
 def forward(
     fn: str, x: MappedInputs, plan: Plan, state: Array | None, wanted: str | None
 ) -> tuple[Array | None, Array, Any]:
-    """(out, final state with z, residuals).   Raises Unsupported for deferred arrays: array calls are made."""
+    """(out, final state with z, residuals).   Raises Unsupported for deferred arrays: the caller uses array calls."""
     x = _for(x, wanted)
     if is_deferred(plan.xp):
         from ...runtime.cuda.deferred import Unsupported
@@ -155,7 +155,7 @@ class InChunks(NamedTuple):
 
     x: MappedInputs
     plan: Plan
-    rest: polynomial.Residuals
+    rest: polynomial.PolynomialResiduals
 
 
 def _forward_in_chunks(x: MappedInputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, InChunks]:
@@ -181,7 +181,7 @@ def _before_vjp(x: MappedInputs, plan: Plan, dq: Array | None, dk: Array) -> tup
 
 def _forward_compiled(
     run: Callable[..., Computed], x: MappedInputs, plan: Plan, state: Array | None
-) -> tuple[Array | None, Array, Residuals]:
+) -> tuple[Array | None, Array, MappedResiduals]:
     """forward with features computed by the backend; run(inputs, plan, state) is its forward."""
     narrow, plan = plan.dtype, x.widened(plan)
     dtype, sums = np.dtype(plan.dtype), None
@@ -196,7 +196,7 @@ def _forward_compiled(
             sums = np.empty((*x.v.shape[:-2], heads, 1), dtype)
         inner = inner._replace(average=Average(x.eps, sums))
     out, end, core_residuals = run(Inputs(q, k, v, x.g), inner, state)
-    return *_narrowed(plan, narrow, out, end), Residuals(x, plan, core_residuals, out, sums, None, narrow)
+    return *_narrowed(plan, narrow, out, end), MappedResiduals(x, plan, core_residuals, out, sums, None, narrow)
 
 
 def _narrowed(plan: Plan, dtype: Any, out: Array | None, end: Any) -> tuple[Array | None, Any]:
@@ -209,7 +209,7 @@ def _narrowed(plan: Plan, dtype: Any, out: Array | None, end: Any) -> tuple[Arra
 
 def _forward_of_features(
     run: Callable[..., Computed], x: MappedInputs, plan: Plan, state: Array | None
-) -> tuple[Array | None, Array, Residuals]:
+) -> tuple[Array | None, Array, MappedResiduals]:
     """forward with features computed by array calls first; run(inputs, plan, state) is the core's."""
     narrow, plan, xp = plan.dtype, x.widened(plan), plan.xp
     q, k = (None if y is None else x.map[0](cast(xp, y, plan.dtype)) for y in (x.q, x.k))
@@ -219,7 +219,7 @@ def _forward_of_features(
     sums = None
     if x.eps is not None and out is not None:
         out, sums = divide(xp, out, x.eps)
-    return *_narrowed(plan, narrow, out, end), Residuals(x, plan, core_residuals, out, sums, (q, k), narrow)
+    return *_narrowed(plan, narrow, out, end), MappedResiduals(x, plan, core_residuals, out, sums, (q, k), narrow)
 
 
 def backward(residuals: Any, dout: Array | None, dstate: Any) -> tuple[MappedInputs, Array]:
@@ -280,11 +280,13 @@ def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Any) -> Callable[
     return lambda x, state: _forward_compiled(along, x, plan, state)
 
 
-def record(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> None:
+def record(x: MappedInputs, plan: Plan, state: Any, residuals: MappedResiduals, trace: Trace, then: Any = None) -> None:
     """No plan for a state of the core: record_mapped has one for the public state."""
 
 
-def record_mapped(x: MappedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, divide: Any) -> Any:
+def record_mapped(
+    x: MappedInputs, plan: Plan, state: Any, residuals: MappedResiduals, trace: Trace, divide: Any
+) -> Any:
     """The plan of a traced call: (arrays, state, pointers) -> (out, state); None without one.
 
     state: None, S, or (S, z), which are the last arrays of the trace if they lie apart. divide: of a state with z, what

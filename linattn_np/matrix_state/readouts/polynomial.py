@@ -23,10 +23,10 @@ from .. import policy
 from ..blocks import WHOLE, Block, cut
 from ..heads import TokenBuffer, groups, join_state, split, split_state
 from ..types import Inputs, Plan
-from .polynomial_heads import Heads, Polynomial, Pullback, steps_of
+from .polynomial_heads import Heads, HeadsPullback, Polynomial, steps_of
 
 
-class Residuals(NamedTuple):
+class PolynomialResiduals(NamedTuple):
     """Residuals of a forward pass: its inputs."""
 
     x: Polynomial
@@ -79,7 +79,7 @@ def _state_of(x: Polynomial, plan: Plan, state: Array | None, s: Sequence, block
 
 
 class States:
-    """The public array of states, assembled from those of blocks."""
+    """The public array of states, assembled from the states of blocks."""
 
     def __init__(self, x: Polynomial, plan: Plan):
         H, V = x.v.shape[-2], x.v.shape[-1] + (x.eps is not None)
@@ -113,7 +113,7 @@ class States:
         return xp.broadcast_to(xp.zeros((1, 1, 1, 1), dtype=self.plan.dtype, device=device(self.x.v)), self.shape)
 
 
-def forward(x: Polynomial, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Residuals]:
+def forward(x: Polynomial, plan: Plan, state: Array | None) -> tuple[Array | None, Array, PolynomialResiduals]:
     """(out, final state with z, residuals) of arrays with any batch axes."""
     saved, xp, is_ragged = residuals_of(x, plan, state), plan.xp, plan.is_ragged
     x, plan, flat, lead = saved
@@ -131,7 +131,7 @@ def forward(x: Polynomial, plan: Plan, state: Array | None) -> tuple[Array | Non
     return None if out is None else _unflat(xp, out.done(), lead), _unflat_state(saved, ends.done()), saved
 
 
-def residuals_of(x: Polynomial, plan: Plan, state: Array | None) -> Residuals:
+def residuals_of(x: Polynomial, plan: Plan, state: Array | None) -> PolynomialResiduals:
     """Residuals of a call, in the layout of blocks."""
     xp, lead = plan.xp, x.v.shape[:-3]
     if plan.pool_rows is not None:
@@ -141,10 +141,10 @@ def residuals_of(x: Polynomial, plan: Plan, state: Array | None) -> Residuals:
     flat = state if state is None or plan.is_ragged else xp.reshape(state, (-1, *state.shape[-3:]))
     returns_state = plan.returns_state or x.q is None
     plan = plan._replace(pool_rows=None, has_state=state is not None, returns_state=returns_state)
-    return Residuals(x, plan, flat, lead)
+    return PolynomialResiduals(x, plan, flat, lead)
 
 
-def backward(saved: Residuals, dout: Array | None, dstate: Array | None) -> tuple[Polynomial, Array]:
+def backward(saved: PolynomialResiduals, dout: Array | None, dstate: Array | None) -> tuple[Polynomial, Array]:
     """Gradients of every input, and of the initial state with z."""
     x, plan, state, lead = saved
     xp, G = plan.xp, groups(Inputs(x.q, x.k, x.v))
@@ -158,7 +158,7 @@ def backward(saved: Residuals, dout: Array | None, dstate: Array | None) -> tupl
     for n, s, block, heads in _jobs(x, plan):
         if n not in parts:
             parts[n] = {name: buffer.part(block, G).put for name, buffer in buffers.items()}
-        dS = Pullback(heads, cut(d, block), parts[n]).run(
+        dS = HeadsPullback(heads, cut(d, block), parts[n]).run(
             _state_of(x, plan, state, s, block), _state_of(x, plan, dstate, s, block))  # fmt: skip
         begins.put(s, block, dS)
     grads = {n: _unflat(xp, buffer.done(), lead) for n, buffer in buffers.items()}
@@ -174,7 +174,7 @@ def _unflat(xp: Any, y: Array, lead: tuple[int, ...]) -> Array:
     return xp.reshape(y, (*lead, *y.shape[-3:]))
 
 
-def _unflat_state(saved: Residuals, S: Array) -> Array:
+def _unflat_state(saved: PolynomialResiduals, S: Array) -> Array:
     return S if saved.plan.is_ragged else _unflat(saved.plan.xp, S, saved.lead)
 
 

@@ -37,7 +37,7 @@ class Polynomial(NamedTuple):
         return sum_dtype(plan.xp, self.v) if self.exact else plan.dtype
 
 
-class Step(NamedTuple):
+class HeadStep(NamedTuple):
     """Queries see the keys of `sees` one by one and, through S, all that was written before; then keys are written."""
 
     queries: Any = None  # Chunk
@@ -45,18 +45,18 @@ class Step(NamedTuple):
     writes: Any = None  # Chunk
 
 
-def steps_of(x: Polynomial, plan: Plan, s: Sequence) -> list[Step]:
+def steps_of(x: Polynomial, plan: Plan, s: Sequence) -> list[HeadStep]:
     """The steps of a sequence. Where every query sees every key, all is written before it is read, or nothing."""
     T = s.stop - s.start
     C, is_direct = policy.polynomial_chunk(plan, T, x.features, x.k.shape[-1], x.v.shape[-1])
     keys = chunks(s, C)
     if plan.causal and not is_direct:
-        return [Step(c if x.q is not None else None, (c,), c) for c in keys]
+        return [HeadStep(c if x.q is not None else None, (c,), c) for c in keys]
     late = s if plan.causal or x.q is None or s.row is not None else Sequence(None, 0, x.q.shape[-3])
     reads = [] if x.q is None else chunks(late, C)
     seen = [(tuple(keys[: n + 1]) if plan.causal else tuple(keys)) if is_direct else () for n in range(len(reads))]
-    read = [Step(c, sees) for c, sees in zip(reads, seen, strict=True)]
-    write = [Step(writes=c) for c in keys]
+    read = [HeadStep(c, sees) for c, sees in zip(reads, seen, strict=True)]
+    write = [HeadStep(writes=c) for c in keys]
     return read + write if is_direct else write + read
 
 
@@ -64,11 +64,11 @@ def steps_of(x: Polynomial, plan: Plan, s: Sequence) -> list[Step]:
 
 
 class Heads(NamedTuple):
-    """Rows of some heads of one sequence in core layout (..., G, R, T, D), and what the steps do with them."""
+    """Rows of some heads of one sequence in core layout (..., G, R, T, D), and the operations of the steps."""
 
     x: Polynomial
     plan: Plan
-    steps: list[Step]
+    steps: list[HeadStep]
     has_state: bool
 
     def rows(self, name: str, tokens: Chunk) -> Array:
@@ -93,7 +93,7 @@ class Heads(NamedTuple):
         return self.has_state or any(step.writes for step in self.steps[:n])
 
     def is_read(self, n: int) -> bool:
-        """Whether a later step reads what step n writes."""
+        """Whether a later step reads the state after step n."""
         return any(step.queries for step in self.steps[n + 1 :])
 
     def pairs(self, queries: Chunk, keys: Chunk) -> tuple[Array, Array]:
@@ -115,7 +115,7 @@ class Heads(NamedTuple):
         slope = polynomial_maps.polynomial(z, polynomial_maps.slope(self.x.coefficients))
         return xp.where(mask, slope * max(self.x.k.shape[-1], 1) ** -0.5, xp.zeros_like(z))
 
-    def numerators(self, step: Step, S: Array | None) -> Array:
+    def numerators(self, step: HeadStep, S: Array | None) -> Array:
         """scale (sum_j w_ij v_j + phi(q_i) S)."""
         num: Any = None
         for keys in step.sees:
@@ -153,7 +153,7 @@ class Heads(NamedTuple):
         return S
 
 
-class Pullback:
+class HeadsPullback:
     """The adjoint of the heads of one block."""
 
     def __init__(self, heads: Heads, dout: Any, put: dict[str, Any]):
@@ -179,7 +179,7 @@ class Pullback:
         return plan.scale * self.xp.concat([cast(self.xp, d / sums, sums.dtype), dsums], axis=-1)
 
     def forward_in_time(self, S: Array | None) -> None:
-        """dq, and what queries that see keys one by one add to dk and dv."""
+        """dq, and the terms of dk and dv from queries that see keys one by one."""
         heads, xp, T = self.heads, self.xp, self.xp.matrix_transpose
         for n, step in enumerate(heads.steps):
             if step.queries is not None:
@@ -213,7 +213,7 @@ class Pullback:
         return sum_to(self.xp, dz @ heads.rows("k", keys), q.shape)
 
     def backward_in_time(self, dS: Array | None) -> Array | None:
-        """The gradient of the initial state; what states pass on is added to dk and dv."""
+        """The gradient of the initial state; adds the terms of dk and dv that pass through states."""
         heads, xp, T, wide = self.heads, self.xp, self.xp.matrix_transpose, self.heads.x.wide(self.heads.plan)
         for n in reversed(range(len(heads.steps))):
             step = heads.steps[n]

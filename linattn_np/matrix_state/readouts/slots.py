@@ -22,7 +22,7 @@ from ...runtime.tracing import Trace, of_output, plain
 from .. import core
 from ..types import Inputs, Plan
 
-OF_KEYS, OF_VALUES = ("v",), ("q", "k")  # what the memories take of s and p, which are in the compute dtype
+OF_KEYS, OF_VALUES = ("v",), ("q", "k")  # inputs of the memories from s and p, in the compute dtype
 
 
 class SlotInputs(NamedTuple):
@@ -40,7 +40,7 @@ class SlotInputs(NamedTuple):
                                                                   self.g)]  # fmt: skip
 
 
-class Residuals(NamedTuple):
+class SlotResiduals(NamedTuple):
     """Residuals of a forward pass."""
 
     plan: Plan
@@ -51,7 +51,7 @@ class Residuals(NamedTuple):
 
 def forward(
     fn: str, x: SlotInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
-) -> tuple[Array | None, tuple[Array, Array], Residuals]:
+) -> tuple[Array | None, tuple[Array, Array], SlotResiduals]:
     """(out, (S, W) after the last token, residuals)."""
     of_keys, of_values = plan._replace(computed=OF_KEYS), plan._replace(scale=1.0, computed=OF_VALUES)
     return _forward_by(lambda x, state: core.forward(fn, x, of_keys, state, wanted),
@@ -59,17 +59,17 @@ def forward(
 
 
 def _forward_by(run_keys: Any, run_values: Any, x: SlotInputs, plan: Plan, state: Any) -> Computed:
-    """forward by those of both memories, (inputs, state) -> Computed."""
+    """forward by the forwards of both memories, (inputs, state) -> Computed."""
     S, W = (None, None) if state is None else state
     keys, values = x.memories()
     logits, W_end, key_residuals = run_keys(keys, W)
     p = None if logits is None else softmax(plan.xp, logits)
     out, S_end, value_residuals = run_values(values._replace(q=p), S)
-    return out, join_parts((S_end, W_end)), Residuals(plan, p, key_residuals, value_residuals)
+    return out, join_parts((S_end, W_end)), SlotResiduals(plan, p, key_residuals, value_residuals)
 
 
 def backward(
-    residuals: Residuals, dout: Array | None, dstate: tuple[Array, Array] | None
+    residuals: SlotResiduals, dout: Array | None, dstate: tuple[Array, Array] | None
 ) -> tuple[SlotInputs, tuple[Array, Array]]:
     """Gradients of every input, and of the initial (S, W)."""
     plan, p, key_residuals, value_residuals = residuals
@@ -93,24 +93,24 @@ def gives_states(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> bool
     return all(core.gives_states(fn, memory, plan, wanted) for memory in x.memories())
 
 
-def reads_out(residuals: Residuals) -> bool:
+def reads_out(residuals: SlotResiduals) -> bool:
     """Whether backward reads the output."""
     return False
 
 
-def reads_end(residuals: Residuals) -> bool:
+def reads_end(residuals: SlotResiduals) -> bool:
     """Whether backward reads the final state."""
     return True
 
 
-def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[SlotInputs, Any], Computed]:
+def repeat(fn: str, plan: Plan, wanted: str | None, residuals: SlotResiduals) -> Callable[[SlotInputs, Any], Computed]:
     """The forward (x, state) of further calls; the loops of both memories are recorded."""
     keys = core.repeat(fn, plan, wanted, residuals.key_residuals)
     values = core.repeat(fn, plan._replace(scale=1.0), wanted, residuals.value_residuals)
     return lambda x, state: _forward_by(keys, values, x, plan, state)
 
 
-def record(x: SlotInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> Any:
+def record(x: SlotInputs, plan: Plan, state: Any, residuals: SlotResiduals, trace: Trace, then: Any = None) -> Any:
     """The plan of a traced call: (arrays, (S, W), pointers) -> (out, (S, W)); None without one."""
     if then is not None or residuals.p is None:
         return None

@@ -59,7 +59,7 @@ class SolvedResiduals(NamedTuple):
     Z: Array | None  # Z_0
 
 
-class Residuals(NamedTuple):
+class MesaResiduals(NamedTuple):
     """Residuals of a forward pass."""
 
     x: SolvedInputs
@@ -69,7 +69,7 @@ class Residuals(NamedTuple):
 
 def forward(
     fn: str, x: SolvedInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
-) -> tuple[Array | None, tuple[Array, Array], Residuals]:
+) -> tuple[Array | None, tuple[Array, Array], MesaResiduals]:
     """(out, (S, Z) after the last token, residuals).   Raises ValueError where a system is singular."""
     return forward_by(Runs.of(fn, x, plan, wanted), x, plan, state)
 
@@ -110,17 +110,17 @@ def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Arr
             )
         read, Z_end = _solve(runs, keys, x, plan, Z)
     out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
-    kept = x._replace(least=math.inf)  # which a backward does not read
-    residuals = Residuals(kept, plan, SolvedResiduals(read, (fn, runs.wanted, value_residuals), Z))
+    inputs = x._replace(least=math.inf)  # which a backward does not read
+    residuals = MesaResiduals(inputs, plan, SolvedResiduals(read, (fn, runs.wanted, value_residuals), Z))
     return out, join_parts((S_end, Z_end)), residuals
 
 
-def _forward_of_one(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, Residuals]:
+def _forward_of_one(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, MesaResiduals]:
     S, Z = (None, None) if state is None else state
     read, Z_end = core.CUDA_MODULE.solve_one(x, plan, Z)
     out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
     solved = SolvedResiduals(read, (runs.fn, runs.wanted, value_residuals), Z)
-    return out, join_parts((S_end, Z_end)), Residuals(x._replace(least=math.inf), plan, solved)
+    return out, join_parts((S_end, Z_end)), MesaResiduals(x._replace(least=math.inf), plan, solved)
 
 
 def _written(runs: Runs, keys: Inputs, Z: Array | None) -> Any:
@@ -172,7 +172,7 @@ def operations_per_token(x: SolvedInputs, C: int, readers: int) -> float:
 
 
 def backward(
-    residuals: Residuals, dout: Array | None, dstate: tuple[Array, Array] | None
+    residuals: MesaResiduals, dout: Array | None, dstate: tuple[Array, Array] | None
 ) -> tuple[SolvedInputs, tuple[Array, Array]]:
     """Gradients of every input, and of the initial (S, Z)."""
     x, plan, (read, (fn, wanted, value_residuals), Z) = residuals
@@ -229,24 +229,26 @@ def gives_states(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> bo
     return all(core.gives_states(fn, memory, plan, wanted) for memory in memories)
 
 
-def reads_out(residuals: Residuals) -> bool:
+def reads_out(residuals: MesaResiduals) -> bool:
     """Whether backward reads the output."""
     return False
 
 
-def reads_end(residuals: Residuals) -> bool:
+def reads_end(residuals: MesaResiduals) -> bool:
     """Whether backward reads the final state."""
     return False
 
 
-def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[SolvedInputs, Any], Computed]:
+def repeat(
+    fn: str, plan: Plan, wanted: str | None, residuals: MesaResiduals
+) -> Callable[[SolvedInputs, Any], Computed]:
     """The forward (x, state) of further calls; the loops of the memory of values are recorded."""
     runs = Runs.of(fn, residuals.x, plan, wanted)
     runs = runs._replace(values=core.repeat(fn, plan, wanted, residuals.solved.value_residuals[2]))
     return lambda x, state: forward_by(runs, x, plan, state)
 
 
-def record(x: SolvedInputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> Any:
+def record(x: SolvedInputs, plan: Plan, state: Any, residuals: MesaResiduals, trace: Trace, then: Any = None) -> Any:
     """The plan of a traced call: (arrays, (S, Z), pointers) -> (out, (S, Z)); None without one.
 
     A call whose ridge is not positive is computed in full, and one whose systems the array library finds singular.
@@ -319,8 +321,8 @@ def _record_token(x: SolvedInputs, plan: Plan, state: Any, solver: Any, value_re
         arrays = add(arrays)
         if (overlap is not None and overlap.meets((S, Z), arrays)) or not least.run(arrays)[0] > 0:
             return None
-        made = found(arrays if Z is None else [*arrays, Z], S, None)
-        return made if made is None or not overwrites else (made[0], (S, Z))
+        results = found(arrays if Z is None else [*arrays, Z], S, None)
+        return results if results is None or not overwrites else (results[0], (S, Z))
 
     return None if found is None else call
 

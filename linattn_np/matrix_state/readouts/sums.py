@@ -25,8 +25,8 @@ def record_with_sums(x: Inputs, plan: Plan, state: Any, residuals: Any, trace: T
                      kind: type[Any], more: tuple[Array, ...] = ()) -> Any:  # fmt: skip
     """The plan of a traced call: (arrays, state, pointers) -> (out, a state of type `kind`); None without one.
 
-    more: what follows S and z in that state, results of the array calls; of a state that is given it is the last arrays
-    of the trace.
+    more: the parts after S and z in that state, results of the array calls; of a state that is given it is the last
+    arrays of the trace.
     """
     if state is not None and not (state[0].dtype == state[1].dtype == plan.dtype):
         return None
@@ -79,7 +79,7 @@ def _at_once(x: Inputs, plan: Plan, both: Any, residuals: Any, trace: Trace, div
 
 
 def _overwritten(state: Any, more: Any, kind: type[Any]) -> Any:
-    """The state given, whose S and z are new, with what follows them."""
+    """The given state with new S and z, and the parts after them."""
     for y, new_y in zip(state[2:], more, strict=True):
         y[...] = new_y
     return new(kind, state)

@@ -1,4 +1,4 @@
-"""A compilation that can be made ahead of a call, and what a block may have on each architecture."""
+"""Compilations ahead of a call, and the resources of a block on each architecture."""
 
 from __future__ import annotations
 

@@ -184,8 +184,8 @@ active = _Active()
 def bind() -> None:
     """Make the context of the current device current in this thread.
 
-    Functions of the runtime do so themselves, those of the driver need it; a thread whose memory comes from a pool may
-    not have called the runtime before.
+    Functions of the runtime do so themselves, functions of the driver need it; a thread whose memory comes from a pool
+    may not have called the runtime before.
     """
     if not active.is_bound:
         cupy().cuda.runtime.setDevice(current_device())

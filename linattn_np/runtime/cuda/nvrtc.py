@@ -44,7 +44,7 @@ def _file() -> str | None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The NVRTC library.   Raises OSError if there is none, with what to install."""
+    """The NVRTC library.   Raises OSError if there is none; the error names the package."""
     if path := _file():
         # the compiler opens its builtins by name: loaded first, they are found without LD_LIBRARY_PATH
         for builtins in glob.glob(os.path.join(os.path.dirname(path), "*nvrtc-builtins*.so.*[0-9]")):

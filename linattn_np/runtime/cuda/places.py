@@ -47,9 +47,9 @@ def _as_array(position: Any, sequence: LaunchSequence, first: int, known: set[in
 def place_results(
     results: Sequence[Any], sequence: LaunchSequence, first: int, held: Collection[int] = (), few: bool = False
 ) -> tuple[Any, ...]:
-    """The positions of results, with arrays made in their shapes, of which those of one result share memory.
+    """The positions of results, with arrays of their shapes; the arrays of one result share memory.
 
-    held: allocated arrays of which the memory is read later. few: whether small results share memory too.
+    held: allocated arrays whose memory is read later. few: whether small results share memory too.
     """
     known = set[int]()
     found = tuple(_as_array(x, sequence, first, known) for x in results)
@@ -62,7 +62,7 @@ def place_results(
 
 
 def places(position: Any) -> set[int]:
-    """The indices of the pool that a position, or those of a named tuple, refers to."""
+    """The indices of the pool that a position, or a named tuple of positions, refers to."""
     if position is None or type(position) is int:
         return set() if position is None else {position}
     return {position.of} if type(position) is View else {n for part in position[1] for n in places(part)}

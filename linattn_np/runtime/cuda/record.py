@@ -21,8 +21,8 @@ Array = Any
 Shape = tuple[int, ...]
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
 ALIGNED = 512  # bytes, as CuPy aligns its allocations
-FEW_BYTES = 1 << 14  # of an array that others may keep alive: as many as a page or four
-BESIDE = 8  # times the memory of scratch that lies beside other arrays
+FEW_BYTES = 1 << 14  # scratch up to this size, a few pages, may share the allocation of held arrays
+MIN_POOL_RATIO = 8  # scratch shares an allocation only if the other arrays are at least so many times its size
 
 
 class Recorder:
@@ -42,7 +42,7 @@ class Recorder:
 
 
 class RecordedNamespace:
-    """An array namespace whose `empty` tells the recorder that is entered, if any, what it made."""
+    """An array namespace whose `empty` reports each allocation to the recorder that is entered, if any."""
 
     def __init__(self, xp: Any):
         self._xp = xp
@@ -52,10 +52,10 @@ class RecordedNamespace:
 
     def empty(self, shape: Shape, **options: Any) -> Array:
         """A new array."""
-        made = self._xp.empty(shape, **options)
+        x = self._xp.empty(shape, **options)
         if launch.active.recorder is not None:
-            launch.active.recorder.allocated.append(made)
-        return made
+            launch.active.recorder.allocated.append(x)
+        return x
 
 
 @functools.cache
@@ -65,23 +65,23 @@ def namespace(xp: Any) -> RecordedNamespace:
 
 
 class Place(NamedTuple):
-    """Where an allocated array lies: in memory of its own, or at an offset of memory that is shared."""
+    """The place of an allocated array: an allocation of its own, or an offset in a shared one."""
 
-    shape: Shape | None  # None: no array is made of it
+    shape: Shape | None  # None: only its memory is used
     dtype: Any
-    which: int | None  # of the memory that is shared
+    which: int | None  # of the shared allocations
     offset: int
 
 
 class LaunchSequence:
     """The launches of a call on other arrays of the same layout, with new arrays in the place of the allocated ones.
 
-    They must be all that the call did on the device: nothing but `empty` made the arrays that are not given. The driver
+    They must be all that the call did on the device: `empty` allocated all arrays that are not given. The driver
     copies arguments at the launch, so one buffer for each launch serves all calls, one at a time.
     """
 
     def __init__(self, recorder: Recorder, given: Sequence[Array]):
-        """Raises LookupError unless every pointer of every launch is that of one array given, allocated or constant.
+        """Raises LookupError unless every pointer of every launch points to one array, given, allocated or constant.
 
         And for an allocated array that no launch takes: array calls filled it, and those are not recorded.
         """
@@ -101,11 +101,10 @@ class LaunchSequence:
         self._stream, self._lock = launch.cupy().cuda.get_current_stream, threading.Lock()
 
     def run(self, pointers: list[int]) -> list[Any]:
-        """pointers: of the arrays given; those of the allocated arrays are appended. The allocated arrays, in order.
-
-        The memory that it lies in, in the place of an array that was not kept.
+        """pointers: of the given arrays; the pointers of the allocated arrays are appended. Returns the allocated
+        arrays, in order; for scratch, the memory that holds it.
         """
-        made: list[Any] = []
+        arrays: list[Any] = []
         empty, shared = self._empty, [*map(self._allocate, self._sizes)]
         begin = [memory.ptr for memory in shared]
         for shape, dtype, which, offset in self._places:
@@ -117,15 +116,15 @@ class LaunchSequence:
                 pointers.append(begin[which] + offset)
                 if shape is not None:
                     x = empty(shape, dtype, x + offset if offset else x)
-            made.append(x)
+            arrays.append(x)
         self.launch(pointers, self._stream().ptr)
-        return made
+        return arrays
 
     def keep(self, together: Sequence[Collection[int]], held: Collection[int] = ()) -> None:
-        """Which allocated arrays are used after `run`: those of a set lie in one piece of memory.
+        """Which allocated arrays are used after `run`: the arrays of a set share one allocation.
 
-        held: arrays of which only the memory is used. What only these launches read lies beside them, or beside other
-        arrays that are much larger, so that it is no allocation; else in memory of its own, which is free again then.
+        held: arrays whose memory alone is used. Scratch, which only these launches read, shares the allocation of held
+        or other arrays that are much larger; else it has an allocation of its own, which is free after the launches.
         """
         groups, known = [list[int]() for _ in together], set[int]()
         for own, one in zip(groups, together, strict=True):
@@ -137,25 +136,26 @@ class LaunchSequence:
         held_size, scratch = sum(map(self.bytes_of, groups[-1])), [n for n in rest if n not in held]
         size = sum(map(self.bytes_of, scratch))
         at = max(range(len(sizes)), key=sizes.__getitem__, default=0)
-        if groups[-1] and size <= max(FEW_BYTES, held_size // BESIDE):
+        if groups[-1] and size <= max(FEW_BYTES, held_size // MIN_POOL_RATIO):
             at = len(sizes)
-        elif not sizes or size * BESIDE > sizes[at]:
+        elif not sizes or size * MIN_POOL_RATIO > sizes[at]:
             at = len(groups)
             groups.append([])
         groups[at] += scratch
         self._lay(groups, known)
 
-    def _lay(self, groups: list[list[int]], made: Collection[int]) -> None:
-        """The places of all allocated arrays, a group in one piece of memory; made: those that become arrays."""
+    def _lay(self, groups: list[list[int]], public: Collection[int]) -> None:
+        """The places of all allocated arrays, a group in one allocation; public: the numbers of those that become
+        arrays."""
         self._sizes, places = [], dict[int, Place]()
         for group in groups:
             size = 0
             for n in group:
                 shape, dtype = self.allocations[n]
-                if len(group) == 1 and n in made:
+                if len(group) == 1 and n in public:
                     places[n] = Place(shape, dtype, None, 0)
                     continue
-                places[n] = Place(shape if n in made else None, dtype, len(self._sizes), size)
+                places[n] = Place(shape if n in public else None, dtype, len(self._sizes), size)
                 size += self.bytes_of(n)
             if size:
                 self._sizes.append(size)

@@ -63,7 +63,7 @@ class Struct:
                 yield itemgetter(*names)
 
     def pack(self, **values: Any) -> bytes:
-        """The bytes of one struct; values by name, those of a nested struct as a sequence of all its values."""
+        """The bytes of one struct; values by name, a nested struct as a sequence of all its values."""
         return self.packed(values)
 
     def packed(self, values: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Layouts of arrays as the copy engine of compute capability 90 takes them: 128 bytes, made by the driver."""
+"""Layouts of arrays for the copy engine of compute capability 90: 128 bytes, encoded by the driver."""
 
 from __future__ import annotations
 
