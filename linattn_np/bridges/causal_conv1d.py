@@ -127,9 +127,9 @@ def in_ring(state: Tensor, new: Tensor, count: Tensor, W: int) -> tuple[Tensor, 
         p = count.long()[:, None] + torch.arange(first, stop, device=count.device)
         return (p % max(S, 1))[:, None].expand(-1, state.shape[1], -1)
 
-    count = min(S, T)
+    stored = min(S, T)
     past = torch.cat([state.gather(-1, places(1 - W, 0)), new], dim=-1)
-    return past, state.scatter(-1, places(T - count, T), new[..., T - count :])
+    return past, state.scatter(-1, places(T - stored, T), new[..., T - stored :])
 
 
 def check(fn: str, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> dict[str, Any]:

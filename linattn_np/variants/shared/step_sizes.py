@@ -40,7 +40,7 @@ def _kernels(c: Variables, *others: Array | None) -> Any:
 
 def _step(c: Variables, kernels: Any) -> Any:
     low, high = c.options["dt_limit"]
-    return kernels.Step(c.dt, c.dt_bias, c.A, c.options["dt_softplus"], (float(low), float(high)))
+    return kernels.StepInputs(c.dt, c.dt_bias, c.A, c.options["dt_softplus"], (float(low), float(high)))
 
 
 def to_core(c: Variables) -> Inputs:
