@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
-from ...runtime.pieces.vectors import Array, emitted
+from ...runtime.pieces.vectors import F64, Array, Builder, Value, constant, converted, emitted
 
 # ln 2 and pi / 2 in parts that add up to them, all but the last so short that whole multiples are exact
 LN2_32, LN2_64 = ("0x1.628p-1", "0x1.90bfbep-11"), ("0x1.62e42feep-1", "0x1.a39ef35793c76p-33")
@@ -21,13 +20,9 @@ OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz
 
 
 @emitted(lambda A, x: A.dtype.type(x), lambda A, x: A.dtype)
-def number(b: ir.IRBuilder, A: Array, x: ir.Value) -> Any:
+def number(b: Builder, A: Array, x: Value) -> Any:
     """x in the dtype of an array."""
-    if isinstance(x.type, ir.IntType):
-        return b.sitofp(x, A.number)
-    if x.type == A.number:
-        return x
-    return b.fptrunc(x, A.number) if A.size == 4 else b.fpext(x, A.number)
+    return converted(b, x, A.number)
 
 
 def both_widths(python: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,8 +40,8 @@ def series(*coefficients: float) -> Any:
     """c_0 + x (c_1 + x (c_2 + ...)) as a function of x, in its dtype."""
 
     @emitted(lambda x: x, lambda x: x)
-    def evaluated(b: ir.IRBuilder, x: ir.Value) -> Any:
-        y, *rest = [ir.Constant(x.type, c) for c in reversed(coefficients)]
+    def evaluated(b: Builder, x: Value) -> Any:
+        y, *rest = [constant(x.type, c) for c in reversed(coefficients)]
         for c in rest:
             y = b.fadd(c, b.fmul(x, y))
         return y
@@ -91,10 +86,10 @@ def _faded(x: Any, w: Any) -> Any:
 
 
 @emitted(_faded, lambda x, w: x)
-def faded(b: ir.IRBuilder, x: ir.Value, w: ir.Value) -> Any:
+def faded(b: Builder, x: Value, w: Value) -> Any:
     """x w, both >= 0; 0 where it would be subnormal, which processors multiply slowly; NaN stays."""
-    y, tiny = b.fmul(x, w), 2.0**-126 if isinstance(x.type, ir.FloatType) else 2.0**-1022
-    return b.select(b.fcmp_ordered("<", y, ir.Constant(y.type, tiny)), ir.Constant(y.type, 0.0), y)
+    y, tiny = b.fmul(x, w), 2.0**-1022 if x.type == F64 else 2.0**-126
+    return b.select(b.fcmp_ordered("<", y, constant(y.type, tiny)), constant(y.type, 0.0), y)
 
 
 def sine_cosine(x: Any) -> Any:

@@ -25,7 +25,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
-from numba.core import compiler, registry, typed_passes, types, untyped_passes
+from numba.core import compiler, registry, types
 from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu_options import FastMathOptions
@@ -34,28 +34,15 @@ from numba.core.datamodel.models import ArrayModel
 
 from .. import code_cache
 from ..compiling import compiling
-from .vectors import I64, make_array, vectors
+from .vectors import I64, Builder, Value, make_array, vectors
 
 KIND = "cpu"
 LOADED = time.time()
 lock = threading.RLock()  # held while code is compiled or loaded, and by the thread that forks
 
 
-class _Pipeline(compiler.CompilerBase):
-    """Numba's passes without those for what no piece has: `with`, closures, callees to inline, array expressions."""
-
-    SKIPPED = (untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyped_passes.InlineInlinables,
-               typed_passes.InlineOverloads, typed_passes.NopythonRewrites)  # fmt: skip
-
-    def define_pipelines(self) -> list[Any]:
-        manager = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
-        manager.passes = [one for one in manager.passes if one[0] not in self.SKIPPED]
-        manager.finalize()
-        return [manager]
-
-
 class _Library(CPUCodeLibrary):
-    """Collects the code of one function; `machine_code` optimises it."""
+    """Collects the code of one function; `_machine_code` optimises it."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
@@ -86,7 +73,7 @@ def compiled(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
 def _flags() -> compiler.Flags:
     flags = compiler.Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-    flags.nrt, flags.error_model = False, "numpy"
+    flags.error_model = "numpy"
     flags.fastmath = FastMathOptions({"contract", "nsz"})
     return flags
 
@@ -100,7 +87,7 @@ def _compile(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
         context.refresh()
         library = _Library(context.codegen(), symbol)
         result = compiler.compile_extra(
-            typing, context, body, signature.args, signature.return_type, _flags(), {}, library, _Pipeline
+            typing, context, body, signature.args, signature.return_type, _flags(), {}, library
         )
         library.add_ir_module(_called_by_numbers(context, signature, result.fndesc.llvm_func_name, symbol))
         library.finalize()
@@ -118,11 +105,11 @@ class _AsNumbers(ArrayModel):
         kind = self.fe_type
         return (I64,) * (2 if kind.is_c_contig and kind.ndim == 1 else 1 + 2 * kind.ndim)
 
-    def as_argument(self, b: ir.IRBuilder, x: ir.Value) -> list[ir.Value]:
+    def as_argument(self, b: Builder, x: Value) -> list[Value]:
         at, *sizes = (b.extract_value(x, n) for n in [4, *((m, n) for m in (5, 6) for n in range(self.fe_type.ndim))])
         return [b.ptrtoint(at, I64), *sizes][: len(self.get_argument_type())]
 
-    def from_argument(self, b: ir.IRBuilder, numbers: Any) -> ir.Value:
+    def from_argument(self, b: Builder, numbers: Any) -> Value:
         at, *sizes = numbers
         n = self.fe_type.ndim
         return make_array(b, self.get_value_type(), self.fe_type, at, sizes[:n], sizes[n:])
@@ -146,7 +133,7 @@ def _called_by_numbers(context: Any, signature: Any, name: str, symbol: str) -> 
     convention, returned = context.call_conv, signature.return_type
     callee = ir.Function(module, convention.get_function_type(returned, signature.args), name)
     function = ir.Function(module, c_signature(context, signature), symbol)
-    b = ir.IRBuilder(function.append_basic_block())
+    b = Builder(function.append_basic_block())
     given = arguments(signature).from_arguments(b, function.args)
     result = convention.call_function(b, callee, returned, signature.args, given)[1]
     if returned == types.void:
@@ -167,9 +154,7 @@ def _machine_code(module: Any, name: str, symbol: str) -> bytes:
     module.get_function(name).add_function_attribute("alwaysinline")
     machine = _machine()
     module.data_layout = str(machine.target_data)
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = options.slp_vectorization = True
-    builder = llvm.create_pass_builder(machine, options)
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
     return machine.emit_object(module)
 

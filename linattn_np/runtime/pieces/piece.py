@@ -22,12 +22,11 @@ import numpy as np
 from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
-from numba.core.datamodel import models, register_default
-from numba.core.imputils import lower_getattr_generic, lower_setattr_generic
-from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, lower_getattr_generic, lower_setattr_generic, models, register_model
 
 from . import compiler
-from .vectors import I64, as_intrinsic, make_array, word
+from .vectors import F64, I64, Builder, Value, as_intrinsic, converted, make_array, word
 from .workspace import Workspace
 
 JIT = not config.DISABLE_JIT
@@ -68,7 +67,7 @@ class WorkspaceType(types.Type):
 
 stored = StoredType()
 for kind in (StoredType, WorkspaceType):
-    register_default(kind)(type("_Address", (models.PrimitiveModel,), {
+    register_model(kind)(type("_Address", (models.PrimitiveModel,), {
         "__init__": lambda self, dmm, fe_type: models.PrimitiveModel.__init__(self, dmm, fe_type, I64)}))  # fmt: skip
 
 
@@ -97,14 +96,13 @@ class _Fields(AttributeTemplate):
 
 
 @lower_getattr_generic(WorkspaceType)
-def _get_field(context: Any, b: ir.IRBuilder, w: WorkspaceType, table: ir.Value, name: str) -> ir.Value:
+def _get_field(context: Any, b: Builder, w: WorkspaceType, table: Value, name: str) -> Value:
     d, whole = w.declaration, lambda field: b.load(word(b, table, d.slots[field]))
     slot = d.slots[name]
     if name in d.wholes:
         return whole(name)
     if name in d.numbers:
-        x = b.load(word(b, table, slot, ir.DoubleType()))
-        return x if w.dtype == types.float64 else b.fptrunc(x, ir.FloatType())
+        return converted(b, b.load(word(b, table, slot, F64)), context.get_value_type(w.dtype))
     if name in d.arrays:
         return b.add(table, I64(8 * slot))
     m, (at, row, step) = d.matrices[name], (b.load(word(b, table, slot + n)) for n in range(3))
@@ -117,12 +115,12 @@ def _get_field(context: Any, b: ir.IRBuilder, w: WorkspaceType, table: ir.Value,
 
 
 @lower_setattr_generic(WorkspaceType)
-def _set_field(context: Any, b: ir.IRBuilder, signature: Any, values: Any, name: str) -> None:
+def _set_field(context: Any, b: Builder, signature: Any, values: Any, name: str) -> None:
     w, value = values
     declaration = signature.args[0].declaration
     if name in declaration.numbers:
         value = context.cast(b, value, signature.args[1], types.float64)
-        b.store(value, word(b, w, declaration.slots[name], ir.DoubleType()))
+        b.store(value, word(b, w, declaration.slots[name], F64))
     else:
         b.store(context.cast(b, value, signature.args[1], types.int64), word(b, w, declaration.slots[name]))
 
@@ -185,7 +183,7 @@ def piece(body: Callable[..., Any] | None = None, *, of: str = "") -> Any:
         given = tuple(found.get(p.name, types.Omitted(None)) for p in own.parameters)
         dtype = own.dtype_of(given)
 
-        def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        def write(context: Any, b: Builder, signature: Any, values: Any) -> Value:
             return _call(own, dtype, context, b, signature, values)
 
         return own.types_of(dtype).return_type(*given), write
@@ -195,7 +193,7 @@ def piece(body: Callable[..., Any] | None = None, *, of: str = "") -> Any:
     return made
 
 
-def _call(own: Piece, dtype: Any, context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+def _call(own: Piece, dtype: Any, context: Any, b: Builder, signature: Any, values: Any) -> Value:
     """A call by symbol, or of a piece of some calls through its pointer; an array that is left out is empty."""
     wanted, given = own.types_of(dtype), []
     kind = compiler.c_signature(context, wanted)

@@ -11,14 +11,11 @@ import operator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core.datamodel import models, register_default
-from numba.core.typing.templates import AbstractTemplate, infer_global
-from numba.extending import lower_builtin
+from numba.extending import lower_builtin, models, register_model, type_callable
 
 from . import vectors
-from .vectors import BYTES, I32, Array, broadcast, emitted
+from .vectors import BYTES, I32, Array, Builder, Value, broadcast, constant, converted, emitted, vector_of
 
 NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
 LINE = 64  # bytes that come with one request
@@ -32,24 +29,23 @@ class Lanes(types.Type):
         super().__init__(f"Lanes({dtype}, {count})")
 
 
-@register_default(Lanes)
+@register_model(Lanes)
 class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Lanes):
-        number = ir.FloatType() if kind.dtype == types.float32 else ir.DoubleType()
-        super().__init__(manager, kind, ir.VectorType(number, kind.count))
+        super().__init__(manager, kind, vector_of(kind.dtype, kind.count))
 
 
 def registers(L: float) -> tuple[Any, Any]:
     """(zeros, load) of L vectors: zeros(x) in the dtype of an array, load(x, j)."""
     kind = lambda x, *_: Lanes(x.dtype, int(L * BYTES * 8) // x.dtype.bitwidth)  # noqa: E731
-    vector = lambda x: ir.VectorType(x.number, int(L * x.vector.count))  # noqa: E731
+    vector = lambda x: vector_of(x.dtype, int(L * x.vector.count))  # noqa: E731
 
     @emitted(lambda x: np.zeros(int(L * BYTES) // x.itemsize, x.dtype), kind)
-    def zeros(b: ir.IRBuilder, x: Array) -> ir.Value:
-        return ir.Constant(vector(x), None)
+    def zeros(b: Builder, x: Array) -> Value:
+        return constant(vector(x), None)
 
     @emitted(lambda x, j: x[j : j + int(L * BYTES) // x.itemsize].copy(), kind)
-    def load(b: ir.IRBuilder, x: Array, j: ir.Value) -> ir.Value:
+    def load(b: Builder, x: Array, j: Value) -> Value:
         return b.load(b.inttoptr(x.at(j), vector(x).as_pointer()), align=x.size)
 
     return zeros, load
@@ -60,29 +56,28 @@ def _store(v: np.ndarray, x: np.ndarray, j: int) -> None:
 
 
 @emitted(_store)
-def store(b: ir.IRBuilder, v: ir.Value, x: Array, j: ir.Value) -> None:
+def store(b: Builder, v: Value, x: Array, j: Value) -> None:
     """x_j, x_{j + 1}, ... = v, all of which exist."""
     b.store(v, b.inttoptr(x.at(j), v.type.as_pointer()), align=x.size)
 
 
 @emitted(_store)
-def store_past_caches(b: ir.IRBuilder, v: ir.Value, x: Array, j: ir.Value) -> None:
+def store_past_caches(b: Builder, v: Value, x: Array, j: Value) -> None:
     """`store` of one vector, where a whole vector of memory begins."""
     once = b.module.add_metadata([I32(1)])
     b.store(v, b.inttoptr(x.at(j), v.type.as_pointer()), align=BYTES).set_metadata("nontemporal", once)
 
 
 @emitted(lambda v: v.sum(dtype=v.dtype), lambda v: v.dtype)
-def total(b: ir.IRBuilder, v: ir.Value) -> ir.Value:
+def total(b: Builder, v: Value) -> Value:
     """The sum of one vector's numbers, in pairs."""
     return vectors.total(b, v)
 
 
 @emitted(lambda v: v.astype(np.float64), lambda v: Lanes(types.float64, v.count))
-def wide(b: ir.IRBuilder, v: ir.Value) -> ir.Value:
+def wide(b: Builder, v: Value) -> Value:
     """The same numbers in float64."""
-    kind = ir.VectorType(ir.DoubleType(), v.type.count)
-    return v if v.type == kind else b.fpext(v, kind)
+    return converted(b, v, vector_of(types.float64, v.type.count))
 
 
 def _lanes_of(*kinds: Any) -> Any:
@@ -90,33 +85,30 @@ def _lanes_of(*kinds: Any) -> Any:
     return next((x for x in kinds if isinstance(x, Lanes)), kinds[0])
 
 
-def _alike(b: ir.IRBuilder, values: Any) -> list[ir.Value]:
+def _alike(b: Builder, values: Any) -> list[Value]:
     """Operands of one type: those that are numbers in every lane, in its dtype."""
-    kind = next((x.type for x in values if isinstance(x.type, ir.VectorType)), values[0].type)
-    narrow = lambda x: x if x.type == kind.element else b.fptrunc(x, kind.element)  # noqa: E731
-    return [x if x.type == kind else broadcast(b, narrow(x), kind) for x in values]
+    kind = next((x.type for x in values if hasattr(x.type, "element")), values[0].type)
+    return [x if x.type == kind else broadcast(b, converted(b, x, kind.element), kind) for x in values]
 
 
 @emitted(lambda x, y, z: x * y + z, _lanes_of)
-def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """x y + z, rounded once."""
     return vectors.fma(b, *_alike(b, (x, y, z)))
 
 
 @emitted(lambda x, y: x * y, _lanes_of)
-def times(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+def times(b: Builder, x: Value, y: Value) -> Value:
     """x y, rounded: no part of a fused multiply-add."""
     return vectors.product(b, *_alike(b, (x, y)))
 
 
-class _Operation(AbstractTemplate):
-    def generic(self, given: Any, _: Any) -> Any:
-        found = _lanes_of(*given)
-        return found(*given) if isinstance(found, Lanes) else None
-
-
 for operation, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
-    infer_global(operation)(type("_" + name, (_Operation,), {}))
+
+    @type_callable(operation)
+    def _typed(context: Any) -> Any:
+        return lambda x, y: _lanes_of(x, y) if isinstance(_lanes_of(x, y), Lanes) else None
+
     for operands in ((Lanes, Lanes), (types.Float, Lanes), (Lanes, types.Float)):
         lower_builtin(operation, *operands)(
             lambda _, b, signature, given, name=name: getattr(b, name)(*_alike(b, given)))  # fmt: skip

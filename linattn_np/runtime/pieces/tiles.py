@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
-from .vectors import I32, I64, LANES, ROWS, Array, emitted, fma, lane, loop, total
+from .vectors import I64, LANES, ROWS, Array, Builder, Value, constant, emitted, fma, known, lane, lanes, loop, total
 
 
-def _sums(b: ir.IRBuilder, A: Array, rows: list[ir.Value], B: Array, j: ir.Value, bounds: Any, masks: list) -> list:
+def _sums(b: Builder, A: Array, rows: list[Value], B: Array, j: Value, bounds: Any, masks: list) -> list:
     """sum of A_ik B_kj, k = begin .. end, for every row and vector."""
     sums = [[B.sum() for _ in masks] for _ in rows]
     with loop(b, *bounds) as k:
@@ -53,7 +52,7 @@ def product_tile(R: int, L: int, masked: bool) -> Any:
     """
 
     @emitted(_product_tile(R, L))
-    def tile(b: ir.IRBuilder, A: Array, B: Array, at: Any, out: Array, factors: Any, added: Array) -> None:
+    def tile(b: Builder, A: Array, B: Array, at: Any, out: Array, factors: Any, added: Array) -> None:
         (i, j, begin, end), (rows, weights) = at, factors
         stored = out.masks(out.shape[1], j, L) if masked else [None] * L
         inside = B.masks(B.shape[1], j, L) if masked else stored
@@ -67,7 +66,7 @@ def product_tile(R: int, L: int, masked: bool) -> Any:
                     b.store(b.fmul(b.load(s), f), s)
         with b.if_then(added.given):
             inside = added.masks(added.shape[1], j, L) if masked else stored
-            one = b.ptrtoint(out.sum(ir.Constant(weights.number, 1)), I64)
+            one = b.ptrtoint(out.sum(constant(weights.number, 1)), I64)
             for chain, at_row, w in zip(result, added.rows(here, j), weights.rows(here), strict=True):
                 f = weights.broadcast(b.select(weights.given, w, one))
                 for n, s in enumerate(chain):
@@ -88,7 +87,7 @@ def _solve_tile(N, X, i, j):  # type: ignore[no-untyped-def]
 
 
 @emitted(_solve_tile)
-def solve_tile(b: ir.IRBuilder, N: Array, X: Array, i: ir.Value, j: ir.Value) -> None:
+def solve_tile(b: Builder, N: Array, X: Array, i: Value, j: Value) -> None:
     """Rows i .. of (1 + N) X = Y in place, columns j ..: Y_i - sum_{k < i} N_ik X_k, then inside the tile."""
     here, masks = X.inside(i, ROWS), X.masks(X.shape[1], j, LANES)
     rows, at = N.rows(here), X.rows(here, j)
@@ -114,14 +113,14 @@ def _transpose_tile(A, out, i, j):  # type: ignore[no-untyped-def]
 
 
 @emitted(_transpose_tile)
-def transpose_tile(b: ir.IRBuilder, A: Array, out: Array, i: ir.Value, j: ir.Value) -> None:
+def transpose_tile(b: Builder, A: Array, out: Array, i: Value, j: Value) -> None:
     """out_ji = A_ij for a square of one vector: halves change places at distances W / 2, ..., 1."""
     W = A.vector.count
     inside, outside = A.masks(A.shape[1], j, 1)[0], out.masks(out.shape[1], i, 1)[0]
     r, s = [A.load(at, 0, inside) for at in A.rows(A.inside(i, W), j)], W // 2
-    lanes = lambda of: ir.Constant(ir.VectorType(I32, W), [of(w) for w in range(W)])  # noqa: E731
     while s:
-        low, high = lanes(lambda w: w if not w & s else W + w - s), lanes(lambda w: w + s if not w & s else W + w)  # noqa: B023
+        low = lanes(w if not w & s else W + w - s for w in range(W))
+        high = lanes(w + s if not w & s else W + w for w in range(W))
         for k in range(W):
             if not k & s:
                 r[k], r[k | s] = b.shuffle_vector(r[k], r[k | s], low), b.shuffle_vector(r[k], r[k | s], high)
@@ -138,7 +137,7 @@ def number_of(x: Any, *_: Any) -> Any:
     return x.dtype
 
 
-def _total(b: ir.IRBuilder, x: Array, n: ir.Value, add: Callable[..., ir.Value]) -> ir.Value:
+def _total(b: Builder, x: Array, n: Value, add: Callable[..., Value]) -> Value:
     """The total of sums <- add(sums, j, mask) over vectors of n numbers; all lanes of all but the last count."""
     sums, whole = x.sum(), b.and_(n, I64(-x.vector.count))
     with x.vectors(I64(0), whole) as j:
@@ -153,7 +152,7 @@ def _dot(x, y, n):  # type: ignore[no-untyped-def]
 
 
 @emitted(_dot, number_of)
-def dot(b: ir.IRBuilder, x: Array, y: Array, n: ir.Value) -> ir.Value:
+def dot(b: Builder, x: Array, y: Array, n: Value) -> Value:
     """x . y of the first n numbers."""
     return _total(b, x, n, lambda sums, j, mask: fma(b, x.load(x.at(j), 0, mask), y.load(y.at(j), 0, mask), sums))
 
@@ -163,9 +162,22 @@ def _sum_of(x, n):  # type: ignore[no-untyped-def]
 
 
 @emitted(_sum_of, number_of)
-def sum_of(b: ir.IRBuilder, x: Array, n: ir.Value) -> ir.Value:
+def sum_of(b: Builder, x: Array, n: Value) -> Value:
     """The sum of the first n numbers."""
     return _total(b, x, n, lambda sums, j, mask: b.fadd(sums, x.load(x.at(j), 0, mask)))
+
+
+@emitted(lambda x, n: np.fmax.reduce(x[:n], initial=-np.inf), number_of)
+def max_of(b: Builder, x: Array, n: Value) -> Value:
+    """The largest of the first n numbers, -inf of none; a NaN may be passed over."""
+    low = x.every(float("-inf"))
+    most = x.sum(low)
+    with x.vectors(I64(0), n) as j:
+        mask = x.masks(n, j, 1)[0]
+        y = b.select(mask, x.load(x.at(j), 0, mask), low)
+        b.store(b.select(b.fcmp_ordered(">", y, b.load(most)), y, b.load(most)), most)
+    largest = known(b, f"llvm.vector.reduce.fmax.v{x.vector.count}f{x.size * 8}", x.number, [x.vector])
+    return b.call(largest, [b.load(most)])
 
 
 def _copy_row(x, to, count):  # type: ignore[no-untyped-def]
@@ -174,7 +186,7 @@ def _copy_row(x, to, count):  # type: ignore[no-untyped-def]
 
 
 @emitted(_copy_row)
-def copy_row(b: ir.IRBuilder, x: Array, to: Array, count: ir.Value) -> None:
+def copy_row(b: Builder, x: Array, to: Array, count: Value) -> None:
     """The first `count` numbers of x, and zeros to the end of `to`."""
     whole = b.and_(count, I64(-x.vector.count))
     with x.vectors(I64(0), whole) as j:

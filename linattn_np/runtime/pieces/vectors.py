@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-I64, I32 = ir.IntType(64), ir.IntType(32)
+Builder, Value = ir.IRBuilder, ir.Value  # what writes instructions, and what one of them gives
+I64, I32, F64 = ir.IntType(64), ir.IntType(32), ir.DoubleType()
 
 
 @functools.cache
@@ -59,7 +60,7 @@ def emitted(python: Callable[..., Any], returns: Any = types.void) -> Callable[.
             kinds = [_settled(kind) for kind in given]
             returned = returns if isinstance(returns, types.Type) else returns(*kinds)
 
-            def write(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+            def write(context: Any, b: Builder, signature: Any, values: Any) -> Any:
                 made = written(b, *[_operand(context, b, *x) for x in zip(signature.args, values, strict=True)])
                 if isinstance(returned, types.Array):
                     return make_array(b, context.get_value_type(returned), returned, *made)
@@ -88,7 +89,7 @@ def _settled(kind: Any) -> Any:
     return types.int64 if isinstance(kind, types.Integer) and kind.signed else types.unliteral(kind)
 
 
-def _operand(context: Any, b: ir.IRBuilder, kind: Any, value: ir.Value) -> Any:
+def _operand(context: Any, b: Builder, kind: Any, value: Value) -> Any:
     if isinstance(kind, types.BaseTuple):
         return [_operand(context, b, part, b.extract_value(value, n)) for n, part in enumerate(kind)]
     return Array(context, b, kind, value) if isinstance(kind, types.Array) else value
@@ -97,45 +98,44 @@ def _operand(context: Any, b: ir.IRBuilder, kind: Any, value: ir.Value) -> Any:
 class Array:
     """An array inside an intrinsic; an empty one is not `given`."""
 
-    def __init__(self, context: Any, b: ir.IRBuilder, kind: Any, value: ir.Value):
-        self.b, self.number = b, context.get_value_type(kind.dtype)
+    def __init__(self, context: Any, b: Builder, kind: Any, value: Value):
+        self.b, self.dtype, self.number = b, kind.dtype, context.get_value_type(kind.dtype)
         self.size = kind.dtype.bitwidth // 8
         self.vector = ir.VectorType(self.number, BYTES // self.size)
         part = lambda *at: b.extract_value(value, at)  # noqa: E731
         self.shape, self.steps = [part(5, n) for n in range(kind.ndim)], [part(6, n) for n in range(kind.ndim)]
         self.start, self.given = b.ptrtoint(part(4), I64), b.icmp_signed("!=", self.shape[0], I64(0))
 
-    def at(self, i: Any, j: Any = None) -> ir.Value:
+    def at(self, i: Any, j: Any = None) -> Value:
         """Address of element i, or of i, j."""
         at = self.b.add(self.start, self.b.mul(i, self.steps[0]))
         return at if j is None else self.b.add(at, self.b.mul(j, I64(self.size)))
 
-    def inside(self, i: ir.Value, count: int) -> list[ir.Value]:
+    def inside(self, i: Value, count: int) -> list[Value]:
         """Rows i, i + 1, ..., the last row of the array in place of those beyond it."""
         last = self.b.sub(self.shape[0], I64(1))
         rows = [self.b.add(i, I64(r)) for r in range(count)]
         return [self.b.select(self.b.icmp_signed("<", r, last), r, last) for r in rows]
 
-    def rows(self, rows: list[ir.Value], j: Any = None) -> list[ir.Value]:
+    def rows(self, rows: list[Value], j: Any = None) -> list[Value]:
         """Addresses of these rows' elements."""
         return [self.at(r, j) for r in rows]
 
-    def get(self, at: ir.Value) -> ir.Value:
+    def get(self, at: Value) -> Value:
         """The number at an address."""
         return self.b.load(self.b.inttoptr(at, self.number.as_pointer()), align=self.size)
 
-    def broadcast(self, at: ir.Value) -> ir.Value:
+    def broadcast(self, at: Value) -> Value:
         """The number at an address in every lane."""
         return broadcast(self.b, self.get(at), self.vector)
 
-    def masks(self, columns: ir.Value, j: ir.Value, count: int) -> list[ir.Value]:
+    def masks(self, columns: Value, j: Value, count: int) -> list[Value]:
         """Lane masks of vectors from column j on: those below `columns`."""
-        b, W, vector = self.b, self.vector.count, ir.VectorType(I32, self.vector.count)
-        left = broadcast(b, b.trunc(b.sub(columns, j), I32), vector)
-        lanes = [ir.Constant(vector, [n * W + w for w in range(W)]) for n in range(count)]
-        return [b.icmp_signed("<", each, left) for each in lanes]
+        b, W = self.b, self.vector.count
+        left = broadcast(b, b.trunc(b.sub(columns, j), I32), ir.VectorType(I32, W))
+        return [b.icmp_signed("<", lanes(range(n * W, n * W + W)), left) for n in range(count)]
 
-    def load(self, at: ir.Value, n: int = 0, mask: Any = None) -> ir.Value:
+    def load(self, at: Value, n: int = 0, mask: Any = None) -> Value:
         """Vector n from an address on."""
         b, vector = self.b, self.vector
         at = b.inttoptr(b.add(at, I64(n * BYTES)), vector.as_pointer())
@@ -144,7 +144,7 @@ class Array:
         name, kinds = f"llvm.masked.load.v{vector.count}f{self.size * 8}.p0", [at.type, I32, mask.type, vector]
         return b.call(known(b, name, vector, kinds), [at, I32(self.size), mask, self.zero()])
 
-    def store(self, x: ir.Value, at: ir.Value, n: int = 0, mask: Any = None) -> None:
+    def store(self, x: Value, at: Value, n: int = 0, mask: Any = None) -> None:
         """Vector n from an address on."""
         b = self.b
         at = b.inttoptr(b.add(at, I64(n * BYTES)), self.vector.as_pointer())
@@ -154,23 +154,47 @@ class Array:
         name, kinds = f"llvm.masked.store.v{x.type.count}f{self.size * 8}.p0", [x.type, at.type, I32, mask.type]
         b.call(known(b, name, ir.VoidType(), kinds), [x, at, I32(self.size), mask])
 
-    def zero(self) -> ir.Constant:
+    def zero(self) -> Value:
         return self.every(0.0)
 
-    def every(self, x: float) -> ir.Constant:
+    def every(self, x: float) -> Value:
         """A constant in every lane."""
-        return ir.Constant(self.vector, [x] * self.vector.count)
+        return constant(self.vector, [x] * self.vector.count)
 
-    def vectors(self, begin: ir.Value, end: ir.Value) -> Any:
+    def vectors(self, begin: Value, end: Value) -> Any:
         """Loop over the first lanes of whole vectors."""
         return loop(self.b, begin, end, self.vector.count)
 
-    def sum(self, x: ir.Value | None = None) -> ir.Value:
+    def sum(self, x: Value | None = None) -> Value:
         """A place for a vector of sums."""
         return cgutils.alloca_once_value(self.b, self.zero() if x is None else x)
 
 
-def make_array(b: ir.IRBuilder, value: ir.Type, kind: Any, at: ir.Value, shape: Any, steps: Any) -> ir.Value:
+def constant(kind: ir.Type, x: Any) -> Value:
+    """A number, or those of all lanes; None: zero."""
+    return ir.Constant(kind, x)
+
+
+def lanes(numbers: Iterable[int]) -> Value:
+    """A whole number for each lane."""
+    each = list(numbers)
+    return ir.Constant(ir.VectorType(I32, len(each)), each)
+
+
+def vector_of(dtype: Any, count: int) -> ir.Type:
+    """The type of so many numbers in registers."""
+    return ir.VectorType(ir.FloatType() if dtype == types.float32 else F64, count)
+
+
+def converted(b: Builder, x: Value, kind: ir.Type) -> Value:
+    """A number, or a vector of floating ones, as floating ones of another width."""
+    if isinstance(x.type, ir.IntType):
+        return b.sitofp(x, kind)
+    is_wide = getattr(kind, "element", kind) == F64
+    return x if x.type == kind else b.fpext(x, kind) if is_wide else b.fptrunc(x, kind)
+
+
+def make_array(b: Builder, value: ir.Type, kind: Any, at: Value, shape: Any, steps: Any) -> Value:
     """An array at an address; no steps: its numbers lie side by side."""
     size, array = I64(kind.dtype.bitwidth // 8), ir.Constant(value, None)
     array = b.insert_value(b.insert_value(array, size, 3), b.inttoptr(at, value.elements[4]), 4)
@@ -179,31 +203,31 @@ def make_array(b: ir.IRBuilder, value: ir.Type, kind: Any, at: ir.Value, shape: 
     return array
 
 
-def word(b: ir.IRBuilder, table: ir.Value, n: Any, kind: ir.Type = I64) -> ir.Value:
+def word(b: Builder, table: Value, n: Any, kind: ir.Type = I64) -> Value:
     """The place of word n of a table."""
     n = I64(8 * n) if isinstance(n, int) else b.mul(n, I64(8))
     return b.inttoptr(b.add(table, n), kind.as_pointer())
 
 
-def prefetch(b: ir.IRBuilder, address: ir.Value) -> None:
+def prefetch(b: Builder, address: Value) -> None:
     """Bring the line at an address into the second cache."""
     kinds = [ir.PointerType(), I32, I32, I32]
     fn = known(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
     b.call(fn, [b.inttoptr(address, kinds[0]), I32(0), I32(2), I32(1)])
 
 
-def known(b: ir.IRBuilder, name: str, result: ir.Type, kinds: list[ir.Type]) -> ir.Function:
+def known(b: Builder, name: str, result: ir.Type, kinds: list[ir.Type]) -> ir.Function:
     """A function of LLVM."""
     return cgutils.get_or_insert_function(b.module, ir.FunctionType(result, kinds), name)
 
 
-def indirect_call(b: ir.IRBuilder, function: ir.Value, given: list[ir.Value]) -> None:
+def indirect_call(b: Builder, function: Value, given: list[Value]) -> None:
     """A call of the C function at an address."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(given))
     b.call(b.inttoptr(function, kind.as_pointer()), given)
 
 
-def broadcast(b: ir.IRBuilder, x: ir.Value, vector: ir.VectorType) -> ir.Value:
+def broadcast(b: Builder, x: Value, vector: ir.VectorType) -> Value:
     """A number in every lane."""
     none = ir.Constant(vector, ir.Undefined)
     first = ir.Constant(ir.VectorType(I32, vector.count), None)
@@ -211,25 +235,25 @@ def broadcast(b: ir.IRBuilder, x: ir.Value, vector: ir.VectorType) -> ir.Value:
 
 
 @contextlib.contextmanager
-def loop(b: ir.IRBuilder, begin: Any, end: ir.Value, step: int = 1) -> Iterator[ir.Value]:
+def loop(b: Builder, begin: Any, end: Value, step: int = 1) -> Iterator[Value]:
     """i = begin, begin + step, ... < end; backwards i > end."""
     first = I64(begin) if isinstance(begin, int) else begin
     with cgutils.for_range_slice(b, first, end, I64(step), I64, inc=step > 0) as (i, _):
         yield i
 
 
-def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """x y + z, rounded once."""
     W, bits = x.type.count, 32 if isinstance(x.type.element, ir.FloatType) else 64
     return b.call(known(b, f"llvm.fma.v{W}f{bits}", x.type, [x.type] * 3), [x, y, z])
 
 
-def product(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+def product(b: Builder, x: Value, y: Value) -> Value:
     """x y, rounded: no part of a fused multiply-add, which Numba allows of instructions without a flag of their own."""
     return b.fmul(x, y, flags=("arcp",))
 
 
-def total(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+def total(b: Builder, x: Value) -> Value:
     """The sum of the lanes, in pairs."""
     W, bits = x.type.count, 32 if isinstance(x.type.element, ir.FloatType) else 64
     add = known(b, f"llvm.vector.reduce.fadd.v{W}f{bits}", x.type.element, [x.type.element, x.type])

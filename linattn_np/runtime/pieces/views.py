@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 
-from .vectors import I64, Array, emitted, prefetch, word
+from .vectors import I64, Array, Builder, Value, emitted, prefetch, word
 from .workspace import AT, BATCH, CHANNEL, HEAD, SHARED, TOKEN, PythonWorkspace, StoredArray, array_at
 
 
@@ -18,31 +17,31 @@ def same(A: Any, *_: Any) -> Any:
 
 
 @emitted(lambda A, i: A[i], lambda A, i: types.Array(A.dtype, A.ndim - 1, "C"))
-def row(b: ir.IRBuilder, A: Array, i: ir.Value) -> Any:
+def row(b: Builder, A: Array, i: Value) -> Any:
     """A_i: row i, whose columns lie side by side."""
     return A.at(i), A.shape[1:], A.steps[1:]
 
 
 @emitted(lambda A, first, count: A[first : first + count], same)
-def rows(b: ir.IRBuilder, A: Array, first: ir.Value, count: ir.Value) -> Any:
+def rows(b: Builder, A: Array, first: Value, count: Value) -> Any:
     """A[first : first + count], all of which exist."""
     return A.at(first), [count, *A.shape[1:]], A.steps
 
 
 @emitted(lambda A, first, count: A[:, first : first + count], same)
-def columns(b: ir.IRBuilder, A: Array, first: ir.Value, count: ir.Value) -> Any:
+def columns(b: Builder, A: Array, first: Value, count: Value) -> Any:
     """A[:, first : first + count], all of which exist."""
     return A.at(I64(0), first), [A.shape[0], count], A.steps
 
 
 @emitted(lambda A: A.T, same)
-def transposed(b: ir.IRBuilder, A: Array) -> Any:
+def transposed(b: Builder, A: Array) -> Any:
     """A^T, as a view."""
     return A.start, A.shape[::-1], A.steps[::-1]
 
 
 @emitted(lambda A, both: A[::-1, ::-1] if both else A[::-1], same)
-def backwards(b: ir.IRBuilder, A: Array, both: ir.Value) -> Any:
+def backwards(b: Builder, A: Array, both: Value) -> Any:
     """A with its rows in reverse order, and its columns too if `both`."""
     last = [b.sub(n, I64(1)) for n in A.shape]
     last[1] = b.select(both, last[1], I64(0))
@@ -51,13 +50,13 @@ def backwards(b: ir.IRBuilder, A: Array, both: ir.Value) -> Any:
 
 
 @emitted(lambda x: x[None], lambda x: types.Array(x.dtype, 2, "A"))
-def as_row(b: ir.IRBuilder, x: Array) -> Any:
+def as_row(b: Builder, x: Array) -> Any:
     """A vector as a matrix of one row."""
     return x.start, [I64(1), x.shape[0]], [b.mul(x.shape[0], x.steps[0]), x.steps[0]]
 
 
 @emitted(lambda A, i: A.__array_interface__["data"][0] + i * A.strides[0], types.int64)
-def start_of(b: ir.IRBuilder, A: Array, i: ir.Value) -> Any:
+def start_of(b: Builder, A: Array, i: Value) -> Any:
     """The address of row i."""
     return A.at(i)
 
@@ -74,7 +73,7 @@ def _tokens_of(x: StoredArray, kind: Any, at: tuple[int, int, int], count: int, 
 
 
 @emitted(_tokens_of, lambda x, kind, *_: types.Array(kind, 2, "A"))
-def tokens_of(b: ir.IRBuilder, x: ir.Value, kind: Any, at: Any, count: ir.Value, columns: Any) -> Any:
+def tokens_of(b: Builder, x: Value, kind: Any, at: Any, count: Value, columns: Any) -> Any:
     """Tokens t .. t + count, columns (first, count), of one head: at = (batch row, head, t); as numbers of a dtype."""
     return _address(b, x, at, columns[0]), [count, columns[1]], [b.load(word(b, x, n)) for n in (TOKEN, CHANNEL)]
 
@@ -85,12 +84,12 @@ def _address_of(x: StoredArray, at: tuple[int, int, int], column: int) -> int:
 
 
 @emitted(_address_of, types.int64)
-def address_of(b: ir.IRBuilder, x: ir.Value, at: Any, column: ir.Value) -> Any:
+def address_of(b: Builder, x: Value, at: Any, column: Value) -> Any:
     """Where column `column` of token t of a head lies: at = (batch row, head, t)."""
     return _address(b, x, at, column)
 
 
-def _address(b: ir.IRBuilder, x: ir.Value, at: list[ir.Value], column: ir.Value) -> ir.Value:
+def _address(b: Builder, x: Value, at: list[Value], column: Value) -> Value:
     (batch, head, t), entry = at, lambda n: b.load(word(b, x, n))
     address = entry(AT)
     for i, step in ((batch, BATCH), (t, TOKEN), (b.sdiv(head, entry(SHARED)), HEAD), (column, CHANNEL)):
@@ -99,13 +98,13 @@ def _address(b: ir.IRBuilder, x: ir.Value, at: list[ir.Value], column: ir.Value)
 
 
 @emitted(lambda x, n: int(x.row[n]), types.int64)
-def field_of(b: ir.IRBuilder, x: ir.Value, n: ir.Value) -> Any:
+def field_of(b: Builder, x: Value, n: Value) -> Any:
     """Entry n of an array's row: a step, its storage, the heads that share a head."""
     return b.load(word(b, x, n))
 
 
 @emitted(lambda address: None)
-def prefetch_line(b: ir.IRBuilder, address: ir.Value) -> None:
+def prefetch_line(b: Builder, address: Value) -> None:
     """Brings the line at an address into the second cache."""
     prefetch(b, address)
 
@@ -118,7 +117,7 @@ def _words(address: int, count: int) -> np.ndarray:
 
 
 @emitted(_words, types.int64[::1])
-def words(b: ir.IRBuilder, address: ir.Value, count: ir.Value) -> Any:
+def words(b: Builder, address: Value, count: Value) -> Any:
     """The whole numbers at an address."""
     return address, [count], []
 
@@ -128,7 +127,7 @@ def _point(w: PythonWorkspace, field: int, address: int, step: int) -> None:
 
 
 @emitted(_point)
-def point(b: ir.IRBuilder, w: ir.Value, field: ir.Value, address: ir.Value, step: ir.Value) -> None:
+def point(b: Builder, w: Value, field: Value, address: Value, step: Value) -> None:
     """The matrix at an entry of w's table is at an address, its rows `step` bytes apart."""
     b.store(address, word(b, w, field))
     b.store(step, word(b, w, b.add(field, I64(1))))

@@ -6,31 +6,16 @@ m' = max(m, max_j z_ij),   e_ij = e^{z_ij - m'},   l' = e^{m - m'} l + sum_j e_i
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
 
 from ...ops.cpu.numbers import exp, number
 from ...ops.cpu.products import FULL, LEFT_LOWER, product
 from ...ops.cpu.rows import clear
 from ...ops.cpu.storage import load_column, save, save_column
 from ...runtime.pieces.piece import Whole, piece
-from ...runtime.pieces.tiles import number_of, sum_of
-from ...runtime.pieces.vectors import I64, Array, emitted, known
+from ...runtime.pieces.tiles import max_of, sum_of
 from ...runtime.pieces.views import row
 from .tile import before, begin_task, bias, leave_block, load_keys, load_queries, logits, pair_sums, turn_keys
 from .workspace import Work
-
-
-@emitted(lambda x, n: np.fmax.reduce(x[:n], initial=-np.inf), number_of)
-def max_of(b: ir.IRBuilder, x: Array, n: ir.Value) -> ir.Value:
-    """The largest of the first n numbers, -inf of none; a NaN may be passed over."""
-    low = x.every(float("-inf"))
-    most = x.sum(low)
-    with x.vectors(I64(0), n) as j:
-        mask = x.masks(n, j, 1)[0]
-        y = b.select(mask, x.load(x.at(j), 0, mask), low)
-        b.store(b.select(b.fcmp_ordered(">", y, b.load(most)), y, b.load(most)), most)
-    largest = known(b, f"llvm.vector.reduce.fmax.v{x.vector.count}f{x.size * 8}", x.number, [x.vector])
-    return b.call(largest, [b.load(most)])
 
 
 @piece
