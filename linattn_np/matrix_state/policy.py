@@ -193,12 +193,12 @@ def is_short_cuda(plan: Plan) -> bool:
 
 
 def recurs_cuda(x: Inputs, plan: Plan) -> bool:
-    """Whether the CUDA kernels go token by token, where they have no chunk form of a call.
+    """Whether a CUDA kernel goes token by token through a call of any length that no kernel of chunks covers.
 
-    Decays of channels, or an erase FREE: array calls in chunks take 230 ns a token and head and more, the recurrence 5
-    to 50 (H200, 2026-11-23). Rows of 16 bits at any length.
+    Array calls in chunks take 230 ns a token and head and more, the recurrence 5 to 50 (H200, 2026-11-23). Rows of 16
+    bits at any length.
     """
-    if x.gv is None and x.erase is not Erase.FREE and x.decay is not Decay.VECTOR:
+    if plan.chunk_size is not None:
         return False
     rows = (y for n, y in (("q", x.q), ("v", x.v)) if y is not None and n not in plan.computed)
     longest = max((s.stop - s.start for s in plan.sequences), default=0)

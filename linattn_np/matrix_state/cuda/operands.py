@@ -111,6 +111,11 @@ def gives_states(plan: Plan) -> bool:
     return ends_chunks(plan, policy.GROUP_CHUNK)
 
 
+def states_handled(plan: Plan) -> frozenset[str]:
+    """The preprocessing step of states at positions, if kernels of such chunks include it."""
+    return frozenset({"states_at"} if gives_states(plan) else ())
+
+
 def ends_chunks(plan: Plan, length: int) -> bool:
     """Whether the positions are so many tokens, or a multiple of them, into their sequences, or at an end of one."""
     own = zip(prefixes(plan.sequences, plan.states_at or ()), plan.states_at or (), strict=True)

@@ -241,7 +241,7 @@ def delta():
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        ("an erase term", lambda x, plan: (x._replace(gv=x.v), plan)),
+        ("goes token by token", lambda x, plan: (x._replace(gv=x.v), plan)),
         ("does not read along the way", lambda x, plan: (x._replace(q=None), plan)),
         ("float64", lambda x, plan: (x, plan._replace(dtype=np.float64))),
         ("chunk_size=32", lambda x, plan: (x, plan._replace(chunk_size=32))),

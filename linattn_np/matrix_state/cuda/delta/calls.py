@@ -16,63 +16,41 @@ from typing import Any, NamedTuple
 from ....runtime.arrays import Array, sum_to
 from ....runtime.cuda import launch
 from ... import policy
-from ...types import Decay, Inputs, Plan, ReadState, Saved
+from ...types import Inputs, Plan, ReadState, Saved
 from .. import operands
 from ..arguments import States
-from ..portable import delta as delta_portable
-from ..portable import delta_plan as delta_portable_plan
+from ..portable import delta as portable_delta
 from ..shared_memory import DELTA_ENDS, DELTA_STATE, TRANSFER, delta_checkpoint
 from . import plan as cuts
 from .launch import ADD, WHOLE, Batch, add_gradients, arrays_of, batch_of, launch_one
 
 
 def unsupported_reason(call: Any) -> str | None:
-    """Why the kernels do not support a call with erase DELTA; None if they do."""
+    """Why the kernels do not cover a call with erase DELTA; None where they do."""
     x, plan = call.x, call.plan
-    if not plan.xp.__name__.endswith("cupy"):
-        return "the arrays are not CuPy arrays"
-    if x.decay is Decay.VECTOR:
-        return "the kernels of the delta rule cover decay NONE and SCALAR so far"
-    if not plan.erases_key and (plan.erase_reads is ReadState.DECAYED or x.r.shape[-2] != x.k.shape[-2]):
-        return "the kernels of the delta rule read with the key itself, or before the decay with as many heads as keys"
-    if x.q is None or not plan.causal or plan.query_reads is not ReadState.UPDATED:
-        return "the kernels write and read in one pass, each token after its own write; this call does not"
-    if plan.dtype == plan.xp.float64:
-        return "float64 is computed by the chunk form in CuPy"
-    if plan.chunk_size not in (None, policy.GROUP_CHUNK):
-        return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
-    if (why := operands.unsupported_reason(x)) or _wgmma(x, plan):
+    if why := portable_delta.unsupported_reason(call):
         return why
-    K, V, separate = x.k.shape[-1], x.v.shape[-1], not plan.erases_key
-    element = operands.common_element(x.q, x.k, x.v, x.r)
-    return delta_portable_plan.too_large(element, K, V, launch.shared_limit(), separate)
+    if not plan.erases_key or plan.erase_reads is not ReadState.DECAYED:
+        return "the chains by warpgroup products read with the key itself, after the decay"
+    element, K, V = operands.common_element(x.q, x.k, x.v, x.r), x.k.shape[-1], x.v.shape[-1]
+    if not cuts.takes(element, K, V, launch.capability()):
+        return "the chains by warpgroup products take bfloat16 on compute capability 90, K and V up to 128"
+    return None
+
+
+unsupported_gradients = unsupported_reason
 
 
 def how(call: Any) -> str:
-    """The kernels of a supported call, in words."""
-    wgmma = _wgmma(call.x, call.plan)
-    return "chains of chunks by warpgroup products (wgmma)" if wgmma else "portable chains of chunks (mma.sync)"
+    """The kernels of a call that is covered, in words."""
+    return "chains of chunks by warpgroup products (wgmma)"
 
 
-def gives_states(call: Any) -> bool:
-    """Whether the kernels store states at the positions of a call, and add their gradients."""
-    return _wgmma(*call) and operands.gives_states(call.plan)
-
-
-def divides(x: Inputs, plan: Plan) -> bool:
-    """Whether the kernels of a call divide q and k by their L2 norms."""
-    return _wgmma(x, plan)
-
-
-def skips(x: Inputs, plan: Plan) -> bool:
-    """Whether the kernels of a call compute outputs for the last micro-step of a token only."""
-    return _wgmma(x, plan) and cuts.skips(plan.micro_steps, x.k.shape[-1], x.v.shape[-1])
-
-
-def _wgmma(x: Inputs, plan: Plan) -> bool:
-    if not plan.erases_key or plan.erase_reads is not ReadState.DECAYED:
-        return False
-    return cuts.takes(operands.common_element(x.q, x.k, x.v, x.r), x.k.shape[-1], x.v.shape[-1], launch.capability())
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernels include."""
+    x, plan = call.x, call.plan
+    skips = cuts.skips(plan.micro_steps, x.k.shape[-1], x.v.shape[-1])
+    return frozenset({"l2norm"} | ({"micro_steps"} if skips else set()) | operands.states_handled(plan))
 
 
 class Residuals(NamedTuple):
@@ -85,8 +63,6 @@ class Residuals(NamedTuple):
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved)."""
-    if not _wgmma(x, plan):
-        return delta_portable.forward(x, plan, state)
     xp, batch = plan.xp, batch_of(x, plan)
     launch.prepare(tuple(
         (cuts.KERNELS[name].file, cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps,
@@ -121,8 +97,6 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
     x, plan, state, residuals = saved
-    if isinstance(residuals, delta_portable.Residuals) or (residuals is None and not _wgmma(x, plan)):
-        return delta_portable.backward(saved, dout, dstate)
     residuals = residuals or Residuals(None, None, None)
     xp, batch = plan.xp, batch_of(x, plan)
     arrays, heads = arrays_of(xp, x), batch.heads

@@ -31,14 +31,18 @@ def unsupported_reason(call: Any) -> str | None:
     return vector.unsupported_arrays(x if x.g is not None else x._replace(g=x.k), call.plan)
 
 
+unsupported_gradients = unsupported_reason
+
+
 def how(call: Any) -> str:
     """The kernels of a call that is covered, in words."""
     return "chains of chunks by warpgroup products (wgmma), exact where a chunk of 64 tokens decays by over 62 nats"
 
 
-def gives_states(call: Any) -> bool:
-    """Whether forward stores states at the positions of a call: no backward follows, which would not add gradients."""
-    return operands.gives_states(call.plan) and not (call.plan.gradients or call.plan.is_ragged)
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernels include: states at positions where no backward adds their gradients."""
+    by_chunks = not (call.plan.gradients or call.plan.is_ragged)
+    return operands.states_handled(call.plan) if by_chunks else frozenset()
 
 
 class Residuals(NamedTuple):

@@ -44,14 +44,17 @@ def unsupported_reason(call: Any) -> str | None:
     return calls.unsupported_reason(call._replace(x=_free(x, x.r, x.v)))
 
 
+unsupported_gradients = unsupported_reason
+
+
 def how(call: Any) -> str:
     """The kernels of a call that is covered, in words."""
     return f"as a free rank-one term: {calls.how(call)}"
 
 
-def gives_states(call: Any) -> bool:
-    """Whether forward stores states at positions."""
-    return calls.gives_states(call)
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernels include."""
+    return calls.handles(call)
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:

@@ -47,8 +47,10 @@ def unsupported_reason(call: Any) -> str | None:
     return _too_large(x, plan, "values")
 
 
-def backward_unsupported_reason(saved: Saved) -> str | None:
+def unsupported_gradients(saved: Saved) -> str | None:
     """Why the kernels do not cover the gradients of a call; None where they do."""
+    if policy.is_short_cuda(saved.plan):
+        return "gradients of a few tokens are those of the definition"
     too_large = (_too_large(saved.x, saved.plan, n, True) for n in ("values", "channels"))
     return unsupported_reason(saved) or next(filter(None, too_large), None)
 
@@ -67,9 +69,9 @@ def how(call: Any) -> str:
     return f"chunks of {cuts.CHUNK} tokens by tensor cores (mma.sync), their pairs exact"
 
 
-def gives_states(call: Any) -> bool:
-    """Whether forward stores states at positions."""
-    return False
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernels include."""
+    return frozenset()
 
 
 class Kept(NamedTuple):

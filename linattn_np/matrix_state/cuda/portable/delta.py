@@ -15,13 +15,49 @@ from typing import Any, NamedTuple
 from ....ops.cuda.arguments import address, rows_of
 from ....runtime.arrays import Array, cast, sum_to
 from ....runtime.cuda import launch
+from ... import policy
 from ...policy import saves_factors
-from ...types import Inputs, Plan, Saved
+from ...types import Decay, Inputs, Plan, ReadState, Saved
 from .. import arguments, operands, shared_memory
 from ..arguments import NO_STATES, States, gate_of
 from . import delta_plan as cuts
 from .delta_launch import Batch, batch_of, cotangent_of, launch_chain
-from .delta_plan import ADDS, WRITES
+from .delta_plan import ADDS, WRITES, too_large
+
+
+def unsupported_reason(call: Any) -> str | None:
+    """Why the kernels do not cover a call with erase DELTA; None where they do."""
+    x, plan = call.x, call.plan
+    if not plan.xp.__name__.endswith("cupy"):
+        return "the arrays are not CuPy arrays"
+    if x.decay is Decay.VECTOR:
+        return "the kernels of the delta rule cover decay NONE and SCALAR so far"
+    if not plan.erases_key and (plan.erase_reads is ReadState.DECAYED or x.r.shape[-2] != x.k.shape[-2]):
+        return "the kernels of the delta rule read with the key itself, or before the decay with as many heads as keys"
+    if x.q is None or not plan.causal or plan.query_reads is not ReadState.UPDATED:
+        return "the kernels write and read in one pass, each token after its own write; this call does not"
+    if plan.dtype == plan.xp.float64:
+        return "float64 is computed by the chunk form in CuPy"
+    if plan.chunk_size not in (None, policy.GROUP_CHUNK):
+        return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
+    if why := operands.unsupported_reason(x):
+        return why
+    K, V, separate = x.k.shape[-1], x.v.shape[-1], not plan.erases_key
+    element = operands.common_element(x.q, x.k, x.v, x.r)
+    return too_large(element, K, V, launch.shared_limit(), separate)
+
+
+unsupported_gradients = unsupported_reason
+
+
+def how(call: Any) -> str:
+    """The kernels of a call that is covered, in words."""
+    return "portable chains of chunks (mma.sync)"
+
+
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernels include."""
+    return frozenset()
 
 
 class Residuals(NamedTuple):

@@ -52,19 +52,21 @@ def unsupported_reason(call: Any) -> str | None:
     return operands.unsupported_reason(x)
 
 
-def gives_states(call: Any) -> bool:
-    """Whether the passes store states at the positions of a call, and add their gradients.
+unsupported_gradients = unsupported_reason
+
+
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the passes include: states at positions, whose gradients they add.
 
     The offsets of segments are computed without positions.
     """
     x, plan = call.x, call.plan
     rows = as_rows(plan.xp, x.q, x.k, x.v)
-    if not _wgmma(*rows) or not operands.gives_states(plan):
-        return False
-    if not plan.gradients:
-        return True
-    batch = _batch(x, plan, *rows)
-    return batch.segments == 1 and writes_at_once(batch)
+    if not _wgmma(*rows):
+        return frozenset()
+    batch = _batch(x, plan, *rows) if plan.gradients else None
+    whole = batch is None or (batch.segments == 1 and writes_at_once(batch))
+    return operands.states_handled(plan) if whole else frozenset()
 
 
 def how(call: Any) -> str:

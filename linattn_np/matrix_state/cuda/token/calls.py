@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....runtime.arrays import Array, cast
+from ....runtime.arrays import Array, cast, is_deferred
 from ....runtime.cuda import launch
 from ... import policy
 from ...types import Inputs, Plan, Saved
+from . import gradients
 from .launch import launched, prepared
 
 
@@ -25,11 +26,27 @@ def unsupported_reason(call: Any) -> str | None:
         return "there is nothing to compute"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for n, y in x._asdict().items() if n != "q"):
         return "there are more heads of keys or gates than of values"
+    if not policy.is_short_cuda(plan) and plan.chunk_size is not None:
+        return f"chunk_size={plan.chunk_size!r}: the kernel of such calls goes token by token"
+    if not (policy.is_short_cuda(plan) or policy.recurs_cuda(x, plan)):
+        return "float32 sequences of this length go by array calls: decays that are rounded at every token add up"
     if max(x.v.shape[-2], 0 if x.q is None else x.q.shape[-2]) >= 1 << 16:
         return "there are 65536 heads or more"
     if x.v.device.id != launch.current_device():
         return f"the arrays are on device {x.v.device.id}, the current one is {launch.current_device()}"
     return launch.unusable()
+
+
+def how(call: Any) -> str:
+    """The kernel of a call that is covered, in words."""
+    return f"{'a few tokens' if policy.is_short_cuda(call.plan) else 'token by token'} in one kernel"
+
+
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernel includes: pools of states; on deferred arrays also those of wide keys."""
+    deferred = is_deferred(call.plan.xp)
+    names = {"pools": call.plan.causal, "recompute": deferred, "wide_keys": deferred and call.x.q is not None}
+    return frozenset(name for name, handled in names.items() if handled)
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
@@ -40,3 +57,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     call = prepared(x, plan, state)
     launched(call)
     return None if call.out is None else cast(plan.xp, call.out, x.v.dtype), call.end, Saved(x, plan, state, None)
+
+
+def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
+    """Gradients of every input and of the initial state: by the kernels, else by array calls."""
+    return gradients.backward(saved, dout, dstate)

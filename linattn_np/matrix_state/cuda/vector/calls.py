@@ -35,6 +35,9 @@ def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str 
     return unsupported_arrays(x, call.plan, widths)
 
 
+unsupported_gradients = unsupported_reason
+
+
 def unsupported_arrays(x: Inputs, plan: Plan, widths: tuple[int, int] | None = None) -> str | None:
     """Why no kernel of a vector decay takes these arrays, of the widths K and V given; None where they may."""
     if not plan.xp.__name__.endswith("cupy"):
@@ -61,6 +64,11 @@ def how(call: Any) -> str:
     if is_bounded(call.plan):
         return "a scan of chunks by warpgroup products (wgmma), one reference each, exact where one loses over 64 nats"
     return "a scan of chunks by warpgroup products (wgmma), exact where a block of 16 tokens decays by over 80 nats"
+
+
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernels include."""
+    return operands.states_handled(call.plan)
 
 
 def is_bounded(plan: Plan) -> bool:
@@ -129,11 +137,6 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
         )
     residuals = Residuals(states, grams, begins) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
-
-
-def gives_states(call: Any) -> bool:
-    """Whether forward stores states at the positions of a call, and backward adds their gradients."""
-    return operands.gives_states(call.plan)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:

@@ -38,9 +38,17 @@ def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str 
     return vector.unsupported_arrays(x, plan, widths)
 
 
+unsupported_gradients = unsupported_reason
+
+
 def how(call: Any) -> str:
     """The kernels of a call that is covered, in words."""
     return "chains of chunks by warpgroup products (wgmma), exact where a block of 16 tokens decays by over 80 nats"
+
+
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernels include."""
+    return vector.handles(call)
 
 
 class Residuals(NamedTuple):

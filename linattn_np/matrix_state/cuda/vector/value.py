@@ -34,14 +34,17 @@ def unsupported_reason(call: Any) -> str | None:
     return vector.unsupported_arrays(Inputs(x.k, x.v[..., :heads, :], x.k, x.gv[..., :heads, :]), plan)
 
 
+unsupported_gradients = unsupported_reason
+
+
 def how(call: Any) -> str:
     """The kernels of a call that is covered, in words."""
     return f"the transposed state: {vector.how(call)}"
 
 
-def gives_states(call: Any) -> bool:
-    """Whether forward stores states at positions."""
-    return False
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernels include."""
+    return frozenset()
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:

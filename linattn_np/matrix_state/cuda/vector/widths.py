@@ -54,11 +54,16 @@ def needed(x: Inputs) -> bool:
 def unsupported_reason(call: Any) -> str | None:
     """Why a call is not computed by narrower heads; None where it is."""
     x, w = call.x, widths_of(call.x)
+    if not needed(x):
+        return _inner(x).unsupported_reason(call)
     if x.erase is Erase.DELTA and w.keys > 1:
         return f"an erase term couples the channels of keys, the kernels have up to {cuts.WIDEST} of them"
     if x.q is not None and x.q.shape[-2] > x.v.shape[-2]:
         return "queries of several heads read one state, which is wider than the kernels' states"
     return _inner(x).unsupported_reason(call, (w.K, w.V))
+
+
+unsupported_gradients = unsupported_reason
 
 
 def how(call: Any) -> str:
@@ -67,9 +72,9 @@ def how(call: Any) -> str:
     return f"{_inner(call.x).how(call)}; in {w.keys} x {w.values} blocks of {w.K} x {w.V} channels"
 
 
-def gives_states(call: Any) -> bool:
-    """Whether forward stores states at positions."""
-    return False
+def handles(call: Any) -> frozenset[str]:
+    """The preprocessing steps that the kernels include."""
+    return frozenset({"wide_keys"})
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:

@@ -187,7 +187,7 @@ def test_what_is_not_covered_says_why(launched):
     (x, plan_of), *_ = call_of()
     for words, other in (
         ("take bfloat16", (x._replace(v=x.v.astype(np.float32)), plan_of)),
-        ("or none", (x._replace(g=x.g[..., :1]), plan_of)),
+        ("goes token by token", (x._replace(g=x.g[..., :1]), plan_of)),
         ("after its own write", (x, plan_of._replace(query_reads=ReadState.PREVIOUS))),
     ):
         assert words in cuda_calls.unsupported_reason(matrix_state.Call(*other))
