@@ -23,7 +23,7 @@
 #define LA_UNIT 0
 #endif
 
-#ifndef LA_STEPS   // tokens have so many steps, of which the first decays and the last reads: q, g, out have a row a
+#ifndef LA_STEPS   // tokens have so many steps; the first decays, the last reads: q, g, out have a row a
                    // token
 #define LA_STEPS 1
 #endif
@@ -189,7 +189,7 @@ LA_DEVICE void begin_add_AB(float (&c)[16][4], const u32 (&a)[4][4], u64 b) {
     add_AB_wide(c, a, b);
     products_commit();
 }
-// waits for all but N groups of products, of which the last one waited for is in c
+// waits for all but N groups of products; the last one waited for is in c
 template <int N, int TILES> LA_DEVICE void end_products(float (&c)[TILES][4]) {
     products_wait<N>();
     accumulator_fence(c);

@@ -1,4 +1,4 @@
-// What the chain of the delta rule and its reverse share: the ring of stages, its barriers, and the warpgroup that
+// Shared by the chain of the delta rule and its reverse: the ring of stages, its barriers, and the warpgroup that
 // produces them.
 #pragma once
 #include "attention/delta.cuh"

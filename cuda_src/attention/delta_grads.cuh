@@ -1,4 +1,4 @@
-// What the gradients of the delta rule share: places in shared memory, barriers, and sums over rows of accumulators.
+// Shared by the gradients of the delta rule: places in shared memory, barriers, and sums over rows of accumulators.
 #pragma once
 #include "attention/delta.cuh"
 #include "attention/store.cuh"
@@ -12,9 +12,9 @@ constexpr int AT_STATE = AT_END + END, AT_Z = AT_STATE + END, AT_Y = AT_Z + Squa
 constexpr int AT_CHECKPOINTS = AT_WRITTEN + SLOT, AT_DOTS = AT_CHECKPOINTS + 2 * CHECKPOINT_SUMS,
               AT_BARRIERS = AT_DOTS + (3 * C + 16) * 4;
 constexpr int AT_DBETA_PARTS = 1024;   // two groups' parts of dbeta, in A's place once U is made
-static_assert(LA_SHARED == AT_BARRIERS + 96, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_BARRIERS + 96, "LA_SHARED is the size that the launch requests");
 
-struct GradBarriers {   // what each stands for has come, or is free again
+struct GradBarriers {   // its data have come, or are free again
     u32 base;
     __device__ __forceinline__ u32 chunk(int slot) const { return base + 8 * slot; }   // k, v and the checkpoint
     __device__ __forceinline__ u32 outputs() const { return base + 16; }               // dout, dv
@@ -74,7 +74,7 @@ LA_DEVICE void quad_sums(float (&x)[2]) {
         x[m] += __shfl_xor_sync(0xffffffffu, x[m], 2);
     }
 }
-// rq dq^ and rk dk^ less the part along their rows, of which each of two groups holds 64 columns: x - q rq^2 <q, x>,
+// rq dq^ and rk dk^ less the part along their rows, each of two groups holds 64 columns: x - q rq^2 <q, x>,
 // and y alike. dot += <q, x> - <k, y> of the group.
 struct UnitRows {
     u32 q, k;   // this lane's addresses in the tiles

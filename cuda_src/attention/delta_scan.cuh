@@ -1,4 +1,4 @@
-// What the portable kernels of the delta rule share (the equations are in delta.cuh): places of chunks, and operands of
+// Shared by the portable kernels of the delta rule (the equations are in delta.cuh): places of chunks, and operands of
 // a warp's value rows.
 #pragma once
 #include "arguments/matrix_state/DeltaScanArguments.cuh"
@@ -50,7 +50,7 @@ template <int TILES, int N> LA_DEVICE Element::A operand_of(const float (&x)[TIL
     return Element::operand(w);
 }
 // S += w X: w(m, t) is the operand of 16 tokens from token t, X has the C rows of a tile. Matrix units cut sums off: in
-// float32 what a chunk adds is summed apart, for which all operands are held.
+// float32 the terms of a chunk are summed apart, and all operands are held.
 template <int C, class X, int TILES, int KP, class F> LA_DEVICE void write_rows(StateRows<TILES, KP>& S, u32 x,
                                                                                 int lane, F w) {
     if constexpr (Element::EXACT) {

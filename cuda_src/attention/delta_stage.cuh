@@ -1,4 +1,4 @@
-// What the portable chain of the delta rule and its reverse share: the layout of shared memory and the loads of a
+// Shared by the portable chain of the delta rule and its reverse: the layout of shared memory and the loads of a
 // chunk. The entry says before: READS, whether queries are read; OVER_BETA, whether outputs are also divided by beta,
 // which then comes along.
 #pragma once
@@ -18,7 +18,7 @@ constexpr int AT_V = C * Keys::ROW, AT_A = AT_V + C * Values::ROW, AT_G = AT_A +
 constexpr int STAGE = AT_R + LA_SEPARATE_ERASE_KEY * C * Keys::ROW, AT_Q = STAGES * STAGE;
 constexpr int QUERY_BUFFERS = LA_QUERY_BUFFERS;   // STAGES, or 1: queries come late
 constexpr int AT_GRAM = AT_Q + READS * QUERY_BUFFERS * C * Keys::ROW, AT_DECAY = AT_GRAM + READS * C * Gram::ROW;
-static_assert(LA_SHARED == AT_DECAY + WARPS * Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_DECAY + WARPS * Decay<C>::FLOATS * 4, "LA_SHARED is the size that the launch requests");
 
 // A thread of a block that scans the chunks of a traversal; its warp has value rows of the state, or of its gradient
 template <class W> struct ChunkScan {

@@ -1,11 +1,11 @@
-// What a warpgroup does between its products: decayed gram matrices, values as operands, dots with outputs, states at
-// marks.
+// Operations of a warpgroup between its products: decayed gram matrices, values as operands, dots with outputs, states
+// at marks.
 #pragma once
 #include "attention/producer.cuh"
 #include "attention/state.cuh"
 #include "tile/wgmma.cuh"
 
-// What a gram matrix is multiplied with, where a warpgroup holds its 64 rows: scale e^{s(j, i)} on the diagonal and
+// The factors of a gram matrix, where a warpgroup holds its 64 rows: scale e^{s(j, i)} on the diagonal and
 // below it, 0 above. Made while the products are in flight. Left of the 16 columns of the warp's own rows it is a
 // product of two numbers, one a row and one a column, that both reach to the end of the column's sixteen: neither is
 // more than 1.

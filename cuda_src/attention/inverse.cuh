@@ -11,7 +11,7 @@
 // column of T_inv, transposed, so that each accumulator is the next operand A.
 //
 // Where keys repeat, A = 1 - k.k below the diagonal loses its digits in bfloat16, and each row the same ones: what a
-// chunk adds to the state is off by the sum. What rounding takes from row i is therefore passed on to row i + 1, as far
+// chunk adds to the state is off by the sum. The rounding error of row i is therefore passed on to row i + 1, as far
 // as its key stands for the one before:
 //
 //     rho_i = 2^(b_i - b_(i-1)) k_i.k_(i-1) / k_i.k_i where its size is 0.8 or more, else 0; within blocks of 16 rows

@@ -23,12 +23,12 @@ LA_DEVICE void store_rho(float* rhos, const float* diagonal, const float* sums, 
 }
 LA_DEVICE float as_bf16(float x) { return __uint_as_float(pack_bf16(0.f, x) & 0xffff0000u); }
 
-// values of 16 rows (across the tiles) and two columns a lane: row i takes over rho_i of what rounding takes from row i
+// values of 16 rows (across the tiles) and two columns a lane: row i takes over rho_i of the rounding error of row i
 // - 1. Neighbours in a lane one after the other, lanes twice at once, which is as good as all in turn.
 LA_DEVICE void pass_rounding_on(float (&f)[2][4], const float* rhos, int lane) {
     const float2 rho[2] = {pair_at(rhos, (lane & 3) * 2), pair_at(rhos, 8 + (lane & 3) * 2)};
     if (!__any_sync(0xffffffffu, rho[0].x != 0.f || rho[0].y != 0.f || rho[1].x != 0.f || rho[1].y != 0.f)) return;
-    float left[2][2];   // what the pair of rows leaves
+    float left[2][2];   // rounding errors of the pair of rows
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll

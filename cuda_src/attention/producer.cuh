@@ -9,7 +9,7 @@ constexpr int PRODUCERS = 128;   // threads of that warpgroup
 template <int GROUPS> constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
 template <int GROUPS> constexpr int CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 224;
 
-// Sums of decays of a stage: those of decay.cuh, the sum of the chunk, and e^{sum from each row to the end of its
+// Sums of decays of a stage: the sums of decay.cuh, the sum of the chunk, and e^{sum from each row to the end of its
 // sixteen}
 template <int C> struct StageDecay {
     static constexpr int AT_ALL = Decay<C>::FLOATS * 4, AT_SIXTEENTHS = AT_ALL + 16, BYTES = AT_SIXTEENTHS + C * 4;

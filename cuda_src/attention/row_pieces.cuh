@@ -1,6 +1,6 @@
 // Rows of LA_K numbers that LA_LANES lanes hold, LA_PER numbers at a time, in float32; their sums.
 //
-// LA_DTYPE: what rows are stored in; LA_GRAD: what those are that come as gradients.
+// LA_DTYPE: of stored rows; LA_GRAD: of gradients.
 #pragma once
 #include "attention/tokens.cuh"
 

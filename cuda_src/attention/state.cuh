@@ -76,7 +76,7 @@ template <int TILES, int COLUMNS> struct StateRows {
                              : "memory");
             }
     }
-    // this lane's part of the inner product with what store_registers wrote
+    // this lane's part of the inner product with the rows that store_registers wrote
     __device__ __forceinline__ float dot_registers(const float4* p, int lane) const {
         float sum = 0.f;
 #pragma unroll

@@ -1,5 +1,5 @@
-// What the inner segments of a sequence do to the state: S -> S M + added, a transfer matrix and an offset, value row
-// by key column.
+// The action of the inner segments of a sequence on the state: S -> S M + added, a transfer matrix and an offset, value
+// row by key column.
 //
 // `added` is the chain from a state of zeros, M the chain of the rows of the identity without values; the first segment
 // begins with the initial state instead, so that its `added` is the state itself and its M is not needed. The last one
@@ -11,7 +11,7 @@ constexpr int STAGES = 2, HALF = Tokens::PANEL;
 constexpr int AT_K = 0, AT_V = AT_K + Tokens::SIZE, AT_A = AT_V + HALF, AT_SUMS = AT_A + Square::SIZE,
               STAGE = AT_SUMS + 1024;   // e, d
 constexpr int AT_BARRIERS = STAGES * STAGE, SUMS = 2 * C * 4;
-static_assert(LA_SHARED == AT_BARRIERS + 64 && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_BARRIERS + 64 && LA_WARPS == 8, "LA_SHARED is the size that the launch requests");
 
 extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];

@@ -1,4 +1,4 @@
-// What a chunk of the delta rule can know before it sees a state, chunk by chunk in parallel: A, and e, d, b, beta
+// The factors of a chunk of the delta rule that need no state, chunk by chunk in parallel: A, and e, d, b, beta
 // (delta.cuh). With LA_UNIT the diagonal of the keys' gram matrix is their squared length without eps.
 //
 // One block of four warps a chunk and head. L and A take the place of the keys once these have been read, the diagonal
@@ -9,7 +9,7 @@ constexpr int AT_LOWER = 0, AT_CHECKPOINT = Square::SIZE;   // A, then e, d, b, 
 constexpr int AT_ROOTS = AT_CHECKPOINT + CHECKPOINT, AT_RHO = AT_ROOTS + C * 4, AT_BARRIER = AT_RHO + C * 4;
 static_assert(LA_SHARED == AT_BARRIER + 32 && AT_CHECKPOINT + Square::SIZE == Tokens::SIZE &&
                   4 * DIAGONAL <= Square::SIZE,
-              "LA_SHARED is what the launch asks for");
+              "LA_SHARED is the size that the launch requests");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
 
 // of tokens `token` (even) and the next, 0 past the end; STEPS: of steps, the first of its token

@@ -6,7 +6,7 @@
 #include "attention/delta_chain.cuh"
 
 constexpr int AT_BARRIERS = STAGES * STAGE;
-static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_BARRIERS + 128 && LA_WARPS == 8, "LA_SHARED is the size that the launch requests");
 
 LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal, unsigned char* memory, u32 shared,
                         Barriers bar, int thread) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "attention/delta_grads.cuh"
 
-// What every thread of delta_grads.cu knows
+// Values of every thread of delta_grads.cu
 struct GradContext {
     const DeltaArguments& a;
     const DeltaTraversal& traversal;

@@ -1,13 +1,14 @@
 // The gradients of the delta rule that need both states: dq, dk, dg, dbeta, from S traversed forward again and dS of
 // every chunk.
 //
-//     Z = scale E . lower of dO U^T,        Y = -E . strict lower of dW U^T      (gradients of the decayed Q K^T and K
-//     K^T) dq = scale e dO S + Z K,              r = -e dW S + Y K                    (the key as it reads) dk = r + d
-//     U dS + Z^T Q + Y^T K,       dbeta_i = (dW_i.v_i + r_i.k_i) / beta_i db = q.dq + 2 k.r - k.dk, its last row also
-//     <S, dS> after the chunk;  dg = db summed from each token to the chunk's end
+//     Z = scale E . lower of dO U^T,     Y = -E . strict lower of dW U^T     (gradients of the decayed Q K^T and K K^T)
+//     dq = scale e dO S + Z K,              r = -e dW S + Y K                    (the key as it reads)
+//     dk = r + d U dS + Z^T Q + Y^T K,       dbeta_i = (dW_i.v_i + r_i.k_i) / beta_i
+//     db = q.dq + 2 k.r - k.dk, its last row also <S,
+//         dS> after the chunk;  dg = db summed from each token to the chunk's end
 //
-// With LA_UNIT Z has rq_i and rk_j, Y rk_i and rk_j, so that the sums are rq dq^ and rk dk^, of which what is normal to
-// the rows of q and k leaves.
+// With LA_UNIT Z has rq_i and rk_j, Y rk_i and rk_j, so that the sums are rq dq^ and rk dk^; each row is then projected
+// onto the orthogonal complement of q_i or k_i (the derivative of the normalisation).
 //
 // The gradient of K K^T is one masked product; none of the inverse is needed. Warpgroups 0 and 1 scan the chain of
 // delta_chain.cu, 64 value rows each, a chunk ahead, and copy every tile in as soon as its place is free; 2 and 3 make

@@ -2,11 +2,11 @@
 //
 //     dN = d dS K^T + dO^T P,   dW = dN A = dv^T,   dS <- e_last dS + scale e dO^T Q - e dW K
 //
-// It needs neither the states nor what the chunks wrote. dS after each chunk goes to memory in bfloat16, as the
+// It needs neither the states nor the written values. dS after each chunk goes to memory in bfloat16, as the
 // products of delta_grads.cu read it, and with it dW_i.v_i, from dW before it is rounded: dbeta has nothing to lose. dN
 // is an operand in two terms, since its rounding would be the largest part of dv's error. Warpgroups as in
-// delta_chain.cu. A cut sequence takes two launches: for what segments ADD, from zeros, but for the first one; then,
-// with the gradients that they end with known, the WHOLE of all.
+// delta_chain.cu. A cut sequence takes two launches: for the segments' offsets, from zeros, but for the first one;
+// then, with the gradients that they end with known, the WHOLE of all.
 #include "attention/delta_chain.cuh"
 
 enum { WHOLE, ADD };
@@ -15,7 +15,7 @@ static_assert(CHAIN_PRODUCER_REGISTERS + 2 * CHAIN_CONSUMER_REGISTERS <= 3 * 168
               "registers of 384 threads; a block that asks for more waits for ever");
 // the barriers lie behind the sums of stage 0, dS after a chunk behind the ring
 constexpr int AT_DOUT = AT_V, AT_BARRIERS = AT_SUMS + SUMS, AT_END = STAGES * STAGE;
-static_assert(LA_SHARED == AT_END + END && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_END + END && LA_WARPS == 8, "LA_SHARED is the size that the launch requests");
 typedef Panels<WIDE, WIDE> Whole;   // dS after a chunk, value row by key column
 
 // a warp's operands of dS to memory, once its last ones have left shared memory

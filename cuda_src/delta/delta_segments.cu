@@ -1,4 +1,4 @@
-// From what segments do to the state to the state that each begins with: next = S M + added, in float32, sixteen rows a
+// From the actions of segments to the state that each begins with: next = S M + added, in float32, sixteen rows a
 // block.
 //
 //     forward   begin(s + 1) = begin(s) M_s + added(s), added(0) being begin(1) itself
@@ -9,7 +9,7 @@
 //     next = added + S d + bf(S) R
 //
 // where S d is a product of float32 registers, and R has S rounded as the chunks' own products have. One copy brings a
-// matrix, several steps ahead. A warp has sixteen columns; what of M and `added` is a lane's own is in registers before
+// matrix, several steps ahead. A warp has sixteen columns; a lane's own part of M and `added` is in registers before
 // the state that M multiplies is there.
 #include "attention/delta.cuh"
 #include "tile/transfer.cuh"
@@ -21,7 +21,7 @@ constexpr int ROWS = 16, PARTS = WIDE / ROWS, WARPS = WIDE / 16, THREADS = 32 * 
 constexpr int ROW = WIDE * 2 + 16, AT_ROWS = MATRICES * Transfer::BYTES,
               AT_BARRIERS = AT_ROWS + 2 * ROWS * ROW;   // bytes of a row of S as an operand
 static_assert(LA_SHARED == AT_BARRIERS + 64 && Transfer::WIDTH == WIDE && 8 * MATRICES <= 64,
-              "LA_SHARED is what the launch asks for");
+              "LA_SHARED is the size that the launch requests");
 
 // R of a warp's sixteen columns, of each sixteen rows; reverse: of R^T
 LA_DEVICE void load_rest(u32 (&b)[WIDE / 16][4], u32 rest, int warp, int lane) {

@@ -1,4 +1,4 @@
-// What the gradients of a chunk have in common, whether its decays allow quotients or not: its rows, and the products
+// Shared by the gradients of a chunk, whether its decays allow quotients or not: its rows, and the products
 // that know no decay.
 #pragma once
 #include "free/grads.cuh"
@@ -54,8 +54,8 @@ LA_DEVICE void clear_others(const Lane& me, int count) {
 template <int A, int B> LA_DEVICE void begin_pair(float (&x)[8][4], u32 rows, u32 columns) {
 #pragma unroll
     for (int d = 0; d < VALUES / 16; d++)
-        product<A, B>(x, panel_descriptor(rows) + (A ? TurnedTile::across(d) : ValueTile::along(d)),
-                      panel_descriptor(columns) + (B ? TurnedTile::across(d) : ValueTile::along(d)), d > 0);
+        product<A, B>(x, panel_descriptor(rows) + (A ? TransposedTile::across(d) : ValueTile::along(d)),
+                      panel_descriptor(columns) + (B ? TransposedTile::across(d) : ValueTile::along(d)), d > 0);
 }
 // Pair matrix n of a warp's rows, by blocks up to the diagonal's: each(J, block)
 template <class F> LA_DEVICE void multiply_pair_of(int n, float scale, const Lane& me, F each) {
@@ -84,14 +84,14 @@ template <class F> LA_DEVICE void multiply_pair_of(int n, float scale, const Lan
 LA_DEVICE void multiply_states(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
     const u64 state = panel_descriptor(me.shared + (me.role ? AT_G : AT_S) + me.side * StateTile::PANEL);
     const u64 rows = panel_descriptor(me.shared + (me.role ? AT_V : AT_DOUT)),
-              turned = panel_descriptor(me.shared + (me.role ? AT_W : AT_DW));
+              transposed = panel_descriptor(me.shared + (me.role ? AT_W : AT_DW));
     accumulator_fence(x);
     accumulator_fence(y);
     products_begin();
 #pragma unroll
     for (int d = 0; d < VALUES / 16; d++) {
         product_AtBt(x, state + StateTile::across(d), rows + ValueTile::along(d), d > 0);
-        product_AtB(y, state + StateTile::across(d), turned + TurnedTile::across(d), d > 0);
+        product_AtB(y, state + StateTile::across(d), transposed + TransposedTile::across(d), d > 0);
     }
     products_commit();
 }

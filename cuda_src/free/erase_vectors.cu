@@ -1,8 +1,8 @@
 // The delta rule with erase vectors r of its own and a decay of the key channels, as a free rank-one term; a warp has a
 // token and head.
 //
-//     a_t = -beta_t e^{g_t} r_t      values beta_t v_t      (b = k)      LA_BEFORE 1: r reads the undecayed state, a_t
-//     = -beta_t r_t
+//     a_t = -beta_t e^{g_t} r_t     values beta_t v_t     (b = k)
+//     LA_BEFORE 1: r reads the undecayed state, a_t = -beta_t r_t
 //
 // And back, in place of the gradients of g and, where dk is not null, of k:
 //

@@ -45,7 +45,7 @@ constexpr int ROWS_A = 0, ROWS_Q = 1, ROWS_K = 2, ROWS_B = 3;
 
 constexpr int HALF = ROWS / 2;   // rows whose sums a lane holds at a time
 
-// What earlier rows of the block give q and a in half H of its rows
+// The terms of earlier rows of the block in dq and da, in half H of its rows
 template <int H> LA_DEVICE void read_pairs(float2 (&q)[HALF], float2 (&r)[HALF], const float2 (&a)[ROWS],
                                            const OwnBlock& own) {
     constexpr int FIRST = HALF * H;
@@ -70,7 +70,7 @@ template <int H> LA_DEVICE void read_pairs(float2 (&q)[HALF], float2 (&r)[HALF],
         }
     }
 }
-// What later rows of the block give k and b in half H of its rows
+// The terms of later rows of the block in dk and db, in half H of its rows
 template <int H> LA_DEVICE void write_pairs(float2 (&k)[HALF], float2 (&b)[HALF], const float2 (&a)[ROWS],
                                             const OwnBlock& own) {
     constexpr int FIRST = HALF * H, LAST = FIRST + HALF - 1;

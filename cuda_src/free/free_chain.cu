@@ -9,7 +9,7 @@
 //     y = b_d G + P_qb^T dO     dv = k_d G + P_qk^T dO + N^T y           G <- D G + q_c^T dO + Ac^T y
 //
 // A warpgroup has 64 value rows of S^T in float32 registers. A thread of one more copies factors and values in.
-// LA_KEEP: what the other gradients need goes to memory in bfloat16, transposed: the state before (the gradient after)
+// LA_KEEP: residuals of the other gradients go to memory in bfloat16, transposed: the state before (the gradient after)
 // each chunk, and w, or what each token's read has as gradient,
 //
 //     dw = (1 - A_ab)^-T y
@@ -29,16 +29,16 @@ constexpr int SLOTS = EARLY ? (LA_BACKWARD && KEYS == 64 ? 1 : 2) : 3;
 // of the correction with values, of outputs with values, and with the correction
 constexpr int AT_READS = LA_BACKWARD ? 2 * TILE : 0, AT_ERASES = LA_BACKWARD ? 3 * TILE : TILE;
 constexpr int AT_WRITES = LA_BACKWARD ? 0 : 2 * TILE, AT_CORRECTS = LA_BACKWARD ? TILE : 3 * TILE;
-constexpr int AT_PAIRS_OF_ERASES = AT_PAIRS + (LA_BACKWARD ? P_QB : NEWS) * Square::SIZE,
+constexpr int AT_PAIRS_OF_ERASES = AT_PAIRS + (LA_BACKWARD ? P_QB : SOLVED) * Square::SIZE,
               AT_PAIRS_OF_READS = AT_PAIRS + P_QK * Square::SIZE;
-constexpr int AT_PAIRS_OF_NEWS = AT_PAIRS + (LA_BACKWARD ? NEWS : P_QB) * Square::SIZE;
+constexpr int AT_PAIRS_OF_CORRECTIONS = AT_PAIRS + (LA_BACKWARD ? SOLVED : P_QB) * Square::SIZE;
 constexpr int STAGE = round_up(FACTORS, 1024), AT_VALUES = STAGES * STAGE,
               AT_EXTRAS = AT_VALUES + SLOTS * ValueTile::SIZE;
 constexpr int AT_BARRIERS = AT_EXTRAS + EXTRAS;
-static_assert(LA_SHARED == AT_BARRIERS + 128, "LA_SHARED is what the launch asks for");
-static_assert(StateTile::SIZE <= 2 * TILE && TurnedTile::SIZE <= 2 * TILE,
+static_assert(LA_SHARED == AT_BARRIERS + 128, "LA_SHARED is the size that the launch requests");
+static_assert(StateTile::SIZE <= 2 * TILE && TransposedTile::SIZE <= 2 * TILE,
               "states and corrections are staged where the factors of the step were");
-static_assert(!EARLY || TurnedTile::SIZE + ValueTile::SIZE <= 2 * TILE, "and outputs behind them");
+static_assert(!EARLY || TransposedTile::SIZE + ValueTile::SIZE <= 2 * TILE, "and outputs behind them");
 
 constexpr int REGISTERS = GROUPS * KEY_PANELS == 4 ? 240 : 208;   // of a thread that holds a state
 static_assert(GROUPS * REGISTERS + 24 <= (GROUPS + 1) * (GROUPS == 2      ? 168
@@ -114,7 +114,7 @@ template <int N> LA_DEVICE void write_corrections(float (&S)[N][4], const u32 (&
         else product_AB(S, a[d], panel_descriptor(b) + KeyTile::across(d), true);
     }
 }
-// outputs or corrections of a chunk += those of its values (V N^T), of its corrections w
+// outputs or corrections of a chunk += the terms of its values (V N^T), of its corrections w
 LA_DEVICE void add_values(float (&x)[8][4], u32 values, u32 pairs) {
 #pragma unroll
     for (int d = 0; d < 4; d++) {
@@ -202,13 +202,13 @@ struct Consumer {
             warp_arrive(bar.extras_left(), lane);
         }
         store_state<StateTile>(at, operands, 16 * warp, lane);
-        store_state<TurnedTile>(at + 2 * TILE, w, 16 * warp, lane);
+        store_state<TransposedTile>(at + 2 * TILE, w, 16 * warp, lane);
         publish_shared();
         groups_barrier<128 * GROUPS>(4);
         if (threadIdx.x == 0) {
             const i64 stored = traversal.stored + chunk_of(traversal, step),
                       next = traversal.stored + chunk_of(traversal, step + 1);
-            run_out(a.corrections + stored * TurnedTile::SIZE, at + 2 * TILE, TurnedTile::SIZE);
+            run_out(a.corrections + stored * TransposedTile::SIZE, at + 2 * TILE, TransposedTile::SIZE);
             if (step + 1 < traversal.steps) run_out(a.states + next * StateTile::SIZE, at, StateTile::SIZE);
             out_commit();
         }
@@ -250,7 +250,7 @@ struct Consumer {
         const int chunk = chunk_of(traversal, step);
         const u32 at = shared + step % STAGES * STAGE, values = shared + AT_VALUES + step % SLOTS * ValueTile::SIZE,
                   panel = values + group * PANEL;
-        u32 news[4][4], rest[4][4];
+        u32 corrections[4][4], rest[4][4];
         float x[8][4], out[8][4];
         barrier_wait(bar.full(step), step / STAGES & 1);
         if (LA_KEEP && step > 0) leave_factors(step);
@@ -269,12 +269,12 @@ struct Consumer {
         write_values(S, panel, at + AT_WRITES);
         products_commit();
         end_product<2>(x);
-        token_operands(news, x);
-        write_corrections(S, news, at + AT_CORRECTS);
-        add_corrections(out, news, at + AT_PAIRS_OF_NEWS);
-        rest_operands(rest, news, x);
+        token_operands(corrections, x);
+        write_corrections(S, corrections, at + AT_CORRECTS);
+        add_corrections(out, corrections, at + AT_PAIRS_OF_CORRECTIONS);
+        rest_operands(rest, corrections, x);
         write_corrections(S, rest, at + AT_CORRECTS);
-        add_corrections(out, rest, at + AT_PAIRS_OF_NEWS);
+        add_corrections(out, rest, at + AT_PAIRS_OF_CORRECTIONS);
         products_commit();
         end_product<0>(S);
         accumulator_fence(out);
@@ -286,7 +286,7 @@ struct Consumer {
         if (EARLY && (threadIdx.x & 127) == 0) barrier_arrive(bar.left(step));
         __syncwarp();
         store_outputs(out, EARLY ? at + 3 * TILE : values, chunk);
-        if (LA_KEEP) keep(news, x, at, step);
+        if (LA_KEEP) keep(corrections, x, at, step);
         if constexpr (!LA_BACKWARD)
             store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp,
                                        lane);

@@ -1,12 +1,15 @@
 // The same gradients as free_grads.cu of the chunks that it flags: any log decay in [-inf, 0]. Blocks of 16 rows, no
 // decay divides:
 //
-//     Pre_i, Suf_j     decay from the block's start to row i, from row j to its end (a: without its own token's) D_I of
-//     block I readers:  y = scale dO S^T (dw S^T);   for J = 0 .. 2:  y[I > J] = D_J y + Zk[I, J] (k Suf)_J + Zb[I, J]
-//     (b Suf)_J      dq_i = Pre_i y_i + pairs inside the block writers:  y = V G^T (w G^T);           for I = 3 .. 1:
-//     y[J < I] = D_I y + Zk[I, J]^T (q Pre)_I + Yk[I, J]^T (a Pre)_I    dk_j = Suf_j y_j + pairs inside the block
+//     Pre_i, Suf_j     decay from the block's start to row i, from row j to its end (a: without its own token's)
+//     D_I     of block I
+//     readers:  y = scale dO S^T (dw S^T);
+//     for J = 0 .. 2:  y[I > J] = D_J y + Zk[I, J] (k Suf)_J + Zb[I, J] (b Suf)_J
+//     dq_i = Pre_i y_i + pairs inside the block
+//     writers:  y = V G^T (w G^T);     for I = 3 .. 1:  y[J < I] = D_I y + Zk[I, J]^T (q Pre)_I + Yk[I, J]^T (a Pre)_I
+//     dk_j = Suf_j y_j + pairs inside the block
 //
-// Pairs inside a block: exact_pairs.cuh. A few blocks redo what is flagged.
+// Pairs inside a block: exact_pairs.cuh. A few blocks redo flagged chunks.
 #include "free/exact_pairs.cuh"
 #include "tile/wgmma_part.cuh"
 
@@ -51,7 +54,7 @@ LA_DEVICE void reload_decays(float2 (&a)[ROWS], const FreeGradArguments& x, cons
         a[r] = decay_of(g);
     }
 }
-// Block J of a warp's rows of pair matrix n: what lies inside blocks to its table, in float32; the pair of neighbours
+// Block J of a warp's rows of pair matrix n: pairs inside blocks to its table, in float32; the pair of neighbours
 // in two blocks apart
 LA_DEVICE void store_inside(u32 (&packed)[4], const float (&x)[2][4], int J, int n, const Lane& me) {
     const u32 to = me.shared + AT_GATES + (16 * me.quarter + (me.lane >> 2)) * ROWS * 16 + (me.lane & 3) * 32 + n * 4;
@@ -123,7 +126,7 @@ template <int I = 3> LA_DEVICE void write_blocks(float (&x)[8][4], float (&y)[8]
     accumulator_fence(y);
     if constexpr (I > 1) write_blocks<I - 1>(x, y, me);
 }
-// What crosses the chunk's end, a number a channel: <S, G> and what k and b of all tokens but the last write for G,
+// Terms that cross the chunk's end, a number a channel: <S, G> and what k and b of all tokens but the last write for G,
 // decayed to it
 LA_DEVICE void store_crossing(const float (&x)[8][4], const float (&y)[8][4], int count, const Lane& me) {
     float tail[2] = {1.f, 1.f}, sum[2] = {0.f, 0.f};
@@ -224,7 +227,7 @@ LA_DEVICE void store_gates(const float2 (&a)[ROWS], char* to, i64 step, int rows
         else *(u32*)(to + r * step) = pack(x);
     }
 }
-// All gradients of a chunk; parity: of the barrier of what is loaded once
+// All gradients of a chunk; parity: of the barrier of the data that are loaded once
 LA_DEVICE void redo_chunk(const FreeGradArguments& a, int item, u32 shared, int parity) {
     const Lane me(shared);
     const int count = ChunkPlace(a, opaque(item))

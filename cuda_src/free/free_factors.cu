@@ -22,7 +22,7 @@ LA_DEVICE void load_chunk(const FreeArguments& a, const ChunkTraversal& traversa
     panels_in<KEY_PANELS>(shared + 2 * TILE, a.k, barrier, head / (u32)a.group_k, token, row);
     panels_in<KEY_PANELS>(shared + 3 * TILE, a.b, barrier, head / (u32)a.group_b, token, row);
 }
-// Of a block of A_ab: what rounding leaves of it; a diagonal one, negative and transposed
+// The rounding error of a block of A_ab; a diagonal one, negative and transposed
 LA_DEVICE void store_rests(const float (&y)[2][4], const u32 (&packed)[4], u32 block, int lane) {
     u32 rest[4];
 #pragma unroll
@@ -112,7 +112,7 @@ LA_DEVICE void store_pairs(const FreeArguments& a, const Chunk& t, i64 stored) {
 LA_DEVICE void store_solutions(const FreeArguments& a, const Chunk& t, i64 stored) {
     char* const to = a.factors + stored * FACTORS;
     run_out(to + TILE, t.reader(1), TILE);
-    run_out(to + AT_PAIRS + NEWS * Square::SIZE, t.square(NEWS), Square::SIZE);
+    run_out(to + AT_PAIRS + SOLVED * Square::SIZE, t.square(SOLVED), Square::SIZE);
     out_commit();
     out_read();
 }
@@ -155,7 +155,7 @@ LA_DEVICE bool make_factors(const FreeArguments& a, const Chunk& t, i64 stored, 
         const bool keys = slab < KEYS / 16;
         const int block = slab - KEYS / 16;
         if (keys) solve_columns<KeyTile>(t, t.reader(1), 16 * slab, 0, me.lane);
-        else solve_columns<Square>(t, t.square(NEWS), 16 * block, block, me.lane);
+        else solve_columns<Square>(t, t.square(SOLVED), 16 * block, block, me.lane);
     }
     publish_shared();
     __syncthreads();

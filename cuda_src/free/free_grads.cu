@@ -1,16 +1,16 @@
 // The gradients of q, k, g, a and b of every chunk at once, from the state S before it, the gradient G of the state
 // after it, and the corrections w and dw of the chains.
 //
-//     Zk = scale lower of dO V^T      Zb = scale lower of dO w^T      Yk = strict lower of dw V^T      Yb = strict
-//     lower of dw w^T
+//     Zk = scale lower of dO V^T     Zb = scale lower of dO w^T     Yk = strict lower of dw V^T
+//     Yb = strict lower of dw w^T
 //
 // With the decays from the chunk's start on the rows, Pre (a's without its own token's), and the rounded copies q Pre,
 // a Pre, k / Pre, b / Pre:
 //
 //     dq = Pre (scale dO S^T + Zk (k / Pre) + Zb (b / Pre))       dk = (D V G^T + Zk^T (q Pre) + Yk^T (a Pre)) / Pre
 //     da = Pre (dw S^T + Yk (k / Pre) + Yb (b / Pre))             db = (D w G^T + Zb^T (q Pre) + Yb^T (a Pre)) / Pre
-//     dg_t = sum over l >= t of (q.dq - k.dk - b.db)_l + sum over l > t of (a.da)_l + D (<S, G> + what k and b write
-//     for G), by channels
+//     dg_t = sum over l >= t of (q.dq - k.dk - b.db)_l + sum over l > t of (a.da)_l + D (<S, G>
+//         + what k and b write for G), by channels
 //
 // The dots are taken of the sums before their last factor and the rounded copies, so that a pair which does not cross t
 // is the same number twice. Zk, Zb and the copies of q, k, b are two terms of bfloat16. A chunk that loses more than 62
@@ -69,7 +69,7 @@ LA_DEVICE bool scale_rows(u32 (&tails)[ROWS], const Lane& me, int count) {
     // of a chunk of few tokens as much a token: else what k writes for G, which no decay has crossed, would drown dg
     return fminf(pre.x, pre.y) < exp2_approx(SMALLEST_LOG2 / C * count);
 }
-// What rounding leaves of the copies of q, k and b, to its place
+// The rounding errors of the copies of q, k and b, to their place
 LA_DEVICE void store_rests(const u32 (&tails)[ROWS], const Lane& me) {
     const u32 reader = me.reader(0) + me.own(), writer = me.writer(me.part) + me.own();
 #pragma unroll
@@ -93,8 +93,8 @@ LA_DEVICE void chunk_decay(float (&D)[2], const Lane& me) {
             D[m] *= load_shared(decay_place(n, me.side, me.quarter * 16 + (me.lane >> 2) + 8 * m, me));
     }
 }
-// What crosses the chunk's end, a number a channel: D (<S, G> + the sum over tokens of k.x / Pre + b.y / Pre), x and y
-// G V^T and G w^T
+// Terms that cross the chunk's end, a number a channel: D (<S, G> + the sum over tokens of k.x / Pre + b.y / Pre), x
+// and y G V^T and G w^T
 LA_DEVICE void add_crossing(float (&sum)[2], const float (&x)[8][4], u32 rows, const Lane& me) {
 #pragma unroll
     for (int t = 0; t < 4; t++) {
@@ -143,7 +143,7 @@ template <bool WRITES, int D, int TERMS> LA_DEVICE void multiply_pairs(float (&x
     else product_part<FIRST, TILES, 1, 0>(y, a, pair(2), true);
     product_part<FIRST, TILES, 1, WRITES>(y, b, pair(3), true);
 }
-// Sums of the pairs of the chunk: x and y become those of all gradients before their last factor
+// Sums of the pairs of the chunk: x and y become the sums of all gradients before their last factor
 template <bool WRITES, int D = 0> LA_DEVICE void add_pairs(float (&x)[8][4], float (&y)[8][4], const Lane& me) {
     if (!WRITES && D > 0) {   // else products with fewer columns than those before would wait for each other
         float one;
@@ -241,7 +241,8 @@ LA_DEVICE void begin_loads(const FreeGradArguments& a, const ChunkPlace& place, 
     load_chunk(a, place, me.shared);
 }
 
-// Sums that the states give, x of q (role 1: k), y of a (b); pairs, their rests and those of the copies to their places
+// Sums that the states give, x of q (role 1: k), y of a (b); pairs, their rests and the rests of the copies to their
+// places
 LA_DEVICE void begin_sums(float (&x)[8][4], float (&y)[8][4], const u32 (&tails)[ROWS], float scale, const Lane& me) {
     constexpr int GROUPS = 2 * KEY_PANELS,
                   OF_GROUP =

@@ -1,4 +1,4 @@
-// The gradients of a chunk that need both states: places in shared memory, and what a block's threads have.
+// The gradients of a chunk that need both states: places in shared memory, and values of a block's threads.
 // free_grads.cu has the equations.
 #pragma once
 #include "free/place.cuh"
@@ -7,15 +7,15 @@
 #define LA_EXACT 0
 #endif
 // rows a, q, k, b, in place scaled: readers times Pre, writers over it; v, dO, w, dw (the last two transposed); S
-// before, G after; log decays; decays of blocks (then sums of the gradient); what crosses the chunk's end; barriers of
-// rows and of the others
+// before, G after; log decays; decays of blocks (then sums of the gradient); terms that cross the chunk's end; barriers
+// of rows and of the others
 constexpr int VALUE_TILE = ValueTile::SIZE, STATE_TILE = StateTile::SIZE;
 constexpr int AT_ROWS = 0, AT_V = 4 * TILE, AT_DOUT = AT_V + VALUE_TILE, AT_W = AT_DOUT + VALUE_TILE,
               AT_DW = AT_W + VALUE_TILE;
 constexpr int AT_S = AT_DW + VALUE_TILE, AT_G = AT_S + STATE_TILE, STAGED = C * 64 * 4;
 constexpr int OPERANDS = 4 * VALUE_TILE + 2 * STATE_TILE, SUMS = 4 * KEY_PANELS * STAGED,
               OPERANDS_OR_SUMS = larger(OPERANDS, SUMS);
-// once products have read v .. G: the four pair matrices, what rounding leaves of the copies of q, k and b, and of Zk,
+// once products have read v .. G: the four pair matrices, rounding errors of the copies of q, k and b, and of Zk,
 // Zb; then the sums of all gradients. Rests of Zk, Zb are stored before, if nothing else lies there by then: past the
 // operands, or where log decays of 16 bits leave a place
 constexpr int AT_PAIRS_OF = AT_V, AT_RESTS = AT_PAIRS_OF + 4 * Square::SIZE - TILE, RESTS_END = AT_RESTS + 4 * TILE;
@@ -25,7 +25,7 @@ constexpr int AT_PAIR_RESTS = PAST_OPERANDS || LA_GATE != 0 ? RESTS_END : AT_V +
 constexpr int AT_GATES = LA_EXACT ? AT_V + OPERANDS_OR_SUMS : larger(AT_V + OPERANDS_OR_SUMS, PAIR_RESTS_END);
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES,
               PAIR_TABLE = C * ROWS * 16;   // exact: the pairs within blocks take the log decays' place
-// decays of blocks: above the diagonal of what rounding leaves of Zb, if nothing else ever lies there
+// decays of blocks: above the diagonal of the rounding error of Zb, if nothing else ever lies there
 constexpr bool DECAYS_WITHIN = !LA_EXACT && RESTS_APART && AT_PAIR_RESTS + Square::SIZE >= AT_V + OPERANDS_OR_SUMS;
 constexpr int AFTER_GATES = AT_GATES + (LA_EXACT ? larger(GATE_TILE, PAIR_TABLE) : GATE_TILE);
 constexpr int AT_DECAYS = DECAYS_WITHIN ? AT_PAIR_RESTS + Square::SIZE : AFTER_GATES;
@@ -33,7 +33,7 @@ constexpr int AT_ENDS = AFTER_GATES + (DECAYS_WITHIN ? 0 : 4 * WIDE * 4), AT_BAR
 constexpr int AT_NEAR = AT_BARRIERS + 32,
               AT_LEFT =
                   AT_NEAR + 32;   // exact: pairs of neighbours in two blocks; flags of chunks to be done, by warps
-static_assert(LA_SHARED == (LA_EXACT ? AT_LEFT + 16 * 8 : AT_NEAR), "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == (LA_EXACT ? AT_LEFT + 16 * 8 : AT_NEAR), "LA_SHARED is the size that the launch requests");
 static_assert(AT_ROWS == 0,
               "rests lie as the copies do, AT_RESTS behind them; of a, which has none, over the pair matrices");
 constexpr int AT_STAGED = AT_V, THREADS = 256 * KEY_PANELS;
@@ -82,7 +82,7 @@ LA_DEVICE u32 tails_of(float2 x, float2 y) {
     return permute_bytes(permute_bytes(__float_as_uint(x.x), __float_as_uint(x.y), 0x51),
                          permute_bytes(__float_as_uint(y.x), __float_as_uint(y.y), 0x51), 0x5410);
 }
-// both terms of copies whose tails are bytes N, N + 1. By other instructions than rest_of(): what they shared would lie
+// both terms of copies whose tails are bytes N, N + 1. By other instructions than rest_of(): shared values would lie
 // in registers over all products
 template <int N> LA_DEVICE float2 both_terms(u32 copies, u32 tails) {
     const int x = (int)(tails << (24 - 8 * N)) >> 24, y = (int)(tails << (16 - 8 * N)) >> 24;

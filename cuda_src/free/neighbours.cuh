@@ -1,5 +1,5 @@
 // Pairs that no decay crosses, q_t with k_t and b_t, a_t with k and b of the token before: products of rows as they
-// came, which no copy's rounding is in. Without those of two blocks of 16 rows.
+// came, which no copy's rounding is in. Without the pairs of two blocks of 16 rows.
 #pragma once
 #include "free/transposed_solve.cuh"
 #include "free/scaled.cuh"
@@ -39,7 +39,7 @@ LA_DEVICE void store_neighbours(const Chunk& t, float scale, const Lane& me) {
             store_shared(neighbour_at(t, w, first + row, me), first + row >= t.count ? 0.f : me.group ? y : scale * y);
         });
 }
-// In place of a block's entries; those of q with k, which the chain adds in float32, are zeros
+// In place of a block's entries; the entries of q with k, which the chain adds in float32, are zeros
 LA_DEVICE void take_neighbours(float (&x)[2][4], int w, const Chunk& t, const Lane& me) {
     const int first = 16 * (me.warp & 3);
     each_neighbour(

@@ -11,7 +11,7 @@
 
 constexpr float SMALLEST_OF_CHUNK = 0x1p-90f;
 // shared memory: q, a, k, b; log decays, then quotients, then P_qk, P_qb, A_ak (then N), A_ab; decays of blocks, of the
-// chunk; diagonal blocks of A_ab, then their inverses in two terms; what rounding leaves of A_ab's other blocks; first
+// chunk; diagonal blocks of A_ab, then their inverses in two terms; the rounding errors of A_ab's other blocks; first
 // far rows; a barrier; the diagonal of P_qk; other pairs of neighbours, with 64 channels where the last two squares
 // will be
 constexpr int AT_SQUARES = AT_PAIRS, SQUARES = 4 * Square::SIZE, AT_DECAYS = AT_SQUARES + SQUARES,
@@ -23,7 +23,8 @@ constexpr int AT_QK_DIAGONAL = AT_BARRIER + 32,
 constexpr int AT_LEVELS = round_up(AT_QK_DIAGONAL + C * 4 + (KEY_PANELS == 1 ? 0 : 3 * C * 4), 1024);
 constexpr int GATE_TILE = C * KEYS * GATE_BYTES;
 static_assert(SQUARES >= 2 * TILE && SQUARES >= GATE_TILE, "quotients have place over the log decays");
-static_assert(LA_SHARED == (LA_EXACT ? AT_LEVELS + 4 * TILE : AT_LEVELS), "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == (LA_EXACT ? AT_LEVELS + 4 * TILE : AT_LEVELS),
+              "LA_SHARED is the size that the launch requests");
 
 // the smallest where x is smaller
 LA_DEVICE float over_decay(float x) {
@@ -39,7 +40,7 @@ struct Chunk {
     __device__ __forceinline__ u32 reader(int part) const { return shared + part * TILE; }         // q, a
     __device__ __forceinline__ u32 writer(int part) const { return shared + (2 + part) * TILE; }   // k, b
     __device__ __forceinline__ u32 gates() const { return shared + AT_SQUARES; }
-    // log decays of 32 bits have place for both quotients of their channels; those of 16 for one
+    // log decays of 32 bits have place for both quotients of their channels; log decays of 16 bits for one
     __device__ __forceinline__ u32 quotient(int part) const { return gates() + part * (LA_GATE == 2 ? PANEL : TILE); }
     static constexpr int QUOTIENT_PANEL = LA_GATE == 2 ? 2 * PANEL : PANEL;
     __device__ __forceinline__ u32 square(int n) const { return shared + AT_SQUARES + n * Square::SIZE; }

@@ -5,7 +5,7 @@
 
 typedef Tile<16, 2> Small;   // of a diagonal block's inverse, transposed
 
-// the rows of two accumulators as an operand A, and what its rounding leaves
+// the rows of two accumulators as an operand A, and its rounding error
 LA_DEVICE void split_operand(u32 (&hi)[4], u32 (&lo)[4], const float (&x)[2][4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -22,7 +22,7 @@ LA_DEVICE void pack_operand(u32 (&a)[4], const float (&x)[2][4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = pack_bf16(x[i >> 1][2 * (i & 1)], x[i >> 1][2 * (i & 1) + 1]);
 }
-// Of a block on the diagonal what is above it becomes zero, if `strict` its diagonal too
+// Entries above the diagonal of a diagonal block become zero, if `strict` its diagonal too
 LA_DEVICE void clear_upper(float (&x)[2][4], bool strict, int lane) {
     const int below = (lane >> 2) - (lane & 3) * 2 - strict;   // the diagonal, of x[0][0] and x[1][2]
     x[1][0] = x[1][1] = 0.f;

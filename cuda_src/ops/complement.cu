@@ -1,4 +1,4 @@
-// Keys that take in what a channel forgets, k = 1 - e^g, and the gradient of g, dg - e^g dk. Dense arrays, eight
+// Keys that are the forgotten share of a channel, k = 1 - e^g, and the gradient of g, dg - e^g dk. Dense arrays, eight
 // numbers a thread. LA_DTYPE: of g and dg; LA_KEYS: of k and dk, as LA_DTYPE.
 #include "arguments/ops/ComplementArguments.cuh"
 #include "attention/config.cuh"

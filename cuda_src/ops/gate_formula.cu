@@ -49,7 +49,7 @@ template <bool BOUNDED> LA_DEVICE void backward(const GateFormulaArguments& a) {
             const float da = BOUNDED ? column.rate * d : column.rate * d * sigmoid(x, small);
             a.da[n] = da;
             sum.x += da;
-            sum.y += fabsf(scaled) > 3e38f ? 0.f : scaled * d;   // what is infinite has no gradient
+            sum.y += fabsf(scaled) > 3e38f ? 0.f : scaled * d;   // infinite entries have no gradient
         }
     sums[threadIdx.x] = sum;
     __syncthreads();

@@ -1,4 +1,4 @@
-// Products of two dense arrays, element by element, and back: dx = y dz, added to what is there where `add` is not
+// Products of two dense arrays, element by element, and back: dx = y dz, added to the old values where `add` is not
 // null, and dy = x dz. LA_DTYPE: of all arrays. Eight numbers a thread.
 #include "arguments/ops/ProductArguments.cuh"
 #include "attention/config.cuh"

@@ -1,8 +1,8 @@
-// Mamba-2's step size dt: what it makes of values and log decays, what finishes an output, and the gradients of both.
+// Mamba-2's step size dt: values and log decays from it, the last step of an output, and the gradients of both.
 //
 //     dt <- clip(dt + bias, or softplus of it);  v = dt x;  g = dt A             step_size
 //     out <- (out + D x) silu(z)                                                 finish, finish_vjp
-//     dx = dt dv + D dout, and what the gradients of dt, A and D are made of     step_size_vjp
+//     dx = dt dv + D dout, and the terms of the gradients of dt, A and D     step_size_vjp
 //
 // LA_LANES lanes hold a row (a token's head) of LA_K numbers. Sums over tokens are added in two rounds of column_sums.
 #include "arguments/ops/ColumnSumsArguments.cuh"

@@ -6,14 +6,14 @@
 //     dQ = dQ~ + dZ K + dE W
 //
 // dQ~ is of the queries at the block's start (queries.cu), V's gradient has that of later queries (keys.cu). dK, dX,
-// dU, dW are those of this head and these terms alone (factors_adjoint.cu). With decays also the sums of dz of each
-// query and key. Two warpgroups of 64 rows.
+// dU, dW have the terms of this head and these pairs alone (factors_adjoint.cu). With decays also the sums of dz of
+// each query and key. Two warpgroups of 64 rows.
 #include "path/traversal.cuh"
 
 constexpr int SLOT = Pairs::SIZE, AT_Q = 0, AT_W = SLOT, AT_K = 2 * SLOT, AT_X = 3 * SLOT, AT_DOUT = 4 * SLOT,
               AT_V = 5 * SLOT, AT_U = 6 * SLOT;
 constexpr int AT_DQ = AT_X, AT_DZ = AT_DOUT, AT_DE = AT_U, AT_P = AT_V,
-              AT_E = AT_V;   // in the place of what is done with
+              AT_E = AT_V;   // in the place of data no longer read
 constexpr int AT_DECAYS = 7 * SLOT, AT_BARRIERS = AT_DECAYS + GATED * BLOCK * 16;
 static_assert(AT_BARRIERS + 48 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 typedef Panels<WIDTH_V, BLOCK> Values;

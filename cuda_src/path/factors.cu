@@ -68,7 +68,7 @@ struct HalfBlock {
         return half + (row + 8 * h) * 128 + ((n ^ (row & 7)) << 4) + column * 2;
     }
 
-    __device__ __forceinline__ void fence() const {   // what the group has written is visible to its products
+    __device__ __forceinline__ void fence() const {   // the group's stores are visible to its products
         publish_shared();
         group_barrier(group);
     }
@@ -80,7 +80,7 @@ struct HalfBlock {
             store_shared_u32(at(half, n, 1), pack_bf16(x[n][2], x[n][3]));
         }
     }
-    // x = what is there + sign x
+    // x = the old value + sign x
     __device__ __forceinline__ void add_there(u32 half, Tiles& x, float sign) const {
 #pragma unroll
         for (int n = 0; n < 8; n++)
@@ -135,7 +135,7 @@ struct HalfBlock {
     }
 };
 
-// What products of a half multiply by: A in two terms, -Z; where the blocks of X are, and the half's own
+// Factors of the products of a half: A in two terms, -Z; where the blocks of X are, and the half's own
 struct Operands {
     u32 high[4][4], low[4][4], cross[4][4];
     u32 x_own, x_aa, x_ba, x_bb;

@@ -3,9 +3,9 @@
 // over the heads of queries.
 //
 //     dX <- dX - tril(W dK~^T, -1),   dU <- dU + W dD^T,   dW <- dW + U dD - X dK~
-//     F = (I + diag(beta) N)^-T [dU, dX],   B = diag(beta) F,   B_X <- tril(B_X, -1),   dN = -tril(B_U U^T + B_X X^T,
-//     -1) dK <- dK + dK~ + B_X^T W,   dW <- dW + B_U + B_X K + (dN + dN^T) W,   dbeta_t = (<F_U, U> + <F_X, X>)_t /
-//     beta_t
+//     F = (I + diag(beta) N)^-T [dU, dX],     B = diag(beta) F,     B_X <- tril(B_X, -1),
+//     dN = -tril(B_U U^T + B_X X^T, -1)
+//     dK <- dK + dK~ + B_X^T W,   dW <- dW + B_U + B_X K + (dN + dN^T) W,   dbeta_t = (<F_U, U> + <F_X, X>)_t / beta_t
 //
 // With halves a and b of 64 tokens, S = (I + diag(beta) N)^-1 of each and Z = W_b W_a^T: F_b = S_b^T dY_b, then
 // F_a = S_a^T (dY_a - Z^T B_b). A warpgroup has a half. S is an operand in two terms of 16 bits. No strength is 0 here.
@@ -14,7 +14,7 @@
 
 constexpr int SLOT = Pairs::SIZE, AT_W = 0, AT_K = SLOT, AT_X = 2 * SLOT, AT_U = 3 * SLOT, AT_GK = 4 * SLOT,
               AT_GD = 5 * SLOT, AT_S = 6 * SLOT;
-constexpr int AT_DX = AT_GK, AT_DU = AT_GD, AT_DN = AT_K;   // in the place of what is done with
+constexpr int AT_DX = AT_GK, AT_DU = AT_GD, AT_DN = AT_K;   // in the place of data no longer read
 constexpr int AT_BETA = 7 * SLOT, AT_BARRIERS = AT_BETA + BLOCK * 4;
 static_assert(AT_BARRIERS + 16 == LA_SHARED, "linattn_np/softmax/cuda/path_plan.py");
 
@@ -203,7 +203,7 @@ struct Adjoint : Tiles {
         }
         all();
     }
-    // what is linear in B
+    // the terms that are linear in B
     __device__ __forceinline__ void finish(float (&dw)[WIDTH_K / 8][4], const char* parts) const {
         const int panel = me.group * Pairs::PANEL;
         complete_products(dw, [&] { add_AB<Pairs, Rows128>(dw, rows(AT_DX), shared + AT_K); });

@@ -78,7 +78,7 @@ struct Consumer {
         publish_shared();
         groups_barrier<CONSUMERS>(GROUPS + 1);
     }
-    // the keys of a tile at the group's end, in their place and on their way; those of the last part are there
+    // the keys of a tile at the group's end, in their place and on their way; the keys of the last part are there
     __device__ __forceinline__ void map_keys(int item) const {
         const u32 tile = shared + item % STAGES * STAGE;
         if (items.part(item) < RADIX - 1) {

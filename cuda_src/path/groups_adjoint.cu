@@ -1,5 +1,5 @@
-// Gradients of one size of groups as those of their eight parts: the adjoint of groups.cu, from the first part to the
-// last.
+// From the gradients of one size of groups to the gradients of their eight parts: the adjoint of groups.cu, from the
+// first part to the last.
 //
 //     dM_0 = dD,   dK_c += dK - dK M_(c+1)^T,   dD_c += dM_c - dM_c M_(c+1)^T,   dM_(c+1) = dM_c - D_c^T dM_c - K_c^T dK
 //

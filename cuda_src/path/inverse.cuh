@@ -1,7 +1,7 @@
 // Inverses of 64 tokens by four warps, in two terms of 16 bits, N = tril(W W^T, -1):
 //
-//     A = diag(beta) (I + N diag(beta))^-1 for factors.cu,   S = (I + diag(beta) N)^-1 for factors_adjoint.cu (BY_ROWS:
-//     L is scaled so),   A = S diag(beta)
+//     A = diag(beta) (I + N diag(beta))^-1 for factors.cu,
+//     S = (I + diag(beta) N)^-1 for factors_adjoint.cu (BY_ROWS: L is scaled so),     A = S diag(beta)
 //
 // A row of A keeps its digits where its strength is small, a column of S does.
 //

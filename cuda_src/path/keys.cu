@@ -1,8 +1,8 @@
 // Gradients of 128 values and of their keys at the ends of each size of groups, from the queries of a head in later
 // blocks.
 //
-//     p_ij = 2^(z_ij - l_i),   dv_j = sum_i p_ij dout_i,   dz_ij = p_ij (dout_i.v_j - dot_i),   dk~_j = scale sum_i
-//     dz_ij q^(m)_i
+//     p_ij = 2^(z_ij - l_i),     dv_j = sum_i p_ij dout_i,     dz_ij = p_ij (dout_i.v_j - dot_i),
+//     dk~_j = scale sum_i dz_ij q^(m)_i
 //
 // The blocks of queries that attend to a size follow one another (place.cuh:Readers). Rows of the products are keys.
 // With decays also the sums of dz of each key.
@@ -119,7 +119,7 @@ struct Consumer {
         }
     }
     __device__ __forceinline__ u32 stage(int step) const { return shared + AT_STAGES + step % STAGES * STAGE; }
-    // scores^T and (dout.v)^T, begun; queries past the end become zeros (those of mapped are)
+    // scores^T and (dout.v)^T, begun; queries past the end become zeros (mapped queries are)
     __device__ __forceinline__ void begin_products(float (&s)[QUERIES / 8][4], float (&d)[QUERIES / 8][4], int step,
                                                    int i0) {
         rings.queries.wait_full(step);

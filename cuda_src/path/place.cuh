@@ -1,4 +1,4 @@
-// PaTH attention: what is stored of a block of 128 tokens, and of 8, 64, ... blocks as one.
+// PaTH attention: the stored arrays of a block of 128 tokens, and of 8, 64, ... blocks as one.
 //
 //     H_t = I - beta_t w_t^T w_t,    R = H_last ... H_first of a block or group,    D = (I - R)^T
 //     X_lj = beta_l w_l.(k_j H_(j+1) ... H_(l-1)), l > j,    U = (I + diag(beta) tril(W W^T, -1))^-1 diag(beta) W

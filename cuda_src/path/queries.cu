@@ -1,11 +1,11 @@
 // Gradients of 128 queries of a head as they attend to each group of blocks before them, from the furthest group on
 // (place.cuh:EarlierGroups).
 //
-//     p_ij = 2^(z_ij - l_i),   dz_ij = p_ij (dout_i.v_j - dot_i),   dq^(m) = scale sum_j dz_ij k~_j + dq^(m+1) -
-//     dq^(m+1) D_m
+//     p_ij = 2^(z_ij - l_i),     dz_ij = p_ij (dout_i.v_j - dot_i),
+//     dq^(m) = scale sum_j dz_ij k~_j + dq^(m+1) - dq^(m+1) D_m
 //
 // with z_ij = scale q^(m)_i.k~_j and D_m of group m. With decays also the sums of dz: of each query, and of the whole
-// block with all keys before each block of keys. The pairs of the block itself are those of diagonal.cu.
+// block with all keys before each block of keys. diagonal.cu has the pairs of the block itself.
 #include "path/traversal.cuh"
 #include "tile/reduce.cuh"
 

@@ -1,5 +1,5 @@
 // Passes over the groups that a block of queries attends to, and over the blocks of queries that attend to a group;
-// what both share.
+// shared by both.
 #pragma once
 #include "path/place.cuh"
 #include "tile/wgmma_across.cuh"
@@ -79,7 +79,7 @@ template <class X, int N> LA_DEVICE void add_rows(float (&x)[N][4], u32 tile, co
         v += high_bf16(y);
     });
 }
-// f(pair of numbers in memory, row of two, tile of columns) of an array (B, T, heads, WIDTH), of which `left` rows exist
+// f(pair of numbers in memory, row of two, tile of columns) of an array (B, T, heads, WIDTH); `left` rows exist
 template <int WIDTH, int N, class F> LA_DEVICE void each_of_array(char* array, i64 stride, int left, const Lane& me,
                                                                   F f) {
 #pragma unroll

@@ -1,8 +1,8 @@
-// What the bonus adds to the gradients: out_t has d_t v_t, d_t = scale (q_t . u k_t). LA_TOKENS tokens of a head a
+// The terms of the bonus in the gradients: out_t has d_t v_t, d_t = scale (q_t . u k_t). LA_TOKENS tokens of a head a
 // block, a token a warp.
 //
-//     dd_t = scale <dO_t, v_t>        dq_t += dd_t u k_t        dk_t += dd_t u q_t        parts[block] = sum_t dd_t q_t
-//     k_t, of which the sum is du
+//     dd_t = scale <dO_t, v_t>        dq_t += dd_t u k_t        dk_t += dd_t u q_t
+//     parts[block] = sum_t dd_t q_t k_t, whose sum is du
 #include "portable/chunk.cuh"
 
 constexpr int TURNS = (K + 127) / 128;   // a lane has four channels in 128

@@ -1,18 +1,19 @@
 // Gradients of q, or LA_BACK 1 of k and g, 16 key channels a warp, which has their rows of the state S (LA_BACK: of its
-// gradient G) over all values. What reads the state after token t is counted with t: with LA_BEFORE q_(t+1) and
+// gradient G) over all values. Reads of the state after token t are counted with t: with LA_BEFORE q_(t+1) and
 // dO_(t+1), in chunks from token -1 on. D_ij = <dO_i, v_j>.
 //
-//     dq_i = scale (Pre_i (S dO_i) + sum_{j<i} D_ij k_j a_(j+1) ... a_i + D_ii k_i)        S' = Pre_last S + (k Suf)^T
-//     v dk_j = Suf_j (G v_j) + scale (sum_{i>j} D_ij q_i a_(j+1) ... a_i + D_jj q_j)         G' = Pre_last G + scale (q
-//     Pre)^T dO dg_t = dg_(t+1) + q_t dq_t - k_t dk_t without the terms of D_tt        anew at marks, where <S~, G> is
-//     summed, S~ = diag(a) S before the write
+//     dq_i = scale (Pre_i (S dO_i) + sum_{j<i} D_ij k_j a_(j+1) ... a_i + D_ii k_i)     S' = Pre_last S + (k Suf)^T v
+//     dk_j = Suf_j (G v_j) + scale (sum_{i>j} D_ij q_i a_(j+1) ... a_i + D_jj q_j)
+//     G' = Pre_last G + scale (q Pre)^T dO
+//     dg_t = dg_(t+1) + q_t dq_t - k_t dk_t without the terms of D_tt
+//     anew at marks, where <S~, G> is summed, S~ = diag(a) S before the write
 //
-// With LA_ERASE what is written is u = beta e instead of v, keys read S~ with -dv = -beta du as queries do with scale
+// With LA_ERASE tokens write u = beta e instead of v, keys read S~ with -dv = -beta du as queries do with scale
 // dO, E_ij = -<dv_i, u_j>, and
 //
-//     dr_i = -Pre_i (S dv_i) + sum_{j<i} E_ij k_j a_(j+1) ... a_i        dbeta_t = <du_t, e_t>        dk has sum_{i>j}
-//     E_ij k_i a_(j+1) ... a_i and dr_j dg has k_t dr_t                                                     G' has -(k
-//     Pre)^T dv
+//     dr_i = -Pre_i (S dv_i) + sum_{j<i} E_ij k_j a_(j+1) ... a_i     dbeta_t = <du_t, e_t>
+//     dk has sum_{i>j} E_ij k_i a_(j+1) ... a_i and dr_j
+//     dg has k_t dr_t                                                     G' has -(k Pre)^T dv
 //
 // Sums over tokens go by Horner's rule, a lane the token of its outputs. dO and v are exact operands where they have 16
 // bits (u and dv are rounded to such), S and G two terms.
@@ -46,8 +47,8 @@ struct Block : Chunk {
                 }
         }
     }
-    // adds what the tokens write for which `some` is true; of dv where `of` is 1; decays: to S decayed, with LA_LONG,
-    // which else has been before
+    // S += k_t^T v_t for tokens with some(t) (dv if of is 1); decays: S is decayed first if LA_LONG, otherwise it
+    // already is
     template <class F> __device__ __forceinline__ void write(State& S, F some, int of, bool decays) const {
         float x[8];
 #pragma unroll
@@ -68,7 +69,7 @@ struct Block : Chunk {
             } else Tf32::add(S[tile], written, y);
         }
     }
-    // in place of what was written: what was read
+    // read values, in place of the written ones
     __device__ __forceinline__ void keep(const float (&c)[2 * READS][4]) const {
         __syncwarp();
 #pragma unroll
@@ -88,7 +89,7 @@ struct Block : Chunk {
 };
 
 struct Gradients : Block {
-    // dq, and what dg has of it
+    // dq, and its terms of dg
     __device__ __forceinline__ void store_queries(const float (&q)[SPAN], int token) const {
         const int i = own(), t = token + i, channel = first + half();
         float z[SPAN], y[SPAN], before[SPAN], step[SPAN], k[SPAN];   // y: of the erase term
@@ -130,7 +131,7 @@ struct Gradients : Block {
         if (valid(t)) store_row<2>((char*)(a.dots + at.row(a, t) * K), dots, channel);
         if (valid(t + EARLY)) store_row<KIND>(a.dq.data + at.row(a, t + EARLY) * K * bytes_of(KIND), z, channel);
     }
-    // dk; in place of what was read the steps of dg; marked: that of the last token begins from what a mark gives
+    // dk; the steps of dg replace the read values; marked: the last token's step begins from the mark
     __device__ __forceinline__ void store_keys(const float (&k)[SPAN], int token, bool marked) const {
         const int j = own(), t = token + j, channel = first + half();
         const i64 row = at.row(a, t) * K;

@@ -1,4 +1,4 @@
-// What a chunk's tokens bring to the gradients by channels (channels.cu): rows of q, k, decays and values in shared
+// The terms of a chunk's tokens in the gradients by channels (channels.cu): rows of q, k, decays and values in shared
 // memory, their products D and E.
 #pragma once
 #include "portable/chunk.cuh"
@@ -11,7 +11,7 @@ constexpr int ACTIVE = VALUES / 16 < WARPS ? VALUES / 16 : WARPS, PARTS = (K + 1
               SQUARE = C * C, READ = VALUES + 8;
 constexpr int WRITTEN = LA_ERASE ? 2 : KIND;   // the kind of v, or of e and du
 constexpr int READS = 1 + (LA_ERASE && !LA_BACK),
-              WRITES = 1 + (LA_ERASE && LA_BACK);   // what is multiplied with a state, what is added to it
+              WRITES = 1 + (LA_ERASE && LA_BACK);   // rows multiplied with a state, rows added to it
 constexpr int ROWS = 2 + WRITES + LA_ERASE;         // of a warp
 static_assert(LA_MARK % C == 0, "marks are at ends of chunks");
 typedef Product<2, 2 * (KIND == 2)> Tf32;
@@ -25,7 +25,7 @@ constexpr int WRITTEN_PIECES = pieces_of(WRITTEN) * THREADS * 16, TURN = PIECES 
 constexpr int AT_ROWS = STAGE + TURNS * TURN, AT_PARTS = AT_ROWS + WARPS * ROWS * C * ROW * 4;
 constexpr int AT_D = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_READ = AT_D + (1 + LA_ERASE) * C * ROW * 4;
 constexpr int AT_WRITE = AT_READ + READS * C * READ * 4, AT_LAST = AT_WRITE + WRITES * VALUES * COLUMN * 4;
-static_assert(LA_SHARED == AT_LAST + WARPS * (1 + LA_LONG) * C * 4, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_LAST + WARPS * (1 + LA_LONG) * C * 4, "LA_SHARED is the size that the launch requests");
 
 template <int KIND_> LA_DEVICE void store_row(char* to, const float (&x)[SPAN], int channel) {
     if constexpr (K % SPAN == 0) {
@@ -131,7 +131,7 @@ struct Chunk {
                 add_part(of * ACTIVE * SQUARE + (LA_BACK ? j * C + i : i * C + j), c[n / 4][n % 4], turn);
         }
     }
-    // the rows of k, or scale q, decays, what is written; `mine`: the lane's row of q, or k
+    // the rows of k, or scale q, decays, the written values; `mine`: the lane's row of q, or k
     __device__ __forceinline__ void take_vectors(float (&mine)[SPAN], int next) const {
         float x[SPAN], decay[SPAN], g[SPAN];
         receive<KIND>(LA_BACK ? x : mine, shared);

@@ -1,9 +1,10 @@
-// One decay a token and key channel in chunks of 16 tokens, by mma.sync, for every dtype: what the kernels share.
+// One decay a token and key channel in chunks of 16 tokens, by mma.sync, for every dtype: shared by the kernels.
 //
-//     S_t = diag(a_t) S_(t-1) + k_t^T u_t        a = e^g        out_t = scale q_t S_t, with LA_BEFORE scale (q_t
-//     S_(t-1) + (q_t . bonus k_t) u_t) Pre_i = a_first ... a_i (LA_BEFORE: to i - 1)        Suf_j = a_(j+1) ... a_last
-//     P_ij = scale sum_c q_ic k_jc a_(j+1) ... a_i (LA_BEFORE: to i - 1) u_t = v_t, with LA_ERASE beta_t (v_t - k_t
-//     diag(a_t) S_(t-1))
+//     S_t = diag(a_t) S_(t-1) + k_t^T u_t     a = e^g
+//     out_t = scale q_t S_t, with LA_BEFORE scale (q_t S_(t-1) + (q_t . bonus k_t) u_t)
+//     Pre_i = a_first ... a_i (LA_BEFORE: to i - 1)     Suf_j = a_(j+1) ... a_last
+//     P_ij = scale sum_c q_ic k_jc a_(j+1) ... a_i (LA_BEFORE: to i - 1)
+//     u_t = v_t, with LA_ERASE beta_t (v_t - k_t diag(a_t) S_(t-1))
 //
 // A warp has 16 channels at a time, a lane 8 of them of one token: lane 2 j + h token j, channels 8 h to 8 h + 7. It
 // traverses the 16 tokens and multiplies by their decays in turn, so that every decay in [-inf, 0] is exact to
@@ -27,7 +28,7 @@
 #ifndef LA_BACK   // 1: from the last chunk to the first
 #define LA_BACK 0
 #endif
-#ifndef LA_LONG   // 1: the decay of a chunk in two terms, what a chunk adds to a state in one addition
+#ifndef LA_LONG   // 1: the decay of a chunk in two terms, the sum of a chunk added to a state at once
 #define LA_LONG 0
 #endif
 #include "arguments/matrix_state/VectorPortableArguments.cuh"
@@ -74,7 +75,7 @@ template <int A_TERMS, int B_TERMS> struct Product {
     }
     static __device__ __forceinline__ float rounded(float x) {
         return B_TERMS == 2 ? x : __uint_as_float(round_tf32(x));
-    }   // what B holds
+    }   // the rows of B
     static __device__ __forceinline__ void add(float (&c)[4], const A& a, const B& b) {
         if constexpr (A_TERMS == 2) mma_tf32(c, a.lo, b.hi);
         if constexpr (B_TERMS == 2) mma_tf32(c, a.hi, b.lo);
@@ -95,8 +96,8 @@ struct Place {
     __device__ __forceinline__ int chunks() const { return (s.T + C - 1) / C; }
 };
 
-// 8 columns of a token on their way to a lane: pieces of 16 bytes, those of a block side by side. Zeros where there are
-// none.
+// 8 columns of a token on their way to a lane: pieces of 16 bytes, the pieces of a block side by side. Zeros where
+// there are none.
 constexpr int pieces_of(int kind) { return SPAN * bytes_of(kind) / 16; }
 template <int KIND_, int WIDTH>
 LA_DEVICE void request(char* to, const char* rows, i64 step, int token, int T, int column) {

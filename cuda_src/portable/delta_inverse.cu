@@ -15,7 +15,7 @@ typedef Tile<C, OUT> Out;
 constexpr int AT_R = C * Keys::ROW * LA_SEPARATE_ERASE_KEY, KEYS = AT_R + C * Keys::ROW,
               AT_LOWER = KEYS > C *Out::ROW ? KEYS : C * Out::ROW, AT_DIAGONALS = AT_LOWER + C * Lower::ROW;
 constexpr int AT_ROOTS = AT_DIAGONALS + WARPS * DIAGONAL, AT_GATES = AT_ROOTS + C * 4, AT_DECAY = AT_GATES + C * 4;
-static_assert(LA_SHARED == AT_DECAY + Decay<C>::FLOATS * 4, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_DECAY + Decay<C>::FLOATS * 4, "LA_SHARED is the size that the launch requests");
 
 template <int DTYPE> struct Factors {
     typedef Float16 Kind;

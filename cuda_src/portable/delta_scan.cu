@@ -1,10 +1,10 @@
 // The chain of the delta rule (delta.cuh), portable: the pass of scan.cu with two products more, from A of every chunk.
 //
 // A warp holds 16 LA_TILES value rows of the state. LA_OUTPUTS 1: out; 0: the new values of each chunk, U, and the
-// state before it; 2: what a segment adds to the state (the first one: makes of the initial state), and what it
-// multiplies it by, which is what becomes of the rows of the identity without values.
+// state before it; 2: the segment's offset of the state (the first one: the state after it), and the matrix that it
+// multiplies the state by, which is the image of the identity without values.
 constexpr bool OUTPUTS = LA_OUTPUTS == 1, READS = OUTPUTS;
-constexpr bool OVER_BETA = LA_DTYPE == 1 && LA_OUTPUTS == 0;   // what is written
+constexpr bool OVER_BETA = LA_DTYPE == 1 && LA_OUTPUTS == 0;   // written values
 #include "attention/delta_stage.cuh"
 
 constexpr int RUN = LA_RUN;   // tokens whose outputs are made together

@@ -23,7 +23,7 @@ constexpr int SHARE = (Columns::SIZE / 16 + THREADS - 1) / THREADS;   // pieces 
 constexpr int AT_S = 0, AT_K = AT_S + Columns::SIZE, AT_Q = AT_K + C * Keys::ROW, AT_R = AT_Q + C * Keys::ROW;
 constexpr int AT_PIECE = AT_SMALL_END, AT_OUT = AT_PIECE + AT_R + LA_SEPARATE_ERASE_KEY * C * Keys::ROW;
 constexpr int OWN = Element::BYTES == 2 ? 16 * WIDTH * 2 : 0;   // bytes of a warp's tile of outputs
-static_assert(LA_SHARED == AT_OUT + WARPS * OWN, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_OUT + WARPS * OWN, "LA_SHARED is the size that the launch requests");
 static_assert(WIDTH % 16 == 0, "two tiles at a time");
 
 typedef float Sums[TILES][4];

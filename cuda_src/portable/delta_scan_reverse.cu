@@ -1,7 +1,7 @@
 // The chain of the delta rule backward, portable: dS, the gradient of the transposed state, and dv, as delta_reverse.cu
 // has them.
 //
-// LA_OUTPUTS 1: dv, and dS after every chunk; 2: what a segment adds to dS (the last one: makes of the final state's
+// LA_OUTPUTS 1: dv, and dS after every chunk; 2: the segment's offset of dS (the last one: from the final state's
 // gradient).
 constexpr bool READS = true, OVER_BETA = LA_DTYPE == 1 && LA_OUTPUTS != 2;   // dv
 #include "attention/delta_stage.cuh"

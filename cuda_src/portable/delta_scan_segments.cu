@@ -1,7 +1,7 @@
-// The states that segments begin with, from what each adds and multiplies by, sixteen value rows a block, a key column
+// The states that segments begin with, from the offset and the matrix of each, sixteen value rows a block, a key column
 // a thread:
 //
-//     S_0 the initial state,  S_1 what the first segment makes of it,  S_{s+1} = S_s M_s + B_s
+//     S_0 the initial state,  S_1 the state after the first segment,  S_{s+1} = S_s M_s + B_s
 //
 // LA_REVERSE 1: the gradients that they end with, D_{s-1} = D_s M_s^T + B_s from the last one down.
 #include "arguments/matrix_state/DeltaSegmentsArguments.cuh"

@@ -2,10 +2,11 @@
 // pass from the last chunk to the first: the keys times Suf read, the queries times Pre write, P is transposed, dout
 // takes the place of v.
 //
-//     out = (q Pre) S + P u        S' = diag(Pre_last) S + (k Suf)^T u        u = v, with LA_ERASE u = beta e, e = T (v
-//     - (k Pre) S), T = (1 + N beta)^-1 du = (k Suf) G + P^T dout    G' = diag(Pre_last) G + (q Pre)^T dout     dv =
-//     du, with LA_ERASE du = (1 + beta N)^-T ((k Suf) G + P^T dout), N = tril(P of k and k, -1) dv = beta du, and G'
-//     has - (k Pre)^T dv
+//     out = (q Pre) S + P u     S' = diag(Pre_last) S + (k Suf)^T u
+//     u = v, with LA_ERASE u = beta e, e = T (v - (k Pre) S), T = (1 + N beta)^-1
+//     du = (k Suf) G + P^T dout     G' = diag(Pre_last) G + (q Pre)^T dout
+//     dv = du, with LA_ERASE du = (1 + beta N)^-T ((k Suf) G + P^T dout),
+//     N = tril(P of k and k, -1)                                              dv = beta du, and G' has - (k Pre)^T dv
 #include "portable/chunk.cuh"
 
 typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Tf32;
@@ -24,11 +25,11 @@ constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_
 constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4,
               AT_WRITE = AT_ERASE + LA_ERASE * (LA_BACK ? KEYS * COLUMN : C * READ) * 4;
 constexpr int AT_LAST = AT_WRITE + BUFFERS * KEYS * COLUMN * 4, AT_BETA = AT_LAST + (1 + LA_LONG) * KEYS * 4;
-static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is the size that the launch requests");
 
 typedef float State[TILES][4];   // its transpose: value rows, key columns
 
-// What a chunk's tokens are to each other and to the state
+// Products of a chunk's tokens with each other and with the state
 struct Chunk {
     const Arguments& a;
     const Place& at;

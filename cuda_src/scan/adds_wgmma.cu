@@ -1,4 +1,4 @@
-// What a segment adds to the state, by warpgroup products (sm_90a, bfloat16): scan.cu's pass without outputs.
+// The offset of a segment, by warpgroup products (sm_90a, bfloat16): scan.cu's pass without outputs.
 //
 //     S = sum over the segment's tokens j of e^{g after j} write k_j^T v_j
 //
@@ -17,7 +17,7 @@ typedef Panels<VB, C> Values;
 constexpr int STAGE = Keys::SIZE + Values::SIZE, AT_DECAY = STAGES * STAGE,
               AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES;
 constexpr int AT_ADDRESSES = AT_RING + Ring<STAGES>::BYTES;
-static_assert(LA_SHARED == AT_ADDRESSES + 64, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_ADDRESSES + 64, "LA_SHARED is the size that the launch requests");
 
 typedef Traversal<C, PARTS, !LA_REVERSE> ThisTraversal;
 
@@ -83,7 +83,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + PRODUCERS, LA_BLOCKS)
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
-    if (traversal.segment > traversal.last || traversal.is_end()) return;   // nothing needs what the last segment adds
+    if (traversal.segment > traversal.last || traversal.is_end())
+        return;   // nothing reads the offset of the last segment
     const Ring<STAGES> ring = {shared + AT_RING};
     if (threadIdx.x == 0) ring.init(2 * PRODUCERS, 32 * WARPS);
     __syncthreads();

@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(128) gate_grad(const __grid_constan
                 sum += a.write_dots[i] - a.read_dots[i];
             }
         }
-        bool hidden = reset;   // a reset from which `sum` begins hides what is earlier
+        bool hidden = reset;   // a reset from which `sum` begins hides earlier terms
 #pragma unroll
         for (int d = 1; d < 32; d <<= 1) {
             const float y = __shfl_up_sync(0xffffffffu, sum, d);

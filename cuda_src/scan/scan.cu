@@ -6,8 +6,8 @@
 // With its arrays exchanged the same pass therefore gives every gradient:
 //
 //     forward      out = scan(q, k, v)        dq = scan(dout, v, k)     state transposed
-//     reverse      dv  = scan(k, q, dout)     dk = scan(v, dout, q)     state transposed; S_t is then the gradient of
-//     S_t
+//     reverse     dv  = scan(k, q, dout)     dk = scan(v, dout, q)
+//     state transposed; S_t is then the gradient of S_t
 //
 // Inside a chunk, with E_ij = e^{s(j, i)}:  P = (Q K^T) .* E,   out^T = (S^T Q^T) e^{start} + V^T P^T,
 // S^T <- e^{all} S^T + (V e^{end})^T K. A warp owns 16 * LA_TILES value rows of S^T and of out^T and shares only P.
@@ -42,7 +42,7 @@ constexpr int STAGE = KEY_BYTES + VALUE_BYTES + QUERY_BYTES + (DOTS && SEPARATE_
               CHUNKS_OF_MARK = LA_MARK / C;
 constexpr int AT_GRAM = STAGES * STAGE, AT_DECAY = AT_GRAM + (OUTPUTS ? C * Gram::ROW : 0);
 constexpr int AT_DOTS = AT_DECAY + WARPS * Decay<C>::FLOATS * 4, AT_OWN = AT_DOTS + DOTS * WARPS * C * 4;
-static_assert(LA_SHARED == AT_OWN + DOTS * C * 4, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_OWN + DOTS * C * 4, "LA_SHARED is the size that the launch requests");
 
 static_assert(LA_MARK_BYTES == TILES * KP / 8 * 32 * 16, "the size that the host allocates by");
 
@@ -303,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     extern __shared__ __align__(1024) unsigned char memory[];
     const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
     if (traversal.segment > traversal.last) return;
-    if (!OUTPUTS && traversal.is_end()) return;   // nothing needs what the last segment adds
+    if (!OUTPUTS && traversal.is_end()) return;   // nothing reads the offset of the last segment
     Pass pass(a, traversal, shared_address(memory));
     StateRows<TILES, KP> S;
     if (OUTPUTS) load_start<V, K>(S, a, traversal, pass.column + pass.row, pass.lane);

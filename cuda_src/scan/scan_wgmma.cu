@@ -23,7 +23,7 @@ constexpr int STAGE = 2 * Keys::SIZE + Values::SIZE * (1 + DOTS), AT_GRAM = STAG
               AT_DOTS = AT_GRAM + GROUPS * Gram::SIZE;
 constexpr int AT_DECAY = AT_DOTS + DOTS * WARPS * C * 4;
 constexpr int AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES, AT_ADDRESSES = AT_RING + Ring<STAGES>::BYTES;
-static_assert(LA_SHARED == AT_ADDRESSES + 64, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_ADDRESSES + 64, "LA_SHARED is the size that the launch requests");
 static_assert(LA_MARK_BYTES == Marks<KP>::BYTES, "the size that the host allocates by");
 
 typedef Traversal<C, PARTS, LA_REVERSE> ThisTraversal;

@@ -1,4 +1,5 @@
-// From what each segment of a sequence adds to the state with which each segment begins, in place, element by element:
+// From the offset of each segment of a sequence to the state with which each segment begins, in place, element by
+// element:
 //
 //     S_begin(first) = S_0          S_begin(next) = 2^sum S_begin + added
 #include "arguments/matrix_state/SegmentsArguments.cuh"
@@ -22,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256) segments(const __grid_constant
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
             const int n = n0 + i, segment = LA_REVERSE ? used - 1 - n : n;
-            const bool needed = n < used - 1;   // what the last one adds is not
+            const bool needed = n < used - 1;   // the last offset is not
             added[i] = needed ? p[segment * a.states.slot] : 0.f;
             carry[i] = needed ? a.sums[slot * a.segments + segment] : 0.f;
         }

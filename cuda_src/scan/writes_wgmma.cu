@@ -1,16 +1,16 @@
-// Gradients of what was written, dk and dv, in one reverse pass by warpgroup products (sm_90a, bfloat16; erase NONE):
+// Gradients of the writes, dk and dv, in one reverse pass by warpgroup products (sm_90a, bfloat16; erase NONE):
 //
 //     dS_t = e^{g_{t+1}} dS_{t+1} + write q_t^T dout_t         dk_t = v_t dS_t^T         dv_t = k_t dS_t
 //
 // dS_t, the gradient of the state S_t, is (key rows, value columns); time runs backward, rows are reversed as they are
 // loaded. Inside a chunk, with E_ij = e^{s(j, i)}:  P1 = write (K Q^T) .* E,  P2 = write (V dOut^T) .* E,
 //
-//     dk^T = (dS V^T) e^{start} + Q^T P2^T       dv^T = (dS^T K^T) e^{start} + dOut^T P1^T       dS <- e^{all} dS + (Q
-//     e^{end})^T dOut
+//     dk^T = (dS V^T) e^{start} + Q^T P2^T     dv^T = (dS^T K^T) e^{start} + dOut^T P1^T
+//     dS <- e^{all} dS + (Q e^{end})^T dOut
 //
-// The producer warpgroup fills a ring of stages. Each consumer holds 64 key rows of dS and makes those of dk^T, and 64
-// value rows of dv^T, for which dS goes through shared memory. LA_DOTS 1: also <k_t, dk_t>, and dS before every LA_MARK
-// tokens.
+// The producer warpgroup fills a ring of stages. Each consumer holds 64 key rows of dS and computes these rows of dk^T,
+// and 64 value rows of dv^T, for which dS goes through shared memory. LA_DOTS 1: also <k_t, dk_t>, and dS before every
+// LA_MARK tokens.
 #include "arguments/matrix_state/WritesArguments.cuh"
 #include "attention/producer.cuh"
 #include "attention/group.cuh"
@@ -30,7 +30,7 @@ constexpr int STAGE = 4 * Rowed::SIZE, AT_STATE = STAGES * STAGE, AT_GRAMS = AT_
               AT_DOTS = AT_GRAMS + 2 * Gram::SIZE;
 constexpr int AT_DECAY = AT_DOTS + DOTS * WARPS * C * 4;
 constexpr int AT_RING = AT_DECAY + STAGES * StageDecay<C>::BYTES, AT_ADDRESSES = AT_RING + Ring<STAGES>::BYTES;
-static_assert(LA_SHARED == AT_ADDRESSES + 112, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_ADDRESSES + 112, "LA_SHARED is the size that the launch requests");
 static_assert(LA_MARK_BYTES == Marks<WIDTH>::BYTES, "the size that the host allocates by");
 
 typedef Traversal<C, 1, true> ThisTraversal;

@@ -1,8 +1,9 @@
 // Gradients of 128 keys and values, of one or more heads that share them, and their share of dq: one tile of queries
 // after the other, head after head.
 //
-//     p_ij = 2^(z_ij - l_i),   dv_j = sum_i p_ij dout_i,   dz_ij = p_ij (dout_i.v_j - dot_i),   dk_j = scale sum_i
-//     dz_ij q_i, dq_i = scale sum_j dz_ij k_j (z, l: forward.cu)
+//     p_ij = 2^(z_ij - l_i),     dv_j = sum_i p_ij dout_i,     dz_ij = p_ij (dout_i.v_j - dot_i),
+//     dk_j = scale sum_i dz_ij q_i,
+//     dq_i = scale sum_j dz_ij k_j     (z, l: forward.cu)
 //
 // Rows of the first products are keys, columns queries: P^T and dZ^T are operands of dv and dk as they are, and dZ goes
 // through shared memory for dq. A tile's dq is added in float32 in global memory by the copy engine, block of keys

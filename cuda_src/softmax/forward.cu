@@ -56,7 +56,7 @@ struct Rings {
         barriers_made();
     }
 };
-// The steps of a block, of which those from SURE on wait for the limit
+// The steps of a block, the steps from SURE on wait for the limit
 struct Steps {
     const u32 shared;
     int known;
@@ -236,7 +236,7 @@ struct Scores {
     template <bool STEEP> __device__ __forceinline__ float row_decay(int h) const {
         return STEEP && is_steep(h) ? 0.f : r[h];
     }
-    // what the logits of a lane's two rows do not exceed, less the decays from the block's start to the rows
+    // an upper bound of the logits of a lane's two rows, less the decays from the block's start to the rows
     template <bool STEEP> __device__ __forceinline__ void bound(float (&most)[2], const float (&s)[KEYS / 8][4],
                                                                 int step) const {
         const Decays ends = load_decays(decays(step) + KEYS * 4);

@@ -6,7 +6,7 @@
 constexpr int LANES = 16, PIECES = LA_K / 8, OWN = BLOCK * LANES / 256;   // rows of a lane
 static_assert(PIECES <= LANES, "a piece of 16 bytes a lane");
 
-// the largest |k_j| of a thread's rows of a block, of which `left` exist
+// the largest |k_j| of a thread's rows of a block; `left` rows exist
 LA_DEVICE float largest_norm(const char* rows, i64 stride, int left) {
     uint4 x[OWN];
 #pragma unroll

@@ -1,4 +1,4 @@
-// What a block of the kernels of gates computes: tokens of a head of a sequence.
+// The work of a block of the kernels of gates: tokens of a head of a sequence.
 #pragma once
 #include "arguments/ops/Rows.cuh"
 #include "softmax/decays.cuh"

@@ -1,4 +1,4 @@
-// What a block of the softmax kernels computes: 128 rows of a head, of queries or of keys; which pairs are read; decays
+// The work of a block of the softmax kernels: 128 rows of a head, of queries or of keys; which pairs are read; decays
 // of pairs.
 #pragma once
 #include "arguments/ops/Rows.cuh"
@@ -73,7 +73,8 @@ LA_DEVICE char* rows_of(const Rows& x, const Place& place, int head) {
     return x.data + place.batch * x.batch + place.first * x.token + (i64)((u32)head / (u32)x.group) * x.head;
 }
 
-// What a consumer's thread owns: rows `row` and row + 8 of the block, columns 8 n + column and one more of every tile n.
+// The entries of a consumer's thread: rows `row` and row + 8 of the block, columns 8 n + column and one more of every
+// tile n.
 struct Lane {
     int group, warp, lane, row, column;
     __device__ __forceinline__ Lane(int thread) : group(thread >> 7), warp(thread >> 5 & 3), lane(thread & 31) {

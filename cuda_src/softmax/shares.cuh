@@ -53,7 +53,7 @@ LA_DEVICE void store_dq(const float (&dq)[SHARE / 8][4], const float (&rows)[1][
     warp_arrive(ring.full(step), me.lane);
 }
 
-// what other blocks added before they counted is there; what this one added is there before it counts
+// the sums of blocks that have counted are visible; the sums of this one are visible before it counts
 LA_DEVICE void order_counts() { asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); }
 // Tiles of dq from shared to global memory, by a warp: the first block of keys stores a tile, the others add to it
 struct Adder {

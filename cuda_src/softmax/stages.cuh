@@ -9,7 +9,7 @@ typedef Panels<WIDTH_K, QUERIES> Queries;
 typedef Panels<WIDTH_V, QUERIES> Douts;
 typedef Panels<QUERIES, BLOCK> Weights;   // dz, rows are keys
 constexpr int SHARE = WIDTH_K / GROUPS;   // columns of dq of a warpgroup
-// With decays the first 8 columns are 1, as further keys of which dz makes the sum. Elsewhere the sums of decays of the
+// With decays the first 8 columns are 1, as further keys, so that dz gets the sum. Elsewhere the sums of decays of the
 // queries of near tiles: piece 1 + s of a row, of stage s
 typedef Panels<64, BLOCK> Ones;
 constexpr int NUMBERS = QUERIES * 8,
@@ -92,7 +92,7 @@ LA_DEVICE void produce_numbers(const AttentionArguments& a, const Place& place, 
         warp_arrive(rings.queries.full(step.n), r & 31);
     }
 }
-// Copies tiles in, of which rows of another sequence become zeros, by a warp
+// Copies tiles in, by a warp; rows of another sequence become zeros
 struct Producer {
     const AttentionArguments& a;
     const Place& place;

@@ -11,7 +11,7 @@ template <class X> LA_DEVICE void tile_in(u32 to, const TensorMap& map, u32 barr
         for (int r = 0; r < X::ROWS; r += 64)
             box_in(to + p * X::PANEL + r * 128, map, barrier, p * 64, head, place.first + token + r, place.batch);
 }
-// Rows from `own` on become zeros, by all consumers: what follows them belongs to another sequence
+// Rows from `own` on become zeros, by all consumers: rows after them belong to another sequence
 template <class X> LA_DEVICE void clear_rows_from(u32 tile, int own) {
     for (int n = threadIdx.x; n < X::COLUMNS / 8 * X::ROWS; n += CONSUMERS) {
         const int row = n % X::ROWS;
@@ -24,7 +24,7 @@ LA_DEVICE void rows_cleared() {
 }
 
 // A warp's 16 rows of accumulators times f, one each of its two rows a lane, by way of its rows of panels X at `base`,
-// to rows `to` of LA_K or LA_V columns, of which `left` exist
+// to rows `to` of LA_K or LA_V columns; `left` rows exist
 template <class X, int WIDTH, int N>
 LA_DEVICE void store_rows(char* to, i64 stride, int left, u32 base, const float (&x)[N][4], const float (&f)[2],
                           const Lane& me) {

@@ -5,7 +5,7 @@
 //
 // LA_SPLIT 0: a block has ROWS queries of a head, 16 a warp, and all their keys. 1, for a few tokens after a cache: a
 // block has 16 rows, the heads that share a head of keys and values one after the other for every token, and a piece of
-// the keys, of which each warp takes 16 of every tile; what the pieces give is put together by cache.cu.
+// the keys, each warp 16 of every tile; cache.cu combines the results of the pieces.
 #include "softmax_portable/portable.cuh"
 
 constexpr bool SPLIT = LA_SPLIT;

@@ -1,4 +1,4 @@
-// What the portable kernels of softmax attention share: sequences with a cache, tiles of keys and values in shared
+// Shared by the portable kernels of softmax attention: sequences with a cache, tiles of keys and values in shared
 // memory.
 //
 // Keys have one numbering: token j of the call is j, the last one of the cache -1, those before it -2, -3, ... Query i
@@ -247,7 +247,7 @@ template <int N, int M> LA_DEVICE void exponentiate(float (&s)[N][4], float (&m)
         out[n][3] *= factor[1];
     }
 }
-// Of a row with maximum m and sum l, with the sink: what multiplies its sum of values, and log2 of the denominator
+// Of a row with maximum m and sum l, with the sink: the factor of its sum of values, and log2 of the denominator
 LA_DEVICE float normalised(const PortableArguments& a, int head, float m, float l, float& log) {
     log = 0.f;
     if (!a.normalize) return exp2_approx(m);

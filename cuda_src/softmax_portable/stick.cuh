@@ -24,7 +24,7 @@ struct Rows16 {
     const PortableArguments& a;
     const Owner& own;
     const int lane, row0, i0;
-    float left[2];   // minus log2 of what is left
+    float left[2];   // minus log2 of the rest
 
     __device__ __forceinline__ Rows16(const PortableArguments& a, const Owner& own, int i0)
         : a(a), own(own), lane(threadIdx.x & 31), row0((threadIdx.x >> 5) * 16), i0(i0) {

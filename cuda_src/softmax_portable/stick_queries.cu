@@ -2,7 +2,7 @@
 //
 //     G_tj = a_tj dout_t.v_j,   dz_ti = (1 - s_ti) G_ti - s_ti sum_{j < i} G_tj,   dq_t = scale sum_i dz_ti k_i
 //
-// Keys are gone through from the newest to where nothing is left, and back from there. What is left before each tile,
+// Keys are gone through from the newest to where the stick is used up, and back from there. The rest before each tile,
 // and the sum of G before it, are stored for stick_keys.cu.
 #include "softmax_portable/stick.cuh"
 

@@ -1,7 +1,7 @@
 // Triangular systems of attention (deltaformer), by blocks of ROWS tokens of a head, each a block of threads:
 //
-//     r_i = sum_{j < i} p_ij u_j,   u_i = v_i - beta_i r_i;     transposed: y_j = du_j + sum_{i > j} p_ij d_i,   d_i =
-//     -beta_i y_i
+//     r_i = sum_{j < i} p_ij u_j,     u_i = v_i - beta_i r_i;     transposed: y_j = du_j + sum_{i > j} p_ij d_i,
+//     d_i = -beta_i y_i
 //
 // A block forms its own pairs first, then goes over the tiles of the blocks that are solved before it (earlier ones; of
 // the transposed system later ones) in their order, and waits for each; then it solves its own system and counts.
@@ -112,7 +112,7 @@ struct System {
         copy_wait<0>();
         __syncthreads();
     }
-    // what all threads have stored is there before the block counts
+    // the stores of all threads are visible before the block counts
     __device__ __forceinline__ void count() const {
         __syncthreads();
         if (threadIdx.x) return;
@@ -122,8 +122,8 @@ struct System {
     __device__ __forceinline__ u32 pair_at(int n, int e) const {
         return shared + AT_PAIRS + ((n * 8 + (lane & 3) * 2 + (e & 1)) * PITCH + row0 + (lane >> 2) + 8 * (e >> 1)) * 4;
     }
-    // f(p, step) turns scores of a tile into weights, those of the own block first, which are stored; sum = those of
-    // others times what is solved
+    // f(p, step) turns scores of a tile into weights, the own block's first, which are stored; sum = the weights of
+    // other blocks times the solution
     template <class F> __device__ __forceinline__ void over_tiles(float (&sum)[WIDTH_V / 8][4], F f) {
         const auto rows = [&](int r) -> const char* {
             return i0 + r < own.T ? own.token(mine, head, i0 + r) : (const char*)0;

@@ -24,7 +24,7 @@ LA_DEVICE void box_in(u32 to, const TensorMap& map, u32 barrier, int column, int
         "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(token), "r"(batch)
         : "memory");
 }
-// the same of what is read once: the first to be replaced in the L2 cache
+// the same of data that are read once: the first to be replaced in the L2 cache
 LA_DEVICE void box_in_once(u32 to, const TensorMap& map, u32 barrier, int column, int head, int token, int batch) {
     asm volatile(
         "{ .reg .b64 first;\n"

@@ -38,7 +38,7 @@ template <int KIND> LA_DEVICE u32 pack_halves(float lo, float hi) {
     return KIND == 0 ? pack_bf16(lo, hi) : pack_f16(lo, hi);
 }
 
-template <int ROWS, int GROUPS> struct RowVector {   // what a lane needs of ROWS numbers
+template <int ROWS, int GROUPS> struct RowVector {   // a lane's part of ROWS numbers
     static constexpr int SPAN = 4 * GROUPS, N = (ROWS + SPAN - 1) / SPAN * 4;
     float x[N];
     __device__ __forceinline__ float operator[](int r) const { return x[r]; }
@@ -109,7 +109,7 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
         each([](int, int, float& y) { y = 0.f; });
     }
     // p: the first of the columns in row 0; `columns` of them exist (WIDE: a multiple of PER); zeros for the rest.
-    // PAST: past the L1 cache, of floats. Vec4 lanes are half of what memory hands out at once: neighbouring warps read
+    // PAST: past the L1 cache, of floats. Vec4 lanes are half a memory transaction: neighbouring warps read
     // the rest. KIND: how elements are stored; 16 bits are widened here, and rounded, to nearest even, in `store`.
     template <int PAST, int KIND>
     __device__ __forceinline__ void load(const typename StoredAs<KIND>::type* p, i64 stride, int columns, int lane) {

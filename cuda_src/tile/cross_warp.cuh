@@ -1,4 +1,4 @@
-// Cross-warp reduction: SPLIT warps store their parts of a sum, PER a lane, and load those of the others, with one
+// Cross-warp reduction: SPLIT warps store their parts of a sum, PER a lane, and load the parts of the others, with one
 // barrier a sum.
 //
 // Two buffers in turn: a warp that writes to one again has passed the barrier of the other, which no warp reaches

@@ -1,4 +1,4 @@
-// Floats in 20 bits: the nearest bfloat16, and of what is left four bits n,
+// Floats in 20 bits: the nearest bfloat16, and four bits n of the rest,
 //
 //     x = hi + (n - 8) u / 16 to u / 32,       u: a unit in hi's last place
 //

@@ -186,7 +186,7 @@ template <class E, int TILES, int N> LA_DEVICE void multiply_pair(float (&c)[TIL
     }
 }
 
-// Tensor cores truncate what they add, and what they cut off a long sum adds up. Two remedies for Float32:
+// Tensor cores truncate their sums, and the truncated parts of a long sum add up. Two remedies for Float32:
 // C += A B with the products of second terms, which are small, in a sum of their own: a third of the truncations of C
 template <class E> LA_DEVICE void multiply_terms(float (&c)[4], float (&rest)[4], const typename E::A& a,
                                                  const typename E::B& b) {
@@ -196,8 +196,8 @@ template <class E> LA_DEVICE void multiply_terms(float (&c)[4], float (&rest)[4]
         mma_tf32(c, a.hi, b.hi);
     } else E::multiply(c, a, b);
 }
-// tiles i, i + 1 of C += what f(d0, d1) adds to two tiles: with APART f begins with zeros, and its sum is added to C
-// rounded
+// tiles i, i + 1 of C += the sums that f(d0, d1) adds to two tiles: with APART f begins with zeros, and its sum is
+// added to C rounded
 template <bool APART, int N, class F> LA_DEVICE void add_products(float (&c)[N][4], int i, F f) {
     if constexpr (APART) {
         float d[2][4] = {};

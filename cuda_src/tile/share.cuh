@@ -2,9 +2,9 @@
 //
 // All blocks have the same number of steps, or one more or less, so that none waits while another has a chain to go. No
 // more blocks than chains: a share is at least as long as a chain, and no more than two blocks have parts of one. A
-// block takes its chains from the last to the first: what the next block goes on with comes first, and what this one
-// goes on with comes last. It waits for the block before alone, whose first part needs nothing, so that blocks that
-// start in order never wait for one that cannot start.
+// block takes its chains from the last to the first: the chains that the next block goes on with come first, the chains
+// that this one goes on with comes last. It waits for the block before alone, whose first part needs nothing, so that
+// blocks that start in order never wait for one that cannot start.
 #pragma once
 #include "tile/types.cuh"
 
@@ -23,7 +23,7 @@ struct Share {
     __device__ __forceinline__ int to(int n) const { return min(end - n * length, length); }
 };
 
-// What a block leaves for the next one: data, then a word that says that it is there. Memory is as it was allocated:
+// Handed to the next block: data, then a word that says that it is there. Memory is as it was allocated:
 // the word is a number of 64 bits that no memory holds by chance, and the block that has seen it clears it, for a
 // launch that gets the same memory.
 constexpr u64 HANDED_OVER = 0x9e3779b97f4a7c15ull;

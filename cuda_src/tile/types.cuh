@@ -42,7 +42,7 @@ LA_DEVICE u32 pack_f16(float lo, float hi) {
 }
 LA_DEVICE float low_bf16(u32 x) { return __uint_as_float(x << 16); }
 LA_DEVICE float high_bf16(u32 x) { return __uint_as_float(x & 0xffff0000u); }
-// what rounding two floats to bfloat16 leaves, rounded: the second terms of operands of two terms
+// the rounding errors of two floats in bfloat16, rounded: the second terms of operands of two terms
 LA_DEVICE u32 rest_of(float x, float y) {
     const u32 first = pack_bf16(x, y);
     return pack_bf16(x - low_bf16(first), y - high_bf16(first));
@@ -64,7 +64,7 @@ LA_DEVICE u32 round_tf32(float x) {
     return r;
 }
 
-// x = hi + lo: hi the nearest tf32, lo what is left, of which products read the first 10 bits after the point. In three
+// x = hi + lo: hi the nearest tf32, lo the rest; products read of it the first 10 bits after the point. In three
 // operations; a NaN is one in lo, inf becomes NaN
 LA_DEVICE void split_tf32(float x, u32& hi, u32& lo) {
     hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
@@ -87,7 +87,7 @@ LA_DEVICE void store_shared2(u32 a, float x, float y) {
 }
 LA_DEVICE void store_shared_u32(u32 a, u32 x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(a), "r"(x) : "memory"); }
 
-// an opaque copy of a value: what the compiler derives from it is recomputed where it is used, not held over a loop
+// an opaque copy of a value: values derived from it are recomputed where they are used, not held over a loop
 LA_DEVICE u32 opaque(u32 x) {
     asm volatile("" : "+r"(x));
     return x;

@@ -4,8 +4,8 @@
 // Warp w of the group holds rows 16 w .. 16 w + 15 of C and of an A in registers, lane by lane as in mma.cuh, so that
 // an accumulator is the next A here too. B is always in shared memory, A may be, as panels:
 //
-//     panels of 64 columns (128 bytes a row), whose 16-byte pieces are permuted within a row by the row's last three
-//     bits
+//     panels of 64 columns (128 bytes a row),
+//         whose 16-byte pieces are permuted within a row by the row's last three bits
 //
 // A panel is read along its rows ("rows": the contraction runs over columns) or across them ("columns": over rows).
 #pragma once
@@ -29,7 +29,7 @@ template <int COLUMNS_, int ROWS_> struct Panels {
     static constexpr u32 panel(int p) { return p * (PANEL >> 4); }
 };
 
-// what a product is told of a panel: its address, 1024 bytes from 8 rows to the next 8, the permutation
+// the descriptor of a panel: its address, 1024 bytes from 8 rows to the next 8, the permutation
 LA_DEVICE u64 panel_descriptor(u32 a) { return (u64)((a & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 
 LA_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -42,7 +42,7 @@ template <int N> LA_DEVICE void accumulator_fence(float (&c)[N][4]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])::"memory");
 }
-// x, which is not negative, is computed before what follows: the assembler moves arithmetic behind waits otherwise
+// x, which is not negative, is computed before later code: the assembler moves arithmetic behind waits otherwise
 LA_DEVICE void settle(float x) {
     asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p nanosleep.u32 0; }" ::"f"(x) : "memory");
 }

@@ -8,7 +8,7 @@
 #else
 #define LA_KINDS "k16.f32.bf16.bf16 "
 #endif
-// what a product is told of panels that are read across: as panel_descriptor, and the bytes from a panel to the next
+// the descriptor of panels that are read across: as panel_descriptor, and the bytes from a panel to the next
 template <class X> LA_DEVICE u64 across_descriptor(u32 a) {
     return (panel_descriptor(a) & ~(0x3fffull << 16)) | (u64)(X::PANEL >> 4) << 16;
 }

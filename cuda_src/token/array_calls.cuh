@@ -1,4 +1,4 @@
-// What the kernels of array calls are made of (runtime/cuda/fusion.py): loads, stores and functions of numbers.
+// Parts of the kernels of array calls (runtime/cuda/fusion.py): loads, stores and functions of numbers.
 //
 // Each function rounds once, as an array call does: nothing is contracted. 16-bit numbers are floats between load and
 // store. A warp computes a row; a host compiler (tests) makes one lane of it.

@@ -1,12 +1,13 @@
 // Gradients of a recurrence's vectors, 32 key channels a block: given w and dw, rows of S and of G are recurrences
-// apart. A lane has a channel, a warp a slice of the values. What reads the state after token t, is counted with t:
+// apart. A lane has a channel, a warp a slice of the values. Reads of the state after token t are counted with t:
 // a_(t+1) with the cotangent dw_(t+1), and with LA_BEFORE q_(t+1) with dO_(t+1), where else q_t and dO_t stand. With
 // S~_t = e^{g_t} S_(t-1), and R_t now the gradient after all of these readers:
 //
-//     dq = S~_t dO + <dO, v_t> k_t + <dO, w_t> b_t        dk_t = R_t v_t + <dO, v_t> q + <dw, v_t> a        R_(t-1) =
-//     e^{g_t} (R_t + q^T dO + a^T dw) da = S~_t dw + <dw, v_t> k_t + <dw, w_t> b_t        db_t = R_t w_t + <dO, w_t> q
-//     + <dw, w_t> a P_t = <S~_t, R_t>        dg_t = P_t + q (S~_t dO) + a (S~_t dw)        P_(t-1) = dg_t - k_(t-1)
-//     (R_(t-1) v_(t-1)) - b_(t-1) (R_(t-1) w_(t-1))
+//     dq = S~_t dO + <dO, v_t> k_t + <dO, w_t> b_t     dk_t = R_t v_t + <dO, v_t> q + <dw, v_t> a
+//     R_(t-1) = e^{g_t} (R_t + q^T dO + a^T dw)
+//     da = S~_t dw + <dw, v_t> k_t + <dw, w_t> b_t        db_t = R_t w_t + <dO, w_t> q + <dw, w_t> a
+//     P_t = <S~_t, R_t>     dg_t = P_t + q (S~_t dO) + a (S~_t dw)
+//     P_(t-1) = dg_t - k_(t-1) (R_(t-1) v_(t-1)) - b_(t-1) (R_(t-1) w_(t-1))
 //
 // channel by channel, P anew at every mark: nothing is in dg that no decay has crossed. Forward dq and da, and S~ at
 // marks; LA_BACK 1 dk, db, dg. Readers of the first state are counted with a token before the first one, which writes
@@ -30,7 +31,7 @@ constexpr int AT_V = 0, AT_DOUT = ROW, AT_W = 2 * ROW, AT_DW = 3 * ROW, AT_Q = 2
 constexpr int AT_A = AT_DECAY + CELLS, AT_B = AT_A + CELLS, AT_OWN = AT_Q + (3 + 2 * LA_ERASE) * CELLS,
               AT_SUMS = AT_OWN + 4 * TOKENS;
 constexpr int AT_H = AT_SUMS + PAIRS * WARPS * CELLS;
-static_assert(LA_SHARED == 4 * (AT_H + CHANNELS), "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == 4 * (AT_H + CHANNELS), "LA_SHARED is the size that the launch requests");
 
 typedef float Values[SLICE];
 
@@ -116,7 +117,7 @@ struct Block {
         for (int i = 0; i < SLICE; i++)
             if (d < K && warp * SLICE + i < V) f(S[i], (i64)d * V + warp * SLICE + i);
     }
-    // what decays the state and reads it, and what the token writes
+    // the decay, the readers, and the values that the token writes
     __device__ __forceinline__ void read(Values& S, int t) const {
         scale(S, cell(AT_DECAY, t));
         keep(0, t, dot(S, AT_DOUT, t));
@@ -133,7 +134,7 @@ struct Block {
         if constexpr (LA_ERASE) add(R, cell(AT_A, t), AT_DW, t);
         scale(R, cell(AT_DECAY, t));
     }
-    // dq and da of a tile, and what dg has of them
+    // dq and da of a tile, and their terms of dg
     __device__ __forceinline__ void store_reads(int token) const {
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
@@ -155,7 +156,7 @@ struct Block {
             if (of >= 0 && of < at.s.T) a.dots[at.row(a, of) * K + d] = dots;
         }
     }
-    // dk and db of a tile; in place of the first sums what dg has of them
+    // dk and db of a tile; their terms of dg overwrite the first sums
     __device__ __forceinline__ void store_writes(int token) const {
         float y[EACH];
 #pragma unroll

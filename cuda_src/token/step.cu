@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         else S.template store<0, LA_END>(end, row_stride(a.end_row), columns, thread);
     };
     auto token = [&](int t) {
-        Keys k, q, x, b;   // x: what erases, r or a
+        Keys k, q, x, b;   // x: the erase vector, r or a
         Values v_in;
         Gates gv_in;
         AnyElement beta_in, all_in;

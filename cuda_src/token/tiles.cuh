@@ -1,4 +1,4 @@
-// The adjoint of a recurrence token by token: what both of its kernels load of TOKENS tokens of a sequence and head, as
+// The adjoint of a recurrence token by token: the loads of both kernels, TOKENS tokens of a sequence and head, as
 // floats.
 //
 //     S_t = diag(e^{g_t}) S_(t-1) + k_t^T v_t + b_t^T w_t        w_t = a_t S_(t-1)        out_t = scale q_t S_t

@@ -1,4 +1,4 @@
-// What a recurrence reads of its state, 16 value columns a warp: forward w_t (with a free rank-one term), or LA_BACK 1
+// The reads of a recurrence, 16 value columns a warp: forward w_t (with a free rank-one term), or LA_BACK 1
 // from the last token to the first dv_t, dw_t and the gradient of the first state. tiles.cuh has the equations.
 #include "token/tiles.cuh"
 #include "tile/columns.cuh"

@@ -2,10 +2,10 @@
 // one reference, the state before the chunk, for all of its rows. With Pre_i = a_0 .. a_i = e^(g_0 + .. + g_i), sums of
 // numbers of one sign,
 //
-//     Qg = q Pre     Kq = k / Pre     P = lower triangle of Qg Kq^T     out = scale (Qg S + P V)     S <- diag(Pre_63)
-//     (S + Kq^T V)
+//     Qg = q Pre     Kq = k / Pre     P = lower triangle of Qg Kq^T     out = scale (Qg S + P V)
+//     S <- diag(Pre_63) (S + Kq^T V)
 //
-// so that P is one product of whole tiles. Qg goes over q, Kq over k, in P it is two terms, of which the second goes
+// so that P is one product of whole tiles. Qg goes over q, Kq over k, in P it is two terms; the second goes
 // over g; P, in two terms as well, goes over that. A warpgroup makes a chunk by itself, two take turns; a warp has 32
 // of its rows and 64 channels.
 //

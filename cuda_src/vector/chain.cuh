@@ -19,7 +19,7 @@ static_assert(Scratch<3>::SIZE >= 4 * EXACT_BYTES && AT_HEADS + 16 <= AT_BARRIER
               "the exact path has its operands there");
 static_assert(LA_INVERSE == Square::SIZE + STRENGTHS && LA_SHARED == AT_BARRIERS + 160 && LA_WARPS == 8 &&
                   LA_TILES == 1,
-              "LA_SHARED is what the launch asks for");
+              "LA_SHARED is the size that the launch requests");
 
 LA_DEVICE Tiles tiles_of(u32 shared, int s) {
     const u32 at = shared + s * STAGE;

@@ -1,8 +1,9 @@
 // The scaled copies of q and k that a chunk's products take, each rounded once: no exponent is positive but in 1 / Pre.
 //
-//     Qg = q Pre E in place of q      Kd = k Suf T in place of k      -Kc = -k Pre E      E, T: decay of the blocks
-//     before, behind P on the diagonal: q Pre h against k / (Pre h), in place of g P off the diagonal: q Pre h against
-//     k Suf, with the decay of the block between where one is between
+//     Qg = q Pre E in place of q     Kd = k Suf T in place of k     -Kc = -k Pre E
+//     E, T: decay of the blocks before, behind
+//     P on the diagonal: q Pre h against k / (Pre h), in place of g
+//     P off the diagonal: q Pre h against k Suf, with the decay of the block between where one is between
 //
 // Scratch, tiles of 16 rows by 128 channels: q Pre h of the last QUERIES blocks; q Pre h D_2 of block 3; k Suf of block
 // 0; the same times D_1; k Suf of blocks 1, 2. With all four blocks of queries, what rounding leaves of these: they are
@@ -11,16 +12,16 @@
 #pragma once
 #include "vector/decay.cuh"
 
-#ifndef LA_EXACT   // 0: flags what needs the exact path. 1: that path, for what was flagged
+#ifndef LA_EXACT   // 0: flags chunks that need the exact path. 1: that path, for flagged chunks
 #define LA_EXACT 0
 #endif
 #ifndef LA_BONUS   // 1: a token reads its own write with a bonus u
 #define LA_BONUS 0
 #endif
-#ifndef LA_KEEP   // 1: stores what the backward reads: the state before each chunk, P (and U)
+#ifndef LA_KEEP   // 1: stores residuals: the state before each chunk, P (and U)
 #define LA_KEEP 0
 #endif
-#ifndef LA_TWO_TERM_KEYS   // 1: a backward follows, whether what it reads is stored or not
+#ifndef LA_TWO_TERM_KEYS   // 1: a backward follows, whether its residuals are stored or not
 #define LA_TWO_TERM_KEYS 0
 #endif
 
@@ -37,8 +38,8 @@ template <int QUERIES> struct Scratch {
     static constexpr int FAR_KEY = FAR_QUERY + 2;
 };
 
-// What a warp scales: addresses of a chunk's tiles, scratch, decays of blocks; -Kc, dots with the bonus; the decay of
-// the chunk
+// Data of a warp that scales: addresses of a chunk's tiles, scratch, decays of blocks; -Kc, dots with the bonus; the
+// decay of the chunk
 struct Tiles {
     u32 q, k, gates, scratch, decays, keys, bonus, all;
 };
@@ -52,7 +53,7 @@ LA_DEVICE float sum_of_eight(float (&x)[8], int lane) {   // the sum over the wa
 }
 LA_DEVICE int row_of_sum(int lane) { return (lane & 1) * 4 + (lane & 2) + ((lane >> 2) & 1); }
 
-// what rounding to bfloat16 leaves
+// the rounding error of bfloat16
 LA_DEVICE u32 rest_of(float2 x) {
     const float2 first = floats_of(pack(x));
     return pack({x.x - first.x, x.y - first.y});

@@ -7,8 +7,8 @@
 // In a block, q Pre and k / Pre are operands of the diagonal block of P; h = 2^58 keeps both in the middle of the float
 // range,
 //
-//     P_ij = sum over channels of (q_i Pre_i h) (k_j / (Pre_j h))     as long as Pre_j >= 2^-116, that is 80 nats in 16
-//     rows
+//     P_ij = sum over channels of (q_i Pre_i h) (k_j / (Pre_j h))
+//     as long as Pre_j >= 2^-116, that is 80 nats in 16 rows
 //
 // Eight warps share a chunk: warp (block, panel) has channels 64 panel + 2 lane and the next of the block's rows.
 #pragma once

@@ -4,7 +4,7 @@
 // The pair of row block I makes its diagonal block and one or two of the six others, so that all have about as much:
 // (3,0) (2,0) | (1,0) (3,1) | (2,1) | (3,2). Then P and the decay of the chunk go over the log decays, which are dead.
 // Where queries are of two terms (in the blocks on the diagonal and next to it, which is most of P's error), so is P:
-// what rounding leaves of it lies behind it.
+// its rounding error lies behind it.
 #pragma once
 #include "vector/exact.cuh"
 

@@ -1,4 +1,4 @@
-// What fills the stages of a chain, in any of its layouts. The entry says before: Barriers, values_at, STAGES, STAGE.
+// The producer of a chain's stages, in any of its layouts. The entry says before: Barriers, values_at, STAGES, STAGE.
 #pragma once
 #include "vector/rows.cuh"
 

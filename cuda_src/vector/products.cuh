@@ -34,7 +34,7 @@ template <int N, int TILES> LA_DEVICE void end_product(float (&c)[TILES][4]) {
     products_wait<N>();
     accumulator_fence(c);
 }
-// what their rounding leaves
+// their rounding errors
 template <int N> LA_DEVICE void rest_operands(u32 (&rest)[N][4], const u32 (&a)[N][4], const float (&x)[2 * N][4]) {
 #pragma unroll
     for (int t = 0; t < N; t++)
@@ -66,7 +66,7 @@ struct OwnColumns {
 #pragma unroll
         for (int t = 0; t < 4; t++) load_operand<Tokens>(x[t], tile, 16 * t, column, lane);
     }
-    // operands to memory; in their place what rounding has left of x, of tokens from `first` on
+    // operands to memory; in their place the rounding error of x, of tokens from `first` on
     __device__ __forceinline__ void exchange_for_rests(u32 (&operands)[4][4], const float (&x)[8][4], int first) const {
         store(operands);
 #pragma unroll
@@ -81,20 +81,20 @@ struct OwnColumns {
         __syncwarp();
     }
 };
-// the same, ended; news: U^T as operands. What N multiplies has two terms from token `first` on, instead of rounded
-// ones in the sum
-template <class F> LA_DEVICE void solve_errors(float (&x)[8][4], u32 (&news)[4][4], int first, const OwnColumns& own,
-                                               u32 inverse, u32 strengths, int lane, F read) {
+// the same, ended; new_values: U^T as operands. What N multiplies has two terms from token `first` on, instead of
+// rounded ones in the sum
+template <class F> LA_DEVICE void solve_errors(float (&x)[8][4], u32 (&new_values)[4][4], int first,
+                                               const OwnColumns& own, u32 inverse, u32 strengths, int lane, F read) {
     scale_by_strengths(x, strengths, lane);
-    token_operands(news, x);
-    if (first < C) own.exchange_for_rests(news, x, first);
+    token_operands(new_values, x);
+    if (first < C) own.exchange_for_rests(new_values, x, first);
     read();
-    begin_product<Square>(x, news, inverse);
+    begin_product<Square>(x, new_values, inverse);
     end_product<0>(x);
     if (first < C) {
-        own.load(news);
-        begin_product<Square>(x, news, inverse);
+        own.load(new_values);
+        begin_product<Square>(x, new_values, inverse);
         end_product<0>(x);
     }
-    token_operands(news, x);
+    token_operands(new_values, x);
 }

@@ -1,4 +1,4 @@
-// What one block of the scan has in shared memory, its barriers, and what it loads and stores.
+// Shared memory of one block of the scan, its barriers, loads and stores.
 #pragma once
 #include "vector/rows.cuh"
 
@@ -23,7 +23,7 @@ constexpr int EXACT_TERMS = 1 + Scratch<4>::TWO_TERM_KEYS;
 static_assert(Scratch<4>::SIZE >= 4 * EXACT_TERMS * EXACT_BYTES && AT_STOPS + 4 * STAGES <= AT_BARRIERS + BARRIER_BYTES,
               "the exact path has its operands there");
 static_assert(LA_SHARED == AT_BARRIERS + BARRIER_BYTES && LA_WARPS == 8 && LA_TILES == 1,
-              "LA_SHARED is what the launch asks for");
+              "LA_SHARED is the size that the launch requests");
 static_assert(StatePanels::SIZE == 2 * Tokens::SIZE, "a state leaves through the place of q and k");
 
 LA_DEVICE Tiles tiles_of(u32 shared, int s) {

@@ -14,7 +14,7 @@
 constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES, AT_DECAYS = STAGES * STAGE,
               AT_BARRIERS = AT_DECAYS + 4 * WIDE * 4;
 static_assert(LA_SHARED == AT_BARRIERS + 64 && STAGES >= 2 && STAGES <= 8 && LA_WARPS == 8 && LA_TILES == 1,
-              "LA_SHARED is what the launch asks for");
+              "LA_SHARED is the size that the launch requests");
 
 // k times Suf and what comes later, in place: rows from `first` on, from the last of eight
 LA_DEVICE void scale_keys(u32 keys, const float2 (&a)[ROWS], float2 later, int lane) {
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) adds(const __grid_c
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const ChunkTraversal traversal(a, a.segments - 1, a.chunks);
-    if (traversal.segment >= traversal.last) return;   // nothing needs what the last segment adds
+    if (traversal.segment >= traversal.last) return;   // nothing reads the offset of the last segment
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) barrier_init(shared + AT_BARRIERS + 8 * s, 1);
         barriers_made();

@@ -144,46 +144,47 @@ LA_DEVICE void begin_errors(float (&x)[8][4], const StateOperand& state, u32 key
     products_commit();
 }
 // out^T += U^T P^T; S^T += U^T Kd
-LA_DEVICE void multiply_gram(float (&out)[8][4], const u32 (&news)[4][4], u32 gram, bool add) {
+LA_DEVICE void multiply_gram(float (&out)[8][4], const u32 (&new_values)[4][4], u32 gram, bool add) {
 #pragma unroll
-    for (int d = 0; d < 4; d++) product_ABt(out, news[d], panel_descriptor(gram) + Square::along(d), add || d > 0);
+    for (int d = 0; d < 4; d++)
+        product_ABt(out, new_values[d], panel_descriptor(gram) + Square::along(d), add || d > 0);
 }
-LA_DEVICE void write_news(float (&S)[16][4], const u32 (&news)[4][4], u32 keys) {
+LA_DEVICE void write_new_values(float (&S)[16][4], const u32 (&new_values)[4][4], u32 keys) {
 #pragma unroll
-    for (int d = 0; d < 4; d++) product_AB_wide(S, news[d], panels_descriptor<Tokens>(keys) + Tokens::across(d));
+    for (int d = 0; d < 4; d++) product_AB_wide(S, new_values[d], panels_descriptor<Tokens>(keys) + Tokens::across(d));
 }
 // What the second terms of U give the outputs, which they begin, and the state (not with log decays of 32 bits:
 // registers). x: U^T, then those outputs
-LA_DEVICE void add_rests(float (&x)[8][4], float (&S)[16][4], u32 (&news)[4][4], const Tiles& t, const OwnColumns& own,
-                         int first) {
-    own.exchange_for_rests(news, x, first);
+LA_DEVICE void add_rests(float (&x)[8][4], float (&S)[16][4], u32 (&new_values)[4][4], const Tiles& t,
+                         const OwnColumns& own, int first) {
+    own.exchange_for_rests(new_values, x, first);
     accumulator_fence(x);
     if (LA_GATE == 0) accumulator_fence(S);
     products_begin();
-    multiply_gram(x, news, t.gates, false);
-    if (LA_GATE == 0) write_news(S, news, t.k);
+    multiply_gram(x, new_values, t.gates, false);
+    if (LA_GATE == 0) write_new_values(S, new_values, t.k);
     products_commit();
     end_product<0>(x);
     if (LA_GATE == 0) accumulator_fence(S);
-    own.load(news);
+    own.load(new_values);
 }
 // out^T = S^T Qg^T + U^T P^T (add: += ) and S^T += U^T Kd, begun one behind the other: two groups of products
-LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const StateOperand& state, const u32 (&news)[4][4],
-                             const Tiles& t, int group, bool add) {
+LA_DEVICE void begin_outputs(float (&out)[8][4], float (&S)[16][4], const StateOperand& state,
+                             const u32 (&new_values)[4][4], const Tiles& t, int group, bool add) {
     accumulator_fence(out);
     accumulator_fence(S);
     products_begin();
     state.multiply(out, t.q, group, add);
-    multiply_gram(out, news, t.gates, true);
+    multiply_gram(out, new_values, t.gates, true);
     products_commit();
-    write_news(S, news, t.k);
+    write_new_values(S, new_values, t.k);
     products_commit();
 }
 
 // U, which the backward needs of a chunk, in the place of q, once both groups have read that
-LA_DEVICE void keep_values(const u32 (&news)[4][4], u32 queries, int row, int lane) {
+LA_DEVICE void keep_values(const u32 (&new_values)[4][4], u32 queries, int row, int lane) {
     groups_barrier<256>(8);
-    OwnColumns{queries, row, lane}.store(news);
+    OwnColumns{queries, row, lane}.store(new_values);
     publish_shared();
 }
 
@@ -201,27 +202,27 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
         const int s = step % STAGES, chunk = traversal.first + step, phase = step / STAGES & 1;
         const Tiles tiles = tiles_of(shared, s);
         const u32 values = values_at(shared, step);
-        u32 news[4][4];
+        u32 new_values[4][4];
         float x[8][4];
         const StateOperand operand(shared, tiles);
-        char* const kept = a.states + (traversal.stored + chunk) * STATE_BYTES;
-        if (!STATE_IN_STAGE) operand.make(state, kept, warp, lane);
+        char* const stored = a.states + (traversal.stored + chunk) * STATE_BYTES;
+        if (!STATE_IN_STAGE) operand.make(state, stored, warp, lane);
         if (LA_RAGGED) barrier_wait(bar.ready(s), phase);   // values of the next sequence are zeros
         barrier_wait(bar.values(step & 1), step >> 1 & 1);
         load_values(x, values, 16 * warp, lane);
         barrier_wait(bar.ready(s), phase);
-        if (STATE_IN_STAGE) operand.make(state, kept, warp, lane);
+        if (STATE_IN_STAGE) operand.make(state, stored, warp, lane);
         scale_state(S, tiles.all, lane);
         begin_errors(x, operand, tiles.keys, group);
         end_product<0>(x);
         const OwnColumns own{values, 16 * warp, lane};                    // of v, which the warp has read
         const int two_terms = first_alike(shared + AT_STRENGTHS, lane);   // from that token on
-        solve_errors(x, news, two_terms, own, tiles.gates + PANEL, shared + AT_STRENGTHS, lane, [&] {   // U^T
+        solve_errors(x, new_values, two_terms, own, tiles.gates + PANEL, shared + AT_STRENGTHS, lane, [&] {   // U^T
             warp_arrive(bar.keys(), lane);
             barrier_wait(bar.inverse(s), phase);
         });
-        if (two_terms < C) add_rests(x, S, news, tiles, own, two_terms);
-        begin_outputs(x, S, operand, news, tiles, group, two_terms < C);
+        if (two_terms < C) add_rests(x, S, new_values, tiles, own, two_terms);
+        begin_outputs(x, S, operand, new_values, tiles, group, two_terms < C);
         end_product<1>(x);
         store_outputs(x, a.scale, values, warp, lane);   // the warp's own columns of v, which it has read
         publish_shared();
@@ -231,7 +232,7 @@ LA_DEVICE void consumer(const VectorArguments& a, const ChunkTraversal& traversa
             publish_shared();
         }
         end_product<0>(S);
-        if (LA_KEEP) keep_values(news, tiles.q, 16 * warp, lane);
+        if (LA_KEEP) keep_values(new_values, tiles.q, 16 * warp, lane);
         if (LA_KEEP && STATE_IN_STAGE && lane == 0) out_read();
         warp_arrive(bar.empty(s), lane);
         store_position<LA_V, LA_K>(state, a, position_after(a, traversal.sequence, chunk), traversal, 16 * warp, lane);

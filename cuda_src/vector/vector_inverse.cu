@@ -1,12 +1,12 @@
-// The delta rule with one decay a token and key channel: what a chunk can know before it sees a state, chunk by chunk
+// The delta rule with one decay a token and key channel: the factors of a chunk that need no state, chunk by chunk
 // in parallel.
 //
 //     1 + N = (1 + strict lower of beta_i (k_i . k_j decayed from j to i))^-1
 //
-// One block of eight warps a chunk and head; four of them make the inverse of what all have made of the keys. N takes
-// the place of the keys, with beta behind it (strengths.cuh). LA_FACTORS: also what the transfer of a segment takes, W
-// = (1 + N) beta Kc first. Where a block of 16 rows decays by more than quotients can bear, the chunk is reloaded and
-// inverted exactly.
+// One block of eight warps a chunk and head; four of them form the inverse of the gram matrix that all have formed. N
+// takes the place of the keys, with beta behind it (strengths.cuh). LA_FACTORS: also what the transfer of a segment
+// takes, W = (1 + N) beta Kc first. Where a block of 16 rows decays by more than quotients can bear, the chunk is
+// reloaded and inverted exactly.
 #include "vector/strengths.cuh"
 #include "vector/rows.cuh"
 #include "vector/inverse.cuh"
@@ -18,7 +18,7 @@ constexpr int AT_NUMBERS = AT_DECAYS + 4 * WIDE * 4,
 constexpr int FACTORS = 2 * Tokens::SIZE + WIDE * 4;   // -W, Kd, decay of the chunk
 static_assert(LA_INVERSE == Square::SIZE + STRENGTHS && LA_SHARED == AT_BARRIER + 32 && 4 * DIAGONAL <= PANEL &&
                   LA_BEFORE == 0,
-              "LA_SHARED is what the launch asks for");
+              "LA_SHARED is the size that the launch requests");
 static_assert(LA_INVERSE <= Scratch<0>::SIZE && EXACT_AT_ONCE * EXACT_BYTES <= Scratch<0>::SIZE,
               "these lie in the scratch");
 constexpr float SMALLEST = 1e-8f;   // of beta: its gradient divides by beta
@@ -47,7 +47,7 @@ struct Places {
         return (int*)(memory + AT_BARRIER + 20);
     }   // whether its segment has a transfer: all but the last
 };
-// By the first 64 threads: a chunk's rows on their way, roots of beta, and what all need to know
+// By the first 64 threads: a chunk's rows on their way, roots of beta, and values for all
 LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traversal, int chunk, Places at, int thread) {
     if (thread == 0) {
         const Tiles t = at.tiles();
@@ -90,7 +90,7 @@ template <bool EXACT> LA_DEVICE bool invert_chunk(const VectorArguments& a, Plac
         store_rho(rhos, diagonal, roots, roots, number, lane);
     }
     __syncthreads();
-    const u32 inverse = LA_FACTORS ? t.scratch : t.k;   // W is made of the keys
+    const u32 inverse = LA_FACTORS ? t.scratch : t.k;   // W is formed from the keys
     if (warp < 4) store_inverse<true>(t.gates, inverse, rhos, roots, roots, warp, lane);
     if (warp == 4) store_strengths(inverse + Square::SIZE, roots, rhos, lane);
     publish_shared();
@@ -114,7 +114,7 @@ template <bool EXACT> LA_DEVICE bool invert_chunk(const VectorArguments& a, Plac
 __device__ __noinline__ void invert_exactly(const VectorArguments& a, unsigned char* memory) {
     const Places at = {memory, shared_address(memory)};
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-    publish_shared();   // copies follow what was stored
+    publish_shared();   // copies follow the stores
     __syncthreads();
     if (warp < 2) load_own_chunk(a, at, threadIdx.x);
     __syncthreads();

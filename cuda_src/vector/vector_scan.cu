@@ -1,7 +1,7 @@
 // Linear attention with one decay a token and key channel, forward (sm_90a, bfloat16):
 //
-//     S_t = diag(e^{g_t}) S_(t-1) + k_t^T v_t        out_t = scale q_t S_t, or with LA_BEFORE scale (q_t S_(t-1) + (q_t
-//     . u k_t) v_t)
+//     S_t = diag(e^{g_t}) S_(t-1) + k_t^T v_t
+//     out_t = scale q_t S_t, or with LA_BEFORE scale (q_t S_(t-1) + (q_t . u k_t) v_t)
 //
 // A block has a segment of a sequence and head, or parts of several sequences and heads (parts.cuh). Two warpgroups
 // hold 64 value rows of S^T each, in float32 registers; two others turn q, k and g of the next chunk into scaled copies

@@ -1,5 +1,5 @@
-// From what each segment of a sequence adds to the state that each segment but the first begins with, four key columns
-// a thread:
+// From the offset of each segment of a sequence to the state that each segment but the first begins with, four key
+// columns a thread:
 //
 //     S_begin(first) = S_0          S_begin(next)^T = S_begin^T diag(decay) + added
 //

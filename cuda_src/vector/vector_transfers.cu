@@ -40,7 +40,7 @@ typedef Stages<LA_STAGES, FACTORS, 1024, 0> FactorStages;
 typedef Stages<2, VALUES, FactorStages::END, 16 * LA_STAGES> ValueStages;
 constexpr int AT_STATES = ValueStages::END;
 static_assert(LA_SHARED == AT_STATES + 2 * GroupRows::SIZE && LA_WARPS == 8 && LA_TILES == 1,
-              "LA_SHARED is what the launch asks for");
+              "LA_SHARED is the size that the launch requests");
 
 // By one thread: what fills the stages, factors LA_STAGES - 1 chunks ahead, values two
 struct Loader {
@@ -77,13 +77,13 @@ struct Loader {
     }
 };
 
-// S += U Kd over the sixteens of tokens from FIRST on, begun; news: U^T
-template <int FIRST, int N> LA_DEVICE void begin_writes(float (&S)[16][4], const u32 (&news)[N][4], u32 factors) {
+// S += U Kd over the sixteens of tokens from FIRST on, begun; new_values: U^T
+template <int FIRST, int N> LA_DEVICE void begin_writes(float (&S)[16][4], const u32 (&new_values)[N][4], u32 factors) {
     accumulator_fence(S);
     products_begin();
 #pragma unroll
     for (int d = 0; d < N; d++)
-        product_AB_wide(S, news[d], panels_descriptor<Tokens>(factors + AT_WRITERS) + Tokens::across(FIRST + d));
+        product_AB_wide(S, new_values[d], panels_descriptor<Tokens>(factors + AT_WRITERS) + Tokens::across(FIRST + d));
     products_commit();
 }
 
@@ -136,7 +136,7 @@ LA_DEVICE void traverse_identity(StateRows<1, WIDE>& state, const Loader& loader
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float x[4][4];
-            u32 news[2][4];
+            u32 new_values[2][4];
             const u64 rows = panel_descriptor(operand),
                       erasers = panel_descriptor(at + half * 32 * 128);   // of S; of -W from token 32 half on
             accumulator_fence(x);
@@ -150,9 +150,9 @@ LA_DEVICE void traverse_identity(StateRows<1, WIDE>& state, const Loader& loader
                 __syncwarp();
             }
             end_product<0>(x);
-            token_operands(news, x);
-            if (half) begin_writes<2>(S, news, at);
-            else begin_writes<0>(S, news, at);
+            token_operands(new_values, x);
+            if (half) begin_writes<2>(S, new_values, at);
+            else begin_writes<0>(S, new_values, at);
             end_product<0>(S);
         }
         warp_arrive(factors.empty(step), lane);

@@ -8,8 +8,8 @@
 //     readers:  y = X / h;  for J:  y[I >= J] += Z[I, J] kP_J;  out_J = Pre h y_J;  y[I > J] *= D_J
 //     writers:  y = X h;    for I:  y[J <= I] *= D_I;  y[J <= I] += Z[I, J]^T qP_I;  out_I = y_I / (Pre h)
 // A pair (i, j) of a chunk has no rounding of its own but that of the result: copies and Z (Y) are operands of two
-// bfloat16 terms, x and what rounding leaves of it, whose four products are added. The second terms of Z (with LA_ERASE
-// all) go where tiles have been that all products have read. LA_EXACT 1 is for chunks of which a block decays by more
+// bfloat16 terms, x and its rounding error, whose four products are added. The second terms of Z (with LA_ERASE
+// all) go where tiles have been that all products have read. LA_EXACT 1 is for chunks with a block that decays by more
 // than 2^-116 in some channel: copies q Pre and k Suf (exponents <= 0), pairs inside a block one by one in float32.
 #pragma once
 #include "vector/backward/slices.cuh"
@@ -24,7 +24,7 @@
 #endif
 constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT, COMPLEMENT = LA_COMPLEMENT;
 constexpr bool TWO_TERMS = !ERASE || !EXACT_BLOCKS,
-               RESTS_APART = !ERASE;   // of copies, Z and Y; those of copies have places of their own
+               RESTS_APART = !ERASE;   // of copies, Z and Y; the rests of copies have places of their own
 constexpr bool DOTS_OF_COPIES =
     RESTS_APART || EXACT_BLOCKS;   // those of dg; else of q, k and their gradients, when the second terms are gone
 constexpr bool DIAGONAL_APART =
@@ -53,10 +53,10 @@ constexpr int AT_NEAR = AT_OWN + C * 4, AT_BARRIER = AT_NEAR + C * 4;   // exact
 constexpr int AT_FLAGGED = AT_BARRIER + 16, AT_GIVEN = round_up(AT_FLAGGED + 32, 1024),
               AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;
 static_assert(LA_SHARED == (EXACT_BLOCKS ? AT_GIVEN_SUMS + Table::BYTES : AT_BARRIER + 16),
-              "LA_SHARED is what the launch asks for");
+              "LA_SHARED is the size that the launch requests");
 constexpr int AT_LOW_BITS = AT_Z,
               USED_LOW_BITS = STEPS * 512;   // of S and G, until Z takes their place; those that are used
-// what takes the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and
+// in the place of tiles that all products have read: sums before their last factor (C x 64 floats each), and
 // raw rows
 constexpr int AT_READS = AT_STATE, AT_WRITES = AT_AFTER, AT_ERASES = EXACT_BLOCKS ? AT_WRITTEN : AT_DOUT;
 // second terms of Z, Y and copies. With erase the last three go where sums are staged later
@@ -80,7 +80,7 @@ struct ChunkPlace {
     __device__ __forceinline__ i64 block() const { return of.block + chunk; }
 };
 
-// An operand of two terms, the second what rounding to the first leaves (exact with erase: not there): places of tiles,
+// An operand of two terms, the second the rounding error of the first (exact with erase: not there): places of tiles,
 // and how far along them
 struct Terms {
     int first, rest;

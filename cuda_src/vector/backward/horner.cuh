@@ -77,8 +77,9 @@ LA_DEVICE float crossing_state(float decay, int channel, const Lane& me) {
     for (int w = 0; w < 8; w++) sum += Table{me.shared + AT_PRODUCTS}.at(w, channel);
     return decay * sum;
 }
-// What crosses the chunk's end, a number a channel: e^B <S, G>, and what the chunk's own writes leave after it, times
-// G, summed over the tokens, sum_j k_j x_j e^{decay to the chunk's end}; x^T = G U^T before anything else is added
+// Terms that cross the chunk's end, a number a channel: e^B <S, G>, and what the chunk's own writes leave after it,
+// times G, summed over the tokens, sum_j k_j x_j e^{decay to the chunk's end}; x^T = G U^T before anything else is
+// added
 LA_DEVICE void crossing_writes(const float (&x)[8][4], const Lane& me) {
     float tail[2] = {1.f, 1.f}, sum[2] = {0.f, 0.f};
 #pragma unroll

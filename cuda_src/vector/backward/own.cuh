@@ -68,7 +68,7 @@ struct Own {
     }
     __device__ __forceinline__ float erases(int r, int c) const { return k.at(r, c) * pre[r][c]; }
 
-    // a copy's row, and what rounding leaves of it if that has a place
+    // a copy's row, and its rounding error if that has a place
     static __device__ __forceinline__ void store_terms(int at, int rest, const float (&x)[PER], int r, const Lane& me) {
         store_row<PER>(me.row(at, r), x);
         if constexpr (RESTS_APART) store_words(me.row(rest, r), rest_of(x[0], x[1]), rest_of(x[2], x[3]));

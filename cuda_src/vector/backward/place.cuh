@@ -46,7 +46,7 @@ struct VectorPlace {
     }
     __device__ __forceinline__ int chunks() const { return (sequence.T + C - 1) / C; }
     __device__ __forceinline__ int token(int chunk) const { return (int)sequence.first + chunk * C; }   // in the tensor
-    // rows of a tile that are the sequence's own; the copy engine makes zeros of what is past the tensor, not of other
+    // rows of a tile that are the sequence's own; the copy engine writes zeros past the tensor, not of other
     // sequences
     __device__ __forceinline__ int own(int chunk) const { return packed ? min(C, sequence.T - chunk * C) : C; }
 };

@@ -1,4 +1,4 @@
-// What the reverse chain has in shared memory, and what one of its blocks traverses.
+// Shared memory of the reverse chain, and the traversal of one of its blocks.
 #pragma once
 #include "vector/backward/slices.cuh"
 #include "tile/wgmma_part.cuh"
@@ -25,7 +25,7 @@ constexpr int AT_AFTER = STAGES * STAGE, AT_VALUES = AT_AFTER + Whole::SIZE,
 constexpr int AT_CARRIES = AT_TABLES + 2 * SliceTable<WIDE, PER>::BYTES, AT_DOTS = AT_CARRIES + STAGES * WIDE * 4;
 constexpr int AT_RING = AT_DOTS + ERASE * 8 * C * 4, AT_LOADED = AT_RING + 16 * STAGES,
               AT_VALUES_LOADED = AT_LOADED + 8 * STAGES;
-static_assert(LA_SHARED == AT_VALUES_LOADED + 8 && LA_WARPS == 8, "LA_SHARED is what the launch asks for");
+static_assert(LA_SHARED == AT_VALUES_LOADED + 8 && LA_WARPS == 8, "LA_SHARED is the size that the launch requests");
 static_assert(LA_ENDS == LA_END + ERASE * 8 * C * 4, "behind G after a chunk, each warp's dW.v");
 constexpr int CHAIN_REGISTERS = ERASE ? 144 : 136, COPY_REGISTERS = ERASE ? 112 : 120;
 static_assert(CHAIN_REGISTERS + COPY_REGISTERS <= 256,

@@ -3,8 +3,8 @@
 //
 //     Z = scale lower of dO U^T,       Y = -strict lower of dW U^T                  (without erase U = V, and no Y)
 //     dq = readers(scale dO S^T, Z),   r = readers(-dW S^T, Y),   w = writers(U G^T; (Z, q), (Y, k)),   dk = r + w
-//     dg_t = sum over l >= t of (q_l.dq_l + k_l.r_l - k_l.w_l), channel by channel, + sum over j of (the part of
-//     k_j.w_j through G) + e^B <S, G>
+//     dg_t = sum over l >= t of (q_l.dq_l + k_l.r_l - k_l.w_l), channel by channel,
+//         + sum over j of (the part of k_j.w_j through G) + e^B <S, G>
 //
 // The dots of dg are taken of the accumulators and the copies that the products read, both terms, before the last
 // factor: so a pair that does not cross t is the same number on both sides. With erase second terms are gone by then
@@ -41,7 +41,7 @@ LA_DEVICE bool multiply(float (&x)[8][4], float (&erases)[8][4], Own& copies, co
         accumulator_fence(y);
         accumulator_fence(erases);
     }
-    __syncthreads();   // what follows goes where tiles have been
+    __syncthreads();   // later data go where tiles have been
     store_gram<BEFORE || DIAGONAL_APART, BEFORE && EXACT_BLOCKS, BONUS || DIAGONAL_APART>(
         z, me.shared + AT_Z, me.shared + AT_Z_REST, me.shared + AT_OWN, me.shared + AT_NEAR, a.scale, me);
     if constexpr (ERASE) store_gram<true, false, false>(y, me.shared + AT_Y, me.shared + AT_Y_REST, 0, 0, -1.f, me);
@@ -138,7 +138,7 @@ LA_DEVICE void row_gradients(RowGradients& row, const float (&suf)[PER], const P
 }
 
 // dq and dk of the lane's rows to memory; db[r] becomes the sum of db over the slice's rows from r on, and (exact) of
-// what its earlier rows write for G
+// its earlier rows' terms of G
 LA_DEVICE void store_rows_of(float (&db)[OWN][PER], float (&bonus)[PER], const Pairs& pairs, const Own& own,
                              const VectorGradArguments& a, const ChunkPlace& place, const Lane& me) {
     const int first = place.chunk * C + me.first, channel = place.half * HALF + me.channel,
@@ -222,7 +222,7 @@ LA_DEVICE void store_gates(const float (&db)[OWN][PER], const Own& own, const Ve
     }
 }
 
-// what the slices add to du, as floats a chunk
+// the slices' terms of du, as floats a chunk
 LA_DEVICE void store_bonus(const float (&bonus)[PER], const VectorGradArguments& a, const ChunkPlace& place,
                            const Lane& me) {
     const Table table = {me.shared + AT_DOUT};
@@ -268,7 +268,7 @@ LA_DEVICE bool gradients(const VectorGradArguments& a, const ChunkPlace& place, 
 }
 
 #if LA_EXACT
-// a few blocks that redo what the other build has flagged
+// a few blocks that redo the chunks that the other build flagged
 extern "C" __global__ void __launch_bounds__(THREADS, 1) grads(const __grid_constant__ VectorGradArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     u32* const flagged = (u32*)(memory + AT_FLAGGED);   // 32 items a warp

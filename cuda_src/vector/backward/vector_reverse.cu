@@ -46,7 +46,7 @@ LA_DEVICE void token_operands(u32 (&f)[4][4], const float (&x)[8][4]) {
         for (int i = 0; i < 4; i++)
             f[k][i] = pack_bf16(x[2 * k + (i >> 1)][2 * (i & 1)], x[2 * k + (i >> 1)][2 * (i & 1) + 1]);
 }
-// waits for all but N groups of products, of which the last one waited for is in c
+// waits for all but N groups of products; the last one waited for is in c
 template <int N, int TILES> LA_DEVICE void end_products(float (&c)[TILES][4]) {
     products_wait<N>();
     accumulator_fence(c);
