@@ -29,7 +29,7 @@ class Conv(NamedTuple):
     position: Tensor | None
 
 
-class Gradients(NamedTuple):
+class ConvGradients(NamedTuple):
     """Gradients of the convolution; bias None without one."""
 
     x: Tensor
@@ -168,7 +168,7 @@ def with_pullback(_: Any, given: Any) -> tuple[Tensor, Any]:
     for i in range(1, min(len(taps), x.shape[1])):
         y[:, i:].addcmul_(reached(x[:, :-i], i, position), taps[-1 - i])
 
-    def pullback(dy: Tensor) -> Gradients:
+    def pullback(dy: Tensor) -> ConvGradients:
         dy = torch.ops.aten.silu_backward(dy, y) if silu else dy
         dx, dtaps = dy * taps[-1], torch.zeros_like(taps)
         dtaps[-1] = (dy * x).sum((0, 1))
@@ -176,7 +176,7 @@ def with_pullback(_: Any, given: Any) -> tuple[Tensor, Any]:
             d = reached(dy[:, i:], i, position)
             dx[:, :-i].addcmul_(d, taps[-1 - i])
             dtaps[-1 - i] = (d * x[:, :-i]).sum((0, 1))
-        return Gradients(dx, dtaps, None if bias is None else dy.sum((0, 1)))
+        return ConvGradients(dx, dtaps, None if bias is None else dy.sum((0, 1)))
 
     return F.silu(y) if silu else y, pullback
 
@@ -197,7 +197,7 @@ def positions(x: np.ndarray, position: np.ndarray | None) -> np.ndarray:
 
 
 convolution = Piece(
-    "short_conv(Tensor x, Tensor taps, Tensor? bias, Tensor? position, bool silu)", Gradients._fields,
+    "short_conv(Tensor x, Tensor taps, Tensor? bias, Tensor? position, bool silu)", ConvGradients._fields,
     Loops(by_loops, by_loops_vjp), by_torch, with_pullback)  # fmt: skip
 
 

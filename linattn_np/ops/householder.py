@@ -28,7 +28,7 @@ class Block(NamedTuple):
     U: Array  # (..., C, K)
 
 
-class Gradients:
+class HouseholderGradients:
     """The sums of the gradients of a Block: of w, beta, U, and of diag(beta) N."""
 
     def __init__(self, xp: Namespace, f: Block):
@@ -48,7 +48,7 @@ def factorised(xp: Namespace, w: Array, beta: Array) -> Block:
     return Block(w, beta, N, lower, solve(xp, lower, beta * w))
 
 
-def factorised_vjp(f: Block, d: Gradients) -> tuple[Array, Array]:
+def factorised_vjp(f: Block, d: HouseholderGradients) -> tuple[Array, Array]:
     """(dw, dbeta) from the sums of the gradients."""
     xp = d.xp
     dA, dB = solve_vjp(xp, f.lower, f.U, d.U)
@@ -64,7 +64,7 @@ def product(xp: Namespace, f: Block) -> Array:
     return eye - xp.matrix_transpose(f.w) @ f.U
 
 
-def product_vjp(f: Block, d: Gradients, dR: Array) -> None:
+def product_vjp(f: Block, d: HouseholderGradients, dR: Array) -> None:
     """Adds to the gradients of the block."""
     d.add(-f.U @ d.xp.matrix_transpose(dR), -f.w @ dR)
 
@@ -75,7 +75,9 @@ def to_start(xp: Namespace, f: Block, q: Array) -> tuple[Array, Array]:
     return q - E @ f.U, E
 
 
-def to_start_vjp(f: Block, d: Gradients, saved: tuple[Array, Array], dy: Array, dE: Array | None = None) -> Array:
+def to_start_vjp(
+    f: Block, d: HouseholderGradients, saved: tuple[Array, Array], dy: Array, dE: Array | None = None
+) -> Array:
     """dq; adds to the gradients of the block.   saved: q and E."""
     (q, E), T = saved, d.xp.matrix_transpose
     more = -dy @ T(f.U)
@@ -91,7 +93,9 @@ def to_end(xp: Namespace, f: Block, k: Array) -> tuple[Array, Array]:
     return k - T(X) @ f.w, X
 
 
-def to_end_vjp(f: Block, d: Gradients, saved: tuple[Array, Array], dy: Array, dX: Array | None = None) -> Array:
+def to_end_vjp(
+    f: Block, d: HouseholderGradients, saved: tuple[Array, Array], dy: Array, dX: Array | None = None
+) -> Array:
     """dk; adds to the gradients of the block.   saved: k and X."""
     (k, X), xp, T = saved, d.xp, d.xp.matrix_transpose
     more = -f.w @ T(dy)

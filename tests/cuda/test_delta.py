@@ -31,7 +31,7 @@ WITHOUT_PRODUCTS = (cuda_operands.HEAD_SUMS, cuda_delta_portable.SEGMENTS)
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_separate_erase_vectors_compile(dtype):
-    kind = cuda_delta_portable.Kind(dtype, 64, 64, 16, True, separate_erase_key=True, before=True)
+    kind = cuda_delta_portable.PortableDeltaKind(dtype, 64, 64, 16, True, separate_erase_key=True, before=True)
     for how in cuda_delta_portable.passes(kind, 163 * 1024, True).values():
         code = cuda_compile.compile_source(sources.read(how.file), dict(how.constants), "sm_80", cached=False)
         assert spilled(code.log) <= ALLOWANCE.get((dtype, 64), 0), code.log

@@ -13,7 +13,7 @@ from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.entries import SHARED
 from linattn_np.softmax.cuda import path_plan
 from linattn_np.softmax.cuda.entries import path_entries
-from linattn_np.softmax.cuda.plan import Kind
+from linattn_np.softmax.cuda.plan import SoftmaxKind
 
 from .test_compile import HGMMA, operations, spilled
 
@@ -44,13 +44,13 @@ def test_shared_memory_fits():
     for K in (8, 64, 128):
         for V in (8, 64, 128):
             for name in path_plan.KERNELS:
-                assert path_plan.shared_memory(name, Kind("bfloat16", K, V, True)) <= SHARED[90] * 1024
+                assert path_plan.shared_memory(name, SoftmaxKind("bfloat16", K, V, True)) <= SHARED[90] * 1024
 
 
 @pytest.mark.parametrize(("blocks", "levels"), [(1, 1), (8, 1), (9, 2), (64, 2), (65, 3)])
 def test_groups_that_a_query_reads(blocks, levels):
     """A group of 8^l blocks ends before the last block of queries."""
-    assert path_plan.sizes(Kind("bfloat16", 64, 64, False), 1, blocks, blocks).levels == levels
+    assert path_plan.sizes(SoftmaxKind("bfloat16", 64, 64, False), 1, blocks, blocks).levels == levels
 
 
 def test_slots_of_groups_are_apart():
@@ -72,7 +72,7 @@ def test_slots_of_groups_are_apart():
 @pytest.mark.parametrize("blocks", [1, 2, 8, 9, 33, 64, 65, 200])
 def test_groups_that_blocks_meet(blocks):
     """As many tiles of queries as there are groups on the way from each block to the first."""
-    sizes = path_plan.sizes(Kind("bfloat16", 64, 64, False), 1, blocks, blocks)
+    sizes = path_plan.sizes(SoftmaxKind("bfloat16", 64, 64, False), 1, blocks, blocks)
     total = 0
     for block in range(blocks):
         left = block

@@ -48,7 +48,7 @@ def test_shared_memory_fits():
         for V in (8, 64, 128):
             for decay in (False, True):
                 for name in PRODUCTS:
-                    assert plan.shared_memory(name, plan.Kind("bfloat16", K, V, decay)) <= SHARED[90] * 1024
+                    assert plan.shared_memory(name, plan.SoftmaxKind("bfloat16", K, V, decay)) <= SHARED[90] * 1024
 
 
 def test_numpy_arrays_say_why_not():

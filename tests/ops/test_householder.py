@@ -48,7 +48,7 @@ def test_gradients_by_central_differences(D):
 
     f = maps.factorised(np, *D[:2])
     d = [rng.standard_normal(y.shape) for y in results(**given)]
-    sums = maps.Gradients(np, f)
+    sums = maps.HouseholderGradients(np, f)
     maps.product_vjp(f, sums, d[0])
     dq = maps.to_start_vjp(f, sums, (given["q"], maps.to_start(np, f, given["q"])[1]), *d[1:3])
     dk = maps.to_end_vjp(f, sums, (given["k"], maps.to_end(np, f, given["k"])[1]), *d[3:])

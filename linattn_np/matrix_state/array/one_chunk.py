@@ -20,7 +20,7 @@ from .decay import NoDecay, decay_of
 from .erase import erase, erase_vjp, system
 
 
-class Gradients(dict[str, Array]):
+class GradientSums(dict[str, Array]):
     """Gradients of a chunk's inputs by name, each summed over the heads and batch rows that share the input."""
 
     def __init__(self, xp: Namespace, x: Inputs):
@@ -157,9 +157,9 @@ def _carry(xp: Namespace, f: OneChunk, S: Array) -> Array:
 
 def chunk_cotangents(
     xp: Namespace, f: OneChunk, plan: Plan, dout: Array | None, reverse_carry: Callable[[Array], Array]
-) -> tuple[list[Reader], Gradients]:
+) -> tuple[list[Reader], GradientSums]:
     """First half of the adjoint: the readers with their cotangents c, and the gradients that do not depend on S_in."""
-    x, grads, readers = f.x, Gradients(xp, f.x), []
+    x, grads, readers = f.x, GradientSums(xp, f.x), []
     c = None if dout is None or f.query_reader is None else plan.scale * dout
     dw = []
     for n, (writer, write) in enumerate(zip(f.writers, f.erased.writes, strict=True)):
@@ -194,7 +194,7 @@ def chunk_cotangents(
     return readers, grads
 
 
-def _bonus_vjp(xp: Namespace, x: Inputs, c: Array, grads: Gradients) -> None:
+def _bonus_vjp(xp: Namespace, x: Inputs, c: Array, grads: GradientSums) -> None:
     """Adjoint of sum_d q_id u_d k_id v_i."""
     cv = xp.sum(c * x.v, axis=-1, keepdims=True)
     grads.add("q", cv * x.u * x.k)
@@ -204,8 +204,8 @@ def _bonus_vjp(xp: Namespace, x: Inputs, c: Array, grads: Gradients) -> None:
 
 
 def chunk_gradients(
-    xp: Namespace, f: OneChunk, readers: list[Reader], grads: Gradients, dread: list[Array], dwrite: list[Array]
-) -> Gradients:
+    xp: Namespace, f: OneChunk, readers: list[Reader], grads: GradientSums, dread: list[Array], dwrite: list[Array]
+) -> GradientSums:
     """Second half: dread_n = c S_in^T of each reader and dwrite_n = w dS_out^T of each writer, to input gradients."""
     for reader, d in zip(readers, dread, strict=True):
         dx, dg = f.D.from_start_vjp(reader.x, d, reader.reads)
@@ -218,7 +218,9 @@ def chunk_gradients(
     return grads
 
 
-def chunk_state_vjp(xp: Namespace, f: OneChunk, readers: list[Reader], grads: Gradients, S: Array, dS: Array) -> Array:
+def chunk_state_vjp(
+    xp: Namespace, f: OneChunk, readers: list[Reader], grads: GradientSums, S: Array, dS: Array
+) -> Array:
     """dS_in = carry(dS_out) + sum over readers (x^)^T c; adds the carried state's part of dg and dgv."""
     if f.x.gv is None:
         dS_in, dg = f.D.carry_vjp(S, dS)

@@ -15,7 +15,7 @@ from ...runtime.arrays import Array, cast, sum_to
 from ...runtime.shapes import Chunk
 from ..heads import take
 from ..types import Inputs, Plan
-from .one_chunk import Gradients, OneChunk, Reader, chunk_cotangents, chunk_factors, chunk_fwd, chunk_gradients
+from .one_chunk import GradientSums, OneChunk, Reader, chunk_cotangents, chunk_factors, chunk_fwd, chunk_gradients
 
 
 def forward(
@@ -74,7 +74,7 @@ def backward(
         x = take(xp, core, chunk.start, chunk.stop, plan.dtype)
         tiles.append(chunk_fwd(xp, chunk_factors(xp, x, plan), plan, lambda decayed: _read(plan, tiles, decayed, S)))
     readers: list[list[Reader]] = []  # of the tiles done so far, nearest first
-    grads: list[Gradients] = []
+    grads: list[GradientSums] = []
     for (start, stop), f in zip(reversed(table), reversed(tiles), strict=True):
         d = None if dout is None else cast(xp, dout[..., start:stop, :], plan.dtype)
         reverse_carry = partial(_reverse_carry, plan, tiles[len(tiles) - len(readers) :], readers, dS)

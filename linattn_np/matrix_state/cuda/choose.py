@@ -26,7 +26,7 @@ ELEMENTS = ("bfloat16", "float16", "float32")
 NONE_OR_SCALAR, KEYS, VALUES, BOTH = "none, scalar", "key channels", "value channels", "key and value channels"
 
 
-class Call(NamedTuple):
+class FamilyCall(NamedTuple):
     """The inputs and the plan of one call."""
 
     x: Inputs
@@ -104,7 +104,7 @@ def family_of(x: Inputs, plan: Plan) -> Family:
     if policy.is_short_cuda(plan):
         return TOKEN
     row = [FAMILIES[name] for name in CELLS[cell_of(x, plan)]]
-    covering = (family for family in row if family.calls.unsupported_reason(Call(x, plan)) is None)
+    covering = (family for family in row if family.calls.unsupported_reason(FamilyCall(x, plan)) is None)
     return next(covering, [family for family in row if not family.follows or family is row[0]][-1])
 
 

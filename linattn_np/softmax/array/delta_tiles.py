@@ -11,7 +11,7 @@ from ...ops import triangular
 from ...runtime.arrays import Array
 from ...runtime.shapes import Chunk
 from ..types import Parts, SoftmaxPlan
-from .tiles import Gradients, begin, blocks, logits, normalised, tiles_of, weights
+from .tiles import TileGradients, begin, blocks, logits, normalised, tiles_of, weights
 
 
 def forward(plan: SoftmaxPlan, x: Parts, beta: Array) -> tuple[Array, Array, Array]:
@@ -51,7 +51,7 @@ def backward(
     """(gradients of the sequence and of the cache, dbeta); x has the values v."""
     xp, (u, r, logs) = plan.xp, results
     x = x._replace(v=u)
-    keys, sums, dv, dbeta = blocks(plan, x, False), Gradients(plan, x, du), list[Array](), list[Array]()
+    keys, sums, dv, dbeta = blocks(plan, x, False), TileGradients(plan, x, du), list[Array](), list[Array]()
     for rows in reversed(keys):
         log, b, own_r, own_du, more = (y[..., rows.start : rows.stop, :] for y in (logs, beta, r, du, sums.v.total))
         d, mean, totals = own_du, None, []

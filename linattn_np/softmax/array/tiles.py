@@ -207,7 +207,7 @@ class Products:
         return {"q": self.q.total, "k": self.k.total}, self.past
 
 
-class Gradients:
+class TileGradients:
     """The sums of a backward pass."""
 
     def __init__(self, plan: SoftmaxPlan, x: Parts, dout: Array, maps: Mapped | None = None):
@@ -292,7 +292,7 @@ def _crossing(xp: Namespace, dz: Array) -> Array:
 def backward(plan: SoftmaxPlan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
     """Gradients of the sequence and of the cache."""
     xp, keys, maps = plan.xp, blocks(plan, x, False), _maps(plan, x)
-    sums = Gradients(plan, x, dout, maps)
+    sums = TileGradients(plan, x, dout, maps)
     for rows in blocks(plan, x, True):
         log, d, o = (y[..., rows.start : rows.stop, :] for y in (logs, dout, out))
         mean = xp.sum(d * o, axis=-1, keepdims=True) if plan.normalize else None

@@ -20,7 +20,7 @@ from .. import policy
 from ..types import Inputs, SoftmaxPlan
 from . import arguments
 from . import plan as cuts
-from .plan import BLOCK, KERNELS, ROWS, Kind
+from .plan import BLOCK, KERNELS, ROWS, SoftmaxKind
 
 TAKEN = ("q", "k", "v", "g", "sinks")  # arrays of a call
 GATE_SUMS = ("rows", "near", "far", "crossing", "dq", "tiles", "ends")  # with sums of dz, see arguments.py
@@ -38,7 +38,7 @@ class SoftmaxBatch(NamedTuple):
     sequences: int
     blocks: int  # of the longest sequence
     offsets: Array | None  # of a ragged batch, on the device
-    kind: Kind
+    kind: SoftmaxKind
 
     @property
     def slots(self) -> int:
@@ -140,7 +140,7 @@ def batch_of(plan: SoftmaxPlan, x: Inputs) -> SoftmaxBatch:
     xp, (T, Hq), lead = plan.xp, x.q.shape[-3:-1], tuple(x.v.shape[:-3])
     Tk, Hk, H = x.k.shape[-3], x.k.shape[-2], x.v.shape[-2]
     heads, (K, V) = max(Hq, Hk, H), (-(-y.shape[-1] // 8) * 8 for y in (x.k, x.v))
-    kind, offsets, longest, N = Kind(dtype_name(x.v), K, V, x.g is not None), None, max(T, Tk), prod(lead)
+    kind, offsets, longest, N = SoftmaxKind(dtype_name(x.v), K, V, x.g is not None), None, max(T, Tk), prod(lead)
     if plan.is_ragged:
         offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64)
         longest, N = max(s.stop - s.start for s in plan.sequences), len(plan.sequences)

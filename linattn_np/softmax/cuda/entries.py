@@ -21,7 +21,7 @@ def every_entry(dtype: str, K: int, V: int, capability: int, decay: bool, backwa
 
 def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True) -> Iterator[Entry]:
     """Every kernel of softmax attention; decay: of attention with log decays. None where they are not for it."""
-    kind = plan.Kind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
+    kind = plan.SoftmaxKind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
     if not plan.takes(dtype, kind.K, kind.V, capability):
         return
     names = ("decays", "norms", "forward")[2 * (not decay) :]
@@ -33,7 +33,7 @@ def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, ba
 
 def path_entries(dtype: str, K: int, V: int, capability: int, decay: bool) -> Iterator[Entry]:
     """Every kernel of PaTH attention but the kernels of gates; none on other devices or dtypes."""
-    kind = plan.Kind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
+    kind = plan.SoftmaxKind(dtype, -(-K // 8) * 8, -(-V // 8) * 8, decay)
     if dtype == "bfloat16" and plan.takes(dtype, kind.K, kind.V, capability):
         for name, kernel in path_plan.KERNELS.items():
             yield Entry(f"PaTH attention{' with decays' * decay}, {name}", kernel.file, path_plan.constants(name, kind))

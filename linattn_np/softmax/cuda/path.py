@@ -24,7 +24,7 @@ from ...runtime.cuda.tensor_map import moves, tensor_map
 from ..types import Inputs, SoftmaxPlan, Ungated
 from . import arguments, calls, path_plan
 from .calls import SavedLogs, SoftmaxBatch, row_array
-from .path_plan import BLOCK, KERNELS, RADIX, SMALLEST, Sizes
+from .path_plan import BLOCK, KERNELS, RADIX, SMALLEST, PathSizes
 
 FORWARD, GROUPED = ("factors", "groups", "forward"), ("groups", "groups_adjoint")  # GROUPED: of more than one group
 BY_QUERIES = ("forward", "mapped", "queries", "keys", "diagonal")  # a block of threads for each head of queries
@@ -92,7 +92,9 @@ def _prepare(batch: SoftmaxBatch, names: tuple[str, ...]) -> None:
     launch.prepare(tuple((KERNELS[n].file, path_plan.constants(n, batch.kind)) for n in names), launch.capability())
 
 
-def _factors(plan: SoftmaxPlan, batch: SoftmaxBatch, x: Inputs, arrays: dict[str, Any], chain: bool = False) -> Sizes:
+def _factors(
+    plan: SoftmaxPlan, batch: SoftmaxBatch, x: Inputs, arrays: dict[str, Any], chain: bool = False
+) -> PathSizes:
     """What is stored of the blocks and groups, added to the arrays."""
     xp, H, slots = plan.xp, x.k.shape[-2], batch.sequences * batch.blocks
     if batch.offsets is not None:
@@ -107,7 +109,7 @@ def _factors(plan: SoftmaxPlan, batch: SoftmaxBatch, x: Inputs, arrays: dict[str
     return sizes
 
 
-def _number_tiles(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: dict[str, Any]) -> None:
+def _number_tiles(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: PathSizes, arrays: dict[str, Any]) -> None:
     """How many tiles of queries attend to earlier groups; the first tile of each sequence of a ragged batch."""
     arrays["tiles"] = batch.sequences * sizes.earlier_groups(batch.blocks)
     if batch.offsets is not None:
@@ -116,7 +118,7 @@ def _number_tiles(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: 
         arrays["bases"] = plan.xp.asarray(first, dtype=plan.xp.int64)
 
 
-def _of_pairs(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: dict[str, Any]) -> dict[str, Array]:
+def _of_pairs(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: PathSizes, arrays: dict[str, Any]) -> dict[str, Array]:
     """dq and dv, and by heads of queries the gradients of keys at the end of groups and of factors of blocks."""
     xp, K, kind = plan.xp, batch.kind.K, arrays["q"].dtype
     tiles = arrays["tiles"]
@@ -131,7 +133,7 @@ def _of_pairs(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: dict
     return results | {"q": dq, "v": dv}
 
 
-def _of_maps(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: dict[str, Any]) -> dict[str, Array]:
+def _of_maps(plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: PathSizes, arrays: dict[str, Any]) -> dict[str, Array]:
     """dk, dw and dbeta."""
     xp, H, kind = plan.xp, sizes.key_heads, arrays["q"].dtype
     dk, dw = (xp.empty((batch.rows, batch.T, H, batch.kind.K), dtype=kind) for _ in range(2))
@@ -156,7 +158,7 @@ def _of_key_heads(xp: Any, y: Array, heads: int) -> Array:
 
 
 def _launch(
-    name: str, plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: Sizes, arrays: dict[str, Any], level: int = 0
+    name: str, plan: SoftmaxPlan, batch: SoftmaxBatch, sizes: PathSizes, arrays: dict[str, Any], level: int = 0
 ) -> None:
     """One kernel, for every block of a head of queries, or of keys."""
     of = {n: arrays[n] for n in OF_ATTENTION if arrays.get(n) is not None}

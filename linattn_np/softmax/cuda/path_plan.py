@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from ...runtime.cuda.entries import KernelEntry
-from .plan import BLOCK, PANEL, Kind
+from .plan import BLOCK, PANEL, SoftmaxKind
 
 SMALLEST = 2.0**-40  # a strength in its place is as good as 0
 RADIX = 8  # blocks, or groups of blocks, of a group
@@ -28,7 +28,7 @@ PAIRS = BLOCK * BLOCK * 2  # bytes of X of a block
 HALF = 64  # rows of a tile that another block's rows go over
 
 
-class Sizes(NamedTuple):
+class PathSizes(NamedTuple):
     """What is stored of the position maps of a call."""
 
     key_heads: int
@@ -68,16 +68,16 @@ class Sizes(NamedTuple):
         return total
 
 
-def sizes(kind: Kind, key_heads: int, slots: int, blocks: int) -> Sizes:
+def sizes(kind: SoftmaxKind, key_heads: int, slots: int, blocks: int) -> PathSizes:
     """The sizes of a call whose longest sequence has so many blocks."""
     levels, width = 1, 2 * -(-kind.K // PANEL) * PANEL
     while RADIX**levels < blocks:
         levels += 1
-    return Sizes(key_heads, slots, levels, BLOCK * width, width // 2 * width)
+    return PathSizes(key_heads, slots, levels, BLOCK * width, width // 2 * width)
 
 
 @functools.cache
-def constants(name: str, kind: Kind) -> Constants:
+def constants(name: str, kind: SoftmaxKind) -> Constants:
     """The constants that a kernel is compiled with."""
     values = {"LA_DTYPE": ELEMENTS[kind.element], "LA_K": kind.K, "LA_V": kind.V, "LA_GATED": int(kind.gated)}
     if name not in OF_PAIRS:
@@ -85,7 +85,7 @@ def constants(name: str, kind: Kind) -> Constants:
     return tuple(sorted((values | {"LA_SHARED": shared_memory(name, kind)}).items()))
 
 
-def shared_memory(name: str, kind: Kind) -> int:
+def shared_memory(name: str, kind: SoftmaxKind) -> int:
     """Bytes of shared memory of a block, as the source asserts."""
     K, V = (2 * -(-width // PANEL) * PANEL for width in (kind.K, kind.V))  # bytes of a row
     tile, gates = BLOCK * K, int(kind.gated)

@@ -24,7 +24,7 @@ KERNELS = {
 }  # fmt: skip
 
 
-class Kind(NamedTuple):
+class SoftmaxKind(NamedTuple):
     """The parameters that kernels are compiled for."""
 
     element: str
@@ -43,13 +43,13 @@ def padded(width: int) -> int:
     return -(-width // PANEL) * PANEL
 
 
-def tile_dq(kind: Kind) -> int:
+def tile_dq(kind: SoftmaxKind) -> int:
     """Numbers of a tile of dq: with decays also a sum of dz for each query."""
     return ROWS * (padded(kind.K) + kind.gated)
 
 
 @functools.cache
-def constants(name: str, kind: Kind) -> Constants:
+def constants(name: str, kind: SoftmaxKind) -> Constants:
     """The constants that a kernel is compiled with."""
     if name in ("decays", "gates"):
         return ()
@@ -59,7 +59,7 @@ def constants(name: str, kind: Kind) -> Constants:
     return tuple(sorted(values.items()))
 
 
-def shared_memory(name: str, kind: Kind) -> int:
+def shared_memory(name: str, kind: SoftmaxKind) -> int:
     """Bytes of shared memory of a block, as the source asserts."""
     K, V = (2 * padded(width) for width in (kind.K, kind.V))  # bytes of a row
     if name == "forward":

@@ -51,7 +51,7 @@ def mapped(xp: Namespace, x: Parts, tile: int) -> Mapped:
 
 def mapped_vjp(xp: Namespace, m: Mapped, d: MappedGradients, T: int) -> dict[str, Any]:
     """Gradients of q, k, w and beta, (..., T, K) and (..., T)."""
-    sums = maps.Gradients(xp, m.factors)
+    sums = maps.HouseholderGradients(xp, m.factors)
     maps.product_vjp(m.factors, sums, d.R)
     dq = d.own_q + maps.to_start_vjp(m.factors, sums, m.start, d.q, d.E)
     dk = d.own_k + maps.to_end_vjp(m.factors, sums, m.end, d.k, d.X)

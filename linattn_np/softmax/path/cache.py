@@ -52,7 +52,7 @@ def to_end_vjp(plan: SoftmaxPlan, x: Inputs, past: Array, d: tuple[Array, Array]
         own, after = R[..., J, :, :], N[J + 1]
         dR.append(after @ T(dN))
         dN = own @ dN + T(saved[0][..., J, :, :]) @ dnew[..., J, :, :]
-    sums = maps.Gradients(xp, f)
+    sums = maps.HouseholderGradients(xp, f)
     maps.product_vjp(f, sums, xp.stack(dR, axis=-3))
     keys = maps.blocks(xp, k, f.w.shape[-2])
     dk = maps.to_end_vjp(f, sums, (keys, saved[1]), dnew @ T(xp.stack(N[1:], axis=-3)))

@@ -212,7 +212,7 @@ def _backward(
         down = T(m.R[..., J, :, :]) @ down
         for name, y in rows.items():
             down = down + sum_to(xp, T(m.starts[name][0][..., J, :, :]) @ y[..., J, :, :], down.shape)
-    sums, every = maps.Gradients(xp, m.factors), T(xp.stack(m.P[:-1], axis=-3))
+    sums, every = maps.HouseholderGradients(xp, m.factors), T(xp.stack(m.P[:-1], axis=-3))
     maps.product_vjp(m.factors, sums, xp.stack(dR[::-1], axis=-3))
     grads = {}
     for name, y in rows.items():

@@ -61,8 +61,8 @@ def test_a_call_takes_the_family_of_the_table(card, cell, decay, erase, element)
     assert choose.cell_of(x, plan) == cell
     family = choose.FAMILIES[choose.first(cell, card, element)]
     assert choose.family_of(x, plan) is family
-    assert calls.unsupported_reason(choose.Call(x, plan)) is None
-    assert calls.describe(choose.Call(x, plan)) == family.calls.how(choose.Call(x, plan))
+    assert calls.unsupported_reason(choose.FamilyCall(x, plan)) is None
+    assert calls.describe(choose.FamilyCall(x, plan)) == family.calls.how(choose.FamilyCall(x, plan))
     own = family.calls.unsupported_gradients(Saved(x, plan, None, None)) if family is not choose.TOKEN else ""
     assert choose.family_of_gradients(Saved(x, plan, None, None)) is (family if own is None else choose.TOKEN)
 
@@ -79,8 +79,8 @@ def test_keys_too_wide_for_a_family_are_cut_before_it(card, element, T):
     """Blocks of 256 channels, but where the kernels of 128 channels cut the call themselves."""
     x, plan = call_of(choose.Cell(choose.KEYS, "none"), "vector", "none", element, T, K=512)
     inside = card == 90 and element == "bfloat16"
-    assert ("wide_keys" in calls.handles(choose.Call(x, plan))) == inside
-    assert ("in 2 blocks" in calls.describe(choose.Call(x, plan))) != inside
+    assert ("wide_keys" in calls.handles(choose.FamilyCall(x, plan))) == inside
+    assert ("in 2 blocks" in calls.describe(choose.FamilyCall(x, plan))) != inside
 
 
 def test_every_cell_has_a_row_and_every_family_a_cell():

@@ -21,7 +21,7 @@ class Replayed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Any, options: dict[str, Any], pointers: list[int], *given: Tensor) -> Any:
-        """The tensors of the result.   plan: a `replays.Forward`; options: the keywords that are no tensors."""
+        """The tensors of the result.   plan: a `replays.ReplayedForward`; options: the keywords that are no tensors."""
         results, read, memory = plan.launched(list(given), pointers)
         ctx.plan, ctx.options, ctx.pointers = plan, options, pointers[: len(given)]
         ctx.set_materialize_grads(False)

@@ -163,7 +163,7 @@ def record_forward(known: Signature | None, spec: VariantSpec, views: tuple[Arra
     own = None if known is None or not replay.ENABLED else replay.signature(spec, *views)
     plan = None if own is None else replay.plans.get(replay.vjp_key(own))
     if known is not None and type(plan) is device_replay.Forward and plan.replayable:
-        replay.store(_vjp_key(known), Forward(plan, known[0][2], spec, views))
+        replay.store(_vjp_key(known), ReplayedForward(plan, known[0][2], spec, views))
 
 
 def forward_of(signature: Signature) -> Any:
@@ -184,7 +184,7 @@ def _vjp_key(signature: Signature) -> Any:
     return "vjp", signature[0]
 
 
-class Forward:
+class ReplayedForward:
     """A recorded forward on tensors, and its pullbacks by the layout of their cotangents."""
 
     def __init__(self, plan: device_replay.Forward, index: int, spec: VariantSpec, views: tuple[Arrays, Keywords]):

@@ -22,7 +22,7 @@ from ..arguments import States
 from ..portable import delta as portable_delta
 from ..shared_memory import DELTA_ENDS, DELTA_STATE, TRANSFER, delta_checkpoint
 from . import plan as cuts
-from .launch import ADD, WHOLE, Batch, add_gradients, arrays_of, batch_of, launch_one
+from .launch import ADD, WHOLE, DeltaBatch, add_gradients, arrays_of, batch_of, launch_one
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -53,7 +53,7 @@ def handles(call: Any) -> frozenset[str]:
     return frozenset({"l2norm"} | ({"micro_steps"} if skips else set()) | operands.states_handled(plan))
 
 
-class Residuals(NamedTuple):
+class DeltaResiduals(NamedTuple):
     """What forward stores: factors of every chunk; initial state and transfer matrix of every segment."""
 
     checkpoints: Array | None
@@ -91,13 +91,17 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     )
     transfers = transfers if plan.gradients else None
     checkpoints = checkpoints if plan.gradients and policy.saves_factors(checkpoints.nbytes) else None
-    return out, operands.public_ends(end, at, batch), Saved(x, plan, state, Residuals(checkpoints, begins, transfers))
+    return (
+        out,
+        operands.public_ends(end, at, batch),
+        Saved(x, plan, state, DeltaResiduals(checkpoints, begins, transfers)),
+    )
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
     x, plan, state, residuals = saved
-    residuals = residuals or Residuals(None, None, None)
+    residuals = residuals or DeltaResiduals(None, None, None)
     xp, batch = plan.xp, batch_of(x, plan)
     arrays, heads = arrays_of(xp, x), batch.heads
     tokens = (*batch.lead, batch.T // batch.steps, heads)
@@ -147,7 +151,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     return Inputs(**{n: grads.get(n) for n in Inputs._fields}), operands.public_state_gradient(xp, first, batch)
 
 
-def _checkpoints(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Array:
+def _checkpoints(xp: Any, batch: DeltaBatch, arrays: dict[str, Array | None]) -> Array:
     """The state-independent factors of every chunk."""
     checkpoints = xp.empty((batch.slots * batch.heads, delta_checkpoint(batch.unit)), dtype=xp.int8)
     launch_one(
@@ -162,7 +166,7 @@ def _checkpoints(xp: Any, batch: Batch, arrays: dict[str, Array | None]) -> Arra
 
 
 def _begins(
-    xp: Any, batch: Batch, arrays: dict[str, Array | None], checkpoints: Array, start: States
+    xp: Any, batch: DeltaBatch, arrays: dict[str, Array | None], checkpoints: Array, start: States
 ) -> tuple[Array | None, Array | None]:
     """(initial state of each segment, transfer matrices of segments)."""
     if batch.segments == 1:
@@ -179,7 +183,7 @@ def _begins(
 
 
 def _reverse_segments(
-    xp: Any, batch: Batch, arrays: dict[str, Array | None], chain: dict[str, Any], transfers: Array | None
+    xp: Any, batch: DeltaBatch, arrays: dict[str, Array | None], chain: dict[str, Any], transfers: Array | None
 ) -> None:
     """The reverse scan of sequences in segments."""
     slots, inner = batch.N * batch.heads, batch.segments - 1

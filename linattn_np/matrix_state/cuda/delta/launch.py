@@ -23,7 +23,7 @@ NO_ARRAYS = dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP))
 
 
 @dataclass(slots=True)
-class Batch(operands.ChunkSizes):
+class DeltaBatch(operands.ChunkSizes):
     """Sizes of a call and the partition of its sequences."""
 
     decay: bool
@@ -32,14 +32,14 @@ class Batch(operands.ChunkSizes):
     steps: int  # micro-steps of a token; the last one reads
 
 
-def batch_of(x: Inputs, plan: Plan) -> Batch:
+def batch_of(x: Inputs, plan: Plan) -> DeltaBatch:
     sizes = operands.sizes_of(x, plan)
     _, T, heads, _, _, _, N, offsets, tokens = sizes
     longest = -(-tokens // policy.GROUP_CHUNK)
     # the chunks of sequence n begin at slot first // GROUP_CHUNK + n
     slots = N * longest if offsets is None else T // policy.GROUP_CHUNK + N
     each = -(-longest // cuts.segments(N * heads, longest, launch.multiprocessors()))
-    return Batch(
+    return DeltaBatch(
         *sizes,
         longest,
         slots,
@@ -64,7 +64,7 @@ def arrays_of(xp: Any, x: Inputs) -> dict[str, Array | None]:
     return {"q": row_array(x.q), "k": row_array(x.k), "v": row_array(x.v)} | gates
 
 
-def add_gradients(xp: Any, batch: Batch, arrays: dict[str, Array | None], dout: Array | None, dtype: Any) -> None:
+def add_gradients(xp: Any, batch: DeltaBatch, arrays: dict[str, Array | None], dout: Array | None, dtype: Any) -> None:
     """dout, and dq, dk, dv to be written."""
     tokens = batch.T // batch.steps
     if dout is None:
@@ -76,7 +76,7 @@ def add_gradients(xp: Any, batch: Batch, arrays: dict[str, Array | None], dout: 
 
 def launch_one(
     name: str,
-    batch: Batch,
+    batch: DeltaBatch,
     grid: int,
     arrays: dict[str, Any],
     *,
@@ -117,7 +117,7 @@ def _token_rows(y: Array | None, heads: int, steps: int) -> tuple[int, ...]:
     return data, by_batch, by_token // steps, by_head, group
 
 
-def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:
+def _shared_fields(batch: DeltaBatch, arrays: dict[str, Any]) -> dict[str, Any]:
     """Fields that all launches of a call share, computed once."""
     if "fields" not in arrays:
         heads = batch.heads

@@ -45,7 +45,7 @@ def handles(call: Any) -> frozenset[str]:
     return operands.states_handled(call.plan) if by_chunks else frozenset()
 
 
-class Residuals(NamedTuple):
+class FreeResiduals(NamedTuple):
     """What a forward may store of every chunk: the state before it and the corrections w."""
 
     states: Array
@@ -71,7 +71,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     kept = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
     launch_one(CHAIN, batch, batch.N * batch.heads, arrays, build, start=start, end=last, **kept,
                **factors_of(xp, batch, arrays, plan.scale, PLAIN))  # fmt: skip
-    return out, public_ends(end, at, batch), Saved(x, plan, state, Residuals(**kept) if keep else None)
+    return out, public_ends(end, at, batch), Saved(x, plan, state, FreeResiduals(**kept) if keep else None)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:

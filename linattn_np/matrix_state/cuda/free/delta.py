@@ -25,7 +25,7 @@ SOURCE, WARPS = "free/erase_vectors.cu", policy.ROW_WARPS
 GATES = ("bfloat16", "float32")
 
 
-class Residuals(NamedTuple):
+class FreeDeltaResiduals(NamedTuple):
     """What the call with erase FREE has saved."""
 
     inner: Saved
@@ -60,7 +60,7 @@ def handles(call: Any) -> frozenset[str]:
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved)."""
     out, end, inner = calls.forward(_changed(x, plan), plan, state)
-    return out, end, Saved(x, plan, state, Residuals(inner))
+    return out, end, Saved(x, plan, state, FreeDeltaResiduals(inner))
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:

@@ -23,7 +23,7 @@ from . import plan as cuts
 from .launch import (
     BACKWARD,
     KERNELS_OF_BACKWARD,
-    Batch,
+    FreeBatch,
     arrays_of,
     batch_of,
     factors_of,
@@ -57,7 +57,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     return _grads(xp, batch, x, arrays), public_state_gradient(xp, first, batch)
 
 
-def _add_gradients(xp: Any, batch: Batch, arrays: dict[str, Any], x: Inputs, dout: Array | None) -> None:
+def _add_gradients(xp: Any, batch: FreeBatch, arrays: dict[str, Any], x: Inputs, dout: Array | None) -> None:
     """dout, and the gradients to be written; none of log decays that are not there."""
     tokens, dtype = (prod(batch.lead), batch.T, batch.heads), x.v.dtype
     if dout is None:
@@ -70,7 +70,7 @@ def _add_gradients(xp: Any, batch: Batch, arrays: dict[str, Any], x: Inputs, dou
         arrays["dg"] = None
 
 
-def _gradients(name: str, batch: Batch, arrays: dict[str, Any], scale: float, given: dict[str, Array]) -> None:
+def _gradients(name: str, batch: FreeBatch, arrays: dict[str, Any], scale: float, given: dict[str, Array]) -> None:
     """dq, dk, dg, da, db of all chunks, or of those that the first kernel has flagged."""
     kernel, heads, items = cuts.KERNELS[name], batch.heads, given["flags"].size
     maps, written = (*READ, "v", "dout"), tuple(f"d{n}" for n in READ)
@@ -89,7 +89,7 @@ def _gradients(name: str, batch: Batch, arrays: dict[str, Any], scale: float, gi
                   dict(constants)["LA_SHARED"], arguments.FREE_GRADS.packed(fields), named)  # fmt: skip
 
 
-def _grads(xp: Any, batch: Batch, x: Inputs, arrays: dict[str, Any]) -> Inputs:
+def _grads(xp: Any, batch: FreeBatch, x: Inputs, arrays: dict[str, Any]) -> Inputs:
     """Summed over the heads that share an input, in its shape."""
     found = {}
     for name in (*READ, "v"):

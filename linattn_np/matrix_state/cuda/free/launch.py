@@ -29,7 +29,7 @@ KERNELS_OF_BACKWARD = [(FACTORS, BACKWARD), (FACTORS, BACKWARD._replace(exact=Tr
 
 
 @dataclass(slots=True)
-class Batch(ChunkSizes):
+class FreeBatch(ChunkSizes):
     """Sizes of a call, and what its kernels are compiled for."""
 
     kind: cuts.FreeKind
@@ -40,14 +40,14 @@ class Batch(ChunkSizes):
         return self.slots * self.heads
 
 
-def batch_of(x: Inputs, plan: Plan) -> Batch:
+def batch_of(x: Inputs, plan: Plan) -> FreeBatch:
     """Sizes of a call."""
     sizes = sizes_of(x, plan)
     _, T, _, _, K, V, N, offsets, tokens = sizes
     longest = -(-tokens // cuts.CHUNK)
     slots = N * longest if offsets is None else T // cuts.CHUNK + N
     gate = "float32" if x.g is not None and dtype_name(x.g) != "bfloat16" else "bfloat16"
-    return Batch(*sizes, longest, slots, 1, longest, cuts.FreeKind(K, V, gate, offsets is not None))
+    return FreeBatch(*sizes, longest, slots, 1, longest, cuts.FreeKind(K, V, gate, offsets is not None))
 
 
 def arrays_of(xp: Any, x: Inputs) -> dict[str, Any]:
@@ -58,18 +58,18 @@ def arrays_of(xp: Any, x: Inputs) -> dict[str, Any]:
     return arrays | {n: launches.row_array(cast(xp, getattr(x, n), x.v.dtype)) for n in ("a", "b")}
 
 
-def residual_sizes(batch: Batch) -> dict[str, int]:
+def residual_sizes(batch: FreeBatch) -> dict[str, int]:
     """Bytes of a chunk's residuals."""
     return {"states": cuts.state_bytes(batch.K, batch.V), "corrections": shared_memory.free_tile(batch.V)}
 
 
-def prepare(batch: Batch, wanted: list[tuple[str, Build]]) -> None:
+def prepare(batch: FreeBatch, wanted: list[tuple[str, Build]]) -> None:
     """Begin to compile kernels."""
     found = [(cuts.KERNELS[name].file, cuts.constants(name, batch.kind, build)) for name, build in wanted]
     launch.prepare(tuple(found), launch.capability())
 
 
-def factors_of(xp: Any, batch: Batch, arrays: dict[str, Any], scale: float, build: Build) -> dict[str, Array]:
+def factors_of(xp: Any, batch: FreeBatch, arrays: dict[str, Any], scale: float, build: Build) -> dict[str, Array]:
     """The factors of every chunk, and what the backward's chain reads besides."""
     sizes = {"factors": shared_memory.free_factors_of(batch.K)}
     if build.backward:
@@ -84,7 +84,7 @@ def factors_of(xp: Any, batch: Batch, arrays: dict[str, Any], scale: float, buil
 
 def launch_one(
     name: str,
-    batch: Batch,
+    batch: FreeBatch,
     grid: int,
     arrays: dict[str, Any],
     build: Build = PLAIN,

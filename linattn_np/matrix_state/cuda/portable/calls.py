@@ -20,7 +20,7 @@ from .. import operands
 from ..operands import element_of, shaped
 from . import plan as cuts
 from . import segments
-from .launch import Arrays, Batch, batch_of, dense, enqueue, run
+from .launch import Arrays, PortableBatch, batch_of, dense, enqueue, run
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -98,7 +98,9 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     return cast(xp, made["out"].reshape(x.v.shape), x.v.dtype), end, saved
 
 
-def _in_segments(xp: Any, batch: Batch, state: Array | None) -> tuple[Batch, Array | None, Array | None]:
+def _in_segments(
+    xp: Any, batch: PortableBatch, state: Array | None
+) -> tuple[PortableBatch, Array | None, Array | None]:
     """(the call in segments if it is cut, their transfers, the states before them)."""
     pieces = segments.cut(xp, batch)
     if pieces is None:
@@ -146,7 +148,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     return _grads(xp, x, batch), first
 
 
-def _grads(xp: Any, x: Inputs, batch: Batch) -> Inputs:
+def _grads(xp: Any, x: Inputs, batch: PortableBatch) -> Inputs:
     """Gradients in the shapes of their inputs."""
     du, made = _add_bonus(xp, batch) if batch.kind.bonus else None, batch.made
     grads = {n: shaped(xp, made[f"d{n}"].reshape(*x.v.shape[:-1], -1), getattr(x, n))
@@ -156,7 +158,7 @@ def _grads(xp: Any, x: Inputs, batch: Batch) -> Inputs:
     return Inputs(**dict.fromkeys(Inputs._fields) | grads)
 
 
-def _add_bonus(xp: Any, batch: Batch) -> Array:
+def _add_bonus(xp: Any, batch: PortableBatch) -> Array:
     """The gradient of the bonus (heads, K); dq and dk get what they have of it."""
     (_, T, heads), K, kind = batch.sizes, batch.kind.K, batch.kind
     tokens = prod(batch.lead) * T

@@ -21,7 +21,7 @@ from ...types import Decay, Inputs, Plan, ReadState, Saved
 from .. import arguments, operands, shared_memory
 from ..arguments import NO_STATES, States, gate_of
 from . import delta_plan as cuts
-from .delta_launch import Batch, batch_of, cotangent_of, launch_chain
+from .delta_launch import PortableDeltaBatch, batch_of, cotangent_of, launch_chain
 from .delta_plan import ADDS, WRITES, too_large
 
 
@@ -60,7 +60,7 @@ def handles(call: Any) -> frozenset[str]:
     return frozenset()
 
 
-class Residuals(NamedTuple):
+class PortableDeltaResiduals(NamedTuple):
     """What forward stores for backward: T_inv of the chunks; initial states and transfer matrices of the segments."""
 
     inverses: Array | None
@@ -84,7 +84,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
         batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, last, v=batch.v, out=out, scale=plan.scale
     )
     stored = inverses if plan.gradients and saves_factors(inverses.nbytes) else None
-    saved = Saved(x, plan, state, Residuals(stored, begins, transfers))
+    saved = Saved(x, plan, state, PortableDeltaResiduals(stored, begins, transfers))
     return cast(xp, out, x.v.dtype), operands.public_state(end, batch), saved
 
 
@@ -98,7 +98,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dstate, batch), batch), batch)
     if residuals is None:
-        residuals = Residuals(None, None, None)
+        residuals = PortableDeltaResiduals(None, None, None)
     inverses = _inverses(xp, batch) if residuals.inverses is None else residuals.inverses
     begins, transfers = residuals.begins, residuals.transfers
     if begins is None:
@@ -144,7 +144,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     return Inputs(**{n: grads.get(n) for n in Inputs._fields}), operands.public_state_gradient(xp, first, batch)
 
 
-def _inverses(xp: Any, batch: Batch) -> Array:
+def _inverses(xp: Any, batch: PortableDeltaBatch) -> Array:
     """T_inv of every chunk."""
     how, size = cuts.inverse_pass(batch.kind), shared_memory.delta_inverse_bytes(batch.kind.element)
     inverses = xp.empty((batch.slots * batch.heads, size), dtype=xp.int8)
@@ -152,13 +152,13 @@ def _inverses(xp: Any, batch: Batch) -> Array:
     return inverses
 
 
-def _of_segments(xp: Any, batch: Batch, rows: int) -> States:
+def _of_segments(xp: Any, batch: PortableDeltaBatch, rows: int) -> States:
     """A matrix (rows, K) for every segment, sequence and head."""
     array = xp.empty((batch.N * batch.heads * batch.segments, rows, batch.K), dtype=xp.float32)
     return States(array, rows * batch.K, batch.K, 1)
 
 
-def _begins(xp: Any, batch: Batch, inverses: Array, start: States) -> tuple[States | None, States | None]:
+def _begins(xp: Any, batch: PortableDeltaBatch, inverses: Array, start: States) -> tuple[States | None, States | None]:
     """(initial state, transfer matrix) of each segment; None without segments."""
     if batch.segments == 1:
         return None, None
@@ -169,7 +169,13 @@ def _begins(xp: Any, batch: Batch, inverses: Array, start: States) -> tuple[Stat
 
 
 def _ends(
-    xp: Any, batch: Batch, inverses: Array, transfers: States | None, dout: Array, last: States, scale: float
+    xp: Any,
+    batch: PortableDeltaBatch,
+    inverses: Array,
+    transfers: States | None,
+    dout: Array,
+    last: States,
+    scale: float,
 ) -> States | None:
     """The gradient of the final state of each segment."""
     if batch.segments == 1 or transfers is None:
@@ -180,7 +186,9 @@ def _ends(
     return _sum_up(xp, batch, added, transfers, last, True)
 
 
-def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: States, reverse: bool) -> States:
+def _sum_up(
+    xp: Any, batch: PortableDeltaBatch, added: States, transfers: States, start: States, reverse: bool
+) -> States:
     """Initial states of the segments from their offsets and transfer matrices, by delta_scan_segments.cu."""
     begins = _of_segments(xp, batch, batch.V)
     how = cuts.segments_pass(batch.kind, reverse)
@@ -202,7 +210,7 @@ def _sum_up(xp: Any, batch: Batch, added: States, transfers: States, start: Stat
 
 
 def _grads(
-    xp: Any, batch: Batch, rows: dict[str, Array], states: Array, ends: Array, scale: float
+    xp: Any, batch: PortableDeltaBatch, rows: dict[str, Array], states: Array, ends: Array, scale: float
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """dq, dk, dr, dg and dbeta by name without the d, one per value head, by delta_scan_grads.cu."""
     heads, how = batch.heads, cuts.grads_pass(batch.kind, launch.shared_limit())

@@ -13,14 +13,14 @@ from ...types import Inputs, Plan, ReadState
 from .. import arguments, operands
 from ..arguments import NO_STATES, States, gate_of
 from . import delta_plan as cuts
-from .delta_plan import Kind, Pass
+from .delta_plan import Pass, PortableDeltaKind
 
 
 @dataclass(slots=True)
-class Batch(operands.ChunkSizes):
+class PortableDeltaBatch(operands.ChunkSizes):
     """Sizes of a call, and its arrays in the layout of the kernels."""
 
-    kind: Kind
+    kind: PortableDeltaKind
     q: Array
     k: Array
     v: Array
@@ -29,7 +29,7 @@ class Batch(operands.ChunkSizes):
     r: Array | None  # separate erase vectors
 
 
-def batch_of(x: Inputs, plan: Plan) -> Batch:
+def batch_of(x: Inputs, plan: Plan) -> PortableDeltaBatch:
     xp, erase = plan.xp, () if plan.erases_key else (x.r,)
     q, k, v, *r = operands.as_rows(xp, x.q, x.k, x.v, *erase)
     sizes = operands.sizes_of(x, plan)
@@ -44,13 +44,13 @@ def batch_of(x: Inputs, plan: Plan) -> Batch:
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     if g is not None and g.ndim > 4:
         g = g.reshape(prod(g.shape[:-3]), *g.shape[-3:])
-    kind = Kind(element, K, V, operands.alignment((q, k, v, *r), K, V), g is not None, bool(r),
+    kind = PortableDeltaKind(element, K, V, operands.alignment((q, k, v, *r), K, V), g is not None, bool(r),
                 plan.erase_reads is not ReadState.DECAYED, segments > 1, launch.capability())  # fmt: skip
-    return Batch(*sizes, longest, slots, segments, each, kind, q, k, v, g, cast(xp, x.beta, xp.float32),
+    return PortableDeltaBatch(*sizes, longest, slots, segments, each, kind, q, k, v, g, cast(xp, x.beta, xp.float32),
                  r[0] if r else None)  # fmt: skip
 
 
-def cotangent_of(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ...]) -> Array:
+def cotangent_of(xp: Any, batch: PortableDeltaBatch, dout: Array | None, shape: tuple[int, ...]) -> Array:
     """dout (B, T, heads, V) in the layout of the kernels; zeros for None."""
     if dout is None:
         return xp.zeros((*shape, batch.V), dtype=batch.v.dtype)
@@ -60,7 +60,9 @@ def cotangent_of(xp: Any, batch: Batch, dout: Array | None, shape: tuple[int, ..
     return rows if fine else rows.copy()
 
 
-def launch_chain(batch: Batch, how: Pass, inverses: Array, start: States, end: States, **more: Any) -> None:
+def launch_chain(
+    batch: PortableDeltaBatch, how: Pass, inverses: Array, start: States, end: States, **more: Any
+) -> None:
     """Launch a scan, or the inverses. more: v, out, writes, states, transfers, and other fields of DELTA_SCAN."""
     heads, rows = batch.heads, {n: more.pop(n, None) for n in ("v", "out", "writes")}
     states, transfers = more.pop("states", None), more.pop("transfers", NO_STATES)
@@ -88,6 +90,6 @@ def launch_chain(batch: Batch, how: Pass, inverses: Array, start: States, end: S
     )
 
 
-def arrays_of(batch: Batch) -> tuple[Array | None, ...]:
+def arrays_of(batch: PortableDeltaBatch) -> tuple[Array | None, ...]:
     """The arrays of a call that its launches take."""
     return batch.q, batch.k, batch.r, batch.g, batch.beta, batch.offsets

@@ -26,7 +26,7 @@ class Pass(NamedTuple):
     parts: int  # blocks over the value columns
 
 
-class Kind(NamedTuple):
+class PortableDeltaKind(NamedTuple):
     """What a kernel is compiled for."""
 
     element: str
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     capability: int = 80
 
 
-def _constants(kind: Kind, **more: int) -> Constants:
+def _constants(kind: PortableDeltaKind, **more: int) -> Constants:
     values = {
         "LA_DTYPE": ELEMENTS[kind.element], "LA_DECAY": int(kind.decay), "LA_REVERSE": 0,
         "LA_ALIGN": kind.align, "LA_K": kind.K, "LA_V": kind.V, "LA_C": chunk_length(kind.element),
@@ -50,7 +50,7 @@ def _constants(kind: Kind, **more: int) -> Constants:
     return tuple(sorted((values | more).items()))
 
 
-def inverse_pass(kind: Kind) -> Pass:
+def inverse_pass(kind: PortableDeltaKind) -> Pass:
     """T_inv of every chunk."""
     C, shared = chunk_length(kind.element), shared_memory.delta_inverse(kind)
     constants = _constants(kind, LA_WARPS=C // 16, LA_SHARED=shared)
@@ -74,7 +74,7 @@ ALONE = (Cut(1, 1, 2, 2), Cut(1, 1, 2, 1), Cut(1, 1, 1, 1))
 WIDE = Cut(2, 2, 2, 1)  # half as many warps read each operand from shared memory: for batches that fill the device
 
 
-def chain_pass(kind: Kind, limit: int, reverse: bool = False, what: int = OUTPUTS) -> Pass:
+def chain_pass(kind: PortableDeltaKind, limit: int, reverse: bool = False, what: int = OUTPUTS) -> Pass:
     """The scan, forward or in reverse, within `limit` bytes of shared memory."""
     wide = kind.element == "bfloat16" and kind.K <= 128 and kind.V > 64 and not kind.cut
     cuts: tuple[Cut, ...] = NARROW if kind.V <= 64 else ()
@@ -88,7 +88,7 @@ def chain_pass(kind: Kind, limit: int, reverse: bool = False, what: int = OUTPUT
     return _chain_pass(kind, reverse, what, ALONE[-1])
 
 
-def _chain_pass(kind: Kind, reverse: bool, what: int, cut: Cut) -> Pass:
+def _chain_pass(kind: PortableDeltaKind, reverse: bool, what: int, cut: Cut) -> Pass:
     C, V, tiles = chunk_length(kind.element), kind.V, cut.tiles
     warps = 1
     while warps < 8 // tiles and warps * 16 * tiles < V:
@@ -112,7 +112,7 @@ def _chain_pass(kind: Kind, reverse: bool, what: int, cut: Cut) -> Pass:
     return Pass(REVERSE if reverse else SCAN, "reverse" if reverse else "scan", constants, shared, 32 * warps, parts)
 
 
-def segments_pass(kind: Kind, reverse: bool) -> Pass:
+def segments_pass(kind: PortableDeltaKind, reverse: bool) -> Pass:
     """Initial states of segments, or in reverse their final gradients."""
     constants = _constants(kind, LA_REVERSE=int(reverse), LA_WARPS=8)
     return Pass(SEGMENTS, "segments", constants, 0, 256, -(-kind.V // 16))
@@ -127,7 +127,7 @@ def segments(blocks: int, chunks: int, multiprocessors: int) -> int:
     return max(1, min(places, (places + 3) // 2, chunks // policy.SEGMENT_CHUNKS))
 
 
-def grads_pass(kind: Kind, limit: int) -> Pass:
+def grads_pass(kind: PortableDeltaKind, limit: int) -> Pass:
     """All other gradients, one block per chunk; keys in pieces narrow enough for two resident blocks, or one."""
     C, narrow = chunk_length(kind.element), kind.element != "float32"
     # groups of warps, columns of a piece
@@ -142,7 +142,7 @@ def grads_pass(kind: Kind, limit: int) -> Pass:
     return Pass(GRADS, "grads", constants, shared, groups * C * 2, 1)
 
 
-def passes(kind: Kind, limit: int, gradients: bool) -> dict[str, Pass]:
+def passes(kind: PortableDeltaKind, limit: int, gradients: bool) -> dict[str, Pass]:
     """All launches of a call and its backward, by description."""
     kernels = {"inverse": inverse_pass(kind), "out": chain_pass(kind, limit)}
     if kind.cut:
@@ -162,6 +162,6 @@ def too_large(element: str, K: int, V: int, limit: int, separate: bool = False) 
     """Why tiles of these widths exceed `limit` bytes of shared memory per block; None if they fit."""
     if max(K, V) > policy.WIDEST_CUDA:
         return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
-    kind = Kind(element, K, V, BYTES[element], True, separate, separate)
+    kind = PortableDeltaKind(element, K, V, BYTES[element], True, separate, separate)
     need = max(how.shared for how in passes(kind, limit, True).values())
     return f"{K} x {V} {element} takes {need} bytes of shared memory, a block has {limit}" if need > limit else None

@@ -37,7 +37,10 @@ def portable_delta_entries(
 ) -> Iterator[Entry]:
     """Every kernel of the delta rule by products of warps."""
     align = gcd(16, K * BYTES[dtype], V * BYTES[dtype])
-    kind, limit = delta_plan.Kind(dtype, K, V, align, decay, capability=capability), SHARED[capability] * 1024
+    kind, limit = (
+        delta_plan.PortableDeltaKind(dtype, K, V, align, decay, capability=capability),
+        SHARED[capability] * 1024,
+    )
     seen = set()
     for cut in (False, True):
         for words, how in delta_plan.passes(kind._replace(cut=cut), limit, backward).items():

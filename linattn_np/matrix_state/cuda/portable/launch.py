@@ -21,7 +21,7 @@ Arrays = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Batch:
+class PortableBatch:
     """A call as the kernels see it. made: arrays by the names of the struct."""
 
     kind: cuts.PortableKind
@@ -38,7 +38,7 @@ class Batch:
         return xp.empty((prod(self.lead), *self.sizes[1:], width), dtype=dtype)
 
 
-def batch_of(x: Inputs, plan: Plan, dout: Array | None = None) -> Batch:
+def batch_of(x: Inputs, plan: Plan, dout: Array | None = None) -> PortableBatch:
     """Arrays of one element type with contiguous rows, and the sizes of a call."""
     xp, element, (*lead, T, heads, V), K = plan.xp, element_of(x), x.v.shape, x.k.shape[-1]
     dtype = xp.float32 if element == "float32" else x.v.dtype
@@ -56,7 +56,7 @@ def batch_of(x: Inputs, plan: Plan, dout: Array | None = None) -> Batch:
     N = len(ends) if ragged else prod(lead)
     offsets = xp.asarray([0, *ends], dtype=xp.int64) if ragged else None
     shape = (N, heads, K, V) if ragged else (*lead, heads, K, V)
-    return Batch(kind, made, tuple(lead), shape, (N, T, heads), longest, plan.scale, offsets)
+    return PortableBatch(kind, made, tuple(lead), shape, (N, T, heads), longest, plan.scale, offsets)
 
 
 def _alignment(made: Arrays, K: int, V: int) -> int:
@@ -73,7 +73,7 @@ def dense(xp: Any, state: Array | None) -> Array | None:
     return None if state is None else xp.ascontiguousarray(cast(xp, state, xp.float32))
 
 
-def run(name: str, batch: Batch, back: bool = False, **given: Array | None) -> None:
+def run(name: str, batch: PortableBatch, back: bool = False, **given: Array | None) -> None:
     """One kernel. given: arrays by the names of the struct."""
     (N, _, heads), found = batch.sizes, cuts.launch_of(name, batch.kind, launch.shared_limit(), back)
     if found is None:
@@ -81,7 +81,7 @@ def run(name: str, batch: Batch, back: bool = False, **given: Array | None) -> N
     enqueue(batch, found.kernel, found.constants, N * heads * found.parts, found.shared, given)
 
 
-def enqueue(batch: Batch, kernel: cuts.KernelEntry, constants: Any, blocks: int, shared: int, given: Arrays,
+def enqueue(batch: PortableBatch, kernel: cuts.KernelEntry, constants: Any, blocks: int, shared: int, given: Arrays,
             tokens: int = 0) -> None:  # fmt: skip
     """The launch of a kernel. tokens: of all sequences."""
     made, (_, T, heads) = batch.made, batch.sizes

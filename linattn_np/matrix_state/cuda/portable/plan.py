@@ -29,7 +29,7 @@ class PortableKind(NamedTuple):
     long: bool = False  # exact sums over many chunks
 
 
-class Launch(NamedTuple):
+class PortableLaunch(NamedTuple):
     """A kernel with its constants, and the blocks of a sequence and head."""
 
     kernel: KernelEntry
@@ -46,7 +46,7 @@ SHARED = {"values": portable_values, "channels": portable_channels}
 
 
 @functools.cache
-def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> Launch | None:
+def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> PortableLaunch | None:
     """A kernel, "values" or "channels"; None if a block does not fit. back: from the last chunk to the first."""
     width = kind.V if name == "values" else kind.K
     cuts = [-(-width // columns) for columns in (policy.PORTABLE_COLUMNS >> n for n in range(3))]
@@ -64,7 +64,7 @@ def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> 
         "LA_SHARED": shared, "LA_BLOCKS": 2 if two else 1,
         **({"LA_MARK": MARK} if name == "channels" else {}),
     }.items()))  # fmt: skip
-    return Launch(KernelEntry(FILES[name], name, 32 * warps), constants, parts)
+    return PortableLaunch(KernelEntry(FILES[name], name, 32 * warps), constants, parts)
 
 
 def _sizes(kind: PortableKind) -> dict[str, int]:

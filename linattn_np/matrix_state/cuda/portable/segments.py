@@ -16,10 +16,10 @@ from ....runtime.cuda import launch
 from ... import policy
 from ..scan.plan import segments
 from . import plan as cuts
-from .launch import Batch, run
+from .launch import PortableBatch, run
 
 
-def cut(xp: Any, batch: Batch) -> Batch | None:
+def cut(xp: Any, batch: PortableBatch) -> PortableBatch | None:
     """The call in segments; None where sequences are many, short, or do not follow one another in memory."""
     N, T, heads = batch.sizes
     if batch.offsets is not None or not all(_is_one_row(y) for n, y in batch.made.items() if n != "u"):
@@ -40,7 +40,7 @@ def _is_one_row(y: Array | None) -> bool:
     return y is None or y.shape[0] == 1 or y.strides[0] == y.shape[1] * y.strides[1]
 
 
-def transfers(xp: Any, batch: Batch) -> Array:
+def transfers(xp: Any, batch: PortableBatch) -> Array:
     """M of all segments: (segments, heads, K, 1), with the delta rule (segments, heads, K, K)."""
     (many, T, heads), K, made = batch.sizes, batch.kind.K, batch.made
     if not batch.kind.erase:
@@ -61,7 +61,7 @@ def transfers(xp: Any, batch: Batch) -> Array:
     return found
 
 
-def begins(xp: Any, batch: Batch, M: Array, state: Array | None, back: bool = False) -> Array:
+def begins(xp: Any, batch: PortableBatch, M: Array, state: Array | None, back: bool = False) -> Array:
     """States before all segments, or gradients of the states after them."""
     (many, _, heads), K, V = batch.sizes, batch.kind.K, batch.kind.V
     adds = xp.empty(batch.shape, dtype=xp.float32)
@@ -79,7 +79,7 @@ def begins(xp: Any, batch: Batch, M: Array, state: Array | None, back: bool = Fa
     return xp.ascontiguousarray(xp.stack(found[::-1] if back else found, axis=1)).reshape(batch.shape)
 
 
-def outer(batch: Batch, states: Array, last: bool) -> Array:
+def outer(batch: PortableBatch, states: Array, last: bool) -> Array:
     """The state of every sequence after its last segment, or (last false) before its first."""
     N = prod(batch.lead)
     return states.reshape(N, -1, *batch.shape[1:])[:, -1 if last else 0]

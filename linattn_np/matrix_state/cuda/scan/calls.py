@@ -28,7 +28,7 @@ from ..operands import (
 )
 from . import plan as cuts
 from . import wgmma
-from .launch import Batch, Dots, begins_of, gate_grad, prepare, scan, wants_dots, writes, writes_at_once
+from .launch import Dots, ScanBatch, begins_of, gate_grad, prepare, scan, wants_dots, writes, writes_at_once
 
 
 def unsupported_reason(call: Any) -> str | None:
@@ -173,13 +173,13 @@ def _cotangent(x: Inputs, plan: Plan, dout: Array | None, q: Array, k: Array, v:
     return dout.copy() if alignment((dout,), V, V) < policy.ROW_BYTES and _wgmma(q, k, v) else dout
 
 
-def _batch(x: Inputs, plan: Plan, *arrays: Array) -> Batch:
+def _batch(x: Inputs, plan: Plan, *arrays: Array) -> ScanBatch:
     sizes = sizes_of(x, plan)
     _, _, heads, _, K, V, N, _, longest = sizes
     element, by_groups = _products(arrays[0], plan), _wgmma(*arrays[:3])
     chunks = max(-(-longest // (policy.GROUP_CHUNK if by_groups else policy.SCAN_CHUNK)), 1)
     each = -(-chunks // _segments(element, K, V, by_groups, N * heads, longest))
-    return Batch(*sizes, element, x.g is not None, alignment(arrays, K, V), -(-chunks // each), each, by_groups)
+    return ScanBatch(*sizes, element, x.g is not None, alignment(arrays, K, V), -(-chunks // each), each, by_groups)
 
 
 def _segments(element: str, K: int, V: int, by_groups: bool, slots: int, tokens: int) -> int:

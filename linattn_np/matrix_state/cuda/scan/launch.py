@@ -20,7 +20,7 @@ SEGMENTS, GATE = "scan/segments.cu", "scan/gate_grad.cu"
 
 
 @dataclass(slots=True)
-class Batch(Sizes):
+class ScanBatch(Sizes):
     """Sizes of a call and the partition of its sequences."""
 
     element: str
@@ -42,7 +42,7 @@ class DotsOfPass(NamedTuple):
 class Dots:
     """Terms of the gate gradient: <q, dq> and <k, dk> of every token, <S, dS> at every checkpoint."""
 
-    def __init__(self, xp: Any, batch: Batch):
+    def __init__(self, xp: Any, batch: ScanBatch):
         self.how = _pass(batch, batch.V, batch.K, False, True, True)
         self.marks = -(-max(batch.longest, 1) // policy.MARK_TOKENS[batch.element])
         slots = batch.N * batch.heads * self.marks
@@ -56,29 +56,29 @@ class Dots:
         return DotsOfPass(x, (*(y.data.ptr for y in arrays), self.marks), arrays)
 
 
-def writes_at_once(batch: Batch) -> bool:
+def writes_at_once(batch: ScanBatch) -> bool:
     """Whether one pass computes dk and dv."""
     return batch.wgmma and wgmma.takes_writes(batch.K, batch.V)
 
 
-def wants_dots(batch: Batch, plan: Plan) -> bool:
+def wants_dots(batch: ScanBatch, plan: Plan) -> bool:
     """Whether backward computes the gate gradient."""
     return batch.decay and plan.gate_gradient
 
 
-def _pass(batch: Batch, K: int, V: int, reverse: bool, outputs: bool, dots: bool, at: int = 0) -> cuts.Pass:
+def _pass(batch: ScanBatch, K: int, V: int, reverse: bool, outputs: bool, dots: bool, at: int = 0) -> cuts.Pass:
     if batch.wgmma:
         return wgmma.scan_pass(K, V, batch.decay, reverse, outputs, dots, at)
     kind = cuts.ScanKind(batch.element, K, V, batch.align, batch.decay, reverse, outputs, dots)
     return cuts.scan_pass(kind, launch.shared_limit())
 
 
-def _small(batch: Batch, decay: bool, reverse: bool) -> cuts.Constants:
+def _small(batch: ScanBatch, decay: bool, reverse: bool) -> cuts.Constants:
     chunk = policy.GROUP_CHUNK if batch.wgmma else policy.SCAN_CHUNK
     return cuts.common_constants(batch.element, decay, reverse, chunk)
 
 
-def prepare(batch: Batch, plan: Plan) -> None:
+def prepare(batch: ScanBatch, plan: Plan) -> None:
     """Start compiling all kernels of a call and its backward, in parallel."""
     K, V, decay, dots, at = batch.K, batch.V, batch.decay, wants_dots(batch, plan), build_at(plan)
     passes, small = [_pass(batch, K, V, False, True, False, at)], []
@@ -99,7 +99,7 @@ def prepare(batch: Batch, plan: Plan) -> None:
 
 
 def scan(
-    batch: Batch,
+    batch: ScanBatch,
     arrays: tuple[Array | None, Array, Array, Array | None],
     g: Array | None,
     start: States,
@@ -126,7 +126,7 @@ def scan(
 
 
 def writes(
-    batch: Batch,
+    batch: ScanBatch,
     arrays: tuple[Array, ...],
     g: Array | None,
     start: States,
@@ -157,7 +157,7 @@ def writes(
 
 
 def begins_of(
-    xp: Any, batch: Batch, k: Array, v: Array, g: Array | None, start: States, write: float, reverse: bool
+    xp: Any, batch: ScanBatch, k: Array, v: Array, g: Array | None, start: States, write: float, reverse: bool
 ) -> States | None:
     """The initial state of each segment, in the direction of the scan; None for one segment."""
     if batch.segments == 1:
@@ -184,7 +184,7 @@ def begins_of(
     return states._replace(group=0)
 
 
-def gate_grad(xp: Any, batch: Batch, g: Array, dots: Dots) -> Array:
+def gate_grad(xp: Any, batch: ScanBatch, g: Array, dots: Dots) -> Array:
     """dg of every output head: (..., T, heads)."""
     dg = xp.empty((*batch.lead, batch.T, batch.heads), dtype=xp.float32)
     blocks = batch.N * batch.heads * dots.marks

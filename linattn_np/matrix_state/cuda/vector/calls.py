@@ -24,7 +24,7 @@ from ..operands import as_state, empty_positions, public_ends, states_at, with_p
 from ..shared_memory import VECTOR_HANDED, vector_gram, vector_state
 from . import gradients as vector_backward
 from . import plan as cuts
-from .launch import GATES, PLAIN, Batch, arrays_of, batch_of, begin_compiling, launch_one, sum_segments
+from .launch import GATES, PLAIN, VectorBatch, arrays_of, batch_of, begin_compiling, launch_one, sum_segments
 
 
 def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str | None:
@@ -85,7 +85,7 @@ def _element(x: Inputs, computed: tuple[str, ...]) -> str:
     return "bfloat16" if fits else "float32"
 
 
-class Residuals(NamedTuple):
+class VectorResiduals(NamedTuple):
     """What a forward may store: the state before every chunk, P of every chunk, the first states of segments."""
 
     states: Array | None
@@ -135,7 +135,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
             u=arrays["u"],
             scale=plan.scale,
         )
-    residuals = Residuals(states, grams, begins) if keep else None
+    residuals = VectorResiduals(states, grams, begins) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 
@@ -151,7 +151,7 @@ def keeps(plan: Plan, size: int) -> bool:
     return plan.gradients and policy.saves_factors(size)
 
 
-def _begins(xp: Any, batch: Batch, arrays: dict[str, Array | None], start: States) -> Array | None:
+def _begins(xp: Any, batch: VectorBatch, arrays: dict[str, Array | None], start: States) -> Array | None:
     """The state that each segment begins with."""
     if batch.segments == 1:
         return None
@@ -164,7 +164,7 @@ def _begins(xp: Any, batch: Batch, arrays: dict[str, Array | None], start: State
     return begins
 
 
-def _prepare(batch: Batch, builds: list[cuts.Build]) -> None:
+def _prepare(batch: VectorBatch, builds: list[cuts.Build]) -> None:
     wanted = [("scan", build) for build in builds]
     wanted += [(name, PLAIN) for name in ("adds", "segments")] if batch.segments > 1 else []
     begin_compiling(batch, wanted)

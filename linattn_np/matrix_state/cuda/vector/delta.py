@@ -51,7 +51,7 @@ def handles(call: Any) -> frozenset[str]:
     return vector.handles(call)
 
 
-class Residuals(NamedTuple):
+class VectorDeltaResiduals(NamedTuple):
     """What a forward may store of every chunk: the state before it, P, N and beta, the new values; of segments: the
     states that they begin with, their transfer matrices.
     """
@@ -98,7 +98,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
         scale=plan.scale,
         **kept,
     )
-    residuals = Residuals(inverses=inverses, begins=begins, transfers=transfers, **kept) if keep else None
+    residuals = VectorDeltaResiduals(inverses=inverses, begins=begins, transfers=transfers, **kept) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 
@@ -109,14 +109,14 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     return vector_backward.backward(saved, dout, dstate)
 
 
-def _prepare(batch: launches.Batch, keep: bool, at: int) -> None:
+def _prepare(batch: launches.VectorBatch, keep: bool, at: int) -> None:
     cut = batch.segments > 1
     wanted = [("inverse", cuts.Build(keep=cut)), ("chain", cuts.Build(keep=keep, at=at))]
     wanted += [("transfers", PLAIN)] if cut else []
     launches.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, launches.transfer_constants(batch)),) if cut else ())
 
 
-def _inverses(xp: Any, batch: launches.Batch, arrays: dict[str, Any]) -> tuple[Array, Array | None]:
+def _inverses(xp: Any, batch: launches.VectorBatch, arrays: dict[str, Any]) -> tuple[Array, Array | None]:
     """A of every chunk; where sequences are cut also what transfers take of it."""
     chunks, cut = batch.slots * batch.heads, batch.segments > 1
     inverses = xp.empty((chunks, VECTOR_INVERSE), dtype=xp.int8)
@@ -127,7 +127,7 @@ def _inverses(xp: Any, batch: launches.Batch, arrays: dict[str, Any]) -> tuple[A
 
 
 def _begins(
-    xp: Any, batch: launches.Batch, arrays: dict[str, Any], inverses: Array, factors: Array, start: States
+    xp: Any, batch: launches.VectorBatch, arrays: dict[str, Any], inverses: Array, factors: Array, start: States
 ) -> tuple[Array, Array]:
     """(the state that each segment begins with, transfer matrices of segments)."""
     slots, inner = batch.N * batch.heads, batch.segments - 1

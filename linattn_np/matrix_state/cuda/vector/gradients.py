@@ -35,7 +35,16 @@ from ..operands import (
 )
 from ..shared_memory import BONUS_CHANNELS, vector_ends
 from . import plan as cuts
-from .launch import Batch, arrays_of, batch_of, map_of, multiply_transfers, row_array, sum_segments, transfer_constants
+from .launch import (
+    VectorBatch,
+    arrays_of,
+    batch_of,
+    map_of,
+    multiply_transfers,
+    row_array,
+    sum_segments,
+    transfer_constants,
+)
 from .plan import STATE, WIDEST
 
 Arrays = dict[str, Any]
@@ -116,7 +125,7 @@ def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
     return dq.reshape(*batch.lead, batch.T, batch.heads, batch.K)
 
 
-def prepare(batch: Batch, erase: bool, at: int = 0) -> None:
+def prepare(batch: VectorBatch, erase: bool, at: int = 0) -> None:
     """Begin to compile; a forward does so too where a backward follows."""
     kind = batch.kind
     wanted = [(cuts.GRADS.file, cuts.grads_constants(kind, erase, exact)) for exact in (False, True)]
@@ -129,7 +138,7 @@ def prepare(batch: Batch, erase: bool, at: int = 0) -> None:
     launch.prepare(tuple(wanted), launch.capability())
 
 
-def _add_gradients(xp: Any, batch: Batch, arrays: Arrays, dout: Array | None, dtype: Any) -> None:
+def _add_gradients(xp: Any, batch: VectorBatch, arrays: Arrays, dout: Array | None, dtype: Any) -> None:
     """dout, and dq, dk, dv, dg to be written; no dk where dg has the gradients through the keys."""
     tokens = (prod(batch.lead), batch.T, batch.heads)
     if dout is None:
@@ -141,7 +150,7 @@ def _add_gradients(xp: Any, batch: Batch, arrays: Arrays, dout: Array | None, dt
         arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
 
 
-def _made(xp: Any, batch: Batch, x: Inputs) -> Arrays:
+def _made(xp: Any, batch: VectorBatch, x: Inputs) -> Arrays:
     """What else the gradients write: du of every chunk; r.k of every token and half of the channels."""
     made = {}
     if x.u is not None:
@@ -152,7 +161,7 @@ def _made(xp: Any, batch: Batch, x: Inputs) -> Arrays:
 
 
 def _begins(
-    xp: Any, batch: Batch, arrays: Arrays, last: States, scale: float, chain: Arrays, transfers: Array | None
+    xp: Any, batch: VectorBatch, arrays: Arrays, last: States, scale: float, chain: Arrays, transfers: Array | None
 ) -> Array | None:
     """G after every segment but the last. chain: grams and inverses. transfers: matrices of a delta rule."""
     if batch.segments == 1:
@@ -171,7 +180,7 @@ def _begins(
 
 
 def _reverse(
-    batch: Batch,
+    batch: VectorBatch,
     arrays: Arrays,
     *,
     scale: float,
@@ -208,12 +217,12 @@ def _reverse(
     )
 
 
-def _items(batch: Batch) -> int:
+def _items(batch: VectorBatch) -> int:
     """What one block of the gradients computes at a time: half of the channels of a chunk."""
     return batch.N * batch.chunks_longest * batch.heads * cuts.halves(batch.K)
 
 
-def _gradients(batch: Batch, arrays: Arrays, exact: bool, scale: float, **given: Array | None) -> None:
+def _gradients(batch: VectorBatch, arrays: Arrays, exact: bool, scale: float, **given: Array | None) -> None:
     """dq, dk, dg. exact: of what the other build flagged. given: states, ends, new_values, flags, du, erase_dots."""
     heads, names, erase = batch.heads, ("q", "k", "g", "dq", "dk", "dg"), given["new_values"] is not None
     u, values = arrays["u"], "dv" if erase else "v"
@@ -242,7 +251,7 @@ def _gradients(batch: Batch, arrays: Arrays, exact: bool, scale: float, **given:
     )
 
 
-def _strengths(xp: Any, batch: Batch, x: Inputs, ends: Array, made: Arrays) -> None:
+def _strengths(xp: Any, batch: VectorBatch, x: Inputs, ends: Array, made: Arrays) -> None:
     """dbeta, of what the other kernels have left."""
     beta = cast(xp, x.beta, xp.float32)
     made["dbeta"] = xp.empty((*batch.lead, batch.T, batch.heads, 1), dtype=xp.float32)
@@ -263,7 +272,7 @@ def _strengths(xp: Any, batch: Batch, x: Inputs, ends: Array, made: Arrays) -> N
     )
 
 
-def _bonus(xp: Any, batch: Batch, made: Arrays) -> None:
+def _bonus(xp: Any, batch: VectorBatch, made: Arrays) -> None:
     """du of every head."""
     made["du"] = xp.empty((batch.heads, batch.K), dtype=xp.float32)
     packed = arguments.VECTOR_BONUS.pack(
@@ -274,7 +283,7 @@ def _bonus(xp: Any, batch: Batch, made: Arrays) -> None:
                   (made["du_parts"], made["du"], batch.offsets))  # fmt: skip
 
 
-def _grads(xp: Any, batch: Batch, x: Inputs, arrays: Arrays, made: Arrays) -> Inputs:
+def _grads(xp: Any, batch: VectorBatch, x: Inputs, arrays: Arrays, made: Arrays) -> Inputs:
     """Summed over the heads that share an input, in its shape."""
     found = {}
     for name in ("q", "k", "v", "g", "beta"):

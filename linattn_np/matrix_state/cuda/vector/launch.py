@@ -37,13 +37,13 @@ PLAIN, EXACT = cuts.Build(), cuts.Build(exact=True)
 
 
 @dataclass(slots=True)
-class Batch(ChunkSizes):
+class VectorBatch(ChunkSizes):
     """Sizes of a call, the cut of its sequences, and what its kernels are compiled for."""
 
     kind: cuts.VectorKind
 
 
-def batch_of(x: Inputs, plan: Plan, cut: bool = True) -> Batch:
+def batch_of(x: Inputs, plan: Plan, cut: bool = True) -> VectorBatch:
     """Sizes of a call and the cut of its sequences; without `cut` each is one segment."""
     sizes = sizes_of(x, plan)
     _, T, heads, _, K, V, N, offsets, tokens = sizes
@@ -54,7 +54,7 @@ def batch_of(x: Inputs, plan: Plan, cut: bool = True) -> Batch:
     gate = "bfloat16" if dtype_name(x.g) == "bfloat16" else "float32"
     before, bonus, complement = plan.query_reads is not ReadState.UPDATED, x.u is not None, plan.complement_keys
     kind = cuts.VectorKind(K, V, gate, before, bonus, offsets is not None, complement)
-    return Batch(*sizes, longest, slots, -(-longest // each), each, kind)
+    return VectorBatch(*sizes, longest, slots, -(-longest // each), each, kind)
 
 
 def arrays_of(xp: Any, x: Inputs) -> dict[str, Array | None]:
@@ -73,13 +73,15 @@ def row_array(y: Array) -> Array:
     return y if takes(y) else y.copy()
 
 
-def sum_segments(batch: Batch, arrays: dict[str, Any], *, start: States, reverse: bool = False, **given: Array) -> None:
+def sum_segments(
+    batch: VectorBatch, arrays: dict[str, Any], *, start: States, reverse: bool = False, **given: Array
+) -> None:
     """The state that each segment but the first begins with; reverse: its gradient after each but the last."""
     name = "segments in reverse" if reverse else "segments"
     launch_one(name, batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, **given)
 
 
-def multiply_transfers(batch: Batch, reverse: bool = False, **given: Array) -> None:
+def multiply_transfers(batch: VectorBatch, reverse: bool = False, **given: Array) -> None:
     """The same from offsets and transfer matrices, reverse by their transposes: the delta rule's kernel."""
     kernel, constants = delta_plan.KERNELS["segments"], transfer_constants(batch, reverse)
     packed = arguments.DELTA.packed(NO_FIELDS | {n: address(y) for n, y in given.items()} | {
@@ -98,12 +100,12 @@ def multiply_transfers(batch: Batch, reverse: bool = False, **given: Array) -> N
     )
 
 
-def transfer_constants(batch: Batch, reverse: bool = False) -> Constants:
+def transfer_constants(batch: VectorBatch, reverse: bool = False) -> Constants:
     """The constants of the delta rule's kernel that multiplies transfer matrices."""
     return delta_plan.constants("segments", batch.K, batch.V, True, reverse)
 
 
-def begin_compiling(batch: Batch, wanted: list[tuple[str, cuts.Build]], more: tuple[Any, ...] = ()) -> None:
+def begin_compiling(batch: VectorBatch, wanted: list[tuple[str, cuts.Build]], more: tuple[Any, ...] = ()) -> None:
     """Begin to compile kernels by name and build, and `more` by file and constants."""
     found = [(cuts.KERNELS[name].file, cuts.constants(name, batch.kind, build)) for name, build in wanted]
     launch.prepare((*found, *more), launch.capability())
@@ -111,7 +113,7 @@ def begin_compiling(batch: Batch, wanted: list[tuple[str, cuts.Build]], more: tu
 
 def launch_one(
     name: str,
-    batch: Batch,
+    batch: VectorBatch,
     grid: int,
     arrays: dict[str, Any],
     build: cuts.Build = PLAIN,
@@ -156,7 +158,7 @@ def launch_one(
     )
 
 
-def _shared_fields(batch: Batch, arrays: dict[str, Any]) -> dict[str, Any]:
+def _shared_fields(batch: VectorBatch, arrays: dict[str, Any]) -> dict[str, Any]:
     """Fields that all launches of a call share, made once."""
     if "fields" not in arrays:
         heads, u = batch.heads, arrays["u"]

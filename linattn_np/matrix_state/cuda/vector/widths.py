@@ -30,7 +30,7 @@ class Widths(NamedTuple):
     V: int
 
 
-class Residuals(NamedTuple):
+class VectorWidthsResiduals(NamedTuple):
     """What the call of narrower heads has saved."""
 
     inner: Saved
@@ -82,7 +82,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     xp, w = plan.xp, widths_of(x)
     out, end, inner = _inner(x).forward(_narrower(xp, x, w), plan, _narrower_state(xp, state, w))
     return (_wider_values(xp, out, w, x.v.shape), _wider_state(xp, end, w, x),
-            Saved(x, plan, state, Residuals(inner)))  # fmt: skip
+            Saved(x, plan, state, VectorWidthsResiduals(inner)))  # fmt: skip
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
