@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product, solve, solve_transposed, transpose
 from ...ops.cpu.rows import add, add_weighted_rows, fill, hadamard, scale_columns, scaled, times
-from ...ops.cpu.storage import load, load_column
+from ...ops.cpu.storage import load
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import address_of, as_row, field_of, point, row, transposed
@@ -22,6 +22,7 @@ from ...runtime.pieces.workspace import TOKEN
 from .averages import find_averages
 from .decay import decays, gram, pair_table, plain_gram, rest, weigh
 from .maps import features
+from .raw import load_rows, load_strengths
 from .workspace import EARLY, STRICT, Q, U, V, Work
 
 
@@ -66,7 +67,7 @@ def load_tokens(w: Work):
         if not w.returning:
             features(w, False, w.HEAD)
     else:
-        load(w.in_k, place, (0, w.K), w.k)
+        load_rows(w, w.in_k, w.HEAD, w.k)
     if w.direct_v:
         point(w, V, address_of(w.in_v, place, w.COLUMN), field_of(w.in_v, TOKEN))
         if not w.delta:
@@ -78,7 +79,7 @@ def load_tokens(w: Work):
     if w.separate_erase_key:
         load(w.in_r, place, (0, w.K), w.r)
     if w.delta:
-        load_column(w.in_beta, place, w.beta)
+        load_strengths(w)
         w.reflects = 0
         if w.compensates:
             for x in w.beta:
@@ -201,7 +202,7 @@ def load_queries(w: Work, j: Whole):
     elif w.direct_q:
         point(w, Q, address_of(w.in_q, (w.BATCH, j, w.t), 0), field_of(w.in_q, TOKEN))
     else:
-        load(w.in_q, (w.BATCH, j, w.t), (0, w.K), w.q)
+        load_rows(w, w.in_q, j, w.q)
 
 
 @piece

@@ -5,6 +5,7 @@ A form is chosen by the length of its own sequence: the same sequence gives the 
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,7 +123,8 @@ class Made(NamedTuple):
 
 def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, plan: Plan, **more: float) -> Kernel:
     """A kernel for a kind of call; more: numbers that it is told."""
-    numbers = {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps} | more
+    numbers = {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps}
+    numbers |= {"root": sqrt(plan.l2norm_eps), "strongest": plan.beta_sigmoid} | more
     return Kernel(body, WORK, cell.dtype, made, numbers, cell.words | conversions(table.numbers, cell.dtype))
 
 
@@ -151,9 +153,11 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
         "plain": features is None, "map": features is not None,
         "waves": features is not None and features.kind == "waves",
         "value_decay": x.gv is not None, "channels": vector or x.gv is not None, "averaged": plan.average is not None,
-        "direct_q": direct["q"] and features is None, "direct_v": direct["v"],  # they are read where they lie
+        # they are read where they lie
+        "direct_q": direct["q"] and features is None and not plan.l2norm, "direct_v": direct["v"],
         # a float32 system is solved with what its rounding leaves out of rows with beta > 1
         "compensates": dtype == "float32" and delta and not vector,
+        "normalised": plan.l2norm, "before_sigmoid": plan.beta_sigmoid > 0,
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])
     return Cell(dtype, key_width(x, plan), columns, policy.cpu_chunk(x, plan), queries,

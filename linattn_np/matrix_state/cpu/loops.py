@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from math import prod
 from typing import Any
 
@@ -14,7 +16,8 @@ from ...runtime.pieces.memory import empty
 from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks as array_chunks
-from ..types import Erase, Inputs, Plan, Saved
+from ..preprocess import PREPROCESSING, Changed
+from ..types import Erase, EraseKey, Inputs, Plan, Saved
 from . import forms
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
@@ -29,13 +32,18 @@ from .time_blocks import block_counts, checkpoint_block, time_blocks
 from .workspace import Cell, layout
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients", "states_at"))
+RAW = ("l2norm", "strengths")  # the kernels compute them forward (raw.py)
 
 
 def handles(call: Any) -> frozenset[str]:
     """The capabilities for a call."""
     x, plan = call
-    plain = plan.causal and plan.features is plan.average is plan.states_at is None and x.v.size and x.k.size
-    return HANDLES | {"pools"} if plain and (plan.pool_rows is None or plan.pool_rows.is_plain) else HANDLES
+    found, plain = set(HANDLES), plan.causal and plan.features is None and x.v.size and x.k.size
+    if plain and plan.average is plan.states_at is None and (plan.pool_rows is None or plan.pool_rows.is_plain):
+        found.add("pools")
+    if plain and not forms.goes_back_elsewhere(x):
+        found.update(RAW if plan.erase_key is not EraseKey.PRODUCT else ("strengths",))
+    return frozenset(found)
 
 
 def form(call: Any) -> tuple[str, int | None]:
@@ -88,6 +96,8 @@ def _kept(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
 def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, starts = saved
+    if plan.l2norm or plan.beta_sigmoid:
+        return _raw_vjp(saved, dout, dstate)
     if not (x.v.size and x.k.size) or forms.goes_back_elsewhere(x):
         _, _, kept = array_chunks.forward(x, plan, state)
         return array_chunks.backward(kept, dout, dstate)
@@ -136,6 +146,19 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     forms.over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
+
+
+def _raw_vjp(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
+    """backward behind the norms and strengths that a forward has computed in its kernels, and their transposes."""
+    (x, plan, state, starts), run, before = saved, backward, []
+    for step in (step for step in PREPROCESSING if step.name in RAW):
+        if plan.l2norm if step.name == "l2norm" else plan.beta_sigmoid:
+            before.append((step, x, plan))
+            x, plan = step.inputs(sys.modules[__name__], x, plan)
+    rest: Any = Saved(x, plan, state, starts)
+    for step, x, plan in reversed(before):
+        run, rest = functools.partial(step.backward, run), Changed(sys.modules[__name__], x, plan, rest)
+    return run(rest, dout, dstate)
 
 
 def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.ndarray, cell: Cell,

@@ -31,6 +31,7 @@ from .averages import load_z, save_z
 from .chunk import begin_task
 from .maps import map_rows
 from .passes import read_pass, write_state
+from .raw import load_rows, load_strengths
 from .workspace import MONOMIALS, Work
 
 
@@ -79,7 +80,7 @@ def load_slab(w: Work):
     if w.map:
         load_features(w)
     else:
-        load(w.in_k, place, all_K, w.keys)
+        load_rows(w, w.in_k, w.HEAD, w.keys)
     if w.vector:  # e^g
         load(w.in_g, place, all_K, w.decays)
         exp_rows(w.decays)
@@ -98,12 +99,12 @@ def load_slab(w: Work):
         if w.decay and not w.erase_reads:
             hadamard_to(w.decays, w.reads)
     if w.delta:
-        load_column(w.in_beta, place, w.beta)
+        load_strengths(w)
     elif w.free:
         load(w.in_b, place, all_K, w.pushes)
     if w.has_queries and not w.map:
         for j in range(w.queries):
-            load(w.in_q, (w.BATCH, w.HEAD * w.queries + j, w.t), all_K, rows(w.query, j * w.c, w.c))
+            load_rows(w, w.in_q, w.HEAD * w.queries + j, rows(w.query, j * w.c, w.c))
     if w.bonus:
         load_bonus(w)
     if w.averaged:

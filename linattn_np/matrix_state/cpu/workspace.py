@@ -27,11 +27,11 @@ TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "EARLIER", "LA
 SIZES = ("t", "C", "given", "half", "skipped", "segment_count", "group")  # fmt: skip
 WORDS = ("decay", "scalar", "vector", "erase", "delta", "free", "query_reads", "erase_reads", "separate_erase_key",
          "has_queries", "bonus", "started", "compensates", "map", "value_decay", "averaged", "formed", "direct_q",
-         "direct_v", "direct", "rotates", "has_dstate", "apart")  # fmt: skip
+         "direct_v", "direct", "rotates", "has_dstate", "apart", "normalised", "before_sigmoid")  # fmt: skip
 FLAGS = ("queries", "reflects", "returning", "iterations", "lane")
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
-NUMBERS = ("scale", "eps", "enough")
+NUMBERS = ("scale", "eps", "enough", "root", "strongest")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
