@@ -23,11 +23,13 @@ class Formula(NamedTuple):
 
     f(c) returns the input; f_vjp(c, dy) the gradients by name from the gradient of the input.
     array: the array that q, k or v comes from, if it has another name. A call without that of q computes no q.
+    beside: further inputs; f returns all of them, and f_vjp gets their gradients too.
     """
 
-    f: Callable[[Variables], Array | None]
-    f_vjp: Callable[[Variables, Array], Gradients]
+    f: Callable[[Variables], Any]
+    f_vjp: Callable[..., Gradients]
     array: str | None = None
+    beside: tuple[str, ...] = ()
 
 
 Factors = tuple[str, ...]
@@ -77,8 +79,11 @@ def _to_core(inputs: Given, c: Variables) -> Inputs:
     core: dict[str, Array | None] = {}
     for name, factors in inputs.items():
         if isinstance(factors, Formula):
-            is_written_only = name == "q" and getattr(c, str(_source(inputs, "q"))) is None
-            core[name] = None if is_written_only else factors.f(c)
+            if name == "q" and getattr(c, str(_source(inputs, "q"))) is None:  # a call that only writes
+                core[name] = None
+                continue
+            found = factors.f(c)
+            core.update(zip((name, *factors.beside), found if factors.beside else (found,), strict=True))
         elif name == "r" and factors == inputs.get("k"):
             core[name] = core["k"]
         else:
@@ -93,7 +98,7 @@ def _to_core_vjp(inputs: Given, c: Variables, d: Inputs) -> Gradients:
         if dy is None:  # not given, or added to the gradient of k
             continue
         if isinstance(factors, Formula):
-            _add(grads, factors.f_vjp(c, dy))
+            _add(grads, factors.f_vjp(c, dy, *(getattr(d, other) for other in factors.beside)))
         elif (kernel := _kernels(c, factors, dy)) is not None:
             _add_by_kernel(kernel, c, factors, dy, grads)
         else:

@@ -242,7 +242,8 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
     own = {"query_reads": spec.query_reads, "erase_reads": reads,
            "l2norm": options.get("qk_l2norm", False), "l2norm_eps": options.get("l2norm_eps", 0.0),
            "beta_sigmoid": float(options.get("beta_sigmoid", False) + options.get("allow_neg_eigval", False)),
-           "gate_lower_bound": options.get("gate_lower_bound"), "micro_steps": steps, "sequences": sequences,
+           "lower_bound": options.get("lower_bound"),
+        "gate_lower_bound": options.get("gate_lower_bound"), "micro_steps": steps, "sequences": sequences,
            "chunk_states": options.get("chunk_states"), "erase_key": spec.change.erase_key,
            "complement_keys": spec.change.complement_keys}  # fmt: skip
     if plan.states_at is not None:
@@ -275,7 +276,8 @@ def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
 
 def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[InputStep, ...]:
     """The preprocessing steps of a call: for the features that it has and the backend does not handle."""
-    has = {"l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0, "micro_steps": plan.micro_steps > 1,
+    has = {"gates": x.A_log is not None or plan.lower_bound is not None,
+           "l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0, "micro_steps": plan.micro_steps > 1,
            "pools": plan.pool_rows is not None,
            "all_pairs": not plan.causal and any(pairs.chosen(x, plan)),
            "late_queries": not plan.causal and x.q is not None,

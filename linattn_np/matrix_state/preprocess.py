@@ -3,6 +3,8 @@
 A step wraps the rest of the call, `run`: its forward changes the inputs, runs the rest and changes the results; its
 backward does the same with gradients in reverse order.
 
+    gates         g = -e^{A_log} softplus(raw + bias), or lower_bound sigmoid(e^{A_log} (raw + bias))
+                  (ops/gate_formula.py)
     l2norm        y = q / |q| and k / |k|, zero rows stay 0           dx = (dy - y <y, dy>) / |x|
                   r = k or b * k is divided by |k| too; |x| is sqrt(x.x + plan.l2norm_eps)
     strengths     beta = f s, s = sigmoid(raw), f = plan.beta_sigmoid   draw = f s (1 - s) dbeta
@@ -68,6 +70,32 @@ def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., I
         return inputs_vjp(saved.module, saved.x, saved.plan, d), dstate0
 
     return InputStep(name, forward, backward, inputs)
+
+
+# log decays before their formula
+
+
+def _gates(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
+    if plan.lower_bound is not None:
+        g = gate_formula.bounded(plan.xp, x.g, _bounded(x, plan), plan.dtype, True)
+    else:
+        g = gate_formula.log_decay(plan.xp, x.g, x.A_log, x.bias, plan.dtype, True)
+    return x._replace(g=g, A_log=None, bias=None), plan._replace(lower_bound=None)
+
+
+def _gates_vjp(module: Any, x: Inputs, plan: Plan, d: Inputs) -> Inputs:
+    if d.g is None:
+        return d
+    dg = cast(plan.xp, d.g, plan.dtype)
+    if plan.lower_bound is not None:
+        da, dA, dbias = gate_formula.bounded_vjp(plan.xp, x.g, _bounded(x, plan), dg, True)
+    else:
+        da, dA, dbias = gate_formula.log_decay_vjp(plan.xp, x.g, x.A_log, x.bias, dg, True)
+    return d._replace(g=da, A_log=dA, bias=dbias)
+
+
+def _bounded(x: Inputs, plan: Plan) -> gate_formula.Bounded:
+    return gate_formula.Bounded(plan.lower_bound or 0.0, x.A_log, x.bias)
 
 
 # l2norm
@@ -345,6 +373,7 @@ def _rows_of(dstate: Any, channels: slice) -> Any:
 
 
 PREPROCESSING = (  # in this order; core.py says when a call needs a step
+    of_inputs("gates", _gates, _gates_vjp),
     of_inputs("l2norm", _l2norm, _l2norm_vjp),
     of_inputs("strengths", _strengths, _strengths_vjp),
     InputStep("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),

@@ -121,6 +121,13 @@ class Inputs(NamedTuple):
     a: Array = None  # (..., T, Hk, K)  erase FREE: reads S_{t-1}
     b: Array = None  # (..., T, Hk, K)  erase FREE: writes the correction
     u: Array = None  # (H, K)  bonus on the token's own write, with queries that read the PREVIOUS state
+    A_log: Array = None  # (H,)  g is a raw projection, before its formula (ops/gate_formula.py)
+    bias: Array = None  # (H, 1 or K)  added to the raw g
+
+    @property
+    def of_tokens(self) -> tuple[Array, ...]:
+        """The arrays with an axis of tokens: those before u."""
+        return self[:9]
 
     @property
     def decay(self) -> Decay:
@@ -152,7 +159,7 @@ class Plan(NamedTuple):
     """How a call is computed: everything that is not an array.
 
     The fields of `linattn_np/core.py:CallPlan`, with their defaults, and the core's own: which states are read, l2norm,
-    beta_sigmoid, gate_lower_bound, micro_steps, features, average, chunk_states and computed.
+    lower_bound, beta_sigmoid, gate_lower_bound, micro_steps, features, average, chunk_states and computed.
     """
 
     xp: Namespace
@@ -170,6 +177,7 @@ class Plan(NamedTuple):
     overwrite: bool = False  # the final state may overwrite the initial one
     l2norm: bool = False  # q and k are divided by their L2 norm first
     l2norm_eps: float = 0.0  # the norm is sqrt(|x|^2 + eps)
+    lower_bound: float | None = None  # g is a raw projection of a decay that is above it
     beta_sigmoid: float = 0.0  # beta is this number times the sigmoid of the beta given; 0: beta is used as given
     micro_steps: int = 1  # per token: k, v and beta have a row per micro-step; q, g and out one per token
     features: Steps | None = None  # the feature map of q and k, applied when they are loaded

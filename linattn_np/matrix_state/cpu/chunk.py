@@ -22,7 +22,7 @@ from ...runtime.pieces.workspace import TOKEN
 from .averages import find_averages
 from .decay import decays, gram, pair_table, plain_gram, rest, weigh
 from .maps import features
-from .raw import load_rows, load_strengths
+from .raw import load_gate, load_rows, load_strengths
 from .workspace import EARLY, STRICT, Q, U, V, Work
 
 
@@ -50,6 +50,8 @@ def begin_task(w: Work, n: Whole):
     w.V_lanes = -(-w.V // w.lane) * w.lane
     if w.bonus:
         load(w.in_u, (0, w.HEAD, 0), (0, w.K), w.u)
+    if w.raw_gate:
+        load_gate(w)
 
 
 @piece

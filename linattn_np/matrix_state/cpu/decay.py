@@ -17,7 +17,7 @@ from numba import types
 from ...ops.cpu.numbers import exp, faded, number
 from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, OUT_LOWER, product, transpose
 from ...ops.cpu.rows import add, add_hadamard, exp_rows, fill, hadamard, hadamard_to, scaled, suffix_sums
-from ...ops.cpu.storage import Columns, load, load_column, save_column, stream
+from ...ops.cpu.storage import Columns, load, save_column, stream
 from ...runtime.pieces.piece import Kind, Matrix, Number, Truth, Vector, Whole, Wide, piece
 from ...runtime.pieces.registers import fma, registers, store, total, wide
 from ...runtime.pieces.tiles import dot, sum_of
@@ -25,6 +25,7 @@ from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import as_row, backwards, columns, row, rows, transposed
 from ..policy import DECAY_BLOCK as BLOCK
 from ..policy import GATE_FLOOR
+from .raw import load_scalar_decays, load_vector_decays
 from .workspace import EARLY, STRICT, Work
 
 zeros, read = registers(1)
@@ -37,11 +38,11 @@ def decays(w: Work):
     """The tables of the chunk; without a decay of the token `once` has made them."""
     place = (w.BATCH, w.HEAD, w.t)
     if w.scalar:
-        load_column(w.in_g, place, w.factor)
+        load_scalar_decays(w, w.factor)
         pair_table(w.factor, w.sums, w.E, w.start, w.end)
         fill(w.carry, w.start[w.c])
     elif w.vector:
-        load(w.in_g, place, (0, w.K), w.W)
+        load_vector_decays(w, w.W)
         tables_of(w.W, w.first, w.first_before, w.last, w.carry)
     if w.value_decay:
         load(w.in_gv, place, (0, w.V), w.W_v)

@@ -65,6 +65,11 @@ def goes_back_elsewhere(x: Inputs) -> bool:
     return x.u is not None and (x.erase is not Erase.NONE or x.gv is not None)
 
 
+def is_raw_gate(x: Inputs, plan: Plan) -> bool:
+    """Whether the log decays are to be computed of raw projections."""
+    return x.A_log is not None or plan.lower_bound is not None
+
+
 def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
     """Whether the final state is written where the initial one lies: nothing else that is read may lie there."""
     if not plan.overwrite or state.dtype != plan.dtype:
@@ -124,7 +129,11 @@ class Made(NamedTuple):
 def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, plan: Plan, **more: float) -> Kernel:
     """A kernel for a kind of call; more: numbers that it is told."""
     numbers = {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps}
-    numbers |= {"root": sqrt(plan.l2norm_eps), "strongest": plan.beta_sigmoid} | more
+    numbers |= {
+        "root": sqrt(plan.l2norm_eps),
+        "strongest": plan.beta_sigmoid,
+        "lower_bound": plan.lower_bound or 0.0,
+    } | more
     return Kernel(body, WORK, cell.dtype, made, numbers, cell.words | conversions(table.numbers, cell.dtype))
 
 
@@ -157,6 +166,8 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
         "direct_q": direct["q"] and features is None and not plan.l2norm, "direct_v": direct["v"],
         # a float32 system is solved with what its rounding leaves out of rows with beta > 1
         "compensates": dtype == "float32" and delta and not vector,
+        "raw_gate": is_raw_gate(x, plan), "bounded": plan.lower_bound is not None,
+        "has_bias": x.bias is not None, "has_rate": x.A_log is not None,
         "normalised": plan.l2norm, "before_sigmoid": plan.beta_sigmoid > 0,
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])

@@ -32,7 +32,7 @@ from .time_blocks import block_counts, checkpoint_block, time_blocks
 from .workspace import Cell, layout
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients", "states_at"))
-RAW = ("l2norm", "strengths")  # the kernels compute them forward (raw.py)
+RAW = ("gates", "l2norm", "strengths")  # the kernels compute them forward (raw.py)
 
 
 def handles(call: Any) -> frozenset[str]:
@@ -42,7 +42,9 @@ def handles(call: Any) -> frozenset[str]:
     if plain and plan.average is plan.states_at is None and (plan.pool_rows is None or plan.pool_rows.is_plain):
         found.add("pools")
     if plain and not forms.goes_back_elsewhere(x):
-        found.update(RAW if plan.erase_key is not EraseKey.PRODUCT else ("strengths",))
+        found |= {"strengths"}
+        found |= {"gates"} if plan.micro_steps == 1 else set()
+        found |= {"l2norm"} if plan.erase_key is not EraseKey.PRODUCT else set()
     return frozenset(found)
 
 
@@ -96,7 +98,7 @@ def _kept(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
 def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, starts = saved
-    if plan.l2norm or plan.beta_sigmoid:
+    if plan.l2norm or plan.beta_sigmoid or forms.is_raw_gate(x, plan):
         return _raw_vjp(saved, dout, dstate)
     if not (x.v.size and x.k.size) or forms.goes_back_elsewhere(x):
         _, _, kept = array_chunks.forward(x, plan, state)
@@ -152,7 +154,7 @@ def _raw_vjp(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     """backward behind the norms and strengths that a forward has computed in its kernels, and their transposes."""
     (x, plan, state, starts), run, before = saved, backward, []
     for step in (step for step in PREPROCESSING if step.name in RAW):
-        if plan.l2norm if step.name == "l2norm" else plan.beta_sigmoid:
+        if {"gates": forms.is_raw_gate(x, plan), "l2norm": plan.l2norm, "strengths": plan.beta_sigmoid}[step.name]:
             before.append((step, x, plan))
             x, plan = step.inputs(sys.modules[__name__], x, plan)
     rest: Any = Saved(x, plan, state, starts)

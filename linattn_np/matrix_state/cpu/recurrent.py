@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from ...ops.cpu.numbers import number
 from ...ops.cpu.rows import add, clear, exp_rows, fill, hadamard_to, scale_columns, scaled
-from ...ops.cpu.storage import load, load_column, save, save_column
+from ...ops.cpu.storage import load, save, save_column
 from ...runtime.pieces.piece import Matrix, Whole, piece
 from ...runtime.pieces.registers import NARROW, WIDE
 from ...runtime.pieces.tiles import dot
@@ -31,7 +31,7 @@ from .averages import load_z, save_z
 from .chunk import begin_task
 from .maps import map_rows
 from .passes import read_pass, write_state
-from .raw import load_rows, load_strengths
+from .raw import load_rows, load_scalar_decays, load_strengths, load_vector_decays
 from .workspace import MONOMIALS, Work
 
 
@@ -82,12 +82,12 @@ def load_slab(w: Work):
     else:
         load_rows(w, w.in_k, w.HEAD, w.keys)
     if w.vector:  # e^g
-        load(w.in_g, place, all_K, w.decays)
+        load_vector_decays(w, w.decays)
         exp_rows(w.decays)
     else:
         fill(w.factor, 1.0)
         if w.scalar:
-            load_column(w.in_g, place, w.factor)
+            load_scalar_decays(w, w.factor)
             exp_rows(as_row(w.factor))
         for i in range(w.c):
             fill(row(w.decays, i), w.factor[i])

@@ -29,6 +29,10 @@ class Table:
         for name, y in (("in_k", x.k), ("in_v", x.v), ("in_g", x.g), ("in_r", x.r if x.a is None else x.a),
                         ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv)):  # fmt: skip
             self.tokens(name, y, self.H)
+        if x.A_log is not None:
+            self._put("in_A_log", x.A_log[None, None, :, None], (0, 0, *x.A_log.strides, 0), self.H // len(x.A_log))
+        if x.bias is not None:
+            self._put("in_bias", x.bias[None, None], (0, 0, *x.bias.strides), self.H // len(x.bias))
         if x.u is not None:
             self._put("in_u", x.u.reshape((1, 1, *x.u.shape)), (0, 0, *x.u.strides), self.H // x.u.shape[0])
 

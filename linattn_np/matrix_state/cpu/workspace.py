@@ -27,15 +27,16 @@ TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "EARLIER", "LA
 SIZES = ("t", "C", "given", "half", "skipped", "segment_count", "group")  # fmt: skip
 WORDS = ("decay", "scalar", "vector", "erase", "delta", "free", "query_reads", "erase_reads", "separate_erase_key",
          "has_queries", "bonus", "started", "compensates", "map", "value_decay", "averaged", "formed", "direct_q",
-         "direct_v", "direct", "rotates", "has_dstate", "apart", "normalised", "before_sigmoid")  # fmt: skip
+         "direct_v", "direct", "rotates", "has_dstate", "apart",
+         "normalised", "before_sigmoid", "raw_gate", "bounded", "has_bias", "has_rate")  # fmt: skip
 FLAGS = ("queries", "reflects", "returning", "iterations", "lane")
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
-NUMBERS = ("scale", "eps", "enough", "root", "strongest")
+NUMBERS = ("scale", "eps", "enough", "root", "strongest", "lower_bound")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
-          "out_sums", "out_dgv", "in_rotation")  # fmt: skip
+          "out_sums", "out_dgv", "in_rotation", "in_A_log", "in_bias")  # fmt: skip
 
 M = Matrix
 GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
@@ -63,6 +64,7 @@ GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
     "compensates chunk": {"rest": M("c", "c", slot="slot"), "correction": M("c", "V_lanes")},
     "free chunk": {"b": M("c", "K_lanes"), "bT": M("K", "c"), "Y": M("c", "V_lanes", slot="slot")},
     "bonus": {"u": M("one", "K_lanes")},
+    "raw_gate": {"bias": M("one", "K_lanes"), "rate": M("one")},
     "bonus adjoint": {"du": M("one", "K_lanes")},
     "adjoint": {
         "dout": M("c", "V_lanes"), "dS": M("K", "V_lanes"), "dyT": M("K", "c"), "ST": M("V", "K"), "UT": M("V", "c"),

@@ -80,6 +80,24 @@ def _exp(F: Any) -> Any:
     return of
 
 
+def softplus(x: Any) -> Any:
+    """log(1 + e^x) = max(x, 0) + log(1 + y), y = e^{-|x|}: the series of log(1 + y) = 2 artanh(y / (2 + y))."""
+    return np.maximum(x, 0) + np.log1p(exp(-np.abs(x)))
+
+
+@both_widths(softplus)
+def _softplus(F: Any) -> Any:
+    terms, none, two = 8 if F is np.float32 else 17, F(0), F(2)
+    artanh = series(*(2 / (2 * n + 1) for n in range(terms)))
+
+    def of(x: Any) -> Any:
+        y = exp(-abs(x))
+        z = y / (two + y)
+        return (x if x > none else none) + z * artanh(z * z)
+
+    return of
+
+
 def _faded(x: Any, w: Any) -> Any:
     y = x * w
     return y * 0 if y < np.finfo(y.dtype).tiny else y

@@ -9,7 +9,7 @@ from ...matrix_state.types import Decay, Erase, EraseKey, Inputs, both
 from ...runtime.arrays import Array
 from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
 from ..shared.arguments import GATE, LOG_DECAY, QUERIES, SIGMOID, STRENGTHS
-from ..shared.projections import SAMPLES, GatedStrengthOptions, gate_arrays, log_decay, log_decay_vjp, raw_options
+from ..shared.projections import SAMPLES, GatedStrengthOptions, gate_arrays, raw_gate, raw_gate_vjp, raw_options
 
 
 def _in_line(c: Variables, x: Array) -> Array:
@@ -29,8 +29,8 @@ def to_core(c: Variables) -> Inputs:
     if c.sizes.n < 1:
         raise ValueError(f"{c.name}: k has n = 0 micro-steps per token, expected 1 or more")
     k, beta = _in_line(c, c.k), _in_line(c, c.beta[..., None])
-    g = log_decay(c)
-    return Inputs(c.q, k, _in_line(c, c.v), None if g is None else g[..., None], r=k, beta=beta)
+    g, A_log, bias = raw_gate(c)
+    return Inputs(c.q, k, _in_line(c, c.v), g, r=k, beta=beta, A_log=A_log, bias=bias)
 
 
 def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
@@ -39,7 +39,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     if c.q is not None:
         grads["q"] = d.q
     if c.g is not None:
-        grads |= log_decay_vjp(c, d.g[..., 0])
+        grads |= raw_gate_vjp(c, d.g, d.A_log, d.bias)
     return grads
 
 

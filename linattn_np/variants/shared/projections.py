@@ -7,8 +7,7 @@
     A_log given:          g_t <- -e^{A_log} softplus(g_t + dt_bias)
     lower_bound given:    g_t <- lower_bound sigmoid(e^{A_log} (g_t + dt_bias))
 
-The core normalises and computes strengths (matrix_state/preprocess.py), since some kernels get the norms from products
-that they compute anyway. The gate formula is a change of variables, here with its transpose.
+The core computes norms, strengths and gates (matrix_state/preprocess.py), since its kernels can when they load them.
 
 The map comes first: qk_l2norm divides mapped rows, a delta rule erases along the mapped key, and the state is
 (..., H, M, V) for maps of M features. scale=None stays that of the K channels before the map.
@@ -23,10 +22,9 @@ from typing import Any, NamedTuple
 from ...call.options import Options
 from ...matrix_state import core as matrix_state
 from ...matrix_state.types import Inputs, both
-from ...ops import gate_formula
 from ...ops.feature_maps import feature_map_pair
 from ...products import Formula
-from ...runtime.arrays import Array, cast
+from ...runtime.arrays import Array
 from ...runtime.shapes import check_state
 from ...runtime.tracing import traced_variables
 from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
@@ -85,51 +83,28 @@ def gate_arrays(bias: str = "H") -> dict[str, ArgSpec]:
             "dt_bias": ArgSpec(bias, "added to the raw g", optional=True, reinterprets="g")}  # fmt: skip
 
 
-def log_decay(c: Variables) -> Array:
-    """g, or the log decay by a formula.   Raises ValueError for a part of a formula without the rest."""
-    if (bounded := _bounded(c)) is not None:
-        if c.g is None:
-            raise ValueError(f"{c.name}: lower_bound is given without g, expected g to be the raw projection")
-        return gate_formula.bounded(c.xp, c.g, bounded, c.dtype, _by_channel(c))
-    if c.A_log is None:
-        if c.dt_bias is not None:
-            raise ValueError(f"{c.name}: dt_bias is given without A_log, expected both, A_log alone, or lower_bound")
-        return c.g
-    if c.g is None:
+def raw_gate(c: Variables) -> tuple[Array | None, Array | None, Array | None]:
+    """The core's g, A_log and bias.   Raises ValueError for a part of a formula without the rest."""
+    bounded = c.options["lower_bound"] is not None
+    if c.g is None and bounded:
+        raise ValueError(f"{c.name}: lower_bound is given without g, expected g to be the raw projection")
+    if c.dt_bias is not None and c.A_log is None and not bounded:
+        raise ValueError(f"{c.name}: dt_bias is given without A_log, expected both, A_log alone, or lower_bound")
+    if c.g is None and c.A_log is not None:
         raise ValueError(f"{c.name}: A_log is given without g, expected g to be the raw projection")
-    return gate_formula.log_decay(c.xp, c.g, c.A_log, c.dt_bias, c.dtype, _by_channel(c))
+    if c.g is None or _by_channel(c):
+        return c.g, c.A_log, c.dt_bias
+    return c.g[..., None], c.A_log, None if c.dt_bias is None else c.dt_bias[..., None]
 
 
-def log_decay_vjp(c: Variables, dg: Array) -> dict[str, Array]:
+def raw_gate_vjp(c: Variables, dg: Array, dA: Array | None, dbias: Array | None) -> dict[str, Array]:
     """Gradients of g, A_log and dt_bias, those that are given."""
-    bounded = _bounded(c)
-    if c.A_log is None and bounded is None:
-        return {"g": dg}
-    xp, dg = c.xp, cast(c.xp, dg, c.dtype)
-    if bounded is not None:
-        da, dA, dbias = gate_formula.bounded_vjp(xp, c.g, bounded, dg, _by_channel(c))
-    else:
-        da, dA, dbias = gate_formula.log_decay_vjp(xp, c.g, c.A_log, c.dt_bias, dg, _by_channel(c))
-    grads = {"g": da} if dA is None else {"g": da, "A_log": dA}
-    return grads if c.dt_bias is None else grads | {"dt_bias": xp.reshape(dbias, tuple(c.dt_bias.shape))}
+    grads = {"g": dg if _by_channel(c) else dg[..., 0]}
+    grads |= {} if dA is None else {"A_log": dA}
+    return grads if dbias is None else grads | {"dt_bias": c.xp.reshape(dbias, tuple(c.dt_bias.shape))}
 
 
-def _bounded(c: Variables) -> gate_formula.Bounded | None:
-    """The parameters of the gate with a lower bound; None without one."""
-    bound = c.options["lower_bound"]
-    return None if bound is None else gate_formula.Bounded(float(bound), c.A_log, c.dt_bias)
-
-
-def _core_decay(c: Variables) -> Array | None:
-    g = log_decay(c)
-    return g if g is None or _by_channel(c) else g[..., None]
-
-
-def _core_decay_vjp(c: Variables, dg: Array) -> dict[str, Array]:
-    return log_decay_vjp(c, dg if _by_channel(c) else dg[..., 0])
-
-
-LOG_DECAY = Formula(_core_decay, _core_decay_vjp)  # the core's g
+LOG_DECAY = Formula(raw_gate, raw_gate_vjp, beside=("A_log", "bias"))
 
 
 def _by_channel(c: Variables) -> bool:
