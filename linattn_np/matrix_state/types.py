@@ -142,6 +142,9 @@ class Inputs(NamedTuple):
         return Erase.NONE if self.beta is None else Erase.DELTA
 
 
+WITHOUT_GATES = Inputs._fields[:10]  # inputs of kernels whose log decays are computed ahead: all but A_log and bias
+
+
 def both(d: Array, more: Array | None) -> Array:
     """The gradient of an array that is used as two inputs; more is None if the backend has added it to d."""
     return d if more is None else d + more

@@ -7,7 +7,7 @@ from typing import Any
 from ....runtime.arrays import Array, cast, is_deferred
 from ....runtime.cuda import launch
 from ... import policy
-from ...types import Inputs, Plan, Saved
+from ...types import WITHOUT_GATES, Inputs, Plan, Saved
 from . import gradients
 from .launch import launched, prepared
 
@@ -24,7 +24,7 @@ def unsupported_reason(call: Any) -> str | None:
         return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
     if 0 in (*x.v.shape, *x.k.shape) or (x.q is not None and 0 in x.q.shape):
         return "there is nothing to compute"
-    if any(y is not None and y.shape[-2] > x.v.shape[-2] for n, y in x._asdict().items() if n != "q"):
+    if any(y is not None and y.shape[-2] > x.v.shape[-2] for n, y in zip(WITHOUT_GATES, x, strict=False) if n != "q"):
         return "there are more heads of keys or gates than of values"
     if not policy.is_short_cuda(plan) and plan.chunk_size is not None:
         return f"chunk_size={plan.chunk_size!r}: the kernel of such calls goes token by token"

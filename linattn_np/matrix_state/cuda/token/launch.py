@@ -13,13 +13,13 @@ from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
 from ....runtime.cuda.elements import ELEMENTS, Constants
 from ... import policy
-from ...types import Inputs, Plan
+from ...types import WITHOUT_GATES, Inputs, Plan
 from .. import arguments
 from ..operands import element_of
 from .plan import STEP, Stored, constants_of
 
-NAMES_OF_POINTERS = (*Inputs._fields, "out", "start", "end", "start_slots", "end_slots", "fresh", "offsets")
-AT = tuple(f"at_{n}" for n in Inputs._fields)
+NAMES_OF_POINTERS = (*WITHOUT_GATES, "out", "start", "end", "start_slots", "end_slots", "fresh", "offsets")
+AT = tuple(f"at_{n}" for n in WITHOUT_GATES)
 STRIDES = tuple(f"{which}_{n}" for which in ("start", "end") for n in ("slot", "head", "row"))
 
 
@@ -99,7 +99,7 @@ def of_heads(call: Launch, N: int, H: int) -> Launch | None:
 def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
     """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), with contiguous rows."""
     arrays: dict[str, Any] = {}
-    for name, y in x._asdict().items():
+    for name, y in zip(WITHOUT_GATES, x, strict=False):
         if y is not None:
             gate = name in ("g", "gv", "beta", "u")
             if (dtype_name(y) not in ELEMENTS) if gate else (dtype_name(y) != element):
