@@ -67,51 +67,68 @@ def core_of(inputs: Any) -> Computation:
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of the public function: out, or (out, state)."""
     first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
-    if first is not ndarray and (bridge := bridge_of(arrays, keywords)) is not None:
-        found = bridge.run(spec, arrays, keywords)
-        if found is not NotImplemented:
-            return found
-    signature = replay.signature(spec, arrays, keywords)
-    if signature is not None:
-        key, given, state, pointers = signature
-        if (recorded := replay.plans.get(key)) is not None:
-            plan, returns_state, is_limited, _ = recorded
-            if is_limited:
-                with limit(spec, keywords):
-                    found = plan(given, state, pointers)
-            else:
-                found = plan(given, state, pointers)
-            if found is not None:
-                return new(Result, found) if returns_state else found[0]
-    if signature is None and (bridge := symbolic_bridge(arrays, keywords)) is not None:
-        found = bridge.run(spec, arrays, keywords)
-        if found is not NotImplemented:
-            return found
+    found, signature = NotImplemented, None
+    if first is not ndarray:
+        found = _of_bridge(bridge_of(arrays, keywords), spec, arrays, keywords)
+    if found is NotImplemented and (signature := replay.signature(spec, arrays, keywords)) is None:
+        found = _of_bridge(symbolic_bridge(arrays, keywords), spec, arrays, keywords)
+    elif found is NotImplemented:
+        found = _replayed(signature, spec, keywords)
+    if found is not NotImplemented:
+        return found
     if keywords.get("reverse") is True:
         from . import reverse
 
         return reverse.run(run, spec, arrays, keywords, signature)
     with limit(spec, keywords):
-        call = prepare(spec, arrays, keywords)
-        if call.is_cut:
-            return pieces.forward(call, keywords, _run_piece, _final)
-        if call.is_one_token and (result := _run_deferred(call, signature, arrays, keywords)) is not None:
-            return result
-        with call.recorder or NO_LIMIT:
-            x = call.inputs()
-            core = core_of(x)
-            lacks = call.lacks_states(core, x)
-            if not lacks:
-                out, end, residuals = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
-                if isinstance(end, StatesAt):
-                    return _with_states(call, signature, arrays, keywords, (x, out, end, residuals))
-                out, state = finish(call, out, end)
-        if lacks:
-            return pieces.forward(call, keywords, _run_piece, _final)
-        if signature is not None and call.is_recordable:
-            with contextlib.suppress(MemoryError):  # the call has been computed
-                _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
-        return Result(out, state) if out is None or call.options["return_state"] else out
+        return _computed(prepare(spec, arrays, keywords), signature, arrays, keywords)
+
+
+def _of_bridge(bridge: Any, spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The result of a call on another library's arrays; NotImplemented without a bridge, or if it declines."""
+    return NotImplemented if bridge is None else bridge.run(spec, arrays, keywords)
+
+
+def _replayed(signature: replay.Signature, spec: VariantSpec, keywords: Mapping[str, Any]) -> Any:
+    """The result of a call by its recorded plan; NotImplemented without one, or if the call must be checked again."""
+    key, given, state, pointers = signature
+    recorded = replay.plans.get(key)
+    if recorded is None:
+        return NotImplemented
+    plan, returns_state, is_limited, _ = recorded
+    if is_limited:
+        with limit(spec, keywords):
+            found = plan(given, state, pointers)
+    else:
+        found = plan(given, state, pointers)
+    if found is None:
+        return NotImplemented
+    return new(Result, found) if returns_state else found[0]
+
+
+def _computed(
+    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> Any:
+    """The result of a checked call, whose plan is recorded: change the variables, compute, finish."""
+    if call.is_cut:
+        return pieces.forward(call, keywords, _run_piece, _final)
+    if call.is_one_token and (result := _run_deferred(call, signature, arrays, keywords)) is not None:
+        return result
+    with call.recorder or NO_LIMIT:
+        x = call.inputs()
+        core = core_of(x)
+        lacks = call.lacks_states(core, x)
+        if not lacks:
+            out, end, residuals = core.forward(call.spec.name, x, call.plan, call.state, call.options["backend"])
+            if isinstance(end, StatesAt):
+                return _with_states(call, signature, arrays, keywords, (x, out, end, residuals))
+            out, state = finish(call, out, end)
+    if lacks:
+        return pieces.forward(call, keywords, _run_piece, _final)
+    if signature is not None and call.is_recordable:
+        with contextlib.suppress(MemoryError):  # the call has been computed
+            _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
+    return Result(out, state) if out is None or call.options["return_state"] else out
 
 
 def _run_deferred(
