@@ -238,19 +238,33 @@ def end_of(call: Prepared, found: Computed, ends: list[Any]) -> Any:
 def forward(call: Prepared, keywords: Mapping[str, Any], run: Run, final: Callable[..., Any]) -> Any:
     """The public result; final(call, S, given) makes a part of the public final state."""
     found, out, ends = compute(call, keywords, run)
-    return finished(call, found, out, ends, final)
+    end = None
+    if call.options["overwrite_state"] and call.spec.grows and call.given_state is not None:
+        end = _of_its_slots(call, keywords, run, found.begin)
+    return finished(call, found, out, ends, final, end)
 
 
-def finished(call: Prepared, found: Computed, out: Any, ends: list[Any], final: Callable[..., Any]) -> Any:
-    """The public result."""
+def _of_its_slots(call: Prepared, keywords: Mapping[str, Any], run: Run, begin: Any) -> Any:
+    """The final state where it is a cache that is overwritten: all tokens written into a copy, which gains no slots."""
+    sizes, offsets = call.variables.sizes, call.options["cu_seqlens"]
+    whole = Piece(0, sizes.T, None, 0, 1 if offsets is None else len(offsets) - 1, None, True)
+    given = {name: _tokens(call, name, whole) for name in call.spec.arrays}
+    own = {"state": each(lambda S: call.plan.xp.asarray(S, copy=True), begin), "overwrite_state": True}
+    own |= {} if offsets is None else {"cu_seqlens": offsets}
+    return run(call.spec, {**given, **_options(call, keywords), **own, "return_state": True})[0][1]
+
+
+def finished(
+    call: Prepared, found: Computed, out: Any, ends: list[Any], final: Callable[..., Any], end: Any = None
+) -> Any:
+    """The public result; end: the final state, if it is not that of the pieces."""
     options, back = call.options, call.library.give_back
     states = None if options["return_states_at"] is None else each(back, states_at(call, found, ends))
     if out is not None:
         layout = LAYOUTS.get(options["layout"])
         out = back(out if layout is None else layout.leave_rows(call.plan.xp, out))
-    end = None
     if options["return_state"] or options["overwrite_state"] or (states is None and out is None):
-        end = end_of(call, found, ends)
+        end = end_of(call, found, ends) if end is None else end
         given = each(lambda S: None, end) if call.given_state is None else call.given_state
         end = each(lambda S, own: final(call, S, own), end, given)
     if states is not None:

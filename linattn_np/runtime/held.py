@@ -35,10 +35,10 @@ class Cached(Generic[R]):
         emptying.append(self.cache_clear)
 
     def __call__(self, *arguments: Any) -> R:
-        try:
-            return self._results[arguments]
-        except KeyError:
-            found = self._results[arguments] = self.__wrapped__(*arguments)
+        found = self._results.get(arguments, self)
+        if found is not self:
+            return found
+        found = self._results[arguments] = self.__wrapped__(*arguments)
         self._sizes[arguments] = LEAST + held_bytes(found)
         while sum(self._sizes.values()) > MOST_BYTES:
             oldest, *_ = self._sizes  # in one step: other threads may call

@@ -169,6 +169,23 @@ def test_fewer_queries_are_those_of_the_last_tokens():
     la.testing.check_vjp(la.softmax_attention, **arrays | {"q": arrays["q"][:, 25:]})
 
 
+@pytest.mark.parametrize("queries", [0, 1, 3])
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn.spec.grows], ids=lambda fn: fn.__name__)
+def test_fewer_queries_with_a_cache_that_is_overwritten(fn, queries):
+    """The last outputs and the cache of a call with all queries."""
+    rng, T = np.random.default_rng(0), 5
+    arrays = la.testing.sample(fn, rng, B=(2,), T=T, H=2, K=8, V=6, optional=False)
+    state = la.testing.sample_state(fn, rng, (2,), {}, H=2, K=8, V=6)
+    whole, few = (type(state)(*(S.copy() for S in state)) for _ in range(2))
+    expected = fn(**arrays, state=whole, overwrite_state=True, return_state=True)
+    name = fn.spec.change.query
+    found = fn(**arrays | {name: arrays[name][:, T - queries :]}, state=few, overwrite_state=True, return_state=True)
+    np.testing.assert_allclose(found.out, expected.out[:, T - queries :], rtol=0, atol=1e-12)
+    for mine, given, other in zip(found.state, few, expected.state, strict=True):
+        assert mine is given
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12)
+
+
 def test_explain_says_from_when_linear_attention_takes_fewer_operations():
     q, k, v = np.ones((3, 1, 10, 2, 64))
     found = la.explain(la.softmax_attention, q, k, v)
