@@ -50,7 +50,8 @@ def causal_conv1d_fn(
     """y_t = act(bias + sum_i weight_{W-1-i} x_{t-i}) of every channel.
 
     x (B, D, T), weight (D, W), bias (D,), seq_idx (B, T): tokens of one number are one sequence, initial_states
-    (B, D, W - 1). Returns y, or (y, the last W - 1 inputs) with return_final_states: (B, D, W - 1) for every T, zeros
+    (B, D, W - 1). Products are in the wider dtype of x and weight. Returns y, or (y, the last W - 1 inputs) with
+    return_final_states: (B, D, W - 1) for every T, zeros
     before the first token. Raises TypeError or ValueError for tensors that do not fit.
     """
     fn = "causal_conv1d_fn"
@@ -107,8 +108,9 @@ def causal_conv1d_update(
     if not new.shape[-1]:
         return torch.zeros_like(x)
     taps = past.unfold(-1, W, 1)  # (B, D, T, W)
-    y = (taps.to(weight.dtype) * weight[:, None, :]).sum(-1)
-    y = activated(y if bias is None else y + bias[:, None], activation).to(x.dtype)
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    y = (taps.to(dtype) * weight[:, None, :].to(dtype)).sum(-1)
+    y = activated(y if bias is None else y + bias[:, None].to(dtype), activation).to(x.dtype)
     return y if x.ndim == 3 else y[..., 0]
 
 
@@ -144,8 +146,9 @@ def check(fn: str, x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
 
 def convolved(x: Tensor, conv: Conv) -> Tensor:
     """The convolution of (B, D, T), in the memory order (B, T, D)."""
-    rows, bias = x.transpose(1, 2).to(conv.weight.dtype), conv.bias
-    y = convolution(x=rows, taps=conv.weight.t(), bias=None if bias is None else bias.to(rows.dtype),
+    dtype, bias = torch.promote_types(x.dtype, conv.weight.dtype), conv.bias
+    y = convolution(x=x.transpose(1, 2).to(dtype), taps=conv.weight.t().to(dtype),
+                    bias=None if bias is None else bias.to(dtype),
                     position=conv.position, silu=conv.activation is not None)  # fmt: skip
     return y.transpose(1, 2).to(x.dtype)
 

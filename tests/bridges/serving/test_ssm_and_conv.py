@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 
 import numpy as np
 import pytest
@@ -227,3 +228,19 @@ def test_signatures_are_those_of_the_packages():
 def test_errors_say_what_was_expected(call, text):
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product(("float64", "float32", "bfloat16"), repeat=2)], ids="-".join)
+def test_convolutions_are_computed_in_the_wider_dtype_of_x_and_weight(kinds):
+    """As with both in float64, to a rounding of the narrower one that is given, and of the result."""
+    rng = np.random.default_rng(0)
+    x, weight, bias = (torch.from_numpy(rng.standard_normal(n)) for n in ((2, 5, 9), (5, 4), (5,)))
+    x, weight, bias = x.to(getattr(torch, kinds[0])), *(y.to(getattr(torch, kinds[1])) for y in (weight, bias))
+    wide = causal_conv1d_fn(x.double(), weight.double(), bias.double(), activation="silu")
+    bound = 8 * max(torch.finfo(x.dtype).eps, torch.finfo(torch.promote_types(x.dtype, weight.dtype)).eps)
+    y = causal_conv1d_fn(x, weight, bias, activation="silu")
+    assert y.dtype == x.dtype
+    assert float((y.double() - wide).abs().max()) <= bound
+    state = x.new_zeros(2, 5, 3)
+    one = causal_conv1d_update(x, state, weight, bias, activation="silu")
+    assert float((one.double() - wide).abs().max()) <= bound
