@@ -1,0 +1,121 @@
+"""Raw projections in compiled loops: norms, strengths and gates as the kernels load them, against array calls."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.matrix_state.cpu import loops
+from linattn_np.ops.cpu import numbers
+from linattn_np.testing import relative_error
+from tests.cases import parts
+
+RAW = [fn for fn in la.VARIANTS if "qk_l2norm" in fn.spec.options.defaults]
+GATED = [fn for fn in RAW if "A_log" in fn.spec.arrays]
+BOUNDS = {"float64": 1e-11, "float32": 2e-5}
+every_length = pytest.mark.parametrize("T", [1, 5, 70])
+named = {"ids": lambda fn: fn.__name__}
+
+
+def drawn(fn, T, dtype, **options):
+    """Arrays of a call with grouped heads, q and k of any length; a gate before its formula if `options` ask for it."""
+    rng = np.random.default_rng(0)
+    arrays = la.testing.sample(fn, rng, B=(2,), T=T, H=4, Hk=2, Hq=4, K=20, V=12, optional=fn in GATED)
+    arrays = {n: x for n, x in arrays.items() if n not in ("A_log", "dt_bias")}
+    arrays |= {n: 3 * arrays[n] for n in "qk"}
+    if options.pop("gate", False):
+        arrays["g"] = 3 * rng.standard_normal(arrays["g"].shape)
+        arrays["A_log"] = rng.uniform(-1, 1, 4)
+        arrays["dt_bias"] = rng.standard_normal((4, 20) if arrays["g"].ndim == 4 else 4)
+    state = la.testing.sample_state(fn, rng, (2,), options, H=4, K=20, V=12)
+    return {n: x.astype(dtype) for n, x in arrays.items()}, state.astype(dtype)
+
+
+def check(fn, arrays, state, options, dtype):
+    """Outputs, states and gradients are those of array calls in float64; a plain call has the bits of vjp's."""
+    result, pullback = la.vjp(fn, **arrays, **options, state=state, return_state=True)
+    wide = {n: x.astype(np.float64) for n, x in arrays.items()} | {"state": state.astype(np.float64)}
+    expected, other = la.vjp(fn, **wide, **options, return_state=True, backend="chunks")
+    for _ in range(3):
+        plain = fn(**arrays, **options, state=state, return_state=True)
+        assert all(np.array_equal(a, b) for a, b in zip(plain, result, strict=True))
+    grads, right = pullback(*result), other(*expected)
+    found = [(result.out, expected.out), (result.state, expected.state)]
+    found += [(d, getattr(right, n)) for n, d in grads._asdict().items() if d is not None]
+    assert max(relative_error(a, b) for a, b in found) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("doubled", [False, True])
+@every_length
+@pytest.mark.parametrize("fn", RAW, **named)
+def test_norms_and_strengths(fn, T, doubled, dtype):
+    arrays, state = drawn(fn, T, dtype)
+    options = {"qk_l2norm": True, "l2norm_eps": 1e-3}
+    if "beta_sigmoid" in fn.spec.options.defaults:
+        options |= {"beta_sigmoid": True, "allow_neg_eigval": doubled}
+    check(fn, arrays, state, options, dtype)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(("given", "bound"), [(("A_log", "dt_bias"), None), (("A_log",), None), ((), -5.0),
+                                              (("A_log", "dt_bias"), -5.0), (("dt_bias",), -2.0)])  # fmt: skip
+@every_length
+@pytest.mark.parametrize("fn", GATED, **named)
+def test_gates(fn, T, given, bound, dtype):
+    arrays, state = drawn(fn, T, dtype, gate=True)
+    arrays = {n: x for n, x in arrays.items() if n not in ("A_log", "dt_bias") or n in given}
+    check(fn, arrays, state, {"qk_l2norm": True} | ({} if bound is None else {"lower_bound": bound}), dtype)
+
+
+@every_length
+@pytest.mark.parametrize("fn", GATED, **named)
+def test_every_layout_of_a_raw_gate(fn, T):
+    """Reversed, strided and 16-bit gates, parameters of float64, packed sequences: the numbers that dense ones give."""
+    arrays, _ = drawn(fn, T, "float32", gate=True)
+    out = fn(**arrays, qk_l2norm=True)
+    apart = {n: np.repeat(x, 2, axis=-1)[..., ::2] for n, x in arrays.items()}
+    apart["g"] = np.ascontiguousarray(arrays["g"][::-1, ::-1])[::-1, ::-1]
+    assert np.array_equal(fn(**apart, qk_l2norm=True), out)
+    narrow = arrays | {"g": arrays["g"].astype(ml_dtypes.bfloat16)}
+    rounded = arrays | {"g": narrow["g"].astype(np.float32)}
+    assert np.array_equal(fn(**narrow, qk_l2norm=True), fn(**rounded, qk_l2norm=True))
+    flat = {n: x.reshape(1, 2 * T, *x.shape[2:]) if n not in ("A_log", "dt_bias") else x for n, x in arrays.items()}
+    packed = fn(**flat, qk_l2norm=True, cu_seqlens=[0, T, 2 * T])
+    assert np.array_equal(packed.reshape(out.shape), out)
+
+
+def test_the_kernels_compute_raw_projections_themselves(monkeypatch):
+    """No array call divides rows or computes gates of a plain call."""
+    arrays, state = drawn(la.gated_delta_rule, 70, "float32", gate=True)
+    for name in ("unit_rows", "array_chunks"):
+        monkeypatch.setattr(loops, name, None)
+    monkeypatch.setattr("linattn_np.ops.gate_formula.log_decay", None)
+    found = la.gated_delta_rule(**arrays, qk_l2norm=True, beta_sigmoid=True, state=state)
+    assert all(np.isfinite(x).all() for x in parts((found,)))
+
+
+def test_gates_that_are_infinite_or_no_number():
+    """An infinite raw gate closes or opens the state; NaN stays in its head."""
+    arrays, state = drawn(la.gated_delta_rule, 3, "float64", gate=True)
+    arrays["g"][:], arrays["beta"][:] = -np.inf, 0
+    kept = la.gated_delta_rule(**arrays, state=state, return_state=True).state
+    assert np.array_equal(kept, state)
+    arrays, state = drawn(la.gated_delta_rule, 3, "float64", gate=True)
+    arrays["g"][:, 0] = np.inf
+    begun = la.gated_delta_rule(**arrays, state=state)
+    assert relative_error(begun, la.gated_delta_rule(**arrays, state=0 * state)) == 0
+    arrays["g"][:, :, 1] = np.nan
+    found = la.gated_delta_rule(**arrays, state=state)
+    assert np.isnan(found[:, :, 1]).all()
+    assert np.isfinite(found[:, :, [0, 2, 3]]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_softplus(dtype):
+    x = np.concatenate([np.linspace(-80, 80, 4001), [0.0, -0.0, 1e-30]]).astype(dtype)
+    found = np.array([numbers.softplus(y) for y in x])
+    exact = np.logaddexp(0, x.astype(np.float64))
+    assert np.abs(found / exact - 1).max() <= 8 * np.finfo(dtype).eps
