@@ -222,8 +222,9 @@ def explain_memories(
     describe, said = choice.backend.describe, []
     if describe is not None:
         said = list(dict.fromkeys(describe(Call(memory, plan)) for memory in reversed(memories)))
-    if plan.beta_sigmoid and "strengths" not in choice.backend.handles(Call(memories[-1], plan)):
-        said.append("beta is the sigmoid of the array given, computed first")
+    if plan.beta_sigmoid:
+        loaded = "strengths" in choice.backend.handles(Call(memories[-1], plan))
+        said.append(f"beta is the sigmoid of the array given, computed {'as it is loaded' if loaded else 'first'}")
     reason = "; ".join(filter(None, (choice.reason, *said, operations.orders(memories[-1], plan), words)))
     forms = forms or [form(fn, memory, plan, wanted) for memory in memories]
     counts = [operations.operations_of(memory, plan, how, C or 0)

@@ -38,7 +38,7 @@ def worst(found, expected):
 
 def cut(x, plan, start, stop):
     """Tokens start..stop of a call."""
-    tokens = [None if y is None else y[..., start:stop, :, :] for y in x[:-1]]
+    tokens = [None if y is None else y[..., start:stop, :, :] for y in x.of_tokens]
     return type(x)(*tokens, x.u), plan._replace(sequences=tuple(sequences(stop - start, None)))
 
 
