@@ -235,9 +235,8 @@ def cotangents(s: Signals, like: Filtered, given: tuple[Any, ...]) -> Filtered:
         is_signal = s.is_token and name in ("dprediction", "derror")
         result = result[..., 0, :] if is_signal else result
         if isinstance(result, tuple):
-            return type(result)(
-                *(one(f"{name}.{n}", *each) for n, *each in zip(result._fields, y, result, strict=True))
-            )  # type: ignore[attr-defined]
+            names: Any = type(result)
+            return names(*(one(f"{name}.{n}", *each) for n, *each in zip(names._fields, y, result, strict=True)))
         found = enter(s.fn, {name: y}, s.library)[1][name]
         if tuple(found.shape) != tuple(result.shape):
             raise ValueError(f"{s.fn}: {name} has shape {tuple(found.shape)}, expected {tuple(result.shape)}")

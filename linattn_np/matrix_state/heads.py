@@ -25,9 +25,8 @@ def split(xp: Namespace, y: Array, G: int) -> Array:
 
 def split_all(xp: Namespace, x: Inputs, G: int) -> Inputs:
     """Every array of x in the core's layout; the bonus u (H, K) becomes (G, R, 1, K)."""
-    tokens = [None if y is None else split(xp, y, G) for y in x.of_tokens]
     u = None if x.u is None else xp.reshape(x.u, (G, x.u.shape[0] // max(G, 1), 1, x.u.shape[1]))
-    return Inputs(*tokens, u)
+    return x.mapped(lambda y: split(xp, y, G), u)
 
 
 def split_state(xp: Namespace, S: Array, G: int) -> Array:
@@ -62,15 +61,14 @@ def gather_states(plan: Plan, states: list[Array]) -> Array:
 
 def take(xp: Namespace, x: Inputs, start: int, stop: int, dtype: Any) -> Inputs:
     """Tokens start..stop of core-layout arrays, in `dtype`."""
-    tokens = [None if y is None else cast(xp, y[..., start:stop, :], dtype) for y in x.of_tokens]
-    return Inputs(*tokens, None if x.u is None else cast(xp, x.u, dtype))
+    return x.mapped(lambda y: cast(xp, y[..., start:stop, :], dtype), None if x.u is None else cast(xp, x.u, dtype))
 
 
 def fold(xp: Namespace, x: Inputs, N: int, C: int) -> Inputs:
     """Arrays (..., N C, D) as N chunks (..., N, C, D); the bonus gets an axis of chunks."""
-    tokens = [None if y is None else fold_tokens(xp, y, N, C) for y in x.of_tokens]
     u = None if x.u is None else x.u[..., None, :, :]
-    return Inputs(*tokens, None if u is None else xp.broadcast_to(u, (*u.shape[:-3], N, *u.shape[-2:])))
+    u = None if u is None else xp.broadcast_to(u, (*u.shape[:-3], N, *u.shape[-2:]))
+    return x.mapped(lambda y: fold_tokens(xp, y, N, C), u)
 
 
 def fold_tokens(xp: Namespace, y: Array, N: int, C: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -128,6 +129,10 @@ class Inputs(NamedTuple):
     def of_tokens(self) -> tuple[Array, ...]:
         """The arrays with an axis of tokens: those before u."""
         return self[:9]
+
+    def mapped(self, f: Callable[[Array], Array], u: Array | None) -> Inputs:
+        """f of every array of tokens that is given, with another u and log decays that are computed."""
+        return Inputs._make([*(None if y is None else f(y) for y in self.of_tokens), u, None, None])
 
     @property
     def decay(self) -> Decay:

@@ -35,9 +35,8 @@ class Cached(Generic[R]):
         emptying.append(self.cache_clear)
 
     def __call__(self, *arguments: Any) -> R:
-        found = self._results.get(arguments, self)
-        if found is not self:
-            return found
+        if arguments in self._results and (found := self._results.get(arguments)) is not None:
+            return found  # another thread may have removed it
         found = self._results[arguments] = self.__wrapped__(*arguments)
         self._sizes[arguments] = LEAST + held_bytes(found)
         while sum(self._sizes.values()) > MOST_BYTES:
