@@ -11,8 +11,8 @@ import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.testing import check_vjp, relative_error
 from tests.cases import PLAIN, call, cotangents, draw, naive, one_per, parts, parts_like, with_gradients
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import device_plans
+from tests.matrix_state.cuda.token import host as step_calls
 
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=lambda c: c.fn.__name__)
 CELLS = one_per(lambda spec: (spec.decay, spec.erase, spec.readout, spec.micro_steps, spec.query_reads), PLAIN)

@@ -9,8 +9,8 @@ import linattn_np as la
 from linattn_np.matrix_state import preprocess
 from linattn_np.matrix_state.types import Inputs, Plan
 from linattn_np.ops.complement import complement, complement_vjp
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, KINDS, device_plans, stub
+from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public = step_calls.launched, step_calls.public
 EACH = [kind.name for kind in KINDS]

@@ -10,8 +10,8 @@ import pytest
 
 from linattn_np.runtime.cuda import constants, launch
 from linattn_np.runtime.cuda.record import LaunchSequence, Recorder, namespace
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, stub
+from tests.matrix_state.cuda.token import host as step_calls
 
 launched = step_calls.launched
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.matrix_state.cuda.step.host import launched, public  # noqa: F401
 from tests.matrix_state.cuda.step_twin import stub
+from tests.matrix_state.cuda.token.host import launched, public  # noqa: F401
 
 
 @pytest.mark.parametrize("T", [1, 3])

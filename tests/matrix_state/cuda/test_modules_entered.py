@@ -7,9 +7,9 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import replay
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import stub
 from tests.matrix_state.cuda.test_replay import drawn
+from tests.matrix_state.cuda.token import host as step_calls
 from tests.test_entered_modules import entered, outside
 
 launched, public, doubling = step_calls.launched, step_calls.public, step_calls.doubling

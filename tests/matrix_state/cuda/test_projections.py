@@ -11,11 +11,11 @@ from linattn_np.matrix_state.cuda.delta import calls as cuda_delta
 from linattn_np.matrix_state.cuda.delta import plan as cuda_delta_plan
 from linattn_np.matrix_state.types import Decay, EraseKey
 from tests.cases import RECURRENCES, has_decay
+from tests.matrix_state.cuda.delta.test_kernels import GRADS, OFFSETS, both, bound_of
+from tests.matrix_state.cuda.scan.test_kernels import DTYPES
 from tests.matrix_state.cuda.step_twin import device_plans
 
 from .device_arrays import check_same_bits, error, typed
-from .test_delta import GRADS, OFFSETS, both, bound_of
-from .test_kernels import DTYPES
 
 pytestmark = pytest.mark.gpu
 FACTOR = {"bfloat16": 1.0, "float16": 0.4, "float32": 2e-3}  # of the bounds in test_cuda_delta.py

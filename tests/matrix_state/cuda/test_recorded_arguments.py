@@ -17,8 +17,8 @@ from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.cuda.arguments import UNIT_ROWS
 from linattn_np.runtime.cuda import launch, record
 from tests.cases import RECURRENCES
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, stub
+from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public = step_calls.launched, step_calls.public
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

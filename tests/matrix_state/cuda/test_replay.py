@@ -17,8 +17,8 @@ from linattn_np.matrix_state.cuda.token import calls as cuda_step
 from linattn_np.ops.cuda import complement
 from linattn_np.runtime.cuda import launch
 from tests.cases import RECURRENT, has_plain_state, one_per, parts, passes_through
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
+from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public = step_calls.launched, step_calls.public
 H, K = 4, 8

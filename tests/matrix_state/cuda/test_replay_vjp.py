@@ -9,9 +9,9 @@ import linattn_np as la
 from linattn_np.call import device_replay, replay
 from linattn_np.runtime.cuda import launch
 from tests.cases import parts
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
 from tests.matrix_state.cuda.test_replay import H, K, drawn, misaligned
+from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public, doubling = step_calls.launched, step_calls.public, step_calls.doubling
 

@@ -12,8 +12,8 @@ import linattn_np as la
 from linattn_np.matrix_state.cuda import operands
 from linattn_np.runtime.cuda import launch
 from tests.cases import CASES
-from tests.matrix_state.cuda.step.host import launched, public  # noqa: F401
 from tests.matrix_state.cuda.step_twin import Namespace, Stub, stub, xp
+from tests.matrix_state.cuda.token.host import launched, public  # noqa: F401
 
 B16, F16, F32, F64 = ml_dtypes.bfloat16, np.float16, np.float32, np.float64
 PLAIN = [c for c in CASES if "feature_map" not in c.options]  # maps are functions of NumPy's arrays here

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from tests.matrix_state.cuda.scan.test_kernels import DTYPES, FORWARD, GATES
 
 from .device_arrays import check_made_again, error, same, typed
-from .test_kernels import DTYPES, FORWARD, GATES
 
 pytestmark = pytest.mark.gpu
 SUMS = ("ddt", "dD")  # gradients that are sums, which cancel, as dg is: its bound; the others: two roundings

@@ -12,8 +12,8 @@ from linattn_np.call import dispatch, replay
 from linattn_np.runtime.cuda import launch, nvrtc, record, sources
 from linattn_np.runtime.cuda.compile import compile_source
 from tests.cases import parts
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import device_plans, stub
+from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public = step_calls.launched, step_calls.public
 B, H = 2, 4

@@ -9,8 +9,8 @@ import linattn_np as la
 from linattn_np.call import replay, vjp
 from tests.cases import parts
 from tests.matrix_state.cuda.deferred import test_calls as calls
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import stub
+from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public, fired = step_calls.launched, step_calls.public, calls.fired
 CALLS = calls.CALLS

@@ -11,8 +11,8 @@ from linattn_np.matrix_state import policy
 from tests.cases import parts
 from tests.matrix_state.cuda.deferred import test_calls as calls
 from tests.matrix_state.cuda.deferred import test_vjp as gradients
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import stub
+from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public, fired = step_calls.launched, step_calls.public, calls.fired
 B, H, V = 2, 4, 8

@@ -18,10 +18,10 @@ from linattn_np.matrix_state.cuda.vector import launch as vector_launch
 from linattn_np.matrix_state.types import ReadState
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
+from tests.matrix_state.cuda.vector import twin as vector_twin
+from tests.matrix_state.cuda.vector.test_calls import BFLOAT16, CUPY
 
-from .. import vector_twin
 from ..step_twin import stub
-from ..test_vector_calls import BFLOAT16, CUPY
 
 
 class _Call(vector_twin._Call):

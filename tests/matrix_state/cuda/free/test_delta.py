@@ -15,10 +15,10 @@ from linattn_np.matrix_state.cuda.free import delta, plan
 from linattn_np.matrix_state.types import EraseKey
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
+from tests.matrix_state.cuda.vector import twin as vector_twin
+from tests.matrix_state.cuda.vector.test_calls import BFLOAT16, CUPY
 
-from .. import vector_twin
 from ..step_twin import KINDS, stub
-from ..test_vector_calls import BFLOAT16, CUPY
 from .test_calls import launched  # noqa: F401, a fixture
 
 

@@ -7,9 +7,9 @@ import pytest
 
 import linattn_np as la
 from linattn_np.matrix_state import policy
+from tests.matrix_state.cuda.vector.test_kernels import GATES, OUT, draw, gates, run
 
 from ..device_arrays import error, same
-from ..test_vector import GATES, OUT, draw, gates, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 

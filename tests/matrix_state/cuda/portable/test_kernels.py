@@ -15,7 +15,7 @@ from linattn_np.matrix_state.types import Decay, Erase, EraseKey
 from linattn_np.runtime.cuda import launch
 from tests.cases import has_plain_state, one_per, required
 from tests.matrix_state.cuda.device_arrays import check_same_bits, error, poisoned, same
-from tests.matrix_state.cuda.recurrence.test_gradient_kernels import DRAWN, draw
+from tests.matrix_state.cuda.token.test_gradient_kernels import DRAWN, draw
 
 pytestmark = pytest.mark.gpu
 BOUND = {"float32": 6e-6, "float16": 1e-3, "bfloat16": 6e-3}  # of the norm of the result

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from linattn_np.matrix_state.cuda.arguments import VECTOR_PORTABLE
-from tests.matrix_state.cuda.recurrence import twin
+from tests.matrix_state.cuda.token import gradients_twin as twin
 
 
 class Call(twin.Call):

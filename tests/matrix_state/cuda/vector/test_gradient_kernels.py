@@ -10,7 +10,7 @@ from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import launch
 from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_bits, error, same, typed
-from tests.matrix_state.cuda.test_vector import BY_ERASE, BY_READ, FUNCTIONS, GATES, draw, name_of
+from tests.matrix_state.cuda.vector.test_kernels import BY_ERASE, BY_READ, FUNCTIONS, GATES, draw, name_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 BOUND = {Erase.NONE: 6e-3, Erase.DELTA: 1e-2, Erase.FREE: 1e-2}  # of the norm of the result, of one head

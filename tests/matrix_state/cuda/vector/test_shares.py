@@ -9,9 +9,8 @@ import linattn_np as la
 from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import launch
-
-from ..device_arrays import error, same, typed
-from ..test_vector import BY_READ, OUT, draw, gates, name_of
+from tests.matrix_state.cuda.device_arrays import error, same, typed
+from tests.matrix_state.cuda.vector.test_kernels import BY_READ, OUT, draw, gates, name_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 SCANS = [fn for fn in BY_READ if fn.spec.erase is Erase.NONE]

@@ -11,7 +11,7 @@ from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.types import Decay
 from tests.cases import one_per, required
 from tests.matrix_state.cuda.device_arrays import error, typed
-from tests.matrix_state.cuda.test_vector import gates
+from tests.matrix_state.cuda.vector.test_kernels import gates
 
 pytestmark = pytest.mark.gpu
 DRAWN = {"q", "k", "v", "g", "gv", "u", "beta", "b", "w"}

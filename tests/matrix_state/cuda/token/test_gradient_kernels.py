@@ -11,7 +11,7 @@ from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.types import Decay, Erase, ReadState
 from tests.cases import has_plain_state, one_per, required
 from tests.matrix_state.cuda.device_arrays import error, same
-from tests.matrix_state.cuda.test_vector import gates
+from tests.matrix_state.cuda.vector.test_kernels import gates
 
 pytestmark = [pytest.mark.gpu]
 BOUND = {"float32": 3e-5, "float16": 3e-3}  # of the norm of the result

@@ -12,8 +12,8 @@ import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.runtime.cuda import constants
 from tests.cases import PLAIN, draw, parts, parts_like
-from tests.matrix_state.cuda.step import host as step_calls
 from tests.matrix_state.cuda.step_twin import CUPY, Stub, stub
+from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public = step_calls.launched, step_calls.public
 WAYS = [(1, None), (3, "reference"), (37, "chunks")]  # tokens, backend

@@ -14,8 +14,8 @@ from linattn_np.matrix_state.cuda.token import calls as cuda_step
 from linattn_np.matrix_state.cuda.token import plan as step_plan
 from linattn_np.matrix_state.types import Decay, Erase, Inputs
 from tests.core_cases import CELLS, case
-from tests.matrix_state.cuda.step import host
 from tests.matrix_state.cuda.step_twin import CUPY, device_plans, stub
+from tests.matrix_state.cuda.token import host
 
 launched, public, arrays_of, there = host.launched, host.public, host.arrays_of, host.there
 

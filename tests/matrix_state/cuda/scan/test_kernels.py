@@ -10,8 +10,7 @@ from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda.scan import plan as cuda_plan
 from linattn_np.runtime.cuda import launch
 from tests.cases import WITHOUT_ERASE, one_per, required
-
-from .device_arrays import check_made_again, check_same_bits, error, same, typed
+from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_bits, error, same, typed
 
 pytestmark = pytest.mark.gpu
 DTYPES = ("bfloat16", "float16", "float32")

@@ -11,8 +11,8 @@ from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda.vector import value as vector_value
 from tests.core_cases import case
 from tests.matrix_state.cuda.step_twin import stub
-from tests.matrix_state.cuda.test_vector_calls import BFLOAT16, CUPY
-from tests.matrix_state.cuda.vector_backward.test_calls import launched  # noqa: F401, a fixture
+from tests.matrix_state.cuda.vector.test_calls import BFLOAT16, CUPY
+from tests.matrix_state.cuda.vector.test_gradient_calls import launched  # noqa: F401, a fixture
 
 
 def call_of(T=70, heads=(2, 2, 2), K=16, V=8, state=True, **more):

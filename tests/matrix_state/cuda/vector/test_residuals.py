@@ -13,9 +13,8 @@ from linattn_np.matrix_state.cuda.shared_memory import DELTA_END
 from linattn_np.matrix_state.cuda.vector import calls as vector
 from linattn_np.matrix_state.types import Erase, Inputs, Plan, ReadState
 from linattn_np.runtime.shapes import sequences
-
-from ..device_arrays import error, same, typed
-from ..test_vector import BY_READ, OUT, draw, name_of
+from tests.matrix_state.cuda.device_arrays import error, same, typed
+from tests.matrix_state.cuda.vector.test_kernels import BY_READ, OUT, draw, name_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 GRAM = 1.2e-3  # of P in two terms; one rounding to bfloat16 is 1.65e-3

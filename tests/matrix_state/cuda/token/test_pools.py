@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.matrix_state.cuda.step import host
 from tests.matrix_state.cuda.step_twin import device_plans, stub
+from tests.matrix_state.cuda.token import host
 
 launched, public = host.launched, host.public
 ROWS = [[1, 3, -1, 7, -1], [-1, 4, 0, 9, 2], [5, 1, 2, 3, 4]]

@@ -11,8 +11,8 @@ from linattn_np.call import vjp as call_vjp
 from linattn_np.matrix_state.types import Decay, EraseKey
 from linattn_np.runtime.cuda import constants, launch
 from tests.cases import has_plain_state, passes_through
-from tests.matrix_state.cuda.step import host
 from tests.matrix_state.cuda.step_twin import device_plans, stub
+from tests.matrix_state.cuda.token import host
 
 AGAIN = [fn for fn in la.VARIANTS if passes_through(fn) and not fn.spec.micro_steps]
 

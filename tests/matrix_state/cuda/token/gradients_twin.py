@@ -9,7 +9,7 @@ import numpy as np
 from linattn_np.matrix_state.cuda.arguments import RECURRENCE
 from linattn_np.matrix_state.cuda.token import gradients_plan as plan
 from tests.matrix_state.cuda.step_twin import KINDS
-from tests.matrix_state.cuda.vector_twin import _array, _view
+from tests.matrix_state.cuda.vector.twin import _array, _view
 
 
 class Call:

@@ -19,9 +19,9 @@ from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.types import EraseKey, ReadState
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
-from tests.matrix_state.cuda import vector_twin
 from tests.matrix_state.cuda.step_twin import Namespace, stub
-from tests.matrix_state.cuda.vector_backward import twin
+from tests.matrix_state.cuda.vector import gradients_twin as twin
+from tests.matrix_state.cuda.vector import twin as vector_twin
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -10,8 +10,7 @@ from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.runtime.cuda import launch
 from tests.cases import has_plain_state, one_per, required
-
-from .device_arrays import check_made_again, error, same, typed
+from tests.matrix_state.cuda.device_arrays import check_made_again, error, same, typed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 OUT = 6e-3  # of the norm of the result

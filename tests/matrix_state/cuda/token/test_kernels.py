@@ -12,8 +12,7 @@ from linattn_np.matrix_state.cuda.token import calls as cuda_step
 from linattn_np.matrix_state.types import Inputs
 from tests.cases import RECURRENCES, has_decay, one_per
 from tests.core_cases import CELLS, case
-
-from .device_arrays import error, same, typed
+from tests.matrix_state.cuda.device_arrays import error, same, typed
 
 pytestmark = pytest.mark.gpu
 BOUND = {"bfloat16": 4e-3, "float16": 8e-4, "float32": 2e-6}  # of the norm of the output; states and float32: the last

@@ -8,10 +8,9 @@ import pytest
 import linattn_np as la
 from linattn_np.matrix_state.cuda.portable import delta_plan as cuda_delta_portable
 from linattn_np.runtime.cuda import launch
-
-from .device_arrays import check_same_bits, error, same
-from .test_delta import NAMES, OFFSETS, both, bound_of, draw, found_errors
-from .test_kernels import DTYPES
+from tests.matrix_state.cuda.delta.test_kernels import NAMES, OFFSETS, both, bound_of, draw, found_errors
+from tests.matrix_state.cuda.device_arrays import check_same_bits, error, same
+from tests.matrix_state.cuda.scan.test_kernels import DTYPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("portable")]
 FACTOR = {"bfloat16": 1.5, "float16": 0.25, "float32": 1.5e-3}  # of the bounds in test_cuda_delta.py

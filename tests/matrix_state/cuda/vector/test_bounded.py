@@ -8,9 +8,8 @@ import pytest
 import linattn_np as la
 from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.runtime.cuda import launch
-
-from ..device_arrays import error, same
-from ..test_vector import OUT, draw, run
+from tests.matrix_state.cuda.device_arrays import error, same
+from tests.matrix_state.cuda.vector.test_kernels import OUT, draw, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 DECLARED = {"gate_lower_bound": -1.0}

@@ -15,10 +15,10 @@ from linattn_np.matrix_state.cuda.vector import gradients as vector_backward
 from linattn_np.matrix_state.cuda.vector import launch as vector_launch
 from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.runtime.cuda import launch
-from tests.matrix_state.cuda import vector_twin
 from tests.matrix_state.cuda.step_twin import stub
-from tests.matrix_state.cuda.test_vector_calls import BFLOAT16, call_of
-from tests.matrix_state.cuda.vector_backward import twin
+from tests.matrix_state.cuda.vector import gradients_twin as twin
+from tests.matrix_state.cuda.vector import twin as vector_twin
+from tests.matrix_state.cuda.vector.test_calls import BFLOAT16, call_of
 
 BACKWARD = (vector_plan.REVERSE, vector_plan.GRADS, vector_plan.BONUS, vector_plan.STRENGTHS)
 

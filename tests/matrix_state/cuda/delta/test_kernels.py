@@ -8,8 +8,7 @@ import pytest
 import linattn_np as la
 from linattn_np.matrix_state.cuda.delta import plan as cuda_delta_plan
 from linattn_np.runtime.cuda import launch
-
-from .device_arrays import check_made_again, check_same_bits, error, same, typed
+from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_bits, error, same, typed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 RATES = (0.0, 0.001, 0.05, 5.0, np.inf)  # of the log decay: heads take them in turn, a tenth of inf ones is -inf

@@ -8,9 +8,8 @@ import pytest
 import linattn_np as la
 from linattn_np.call import replay
 from linattn_np.matrix_state import policy
-
-from .device_arrays import check_same_bits, error, same
-from .test_kernels import FORWARD, UNGATED, compare, draw
+from tests.matrix_state.cuda.device_arrays import check_same_bits, error, same
+from tests.matrix_state.cuda.scan.test_kernels import FORWARD, UNGATED, compare, draw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 FIVE = {"H": 5, "Hq": 5, "Hk": 5}  # a head for each kind of gate

@@ -14,7 +14,7 @@ from linattn_np.matrix_state.cuda.arguments import (
     VECTOR_STRENGTHS,
 )
 from linattn_np.matrix_state.cuda.shared_memory import DELTA_END, TILE
-from tests.matrix_state.cuda.vector_twin import MADE, STATE, C, _array, _betas, _Call, _mapped, _view, store_state
+from tests.matrix_state.cuda.vector.twin import MADE, STATE, C, _array, _betas, _Call, _mapped, _view, store_state
 
 STRUCTS = {"reverse": VECTOR_REVERSE, "grads": VECTOR_GRADS, "bonus": VECTOR_BONUS, "strengths": VECTOR_STRENGTHS}
 

@@ -11,8 +11,8 @@ from linattn_np.matrix_state.cuda.token import gradients as kernels
 from linattn_np.matrix_state.types import EraseKey, Saved
 from linattn_np.runtime.cuda import launch
 from tests.core_cases import case
-from tests.matrix_state.cuda.recurrence import twin
 from tests.matrix_state.cuda.step_twin import CUPY, stub
+from tests.matrix_state.cuda.token import gradients_twin as twin
 
 
 @pytest.fixture
