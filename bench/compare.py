@@ -81,7 +81,7 @@ def main(case: Case, arguments: list[str]) -> int:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of one thread, and of several threads those of the last shape."""
+    """The rows of one thread, and the rows of the last shape with several threads."""
     last = rows[-1]["shape"]
     return [row for row in rows if row["threads"] == 1 or row["shape"] == last]
 

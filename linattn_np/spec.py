@@ -82,7 +82,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
 class Record(Protocol):
     """Returns the plan that call/replay.py records for calls on NumPy arrays, or None for a call without one.
 
-    call is the Prepared call, names those of its arrays in the order of the plan, state the public one. A plan maps
+    call is the Prepared call, names the names of its arrays in the order of the plan, state the public one. A plan maps
     (arrays, state, pointers) to (out, public state), or None if these arrays need a call in full. Errors mean no plan.
     """
 

@@ -4,7 +4,7 @@
 
 Results, FLA's too, are checked first against float64 on the same rounded inputs. Times are medians of CUDA events
 around calls enqueued back to back, inputs in rotation; ns are per token and value head. The lower bound of the time
-is each array read or written once at the measured copy rate; operations are those of the chunk form with chunks of 64.
+is each array read or written once at the measured copy rate; operations: of the chunk form with chunks of 64.
 Two more paths are measured: a backward that recomputes its blocks, and the portable kernels.
 """
 

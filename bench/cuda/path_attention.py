@@ -3,7 +3,7 @@
     python -m bench path_attention --backend cuda [--results FOLDER] [--no-peers] [--cases N ...]
 
 Results are checked first against float64 on the same rounded inputs. `ms` is the GPU time of a call enqueued back to
-back with others, inputs in rotation; ns are per token and head, of `ms`. Operations are those of softmax attention with
+back with others, inputs in rotation; ns are per token and head, of `ms`. Operations: of softmax attention with
 half of the pairs, two products forward and five backward; the maps come on top. FLA takes w and beta in float32.
 """
 
@@ -103,7 +103,7 @@ def fla_calls() -> tuple[str, peers.Pair] | None:
 
 
 def add_times(cp: Any, case: Case, limits: passes.Limits, others: bool, found: dict[str, Any]) -> Iterator[None]:
-    """Add the times of a case to `found`: first ours, then one after the other those of FLA, which compile for long."""
+    """Add the times of a case to `found`: first ours, then FLA's one after the other, which compile for long."""
     sets = [draw(cp, case, seed) for seed in range(2)]
     tokens, pairs = case.B * case.T * case.H, (case.T + 1) / 2
     work = passes.three(*(passes.Work(5 * n * 2 * case.K, (6 * n - 2) * case.K * pairs) for n in (1, 2)))

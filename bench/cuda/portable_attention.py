@@ -5,7 +5,7 @@
 Results are checked first against float64 on the same rounded inputs. `rows` are calls of one token, or a few, that
 overwrite a full cache of L slots, in rotation over more caches than the L2 cache holds: in a CUDA graph, in an eager
 loop, host time; floor_us is the time of reading the cache at 4.8 TB/s, the vendor's figure. Peers: PyTorch's
-scaled_dot_product_attention on the same arrays, by the kernel that it chooses and by each that it can be told to take,
+scaled_dot_product_attention on the same arrays, by the kernel that it chooses and by each that can be selected,
 without appending the token. `tiles` are causal calls as in `softmax`, nanoseconds per token and head of the queries.
 """
 

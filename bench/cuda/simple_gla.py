@@ -5,7 +5,7 @@
 Results are checked first against float64 on the same rounded inputs. `ms` is the GPU time of a call enqueued back to
 back with others, inputs in rotation; `eager_ms` that of an eager loop, `graph_ms` that of a CUDA graph replay; ns are
 per token and head, of `ms`. The lower bound of the time is each array read or written once at the measured copy rate;
-operations are those of the chunk form with chunks of 64. `passes`: wgmma, or the portable ones, which some cases force
+operations: of the chunk form with chunks of 64. `passes`: wgmma, or the portable ones, which some cases force
 on the same GPU. Retention and linear attention have no gate gradient. Mamba-2: dt and A, without skip and gate.
 """
 

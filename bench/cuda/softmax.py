@@ -3,7 +3,7 @@
     python -m bench softmax --backend cuda [--results FOLDER] [--no-peers] [--cases N ...]
 
 Results are checked first against float64 on the same rounded inputs. `ms` is the GPU time of a call enqueued back to
-back with others, inputs in rotation; ns are per token and head of the queries. Operations are those of the pairs that
+back with others, inputs in rotation; ns are per token and head of the queries. Operations: of the pairs that
 are read, 2 (K + V) for each, 2.5 times as many backward. With gates pairs without weights are skipped, but counted
 (cuda_src/softmax/limit.cuh): sigmoids around bias 3 are about 0.95 and forget in a thousand tokens, around 8 0.9997.
 Peers, on the same arrays in the same run: PyTorch's scaled_dot_product_attention by FlashAttention and by cuDNN, and

@@ -60,7 +60,7 @@ def draw(cp: Any, case: Case) -> dict[str, Any]:
 
 
 def call_of(case: Case, arrays: dict[str, Any], states: bool, dout: Any) -> Callable[[], Any]:
-    """A call; with dout its gradients too, those of all states included."""
+    """A call; with dout its gradients too, of all states included."""
     fn, options = getattr(la, case.function), {}
     if case.where == "packed":
         options["cu_seqlens"] = [n * case.T for n in range(B + 1)]

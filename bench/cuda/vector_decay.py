@@ -6,8 +6,8 @@ Results are checked first against float64 on the same rounded inputs. `ms` is th
 back with others, inputs in rotation, `graph_ms` that of a CUDA graph replay; ns are per token and head. The lower bound
 of the time is each array read or written once at the measured copy rate. Gates: mild ones of 0 to -0.05 a token; -5 in
 every channel; channels of up to 60 nats a token, with resets, which take the exact path in every head. Free rank-one
-terms (rwkv7, dplr) have mild gates of 0 to -0.6, those of RWKV-7's own formula. A bound is gate_lower_bound. Errors
-only, of peers too: no decay; mild gates of which a tenth is 0 and a twentieth -60 (mixed); one key at every token,
+terms (rwkv7, dplr) have mild gates of 0 to -0.6, as by RWKV-7's own formula. A bound is gate_lower_bound. Errors
+only, of peers too: no decay; mild gates, a tenth of them 0 and a twentieth -60 (mixed); one key at every token,
 erased as a whole (equal keys).
 """
 

@@ -85,7 +85,7 @@ def causal_conv1d_update(
     """The next tokens: x (B, D) or (B, D, T); conv_state (B, D, S), the last S >= W - 1 inputs, is updated in place.
 
     cache_seqlens (B,): conv_state is a ring in which token p is in place p mod S, and so many tokens have been before.
-    conv_state_indices (B,): conv_state is a pool (P, D, S), of which these are the rows; a sequence whose row is
+    conv_state_indices (B,): conv_state is a pool (P, D, S); these are the rows; a sequence whose row is
     pad_slot_id begins with zeros, and none is read or written for it. Rows on a device are not checked.
     Raises TypeError or ValueError for tensors that do not fit.
     """

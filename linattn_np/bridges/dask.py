@@ -1,7 +1,7 @@
 """dask arrays in every function: one task for each block of batch rows and heads, which calls the function on it.
 
 Nothing is computed by a call. Tokens and channels are not cut: their axes become one chunk. Chunks along the batch axes
-are those of the values, along the heads too, at multiples of the heads in a group; the blocks of all other arrays
+are the blocks of the values, along the heads too, at multiples of the heads in a group; the blocks of all other arrays
 follow. The pullback is one task a block that repeats the forward. Gradients of arrays that several blocks read are sums
 over these blocks.
 """

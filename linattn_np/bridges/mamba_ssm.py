@@ -80,7 +80,7 @@ def update(fn: str, given: Given) -> Tensor:
 
     Mamba-2 alone: dt, dt_bias and A are one number of a head, the same for its channels. They are compared, which
     waits for a device, unless they are broadcast by expand.
-    state_batch_indices (B,): state is a pool (P, H, V, K), of which these are the rows; a sequence whose row is
+    state_batch_indices (B,): state is a pool (P, H, V, K); these are the rows; a sequence whose row is
     pad_slot_id begins with zeros, and none is read or written for it. Rows on a device are not checked.
     """
     state, x, rows = given["state"], given["x"], given["state_batch_indices"]

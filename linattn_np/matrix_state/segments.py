@@ -1,4 +1,4 @@
-"""Sequences that are cut at the positions of plan.states_at: segments, each of which begins with the state of the last.
+"""Sequences that are cut at the positions of plan.states_at: segments; each begins with the state of the last.
 
 The results have the bits of calls that end at the positions and hand their states on, in the form of the whole
 sequence.

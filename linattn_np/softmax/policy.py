@@ -43,7 +43,7 @@ SECTION_BYTES = 32 * 2**20
 
 # Portable kernels, by products of warps: the widest keys and values; tokens of a sequence whose keys are read in
 # pieces, each by a block, where there is a cache (blocks of more queries fill a device); keys of a tile and tiles in
-# flight, the first of which two blocks fit, else one.
+# flight, the first that fits two blocks, else one.
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # the portable kernels only
 WIDEST_PORTABLE = 256
 FEW_QUERIES = 16

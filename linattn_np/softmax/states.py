@@ -88,7 +88,7 @@ def row_at(plan: SoftmaxPlan, x: Any, states: Any, n: int) -> Any:
 
 
 def with_zeros(plan: SoftmaxPlan, d: Array, T: int, axis: int) -> Array:
-    """Gradients of the first tokens as those of T."""
+    """Gradients of the first tokens as gradients of T tokens."""
     if d.shape[axis] == T:
         return d
     shape = list(d.shape)

@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
     sinks: Array = None  # (Hq,) logit of a further key, whose value is 0
     w: Array = None  # (..., T, Hk, K) directions of the position maps I - beta w^T w (path/)
     beta: Array = None  # (..., T, Hk) their strengths
-    bias: Array = None  # (..., Tq, Hq, T) what is added to the logits (readouts/biased.py)
+    bias: Array = None  # (..., Tq, Hq, T) added to the logits (readouts/biased.py)
 
 
 class Ungated(Inputs):

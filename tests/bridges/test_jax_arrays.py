@@ -55,7 +55,7 @@ def test_jax_arrays_have_the_bits_of_the_numpy_call(case, dtype):
 @pytest.mark.parametrize("case", one_per(lambda spec: spec.name, PLAIN), ids=str)
 @pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_what_looks_at_a_call_asks_jax_for_no_wider_numbers(case, dtype):
-    """Without its option x64 JAX warns of float64 and int64; a warning fails a test. Findings are those of NumPy."""
+    """Without its option x64 JAX warns of float64 and int64; a warning fails a test. Findings are as with NumPy."""
     arrays, _ = draw(case, **SIZES, dtype=np.dtype(dtype))
     for wrong in (np.nan, np.inf, None):
         given = {n: x.copy() if isinstance(x, np.ndarray) else x for n, x in arrays.items()}

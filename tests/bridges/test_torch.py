@@ -77,10 +77,10 @@ def test_tensors_have_the_bits_of_the_numpy_call(case, dtype):
 
 def test_a_repeated_call_is_replayed():
     x = small()
-    told = la.explain(RULE, **x)
-    assert told.replay == "replayed"
-    assert told.backend == la.explain(RULE, **{n: y.numpy() for n, y in x.items()}).backend
-    assert told.arrays == "NumPy views of torch tensors, no tensor requires grad"
+    explained = la.explain(RULE, **x)
+    assert explained.replay == "replayed"
+    assert explained.backend == la.explain(RULE, **{n: y.numpy() for n, y in x.items()}).backend
+    assert explained.arrays == "NumPy views of torch tensors, no tensor requires grad"
     replay.clear()
     first = RULE(**x)
     assert replay.count() == 1

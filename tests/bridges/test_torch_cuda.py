@@ -85,9 +85,9 @@ def test_a_repeated_call_is_replayed_without_cupy(torch, monkeypatch):
     from linattn_np.bridges.torch.cuda import views
 
     x = arrays_of(torch, torch.bfloat16)
-    told = la.explain(RULE, **x)
-    assert (told.backend, told.replay) == ("cuda", "replayed")
-    assert told.arrays == "CuPy views of torch tensors, on torch's current stream, no tensor requires grad"
+    explained = la.explain(RULE, **x)
+    assert (explained.backend, explained.replay) == ("cuda", "replayed")
+    assert explained.arrays == "CuPy views of torch tensors, on torch's current stream, no tensor requires grad"
     replay.clear()
     expected = RULE(**x, return_state=True)
     RULE(**x, return_state=True)

@@ -60,8 +60,8 @@ def result(fn, arrays, keywords):
     except (TypeError, ValueError) as error:
         return type(error), str(error)
     state = own.get("state")
-    told = [isinstance(found, tuple), *(y is z for y, z in zip(parts(found)[1:], parts(state), strict=False))]
-    return told, [(y.shape, y.dtype, y.tobytes()) for y in (*parts(found), *parts(state))]
+    identities = [isinstance(found, tuple), *(y is z for y, z in zip(parts(found)[1:], parts(state), strict=False))]
+    return identities, [(y.shape, y.dtype, y.tobytes()) for y in (*parts(found), *parts(state))]
 
 
 def check(fn, remembered, other, count=1):

@@ -351,15 +351,15 @@ def poison_empty(monkeypatch):
 
 def test_explain_tells_of_slots_and_of_decays_on_the_value_axis():
     arrays, state = draw(next(c for c in PLAIN if c.fn is la.gsa), T=40)
-    told = la.explain(la.gsa, **arrays, state=state)
-    assert told.operations > la.explain(la.gsa, **(arrays | {"q": None}), state=state).operations
-    assert told.form == "chunk form"  # of the values
+    explained = la.explain(la.gsa, **arrays, state=state)
+    assert explained.operations > la.explain(la.gsa, **(arrays | {"q": None}), state=state).operations
+    assert explained.form == "chunk form"  # of the values
     for case in PLAIN:
         if "gv" not in case.given and case.spec.readout.name != "SLOTS":
             continue
-        told = la.explain(case.fn, **draw(case, T=40)[0])
-        if told.backend == "numba":
-            assert "a decay on the value axis takes the recurrent form forward" in told.reason
+        explained = la.explain(case.fn, **draw(case, T=40)[0])
+        if explained.backend == "numba":
+            assert "a decay on the value axis takes the recurrent form forward" in explained.reason
 
 
 @pytest.mark.parametrize("backend", ["numba", "chunks", None])

@@ -166,6 +166,8 @@ def test_explain_says_that_a_call_is_slow_and_what_is_fast(fn):
         own = {n: y for n, y in own.items() if n != "chunk_size"}
         assert la.explain(fn, **x, **own).slow == ""
         for more in ({"backend": "chunks"}, {"chunk_size": 300}):
-            told = la.explain(fn, **x, **own | more)
-            assert told.slow.endswith(f"; fast without {next(iter(more))}") or told.backend == "numba", told
-            assert (f"  slow path: {told.slow}" in str(told).split("\n")) == bool(told.slow)
+            explained = la.explain(fn, **x, **own | more)
+            assert explained.slow.endswith(f"; fast without {next(iter(more))}") or explained.backend == "numba", (
+                explained
+            )
+            assert (f"  slow path: {explained.slow}" in str(explained).split("\n")) == bool(explained.slow)

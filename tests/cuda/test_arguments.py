@@ -448,9 +448,9 @@ def test_values_are_at_the_offsets_of_their_names():
     kind = Struct("test/Kind", ("a", INT), ("rows", ops.ROWS, 2), ("b c", FLOAT))
     packed = kind.pack(a=7, rows=[*range(5), *range(5, 10)], b=0.5, c=2.0)
     assert packed == struct.pack("<i4x" + 2 * "4qi4x" + "2f", 7, *range(10), 0.5, 2.0)
-    told = kind.unpack(packed)
-    assert told["rows"][1] == {"data": 5, "batch": 6, "token": 7, "head": 8, "group": 9}
-    assert (told["a"], told["b"], told["c"]) == (7, 0.5, 2.0)
+    unpacked = kind.unpack(packed)
+    assert unpacked["rows"][1] == {"data": 5, "batch": 6, "token": 7, "head": 8, "group": 9}
+    assert (unpacked["a"], unpacked["b"], unpacked["c"]) == (7, 0.5, 2.0)
 
 
 @pytest.mark.parametrize("given", [{"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "d": 2}])

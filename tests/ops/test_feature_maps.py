@@ -265,8 +265,8 @@ def test_features_in_chunks_are_those_that_are_made_first(name, heads):
             parts = state if isinstance(state, tuple) else (state,)
             d = type(state)(*map(np.cos, state)) if isinstance(state, tuple) else np.cos(state)
             results.append([result.out, *parts, *(y for y in pullback(np.sin(result.out), d) if y is not None)])
-            told = la.explain(la.linear_attention, *own, feature_map=pair, **options).reason
-            assert ("features chunk by chunk" in told) == (pair is not plain)
+            explained = la.explain(la.linear_attention, *own, feature_map=pair, **options).reason
+            assert ("features chunk by chunk" in explained) == (pair is not plain)
         for mine, theirs in zip(results[1], results[0], strict=True):
             assert la.testing.relative_error(mine, theirs) < 1e-11
 

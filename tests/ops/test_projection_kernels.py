@@ -21,11 +21,11 @@ EPS = 0.3
 
 def rows_twin(entry, d, blocks, arguments):
     """What unit_rows.cu does, in float32."""
-    told, K, kind, grad = UNIT_ROWS.unpack(arguments), d["LA_K"], KINDS[d["LA_DTYPE"]], KINDS[d["LA_GRAD"]]
+    unpacked, K, kind, grad = UNIT_ROWS.unpack(arguments), d["LA_K"], KINDS[d["LA_DTYPE"]], KINDS[d["LA_GRAD"]]
     count = 0
-    for n, of in enumerate(told["of"]):
+    for n, of in enumerate(unpacked["of"]):
         if n == 1:
-            assert told["first"] == count
+            assert unpacked["first"] == count
         if not of["y"]:
             continue
         x, T, heads, rows = of["x"], of["T"], of["heads"], of["rows"]
@@ -35,7 +35,7 @@ def rows_twin(entry, d, blocks, arguments):
             return _rows(p, tuple(kind.itemsize * int(np.prod(shape[i + 1 :])) for i in range(4)), shape, kind)
 
         y = _rows(x["data"], (x["batch"], x["token"], x["head"], kind.itemsize), shape, kind).astype(F32)
-        length = np.sqrt((y * y).sum(-1, keepdims=True) + np.float32(told["root"]) ** 2)
+        length = np.sqrt((y * y).sum(-1, keepdims=True) + np.float32(unpacked["root"]) ** 2)
         length = np.where(length == 0, 1, length)
         y = y / length
         if entry == "unit_rows_vjp":
@@ -49,17 +49,19 @@ def rows_twin(entry, d, blocks, arguments):
 
 def gate_twin(entry, d, blocks, arguments):
     """What gate_formula.cu does, in float32."""
-    told = GATE_FORMULA.unpack(arguments)
-    tokens, width, each = (told[n] for n in ("tokens", "width", "each"))
+    unpacked = GATE_FORMULA.unpack(arguments)
+    tokens, width, each = (unpacked[n] for n in ("tokens", "width", "each"))
     kind, heads = KINDS[d["LA_DTYPE"]], width // each
-    of_tokens = lambda name, kind=F32: _rows(told[name], (width * kind.itemsize, kind.itemsize), (tokens, width), kind)  # noqa: E731
-    of_heads = _rows(told["A_log"], (4,), (heads,), F32)
-    bias = _rows(told["bias"], (4,), (width,), F32)
+    of_tokens = lambda name, kind=F32: _rows(
+        unpacked[name], (width * kind.itemsize, kind.itemsize), (tokens, width), kind
+    )  # noqa: E731
+    of_heads = _rows(unpacked["A_log"], (4,), (heads,), F32)
+    bias = _rows(unpacked["bias"], (4,), (width,), F32)
     raw = of_tokens("raw", kind).astype(F32) + (0 if bias is None else bias)
     rate = 1 if of_heads is None else np.repeat(np.exp(of_heads), each)
     bounded = entry.startswith("bounded_gate")
     x = rate * raw if bounded else raw
-    sigmoid, bound = 1 / (1 + np.exp(-x)), told["bound"]
+    sigmoid, bound = 1 / (1 + np.exp(-x)), unpacked["bound"]
     g = bound * sigmoid if bounded else -rate * np.logaddexp(0, x)
     if not entry.endswith("vjp"):
         assert blocks == -(-tokens * width // THREADS)
@@ -69,11 +71,11 @@ def gate_twin(entry, d, blocks, arguments):
     d_scaled, scaled = (bound * dg * sigmoid * (1 - sigmoid), x) if bounded else (dg, g)
     da = rate * d_scaled if bounded else -rate * dg * sigmoid
     of_tokens("da")[...] = da
-    parts = -(-tokens // told["block"])
+    parts = -(-tokens // unpacked["block"])
     assert blocks == parts * -(-width // THREADS)
-    to = _rows(told["parts"], (8 * width, 4 * width, 4), (parts, 2, width), F32)
+    to = _rows(unpacked["parts"], (8 * width, 4 * width, 4), (parts, 2, width), F32)
     for n in range(parts):
-        own = slice(n * told["block"], (n + 1) * told["block"])
+        own = slice(n * unpacked["block"], (n + 1) * unpacked["block"])
         to[n] = da[own].sum(0), (scaled * d_scaled)[own].sum(0)
 
 

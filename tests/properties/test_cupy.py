@@ -84,9 +84,9 @@ def test_float32(cp, fn, n):
 @pytest.mark.parametrize("K", [257, 520])
 def test_keys_wider_than_the_kernels_hold(cp, fn, K):
     arrays = draw(fn, {}, K=K)
-    told = la.explain(fn, **{n: to(cp, x, np.float32) for n, x in arrays.items()})
-    assert told.backend == "cuda"
-    assert f"keys of {K} channels in {-(-K // 256)} blocks" in told.reason
+    explained = la.explain(fn, **{n: to(cp, x, np.float32) for n, x in arrays.items()})
+    assert explained.backend == "cuda"
+    assert f"keys of {K} channels in {-(-K // 256)} blocks" in explained.reason
     expected, actual = both(cp, fn, arrays, {}, np.float32)
     assert max(map(relative_error, actual, expected)) < 200 * 2.0**-23
 
@@ -235,7 +235,7 @@ def test_raw_projections_as_published(cp, fn, T, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", ["based", "rebased"])
 def test_polynomial_maps_take_the_memory_that_explain_names(cp, name, dtype):
-    """8256 features of all tokens would take 2 GiB in float32; errors are those of the dtype."""
+    """8256 features of all tokens would take 2 GiB in float32; errors are as the dtype's rounding."""
     rng, fn = np.random.default_rng(0), getattr(la, name)
     host = [rng.standard_normal((2, 2048, 8, 128)).astype(dtype) for _ in range(3)]
     given = [cp.asarray(x) for x in host]

@@ -46,7 +46,7 @@ def test_a_launch_whose_pointers_are_not_known_is_not_replayed(launched):
 
 
 def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypatch):
-    """Given arrays' pointers are told anew, those of constants stay, those of allocated arrays are of new ones."""
+    """Pointers of given arrays change, pointers of constants stay, allocated arrays are new ones."""
     fired = []
     cuda = launch.cupy().cuda
     monkeypatch.setattr(cuda.driver, "launchKernel", lambda *how: fired.append(how))

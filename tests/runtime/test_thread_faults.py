@@ -228,10 +228,10 @@ def test_a_fork_while_another_thread_compiles(tmp_path):
     arrays = x, x, x, g, -g
     la.gated_delta_rule(*(y.astype(float) for y in arrays))  # everything is imported
     parse, compiling = llvmlite.binding.parse_assembly, threading.Event()
-    def told(*arguments, **options):
+    def reported(*arguments, **options):
         compiling.set()
         return parse(*arguments, **options)
-    llvmlite.binding.parse_assembly = told
+    llvmlite.binding.parse_assembly = reported
     results = []
     other = threading.Thread(target=lambda: results.append(la.gated_delta_rule(*arrays)))
     other.start()

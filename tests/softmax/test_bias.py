@@ -205,7 +205,7 @@ def test_packed_sequences_are_one_by_one(options, how):
 
 
 def test_all_queries_of_a_cache_and_other_libraries():
-    """Without causality; the results of torch and JAX are those of NumPy."""
+    """Without causality; the results of torch and JAX are NumPy's."""
     arrays, rng = draw(Tq=7), np.random.default_rng(3)
     state = la.testing.sample_state(la.softmax_attention, rng, (2,), {}, K=K, V=V)
     L = state.v.shape[1]

@@ -287,9 +287,9 @@ def test_what_is_computed_by_array_calls(cp):
     assert la.explain(la.softmax_attention, **there).backend == "cuda"
     _, cache = la.softmax_attention(**there, return_state=True)
     assert la.explain(la.softmax_attention, **there, state=cache).backend == "cuda"
-    told = la.explain(la.softmax_attention, **there, chunk_size=64)
-    assert told.backend == "chunks"
-    assert "choose their own tiles" in told.others["cuda"]
+    explained = la.explain(la.softmax_attention, **there, chunk_size=64)
+    assert explained.backend == "chunks"
+    assert "choose their own tiles" in explained.others["cuda"]
     bias = cp.zeros((2, 40, 2, 40), np.float32)
     assert la.explain(la.softmax_attention, **there, bias=bias).backend == "chunks"
     wide = {n: x.astype(np.float64) for n, x in there.items()}

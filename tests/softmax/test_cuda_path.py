@@ -200,10 +200,10 @@ def test_scale_and_numerators(cp):  # noqa: F811
 
 def test_what_is_computed_by_array_calls(cp):  # noqa: F811
     there = {n: cp.asarray(x) for n, x in draw(40)[0].items()}
-    told = la.explain(fn, **there)
-    assert told.backend == "cuda"
-    told = la.explain(fn, **there, window=20)
-    assert told.backend == "chunks"
-    assert "windows" in told.others["cuda"]
+    explained = la.explain(fn, **there)
+    assert explained.backend == "cuda"
+    explained = la.explain(fn, **there, window=20)
+    assert explained.backend == "chunks"
+    assert "windows" in explained.others["cuda"]
     half = there | {"w": there["w"].astype(np.float16)}
     assert "bfloat16" in la.explain(fn, **half).others["cuda"]

@@ -103,8 +103,8 @@ def check_cache(cp, fn, T, L, seen, options=None, stored=None, dtype="bfloat16",
     exact = type(start)(*(y.astype(np.float64) for y in start))
     wanted = fn(**{n: x.astype(np.float64) for n, x in arrays.items()}, state=exact, overwrite_state=True, **options)
     there, cache = {n: cp.asarray(x) for n, x in arrays.items()}, type(start)(*map(cp.asarray, start))
-    told = la.explain(fn, **there, state=cache, **options)
-    assert told.backend == "cuda"
+    explained = la.explain(fn, **there, state=cache, **options)
+    assert explained.backend == "cuda"
     plain = fn(**there, state=cache, backend="cuda", **options)
     found = fn(**there, state=cache, overwrite_state=True, backend="cuda", **options)
     assert same(cp, plain, found)

@@ -1,4 +1,4 @@
-"""Caches at positions: those of calls on the tokens before them, in as many slots as the final one; gradients."""
+"""Caches at positions: as of calls on the tokens before them, in as many slots as the final one; gradients."""
 
 from __future__ import annotations
 

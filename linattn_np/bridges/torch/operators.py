@@ -7,8 +7,8 @@ call on the tensors' views. Every array is an argument, then come
     cu_seqlens  state_rows and fresh: tensors; a list of offsets is an option
     options     all others, as JSON
 
-and the result is a list: out if there are queries, the arrays of the final state with return_state, those of the states
-at positions. NAME_backward recomputes the forward. A traced call that autograd follows is NAME_saving, with one
+and the result is a list: out if there are queries, the arrays of the final state with return_state, the arrays of the
+states at positions. NAME_backward recomputes the forward. A traced call that autograd follows is NAME_saving, with one
 tensor more for NAME_saved_backward (saving.py).
 """
 

@@ -118,7 +118,7 @@ VECTOR_GRADS = Struct(  # vector_grads.cu
     ("slots tokens", I64), ("items", U32),  # items: halves of the channels, heads, chunks, sequences
     ("T heads chunks group_v group_u", INT), ("scale", FLOAT),  # chunks: of the longest sequence
 )  # fmt: skip
-VECTOR_BONUS = Struct(  # vector_bonus.cu: du (heads, K) of those of the chunks
+VECTOR_BONUS = Struct(  # vector_bonus.cu: du (heads, K) from the du of the chunks
     "matrix_state/VectorBonusArguments",
     ("parts", FLOATS), ("du", OUT_FLOATS), OFFSETS, ("slots", I64), ("T heads sequences", INT),
 )  # fmt: skip
@@ -172,7 +172,7 @@ FREE_GRADS = Struct(  # the gradients of free/ but dv
 ERASE_VECTORS = Struct(  # erase_vectors.cu; a, values and what follows: dense, of the outputs' heads
     "matrix_state/EraseVectorArguments",
     ("r g v", ROWS), ("beta", GATE),
-    ("a values", OUT_BYTES),  # what free kernels take; back, their gradients
+    ("a values", OUT_BYTES),  # inputs of the rank-one kernels; in the backward, their gradients
     ("dg dr dv dk", OUT_BYTES), ("db", BYTES), ("dbeta", OUT_FLOATS),  # dg, dk: of those kernels, then with the rest
     ("rows", I64), ("T heads", INT),
 )  # fmt: skip
@@ -183,7 +183,7 @@ RECURRENCE = Struct(  # token/: gradients token by token; arrays that are writte
     ("u", FLOATS),  # bonus (heads of u, K)
     ("w dw", OUT_BYTES),  # what a and b read, float32
     ("start end", OUT_FLOATS),  # the state, or its gradient, before and after: (sequences, heads, K, V)
-    ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq and a.da by channels, of which dg is made
+    ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq and a.da by channels, terms of dg
     ("marks_of_sequence", I64), ("T heads group_u", INT), ("scale", FLOAT),
 )  # fmt: skip
 
@@ -194,7 +194,7 @@ VECTOR_PORTABLE = Struct(  # portable/: arrays that are written are dense (token
     OFFSETS,
     ("u", FLOATS),  # bonus (heads of u, K)
     ("start end", OUT_FLOATS),  # the state, or its gradient, before and after: (sequences, heads, K, V)
-    ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq (and k.dr) by channels, of which dg is made
+    ("marks dots", OUT_FLOATS),  # decayed states at marks; q.dq (and k.dr) by channels, terms of dg
     ("dr dbeta", OUT_FLOATS),  # delta rule: what dk has of k that reads S~; the gradient of beta
     ("parts", OUT_FLOATS),  # of the bonus's gradient (blocks, heads, K)
     ("marks_of_sequence tokens", I64), ("T heads group_u", INT), ("scale", FLOAT),

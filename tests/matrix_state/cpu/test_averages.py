@@ -35,7 +35,7 @@ def parts(x):
 
 
 def everything(fn, given, wanted=("out", "state"), **options):
-    """Outputs, the last state, and all gradients from those of `wanted`."""
+    """Outputs, the last state, and all gradients from the cotangents `wanted`."""
     (out, state), pullback = la.vjp(fn, *given, return_state=True, **options)
     rng = np.random.default_rng(1)
     dout = rng.standard_normal(out.shape)

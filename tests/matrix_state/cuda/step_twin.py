@@ -94,13 +94,13 @@ def run(constants, arguments):
     """What the kernel does, in float32, one head at a time, from and into raw memory."""
     d = dict(constants)
     K, V, element = d["LA_K"], d["LA_V"], KINDS[d["LA_DTYPE"]]
-    told = STEP.unpack(arguments)
-    pointers, where = told, {n: dict(told[f"at_{n}"]) for n in VECTORS}
+    unpacked = STEP.unpack(arguments)
+    pointers, where = unpacked, {n: dict(unpacked[f"at_{n}"]) for n in VECTORS}
     for at in where.values():
         at["group"] = round(2**32 / at["group"]) if at["group"] else 1
-    count, T, heads, readers, inverse = (told[n] for n in ("places", "T", "heads", "readers", "heads_inverse"))
-    scale, slot_bytes = told["read"], told["slot_bytes"]
-    places = {w: [told[f"{w}_{n}"] for n in ("slot", "head", "row")] for w in ("start", "end")}
+    count, T, heads, readers, inverse = (unpacked[n] for n in ("places", "T", "heads", "readers", "heads_inverse"))
+    scale, slot_bytes = unpacked["read"], unpacked["slot_bytes"]
+    places = {w: [unpacked[f"{w}_{n}"] for n in ("slot", "head", "row")] for w in ("start", "end")}
     assert len(arguments) == SIZE
     assert heads == 1 or inverse == -(-(2**32) // heads)
     if d["LA_ONE"]:  # what the kernel of one token does not look at
@@ -201,12 +201,12 @@ def run_complement(entry, constants, arguments):
 
 def run_solve(heads, constants, arguments):
     """A twin of solve.cu."""
-    d, told = dict(constants), SOLVE.unpack(arguments)
+    d, unpacked = dict(constants), SOLVE.unpack(arguments)
     K, f32 = d["LA_K"], np.dtype(np.float32)
 
     def rows(name, *shape):
         strides = [4 * int(np.prod(shape[n + 1 :])) for n in range(len(shape))]
-        return _rows(told[name], strides, shape, f32)
+        return _rows(unpacked[name], strides, shape, f32)
 
     q, k, ridge, x = (rows(n, heads, K) for n in ("q", "k", "ridge", "x"))
     g, beta, start, end = rows("g", heads), rows("beta", heads), rows("start", heads, K, K), rows("end", heads, K, K)
@@ -216,7 +216,7 @@ def run_solve(heads, constants, arguments):
         A, b = end[h] + np.diag(ridge[h]), q[h]
         solved = np.linalg.solve(A.T, b)
         if d["LA_ITERATIONS"]:
-            tolerance = told["enough"] ** 0.5
+            tolerance = unpacked["enough"] ** 0.5
             solved = conjugate_gradients(np, lambda p: p @ A, b[None], d["LA_ITERATIONS"], tolerance)[0]  # noqa: B023
         x[h] = solved
 

@@ -193,9 +193,11 @@ def test_delta_product(cp, path, n, kind):
     if not gate:
         del x["g"]
     there = {name: cp.asarray(y) for name, y in x.items()}
-    told = la.explain(la.delta_product, **there, cu_seqlens=offsets)
-    assert told.backend == "cuda"
-    assert ("expanded to the steps" in told.reason) == (n > 1 and (path == "portable" or not cuda_delta_plan.skips(n)))
+    explained = la.explain(la.delta_product, **there, cu_seqlens=offsets)
+    assert explained.backend == "cuda"
+    assert ("expanded to the steps" in explained.reason) == (
+        n > 1 and (path == "portable" or not cuda_delta_plan.skips(n))
+    )
     check(cp, la.delta_product, (x, *rest), factor=1.0 if path == "as it comes" else 1.5, cu_seqlens=offsets)
 
 

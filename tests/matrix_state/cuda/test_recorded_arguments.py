@@ -121,6 +121,6 @@ def test_an_eps_is_an_argument_of_the_kernels_that_divide(launches, monkeypatch,
     x = arrays_of(la.gated_delta_rule, 64, BFLOAT16, 0)
     la.vjp(la.gated_delta_rule, *x, qk_l2norm=True, l2norm_eps=0.25)[1](stub(np.ones(x[2].shape, BFLOAT16)))
     kind, name, value = (DELTA, "eps", 0.25) if divides else (UNIT_ROWS, "root", 0.5)
-    told = [kind.unpack(s)[name] for s in launches.structs if len(s) == kind.size]
-    assert told
-    assert set(told) == {value}
+    fields = [kind.unpack(s)[name] for s in launches.structs if len(s) == kind.size]
+    assert fields
+    assert set(fields) == {value}

@@ -59,9 +59,9 @@ def result(fn, keywords):
     except (TypeError, ValueError) as error:
         return type(error), str(error)
     kept = own.get("state")
-    told = [isinstance(found, tuple), *(y is kept for y in parts(found)[1:])]
+    identities = [isinstance(found, tuple), *(y is kept for y in parts(found)[1:])]
     each = parts(found) + ([] if kept is None else [kept])
-    return told, [(y.shape, y.strides, y.dtype, y.tobytes()) for y in each]
+    return identities, [(y.shape, y.strides, y.dtype, y.tobytes()) for y in each]
 
 
 def check(fn, kept, other, count=1, launched=()):

@@ -57,13 +57,13 @@ def test_every_mixture_of_dtypes_is_fast_or_said_to_be_slow(hopper, case):
         kinds = dict.fromkeys(case.spec.arrays, gate) | dict.fromkeys(rows, row)
         kinds |= {} if odd is None else {odd: F32}
         options = {n: x for n, x in case.options.items() if n != "chunk_size"}
-        told = explained(case.fn, kinds, options=options)
-        covered = told.others.get("cuda") == "covers the call too"
-        assert bool(told.slow) or told.backend == "cuda" or covered, told
-        if told.backend != "cuda" and not covered:
-            assert told.slow.startswith("array calls instead of CUDA kernels: "), told
-            assert "; fast with" in told.slow or "; no dtype" in told.slow, told
-        assert ("slow path: " + told.slow in str(told)) == bool(told.slow)
+        explanation = explained(case.fn, kinds, options=options)
+        covered = explanation.others.get("cuda") == "covers the call too"
+        assert bool(explanation.slow) or explanation.backend == "cuda" or covered, explanation
+        if explanation.backend != "cuda" and not covered:
+            assert explanation.slow.startswith("array calls instead of CUDA kernels: "), explanation
+            assert "; fast with" in explanation.slow or "; no dtype" in explanation.slow, explanation
+        assert ("slow path: " + explanation.slow in str(explanation)) == bool(explanation.slow)
 
 
 @pytest.mark.parametrize("T", [96, 8192])
@@ -78,15 +78,17 @@ def test_rows_that_gates_scale_stay_bfloat16(hopper, T):
 
 def test_a_float32_row_is_not_rounded(hopper):
     for odd in "qkv":
-        told = explained(la.gdn2, dict.fromkeys("qkv", B16) | {odd: F32})
-        assert "fast with bfloat16 q, k, v" in told.slow or "one dtype of 16 bits" in told.slow, told
+        explanation = explained(la.gdn2, dict.fromkeys("qkv", B16) | {odd: F32})
+        assert "fast with bfloat16 q, k, v" in explanation.slow or "one dtype of 16 bits" in explanation.slow, (
+            explanation
+        )
 
 
 def test_gradients_by_array_calls_are_said_to_be_slow(hopper):
-    told = explained(la.dfw, dict.fromkeys("qkv", B16))
-    assert told.backend == "cuda"
-    assert told.slow.startswith("token by token instead of chunks")
-    assert "gradients by array calls" in told.slow
+    explanation = explained(la.dfw, dict.fromkeys("qkv", B16))
+    assert explanation.backend == "cuda"
+    assert explanation.slow.startswith("token by token instead of chunks")
+    assert "gradients by array calls" in explanation.slow
     assert explained(la.gla, dict.fromkeys("qkv", B16)).slow == ""
 
 

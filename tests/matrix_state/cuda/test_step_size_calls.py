@@ -29,18 +29,20 @@ def twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None
     assert {y.ctypes.data for y in made} <= {y.ctypes.data for y in arrays}
     f32 = np.dtype(np.float32)
     if entry == "column_sums":
-        told = COLUMN_SUMS.unpack(arguments)
-        rows, width, block = told["rows"], told["width"], told["block"]
-        x, parts = _rows(told["x"], (4 * width, 4), (rows, width), f32), -(-rows // block)
+        unpacked = COLUMN_SUMS.unpack(arguments)
+        rows, width, block = unpacked["rows"], unpacked["width"], unpacked["block"]
+        x, parts = _rows(unpacked["x"], (4 * width, 4), (rows, width), f32), -(-rows // block)
         assert blocks == parts * -(-width // THREADS)
-        to = _rows(told["y"], (4 * width, 4), (parts, width), f32)
+        to = _rows(unpacked["y"], (4 * width, 4), (parts, width), f32)
         for n in range(parts):
             to[n] = x[n * block : (n + 1) * block].sum(axis=0)
         return
     d = dict(constants)
     own, grad, V = KINDS[d["LA_DTYPE"]], KINDS[d["LA_GRAD"]], d["LA_K"]
-    at = told = STEP_SIZE.unpack(arguments)
-    rows, T, H, dt_kind, soft, low, high = (told[n] for n in ("rows", "T", "heads", "dt_kind", "soft", "low", "high"))
+    at = unpacked = STEP_SIZE.unpack(arguments)
+    rows, T, H, dt_kind, soft, low, high = (
+        unpacked[n] for n in ("rows", "T", "heads", "dt_kind", "soft", "low", "high")
+    )
     assert blocks == -(-rows // (THREADS // d["LA_LANES"]))
     assert V % d["LA_PER"] == 0
 
@@ -48,7 +50,7 @@ def twin(file, entry, constants, blocks, threads, shared, arguments, arrays=None
         assert group == 1
         return _rows(data, (batch, token, head, own.itemsize), (rows // T // H, T, H, V), own)
 
-    x, z = lying(**told["x"]), lying(**told["z"])
+    x, z = lying(**unpacked["x"]), lying(**unpacked["z"])
     wide = (rows // T // H, T, H, V)
     dense = lambda name, kind, shape: _rows(at[name], tuple(  # noqa: E731
         kind.itemsize * int(np.prod(shape[i + 1 :])) for i in range(len(shape))), shape, kind)  # fmt: skip

@@ -159,7 +159,7 @@ def forward(signature: Signature, arrays: Arrays, keywords: Keywords) -> Any:
 
 
 def record_forward(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keywords]) -> None:
-    """Record the forward of a vjp, and its pullbacks, if those of the call on CuPy views are recorded."""
+    """Record the forward of a vjp, and its pullbacks, if the pullbacks of the call on CuPy views are recorded."""
     own = None if known is None or not replay.ENABLED else replay.signature(spec, *views)
     plan = None if own is None else replay.plans.get(replay.vjp_key(own))
     if known is not None and type(plan) is device_replay.Forward and plan.replayable:

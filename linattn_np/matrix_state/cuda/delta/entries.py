@@ -22,7 +22,7 @@ def delta_entries(
 ) -> Iterator[Entry]:
     """Every kernel of the delta rule for key width K and value width V.
 
-    raw: q and k are l2-normalised by the kernel. steps: micro-steps per token, of which the last one reads.
+    raw: q and k are l2-normalised by the kernel. steps: micro-steps per token; the last one reads.
     """
     if plan.takes(dtype, K, V, capability):
         for name, reverse in plan.names(2, backward):

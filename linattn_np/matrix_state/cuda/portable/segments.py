@@ -1,4 +1,4 @@
-"""Few long sequences in segments, each of which the kernels take for a sequence of its own.
+"""Few long sequences in segments; the kernels compute each as a sequence of its own.
 
 Segment s makes of the state S before it M_s S + A_s, and of the gradient G after it M_s^T G + B_s. A pass from zeros
 gives every A_s, one from the last chunk every B_s. M_s is the decay of the segment, with the delta rule the states of a

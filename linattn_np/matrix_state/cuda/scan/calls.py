@@ -105,7 +105,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any, values: bool = True) -> tuple[Inputs, Array]:
-    """Gradients of every input and of the initial state; without `values` not those of v and the state."""
+    """Gradients of every input and of the initial state; without `values` none of v and the state."""
     x, plan, state, begins = saved
     xp = plan.xp
     q, k, v = as_rows(xp, x.q, x.k, x.v)

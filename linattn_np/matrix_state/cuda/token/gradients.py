@@ -79,7 +79,7 @@ def _as_free(x: Inputs, plan: Plan) -> tuple[Inputs, Array, Array]:
 
 
 def _of_delta(x: Inputs, plan: Plan, d: Inputs, decayed: Array, beta: Array) -> Inputs:
-    """Gradients of the delta rule's inputs from those of the free term's."""
+    """Gradients of the delta rule's inputs from the gradients of the free term's inputs."""
     xp = plan.xp
     before = plan.erase_reads is not ReadState.DECAYED
     da = -beta * d.a

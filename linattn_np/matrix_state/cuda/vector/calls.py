@@ -4,7 +4,7 @@ Compute capability 90, bfloat16, K and V up to 128, log decays in bfloat16 or fl
 runs twice: products that divide by decays of up to 80 nats in 16 tokens, and, in the sequences and heads where a block
 decays by more, which the first flags, exact ones. Equally long sequences and heads that are more than multiprocessors
 are cut into equal shares, whose blocks hand states over (vector/parts.cuh). Where batch and heads leave multiprocessors
-idle, sequences are cut into segments: what each adds to the state (vector_adds.cu) and its decay, of which a small
+idle, sequences are cut into segments: the offset of each (vector_adds.cu) and its decay, from which a small
 kernel makes the state that each begins with. Gradients: gradients.py.
 """
 

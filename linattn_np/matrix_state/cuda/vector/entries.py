@@ -24,7 +24,7 @@ def vector_entries(
     """Every kernel of a vector decay for key width K and value width V; none where they are not for it.
 
     bonus: queries read before the write, with a bonus of their own token's. ragged: packed sequences.
-    backward: also those of a forward that stores what a backward reads.
+    backward: also the kernels of a forward that stores residuals.
     """
     if not vector_plan.takes(dtype, K, V, capability):
         return

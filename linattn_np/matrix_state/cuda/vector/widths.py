@@ -47,7 +47,7 @@ def _blocks(width: int) -> tuple[int, int]:
 
 
 def needed(x: Inputs) -> bool:
-    """Whether the kernels need other widths than those of a call."""
+    """Whether the kernels need other widths than the call has."""
     return widths_of(x) != (1, x.k.shape[-1], 1, x.v.shape[-1])
 
 

@@ -106,9 +106,9 @@ def size_of(file):
 def run_step(file, blocks, arguments, step):
     """What a launch of step.cu with array calls does; step(arguments) is that of the kernel alone."""
     library, at = compiled(sources.installed(file).text), STEP.size
-    told = STEP.unpack(arguments[:at])
+    properties = STEP.unpack(arguments[:at])
     buffer = ctypes.create_string_buffer(arguments[at:], len(arguments) - at)
-    each = [divmod(block, told["heads"]) for block in range(blocks)]
+    each = [divmod(block, properties["heads"]) for block in range(blocks)]
     for n, head in each:
         library.before(buffer, n, head)
     step(arguments[:at])

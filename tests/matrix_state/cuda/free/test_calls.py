@@ -136,8 +136,8 @@ def _mapped_rows(call, n, head):
 def launched(monkeypatch):
     """(kernel, constants, blocks) of each launch."""
     twin = Twin()
-    told = {"current_device": 0, "unusable": None, "capability": 90, "multiprocessors": 132}
-    own = {n: lambda value=value: value for n, value in told.items()}
+    shown = {"current_device": 0, "unusable": None, "capability": 90, "multiprocessors": 132}
+    own = {n: lambda value=value: value for n, value in shown.items()}
     for name, value in ({"launch": twin.launch, "prepare": lambda wanted, capability: None} | own).items():
         monkeypatch.setattr(launch, name, value)
     monkeypatch.setattr(vector_launch, "tensor_map", vector_twin.tensor_map)

@@ -81,11 +81,13 @@ def launched(monkeypatch):
                 return
             found.append((self.constants, grid, block))
             step_twin.run.blocks = grid[0]
-            told = arguments[0].tobytes()
+            fields = arguments[0].tobytes()
             if self.around:
-                array_calls_host.run_step(self.around, grid[0], told, functools.partial(step_twin.run, self.constants))
+                array_calls_host.run_step(
+                    self.around, grid[0], fields, functools.partial(step_twin.run, self.constants)
+                )
                 return
-            step_twin.run(self.constants, told)
+            step_twin.run(self.constants, fields)
 
     def from_driver(kernel, blocks, y, z, threads, v, w, shared, stream, address, extra):
         at = ctypes.c_void_p.from_address(address).value
