@@ -52,9 +52,10 @@ def gate_twin(entry, d, blocks, arguments):
     unpacked = GATE_FORMULA.unpack(arguments)
     tokens, width, each = (unpacked[n] for n in ("tokens", "width", "each"))
     kind, heads = KINDS[d["LA_DTYPE"]], width // each
-    of_tokens = lambda name, kind=F32: _rows(
-        unpacked[name], (width * kind.itemsize, kind.itemsize), (tokens, width), kind
-    )  # noqa: E731
+
+    def of_tokens(name, kind=F32):
+        return _rows(unpacked[name], (width * kind.itemsize, kind.itemsize), (tokens, width), kind)
+
     of_heads = _rows(unpacked["A_log"], (4,), (heads,), F32)
     bias = _rows(unpacked["bias"], (4,), (width,), F32)
     raw = of_tokens("raw", kind).astype(F32) + (0 if bias is None else bias)
