@@ -1,5 +1,5 @@
 // The state of a chunk in memory, as a product that sums over its value rows reads it: 8 x 8 blocks, one after the
-// other, a row of blocks being 8 value rows of all KP key columns. Elements are those of gram matrices. A block of
+// other, a row of blocks being 8 value rows of all KP key columns. Elements are as in gram matrices. A block of
 // 16-bit elements is stored row by row; one of floats in rows 0 2 4 6 1 3 5 7, so that a warp's four even rows (its
 // four odd rows) are in different banks.
 #pragma once

@@ -152,7 +152,7 @@ struct Strengths {
 };
 
 // dg of a chunk by one warp, two tokens a lane: db summed from each token to the chunk's end. A hard reset's own
-// gradient is 0, and so is the sum from there on: what is earlier does not reach past it. dots: two groups' db, then
+// gradient is 0, and so is the sum from there on: earlier terms do not reach past it. dots: two groups' db, then
 // log2 decays.
 LA_DEVICE void gate_gradients(const DeltaArguments& a, const DeltaTraversal& traversal, int chunk, const float* dots,
                               const float* products, int lane) {

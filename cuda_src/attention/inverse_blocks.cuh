@@ -1,5 +1,5 @@
 // The blocks of an inverse of a unit lower matrix of 64 rows (inverse.cuh has the equations): diagonal blocks by
-// substitution, block columns from them. The entry says before what a chunk is: C, Square; and pair_at, decay_between.
+// substitution, block columns from them. The entry defines the chunk before: C, Square; and pair_at, decay_between.
 #pragma once
 #include "attention/store.cuh"
 #include "attention/substitution.cuh"

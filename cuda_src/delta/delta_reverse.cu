@@ -106,7 +106,7 @@ LA_DEVICE void scale_operands(u32 (&dout)[4][4], const float* e, float scale) {
             dout[k][i] = pack_bf16(scale * z.x * low_bf16(dout[k][i]), scale * z.y * high_bf16(dout[k][i]));
         }
 }
-// what leaves of a chunk: dS after it (operands f, by way of `at`), dW.v; dv (accumulators x) is staged in dO's place,
+// results of a chunk: dS after it (operands f, by way of `at`), dW.v; dv (accumulators x) is staged in dO's place,
 // where v is
 LA_DEVICE void store_chunk(char* ends, u32 at, u32 douts, const u32 (&f)[8][4], float (&x)[8][4], int warp, int lane) {
     store_end(ends, at, f, warp, lane);

@@ -10,7 +10,7 @@
 //
 // A warpgroup has 64 value rows of S^T in float32 registers. A thread of one more copies factors and values in.
 // LA_KEEP: residuals of the other gradients go to memory in bfloat16, transposed: the state before (the gradient after)
-// each chunk, and w, or what each token's read has as gradient,
+// each chunk, and w, or the gradient of each token's read,
 //
 //     dw = (1 - A_ab)^-T y
 #include "free/factors.cuh"
@@ -25,7 +25,7 @@ constexpr int GROUPS = VALUES / 64, THREADS = 128 * GROUPS + 128, STAGES = 2;
 // of the values
 constexpr bool EARLY = LA_KEEP && VALUES <= KEYS;
 constexpr int SLOTS = EARLY ? (LA_BACKWARD && KEYS == 64 ? 1 : 2) : 3;
-// of a stage: what reads the state for outputs, and for the correction; what writes values, and the correction; pairs
+// of a stage: readers of the state for outputs, and for the correction; writers of values, and of the correction; pairs
 // of the correction with values, of outputs with values, and with the correction
 constexpr int AT_READS = LA_BACKWARD ? 2 * TILE : 0, AT_ERASES = LA_BACKWARD ? 3 * TILE : TILE;
 constexpr int AT_WRITES = LA_BACKWARD ? 0 : 2 * TILE, AT_CORRECTS = LA_BACKWARD ? TILE : 3 * TILE;

@@ -38,7 +38,7 @@ LA_DEVICE Around around(const Lane& me) {
     }
     return x;
 }
-// Scaled copies in place; tails: what is left of them, of a row's four. Returns whether the chunk loses too much for
+// Scaled copies in place; tails: their rounding errors, of a row's four. Returns whether the chunk loses too much for
 // quotients
 LA_DEVICE bool scale_rows(u32 (&tails)[ROWS], const Lane& me, int count) {
     float2 a[ROWS];

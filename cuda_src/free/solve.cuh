@@ -2,7 +2,7 @@
 //
 // A warp has 16 columns of X, transposed: the accumulators of a block are the operand of the next one's products.
 // Inverses of diagonal blocks are by substitution in float32, in two terms of bfloat16, and so are the blocks of A_ab
-// below them: where the same direction is erased again and again, what rounding leaves of them is multiplied by the
+// below them: where the same direction is erased again and again, their rounding errors are multiplied by the
 // norm of the inverse. A block of X is rounded once, as all that follows reads it. Columns of N begin at their own
 // block: above it A_ak is 0.
 #pragma once

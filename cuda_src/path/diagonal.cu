@@ -91,7 +91,7 @@ struct Own : Tiles {
                                                   const float (&d)[BLOCK / 8][4]) const {
         const i64 numbers = place.numbers(a.of, place.head) + i0;
         const float c = a.of.scale * LOG2_E;
-        float l[2], dot[2], rows[2] = {0.f, 0.f}, columns[2][2];   // of columns: those of tiles n with n % 8 = lane / 4
+        float l[2], dot[2], rows[2] = {0.f, 0.f}, columns[2][2];   // of columns: tiles n with n % 8 = lane / 4
         Decays query[2];
         const PairsAt pairs_at(me);
 #pragma unroll

@@ -63,7 +63,7 @@ struct Tiles {   // of a block and a head of keys, and their loads
 struct Adjoint : Tiles {
     using Tiles::Tiles;
 
-    // S of this half: its nearest 16 bits to the second panel of AT_S, what is left to the first
+    // S of this half: its nearest 16 bits to the second panel of AT_S, the rest to the first
     __device__ __forceinline__ void invert() const {
         const u32 lower = half(AT_S, me.group), other = lower + Pairs::PANEL;
         float* const diagonals = (float*)(memory_of + AT_S + me.group * 64 * 128 + Pairs::PANEL);

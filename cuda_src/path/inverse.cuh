@@ -51,7 +51,7 @@ LA_DEVICE void store_block(u32 to, int i, int column, const u32 (&x)[4], int lan
     store_matrix_transposed(to + columns_at(16 * i, 16 * column, lane), x[0], x[1], x[2], x[3]);
 }
 // Block column `warp` of A from `lower`, which holds L below the diagonal and on it the diagonal blocks of T,
-// transposed: the nearest 16 bits to `high`, and what is left to the registers `rest`
+// transposed: the nearest 16 bits to `high`, and the rest to the registers `rest`
 template <bool BY_ROWS> LA_DEVICE void store_inverse_high(u32 (&rest)[4][4], u32 lower, u32 high, const float* beta,
                                                           int warp, int lane) {
     u32 x[4][4];   // T_IJ^T as operands

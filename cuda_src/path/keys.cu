@@ -165,7 +165,7 @@ struct Consumer {
         products_begin();
         multiply_rows_AB<Queries>(dk, dz, stage(step));
         products_commit();
-        products_wait<1>();   // the registers of P are free, with decays those of dZ too
+        products_wait<1>();   // the registers of P are free, with decays dZ's too
         accumulator_fence(dv);
     }
     // the queries of blocks first .. end

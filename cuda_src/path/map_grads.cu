@@ -1,4 +1,4 @@
-// Gradients of the maps D of one size of groups from the queries that pass them, those of all heads that share the keys:
+// Gradients of the maps D of one size of groups from the queries that pass them, of all heads that share the keys:
 //
 //     q' = q - q D^T,   dD = -sum over the queries of dq'^T q
 //

@@ -6,7 +6,7 @@
 //     dk = d U dS + Z^T Q + Y^T R,           dbeta_i = (dW U^T)_ii / beta_i^2
 //
 // R are the erase vectors and e', E' the decays up to the state that they read; where they are the keys, dr is added to
-// dk. Token i's log decay multiplies what goes from tokens before it to reads at it or after it, so that, within the
+// dk. Token i's log decay multiplies the terms from tokens before it to reads at it or after it, so that, within the
 // chunk,
 //
 //     dg_i = sum over l >= i of (q.dq + r.dr - k.(Z^T Q + Y^T R))_l + e_last <S, dS> + sum over j < i of (k.(d U dS))_j

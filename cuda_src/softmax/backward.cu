@@ -58,7 +58,7 @@ struct Consumer {
         products_commit();
     }
     // scores become p; near: of queries of the block's own tokens
-    static constexpr int SPLIT = 6;   // tiles of columns whose registers are free beside those of dZ
+    static constexpr int SPLIT = 6;   // tiles of columns whose registers are free beside dZ's
     template <int FROM, int TO> __device__ __forceinline__ void exponentiate(float (&s)[QUERIES / 8][4],
                                                                              int step) const {
         const float c = a.scale * LOG2_E;

@@ -318,7 +318,7 @@ struct Consumer : Scores {
         multiply_rows_AB<Values>(out, p, values);
         products_commit();
     }
-    // the sink, the denominator: 1 / l (times what the sink takes away); l becomes its logarithm
+    // the sink, the denominator: 1 / l (times the sink's factor); l becomes its logarithm
     __device__ __forceinline__ void finish(float (&f)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {

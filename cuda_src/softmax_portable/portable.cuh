@@ -135,7 +135,7 @@ LA_DEVICE void fill_keys(u32 tile, const PortableArguments& a, const Owner& own,
         if (before < KEYS) fill_rows<LA_INPUT, WIDTH, THREADS, X>(tile, before, KEYS, token);
     }
 }
-// What a cache has of a token's decay as sums before the first token of the call
+// A cache's sums of a token's decay before the first token of the call
 LA_DEVICE Decays of_past(float b) {
     const float x = b * LOG2_E;
     return {-x, 0.f, __int_as_float(x > -16384.f ? 0 : -1), 0.f};

@@ -4,7 +4,7 @@
 //
 // LA_ITERATIONS 0: by elimination, without pivots, for the matrix is positive definite; else that many steps of
 // conjugate gradients at most, from x = 0, until |q - x A|^2 <= enough |q|^2. All arrays are dense: rows (heads, K),
-// numbers (heads). M in shared memory is the transpose of the matrix: row j is what column j of it is, K + 1 or K + 2
+// numbers (heads). M in shared memory is the transpose of the matrix: row j is column j of it, K + 1 or K + 2
 // floats, an odd number.
 #include "tile/types.cuh"
 #include "arguments/matrix_state/SolveArguments.cuh"

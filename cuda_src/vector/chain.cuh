@@ -1,4 +1,4 @@
-// What one block of the chain of the delta rule has in shared memory, its barriers, and what it loads.
+// Shared memory of one block of the chain of the delta rule, its barriers and loads.
 #pragma once
 #include "vector/strengths.cuh"
 #include "vector/rows.cuh"

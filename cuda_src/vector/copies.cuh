@@ -6,8 +6,8 @@
 //     P off the diagonal: q Pre h against k Suf, with the decay of the block between where one is between
 //
 // Scratch, tiles of 16 rows by 128 channels: q Pre h of the last QUERIES blocks; q Pre h D_2 of block 3; k Suf of block
-// 0; the same times D_1; k Suf of blocks 1, 2. With all four blocks of queries, what rounding leaves of these: they are
-// two terms. Where a backward follows, keys too but those of two blocks away: what is left of k Suf, and of k / (Pre
+// 0; the same times D_1; k Suf of blocks 1, 2. With all four blocks of queries, the rounding errors of these: they are
+// two terms. Where a backward follows, keys too but keys two blocks away: the rounding errors of k Suf, and of k / (Pre
 // h), in float32 log decays' other half.
 #pragma once
 #include "vector/decay.cuh"

@@ -27,7 +27,8 @@ typedef Panels<WIDE, C> Tokens;                // q, k, v, ... of a chunk
 typedef Panels<C, C> Square;                   // P of a chunk
 constexpr int PANEL = Tokens::PANEL, BLOCK_BYTES = ROWS * 128;
 constexpr int GATE_BYTES = LA_GATE == 2 ? 4 : 2, GATES = C * WIDE * GATE_BYTES;   // panels of 64 channels, or of 32
-constexpr int QUOTIENTS = PANEL * GATE_BYTES / 2;   // from panel to panel of what replaces a lane's log decays
+constexpr int QUOTIENTS =
+    PANEL * GATE_BYTES / 2;   // from panel to panel of the quotients that replace a lane's log decays
 constexpr float SMALLEST_DECAY = 0x1p-116f, MIDDLE = 0x1p58f, OVER_MIDDLE = 0x1p-58f;
 
 LA_DEVICE float2 operator*(float2 x, float2 y) { return {x.x * y.x, x.y * y.y}; }

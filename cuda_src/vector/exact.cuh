@@ -174,7 +174,7 @@ template <int AT_ONCE, int TERMS> LA_DEVICE ExactBlock exact_block(const Tiles& 
         producers_barrier();   // the scratch is free, flags have been read
         if (block / AT_ONCE != round) continue;
         float own[4];
-        if (!LA_BEFORE) half_block(own, q, PANEL, k, PANEL, panel, lane);   // of which i = j is read
+        if (!LA_BEFORE) half_block(own, q, PANEL, k, PANEL, panel, lane);   // i = j is read
         const float2 wide = raw.multiply_levels<8, TERMS>(operands, block, panel, lane),
                      narrow = raw.multiply_levels<2, TERMS>(operands, block, panel, lane);
         place_level(operands, wide, panel ? 4 : 8, lane);

@@ -7,7 +7,7 @@
 constexpr bool PARTS =
     !LA_RAGGED && !LA_EXACT;   // else a block has one traversal, and is started when another has ended
 constexpr int HANDED_BYTES = STATE * 4 + 16;
-static_assert(LA_HANDED == HANDED_BYTES, "LA_HANDED is what the host allocates by");
+static_assert(LA_HANDED == HANDED_BYTES, "LA_HANDED is the size that the host allocates");
 
 struct Parts {   // nothing of a share is held in registers over a traversal: it is computed again
     const VectorArguments& a;
@@ -67,7 +67,7 @@ struct Loader {
         const int at = PLACES + 4 * (step % STAGES);
         return {word(at), word(at + 1), word(at + 2), word(at + 3)};
     }
-    // What to copy once `step` has been left, known before: q, k and g of the step STAGES behind it, values of the one
+    // The copies once `step` has been left, known before: q, k and g of the step STAGES behind it, values of the one
     // two behind it
     __device__ __forceinline__ Copies after(int step) const {
         Copies x = {};
@@ -90,7 +90,7 @@ struct Loader {
         if (x.values) x.of_values = STAGES == 2 ? x.of_tokens : place(step + 2);
         return x;
     }
-    // SKIP: those of steps before `end` are not made, and their barriers pass
+    // SKIP: copies of steps before `end` are not made, and their barriers pass
     template <bool SKIP = false> __device__ __forceinline__ void copy(const Copies& x, int step, int end = 0) const {
         const VectorArguments& a = parts.a;
         if (x.tokens) {
@@ -166,7 +166,7 @@ LA_DEVICE void take_over(StateRows<1, WIDE>& state, const VectorArguments& a, in
     state.load_registers((const float4*)from + warp * (STATE / 32), lane);
 }
 
-// The state that a part begins with; what becomes of it after its last chunk
+// The initial state of a part; the state after its last chunk
 LA_DEVICE void begin_part(StateRows<1, WIDE>& state, const Parts& parts, const ChunkTraversal& traversal, int n,
                           int warp, int lane) {
     if (parts.goes_on(n)) take_over(state, parts.a, warp, lane);

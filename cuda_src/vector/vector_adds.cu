@@ -1,4 +1,4 @@
-// What a segment adds to the state, and its decay, which is diagonal (sm_90a, bfloat16):
+// The offset of a segment, and its decay, which is diagonal (sm_90a, bfloat16):
 //
 //     S^T = sum over the segment's chunks of V^T (k times the decay from each token to the segment's end)
 //
@@ -16,7 +16,7 @@ constexpr int STAGES = LA_STAGES, STAGE = 2 * Tokens::SIZE + GATES, AT_DECAYS = 
 static_assert(LA_SHARED == AT_BARRIERS + 64 && STAGES >= 2 && STAGES <= 8 && LA_WARPS == 8 && LA_TILES == 1,
               "LA_SHARED is the size that the launch requests");
 
-// k times Suf and what comes later, in place: rows from `first` on, from the last of eight
+// k times Suf and the later decay, in place: rows from `first` on, from the last of eight
 LA_DEVICE void scale_keys(u32 keys, const float2 (&a)[ROWS], float2 later, int lane) {
 #pragma unroll
     for (int first = 8; first >= 0; first -= 8) {
@@ -77,7 +77,7 @@ LA_DEVICE void add_chunks(float (&S)[16][4], float2& all, const VectorArguments&
         products_commit();
         if (!goes_on) {
             for (int n = i + 1; n < i + STAGES && n < traversal.steps; n++)
-                barrier_wait(full(n), n / STAGES & 1);   // what is on its way arrives
+                barrier_wait(full(n), n / STAGES & 1);   // copies on their way arrive
             break;
         }
     }

@@ -3,7 +3,7 @@
 //
 //     S_begin(first) = S_0          S_begin(next)^T = S_begin^T diag(decay) + added
 //
-// LA_REVERSE 1: the gradient after each segment but the last, of what the segment after it adds.
+// LA_REVERSE 1: the gradient after each segment but the last, of the offset of the segment after it.
 #include "vector/traversal.cuh"
 #include "arguments/matrix_state/VectorArguments.cuh"   // after TensorMap
 

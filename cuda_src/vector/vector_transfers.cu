@@ -1,13 +1,13 @@
-// What the inner segments of a sequence do to the state under the delta rule with a vector decay: S -> S M + added,
-// value row by key column, as delta_adds.cu, whose matrices delta_segments.cu multiplies. With W = (1 + N) beta Kc of
-// vector_inverse.cu
+// The action of the inner segments of a sequence on the state under the delta rule with a vector decay: S -> S M +
+// added, value row by key column, as delta_adds.cu, whose matrices delta_segments.cu multiplies. With W = (1 + N) beta
+// Kc of vector_inverse.cu
 //
 //     U = V^T beta + (V^T beta) N^T - S W^T        S <- S D + U Kd
 //
-// from a state of zeros (in the first segment from the initial state, so that its `added` is what the next begins
-// with), and without values from the rows of the identity, which the first segment does not need. No row is scaled
-// here. A block has one segment of a sequence and head. Four warpgroups have 64 rows of S each, two of what values add
-// and two of the identity, and read the same W and Kd.
+// from a state of zeros (in the first segment from the initial state, so that its `added` is the state that the next
+// begins with), and without values from the rows of the identity, which the first segment does not need. No row is
+// scaled here. A block has one segment of a sequence and head. Four warpgroups have 64 rows of S each, two of the
+// values' terms and two of the identity, and read the same W and Kd.
 #include "vector/products.cuh"
 #include "tile/transfer.cuh"
 #include "tile/wgmma_part.cuh"
@@ -42,7 +42,7 @@ constexpr int AT_STATES = ValueStages::END;
 static_assert(LA_SHARED == AT_STATES + 2 * GroupRows::SIZE && LA_WARPS == 8 && LA_TILES == 1,
               "LA_SHARED is the size that the launch requests");
 
-// By one thread: what fills the stages, factors LA_STAGES - 1 chunks ahead, values two
+// By one thread, the producer of the stages: factors LA_STAGES - 1 chunks ahead, values two
 struct Loader {
     const VectorArguments& a;
     const ChunkTraversal& segment;
@@ -87,7 +87,7 @@ template <int FIRST, int N> LA_DEVICE void begin_writes(float (&S)[16][4], const
     products_commit();
 }
 
-// What values add. Half of S is an operand at a time, in the same registers
+// The terms of values. Half of S is an operand at a time, in the same registers
 LA_DEVICE void traverse_values(StateRows<1, WIDE>& state, FactorStages factors, ValueStages values, int steps, int warp,
                                int lane) {
     float (&S)[16][4] = state.x[0];
@@ -115,7 +115,7 @@ LA_DEVICE void traverse_values(StateRows<1, WIDE>& state, FactorStages factors, 
         warp_arrive(factors.empty(step), lane);
     }
 }
-// What becomes of the rows of the identity. For want of registers S as an operand lies in shared memory, and U is made
+// The image of the rows of the identity. For want of registers S as an operand lies in shared memory, and U is made
 // for 32 tokens at a time
 LA_DEVICE void traverse_identity(StateRows<1, WIDE>& state, const Loader& loader, int steps, int warp, int lane) {
     float (&S)[16][4] = state.x[0];

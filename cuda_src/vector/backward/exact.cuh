@@ -1,4 +1,4 @@
-// Pairs inside a block of 16 rows one by one, in float32: for chunks of which a block decays by more than its scaled
+// Pairs inside a block of 16 rows one by one, in float32: for chunks with a block that decays by more than its scaled
 // copies hold. The decay of a pair is a product down the rows between them, so that any log decay in [-inf, 0] is exact.
 // Pairs that no decay crosses, i = j or with BEFORE i = j + 1, are left out of the dots: they would be the largest.
 #pragma once
@@ -43,7 +43,7 @@ struct Raw {
     }
 };
 
-// Of each of a lane's rows: what the earlier rows of its block give it as a reader, the later rows as a writer, with
+// Of each of a lane's rows: the terms of the earlier rows of its block as a reader, the later rows as a writer, with
 // the decays between
 struct Pairs {
     float read[OWN][PER], write[OWN][PER], erase[OWN][PER];
@@ -191,7 +191,7 @@ struct Pairs {
     }
 };
 
-// What rows before have written for G, to the gate gradients of the lane's rows; and the slice's to its table
+// Terms of earlier rows for G, to the gate gradients of the lane's rows; and the slice's to its table
 LA_DEVICE void add_given(float (&db)[OWN][PER], const Lane& me) {
     float x[OWN][PER], sum[PER] = {0.f, 0.f, 0.f, 0.f}, other[PER];
 #pragma unroll

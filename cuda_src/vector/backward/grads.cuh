@@ -26,7 +26,7 @@ constexpr bool ERASE = LA_ERASE, EXACT_BLOCKS = LA_EXACT, COMPLEMENT = LA_COMPLE
 constexpr bool TWO_TERMS = !ERASE || !EXACT_BLOCKS,
                RESTS_APART = !ERASE;   // of copies, Z and Y; the rests of copies have places of their own
 constexpr bool DOTS_OF_COPIES =
-    RESTS_APART || EXACT_BLOCKS;   // those of dg; else of q, k and their gradients, when the second terms are gone
+    RESTS_APART || EXACT_BLOCKS;   // the terms of dg; else of q, k and their gradients, when the second terms are gone
 constexpr bool DIAGONAL_APART =
     ERASE && !EXACT_BLOCKS;   // Z's diagonal is added one by one, in float32, and stands in no dot
 constexpr float MIDDLE = 0x1p58f, SMALLEST_DECAY = 0x1p-116f;   // 80 nats in a block
@@ -42,14 +42,14 @@ constexpr int AT_AFTER = AT_STATE + Whole::PANEL, AT_DOUT = AT_AFTER + Whole::PA
               AT_WRITTEN = AT_DOUT + Tokens::SIZE, AT_ERROR = AT_WRITTEN + Tokens::SIZE;
 constexpr int AT_SPARE = AT_ERROR + ERASE * Tokens::SIZE, AT_Z = ERASE ? AT_DOUT : AT_SPARE, AT_Y = AT_Z + Square::SIZE;
 typedef SliceTable<HALF, PER> Table;
-// tables of slices: decays; <S, G>; sums of db, before them decays of blocks; then what crosses the chunk's end, Z's
-// diagonal
+// tables of slices: decays; <S, G>; sums of db, before them decays of blocks; then terms that cross the chunk's end,
+// Z's diagonal
 constexpr int AT_DECAYS = AT_SPARE + (ERASE ? EXACT_BLOCKS * 2 : 3 + EXACT_BLOCKS) * Square::SIZE,
               AT_PRODUCTS = AT_DECAYS + Table::BYTES;
 constexpr int AT_SUMS = AT_PRODUCTS + Table::BYTES, AT_BLOCKS = AT_SUMS, AT_CROSSING = AT_SUMS + Table::BYTES,
               AT_OWN = AT_CROSSING + HALF * 4;
 constexpr int AT_NEAR = AT_OWN + C * 4, AT_BARRIER = AT_NEAR + C * 4;   // exact: Z next to its diagonal
-// exact: which items are flagged; what is written for G, and its sums
+// exact: which items are flagged; the terms for G, and their sums
 constexpr int AT_FLAGGED = AT_BARRIER + 16, AT_GIVEN = round_up(AT_FLAGGED + 32, 1024),
               AT_GIVEN_SUMS = AT_GIVEN + C * HALF * 4;
 static_assert(LA_SHARED == (EXACT_BLOCKS ? AT_GIVEN_SUMS + Table::BYTES : AT_BARRIER + 16),

@@ -77,7 +77,7 @@ LA_DEVICE float crossing_state(float decay, int channel, const Lane& me) {
     for (int w = 0; w < 8; w++) sum += Table{me.shared + AT_PRODUCTS}.at(w, channel);
     return decay * sum;
 }
-// Terms that cross the chunk's end, a number a channel: e^B <S, G>, and what the chunk's own writes leave after it,
+// Terms that cross the chunk's end, a number a channel: e^B <S, G>, and the chunk's own writes after it,
 // times G, summed over the tokens, sum_j k_j x_j e^{decay to the chunk's end}; x^T = G U^T before anything else is
 // added
 LA_DEVICE void crossing_writes(const float (&x)[8][4], const Lane& me) {
@@ -120,7 +120,7 @@ LA_DEVICE void stage_sums(const float (&x)[8][4], int to, const Lane& me) {
                              (((channel + 8 * (i >> 1)) * 4) ^ ((me.lane & 3) << 5)),
                          x[n][i]);
 }
-// Exact: what the writers get through G goes apart, decayed to the end of each block, and the sums begin at zero. The
+// Exact: the writers' terms through G go apart, decayed to the end of each block, and the sums begin at zero. The
 // two parts meet nowhere in the gate gradient: a G that was given, which no decay of the chunk's last token has
 // crossed, would drown the others.
 LA_DEVICE void stage_given(float (&x)[8][4], const Lane& me) {

@@ -14,9 +14,9 @@
 // term with its low bits. Warpgroups 0 and 1: 64 value rows of G^T each, in registers, where the decay is a factor of
 // columns. Warpgroups 2 and 3 scale q and k of the chunks ahead, in a ring that the copy engine fills.
 //
-// LA_ADDS 1: what a segment adds to G before it, from its first chunk on and only as long as some channel is not
+// LA_ADDS 1: the segment's offset of G before it, from its first chunk on and only as long as some channel is not
 // forgotten, with the decays of the whole segment. With LA_ERASE by the chain itself, from zeros (the last segment from
-// the given gradient), of which G alone is stored.
+// the given gradient); G alone is stored.
 #include "vector/backward/reverse_copies.cuh"
 
 // G^T in bfloat16, a warp's 16 rows, once the last one has left shared memory: an operand here, and on its way to memory
@@ -233,7 +233,7 @@ struct Consumer {
             }
             if (!ADDS && !OFFSETS) store_values(dv, at, chunk);
             if constexpr (ERASE) end_products<0>(state.x[0]);
-            publish_shared();   // what was read and written here is behind the copies to come
+            publish_shared();   // reads and writes here precede the copies to come
             warp_arrive(ring.empty(step), lane);
         }
         end();
@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) reverse(const __grid_consta
     const u32 shared = shared_address(memory);
     const ReverseTraversal traversal(a, blockIdx.x);
     if (traversal.segment > traversal.last || ((ADDS || OFFSETS) && traversal.segment == 0))
-        return;   // nothing needs what the first segment adds
+        return;   // nothing reads the offset of the first segment
     const Ring<STAGES> ring = {shared + AT_RING};
     if (threadIdx.x == 0) {
         ring.init(8 * ARRIVALS, 4 * GROUPS_OF_VALUES * ARRIVALS);
