@@ -106,7 +106,7 @@ def test_no_tokens():
         ({"update_rule": "additive"}, "update_rule is 'additive', expected one of linear, gated, delta, gated_delta"),
         (
             {"q_num_heads": 3},
-            "q_num_heads is 3 and kv_num_heads 2, expected numbers from 1 of which the second divides",
+            "q_num_heads is 3 and kv_num_heads 2, expected numbers from 1, the second a divisor",
         ),
         ({"kv_num_heads": None}, "q_num_heads is 4 and kv_num_heads None, expected numbers from 1"),
         ({"decay": None}, "decay is None with update_rule 'gated_delta', expected it to be given"),
