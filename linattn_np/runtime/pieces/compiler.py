@@ -25,7 +25,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
-from numba.core import compiler, registry, types
+from numba.core import compiler, registry, typed_passes, types, untyped_passes
 from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu_options import FastMathOptions
@@ -39,6 +39,19 @@ from .vectors import I64, Builder, Value, make_array, vectors
 KIND = "cpu"
 LOADED = time.time()
 lock = threading.RLock()  # held while code is compiled or loaded, and by the thread that forks
+
+
+class _Pipeline(compiler.CompilerBase):
+    """Numba's passes without those for what no piece has: `with`, closures, callees to inline, array expressions."""
+
+    SKIPPED = (untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyped_passes.InlineInlinables,
+               typed_passes.InlineOverloads, typed_passes.NopythonRewrites)  # fmt: skip
+
+    def define_pipelines(self) -> list[Any]:
+        manager = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
+        manager.passes = [one for one in manager.passes if one[0] not in self.SKIPPED]
+        manager.finalize()
+        return [manager]
 
 
 class _Library(CPUCodeLibrary):
@@ -87,7 +100,7 @@ def _compile(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
         context.refresh()
         library = _Library(context.codegen(), symbol)
         result = compiler.compile_extra(
-            typing, context, body, signature.args, signature.return_type, _flags(), {}, library
+            typing, context, body, signature.args, signature.return_type, _flags(), {}, library, _Pipeline
         )
         library.add_ir_module(_called_by_numbers(context, signature, result.fndesc.llvm_func_name, symbol))
         library.finalize()
