@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.extending import lower_builtin, models, register_model, type_callable
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import lower_builtin, models, register_model
 
 from . import vectors
 from .vectors import BYTES, I32, Array, Builder, Value, broadcast, constant, converted, emitted, vector_of
@@ -103,12 +104,14 @@ def times(b: Builder, x: Value, y: Value) -> Value:
     return vectors.product(b, *_alike(b, (x, y)))
 
 
+class _Operation(AbstractTemplate):
+    def generic(self, given: Any, _: Any) -> Any:
+        found = _lanes_of(*given)
+        return found(*given) if isinstance(found, Lanes) else None
+
+
 for operation, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
-
-    @type_callable(operation)
-    def _typed(context: Any) -> Any:
-        return lambda x, y: _lanes_of(x, y) if isinstance(_lanes_of(x, y), Lanes) else None
-
+    infer_global(operation)(type("_" + name, (_Operation,), {}))
     for operands in ((Lanes, Lanes), (types.Float, Lanes), (Lanes, types.Float)):
         lower_builtin(operation, *operands)(
             lambda _, b, signature, given, name=name: getattr(b, name)(*_alike(b, given)))  # fmt: skip
