@@ -9,10 +9,10 @@ Backward, loops.py computes them ahead of its kernels, and their transposes behi
 from __future__ import annotations
 
 from ...ops.cpu.numbers import exp, number, softplus
-from ...ops.cpu.rows import clear, unit_rows
+from ...ops.cpu.rows import clear, normalise_rows
 from ...ops.cpu.storage import load, load_column
 from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
-from ...runtime.pieces.views import as_row, columns, row
+from ...runtime.pieces.views import columns, row
 from .workspace import Work
 
 
@@ -21,7 +21,7 @@ def load_rows(w: Work, x: Stored, head: Whole, out: Matrix):
     """q or k of a head, of the tokens from t on."""
     load(x, (w.BATCH, head, w.t), (0, w.K), out)
     if w.normalised:
-        unit_rows(columns(out, 0, w.K), columns(out, 0, w.K), w.root)
+        normalise_rows(columns(out, 0, w.K), w.root)
 
 
 @piece(of="delta")
@@ -37,13 +37,16 @@ def load_strengths(w: Work):
 def load_gate(w: Work):
     """bias and e^{A_log} of the task's head; without them 0 and 1."""
     place = (0, w.HEAD, 0)
-    clear(w.bias)
-    clear(as_row(w.rate))
-    if w.has_bias:
-        load(w.in_bias, place, (0, w.K if w.vector else 1), w.bias)
+    if w.has_bias and w.vector:
+        load(w.in_bias, place, (0, w.K), w.bias)
+    elif w.has_bias:
+        load_column(w.in_bias, place, row(columns(w.bias, 0, 1), 0))
+    else:
+        clear(w.bias)
+    w.rate[0] = 1
     if w.has_rate:
         load_column(w.in_A_log, place, w.rate)
-    w.rate[0] = exp(w.rate[0])
+        w.rate[0] = exp(w.rate[0])
 
 
 @piece(of="raw_gate")

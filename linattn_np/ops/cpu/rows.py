@@ -159,6 +159,7 @@ def add_weighted_rows(weights: Vector, A: Matrix, scale: Number, out: Vector):
 
 LIMIT32, UP32, DOWN32 = range_factors(32)
 LIMIT64, UP64, DOWN64 = range_factors(64)
+SMALL32, LARGE32, SMALL64, LARGE64 = LIMIT32**-2.0, LIMIT32**2.0, LIMIT64**-2.0, LIMIT64**2.0  # squares in range
 Length = Kind(lambda f: types.UniTuple(f, 2))
 
 
@@ -166,10 +167,11 @@ Length = Kind(lambda f: types.UniTuple(f, 2))
 def length_of(x: Vector, n: Whole, root: Number) -> Length:
     """(factor times the length of n numbers, factor), factor a power of 2 that keeps squares in range; (1, 1) of 0."""
     single = x.itemsize == 4
-    limit, up, down = (LIMIT32, UP32, DOWN32) if single else (LIMIT64, UP64, DOWN64)
+    small, large = (SMALL32, LARGE32) if single else (SMALL64, LARGE64)
+    up, down = (UP32, DOWN32) if single else (UP64, DOWN64)
     factor, square = number(x, 1), dot(x, x, n) + root * root
-    if square < limit**-2.0 or square > limit**2.0:
-        f = number(x, up if square < limit**-2.0 else down)
+    if square < small or square > large:
+        f = number(x, up if square < small else down)
         square = (f * root) * (f * root)
         for j in range(n):
             square += (f * x[j]) * (f * x[j])
@@ -187,6 +189,17 @@ def unit_rows(X: Matrix, out: Matrix, root: Number):
         length, factor = length_of(x, n, root)
         for j in range(n):
             to[j] = factor * x[j] / length
+
+
+@piece
+def normalise_rows(X: Matrix, root: Number):
+    """x_i <- x_i / n_i; 0 of 0"""
+    n = X.shape[1]
+    for i in range(len(X)):
+        x = row(X, i)
+        length, factor = length_of(x, n, root)
+        for j in range(n):
+            x[j] = factor * x[j] / length
 
 
 @piece
