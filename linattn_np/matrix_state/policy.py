@@ -207,4 +207,4 @@ def recurs_cuda(x: Inputs, plan: Plan) -> bool:
 
 def saves_factors(size: int) -> bool:
     """Whether the forward on CUDA stores `size` bytes of factors; else its backward recomputes them."""
-    return size <= config.cuda_saved_mib << 20
+    return size <= config.values.cuda_saved_mib << 20

@@ -104,10 +104,7 @@ def test_no_tokens():
     ("changed", "text"),
     [
         ({"update_rule": "additive"}, "update_rule is 'additive', expected one of linear, gated, delta, gated_delta"),
-        (
-            {"q_num_heads": 3},
-            "q_num_heads is 3 and kv_num_heads 2, expected numbers from 1, the second a divisor",
-        ),
+        ({"q_num_heads": 3}, "q_num_heads is 3 and kv_num_heads 2, expected numbers from 1, the second a divisor"),
         ({"kv_num_heads": None}, "q_num_heads is 4 and kv_num_heads None, expected numbers from 1"),
         ({"decay": None}, "decay is None with update_rule 'gated_delta', expected it to be given"),
         ({"update_rule": "gated"}, "beta is given with update_rule 'gated', expected None"),

@@ -98,7 +98,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
         keep = keeps(plan, batch.slots * batch.heads * (vector_state(False) + vector_gram(False)))
-    two_terms = keep or plan.gradients or config.training_bits
+    two_terms = keep or plan.gradients or config.values.training_bits
     redone = cuts.Build(True, keep, operands.build_at(plan), two_term_keys=two_terms)
     builds = [redone._replace(exact=False, bounded=is_bounded(plan)), redone]
     _prepare(batch, builds)
