@@ -73,7 +73,7 @@ def test_gates(fn, T, given, bound, dtype):
 @every_length
 @pytest.mark.parametrize("fn", GATED, **named)
 def test_every_layout_of_a_raw_gate(fn, T):
-    """Reversed, strided and 16-bit gates, parameters of float64, packed sequences: the numbers that dense ones give."""
+    """Reversed, strided and 16-bit gates, packed sequences: the numbers that dense ones give."""
     arrays, _ = drawn(fn, T, "float32", gate=True)
     out = fn(**arrays, qk_l2norm=True)
     apart = {n: np.repeat(x, 2, axis=-1)[..., ::2] for n, x in arrays.items()}
@@ -85,6 +85,21 @@ def test_every_layout_of_a_raw_gate(fn, T):
     flat = {n: x.reshape(1, 2 * T, *x.shape[2:]) if n not in ("A_log", "dt_bias") else x for n, x in arrays.items()}
     packed = fn(**flat, qk_l2norm=True, cu_seqlens=[0, T, 2 * T])
     assert np.array_equal(packed.reshape(out.shape), out)
+
+
+@pytest.mark.parametrize("fn", GATED, **named)
+def test_states_at_positions(fn):
+    """The final states of the tokens before them, with the same gradients as a call of those."""
+    arrays, state = drawn(fn, 70, "float64", gate=True)
+    options = {"qk_l2norm": True, "lower_bound": -4.0, "state": state}
+    result, pullback = la.vjp(fn, **arrays, **options, return_states_at=[33])
+    first = {n: x[:, :33] if n not in ("A_log", "dt_bias") else x for n, x in arrays.items()}
+    before, other = la.vjp(fn, **first, **options, return_state=True)
+    assert relative_error(result.states[:, 0], before.state) <= BOUNDS["float64"]
+    grads, right = pullback(None, None, result.states), other(None, result.states[:, 0])
+    for n in ("A_log", "dt_bias", "state"):
+        assert relative_error(getattr(grads, n), getattr(right, n)) <= BOUNDS["float64"]
+    assert relative_error(grads.g[:, :33], right.g) <= BOUNDS["float64"]
 
 
 def test_the_kernels_compute_raw_projections_themselves(monkeypatch):
