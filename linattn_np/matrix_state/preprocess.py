@@ -83,7 +83,8 @@ def _gates(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
     return x._replace(g=g, A_log=None, bias=None), plan._replace(lower_bound=None)
 
 
-def _gates_vjp(module: Any, x: Inputs, plan: Plan, d: Inputs) -> Inputs:
+def gates_vjp(module: Any, x: Inputs, plan: Plan, d: Inputs) -> Inputs:
+    """Gradients of raw projections and of the parameters of their formula from those of log decays."""
     if d.g is None:
         return d
     dg = cast(plan.xp, d.g, plan.dtype)
@@ -373,7 +374,7 @@ def _rows_of(dstate: Any, channels: slice) -> Any:
 
 
 PREPROCESSING = (  # in this order; core.py says when a call needs a step
-    of_inputs("gates", _gates, _gates_vjp),
+    of_inputs("gates", _gates, gates_vjp),
     of_inputs("l2norm", _l2norm, _l2norm_vjp),
     of_inputs("strengths", _strengths, _strengths_vjp),
     InputStep("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),

@@ -16,7 +16,7 @@ from ...runtime.pieces.memory import empty
 from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks as array_chunks
-from ..preprocess import PREPROCESSING, Changed
+from ..preprocess import PREPROCESSING, Changed, gates_vjp
 from ..types import Erase, EraseKey, Inputs, Plan, Saved
 from . import forms
 from .l2norm import unit_rows as unit_rows
@@ -32,7 +32,7 @@ from .time_blocks import block_counts, checkpoint_block, time_blocks
 from .workspace import Cell, layout
 
 HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients", "states_at"))
-RAW = ("gates", "l2norm", "strengths")  # the kernels compute them forward (raw.py)
+RAW = ("l2norm", "strengths")  # the kernels compute them forward (raw.py), and gates backward too
 
 
 def handles(call: Any) -> frozenset[str]:
@@ -98,7 +98,7 @@ def _kept(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
 def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, starts = saved
-    if plan.l2norm or plan.beta_sigmoid or forms.is_raw_gate(x, plan):
+    if plan.l2norm or plan.beta_sigmoid:
         return _raw_vjp(saved, dout, dstate)
     if not (x.v.size and x.k.size) or forms.goes_back_elsewhere(x):
         _, _, kept = array_chunks.forward(x, plan, state)
@@ -147,14 +147,15 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     kernel = forms.kernel_of(backward_kernel, cell, layout(cell, group, chunks), table, plan)
     forms.over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
-    return Inputs(**{name: summed.get(name) for name in Inputs._fields}), dS
+    d = Inputs(**{name: summed.get(name) for name in Inputs._fields})
+    return gates_vjp(None, x, plan, d) if forms.is_raw_gate(x, plan) else d, dS
 
 
 def _raw_vjp(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """backward behind the norms and strengths that a forward has computed in its kernels, and their transposes."""
     (x, plan, state, starts), run, before = saved, backward, []
     for step in (step for step in PREPROCESSING if step.name in RAW):
-        if {"gates": forms.is_raw_gate(x, plan), "l2norm": plan.l2norm, "strengths": plan.beta_sigmoid}[step.name]:
+        if plan.l2norm if step.name == "l2norm" else plan.beta_sigmoid:
             before.append((step, x, plan))
             x, plan = step.inputs(sys.modules[__name__], x, plan)
     rest: Any = Saved(x, plan, state, starts)

@@ -3,7 +3,8 @@
     y_t = x_t / sqrt(|x_t|^2 + root^2), 0 of 0        beta_t = strongest / (1 + e^{-b_t})
     g_t = -e^{A_log} softplus(a_t),  or  lower_bound / (1 + e^{-e^{A_log} a_t}),      a_t = raw_t + bias
 
-Backward, loops.py computes them ahead of its kernels, and their transposes behind them (preprocess.py).
+Backward, kernels compute gates again. loops.py computes rows and strengths ahead of them, and all transposes behind
+them (preprocess.py).
 """
 
 from __future__ import annotations

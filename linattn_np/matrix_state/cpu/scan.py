@@ -16,6 +16,7 @@ from .averages import averages_vjp, load_z, save_z
 from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, read, write, writes
 from .chunk_vjp import chunk_vjp, read_rows
 from .decay import decays
+from .raw import load_gate
 from .systems import form, solve_rows
 from .workspace import Work
 
@@ -124,6 +125,8 @@ def backward(w: Work, first: Whole, last: Whole):
         head = w.HEAD
         for h in range(head, head + w.group):
             w.HEAD, w.slot = h, 0
+            if w.raw_gate:
+                load_gate(w)
             if w.bonus:
                 load(w.in_u, (0, h, 0), (0, w.K), w.u)
                 clear(w.du)
