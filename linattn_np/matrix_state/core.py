@@ -25,7 +25,7 @@ from ..runtime.values import check_word
 from . import operations, policy
 from .array import pairs
 from .growth import growth as growth
-from .preprocess import PREPROCESSING, InputStep, traced_steps
+from .preprocess import PREPROCESSING, PreprocessingStep, traced_steps
 from .states import STATE_AXES as STATE_AXES
 from .states import STATE_COUNTS as STATE_COUNTS
 from .states import STATE_LIMITS as STATE_LIMITS
@@ -33,7 +33,18 @@ from .states import draw_state as draw_state
 from .states import end_shape as end_shape
 from .states import read as read
 from .states import readable as readable
-from .types import BoundedState, Erase, Inputs, NormalisedState, Plan, ReadState, Saved, SlotState, SolvedState
+from .types import (
+    BoundedState,
+    Erase,
+    Inputs,
+    NormalisedState,
+    Plan,
+    ReadState,
+    Saved,
+    SlotState,
+    SolvedState,
+    has_raw_gate,
+)
 from .types import StabilisedState as StabilisedState
 
 BACKENDS: tuple[str, ...] = ("reference", "chunks", "numba", "cuda")
@@ -257,7 +268,7 @@ class Path(NamedTuple):
     """How a call is computed: the backend, the preprocessing steps before it, and the plan."""
 
     backend: Backend
-    steps: tuple[InputStep, ...]
+    steps: tuple[PreprocessingStep, ...]
     plan: Plan
 
 
@@ -276,9 +287,9 @@ def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
     return Path(backend, preprocessing(backend, x, plan), plan)
 
 
-def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[InputStep, ...]:
+def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[PreprocessingStep, ...]:
     """The preprocessing steps of a call: for the features that it has and the backend does not handle."""
-    has = {"gates": x.A_log is not None or plan.lower_bound is not None,
+    has = {"gates": has_raw_gate(x, plan),
            "l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0, "micro_steps": plan.micro_steps > 1,
            "pools": plan.pool_rows is not None,
            "all_pairs": not plan.causal and any(pairs.chosen(x, plan)),

@@ -36,7 +36,7 @@ Rows = tuple[Array | None, ...]  # queries, keys
 Run = Callable[..., Any]
 
 
-class InputStep(NamedTuple):
+class PreprocessingStep(NamedTuple):
     """One step: `forward(run, module, x, plan, state)` and `backward(run, saved, dout, dstate)`.
 
     module: the backend's module, which may have its own unit_rows.
@@ -58,7 +58,7 @@ class Changed(NamedTuple):
     rest: Any
 
 
-def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., Inputs]) -> InputStep:
+def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., Inputs]) -> PreprocessingStep:
     """A step that changes nothing but inputs."""
 
     def forward(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Any, Any, Changed]:
@@ -69,7 +69,7 @@ def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., I
         d, dstate0 = run(saved.rest, dout, dstate)
         return inputs_vjp(saved.module, saved.x, saved.plan, d), dstate0
 
-    return InputStep(name, forward, backward, inputs)
+    return PreprocessingStep(name, forward, backward, inputs)
 
 
 # log decays before their formula
@@ -377,16 +377,18 @@ PREPROCESSING = (  # in this order; core.py says when a call needs a step
     of_inputs("gates", _gates, gates_vjp),
     of_inputs("l2norm", _l2norm, _l2norm_vjp),
     of_inputs("strengths", _strengths, _strengths_vjp),
-    InputStep("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),
-    InputStep("pools", _pools, _pools_vjp),
-    InputStep("all_pairs", pairs.forward, pairs.backward),
-    InputStep("late_queries", _late_queries, _late_queries_vjp),
-    InputStep("first_position", _first_position, _first_position_vjp),
-    InputStep("wide_keys", _wide_keys, _wide_keys_vjp),
+    PreprocessingStep("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),
+    PreprocessingStep("pools", _pools, _pools_vjp),
+    PreprocessingStep("all_pairs", pairs.forward, pairs.backward),
+    PreprocessingStep("late_queries", _late_queries, _late_queries_vjp),
+    PreprocessingStep("first_position", _first_position, _first_position_vjp),
+    PreprocessingStep("wide_keys", _wide_keys, _wide_keys_vjp),
 )
 
 
-def traced_steps(steps: Sequence[InputStep], module: Any, x: Inputs, plan: Plan, then: Any) -> tuple[Inputs, Plan, Any]:
+def traced_steps(
+    steps: Sequence[PreprocessingStep], module: Any, x: Inputs, plan: Plan, then: Any
+) -> tuple[Inputs, Plan, Any]:
     """Inputs and plan after steps that change no state, and `then` of Computation.record behind their outputs."""
     for step in steps:
         if step.output is not None:

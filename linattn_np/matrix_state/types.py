@@ -214,6 +214,11 @@ class Plan(NamedTuple):
         return [] if self.average is None or self.average.sums is None else [self.average.sums]
 
 
+def has_raw_gate(x: Inputs, plan: Plan) -> bool:
+    """Whether g is a raw projection, whose formula gives the log decays."""
+    return x.A_log is not None or plan.lower_bound is not None
+
+
 class Saved(NamedTuple):
     """Residuals of one backend's forward pass."""
 

@@ -19,7 +19,7 @@ from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import Layout, up
 from .. import policy
 from ..readouts.systems import Solver
-from ..types import Decay, Erase, Inputs, Plan, ReadState
+from ..types import Decay, Erase, Inputs, Plan, ReadState, has_raw_gate
 from .recurrent import step
 from .scan import forward
 from .table import FIRST, STOP, Table, count_sequences, is_direct, lengths
@@ -63,11 +63,6 @@ def is_stepwise(x: Inputs, plan: Plan, rows: np.ndarray) -> np.ndarray:
 def goes_back_elsewhere(x: Inputs) -> bool:
     """Whether no compiled chunk form covers the cell backward."""
     return x.u is not None and (x.erase is not Erase.NONE or x.gv is not None)
-
-
-def is_raw_gate(x: Inputs, plan: Plan) -> bool:
-    """Whether the log decays are to be computed of raw projections."""
-    return x.A_log is not None or plan.lower_bound is not None
 
 
 def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
@@ -166,7 +161,7 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
         "direct_q": direct["q"] and features is None and not plan.l2norm, "direct_v": direct["v"],
         # a float32 system is solved with what its rounding leaves out of rows with beta > 1
         "compensates": dtype == "float32" and delta and not vector,
-        "raw_gate": is_raw_gate(x, plan), "bounded": plan.lower_bound is not None,
+        "raw_gate": has_raw_gate(x, plan), "bounded": plan.lower_bound is not None,
         "has_bias": x.bias is not None, "has_rate": x.A_log is not None,
         "normalised": plan.l2norm, "before_sigmoid": plan.beta_sigmoid > 0,
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip

@@ -17,7 +17,7 @@ from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks as array_chunks
 from ..preprocess import PREPROCESSING, Changed, gates_vjp
-from ..types import Erase, EraseKey, Inputs, Plan, Saved
+from ..types import Erase, EraseKey, Inputs, Plan, Saved, has_raw_gate
 from . import forms
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
@@ -148,7 +148,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     forms.over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
     summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
     d = Inputs(**{name: summed.get(name) for name in Inputs._fields})
-    return gates_vjp(None, x, plan, d) if forms.is_raw_gate(x, plan) else d, dS
+    return gates_vjp(None, x, plan, d) if has_raw_gate(x, plan) else d, dS
 
 
 def _raw_vjp(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:

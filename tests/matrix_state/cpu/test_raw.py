@@ -87,6 +87,29 @@ def test_every_layout_of_a_raw_gate(fn, T):
     assert np.array_equal(packed.reshape(out.shape), out)
 
 
+EDGES = {
+    "no raw gate": lambda x: x | {"g": 0 * x["g"]},
+    "equal keys": lambda x: x | {"k": x["k"][:, :1] + 0 * x["k"]},
+    "beta 2": lambda x: x | {"beta": 0 * x["beta"] + 2} if "beta" in x else x,
+    "reversed": lambda x: {n: np.ascontiguousarray(np.flip(y))[(np.s_[::-1],) * y.ndim] for n, y in x.items()},
+}
+
+
+@pytest.mark.parametrize("offsets", [None, True], ids=["batch", "empty sequences"])
+@pytest.mark.parametrize("T", [0, 1, 17])
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("fn", GATED, **named)
+def test_edges(fn, edge, T, offsets):
+    arrays, state = drawn(fn, T, "float64", gate=True)
+    arrays, options = EDGES[edge](arrays), {"qk_l2norm": True}
+    if offsets:
+        arrays = {n: y if n in ("A_log", "dt_bias") else y[:1] for n, y in arrays.items()}
+        options["cu_seqlens"], state = [0, 0, T // 2, T // 2, T], np.concatenate([state, 2 * state])
+    for y in arrays.values():
+        y.flags.writeable = False
+    check(fn, arrays, state, options, "float64")
+
+
 @pytest.mark.parametrize("fn", GATED, **named)
 def test_states_at_positions(fn):
     """The final states of the tokens before them, with the same gradients as a call of those."""
