@@ -1,18 +1,58 @@
-"""Constant arrays, such as published decays, cached per device."""
+"""Constant arrays, such as published decays: computed once, and kept in host memory and on each device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from .arrays import Array, Namespace, is_cupy, is_deferred
+import numpy as np
+
+from .arrays import Array, Namespace, is_cupy, is_deferred, is_numpy
+from .held import emptying
+from .pieces.memory import first_byte
+
+MOST_BYTES = 8 << 20  # of the constants in host memory
+
+
+class HostConstants:
+    """Constant NumPy arrays by key. They are read-only; the oldest ones go where all would exceed MOST_BYTES."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[Hashable, np.ndarray] = {}
+
+    def once(self, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """make(), or the array that it returned before. key: everything that the array depends on."""
+        if (found := self._arrays.get(key)) is None:
+            found = np.array(make(), order="C")  # its own memory
+            found.flags.writeable = False
+            self._arrays[key] = found
+            while sum(y.nbytes for y in list(self._arrays.values())) > MOST_BYTES:
+                self._arrays.pop(next(iter(self._arrays)), None)
+        return found
+
+    def at(self, address: int) -> np.ndarray | None:
+        """The constant in whose memory an address lies. Whoever keeps the address keeps the array."""
+        for y in list(self._arrays.values()):
+            if 0 <= address - first_byte(y) < y.nbytes:
+                return y
+        return None
+
+    def clear(self) -> None:
+        """Forget all arrays."""
+        self._arrays.clear()
+
+
+host_constants = HostConstants()
+emptying.append(host_constants.clear)
 
 
 def constant_array(xp: Namespace, key: Hashable, where: Any, make: Callable[[], Array]) -> Array:
-    """make(), cached for CuPy arrays. key: everything that the array depends on, except the device `where`.
+    """make(), computed once for NumPy and CuPy. key: everything that the array depends on, except the device `where`.
 
     The array must not be written to.
     """
+    if is_numpy(xp):
+        return host_constants.once(key, make)
     if is_deferred(xp):
         from .cuda.fusion import constant
 
