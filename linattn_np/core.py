@@ -136,8 +136,7 @@ class Core(Computation, Protocol):
     BACKENDS: values of the option `backend`. STATE_AXES: axes of each part of a state, "state" being a state of one
     array. STATE_LIMITS: least and largest sensible values of parts that have them (`la.check`). STATE_COUNTS: the parts
     that are whole numbers, of 64 bits and without a gradient. TAKES_POOLS: whether
-    plan.pool_rows may be set; without, rows are gathered before the call. DEFERS: whether it computes one token on
-    deferred arrays (call/cuda/deferring.py).
+    plan.pool_rows may be set; without, rows are gathered before the call.
     """
 
     BACKENDS: tuple[str, ...]
@@ -145,7 +144,6 @@ class Core(Computation, Protocol):
     STATE_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({})
     STATE_COUNTS: tuple[str, ...] = ()
     TAKES_POOLS: bool = False
-    DEFERS: bool = True
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes, /) -> Any:
         """The core's plan, from what every call has, the core's own fields of the spec, and options."""

@@ -12,11 +12,7 @@ template <> struct StoredAs<2> {
 
 LA_DEVICE u16 load_u16(const void* p) {
     u16 r;
-#ifdef LA_CALLS   // the kernel may have written it
-    asm volatile("ld.global.u16 %0, [%1];" : "=h"(r) : "l"(p) : "memory");
-#else
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));
-#endif
     return r;
 }
 template <int KIND> LA_DEVICE float load_element(const char* p) {

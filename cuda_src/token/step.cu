@@ -12,8 +12,6 @@
 // are float32 in between. LA_SPLIT warps own LA_LANES LA_PER value columns, each its share of the rows. A state is read
 // and written once. LA_ONE: each sequence has one token, each state one query, rows of a state are contiguous, strides
 // fit 32 bits.
-//
-// LA_CALLS: array calls of the head come before and after (runtime/cuda/fusion.py); a block has all columns of a head.
 #include "attention/tokens.cuh"
 #include "tile/columns.cuh"
 
@@ -102,19 +100,7 @@ constexpr int BLOCKS = __CUDA_ARCH__ < 900 && LA_BLOCKS > 1 ? LA_BLOCKS - 1 : LA
 #else
 constexpr int BLOCKS = LA_BLOCKS;
 #endif
-#ifdef LA_CALLS
-struct CallArguments {
-    StepArguments step;
-    ArrayCallsArguments calls;
-};
-static_assert(PARTS == 1, "a block has a head");
-#else
-struct CallArguments {
-    StepArguments step;
-};
-#endif
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __grid_constant__ CallArguments all) {
-    const StepArguments& a = all.step;
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __grid_constant__ StepArguments a) {
     const int thread = threadIdx.x % (32 * SPLIT), lane = thread & 31,
               group = thread / LANES;   // of the warps of a tile
     const int in_block = threadIdx.x / (32 * SPLIT);
@@ -135,10 +121,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
     else if (!LA_ONE && LANES == 8 && a.past)
         S.template load<1, LA_START>(start, row_stride(a.start_row), columns, thread);
     else S.template load<0, LA_START>(start, row_stride(a.start_row), columns, thread);
-#ifdef LA_CALLS
-    calls_before(all.calls, n, head, threadIdx.x / 32, threadIdx.x % 32);
-    __syncthreads();
-#endif
     const TokenVectors k_of(a.k, a.at_k, s, head), v_of(a.v, a.at_v, s, head), q_of(a.q, a.at_q, s, head * readers);
     const TokenVectors g_of(a.g, a.at_g, s, head), gv_of(a.gv, a.at_gv, s, head), r_of(a.r, a.at_r, s, head);
     const TokenVectors beta_of(a.beta, a.at_beta, s, head), a_of(a.a, a.at_a, s, head), b_of(a.b, a.at_b, s, head);
@@ -222,8 +204,4 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         for (int t = 0; t < s.T; t++) token(t);
         store_state();
     }
-#ifdef LA_CALLS
-    __syncthreads();
-    calls_after(all.calls, n, head, threadIdx.x / 32, threadIdx.x % 32);
-#endif
 }

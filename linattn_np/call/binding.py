@@ -75,11 +75,6 @@ class Prepared(NamedTuple):
         return not looks and all("int" in dtype_name(S) for n, S in self.state_parts.items() if n in self.spec.counts)
 
     @property
-    def is_one_token(self) -> bool:
-        """Whether this is a call of one token on CuPy arrays, whose array calls may be deferred (deferring.py)."""
-        return self.recorder is not None and self.variables.sizes.T == 1 and self.variables.sizes.ragged is None
-
-    @property
     def gathers_rows(self) -> bool:
         """Whether the core gets states that are gathered from a pool, or of which some were set to zero."""
         return self.rows is not None and self.plan.pool_rows is None

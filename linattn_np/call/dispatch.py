@@ -112,8 +112,6 @@ def _computed(
     """The result of a checked call, whose plan is recorded: change the variables, compute, finish."""
     if call.is_cut:
         return pieces.forward(call, keywords, _run_piece, _final)
-    if call.is_one_token and (result := _run_deferred(call, signature, arrays, keywords)) is not None:
-        return result
     with call.recorder or NO_LIMIT:
         x = call.inputs()
         core = core_of(x)
@@ -128,25 +126,6 @@ def _computed(
     if signature is not None and call.is_recordable:
         with contextlib.suppress(MemoryError):  # the call has been computed
             _record(call, signature, arrays, keywords, (x, out, end, state, residuals))
-    return Result(out, state) if out is None or call.options["return_state"] else out
-
-
-def _run_deferred(
-    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> Any:
-    """The result of a call on CuPy arrays whose array calls are deferred; None for other calls."""
-    from . import device_replay
-    from .cuda import deferring
-
-    if (found := deferring.run(call, finish)) is None:
-        return None
-    out, state = found
-    if signature is not None and call.is_recordable and replay.is_storable(signature):
-        given = device_replay.given_arrays(arrays, keywords)
-        plan = device_replay.plan_of(given, signature[2], call.recorder, found, call.options["overwrite_state"])
-        returns_state = out is None or call.options["return_state"]
-        plan = plan or replay.computed_in_full
-        replay.store(signature[0], replay.Recorded(plan, returns_state, call.options["num_threads"] is not None))
     return Result(out, state) if out is None or call.options["return_state"] else out
 
 

@@ -137,11 +137,6 @@ def _in_full(
 ) -> tuple[Any, Pullback]:
     """The result and the pullback of a checked call; both are recorded if they can be replayed."""
     spec, device = call.spec, None
-    if call.is_one_token:
-        from .cuda import deferring
-
-        if (deferred := deferring.forward(call, finish)) is not None:
-            return _deferred(call, deferred, signature, arrays, keywords)
     with limit(spec, keywords), call.recorder or NO_LIMIT:
         x = call.inputs()
         core = core_of(x)
@@ -167,40 +162,6 @@ def _without_gradients(call: Prepared, core: Any, x: Any) -> Any:
         return None
     with limit(call.spec, {"num_threads": call.options["num_threads"]}):
         return finish_at(plain, *core.forward(call.spec.name, x, plain.plan, call.state, call.options["backend"])[:2])
-
-
-def _deferred(
-    call: Prepared, of: Any, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> tuple[Any, Pullback]:
-    """The result and the pullback of a call whose array calls were deferred; both are recorded."""
-    from .cuda import deferring
-
-    device, core_out = None, of.computed[0]
-    if signature is not None and call.is_recordable:
-        device = _record_forward(call, signature, arrays, keywords, (of.result, call.recorder.allocated))
-    shape = None if core_out is None else shape_of(call.library, of.result[0])
-    out, state = _copied_if_read(call, of.core, of.computed[2], *of.result)
-
-    def pull(of: Any, given: list[Any]) -> Any:
-        own, (_, end, residuals) = of.call, of.computed
-        dout, dstate = given
-        return gradients(own, *_gradients(own, of.core, residuals, core_out, cotangents(own, dout, dstate, shape, end)))
-
-    def pullback(dout: Any = None, dstate: Any = None) -> Any:
-        """Gradients by input name, of every array that was given and of the state."""
-        if device is not None and (replayed := device.pullback((dout, dstate))) is not None:
-            return replayed
-        recorder = type(call.recorder)()
-        with recorder:
-            found = deferring.pullback(of, call, (dout, dstate), pull)
-        if found is None:  # a call in full has another forward
-            plain = _with_backward(prepare(call.spec, arrays, keywords))._replace(recorder=None)
-            return _in_full(plain, None, arrays, keywords)[1](dout, dstate)
-        if device is not None:
-            _record_pullback(device, (dout, dstate), recorder, found)
-        return found
-
-    return Result(out, state) if out is None or call.options["return_state"] else out, pullback
 
 
 def _record_forward(

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from ..core import CallPlan, Computed, Explained, register, register_states
-from ..runtime.arrays import Array, is_cupy, is_deferred, is_numpy
+from ..runtime.arrays import Array, is_cupy, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
 from ..runtime.tracing import Trace, Untraceable, plain
@@ -48,7 +48,7 @@ from .types import (
 from .types import StabilisedState as StabilisedState
 
 BACKENDS: tuple[str, ...] = ("reference", "chunks", "numba", "cuda")
-TAKES_POOLS = DEFERS = True
+TAKES_POOLS = True
 
 
 class LazyModule:
@@ -182,8 +182,6 @@ def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None, among: Sequence[B
     Raises ValueError for an unknown name, or with the reason if the wanted backend does not support the call.
     """
     among = candidates(plan) if among is None else among
-    if is_deferred(plan.xp):  # an error means a call in full
-        among, plan = [CUDA], plan._replace(xp=plan.xp.library)
     if wanted is None:
         call = Call(x, plan)
         return next(b for b in among if b.unsupported_reason(call) is None)  # CHUNKS supports every call
@@ -330,8 +328,6 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Any, within: Any 
     run = residuals.path.backend.module.backward
     if within is not None:
         run = functools.partial(within, run)
-    if is_deferred(residuals.path.plan.xp):
-        run = functools.partial(CUDA_MODULE.deferred_calls.backward, run)
     for step in reversed(residuals.path.steps):
         run = functools.partial(step.backward, run)
     return run(residuals.saved, dout, dstate)

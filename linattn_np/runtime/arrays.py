@@ -19,7 +19,6 @@ STORAGE = ("float16", "bfloat16", "float32", "float64")
 NARROW = STORAGE[:2]  # storage formats: cast to float32 before use
 device = compat.device  # the device an array lies on
 CPU, CUDA = 1, 2  # DLPack device types
-DEFERRED = "linattn_np.deferred"  # the name of a namespace
 
 
 class Library(NamedTuple):
@@ -152,19 +151,14 @@ def is_cupy(xp: Namespace) -> bool:
     return xp.__name__.endswith("cupy")
 
 
-def is_deferred(xp: Namespace) -> bool:
-    """Whether a namespace is one of deferred arrays (cuda/deferred.py)."""
-    return xp.__name__ == DEFERRED
-
-
 def is_numpy(xp: Namespace) -> bool:
     """Whether a namespace is NumPy's."""
-    return not is_deferred(xp) and compat.is_numpy_namespace(xp)
+    return compat.is_numpy_namespace(xp)
 
 
 def is_mutable(xp: Namespace) -> bool:
     """Whether arrays of this library support item assignment."""
-    return is_deferred(xp) or not (compat.is_jax_namespace(xp) or compat.is_dask_namespace(xp))
+    return not (compat.is_jax_namespace(xp) or compat.is_dask_namespace(xp))
 
 
 def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:

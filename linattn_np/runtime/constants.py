@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, Namespace, is_cupy, is_deferred, is_numpy
+from .arrays import Array, Namespace, is_cupy, is_numpy
 from .held import emptying
 from .pieces.memory import first_byte
 
@@ -53,10 +53,6 @@ def constant_array(xp: Namespace, key: Hashable, where: Any, make: Callable[[], 
     """
     if is_numpy(xp):
         return host_constants.once(key, make)
-    if is_deferred(xp):
-        from .cuda.fusion import constant
-
-        return constant(xp, key, where, make)
     if not is_cupy(xp):
         return make()
     from .cuda import constants

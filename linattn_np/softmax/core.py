@@ -37,7 +37,6 @@ class Softmax(states.GivesStates, Core):
     """Attention over all tokens."""
 
     BACKENDS = ("reference", "chunks", "numba", "cuda")
-    DEFERS = False
     STATE_AXES = {"k": "L Hk K", "v": "L H V", "b": "L Hq", "length": ""}  # noqa: RUF012
     STATE_LIMITS = {"b": (-inf, 0.0), "length": (0.0, inf)}  # noqa: RUF012
     STATE_COUNTS = ("length",)

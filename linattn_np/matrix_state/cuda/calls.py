@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...ops.cuda import unit_rows as kernel
-from ...runtime.arrays import Array, cast, is_deferred
+from ...runtime.arrays import Array, cast
 from .. import policy
 from .. import preprocess as steps
 from ..types import Inputs, Plan, Saved
 from .choose import family_of, family_of_gradients
-from .deferred import calls as deferred_calls
-from .deferred import solved as deferred_solved
 from .portable import calls as portable
 from .token import calls as token
 from .token import gradients
@@ -66,15 +64,7 @@ def describe(call: Any) -> str:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved)."""
-    module = family_of(x, plan).calls
-    if is_deferred(plan.xp):
-        return deferred_calls.forward(module, x, plan, state)
-    return module.forward(x, plan, state)
-
-
-def solve_one(x: Any, plan: Plan, Z: Any) -> tuple[Any, Any]:
-    """(x_t, Z after the token) of a SOLVED read-out on deferred arrays."""
-    return deferred_solved.solve(x, plan, Z)
+    return family_of(x, plan).calls.forward(x, plan, state)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:

@@ -23,7 +23,7 @@ import numpy as np
 from ...core import Computed, Explained, StatesAt, register
 from ...ops.averages import divide, divide_vjp, with_ones
 from ...ops.map_steps import Steps
-from ...runtime.arrays import Array, cast, is_deferred, is_numpy, sum_dtype
+from ...runtime.arrays import Array, cast, is_numpy, sum_dtype
 from ...runtime.memory import shares_memory
 from ...runtime.pieces.memory import address, gap
 from ...runtime.tracing import Trace
@@ -136,12 +136,8 @@ def _polynomial(x: MappedInputs, plan: Plan) -> polynomial.Polynomial:
 def forward(
     fn: str, x: MappedInputs, plan: Plan, state: Array | None, wanted: str | None
 ) -> tuple[Array | None, Array, Any]:
-    """(out, final state with z, residuals).   Raises Unsupported for deferred arrays: the caller uses array calls."""
+    """(out, final state with z, residuals)."""
     x = _for(x, wanted)
-    if is_deferred(plan.xp):
-        from ...runtime.cuda.deferred import Unsupported
-
-        raise Unsupported("features in float64")
     if in_chunks(fn, x, plan, wanted):
         return _forward_in_chunks(x, plan, state)
     if not is_compiled(fn, x, plan, wanted):

@@ -24,13 +24,15 @@ import numpy as np
 
 from ...core import Computed, Explained, join_parts, register, split_parts
 from ...runtime import threads
-from ...runtime.arrays import Array, Namespace, add_to, is_deferred, sum_to
+from ...runtime.arrays import Array, Namespace, add_to, is_cupy, sum_to
 from ...runtime.tracing import Trace, Untraceable, plain
 from .. import core, policy
 from ..operations import readers_of
 from ..types import Inputs, Plan
 from . import systems
 from .systems import singular
+
+KERNEL = core.LazyModule(f"{core.__package__}.cuda.token.solve")
 
 
 class SolvedInputs(NamedTuple):
@@ -92,8 +94,8 @@ class Runs(NamedTuple):
 
 
 def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, Any]:
-    """forward on a known path; one token on deferred arrays: by a kernel that does not look at the ridge first."""
-    if is_deferred(plan.xp) and x.q is not None:
+    """forward on a known path; one token on CuPy arrays: by a kernel that does not look at the ridge first."""
+    if _by_kernel(x, plan, runs.wanted):
         return _forward_of_one(runs, x, plan, state)
     fn, (S, Z), least = runs.fn, (None, None) if state is None else state, float(x.least)
     if least < 0:
@@ -115,9 +117,14 @@ def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Arr
     return out, join_parts((S_end, Z_end)), residuals
 
 
+def _by_kernel(x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
+    """Whether a kernel solves the systems of a call."""
+    return is_cupy(plan.xp) and wanted in (None, "cuda") and KERNEL.takes(x, plan)
+
+
 def _forward_of_one(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, MesaResiduals]:
     S, Z = (None, None) if state is None else state
-    read, Z_end = core.CUDA_MODULE.solve_one(x, plan, Z)
+    read, Z_end = KERNEL.solve(x, plan, Z)
     out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
     solved = SolvedResiduals(read, (runs.fn, runs.wanted, value_residuals), Z)
     return out, join_parts((S_end, Z_end)), MesaResiduals(x._replace(least=math.inf), plan, solved)
@@ -181,8 +188,8 @@ def backward(
     y, keys = None, x.memory(x.k)
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
-        if is_deferred(plan.xp):
-            y, _ = core.CUDA_MODULE.solve_one(x._replace(q=d.q), plan, transposed)
+        if _by_kernel(x, plan, wanted):
+            y, _ = KERNEL.solve(x._replace(q=d.q), plan, transposed)
         else:
             runs = Runs.of(fn, x, plan, wanted)
             y, _ = _solve(runs, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed)

@@ -75,19 +75,9 @@ def generated(header: str) -> str | None:
 _headers: Files = {}
 
 
-_texts: dict[str, str] = {}
-
-
-def register(name: str, text: str) -> None:
-    """Make a generated source known as `name`, which no other text must have."""
-    _texts[name] = text
-
-
 @functools.cache
 def installed(name: str) -> Source:
-    """`read(name)`, reading each file once per process; or a registered source."""
-    if name in _texts:
-        return of_text(name, _texts[name], known=_headers)
+    """`read(name)`, reading each file once per process."""
     return read(name, known=_headers)
 
 

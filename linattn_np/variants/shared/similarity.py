@@ -14,8 +14,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ...call.options import Options
 from ...matrix_state import core as matrix_state
 from ...matrix_state.readouts import mapped
@@ -24,7 +22,7 @@ from ...matrix_state.readouts.sums import joined, record_with_sums
 from ...matrix_state.types import Inputs, NormalisedState
 from ...ops import averages
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
-from ...runtime.arrays import NARROW, STORAGE, Array, cast, dtype_name, is_cupy, is_deferred
+from ...runtime.arrays import NARROW, STORAGE, Array, cast, dtype_name, is_cupy, is_numpy
 from ...runtime.shapes import check_state
 from ...runtime.tracing import of_output, traced_variables
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
@@ -92,9 +90,9 @@ class Similarity(NamedTuple):
         steps = getattr(x.map[0], "steps", None)
         if steps is None or steps != getattr(map_q[0], "steps", None) or c.k.shape[-1] == 0:
             return False
-        if is_deferred(c.xp):  # one token, by kernels: float32 features are as exact as a float32 state
-            return x.is_polynomial and getattr(c, "state", None) is None
-        return (isinstance(c.k, np.ndarray) and c.options["causal"]) or x.is_polynomial
+        if is_cupy(c.xp) and c.kernels and c.sizes.T == 1 and getattr(c, "state", None) is not None:
+            return False  # a float32 state was rounded already: float32 features are as exact
+        return (is_numpy(c.xp) and c.options["causal"]) or x.is_polynomial
 
     def to_core_vjp(self, c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
         """The maps' own transposes; the column of ones has no gradient."""

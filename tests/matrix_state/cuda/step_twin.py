@@ -29,6 +29,10 @@ class Stub(np.ndarray):
     def _c_contiguous(self):
         return self.flags.c_contiguous
 
+    def __array_function__(self, function, types, args, keywords):
+        found = super().__array_function__(function, types, args, keywords)
+        return found.view(Stub) if type(found) is np.ndarray else found
+
 
 def stub(x):
     """A copy whose memory begins as a device's would, at a multiple of 256 bytes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....runtime.arrays import Array, cast, is_deferred
+from ....runtime.arrays import Array, cast
 from ....runtime.cuda import launch
 from ... import policy
 from ...types import WITHOUT_GATES, Inputs, Plan, Saved
@@ -43,10 +43,8 @@ def how(call: Any) -> str:
 
 
 def handles(call: Any) -> frozenset[str]:
-    """The preprocessing steps that the kernel includes: pools of states; on deferred arrays also those of wide keys."""
-    deferred = is_deferred(call.plan.xp)
-    names = {"pools": call.plan.causal, "recompute": deferred, "wide_keys": deferred and call.x.q is not None}
-    return frozenset(name for name, handled in names.items() if handled)
+    """The preprocessing steps that the kernel includes: pools of states. Its backward needs the inputs alone."""
+    return frozenset(("recompute", *(["pools"] if call.plan.causal else [])))
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:

@@ -40,11 +40,8 @@ def launched(call: Launch) -> None:
     launch.launch(STEP, "step", call.constants, call.blocks, call.threads, 0, call.packed, call.arrays)
 
 
-def prepared(x: Inputs, plan: Plan, state: Array | None, stored: Any = None, into: Array | None = None) -> Launch:
-    """The launch, with its results allocated.
-
-    stored: the dtype of the output, if it is not that of the values. into: memory (..., H, K, V) for the final state.
-    """
+def prepared(x: Inputs, plan: Plan, state: Array | None) -> Launch:
+    """The launch, with its results allocated."""
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x)
     arrays = _arrays(xp, x._replace(r=None) if plan.erases_key else x, element)  # r is read once, as k
@@ -52,13 +49,13 @@ def prepared(x: Inputs, plan: Plan, state: Array | None, stored: Any = None, int
     N = len(plan.sequences) if ragged else prod(lead)
     offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64) if ragged else None
     heads = H if x.q is None else max(H, x.q.shape[-2])
-    out = None if x.q is None else xp.empty((*lead, T, heads, V), dtype=stored or arrays["v"].dtype)
+    out = None if x.q is None else xp.empty((*lead, T, heads, V), dtype=arrays["v"].dtype)
     shape = (N, H, K, V) if ragged else (*lead, H, K, V)
     start, whole = _states(xp, state, K, V)
     if plan.overwrite and whole:
         end, last = state, start
     else:
-        end = xp.empty(shape, dtype=xp.float32) if into is None else into
+        end = xp.empty(shape, dtype=xp.float32)
         last = end if end.ndim == 4 else end.reshape(N, H, K, V)
     slots, fresh = (None, None) if plan.pool_rows is None else plan.pool_rows[:2]
     pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, fresh, offsets)
@@ -79,21 +76,6 @@ def prepared(x: Inputs, plan: Plan, state: Array | None, stored: Any = None, int
     }  # fmt: skip
     packed = arguments.STEP.packed(fields)
     return Launch(constants, N * H * parts, 32 * values["LA_WARPS"], packed, pointers, out, end)
-
-
-def of_heads(call: Launch, N: int, H: int) -> Launch | None:
-    """The launch with a block for each head, which has all its columns; None if it would have too many warps.
-
-    N, H: sequences and heads of the state. Not for ragged batches, pools, several tokens or more heads of queries.
-    """
-    values = dict(call.constants)
-    warps = values["LA_SPLIT"] * -(-values["LA_V"] // (values["LA_LANES"] * values["LA_PER"]))
-    few = values["LA_PER"] == 2 or values["LA_DTYPE"] != ELEMENTS["float32"]  # registers
-    if warps > (policy.HEAD_WARPS if few else policy.HEAD_WARPS // 2):
-        return None
-    resident = max(1, policy.TOKEN_RESIDENT // warps) if values["LA_BLOCKS"] > 1 else 1
-    constants = tuple(sorted({**values, "LA_WARPS": warps, "LA_BLOCKS": resident}.items()))
-    return call._replace(constants=constants, blocks=N * H, threads=32 * warps)
 
 
 def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 from math import prod
 from types import SimpleNamespace
@@ -14,17 +13,20 @@ import pytest
 import linattn_np as la
 from linattn_np.call import binding, device_replay, replay, results
 from linattn_np.matrix_state.cuda import calls as cuda_calls
+from linattn_np.matrix_state.cuda import choose
 from linattn_np.matrix_state.cuda.arguments import SOLVE
-from linattn_np.matrix_state.cuda.deferred import adjoint, solved
+from linattn_np.matrix_state.cuda.token import calls as token_calls
+from linattn_np.matrix_state.cuda.token import gradients, solve
+from linattn_np.matrix_state.cuda.token import launch as token_launch
 from linattn_np.matrix_state.types import Inputs
-from linattn_np.ops.cuda import complement
-from linattn_np.ops.cuda.arguments import COMPLEMENT
+from linattn_np.ops.cuda import complement, gate_formula, product, step_size, unit_rows
+from linattn_np.ops.cuda.arguments import COLUMN_SUMS, COMPLEMENT, GATE_FORMULA, PRODUCT, STEP_SIZE, UNIT_ROWS
 from linattn_np.runtime import pools as rows
 from linattn_np.runtime.arrays import Library, enter
 from linattn_np.runtime.cuda import constants, launch, record
 from tests.matrix_state.cuda import step_twin
-from tests.matrix_state.cuda.deferred import host as array_calls_host
 from tests.matrix_state.cuda.step_twin import CUPY, Stub, stub
+from tests.ops import cuda_twins as op_twins
 
 
 class allocated:
@@ -46,6 +48,23 @@ def array(shape, dtype, at=None):
     return at.memory[at.offset : at.offset + size].view(dtype).reshape(shape)
 
 
+TWINS = {  # (entry, constants, blocks, arguments) of the kernels around step.cu
+    complement.SOURCE: lambda entry, d, blocks, packed: step_twin.run_complement(entry, d, packed),
+    solve.FILE: lambda entry, d, blocks, packed: step_twin.run_solve(blocks, d, packed),
+    gate_formula.SOURCE: op_twins.gates, unit_rows.SOURCE: op_twins.rows, product.SOURCE: op_twins.products,
+    step_size.SOURCE: op_twins.step_sizes,
+}  # fmt: skip
+STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE: GATE_FORMULA,
+           unit_rows.SOURCE: UNIT_ROWS, product.SOURCE: PRODUCT, step_size.SOURCE: STEP_SIZE}  # fmt: skip
+
+
+def size_of(file, entry):
+    """Bytes of the arguments of a kernel."""
+    if entry == "column_sums":
+        return COLUMN_SUMS.size
+    return STRUCTS[file].size if file in STRUCTS else step_twin.SIZE
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Launches go to the twin, those of CuPy's RawKernel and those of the driver; what was launched."""
@@ -53,41 +72,18 @@ def launched(monkeypatch):
 
     class Kernel:
         def __init__(self, file, entry, constants):
-            self.constants, self.kernel = constants, SimpleNamespace(ptr=len(kernels))
-            self.keys = entry if file == complement.SOURCE else None
-            self.file = file if file.startswith((array_calls_host.PREFIX, array_calls_host.HEAD_PREFIX)) else None
-            self.size = COMPLEMENT.size if self.keys else step_twin.SIZE
-            if self.file:
-                self.size = array_calls_host.size_of(file)
-            self.solves = file == solved.FILE
-            if self.solves:
-                self.size = SOLVE.size
-            self.around = file if file.startswith(array_calls_host.STEP_PREFIX) else None
-            if self.around:
-                self.size += array_calls_host.size_of(file)
+            self.file, self.entry, self.constants = file, entry, constants
+            self.kernel, self.size = SimpleNamespace(ptr=len(kernels)), size_of(file, entry)
             kernels.append(self)
 
         def __call__(self, grid, block, arguments, shared_mem):
-            if self.file:
-                of_heads = self.file.startswith(array_calls_host.HEAD_PREFIX)
-                run = array_calls_host.run_heads if of_heads else array_calls_host.run
-                run(self.file, grid[0], arguments[0].tobytes())
-                return
-            if self.keys:
-                step_twin.run_complement(self.keys, self.constants, arguments[0].tobytes())
-                return
-            if self.solves:
-                step_twin.run_solve(grid[0], self.constants, arguments[0].tobytes())
+            packed = arguments[0].tobytes()
+            if self.file in TWINS:
+                TWINS[self.file](self.entry, dict(self.constants), grid[0], packed)
                 return
             found.append((self.constants, grid, block))
             step_twin.run.blocks = grid[0]
-            fields = arguments[0].tobytes()
-            if self.around:
-                array_calls_host.run_step(
-                    self.around, grid[0], fields, functools.partial(step_twin.run, self.constants)
-                )
-                return
-            step_twin.run(self.constants, fields)
+            step_twin.run(self.constants, packed)
 
     def from_driver(kernel, blocks, y, z, threads, v, w, shared, stream, address, extra):
         at = ctypes.c_void_p.from_address(address).value
@@ -127,6 +123,11 @@ def public(launched, monkeypatch):
 
     monkeypatch.setattr(binding, "enter", entering)
     monkeypatch.setattr(results, "enter", entering)
+
+    def prepared(x, *rest):  # maps are functions of NumPy's arrays here
+        return token_launch.prepared(Inputs(*(stub(y) if type(y) is np.ndarray else y for y in x)), *rest)
+
+    monkeypatch.setattr(token_calls, "prepared", prepared)
     monkeypatch.setattr(
         rows,
         "compat",
@@ -142,14 +143,19 @@ def public(launched, monkeypatch):
     return launched
 
 
+def backward_by_array_calls(monkeypatch):
+    """No kernel computes gradients."""
+    monkeypatch.setattr(cuda_calls, "family_of_gradients", lambda saved: choose.TOKEN)
+    monkeypatch.setattr(gradients, "unsupported_reason", lambda saved: "there is no GPU")
+
+
 def arrays_of(fn, T=1, H=4, Hk=2, K=8, V=4, seed=0):
     drawn = la.testing.sample(fn, np.random.default_rng(seed), T=T, H=H, Hk=Hk, Hq=Hk, K=K, V=V, optional=False)
     return {n: x.astype(np.float32) for n, x in drawn.items()}
 
 
 def doubling(monkeypatch):
-    """A backward of launches, for one token too: twice every input, twice dout for v, or v where there is no dout."""
-    monkeypatch.setattr(adjoint, "takes", lambda token: False)
+    """A backward of launches: twice every input, twice dout for v, or v where there is no dout."""
     real, made = launch.kernel, []
 
     class Doubled:

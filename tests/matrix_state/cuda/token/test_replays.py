@@ -70,11 +70,8 @@ def test_another_shape_dtype_stride_or_option_is_another_call(public):
         la.simple_gla(**arrays, chunk_size=True)
     assert len(device_plans()) == 3
     wide = stub(np.zeros((2, 1, 4, 8), np.float32))
-    la.simple_gla(**{**arrays, "v": wide[..., ::2]})  # copied by a kernel
-    assert len(device_plans()) == 4
-    two = {n: stub(x) for n, x in arrays_of(la.simple_gla, T=2).items()}
-    la.simple_gla(**{**two, "v": stub(np.zeros((2, 2, 4, 8), np.float32))[..., ::2]})  # copied: never kept
-    assert len(device_plans()) == 4
+    la.simple_gla(**{**arrays, "v": wide[..., ::2]})  # copied: never kept
+    assert len(device_plans()) == 3
     bad = {**arrays, "g": stub(np.zeros((2, 1, 3), np.float32))}
     with pytest.raises(ValueError, match="g has shape"):
         la.simple_gla(**bad)

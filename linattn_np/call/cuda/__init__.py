@@ -1,1 +1,0 @@
-"""Calls on CuPy arrays."""

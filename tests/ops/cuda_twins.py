@@ -1,0 +1,152 @@
+"""Twins of the kernels of cuda_src/ops/, (entry, constants, blocks, bytes of the arguments): no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+
+from linattn_np.ops.cuda.arguments import COLUMN_SUMS, GATE_FORMULA, PRODUCT, STEP_SIZE, UNIT_ROWS
+from tests.matrix_state.cuda.step_twin import KINDS, _rows
+
+THREADS, F32, BFLOAT16 = 256, np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+
+
+def rows(entry, d, blocks, arguments):
+    """What unit_rows.cu does, in float32."""
+    unpacked, K, kind, grad = UNIT_ROWS.unpack(arguments), d["LA_K"], KINDS[d["LA_DTYPE"]], KINDS[d["LA_GRAD"]]
+    count = 0
+    for n, of in enumerate(unpacked["of"]):
+        if n == 1:
+            assert unpacked["first"] == count
+        if not of["y"]:
+            continue
+        x, T, heads, rows = of["x"], of["T"], of["heads"], of["rows"]
+        shape = (rows // T // heads, T, heads, K)
+
+        def dense(p, kind, shape=shape):
+            return _rows(p, tuple(kind.itemsize * int(np.prod(shape[i + 1 :])) for i in range(4)), shape, kind)
+
+        y = _rows(x["data"], (x["batch"], x["token"], x["head"], kind.itemsize), shape, kind).astype(F32)
+        length = np.sqrt((y * y).sum(-1, keepdims=True) + np.float32(unpacked["root"]) ** 2)
+        length = np.where(length == 0, 1, length)
+        y = y / length
+        if entry == "unit_rows_vjp":
+            dy = dense(of["dy"], grad).astype(F32)
+            dense(of["y"], kind)[...] = (dy - y * (y * dy).sum(-1, keepdims=True)) / length
+        else:
+            dense(of["y"], kind)[...] = y
+        count += -(-rows // (THREADS // d["LA_LANES"]))
+    assert blocks == count
+
+
+def gates(entry, d, blocks, arguments):
+    """What gate_formula.cu does, in float32."""
+    unpacked = GATE_FORMULA.unpack(arguments)
+    tokens, width, each = (unpacked[n] for n in ("tokens", "width", "each"))
+    kind, heads = KINDS[d["LA_DTYPE"]], width // each
+
+    def of_tokens(name, kind=F32):
+        return _rows(unpacked[name], (width * kind.itemsize, kind.itemsize), (tokens, width), kind)
+
+    of_heads = _rows(unpacked["A_log"], (4,), (heads,), F32)
+    bias = _rows(unpacked["bias"], (4,), (width,), F32)
+    raw = of_tokens("raw", kind).astype(F32) + (0 if bias is None else bias)
+    rate = 1 if of_heads is None else np.repeat(np.exp(of_heads), each)
+    bounded = entry.startswith("bounded_gate")
+    x = rate * raw if bounded else raw
+    sigmoid, bound = 1 / (1 + np.exp(-x)), unpacked["bound"]
+    g = bound * sigmoid if bounded else -rate * np.logaddexp(0, x)
+    if not entry.endswith("vjp"):
+        assert blocks == -(-tokens * width // THREADS)
+        of_tokens("g")[...] = g
+        return
+    dg = of_tokens("dg")
+    d_scaled, scaled = (bound * dg * sigmoid * (1 - sigmoid), x) if bounded else (dg, g)
+    da = rate * d_scaled if bounded else -rate * dg * sigmoid
+    of_tokens("da")[...] = da
+    parts = -(-tokens // unpacked["block"])
+    assert blocks == parts * -(-width // THREADS)
+    to = _rows(unpacked["parts"], (8 * width, 4 * width, 4), (parts, 2, width), F32)
+    for n in range(parts):
+        own = slice(n * unpacked["block"], (n + 1) * unpacked["block"])
+        to[n] = da[own].sum(0), (scaled * d_scaled)[own].sum(0)
+
+
+def products(entry, d, blocks, arguments):
+    """What product.cu does, in float32."""
+    a = SimpleNamespace(**PRODUCT.unpack(arguments))
+    x, y, z, add, dx, dy = (None if not at else np.frombuffer((ctypes.c_uint16 * a.size).from_address(at), BFLOAT16)
+                            for at in (a.x, a.y, a.z, a.add, a.dx, a.dy))  # fmt: skip
+    if entry == "product":
+        z[:] = x.astype(np.float32) * y.astype(np.float32)
+        return
+    more = 0 if add is None else add.astype(np.float32)
+    dx[:] = z.astype(np.float32) * y.astype(np.float32) + more
+    dy[:] = z.astype(np.float32) * x.astype(np.float32)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def step_sizes(entry, d, blocks, arguments):
+    """What step_size.cu does, in float32."""
+    f32 = F32
+    if entry == "column_sums":
+        unpacked = COLUMN_SUMS.unpack(arguments)
+        rows, width, block = unpacked["rows"], unpacked["width"], unpacked["block"]
+        x, parts = _rows(unpacked["x"], (4 * width, 4), (rows, width), f32), -(-rows // block)
+        assert blocks == parts * -(-width // THREADS)
+        to = _rows(unpacked["y"], (4 * width, 4), (parts, width), f32)
+        for n in range(parts):
+            to[n] = x[n * block : (n + 1) * block].sum(axis=0)
+        return
+    own, grad, V = KINDS[d["LA_DTYPE"]], KINDS[d["LA_GRAD"]], d["LA_K"]
+    at = unpacked = STEP_SIZE.unpack(arguments)
+    rows, T, H, dt_kind, soft, low, high = (
+        unpacked[n] for n in ("rows", "T", "heads", "dt_kind", "soft", "low", "high")
+    )
+    assert blocks == -(-rows // (THREADS // d["LA_LANES"]))
+    assert V % d["LA_PER"] == 0
+
+    def lying(data, batch, token, head, group):
+        assert group == 1
+        return _rows(data, (batch, token, head, own.itemsize), (rows // T // H, T, H, V), own)
+
+    x, z = lying(**unpacked["x"]), lying(**unpacked["z"])
+    wide = (rows // T // H, T, H, V)
+    dense = lambda name, kind, shape: _rows(at[name], tuple(  # noqa: E731
+        kind.itemsize * int(np.prod(shape[i + 1 :])) for i in range(len(shape))), shape, kind)  # fmt: skip
+    number = lambda name: dense(name, f32, wide[:3])  # noqa: E731
+    by_head = lambda name: dense(name, f32, (H,))  # noqa: E731
+    x, D, dout = x.astype(f32), by_head("D"), dense("dout", own, wide)
+    other = dense("other", grad, wide)
+    if entry.startswith("step_size"):
+        raw = dense("dt", KINDS[dt_kind], wide[:3]).astype(f32)
+        raw = raw if by_head("bias") is None else raw + by_head("bias")
+        after = np.logaddexp(0, raw) if soft else raw
+        dt = np.clip(after, low, high)
+    if entry == "step_size":
+        dense("y", own, wide)[...] = dt[..., None] * x
+        number("g")[...] = dt * by_head("A")
+    elif entry == "step_size_vjp":
+        dv, dg = other.astype(f32), number("dg")
+        ddt = np.where((after >= low) & (after <= high), (dv * x).sum(-1) + dg * by_head("A"), 0)
+        number("ddt")[...] = ddt * sigmoid(raw) if soft else ddt
+        number("dA")[...] = dg * dt
+        skipped = 0 if dout is None else D[:, None] * dout.astype(f32)
+        dense("dx", own, wide)[...] = dt[..., None] * dv + skipped
+        if dout is not None:
+            number("dD")[...] = (dout.astype(f32) * x).sum(-1)
+    else:
+        out = other.astype(f32) + (0 if D is None else D[:, None] * x)
+        gate = 1 if z is None else z.astype(f32) * sigmoid(z.astype(f32))
+        if entry == "finish":
+            dense("y", own, wide)[...] = out * gate
+        else:
+            z, dout = z.astype(f32), dout.astype(f32)
+            dense("dz", own, wide)[...] = dout * out * sigmoid(z) * (1 + z * (1 - sigmoid(z)))
+            dense("y", own, wide)[...] = dout * gate
