@@ -333,3 +333,19 @@ def test_copies_are_what_they_copy():
     assert (x["d"][0] == wide[::-1]).all()
     assert x["b"].strides == wide[:, 2:].strides
     assert not x["c"].flags.writeable
+
+
+def test_bad_input_is_refused_after_good_input():
+    x, _ = given(40)
+    la.gated_delta_rule(**x)
+    with pytest.raises(ValueError, match="gated_delta_rule: beta has shape"):
+        la.gated_delta_rule(**x | {"beta": x["beta"][:, :1]})
+    with pytest.raises(TypeError, match="beta"):
+        la.gated_delta_rule(**x | {"beta": x["beta"].astype(int)})
+
+
+def test_a_doubtful_layout_is_warned_of_every_time():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 40, 4)).astype(np.float32)
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="heads_first"):
+            la.linear_attention(q, k, v)

@@ -9,15 +9,10 @@ from linattn_np.runtime.pieces.piece import JIT, entry, load_pieces, workspace_k
 from linattn_np.runtime.pieces.workspace import Matrix, PythonWorkspace, Workspace
 
 M = Matrix
-SIZES = ("m", "n", "k", "m1", "how", "rows_of_scratch", "block", "count", "three")
+SIZES = ("m", "n", "k", "how")
 SHEET = Workspace("sheet", SIZES, ("x",), (), {"": {
     "A": M("m", "k"), "B": M("k", "n"), "C": M("m", "n"), "D": M("m", "n"), "N": M("m", "m"), "P": M("m", "m"),
-    "T": M("n", "m"), "X": M("m", "k"), "Y": M("m", "k"), "Z": M("m", "k"), "W": M("m", "k"), "dX": M("m", "k"),
-    "dY": M("m", "k"), "dW": M("m", "k"), "first": M("m", "k", before="m"), "last": M("m", "k"),
-    "near": M("block", "k"), "far": M("m", "k"), "farT": M("k", "m"),
-    "scratch": M("rows_of_scratch", "k"), "f": M("m"), "h": M("m"), "u": M("m"), "start": M("m1"),
-    "sums": M("m", dtype="float64"), "weights": M("count"),
-    "segments": M("how", "three", dtype="int64"),
+    "T": M("n", "m"), "X": M("m", "k"), "f": M("m"), "h": M("m"),
 }})  # fmt: skip
 Sheet = workspace_kind(SHEET)
 
@@ -25,8 +20,7 @@ Sheet = workspace_kind(SHEET)
 def run(kernel, dtype, sizes, x=0.0, **given):
     """The sheet after a kernel; `given` are its matrices, the others are NaN."""
     dtype = np.dtype(dtype)
-    known = {"m": 1, "n": 1, "k": 1, "how": 0, "count": 1, "block": 16, "three": 3} | sizes
-    known |= {"m1": known["m"] + 1, "rows_of_scratch": 33 + 3 * known["m"]}
+    known = {"m": 1, "n": 1, "k": 1, "how": 0} | sizes
     layout = SHEET.layout(known, dtype)
     memory = np.full(layout.bytes + 64, 0xFF, np.uint8)  # NaN
     table = layout.placed(address(memory))

@@ -10,9 +10,7 @@ import pytest
 pytest.importorskip("numba")
 
 import linattn_np as la
-from linattn_np.matrix_state.cpu import forms
 from linattn_np.runtime.memory import overlaps_itself, place_of
-from tests.core_cases import case
 
 B, H, K, V = 2, 3, 4, 5
 FORMS = {"tokens": 5, "chunks": 40}
@@ -49,23 +47,6 @@ def test_no_two_numbers_at_one_place():
         assert not overlaps_itself(place_of(y))
         assert not overlaps_itself(place_of(y[:, ::-1, :, ::-1]))
         assert not overlaps_itself(place_of(y[:, ::2, 1:3, ::2]))
-
-
-def test_where_a_state_is_written_in_place():
-    x, plan, state, *_ = case("scalar", "delta", "after", dtype=np.float32)
-    plan = plan._replace(overwrite=True)
-    assert forms.in_place(x, plan, state)
-    assert forms.in_place(x, plan, np.zeros((4, *state.shape[1:]), np.float32)[::2])
-    assert not forms.in_place(x, plan._replace(overwrite=False), state)
-    assert not forms.in_place(x, plan, state.astype(np.float64))
-    assert not forms.in_place(x, plan, np.repeat(state, 2, axis=-1)[..., ::2])
-    assert not forms.in_place(x, plan, np.broadcast_to(state[:1], state.shape))
-    pools = np.zeros((2, 3, *state.shape[1:]), np.float32)
-    assert forms.in_place(x, plan, pools)
-    assert not forms.in_place(x, plan, pools.swapaxes(0, 1))  # not one batch axis
-    for name, y in x._asdict().items():
-        if y is not None:
-            assert not forms.in_place(x._replace(**{name: state[..., :1, :]}), plan, state), name
 
 
 @every_form

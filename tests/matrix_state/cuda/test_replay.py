@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import device_replay, dispatch, replay
+from linattn_np.call import device_replay, replay
 from linattn_np.matrix_state.cuda.token import calls as cuda_step
 from linattn_np.ops.cuda import complement
 from linattn_np.runtime.cuda import launch
@@ -85,15 +85,6 @@ def by_position(**keywords):
     """The same call with its arrays by position."""
     arrays = [keywords.pop(n) for n in ("q", "k", "v", "g", "beta")]
     return la.gated_delta_rule(*arrays, **keywords)
-
-
-def test_copies_of_states_are_what_they_copy():
-    _, S = drawn(0)
-    for state in (S, misaligned(S), S.swapaxes(2, 3), S[:, ::-1]):
-        y = copied(state)
-        assert (y.shape, y.strides, y.dtype, y.tobytes()) == (state.shape, state.strides, state.dtype, state.tobytes())
-        assert y.data.ptr % 16 == state.data.ptr % 16
-        assert not np.shares_memory(state, y)
 
 
 OPTIONS = [  # of a call that is kept, and of one that differs
@@ -325,47 +316,6 @@ def test_a_state_that_is_an_input(public):
     S = drawn(0, T=4, K=4)[1]
     check(la.gated_delta_rule, x | {"state": S}, y | {"state": y["v"]})
     check(la.gated_delta_rule, y | {"state": y["v"]}, x | {"state": S}, count=0)
-
-
-def test_the_number_of_recorded_plans_is_limited(public, monkeypatch):
-    monkeypatch.setattr(replay, "MOST", 3)
-    x = drawn(0)[0]
-    la.gated_delta_rule(**x)  # what its arrays are is known then
-    for scale in (1.0, 2.0, 3.0, 4.0, 5.0, 1.0, 2.0):
-        found = result(la.gated_delta_rule, x | {"scale": scale})
-        assert 1 <= len(device_plans()) <= 3
-        again_found = result(la.gated_delta_rule, x | {"scale": scale})
-        assert found == again_found
-
-
-def test_a_call_with_a_doubtful_layout_is_warned_of_every_time(public):
-    x = {n: stub(y) for n, y in step_calls.arrays_of(la.linear_attention, 2, 16, 16).items()}
-    for _ in range(3):
-        with pytest.warns(UserWarning, match="heads_first"):
-            la.linear_attention(**x)
-
-
-def test_nothing_is_checked_twice_and_nothing_less(public, monkeypatch):
-    """A call from memory asks nothing; of one that the memory does not hold everything is asked."""
-    x, S = drawn(0)
-    asked, real = [], dispatch.prepare
-    monkeypatch.setattr(dispatch, "prepare", lambda *how: asked.append(1) or real(*how))
-    for _ in range(3):
-        la.gated_delta_rule(**x, state=S)
-    assert len(asked) == 1
-    with pytest.raises(ValueError, match="beta has shape"):
-        la.gated_delta_rule(**x | {"beta": x["beta"][:, :1]}, state=S)
-    assert len(asked) == 2
-
-
-def test_a_state_that_is_written_apart_and_copied_is_not_kept(public, monkeypatch):
-    """As passes over chunks write it: the copy is no launch that could be repeated."""
-    real = cuda_step.forward
-    monkeypatch.setattr(cuda_step, "forward", lambda x, plan, S: real(x, plan._replace(overwrite=False), S))
-    (x, S), (y, R) = drawn(0), drawn(1)
-    for more in ({}, {"return_state": True}):
-        options = {"overwrite_state": True} | more
-        check(la.gated_delta_rule, x | {"state": S} | options, y | {"state": R} | options, count=0)
 
 
 def test_a_state_that_is_overwritten_where_an_input_lies(public):

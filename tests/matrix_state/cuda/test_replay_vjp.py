@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import device_replay, replay
-from linattn_np.runtime.cuda import launch
+from linattn_np.call import replay
 from tests.cases import parts
-from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
+from tests.matrix_state.cuda.step_twin import device_plans, stub
 from tests.matrix_state.cuda.test_replay import H, K, drawn, misaligned
 from tests.matrix_state.cuda.token import host as step_calls
 
@@ -173,29 +172,6 @@ def test_one_array_given_twice_does_not_keep_others_from_being_repeated(public, 
     assert forward_of(x | {"state": S}) is not None
 
 
-def test_all_that_a_pullback_is_found_by(public, monkeypatch):
-    """Cotangents that differ in one thing, everything else being equal, are others."""
-    x = stub(np.zeros((4, 4, 4, 8), np.float32))
-    wide = stub(np.zeros((4, 4, 4, 16), np.float16))[..., ::2]
-    assert wide.strides == x.strides
-    others = {
-        "shape": x[:2], "strides": x.swapaxes(0, 1), "dtype": wide,
-        "by 4": misaligned(x), "by 8": misaligned(x, 8), "none": None,
-    }  # fmt: skip
-
-    def layout(*cotangents):
-        return device_replay._layout(cotangents, Stub)[0]
-
-    keys = {"first": layout(x, x)}
-    assert layout(stub(x), stub(x)) == keys["first"]
-    for name, other in others.items():
-        keys[name], keys[f"second {name}"] = layout(other, x), layout(x, other)
-    assert len(set(keys.values())) == len(keys) == 13
-    assert layout(np.zeros(3), x) is None
-    monkeypatch.setattr(launch, "device_function", lambda: lambda: 1)
-    assert layout(x, x) != keys["first"]
-
-
 def test_cotangents_whose_dtype_alone_differs(public, monkeypatch):
     doubling(monkeypatch)
     (x, S), (y, R) = drawn(0), drawn(1)
@@ -205,14 +181,3 @@ def test_cotangents_whose_dtype_alone_differs(public, monkeypatch):
     other[...] = dout
     assert other.strides == dout.strides
     check_pull(monkeypatch, ((x, S, dout, dstate), {}), ((y, R, other, dstate), {}))
-
-
-def test_a_forward_whose_pullback_cannot_be_repeated_is_not_repeated(public, monkeypatch):
-    """It would be gone through twice."""
-    doubling(monkeypatch)
-    x, S = drawn(0)
-    pull_of(x, S, *cotangents(0))
-    assert forward_of(x | {"state": S}) is not None
-    (forward,) = device_plans()
-    forward.pullbacks["another"] = None
-    assert forward_of(x | {"state": S}) is None
