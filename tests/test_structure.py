@@ -11,7 +11,6 @@ import linattn_np as la
 
 ROOT = Path(la.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if "cuda_src" not in p.parts)
-DOCS = ROOT.parent / "docs"
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 LAYERS = (  # from the bottom up; what stands on one line does not import each other
     ("runtime",),

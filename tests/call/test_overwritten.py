@@ -9,7 +9,6 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.overwrite import check_inputs_disjoint
-from linattn_np.runtime.memory import Place, overlap, overlaps_itself, place_of
 
 RNG = np.random.default_rng(0)
 Q = RNG.standard_normal((1, 3, 2, 4)).astype(np.float32)
@@ -23,12 +22,6 @@ def test_a_state_whose_heads_share_memory():
             la.linear_attention(Q, Q, Q, state=SHARED, overwrite_state=True)
     assert la.linear_attention(Q, Q, Q, state=SHARED).shape == Q.shape  # read only
     assert (SHARED == 0).all()
-
-
-def test_a_pool_whose_rows_share_memory():
-    pool = np.lib.stride_tricks.as_strided(np.zeros(200, np.float32), (3, 2, 4, 4), (64, 64, 16, 4))
-    with pytest.raises(ValueError, match=f"^linear_attention: state has {REFUSED}"):
-        la.linear_attention(Q, Q, Q, state=pool, state_rows=[2], overwrite_state=True)
 
 
 def test_each_part_of_a_state():
@@ -50,43 +43,9 @@ def test_a_tensor_whose_heads_share_memory():
         la.linear_attention(q, q, q, state=state, overwrite_state=True)
 
 
-DENSE = np.zeros((3, 4, 6, 8), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("x", "shares"),
-    [
-        (DENSE, False),
-        (DENSE.swapaxes(1, 3), False),
-        (DENSE[:, ::-2, 1:], False),
-        (DENSE[:0], False),
-        (np.diagonal(DENSE[:, :3]), False),
-        (np.broadcast_to(DENSE[:1], DENSE.shape), True),
-        (np.lib.stride_tricks.sliding_window_view(DENSE, 3, axis=2), True),
-        (np.lib.stride_tricks.as_strided(np.zeros(20), (2, 3), (24, 16)), False),  # interleaved: 0 16 32, 24 40 56
-        (np.lib.stride_tricks.as_strided(np.zeros(20), (2, 3), (32, 16)), True),  # 0 16 32, 32 48 64
-        (np.lib.stride_tricks.as_strided(np.zeros(20), (3,), (4,)), True),  # half an element apart
-    ],
-    ids=range(10),
-)
-def test_elements_that_share_memory(x, shares):
-    assert overlaps_itself(place_of(x)) is shares
-
-
 def test_an_input_on_a_device_is_apart_from_the_state():
     x = SimpleNamespace(shape=(2, 4), strides=(32, 8), dtype=np.dtype(float), data=SimpleNamespace(ptr=1 << 40))
     beside = SimpleNamespace(**vars(x) | {"data": SimpleNamespace(ptr=(1 << 40) + 64)})
     check_inputs_disjoint("kda", {"state": x}, {"q": beside, "g": None})
     with pytest.raises(ValueError, match=r"^kda: state and v share memory, expected a state apart from the inputs"):
         check_inputs_disjoint("kda", {"state": x}, {"q": beside, "v": x})
-
-
-def test_where_arrays_of_a_device_lie():
-    x = SimpleNamespace(shape=(2, 4), strides=(32, 8), dtype=np.dtype(float), data=SimpleNamespace(ptr=1 << 40))
-    place = place_of(x)
-    assert place == Place(1 << 40, (2, 4), (32, 8), 8)
-    assert overlap(place, place._replace(address=(1 << 40) + 56))
-    assert not overlap(place, place._replace(address=(1 << 40) + 64))
-    even = place._replace(shape=(2, 2), strides=(32, 16))
-    assert not overlap(even, even._replace(address=even.address + 8))
-    assert place_of(SimpleNamespace(shape=(2,))) is None

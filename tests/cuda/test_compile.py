@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import shutil
-import stat
 import struct
 import subprocess
 import sys
@@ -85,59 +84,6 @@ def test_the_key_knows_constants_architecture_and_compiler(tiny, monkeypatch):
     monkeypatch.setattr(nvrtc, "version", lambda: (99, 0))
     keys.add(cuda_compile.key_of(source, cuda_compile.options_of({"LA_ADD": 1}, "sm_80")))
     assert len(keys) == 5
-
-
-def test_the_cache_is_private_and_whole(tiny, cache):
-    code = build(tiny)
-    assert code_cache.load(code.path) == code.cubin
-    assert list(cache.glob("*.cubin")) == [code.path]
-    if os.name == "posix":
-        assert stat.S_IMODE(code.path.stat().st_mode) == 0o600
-        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-
-
-def test_a_broken_file_in_the_cache_is_compiled_again(tiny, cache):
-    code = build(tiny)
-    code.path.write_bytes(b"")
-    assert build(tiny).cubin == code.cubin
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_a_file_that_others_may_write_is_compiled_again(tiny, cache):
-    code = build(tiny)
-    code.path.write_bytes(b"\x7fELF of somebody else")
-    code.path.chmod(0o666)
-    assert build(tiny).cubin == code.cubin == code_cache.load(code.path)
-    assert stat.S_IMODE(code.path.stat().st_mode) == 0o600
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_a_folder_that_others_may_write_is_not_used(tiny, cache):
-    cache.mkdir()
-    cache.chmod(0o777)
-    with pytest.warns(UserWarning, match="others can write to"):
-        assert build(tiny).path is None
-    assert not os.listdir(cache)
-
-
-def test_no_cache_folder_is_no_error(tiny, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    code = build(tiny)
-    assert code.path is None
-    assert code.cubin.startswith(b"\x7fELF")
-
-
-def test_processes_at_once_share_the_cache(tiny, cache):
-    program = (
-        "import sys; from pathlib import Path; from linattn_np.runtime.cuda import compile as c, sources as s; "
-        "from linattn_np.runtime.code_cache import load; "
-        "x = c.compile_source(s.read('tiny.cu', Path(sys.argv[1])), {'LA_ADD': 1}, 'sm_80'); "
-        "assert load(x.path) == x.cubin"
-    )
-    running = [subprocess.Popen([sys.executable, "-c", program, str(tiny)]) for _ in range(4)]
-    assert [p.wait() for p in running] == [0] * 4
-    assert len(list(cache.glob("*.cubin"))) == 1
 
 
 def test_code_from_the_cache_needs_no_compiler(tiny, cache):

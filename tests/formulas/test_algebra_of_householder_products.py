@@ -30,19 +30,6 @@ def explicit_products(w):
     return R
 
 
-def path_logits(q, k, w):
-    """q_i R_ij k_j^T for j <= i, by explicit products."""
-    T = len(q)
-    R = explicit_products(w)[1:, 1:]
-    return np.array([[q[i] @ R[i, j] @ k[j] if j <= i else 0 for j in range(T)] for i in range(T)])
-
-
-def softmax(logits):
-    """Of each row, over the columns up to the diagonal."""
-    weights = tri(np.exp(logits - logits.max(axis=1, keepdims=True)))
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
 def test_3_13_the_errors_are_the_values_of_linear_attention(D):
     # |k|^2 <= 2
     k = D.k * np.sqrt(2) / np.linalg.norm(D.k, axis=1).max()
@@ -125,35 +112,6 @@ def test_3_16_closed_form_of_the_product(T):
         out, state = run_with_state(la.delta_rule, D.q[:i], w[:i], nothing, D.one[:i], state=np.eye(D.K))
         agree(state, R[i, 0], 1e-11)
         agree(out[-1], D.q[i - 1] @ R[i, 0], 1e-11)
-
-
-@pytest.mark.parametrize("T", [12, 33])
-def test_3_17_the_inverse_of_a_slice(T):
-    w = unit(data(T).w)
-    J = np.linalg.inv(np.eye(T) + np.tril(w @ w.T, -1))
-    for j in range(T):
-        for i in range(j + 1, T + 1):
-            W = w[j:i]
-            agree(np.linalg.inv(np.eye(i - j) + np.tril(W @ W.T, -1)), J[j:i, j:i])
-
-
-def test_3_18_six_steps_to_the_logits():
-    D = data()
-    q, k, w, T = D.q, D.k, D.w, D.T
-    R = explicit_products(w)
-    J = np.linalg.inv(np.eye(T) + np.tril(w @ w.T, -1))
-    matrix = tri(q @ k.T) - tri(q @ w.T) @ J @ np.tril(w @ k.T, -1)
-    tokens = np.arange(1, T + 1)
-    for i in range(1, T + 1):
-        for j in range(1, i + 1):
-            qi, kj, W, s = q[i - 1], k[j - 1], w[j:i], slice(j, i)
-            first = qi @ R[i, j] @ kj
-            second = qi @ kj - qi @ W.T @ J[s, s] @ W @ kj
-            third = qi @ kj - np.einsum("l,lr,r->", W @ qi, J[s, s], W @ kj)
-            fourth = qi @ kj - np.einsum("l,lr,r->", w[:i] @ qi, J[:i, j:], w[j:] @ kj)
-            fifth = qi @ kj - np.einsum("l,lr,r->", (w @ qi) * (tokens <= i), J, (w @ kj) * (tokens >= j + 1))
-            for other in (second, third, fourth, fifth, matrix[i - 1, j - 1]):
-                assert abs(first - other) <= 1e-11 * np.abs(matrix).max()
 
 
 def test_3_19_beta_is_absorbed_by_its_root(D):
@@ -269,36 +227,6 @@ def test_3_22_states_are_prefix_sums():
     while len(pairs) > 1:  # by halves, any bracketing gives the same
         pairs = [then(*pairs[i : i + 2]) if i + 1 < len(pairs) else pairs[i] for i in range(0, len(pairs), 2)]
     agree(pairs[0][1], decayed[1])
-
-
-def test_3_23_the_logits_of_path_with_its_keys_as_directions(D):
-    k = D.k / 2 if D.T == 12 else unit(D.k)
-    agree(path_logits(D.q, k, k), A(la.delta_rule, D.q, k, D.v, D.one), 1e-11)
-
-
-@pytest.mark.parametrize("beta_norm", [(1, 2), (2, 1)], ids=["beta 1, |w|^2 2", "beta 2, |w|^2 1"])
-def test_3_24_reflections_turn_queries_and_keys(D, beta_norm):
-    beta, norm = beta_norm
-    w = np.sqrt(norm) * unit(D.w)
-    R = explicit_products(np.sqrt(beta) * w)
-    for i in range(D.T + 1):
-        agree(R[i, 0] @ R[i, 0].T, np.eye(D.K))
-    for j in range(0, D.T + 1, 5):
-        agree(R[D.T, j], R[D.T, 0] @ R[j, 0].T)
-    turned_q = D.q - run(la.delta_rule, D.q, w, w, beta * D.one)
-    turned_k = D.k - run(la.delta_rule, D.k, w, w, beta * D.one)
-    agree(turned_q, np.stack([D.q[i] @ R[i + 1, 0] for i in range(D.T)]))
-    logits = path_logits(D.q, D.k, np.sqrt(beta) * w)
-    agree(tri(turned_q @ turned_k.T), logits)
-    agree(softmax(turned_q @ turned_k.T) @ D.v, softmax(logits) @ D.v)
-
-
-def test_3_25_other_norms_do_not_only_turn():
-    D = data()
-    w = unit(D.w)
-    q, k = (x - run(la.delta_rule, x, w, w, D.one) for x in (D.q, D.k))
-    logits = path_logits(D.q, D.k, w)
-    assert np.abs(tri(q @ k.T) - logits).max() > 0.1 * np.abs(logits).max()
 
 
 @pytest.mark.parametrize("norm", [0.5, 1, 1.5, 2])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.formulas.one_head import agree, data, final_state, rows, run, run_with_state, tri
+from tests.formulas.one_head import agree, data, rows, run, run_with_state, tri
 
 D = data()
 T, K, V = D.T, D.K, D.V
@@ -85,30 +85,6 @@ def test_3_35_titans_with_momentum_alone():
     unfaded = run_with_state(la.linear_attention, q, ku, written)
     faded = run_with_state(la.retention, q, ku, written, np.log(c))
     both_agree([(one - c * other) / (1 - c) for one, other in zip(unfaded, faded, strict=True)], expected)
-
-
-def test_3_36_two_decayed_sums_are_a_least_squares_fit():
-    ridge = np.random.default_rng(8).uniform(0.3, 1, K)
-    for t in range(1, T + 1):
-        H = final_state(la.simple_gla, q[:t], k[:t], rows(beta[:t]) * k[:t], g[:t])
-        G = final_state(la.simple_gla, q[:t], k[:t], rows(beta[:t]) * v[:t], g[:t])
-        S = np.linalg.solve(H + np.diag(ridge), G)
-        weight = beta[:t] * D.Gamma[t - 1, :t]
-        slope = k[:t].T @ (rows(weight) * (k[:t] @ S - v[:t])) + rows(ridge) * S
-        assert np.abs(slope).max() < 1e-13 * np.abs(G).max()
-
-
-def test_3_36_recursive_least_squares():
-    ridge = np.random.default_rng(8).uniform(0.3, 1, K)
-    P, S = np.diag(1 / ridge), np.zeros((K, V))
-    for t in range(T):
-        gain = P @ k[t] / (1 + k[t] @ P @ k[t])
-        S = S + np.outer(gain, v[t] - k[t] @ S)
-        P = P - np.outer(gain, k[t] @ P)
-        upto = (q[: t + 1], k[: t + 1])
-        H = final_state(la.linear_attention, *upto, k[: t + 1])
-        G = final_state(la.linear_attention, *upto, v[: t + 1])
-        agree(S, np.linalg.solve(H + np.diag(ridge), G))
 
 
 def test_3_37_orthonormal_keys_need_no_erasing():

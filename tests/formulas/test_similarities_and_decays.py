@@ -1,7 +1,6 @@
 """Similarities, the recurrence, decays, losses and the delta rules (text 000)."""
 
 import numpy as np
-import pytest
 
 import linattn_np as la
 from tests.formulas.feature_maps import ELU_PLUS_ONE, RELU_PLUS, elu_plus_one, relu_plus
@@ -51,28 +50,6 @@ def test_1_2_the_normaliser_is_a_last_column_of_ones():
     agree(grads.q, through.q)
     agree(grads.k, through.k)
     agree(grads.v, through.v[:, :V])
-
-
-@pytest.mark.parametrize("form", ["parallel", T, 4, 1])
-def test_1_3_the_parallel_form_is_the_recurrent_form(form):
-    agree(run(la.linear_attention, q, k, v, chunk_size=form), tri(q @ k.T) @ v)
-    grads = pull(la.linear_attention, q, k, v, dout=dout, chunk_size=form)
-    agree(grads.q, tri(dout @ v.T) @ k)
-    agree(grads.k, tri(dout @ v.T).T @ q)
-    agree(grads.v, tri(q @ k.T).T @ dout)
-
-
-@pytest.mark.parametrize("start", [None, S0])
-@pytest.mark.parametrize("C", [1, 4, 5, 12])
-def test_1_4_chunks(C, start):
-    S = np.zeros((K, V)) if start is None else start
-    out = run(la.linear_attention, q, k, v, state=start, chunk_size=C)
-    for first in range(0, T, C):
-        Q, Kc, Vc = q[first : first + C], k[first : first + C], v[first : first + C]
-        agree(out[first : first + C], Q @ S + tri(Q @ Kc.T) @ Vc)
-        S = S + Kc.T @ Vc
-        end = first + len(Q)
-        agree(final_state(la.linear_attention, q[:end], k[:end], v[:end], state=start, chunk_size=C), S)
 
 
 def test_1_5_one_decay_for_all_tokens():
@@ -177,33 +154,6 @@ def dot_loss(S):
 
 def square_loss(S):
     return np.sum((k1 @ S - v1) ** 2) / 2
-
-
-LEARNERS = {
-    "dot": (lambda: final_state(la.linear_attention, q1, k1, rate * v1, state=S0), dot_loss, rate),
-    "dot, shrinking": (
-        lambda: final_state(la.retention, q1, k1, v1, log_gamma[0], state=S0),
-        lambda S: dot_loss(S) + (1 - gamma) / 2 * np.sum(S**2),
-        1,
-    ),
-    "dot, shrinking by rows": (
-        lambda: final_state(la.gla, q1, k1, v1, log_a, state=S0),
-        lambda S: dot_loss(S) + np.sum((1 - np.exp(log_a[0])) * np.sum(S**2, axis=1)) / 2,
-        1,
-    ),
-    "square": (lambda: final_state(la.delta_rule, q1, k1, v1, rate, state=S0), square_loss, rate),
-    "square, shrinking": (
-        lambda: final_state(la.comba, q1, k1, v1, k1, log_gamma, rate, state=S0),
-        lambda S: square_loss(S) + (1 - gamma) / (2 * rate[0]) * np.sum(S**2),
-        rate,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LEARNERS)
-def test_1_7_a_token_is_a_step_down_its_loss(name):
-    state, loss, step = LEARNERS[name]
-    agree(state(), S0 - step * gradient(loss, S0))
 
 
 def test_1_7_a_step_from_the_decayed_state():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.formulas.one_head import agree, data, final_state, pull, rows, run, run_with_state, tri
+from tests.formulas.one_head import agree, data, final_state, pull, run, run_with_state
 
 D = data()
 T, K, V = D.T, D.K, D.V
@@ -64,14 +64,6 @@ def test_4_3_the_last_query_sees_the_last_key(gated):
     agree(np.concatenate([early.v, late.v]), (Q @ LONG.k.T * mask).T @ dO)
 
 
-def test_4_5_every_split():
-    for a in range(T):
-        S = final_state(la.linear_attention, q[:a], k[:a], v[:a])
-        for b in range(a + 1, T + 1):
-            out = run(la.linear_attention, q[a:b], k[a:b], v[a:b], state=S)
-            agree(out, q[a:b] @ (k[:a].T @ v[:a]) + tri(q[a:b] @ k[a:b].T) @ v[a:b])
-
-
 SPLITS = {
     "linear_attention": (q, k, v),
     "simple_gla": (q, k, v, g),
@@ -81,19 +73,6 @@ SPLITS = {
     "kda": (q, ku, v, gk, beta),
     "comba": (q, ku, v, ku, g, beta),
 }
-
-
-@pytest.mark.parametrize("name", SPLITS)
-def test_4_5_the_pullback_of_a_split(name):
-    fn, arrays, a = getattr(la, name), SPLITS[name], 5
-    first, last = [x[:a] for x in arrays], [x[a:] for x in arrays]
-    whole = pull(fn, *arrays, dout=dout, dstate=dS, state=S0)
-    late = pull(fn, *last, dout=dout[a:], dstate=dS, state=final_state(fn, *first, state=S0))
-    early = pull(fn, *first, dout=dout[:a], dstate=late.state, state=S0)
-    agree(early.state, whole.state)
-    for array in set(vars(whole)) - {"state"}:
-        if getattr(whole, array) is not None:
-            agree(np.concatenate([getattr(early, array), getattr(late, array)]), getattr(whole, array))
 
 
 @pytest.mark.parametrize("a", [0, 3, 7, 12])
@@ -132,27 +111,3 @@ def test_4_6_minus_infinity_starts_anew(name, chunk_size):
         if gradient is not None:
             assert (gradient[:reset] == 0).all()
             agree(gradient[reset:], getattr(alone, array))
-
-
-@pytest.mark.parametrize("C", [1, 3, 4, 5, 12])
-def test_4_7_chunks_from_a_given_state(C):
-    S = plain = S0
-    out = run(la.simple_gla, q, k, v, g, state=S0, chunk_size=C)
-    plain_out = run(la.linear_attention, q, k, v, state=S0, chunk_size=C)
-    for first in range(0, T, C):
-        c = slice(first, first + C)
-        b = np.cumsum(g[c])
-        Gamma = np.tril(np.exp(np.minimum(rows(b) - b, 0)))
-        agree(out[c], rows(np.exp(b)) * (q[c] @ S) + (q[c] @ k[c].T * Gamma) @ v[c])
-        agree(plain_out[c], q[c] @ plain + tri(q[c] @ k[c].T) @ v[c])
-        S = np.exp(b[-1]) * S + (rows(np.exp(b[-1] - b)) * k[c]).T @ v[c]
-        plain = plain + k[c].T @ v[c]
-    agree(final_state(la.simple_gla, q, k, v, g, state=S0, chunk_size=C), S)
-    agree(final_state(la.linear_attention, q, k, v, state=S0, chunk_size=C), plain)
-
-
-def test_4_9_the_gradients_of_both_losses():
-    kt, vt = k[:1], v[:1]
-    square = kt.T @ (kt @ S0 - vt)
-    agree(S0 - final_state(la.delta_rule, q[:1], kt, vt, beta[:1], state=S0), beta[0] * square)
-    agree(S0 - final_state(la.linear_attention, q[:1], kt, vt, state=S0), -kt.T @ vt)

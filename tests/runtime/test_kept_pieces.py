@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("numba")
 
 from linattn_np.ops.cpu.rows import scaled
-from linattn_np.runtime import code_cache
 from linattn_np.runtime.pieces import compiler
 from linattn_np.runtime.pieces.piece import JIT
 
@@ -80,14 +79,6 @@ def test_a_full_disk_is_no_error(compiled_here, tmp_path, monkeypatch):
     code, _ = compiled_here()
     assert len(code) > 100
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_name_depends_on_the_sources_and_the_vectors(monkeypatch):
-    before = compiler._fingerprint.__wrapped__(__file__)
-    assert before == compiler._fingerprint.__wrapped__(__file__)
-    assert before != compiler._fingerprint.__wrapped__(code_cache.__file__)
-    monkeypatch.setattr(compiler, "vectors", lambda: "another")
-    assert before != compiler._fingerprint.__wrapped__(__file__)
 
 
 def test_a_source_that_changed_after_it_was_loaded_is_not_stored(compiled_here, tmp_path, monkeypatch):

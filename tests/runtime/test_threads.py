@@ -40,14 +40,6 @@ def test_ranges_cover_every_task_once():
     assert "none" not in seen
 
 
-def test_errors_of_a_task_reach_the_caller():
-    def task(first, last):
-        raise FloatingPointError(f"{first}")
-
-    with pytest.raises(FloatingPointError):
-        threads.run(task, 8, 2)
-
-
 def failing_helper(begun):
     """What a thread does first: the caller waits until a helper has begun, which fails."""
 

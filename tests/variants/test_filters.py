@@ -64,20 +64,6 @@ def test_it_is_the_textbooks(name):
 
 
 @every_filter
-def test_it_is_padasips(name):
-    filters = pytest.importorskip("padasip", reason="padasip is not installed").filters
-    fn, numbers = FILTERS[name]
-    x, d = draw()
-    own = {"w": "zeros", "mu": numbers.get("mu", numbers.get("forgetting"))}
-    if name != "lms":
-        own["eps"] = numbers.get("eps", numbers.get("delta"))
-    y, e, _ = getattr(filters, f"Filter{name.upper()}")(K, **own).run(d[:, 0], x)
-    found = fn(x, d[:, :1], **numbers)
-    assert relative_error(found.prediction[:, 0], y) <= 4e-14
-    assert relative_error(found.error[:, 0], e) <= 4e-14
-
-
-@every_filter
 def test_a_prediction_knows_nothing_of_its_own_target(name):
     fn, numbers = FILTERS[name]
     x, d = draw(lead=(2,))

@@ -143,34 +143,6 @@ def test_overflow_is_an_error_not_an_infinity():
         la.mesa_net(**x)
 
 
-def test_out_is_the_minimiser_of_the_weighted_loss():
-    """W = (Z + ridge)^-1 S makes sum_j beta_j Gamma_tj |k_j W - v_j|^2 / 2 + <W, ridge W> / 2 least: its slope is 0."""
-    x = drawn(B=(), ridge="H K")
-    q = np.broadcast_to(np.eye(K)[:, None, :], (K, H, K))
-    Gamma = np.exp(np.cumsum(x["g"][::-1], axis=0)[::-1] - x["g"])  # from token j to the last
-    whole = {n: y for n, y in x.items() if n != "q"}
-    _, state = la.mesa_net(None, **whole, return_state=True)
-    nothing = {"k": q, "v": np.zeros((K, H, V)), "g": np.zeros((K, H)), "beta": np.zeros((K, H))}
-    W = la.mesa_net(q, **nothing, ridge=x["ridge"], state=state)
-    for h in range(H):
-        error = x["k"][:, h] @ W[:, h] - x["v"][:, h]
-        slope = x["k"][:, h].T @ ((x["beta"] * Gamma)[:, h, None] * error) + x["ridge"][h][:, None] * W[:, h]
-        assert abs(slope).max() <= 1e-13 * abs(x["v"]).max() * T
-
-
-def test_one_token_at_a_time_is_the_whole():
-    x = drawn()
-    for options in ({}, CG | {"iterations": 60, "tolerance": 0.0}):
-        whole, end = la.mesa_net(**x, return_state=True, **options)
-        state = None
-        for t in range(T):
-            one = {n: y[:, t : t + 1] for n, y in x.items()}
-            out, state = la.mesa_net(**one, state=state, return_state=True, **options)
-            assert relative_error(out, whole[:, t : t + 1]) <= 1e-12
-        for a, b in zip(state, end, strict=True):
-            assert relative_error(a, b) <= 1e-12
-
-
 HEADS = [{}, {"Hk": 1}, {"Hq": 1, "Hk": 1}, {"Hq": 1}, {"Hq": 4}]
 
 

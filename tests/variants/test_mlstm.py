@@ -151,17 +151,6 @@ def test_a_query_of_zeros_reads_zeros_whatever_m():
                 assert all(np.isfinite(d).all() for d in parts(pullback(np.ones_like(out))))
 
 
-def test_one_token_at_a_time_is_the_whole():
-    x = drawn()
-    whole, end = la.mlstm(**x, return_state=True)
-    state = None
-    for t in range(T):
-        out, state = la.mlstm(**{n: y[:, t : t + 1] for n, y in x.items()}, state=state, return_state=True)
-        assert relative_error(out, whole[:, t : t + 1]) <= 1e-12
-    for a, b in zip(state, end, strict=True):
-        assert relative_error(a, b) <= 1e-12
-
-
 def test_a_state_is_read_without_writing():
     x, rng = drawn(B=()), np.random.default_rng(0)
     _, state = la.mlstm(**x, return_state=True)

@@ -72,19 +72,6 @@ def hgrn_loop(x, g, state):
     return out, h
 
 
-@every_form
-@pytest.mark.parametrize(("B", "T", "H"), [((2,), 12, 2), ((), 1, 1), ((2, 3), 70, 4), ((1,), 0, 3)])
-def test_a_variant_without_queries(B, T, H, form):
-    rng = np.random.default_rng(0)
-    arrays, state = sample(HGRN, rng, B=B, T=T, H=H), rng.standard_normal((*B, H, 1, 3))
-    out, end = hgrn_loop(**arrays, state=state[..., 0, :])
-    for _ in range(2):  # the second call is replayed
-        found = HGRN(**arrays, state=state, return_state=True, **form)
-        assert relative_error(found.out, out) <= 1e-12
-        assert relative_error(found.state[..., 0, :], end) <= 1e-12
-        check_vjp(HGRN, **arrays, state=state, **form)
-
-
 def naive_hgrn(x, g, scale=None, state=None):
     """The loop with a factor on the output."""
     B, _, H, V = x.shape
@@ -103,23 +90,6 @@ def test_properties_of_a_variant_without_queries(test, keywords, request):
     if "monkeypatch" in test.__code__.co_varnames[: test.__code__.co_argcount]:
         keywords = keywords | {"monkeypatch": request.getfixturevalue("monkeypatch")}
     test(CASE, **keywords)
-
-
-def test_what_else_a_variant_without_queries_has():
-    rng = np.random.default_rng(0)
-    arrays = sample(HGRN, rng, B=(1,), T=9, H=2)
-    out = HGRN(**arrays)
-    A = la.influence_matrix(HGRN, **arrays)
-    np.testing.assert_allclose(np.einsum("bhvij,bjhv->bihv", A, arrays["x"]), out, rtol=1e-12, atol=1e-13)
-    assert "recurrent form" in str(la.explain(HGRN, **arrays))
-    moved = {n: np.moveaxis(x, 1, 2) for n, x in arrays.items()}
-    np.testing.assert_array_equal(np.moveaxis(HGRN(**moved, layout="heads_first"), 1, 2), out)
-    packed = HGRN(**arrays, cu_seqlens=[0, 4, 9])
-    np.testing.assert_allclose(packed[:, 4:], HGRN(**{n: x[:, 4:] for n, x in arrays.items()}), rtol=1e-12)
-    with pytest.raises(ValueError, match=r"variant: state has shape \(1, 2, 7, 3\), expected .* = \(1, 2, 1, 3\)"):
-        HGRN(**arrays, state=np.zeros((1, 2, 7, 3)))
-    with pytest.raises(TypeError, match="variant: x is missing"):
-        HGRN(g=arrays["g"])
 
 
 # products

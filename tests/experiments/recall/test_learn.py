@@ -6,18 +6,11 @@ import numpy as np
 import pytest
 
 from linattn_np.experiments.recall.gates import SHIPPED, load_gate_sets
-from linattn_np.experiments.recall.learn import START_TAU, LearningJob, batches, learn, learning_rate, loss_of
+from linattn_np.experiments.recall.learn import START_TAU, LearningJob, batches, learn, loss_of
 from linattn_np.experiments.recall.memories import LEARNED, RECURRENT
 from linattn_np.experiments.recall.text import load_corpus
 
 SHIPPED_PROSE = 3862968072  # CRC-32 of the tokens that the shipped gates were learned from
-
-
-def test_the_rate_rises_and_falls():
-    rates = [learning_rate(step, 250) for step in range(250)]
-    assert np.argmax(rates) == 9
-    assert rates[0] == pytest.approx(0.015)
-    assert rates[-1] == pytest.approx(0.15 * 0.05, rel=0.01)
 
 
 def test_the_same_job_learns_the_same_numbers():

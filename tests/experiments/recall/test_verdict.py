@@ -1,18 +1,13 @@
 """The verdict on constructed scores."""
 
-from itertools import pairwise
-
 import pytest
 
-from linattn_np.experiments.recall.evaluation import KNOWN, TITLE_OF, Score
+from linattn_np.experiments.recall.evaluation import Score
 from linattn_np.experiments.recall.gates import Learned
-from linattn_np.experiments.recall.pictures import heat_maps
-from linattn_np.experiments.recall.report import tables
 from linattn_np.experiments.recall.scores import Scores
 from linattn_np.experiments.recall.summary import overview, sentences, verdict_lines
 from linattn_np.experiments.recall.verdict import PAIRS, verdict
 from linattn_np.experiments.statistics import CONTRADICTED, SAME, SUPPORTED
-from linattn_np.experiments.tables import write_table
 
 NOTHING_LEARNED = ("linear", "softmax")
 
@@ -49,10 +44,6 @@ def test_the_verdict_follows_the_figures(delta, gated, holds, best):
     assert words["Delta rule recalls more than Gated delta rule", "level 1, 1024 tokens"] == holds
     assert words["Gated delta rule recalls more than Delta rule", "level 3, 512 tokens"] == best
     assert words["Gated delta rule predicts prose better than Delta rule", "held-out loss"] == holds  # loss 6 + share
-
-
-def test_pairs_that_were_not_run_are_not_judged():
-    assert verdict(constructed({"kda": 1.0, "mamba2": 0.0})) == []
 
 
 def test_only_pairs_that_differ_in_one_thing_decide():
@@ -106,38 +97,3 @@ def test_words_of_the_summary():
     fits = [line for line in lines if line.startswith("MesaNet recalls")]
     assert len(fits) == 3
     assert all("Gated delta rule (level" in line and "they differ in least-squares fit alone" in line for line in fits)
-
-
-def test_nobody_knows():
-    _, known, means = sentences(constructed({"softmax": 0.0, "delta": 0.0}))
-    assert "a 7-digit number in prose by none" in known
-    assert "so the keys lose facts too" in means
-
-
-def test_titles_say_which_memories_learned():
-    scores = constructed({"linear": 1.0, "delta": 0.5})
-    level_1 = next(tables(scores, []))
-    assert level_1.title.endswith("; gates learned: Delta rule; nothing learned: Linear attention")
-    assert [row[:2] for row in level_1.rows] == [["nothing learned", "Linear attention"], ["some", "Delta rule"]]
-
-
-def test_memories_have_titles_of_their_own():
-    assert set(TITLE_OF) == {*KNOWN, "softmax"}
-    assert len(set(TITLE_OF.values())) == len(TITLE_OF)
-    assert TITLE_OF["gated_delta"] == "Gated delta rule"
-    assert TITLE_OF["delta_one"] == "Delta rule of one strength"
-
-
-def test_titles_are_whole_in_tables_and_pictures(capsys):
-    scores = constructed(dict.fromkeys(TITLE_OF, 0.5))
-    for table in (overview(scores), next(tables(scores, []))):
-        write_table(table)
-        printed = capsys.readouterr().out
-        assert all(f" {title}  " in printed for title in TITLE_OF.values())
-    figure = heat_maps(scores, "some")
-    figure.canvas.draw()
-    first = [ax for ax in figure.axes if ax.get_title()]
-    assert {" ".join(ax.get_title().split("\n")[:-1]) for ax in first} == set(TITLE_OF.values())
-    boxes = [ax.title.get_window_extent() for ax in first]
-    assert all(one.x1 <= other.x0 for one, other in pairwise(boxes))
-    assert all(box.y1 <= figure.bbox.y1 for box in boxes)
