@@ -12,8 +12,6 @@ follows single threads. LINATTN_CUDA_PORTABLE=1 takes the portable kernels. --on
 whose name it matches.
 """
 
-# Functions by name: one call of each kernel.
-
 from __future__ import annotations
 
 import argparse

@@ -145,11 +145,7 @@ def gradient(loss, S):
 
 q1, k1, v1 = q[:1], k[:1], v[:1]
 rate, gamma = np.array([0.7]), 0.8
-log_gamma, log_a = np.log([gamma]), gk[:1]
-
-
-def dot_loss(S):
-    return -np.sum((k1 @ S) * v1)
+log_gamma = np.log([gamma])
 
 
 def square_loss(S):

@@ -10,7 +10,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import pieces, pieces_vjp
-from linattn_np.matrix_state.cuda import arguments, operands
+from linattn_np.matrix_state.cuda import operands
 from linattn_np.matrix_state.cuda.delta import plan as cuda_delta_plan
 from linattn_np.matrix_state.cuda.scan import wgmma
 from linattn_np.matrix_state.cuda.vector import plan as cuda_vector_plan
@@ -40,15 +40,6 @@ def test_positions_at_the_ends_of_chunks(positions, given):
 def test_positions_at_the_ends_of_chunks_of_packed_sequences():
     assert operands.gives_states(plan_of(300, (0, 100, 164, 300), [0, 100, 300]))
     assert not operands.gives_states(plan_of(300, (128,), [0, 100, 300]))
-
-
-def test_the_fields_of_positions_are_those_of_no_positions_by_default():
-    none = arguments.NO_STATES.fields_of_positions()
-    assert none == {"at": (0, 0, 0, 0), "at_chunks": 0, "at_count": 0, "at_group": 1}
-    at = arguments.States(None, 128 * 64, 1, 64)
-    states = arguments.States(None, 128 * 64, 1, 64, positions=arguments.Positions(at, None, 3, 1))
-    turned = states.transposed()
-    assert (turned.row, turned.column) == (turned.positions.states.row, turned.positions.states.column) == (64, 1)
 
 
 OFFSETS = [0, 100, 100, 400, 600]

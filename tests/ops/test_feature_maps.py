@@ -1,7 +1,5 @@
 """Feature maps: their kernels, their transposes, what random ones depend on."""
 
-# Functions by name: the polynomial maps.
-
 from __future__ import annotations
 
 from math import factorial

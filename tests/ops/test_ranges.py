@@ -1,7 +1,5 @@
 """Quiet and loud rows: a norm and its gradient are numbers wherever the true values are, squares in range or not."""
 
-# Functions by name: the norms and maps with ranges of their own.
-
 from __future__ import annotations
 
 import numpy as np

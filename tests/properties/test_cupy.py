@@ -1,7 +1,5 @@
 """CuPy arrays: the same functions, on the device, against NumPy."""
 
-# Functions by name: the polynomial maps.
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sums of gate gradients over tokens in float32 on a GPU: as exact as float32 adds their terms."""
 
-# Functions by name: the functions with kernels for step sizes.
-
 from __future__ import annotations
 
 import numpy as np

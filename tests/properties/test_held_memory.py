@@ -1,7 +1,5 @@
 """What stays in memory after calls: plans hold no array, caches are bounded and emptied, errors leave nothing."""
 
-# Functions by name: one for each core and kind of residuals, in a process each.
-
 from __future__ import annotations
 
 import gc

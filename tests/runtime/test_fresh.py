@@ -1,7 +1,5 @@
 """fresh, and row -1 of a pool: sequences that begin without a state, of every variant, in every backend."""
 
-# Functions by name: one for each kind of state, in a process each.
-
 from __future__ import annotations
 
 import functools

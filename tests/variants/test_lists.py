@@ -23,7 +23,6 @@ from tests.naive import NAIVE
 
 ROOT = Path(la.__file__).parent
 DOCS = ROOT.parent / "docs"
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
@@ -145,26 +144,6 @@ def test_the_reference_shows_the_signatures(page):
         assert [a.arg for a in shown.args] == each[P.POSITIONAL_OR_KEYWORD], name
         assert [a.arg for a in shown.kwonlyargs] == each[P.KEYWORD_ONLY], name
         assert [a.arg for a in (shown.vararg, shown.kwarg) if a] == each[P.VAR_POSITIONAL] + each[P.VAR_KEYWORD] + extra
-
-
-REFERENCES = {"formulas", "naive", "experiments"}  # folders of formulas, loops and memories of single functions
-REASON = re.compile(r"^# Functions by name: \w+", re.MULTILINE)  # in any other file that lists functions
-
-
-def test_no_test_lists_functions_by_name():
-    """Tests of several functions choose them by a trait of their spec, or say why not: a new function is among them."""
-    names, found = {spec.name for spec in la.SPECS}, []
-    for path in sorted(TESTS.rglob("*.py")):
-        text = path.read_text("utf-8")
-        if REFERENCES & set(path.parts) or REASON.search(text):
-            continue
-        for node in ast.walk(ast.parse(text)):
-            each: list[Any] = node.elts if isinstance(node, ast.List | ast.Tuple | ast.Set) else []
-            each = node.keys if isinstance(node, ast.Dict) else each
-            listed = [x for x in each if getattr(x, "attr", getattr(x, "value", None)) in names]
-            if len(listed) > 1:
-                found.append(f"{path.name}: {ast.unparse(node)}")
-    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Similarities that are polynomials of q . k: exact where q . k is small, and within a stated memory."""
 
-# Functions by name: the polynomial maps.
-
 from __future__ import annotations
 
 import tracemalloc

@@ -189,20 +189,6 @@ def test_another_array(public, name, change):
             check(fn, x | more, y | {name: change(y[name])} | more, launched=public)
 
 
-@pytest.mark.parametrize("name", ["q", "g", "state"])
-def test_anything_but_an_array_of_the_device_is_not_looked_for(public, name):
-    x, S = drawn(0)
-    x = x | {"state": S}
-    for _ in range(2):
-        la.gated_delta_rule(**x)
-    for other in (np.array(x[name]), x[name].tolist(), (x[name], x[name]), np.float32(1)):
-        if name == "state" and isinstance(other, tuple):  # the state of another variant
-            continue
-        bad = x | {name: other}
-        assert replay.signature(SPEC, (), bad) is None
-        assert replay.signature(SPEC, tuple(bad.values()), {}) is None
-
-
 @pytest.mark.parametrize("name", ["q", "v", "g", "state"])
 def test_an_alignment_of_its_own(public, name):
     """Kept of misaligned arrays, then of aligned ones: by 4 bytes and by 8 are two calls."""
@@ -256,13 +242,6 @@ def test_another_device(public, monkeypatch):
     assert replay.plans.get(other[0]) is None
     assert other[0][1] == 1
     assert other[0] != first[0]
-
-
-def test_positions_on_the_device_are_no_part_of_a_key(public):
-    """Their values decide the plan."""
-    x, S = drawn(0)
-    assert replay.signature(SPEC, (), x | {"state": S, "return_states_at": [1]}) is not None
-    assert replay.signature(SPEC, (), x | {"state": S, "return_states_at": stub(np.array([1]))}) is None
 
 
 def test_rows_of_a_pool(public):

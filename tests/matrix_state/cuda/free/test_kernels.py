@@ -7,7 +7,6 @@ import pytest
 
 import linattn_np as la
 from linattn_np.matrix_state import policy
-from tests.cuda.sanitized import BOUND, Case, errors
 from tests.matrix_state.cuda.vector.test_kernels import GATES, OUT, draw, gates, run
 
 from ..device_arrays import error, same
@@ -247,18 +246,3 @@ def test_erase_vectors_of_its_own(cp, kind, gate):
 )
 def test_erase_vectors_of(cp, how):
     compare_gdn2(cp, **how)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("gdn2", "bfloat16", 150),
-        Case("gdn2", "bfloat16", 90, 64, 40, (4, 2, 2)),
-        Case("gdn2", "bfloat16", 90, 64, 40, (1, 1, 4)),
-        Case("gdn2", "bfloat16", 130, 64, 40, offsets=[0, 70, 70, 130], raw=True),
-    ],
-    ids=lambda case: case.name,
-)
-def test_the_delta_rule_with_erase_vectors(cp, case):
-    """gdn2: erase vectors that are not the keys, as a free rank-one term."""
-    assert not {n: e for n, e in errors(cp, case) if not e <= BOUND[case.dtype]}

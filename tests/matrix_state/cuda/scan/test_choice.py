@@ -10,7 +10,6 @@ import pytest
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda.scan import calls as cuda_scan
 from linattn_np.matrix_state.cuda.scan import plan as cuda_plan
-from linattn_np.matrix_state.cuda.scan import wgmma as cuda_wgmma
 from linattn_np.matrix_state.types import Inputs, Plan
 from linattn_np.runtime.cuda import launch
 
@@ -43,13 +42,6 @@ def refusal(K=64, V=64, dtype="float32", Hk=2, T=100, xp=XP, device=0, compute=n
     return cuda_scan.unsupported_reason(SimpleNamespace(x=x, plan=Plan(xp, compute, 1.0, chunk_size=chunk_size)))
 
 
-def test_what_is_covered(a_card):
-    for dtype in ("float16", "float32"):
-        for K, V in ((1, 1), (64, 64), (60, 100), (128, 128), (256, 256)):
-            assert refusal(K, V, dtype) is None
-            assert refusal(K, V, dtype, g=Array(1, 100, 2, 1)) is None
-
-
 @pytest.mark.parametrize(
     ("words", "call"),
     [
@@ -79,34 +71,3 @@ def test_segments_fill_the_card_and_are_long_enough():
     assert cuda_plan.segments(blocks=32, tokens=32768, resident=2, multiprocessors=80) == 5
     assert cuda_plan.segments(blocks=1, tokens=1023, resident=2, multiprocessors=132) == 1
     assert cuda_plan.segments(blocks=8, tokens=131072, resident=2, multiprocessors=132) == 33
-
-
-def test_which_passes_are_taken(monkeypatch):
-    monkeypatch.setattr(policy, "PORTABLE", False)
-    assert cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
-    assert cuda_wgmma.takes("bfloat16", 40, 120, 16, 90)
-    for other in (
-        ("float16", 64, 64, 16, 90),
-        ("bfloat16", 64, 64, 16, 80),
-        ("bfloat16", 64, 64, 16, 100),
-        ("bfloat16", 64, 64, 8, 90),
-        ("bfloat16", 64, 136, 16, 90),
-        ("bfloat16", 32, 64, 16, 90),
-        ("bfloat16", 60, 64, 16, 90),
-    ):
-        assert not cuda_wgmma.takes(*other)
-    monkeypatch.setattr(policy, "PORTABLE", True)
-    assert not cuda_wgmma.takes("bfloat16", 128, 64, 16, 90)
-
-
-@pytest.mark.parametrize("K", range(40, 129, 8))
-def test_shared_memory_of_warpgroup_passes_fits(K):
-    for V in range(40, 129, 8):
-        for how in (
-            cuda_wgmma.scan_pass(K, V, True),
-            cuda_wgmma.scan_pass(V, K, True, False, True, True),
-            cuda_wgmma.scan_pass(K, V, True, False, False),
-            cuda_wgmma.writes_pass(K, K, True, True),
-        ):
-            assert how.resident * (how.shared + 1024) <= 228 * 1024
-            assert how.threads * how.resident <= 2048

@@ -1,7 +1,5 @@
 """Rows of a pool on a device, and which sequences begin without a state: read by launches, not by the host."""
 
-# Functions by name: one for each kernel of a token.
-
 from __future__ import annotations
 
 import numpy as np

@@ -59,40 +59,6 @@ def test_the_second_call_is_made_again(public, fn, how):
             assert np.abs(end - expected_end).max() < 1e-5
 
 
-def test_another_shape_dtype_stride_or_option_is_another_call(public):
-    arrays = {n: stub(x) for n, x in arrays_of(la.simple_gla).items()}
-    for _ in range(2):
-        la.simple_gla(**arrays)
-    assert len(device_plans()) == 1
-    la.simple_gla(**arrays, scale=2.0)
-    la.simple_gla(**arrays, chunk_size=1)
-    with pytest.raises(ValueError, match="chunk_size is True"):
-        la.simple_gla(**arrays, chunk_size=True)
-    assert len(device_plans()) == 3
-    wide = stub(np.zeros((2, 1, 4, 8), np.float32))
-    la.simple_gla(**{**arrays, "v": wide[..., ::2]})  # copied: never kept
-    assert len(device_plans()) == 3
-    bad = {**arrays, "g": stub(np.zeros((2, 1, 3), np.float32))}
-    with pytest.raises(ValueError, match="g has shape"):
-        la.simple_gla(**bad)
-
-
-def test_what_is_computed_on_the_way_is_not_made_again(public):
-    x = arrays_of(la.longhorn, T=2)
-    arrays = {n: stub(y) for n, y in x.items()}
-    for _ in range(3):
-        out = la.longhorn(**arrays)
-    assert np.abs(out - la.longhorn(**x)).max() < 1e-5
-    assert not device_plans()
-
-
-def test_one_array_for_two_names_is_not_made_again(public):
-    arrays = {n: stub(x) for n, x in arrays_of(la.comba).items()}
-    for _ in range(3):
-        la.comba(**{**arrays, "p": arrays["k"]})
-    assert not device_plans()  # p could be k here and another array next time
-
-
 @pytest.mark.parametrize("layout", ["time_first", "heads_first"])
 def test_vjp_is_made_again(public, monkeypatch, layout):
     """Forward and pullback: new numbers at new places, nothing checked or planned again; other cotangents are."""
