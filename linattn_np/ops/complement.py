@@ -1,6 +1,6 @@
 """Keys that are the forgotten share of a channel:   k = 1 - e^g,        dg += -e^g dk.
 
-On CuPy arrays each line is one kernel, which stores the keys of bfloat16 calls in bfloat16.
+On NumPy and CuPy arrays each line is one kernel; that of CuPy stores the keys of bfloat16 calls in bfloat16.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace, cast, is_cupy
+from .host import kernels
 
 
 def complement(xp: Namespace, g: Array, dtype: Any, stored: Any = None) -> Array:
     """1 - e^g in `dtype`; stored: the dtype that kernels round it to, if they compute it."""
     if (kernel := _kernel(xp, dtype)) is not None and kernel.takes(g, stored or dtype):
         return kernel.complement(xp, g, stored or dtype)
+    if (cpu := kernels(g)) is not None:
+        return cpu.compiled("complement", (g,), (g.shape, dtype), dtype)
     return -xp.expm1(cast(xp, g, dtype))
 
 
@@ -21,6 +24,8 @@ def complement_vjp(xp: Namespace, g: Array, dg: Array, dk: Array, dtype: Any) ->
     """dg - e^g dk: the gradient of g, which decays and makes the keys."""
     if (kernel := _kernel(xp, dtype)) is not None and kernel.takes(g, dk.dtype, dg, dk):
         return kernel.complement_vjp(xp, g, dg, dk)
+    if (cpu := kernels(g, dg, dk)) is not None:
+        return cpu.compiled("complement_vjp", (g, dg, dk), (g.shape, dtype), dtype)
     return dg - xp.exp(cast(xp, g, dtype)) * dk
 
 

@@ -6,7 +6,8 @@ Hedgehog  phi = [softmax(y), softmax(-y)]        Zhang et al., arXiv 2402.04347;
 
 from __future__ import annotations
 
-from ..runtime.arrays import Array, Namespace
+from ..runtime.arrays import Array, Namespace, compute_dtype
+from .host import kernels
 from .rows import times, times_vjp
 
 
@@ -26,12 +27,18 @@ def softmax(xp: Namespace, y: Array) -> Array:
     """e^y over its sum along the last axis, which may be empty."""
     if not y.shape[-1]:
         return y
+    if (cpu := kernels(y)) is not None:
+        dtype = compute_dtype(xp, y)
+        return cpu.compiled("softmax", (y,), (y.shape, dtype), dtype)
     e = xp.exp(y - xp.max(y, axis=-1, keepdims=True))
     return e / xp.sum(e, axis=-1, keepdims=True)
 
 
 def softmax_vjp(xp: Namespace, p: Array, dp: Array) -> Array:
     """dy = p (.) (dp - <p, dp>), from the result p."""
+    if (cpu := kernels(p, dp)) is not None and p.shape == dp.shape:
+        dtype = compute_dtype(xp, p, dp)
+        return cpu.compiled("softmax_vjp", (p, dp), (p.shape, dtype), dtype)
     return p * (dp - xp.sum(p * dp, axis=-1, keepdims=True))
 
 

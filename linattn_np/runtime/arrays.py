@@ -179,14 +179,14 @@ def sum_dtype(xp: Namespace, x: Array) -> Any:
     return xp.float64
 
 
-COMPILED = f"{__package__.rpartition('.')[0]}.ops.cpu.storage"  # NumPy's bits, several times as fast
+COMPILED = f"{__package__.rpartition('.')[0]}.ops.cpu.formulas"  # NumPy's bits, several times as fast
 
 
 def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
     """`x` in `dtype`; `x` itself if it has that dtype."""
     if x.dtype == dtype:
         return x
-    if type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous:
+    if type(x) is np.ndarray:
         compiled = sys.modules.get(COMPILED)  # a process that has compiled nothing yet does not begin here
         if compiled is not None:
             return compiled.cast(x, np.dtype(dtype))

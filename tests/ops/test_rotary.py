@@ -1,4 +1,4 @@
-"""Rotations: traced ones are kernels, and that of a final state is a part of the recurrent form, with the same bits."""
+"""Rotations of queries, keys and states, and calls that make them: the same bits in every layout and each time."""
 
 from __future__ import annotations
 
@@ -6,46 +6,64 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import dispatch, replay
-from linattn_np.ops.rotary import inverse, rotate, rotate_rows, rotation
-from linattn_np.runtime.tracing import Kernel, Trace, plain
+from linattn_np.call import replay
+from linattn_np.ops import rotary
+from linattn_np.ops.rotary import rotate, rotate_rows, rotate_vjp, rotation
 
 pytest.importorskip("numba")
 
-from linattn_np.ops.cpu.programs import Places, Views, record
 
-
-def draw(K, P, V, dtype):
+def draw(K, P, V, dtype, tokens=3):
     rng = np.random.default_rng(K)
-    x, angle = (rng.standard_normal(shape) for shape in ((2, 3, K, V), (1, P)))
-    return x.astype(dtype), rotation(np, angle, dtype)
+    x, angles = (rng.standard_normal(shape) for shape in ((2, tokens, 2, K), P))
+    return x.astype(dtype), rotation(np, angles, np.arange(1.0, tokens + 1)[:, None, None], np.dtype(dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("K", "P", "V"), [(2, 1, 1), (7, 2, 5), (64, 32, 70)])
-@pytest.mark.parametrize("function", [rotate, rotate_rows])
-def test_a_traced_rotation_is_a_kernel_with_the_bits_of_array_calls(function, K, P, V, dtype):
-    x, turn = draw(K, P, V, dtype)
-    x = np.swapaxes(x, -1, -2) if function is rotate else x
-    trace = Trace([x, turn])
-    traced = function(np, *trace.arrays)
-    assert isinstance(trace.calls[-1], Kernel)
-    assert plain(traced).tobytes() == function(np, x, turn).tobytes()
-    program = Views(record(trace), Places(trace), trace, [traced])
-    found = program.run([3 * x, inverse(np, turn), np.empty(trace.bytes // 8)])[0]
-    assert found.tobytes() == function(np, 3 * x, inverse(np, turn)).tobytes()
+@pytest.mark.parametrize(("K", "P"), [(2, 1), (7, 2), (64, 32), (5, 0)])
+@pytest.mark.parametrize("back", [False, True])
+def test_channels_are_rotated_as_complex_numbers(K, P, back, dtype):
+    x, turn = draw(K, P, 1, dtype)
+    y = rotate(np, x, turn, dtype, back)
+    z = (x[..., 0 : 2 * P : 2] + 1j * x[..., 1 : 2 * P : 2]) * (turn[0] + (-1j if back else 1j) * turn[1])
+    eps = 8 * np.finfo(dtype).eps
+    np.testing.assert_allclose(y[..., 0 : 2 * P : 2], z.real, rtol=0, atol=eps)
+    np.testing.assert_allclose(y[..., 1 : 2 * P : 2], z.imag, rtol=0, atol=eps)
+    assert np.array_equal(y[..., 2 * P :], x[..., 2 * P :])
 
 
-def test_a_final_state_is_rotated_where_it_lies():
-    x, turn = draw(7, 3, 5, np.float32)
-    trace, S = Trace([turn]), x[:, ::2]  # heads that do not lie side by side
-    assert rotate_rows(np, trace.ended(S), trace.arrays[0]) is not S  # its rows are not evenly spaced
-    trace = Trace([turn])
-    end = trace.ended(x)
-    assert rotate_rows(np, end, trace.arrays[0]) is end
-    expected, memory = rotate_rows(np, x, turn), np.empty(trace.bytes // 8)
-    Views(record(trace), Places(trace), trace, []).run([turn, memory, x])
-    assert x.tobytes() == expected.tobytes()
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("K", "P", "V"), [(2, 1, 1), (7, 2, 5), (64, 32, 70), (5, 0, 3)])
+@pytest.mark.parametrize("back", [False, True])
+def test_rows_of_a_state_are_rotated_as_columns_of_its_transpose(K, P, V, back, dtype):
+    rng = np.random.default_rng(V)
+    S, turn = rng.standard_normal((2, 3, K, V)).astype(dtype), draw(K, P, V, dtype, tokens=1)[1]
+    for own in (S, np.concatenate([S, S], -1)[..., :V], S[:, ::-1]):
+        expected = rotate(np, own.swapaxes(-1, -2), turn, dtype, back).swapaxes(-1, -2)
+        np.testing.assert_allclose(rotate_rows(np, own, turn, back), expected, rtol=0, atol=8 * np.finfo(dtype).eps)
+
+
+def test_kernels_equal_array_calls(monkeypatch):
+    x, turn = draw(10, 4, 1, np.float64)
+    S, one = x.swapaxes(-1, -2), turn[:, :1]
+    compute = [lambda: rotation(np, np.arange(3.0), np.arange(4.0)[:, None], np.float64),
+               lambda: rotate(np, x, turn, np.float64, True), lambda: rotate_rows(np, S, one),
+               lambda: rotate_vjp(np, x, turn, x[:, ::-1], True)[1]]  # fmt: skip
+    found = [f() for f in compute]
+    monkeypatch.setattr(rotary, "kernels", lambda *arrays: None)
+    for f, y in zip(compute, found, strict=True):
+        np.testing.assert_allclose(y, f(), rtol=0, atol=1e-14)
+
+
+def test_the_transpose_is_the_gradient():
+    x, turn = draw(6, 2, 1, np.float64)
+    dy, h = np.random.default_rng(1).standard_normal(x.shape), 1e-6
+    for back in (False, True):
+        dx, dangle = rotate_vjp(np, rotate(np, x, turn, x.dtype, back), turn, dy, back)
+        assert abs(np.sum(dx * x) - np.sum(dy * rotate(np, x, turn, x.dtype, back))) < 1e-12
+        angle = np.arctan2(turn[1], turn[0])
+        up, down = (rotate(np, x, np.stack([np.cos(angle + s), np.sin(angle + s)]), x.dtype, back) for s in (h, -h))
+        assert abs(np.sum(dangle) - np.sum(dy * (up - down)) / (2 * h)) < 1e-7
 
 
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "in place"])
@@ -74,13 +92,10 @@ def test_a_repeated_call_with_rotations_has_the_bits_of_a_first_one(T, sizes, ov
     rng = np.random.default_rng(0)
     replay.clear()
     assert [*calls(3)] == expected
-    (plan,) = replay.plans.values()
-    assert not dispatch.is_in_part(plan)
-    assert plan.plan is not replay.computed_in_full
 
 
 def test_a_state_that_shares_memory_with_an_input():
-    """The recorded plan leaves such a call alone, and does not rotate its state twice."""
+    """A repeated call does not rotate its state twice."""
     rng, K = np.random.default_rng(0), 4
     q, k, numbers = (rng.standard_normal(n).astype(np.float32) for n in ((1, 1, 1, K), (1, 1, 1, K), K * K))
 

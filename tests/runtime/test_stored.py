@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("numba")
-from linattn_np.ops.cpu import storage as numba_stored
+from linattn_np.ops.cpu import formulas as numba_stored
 from linattn_np.runtime import arrays as namespace
 
 KINDS = [np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ops.cpu.array_calls import calls_around
-from ...ops.cpu.storage import rounded
+from ...ops.cpu.formulas import KINDS, formula
 from .l2norm import divided
 from .recurrent import step
 from .scan import backward, forward, reverse
@@ -21,5 +21,6 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
         "decay on the value axis": (ALL, "value_decay channels"), "bonus": (ALL, "bonus"), "feature maps": (ALL, "map"),
         "averages": (ALL, "averaged"), "rotated states": (ALL, "rotates"), "l2 norms": ((divided,), ""),
         "conjugate gradients": ((forward,), "solved formed"), "array calls": ((calls_around,), ""),
-        "other dtypes of inputs": (ALL, "converted"), "16-bit results": ((rounded,), ""),
+        "other dtypes of inputs": (ALL, "converted"), "16-bit results": ((formula,), "copy rounded"),
+        "formulas": ((formula,), " ".join((*KINDS, "converted", "rounded"))),
     }  # fmt: skip

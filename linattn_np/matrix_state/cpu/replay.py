@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core import StatesAt
 from ...ops.cpu import programs
-from ...ops.cpu.storage import put
+from ...ops.cpu.formulas import put
 from ...runtime.arrays import cast
 from ...runtime.pieces.memory import destinations, empty, first_byte, handles
 from ...runtime.pieces.run import Kernel, Launch

@@ -1,4 +1,4 @@
-"""e^x, sin x, cos x of float32 and float64, vectorised in loops; numbers of an array's dtype."""
+"""e^x, e^x - 1, log(1 + x), tanh x, sin x, cos x of float32 and float64, vectorised in loops; numbers of a dtype."""
 
 from __future__ import annotations
 
@@ -96,6 +96,91 @@ def _softplus(F: Any) -> Any:
         return (x if x > none else none) + z * artanh(z * z)
 
     return of
+
+
+def expm1(x: Any) -> Any:
+    """e^x - 1 = 2^n (e^r - 1) + (2^n - 1), n and r as of `exp`; a few ulp off, of small x too."""
+    return np.expm1(x)
+
+
+@both_widths(expm1)
+def _expm1(F: Any) -> Any:
+    own, whole, parts, terms, ceiling = (np.finfo(F), np.int32, LN2_32, 8, F(88.0)) if F is np.float32 else (
+        np.finfo(F), np.int64, LN2_64, 14, F(709.0))  # fmt: skip
+    high, low = (F(float.fromhex(y)) for y in parts)
+    floor, over_ln2, one, infinite = F(math.log(own.eps) - 3), F(1 / math.log(2)), F(1), F(np.inf)
+    bias, mantissa = whole(own.maxexp - 1), whole(own.nmant)
+    power_series = series(*(1 / math.factorial(n + 1) for n in range(terms)))
+
+    def of(x: Any) -> Any:
+        inside = x if x > floor else floor
+        inside = ceiling if x > ceiling else inside
+        n = np.rint(inside * over_ln2)
+        r = (x - n * high) - n * low
+        power = whole((whole(n) + bias) << mantissa).view(F)
+        y = infinite if x > ceiling else power * (r * power_series(r)) + (power - one)
+        return -one if x < floor else y
+
+    return of
+
+
+def log1p(x: Any) -> Any:
+    """log(1 + x) = e ln 2 + 2 artanh((f - 1) / (f + 1)), 1 + x = 2^e f, and what its rounding leaves; x = -1: -inf."""
+    with np.errstate(all="ignore"):
+        return np.log1p(x)
+
+
+@both_widths(log1p)
+def _log1p(F: Any) -> Any:
+    own, whole, parts, terms = (np.finfo(F), np.int32, LN2_32, 6) if F is np.float32 else (
+        np.finfo(F), np.int64, LN2_64, 12)  # fmt: skip
+    high, low = (F(float.fromhex(y)) for y in parts)
+    none, one, infinite, nan, mantissa = F(0), F(1), F(np.inf), F(np.nan), whole(own.nmant)
+    root = whole(F(0.5**0.5).view(whole))
+    artanh = series(*(2 / (2 * n + 1) for n in range(terms)))
+
+    def of(x: Any) -> Any:
+        u = one + x
+        bits = F(one + x).view(whole)
+        e = whole((bits - root) >> mantissa)
+        f = whole(bits - whole(e << mantissa)).view(F)
+        z = (f - one) / (f + one)
+        rest = F(e) * low + (x - (u - one)) / u
+        y = F(e) * high + (z * artanh(z * z) + rest)
+        y = x if u == infinite else y
+        y = -infinite if u == none else y
+        return nan if u < none else y
+
+    return of
+
+
+def tanh(x: Any) -> Any:
+    """(1 - y) / (1 + y) for x > 0, y = e^{-2x}, by e^{-2x} - 1."""
+    return np.tanh(x)
+
+
+@both_widths(tanh)
+def _tanh(F: Any) -> Any:
+    none, two = F(0), F(2)
+
+    def of(x: Any) -> Any:
+        less = expm1(-two * abs(x))
+        y = -less / (two + less)
+        return -y if x < none else y
+
+    return of
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^{-x})."""
+    with np.errstate(all="ignore"):
+        return x.dtype.type(1) / (x.dtype.type(1) + np.exp(-x))
+
+
+@both_widths(sigmoid)
+def _sigmoid(F: Any) -> Any:
+    one = F(1)
+    return lambda x: one / (one + exp(-x))
 
 
 def _faded(x: Any, w: Any) -> Any:

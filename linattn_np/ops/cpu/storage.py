@@ -7,23 +7,19 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from ...runtime.arrays import dtype_name
-from ...runtime.pieces.memory import STREAMED, address, empty
-from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, Whole, piece, workspace_kind
+from ...runtime.pieces.memory import STREAMED
+from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, piece
 from ...runtime.pieces.registers import registers, store_past_caches
-from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import copy_row
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, as_row, field_of, row, tokens_of, transposed
 from ...runtime.pieces.views import columns as columns_of
-from ...runtime.pieces.workspace import AT, BATCHES, CHANNEL, HEAD, SHARED, STORAGE, TOKEN, TOKENS, Workspace
-from ...runtime.pieces.workspace import Matrix as Field
+from ...runtime.pieces.workspace import AT, BATCHES, CHANNEL, HEAD, SHARED, STORAGE, TOKEN, TOKENS
 from .numbers import OPTIONS, number
 from .rows import clear
 
 Place = Kind(lambda f: types.UniTuple(types.int64, 3), False)  # (batch row, head, first token)
 Columns = Kind(lambda f: types.UniTuple(types.int64, 2), False)  # (first, count)
-Bits, Bits32 = (Kind(lambda f, t=t: t[::1], False) for t in (types.uint16, types.uint32))
 F4, F8, U2 = np.float32(0), np.float64(0), np.uint16(0)
 U = np.uint32
 _, load_vector = registers(1)
@@ -129,67 +125,84 @@ def save_column(a: Vector, x: Stored, place: Place):
     save(transposed(as_row(a)), x, place, (0, 1))
 
 
-# rounding from float32 to 16 bits, to nearest even
+# rounding to 16 bits, to nearest even; float64 goes through float32
 
 HALF_ROUND, HALF_NORMAL, INFINITE = U(0x47800000), U(0x38800000), U(0x7F800000)  # of 2^16, 2^-14, inf
 
 
-@piece
-def to_bfloat16(x: Bits32, out: Bits):
-    """To nearest even: half of the last place is added, less one bit where the rest is even."""
-    for i in range(len(out)):
-        bits = x[i]
-        high = U(bits >> U(16))
-        rounded = U(U(bits + U(U(high & U(1)) + U(0x7FFF))) >> U(16))
-        quiet = U(U(high & U(0x8000)) | U(0x7FC0))
-        out[i] = np.uint16(quiet if U(bits & U(0x7FFFFFFF)) > INFINITE else rounded)
+@njit(**OPTIONS)
+def to_bfloat16(bits: Any) -> Any:
+    """Of the bits of a float32: half of the last place is added, less one bit where the rest is even."""
+    high = U(bits >> U(16))
+    rounded = U(U(bits + U(U(high & U(1)) + U(0x7FFF))) >> U(16))
+    quiet = U(U(high & U(0x8000)) | U(0x7FC0))
+    return np.uint16(quiet if U(bits & U(0x7FFFFFFF)) > INFINITE else rounded)
 
 
-@piece
-def to_float16(x: Bits32, out: Bits):
+@njit(**OPTIONS)
+def to_float16(bits: Any) -> Any:
     """The same with the exponent moved; a subnormal is rounded by the sum with 0.5."""
-    for i in range(len(out)):
-        bits = x[i]
-        magnitude = U(bits & U(0x7FFFFFFF))
-        odd = U(U(magnitude >> U(13)) & U(1))
-        normal = U(U(U(magnitude + U(0xC8000FFF)) + odd) >> U(13))
-        added = np.float32(magnitude.view(np.float32) + np.float32(0.5))
-        subnormal = U(added.view(np.uint32) - U(0x3F000000))
-        payload = U(U(U(bits & U(0x7FFFFF)) >> U(13)) + U(0x7C00))  # of a NaN, which must not become infinite
-        payload = U(0x7C01) if payload == U(0x7C00) else payload
-        special = payload if magnitude > INFINITE else U(0x7C00)
-        finite = subnormal if magnitude < HALF_NORMAL else normal
-        rounded = special if magnitude >= HALF_ROUND else finite
-        out[i] = np.uint16(U(rounded | U(U(bits >> U(16)) & U(0x8000))))
+    magnitude = U(bits & U(0x7FFFFFFF))
+    odd = U(U(magnitude >> U(13)) & U(1))
+    normal = U(U(U(magnitude + U(0xC8000FFF)) + odd) >> U(13))
+    added = np.float32(magnitude.view(np.float32) + np.float32(0.5))
+    subnormal = U(added.view(np.uint32) - U(0x3F000000))
+    payload = U(U(U(bits & U(0x7FFFFF)) >> U(13)) + U(0x7C00))  # of a NaN, which must not become infinite
+    payload = U(0x7C01) if payload == U(0x7C00) else payload
+    special = payload if magnitude > INFINITE else U(0x7C00)
+    finite = subnormal if magnitude < HALF_NORMAL else normal
+    rounded = special if magnitude >= HALF_ROUND else finite
+    return np.uint16(U(rounded | U(U(bits >> U(16)) & U(0x8000))))
 
 
-NUMBERS = Workspace("numbers", ("count", "brain"), (), (), {"given": {
-    "x": Field("count", dtype="uint32"), "out": Field("count", dtype="uint16")}})  # fmt: skip
-Work = workspace_kind(NUMBERS)
+@njit(**OPTIONS)
+def bits_of(x: Any) -> Any:
+    """The bits of x as a float32."""
+    return np.float32(x).view(np.uint32)
+
+
+@njit(**OPTIONS)
+def odd_bits_of(x: Any) -> Any:
+    """The same rounded to odd: towards 0, the last bit set if something is left. A second rounding is then exact."""
+    y = np.float32(x)
+    bits = y.view(np.uint32)
+    below = U(bits - U(1)) if abs(np.float64(y)) > abs(np.float64(x)) else bits
+    return U(below | U(1)) if np.float64(y) != np.float64(x) and x == x else bits
+
+
+@piece(of="rounded")
+def store_rounded(A: Matrix, x: Stored, place: Place, columns: Columns):
+    """`store` to an array of another dtype, or of numbers apart."""
+    storage, apart = field_of(x, STORAGE), field_of(x, CHANNEL)
+    A4, A8, A2 = (tokens_of(x, F4, place, len(A), columns), tokens_of(x, F8, place, len(A), columns),
+                  tokens_of(x, U2, place, len(A), columns))  # fmt: skip
+    for i in range(len(A)):
+        a, bits, numbers = row(A, i), row(A2, i), row(A4, i)
+        if storage == BFLOAT16 and apart == 2:
+            for j in range(len(a)):
+                bits[j] = to_bfloat16(bits_of(a[j]))
+        elif storage == FLOAT16 and apart == 2:
+            for j in range(len(a)):
+                bits[j] = to_float16(odd_bits_of(a[j]))
+        elif storage == FLOAT32 and apart == 4:
+            for j in range(len(a)):
+                numbers[j] = a[j]
+        else:
+            for j in range(len(a)):
+                if storage == FLOAT32:
+                    A4[i, j] = a[j]
+                elif storage == FLOAT64:
+                    A8[i, j] = a[j]
+                else:
+                    A2[i, j] = to_float16(odd_bits_of(a[j])) if storage == FLOAT16 else to_bfloat16(bits_of(a[j]))
 
 
 @piece
-def rounded(w: Work, first: Whole, last: Whole):
-    """out = x, in bfloat16 or in float16."""
-    if w.brain:
-        to_bfloat16(w.x, w.out)
+def store(A: Matrix, x: Stored, place: Place, columns: Columns):
+    """Rows of A to tokens of an array of any storage dtype and stride, from `place` on, columns (first, count)."""
+    if field_of(x, STORAGE) == (FLOAT32 if A.itemsize == 4 else FLOAT64) and field_of(x, CHANNEL) == A.itemsize:
+        out = tokens_of(x, A[0, 0], place, len(A), columns)
+        for i in range(len(A)):
+            copy_row(row(A, i), row(out, i), columns[1])
     else:
-        to_float16(w.x, w.out)
-
-
-def put(to: np.ndarray, x: np.ndarray) -> None:
-    """to[...] = x, of one shape."""
-    name = dtype_name(to)
-    dense = to.flags.c_contiguous and x.flags.c_contiguous and to.shape == x.shape and address(to) % 2 == 0
-    if name not in ("bfloat16", "float16") or x.dtype != np.float32 or not dense:
-        to[...] = x
-        return
-    values = {"count": x.size, "brain": name == "bfloat16", "x": x.view(np.uint32), "out": to.view(np.uint16)}
-    over_matrices(rounded, NUMBERS, values, 1, "float32")
-
-
-def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """x in a dtype, in the order of its axes."""
-    to = empty(x.shape, dtype)
-    put(to, x)
-    return to
+        store_rounded(A, x, place, columns)

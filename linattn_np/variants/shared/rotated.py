@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...matrix_state.types import Inputs
-from ...ops.rotary import inverse, rotate, rotate_rows, rotate_vjp, rotation, rows_angle_vjp
-from ...runtime.arrays import Array, cast, device, over_tokens, sum_dtype
+from ...ops.rotary import rotate, rotate_rows, rotate_vjp, rotation, rows_angle_vjp
+from ...runtime.arrays import Array, cast, device, is_numpy, over_tokens, sum_dtype
+from ...runtime.constants import constant_array, host_constants
 from ...runtime.shapes import Sequence, check_state
 from ...spec import ArgSpec, ChangeOfVariables, StateFormat, Variables
 
@@ -35,8 +36,12 @@ def _angles(c: Variables) -> Array:
             )
         return cast(xp, c.theta, sum_dtype(xp, c.theta))
     P, like = c.sizes.K // 2, next(x for x in (getattr(c, "x", None), getattr(c, "v", None)) if x is not None)
-    powers = xp.arange(P, dtype=sum_dtype(xp, like), device=device(like)) / max(P - 1, 1)
-    return 10000.0 ** (-powers)
+    dtype, where = sum_dtype(xp, like), device(like)
+
+    def make() -> Array:
+        return 10000.0 ** -(xp.arange(P, dtype=dtype, device=where) / max(P - 1, 1))
+
+    return constant_array(xp, ("theta", P, str(dtype)), where, make)
 
 
 def _lengths(c: Variables) -> list[int]:
@@ -45,9 +50,13 @@ def _lengths(c: Variables) -> list[int]:
 
 def _positions(c: Variables, angles: Array) -> Array:
     """1, 2, ... of every sequence: (T, 1, 1)."""
-    xp = c.xp
-    parts = [xp.arange(1, n + 1, dtype=angles.dtype, device=device(angles)) for n in _lengths(c)]
-    return xp.concat(parts)[:, None, None] if len(parts) > 1 else parts[0][:, None, None]
+    xp, lengths = c.xp, _lengths(c)
+
+    def make() -> Array:
+        return xp.concat([xp.arange(1, n + 1, dtype=angles.dtype, device=device(angles)) for n in lengths])
+
+    found = host_constants.once(("positions", *lengths), make) if is_numpy(xp) else make()
+    return found[:, None, None]
 
 
 def _ends(c: Variables, angles: Array) -> Array:
@@ -69,20 +78,20 @@ class Rotated(NamedTuple):
 
     def to_core(self, c: Variables) -> Inputs:
         x, angles = self.base.to_core(c), _angles(c)
-        turn = rotation(c.xp, angles * _positions(c, angles), c.dtype)
+        turn = rotation(c.xp, angles, _positions(c, angles), c.dtype)
         if c.sizes.ragged is None and c.sizes.T:
             c.last_turn = turn[:, -1, ...]
         q, k = self._rotated(c, x, turn)
         return x._replace(q=q, k=k)
 
     def _rotated(self, c: Variables, x: Inputs, turn: Array) -> tuple[Array, ...]:
-        return tuple(None if y is None else rotate(c.xp, cast(c.xp, y, c.dtype), turn) for y in (x.q, x.k))
+        return tuple(None if y is None else rotate(c.xp, y, turn, c.dtype) for y in (x.q, x.k))
 
     def to_core_vjp(self, c: Variables, d: Inputs) -> dict[str, Array]:
         """dq and dk are rotated back; dtheta = sum over tokens of t times the gradient of the token's angle."""
         xp, angles = c.xp, _angles(c)
         at = _positions(c, angles)
-        turn = rotation(xp, angles * at, c.dtype)
+        turn = rotation(xp, angles, at, c.dtype)
         rotated, back, dtheta = self._rotated(c, self.base.to_core(c), turn), [], 0.0
         for y, dy in zip(rotated, (d.q, d.k), strict=True):
             dx, dangle = (None, None) if y is None else rotate_vjp(xp, y, turn, dy)
@@ -105,27 +114,27 @@ def pack_state(c: Variables, state: Any) -> Any:
     return state
 
 
-def _back(c: Variables, angles: Array, lengths: Array) -> Array:
-    """The rotation (2, ..., 1, P) to the frame of the last of so many tokens."""
-    return inverse(c.xp, rotation(c.xp, angles[None, :] * lengths, c.dtype))
+def _turn(c: Variables, angles: Array, lengths: Array) -> Array:
+    """The rotation (2, ..., 1, P) of the last of so many tokens; back, it leads to the frame of that token."""
+    return rotation(c.xp, angles[None, :], lengths, c.dtype)
 
 
 def unpack_state(c: Variables, S: Array) -> Array:
     """S in the frame of the last token."""
     if "last_turn" in vars(c):
-        return rotate_rows(c.xp, S, inverse(c.xp, c.last_turn))
+        return rotate_rows(c.xp, S, c.last_turn, back=True)
     angles = _angles(c)
-    return rotate_rows(c.xp, S, _back(c, angles, _ends(c, angles)))
+    return rotate_rows(c.xp, S, _turn(c, angles, _ends(c, angles)), back=True)
 
 
 def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict[str, Array]]:
     """dS is rotated back; the angle -T theta has its own gradient."""
     xp, angles = c.xp, _angles(c)
     ends = _ends(c, angles)
-    turn = _back(c, angles, ends)
-    y = rotate(xp, xp.matrix_transpose(S), turn)
-    dS, dangle = rotate_vjp(xp, y, turn, xp.matrix_transpose(dstate))
-    dangle = -cast(xp, dangle, angles.dtype) * ends
+    turn = _turn(c, angles, ends)
+    y = rotate(xp, xp.matrix_transpose(S), turn, c.dtype, back=True)
+    dS, dangle = rotate_vjp(xp, y, turn, xp.matrix_transpose(dstate), back=True)
+    dangle = cast(xp, dangle, angles.dtype) * ends
     grads = {} if c.theta is None else {"theta": over_tokens(xp, dangle)}
     return xp.matrix_transpose(dS), grads
 
@@ -133,7 +142,7 @@ def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict
 def unpack_states(c: Variables, S: Array, prefixes: list[Sequence]) -> Array:
     """States at positions, each in the frame of the last token before it."""
     angles = _angles(c)
-    return rotate_rows(c.xp, S, _back(c, angles, _lengths_of(c, angles, prefixes)))
+    return rotate_rows(c.xp, S, _turn(c, angles, _lengths_of(c, angles, prefixes)), back=True)
 
 
 def unpack_states_vjp(
@@ -142,11 +151,11 @@ def unpack_states_vjp(
     """As unpack_state_vjp."""
     xp, angles = c.xp, _angles(c)
     lengths = _lengths_of(c, angles, prefixes)
-    turn = _back(c, angles, lengths)
-    dS = rotate_rows(xp, dstates, inverse(xp, turn))
+    turn = _turn(c, angles, lengths)
+    dS = rotate_rows(xp, dstates, turn)
     if c.theta is None:
         return dS, {}
-    dangle = xp.sum(rows_angle_vjp(xp, rotate_rows(xp, S, turn), dstates, angles.shape[0]), axis=-1)
+    dangle = xp.sum(rows_angle_vjp(xp, rotate_rows(xp, S, turn, back=True), dstates, angles.shape[0]), axis=-1)
     dangle = -cast(xp, dangle, angles.dtype) * lengths[..., 0]
     return dS, {"theta": over_tokens(xp, dangle)}
 

@@ -1,0 +1,133 @@
+"""Formulas of numbers, each with its derivative below it: out = f(x, y, z, u; a, b), `how` choosing between forms."""
+
+from __future__ import annotations
+
+from ...runtime.pieces.piece import Number, Vector, Whole, piece
+from .numbers import exp, expm1, log1p, number, sigmoid, softplus, tanh
+
+
+@piece(of="copy")
+def copy(x: Vector, out: Vector):
+    """x, NaN with their bits"""
+    for j in range(len(out)):
+        out[j] = x[j]
+
+
+@piece(of="scaled")
+def scaled(x: Vector, a: Number, out: Vector):
+    """a x"""
+    for j in range(len(out)):
+        out[j] = a * x[j]
+
+
+@piece(of="product")
+def product(x: Vector, y: Vector, z: Vector, out: Vector):
+    """x y z; no z: x y"""
+    for j in range(len(out)):
+        out[j] = x[j] * y[j]
+    for j in range(len(z)):
+        out[j] *= z[j]
+
+
+# keys and gates that are the forgotten share of a channel
+
+
+@piece(of="complement")
+def complement(x: Vector, y: Vector, out: Vector):
+    """(1 - e^x) y; no y: 1 - e^x"""
+    for j in range(len(out)):
+        out[j] = -expm1(x[j])
+    for j in range(len(y)):
+        out[j] *= y[j]
+
+
+@piece(of="complement_vjp")
+def complement_vjp(x: Vector, y: Vector, z: Vector, out: Vector):
+    """y - e^x z"""
+    for j in range(len(out)):
+        out[j] = y[j] - exp(x[j]) * z[j]
+
+
+@piece(of="log_rest")
+def log_rest(x: Vector, out: Vector):
+    """log(1 - x); -inf from x = 1 on"""
+    one = number(out, 1)
+    for j in range(len(out)):
+        out[j] = log1p(-one if x[j] >= one else -x[j])
+
+
+# Mamba-2: step sizes, skip connection and output gate
+
+
+@piece(of="step_size")
+def step_size(x: Vector, y: Vector, soft: Whole, low: Number, high: Number, out: Vector):
+    """x + y, or softplus(x + y), within its limits; no y: 0"""
+    for j in range(len(out)):
+        raw = x[j] + y[j] if len(y) else x[j]
+        step = softplus(raw) if soft else raw
+        step = low if step < low else step
+        out[j] = high if step > high else step
+
+
+@piece(of="step_size_vjp")
+def step_size_vjp(x: Vector, y: Vector, z: Vector, soft: Whole, low: Number, high: Number, out: Vector):
+    """z times the slope of step_size, which is 0 outside its limits"""
+    for j in range(len(out)):
+        raw = x[j] + y[j] if len(y) else x[j]
+        step, slope = softplus(raw) if soft else raw, sigmoid(raw) if soft else number(out, 1)
+        out[j] = z[j] * slope if low <= step <= high else number(out, 0)
+
+
+@piece(of="skip_and_gate")
+def skip_and_gate(x: Vector, y: Vector, z: Vector, u: Vector, out: Vector):
+    """(x + y z) silu(u); no y: x silu(u), no u: x + y z"""
+    for j in range(len(out)):
+        out[j] = x[j] + y[j] * z[j] if len(y) else x[j]
+    for j in range(len(u)):
+        out[j] *= u[j] * sigmoid(u[j])
+
+
+@piece(of="gate_vjp")
+def gate_vjp(x: Vector, y: Vector, z: Vector, out: Vector):
+    """x y silu'(z): the gradient of z of x silu(z), whose gradient is y"""
+    one = number(out, 1)
+    for j in range(len(out)):
+        s = sigmoid(z[j])
+        out[j] = x[j] * y[j] * s * (one + z[j] * (one - s))
+
+
+# mLSTM's gates before their stabiliser
+
+
+@piece(of="capped")
+def capped(x: Vector, cap: Number, out: Vector):
+    """cap tanh(x / cap); cap = 0: x"""
+    for j in range(len(out)):
+        out[j] = cap * tanh(x[j] / cap) if cap > 0 else x[j]
+
+
+@piece(of="log_forget")
+def log_forget(x: Vector, cap: Number, floor: Number, is_log: Whole, out: Vector):
+    """log sigmoid(y), or y, of y = capped(x); at least `floor`"""
+    for j in range(len(out)):
+        y = cap * tanh(x[j] / cap) if cap > 0 else x[j]
+        y = y if is_log else -softplus(-y)
+        out[j] = floor if y < floor else y
+
+
+# gates from their raw projections (ops/gate_formula.py)
+
+
+@piece(of="log_decay")
+def log_decay(x: Vector, y: Vector, z: Vector, out: Vector):
+    """-e^z softplus(x + y); no y: 0"""
+    for j in range(len(out)):
+        out[j] = -exp(z[j]) * softplus(x[j] + y[j] if len(y) else x[j])
+
+
+@piece(of="bounded")
+def bounded(x: Vector, y: Vector, z: Vector, bound: Number, out: Vector):
+    """bound sigmoid(e^z (x + y)); no y, no z: 0"""
+    for j in range(len(out)):
+        raw = x[j] + y[j] if len(y) else x[j]
+        out[j] = bound * sigmoid(exp(z[j]) * raw if len(z) else raw)

@@ -1,0 +1,150 @@
+"""The kernel of all formulas: a kind says which one a call computes, and the others are not compiled for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...runtime.arrays import STORAGE, dtype_name
+from ...runtime.pieces.memory import empty
+from ...runtime.pieces.piece import Whole, piece
+from ...runtime.pieces.views import row
+from .elementwise import (
+    bounded,
+    capped,
+    complement,
+    complement_vjp,
+    copy,
+    gate_vjp,
+    log_decay,
+    log_forget,
+    log_rest,
+    product,
+    scaled,
+    skip_and_gate,
+    step_size,
+    step_size_vjp,
+)
+from .grid import Work, begin_task, begin_tile, end_tile, over_grid, takes
+from .rowwise import appended, normed, quotient, rotated, rotated_pair, softmax, softmax_vjp, strength, turn
+
+OF_NUMBERS = ("copy", "scaled", "product", "complement", "complement_vjp", "log_rest", "step_size", "step_size_vjp",
+              "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded")  # fmt: skip
+OF_ROWS = ("appended", "quotient", "normed", "softmax", "softmax_vjp", "strength", "turn", "rotated",
+           "rotated_pair")  # fmt: skip
+KINDS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}
+(COPY, SCALED, PRODUCT, COMPLEMENT, COMPLEMENT_VJP, LOG_REST, STEP_SIZE, STEP_SIZE_VJP, SKIP_AND_GATE, GATE_VJP, CAPPED,
+ LOG_FORGET, LOG_DECAY, BOUNDED, APPENDED, QUOTIENT, NORMED, SOFTMAX, SOFTMAX_VJP, STRENGTH, TURN, ROTATED,
+ ROTATED_PAIR) = KINDS.values()  # fmt: skip
+
+
+@piece
+def compute(w: Work):
+    """The formula of a tile, token by token."""
+    kind, how, a, b = w.kind, w.how, w.a, w.b
+    for i in range(w.m):
+        x, y, z, u, out = row(w.x_tile, i), row(w.y_tile, i), row(w.z_tile, i), row(w.u_tile, i), row(w.out_tile, i)
+        if kind == COPY:
+            copy(x, out)
+        elif kind == SCALED:
+            scaled(x, a, out)
+        elif kind == PRODUCT:
+            product(x, y, z, out)
+        elif kind == COMPLEMENT:
+            complement(x, y, out)
+        elif kind == COMPLEMENT_VJP:
+            complement_vjp(x, y, z, out)
+        elif kind == LOG_REST:
+            log_rest(x, out)
+        elif kind == STEP_SIZE:
+            step_size(x, y, how, a, b, out)
+        elif kind == STEP_SIZE_VJP:
+            step_size_vjp(x, y, z, how, a, b, out)
+        elif kind == SKIP_AND_GATE:
+            skip_and_gate(x, y, z, u, out)
+        elif kind == GATE_VJP:
+            gate_vjp(x, y, z, out)
+        elif kind == CAPPED:
+            capped(x, a, out)
+        elif kind == LOG_FORGET:
+            log_forget(x, a, b, how, out)
+        elif kind == LOG_DECAY:
+            log_decay(x, y, z, out)
+        elif kind == BOUNDED:
+            bounded(x, y, z, a, out)
+        elif kind == APPENDED:
+            appended(x, y, u, out)
+        elif kind == QUOTIENT:
+            quotient(x, y, a, out)
+        elif kind == NORMED:
+            normed(x, y, z, a, out)
+        elif kind == SOFTMAX:
+            softmax(x, out)
+        elif kind == SOFTMAX_VJP:
+            softmax_vjp(x, y, out)
+        elif kind == STRENGTH:
+            strength(x, y, how, out)
+        elif kind == TURN:
+            turn(x, y, out)
+        elif kind == ROTATED:
+            rotated(x, y, z, how, out)
+        elif kind == ROTATED_PAIR:
+            rotated_pair(x, y, z, how, out)
+
+
+@piece
+def formula(w: Work, first: Whole, last: Whole):
+    """Tasks first..last."""
+    for n in range(first, last):
+        begin_task(w, n)
+        for t in range(w.t0, w.t1, w.tile_tokens):
+            for c in range(w.c0, w.c1, w.tile_columns):
+                begin_tile(w, t, c)
+                compute(w)
+                end_tile(w)
+
+
+def compiled(name: str, arrays: Any, out: Any, dtype: Any, a: float = 0.0, b: float = 0.0, how: int = 0) -> Any:
+    """`out`, filled by a formula of NumPy arrays x, y, z, u; None: one that the formula does not have.
+
+    out: an array, or (shape, dtype) of a new one. dtype: that of the computation.
+    """
+    return over_grid(formula, (name, KINDS[name], int(how)), arrays, out, dtype, (float(a), float(b)), name in OF_ROWS)
+
+
+def put(to: np.ndarray, x: np.ndarray) -> None:
+    """to[...] = x, of any storage dtypes."""
+    if not takes(to, x):
+        to[...] = x
+        return
+    compiled("copy", (x,), to, _wide(to, x))
+
+
+def _wide(*arrays: np.ndarray) -> str:
+    """The dtype in which numbers of arrays are computed."""
+    return "float64" if any(dtype_name(y) == "float64" for y in arrays) else "float32"
+
+
+def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """x in a dtype, in the order of its axes."""
+    if not takes(x) or np.dtype(dtype).name not in STORAGE:
+        return x.astype(dtype)
+    order = sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]))
+    to = empty(tuple(x.shape[axis] for axis in order), np.dtype(dtype)).transpose(np.argsort(order))
+    put(to, x)
+    return to
+
+
+def rotated_rows(S: Any, c: Any, s: Any, back: bool) -> Any:
+    """Rows (2 p, 2 p + 1) of S (..., K, V) rotated by cosines c and sines s (..., P, 1); the others are unchanged."""
+    (*lead, K, V), P, dtype = S.shape, c.shape[-2], S.dtype
+    wide = _wide(S)
+    pairs = (*lead, P, 2 * V)  # rows side by side
+    if 2 * P == K and S.strides[-2:] == (V * S.itemsize, S.itemsize):
+        return compiled("rotated_pair", (S.reshape(pairs), c, s), (pairs, dtype), wide, how=back).reshape(S.shape)
+    out = compiled("copy", (S,), (S.shape, dtype), wide)
+    if P:
+        own = out[..., : 2 * P, :].reshape(pairs)
+        compiled("rotated_pair", (own, c, s), own, wide, how=back)
+    return out

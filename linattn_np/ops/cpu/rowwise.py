@@ -1,0 +1,109 @@
+"""Formulas of rows, each with its derivative below it: out = f(x, y, z, u; a), rows of one token and head."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...runtime.pieces.piece import Number, Vector, Whole, piece
+from ...runtime.pieces.tiles import dot, max_of, sum_of
+from .numbers import exp, expm1, number, sine_cosine
+from .rows import length_of
+
+
+@piece(of="appended")
+def appended(x: Vector, y: Vector, u: Vector, out: Vector):
+    """u [x, y]; no y: u [x, 1], no u: 1"""
+    n, s = len(x), u[0] if len(u) else number(out, 1)
+    for j in range(n):
+        out[j] = s * x[j]
+    out[n] = s * y[0] if len(y) else s
+
+
+# rotations of pairs: (even, odd) <- (even c - odd s, even s + odd c), s with the opposite sign if `back`
+
+
+@piece(of="turn")
+def turn(x: Vector, y: Vector, out: Vector):
+    """cos(x y), then sin(x y)"""
+    n, at = len(x), y[0]
+    for j in range(n):
+        out[n + j], out[j] = sine_cosine(x[j] * at)
+
+
+@piece(of="rotated")
+def rotated(x: Vector, c: Vector, s: Vector, back: Whole, out: Vector):
+    """The pairs (2 p, 2 p + 1) of a row, rotated by their own angle."""
+    P = len(c)
+    for p in range(P):
+        even, odd, sine = x[2 * p], x[2 * p + 1], -s[p] if back else s[p]
+        out[2 * p] = even * c[p] - odd * sine
+        out[2 * p + 1] = even * sine + odd * c[p]
+    for j in range(2 * P, len(out)):
+        out[j] = x[j]
+
+
+@piece(of="rotated_pair")
+def rotated_pair(x: Vector, c: Vector, s: Vector, back: Whole, out: Vector):
+    """Two rows of one width side by side, all of their columns rotated by one angle."""
+    n, cosine, sine = len(out) // 2, c[0], -s[0] if back else s[0]
+    for j in range(n):
+        even, odd = x[j], x[n + j]
+        out[j] = even * cosine - odd * sine
+        out[n + j] = even * sine + odd * cosine
+
+
+@piece(of="quotient")
+def quotient(x: Vector, y: Vector, eps: Number, out: Vector):
+    """x_1 .. x_n over x_{n+1} + eps, or over max(|x_{n+1}|, y); 0 where that is 0"""
+    n = len(out)
+    total = max(abs(x[n]), y[0]) if len(y) else x[n] + eps
+    for j in range(n):
+        out[j] = x[j] / total if total != 0 else number(out, 0)
+
+
+@piece(of="normed")
+def normed(x: Vector, y: Vector, z: Vector, root: Number, out: Vector):
+    """y (x - m) / sqrt(mean (x - m)^2 + eps) + z, m = mean x, root^2 = n eps; no y: 1, no z: 0"""
+    n = len(out)
+    mean = sum_of(x, n) / number(x, n)
+    for j in range(n):
+        out[j] = x[j] - mean
+    length, factor = length_of(out, n, root)
+    size = np.sqrt(number(x, n))
+    for j in range(n):
+        out[j] = factor * out[j] * (size / length)
+    for j in range(len(y)):
+        out[j] *= y[j]
+    for j in range(len(z)):
+        out[j] += z[j]
+
+
+@piece(of="softmax")
+def softmax(x: Vector, out: Vector):
+    """e^{x_j} over their sum"""
+    n = len(out)
+    most = max_of(x, n)
+    for j in range(n):
+        out[j] = exp(x[j] - most)
+    over = number(out, 1) / sum_of(out, n)
+    for j in range(n):
+        out[j] *= over
+
+
+@piece(of="softmax_vjp")
+def softmax_vjp(x: Vector, y: Vector, out: Vector):
+    """x (y - <x, y>), x = softmax"""
+    n = len(out)
+    along = dot(x, y, n)
+    for j in range(n):
+        out[j] = x[j] * (y[j] - along)
+
+
+@piece(of="strength")
+def strength(x: Vector, y: Vector, implicit: Whole, out: Vector):
+    """Of s = |x|^2 and y: (1 - e^{-y s}) / s, y for s = 0, or of an implicit step y / (1 + y s)"""
+    step = y[0] * dot(x, x, len(x))
+    if implicit:
+        out[0] = y[0] / (number(out, 1) + step)
+    else:
+        out[0] = y[0] if step == 0 else y[0] * (-expm1(-step) / step)

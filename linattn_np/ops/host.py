@@ -1,0 +1,30 @@
+"""Whether a formula of NumPy arrays is a compiled kernel (ops/cpu/formulas.py): Numba is there, and the arrays are."""
+
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ..runtime.arrays import STORAGE, name_of
+
+
+@functools.cache
+def _has_compiler() -> bool:
+    return find_spec("numba") is not None
+
+
+def kernels(*arrays: Any) -> Any:
+    """The module of kernels for arrays, of which None is left out; None where array calls compute the formula."""
+    for y in arrays:
+        if y is None:
+            continue
+        if not isinstance(y, np.ndarray) or not y.flags.aligned or name_of(y.dtype) not in STORAGE:
+            return None
+    if not _has_compiler():
+        return None
+    from .cpu import formulas
+
+    return formulas
