@@ -15,7 +15,7 @@ def complement(xp: Namespace, g: Array, dtype: Any, stored: Any = None) -> Array
     """1 - e^g in `dtype`; stored: the dtype that kernels round it to, if they compute it."""
     if (kernel := _kernel(xp, dtype)) is not None and kernel.takes(g, stored or dtype):
         return kernel.complement(xp, g, stored or dtype)
-    if (cpu := kernels(g)) is not None:
+    if (cpu := kernels(xp, g)) is not None:
         return cpu.compiled("complement", (g,), (g.shape, dtype), dtype)
     return -xp.expm1(cast(xp, g, dtype))
 
@@ -24,7 +24,7 @@ def complement_vjp(xp: Namespace, g: Array, dg: Array, dk: Array, dtype: Any) ->
     """dg - e^g dk: the gradient of g, which decays and makes the keys."""
     if (kernel := _kernel(xp, dtype)) is not None and kernel.takes(g, dk.dtype, dg, dk):
         return kernel.complement_vjp(xp, g, dg, dk)
-    if (cpu := kernels(g, dg, dk)) is not None:
+    if (cpu := kernels(xp, g, dg, dk)) is not None:
         return cpu.compiled("complement_vjp", (g, dg, dk), (g.shape, dtype), dtype)
     return dg - xp.exp(cast(xp, g, dtype)) * dk
 

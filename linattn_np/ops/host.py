@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import STORAGE, name_of
+from ..runtime.arrays import STORAGE, Namespace, is_numpy, name_of
 
 
 @functools.cache
@@ -16,8 +16,10 @@ def _has_compiler() -> bool:
     return find_spec("numba") is not None
 
 
-def kernels(*arrays: Any) -> Any:
+def kernels(xp: Namespace, *arrays: Any) -> Any:
     """The module of kernels for arrays, of which None is left out; None where array calls compute the formula."""
+    if not is_numpy(xp):
+        return None
     for y in arrays:
         if y is None:
             continue

@@ -27,7 +27,7 @@ def softmax(xp: Namespace, y: Array) -> Array:
     """e^y over its sum along the last axis, which may be empty."""
     if not y.shape[-1]:
         return y
-    if (cpu := kernels(y)) is not None:
+    if (cpu := kernels(xp, y)) is not None:
         dtype = compute_dtype(xp, y)
         return cpu.compiled("softmax", (y,), (y.shape, dtype), dtype)
     e = xp.exp(y - xp.max(y, axis=-1, keepdims=True))
@@ -36,7 +36,7 @@ def softmax(xp: Namespace, y: Array) -> Array:
 
 def softmax_vjp(xp: Namespace, p: Array, dp: Array) -> Array:
     """dy = p (.) (dp - <p, dp>), from the result p."""
-    if (cpu := kernels(p, dp)) is not None and p.shape == dp.shape:
+    if (cpu := kernels(xp, p, dp)) is not None and p.shape == dp.shape:
         dtype = compute_dtype(xp, p, dp)
         return cpu.compiled("softmax_vjp", (p, dp), (p.shape, dtype), dtype)
     return p * (dp - xp.sum(p * dp, axis=-1, keepdims=True))

@@ -15,7 +15,7 @@ from .host import kernels
 
 def rotation(xp: Namespace, angles: Array, at: Array, dtype: Any) -> Array:
     """The rotations by angles (P,) times positions `at` (..., 1), or (): (2, ..., P)."""
-    if (cpu := kernels(angles, at)) is not None:
+    if (cpu := kernels(xp, angles, at)) is not None:
         P, lead = angles.shape[-1], np.broadcast_shapes(angles.shape[:-1], at.shape[:-1])
         both = cpu.compiled("turn", (angles, at), ((*lead, 2 * P), dtype), angles.dtype)
         return np.moveaxis(both.reshape(*lead, 2, P), -2, 0)
@@ -28,7 +28,7 @@ def rotate(xp: Namespace, x: Array, turn: Array, dtype: Any, back: bool = False)
 
     back: rotated by the opposite angles.
     """
-    if (cpu := kernels(x, turn)) is not None:
+    if (cpu := kernels(xp, x, turn)) is not None:
         return cpu.compiled("rotated", (x, turn[0], turn[1]), (x.shape, dtype), dtype, how=back)
     P, x = turn.shape[-1], cast(xp, x, dtype)
     c, s, even, odd = turn[0, ...], turn[1, ...], x[..., 0 : 2 * P : 2], x[..., 1 : 2 * P : 2]
@@ -42,7 +42,7 @@ def rotate_rows(xp: Namespace, S: Array, turn: Array, back: bool = False) -> Arr
     """Rows (2 p, 2 p + 1) of S (..., K, V) rotated by (2, ..., 1, P), as `rotate` does the columns of S^T."""
     P = turn.shape[-1]
     c, s = (xp.matrix_transpose(turn[n, ...]) for n in range(2))
-    if (cpu := kernels(S, turn)) is not None:
+    if (cpu := kernels(xp, S, turn)) is not None:
         return cpu.rotated_rows(S, c, s, back)
     s = -s if back else s
     even, odd = S[..., 0 : 2 * P : 2, :], S[..., 1 : 2 * P : 2, :]

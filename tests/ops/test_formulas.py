@@ -257,6 +257,13 @@ def test_float64_is_rounded_to_16_bits_as_numpy_does_it():
             assert cast(x, kind).tobytes() == x.astype(kind).tobytes()
 
 
+def test_arrays_that_do_not_fit():
+    x, y = np.zeros((3, 4)), np.zeros((2, 4))
+    for kind, arrays in (("product", (x, y)), ("softmax_vjp", (x, y)), ("copy", (x,))):
+        with pytest.raises(ValueError, match="shape"):
+            compiled(kind, arrays, np.zeros((5, 4)), x.dtype)
+
+
 def test_other_arrays_are_left_to_numpy():
     assert not takes(np.zeros(3, np.int64))
     assert not takes(np.zeros(3, ">f4"))

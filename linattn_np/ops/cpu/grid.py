@@ -184,6 +184,9 @@ def _prepared(body: Any, kind: tuple[str, int, int], dtype: str, numbers: tuple[
               names: tuple[str, ...], arrays: tuple[Any, ...], count: int) -> Prepared | None:  # fmt: skip
     """arrays: (shape, strides, dtype) of each, the result last. None: more than four axes. count: threads."""
     shapes, strides, dtypes = zip(*arrays, strict=True)
+    lead = [s[: len(s) - has_rows] for s in shapes]
+    if np.broadcast_shapes(*lead) != lead[-1]:
+        raise ValueError(f"{kind[0]}: arrays have shapes {shapes[:-1]}, expected to be broadcast to {shapes[-1]}")
     found = laid(shapes, strides, [t.itemsize for t in dtypes], has_rows)
     if found is None:
         return None
