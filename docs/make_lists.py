@@ -2,7 +2,7 @@
 
 The family table and the table of cells, in every page that has their markers; a section of docs/variants.md for each
 variant that has none there; docs/reference, one section a function, from its docstring;
-linattn_np/__init__.pyi, the names that type checkers see.
+linattn_np/__init__.pyi and linattn_np/nn/__init__.pyi, the names that type checkers see.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOP = Path(__file__).resolve().parent.parent
 VARIANTS = TOP / "docs" / "variants.md"
 PAGES = (TOP / "docs" / "family_table.md", VARIANTS)
 REFERENCE = TOP / "docs" / "reference"
-STUB = TOP / "linattn_np" / "__init__.pyi"
+STUB, PIECES = TOP / "linattn_np" / "__init__.pyi", TOP / "linattn_np" / "nn" / "__init__.pyi"
 END = "<!-- end -->"
 RAISES = "Raises ValueError or TypeError for shapes, dtypes and options that do not fit.\n"
 HEADING = re.compile(r"^## (.*)$", re.MULTILINE)
@@ -85,10 +85,10 @@ def with_sections(text: str) -> str:
 
 
 def signature(fn: Any) -> inspect.Signature:
-    """The signature without types; the common options of a variant are **options."""
+    """The signature without types; the common options of a variant are **options, those of a piece are left out."""
     whole = inspect.signature(fn)
-    own = [p.replace(annotation=p.empty) for n, p in whole.parameters.items()
-           if n not in COMMON or not hasattr(fn, "spec")]  # fmt: skip
+    hidden = COMMON if hasattr(fn, "spec") else la.nn.COMMON if hasattr(fn, "piece") else ()
+    own = [p.replace(annotation=p.empty) for n, p in whole.parameters.items() if n not in hidden]
     if hasattr(fn, "spec"):
         own.append(inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD))
     return whole.replace(parameters=own, return_annotation=whole.empty)
@@ -112,6 +112,8 @@ def reference() -> dict[Path, str]:
     names.sort(key=lambda n: inspect.isclass(getattr(la, n)))  # functions first
     others = [section(f"la.{n}", getattr(la, n)) for n in names]
     tests = [section(f"la.testing.{n}", f) for n, f in own(la.testing)]
+    pieces = [section(f"la.nn.{n}", getattr(la.nn, n)) for n in la.nn.__all__]
+    of_pieces = f"{inspect.getdoc(la.nn)}\n\nEvery function: {RAISES}"
     modules = (feature_maps, gates, gate_formula, norms)
     ops = [section(f"{m.__name__}.{n}", f) for m in modules for n, f in own(m)]
     options = ("`**options` are the [common options](functions.md#options). Every function raises\n"
@@ -119,10 +121,18 @@ def reference() -> dict[Path, str]:
     pages = {
         "variants.md": ["# Variants\n", intro.format("gla") + options, *variants],
         "functions.md": ["# Functions of functions\n", intro.format("vjp"), *others],
+        "nn.md": ["# Pieces of layers: la.nn\n", intro.format("nn.rms_norm"), _as_markdown(of_pieces), *pieces],
         "testing.md": ["# Testing\n", intro.format("testing"), *tests],
         "ops.md": ["# Feature maps, gates, norms\n", intro.format("feature_maps"), *ops],
     }
     return {REFERENCE / name: "\n".join(parts) for name, parts in pages.items()}
+
+
+def _as_markdown(text: str) -> str:
+    """A docstring with its indented lines as code."""
+    return re.sub(
+        r"(?m)((?:^    .*\n)+)", lambda found: "```text\n" + re.sub("(?m)^    ", "", found[1]) + "```\n", text
+    )
 
 
 def own(module: Any) -> list[tuple[str, Any]]:
@@ -218,11 +228,43 @@ def stub() -> str:
     return "\n".join([*head, *every, *typed_vjp(fns)])
 
 
+def typed_piece(fn: Any) -> list[str]:
+    """The overloads of a piece: with and without its final state."""
+    parameters = list(inspect.signature(fn).parameters.values())
+    first, keywords = fn.piece.names[0], [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+    def lines(more: dict[str, str], result: str) -> list[str]:
+        words = []
+        for p in parameters:
+            kind = more.get(p.name) or ("A" if p.name == first else p.annotation)
+            if keywords and p is keywords[0]:
+                words.append("*")
+            words.append(f"{p.name}: {kind}" + ("" if p.default is p.empty else " = ..."))
+        sentence = (inspect.getdoc(fn) or "").splitlines()[0]
+        return [f"def {fn.__name__}({', '.join(words)}) -> {result}:", f'    """{sentence}"""', "    ..."]
+
+    if "state" not in fn.piece.axes:
+        return [*lines({}, "A"), ""]
+    both = [("Literal[False]", "A"), ("Literal[True]", "Result[A]")]
+    found = [line for kind, result in both for line in ["@overload", *lines({"return_state": kind}, result)]]
+    return [*found, ""]
+
+
+def stub_of_pieces() -> str:
+    """The public names of linattn_np.nn with their types."""
+    head = ["# Written by `python docs/make_lists.py`.", "# ruff: noqa: E501", "",
+            "from typing import Any, Literal, TypeVar, overload", "", "from .. import Result", "",
+            "COMMON: dict[str, Any]", 'A = TypeVar("A")', ""]  # fmt: skip
+    every = [line for name in la.nn.__all__ for line in typed_piece(getattr(la.nn, name))]
+    text = "\n".join([*head, *every])
+    return text.replace(", return_state: Literal[True] = ...", ", return_state: Literal[True]")
+
+
 def main() -> int:
     """Write the files; with --check write nothing, and return 1 if one is out of date."""
     texts = {page: page.read_text("utf-8") for page in PAGES}
     found = {page: with_tables(with_sections(text) if page == VARIANTS else text) for page, text in texts.items()}
-    found[STUB] = stub()
+    found[STUB], found[PIECES] = stub(), stub_of_pieces()
     found |= reference()
     texts |= {page: page.read_text("utf-8") if page.exists() else "" for page in found if page not in texts}
     stale = [page for page, text in found.items() if texts[page] != text]

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
+from . import nn as nn
 from . import testing as testing
 from .call.check import check as check
 from .call.explain import Explanation as Explanation

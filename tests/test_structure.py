@@ -22,7 +22,7 @@ LAYERS = (  # from the bottom up; what stands on one line does not import each o
     ("call", "sampling"),
     ("variants",),
     ("catalog",),
-    ("testing", "filters", "arguments"),
+    ("testing", "filters", "arguments", "nn"),
     ("docstring", "doctor", "experiments", "bridges", "warmup"),
     ("__main__",),
     ("__init__",),

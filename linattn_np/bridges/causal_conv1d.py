@@ -185,11 +185,11 @@ def with_pullback(_: Any, given: Any) -> tuple[Tensor, Any]:
 
 
 def by_loops(x: Any, taps: Any, bias: Any, position: Any, silu: bool) -> Any:
-    return compiled.short_conv(x, taps, bias, positions(x, position), silu)
+    return compiled.short_conv(x, compiled.Taps(taps, bias, silu), compiled.Tokens(positions(x, position)))
 
 
 def by_loops_vjp(x: Any, taps: Any, bias: Any, position: Any, silu: bool, dy: Any) -> Any:
-    return compiled.short_conv_vjp(x, taps, bias, positions(x, position), silu, dy)
+    return compiled.short_conv_vjp(x, compiled.Taps(taps, bias, silu), compiled.Tokens(positions(x, position)), dy)
 
 
 def positions(x: np.ndarray, position: np.ndarray | None) -> np.ndarray:

@@ -63,8 +63,7 @@ def by_loops(x: Any, gate: Any, weight: Any, *how: Any) -> Any:
 
 def by_loops_vjp(x: Any, gate: Any, weight: Any, *how_and_dy: Any) -> Any:
     *how, dy = how_and_dy
-    dx, dgate, dweight = compiled.gated_rms_norm_vjp(x, gate, weight, GatedNorm(*how), dy)
-    return dx, dgate, None if weight is None else dweight
+    return compiled.gated_rms_norm_vjp(x, gate, weight, GatedNorm(*how), dy)
 
 
 normed = Piece(

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import array_api_compat.numpy as compat
 import numpy as np
 from onnx.reference.op_run import OpRun
 
 import linattn_np as la
 
-from ..ops.short_conv import ShortConv, short_conv
 from ..runtime.doorway import expect, expect_one_dtype, expect_whole
 from ..runtime.values import is_whole, is_word, shown
 
@@ -115,11 +113,10 @@ def causal_conv_with_state(
     expect_whole(fn, "k of weight", sizes["k"])
     expect(fn, sizes | {"k-1": sizes["k"] - 1}, past_state=(past_state, "B C k-1?"))
     expect_one_dtype(fn, input=input, weight=weight, bias=bias, past_state=past_state)
-    wide = np.result_type(input.dtype, np.float32)
-    x, past = (None if y is None else np.swapaxes(y, 1, 2).astype(wide) for y in (input, past_state))
-    conv = ShortConv(weight[:, 0].astype(wide), None if bias is None else bias.astype(wide),
-                     None if activation == "none" else "silu")  # fmt: skip
-    output, present = (np.swapaxes(y, 1, 2).astype(input.dtype) for y in short_conv(compat, x, conv, past))
+    x, past = (None if y is None else np.swapaxes(y, 1, 2) for y in (input, past_state))
+    conv = la.nn.short_conv(x, weight[:, 0], bias, state=past, return_state=True,
+                            activation=None if activation == "none" else "silu")  # fmt: skip
+    output, present = (np.swapaxes(y, 1, 2) for y in conv)
     return output, present
 
 

@@ -13,6 +13,20 @@ def sigmoid(xp: Namespace, x: Array) -> Array:
     return xp.where(x >= 0, _number(xp, x, 1), small) / (1 + small)
 
 
+def sigmoid_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    small = xp.exp(-xp.abs(x))
+    return dy * (small / ((1 + small) * (1 + small)))
+
+
+def log_sigmoid(xp: Namespace, x: Array) -> Array:
+    """-log(1 + e^{-x})."""
+    return -softplus(xp, -x)
+
+
+def log_sigmoid_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    return dy * sigmoid(xp, -x)
+
+
 def softplus(xp: Namespace, x: Array) -> Array:
     """log(1 + e^x)."""
     return xp.where(x > 0, x, _zero(xp, x)) + xp.log1p(xp.exp(-xp.abs(x)))

@@ -10,8 +10,10 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from ...runtime.doorway import expect, expect_one_dtype
+from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import Number, Truth, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import dot
@@ -19,38 +21,71 @@ from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 from ..gated_norm import GatedNorm, check_how
-from .numbers import exp, number
+from .loops import over
+from .numbers import OPTIONS, exp, number
+from .row_norms import add_product, norm_slope, rows_of, scaled, times, weighted
 from .rows import Length, length_of
 
 BLOCK = 2**15  # numbers of a task
 ARRAYS = ("x", "gate", "dy", "out", "dgate")
 NORM = Workspace("gated_norm", ("count", "D", "groups", "each", "silu", "first", "tasks", "parts"), ("root",), (), {
     "given": {name: Field("count", "D") for name in ARRAYS} | {
-        "weight": Field("groups", "D"), "dweight": Field("parts", "D"), "scratch": Field("tasks", "D"),
-        "slope": Field("tasks", "D")},
+        "weight": Field("groups", "D"), "dweight": Field("parts", "D"), "scratch": Field("tasks", "D")},
 })  # fmt: skip
 Work = workspace_kind(NORM)
 
 
+# formulas: of vectors of up to three rows, and f = (factor, f / factor)
+
+
+@njit(**OPTIONS)
+def silu(x: Any, g: Any, z: Any, f: Any) -> Any:
+    return x * (g / (1.0 + exp(-g)))
+
+
+@njit(**OPTIONS)
+def sigmoid(x: Any, g: Any, z: Any, f: Any) -> Any:
+    return x / (1.0 + exp(-g))
+
+
+@njit(**OPTIONS)
+def silu_slope(g: Any, d: Any, z: Any, f: Any) -> Any:
+    s = 1.0 / (1.0 + exp(-g))
+    return d * (s * (1.0 + g * (1.0 - s)))
+
+
+@njit(**OPTIONS)
+def sigmoid_slope(g: Any, d: Any, z: Any, f: Any) -> Any:
+    s = 1.0 / (1.0 + exp(-g))
+    return d * (s * (1.0 - s))
+
+
+@njit(**OPTIONS)
+def normed_silu(x: Any, weight: Any, g: Any, f: Any) -> Any:
+    return f[0] * x * f[1] * weight * (g / (1.0 + exp(-g)))
+
+
+@njit(**OPTIONS)
+def normed_sigmoid(x: Any, weight: Any, g: Any, f: Any) -> Any:
+    return f[0] * x * f[1] * weight / (1.0 + exp(-g))
+
+
 @piece
-def activate(g: Vector, silu: Truth, out: Vector):
-    """out = sigma(g), or g sigma(g)"""
-    one = number(out, 1)
-    if silu:
-        for j in range(len(out)):
-            out[j] = g[j] / (one + exp(-g[j]))
+def gate(x: Vector, g: Vector, silu_gate: Truth, out: Vector):
+    """out = x act(g)"""
+    if silu_gate:
+        over(silu, x, g, g, 0, out)
     else:
-        for j in range(len(out)):
-            out[j] = one / (one + exp(-g[j]))
+        over(sigmoid, x, g, g, 0, out)
 
 
 @piece
-def activate_vjp(g: Vector, silu: Truth, d: Vector):
+def gate_vjp(g: Vector, silu_gate: Truth, d: Vector):
     """d <- d act'(g)"""
-    one = number(d, 1)
-    for j in range(len(d)):
-        s = one / (one + exp(-g[j]))
-        d[j] *= s * (one + g[j] * (one - s)) if silu else s * (one - s)
+    if silu_gate:
+        over(silu_slope, g, d, d, 0, d)
+    else:
+        over(sigmoid_slope, g, d, d, 0, d)
 
 
 @piece
@@ -61,73 +96,74 @@ def over_rms(x: Vector, root: Number) -> Length:
 
 
 @piece
-def normed(w: Work, begin: Whole, end: Whole):
-    """out = y of tasks begin..end of `each` rows."""
-    for task in range(begin, end):
-        a = row(w.scratch, task)
-        for r in range(task * w.each, min((task + 1) * w.each, w.count)):
-            x, y, weight = row(w.x, r), row(w.out, r), row(w.weight, r % w.groups)
-            activate(row(w.gate, r), w.silu, a)
+def normed(w: Work, first: Whole, last: Whole):
+    """out = y of tasks first..last of `each` rows."""
+    for task in range(first, last):
+        begin, end = task * w.each, min((task + 1) * w.each, w.count)
+        group = begin % w.groups
+        for r in range(begin, end):
+            x, g, y, weight = row(w.x, r), row(w.gate, r), row(w.out, r), row(w.weight, group)
             if w.first:
-                for j in range(len(y)):
-                    y[j] = x[j] * a[j]
-                factor, f = over_rms(y, w.root)
-                for j in range(len(y)):
-                    y[j] = factor * y[j] * f * weight[j]
+                gate(x, g, w.silu, y)
+                over(weighted, y, weight, y, over_rms(y, w.root), y)
+            elif w.silu:
+                over(normed_silu, x, weight, g, over_rms(x, w.root), y)
             else:
-                factor, f = over_rms(x, w.root)
-                for j in range(len(y)):
-                    y[j] = factor * x[j] * f * weight[j] * a[j]
+                over(normed_sigmoid, x, weight, g, over_rms(x, w.root), y)
+            group = group + 1 if group + 1 < w.groups else 0
 
 
 @piece
-def normed_vjp(w: Work, begin: Whole, end: Whole):
+def normed_vjp(w: Work, first: Whole, last: Whole):
     """out = dx, dgate, and dweight summed over the rows of each task.
 
-    dn = dy w (a);  dx = f (dn - n mean(n dn)), times a with the gate before;  dgate = act'(gate) times what a is of.
+    d = dy (a), dn = d weight;  dx = f (dn - n mean(n dn)), times a with the gate before;  dgate = act'(gate) times
+    what a is of.
     """
-    for task in range(begin, end):
-        a, n = row(w.scratch, task), row(w.slope, task)
-        for r in range(task * w.each, min((task + 1) * w.each, w.count)):
+    for task in range(first, last):
+        begin, end, n = task * w.each, min((task + 1) * w.each, w.count), row(w.scratch, task)
+        group = begin % w.groups
+        for r in range(begin, end):
             x, g, dy, dx, dg = row(w.x, r), row(w.gate, r), row(w.dy, r), row(w.out, r), row(w.dgate, r)
-            weight, dweight = row(w.weight, r % w.groups), row(w.dweight, task * w.groups + r % w.groups)
-            activate(g, w.silu, a)
-            for j in range(len(n)):
-                n[j] = x[j] * a[j] if w.first else x[j]
-            factor, f = over_rms(n, w.root)
-            for j in range(len(n)):
-                n[j] = factor * n[j] * f
-                dx[j] = dy[j] if w.first else dy[j] * a[j]
-                dg[j] = dy[j] * n[j] * weight[j]
-            for j in range(len(n)):
-                dweight[j] += dx[j] * n[j]
-                dx[j] *= weight[j]
-            along = dot(n, dx, len(n)) / number(n, len(n))
-            for j in range(len(n)):
-                dx[j] = f * (dx[j] - n[j] * along) * factor
+            weight, dweight = row(w.weight, group), row(w.dweight, task * w.groups + group)
             if w.first:
-                for j in range(len(n)):
-                    dg[j] = dx[j] * x[j]
-                    dx[j] *= a[j]
-            activate_vjp(g, w.silu, dg)
+                gate(x, g, w.silu, n)
+                f = over_rms(n, w.root)
+                over(scaled, n, n, n, f, n)
+                over(add_product, dy, n, dweight, f, dweight)
+                over(times, dy, weight, dy, f, dx)
+            else:
+                f = over_rms(x, w.root)
+                over(scaled, x, x, x, f, n)
+                gate(dy, g, w.silu, dx)
+                over(add_product, dx, n, dweight, f, dweight)
+                over(times, dx, weight, dx, f, dx)
+                over(weighted, n, weight, n, (number(n, 1), number(n, 1)), dg)
+                over(times, dg, dy, dg, f, dg)
+            over(norm_slope, n, dx, dx, (f[0] * f[1], dot(n, dx, len(n)) / number(n, len(n))), dx)
+            if w.first:
+                over(times, dx, x, dx, f, dg)
+                gate(dx, g, w.silu, dx)
+            gate_vjp(g, w.silu, dg)
+            group = group + 1 if group + 1 < w.groups else 0
 
 
 def gated_rms_norm(x: np.ndarray, gate: np.ndarray, weight: np.ndarray | None, how: GatedNorm) -> np.ndarray:
     """As ops/gated_norm.py, float32 or float64. Raises TypeError or ValueError for arrays that do not fit."""
     _check(x, gate, weight, how)
-    out = np.empty(x.shape, x.dtype)
+    out = empty(x.shape, x.dtype)
     _run(normed, {"x": x, "gate": gate, "out": out}, weight, how)
     return out
 
 
 def gated_rms_norm_vjp(
     x: np.ndarray, gate: np.ndarray, weight: np.ndarray | None, how: GatedNorm, dy: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(dx, dgate, dweight). Raises as gated_rms_norm, and where dy does not have the shape of x."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(dx, dgate, dweight or None). Raises as gated_rms_norm, and where dy does not have the shape of x."""
     _check(x, gate, weight, how, dy)
-    dx, dgate = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
+    dx, dgate = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
     parts = _run(normed_vjp, {"x": x, "gate": gate, "dy": dy, "out": dx, "dgate": dgate}, weight, how)
-    return dx, dgate, parts
+    return dx, dgate, None if weight is None else parts
 
 
 def _check(
@@ -150,10 +186,10 @@ def _run(kernel: Any, arrays: dict[str, np.ndarray], weight: np.ndarray | None, 
         return np.zeros(width, x.dtype)
     count, each, groups = x.size // D, max(BLOCK // D, 1), width // D
     tasks = -(-count // each)
-    held = {n: np.ascontiguousarray(y).reshape(count, D) for n, y in arrays.items()} | {
-        "weight": weight.reshape(groups, D), "dweight": np.zeros((tasks * groups, D), x.dtype),
-        "scratch": np.empty((tasks, D), x.dtype), "slope": np.empty((tasks, D), x.dtype)}  # fmt: skip
+    held = {n: rows_of(y, D) for n, y in arrays.items()} | {"weight": weight.reshape(groups, D)}
+    if kernel is normed_vjp:
+        held |= {"dweight": np.zeros((tasks * groups, D), x.dtype), "scratch": np.empty((tasks, D), x.dtype)}
     sizes = {"count": count, "D": D, "groups": groups, "each": each, "silu": int(how.activation == "silu"),
              "first": int(how.gate_first), "tasks": tasks, "parts": tasks * groups}  # fmt: skip
     over_matrices(kernel, NORM, sizes | held | {"root": sqrt(D * how.eps)}, tasks, x.dtype.name)
-    return held["dweight"].reshape(tasks, width).sum(axis=0)
+    return held["dweight"].reshape(tasks, width).sum(axis=0) if "dweight" in held else weight

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
 from numba.extending import overload
 
-from ...runtime.pieces.vectors import F64, Array, Builder, Value, constant, converted, emitted
+from ...runtime.pieces.vectors import (
+    F64,
+    Array,
+    Builder,
+    Value,
+    constant,
+    converted,
+    emitted,
+    in_every_lane,
+    whole_type,
+)
 
 # ln 2 and pi / 2 in parts that add up to them, all but the last so short that whole multiples are exact
 LN2_32, LN2_64 = ("0x1.628p-1", "0x1.90bfbep-11"), ("0x1.62e42feep-1", "0x1.a39ef35793c76p-33")
@@ -36,66 +46,110 @@ def both_widths(python: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
+def horner(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
+    """c_0 + x (c_1 + x (c_2 + ...))"""
+    *others, y = [in_every_lane(x.type, c) for c in coefficients]
+    for c in reversed(others):
+        y = b.fadd(c, b.fmul(x, y))
+    return y
+
+
 def series(*coefficients: float) -> Any:
     """c_0 + x (c_1 + x (c_2 + ...)) as a function of x, in its dtype."""
 
     @emitted(lambda x: x, lambda x: x)
     def evaluated(b: Builder, x: Value) -> Any:
-        y, *rest = [constant(x.type, c) for c in reversed(coefficients)]
-        for c in rest:
-            y = b.fadd(c, b.fmul(x, y))
-        return y
+        return horner(b, x, coefficients)
 
     return evaluated
 
 
-def exp(x: Any) -> Any:
-    """e^x = 2^n e^r with |r| <= ln(2) / 2, e^r by its series; at most 2 ulp off; 0 below the smallest normal number.
+def _exp(x: Any) -> Any:
+    with np.errstate(all="ignore"):
+        y = np.exp(x)
+    return np.where(y < np.finfo(x.dtype).tiny, x.dtype.type(0), y)[()]
+
+
+class _Exp(NamedTuple):
+    """Constants of e^x = 2^n p(r), n = x / ln 2 rounded, r = x - n ln 2; p: for |r| <= ln(2) / 2."""
+
+    ln2: tuple[str, str]
+    mantissa: int  # bits
+    bias: int
+    least: float  # e^x is 0 below
+    most: float  # and inf from there on
+    p: tuple[float, ...]
+
+
+EXP = (  # of float32, float64
+    _Exp(
+        LN2_32, 23, 127, math.log(2.0**-126), 89.0,
+        (1.0, 1.000000036756019, 0.49999991984602515, 0.16666418208278816, 0.041668238049080826, 0.00837498098223617,
+         0.0013836638099687017),
+    ),
+    _Exp(
+        LN2_64, 52, 1023, math.log(2.0**-1022), 710.0,
+        (1.0, 1.0, 0.5000000000000018, 0.16666666666666158, 0.041666666666489986, 0.008333333333562887,
+         0.0013888888951971673, 0.00019841269427795853, 2.4801485716417402e-05, 2.755762492941239e-06,
+         2.7632592414207524e-07, 2.4994083750108236e-08),
+    ),
+)  # fmt: skip
+ARTANH = (  # 2 artanh(s) / s in powers of s^2 <= 1 / 9, least relative error
+    (2.0000000079209324, 0.6666631468539213, 0.4002491011450549, 0.27960605242052766, 0.2817832376269544),
+    (2.0, 0.6666666666666613, 0.4000000000019034, 0.2857142854492413, 0.22222224111818956, 0.18181739786499237,
+     0.1538663547459545, 0.13300102297452726, 0.12112250368475938, 0.08315679191216221, 0.17060070631404683),
+)  # fmt: skip
+
+
+def is_double(x: Value) -> bool:
+    return getattr(x.type, "element", x.type) == F64
+
+
+def write_exp(b: Builder, x: Value) -> Value:
+    """n is rounded by adding a number so large that its last bit is 1: the sum's last bits are n + bias."""
+    own, c = EXP[is_double(x)], lambda y: in_every_lane(x.type, y)
+    low = b.select(b.fcmp_ordered("<", x, c(own.least)), c(own.least), x)
+    inside = b.select(b.fcmp_ordered(">", low, c(own.most)), c(own.most), low)
+    magic, (high, rest) = c(1.5 * 2.0**own.mantissa + own.bias), (c(-float.fromhex(y)) for y in own.ln2)
+    shifted = b.fadd(b.fmul(inside, c(1 / math.log(2))), magic)
+    n = b.fsub(shifted, magic)
+    r = b.fadd(b.fmul(n, rest), b.fadd(b.fmul(n, high), inside))
+    bits = whole_type(x.type)
+    power = b.shl(b.bitcast(shifted, bits), in_every_lane(bits, own.mantissa))
+    y = b.fmul(horner(b, r, own.p), b.bitcast(power, x.type))
+    return b.select(b.fcmp_ordered("<", x, c(own.least)), c(0.0), y)
+
+
+def write_size(b: Builder, x: Value) -> Value:
+    """|x|"""
+    bits = whole_type(x.type)
+    mask = in_every_lane(bits, (1 << (63 if is_double(x) else 31)) - 1)
+    return b.bitcast(b.and_(b.bitcast(x, bits), mask), x.type)
+
+
+@emitted(_exp, lambda x: x)
+def exp(b: Builder, x: Value) -> Any:
+    """e^x of a number, or of a vector's; at most 2 ulp off; 0 below the smallest normal number.
 
     -inf gives 0, NaN gives NaN, and overflow inf.
     """
-    with np.errstate(all="ignore"):
-        y = np.exp(x)
-    return x.dtype.type(0) if y < np.finfo(x.dtype).tiny else y
+    return write_exp(b, x)
 
 
-@both_widths(exp)
-def _exp(F: Any) -> Any:
-    own, whole, parts, terms, ceiling = (np.finfo(F), np.int32, LN2_32, 8, F(88.7)) if F is np.float32 else (
-        np.finfo(F), np.int64, LN2_64, 14, F(709.7))  # fmt: skip
-    high, low = (F(float.fromhex(y)) for y in parts)
-    floor, over_ln2, none, infinite = F(math.log(2.0**own.minexp)), F(1 / math.log(2)), F(0), F(np.inf)
-    bias, mantissa = whole(own.maxexp - 1), whole(own.nmant)
-    power_series = series(*(1 / math.factorial(n) for n in range(terms)))
-
-    def of(x: Any) -> Any:
-        inside = x if x > floor else floor
-        inside = ceiling if x > ceiling else inside
-        n = np.rint(inside * over_ln2)
-        r = (x - n * high) - n * low
-        power = whole((whole(n) + bias) << mantissa).view(F)
-        y = infinite if x > ceiling else power_series(r) * power
-        return none if x < floor else y
-
-    return of
+@emitted(lambda x: np.abs(x), lambda x: x)
+def size_of(b: Builder, x: Value) -> Any:
+    """|x| of a number, or of a vector's."""
+    return write_size(b, x)
 
 
-def softplus(x: Any) -> Any:
-    """log(1 + e^x) = max(x, 0) + log(1 + y), y = e^{-|x|}: the series of log(1 + y) = 2 artanh(y / (2 + y))."""
-    return np.maximum(x, 0) + np.log1p(exp(-np.abs(x)))
-
-
-@both_widths(softplus)
-def _softplus(F: Any) -> Any:
-    terms, none, two = 8 if F is np.float32 else 17, F(0), F(2)
-    artanh = series(*(2 / (2 * n + 1) for n in range(terms)))
-
-    def of(x: Any) -> Any:
-        y = exp(-abs(x))
-        z = y / (two + y)
-        return (x if x > none else none) + z * artanh(z * z)
-
-    return of
+@emitted(lambda x: np.maximum(x, x.dtype.type(0)) + np.log1p(_exp(-np.abs(x))), lambda x: x)
+def softplus(b: Builder, x: Value) -> Any:
+    """log(1 + e^x) = max(x, 0) + log(1 + y), y = e^{-|x|};  log(1 + y) = 2 artanh(s), s = y / (2 + y) <= 1 / 3."""
+    two, zero = in_every_lane(x.type, 2.0), in_every_lane(x.type, 0.0)
+    y = write_exp(b, b.fneg(write_size(b, x)))
+    s = b.fdiv(y, b.fadd(two, y))
+    more = b.fmul(s, horner(b, b.fmul(s, s), ARTANH[is_double(x)]))
+    return b.fadd(b.select(b.fcmp_ordered("<", x, zero), zero, x), more)
 
 
 def expm1(x: Any) -> Any:

@@ -44,6 +44,7 @@ class Kind:
 
 Whole, Truth = Kind(lambda f: types.int64, False), Kind(lambda f: types.boolean, False)
 Double, Wide = Kind(lambda f: types.float64, False), Kind(lambda f: types.float64[::1], False)
+WholeVector = Kind(lambda f: types.int64[::1], False)
 Wholes = Kind(lambda f: types.Array(types.int64, 2, "A"), False)
 Number, Vector, Column = Kind(lambda f: f), Kind(lambda f: f[::1]), Kind(lambda f: f[:])
 Matrix = Kind(lambda f: types.Array(f, 2, "A"))

@@ -3,6 +3,7 @@
 zeros, load = registers(L)       of L vectors
 x = load(row(A, i), j)           numbers j, j + 1, ... of a row, all of which exist
 store(fma(f, x, 2 * x + y), row(out, i), j)
+y = load_part(row(A, i), j)      one vector, 0 behind the end of the row; store_part writes up to the end
 """
 
 from __future__ import annotations
@@ -62,6 +63,23 @@ def store(b: Builder, v: Value, x: Array, j: Value) -> None:
     b.store(v, b.inttoptr(x.at(j), v.type.as_pointer()), align=x.size)
 
 
+@emitted(lambda x, j: np.pad(y := x[j : j + BYTES // x.itemsize], (0, BYTES // x.itemsize - len(y))),
+         lambda x, j: Lanes(x.dtype, BYTES * 8 // x.dtype.bitwidth))  # fmt: skip
+def load_part(b: Builder, x: Array, j: Value) -> Value:
+    """One vector from x_j on, 0 behind the end."""
+    return x.load(x.at(j), 0, x.masks(x.shape[0], j, 1)[0])
+
+
+def _store_part(v: np.ndarray, x: np.ndarray, j: int) -> None:
+    x[j : j + len(v)] = v[: len(x) - j]
+
+
+@emitted(_store_part)
+def store_part(b: Builder, v: Value, x: Array, j: Value) -> None:
+    """x_j, x_{j + 1}, ... = v, up to the end."""
+    x.store(v, x.at(j), 0, x.masks(x.shape[0], j, 1)[0])
+
+
 @emitted(_store)
 def store_past_caches(b: Builder, v: Value, x: Array, j: Value) -> None:
     """`store` of one vector, where a whole vector of memory begins."""
@@ -73,6 +91,33 @@ def store_past_caches(b: Builder, v: Value, x: Array, j: Value) -> None:
 def total(b: Builder, v: Value) -> Value:
     """The sum of one vector's numbers, in pairs."""
     return vectors.total(b, v)
+
+
+def _one_vector(v: Any) -> int:
+    return BYTES * 8 // v.dtype.bitwidth
+
+
+@emitted(lambda v: v.reshape(-1, BYTES // v.itemsize).sum(0), lambda v: Lanes(v.dtype, _one_vector(v)))
+def folded(b: Builder, v: Value) -> Value:
+    """The sum of the vectors of v, lane by lane, the first half and the second, and so on."""
+    while v.type.count * (8 if v.type.element == vectors.F64 else 4) > BYTES:
+        half = v.type.count // 2
+        v = b.fadd(*(b.shuffle_vector(v, v, vectors.lanes(range(n, n + half))) for n in (0, half)))
+    return v
+
+
+@emitted(lambda x, y, z: np.where(x > 0, y, z), lambda x, y, z: x)
+def where_positive(b: Builder, x: Value, y: Value, z: Value) -> Value:
+    """y where x > 0, else z, also for NaN."""
+    x, y, z = _alike(b, (x, y, z))
+    return b.select(b.fcmp_ordered(">", x, vectors.in_every_lane(x.type, 0.0)), y, z)
+
+
+@emitted(lambda x, low: np.where(x < low, x.dtype.type(low), x), lambda x, low: x)
+def at_least(b: Builder, x: Value, low: Value) -> Value:
+    """x, and `low` where x is less; NaN stays."""
+    x, low = _alike(b, (x, low))
+    return b.select(b.fcmp_ordered("<", x, low), low, x)
 
 
 @emitted(lambda v: v.astype(np.float64), lambda v: Lanes(types.float64, v.count))
@@ -110,8 +155,18 @@ class _Operation(AbstractTemplate):
         return found(*given) if isinstance(found, Lanes) else None
 
 
-for operation, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+for operation, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"),
+                        (operator.truediv, "fdiv")):  # fmt: skip
     infer_global(operation)(type("_" + name, (_Operation,), {}))
     for operands in ((Lanes, Lanes), (types.Float, Lanes), (Lanes, types.Float)):
         lower_builtin(operation, *operands)(
             lambda _, b, signature, given, name=name: getattr(b, name)(*_alike(b, given)))  # fmt: skip
+
+
+class _Negation(AbstractTemplate):
+    def generic(self, given: Any, _: Any) -> Any:
+        return given[0](*given) if isinstance(given[0], Lanes) else None
+
+
+infer_global(operator.neg)(type("_fneg", (_Negation,), {}))
+lower_builtin(operator.neg, Lanes)(lambda _, b, signature, given: b.fneg(given[0]))

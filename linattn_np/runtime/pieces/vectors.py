@@ -175,6 +175,18 @@ def constant(kind: ir.Type, x: Any) -> Value:
     return ir.Constant(kind, x)
 
 
+def in_every_lane(kind: ir.Type, x: float) -> Value:
+    """A constant of a number's type, or in every lane of a vector's."""
+    return constant(kind, [x] * kind.count if isinstance(kind, ir.VectorType) else x)
+
+
+def whole_type(kind: ir.Type) -> ir.Type:
+    """The whole numbers with the bits of a floating one, or of a vector's."""
+    if isinstance(kind, ir.VectorType):
+        return ir.VectorType(whole_type(kind.element), kind.count)
+    return I64 if kind == F64 else I32
+
+
 def lanes(numbers: Iterable[int]) -> Value:
     """A whole number for each lane."""
     each = list(numbers)

@@ -61,6 +61,13 @@ def start_of(b: Builder, A: Array, i: Value) -> Any:
     return A.at(i)
 
 
+@emitted(lambda like, address, count: array_at(int(address), like.dtype, (int(count),), (like.itemsize,)),
+         lambda like, *_: types.Array(like.dtype, 1, "C"))  # fmt: skip
+def numbers_at(b: Builder, like: Array, address: Value, count: Value) -> Any:
+    """So many numbers side by side at an address, of the dtype of `like`."""
+    return address, [count], []
+
+
 # arrays of the call
 
 STORAGE = (np.float32, np.float64, np.uint16, np.uint16)  # by number: float32, float64, float16, bfloat16

@@ -1,0 +1,17 @@
+"""What a layer needs besides its operator: short convolutions, rotations, norms, activations, gates, losses.
+
+    y = la.nn.rms_norm(x, weight)
+    y, pullback = la.vjp(la.nn.rms_norm, x, weight)
+    grads = pullback(dy)                          grads.x, grads.weight
+
+Arrays of every library; the result has the dtype of the first array and is computed in float32, or float64 if an array
+is. Options of all functions: backend ("reference": array calls, "numba": compiled loops; None chooses), num_threads.
+"""
+
+from .declaration import COMMON as COMMON
+from .elementwise import gelu, log_sigmoid, sigmoid, silu, softplus, squared_relu, swiglu
+from .mixing import short_conv, token_shift
+from .rows import gated_norm, group_norm, l2_norm, layer_norm, rms_norm, softmax
+
+__all__ = ["gated_norm", "gelu", "group_norm", "l2_norm", "layer_norm", "log_sigmoid", "rms_norm", "short_conv",
+           "sigmoid", "silu", "softmax", "softplus", "squared_relu", "swiglu", "token_shift"]  # fmt: skip

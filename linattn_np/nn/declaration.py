@@ -1,0 +1,233 @@
+"""How a piece is declared: one function computes the result and returns it with its pullback.
+
+    @piece(x="... D", weight="D?")
+    def rms_norm(c, x, weight=None, *, eps=1e-6):
+        ...
+        return out, pullback            pullback(dout) -> gradients by name
+
+The public function has the same arguments without `c`. It takes arrays of any library, checks them against their axes,
+computes in float32 or float64, and returns the dtype of its first floating array. Letters of axes are sizes, "..." is
+any number of axes, "?" an array that may be left out; "whole ..." is an array of integers, without a gradient. A piece
+with an array `state` returns (out, final states), pullback(dout, dstate): the rest is in states.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..call.foreign import bridge_of
+from ..call.results import Result, gradients_of
+from ..ops.sequences import Sequences
+from ..runtime import threads
+from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_dtype, enter
+from ..runtime.doorway import expect
+from ..runtime.shapes import Sizes, check_offsets
+from ..runtime.unchanged import check_unchanged, mark
+from ..runtime.values import check_word, is_whole, shown
+from . import states
+
+WHOLE, ANY = "whole ", "...?"  # in front of the axes of integers; an array whose axes the body checks
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+BACKENDS = ("reference", "numba")
+COMMON = {"backend": None, "num_threads": None}  # options of every piece
+EMPTY = inspect.Parameter.empty
+Pullback = Callable[..., Any]
+Body = Callable[..., tuple[Any, Pullback]]
+
+
+class Call(NamedTuple):
+    """What a body is told besides its arguments."""
+
+    fn: str
+    library: Library
+    dtype: Any  # of the computation
+    sizes: dict[str, Any]  # by letter
+    kinds: dict[str, Any]  # dtypes of the caller's arrays
+    offsets: list[int] | None  # cu_seqlens
+    compiled: bool  # whether loops compute it: NumPy arrays that are not empty
+    states: states.States | None
+
+    @property
+    def xp(self) -> Namespace:
+        return self.library.xp
+
+    @property
+    def sequences(self) -> Sequences:
+        """Which tokens belong together."""
+        return Sequences(self.xp, None if self.offsets is None else tuple(self.offsets))
+
+
+class Piece:
+    """A declared piece; `__call__` and `vjp` take the arguments of its public function."""
+
+    def __init__(self, axes: Mapping[str, str], body: Body):
+        own = list(inspect.signature(body).parameters.values())[1:]
+        self.name, self.body, self.axes = body.__name__, body, dict(axes)
+        more = COMMON | ({n: x for n, x in states.OPTIONS.items() if n != "state"} if "state" in axes else {})
+        kinds = {
+            "backend": "str | None",
+            "num_threads": "int | None",
+            "return_state": "bool",
+            "overwrite_state": "bool",
+        }
+        own += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=x, annotation=kinds.get(n, "Any"))
+                for n, x in more.items()]  # fmt: skip
+        self.signature = inspect.Signature(own, return_annotation=Any)
+        self.positional = [p.name for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self.defaults = {p.name: p.default for p in own}
+        self.whole = [n for n, each in axes.items() if each.startswith(WHOLE)]
+        self.names = tuple(n for n in axes if n not in self.whole)  # of the arrays that have a gradient
+        self.hidden = {*more, "cu_seqlens"}  # options that a body does not see
+
+    def __call__(self, *arrays: Any, **keywords: Any) -> Any:
+        given = self._bound(arrays, keywords)
+        if (bridge := bridge_of((), given)) is not None:
+            found = bridge.apply(self.name, self, self._rule, self.names, given)
+            if found is not NotImplemented:
+                return found
+        c, own = self._entered(given)
+        with threads.limited(given["num_threads"]):
+            return self._given_back(c, self.body(c, **own)[0])
+
+    def vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
+        """The rule of la.vjp: (result, pullback)."""
+        given = self._bound(arrays, keywords)
+        if (bridge := bridge_of((), given)) is not None:
+            found = bridge.run_vjp(self.name, None, self._rule, (), given)
+            if found is not NotImplemented:
+                return found
+        return self._rule((), given)
+
+    def _rule(self, _: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
+        """(result, pullback) of arguments by name."""
+        for name in ("overwrite_state", "state_rows"):
+            if given.get(name):
+                raise ValueError(f"{self.name}: {name} was given to vjp, expected a state for each sequence, "
+                                 "which is not overwritten: the pullback needs it")  # fmt: skip
+        c, own = self._entered(given)
+        marks = mark({n: given[n] for n in self.names})
+        with threads.limited(given["num_threads"]):
+            computed, pull = self.body(c, **own)
+        result = self._given_back(c, computed)
+        shapes = {"dout": tuple(_out(computed).shape)}
+        if c.states is not None and c.states.returned:
+            shapes["dstate"] = tuple(computed.state.shape)
+
+        def pullback(*cotangents: Any, **named: Any) -> Any:
+            """Gradients by input name; None for what was not given."""
+            check_unchanged(self.name, marks)
+            each = self._cotangents(c, shapes, cotangents, named)
+            with threads.limited(given["num_threads"]):
+                grads = pull(*each)
+            return gradients_of(self.names, *(self._gradient(c, n, own[n], grads.get(n)) for n in self.names))
+
+        return result, pullback
+
+    def _bound(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Every argument by name.   Raises TypeError for unknown, repeated and missing ones."""
+        fn, names = self.name, self.positional
+        if len(arrays) > len(names):
+            raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {len(names)}: "
+                            f"{', '.join(names)}")  # fmt: skip
+        given = dict(zip(names, arrays, strict=False))
+        for name, x in keywords.items():
+            if name in given:
+                raise TypeError(f"{fn}: {name} was given twice, by position and by keyword")
+            if name not in self.defaults:
+                raise TypeError(f"{fn}: unknown option {name!r}, expected one of {', '.join(self.defaults)}")
+            given[name] = x
+        given = self.defaults | given
+        for name, x in given.items():
+            if x is EMPTY or (x is None and self.defaults[name] is EMPTY):
+                raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
+        return given
+
+    def _entered(self, given: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
+        """The call, and the arguments of the body: arrays in the dtype of the computation."""
+        fn, of = self.name, {n: self.axes[n] for n in self.axes if n != "state"}
+        check_word(fn, "backend", given["backend"], BACKENDS)
+        if given["num_threads"] is not None and not is_whole(given["num_threads"]):
+            raise ValueError(f"{fn}: num_threads is {shown(given['num_threads'])}, expected a whole number from 1")
+        library, entered = enter(fn, {n: given[n] for n in self.axes})
+        sizes: dict[str, Any] = {}
+        for name, axes in of.items():  # in order: the first one binds most letters
+            kinds = INTEGERS if name in self.whole else STORAGE
+            found = expect(fn, {} if axes == ANY else sizes, kinds, **{name: (entered[name], axes.removeprefix(WHOLE))})
+            sizes = sizes if axes == ANY else found
+        offsets = None
+        if given.get("cu_seqlens") is not None:
+            offsets = check_offsets(fn, given["cu_seqlens"], Sizes(sizes["..."], {"T": sizes["T"]}))
+        own_states = None
+        if "state" in self.axes:
+            N = None if offsets is None else len(offsets) - 1
+            own_states = states.states_of(fn, library, given, entered["state"], sizes | {"tail": self.axes["state"]}, N)
+            entered["state"] = own_states.begin(library)
+        floating = {n: entered[n] for n in self.names}
+        dtype = compute_dtype(library.xp, *floating.values())
+        kinds_of = {n: x.dtype for n, x in floating.items() if x is not None}
+        first = next(iter(floating.values()))
+        compiled = type(first) is np.ndarray and first.size > 0 and given["backend"] != "reference"
+        own = {n: x for n, x in given.items() if n not in (*self.hidden, *self.axes)} | entered
+        own |= {n: x if x is None else cast(library.xp, x, dtype) for n, x in floating.items()}
+        return Call(fn, library, dtype, sizes, kinds_of, offsets, compiled, own_states), own
+
+    def _given_back(self, c: Call, computed: Any) -> Any:
+        """The public result: out in the dtype of the first floating array, a state in its own."""
+        kind, back = next(iter(c.kinds.values())), c.library.give_back
+        out = back(cast(c.xp, _out(computed), kind))
+        if c.states is None or not (c.states.returned or c.states.overwritten):
+            return out
+        end = back(c.states.end(c.library, cast(c.xp, computed.state, c.kinds.get("state", kind))))
+        return Result(out, end) if c.states.returned else out
+
+    def _gradient(self, c: Call, name: str, x: Any, d: Any) -> Any:
+        if x is None:
+            return None
+        d = c.xp.zeros_like(x) if d is None else d
+        return c.library.give_back(cast(c.xp, d, c.kinds[name]))
+
+    def _cotangents(self, c: Call, shapes: Mapping[str, Any], given: Any, named: Mapping[str, Any]) -> list[Any]:
+        """In the dtype of the computation, None where there is none."""
+        fn, names = self.name, list(shapes)
+        if len(given) > len(names):
+            raise TypeError(f"{fn}: the pullback got {len(given)} cotangents, expected at most {', '.join(names)}")
+        each = dict(zip(names, given, strict=False))
+        for name, d in named.items():
+            if name not in names or name in each:
+                raise TypeError(f"{fn}: the pullback got {name}, expected each of {', '.join(names)} once")
+            each[name] = d
+        if all(each.get(n) is None for n in names):
+            raise TypeError(f"{fn}: the pullback got no cotangent, expected {' or '.join(names)}")
+        _, entered = enter(fn, each, c.library)
+        for name, d in entered.items():
+            if d is not None:
+                expect(fn, None, STORAGE, **{name: (d, "...")})
+                if tuple(d.shape) != shapes[name]:
+                    raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {shapes[name]}")
+        return [None if entered.get(n) is None else cast(c.xp, entered[n], c.dtype) for n in names]
+
+
+def _out(computed: Any) -> Array:
+    return computed.out if isinstance(computed, Result) else computed
+
+
+def piece(**axes: str) -> Callable[[Body], Callable[..., Any]]:
+    """Decorator: the public function of a body; axes: of each array by name, also of those given by keyword."""
+
+    def decorate(body: Body) -> Callable[..., Any]:
+        own = Piece(axes, body)
+
+        @functools.wraps(body)
+        def function(*arrays: Any, **keywords: Any) -> Any:
+            return own(*arrays, **keywords)
+
+        function.vjp, function.piece = own.vjp, own  # type: ignore[attr-defined]
+        function.__signature__ = own.signature  # type: ignore[attr-defined]
+        return function
+
+    return decorate

@@ -1,0 +1,90 @@
+"""The softmax of rows in compiled loops: ops/softmax_rows.py has the equations. A row stays in the caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from ...runtime.pieces.memory import empty
+from ...runtime.pieces.piece import Number, Vector, Whole, piece, workspace_kind
+from ...runtime.pieces.run import over_matrices
+from ...runtime.pieces.tiles import dot, max_of, sum_of
+from ...runtime.pieces.views import row
+from ...runtime.pieces.workspace import Matrix as Field
+from ...runtime.pieces.workspace import Workspace
+from .loops import over
+from .numbers import OPTIONS, exp, number
+from .row_norms import rows_of
+
+BLOCK = 2**14  # numbers of a task
+ROWS = Workspace("softmax_rows", ("count", "D", "each"), (), (), {
+    "given": {name: Field("count", "D") for name in ("x", "dy", "out")}})  # fmt: skip
+Work = workspace_kind(ROWS)
+
+
+@njit(**OPTIONS)
+def exp_less(x: Any, y: Any, z: Any, m: Any) -> Any:
+    return exp(x - m)
+
+
+@njit(**OPTIONS)
+def multiple(x: Any, y: Any, z: Any, f: Any) -> Any:
+    return f * x
+
+
+@njit(**OPTIONS)
+def transposed(y: Any, dy: Any, z: Any, along: Any) -> Any:
+    return y * (dy - along)
+
+
+@piece
+def largest(x: Vector) -> Number:
+    """max x, 0 of nothing but -inf."""
+    m = max_of(x, len(x))
+    return m if m > number(x, -np.inf) else number(x, 0)
+
+
+@piece
+def shares(x: Vector, out: Vector):
+    """out = softmax x; a NaN or inf spreads to its row."""
+    over(exp_less, x, x, x, largest(x), out)
+    total = sum_of(out, len(out))
+    one = number(x, 1)
+    over(multiple, out, out, out, one if total == 0 else one / total, out)
+
+
+@piece
+def forward(w: Work, first: Whole, last: Whole):
+    """out = softmax x of tasks first..last of `each` rows."""
+    for r in range(first * w.each, min(last * w.each, w.count)):
+        shares(row(w.x, r), row(w.out, r))
+
+
+@piece
+def backward(w: Work, first: Whole, last: Whole):
+    """out = y (dy - <y, dy>)"""
+    for r in range(first * w.each, min(last * w.each, w.count)):
+        y, dy = row(w.out, r), row(w.dy, r)
+        shares(row(w.x, r), y)
+        over(transposed, y, dy, y, dot(y, dy, len(y)), y)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Of rows (..., D), not empty."""
+    return _run(forward, {"x": x})
+
+
+def softmax_vjp(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """dx"""
+    return _run(backward, {"x": x, "dy": dy})
+
+
+def _run(kernel: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    x = arrays["x"]
+    out, D = empty(x.shape, x.dtype), x.shape[-1]
+    count, each = x.size // D, max(BLOCK // D, 1)
+    held = {n: rows_of(y, D) for n, y in (arrays | {"out": out}).items()}
+    over_matrices(kernel, ROWS, {"count": count, "D": D, "each": each} | held, -(-count // each), x.dtype.name)
+    return out
