@@ -121,3 +121,12 @@ def test_no_heads_have_outputs_and_gradients_without_numbers(fn, backend):
     grads = pullback(np.ones_like(out))
     assert out.shape == (2, T, 0, V)
     assert {n: getattr(grads, n).shape for n in x} == {n: y.shape for n, y in x.items()}
+
+
+@pytest.mark.parametrize("fn", [la.softmax_attention, la.path_attention], ids=lambda fn: fn.__name__)
+def test_numpy_arrays_say_why_no_cuda_kernel_takes_them(fn):
+    q = np.ones((3, 2, 4), np.float32)
+    arrays = [q] * 3 if fn is la.softmax_attention else [q, q, q, q, q[..., 0]]
+    assert la.explain(fn, *arrays).others["cuda"] == "the arrays are not CuPy arrays"
+    with pytest.raises(ValueError, match="does not cover this call: the arrays are not CuPy"):
+        fn(*arrays, backend="cuda")

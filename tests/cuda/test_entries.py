@@ -1,0 +1,341 @@
+"""Every entry of every family compiles without a GPU: to its matrix units, with few spilled registers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import pytest
+
+from linattn_np.matrix_state.cuda import operands
+from linattn_np.matrix_state.cuda.delta import plan as delta_plan
+from linattn_np.matrix_state.cuda.delta.entries import delta_entries
+from linattn_np.matrix_state.cuda.free import delta as free_delta
+from linattn_np.matrix_state.cuda.free.entries import free_entries
+from linattn_np.matrix_state.cuda.portable import delta_plan as portable_delta
+from linattn_np.matrix_state.cuda.portable.entries import portable_entries
+from linattn_np.matrix_state.cuda.scan import launch as scan_launch
+from linattn_np.matrix_state.cuda.scan.entries import scan_entries
+from linattn_np.matrix_state.cuda.token.entries import recurrence_entries, step_entries
+from linattn_np.matrix_state.cuda.vector import plan as vector_plan
+from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries, vector_entries
+from linattn_np.matrix_state.types import Decay, Erase
+from linattn_np.ops.cuda.entries import key_entries, raw_entries, step_size_entries
+from linattn_np.runtime.cuda import compile as cuda_compile
+from linattn_np.runtime.cuda import nvrtc, sources
+from linattn_np.runtime.cuda.entries import SHARED, Entry
+from linattn_np.softmax.cuda import entries as softmax
+
+from .machine_code import HGMMA, HMMA, operations, spilled
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+WIDTHS = (1, 64, 128, 256)
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+NONE, DELTA, FREE = Erase.NONE, Erase.DELTA, Erase.FREE
+
+
+def capability(arch: str) -> int:
+    return int(arch.strip("sm_a"))
+
+
+class Case(NamedTuple):
+    """The entries of one family for one architecture."""
+
+    family: str
+    arch: str
+    entries: Iterable[Any]
+    allowed: Callable[[Any], int] = lambda entry: 0  # bytes of spilled registers that an entry may store
+    products: Callable[[Any], Any] = lambda entry: (
+        None
+    )  # operations of which one must be there; {}: none of either kind
+    waits: Callable[[Any], bool] = lambda entry: False  # whether its products may wait for one another
+    called: Callable[[Any], int] | None = None  # bytes that the functions that it calls may store; None: in `allowed`
+
+
+def name_of(entry: Any) -> str:
+    return entry.words.split(", ")[1]
+
+
+def on_warps(arch: str) -> Any:
+    """Products of warps, looked for where the machine code is read."""
+    return HMMA if arch in ("sm_80", "sm_90a") else None
+
+
+# Scan. 128 x 128 in bfloat16 keeps 160 accumulators a thread with two blocks a multiprocessor, all 255 registers: it
+# spills addresses. Float32 operands are two registers each; 60 x 100 spills 40 bytes by NVRTC 13.0, 56 by 13.5.
+SCAN = {("bfloat16", 128, 128): 40, ("float32", 60, 100): 56, ("float32", 128, 128): 72}
+SCAN_KINDS = [(arch, *kind) for arch in ("sm_80", "sm_90a", "sm_100a")
+              for kind in (("bfloat16", 128, 128), ("float16", 64, 64), ("float32", 60, 100))]  # fmt: skip
+SCAN_KINDS += [("sm_90a", "tf32", 128, 128), ("sm_90a", "float32", 128, 128), ("sm_90a", "bfloat16", 64, 64),
+               ("sm_90a", "bfloat16", 128, 64), ("sm_90a", "bfloat16", 40, 120)]  # fmt: skip
+WITHOUT_PRODUCTS = (scan_launch.SEGMENTS, scan_launch.GATE, operands.HEAD_SUMS)
+
+
+def of_scan():
+    for arch, *kind in SCAN_KINDS:
+        yield Case("scan", arch, scan_entries(*kind, capability(arch)),
+                   lambda x, kind=tuple(kind): 0 if "wgmma" in x.file else SCAN.get(kind, 0),
+                   lambda x, arch=arch: None if x.file in WITHOUT_PRODUCTS else
+                   (HGMMA if "wgmma" in x.file else HMMA) if on_warps(arch) else None)  # fmt: skip
+
+
+# One token. This compiler spills 24 bytes of a token with a bonus; 13.0 and 13.5 spill none.
+BONUS = {("sm_100a", 13, 2): 24}
+EVERY_CELL = [(decay, erase) for decay in Decay for erase in Erase]
+HEAVY = [(Decay.VECTOR, FREE), (Decay.SCALAR, DELTA)]
+STEPS = [("bfloat16", 128, 128, EVERY_CELL, "float32"), ("float32", 256, 256, HEAVY, "float32"),
+         ("float32", 255, 7, HEAVY[:1], "float32"), ("float16", 128, 64, HEAVY[:1], "float32"),
+         ("bfloat16", 128, 128, HEAVY, "bfloat16"), ("float32", 256, 256, HEAVY[:1], "float16"),
+         ("float16", 255, 7, HEAVY[:1], "bfloat16")]  # fmt: skip
+
+
+def spilled_with_bonus(arch: str) -> int:
+    return BONUS.get((arch, *nvrtc.version()), 0)
+
+
+def of_tokens():
+    for arch in ("sm_80", "sm_90a", "sm_100a"):
+        for dtype, K, V, cells, state in STEPS:
+            yield Case(
+                "step",
+                arch,
+                [x for cell in cells for x in step_entries(dtype, K, V, *cell, state)],
+                lambda x, arch=arch: dict(x.constants)["LA_BONUS"] * spilled_with_bonus(arch),
+            )
+    for arch in ("sm_80", "sm_90a"):
+        for dtype, width in [(dtype, n) for dtype in ("bfloat16", "float16", "float32") for n in (1, 7, 60, 128, 500)]:
+            yield Case(
+                "rows", arch, [*raw_entries(dtype, width), *step_size_entries(dtype, width), *key_entries(dtype)]
+            )
+    # two blocks share a multiprocessor: a thread that holds 64 floats of a state has 128 registers; of channels, 80
+    each = [(arch, "float32", 128, 128, True, False) for arch in ARCHITECTURES]
+    each += [("sm_90a", "float16", 128, 64, False, True), ("sm_90a", "float32", 7, 5, False, False),
+             ("sm_80", "bfloat16", 128, 64, False, True)]  # fmt: skip
+    for arch, *kind in each:
+        yield Case("recurrence", arch, recurrence_entries(*kind), lambda x: 200 if ", values" in x.words else 16)
+
+
+# Delta. grads: 96 registers a thread beside two tiles of 32 accumulators in flight, changed together with raw
+# projections. Portable: two tiles of the state are 128 registers, a chunk's writes 64 and its operands 32 more; float32
+# and float16 keep one or two words an operand; 256 columns take 128 registers for the state alone.
+DELTA_GRADS, RAW_GRADS = 16, 88
+PORTABLE_DELTA = {("bfloat16", 128): 112, ("float16", 64): 16, ("float16", 128): 80, ("float32", 64): 16,
+                  ("float32", 128): 200, ("float32", 100): 200, ("float32", 256): 2500}  # fmt: skip
+DELTA_KINDS = [("sm_90a", "bfloat16", 128, 128, True), ("sm_90a", "bfloat16", 128, 128, False),
+               ("sm_90a", "bfloat16", 64, 40, True), ("sm_90a", "float32", 256, 256, True),
+               ("sm_80", "bfloat16", 128, 128, True), ("sm_80", "float16", 128, 128, True),
+               ("sm_80", "float32", 60, 100, False), ("sm_100a", "bfloat16", 128, 128, True),
+               ("sm_120a", "float32", 128, 128, True)]  # fmt: skip
+ON_WARPS = (delta_plan.FACTORS, delta_plan.SEGMENTS)
+
+
+def of_delta():
+    for arch, dtype, K, V, decay in DELTA_KINDS:
+        wgmma, most = delta_plan.takes(dtype, K, V, capability(arch)), PORTABLE_DELTA.get((dtype, max(K, V)), 0)
+
+        def products(x, arch=arch, wgmma=wgmma):
+            if not on_warps(arch) or x.file in (operands.HEAD_SUMS, portable_delta.SEGMENTS):
+                return None
+            return HGMMA if wgmma and x.file not in ON_WARPS else HMMA
+
+        yield Case("delta", arch, delta_entries(dtype, K, V, capability(arch), decay),
+                   lambda x, wgmma=wgmma, most=most: DELTA_GRADS * x.words.endswith("grads") if wgmma else most,
+                   products)  # fmt: skip
+    for raw, steps, decay in [(True, 1, True), (True, 1, False), (False, 4, True), (True, 2, True)]:
+        yield Case("delta, raw or in steps", "sm_90a",
+                   delta_entries("bfloat16", 128, 128, 90, decay, raw=raw, steps=steps),
+                   lambda x, raw=raw: (RAW_GRADS if raw else DELTA_GRADS) * x.words.endswith("grads"))  # fmt: skip
+    for dtype in ("bfloat16", "float16", "float32"):
+        kind = portable_delta.PortableDeltaKind(dtype, 64, 64, 16, True, separate_erase_key=True, before=True)
+        yield Case("delta with erase vectors", "sm_80", portable_delta.passes(kind, 163 * 1024, True).values(),
+                   lambda x, dtype=dtype: PORTABLE_DELTA.get((dtype, 64), 0), waits=lambda x: True)  # fmt: skip
+
+
+# Vector decays. A scan has 152 registers a thread of the products and 104 of the producers, faster than 160 and 96: it
+# spills numbers read once a traversal. Its exact form holds three rows of 16 numbers a lane before that; with
+# bounded gates, three numbers a chunk are stored behind its products. The chain has 144 and 112, the least with which
+# its products do not wait for one another. Four inverses share a multiprocessor, with 64 registers. EXACT: functions
+# that recompute a chunk exactly, which hold three such rows too.
+VECTOR = {"scan": 36, "exact scan": 232, "scan of bounded gates": 12, "inverse of segments": 8, "chain": 36}
+EXACT = {"inverse": 400, "inverse of segments": 400, "chain": 240}
+VECTOR_KINDS = [(128, 128, NONE, False, False), (128, 128, NONE, True, False), (128, 128, NONE, False, True),
+                (64, 40, NONE, True, True), (128, 128, DELTA, False, False), (64, 40, DELTA, False, True)]  # fmt: skip
+# Backward. The reverse chain has 144 registers a thread of the products and 112 of the copies: with float32 log decays
+# and narrow keys, addresses spill. The gradients share a multiprocessor in twos, 128 registers a thread, of which two
+# sums of the delta rule take 64 while second terms of copies are computed.
+BACKWARD = {("reverse", NONE): 16, ("reverse", DELTA): 32, ("reverse of segments", DELTA): 32,
+            ("exact gradients", NONE): 48, ("exact gradients with keys of log decays", NONE): 64,
+            ("gradients", DELTA): 288}  # fmt: skip
+BACKWARD_KINDS = [(128, 128, NONE, False), (128, 128, NONE, True), (64, 40, NONE, True), (128, 128, DELTA, False),
+                  (40, 120, DELTA, False)]  # fmt: skip
+
+
+def of_vectors():
+    for K, V, erase, bonus, ragged in VECTOR_KINDS:
+        yield Case("vector", "sm_90a", vector_entries("bfloat16", K, V, 90, erase, bonus, ragged),
+                   lambda x: VECTOR.get(name_of(x), 0), lambda x: {} if name_of(x) == "segments" else
+                   HMMA if name_of(x).endswith(("inverse", "of segments")) else HGMMA,
+                   lambda x: name_of(x).removeprefix("exact ") == "scan",
+                   lambda x: EXACT.get(name_of(x), 0))  # fmt: skip
+    builds = {"scan": {}, "exact scan": {"exact": True}, "scan of bounded gates": {"bounded": True}}
+    for gate, keep in [(gate, keep) for gate in ("bfloat16", "float32") for keep in (True, False)]:
+        kind = vector_plan.VectorKind(128, 128, gate)
+        builds_of = {name: vector_plan.Build(keep=keep, two_term_keys=True, **build) for name, build in builds.items()}
+        entries = [Entry(f"a, {name}", vector_plan.KERNELS["scan"].file, vector_plan.constants("scan", kind, build))
+                   for name, build in builds_of.items()]  # fmt: skip
+        yield Case("scan before a backward", "sm_90a", entries, lambda x: VECTOR[name_of(x)], waits=lambda x: True)
+    for K, V, erase, bonus in BACKWARD_KINDS:
+        yield Case("vector backward", "sm_90a", vector_backward_entries("bfloat16", K, V, 90, erase, bonus),
+                   lambda x, erase=erase: BACKWARD.get((name_of(x), erase), 0),
+                   lambda x: {} if name_of(x) in ("strengths", "bonus") else HGMMA)  # fmt: skip
+    # portable: two blocks share a multiprocessor, a thread that holds 64 floats of a state has 128 registers
+    each = [(arch, "float32", 128, 128, NONE, False) for arch in ARCHITECTURES]
+    each += [("sm_90a", "float32", 128, 128, DELTA, False), ("sm_86", "bfloat16", 64, 60, DELTA, False),
+             ("sm_90a", "float16", 128, 64, NONE, True), ("sm_90a", "float32", 7, 5, NONE, False)]  # fmt: skip
+    for arch, dtype, K, V, erase, bonus in each:
+        yield Case("portable", arch, portable_entries(dtype, K, V, capability(arch), erase, bonus),
+                   lambda x: 300, waits=lambda x: True)  # fmt: skip
+
+
+# Free. The exact factors hold the pairs of all levels, 64 numbers a thread, over their products; two blocks of the
+# gradients share a multiprocessor, or one of 512 threads has it, with 128 registers.
+FREE_ALLOWED = {"factors": 40, "exact factors": 200, "exact grads": 32, "grads": 16}
+
+
+def of_free():
+    def allowed(x):
+        name = name_of(x).removesuffix(" for a backward")
+        return 48 if name == "grads" and dict(x.constants)["LA_BLOCKS"] == 2 else FREE_ALLOWED.get(name, 0)
+
+    for gate, K, V, ragged in [("bfloat16", 128, 128, False), ("bfloat16", 64, 64, False), ("float32", 64, 40, True)]:
+        entries = [x for x in free_entries("bfloat16", K, V, 90, ragged=ragged) if f"in {gate}," in x.words]
+        yield Case("free", "sm_90a", entries, allowed, lambda x: HGMMA)
+    for gate, erasers, before, K, V in [
+        ("bfloat16", "bfloat16", False, 128, 128),
+        ("float32", "float32", True, 64, 40),
+    ]:
+        entry = Entry("erase vectors", free_delta.SOURCE, free_delta.constants(K, V, gate, erasers, before))
+        yield Case("erase vectors", "sm_90a", [entry])
+
+
+# Softmax. PaTH: rows that are read once, and a number or two of `keys` beside its tiles. Portable: kernels that need
+# all 255 registers spill addresses, stored once and reloaded a tile at most.
+PATH = {"path/diagonal.cu": 400, "path/groups_adjoint.cu": 320, "path/factors_adjoint.cu": 160, "path/keys.cu": 32}
+PORTABLE = 80
+KINDS = [
+    ("bfloat16", 128, 128, False),
+    ("float16", 256, 200, True),
+    ("float32", 128, 128, True),
+    ("float32", 7, 60, False),
+]
+
+
+def of_softmax():
+    for element, K, V, decay in [
+        ("bfloat16", 128, 128, False),
+        ("bfloat16", 128, 128, True),
+        ("float16", 64, 40, True),
+    ]:
+        yield Case("softmax", "sm_90a", softmax.softmax_entries(element, K, V, 90, decay),
+                   products=lambda x: HGMMA if name_of(x) in ("forward", "backward") else {})  # fmt: skip
+    for K, V, decay in [(128, 128, True), (64, 128, False)]:
+        yield Case("path", "sm_90a", softmax.path_entries("bfloat16", K, V, 90, decay), lambda x: PATH.get(x.file, 0),
+                   lambda x: HGMMA)  # fmt: skip
+    for arch, n in [
+        ("sm_80", 0),
+        ("sm_80", 1),
+        ("sm_90a", 2),
+        ("sm_120a", 0),
+        ("sm_86", 3),
+        ("sm_89", 3),
+        ("sm_100a", 3),
+    ]:
+        dtype, K, V, decay = KINDS[n]
+        yield Case("portable softmax", arch, softmax.portable_entries(dtype, K, V, capability(arch), decay),
+                   lambda x: PORTABLE,
+                   lambda x, arch=arch: on_warps(arch) and ({} if x.file.endswith("cache.cu") else HMMA),
+                   lambda x: True)  # fmt: skip
+    for arch, n in [("sm_80", 1), ("sm_90a", 2), ("sm_120a", 0), ("sm_89", 3)]:
+        entries = list(softmax.system_entries(*KINDS[n][:3], capability(arch), KINDS[n][3]))
+        yield Case("systems", arch, entries if arch == "sm_90a" else entries[:2],
+                   lambda x: PORTABLE * ("portable_" in x.file), lambda x, arch=arch: on_warps(arch),
+                   lambda x: True)  # fmt: skip
+    for arch, n in [("sm_80", 1), ("sm_90a", 0), ("sm_120a", 3)]:
+        yield Case("sticks", arch, softmax.stick_entries(*KINDS[n][:3], capability(arch)), lambda x: PORTABLE,
+                   lambda x, arch=arch: on_warps(arch), lambda x: True)  # fmt: skip
+
+
+FAMILIES = (of_scan, of_tokens, of_delta, of_vectors, of_free, of_softmax)
+CASES = [pytest.param(case, id=f"{case.family}-{case.arch}-{n}")
+         for family in FAMILIES for n, case in enumerate(family())]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_entry_compiles(case):
+    entries = list(case.entries)
+    assert entries
+    for entry in entries:
+        source, constants = sources.read(entry.file), dict(entry.constants)
+        code = cuda_compile.compile_source(source, constants, case.arch, cached=False)
+        assert code.cubin.startswith(b"\x7fELF")
+        own, called = spilled(code.log)
+        assert own + called * (case.called is None) <= case.allowed(entry), (entry, code.log)
+        assert case.called is None or called <= case.called(entry), (entry, code.log)
+        assert case.waits(entry) or not re.search(r"C75\d\d", code.log), (entry, code.log)
+        products = case.products(entry)
+        if products is not None:
+            found = operations(code.cubin) & (products or HMMA | HGMMA)
+            assert bool(found) == bool(products), entry
+
+
+@pytest.mark.parametrize(
+    ("entries", "elements", "V"),
+    [(vector_entries, ("bfloat16",), 128), (vector_backward_entries, ("bfloat16",), 128),
+     (free_entries, ("bfloat16",), 128), (softmax.softmax_entries, ("bfloat16", "float16"), 128),
+     (softmax.path_entries, ("bfloat16",), 128)],
+    ids=lambda x: getattr(x, "__name__", ""),
+)  # fmt: skip
+def test_kernels_of_compute_capability_90(entries, elements, V):
+    """No other card has them, nor another dtype."""
+    more = (True,) if entries in (softmax.softmax_entries, softmax.path_entries) else ()
+    for element in ("bfloat16", "float16", "float32"):
+        cards = {c for c in SHARED if list(entries(element, 128, V, c, *more))}
+        assert cards == ({90} if element in elements else set())
+
+
+@pytest.mark.parametrize(("erase", "name", "two_terms"), [(NONE, "scan", True), (DELTA, "chain", False)])
+def test_a_forward_that_a_backward_follows_is_compiled_ahead(erase, name, two_terms):
+    """The builds that calls with gradients launch."""
+    build = vector_plan.Build(keep=True, two_term_keys=two_terms)
+    wanted = vector_plan.constants(name, vector_plan.VectorKind(128, 128, "bfloat16"), build)
+    for backward in (False, True):
+        entries = vector_entries("bfloat16", 128, 128, 90, erase, backward=backward)
+        assert (wanted in [entry.constants for entry in entries]) == backward
+
+
+BY_DECAY = (softmax.softmax_entries, softmax.path_entries, softmax.portable_entries, softmax.system_entries)
+EVERY = (scan_entries, delta_entries, vector_entries, vector_backward_entries, free_entries, portable_entries,
+         softmax.softmax_entries, softmax.path_entries, softmax.portable_entries, softmax.system_entries,
+         softmax.stick_entries)  # fmt: skip
+
+
+@pytest.mark.parametrize("entries", EVERY, ids=lambda f: f.__name__)
+def test_shared_memory_fits_every_card(entries):
+    for card, size in SHARED.items():
+        for dtype, K, V in itertools.product(("bfloat16", "float16", "float32"), (1, 16, 100, 128, 129, 256), WIDTHS):
+            if entries is delta_entries and portable_delta.too_large(dtype, K, V, size * 1024) is not None:
+                continue
+            for entry in entries(dtype, K, V, card, *((True,) if entries in BY_DECAY else ())):
+                constants = dict(entry.constants)
+                blocks = constants.get("LA_BLOCKS", 1) if card == 90 else 1
+                assert constants.get("LA_SHARED", 0) <= size * 1024, (card, dtype, K, V, entry)
+                assert blocks * constants.get("LA_SHARED", 0) <= 228 * 1024, (card, dtype, K, V, entry)
+
+
+@pytest.mark.parametrize("erase", [NONE, DELTA])
+def test_portable_chunks_of_a_vector_decay(erase):
+    """Every card has keys and values of up to 128 channels, one of compute capability 90 of up to 256."""
+    for card, width in [*((card, 128) for card in SHARED), (90, 256)]:
+        assert list(portable_entries("float32", width, width, card, erase))
