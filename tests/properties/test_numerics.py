@@ -217,16 +217,6 @@ def test_one_float64_array_makes_the_call_float64(case):
         np.testing.assert_array_equal(found[name], x.astype(dtype), name)
 
 
-def test_doubling_would_fail_on_equal_keys():
-    """64 equal unit keys, beta = 1: the last value stays, to the last digits, in float32."""
-    rng = np.random.default_rng(0)
-    k = np.tile(rng.standard_normal((1, 1, 1, 16)), (1, 64, 1, 1)).astype(np.float32)
-    k /= np.linalg.norm(k[0, 0, 0])
-    v = rng.standard_normal((1, 64, 1, 8)).astype(np.float32)
-    out = la.delta_rule(k, k, v, np.ones((1, 64, 1), np.float32), scale=1.0, chunk_size=64)
-    la.testing.assert_close(out, v, eps=50)
-
-
 @pytest.mark.parametrize("how", [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 16},
                                  {"backend": "chunks", "chunk_size": "parallel"}, {"backend": "numba"},
                                  {"backend": "numba", "chunk_size": 1}], ids=str)  # fmt: skip

@@ -44,19 +44,6 @@ def test_all_forms_are_the_recurrence(cell, heads, monkeypatch):
         assert max(found.values()) < 1e-11, (C, states, found)
 
 
-@pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 64, 65, 97])
-@pytest.mark.parametrize(
-    "cell", [("vector", "delta", "after"), ("scalar", "free", "after"), ("outer", "none", "bonus")], ids="-".join
-)
-def test_awkward_lengths(cell, T):
-    args = case(*cell, T=T, K=7, V=4)
-    x, plan, *rest = args
-    reference = definition(*args)
-    for C, states in [(16, "loop"), (64, "loop"), (48, "loop"), (16, "scan")]:
-        found = errors(x, plan._replace(chunk_size=C), *rest, reference, states)
-        assert max(found.values()) < 1e-11, (C, states, found)
-
-
 @pytest.mark.parametrize("cell", [c for c in CELLS if c[2] == "after"], ids="-".join)
 def test_scan_and_loop_agree(cell):
     x, plan, state, dout, dstate = case(*cell, T=130)
@@ -108,36 +95,3 @@ def test_complex_step_of_the_definition():
         exact = ((out * dout).sum() + (end * dstate).sum()).imag / h
         assert abs(exact - (getattr(grads, name) * z).sum()) < 1e-12 * max(1, abs(exact)), name
     assert begin.shape == state.shape
-
-
-@pytest.mark.parametrize("states", ["loop", "scan"])
-def test_two_halves_with_the_state_handed_over_are_the_whole(states):
-    x, plan, state, dout, dstate = case("vector", "delta", "after", T=40, C=8)
-    cut = lambda y, s: None if y is None else y[:, s]  # noqa: E731
-    out, end, saved = chunks.forward(x, plan, state, states)
-    grads, begin = chunks.backward(saved, dout, dstate)
-    first, second = slice(0, 24), slice(24, 40)
-    half = lambda s: type(x)(*(cut(y, s) for y in x))  # noqa: E731
-    part = lambda n: plan._replace(sequences=(plan.sequences[0]._replace(stop=n),))  # noqa: E731
-    out1, mid, saved1 = chunks.forward(half(first), part(24), state, states)
-    out2, end2, saved2 = chunks.forward(half(second), part(16), mid, states)
-    grads2, dmid = chunks.backward(saved2, dout[:, second], dstate)
-    grads1, begin1 = chunks.backward(saved1, dout[:, first], dmid)
-    assert relative_error(np.concatenate([out1, out2], 1), out) < 1e-12
-    assert relative_error(end2, end) < 1e-12
-    assert relative_error(begin1, begin) < 1e-12
-    for a, b, c in zip(grads1, grads2, grads, strict=True):
-        if c is not None:
-            assert relative_error(np.concatenate([a, b], 1), c) < 1e-12
-
-
-def test_a_chunk_that_holds_all_tokens_is_the_parallel_form():
-    """From the length of a tile on; below, it is one chunk."""
-    plan = case("none", "none", "after")[1]
-    of = lambda C, T: policy.is_parallel(plan._replace(chunk_size=C), T)  # noqa: E731
-    assert of(70, 70)
-    assert of(71, 70)
-    assert not of(69, 70)
-    assert not of(64, 64)
-    assert not of(None, 70)
-    assert of("parallel", 1)
