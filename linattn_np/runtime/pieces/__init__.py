@@ -1,1 +1,1 @@
-"""Functions that Numba compiles once each and that call one another by symbol; the instructions of register tiles."""
+"""Functions that Numba compiles once each and that call one another by symbol; instructions of register tiles."""

@@ -38,11 +38,11 @@ from .vectors import I64, Builder, Value, make_array, vectors
 
 KIND = "cpu"
 LOADED = time.time()
-lock = threading.RLock()  # held while code is compiled or loaded, and by the thread that forks
+lock = threading.RLock()  # held while code is compiled or loaded, and by a thread that forks
 
 
 class _Pipeline(compiler.CompilerBase):
-    """Numba's passes without those for what no piece has: `with`, closures, callees to inline, array expressions."""
+    """Numba's passes, except for features that no piece uses: `with`, closures, inlining, array expressions."""
 
     SKIPPED = (untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyped_passes.InlineInlinables,
                typed_passes.InlineOverloads, typed_passes.NopythonRewrites)  # fmt: skip
@@ -92,7 +92,7 @@ def _flags() -> compiler.Flags:
 
 
 def _compile(body: Callable[..., Any], signature: Any, symbol: str) -> bytes:
-    """Numba's code of a function under our own symbol; whatever else its module has is internal."""
+    """Numba's code of a function under our own symbol; the other symbols of its module become internal."""
     with global_compiler_lock:
         target = registry.cpu_target
         typing, context = target.typing_context, target.target_context
@@ -112,7 +112,7 @@ _models = DataModelManager().chain(default_manager)
 
 @register(_models, types.Array)
 class _AsNumbers(ArrayModel):
-    """An array as an argument of a piece: address, sizes and steps, of numbers side by side no step."""
+    """An array as an argument of a piece: address, sizes and steps; a contiguous last axis has no step."""
 
     def get_argument_type(self) -> tuple[ir.Type, ...]:
         kind = self.fe_type
@@ -129,7 +129,7 @@ class _AsNumbers(ArrayModel):
 
 
 def arguments(signature: Any) -> ArgPacker:
-    """How arguments are passed as numbers, and tuples as their parts."""
+    """Passes arrays as numbers and tuples as their parts."""
     return ArgPacker(_models, signature.args)
 
 
@@ -157,7 +157,7 @@ def _called_by_numbers(context: Any, signature: Any, name: str, symbol: str) -> 
 
 
 def _machine_code(module: Any, name: str, symbol: str) -> bytes:
-    """Optimised code of a module that shows nothing but its symbol; `name` becomes part of it."""
+    """Optimised code of a module that exports only `symbol`; the function `name` is inlined into it."""
     for function in module.functions:
         if not function.is_declaration and function.name != symbol:
             function.linkage = "internal"
@@ -173,7 +173,7 @@ def _machine_code(module: Any, name: str, symbol: str) -> bytes:
 
 
 def _machine() -> Any:
-    """The processor, with vectors of its full width."""
+    """The target machine of this processor, with vectors of full width."""
     for start in (llvm.initialize_native_target, llvm.initialize_native_asmprinter):
         start()
     features = llvm.get_host_cpu_features().flatten()
@@ -187,12 +187,12 @@ def _machine() -> Any:
 
 @functools.cache
 def _engine() -> Any:
-    """It owns all machine code, until the process ends."""
+    """The JIT engine; it owns all machine code until the process ends."""
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
 
 
 def load(codes: dict[str, bytes]) -> dict[str, int]:
-    """The addresses of functions from object files that may call one another, by symbol."""
+    """Addresses by symbol of functions loaded from object files; the functions may call one another."""
     engine = _engine()
     for code in codes.values():
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -205,7 +205,7 @@ def load(codes: dict[str, bytes]) -> dict[str, int]:
 
 @functools.cache
 def _fingerprint(source: str) -> str | None:
-    """Of everything that the machine code of a function in a source file depends on.
+    """Hash of everything that the machine code of a function depends on.
 
     None if a source was written after this process had loaded it: its text is then not what is compiled.
     """
@@ -230,12 +230,12 @@ def _fingerprint(source: str) -> str | None:
 
 
 def _locks() -> list[Any]:
-    """Ours, and the one that llvmlite holds in every call of LLVM."""
+    """Our lock, and the lock that llvmlite holds in every call of LLVM."""
     return [lock, getattr(llvm.ffi.lib, "_lock", contextlib.nullcontext())]
 
 
 def _hold_locks() -> None:
-    """Before a fork: what another thread is compiling is finished first, a child cannot finish it."""
+    """Before a fork: waits until no other thread compiles; the child could not finish that compilation."""
     for each in _locks():
         each.__enter__()
 

@@ -20,11 +20,11 @@ import numpy as np
 HEADER = object.__basicsize__
 RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
 ALIGNED = 64  # bytes of the widest vector
-STREAMED = 1 << 20  # bytes of a result from which on it is written past the caches, and aligned
+STREAMED = 1 << 20  # bytes; results of this size or more are aligned and written past the caches
 
 
 class Destinations(threading.local):
-    """Arrays of this thread that `empty` returns, each once, for their shape and dtype; are_aligned: all others are.
+    """Destinations of this thread: `empty` returns each once, by shape and dtype; are_aligned: new arrays are aligned.
 
     Recorded plans call `empty` where there are such arrays, also none of them, instead of None.
     """
@@ -34,7 +34,7 @@ class Destinations(threading.local):
 
     @contextlib.contextmanager
     def filled(self, arrays: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
-        """Calls write their results into these arrays where they can. Gives those that are left."""
+        """Calls write their results into these arrays where possible. Returns the arrays that no call used."""
         before, self.arrays = self.arrays, list(arrays)
         try:
             yield self.arrays
@@ -77,7 +77,7 @@ def address(y: np.ndarray) -> int:
 
 
 def first_byte(y: np.ndarray) -> int:
-    """`address`, several times as fast where the pointer can be read from the object."""
+    """Same as `address`, but several times as fast if the pointer can be read from the object's memory."""
     return c_int64.from_address(id(y) + HEADER).value if is_behind_the_header() else address(y)
 
 

@@ -130,15 +130,15 @@ def _set_field(context: Any, b: Builder, signature: Any, values: Any, name: str)
 
 
 class Piece:
-    """A function, its kinds of arguments, and what of it has been compiled."""
+    """A function, the kinds of its arguments, and its compiled versions."""
 
     def __init__(self, body: Callable[..., Any], of: str = ""):
-        self.body, self.of = body, frozenset(of.split())  # the words of the calls that need it
+        self.body, self.of = body, frozenset(of.split())  # words that name the calls that need it
         self.signature = inspect.signature(body, eval_str=True)
         self.parameters = list(self.signature.parameters.values())
         self.kinds = [p.annotation for p in self.parameters]
         self.name = f"{body.__module__.rpartition('.')[2]}.{body.__name__}"
-        self.slots: dict[str, Any] = {}  # pointers to a piece of some calls
+        self.slots: dict[str, Any] = {}  # pointers through which it is called if only some calls need it
         self.addresses: dict[str, int] = {}
 
     def types_of(self, dtype: Any) -> Any:
@@ -148,23 +148,23 @@ class Piece:
         return returned(*[kind.type_of(dtype) for kind in self.kinds])
 
     def symbol(self, dtype: Any) -> str:
-        """Another one in another revision of the package: both may be in one process (`python -m bench earlier`)."""
+        """A symbol per revision of the package: `python -m bench earlier` loads two in one process."""
         return f"{__name__.partition('.')[0]}.{self.name}.{dtype}"
 
     def callees(self) -> list[Piece]:
-        """The pieces that its lines name."""
+        """The pieces that its body calls."""
         named = inspect.getclosurevars(self.body)
         return [x.piece for x in (*named.globals.values(), *named.nonlocals.values()) if hasattr(x, "piece")]
 
     def dtype_of(self, given: Iterable[Any]) -> Any:
-        """The dtype that arguments of these types ask for."""
+        """The dtype for arguments of these types."""
         for kind, x in zip(self.kinds, given, strict=True):
             if kind.floating and isinstance(x, types.Array | WorkspaceType):
                 return x.dtype
         return next((x for kind, x in zip(self.kinds, given, strict=True) if kind is Number), types.float32)
 
     def slot(self, dtype: Any) -> None:
-        """The pointer through which a piece of some calls is called."""
+        """The pointer through which the piece is called."""
         name = f"{self.symbol(dtype)}.slot"
         if name not in self.slots:
             self.slots[name] = ctypes.c_int64(self.addresses.get(str(dtype), 0))
@@ -195,7 +195,7 @@ def piece(body: Callable[..., Any] | None = None, *, of: str = "") -> Any:
 
 
 def _call(own: Piece, dtype: Any, context: Any, b: Builder, signature: Any, values: Any) -> Value:
-    """A call by symbol, or of a piece of some calls through its pointer; an array that is left out is empty."""
+    """A call by symbol, or through a pointer if only some calls need the piece; an omitted array is empty."""
     wanted, given = own.types_of(dtype), []
     kind = compiler.c_signature(context, wanted)
     for found, x, taken in zip(signature.args, values, wanted.args, strict=True):
@@ -216,7 +216,7 @@ def _call(own: Piece, dtype: Any, context: Any, b: Builder, signature: Any, valu
 
 
 def _in_python(body: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, with empty arrays for those that are left out."""
+    """The Python function itself, with empty arrays for omitted ones."""
     own = Piece(body)
 
     @functools.wraps(body)
@@ -240,7 +240,7 @@ _complete: set[tuple[Piece, str, frozenset[str] | None]] = set()
 
 
 def load_pieces(wanted: Iterable[Any], dtype: str, words: frozenset[str] | None = None) -> None:
-    """Compile and load pieces, and those that they call: of those of some calls, the ones that `words` name; None: all.
+    """Compile and load pieces and their callees; pieces of some calls only if `words` names them (None: all).
 
     A kernel must not call a piece that was never loaded: its pointer is 0.
     """
@@ -262,7 +262,7 @@ def load_pieces(wanted: Iterable[Any], dtype: str, words: frozenset[str] | None 
         codes = {name: compiler.compiled(own.body, own.types_of(kind), name) for name, own in symbols.items()}
         for name, address in compiler.load(codes).items():
             own = symbols[name]
-            if own.of:  # before its address: another thread asks for that
+            if own.of:  # before its address, which another thread may read
                 own.slot(kind)
                 own.slots[f"{name}.slot"].value = address
             own.addresses[dtype] = address

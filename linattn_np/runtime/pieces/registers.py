@@ -1,4 +1,4 @@
-"""Vectors in registers as values: what is written with them is Python, compiled or on NumPy arrays of their numbers.
+"""Vectors in registers as values. Code that uses them is Python: compiled, or run on NumPy arrays.
 
 zeros, load = registers(L)       of L vectors
 x = load(row(A, i), j)           numbers j, j + 1, ... of a row, all of which exist
@@ -19,12 +19,12 @@ from numba.extending import lower_builtin, models, register_model
 from . import vectors
 from .vectors import BYTES, I32, Array, Builder, Value, broadcast, constant, converted, emitted, vector_of
 
-NARROW, WIDE = 4, 8  # vectors of a block: 8 sums hide an addition's latency, and read a state row by whole row
-LINE = 64  # bytes that come with one request
+NARROW, WIDE = 4, 8  # vectors of a block; 8 sums hide the latency of an addition
+LINE = 64  # bytes of a cache line
 
 
 class Lanes(types.Type):
-    """So many numbers in registers."""
+    """The type of `count` numbers in registers."""
 
     def __init__(self, dtype: Any, count: int):
         self.dtype, self.count = dtype, count
@@ -82,7 +82,7 @@ def store_part(b: Builder, v: Value, x: Array, j: Value) -> None:
 
 @emitted(_store)
 def store_past_caches(b: Builder, v: Value, x: Array, j: Value) -> None:
-    """`store` of one vector, where a whole vector of memory begins."""
+    """`store` of one vector at an aligned address."""
     once = b.module.add_metadata([I32(1)])
     b.store(v, b.inttoptr(x.at(j), v.type.as_pointer()), align=BYTES).set_metadata("nontemporal", once)
 
@@ -132,7 +132,7 @@ def _lanes_of(*kinds: Any) -> Any:
 
 
 def _alike(b: Builder, values: Any) -> list[Value]:
-    """Operands of one type: those that are numbers in every lane, in its dtype."""
+    """Operands of one type: a scalar is copied to every lane."""
     kind = next((x.type for x in values if hasattr(x.type, "element")), values[0].type)
     return [x if x.type == kind else broadcast(b, converted(b, x, kind.element), kind) for x in values]
 

@@ -45,7 +45,7 @@ def _product_tile(R: int, L: int) -> Any:
 
 
 def product_tile(R: int, L: int, masked: bool) -> Any:
-    """R rows and L vectors of out = diag(rows) A B + diag(weights) added, from i, j on; k = begin .. end.
+    """R rows and L vectors of out = diag(rows) A B + diag(weights) added, starting at i, j; k = begin .. end.
 
     at = (i, j, begin, end), factors = (rows, weights); empty arrays stand for 1, or 0. Where B has fewer columns than
     out the rest is 0.
@@ -94,7 +94,7 @@ def solve_tile(b: Builder, N: Array, X: Array, i: Value, j: Value) -> None:
     sums = _sums(b, N, rows, X, j, (I64(0), i), masks)
     x = [[b.fsub(X.load(at[r], n, masks[n]), sums[r][n]) for n in range(LANES)] for r in range(ROWS)]
     for r in range(1, ROWS):
-        above = b.icmp_signed("<", b.add(i, I64(r)), X.shape[0])  # a repeated last row stays as it is
+        above = b.icmp_signed("<", b.add(i, I64(r)), X.shape[0])  # a repeated last row is unchanged
         for s in range(r):
             a = b.fneg(N.broadcast(b.add(rows[r], b.mul(b.add(i, I64(s)), N.steps[1]))))
             x[r] = [fma(b, a, y, z) for y, z in zip(x[s], x[r], strict=True)]
@@ -109,7 +109,10 @@ def _transpose_tile(A, out, i, j):  # type: ignore[no-untyped-def]
     x = A[i : i + W, j : j + W].T
     to = out[j : j + len(x), i : i + W]
     there = min(x.shape[1], to.shape[1])
-    to[:, :there], to[:, there:] = x[: len(to), :there], x[: len(to), -1:]  # lanes behind A's rows repeat the last one
+    to[:, :there], to[:, there:] = (
+        x[: len(to), :there],
+        x[: len(to), -1:],
+    )  # lanes past the last row of A repeat that row
 
 
 @emitted(_transpose_tile)
@@ -138,7 +141,7 @@ def number_of(x: Any, *_: Any) -> Any:
 
 
 def _total(b: Builder, x: Array, n: Value, add: Callable[..., Value]) -> Value:
-    """The total of sums <- add(sums, j, mask) over vectors of n numbers; all lanes of all but the last count."""
+    """The total of sums <- add(sums, j, mask) over the vectors of n numbers; only the last one is masked."""
     sums, whole = x.sum(), b.and_(n, I64(-x.vector.count))
     with x.vectors(I64(0), whole) as j:
         b.store(add(b.load(sums), j, None), sums)

@@ -1,4 +1,4 @@
-"""What instructions of a register tile are written with: arrays inside an intrinsic, vectors and masks."""
+"""Helpers for the instructions of a register tile: arrays inside an intrinsic, vectors and masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-Builder, Value = ir.IRBuilder, ir.Value  # what writes instructions, and what one of them gives
+Builder, Value = ir.IRBuilder, ir.Value  # of llvmlite: emits instructions; the result of one
 I64, I32, F64 = ir.IntType(64), ir.IntType(32), ir.DoubleType()
 
 
@@ -46,7 +46,7 @@ def lane(dtype: Any) -> int:
 
 
 def emitted(python: Callable[..., Any], returns: Any = types.void) -> Callable[..., Any]:
-    """Decorates what writes the instructions of an intrinsic: (builder, *arguments) -> its value.
+    """Decorates a function (builder, *arguments) -> value that emits the instructions of an intrinsic.
 
     Arrays come as `Array`, tuples as lists; an array is returned as the numbers that `make_array` takes.   python: what
     it does, where nothing is compiled.   returns: its type, or a function of its arguments' types.
@@ -112,13 +112,13 @@ class Array:
         return at if j is None else self.b.add(at, self.b.mul(j, I64(self.size)))
 
     def inside(self, i: Value, count: int) -> list[Value]:
-        """Rows i, i + 1, ..., the last row of the array in place of those beyond it."""
+        """Rows i, i + 1, ...; rows past the end are replaced by the last row."""
         last = self.b.sub(self.shape[0], I64(1))
         rows = [self.b.add(i, I64(r)) for r in range(count)]
         return [self.b.select(self.b.icmp_signed("<", r, last), r, last) for r in rows]
 
     def rows(self, rows: list[Value], j: Any = None) -> list[Value]:
-        """Addresses of these rows' elements."""
+        """Addresses of the elements in column j of these rows."""
         return [self.at(r, j) for r in rows]
 
     def get(self, at: Value) -> Value:
@@ -130,7 +130,7 @@ class Array:
         return broadcast(self.b, self.get(at), self.vector)
 
     def masks(self, columns: Value, j: Value, count: int) -> list[Value]:
-        """Lane masks of vectors from column j on: those below `columns`."""
+        """Lane masks of vectors starting at column j: lanes below `columns`."""
         b, W = self.b, self.vector.count
         left = broadcast(b, b.trunc(b.sub(columns, j), I32), ir.VectorType(I32, W))
         return [b.icmp_signed("<", lanes(range(n * W, n * W + W)), left) for n in range(count)]
@@ -171,7 +171,7 @@ class Array:
 
 
 def constant(kind: ir.Type, x: Any) -> Value:
-    """A number, or those of all lanes; None: zero."""
+    """A scalar or a vector constant; None: zero."""
     return ir.Constant(kind, x)
 
 
@@ -194,12 +194,12 @@ def lanes(numbers: Iterable[int]) -> Value:
 
 
 def vector_of(dtype: Any, count: int) -> ir.Type:
-    """The type of so many numbers in registers."""
+    """The vector type of `count` numbers."""
     return ir.VectorType(ir.FloatType() if dtype == types.float32 else F64, count)
 
 
 def converted(b: Builder, x: Value, kind: ir.Type) -> Value:
-    """A number, or a vector of floating ones, as floating ones of another width."""
+    """A floating scalar or vector, converted to another width."""
     if isinstance(x.type, ir.IntType):
         return b.sitofp(x, kind)
     is_wide = getattr(kind, "element", kind) == F64
@@ -207,7 +207,7 @@ def converted(b: Builder, x: Value, kind: ir.Type) -> Value:
 
 
 def make_array(b: Builder, value: ir.Type, kind: Any, at: Value, shape: Any, steps: Any) -> Value:
-    """An array at an address; no steps: its numbers lie side by side."""
+    """An array at an address; no steps: contiguous."""
     size, array = I64(kind.dtype.bitwidth // 8), ir.Constant(value, None)
     array = b.insert_value(b.insert_value(array, size, 3), b.inttoptr(at, value.elements[4]), 4)
     for n, (x, step) in enumerate(zip(shape, steps or [size], strict=True)):
@@ -216,13 +216,13 @@ def make_array(b: Builder, value: ir.Type, kind: Any, at: Value, shape: Any, ste
 
 
 def word(b: Builder, table: Value, n: Any, kind: ir.Type = I64) -> Value:
-    """The place of word n of a table."""
+    """Pointer to word n of a table."""
     n = I64(8 * n) if isinstance(n, int) else b.mul(n, I64(8))
     return b.inttoptr(b.add(table, n), kind.as_pointer())
 
 
 def prefetch(b: Builder, address: Value) -> None:
-    """Bring the line at an address into the second cache."""
+    """Prefetch the line at an address into the second-level cache."""
     kinds = [ir.PointerType(), I32, I32, I32]
     fn = known(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
     b.call(fn, [b.inttoptr(address, kinds[0]), I32(0), I32(2), I32(1)])
@@ -261,7 +261,7 @@ def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
 
 
 def product(b: Builder, x: Value, y: Value) -> Value:
-    """x y, rounded: no part of a fused multiply-add, which Numba allows of instructions without a flag of their own."""
+    """x y, rounded: not contracted to a fused multiply-add, which Numba's default flags allow."""
     return b.fmul(x, y, flags=("arcp",))
 
 

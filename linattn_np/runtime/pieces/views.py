@@ -1,4 +1,4 @@
-"""Views of arrays, without what Numba's slices cost to compile: what each is in Python, then its instructions."""
+"""Views of arrays that compile faster than Numba's slices: each in Python, then its instructions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def same(A: Any, *_: Any) -> Any:
 
 @emitted(lambda A, i: A[i], lambda A, i: types.Array(A.dtype, A.ndim - 1, "C"))
 def row(b: Builder, A: Array, i: Value) -> Any:
-    """A_i: row i, whose columns lie side by side."""
+    """A_i: row i, contiguous."""
     return A.at(i), A.shape[1:], A.steps[1:]
 
 
@@ -92,7 +92,7 @@ def _address_of(x: StoredArray, at: tuple[int, int, int], column: int) -> int:
 
 @emitted(_address_of, types.int64)
 def address_of(b: Builder, x: Value, at: Any, column: Value) -> Any:
-    """Where column `column` of token t of a head lies: at = (batch row, head, t)."""
+    """Address of column `column` of token t of a head: at = (batch row, head, t)."""
     return _address(b, x, at, column)
 
 
@@ -106,13 +106,13 @@ def _address(b: Builder, x: Value, at: list[Value], column: Value) -> Value:
 
 @emitted(lambda x, n: int(x.row[n]), types.int64)
 def field_of(b: Builder, x: Value, n: Value) -> Any:
-    """Entry n of an array's row: a step, its storage, the heads that share a head."""
+    """Entry n of an array's row of the table: a step, its storage, or how many heads share one."""
     return b.load(word(b, x, n))
 
 
 @emitted(lambda address: None)
 def prefetch_line(b: Builder, address: Value) -> None:
-    """Brings the line at an address into the second cache."""
+    """Prefetches the line at an address into the second-level cache."""
     prefetch(b, address)
 
 

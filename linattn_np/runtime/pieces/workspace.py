@@ -1,4 +1,4 @@
-"""Workspaces: what a kernel is told and its own memory, as one argument with named fields.
+"""Workspaces: the inputs of a kernel and its scratch memory, as one argument with named fields.
 
 A workspace is a table of 64-bit whole numbers. Fields of a declaration, in the order of the table:
 
@@ -29,13 +29,13 @@ class Matrix(NamedTuple):
 
     rows: str
     columns: str = ""  # "": a vector
-    before: str = ""  # a row is before row 0, and NAME_before is the matrix of so many rows from there on
+    before: str = ""  # a size: one row precedes row 0, and NAME_before is the matrix that starts there
     slot: str = ""
-    alias: str = ""  # the memory of another field, from row `first` on, and from a column on
+    alias: str = ""  # shares the memory of another field, starting at row `first` and a column
     first: int = 0
     left: str = ""
-    dtype: str = ""  # another dtype than that of the computation
-    of: frozenset[str] = frozenset()  # the words of the calls in which it has memory
+    dtype: str = ""  # if it is not the dtype of the computation
+    of: frozenset[str] = frozenset()  # words that name the calls in which it has memory
 
 
 class Workspace:
@@ -45,7 +45,7 @@ class Workspace:
 
     def __init__(self, name: str, wholes: tuple[str, ...], numbers: tuple[str, ...], arrays: tuple[str, ...],
                  matrices: Mapping[str, Mapping[str, Matrix]]):  # fmt: skip
-        """matrices: by the words of the calls that they are of; their sizes are whole numbers, too."""
+        """matrices: by words that name the calls that use them; their sizes become integer fields."""
         self.name, self.numbers, self.arrays, self.declared = name, numbers, arrays, []
         for words, group in matrices.items():
             for field, m in group.items():
@@ -65,7 +65,7 @@ class Workspace:
 
     def layout(self, sizes: Mapping[str, int], dtype: Any, words: frozenset[str] = frozenset(),
                copies: Mapping[str, int] = {}) -> Layout:  # fmt: skip
-        """The table of a kernel whose matrices have at most these sizes; copies: slots of those that have several."""
+        """The table of a kernel whose matrices have at most these sizes; copies: slots of fields with several."""
         table, W, own, total = np.zeros(self.size, np.int64), lane(dtype), [], 0
         for field, m in self.declared:
             if not m.of <= words:
@@ -93,12 +93,12 @@ class Workspace:
 
 
 def up(n: int, whole: int) -> int:
-    """n, or the next multiple of a whole."""
+    """n rounded up to a multiple of `whole`."""
     return -(-n // whole) * whole
 
 
 class Layout(NamedTuple):
-    """A table whose matrices begin at address 0, the fields to which an address is added, and their bytes."""
+    """A table with offsets instead of addresses, the fields that hold offsets, and the bytes of all matrices."""
 
     table: np.ndarray
     own: np.ndarray
@@ -115,7 +115,7 @@ class Layout(NamedTuple):
 
 
 class StoredArray:
-    """An array of the call: NumPy's view of what a row of a table says."""
+    """An array of the call, as a NumPy view made from its row of the table."""
 
     def __init__(self, row: np.ndarray):
         self.row = row
@@ -130,7 +130,7 @@ class StoredArray:
 
 
 def array_at(address: int, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """An array at an address, whose owner somebody else holds."""
+    """An array at an address; the caller keeps the memory alive."""
     low = sum(min(0, s * (n - 1)) for s, n in zip(strides, shape, strict=True))
     high = sum(max(0, s * (n - 1)) for s, n in zip(strides, shape, strict=True)) + dtype.itemsize
     if 0 in shape:
@@ -160,7 +160,7 @@ class PythonWorkspace:
     def _matrix(self, m: Matrix, at: int) -> np.ndarray:
         address, row, step = (int(x) for x in self.table[at : at + 3])
         dtype = np.dtype(m.dtype or self.dtype)
-        if not address:  # it has no memory in this kind of call
+        if not address:  # this kind of call does not use it
             return np.empty((0, 0) if m.columns else 0, dtype)
         if m.slot:
             address += step * getattr(self, m.slot)

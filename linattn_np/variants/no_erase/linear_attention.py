@@ -27,7 +27,7 @@ def is_plain(options: Mapping[str, Any]) -> bool:
 
 
 class LinearAttentionOptions(SimilarityOptions, total=False):
-    """The common options, and: see the function's docstring."""
+    """The common options and the ones of the docstring of `linear_attention`."""
 
     feature_map: Any
 

@@ -1,4 +1,4 @@
-"""What the variants of the softmax core share: their options."""
+"""Options of the variants of the softmax core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AttentionOptions(Options, total=False):
 
 
 class CausalOptions(AttentionOptions, total=False):
-    """And: whether a query reads its past alone."""
+    """Also: causal, whether a query reads only itself and earlier tokens."""
 
     causal: bool
 

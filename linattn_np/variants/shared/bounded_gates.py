@@ -1,4 +1,4 @@
-"""Log decays with a declared lower bound, of which kernels may make use: no g is below gate_lower_bound."""
+"""Log decays with a declared lower bound that kernels may use: no g is below gate_lower_bound."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ...spec import OptionSpec
 
 
 class BoundedGateOptions(Options, total=False):
-    """The common options, and: a lower bound of the log decays."""
+    """The common options and gate_lower_bound."""
 
     gate_lower_bound: float | None
 

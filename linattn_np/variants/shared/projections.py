@@ -32,31 +32,31 @@ from .similarity import Similarity
 
 
 class ProjectionOptions(Options, total=False):
-    """The common options, and: divide q and k by their length."""
+    """The common options and the norm of q and k."""
 
     qk_l2norm: bool
     l2norm_eps: float
 
 
 class StrengthOptions(ProjectionOptions, total=False):
-    """And: beta is a raw projection."""
+    """Also: beta is a raw projection."""
 
     beta_sigmoid: bool
     allow_neg_eigval: bool
 
 
 class GateOptions(ProjectionOptions, total=False):
-    """And: the gate has a lower bound."""
+    """Also: the gate has a lower bound."""
 
     lower_bound: float | None
 
 
 class GatedStrengthOptions(StrengthOptions, GateOptions, total=False):
-    """Both."""
+    """Raw strengths and gates with a lower bound."""
 
 
 def raw_options(beta: bool = True, gate: bool = True) -> OptionSpec:
-    """The options of a variant; beta, gate: whether it has strengths, and the arrays of the gate formula."""
+    """The options of a variant; beta: it has strengths, gate: it has the arrays of the gate formula."""
     defaults: dict[str, Any] = {"qk_l2norm": False, "l2norm_eps": 0.0}
     if beta:
         defaults |= {"beta_sigmoid": False, "allow_neg_eigval": False}
@@ -66,7 +66,7 @@ def raw_options(beta: bool = True, gate: bool = True) -> OptionSpec:
 
 
 def _check(fn: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for an option whose other half is missing."""
+    """Raise ValueError for an option that needs another one."""
     if options["l2norm_eps"] and not options["qk_l2norm"]:
         raise ValueError(f"{fn}: l2norm_eps is {options['l2norm_eps']} without a norm, expected qk_l2norm=True")
     if options.get("allow_neg_eigval") and not options["beta_sigmoid"]:
@@ -84,7 +84,7 @@ def gate_arrays(bias: str = "H") -> dict[str, ArgSpec]:
 
 
 def raw_gate(c: Variables) -> tuple[Array | None, Array | None, Array | None]:
-    """The core's g, A_log and bias.   Raises ValueError for a part of a formula without the rest."""
+    """The core's g, A_log and bias.   Raises ValueError if a part of the formula is missing."""
     bounded = c.options["lower_bound"] is not None
     if c.g is None and bounded:
         raise ValueError(f"{c.name}: lower_bound is given without g, expected g to be the raw projection")
@@ -98,7 +98,7 @@ def raw_gate(c: Variables) -> tuple[Array | None, Array | None, Array | None]:
 
 
 def raw_gate_vjp(c: Variables, dg: Array, dA: Array | None, dbias: Array | None) -> dict[str, Array]:
-    """Gradients of g, A_log and dt_bias, those that are given."""
+    """Gradients of g and, if given, of A_log and dt_bias."""
     grads = {"g": dg if _by_channel(c) else dg[..., 0]}
     grads |= {} if dA is None else {"A_log": dA}
     return grads if dbias is None else grads | {"dt_bias": c.xp.reshape(dbias, tuple(c.dt_bias.shape))}
@@ -116,17 +116,17 @@ def _by_channel(c: Variables) -> bool:
 
 
 class MappedOptions(Options, total=False):
-    """The common options, and: a feature map of q and k."""
+    """The common options and a feature map of q and k."""
 
     feature_map: Any
 
 
 class MappedStrengthOptions(StrengthOptions, MappedOptions, total=False):
-    """Those of raw projections, and: a feature map of q and k."""
+    """The options of raw projections and a feature map of q and k."""
 
 
 class MappedGatedOptions(GatedStrengthOptions, MappedOptions, total=False):
-    """Likewise with a gate."""
+    """Also: the options of a raw gate."""
 
 
 SIMILARITY = Similarity(lambda c: feature_map_pair(c.name, c.options["feature_map"]))
@@ -145,7 +145,7 @@ class Mapped(NamedTuple):
         return x._replace(q=mapped["q"], k=mapped["k"], r=mapped["k"] if x.r is x.k else x.r)
 
     def to_core_vjp(self, c: Variables, d: Inputs) -> dict[str, Array]:
-        """The gradient of phi(k), as a key and as what is erased, is mapped back once."""
+        """phi(k) is the key and the erase vector: both gradients are added, then mapped back once."""
         if is_plain(c.options):
             return self.base.to_core_vjp(c, d)
         mapped = SIMILARITY.mapped_vjp(c, {"q": d.q, "k": both(d.k, d.r)})
@@ -153,12 +153,12 @@ class Mapped(NamedTuple):
 
 
 def is_plain(options: Any) -> bool:
-    """Whether there is no map: the state is that of the core."""
+    """Whether there is no map, so that the state is the core's."""
     return isinstance(options["feature_map"], str) and options["feature_map"] == "identity"
 
 
 def pack_state(c: Variables, state: Any) -> Any:
-    """Only checks: the state is as wide as the mapped keys."""
+    """Checks that the state is as wide as the mapped keys."""
     if state is not None and is_plain(c.options):
         check_state(c.name, state, c.sizes)
     elif state is not None:

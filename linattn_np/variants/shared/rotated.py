@@ -49,7 +49,7 @@ def _lengths(c: Variables) -> list[int]:
 
 
 def _positions(c: Variables, angles: Array) -> Array:
-    """1, 2, ... of every sequence: (T, 1, 1)."""
+    """Positions 1, 2, ... in each sequence: (T, 1, 1)."""
     xp, lengths = c.xp, _lengths(c)
 
     def make() -> Array:
@@ -108,14 +108,14 @@ class Rotated(NamedTuple):
 
 
 def pack_state(c: Variables, state: Any) -> Any:
-    """The initial state is in the frame of position 0: only checks."""
+    """Checks the initial state, which is in the frame of position 0."""
     if state is not None:
         check_state(c.name, state, c.sizes)
     return state
 
 
 def _turn(c: Variables, angles: Array, lengths: Array) -> Array:
-    """The rotation (2, ..., 1, P) of the last of so many tokens; back, it leads to the frame of that token."""
+    """The rotation (2, ..., 1, P) of the last of `lengths` tokens; its inverse leads to the frame of that token."""
     return rotation(c.xp, angles[None, :], lengths, c.dtype)
 
 
@@ -148,7 +148,7 @@ def unpack_states(c: Variables, S: Array, prefixes: list[Sequence]) -> Array:
 def unpack_states_vjp(
     c: Variables, S: Array, dstates: Array, prefixes: list[Sequence]
 ) -> tuple[Array, dict[str, Array]]:
-    """As unpack_state_vjp."""
+    """(gradient of S, gradients of arrays); see unpack_state_vjp."""
     xp, angles = c.xp, _angles(c)
     lengths = _lengths_of(c, angles, prefixes)
     turn = _turn(c, angles, lengths)

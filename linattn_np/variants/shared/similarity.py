@@ -30,7 +30,7 @@ from ...spec import ChangeOfVariables, Names, StateFormat, Variables
 
 
 class SimilarityOptions(Options, total=False):
-    """The common options, and: divide by the sum of similarities; see earlier keys only; added to the sum."""
+    """The common options, normalize (divide by the sum of similarities), causal, and eps (added to that sum)."""
 
     normalize: bool
     causal: bool
@@ -64,7 +64,7 @@ class Similarity(NamedTuple):
     maps: Callable[[Variables], tuple[FeatureMap, FeatureMap]]
 
     def to_core(self, c: Variables, is_narrow: bool | None = None) -> Inputs | MappedInputs:
-        """phi(q), phi(k), v or [v, 1]; or q, k, v and the map.   is_narrow: see rows_are_narrow."""
+        """phi(q), phi(k), v or [v, 1]; or q, k, v and the map for the core.   is_narrow: see rows_are_narrow."""
         xp, (map_q, map_k) = c.xp, self.maps(c)
         eps = float(c.options["eps"]) if c.options["normalize"] else None
         x = MappedInputs(c.q, c.k, c.v, None, map_k, eps, rows_are_narrow(c) if is_narrow is None else is_narrow)
@@ -86,22 +86,22 @@ class Similarity(NamedTuple):
         return c.features
 
     def is_left_to_the_core(self, c: Variables, map_q: FeatureMap, x: MappedInputs) -> bool:
-        """Whether the core evaluates the map: one with steps, causal and on NumPy arrays, or a polynomial of q . k."""
+        """Whether the core evaluates the map: one with steps (causal, NumPy arrays), or a polynomial of q . k."""
         steps = getattr(x.map[0], "steps", None)
         if steps is None or steps != getattr(map_q[0], "steps", None) or c.k.shape[-1] == 0:
             return False
         if is_cupy(c.xp) and c.kernels and c.sizes.T == 1 and getattr(c, "state", None) is not None:
-            return False  # a float32 state was rounded already: float32 features are as exact
+            return False  # a float32 state is rounded already: float32 features are as exact
         return (is_numpy(c.xp) and c.options["causal"]) or x.is_polynomial
 
     def to_core_vjp(self, c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
-        """The maps' own transposes; the column of ones has no gradient."""
+        """Applies the transposes of the maps; the column of ones has no gradient."""
         if isinstance(d, MappedInputs):
             return {"q": d.q, "k": d.k, "v": d.v[..., : c.v.shape[-1]]}
         return {"v": d.v[..., : c.v.shape[-1]]} | self.mapped_vjp(c, {"q": d.q, "k": d.k})
 
     def mapped_vjp(self, c: Variables, d: Mapping[str, Array]) -> dict[str, Array]:
-        """The gradients of q and k from those of their features."""
+        """Gradients of q and k from the gradients of their features."""
         xp, (map_q, map_k), grads = c.xp, self.maps(c), dict[str, Array]()
         for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d["k"]), ("q", c.q, map_q, d["q"])):
             if x is not None and f_vjp is identity_vjp:
@@ -196,7 +196,7 @@ def _checked(c: Variables, name: str, y: Any, who: str = "feature_map") -> Array
 
 
 def divide(c: Variables, out: Array) -> Array:
-    """Numerator over denominator + eps, unless the core has divided; 0 where that is 0."""
+    """Numerator / (denominator + eps), 0 for a zero denominator; unchanged if the core has divided."""
     return averages.divide(c.xp, out, c.options["eps"])[0] if _is_left(c, out) else out
 
 

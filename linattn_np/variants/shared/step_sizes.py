@@ -27,7 +27,7 @@ def _steps(c: Variables) -> tuple[Array, Array, Array]:
 
 
 def _kernels(c: Variables, *others: Array | None) -> Any:
-    """The module of kernels for the change of variables, or None; others: arrays that it must support too.
+    """The kernels for the change of variables, or None; others: arrays that they must support too.
 
     Rotated rows, and so v, have the compute dtype.
     """
@@ -70,7 +70,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 
 
 def _finishing(c: Variables, *others: Array) -> Any:
-    """The module of kernels for from_core, or None."""
+    """The kernels for from_core, or None."""
     one = (c.D is not None or c.z is not None) and (c.D is None or c.D.ndim == 1)
     return _kernels(c, c.z, *others) if one else None
 
@@ -87,8 +87,8 @@ def from_core(c: Variables, out: Array) -> Array:
 
 
 def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
-    """(gradient of out, those of D, z and the skip's part of x)."""
-    if (kernels := _finishing(c, dout)) is not None:  # the skip's part follows in to_core_vjp
+    """(gradient of out, gradients of D, z and the skip's part of x)."""
+    if (kernels := _finishing(c, dout)) is not None:  # to_core_vjp adds the skip's part of dx
         dz = {}
         if c.z is not None:
             dout, dz["z"] = kernels.finish_vjp(c.xp, out, c.x, c.D, c.z, dout)

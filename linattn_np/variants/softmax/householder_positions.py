@@ -45,7 +45,7 @@ SPEC = VariantSpec(
 )
 
 
-# weak maps: P contracts with the product of all |1 - beta|, and rounding errors are relative to 1, not to P
+# weak maps: P shrinks by the product of all |1 - beta|, but rounding errors are relative to 1, not to P
 @public(SPEC, Samples({"w": "direction", "beta": "share"}, ({}, {"window": 9})))
 def householder_positions(q: Any, k: Any, v: Any, w: Any, beta: Any, **options: Unpack[AttentionOptions]) -> Any:
     """Softmax attention of queries and keys less their own delta-rule outputs, whose keys and values are w.

@@ -15,7 +15,7 @@ from ..shared.attention import ATTENTION, DIRECTIONS, MAP_STRENGTH, AttentionOpt
 
 
 def to_core(c: Variables) -> Inputs:
-    """Without g nothing decays."""
+    """The core's arrays; without g there is no decay."""
     g, heads = c.g, c.sizes.letters.get("Hq", c.sizes.H)
     if g is None:
         zero = c.xp.zeros((1,) * (len(c.sizes.batch) + 2), dtype=c.dtype, device=device(c.v))
