@@ -54,7 +54,8 @@ def _strict() -> Backend:
 
 def _torch() -> Backend:
     torch = pytest.importorskip("torch")
-    return Backend("torch", lambda x: torch.from_numpy(np.ascontiguousarray(x)), lambda x: x.numpy(), torch.Tensor)
+    bring = lambda x: torch.from_numpy(np.ascontiguousarray(x).reshape(x.shape))  # noqa: E731
+    return Backend("torch", bring, lambda x: x.numpy(), torch.Tensor)
 
 
 def _jax() -> Backend:

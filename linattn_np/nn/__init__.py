@@ -10,8 +10,12 @@ is. Options of all functions: backend ("reference": array calls, "numba": compil
 
 from .declaration import COMMON as COMMON
 from .elementwise import gelu, log_sigmoid, sigmoid, silu, softplus, squared_relu, swiglu
+from .ends import cross_entropy, dropout, embedding, linear
+from .gates import log_decay
 from .mixing import short_conv, token_shift
+from .positions import rotary, xpos
 from .rows import gated_norm, group_norm, l2_norm, layer_norm, rms_norm, softmax
 
-__all__ = ["gated_norm", "gelu", "group_norm", "l2_norm", "layer_norm", "log_sigmoid", "rms_norm", "short_conv",
-           "sigmoid", "silu", "softmax", "softplus", "squared_relu", "swiglu", "token_shift"]  # fmt: skip
+__all__ = ["cross_entropy", "dropout", "embedding", "gated_norm", "gelu", "group_norm", "l2_norm", "layer_norm",
+           "linear", "log_decay", "log_sigmoid", "rms_norm", "rotary", "short_conv", "sigmoid", "silu", "softmax",
+           "softplus", "squared_relu", "swiglu", "token_shift", "xpos"]  # fmt: skip

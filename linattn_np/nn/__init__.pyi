@@ -8,6 +8,18 @@ from .. import Result
 COMMON: dict[str, Any]
 A = TypeVar("A")
 
+def cross_entropy(x: A, labels: Any, weight: Any = ..., bias: Any = ..., *, ignore_index: int = ..., label_smoothing: float = ..., z_loss: float = ..., reduction: str = ..., backend: str | None = ..., num_threads: int | None = ...) -> A:
+    """The negative log likelihood of labels, of logits or of the hidden states before the last dense layer."""
+    ...
+
+def dropout(x: A, *, rng: Any, p: float = ..., backend: str | None = ..., num_threads: int | None = ...) -> A:
+    """Elements set to 0 with probability p, the others divided by 1 - p."""
+    ...
+
+def embedding(ids: Any, weight: A, *, backend: str | None = ..., num_threads: int | None = ...) -> A:
+    """Rows of a table."""
+    ...
+
 def gated_norm(x: A, gate: Any, weight: Any = ..., *, eps: float = ..., activation: str = ..., gate_first: bool = ..., group: int | None = ..., backend: str | None = ..., num_threads: int | None = ...) -> A:
     """rms_norm and an output gate, in one pass."""
     ...
@@ -28,12 +40,24 @@ def layer_norm(x: A, weight: Any = ..., bias: Any = ..., *, eps: float = ..., ba
     """Rows with mean 0 and variance 1."""
     ...
 
+def linear(x: A, weight: Any, bias: Any = ..., *, backend: str | None = ..., num_threads: int | None = ...) -> A:
+    """A dense layer."""
+    ...
+
+def log_decay(a: A, A_log: Any = ..., bias: Any = ..., *, formula: str = ..., bound: float = ..., divisor: float = ..., backend: str | None = ..., num_threads: int | None = ...) -> A:
+    """The log decay g <= 0 of a token from its projection a; b = a + bias, rate = e^{A_log}, or 1 without A_log."""
+    ...
+
 def log_sigmoid(x: A, *, backend: str | None = ..., num_threads: int | None = ...) -> A:
     """The logarithm of the sigmoid: a log decay in [-inf, 0]."""
     ...
 
 def rms_norm(x: A, weight: Any = ..., bias: Any = ..., *, eps: float = ..., backend: str | None = ..., num_threads: int | None = ...) -> A:
     """Rows divided by the root of their mean square."""
+    ...
+
+def rotary(x: A, angle: Any = ..., *, base: float = ..., dims: int | None = ..., interleaved: bool = ..., offset: int = ..., cumulative: bool = ..., cu_seqlens: Any = ..., backend: str | None = ..., num_threads: int | None = ...) -> A:
+    """Rotary position embedding: pairs of channels of queries and keys rotated by angles of the token."""
     ...
 
 @overload
@@ -76,4 +100,8 @@ def token_shift(x: A, mix: Any = ..., *, state: Any = ..., cu_seqlens: Any = ...
 @overload
 def token_shift(x: A, mix: Any = ..., *, state: Any = ..., cu_seqlens: Any = ..., backend: str | None = ..., num_threads: int | None = ..., return_state: Literal[True], overwrite_state: bool = ..., state_rows: Any = ...) -> Result[A]:
     """The token before, or a mixture with it, as in RWKV."""
+    ...
+
+def xpos(x: A, *, inverse: bool = ..., base: float = ..., scale_base: float = ..., gamma: float = ..., dims: int | None = ..., interleaved: bool = ..., offset: int = ..., cu_seqlens: Any = ..., backend: str | None = ..., num_threads: int | None = ...) -> A:
+    """Rotary embedding with a decay in the distance: queries grow with their position, keys shrink."""
     ...

@@ -8,7 +8,8 @@
 The public function has the same arguments without `c`. It takes arrays of any library, checks them against their axes,
 computes in float32 or float64, and returns the dtype of its first floating array. Letters of axes are sizes, "..." is
 any number of axes, "?" an array that may be left out; "whole ..." is an array of integers, without a gradient. A piece
-with an array `state` returns (out, final states), pullback(dout, dstate): the rest is in states.py.
+with an array `state` returns (out, final states), pullback(dout, dstate): the rest is in states.py. An option that is
+a random generator comes to the body as a seed drawn from it, so that a recomputed call draws the same numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_d
 from ..runtime.doorway import expect
 from ..runtime.shapes import Sizes, check_offsets
 from ..runtime.unchanged import check_unchanged, mark
-from ..runtime.values import check_word, is_whole, shown
+from ..runtime.values import check_word, is_real, is_whole, shown
 from . import states
 
 WHOLE, ANY = "whole ", "...?"  # in front of the axes of integers; an array whose axes the body checks
@@ -65,9 +66,10 @@ class Call(NamedTuple):
 class Piece:
     """A declared piece; `__call__` and `vjp` take the arguments of its public function."""
 
-    def __init__(self, axes: Mapping[str, str], body: Body):
+    def __init__(self, axes: Mapping[str, str], body: Body, wide: bool = False):
+        """wide: the result keeps the dtype of the computation."""
         own = list(inspect.signature(body).parameters.values())[1:]
-        self.name, self.body, self.axes = body.__name__, body, dict(axes)
+        self.name, self.body, self.axes, self.wide = body.__name__, body, dict(axes), wide
         more = COMMON | ({n: x for n, x in states.OPTIONS.items() if n != "state"} if "state" in axes else {})
         kinds = {
             "backend": "str | None",
@@ -144,7 +146,10 @@ class Piece:
         given = self.defaults | given
         for name, x in given.items():
             if x is EMPTY or (x is None and self.defaults[name] is EMPTY):
-                raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
+                expected = f"the arrays {', '.join(names)}" if name in names else "it by keyword"
+                raise TypeError(f"{fn}: {name} is missing, expected {expected}")
+            if isinstance(x, np.random.Generator):
+                given[name] = int(x.integers(1 << 63))
         return given
 
     def _entered(self, given: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
@@ -178,8 +183,9 @@ class Piece:
 
     def _given_back(self, c: Call, computed: Any) -> Any:
         """The public result: out in the dtype of the first floating array, a state in its own."""
-        kind, back = next(iter(c.kinds.values())), c.library.give_back
-        out = back(cast(c.xp, _out(computed), kind))
+        kind, back = c.dtype if self.wide else next(iter(c.kinds.values())), c.library.give_back
+        out = cast(c.xp, _out(computed), kind)
+        out = back(np.asarray(out) if isinstance(out, np.generic) else out)
         if c.states is None or not (c.states.returned or c.states.overwritten):
             return out
         end = back(c.states.end(c.library, cast(c.xp, computed.state, c.kinds.get("state", kind))))
@@ -201,6 +207,9 @@ class Piece:
             if name not in names or name in each:
                 raise TypeError(f"{fn}: the pullback got {name}, expected each of {', '.join(names)} once")
             each[name] = d
+        for name, d in each.items():
+            if is_real(d) and shapes[name] == ():
+                each[name] = c.xp.asarray(d, dtype=c.dtype, device=c.library.device)
         if all(each.get(n) is None for n in names):
             raise TypeError(f"{fn}: the pullback got no cotangent, expected {' or '.join(names)}")
         _, entered = enter(fn, each, c.library)
@@ -216,11 +225,14 @@ def _out(computed: Any) -> Array:
     return computed.out if isinstance(computed, Result) else computed
 
 
-def piece(**axes: str) -> Callable[[Body], Callable[..., Any]]:
-    """Decorator: the public function of a body; axes: of each array by name, also of those given by keyword."""
+def piece(*, wide: bool = False, **axes: str) -> Callable[[Body], Callable[..., Any]]:
+    """Decorator: the public function of a body; axes: of each array by name, also of those given by keyword.
+
+    wide: the result keeps the dtype of the computation.
+    """
 
     def decorate(body: Body) -> Callable[..., Any]:
-        own = Piece(axes, body)
+        own = Piece(axes, body, wide)
 
         @functools.wraps(body)
         def function(*arrays: Any, **keywords: Any) -> Any:

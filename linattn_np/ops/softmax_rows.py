@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ..runtime.arrays import Array, Namespace
+from ..runtime.arrays import Array, Namespace, device
 
 
 def log_sum_exp(xp: Namespace, x: Array) -> Array:
@@ -39,3 +39,22 @@ def softmax(xp: Namespace, x: Array) -> Array:
 def softmax_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
     y = softmax(xp, x)
     return y * (dy - xp.sum(y * dy, axis=-1, keepdims=True))
+
+
+def cross_entropy(xp: Namespace, x: Array, labels: Array, smoothing: float, z: float) -> Array:
+    """lse - (1 - s) x_label - s mean x + z lse^2 of rows (R, D)."""
+    lse = log_sum_exp(xp, x)[:, 0]
+    loss = lse + z * lse * lse - (1 - smoothing) * xp.sum(x * _hot(xp, x, labels), axis=-1)
+    return loss - smoothing * xp.mean(x, axis=-1) if smoothing else loss
+
+
+def cross_entropy_vjp(xp: Namespace, x: Array, labels: Array, smoothing: float, z: float, d: Array) -> Array:
+    lse = log_sum_exp(xp, x)
+    p = shares(xp, x, lse) * (1 + 2 * z * lse)
+    return d[:, None] * (p - (1 - smoothing) * _hot(xp, x, labels) - smoothing / x.shape[-1])
+
+
+def _hot(xp: Namespace, x: Array, labels: Array) -> Array:
+    """Rows with 1 at their label."""
+    columns = xp.arange(x.shape[-1], dtype=labels.dtype, device=device(x))
+    return xp.astype(labels[:, None] == columns, x.dtype)

@@ -125,3 +125,75 @@ def token_shift(x, mix=1.0, state=None, cu_seqlens=None, **_):
         ends.append(both[len(both) - S :])
     lead = x.shape[:-2] if cu_seqlens is None else (len(cu_seqlens) - 1,)
     return out.reshape(x.shape), np.stack(ends).reshape(*lead, *ends[0].shape)
+
+
+def rotary(x, angle=None, base=10000.0, dims=None, interleaved=False, offset=0, cumulative=False, cu_seqlens=None,
+           size=lambda p, P, n: 1.0):  # fmt: skip
+    T, H, K = x.shape[-3:]
+    out, P = x.copy(), (dims or K) // 2 if angle is None else angle.shape[-1]
+    starts = [0] if cu_seqlens is None else cu_seqlens
+    for n in np.ndindex(x.shape[:-3]):
+        total = {}
+        for t in range(T):
+            first = max(s for s in starts if s <= t)
+            for h in range(H):
+                for p in range(P):
+                    if angle is None:
+                        theta = (offset + t - first) * base ** (-p / P)
+                    else:
+                        theta = angle[(*n, t, p) if angle.ndim < x.ndim else (*n, t, h, p)]
+                        total[h, p] = theta + (total[h, p] if t > first else 0)
+                        theta = total[h, p] if cumulative else theta
+                    i, j = (2 * p, 2 * p + 1) if interleaved else (p, P + p)
+                    a, b = x[(*n, t, h)][[i, j]] * size(p, P, offset + t - first)
+                    out[(*n, t, h)][[i, j]] = (a * math.cos(theta) - b * math.sin(theta),
+                                               b * math.cos(theta) + a * math.sin(theta))  # fmt: skip
+    return out
+
+
+def xpos(x, inverse=False, scale_base=512.0, gamma=0.4, **options):
+    def size(p, P, n):
+        return ((p / P + gamma) / (1 + gamma)) ** ((-1 if inverse else 1) * n / scale_base)
+
+    return rotary(x, size=size, **options)
+
+
+def log_decay(a, A_log=0.0, bias=0.0, formula="softplus", bound=-5.0, divisor=1.0):
+    b, rate = a + bias, np.broadcast_to(np.exp(A_log), a.shape)
+    if formula == "softplus":
+        return -rate * softplus(b)
+    if formula == "bounded":
+        return bound * sigmoid(rate * b)
+    if formula == "exp":
+        return -rate * np.exp(b)
+    return log_sigmoid(b) / divisor if formula == "log_sigmoid" else np.log(bound + (1 - bound) * sigmoid(b))
+
+
+def linear(x, weight, bias=0.0):
+    out = np.zeros((*x.shape[:-1], weight.shape[1]))
+    for n in np.ndindex(out.shape):
+        out[n] = sum(x[(*n[:-1], k)] * weight[k, n[-1]] for k in range(len(weight)))
+    return out + bias
+
+
+def embedding(ids, weight):
+    return np.stack([weight[n] for n in ids.reshape(-1)]).reshape(*ids.shape, -1)
+
+
+def cross_entropy(x, labels, weight=None, bias=0.0, ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
+                  reduction="mean"):  # fmt: skip
+    logits = x if weight is None else x @ weight + bias
+    found, count = np.zeros(labels.shape), 0
+    for n in np.ndindex(labels.shape):
+        if labels[n] == ignore_index:
+            continue
+        row = [float(v) for v in logits[n]]
+        lse = max(row) + math.log(sum(math.exp(v - max(row)) for v in row))
+        own = lse - (1 - label_smoothing) * row[labels[n]] - label_smoothing * sum(row) / len(row)
+        found[n], count = own + z_loss * lse**2, count + 1
+    return found if reduction == "none" else np.sum(found) / (max(count, 1) if reduction == "mean" else 1)
+
+
+def dropout(x, rng, p=0.1):
+    draws = np.random.default_rng(rng).random(x.shape, np.float32)
+    return np.where(draws >= p, x / (1 - p), 0)

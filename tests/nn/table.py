@@ -12,6 +12,7 @@ import linattn_np as la
 from tests.naive import pieces as naive
 
 B, T, H, D, W = 2, 11, 3, 6, 4
+PARAMETERS = ("weight", "bias", "mix", "A_log")  # arrays without axes of the batch
 CUTS = [0, 3, 3, 4, 9, 11]
 
 
@@ -42,7 +43,7 @@ class Case(NamedTuple):
 
 
 def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape) + len(shape)).standard_normal(shape)
+    return np.asarray(np.random.default_rng(sum(shape) + len(shape)).standard_normal(shape))
 
 
 def elementwise() -> list[Case]:
@@ -86,5 +87,49 @@ def mixing() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*elementwise(), *rows(), *mixing()]
+def positions() -> list[Case]:
+    x, row, K = normal(B, T, H, D), normal(1, T, H, D), D
+    return [
+        Case("rotary", "", {"x": x}),
+        Case("rotary", "partial", {"x": x}, {"dims": 4, "interleaved": True, "offset": 7, "base": 100.0}),
+        Case("rotary", "ragged", {"x": row}, {"cu_seqlens": CUTS, "interleaved": True}),
+        Case("rotary", "angles", {"x": x, "angle": normal(B, T, H, K // 2)}, {"interleaved": True}),
+        Case("rotary", "sums", {"x": row, "angle": normal(1, T, 2)}, {"cumulative": True, "cu_seqlens": CUTS}),
+        Case("xpos", "", {"x": x}, {"scale_base": 8.0}),
+        Case("xpos", "keys", {"x": x}, {"inverse": True, "dims": 4, "interleaved": True, "offset": -5}),
+    ]
+
+
+def gates() -> list[Case]:
+    a, bias = normal(B, T, H), normal(H)
+    of_channels = {"a": normal(B, T, H, D), "A_log": normal(H, 1), "bias": normal(H, D)}
+    return [
+        Case("log_decay", "softplus", {"a": a, "A_log": normal(H + 1)[:H], "bias": bias}),
+        Case("log_decay", "channels", of_channels),
+        Case("log_decay", "bounded", of_channels, {"formula": "bounded", "bound": -3.0}),
+        Case("log_decay", "log_sigmoid", {"a": a}, {"formula": "log_sigmoid", "divisor": 16.0}),
+        Case("log_decay", "lower_bound", {"a": a, "bias": bias}, {"formula": "lower_bound", "bound": 0.3}),
+        Case("log_decay", "exp", {"a": a, "A_log": bias}, {"formula": "exp"}),
+    ]
+
+
+def ends() -> list[Case]:
+    x, weight, bias = normal(B, T, D), normal(D, H), normal(H)
+    rng = np.random.default_rng(0)
+    labels, few = rng.integers(0, D, (B, T)), rng.integers(0, H, (B, T))
+    labels[0, 2:5], few[0], few[1, 3] = -100, 7, 7
+    of = {"labels": labels}
+    return [
+        Case("linear", "", {"x": x, "weight": weight}),
+        Case("linear", "bias", {"x": x, "weight": weight, "bias": bias}),
+        Case("embedding", "", {"weight": normal(H, D)}, {}, {"ids": few % H}),
+        Case("cross_entropy", "", {"x": x}, {}, of),
+        Case("cross_entropy", "all", {"x": 3 * x}, {"label_smoothing": 0.1, "z_loss": 0.01, "reduction": "sum"}, of),
+        Case("cross_entropy", "hidden", {"x": x, "weight": weight, "bias": bias}, {"ignore_index": 7}, {"labels": few}),
+        Case("cross_entropy", "each", {"x": x, "weight": normal(D, D)}, {"reduction": "none"}, of),
+        Case("dropout", "", {"x": x}, {"rng": 5, "p": 0.4}),
+    ]
+
+
+CASES = [*elementwise(), *rows(), *mixing(), *positions(), *gates(), *ends()]
 SMALL = [case for case in CASES if case.label != "long"]

@@ -1,0 +1,248 @@
+"""The two ends of a model, and products: embeddings, dense layers, the cross-entropy of its outputs, dropout."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..call.foreign import symbolic_bridge
+from ..ops import softmax_rows
+from ..ops.rows import times, times_vjp
+from ..runtime.arrays import Array, cast, constant, count_dtype, device, is_numpy, over_tokens
+from ..runtime.values import is_finite, is_whole, is_word, shown
+from .declaration import Call, Pullback, piece
+
+Computed = tuple[Any, Pullback]
+NUMBERS = 2**20  # of the logits that exist at once
+ROWS = 1024  # tokens whose one-hot rows exist at once
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@piece(x="... K", weight="K M", bias="M?")
+def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
+    """A dense layer.
+
+        y = x W + b,   dx = dy W^T,   dW = sum x^T dy,   db = sum dy
+
+    x       (..., K)
+    weight  (K, M)    the transpose of PyTorch's
+    bias    (M,)
+
+    Products are BLAS's, of 64 rows each: a row of the result does not depend on the others, not in the last bit.
+    Returns y (..., M) in x's dtype.
+    """
+
+    def pullback(dy: Array) -> dict[str, Any]:
+        dx, dweight = times_vjp(c.xp, x, weight, dy)
+        return {"x": dx, "weight": dweight, "bias": None if bias is None else over_tokens(c.xp, dy)}
+
+    y = times(c.xp, x, weight)
+    return y if bias is None else y + bias, pullback
+
+
+@piece(ids="whole ...", weight="V D")
+def embedding(c: Call, ids: Any, weight: Any) -> Computed:
+    """Rows of a table.
+
+        y_n = W_{ids_n},   dW_v = the sum of dy_n over all n with ids_n = v, in the order of n
+
+    ids     (...)     integers in 0..V - 1
+    weight  (V, D)
+
+    Returns y (..., D) in weight's dtype. Raises ValueError for a number outside of the table.
+    """
+    xp, (V, D) = c.xp, weight.shape
+    flat = _numbers(c, "ids", ids, V)
+    y = xp.reshape(xp.take(weight, flat, axis=0), (*ids.shape, D)) if prod(ids.shape) else xp.zeros(
+        (*ids.shape, D), dtype=c.dtype, device=device(weight))  # fmt: skip
+
+    def pullback(dy: Array) -> dict[str, Any]:
+        rows = xp.reshape(dy, (-1, D)) if prod(dy.shape) else dy
+        if not prod(dy.shape):
+            return {}
+        if isinstance(rows, np.ndarray) and c.compiled:
+            from ..ops.cpu.scatter import add_rows
+
+            return {"weight": add_rows(rows, flat, V)}
+        every, total = xp.arange(V, dtype=flat.dtype, device=device(weight)), xp.zeros_like(weight)
+        for n in range(0, rows.shape[0], ROWS):
+            last = min(n + ROWS, rows.shape[0])
+            hot = cast(xp, flat[n:last, None] == every, c.dtype)
+            total = total + xp.matrix_transpose(hot) @ rows[n:last, :]
+        return {"weight": total}
+
+    return y, pullback
+
+
+class Loss(NamedTuple):
+    """How the loss of a row is formed."""
+
+    smoothing: float
+    z: float
+
+
+@piece(wide=True, x="... D", labels="whole ...", weight="D V?", bias="V?")
+def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = None, *, ignore_index: int = -100,
+                  label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: str = "mean") -> Computed:  # fmt: skip
+    """The negative log likelihood of labels, of logits or of the hidden states before the last dense layer.
+
+        loss_n = lse - (1 - s) l_label - s mean l + z lse^2,   lse = log sum_v e^{l_v}
+        dl_v = (p_v (1 + 2 z lse) - (1 - s) [v = label] - s / V) dloss,   p = e^{l - lse}
+
+    x                (..., D)    logits l (..., V); with a weight hidden states, l = x W + b
+    labels           (...)       integers in 0..V - 1; ignore_index: the position has no loss
+    weight, bias     (D, V), (V,)
+    label_smoothing  s           in [0, 1)
+    z_loss           z           keeps lse near 0
+    reduction        "mean" over the positions that have a loss, "sum", "none" (0 where there is none)
+
+    Logits of hidden states are computed a few rows at a time, at positions with a loss only, and again in the pullback:
+    about a million of them exist at once, however many tokens there are. Returns the loss (), or (...) without a
+    reduction, in float32, or float64 if an array is. Raises ValueError for a label that is no column.
+    """
+    xp, V = c.xp, x.shape[-1] if weight is None else weight.shape[-1]
+    if weight is None and bias is not None:
+        raise ValueError("cross_entropy: bias was given without a weight, expected both")
+    how = _loss_options(c, label_smoothing, z_loss, reduction, ignore_index)
+    total, given = prod(labels.shape), _on_host(labels)
+    if given is None:  # their values are not known: every position has a loss, some of them 0
+        places, has_loss = np.arange(total), xp.reshape(xp.astype(labels != ignore_index, c.dtype), (-1,))
+        flat = _numbers(c, "labels", xp.where(labels == ignore_index, xp.zeros_like(labels), labels), V)
+        number = xp.sum(has_loss)
+        share = 1 / xp.where(number > 0, number, xp.ones_like(number)) if reduction == "mean" else 1.0
+    else:
+        places, has_loss = np.flatnonzero(given != ignore_index), None
+        flat = _numbers(c, "labels", constant(xp, given[places], count_dtype(xp), device(x)), V)
+        share = 1.0 / max(len(places), 1) if reduction == "mean" else 1.0
+    rows, count = xp.reshape(x, (total, x.shape[-1])), len(places)
+    each = max(NUMBERS // max(V, 1), 1) if has_loss is None else max(count, 1)
+
+    def part(n: int) -> tuple[Array, Array, Array]:
+        """(rows x, logits, labels) of some positions."""
+        last = min(n + each, count)
+        h = _at(c, rows, places[n:last], total)
+        l = h if weight is None else h @ weight
+        return h, l if bias is None else l + bias, flat[n:last]
+
+    starts = range(0, count, each)
+    losses = [_losses(c, l, at, how) for _, l, at in map(part, starts)]
+    losses = losses if has_loss is None else [y * has_loss for y in losses]
+    if reduction == "none":
+        loss = xp.reshape(_put(c, losses, places, total), labels.shape)
+    else:
+        loss = share * sum((xp.sum(y) for y in losses), xp.zeros((), dtype=c.dtype, device=device(x)))
+
+    def pullback(d: Array) -> dict[str, Any]:
+        dx, dweight, dbias = [], None, None
+        each_d = _at(c, xp.reshape(d, (total, 1)), places, total) if reduction == "none" else None
+        for n in starts:
+            h, l, at = part(n)
+            one = share * d if each_d is None else each_d[n : min(n + each, count), 0]
+            one = one + xp.zeros(l.shape[:1], dtype=c.dtype, device=device(x))
+            dl = _losses_vjp(c, l, at, how, one if has_loss is None else one * has_loss)
+            dx.append(dl if weight is None else dl @ xp.matrix_transpose(weight))
+            if weight is not None:
+                more = xp.matrix_transpose(h) @ dl
+                dweight = more if dweight is None else dweight + more
+            if bias is not None:
+                dbias = xp.sum(dl, axis=0) if dbias is None else dbias + xp.sum(dl, axis=0)
+        whole = xp.reshape(_put(c, dx, places, total, x.shape[-1:]), x.shape) if dx else None
+        return {"x": whole, "weight": dweight, "bias": dbias}
+
+    return loss, pullback
+
+
+@piece(x="...")
+def dropout(c: Call, x: Any, *, rng: Any, p: float = 0.1) -> Computed:
+    """Elements set to 0 with probability p, the others divided by 1 - p.
+
+        y = x m / (1 - p),   m = 1 where a uniform number is at least p, else 0,   dx = dy m / (1 - p)
+
+    x    (...)
+    rng  numpy.random.Generator, from which one number is drawn, or a whole number, the seed
+    p    in [0, 1)
+
+    Returns y (...) in x's dtype. Raises TypeError without a generator. Srivastava et al., 2014.
+    """
+    if not is_whole(rng, 0):
+        raise TypeError(f"dropout: rng is {shown(rng)}, expected a numpy.random.Generator or a whole number >= 0")
+    if not is_finite(p) or not 0 <= p < 1:
+        raise ValueError(f"dropout: p is {shown(p)}, expected a number in [0, 1)")
+    draws = np.random.default_rng(int(rng)).random(x.shape, np.float32)
+    factor = constant(c.xp, np.where(draws >= p, 1 / (1 - p), 0.0), c.dtype, device(x))
+    return x * factor, lambda dy: {"x": dy * factor}
+
+
+def _on_host(x: Array) -> np.ndarray | None:
+    """Integers (N,) as a NumPy array; None of arrays whose values are not known."""
+    if symbolic_bridge((x,), {}) is not None:
+        return None
+    if hasattr(x, "get"):  # CuPy
+        x = x.get()
+    return np.asarray(x if hasattr(x, "__array__") else np.from_dlpack(x)).reshape(-1)
+
+
+def _numbers(c: Call, name: str, ids: Array, V: int) -> Array:
+    """Integers (N,) of a table of V rows, checked where their values are known."""
+    xp = c.xp
+    flat = xp.reshape(xp.astype(ids, count_dtype(xp)), (-1,))
+    given = _on_host(ids)
+    if given is not None and given.size:
+        low, high = int(given.min()), int(given.max())
+        if low < 0 or high >= V:
+            raise ValueError(f"{c.fn}: {name} has the number {low if low < 0 else high}, expected 0..{V - 1}")
+    return flat
+
+
+def _loss_options(c: Call, smoothing: Any, z: Any, reduction: Any, ignored: Any) -> Loss:
+    """The checked options of cross_entropy."""
+    if not is_finite(smoothing) or not 0 <= smoothing < 1:
+        raise ValueError(f"{c.fn}: label_smoothing is {shown(smoothing)}, expected a number in [0, 1)")
+    if not is_finite(z) or z < 0:
+        raise ValueError(f"{c.fn}: z_loss is {shown(z)}, expected a finite number >= 0")
+    if not is_word(reduction, REDUCTIONS):
+        raise ValueError(f"{c.fn}: reduction is {shown(reduction)}, expected one of {', '.join(REDUCTIONS)}")
+    if not is_whole(ignored, least=-(1 << 62)):
+        raise ValueError(f"{c.fn}: ignore_index is {shown(ignored)}, expected a whole number")
+    return Loss(float(smoothing), float(z))
+
+
+def _losses(c: Call, l: Array, labels: Array, how: Loss) -> Array:
+    if c.compiled:
+        from ..ops.cpu.softmax_rows import cross_entropy as loops
+
+        return loops(l, labels, *how)
+    return softmax_rows.cross_entropy(c.xp, l, labels, *how)
+
+
+def _losses_vjp(c: Call, l: Array, labels: Array, how: Loss, d: Array) -> Array:
+    if c.compiled:
+        from ..ops.cpu.softmax_rows import cross_entropy_vjp as loops
+
+        return loops(l, labels, *how, d)
+    return softmax_rows.cross_entropy_vjp(c.xp, l, labels, *how, d)
+
+
+def _at(c: Call, rows: Array, places: np.ndarray, count: int) -> Array:
+    """Some of `count` rows."""
+    if len(places) == count:
+        return rows
+    if is_numpy(c.xp) and len(places) and places[-1] - places[0] == len(places) - 1:
+        return rows[places[0] : places[-1] + 1]
+    return c.xp.take(rows, constant(c.xp, places, count_dtype(c.xp), device(rows)), axis=0)
+
+
+def _put(c: Call, parts: list[Array], places: np.ndarray, count: int, tail: tuple[int, ...] = ()) -> Array:
+    """Rows at their places among `count`, 0 elsewhere."""
+    xp, where = c.xp, c.library.device
+    if not parts:
+        return xp.zeros((count, *tail), dtype=c.dtype, device=where)
+    rows = xp.concat(parts, axis=0) if len(parts) > 1 else parts[0]
+    if len(places) == count:
+        return rows
+    source = np.full(count, len(places))
+    source[places] = np.arange(len(places))
+    none = xp.zeros((1, *tail), dtype=c.dtype, device=where)
+    return xp.take(xp.concat([rows, none], axis=0), constant(xp, source, count_dtype(xp), where), axis=0)

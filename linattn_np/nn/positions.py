@@ -1,0 +1,148 @@
+"""Rotations by position or by content: rotary embeddings and xPos."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+
+from ..ops import pairs
+from ..ops.sequences import table
+from ..runtime.arrays import Array, constant, device
+from ..runtime.values import is_finite, is_whole, shown
+from .declaration import Call, Pullback, piece
+
+Computed = tuple[Any, Pullback]
+
+
+@piece(x="... T H K", angle="...?")
+def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: int | None = None,
+           interleaved: bool = False, offset: int = 0, cumulative: bool = False,
+           cu_seqlens: Any = None) -> Computed:  # fmt: skip
+    """Rotary position embedding: pairs of channels of queries and keys rotated by angles of the token.
+
+        (a, b) -> (a cos - b sin, b cos + a sin)
+        angle_tp = (offset + t) base^{-p / P},  p < P = dims / 2
+
+    x            (..., T, H, K)
+    angle        (..., T, P), or (..., T, H, P) of each head: angles that depend on the content
+    dims         channels that are rotated, the first ones; K, or 2 P of the angles, by default
+    interleaved  pairs (2 p, 2 p + 1); by default (p, P + p)
+    offset       position of the first token, as in decoding
+    cumulative   each token is rotated by the sum of the angles up to its own, as in Mamba-3
+    cu_seqlens   positions, and sums, begin in each sequence
+
+    Returns y (..., T, H, K) in x's dtype. Raises ValueError for an odd or too large number of dims.
+    Su et al., RoFormer, arXiv 2104.09864.
+    """
+    xp, K = c.xp, c.sizes["K"]
+    if angle is not None:
+        _check_angle(c, x, angle, dims)
+    elif cumulative:
+        raise ValueError("rotary: cumulative=True was given without angles, expected both")
+    P = _pairs(c, K, dims) if angle is None else angle.shape[-1]
+    if angle is None:
+        turn = pairs.positions(_place(c, offset), _positive(c, "base", base), P)
+        c_s = [constant(xp, f(turn), c.dtype, device(x)) for f in (np.cos, np.sin)]
+        return _rotated(c, x, c_s, interleaved)
+    shared = angle.ndim == x.ndim - 1
+    theta = _summed(c, angle, shared, reverse=False) if cumulative else angle
+    c_s = [f(theta[..., None, :] if shared else theta) for f in (xp.cos, xp.sin)]
+    y, pull = _rotated(c, x, c_s, interleaved)
+
+    def pullback(dy: Array) -> dict[str, Any]:
+        again = _rotated(c, x, c_s, interleaved)[0]
+        d = pairs.angles_vjp(again, dy, P, interleaved)
+        d = xp.sum(d, axis=-2) if shared else d
+        return {**pull(dy), "angle": _summed(c, d, shared, reverse=True) if cumulative else d}
+
+    return y, pullback
+
+
+@piece(x="... T H K")
+def xpos(c: Call, x: Any, *, inverse: bool = False, base: float = 10000.0, scale_base: float = 512.0,
+         gamma: float = 0.4, dims: int | None = None, interleaved: bool = False, offset: int = 0,
+         cu_seqlens: Any = None) -> Computed:  # fmt: skip
+    """Rotary embedding with a decay in the distance: queries grow with their position, keys shrink.
+
+        y = zeta_p^{n / scale_base} rotary(x),   zeta_p = (p / P + gamma) / (1 + gamma),   n = offset + t
+        inverse=True, for keys:  y = zeta_p^{-n / scale_base} rotary(x)
+
+    A query at n and a key at m have the share zeta_p^{(n - m) / scale_base}.
+
+    x  (..., T, H, K); other options as in rotary. Sizes are out of range for |n| beyond about 70 scale_base in
+    float32: offset=-T // 2 halves them.
+
+    Returns y (..., T, H, K) in x's dtype. Sun et al., arXiv 2212.10554; RetNet.
+    """
+    P, place = _pairs(c, c.sizes["K"], dims), _place(c, offset)
+    turn = pairs.positions(place, _positive(c, "base", base), P)
+    size = pairs.sizes(place, _positive(c, "scale_base", scale_base), _positive(c, "gamma", gamma), P)
+    size = 1 / size if inverse else size
+    return _rotated(c, x, [constant(c.xp, size * f(turn), c.dtype, device(x)) for f in (np.cos, np.sin)], interleaved)
+
+
+def _rotated(c: Call, x: Array, turn: list[Array], interleaved: bool) -> Computed:
+    """x rotated by (cos, sin) (T, P), or (..., T, H or 1, P)."""
+    cos, sin = turn
+    P, H = cos.shape[-1], x.shape[-2]
+    if c.compiled and P:
+        from ..ops.cpu.pairs import rotate
+
+        share = 1 if cos.ndim > 2 and cos.shape[-2] == H else H
+        loops = functools.partial(rotate, c=cos.reshape(-1, P), s=sin.reshape(-1, P), share=share,
+                                  interleaved=interleaved)  # fmt: skip
+        return loops(x, back=False), lambda dy: {"x": loops(dy, back=True)}
+    cos, sin = (y[:, None, :] if y.ndim == 2 else y for y in turn)
+    return pairs.rotate(c.xp, x, cos, sin, interleaved), lambda dy: {
+        "x": pairs.rotate(c.xp, dy, cos, -sin, interleaved)
+    }
+
+
+def _place(c: Call, offset: Any) -> np.ndarray:
+    """The position of each token."""
+    if not is_whole(offset, least=-(1 << 53)):
+        raise ValueError(f"{c.fn}: offset is {shown(offset)}, expected a whole number")
+    offsets = c.sequences.offsets
+    return int(offset) + (np.arange(c.sizes["T"]) if offsets is None else table(offsets).place)
+
+
+def _pairs(c: Call, K: int, dims: Any) -> int:
+    """P of the rotated channels."""
+    given = K if dims is None else dims
+    if not is_whole(given, 0, K) or given % 2:
+        raise ValueError(f"{c.fn}: dims is {shown(given)}, expected an even number up to K = {K}")
+    return int(given) // 2
+
+
+def _positive(c: Call, name: str, x: Any) -> float:
+    if not is_finite(x) or x <= 0:
+        raise ValueError(f"{c.fn}: {name} is {shown(x)}, expected a finite number > 0")
+    return float(x)
+
+
+def _check_angle(c: Call, x: Array, angle: Array, dims: Any) -> None:
+    """Raise ValueError unless angles are (..., T, P) or (..., T, H, P) of x, and dims None or 2 P."""
+    leads = (tuple(x.shape[:-2]), tuple(x.shape[:-1]))
+    if not angle.ndim or tuple(angle.shape[:-1]) not in leads or 2 * angle.shape[-1] > x.shape[-1]:
+        raise ValueError(f"rotary: angle has shape {tuple(angle.shape)}, expected (..., T, P) = {(*leads[0], 'P')} or "
+                         f"(..., T, H, P) = {(*leads[1], 'P')} with 2 P <= K = {x.shape[-1]}")  # fmt: skip
+    if dims is not None and dims != 2 * angle.shape[-1]:
+        raise ValueError(f"rotary: dims is {shown(dims)}, expected 2 P = {2 * angle.shape[-1]} of the angles")
+
+
+def _summed(c: Call, angle: Array, shared: bool, reverse: bool) -> Array:
+    """Sums over the tokens of a sequence up to each one, or from each one on."""
+    xp, axis = c.xp, angle.ndim - (2 if shared else 3)
+    edges = c.offsets or [0, angle.shape[axis]]
+
+    def part(first: int, last: int) -> Array:
+        here = angle[(*(slice(None),) * axis, slice(first, last), ...)]
+        if not reverse:
+            return xp.cumulative_sum(here, axis=axis)
+        return xp.flip(xp.cumulative_sum(xp.flip(here, axis=axis), axis=axis), axis=axis)
+
+    parts = [part(a, b) for a, b in itertools.pairwise(edges) if b > a]
+    return xp.concat(parts, axis=axis) if parts else angle

@@ -1,0 +1,90 @@
+"""Rotations of pairs of channels in compiled loops: ops/pairs.py has the equations. A row stays in the first cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from ...runtime.pieces.memory import empty
+from ...runtime.pieces.piece import Truth, Vector, Whole, piece, workspace_kind
+from ...runtime.pieces.run import over_matrices
+from ...runtime.pieces.views import numbers_at, row, start_of
+from ...runtime.pieces.workspace import Matrix as Field
+from ...runtime.pieces.workspace import Workspace
+from .loops import over
+from .numbers import OPTIONS
+from .row_norms import rows_of
+
+BLOCK = 2**15  # numbers of a task
+PAIRS = Workspace("pairs", ("count", "K", "P", "turns", "share", "each", "interleaved", "back"), (), (), {"given": {
+    "x": Field("count", "K"), "c": Field("turns", "P"), "s": Field("turns", "P"),
+    "out": Field("count", "K")}})  # fmt: skip
+Work = workspace_kind(PAIRS)
+
+
+@njit(**OPTIONS)
+def same(x: Any, *_: Any) -> Any:
+    return x
+
+
+@njit(**OPTIONS)
+def product(x: Any, y: Any, *_: Any) -> Any:
+    return x * y
+
+
+@njit(**OPTIONS)
+def more(x: Any, y: Any, z: Any, sign: Any) -> Any:
+    return z + sign * (x * y)
+
+
+@piece
+def halves(x: Vector, c: Vector, s: Vector, back: Truth, out: Vector):
+    """Channels p and P + p."""
+    P, size = len(c), x.itemsize
+    one, two = numbers_at(x, start_of(x, 0), P), numbers_at(x, start_of(x, 0) + P * size, P)
+    to, other = numbers_at(x, start_of(out, 0), P), numbers_at(x, start_of(out, 0) + P * size, P)
+    sign = -1.0 if back else 1.0
+    over(product, one, c, c, 0, to)
+    over(more, two, s, to, -sign, to)
+    over(product, two, c, c, 0, other)
+    over(more, one, s, other, sign, other)
+
+
+@piece
+def neighbours(x: Vector, c: Vector, s: Vector, back: Truth, out: Vector):
+    """Channels 2 p and 2 p + 1."""
+    if back:
+        for p in range(len(c)):
+            out[2 * p] = x[2 * p] * c[p] + x[2 * p + 1] * s[p]
+            out[2 * p + 1] = x[2 * p + 1] * c[p] - x[2 * p] * s[p]
+    else:
+        for p in range(len(c)):
+            out[2 * p] = x[2 * p] * c[p] - x[2 * p + 1] * s[p]
+            out[2 * p + 1] = x[2 * p + 1] * c[p] + x[2 * p] * s[p]
+
+
+@piece
+def rotated(w: Work, first: Whole, last: Whole):
+    """out = the rows of tasks first..last rotated; `share` rows have one rotation."""
+    for r in range(first * w.each, min(last * w.each, w.count)):
+        x, out, n = row(w.x, r), row(w.out, r), r // w.share % w.turns
+        if w.interleaved:
+            neighbours(x, row(w.c, n), row(w.s, n), w.back != 0, out)
+        else:
+            halves(x, row(w.c, n), row(w.s, n), w.back != 0, out)
+        size, rest = x.itemsize, w.K - 2 * w.P
+        tail = numbers_at(x, start_of(w.x, r) + 2 * w.P * size, rest)
+        over(same, tail, tail, tail, 0, numbers_at(x, start_of(w.out, r) + 2 * w.P * size, rest))
+
+
+def rotate(x: np.ndarray, c: np.ndarray, s: np.ndarray, share: int, interleaved: bool, back: bool) -> np.ndarray:
+    """Rows x (..., K), not empty; c, s (turns, P): row r is rotated by number r // share mod turns."""
+    out, K = empty(x.shape, x.dtype), x.shape[-1]
+    count, each, (turns, P) = x.size // K, max(BLOCK // K, 1), c.shape
+    sizes = {"count": count, "K": K, "P": P, "turns": turns, "share": share, "each": each,
+             "interleaved": int(interleaved), "back": int(back)}  # fmt: skip
+    held = {"x": rows_of(x, K), "c": np.ascontiguousarray(c), "s": np.ascontiguousarray(s), "out": out.reshape(-1, K)}
+    over_matrices(rotated, PAIRS, sizes | held, -(-count // each), x.dtype.name)
+    return out
