@@ -4,6 +4,7 @@
 //     bounded_gate    g = bound sigmoid(rate a); the rate is 1 without A_log
 #include "arguments/ops/GateFormulaArguments.cuh"
 #include "attention/config.cuh"
+#include "ops/formulas.cuh"
 
 template <bool BOUNDED> struct Column {   // of a token's numbers; rate: with its sign
     float bias, rate;
@@ -17,9 +18,6 @@ template <bool BOUNDED> struct Column {   // of a token's numbers; rate: with it
         return (LA_DTYPE == 0 ? low_bf16(bits) : low_f16(bits)) + bias;
     }
 };
-// small: e^{-|x|}
-LA_DEVICE float softplus(float x, float small) { return fmaxf(x, 0.f) + log1pf(small); }
-LA_DEVICE float sigmoid(float x, float small) { return (x >= 0.f ? 1.f : small) / (1.f + small); }
 
 template <bool BOUNDED> LA_DEVICE void forward(const GateFormulaArguments& a) {
     const i64 n = (i64)blockIdx.x * 256 + threadIdx.x;

@@ -8,6 +8,7 @@
 #include "arguments/ops/ColumnSumsArguments.cuh"
 #include "arguments/ops/StepSizeArguments.cuh"
 #include "attention/row_pieces.cuh"
+#include "ops/formulas.cuh"
 
 struct Row {   // of a lane: which, where, and whether it is one
     u32 n, head, lane;
@@ -31,10 +32,6 @@ template <class F> LA_DEVICE void pieces(const Row& row, F f) {   // f(piece, wh
         const u32 at = (p * LA_LANES + row.lane) * LA_PER;
         if (at < LA_K) f(p, at);
     }
-}
-LA_DEVICE float sigmoid(float x) {
-    const float small = expf(-fabsf(x));
-    return (x >= 0.f ? 1.f : small) / (1.f + small);
 }
 
 struct Step {

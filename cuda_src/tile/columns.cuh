@@ -213,11 +213,11 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
     __device__ __forceinline__ void scale_columns(const float (&z)[PER]) {
         each([&](int, int j, float& y) { y *= z[j]; });
     }
-    // This lane's columns of z X, z along the rows, each leaf begun with start(leaf of the lane, column): in all warps
-    // or, without ALL, in the first.
-    template <bool ALL, class Z, class F>
-    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, CrossWarpSum<SPLIT, PER>& warps, int lane,
-                                        F start) const {
+    // PER sums down the rows: leaves begin with start(leaf of the lane, j), row r is added by add(r, j, part); in all
+    // warps or, without ALL, in the first.
+    template <bool ALL, class F, class G>
+    static __device__ __forceinline__ void sums(float (&sum)[PER], CrossWarpSum<SPLIT, PER>& warps, int lane, F start,
+                                                G add) {
         float part[HELD][PER];
 #pragma unroll
         for (int m = 0; m < HELD; m++)
@@ -226,7 +226,7 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
                 part[m][j] = start(m, j);
 #pragma unroll
                 for (int r = 0; r < N; r++)
-                    if (leaf(r) == m) part[m][j] = fmaf(z[r], x[r][j], part[m][j]);
+                    if (leaf(r) == m) part[m][j] = add(r, j, part[m][j]);
             }
 #pragma unroll
         for (int d = HELD / 2; d; d >>= 1)
@@ -242,6 +242,12 @@ template <int ROWS, int PER, int LANES, int WIDE, int SPLIT> struct Columns {
             for (int j = 0; j < PER; j++)
 #pragma unroll
                 for (int d = 16; d >= LANES; d >>= 1) sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], d);
+    }
+    // This lane's columns of z X, z along the rows
+    template <bool ALL, class Z, class F>
+    __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, CrossWarpSum<SPLIT, PER>& warps, int lane,
+                                        F start) const {
+        sums<ALL>(sum, warps, lane, start, [&](int r, int j, float part) { return fmaf(z[r], x[r][j], part); });
     }
     template <bool ALL, class Z>
     __device__ __forceinline__ void dot(float (&sum)[PER], const Z& z, CrossWarpSum<SPLIT, PER>& warps,

@@ -12,7 +12,11 @@
 // are float32 in between. LA_SPLIT warps own LA_LANES LA_PER value columns, each its share of the rows. A state is read
 // and written once. LA_ONE: each sequence has one token, each state one query, rows of a state are contiguous, strides
 // fit 32 bits.
+// Arrays are raw projections with these flags: LA_UNIT, q and k are divided by their length, r (2) by that of k;
+// LA_RAW_GATE, g is -e^A_log softplus(g + bias) (1) or bound sigmoid(e^A_log (g + bias)) (2); LA_SIGMOID, beta is
+// strongest sigmoid(beta).
 #include "attention/tokens.cuh"
+#include "ops/formulas.cuh"
 #include "tile/columns.cuh"
 
 constexpr int K = LA_K, V = LA_V, WARPS = LA_WARPS, PER = LA_PER, LANES = LA_LANES, WIDE = LA_WIDE, KIND = LA_DTYPE,
@@ -22,8 +26,50 @@ constexpr int SPLIT = LA_SPLIT, TILES = WARPS / SPLIT, TILE = LANES * PER,
 constexpr bool EARLY =
     K <= 128 || SPLIT > 1;   // queries are loaded with the keys, or, for want of registers, when needed
 typedef Columns<K, PER, LANES, WIDE, SPLIT> State;
-typedef PackedRows<KIND, K, State::GROUPS, WIDE> Keys;
+typedef PackedRows<KIND, K, State::GROUPS, WIDE> Loaded;
 typedef CrossWarpSum<SPLIT, PER> Warps;
+
+// Rows that are divided by their length: x / sqrt(|x|^2 + root^2), 0 of 0. Rows whose squares would vanish or overflow
+// are multiplied by a power of 2 first.
+struct Divided : Loaded {
+    float factor, over;
+    __device__ __forceinline__ float operator[](int r) const { return Loaded::operator[](r) * factor * over; }
+    __device__ __forceinline__ float square(Warps& warps, int lane, float root) const {
+        float sum[PER];
+        State::sums<true>(
+            sum, warps, lane, [](int, int) { return 0.f; },
+            [&](int r, int j, float part) {
+                const float y = Loaded::operator[](r) * factor;
+                return j == 0 ? fmaf(y, y, part) : 0.f;
+            });
+        return sum[0] + root * factor * (root * factor);
+    }
+    __device__ __forceinline__ void divide(Warps& warps, int lane, float root) {
+        factor = 1.f;
+        float n = square(warps, lane, root);
+        if (n < 0x1p-100f || n > 0x1p100f) {   // in all lanes
+            factor = n < 1.f ? 0x1p100f : 0x1p-75f;
+            n = square(warps, lane, root);
+        }
+        if (n == 0.f) factor = n = 1.f;
+        over = 1.f / sqrtf(n);
+    }
+};
+template <bool DIVIDED> struct RowsOf {
+    typedef Loaded type;
+};
+template <> struct RowsOf<true> {
+    typedef Divided type;
+};
+LA_DEVICE void divide(Loaded&, Warps&, int, float) {}
+LA_DEVICE void divide(Divided& x, Warps& warps, int lane, float root) { x.divide(warps, lane, root); }
+LA_DEVICE void divide_alike(Loaded&, const Loaded&) {}
+LA_DEVICE void divide_alike(Divided& x, const Divided& k) {   // by the length of k
+    x.factor = k.factor;
+    x.over = k.over;
+}
+typedef RowsOf<(LA_UNIT > 0)>::type Keys;
+typedef RowsOf<(LA_UNIT > 1)>::type EraseKeys;   // the erase vector is divided by the length of the key
 
 // A division that does not keep the first load waiting: x = ceil(2^32 / d), 0 for d = 1; exact while n d < 2^32.
 struct Inverse {
@@ -54,6 +100,37 @@ template <class P> LA_DEVICE P state_at(P states, i64 place, int head, i64 by_pl
 LA_DEVICE i64 row_stride(i64 by_row) { return LA_ONE ? V : by_row; }
 
 LA_DEVICE float decay_of(float g) { return exp2_approx(g * 1.4426950408889634f); }   // e^g
+LA_DEVICE float decay_of_raw(float a, float rate, float bound) {
+    return decay_of(log_decay<LA_RAW_GATE == 2>(a, rate, bound));
+}
+
+// Decays of key channels from raw projections: of a group's rows, its lanes compute LANES at a time and exchange them.
+struct RawDecays {
+    static constexpr int SHARE = (State::N + LANES - 1) / LANES;
+    AnyElement g[SHARE];
+    float bias[SHARE];
+    __device__ __forceinline__ void load(const char* p, int kind, const float* biases, int thread) {
+#pragma unroll
+        for (int n = 0; n < SHARE; n++) {
+            const int r = n * LANES + thread % LANES, row = (r >> 2) * State::SPAN + thread / LANES * 4 + (r & 3);
+            g[n].x = 0;
+            bias[n] = 0.f;
+            if (r >= State::N || row >= K) continue;
+            g[n].load(p + row * bytes_of(kind), kind);
+            if (biases != nullptr) bias[n] = biases[row];
+        }
+    }
+    __device__ __forceinline__ RowVector<K, State::GROUPS> decays(int kind, float rate, float bound, int lane) const {
+        float own[SHARE];
+        RowVector<K, State::GROUPS> y;
+#pragma unroll
+        for (int n = 0; n < SHARE; n++) own[n] = decay_of_raw(g[n].as(kind) + bias[n], rate, bound);
+#pragma unroll
+        for (int r = 0; r < State::N; r++)
+            y.x[r] = __shfl_sync(0xffffffffu, own[r / LANES], lane / LANES * LANES + r % LANES);
+        return y;
+    }
+};
 
 // A lane's value columns of a token: v as loaded; gv, of a kind that the call knows; out.
 struct Values {
@@ -126,6 +203,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
     const TokenVectors beta_of(a.beta, a.at_beta, s, head), a_of(a.a, a.at_a, s, head), b_of(a.b, a.at_b, s, head);
     const TokenVectors out_of(a.out, a.at_out, s, head * readers);
 
+    float rate = 1.f, bias = 0.f;   // of the formula of log decays; bias: of one for all channels
+    if constexpr (LA_RAW_GATE) {
+        if (a.A_log != nullptr) rate = expf(a.A_log[head]);
+        if (LA_DECAY == 1 && a.bias != nullptr) bias = a.bias[head];
+    }
     auto store_state = [&] {
         if (a.end == nullptr || (a.end_slots != nullptr && (u64)to >= (u64)a.places)) return;
         StoredAs<LA_END>::type* end = state_at(a.end, to, head, a.end_slot, a.end_head) + tile;
@@ -133,11 +215,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         else S.template store<0, LA_END>(end, row_stride(a.end_row), columns, thread);
     };
     auto token = [&](int t) {
-        Keys k, q, x, b;   // x: the erase vector, r or a
+        Keys k, q;
+        Loaded b;
+        EraseKeys x;   // the erase vector, r or a
         Values v_in;
         Gates gv_in;
         AnyElement beta_in, all_in;
         AnyRows<K, State::GROUPS, WIDE> decay_in, u_in;
+        RawDecays raw_in;
         k.load(k_of(t), group);
         if constexpr (LA_ERASE == 1 && LA_SEPARATE_ERASE_KEY) x.load(r_of(t), group);
         if constexpr (LA_ERASE == 2) {
@@ -145,19 +230,27 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             b.load(b_of(t), group);
         }
         if constexpr (LA_DECAY == 1) all_in.load(g_of(t), a.at_g.kind);
-        if constexpr (LA_DECAY == 2) decay_in.load(g_of(t), a.at_g.kind, group);
+        if constexpr (LA_DECAY == 2 && LA_RAW_GATE)
+            raw_in.load(g_of(t), a.at_g.kind, a.bias == nullptr ? nullptr : a.bias + head * K, thread);
+        else if constexpr (LA_DECAY == 2) decay_in.load(g_of(t), a.at_g.kind, group);
         if constexpr (LA_ERASE == 1) beta_in.load(beta_of(t), a.at_beta.kind);
         v_in.load(v_of(t), column);
         if constexpr (LA_VALUE_DECAY) gv_in.load(gv_of(t), column, a.at_gv.kind);
         if constexpr (LA_READ && EARLY) q.load(q_of(t), group);
         if constexpr (LA_BONUS) u_in.load(a.u + a.at_u.group.divide(head) * a.at_u.head, a.at_u.kind, group);
 
+        divide(k, warps, lane, a.root);   // while the state is on its way
+        if constexpr (LA_READ && EARLY) divide(q, warps, lane, a.root);
+        if constexpr (LA_ERASE == 1) divide_alike(x, k);
         float v[PER], predicted[PER];
 #pragma unroll
         for (int j = 0; j < PER; j++) v[j] = v_in[j];
         auto read = [&](int reader) {
             float out[PER];
-            if (reader || !EARLY) q.load(q_of(t) + reader * a.at_q.head, group);
+            if (reader || !EARLY) {
+                q.load(q_of(t) + reader * a.at_q.head, group);
+                divide(q, warps, lane, a.root);
+            }
             if constexpr (LA_BONUS) {
                 const RowVector<K, State::GROUPS> u = u_in.as(a.at_u.kind, [](float u) { return u; });
                 float own[State::HELD] = {};   // (q (.) u) . k of the rows of a leaf
@@ -175,8 +268,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             if constexpr (LA_ERASE == 2 || LA_SEPARATE_ERASE_KEY) S.template dot<true>(predicted, x, warps, lane);
             else S.template dot<true>(predicted, k, warps, lane);
         }
-        if constexpr (LA_DECAY == 1) S.scale(decay_of(all_in.as(a.at_g.kind)));
-        if constexpr (LA_DECAY == 2) S.scale_rows(decay_in.as(a.at_g.kind, decay_of));
+        if constexpr (LA_DECAY == 1 && LA_RAW_GATE) S.scale(decay_of_raw(all_in.as(a.at_g.kind) + bias, rate, a.bound));
+        else if constexpr (LA_DECAY == 1) S.scale(decay_of(all_in.as(a.at_g.kind)));
+        if constexpr (LA_DECAY == 2 && LA_RAW_GATE) S.scale_rows(raw_in.decays(a.at_g.kind, rate, a.bound, lane));
+        else if constexpr (LA_DECAY == 2) S.scale_rows(decay_in.as(a.at_g.kind, [](float g) { return decay_of(g); }));
         if constexpr (LA_VALUE_DECAY) {
             float gv[PER];
 #pragma unroll
@@ -188,7 +283,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
                 if constexpr (LA_SEPARATE_ERASE_KEY) S.template dot<true>(predicted, x, warps, lane);
                 else S.template dot<true>(predicted, k, warps, lane);
             }
-            const float beta = beta_in.as(a.at_beta.kind);
+            float beta = beta_in.as(a.at_beta.kind);
+            if constexpr (LA_SIGMOID) beta = a.strongest * sigmoid(beta);
             float written[PER];
 #pragma unroll
             for (int j = 0; j < PER; j++) written[j] = beta * (v[j] - predicted[j]);

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 from ...ops.cuda import unit_rows as kernel
 from ...runtime.arrays import Array, cast
 from .. import policy
 from .. import preprocess as steps
-from ..types import Inputs, Plan, Saved
+from ..types import Inputs, Plan, Saved, has_raw_gate
 from .choose import family_of, family_of_gradients
 from .portable import calls as portable
 from .token import calls as token
 from .token import gradients
+
+RAW = ("gates", "l2norm", "strengths")  # the kernel of a few tokens computes them forward
 
 
 def _family(call: Any) -> Any:
@@ -34,7 +38,7 @@ def handles(call: Any) -> frozenset[str]:
     if module.unsupported_reason(call) is not None:
         call = call._replace(x=steps.part(call.x, blocks[0]))
         module = _family(call)
-    return module.handles(call) - {"states_at", "pools"}
+    return module.handles(call) - {"states_at", "pools", *RAW}
 
 
 def form(call: Any) -> tuple[str, int | None]:
@@ -69,7 +73,28 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
+    if policy.is_short_cuda(saved.plan) and any(has_step(name, saved.x, saved.plan) for name in RAW):
+        return _raw_vjp(saved, dout, dstate)
     return family_of_gradients(saved).calls.backward(saved, dout, dstate)
+
+
+def _raw_vjp(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    """backward behind log decays, norms and strengths, which the forward's kernel has computed of raw projections."""
+    (x, plan, state, _), run, module = saved, backward, sys.modules[__name__]
+    before = []
+    for step in steps.PREPROCESSING:
+        if step.name in RAW and has_step(step.name, x, plan):
+            before.append((step, x, plan))
+            x, plan = step.inputs(module, x, plan)
+    rest: Any = Saved(x, plan, state, None)
+    for step, x, plan in reversed(before):
+        run, rest = functools.partial(step.backward, run), steps.Changed(module, x, plan, rest)
+    return run(rest, dout, dstate)
+
+
+def has_step(name: str, x: Inputs, plan: Plan) -> bool:
+    """Whether a call has raw projections that a step is for."""
+    return {"gates": has_raw_gate(x, plan), "l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0}[name]
 
 
 def gradients_by_array_calls(call: Any) -> str:

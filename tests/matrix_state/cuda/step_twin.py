@@ -81,7 +81,7 @@ class Namespace:
 CUPY = Namespace()
 
 
-SIZE = 17 * 8 + 11 * 32 + 6 * 8 + 40  # of the arguments: pointers, vectors, strides of states, numbers
+SIZE = 19 * 8 + 11 * 32 + 6 * 8 + 56  # of the arguments: pointers, vectors, strides of states, numbers
 VECTORS = ("q", "k", "v", "g", "gv", "r", "beta", "a", "b", "u", "out")
 
 
@@ -159,8 +159,37 @@ def run(constants, arguments):
                 end[...] = S
 
 
+def _of_raw(d, given, head, a):
+    """Arrays of a token computed of raw projections: rows over their length, log decays and strengths by a formula."""
+    K, f32 = d["LA_K"], np.dtype(np.float32)
+
+    def length(row):
+        n = np.sqrt((row.astype(np.float64) ** 2).sum() + a["root"] ** 2).astype(f32)
+        return n if n else f32.type(1)
+
+    def get(name, *at):
+        y = given(name, *at)
+        if name in ("q", "k") and d["LA_UNIT"]:
+            return y / length(y)
+        if name == "r" and d["LA_UNIT"] == 2:
+            return y / length(given("k", K))
+        if name == "beta" and d["LA_SIGMOID"]:
+            return f32.type(a["strongest"]) / (1 + np.exp(-y))
+        if name == "g" and d["LA_RAW_GATE"]:
+            rate, bias = _rows(a["A_log"], (4,), (head + 1,), f32), _rows(a["bias"], (4,), ((head + 1) * len(y),), f32)
+            rate = 1 if rate is None else np.exp(rate[head])
+            y = y if bias is None else y + bias[head * len(y) :]
+            if d["LA_RAW_GATE"] == 1:
+                return -rate * np.logaddexp(0, y)
+            return f32.type(a["bound"]) / (1 + np.exp(-rate * y))
+        return y
+
+    return get
+
+
 def _token(d, S, get, out, head, readers, scale, pointers):
     K, V = d["LA_K"], d["LA_V"]
+    get = _of_raw(d, get, head, pointers)
     k, v = get("k", K), get("v", V)
 
     def read(S):

@@ -43,8 +43,13 @@ def how(call: Any) -> str:
 
 
 def handles(call: Any) -> frozenset[str]:
-    """The preprocessing steps that the kernel includes: pools of states. Its backward needs the inputs alone."""
-    return frozenset(("recompute", *(["pools"] if call.plan.causal else [])))
+    """The preprocessing steps that the kernel includes, forward. Its backward needs the inputs alone."""
+    found, plan = {"recompute"}, call.plan
+    if plan.causal:
+        found.add("pools")
+        if policy.is_short_cuda(plan):
+            found |= {"l2norm", "strengths"} | ({"gates"} if plan.micro_steps == 1 else set())
+    return frozenset(found)
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:

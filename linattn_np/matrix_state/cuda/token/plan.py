@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ....runtime.cuda.elements import ELEMENTS, Constants
 from ... import policy
-from ...types import Decay, Erase, Inputs, Plan, ReadState
+from ...types import Decay, Erase, EraseKey, Inputs, Plan, ReadState, has_raw_gate
 
 STEP = "token/step.cu"
 
@@ -36,6 +36,9 @@ class StepKind(NamedTuple):
     before: bool  # r reads the undecayed state
     read: int  # 0 none, 1 the updated state, 2 the previous one
     bonus: bool
+    unit: int = 0  # 1 q and k are divided by their length, 2 and r by that of k
+    raw_gate: int = 0  # g is raw: 1 -e^A_log softplus, 2 bounded
+    sigmoid: bool = False  # beta is raw
 
 
 def constants_of(x: Inputs, plan: Plan, stored: Stored) -> Constants:
@@ -43,8 +46,10 @@ def constants_of(x: Inputs, plan: Plan, stored: Stored) -> Constants:
     read = 0 if x.q is None else 1 if plan.query_reads is ReadState.UPDATED else 2
     separate = x.r is not None and not plan.erases_key
     before = x.erase is Erase.DELTA and plan.erase_reads is not ReadState.DECAYED
+    unit = 0 if not plan.l2norm else 2 if plan.erase_key is EraseKey.PRODUCT else 1
+    raw_gate = 0 if not has_raw_gate(x, plan) else 1 if plan.lower_bound is None else 2
     kind = StepKind(x.k.shape[-1], x.v.shape[-1], x.decay, x.gv is not None, x.erase, separate, before, read,
-                    read > 0 and x.u is not None)  # fmt: skip
+                    read > 0 and x.u is not None, unit, raw_gate, plan.beta_sigmoid > 0)  # fmt: skip
     return step_constants(kind, stored)
 
 
@@ -58,6 +63,7 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
     parts = -(-V // (lanes * per))
     warps = split * max(1, min(policy.TOKEN_WARPS // split, parts)) if one else min(policy.STEP_WARPS, parts)
     narrow = K <= 128 and element != "float32"
+    resident = policy.TOKEN_RESIDENT_DIVIDED if kind.decay is Decay.VECTOR and kind.unit else policy.TOKEN_RESIDENT
     return tuple(
         sorted(
             {
@@ -71,13 +77,16 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
                 "LA_SPLIT": split,
                 "LA_ONE": int(one),
                 "LA_DECAY": list(Decay).index(kind.decay),
-                "LA_BLOCKS": policy.TOKEN_RESIDENT // warps if one and narrow else 1,
+                "LA_BLOCKS": resident // warps if one and narrow else 1,
                 "LA_VALUE_DECAY": int(kind.value_decay),
                 "LA_ERASE": list(Erase).index(kind.erase),
                 "LA_SEPARATE_ERASE_KEY": int(kind.separate),
                 "LA_ERASE_BEFORE": int(kind.before),
                 "LA_READ": kind.read,
                 "LA_BONUS": int(kind.bonus),
+                "LA_UNIT": kind.unit,
+                "LA_RAW_GATE": kind.raw_gate,
+                "LA_SIGMOID": int(kind.sigmoid),
                 "LA_START": ELEMENTS[stored.start],
                 "LA_END": ELEMENTS[stored.end],
                 "LA_OUT": ELEMENTS[stored.out or element],
@@ -89,6 +98,7 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
 def _lanes(kind: StepKind, stored: Stored) -> int:
     """Lanes side by side: eight read whole memory sectors; 128 floats per lane must leave registers for the rest."""
     narrow = kind.K <= 128 and stored.element != "float32" and kind.erase is not Erase.FREE and not kind.bonus
+    narrow = narrow and not (kind.decay is Decay.VECTOR and kind.unit)
     return 8 if stored.wide and kind.V >= 32 and narrow else 4
 
 
