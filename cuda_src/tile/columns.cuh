@@ -55,6 +55,10 @@ template <int KIND, int ROWS, int GROUPS, int WIDE> struct PackedRows {   // the
                                      ROWS % SPAN == 0 ? 4 : ROWS - i * SPAN - row);
     }
     __device__ __forceinline__ float operator[](int r) const { return x[r >> 2][r & 3]; }
+    __device__ __forceinline__ void multiply(float factor) {   // by a power of 2
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) x[i].multiply(factor);
+    }
 };
 
 // the same where only the call knows the kind

@@ -52,6 +52,16 @@ template <int KIND> struct Vec4 {
         else if constexpr (KIND == 0) return j & 1 ? high_bf16(x[j >> 1]) : low_bf16(x[j >> 1]);
         else return j & 1 ? high_f16(x[j >> 1]) : low_f16(x[j >> 1]);
     }
+    __device__ __forceinline__ void multiply(float factor) {
+        float y[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) y[j] = (*this)[j] * factor;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if constexpr (KIND == 2) x[j] = __float_as_uint(y[j]);
+            else if (j % 2 == 0) x[j / 2] = KIND == 0 ? pack_bf16(y[j], y[j + 1]) : pack_f16(y[j], y[j + 1]);
+        }
+    }
 };
 
 // The same where only the call knows the kind. Loads that stand in no branch: nothing waits before `as`.

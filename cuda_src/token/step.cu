@@ -26,50 +26,35 @@ constexpr int SPLIT = LA_SPLIT, TILES = WARPS / SPLIT, TILE = LANES * PER,
 constexpr bool EARLY =
     K <= 128 || SPLIT > 1;   // queries are loaded with the keys, or, for want of registers, when needed
 typedef Columns<K, PER, LANES, WIDE, SPLIT> State;
-typedef PackedRows<KIND, K, State::GROUPS, WIDE> Loaded;
+typedef PackedRows<KIND, K, State::GROUPS, WIDE> Keys;
 typedef CrossWarpSum<SPLIT, PER> Warps;
 
-// Rows that are divided by their length: x / sqrt(|x|^2 + root^2), 0 of 0. Rows whose squares would vanish or overflow
-// are multiplied by a power of 2 first.
-struct Divided : Loaded {
-    float factor, over;
-    __device__ __forceinline__ float operator[](int r) const { return Loaded::operator[](r) * factor * over; }
-    __device__ __forceinline__ float square(Warps& warps, int lane, float root) const {
+// The factor that divides a row by its length: 1 / sqrt(|x|^2 + root^2), 1 for 0. A row whose squares would vanish or
+// overflow becomes its multiple by a power of 2 first, `power`. 1 without LA_UNIT.
+struct Length {
+    float over, power;
+    __device__ __forceinline__ Length() : over(1.f), power(1.f) {}
+    static __device__ __forceinline__ float square(const Keys& x, Warps& warps, int lane) {
         float sum[PER];
         State::sums<true>(
             sum, warps, lane, [](int, int) { return 0.f; },
-            [&](int r, int j, float part) {
-                const float y = Loaded::operator[](r) * factor;
-                return j == 0 ? fmaf(y, y, part) : 0.f;
-            });
-        return sum[0] + root * factor * (root * factor);
+            [&](int r, int j, float part) { return j == 0 ? fmaf(x[r], x[r], part) : 0.f; });
+        return sum[0];
     }
-    __device__ __forceinline__ void divide(Warps& warps, int lane, float root) {
-        factor = 1.f;
-        float n = square(warps, lane, root);
-        if (n < 0x1p-100f || n > 0x1p100f) {   // in all lanes
-            factor = n < 1.f ? 0x1p100f : 0x1p-75f;
-            n = square(warps, lane, root);
+    __device__ __forceinline__ void divide(Keys& x, Warps& warps, int lane, float root) {
+        if constexpr (LA_UNIT) {
+            float n = square(x, warps, lane) + root * root;
+            power = n < 0x1p-100f ? 0x1p100f : n > 0x1p100f ? 0x1p-75f : 1.f;
+            if (KIND != 1 && power != 1.f) {   // in all lanes
+                x.multiply(power);
+                root *= power;
+                n = square(x, warps, lane) + root * root;
+            }
+            over = n == 0.f ? 1.f : 1.f / sqrtf(n);
+            if (n == 0.f) power = 1.f;
         }
-        if (n == 0.f) factor = n = 1.f;
-        over = 1.f / sqrtf(n);
     }
 };
-template <bool DIVIDED> struct RowsOf {
-    typedef Loaded type;
-};
-template <> struct RowsOf<true> {
-    typedef Divided type;
-};
-LA_DEVICE void divide(Loaded&, Warps&, int, float) {}
-LA_DEVICE void divide(Divided& x, Warps& warps, int lane, float root) { x.divide(warps, lane, root); }
-LA_DEVICE void divide_alike(Loaded&, const Loaded&) {}
-LA_DEVICE void divide_alike(Divided& x, const Divided& k) {   // by the length of k
-    x.factor = k.factor;
-    x.over = k.over;
-}
-typedef RowsOf<(LA_UNIT > 0)>::type Keys;
-typedef RowsOf<(LA_UNIT > 1)>::type EraseKeys;   // the erase vector is divided by the length of the key
 
 // A division that does not keep the first load waiting: x = ceil(2^32 / d), 0 for d = 1; exact while n d < 2^32.
 struct Inverse {
@@ -215,9 +200,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         else S.template store<0, LA_END>(end, row_stride(a.end_row), columns, thread);
     };
     auto token = [&](int t) {
-        Keys k, q;
-        Loaded b;
-        EraseKeys x;   // the erase vector, r or a
+        Keys k, q, x, b;   // x: the erase vector, r or a
+        Length length, length_q;
         Values v_in;
         Gates gv_in;
         AnyElement beta_in, all_in;
@@ -239,27 +223,30 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         if constexpr (LA_READ && EARLY) q.load(q_of(t), group);
         if constexpr (LA_BONUS) u_in.load(a.u + a.at_u.group.divide(head) * a.at_u.head, a.at_u.kind, group);
 
-        divide(k, warps, lane, a.root);   // while the state is on its way
-        if constexpr (LA_READ && EARLY) divide(q, warps, lane, a.root);
-        if constexpr (LA_ERASE == 1) divide_alike(x, k);
+        length.divide(k, warps, lane, a.root);   // while the state is on its way
+        if constexpr (LA_READ && EARLY) length_q.divide(q, warps, lane, a.root);
         float v[PER], predicted[PER];
 #pragma unroll
         for (int j = 0; j < PER; j++) v[j] = v_in[j];
+        const float erase_over = LA_ERASE == 1 && !LA_SEPARATE_ERASE_KEY ? length.over
+                                 : LA_UNIT == 2                          ? length.over * length.power
+                                                                         : 1.f;   // of the erase vector
         auto read = [&](int reader) {
             float out[PER];
             if (reader || !EARLY) {
                 q.load(q_of(t) + reader * a.at_q.head, group);
-                divide(q, warps, lane, a.root);
+                length_q.divide(q, warps, lane, a.root);
             }
             if constexpr (LA_BONUS) {
                 const RowVector<K, State::GROUPS> u = u_in.as(a.at_u.kind, [](float u) { return u; });
                 float own[State::HELD] = {};   // (q (.) u) . k of the rows of a leaf
 #pragma unroll
                 for (int r = 0; r < State::N; r++) own[State::leaf(r)] = fmaf(q[r] * u[r], k[r], own[State::leaf(r)]);
-                S.template dot<false>(out, q, warps, lane, [&](int leaf, int j) { return fmaf(own[leaf], v[j], 0.f); });
+                S.template dot<false>(out, q, warps, lane,
+                                      [&](int leaf, int j) { return fmaf(own[leaf], v[j] * length.over, 0.f); });
             } else S.template dot<false>(out, q, warps, lane);
 #pragma unroll
-            for (int j = 0; j < PER; j++) out[j] *= a.read;
+            for (int j = 0; j < PER; j++) out[j] *= a.read * length_q.over;
             if (thread < LANES) store_values((char*)out_of(t) + reader * a.at_out.head, out, column);
         };
         if constexpr (LA_READ == 2)
@@ -287,9 +274,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             if constexpr (LA_SIGMOID) beta = a.strongest * sigmoid(beta);
             float written[PER];
 #pragma unroll
-            for (int j = 0; j < PER; j++) written[j] = beta * (v[j] - predicted[j]);
+            for (int j = 0; j < PER; j++) written[j] = beta * (v[j] - predicted[j] * erase_over) * length.over;
             S.add_outer(k, written);
-        } else S.add_outer(k, v);
+        } else {
+            float written[PER];
+#pragma unroll
+            for (int j = 0; j < PER; j++) written[j] = v[j] * length.over;
+            S.add_outer(k, written);
+        }
         if constexpr (LA_ERASE == 2) S.add_outer(b, predicted);
         if constexpr (LA_ONE) store_state();   // on its way while the output is summed
         if constexpr (LA_READ == 1)

@@ -117,7 +117,6 @@ EXACT_GRADIENT_BLOCKS = 2  # blocks per multiprocessor of the kernel of exact gr
 STEP_WARPS = 2  # of a block, each with its own columns
 TOKEN_WARPS = 4  # of a block of the kernel of one token: eight are 1 % faster, and need 16 additions more a sum
 TOKEN_RESIDENT = 16  # warps of that kernel on a multiprocessor
-TOKEN_RESIDENT_DIVIDED = 12  # the same of decays by channel where it divides q and k by their length: registers
 SOLVE_THREADS = 256  # of the block that solves the systems of one token and head: at most as many unknowns
 SUM_CHAINS = 8  # chains of rows that a sum is added from (tile/columns.cuh)
 WHOLE_ROW_STATES = 256  # 16-bit states from which on a warp requests whole rows of 256 bytes

@@ -63,7 +63,6 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
     parts = -(-V // (lanes * per))
     warps = split * max(1, min(policy.TOKEN_WARPS // split, parts)) if one else min(policy.STEP_WARPS, parts)
     narrow = K <= 128 and element != "float32"
-    resident = policy.TOKEN_RESIDENT_DIVIDED if kind.decay is Decay.VECTOR and kind.unit else policy.TOKEN_RESIDENT
     return tuple(
         sorted(
             {
@@ -77,7 +76,7 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
                 "LA_SPLIT": split,
                 "LA_ONE": int(one),
                 "LA_DECAY": list(Decay).index(kind.decay),
-                "LA_BLOCKS": resident // warps if one and narrow else 1,
+                "LA_BLOCKS": policy.TOKEN_RESIDENT // warps if one and narrow else 1,
                 "LA_VALUE_DECAY": int(kind.value_decay),
                 "LA_ERASE": list(Erase).index(kind.erase),
                 "LA_SEPARATE_ERASE_KEY": int(kind.separate),
@@ -98,7 +97,6 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
 def _lanes(kind: StepKind, stored: Stored) -> int:
     """Lanes side by side: eight read whole memory sectors; 128 floats per lane must leave registers for the rest."""
     narrow = kind.K <= 128 and stored.element != "float32" and kind.erase is not Erase.FREE and not kind.bonus
-    narrow = narrow and not (kind.decay is Decay.VECTOR and kind.unit)
     return 8 if stored.wide and kind.V >= 32 and narrow else 4
 
 
