@@ -1,13 +1,14 @@
-// Formulas of gates: softplus, sigmoid, and log decays from their raw projections. small: e^-|x|.
+// Formulas of gates in float or double: softplus, sigmoid, and log decays from their raw projections. small: e^-|x|.
 #pragma once
 #include "tile/types.cuh"
 
-LA_DEVICE float softplus(float x, float small) { return fmaxf(x, 0.f) + log1pf(small); }
-LA_DEVICE float sigmoid(float x, float small) { return (x >= 0.f ? 1.f : small) / (1.f + small); }
-LA_DEVICE float sigmoid(float x) { return sigmoid(x, expf(-fabsf(x))); }
+template <class T> LA_DEVICE T softplus(T x, T small) { return fmax(x, (T)0) + log1p(small); }
+template <class T> LA_DEVICE T sigmoid(T x, T small) { return (x >= 0 ? 1 : small) / (1 + small); }
+template <class T> LA_DEVICE T small_of(T x) { return exp(-fabs(x)); }
+template <class T> LA_DEVICE T softplus(T x) { return softplus(x, small_of(x)); }
+template <class T> LA_DEVICE T sigmoid(T x) { return sigmoid(x, small_of(x)); }
 
-// BOUNDED: y = bound sigmoid(rate a); else y = -rate softplus(a). a = raw + bias, rate = e^A_log
-template <bool BOUNDED> LA_DEVICE float log_decay(float a, float rate, float bound) {
-    const float x = BOUNDED ? rate * a : a, small = expf(-fabsf(x));
-    return BOUNDED ? bound * sigmoid(x, small) : -rate * softplus(x, small);
+// BOUNDED: bound sigmoid(rate a); else -rate softplus(a). a = raw + bias, rate = e^A_log
+template <bool BOUNDED, class T> LA_DEVICE T gate(T a, T rate, T bound) {
+    return BOUNDED ? bound * sigmoid(rate * a) : -rate * softplus(a);
 }

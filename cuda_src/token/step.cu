@@ -86,7 +86,7 @@ LA_DEVICE i64 row_stride(i64 by_row) { return LA_ONE ? V : by_row; }
 
 LA_DEVICE float decay_of(float g) { return exp2_approx(g * 1.4426950408889634f); }   // e^g
 LA_DEVICE float decay_of_raw(float a, float rate, float bound) {
-    return decay_of(log_decay<LA_RAW_GATE == 2>(a, rate, bound));
+    return decay_of(gate<LA_RAW_GATE == 2>(a, rate, bound));
 }
 
 // Decays of key channels from raw projections: of a group's rows, its lanes compute LANES at a time and exchange them.

@@ -97,9 +97,10 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         _check_kind(spec, own, options)
     (library, entered), recorder = enter(fn, {**given, **(each := flatten("state", own))}), None
     if is_cupy(library.xp):
-        from ..runtime.cuda import record
+        from ..ops.cuda.moves import namespace
+        from ..runtime.cuda.record import Recorder
 
-        library, recorder = library._replace(xp=record.namespace(library.xp)), record.Recorder()
+        library, recorder = library._replace(xp=namespace(library.xp)), Recorder()
     xp = library.xp
     state = unflatten(own, [entered.pop(n) for n in each])
     axes, query = axes_of(spec, options), spec.change.query

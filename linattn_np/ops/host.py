@@ -1,4 +1,4 @@
-"""Whether a formula of NumPy arrays is a compiled kernel (ops/cpu/formulas.py): Numba is there, and the arrays are."""
+"""Whether a formula is a kernel: of NumPy arrays (ops/cpu/formulas.py), for which Numba is there, or of CuPy arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import STORAGE, Namespace, is_numpy, name_of
+from ..runtime.arrays import STORAGE, Namespace, is_cupy, is_numpy, name_of
 
 
 @functools.cache
@@ -18,6 +18,10 @@ def _has_compiler() -> bool:
 
 def kernels(xp: Namespace, *arrays: Any) -> Any:
     """The module of kernels for arrays, of which None is left out; None where array calls compute the formula."""
+    if is_cupy(xp):
+        from .cuda import formulas
+
+        return formulas if formulas.takes(*arrays) else None
     if not is_numpy(xp):
         return None
     for y in arrays:

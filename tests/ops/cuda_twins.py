@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 
-from linattn_np.ops.cuda.arguments import COLUMN_SUMS, GATE_FORMULA, PRODUCT, STEP_SIZE, UNIT_ROWS
+from linattn_np.ops.cuda import formulas
+from linattn_np.ops.cuda.arguments import COLUMN_SUMS, FORMULA, GATE_FORMULA, PRODUCT, STEP_SIZE, UNIT_ROWS
 from tests.matrix_state.cuda.step_twin import KINDS, _rows
 
 THREADS, F32, BFLOAT16 = 256, np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
@@ -150,3 +151,109 @@ def step_sizes(entry, d, blocks, arguments):
             z, dout = z.astype(f32), dout.astype(f32)
             dense("dz", own, wide)[...] = dout * out * sigmoid(z) * (1 + z * (1 - sigmoid(z)))
             dense("y", own, wide)[...] = dout * gate
+
+
+def _step(a, x, y):
+    return np.logaddexp(0, x + y) if a["how"] else x + y
+
+
+def _capped(a, x):
+    return a["a"] * np.tanh(x / a["a"]) if a["a"] > 0 else x
+
+
+def _sum(x):
+    return x.sum(-1, keepdims=True)
+
+
+def _normed(a, x, y=1, z=0, u=None):
+    d = x - x.mean(-1, keepdims=True)
+    square = _sum(d * d) + a["a"] ** 2
+    return y * d * np.sqrt(x.shape[-1] / np.where(square == 0, x.shape[-1], square)) + z
+
+
+def _softmax(a, x, *_):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / _sum(e)
+
+
+def _strength(a, x, y, *_):
+    step = y * _sum(x * x)
+    return y / (1 + step) if a["how"] else np.where(step == 0, y, -y * np.expm1(-step) / np.where(step == 0, 1, step))
+
+
+def _quotient(a, x, y=None, *_):
+    total = x[..., -1:] + a["a"] if y is None else np.maximum(abs(x[..., -1:]), y)
+    return np.where(total == 0, 0, x[..., :-1] / np.where(total == 0, 1, total))
+
+
+def _turned(a, even, odd, c, s):
+    s = -s if a["how"] else s
+    return even * c - odd * s, even * s + odd * c
+
+
+def _rotated(a, x, c, s, _=None):
+    out, P = x.copy(), c.shape[-1]
+    out[..., 0 : 2 * P : 2], out[..., 1 : 2 * P : 2] = _turned(a, x[..., 0 : 2 * P : 2], x[..., 1 : 2 * P : 2], c, s)
+    return out
+
+
+def _sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def _silu_slope(z):
+    return _sigmoid(z) * (1 + z * (1 - _sigmoid(z)))
+
+
+def _or(x, otherwise):
+    return otherwise if x is None else x
+
+
+FORMULAS = {  # (arguments, x, y, z, u): None where an array is not given
+    "copy": lambda a, x, *_: x,
+    "filled": lambda a, *_: a["a"],
+    "scaled": lambda a, x, *_: a["a"] * x,
+    "product": lambda a, x, y, z, u: x * y * _or(z, 1),
+    "complement": lambda a, x, y, z, u: -np.expm1(x) * _or(y, 1),
+    "complement_vjp": lambda a, x, y, z, u: y - np.exp(x) * z,
+    "log_rest": lambda a, x, *_: np.log1p(-np.minimum(x, 1)),
+    "step_size": lambda a, x, y, z, u: np.clip(_step(a, x, _or(y, 0)), a["a"], a["b"]),
+    "step_size_vjp": lambda a, x, y, z, u: np.where(
+        (_step(a, x, _or(y, 0)) >= a["a"]) & (_step(a, x, _or(y, 0)) <= a["b"]),
+        z * (_sigmoid(x + _or(y, 0)) if a["how"] else 1), 0),
+    "skip_and_gate": lambda a, x, y, z, u: (x if y is None else x + y * z) * (1 if u is None else u * _sigmoid(u)),
+    "gate_vjp": lambda a, x, y, z, u: x * y * _silu_slope(z),
+    "capped": lambda a, x, *_: _capped(a, x),
+    "log_forget": lambda a, x, *_: np.maximum(_capped(a, x) if a["how"] else -np.logaddexp(0, -_capped(a, x)), a["b"]),
+    "log_decay": lambda a, x, y, z, u: -np.exp(z) * np.logaddexp(0, x + _or(y, 0)),
+    "bounded": lambda a, x, y, z, u: a["a"] * _sigmoid((x + _or(y, 0)) * (1 if z is None else np.exp(z))),
+    "appended": lambda a, x, y, z, u: _or(u, 1) * np.concatenate(
+        [x, np.broadcast_to(_or(y, 1), (*x.shape[:-1], 1))], axis=-1),
+    "quotient": _quotient,
+    "normed": lambda a, x, y, z, u: _normed(a, x, _or(y, 1), _or(z, 0)),
+    "softmax": _softmax,
+    "softmax_vjp": lambda a, x, y, *_: x * (y - _sum(x * y)),
+    "strength": _strength,
+    "turn": lambda a, x, y, *_: np.concatenate([np.cos(x * y), np.sin(x * y)], axis=-1),
+    "rotated": _rotated,
+    "rotated_pair": lambda a, x, c, s, _: np.concatenate(_turned(a, *np.split(x, 2, axis=-1), c, s), axis=-1),
+}  # fmt: skip
+
+
+def formula(entry, d, blocks, arguments):
+    """What formula.cu does."""
+    a, name = FORMULA.unpack(arguments), {n: name for name, n in formulas.FORMULAS.items()}[d["LA_KIND"]]
+    heads, tokens, real = a["heads"], a["tokens"], np.dtype(np.float64 if d["LA_DOUBLE"] else np.float32)
+    lead = (a["rows"] // heads // tokens, heads, tokens)
+    of_rows, width = name in formulas.OF_ROWS, a["out"]["width"]
+    assert blocks == -(-a["rows"] // 8 if of_rows else -a["rows"] * width // THREADS)
+
+    def array(at):
+        if not at["data"]:
+            return None
+        kind = np.dtype(next(n for n, k in formulas.KINDS.items() if k == at["kind"]))
+        strides = at["batch"], at["head"], at["token"], at["column"]
+        return _rows(at["data"], strides, (*lead, at["width"]), kind)
+
+    given = [None if (y := array(a[n])) is None else y.astype(real) for n in formulas.NAMES]
+    array(a["out"])[...] = FORMULAS[name](a, *given)

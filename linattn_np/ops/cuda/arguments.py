@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from ...runtime.arrays import Array
-from ...runtime.cuda.structs import FLOAT, I64, INT, U32, Struct, pointer
+from ...runtime.cuda.structs import DOUBLE, FLOAT, I64, INT, U32, Struct, pointer
 
 FLOATS, OUT_FLOATS, BYTES, OUT_BYTES = (pointer(x) for x in ("const float", "float", "const char", "char"))
 
@@ -51,6 +51,14 @@ PRODUCT = Struct(  # product.cu: dense arrays of `size` numbers; back z is the g
     "ops/ProductArguments",
     ("x y", BYTES), ("z", OUT_BYTES), ("add", BYTES), ("dx dy", OUT_BYTES), ("size", I64),
 )  # fmt: skip
+
+
+# formula.cu: an array (batch, head, token, column), strides in bytes; kind: 0 bfloat16, 1 float16, 2 float32, 3 float64
+FORMULA_ARRAY = Struct(
+    "ops/FormulaArray", ("data", OUT_BYTES), ("batch head token column", I64), ("kind width", INT)
+)  # fmt: skip
+FORMULA = Struct("ops/FormulaArguments", ("x y z u out", FORMULA_ARRAY), ("rows", I64), ("heads tokens", U32),
+                 ("a b", DOUBLE), ("how", INT))  # fmt: skip
 
 
 def address(y: Array | None) -> int:

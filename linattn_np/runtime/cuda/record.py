@@ -1,7 +1,7 @@
 """What a call launches and allocates, recorded while it runs and replayed on other arrays of the same layout.
 
 with Recorder() as recorder:
-    ...                                            launches through launch.py, `empty` of namespace(xp)
+    ...                                            launches through launch.py, `empty` of the namespace
 sequence = LaunchSequence(recorder, given)         raises LookupError if the call did anything else on the device
 allocated = sequence.run(pointers)
 """
@@ -41,6 +41,14 @@ class Recorder:
         launch.active.recorder = self._before
 
 
+def empty(shape: Shape, dtype: Any) -> Array:
+    """A new array on the current device, reported to the recorder that is entered, if any."""
+    x = launch.array_type()(shape, dtype)
+    if launch.active.recorder is not None:
+        launch.active.recorder.allocated.append(x)
+    return x
+
+
 class RecordedNamespace:
     """An array namespace whose `empty` reports each allocation to the recorder that is entered, if any."""
 
@@ -56,12 +64,6 @@ class RecordedNamespace:
         if launch.active.recorder is not None:
             launch.active.recorder.allocated.append(x)
         return x
-
-
-@functools.cache
-def namespace(xp: Any) -> RecordedNamespace:
-    """CuPy's namespace, with allocations that are recorded."""
-    return RecordedNamespace(xp)
 
 
 class Place(NamedTuple):

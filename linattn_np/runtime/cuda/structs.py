@@ -23,7 +23,7 @@ class Scalar(NamedTuple):
 
 
 INT, U32, FLOAT = Scalar("int", "i", 4, 4), Scalar("u32", "I", 4, 4), Scalar("float", "f", 4, 4)
-I64 = Scalar("i64", "q", 8, 8)
+I64, DOUBLE = Scalar("i64", "q", 8, 8), Scalar("double", "d", 8, 8)
 
 
 def pointer(to: str) -> Scalar:

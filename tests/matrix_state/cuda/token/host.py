@@ -19,11 +19,11 @@ from linattn_np.matrix_state.cuda.token import calls as token_calls
 from linattn_np.matrix_state.cuda.token import gradients, solve
 from linattn_np.matrix_state.cuda.token import launch as token_launch
 from linattn_np.matrix_state.types import Inputs
-from linattn_np.ops.cuda import complement, gate_formula, product, step_size, unit_rows
-from linattn_np.ops.cuda.arguments import COLUMN_SUMS, COMPLEMENT, GATE_FORMULA, PRODUCT, STEP_SIZE, UNIT_ROWS
+from linattn_np.ops.cuda import complement, formulas, gate_formula, moves, product, step_size, unit_rows
+from linattn_np.ops.cuda.arguments import COLUMN_SUMS, COMPLEMENT, FORMULA, GATE_FORMULA, PRODUCT, STEP_SIZE, UNIT_ROWS
 from linattn_np.runtime import pools as rows
 from linattn_np.runtime.arrays import Library, enter
-from linattn_np.runtime.cuda import constants, launch, record
+from linattn_np.runtime.cuda import constants, launch
 from tests.matrix_state.cuda import step_twin
 from tests.matrix_state.cuda.step_twin import CUPY, Stub, stub
 from tests.ops import cuda_twins as op_twins
@@ -52,10 +52,11 @@ TWINS = {  # (entry, constants, blocks, arguments) of the kernels around step.cu
     complement.SOURCE: lambda entry, d, blocks, packed: step_twin.run_complement(entry, d, packed),
     solve.FILE: lambda entry, d, blocks, packed: step_twin.run_solve(blocks, d, packed),
     gate_formula.SOURCE: op_twins.gates, unit_rows.SOURCE: op_twins.rows, product.SOURCE: op_twins.products,
-    step_size.SOURCE: op_twins.step_sizes,
+    step_size.SOURCE: op_twins.step_sizes, formulas.SOURCE: op_twins.formula,
 }  # fmt: skip
 STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE: GATE_FORMULA,
-           unit_rows.SOURCE: UNIT_ROWS, product.SOURCE: PRODUCT, step_size.SOURCE: STEP_SIZE}  # fmt: skip
+           unit_rows.SOURCE: UNIT_ROWS, product.SOURCE: PRODUCT, step_size.SOURCE: STEP_SIZE,
+           formulas.SOURCE: FORMULA}  # fmt: skip
 
 
 def size_of(file, entry):
@@ -114,7 +115,7 @@ def public(launched, monkeypatch):
     """Public functions take stubs for CuPy arrays."""
 
     def is_stubs(xp):
-        return xp is CUPY or xp is record.namespace(CUPY)
+        return xp is CUPY or xp is moves.namespace(CUPY)
 
     def entering(fn, arrays, beside=None):
         if any(isinstance(x, Stub) for x in arrays.values()):

@@ -1,0 +1,131 @@
+"""The formulas of ops/cpu/formulas.py on CuPy arrays, by one kernel (cuda_src/ops/formula.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...runtime.arrays import Array, name_of
+from ...runtime.cuda import launch, record
+from .arguments import FORMULA
+from .unit_rows import THREADS
+
+SOURCE = "ops/formula.cu"
+OF_NUMBERS = (
+    "copy",
+    "filled",
+    "scaled",
+    "product",
+    "complement",
+    "complement_vjp",
+    "log_rest",
+    "step_size",
+    "step_size_vjp",
+    "skip_and_gate",
+    "gate_vjp",
+    "capped",
+    "log_forget",
+    "log_decay",
+    "bounded",
+)
+OF_ROWS = ("appended", "quotient", "normed", "softmax", "softmax_vjp", "strength", "turn", "rotated", "rotated_pair")
+FORMULAS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}  # LA_KIND
+KINDS = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3}
+NAMES = ("x", "y", "z", "u")
+NONE = (0, 0, 0, 0, 0, 0, 0)
+
+
+def takes(*arrays: Array | None) -> bool:
+    """Whether the kernels read these arrays."""
+    here = launch.current_device()
+    known = all(y is None or (name_of(y.dtype) in KINDS and y.device.id == here) for y in arrays)
+    return known and launch.unusable() is None
+
+
+def compiled(
+    name: str, arrays: Sequence[Array | None], out: Any, dtype: Any, a: float = 0.0, b: float = 0.0, how: int = 0
+) -> Array:
+    """`out`, filled by a formula of arrays x, y, z, u; None: one that the formula does not have.
+
+    out: an array, or (shape, dtype) of a new one. dtype: that of the computation, float32 for 16 bits.
+    """
+    out = record.empty(*out) if isinstance(out, tuple) else out
+    if out.size:
+        _launch(name, [*arrays, *(None,) * (len(NAMES) - len(arrays))], out, np.dtype(dtype) == np.float64, (a, b, how))
+    return out
+
+
+def rotated_rows(S: Array, c: Array, s: Array, back: bool) -> Array:
+    """Rows (2 p, 2 p + 1) of S (..., K, V) rotated by cosines c and sines s (..., P, 1); the others are unchanged."""
+    (*lead, K, V), P = S.shape, c.shape[-2]
+    if 2 * P == K and S.flags.c_contiguous:
+        pairs = (*lead, P, 2 * V)  # rows side by side
+        return compiled("rotated_pair", (S.reshape(pairs), c, s), (pairs, S.dtype), S.dtype, how=back).reshape(S.shape)
+    out = compiled("copy", (S,), (S.shape, S.dtype), S.dtype)
+    if P:
+        own = out[..., : 2 * P, :].reshape(*lead, P, 2 * V) if 2 * P == K else _pairs(out, P)
+        compiled("rotated_pair", (own, c, s), own, S.dtype, how=back)
+    return out
+
+
+def _pairs(S: Array, P: int) -> Array:
+    """The first 2 P rows of dense S (..., K, V) as (..., P, 2 V), a view."""
+    (*lead, _, V), strides = S.shape, S.strides
+    from numpy.lib.stride_tricks import as_strided
+
+    shape, steps = (*lead, P, 2 * V), (*strides[:-2], 2 * strides[-2], strides[-1])
+    if isinstance(S, np.ndarray):
+        return as_strided(S, shape, steps)
+    return type(S)(shape, S.dtype, S.data, steps)
+
+
+def _launch(name: str, arrays: list[Array | None], out: Array, double: bool, numbers: tuple[float, float, int]) -> None:
+    given, has_rows = [y for y in (*arrays, out) if y is not None], name in OF_ROWS
+    sizes, steps = _grid([(y.shape, y.strides) for y in given], has_rows)
+    if len(sizes) > 3:  # a launch for each place along the first axis
+        n = out.ndim
+        for i in range(out.shape[0]):
+            cut = [y if y is None or y.ndim < n else y[i if y.shape[0] > 1 else 0] for y in (*arrays, out)]
+            _launch(name, cut[:-1], cut[-1], double, numbers)
+        return
+    batch, heads, tokens = (*(1,) * (3 - len(sizes)), *sizes)
+    rest, fields = iter(steps), dict[str, Any]()
+    for field, y in zip((*NAMES, "out"), (*arrays, out), strict=True):
+        own = None if y is None else next(rest)
+        fields[field] = NONE if own is None else (y.data.ptr, *(0,) * (3 - len(sizes)), *own, KINDS[name_of(y.dtype)],  # type: ignore[union-attr]
+                                                  y.shape[-1] if y.ndim else 1)  # type: ignore[union-attr]  # fmt: skip
+    rows, columns = batch * heads * tokens, out.shape[-1] if out.ndim else 1
+    packed = FORMULA.pack(**fields, rows=rows, heads=heads, tokens=tokens, a=numbers[0], b=numbers[1], how=numbers[2])
+    blocks = -(-rows // (THREADS // 32)) if has_rows else -(-rows * columns // THREADS)
+    constants = (("LA_DOUBLE", int(double)), ("LA_KIND", FORMULAS[name]))
+    launch.launch(SOURCE, "formula", constants, blocks, THREADS, 0, packed, tuple(given))
+
+
+def _grid(
+    arrays: list[tuple[tuple[int, ...], tuple[int, ...]]], has_rows: bool
+) -> tuple[list[int], list[tuple[int, ...]]]:
+    """(lengths of the outer axes, merged where they are one in all arrays; strides of each array, the column's last).
+
+    arrays: shapes and strides, the result last.   Raises ValueError unless they are broadcast to the result.
+    """
+    *given, (shape, _) = arrays
+    lead = [s[: len(s) - has_rows] for s, _ in given]
+    if np.broadcast_shapes(*lead, shape[: len(shape) - has_rows]) != shape[: len(shape) - has_rows]:
+        raise ValueError(f"arrays have shapes {[s for s, _ in given]}, expected to be broadcast to {shape}")
+    n = len(shape)
+    each = [(*(0,) * (n - len(s)), *(0 if k == 1 else t for k, t in zip(s, own, strict=True))) for s, own in arrays]
+    columns = [own[-1] if own else 0 for own in each]
+    sizes: list[int] = []
+    steps: list[tuple[int, ...]] = []
+    for axis in range(n - 2, -1, -1):
+        own = tuple(one[axis] for one in each)
+        if shape[axis] == 1:
+            continue
+        if sizes and own == tuple(t * sizes[0] for t in steps[0]):
+            sizes[0] *= shape[axis]
+            continue
+        sizes.insert(0, shape[axis])
+        steps.insert(0, own)
+    return sizes, [(*(one[i] for one in steps), column) for i, column in enumerate(columns)]

@@ -1,0 +1,91 @@
+"""CuPy's namespace while calls are recorded: functions that move numbers are launches of one kernel (formula.cu).
+
+Casts, copies, concatenations and constants of few numbers; of more they are CuPy's own, which are not recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...runtime.arrays import Array
+from ...runtime.cuda import launch
+from ...runtime.cuda.record import RecordedNamespace, Shape, empty
+from . import formulas
+
+MOST = 1 << 20  # numbers; of more, a launch is not what takes the time
+
+
+class MovingNamespace(RecordedNamespace):
+    """The namespace `xp`; its casts, copies, concatenations and constants are reported to the recorder."""
+
+    def astype(self, x: Array, dtype: Any, **options: Any) -> Array:
+        """x in another dtype."""
+        return self._copied(x, dtype) if self._records(x) else self._xp.astype(x, dtype, **options)
+
+    def ascontiguousarray(self, x: Array) -> Array:
+        """x in C order; x itself if it is."""
+        if x.flags.c_contiguous or not self._records(x):
+            return self._xp.ascontiguousarray(x)
+        return self._copied(x, x.dtype)
+
+    def concat(self, arrays: Sequence[Array], *, axis: int = 0) -> Array:
+        """Arrays one after the other along an axis."""
+        dtypes = {y.dtype for y in arrays}
+        if len(dtypes) > 1 or not self._records(*arrays):
+            return self._xp.concat(arrays, axis=axis)
+        axis, (dtype,), at = axis % arrays[0].ndim, dtypes, 0
+        shape = list(arrays[0].shape)
+        shape[axis] = sum(y.shape[axis] for y in arrays)
+        out = empty(tuple(shape), dtype)
+        for y in arrays:
+            n = y.shape[axis]
+            formulas.compiled("copy", (y,), out[(slice(None),) * axis + (slice(at, at + n),)], _wide(dtype))
+            at += n
+        return out
+
+    def zeros(self, shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+        """Zeros."""
+        return self._full(shape, 0.0, dtype) if self._is_few(shape, dtype, device) else self._xp.zeros(
+            shape, dtype=dtype, device=device)  # fmt: skip
+
+    def ones(self, shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
+        """Ones."""
+        return self._full(shape, 1.0, dtype) if self._is_few(shape, dtype, device) else self._xp.ones(
+            shape, dtype=dtype, device=device)  # fmt: skip
+
+    def zeros_like(self, x: Array, **options: Any) -> Array:
+        """Zeros of x's shape and dtype."""
+        return self._full(x.shape, 0.0, x.dtype) if self._records(x) and not options else self._xp.zeros_like(
+            x, **options)  # fmt: skip
+
+    def _full(self, shape: Shape, value: float, dtype: Any) -> Array:
+        return formulas.compiled("filled", (), (tuple(shape), np.dtype(dtype)), _wide(dtype), value)
+
+    def _copied(self, x: Array, dtype: Any) -> Array:
+        wide = "float64" if np.float64 in (x.dtype, np.dtype(dtype)) else "float32"
+        return formulas.compiled("copy", (x,), (tuple(x.shape), np.dtype(dtype)), wide)
+
+    def _records(self, *arrays: Array) -> bool:
+        """Whether a function of these arrays is a launch."""
+        few = launch.active.recorder is not None and sum(y.size for y in arrays) <= MOST
+        return few and all(y.ndim for y in arrays) and formulas.takes(*arrays)
+
+    def _is_few(self, shape: Any, dtype: Any, device: Any) -> bool:
+        known = isinstance(shape, tuple) and dtype is not None and np.dtype(dtype).name in formulas.KINDS
+        known = known and getattr(device, "id", device) in (None, launch.current_device())
+        return known and launch.active.recorder is not None and prod(shape) <= MOST and launch.unusable() is None
+
+
+def _wide(dtype: Any) -> str:
+    return "float64" if np.dtype(dtype) == np.float64 else "float32"
+
+
+@functools.cache
+def namespace(xp: Any) -> MovingNamespace:
+    """CuPy's namespace, whose allocations and moves are recorded."""
+    return MovingNamespace(xp)
