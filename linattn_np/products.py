@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .matrix_state.types import EraseKey, Inputs
+from .ops.product import product_of_heads
 from .runtime.arrays import Array, cast, device, dtype_name, is_cupy, over_tokens, shared_heads, sum_of_groups
+from .runtime.constants import constant_array
 from .runtime.shapes import HEADS, has_time
 from .spec import ChangeOfVariables, Gradients, Variables
 
@@ -147,7 +149,8 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
     given = _given(c, factors)
     if not given:
         like = next(x for name in c.axes if (x := getattr(c, name)) is not None)
-        one = xp.ones((1, 1, 1), dtype=c.dtype, device=device(like))
+        make = functools.partial(xp.ones, (1, 1, 1), dtype=c.dtype, device=device(like))
+        one = constant_array(xp, ("one", str(c.dtype)), device(like), make)
         return xp.broadcast_to(one, (*c.sizes.batch, c.sizes.T, c.sizes.H, 1))
     if len(given) == 1:
         y = _with_channels(c, given[0])
@@ -155,7 +158,7 @@ def _product(c: Variables, factors: Factors, of_heads: bool) -> Array | None:
         kernel = _kernels(c, factors)
         if kernel is not None:
             return kernel.product(xp, *(getattr(c, name) for name in factors))
-        y = functools.reduce(lambda a, b: a * b, _wide(c, given))
+        y = product_of_heads(xp, *(_with_channels(c, name) for name in given), dtype=c.dtype)
         y = cast(xp, y, getattr(c, given[-1]).dtype) if _is_rounded(c, tuple(given)) else y
     if of_heads or any(_kind(c.axes[name])[0] for name in given):
         return y

@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from ..runtime.arrays import Array, Namespace, device
+from ..runtime.arrays import Array, Namespace, cast, device, shared_heads
+from .host import kernels
 
 
-def with_ones(xp: Namespace, v: Array) -> Array:
-    """[v, 1]: (..., V) to (..., V + 1)."""
-    return xp.concat([v, xp.ones((*v.shape[:-1], 1), dtype=v.dtype, device=device(v))], axis=-1)
+def with_ones(xp: Namespace, v: Array, dtype: Any = None, factor: Array | None = None) -> Array:
+    """factor [v, 1]: (..., V) to (..., V + 1), in `dtype`, None: that of v; factor (..., 1), None: 1."""
+    dtype = v.dtype if dtype is None else dtype
+    if (cpu := kernels(xp, v, factor)) is not None:
+        return cpu.compiled("appended", (v, None, None, factor), ((*v.shape[:-1], v.shape[-1] + 1), dtype), dtype)
+    v = cast(xp, v, dtype)
+    ones = xp.ones((*v.shape[:-1], 1), dtype=dtype, device=device(v))
+    return xp.concat([v, ones] if factor is None else [factor * v, xp.broadcast_to(factor, ones.shape)], axis=-1)
+
+
+def with_sums(xp: Namespace, S: Array, z: Array, dtype: Any) -> Array:
+    """[S, z] in `dtype`: (..., K, V) and (..., K) to (..., K, V + 1)."""
+    if (cpu := kernels(xp, S, z)) is not None:
+        return cpu.compiled("appended", (S, z[..., None]), ((*S.shape[:-1], S.shape[-1] + 1), dtype), dtype)
+    return xp.concat([cast(xp, S, dtype), cast(xp, z, dtype)[..., None]], axis=-1)
 
 
 def divide(xp: Namespace, out: Array, eps: float) -> tuple[Array, Array]:
     """(numerators / sums, sums = denominator + eps): (..., V + 1) to (..., V) and (..., 1); 0 where sums is 0."""
-    sums = out[..., -1:] + eps
+    sums = out[..., -1:] + eps if eps else out[..., -1:]
+    if (cpu := kernels(xp, out)) is not None:
+        return cpu.compiled("quotient", (out,), (_of_numerators(out), out.dtype), out.dtype, eps), sums
     return quotient(xp, out[..., :-1], sums), sums
+
+
+def divide_by_most(xp: Namespace, out: Array, least: Array) -> Array:
+    """Numerators over max(|denominator|, least): (..., heads, V + 1) to (..., heads, V); 0 where that is 0.
+
+    least (..., H): heads of `out` share its heads in groups.
+    """
+    if (cpu := kernels(xp, out, least)) is not None and least.shape[-1]:
+        groups = out.reshape((*least.shape, out.shape[-2] // least.shape[-1], out.shape[-1]))
+        found = cpu.compiled(
+            "quotient", (groups, least[..., None, None]), (_of_numerators(groups), out.dtype), out.dtype
+        )
+        return found.reshape(_of_numerators(out))
+    return quotient(xp, out[..., :-1], most(xp, out[..., -1:], least)[0])
+
+
+def most(xp: Namespace, denominators: Array, least: Array) -> tuple[Array, Array]:
+    """(max(|denominator|, least), whether the first one is larger), of heads that share those of `least` (..., H)."""
+    size, least = xp.abs(denominators), shared_heads(xp, least[..., None], denominators.shape[-2])
+    return xp.maximum(size, least), size > least
+
+
+def _of_numerators(out: Array) -> tuple[int, ...]:
+    return *out.shape[:-1], out.shape[-1] - 1
 
 
 def quotient(xp: Namespace, numerators: Array, sums: Array) -> Array:

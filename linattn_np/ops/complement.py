@@ -1,10 +1,11 @@
-"""Keys that are the forgotten share of a channel:   k = 1 - e^g,        dg += -e^g dk.
+"""Keys that are the forgotten share of a channel:   k = 1 - e^g,        dg += -e^g dk; and log(1 - s).
 
 On NumPy and CuPy arrays each line is one kernel; that of CuPy stores the keys of bfloat16 calls in bfloat16.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace, cast, is_cupy
@@ -27,6 +28,15 @@ def complement_vjp(xp: Namespace, g: Array, dg: Array, dk: Array, dtype: Any) ->
     if (cpu := kernels(xp, g, dg, dk)) is not None:
         return cpu.compiled("complement_vjp", (g, dg, dk), (g.shape, dtype), dtype)
     return dg - xp.exp(cast(xp, g, dtype)) * dk
+
+
+def log_rest(xp: Namespace, s: Array, dtype: Any) -> Array:
+    """log(1 - s) in `dtype`; -inf from s = 1 on."""
+    if (cpu := kernels(xp, s)) is not None:
+        return cpu.compiled("log_rest", (s,), (s.shape, dtype), dtype)
+    s = cast(xp, s, dtype)
+    some = s < 1
+    return xp.where(some, xp.log1p(-xp.where(some, s, xp.zeros_like(s))), xp.full_like(s, -math.inf))
 
 
 def _kernel(xp: Namespace, dtype: Any) -> Any:

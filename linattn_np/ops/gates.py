@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..runtime.arrays import Array, Namespace, is_numpy
+from typing import Any
+
+from ..runtime.arrays import Array, Namespace, cast, device, is_numpy
+from .host import kernels
 
 LOG_DECAY_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it acts as -inf
 
@@ -55,9 +58,20 @@ def silu_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
     return dy * s * (1 + x * (1 - s))
 
 
-def soft_cap(xp: Namespace, x: Array, cap: float | None) -> Array:
-    """cap tanh(x / cap): close to x for small x, bounded by +-cap."""
+def soft_cap(xp: Namespace, x: Array, cap: float | None, dtype: Any) -> Array:
+    """cap tanh(x / cap) in `dtype`: close to x for small x, bounded by +-cap; None: x."""
+    if (cpu := kernels(xp, x)) is not None:
+        return cpu.compiled("capped", (x,), (x.shape, dtype), dtype, cap or 0.0)
+    x = cast(xp, x, dtype)
     return x if cap is None else cap * xp.tanh(x / cap)
+
+
+def log_forget(xp: Namespace, f: Array, cap: float | None, is_log: bool, dtype: Any) -> Array:
+    """log sigmoid(y), y = soft_cap(f), or y itself if it `is_log`; at least LOG_DECAY_FLOOR."""
+    if (cpu := kernels(xp, f)) is not None:
+        return cpu.compiled("log_forget", (f,), (f.shape, dtype), dtype, cap or 0.0, LOG_DECAY_FLOOR, is_log)
+    y = soft_cap(xp, f, cap, dtype)
+    return xp.maximum(y if is_log else -softplus(xp, -y), xp.asarray(LOG_DECAY_FLOOR, dtype=dtype, device=device(y)))
 
 
 def soft_cap_vjp(xp: Namespace, x: Array, cap: float | None, dy: Array) -> Array:

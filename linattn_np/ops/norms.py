@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from ..runtime.arrays import Array, Namespace, shared_heads, sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, shared_heads, sum_of_groups
 from ..runtime.values import range_factors
+from .host import kernels
 
 Axes = int | tuple[int, ...]
 
@@ -26,9 +28,21 @@ def rms_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 0.0, axis: Axe
     return (dy - y * _mean(xp, y * dy, axis)) * (r * factor)
 
 
-def layer_norm(xp: Namespace, x: Array, eps: float = 1e-5) -> Array:
-    """(x - mean x) / sqrt(var x + eps), over the last axis."""
-    return rms_norm(xp, x - _mean(xp, x), eps)
+def layer_norm(
+    xp: Namespace, x: Array, eps: float = 1e-5, weight: Array | None = None, shift: Array | None = None,
+    dtype: Any = None,
+) -> Array:  # fmt: skip
+    """weight (x - mean x) / sqrt(var x + eps) + shift, over the last axis, in `dtype`, None: that of x.
+
+    weight and shift (K,) are 1 and 0 where they are None. On NumPy arrays it is a kernel.
+    """
+    dtype = x.dtype if dtype is None else dtype
+    if (cpu := kernels(xp, x, weight, shift)) is not None:
+        return cpu.compiled("normed", (x, weight, shift), (x.shape, dtype), dtype, math.sqrt(x.shape[-1] * eps))
+    x = cast(xp, x, dtype)
+    y = rms_norm(xp, x - _mean(xp, x), eps)
+    y = y if weight is None else y * cast(xp, weight, dtype)
+    return y if shift is None else y + cast(xp, shift, dtype)
 
 
 def layer_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 1e-5) -> Array:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, device
 from ..runtime.shapes import Sequence, segments
+from .host import kernels
 
 
 class Gauge(NamedTuple):
@@ -21,8 +22,9 @@ class Gauge(NamedTuple):
     b: Array
     m_0: Array
     m: Array
-    decay: Array  # a_t + m_{t-1} - m_t <= 0, up to the rounding of the last m
+    decay: Array  # a_t + m_{t-1} - m_t <= 0, up to the rounding of the last m; this one and the next in the dtype
     write: Array  # e^{b_t - m_t} <= 1
+    least: Array  # e^{-m_t}
 
 
 def gauge(
@@ -31,8 +33,16 @@ def gauge(
 ) -> Gauge:  # fmt: skip
     """The gauge of every sequence; m of its last token and at positions is rounded to `dtype`, the dtype of a state.
 
+    a and b have the dtype of sums; decay, write and least are rounded to `dtype`. On NumPy arrays it is a kernel.
     If m_t = a_t + m_{t-1}, the stabilised log decay is exactly 0 and the state is multiplied by 1.
     """
+    if kernels(xp, a, b, m_0) is not None:
+        from .cpu import stabiliser
+
+        ends = tuple(sorted({*(s.stop - 1 for s in sequences), *(p - 1 for p in positions)}))
+        m, *gates = stabiliser.gauge(a, b, m_0, sequences, dtype, ends)
+        return Gauge(a, b, m_0, m, *gates)
+    m_0 = cast(xp, m_0, a.dtype)
     maxima, earlier = [], []
     for s in sequences:
         t, begin = slice(s.start, s.stop), row(m_0, s)
@@ -45,7 +55,8 @@ def gauge(
         maxima.append(m)
         earlier.append(delayed(xp, m, begin))
     m = joined(xp, maxima)
-    return Gauge(a, b, m_0, m, a + (joined(xp, earlier) - m), xp.exp(b - m))
+    gates = a + (joined(xp, earlier) - m), xp.exp(b - m), xp.exp(-m)
+    return Gauge(a, b, m_0, m, *(cast(xp, y, dtype) for y in gates))
 
 
 def last(xp: Namespace, at: Gauge, sequences: Items[Sequence]) -> Array:

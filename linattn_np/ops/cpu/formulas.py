@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.arrays import STORAGE, dtype_name
+from ...runtime.arrays import NARROW, STORAGE, dtype_name
 from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.views import row
@@ -108,8 +108,9 @@ def formula(w: Work, first: Whole, last: Whole):
 def compiled(name: str, arrays: Any, out: Any, dtype: Any, a: float = 0.0, b: float = 0.0, how: int = 0) -> Any:
     """`out`, filled by a formula of NumPy arrays x, y, z, u; None: one that the formula does not have.
 
-    out: an array, or (shape, dtype) of a new one. dtype: that of the computation.
+    out: an array, or (shape, dtype) of a new one. dtype: that of the computation, float32 for 16 bits.
     """
+    dtype = "float32" if np.dtype(dtype).name in NARROW else dtype
     return over_grid(formula, (name, KINDS[name], int(how)), arrays, out, dtype, (float(a), float(b)), name in OF_ROWS)
 
 

@@ -201,14 +201,14 @@ def _prepared(body: Any, kind: tuple[str, int, int], dtype: str, numbers: tuple[
     fields = {"kind": kind[1], "how": kind[2], "has_rows": has_rows, "heads": heads, "tokens": tokens,
               "columns": widest, "task_tokens": task_tokens, "task_columns": task_columns, "tile_tokens": tile_tokens,
               "tile_columns": tile_columns, "m": tile_tokens, "task_fields": 0}  # fmt: skip
-    each = dict(zip((*names, "out"), widths, strict=True))
-    fields |= {f"{n}_width": each.get(n, 0) if has_rows else tile_columns * (n in each) for n in (*NAMES, "out")}
+    wide = dict(zip((*names, "out"), widths, strict=True))
+    fields |= {f"{n}_width": wide.get(n, 0) if has_rows else tile_columns * (n in wide) for n in (*NAMES, "out")}
     made = Kernel(
         body, GRID, dtype, GRID.layout(fields, dtype), dict(zip("ab", numbers, strict=True)), frozenset(words)
     )
     is_small = batch * heads * tokens * widest <= 2 * TASK
-    bounds = [0, tasks] if is_small else [*range(0, tasks, max(1, tasks // (16 * count))), tasks]
-    made.over(np.empty((tasks, 0), np.int64), bounds, tasks if is_small else 1, 1 if is_small else count)
+    each = tasks if is_small else max(TASK // (task_tokens * task_columns), 1)  # tasks of one call of the kernel
+    made.over(np.empty((tasks, 0), np.int64), [*range(0, tasks, each), tasks], each, 1 if is_small else count)
     rows, at = np.zeros((len(NAMES) + 1, ARRAY), np.int64), [*map(NAMES.index, names), len(NAMES)]
     rows[at] = [(0, b, t, h, c, 1, storage, batch, tokens, heads, width)
                 for (b, h, t, c), storage, width in zip(steps, storages, widths, strict=True)]  # fmt: skip

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
 
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot, max_of, sum_of
+from ...runtime.pieces.vectors import BYTES, I64, Array, Builder, Value, broadcast, constant, emitted, fma, lanes, loop
 from .numbers import exp, expm1, number, sine_cosine
 from .rows import length_of
 
@@ -30,12 +34,37 @@ def turn(x: Vector, y: Vector, out: Vector):
         out[n + j], out[j] = sine_cosine(x[j] * at)
 
 
+def _rotate_vectors(x: Any, c: Any, s: Any, sign: Any, count: int, out: Any) -> None:
+    even, odd, cosine, sine = x[0 : 2 * count : 2].copy(), x[1 : 2 * count : 2].copy(), c[:count], sign * s[:count]
+    out[0 : 2 * count : 2], out[1 : 2 * count : 2] = even * cosine - odd * sine, even * sine + odd * cosine
+
+
+@emitted(_rotate_vectors)
+def rotate_vectors(b: Builder, x: Array, c: Array, s: Array, sign: Value, count: Value, out: Array) -> None:
+    """`count` pairs of a row, in whole vectors: (x_0, x_1, ..) (c_0, c_0, ..) + (x_1, x_0, ..) (-s_0, s_0, ..)"""
+    W = x.vector.count
+    half, none = ir.VectorType(x.number, W // 2), constant(x.vector, ir.Undefined)
+    signs = b.fmul(broadcast(b, sign, x.vector), constant(x.vector, [-1.0, 1.0] * (W // 2)))
+
+    def twice(y: Array, p: Value) -> Value:
+        each = b.load(b.inttoptr(y.at(p), half.as_pointer()), align=y.size)
+        return b.shuffle_vector(each, constant(half, ir.Undefined), lanes(n // 2 for n in range(W)))
+
+    with loop(b, 0, count, W // 2) as p:
+        at = b.mul(p, I64(2))
+        pair = x.load(x.at(at))
+        other = b.shuffle_vector(pair, none, lanes(n ^ 1 for n in range(W)))
+        out.store(fma(b, other, b.fmul(twice(s, p), signs), b.fmul(pair, twice(c, p))), out.at(at))
+
+
 @piece(of="rotated")
 def rotated(x: Vector, c: Vector, s: Vector, back: Whole, out: Vector):
     """The pairs (2 p, 2 p + 1) of a row, rotated by their own angle."""
-    P = len(c)
-    for p in range(P):
-        even, odd, sine = x[2 * p], x[2 * p + 1], -s[p] if back else s[p]
+    P, each, sign = len(c), BYTES // out.itemsize // 2, number(out, -1 if back else 1)
+    whole = P // each * each
+    rotate_vectors(x, c, s, sign, whole, out)
+    for p in range(whole, P):
+        even, odd, sine = x[2 * p], x[2 * p + 1], sign * s[p]
         out[2 * p] = even * c[p] - odd * sine
         out[2 * p + 1] = even * sine + odd * c[p]
     for j in range(2 * P, len(out)):

@@ -7,35 +7,20 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Erase
+from ...ops.strengths import strength, strength_vjp
 from ...products import Formula, products
 from ...runtime.arrays import Array, cast
 from ...spec import ArgSpec, Variables, VariantSpec
 from ..shared.arguments import POSITIVE, QUERIES, VALUES
 
 
-def _strength(c: Variables) -> tuple[Array, Array, Array]:
-    """(k, beta, 1 / (1 + beta |k|^2)); the last two (..., T, H, 1), |k|^2 broadcast to the states that share k."""
-    xp = c.xp
-    k, beta = cast(xp, c.k, c.dtype), cast(xp, c.beta, c.dtype)[..., None]
-    square = xp.sum(k * k, axis=-1)[..., None]  # (..., T, Hk, 1)
-    share = beta.shape[-2] // max(k.shape[-2], 1)
-    square = xp.broadcast_to(square, (*square.shape[:-1], share))
-    return k, beta, 1 / (1 + beta * xp.reshape(square, beta.shape))
+def _strength(c: Variables) -> Array:
+    return strength(c.xp, c.k, c.beta, True, c.dtype)
 
 
-def strength(c: Variables) -> Array:
-    """The delta rule's beta is beta / (1 + beta |k|^2)."""
-    _, beta, over = _strength(c)
-    return beta * over
-
-
-def strength_vjp(c: Variables, db: Array) -> dict[str, Array]:
-    """b = beta / (1 + beta s), s = |k|^2: db / dbeta = 1 / (1 + beta s)^2, db / ds = -b^2, ds / dk = 2 k."""
-    xp, (k, beta, over) = c.xp, _strength(c)
-    dsquare = -db * (beta * over) ** 2
-    dsquare = xp.reshape(dsquare, (*k.shape[:-1], dsquare.shape[-2] // max(k.shape[-2], 1)))
-    dsquare = xp.sum(dsquare, axis=-1, keepdims=True)  # over the states that share a key
-    return {"k": 2 * dsquare * k, "beta": (db * over**2)[..., 0]}
+def _strength_vjp(c: Variables, db: Array) -> dict[str, Array]:
+    dk, dbeta = strength_vjp(c.xp, c.k, c.beta, True, cast(c.xp, db, c.dtype))
+    return {"k": dk, "beta": dbeta}
 
 
 SPEC = VariantSpec(
@@ -50,7 +35,7 @@ SPEC = VariantSpec(
         "v": VALUES,
         "beta": ArgSpec("T H", "weight of the token's error, >= 0", limits=POSITIVE),
     },
-    change=products("q", "k", "v", r="k", beta=Formula(strength, strength_vjp)),
+    change=products("q", "k", "v", r="k", beta=Formula(_strength, _strength_vjp)),
     erase=Erase.DELTA,
     scaled=False,
 )

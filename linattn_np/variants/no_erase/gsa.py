@@ -11,6 +11,7 @@ from ...call.options import Options
 from ...matrix_state.readouts import slots
 from ...matrix_state.readouts.slots import SlotInputs
 from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
+from ...ops.complement import log_rest
 from ...runtime.arrays import Array, cast, device
 from ...runtime.shapes import Sequence, check_state, segments
 from ...runtime.tracing import traced_variables
@@ -20,14 +21,8 @@ from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 
 def to_core(c: Variables) -> SlotInputs:
     """g = log(1 - s) where it is not given."""
-    s = cast(c.xp, c.s, c.dtype)
-    return SlotInputs(c.q, c.k, c.v, s, _log_rest(c.xp, s) if c.g is None else c.g)
-
-
-def _log_rest(xp: Any, s: Array) -> Array:
-    """log(1 - s); -inf from s = 1 on."""
-    some = s < 1
-    return xp.where(some, xp.log1p(-xp.where(some, s, xp.zeros_like(s))), xp.full_like(s, -np.inf))
+    g = log_rest(c.xp, c.s, c.dtype) if c.g is None else c.g
+    return SlotInputs(c.q, c.k, c.v, cast(c.xp, c.s, c.dtype), g)
 
 
 def to_core_vjp(c: Variables, d: SlotInputs) -> dict[str, Array]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Inputs
-from ...runtime.arrays import Array, cast, device
+from ...ops.product import multiple
+from ...runtime.arrays import Array, device
 from ...runtime.constants import constant_array
 from ...runtime.values import LARGEST, is_whole, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
@@ -42,7 +43,7 @@ RULES = ("lightning", "minimax", "fla")
 def _log_decay(c: Variables) -> Array:
     xp = c.xp
     if c.slopes is not None:
-        return -cast(xp, c.slopes, c.dtype)
+        return multiple(xp, -1.0, c.slopes, c.dtype)
     rule = (c.options["rule"], c.sizes.H, c.options["layer"], c.options["num_layers"])
 
     def make() -> Array:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.readouts.sums import joined, record_with_sums
 from ...matrix_state.types import Decay, Inputs, Readout, StabilisedState
-from ...ops.gates import LOG_DECAY_FLOOR, sigmoid, soft_cap, soft_cap_vjp, softplus
+from ...ops.averages import divide_by_most, most, quotient, with_ones, with_sums
+from ...ops.gates import LOG_DECAY_FLOOR, log_forget, sigmoid, soft_cap, soft_cap_vjp
 from ...ops.stabiliser import Gauge, gauge, last, last_of_each, last_of_each_vjp, last_vjp
 from ...runtime.arrays import Array, cast, device, is_numpy, sum_dtype
+from ...runtime.constants import constant_array
 from ...runtime.shapes import Sequence, check_state
 from ...runtime.tracing import traced_variables
 from ...runtime.values import is_finite, is_word, shown
@@ -19,37 +20,33 @@ from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, Stat
 from ..shared.arguments import KEYS, QUERIES, VALUES
 
 
-def _gates(c: Variables) -> tuple[Array, Array]:
-    """The pre-activations i and f after their cap, in the dtype of sums."""
-    wide, cap = sum_dtype(c.xp, c.v), c.options["soft_cap"]
-    return tuple(soft_cap(c.xp, cast(c.xp, x, wide), cap) for x in (c.i, c.f))
-
-
 def _gauge(c: Variables) -> Gauge:
     """log f_t and i_t in the gauge m_t = max(log f_t + m_{t-1}, i_t), computed once a call; m_0 = 0 without a state."""
     if "gauge" not in vars(c):
-        xp, (i, f), state = c.xp, _gates(c), getattr(c, "state", None)
-        log_f = f if c.options["forget_gate"] == "exp" else -softplus(xp, -f)
-        log_f = xp.maximum(log_f, xp.asarray(LOG_DECAY_FLOOR, dtype=f.dtype, device=device(f)))
-        lead = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
-        begin = xp.zeros((*lead, c.sizes.H), dtype=f.dtype, device=device(f)) if state is None else state.m
-        positions = c.options["return_states_at"] or ()
-        c.gauge = gauge(xp, log_f, i, cast(xp, begin, f.dtype), c.sequences, c.dtype, positions)
+        xp, cap, wide = c.xp, c.options["soft_cap"], sum_dtype(c.xp, c.v)
+        i, log_f = soft_cap(xp, c.i, cap, wide), log_forget(xp, c.f, cap, c.options["forget_gate"] == "exp", wide)
+        state, positions = getattr(c, "state", None), c.options["return_states_at"] or ()
+        c.gauge = gauge(xp, log_f, i, _zeros(c) if state is None else state.m, c.sequences, c.dtype, positions)
     return c.gauge
+
+
+def _zeros(c: Variables) -> Array:
+    """m_0 of a call without a state."""
+    lead, where = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,), device(c.v)
+    shape = (*lead, c.sizes.H)
+    make = lambda: c.xp.zeros(shape, dtype=c.dtype, device=where)  # noqa: E731
+    return constant_array(c.xp, ("zeros", shape, str(c.dtype)), where, make) if is_numpy(c.xp) else make()
 
 
 def to_core(c: Variables) -> Inputs:
     """k, e^{i~ - m} [v, 1], g = log f + m_{t-1} - m_t: the last column of the state is n."""
-    xp, at = c.xp, _gauge(c)
-    write = cast(xp, at.write, c.dtype)[..., None]
-    v = xp.concat([write * cast(xp, c.v, c.dtype), write], axis=-1)
-    return Inputs(c.q, c.k, v, cast(xp, at.decay, c.dtype)[..., None])
+    at = _gauge(c)
+    return Inputs(c.q, c.k, with_ones(c.xp, c.v, c.dtype, at.write[..., None]), at.decay[..., None])
 
 
 def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     """At fixed m, since outputs do not depend on it."""
-    xp, at = c.xp, _gauge(c)
-    write = cast(xp, at.write, c.dtype)[..., None]
+    xp, write = c.xp, _gauge(c).write[..., None]
     dwrite = xp.sum(d.v[..., :-1] * cast(xp, c.v, c.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
     grads = {"q": d.q, "k": d.k, "v": write * d.v[..., :-1]}
     return grads | _gates_vjp(c, write[..., 0] * dwrite, d.g[..., 0])
@@ -66,7 +63,8 @@ def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
 def _slope(c: Variables) -> tuple[Array, Array]:
     """(the derivative of log f, where it is above its floor), computed once a call for outputs and for states."""
     if "slope" not in vars(c):
-        xp, f = c.xp, _gates(c)[1]
+        xp = c.xp
+        f = soft_cap(xp, c.f, c.options["soft_cap"], sum_dtype(xp, c.v))
         slope = xp.ones_like(f) if c.options["forget_gate"] == "exp" else sigmoid(xp, -f)
         c.slope = slope, _gauge(c).a > LOG_DECAY_FLOOR
     return c.slope
@@ -74,35 +72,16 @@ def _slope(c: Variables) -> tuple[Array, Array]:
 
 def from_core(c: Variables, out: Array) -> Array:
     """num / max(|den|, e^{-m}), 0 where the denominator is 0."""
-    num, _, _, denominator = _parts(c, out)
-    return num / denominator
+    return divide_by_most(c.xp, out, _gauge(c).least)
 
 
 def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
-    """dnum = dout / denominator; where |den| is the larger, dden = -sign(den) <dnum, out>."""
-    xp, (num, den, bound, denominator) = c.xp, _parts(c, out)
-    dnum = cast(xp, dout, c.dtype) / denominator
-    dden = -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True) / denominator
-    return xp.concat([dnum, xp.where(xp.abs(den) > bound, dden, xp.zeros_like(dden))], axis=-1), {}
-
-
-def _parts(c: Variables, out: Array) -> tuple[Array, Array, Array, Array]:
-    """Numerator, denominator <q, n>, its lower bound e^{-m}, and the larger one of the last two, inf for 0."""
-    den, bound = out[..., -1:], _lower_bound(c, out.shape[-2])
-    return out[..., :-1], den, bound, _denominator(c, den, bound)
-
-
-def _lower_bound(c: Variables, heads: int) -> Array:
-    """e^{-m} of so many heads of queries, (..., T, heads, 1)."""
-    xp, m = c.xp, _gauge(c).m
-    m = xp.repeat(m, heads // max(m.shape[-1], 1), axis=-1) if heads != m.shape[-1] else m
-    return cast(xp, xp.exp(-m), c.dtype)[..., None]
-
-
-def _denominator(c: Variables, den: Array, bound: Array) -> Array:
-    """max(|den|, bound), inf for 0."""
-    denominator = c.xp.maximum(c.xp.abs(den), bound)
-    return c.xp.where(denominator == 0, c.xp.full_like(denominator, math.inf), denominator)
+    """dnum = dout / denominator; where |den| is the larger, dden = -sign(den) <dnum, num> / denominator."""
+    xp, num, den = c.xp, out[..., :-1], out[..., -1:]
+    denominator, is_den = most(xp, den, _gauge(c).least)
+    dnum = quotient(xp, cast(xp, dout, c.dtype), denominator)
+    dden = quotient(xp, -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True), denominator)
+    return xp.concat([dnum, xp.where(is_den, dden, xp.zeros_like(dden))], axis=-1), {}
 
 
 # the state
@@ -126,7 +105,7 @@ def _joined(c: Variables, state: Any) -> Array:
     both = joined(state.S, state.n) if is_read and state.S.dtype == state.n.dtype == c.dtype else None
     if both is not None:
         return both
-    return c.xp.concat([cast(c.xp, state.S, c.dtype), cast(c.xp, state.n, c.dtype)[..., None]], axis=-1)
+    return with_sums(c.xp, state.S, state.n, c.dtype)
 
 
 def unpack_state(c: Variables, S: Array) -> StabilisedState:
@@ -175,9 +154,8 @@ def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
         c.state = StabilisedState(None, None, trace.arrays[-1])
     x = to_core(c)
     m = cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype)
-    bound = None if c.q is None else _lower_bound(c, max(c.q.shape[-2], c.sizes.H))
-    return record_with_sums(x, call.plan, state, residuals, trace, lambda out, den: out / _denominator(c, den, bound),
-                            StabilisedState, (m,))  # fmt: skip
+    divide = lambda out, den: quotient(c.xp, out, most(c.xp, den, _gauge(c).least)[0])  # noqa: E731
+    return record_with_sums(x, call.plan, state, residuals, trace, divide, StabilisedState, (m,))
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:

@@ -18,20 +18,13 @@ from ..shared.similarity import Similarity, SimilarityOptions, check_eps, defaul
 NORM_EPS = 1e-5
 
 
-def _normed(c: Variables, x: Array) -> Array:
-    """gamma norm(x) + shift."""
-    y = layer_norm(c.xp, x, NORM_EPS)
-    if c.gamma is not None:
-        y = y * cast(c.xp, c.gamma, c.dtype)
-    return y if c.shift is None else y + cast(c.xp, c.shift, c.dtype)
-
-
 SIMILARITY = Similarity(lambda c: (SQUARE,) * 2)
 
 
 def to_core(c: Variables) -> Inputs | MappedInputs:
     """The core's inputs for normed queries and keys."""
-    normed = {n: None if x is None else _normed(c, cast(c.xp, x, c.dtype)) for n, x in (("q", c.q), ("k", c.k))}
+    norm = lambda x: layer_norm(c.xp, x, NORM_EPS, c.gamma, c.shift, c.dtype)  # noqa: E731
+    normed = {n: None if x is None else norm(x) for n, x in (("q", c.q), ("k", c.k))}
     c.normed = type(c)(**vars(c) | normed)
     return SIMILARITY.to_core(c.normed, rows_are_narrow(c))
 

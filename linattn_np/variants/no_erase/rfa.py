@@ -9,7 +9,9 @@ from ...call.dispatch import public
 from ...matrix_state.readouts.mapped import MappedInputs
 from ...matrix_state.types import Decay, Inputs, Readout
 from ...ops.averages import with_ones
+from ...ops.complement import complement, complement_vjp
 from ...ops.feature_maps import FeatureMap, random_fourier
+from ...ops.product import product
 from ...runtime.arrays import Array, cast
 from ...runtime.values import is_finite, shown
 from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
@@ -30,14 +32,13 @@ def to_core(c: Variables) -> Inputs | MappedInputs:
     x = SIMILARITY.to_core(c)
     if c.g is None:
         return x
-    if isinstance(x, MappedInputs) and x.eps is not None:  # the gate scales the column of ones too
-        x = x._replace(v=with_ones(c.xp, cast(c.xp, x.v, c.dtype)), eps=None)
-    return x._replace(v=_taken_in(c) * cast(c.xp, x.v, c.dtype), g=c.g[..., None])
-
-
-def _taken_in(c: Variables) -> Array:
-    """1 - e^g, (..., T, H, 1)."""
-    return -c.xp.expm1(cast(c.xp, c.g, c.dtype))[..., None]
+    taken_in = complement(c.xp, c.g, c.dtype)[..., None]
+    if c.options["normalize"]:  # the gate scales the column of ones, too
+        v = with_ones(c.xp, c.v, c.dtype, taken_in)
+        x = x._replace(eps=None) if isinstance(x, MappedInputs) else x
+    else:
+        v = product(c.xp, taken_in, c.v, dtype=c.dtype)
+    return x._replace(v=v, g=c.g[..., None])
 
 
 def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
@@ -45,10 +46,10 @@ def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
     if c.g is None:
         return SIMILARITY.to_core_vjp(c, d)
     xp = c.xp
-    grads = SIMILARITY.to_core_vjp(c, d._replace(v=_taken_in(c) * d.v))
+    grads = SIMILARITY.to_core_vjp(c, d._replace(v=complement(xp, c.g, c.dtype)[..., None] * d.v))
     v = cast(xp, c.v, c.dtype)
     written = xp.sum(d.v[..., : v.shape[-1]] * v, axis=-1) + (d.v[..., -1] if c.options["normalize"] else 0.0)
-    return grads | {"g": d.g[..., 0] - xp.exp(cast(xp, c.g, c.dtype)) * written}
+    return grads | {"g": complement_vjp(xp, c.g, d.g[..., 0], written, c.dtype)}
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:

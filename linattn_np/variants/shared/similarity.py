@@ -70,7 +70,7 @@ class Similarity(NamedTuple):
         x = MappedInputs(c.q, c.k, c.v, None, map_k, eps, rows_are_narrow(c) if is_narrow is None else is_narrow)
         if self.is_left_to_the_core(c, map_q, x):
             return x
-        v = averages.with_ones(xp, cast(xp, c.v, c.dtype)) if c.options["normalize"] else c.v
+        v = averages.with_ones(xp, c.v, c.dtype) if c.options["normalize"] else c.v
         return Inputs(**self.mapped(c), v=v)
 
     def mapped(self, c: Variables) -> dict[str, Array]:
@@ -131,8 +131,7 @@ class Similarity(NamedTuple):
             )
         self.check(c, state.S, "state.S")
         self.check(c, state.z, "state.z", "H M")
-        S, z = cast(c.xp, state.S, c.dtype), cast(c.xp, state.z, c.dtype)
-        return c.xp.concat([S, z[..., None]], axis=-1)
+        return averages.with_sums(c.xp, state.S, state.z, c.dtype)
 
     def check(self, c: Variables, state: Array, name: str = "state", axes: str = "H M V") -> None:
         if "M" not in c.sizes.letters:  # the width of the mapped keys

@@ -3,7 +3,7 @@
     dt_t <- clip(dt_t + dt_bias, or softplus of it)
     q = C,  k = B,  v = dt x,  g = dt A,  and out <- (out + D x) silu(z)
 
-On CuPy arrays in float32 each line is a kernel (ops/cuda/step_size.py), which rounds v to the dtype of x.
+On CuPy arrays in float32 each line is one kernel (ops/cuda/step_size.py), which rounds v to the dtype of x.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from __future__ import annotations
 from typing import Any
 
 from ...matrix_state.types import Inputs
-from ...ops.gates import clip, clip_vjp, silu, silu_vjp, softplus, softplus_vjp
+from ...ops.product import product
+from ...ops.step_size import gate_vjp, skip_and_gate, step_size, step_size_vjp
 from ...runtime.arrays import Array, cast, is_cupy, over_tokens
 from ...spec import Variables
 
 
-def _steps(c: Variables) -> tuple[Array, Array, Array]:
-    """(dt + dt_bias, after softplus, after the clip to dt_limit)."""
-    xp, raw = c.xp, cast(c.xp, c.dt, c.dtype)
-    if c.dt_bias is not None:
-        raw = raw + cast(xp, c.dt_bias, c.dtype)
-    soft = softplus(xp, raw) if c.options["dt_softplus"] else raw
-    low, high = (float(x) for x in c.options["dt_limit"])
-    return raw, soft, clip(xp, soft, (low, high))
+def _steps(c: Variables) -> Array:
+    """dt after its formula."""
+    return step_size(c.xp, c.dt, c.dt_bias, c.options["dt_softplus"], _limits(c), c.dtype)
+
+
+def _limits(c: Variables) -> tuple[float, float]:
+    low, high = c.options["dt_limit"]
+    return float(low), float(high)
 
 
 def _kernels(c: Variables, *others: Array | None) -> Any:
@@ -39,8 +40,7 @@ def _kernels(c: Variables, *others: Array | None) -> Any:
 
 
 def _step(c: Variables, kernels: Any) -> Any:
-    low, high = c.options["dt_limit"]
-    return kernels.StepInputs(c.dt, c.dt_bias, c.A, c.options["dt_softplus"], (float(low), float(high)))
+    return kernels.StepInputs(c.dt, c.dt_bias, c.A, c.options["dt_softplus"], _limits(c))
 
 
 def to_core(c: Variables) -> Inputs:
@@ -48,9 +48,9 @@ def to_core(c: Variables) -> Inputs:
     if (kernels := _kernels(c)) is not None:
         v, g = kernels.values(c.xp, c.x, _step(c, kernels))
         return Inputs(c.C, c.B, v, g[..., None])
-    xp, (_, _, dt) = c.xp, _steps(c)
-    g = dt * cast(xp, c.A, c.dtype)
-    return Inputs(c.C, c.B, dt[..., None] * cast(xp, c.x, c.dtype), g[..., None])
+    xp, dt = c.xp, _steps(c)
+    v, g = product(xp, dt[..., None], c.x, dtype=c.dtype), product(xp, dt, c.A, dtype=c.dtype)
+    return Inputs(c.C, c.B, v, g[..., None])
 
 
 def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
@@ -59,12 +59,9 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
         skipped = getattr(c, "dskipped", None)
         grads = kernels.values_vjp(c.xp, c.x, _step(c, kernels), d.v, d.g[..., 0], c.D, skipped)
         return grads | {"B": d.k, "C": d.q}
-    xp, (raw, soft, dt) = c.xp, _steps(c)
-    dg = d.g[..., 0]
+    xp, dt, dg = c.xp, _steps(c), d.g[..., 0]
     ddt = xp.sum(d.v * cast(xp, c.x, c.dtype), axis=-1) + dg * cast(xp, c.A, c.dtype)
-    ddt = clip_vjp(xp, soft, c.options["dt_limit"], ddt)
-    if c.options["dt_softplus"]:
-        ddt = softplus_vjp(xp, raw, ddt)
+    ddt = step_size_vjp(xp, c.dt, c.dt_bias, c.options["dt_softplus"], _limits(c), ddt)
     grads = {"x": dt[..., None] * d.v, "dt": ddt, "A": over_tokens(xp, dg * dt), "B": d.k, "C": d.q}
     return grads if c.dt_bias is None else grads | {"dt_bias": over_tokens(xp, ddt)}
 
@@ -81,9 +78,7 @@ def from_core(c: Variables, out: Array) -> Array:
         return out
     if (kernels := _finishing(c)) is not None:
         return kernels.finish(c.xp, out, c.x, c.D, c.z)
-    xp = c.xp
-    y = _skipped(c, out)
-    return y if c.z is None else y * silu(xp, cast(xp, c.z, c.dtype))
+    return skip_and_gate(c.xp, out, _skip(c), c.x, c.z, c.dtype)
 
 
 def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
@@ -93,25 +88,18 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
         if c.z is not None:
             dout, dz["z"] = kernels.finish_vjp(c.xp, out, c.x, c.D, c.z, dout)
         return dout, dz if c.D is None else dz | {"dskipped": dout}
-    xp, grads = c.xp, {}
-    if c.D is not None or c.z is not None:
-        dout = cast(xp, dout, c.dtype)
+    xp, D, grads = c.xp, _skip(c), dict[str, Array]()
     if c.z is not None:
-        z = cast(xp, c.z, c.dtype)
-        grads["z"] = silu_vjp(xp, z, dout * _skipped(c, out))
-        dout = dout * silu(xp, z)
-    if c.D is not None:
-        x = cast(xp, c.x, c.dtype)
-        grads["x"] = dout * _skip(c)
-        dD = over_tokens(xp, dout * x, axes=2)
+        grads["z"] = gate_vjp(xp, skip_and_gate(xp, out, D, c.x, None, c.dtype), c.z, dout, c.dtype)
+        dout = skip_and_gate(xp, dout, None, None, c.z, c.dtype)
+    if D is not None:
+        dout = cast(xp, dout, c.dtype)
+        grads["x"] = product(xp, dout, D, dtype=c.dtype)
+        dD = over_tokens(xp, dout * cast(xp, c.x, c.dtype), axes=2)
         grads["D"] = dD if c.D.ndim == 2 else xp.sum(dD, axis=-1)
     return dout, grads
 
 
-def _skip(c: Variables) -> Array:
-    D = cast(c.xp, c.D, c.dtype)
-    return D if D.ndim == 2 else D[:, None]
-
-
-def _skipped(c: Variables, out: Array) -> Array:
-    return out if c.D is None else out + _skip(c) * cast(c.xp, c.x, c.dtype)
+def _skip(c: Variables) -> Array | None:
+    """D as (H, 1) or (H, V)."""
+    return c.D if c.D is None or c.D.ndim == 2 else c.D[:, None]

@@ -6,7 +6,8 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Readout
-from ...runtime.arrays import Array, cast, over_tokens
+from ...ops.product import multiple
+from ...runtime.arrays import Array, over_tokens
 from ...softmax.core import CORE
 from ...softmax.types import GatedCache, Inputs
 from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
@@ -16,8 +17,8 @@ from ..shared.attention import ATTENTION, AttentionOptions
 
 def to_core(c: Variables) -> Inputs:
     """g = -slope of the head, at every token."""
-    slopes = cast(c.xp, c.slopes, c.dtype)
-    g = c.xp.broadcast_to(-slopes, (*c.sizes.batch, c.sizes.T, slopes.shape[0]))
+    g = multiple(c.xp, -1.0, c.slopes, c.dtype)
+    g = c.xp.broadcast_to(g, (*c.sizes.batch, c.sizes.T, g.shape[0]))
     return Inputs(c.q, c.k, c.v, g)
 
 
