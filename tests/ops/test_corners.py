@@ -13,6 +13,7 @@ pytest.importorskip("numba")
 import linattn_np as la
 from linattn_np.ops import averages, gates, polynomial_maps
 from linattn_np.ops.feature_maps import FEATURE_MAPS, t2r, t2r_vjp
+from linattn_np.ops.step_size import step_size
 
 BELOW, ABOVE = -np.finfo(np.float64).tiny, np.finfo(np.float64).tiny
 X = np.array([-1.0, BELOW, -0.0, 0.0, ABOVE, 1.0])
@@ -96,7 +97,7 @@ def test_step_sizes_at_their_limits(how, fn, dt_softplus):
     dt = np.full((1, 40, 2), 0.7)
     dt[0, 3], dt[0, 4] = 0.2, 1.3
     raw = np.log(np.expm1(dt)) if dt_softplus else dt
-    dt = np.log1p(np.exp(-np.abs(raw))) + np.maximum(raw, 0) if dt_softplus else raw
+    dt = step_size(np, raw, None, dt_softplus, (0.0, np.inf), raw.dtype)
     low, high = dt[0, 3, 0], dt[0, 4, 0]  # what the softplus gives, to the bit
     found = {}
     for name, limits in (("none", (0.0, np.inf)), ("at", (low, high)),
