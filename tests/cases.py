@@ -94,7 +94,7 @@ class Case:
         )
 
     def maps_outputs(self, arrays: dict[str, Any]) -> bool:
-        """Whether the output of these arrays is a function of what was read, other than the core's quotient."""
+        """Whether the output is mapped after the read-out, other than by the core's quotient."""
         if self.spec.change.from_core is None or self.normalised:
             return False
         prepared = prepare(self.spec, (), arrays | self.options)
@@ -275,7 +275,7 @@ def naive(case: Case, arrays, state=None):
 
 
 def parts(x: Any) -> list[Any]:
-    """The arrays of a result, a state or gradients, what is None left out."""
+    """The arrays of a result, a state or gradients, without None."""
     if x is None or isinstance(x, str):
         return []
     return [y for item in x for y in parts(item)] if isinstance(x, tuple) else [x]

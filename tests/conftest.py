@@ -90,7 +90,7 @@ NEEDS = {"cupy": "a CUDA device and CuPy", "torch": "PyTorch", "jax": "JAX", "nu
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """How many tests were skipped, by what they need."""
+    """Counts skipped tests by the missing requirement."""
     count = Counter(_need(report) for report in terminalreporter.stats.get("skipped", ()))
     if count:
         terminalreporter.section("skipped, and what runs them")
@@ -99,7 +99,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 
 def _need(report) -> str:
-    """What a skipped test needs, from the reason that it was skipped for."""
+    """The missing requirement of a skipped test, from its reason."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     reason = reason.removeprefix("Skipped: ")
     if "gpu" in getattr(report, "keywords", ()):  # a module that is skipped has none

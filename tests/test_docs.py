@@ -56,7 +56,7 @@ FUNCTIONS = {"gated delta rule": "gated_delta_rule", "KDA": "kda"}
 
 @pytest.mark.skipif(not PAGES, reason="an installed package has no pages")
 def test_the_figures_of_the_first_page_are_measured():
-    """Ratios on a CPU are those of the page of measurements; times on a GPU are in its rows of the same shape."""
+    """CPU ratios equal the page of measurements; GPU times are in its rows of the same shape."""
     page = (ROOT / "docs" / "performance" / "performance.md").read_text("utf-8")
     speed = (ROOT / "README.md").read_text("utf-8").split("## Speed")[1].split("## More")[0]
     found = 0

@@ -1,4 +1,4 @@
-"""`linattn doctor`: what it prints, and that a wrong result ends in a verdict and an exit status."""
+"""`linattn doctor`: its output, and its verdict and exit status for a wrong result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_brief_names_what_is_wrong(few, monkeypatch, capsys):
 
 
 def test_checks_on_cupy(few, monkeypatch):
-    """NumPy in the place of CuPy: what is moved, called and compared."""
+    """NumPy in place of CuPy: the arrays are moved, the calls run and compared."""
     monkeypatch.setattr(doctor, "_cupy", lambda: np)
     found = [check for check in doctor.checks() if check.backend.startswith("cupy ")]
     assert [check.options for check in found][-2:] == ["", "qk_l2norm=True"]

@@ -56,7 +56,7 @@ def array_of(fn, name, heads=H):
 
 
 def inputs(fn):
-    """The required arrays of a function, and what it needs besides."""
+    """The required arrays and options of a function."""
     found = {}
     for name, p in inspect.signature(fla.FUNCTIONS[fn]).parameters.items():
         if name in ("scale", "layer_idx", "num_layers", "num_householder"):

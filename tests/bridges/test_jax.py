@@ -83,7 +83,7 @@ def no_array_calls(monkeypatch):
 
 @pytest.mark.parametrize(("fn", "n"), CASES, ids=IDS)
 def test_jit_and_gradients_of_every_variant(fn, n, recomputed):
-    """Also of the initial state; the residuals of the forward are those of the backward."""
+    """Also of the initial state; the backward reads the residuals of the forward."""
     own = fn.samples.options[n]
     arrays = draw(fn)
     state = fn(**arrays, **own, return_state=True).state

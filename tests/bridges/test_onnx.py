@@ -1,4 +1,4 @@
-"""ONNX's operator LinearAttention: the standard's own cases, its reference implementation, and what is an error."""
+"""ONNX's operator LinearAttention: the standard's cases, its reference implementation, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every wrong call is refused in one form of sentence: function, what is wrong, what was expected."""
+"""Every wrong call raises an error of one form: function, argument, what came, what was expected."""
 
 from __future__ import annotations
 
@@ -503,7 +503,7 @@ def test_functions_of_other_functions():
         la.influence_matrix(la.gated_delta_rule, **GOOD | {"q": None})
 
 
-# what is odd but right
+# odd but right
 
 
 def test_empty_axes_are_no_error():

@@ -70,7 +70,7 @@ def test_read(B, Tq, Hq, H):
 
 @every_variant
 def test_read_equals_the_output_of_the_last_query(case):
-    """Of every variant that reads after it writes, and returns what it read."""
+    """For every variant that reads after its write and returns the plain read-out."""
     case = case.required
     arrays, state = draw(case, T=9)
     out, end = call(case, arrays, state=state)
@@ -270,7 +270,7 @@ def test_none_is_the_published_choice():
 @pytest.mark.parametrize("scale", [0.25, -2, np.float32(0.5)])
 @every_variant
 def test_scale(case, scale):
-    """out is linear in the scale, but for what a skip adds to it and what is not linear in q."""
+    """out is linear in the scale, except for a skip and for variants that are not linear in q."""
     if "D" in case.given:
         case = case.required
     arrays, _ = draw(case, T=9, K=5)

@@ -43,7 +43,7 @@ def named(name):
     return getattr(la, name)
 
 
-ARGUMENTS = [  # changes of GOOD for gated_delta_rule, and what the message says
+ARGUMENTS = [  # changes of GOOD for gated_delta_rule, and the message
     ({"k": UNIT[..., :5]}, "k has shape (2, 16, 4, 5), expected (B, T, Hk, K) = (2, 16, Hk, 8)"),
     ({"v": VALUES[:, :10]}, "v has shape (2, 10, 4, 6), expected (B, T, H, V) = (2, 16, 4, V)"),
     ({"v": VALUES[0]}, "v has shape (16, 4, 6), expected (B, T, H, V) = (2, 16, 4, V)"),

@@ -1,4 +1,4 @@
-"""Every option with values of every kind: what is refused is refused in one sentence that names function and option."""
+"""Every option with values of every kind: accepted, or refused by an error that names function and option."""
 
 from __future__ import annotations
 

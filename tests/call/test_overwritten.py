@@ -1,4 +1,4 @@
-"""States that are overwritten: every element has memory of its own."""
+"""States that are overwritten: no two elements may share memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pullback relies on, inputs that stay as they are, and what it gives."""
+"""Pullbacks: they rely on unchanged inputs; their results can be copied and overwritten."""
 
 from __future__ import annotations
 

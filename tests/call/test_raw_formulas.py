@@ -207,7 +207,7 @@ def test_a_lower_bound_needs_a_gate():
 
 @every_rule
 def test_the_numbers_of_raw_projections_are_not_strengths_or_decays(fn):
-    """la.check looks at what is computed from them: beta |k|^2, not the projection times |k|^2."""
+    """la.check looks at the evaluated arrays: beta |k|^2, not the raw projection times |k|^2."""
     x, options = raw(fn)
     options.pop("l2norm_eps")
     options["qk_l2norm"] = False

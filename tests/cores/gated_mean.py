@@ -1,4 +1,4 @@
-"""A gated running mean, a core of its own: the example of docs/internals/adding_a_core.md."""
+"""A gated running mean as a core: the example of docs/internals/adding_a_core.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls know of sizes comes from the axes of the spec: a variant without heads, and a state of its own axes."""
+"""Sizes come from the axes of the spec: a variant without heads, whose state has other axes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from linattn_np.softmax import types as softmax
 ROOT = Path(la.__file__).parent
 CORES = ("matrix_state", "softmax")
 CALLS = [*sorted((ROOT / "call").glob("*.py")), *(ROOT / f"{n}.py" for n in ("sampling", "testing", "doctor"))]
-OF_DATA = ("tuple", "dict", "tuple | list", "str")  # what an array, a state or an option may be
+OF_DATA = ("tuple", "dict", "tuple | list", "str")  # kinds of arrays, states and options
 
 
 @pytest.mark.parametrize("path", CALLS, ids=lambda p: p.stem)

@@ -165,7 +165,7 @@ CASES = [
     Case("gla", "bfloat16", 150, at=(64, 128)),
     Case("gla", "bfloat16", 150, offsets=[0, 70, 150], at=(64, 134)),
     Case("kda", "bfloat16", 150, at=(64, 150)),
-    # what no warpgroup products take: widths, dtypes, erase vectors of their own
+    # not covered by warpgroup products: widths, dtypes, separate erase vectors
     Case("gated_delta_rule", "bfloat16", 150, 60, 100, (2, 2, 2), [0, 80, 80, 150]),
     Case("gated_delta_rule", "bfloat16", 70, 50, 33, (2, 1, 1)),
     Case("gated_delta_rule", "bfloat16", 1100, 60, 36, (1, 1, 1)),

@@ -14,7 +14,7 @@ from linattn_np.runtime.cuda.compile import compile_source
 from linattn_np.runtime.cuda.structs import FLOAT, INT, Struct, pointer
 from linattn_np.softmax.cuda import arguments as softmax
 
-# compiles where NVRTC has what the comparison needs
+# compiles if NVRTC supports the comparison
 OFFSETS_ARE_COMPARED = """
 #if !defined(__has_builtin)
 #error "no __has_builtin"

@@ -71,7 +71,7 @@ def test_the_key_knows_constants_architecture_and_compiler(tiny, monkeypatch):
 
 
 def test_code_from_the_cache_needs_no_compiler(tiny, cache):
-    """Not loaded until something must be compiled; an invalid cached line is queried anew."""
+    """The compiler is not loaded until needed; an invalid line in the cache is replaced."""
     program = (
         "import sys; from pathlib import Path; "
         "from linattn_np.runtime.cuda import compile as c, nvrtc, sources as s; "

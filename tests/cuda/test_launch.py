@@ -37,7 +37,7 @@ class Kernel:
 
 @pytest.fixture
 def cupy(monkeypatch, tmp_path):
-    """A stand-in for CuPy on a device of compute capability 8.0; `loaded` and `calls` record what it receives."""
+    """A stand-in for CuPy on a device of compute capability 8.0; `loaded` and `calls` record its arguments."""
     fake = SimpleNamespace(loaded=[], calls=[])
 
     def raw_module(path):

@@ -203,7 +203,7 @@ def test_6_7_keys_that_make_the_delta_rule_grow():
 
 
 def needle_cosines(repeated, weight):
-    """Cosine of what the needle's key reads at the end with the needle's value: linear, decay 0.99, delta rule."""
+    """Cosine of the needle's value and the final read-out of its key: linear, decay 0.99, delta rule."""
     draws, T, K, place = 8, 1024, 64, 256
     rng = np.random.default_rng(0)
     k, v = unit(rng.standard_normal((2, draws, T, 1, K)))

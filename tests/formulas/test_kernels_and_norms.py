@@ -1,4 +1,4 @@
-"""exp as a limit of feature maps, and what a norm of the output makes equal (text 002): 3.27 to 3.32."""
+"""exp as a limit of feature maps, and identities up to a norm of the output (text 002): 3.27 to 3.32."""
 
 from math import factorial
 

@@ -80,7 +80,7 @@ def test_3_35_titans_without_momentum():
 def test_3_35_titans_with_momentum_alone():
     c = 0.8
     expected = titans(np.full(T, c), eta, np.zeros(T), np.zeros((K, V)), frozen=True)
-    # sum_{m=0}^{t-j} c^m = (1 - c c^(t-j)) / (1 - c): what is written stays, less what decays
+    # sum_{m=0}^{t-j} c^m = (1 - c c^(t-j)) / (1 - c): writes less their decay
     written = 2 * rows(eta) * v
     unfaded = run_with_state(la.linear_attention, q, ku, written)
     faded = run_with_state(la.retention, q, ku, written, np.log(c))

@@ -31,7 +31,7 @@ def test_3_36_the_state_minimises_the_regularised_loss():
 
 
 def fit(keys, values, g, beta, ridge):
-    """(H + Lambda)^-1 G after the last token: what the unit vectors read when nothing more is written."""
+    """(H + Lambda)^-1 G after the last token: the read-out of unit vectors without a further write."""
     nothing = np.zeros(K)
     state = final_state(la.mesa_net, None, keys, values, g, beta, ridge)
     return run(la.mesa_net, np.eye(K), np.eye(K), np.zeros((K, V)), nothing, nothing, ridge, state=state)

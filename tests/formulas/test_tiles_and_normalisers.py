@@ -121,7 +121,7 @@ def test_2_8_tiles_of_a_triangle():
 
 
 def peak_memory(call):
-    """The most bytes that a call holds at once beyond what was there before."""
+    """Peak of the bytes that a call allocates."""
     tracemalloc.start()
     try:
         call()
@@ -142,7 +142,7 @@ def test_2_8_tiles_need_memory_for_tokens_not_for_pairs(backward):
             return peak_memory(lambda: pull(la.linear_attention, Q, P, X, dout=dO, chunk_size="parallel"))
         return peak_memory(lambda: run(la.linear_attention, Q, P, X, chunk_size="parallel"))
 
-    peak(256)  # what is made once, at the first call
+    peak(256)  # the first call fills caches
     assert peak(2 * tokens) < 2.5 * peak(tokens)
 
 

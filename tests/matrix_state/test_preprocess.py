@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -12,7 +9,6 @@ from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy, preprocess
 from linattn_np.matrix_state.array import chunks
-from linattn_np.matrix_state.cuda import calls, choose
 from linattn_np.testing import relative_error
 from tests.core_cases import CELLS, case
 
@@ -98,32 +94,3 @@ def test_sixteen_bit_outputs_are_rounded_once(monkeypatch):
     exact = recurrence.forward(wide, plan._replace(dtype=np.float32), state)[0]
     assert out.dtype == np.float16
     assert np.abs(out.astype(float) - exact).max() <= 0.51 * 2.0**-10 * np.abs(exact).max()
-
-
-@pytest.mark.parametrize(("K", "cuts"), [(256, 1), (257, 2), (266, 2), (512, 2), (2145, 9)])
-def test_the_cuda_backend_is_asked_for_blocks_that_it_holds(K, cuts):
-    """Which blocks the kernels would be given; whether they compute them is a test of theirs."""
-    x = case("scalar", "none", "after", T=2, K=K)[0]
-    blocks = preprocess.cuts(x)
-    assert len(blocks) == cuts
-    assert blocks[0].start == 0
-    assert blocks[-1].stop == K
-    assert all(a.stop == b.start for a, b in itertools.pairwise(blocks))
-    assert max(b.stop - b.start for b in blocks) <= 256
-    assert all((b.stop - b.start) % 8 == 0 for b in blocks[:-1]) or cuts == 1
-
-
-def test_a_refusal_is_that_of_a_block(monkeypatch):
-    asked = []
-    kernels = SimpleNamespace(
-        how=lambda call: "passes",
-        handles=lambda call: frozenset(),
-        unsupported_reason=lambda call: asked.append(call.x.k.shape[-1]),
-    )
-    monkeypatch.setattr(policy, "WIDEST_CUDA", 3)
-    monkeypatch.setitem(choose.FAMILIES, "scan", choose.Family(kernels))
-    x, plan, *_ = case("scalar", "none", "after", K=7)
-    call = matrix_state.Call(x, plan)
-    assert calls.unsupported_reason(call) is None
-    assert set(asked) == {3}
-    assert calls.describe(call) == "passes; keys of 7 channels in 3 blocks"

@@ -61,7 +61,7 @@ def across(w: Sheet):
 @dtypes
 @pytest.mark.parametrize("count", [1, 5, 7])
 def test_a_transpose_leaves_no_lane_as_it_was(count, dtype, rng):
-    """Lanes behind the last row repeat it: they meet zeros in products, where what was there before may be NaN."""
+    """Lanes past the last row repeat it: products multiply them by 0, and stale memory may be NaN."""
     D, lane = rng.standard_normal((16, 21)).astype(dtype), BYTES // np.dtype(dtype).itemsize
     w = run(across, dtype, {"m": 16, "n": 21, "how": count}, D=D)
     assert (w.T[:, :count] == D[:count].T).all()
@@ -112,7 +112,7 @@ def angles(w: Sheet):
 
 @dtypes
 def test_sines_and_cosines(dtype, rng):
-    """Of large angles too; what is not finite gives NaN."""
+    """Of large angles too; infinite angles give NaN."""
     special = [0.0, -0.0, 1e-30, np.pi / 4, np.pi / 2, np.pi, -3e3, 1e4, np.inf, np.nan]
     x = np.concatenate([special, 40 * rng.standard_normal(23)])
     n, d = len(x), rng.standard_normal(2 * len(x))

@@ -228,7 +228,7 @@ def test_the_pullback_may_be_called_twice(case):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.erases], ids=str)
 def test_one_sum_where_a_key_also_erases(case):
-    """A backend that gives the key's gradient as one sum, and none of its own to the vector that erases."""
+    """A backend may return the gradients of key and erase vector as one sum."""
     arrays, state = draw(case)
     prepared = prepare(case.fn.spec, (), {**arrays, **case.options, "state": state})
     x = prepared.inputs()

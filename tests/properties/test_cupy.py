@@ -102,7 +102,7 @@ def test_float16_storage(cp, fn):
     assert all(y.dtype == np.float32 for y in numbers(parts((state,))))
     kernels = la.explain(fn, **there, **options).backend == "cuda"  # their products take 16-bit operands
     assert relative_error(out, expected) <= (4 if kernels else 1) * 2.0**-11
-    solves = fn.spec.erase is Erase.DELTA  # rounded operands decide what is written
+    solves = fn.spec.erase is Erase.DELTA  # rounded operands enter the system
     for a, b in zip(parts((state,)), parts((expected_state,)), strict=True):
         assert relative_error(a, b) <= ((2.0**-9 if solves else 2.0**-10) if kernels else 4 * 2.0**-23)
 

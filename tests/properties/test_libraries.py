@@ -198,7 +198,7 @@ def test_dlpack_in_is_no_copy_and_overwrites_in_place():
     np.testing.assert_array_equal(end.x, state.x)
 
 
-# what does not mix
+# mixtures that are refused
 
 
 def test_two_libraries():

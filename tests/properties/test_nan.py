@@ -1,4 +1,4 @@
-"""How far a NaN in any array reaches: its head and sequence, its chunk or its token, and what comes after."""
+"""How far a NaN in any array reaches: its head and sequence, its chunk or its token, and later tokens."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ GATES = {
 }
 FORMS = ({"chunk_size": 1}, {"chunk_size": 16}, {"chunk_size": 64}, {"chunk_size": "parallel"})
 LOG_DECAYS = ("g", "gv", "A", "slopes")
-GATED = (*LOG_DECAYS, "dt", "dt_bias")  # arrays whose gradient is a sum over what a decay crosses
+GATED = (*LOG_DECAYS, "dt", "dt_bias")  # arrays whose gradient is a sum over the pairs that a decay crosses
 SAMPLE = PLAIN + [c for c in CASES if c.normalised or c.given.get("g") == "H K"]
 
 
@@ -160,7 +160,7 @@ def test_a_reset_has_no_gradient(case, form):
     "case", [c for c in PLAIN if "g" in c.given and c.on_tokens("g") and not c.looks_back], ids=str
 )
 def test_nothing_comes_back_across_a_reset(case, form):
-    """With g_t = -inf what comes before t gets exactly no gradient from what comes after.
+    """With g_t = -inf, tokens before t get exactly no gradient from tokens after t.
 
     But where an erase vector reads the state before it fades: that looks across a reset.
     """

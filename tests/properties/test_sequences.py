@@ -112,7 +112,7 @@ def check_packed(case, form, B):
 def test_an_empty_sequence_hands_its_state_over(case, backend, offsets):
     """Forward and backward, also where there is no token at all."""
     stabilised = case.spec.state.parts is la.StabilisedState
-    rounding = 2e-6 if stabilised else 0  # dm is what is left of the products S dS that cancel
+    rounding = 2e-6 if stabilised else 0  # dm is the small difference of products S dS that cancel
     T, N = (offsets[-1], len(offsets) - 1) if offsets else (0, None)
     arrays, state = draw(case, T=T, B=(1,), N=N, dtype=np.float32)
     options = {"backend": backend} | ({} if offsets is None else {"cu_seqlens": np.array(offsets)})

@@ -17,7 +17,7 @@ DECAYS = ("g", "gv", "A", "slopes", "f")
 DECAYING = [c for c in PLAIN if c.given.keys() & set(DECAYS)]
 # per dtype: log of the product of all decays, what multiplies the state, relative tolerance
 SCALES = {np.float64: (-700.0, 1e60, 1e-10), np.float32: (-86.0, 1e10, 2e-4)}
-# terms of both signs cancel: what is left has fewer digits
+# terms of both signs cancel: the sum has fewer digits
 SIGNED = [
     c
     for c in DECAYING

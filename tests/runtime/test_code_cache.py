@@ -118,7 +118,7 @@ def test_folders_are_private_whatever_the_mask_is(tmp_path, monkeypatch):
 
 
 def test_a_file_belongs_to_its_name(file):
-    """Machine code of another key is not run, whoever copied or renamed it, nor what was changed."""
+    """Copied, renamed or changed files are not run."""
     other = file.with_name("other.o")
     shutil.copy(file, other)
     assert code_cache.load(other) is None
@@ -145,7 +145,7 @@ def test_compiled_loops_with_each_others_names_are_compiled_anew(tmp_path):
 
 @pytest.mark.slow
 def test_compiled_loops_replace_what_others_can_write(tmp_path):
-    """Whole calls: code that anybody could have changed is compiled anew, not run."""
+    """Whole calls: code that others could have changed is compiled again, not run."""
     run(CALL, LINATTN_CACHE_DIR=str(tmp_path))
     files = list(tmp_path.iterdir())
     assert files

@@ -1,4 +1,4 @@
-"""Settings of the process: types, limits, what a call reads."""
+"""Settings of the process: types, limits, and when calls read them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SETUP = """
 
 
 def in_a_process(code):
-    """What a Python of its own prints last, after SETUP."""
+    """The last line that another Python prints, after SETUP."""
     return run(SETUP + code)
 
 
@@ -119,7 +119,7 @@ def test_calls_that_can_be_interrupted_have_the_same_bits(monkeypatch):
 
 @pytest.mark.parametrize("allowed", [0, 1, 3])
 def test_a_thread_that_cannot_be_started_is_no_error(allowed):
-    """The call goes on with those that there are; later, when there are threads again, too."""
+    """The call continues with the existing threads, also later, when threads can start again."""
     found = in_a_process(f"""
     expected = call(500, num_threads=1)
     start, tries = _thread.start_new_thread, 0
@@ -203,7 +203,7 @@ def test_working_memory_above_16_mib_is_given_back():
 @posix
 @pytest.mark.slow
 def test_a_fork_while_another_thread_compiles(tmp_path):
-    """The child computes the same; llvmlite tells when the other thread is at it."""
+    """The child computes the same; a hook in llvmlite signals that the other thread compiles."""
     code = """
     import llvmlite.binding
     x = np.ones((1, 64, 2, 16), np.float32) / 4; g = -x[..., 0]

@@ -25,7 +25,7 @@ from tests.core_cases import case
 
 
 def run(code, **environment):
-    """A Python of its own; its last line is what it printed."""
+    """Runs code in another Python; returns the last line that it prints."""
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -104,44 +104,6 @@ def test_an_error_of_a_helper_is_raised_by_the_call(backward, monkeypatch):
     assert (la.gated_delta_rule(**x, backend="numba") == out).all()
     for a, b in zip(pullback(out), right, strict=True):
         assert a is b is None or (a == b).all()
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not place threads")
-def test_helpers_are_kept_off_the_processor_of_their_caller(monkeypatch):
-    """Placed again only when the caller has moved; what a system refuses is not needed."""
-    here, asked = 5, []
-    monkeypatch.setattr(threads, "_ids", {70, 71})
-    monkeypatch.setattr(threads, "_avoided", -1)
-    monkeypatch.setattr(threads, "_processor", lambda: here)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {3, 5, 6})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda who, where: asked.append((who, where)))
-    threads._keep_away()
-    threads._keep_away()
-    assert sorted(asked) == [(70, {3, 6}), (71, {3, 6})]
-    here = 6
-    threads._keep_away()
-    assert sorted(asked[2:]) == [(70, {3, 5}), (71, {3, 5})]
-
-    def refused(who, where):
-        raise OSError("no such thread")
-
-    here = 3
-    monkeypatch.setattr(os, "sched_setaffinity", refused)
-    done = []
-    threads.run(lambda first, last: done.extend(range(first, last)), 9, 2)
-    assert sorted(done) == list(range(9))
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not place threads")
-def test_a_caller_pinned_to_one_processor_leaves_helpers_there(monkeypatch):
-    asked = []
-    monkeypatch.setattr(threads, "_ids", {70})
-    monkeypatch.setattr(threads, "_avoided", -1)
-    monkeypatch.setattr(threads, "_processor", lambda: 5)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {5})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda who, where: asked.append((who, where)))
-    threads._keep_away()
-    assert asked == [(70, {5})]
 
 
 def test_number_of_threads_is_read_from_the_environment(monkeypatch):

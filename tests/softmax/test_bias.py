@@ -162,7 +162,7 @@ def test_two_halves_are_the_whole(options, how):
 
 @every_how
 def test_one_token_and_a_buffer(how):
-    """Slots that are empty are not read, whatever their bias is; those that are forgotten are the oldest."""
+    """Empty slots are not read, whatever their bias; the oldest tokens are forgotten first."""
     arrays, how = draw(), {n: x for n, x in how.items() if n != "chunk_size"}
     whole = la.softmax_attention(**arrays)
     shape = (2, 32, 2)

@@ -1,4 +1,4 @@
-"""Caches: handed over, packed, in place, in pools, in 16 bits; what is forgotten and what is not."""
+"""Caches: handed over, packed, in place, in pools, in 16 bits; which tokens are forgotten."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_window_needs_no_more_slots_than_it_reads(case, backend):
 @every_backend
 @pytest.mark.parametrize("form", [{}, {"chunk_size": 16}, {"chunk_size": 1}], ids=str)
 def test_a_reset_separates_what_is_before_it(backend, form):
-    """Gates of -inf: outputs behind one are those of a call that begins there, gradients are finite, its own is 0."""
+    """Gates of -inf: later outputs equal a call that begins there, gradients are finite, the gate's gradient is 0."""
     case = next(c for c in CASES if "g" in c.given)
     arrays, state = draw(case, T=40)
     arrays["g"][:, [0, 7, 21]] = -np.inf

@@ -233,7 +233,7 @@ def test_ragged_batches_of_caches(cp):  # noqa: F811
 
 
 def test_one_token_is_recorded(cp):  # noqa: F811
-    """Prompt, then steps in a buffer, give what the whole does; from the second step on launches alone."""
+    """Prompt, then steps in a buffer, equal the whole; from the second step on only recorded launches run."""
     for fn in (la.softmax_attention, GATED):
         arrays, _ = draw(fn, 40, B=2, heads=(4, 2, 2), widths=(64, 64))
         there = {n: cp.asarray(x) for n, x in arrays.items()}

@@ -16,7 +16,7 @@ FN = la.stick_breaking_attention
 
 
 def draw(T, *, dtype="float32", B=2, heads=(2, 2, 2), widths=(64, 64), level=0.0):
-    """(arrays by name, cotangent of the output), fresh for every call; level: what is added to the logits."""
+    """(arrays by name, cotangent of the output), fresh for every call; level: added to the logits."""
     rng, (Hq, Hk, H), (K, V) = np.random.default_rng(), heads, widths
     kind = np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
     q, k, v = (rng.standard_normal((B, T, *shape)) for shape in ((Hq, K), (Hk, K), (H, V)))

@@ -29,7 +29,7 @@ def draw(T, *, dtype="float32", B=2, heads=(2, 2, 2), widths=(64, 64), gates=Non
 
 
 def check(cp, T, options=None, **drawn):  # noqa: F811
-    """The output and every gradient; those of logits may cancel to nothing, and keep a rounding of their terms."""
+    """The output and every gradient; gradients of logits may cancel, so their error is relative to their terms."""
     arrays, dout = draw(T, **drawn)
     options, dtype = options or {}, drawn.get("dtype", "float32")
     wide = {n: x.astype(np.float64) for n, x in arrays.items()}
@@ -61,7 +61,7 @@ def test_gates(cp, gates):  # noqa: F811
 
 @pytest.mark.parametrize("g", [-88.0, -1e4, -1e10, -1e30])
 def test_a_gate_that_is_common_to_all_keys_hides_no_logit(cp, g):  # noqa: F811
-    """Some tokens of a block, its first one too, and those of a block, in float64 and by the kernels."""
+    """A gate common to all keys, at single tokens and in whole blocks, in float64 and by the kernels."""
     common = lambda rng, shape: np.where(rng.random(shape) < 0.2, g, -0.3 * rng.random(shape))  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(GATES, "common", common)

@@ -88,7 +88,7 @@ def test_parts_merge_by_the_logs_of_their_sums(one, backend):
 
 @every_backend
 def test_tiles_of_fewer_queries_that_a_mask_hides_wholly(backend):
-    """5 queries, those of the last of 17 keys, in tiles of 4: rows of the full square, a tile without a pair too."""
+    """The last 5 of 17 tokens as queries, in tiles of 4: rows of the full square, a tile without a pair too."""
     rng = np.random.default_rng(1)
     q, k, v = rng.standard_normal((17, 1, K)), rng.standard_normal((17, 1, K)), rng.standard_normal((17, 1, V))
     size = {} if backend == "reference" else {"chunk_size": 4}

@@ -1,4 +1,4 @@
-"""Stick-breaking attention: its matrix, what is left, caches that forgot tokens, keys that nothing reaches."""
+"""Stick-breaking attention: its matrix, remainders, caches that forgot tokens, keys without weight."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def assert_close(found, expected, bound=1e-12):
 @every_backend
 @pytest.mark.parametrize("own", [False, True])
 def test_matrix(own, backend):
-    """Products of what nearer keys left; values of 1 give what is taken."""
+    """Products of the remainders of nearer keys; values of 1 give the sum of weights."""
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, T, 1, 4))
     s = 1 / (1 + np.exp(-0.7 * q[:, 0] @ k[:, 0].T))

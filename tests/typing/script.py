@@ -1,4 +1,4 @@
-"""A user's script, for type checkers: mypy --strict and pyright accept it, and infer what is stated."""
+"""A user's script, for type checkers: mypy --strict and pyright accept it and infer the stated types."""
 
 from typing import assert_type
 

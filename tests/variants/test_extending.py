@@ -92,7 +92,7 @@ def test_lists_and_sections_follow():
 
 
 def test_outputs_are_read_where_they_are_not_mapped():
-    """la.read is the last output of the variants that return what they read."""
+    """la.read equals the last output of variants that return the plain read-out."""
     read = {name: case.is_readable(*draw(case.required, T=3)) for case in CASES for name in [case.fn.__name__]}
     assert read == {"gated_output": False, "unpublished": True, "silu_values": True, "gated_readers": False}
     assert sum(case.required.is_readable(*draw(case.required, T=3)) for case in PLAIN) > 15

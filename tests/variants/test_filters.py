@@ -1,4 +1,4 @@
-"""Adaptive filters: the textbook's loops, gradients, states handed over, ill-conditioned inputs, what is an error."""
+"""Adaptive filters: the textbook's loops, gradients, states handed over, ill-conditioned inputs, errors."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_the_reference_shows_the_signatures(page):
     ids=lambda fn: fn.__name__,
 )
 def test_the_state_that_an_erase_reads_is_the_one_of_the_spec(fn):
-    """After a reset the decayed state is 0, and a token whose value is 0 leaves what it read of the one before."""
+    """After a reset the decayed state is 0; with value 0, the new state shows which state the erase read."""
     arrays = la.testing.sample(fn, np.random.default_rng(0), T=1)
     arrays |= {"g": np.full_like(arrays["g"], -np.inf), "v": 0 * arrays["v"]}
     state = np.random.default_rng(1).standard_normal((2, 2, 5, 3))

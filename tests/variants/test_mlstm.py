@@ -58,7 +58,7 @@ def test_both_sides_of_the_normaliser_are_taken():
 
 @pytest.mark.parametrize("options", [{}, {"cu_seqlens": [0, 0, 4, 5, 5, 23]}], ids=["a batch", "ragged"])
 def test_any_gauge_is_the_same_state(options):
-    """e^m S and e^m n are what is stored: outputs and all gradients of a gauge are those of another."""
+    """Only e^m S and e^m n matter: outputs and gradients are the same in every gauge."""
     ragged, rng = "cu_seqlens" in options, np.random.default_rng(3)
     x = drawn(B=(1,) if ragged else (2,))
     lead = (5,) if ragged else (2,)
@@ -168,7 +168,7 @@ def test_its_influence_matrix_is_its_parallel_form():
     x = drawn(B=())
     F = np.cumsum(-np.logaddexp(0, -x["f"]), axis=0)
     log = np.where(np.tri(T)[..., None] > 0, F[:, None] - F[None] + x["i"][None], -np.inf)
-    m = np.maximum(log.max(1), F)  # F: what is left of m_0 = 0
+    m = np.maximum(log.max(1), F)  # F: the decayed m_0 = 0
     r = K**-0.5 * np.einsum("ihk,jhk->ijh", x["q"], x["k"]) * np.exp(log - m[:, None])
     A = np.moveaxis(r / np.maximum(abs(r.sum(1)), np.exp(-m))[:, None], -1, 0)
     assert relative_error(la.influence_matrix(la.mlstm, **x), A) <= 1e-13
@@ -212,7 +212,7 @@ def test_bad_input_is_named(options, error, text):
 
 @pytest.mark.parametrize("T", [0, 1, 5])
 def test_a_state_of_columns_of_one_array_is_not_part_of_results(T):
-    """S and n as they are returned are read where they lie, as gradients are; what is returned is memory of its own."""
+    """A returned state is read in place, but results never share memory with it."""
     (_, start), more = la.mlstm(**drawn(T=3), return_state=True), drawn(T=T)
     (out, end), pullback = la.vjp(la.mlstm, **more, state=start, return_state=True)
     both = np.ones((*start.S.shape[:-1], start.S.shape[-1] + 1))

@@ -1,4 +1,4 @@
-"""A program: every entry with arguments of wrong shapes, dtypes and numbers. Prints what is neither refused nor right.
+"""A program: every entry with arguments of wrong shapes, dtypes and numbers. Prints faults.
 
     python -m tests.bridges.arguments.doorway ops | torch | variants [NAME ...]
 
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     whole: Mapping[str, Any] = {}  # arrays of whole numbers
     numbers: tuple[tuple[str, Any], ...] = ()  # (array, wrong numbers in a right shape)
     bring: Callable[[np.ndarray], Any] = np.asarray
-    takes_objects: bool = True  # False: torch refuses what is no tensor before the entry sees it
+    takes_objects: bool = True  # False: torch itself refuses arguments that are not tensors
 
 
 def agree(axes: Mapping[str, str], given: Mapping[str, Any]) -> bool:
@@ -226,7 +226,7 @@ def of_mamba(mamba_ssm: Any, bring: Any) -> Iterator[Row]:
     )
 
 
-# variants: what is accepted must be what the reference computes
+# variants: an accepted call must equal the reference
 
 
 def of_variant(fn: Any) -> Iterator[str]:

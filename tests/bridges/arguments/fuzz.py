@@ -38,7 +38,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "state_rows": ([0], [-2], [99], "a", [0.5]), "overwrite_state": (True, 1), "return_state": (1, True),
     "precision": ("fp16",), "unknown": (1,), "check": (1, True),
 }  # fmt: skip
-SINGLE = "overwrite_state"  # calls in place have tests of their own
+SINGLE = "overwrite_state"  # calls in place are tested elsewhere
 
 
 class Call(NamedTuple):

@@ -17,7 +17,7 @@ pytest.importorskip("numba")
 
 @pytest.mark.parametrize("group", ["ops", "torch", "variants"])
 def test_every_entry_refuses_arguments_that_do_not_fit(group):
-    """In a process of its own, so that a crash is a failure of this test."""
+    """In a separate process, so that a crash is a failure of this test."""
     if group == "torch":
         pytest.importorskip("torch")
     root = Path(__file__).parents[3]

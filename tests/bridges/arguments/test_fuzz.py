@@ -18,7 +18,7 @@ SLOW = ("torch", "jax", "dask")  # of all variants, whose loops are compiled fir
 
 @pytest.mark.parametrize("bridge", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODULES])
 def test_random_calls_are_computed_or_refused_clearly(bridge):
-    """In a process of its own, so that a crash is a failure of this test."""
+    """In a separate process, so that a crash is a failure of this test."""
     pytest.importorskip(MODULES[bridge])
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])

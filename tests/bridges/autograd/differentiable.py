@@ -42,7 +42,7 @@ def entries(dtype: str = "float64", **sizes: Any) -> list[Entry]:
 
 
 def operators(dtype: str = "float64") -> list[Entry]:
-    """The operators of traced calls: those of a few variants, and all others."""
+    """The operators of traced calls: of a few variants, and of everything else."""
     import torch
 
     from linattn_np.bridges.modules import normed

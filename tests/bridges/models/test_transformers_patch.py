@@ -1,4 +1,4 @@
-"""The patch of transformers itself: what it replaces, what it refuses, what it says."""
+"""The patch of transformers: its replacements, errors and messages."""
 
 from __future__ import annotations
 

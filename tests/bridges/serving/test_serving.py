@@ -19,7 +19,7 @@ OWNED, OTHERS = [0, 2], [1, 2, 3, 4, 6]
 
 
 def pool_of(*shape):
-    """Seven states, of which rows without an owner are NaN."""
+    """Seven states; rows without an owner are NaN."""
     pool = normal(7, *shape)
     pool[OTHERS] = torch.nan
     return pool
@@ -86,7 +86,7 @@ def test_rows_of_the_recurrence():
 @pytest.mark.parametrize("lengths", [None, [5, 0, 1, 2], [8, 0, 0, 0], [0, 3, 4, 1]], ids=str)
 @pytest.mark.parametrize("given", [False, True])
 def test_states_of_flas_convolution(lengths, given):
-    """Each sequence alone, and what comes next from its final state; gradients of all."""
+    """Each sequence alone, the next token from its final state, and all gradients."""
     B, T = (N, 3) if lengths is None else (1, 8)
     offsets = None if lengths is None else torch.tensor([0, *lengths]).cumsum(0)
     x, weight, bias, residual = normal(B, T, D), normal(D, W), normal(D), normal(B, T, D) + 1

@@ -32,7 +32,7 @@ close = torch.testing.assert_close
 
 
 def by_torch(x, weight, bias, state, activation):
-    """torch's convolution of what comes before and of x."""
+    """torch's convolution of the preceding tokens and x."""
     past = F.pad(x, (W - 1, 0)) if state is None else torch.cat([state, x], -1)
     y = F.conv1d(past, weight[:, None], bias, groups=len(weight))
     return F.silu(y) if activation else y

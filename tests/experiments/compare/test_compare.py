@@ -1,4 +1,4 @@
-"""`linattn compare`: what is measured is what is said."""
+"""`linattn compare`: its measurements and its sentences agree."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_vectors_come_from_the_series_and_are_causal(fn):
         ([1, 2, 4], [2, 8, 32], 100, True),  # faster at the first length
         ([8, 16, 32], [1, 4, 16], 800, True),  # extrapolated
         ([8, 16, 64], [1, 2, 8], np.inf, True),  # never
-        ([8, 16, 63], [1, 2, 8], np.inf, True),  # a length far beyond what was measured is not named
+        ([8, 16, 63], [1, 2, 8], np.inf, True),  # a length far beyond the measured ones is not named
     ],
 )
 def test_crossover(ours, theirs, expected, outside):

@@ -1,4 +1,4 @@
-"""The command `linattn probe`: what it prints and writes."""
+"""The command `linattn probe`: its output and files."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Lookups of several hops, and normalisers: what the tables must show."""
+"""Lookups of several hops, and normalisers."""
 
 from linattn_np.experiments.probe import lookups, normalisers
 

@@ -1,4 +1,4 @@
-"""Evaluation of memories: what must be retrieved, what cannot be, and the parts of a vote."""
+"""Evaluation of memories: retrieval, its limits, and the parts of a vote."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Files of gates: what is saved is loaded, and the shipped sets are complete."""
+"""Files of gates: they can be saved and loaded, and the shipped sets are complete."""
 
 import numpy as np
 import pytest

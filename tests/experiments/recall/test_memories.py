@@ -217,7 +217,7 @@ def test_iplr_holds_twice_what_longhorn_does():
 
 
 def test_rwkv6_answers_as_gla_whose_decay_begins_a_token_later():
-    """A bonus of 1 reads the token's own write, and what is read of the others has not faded at this token."""
+    """A bonus of 1 reads the token's own write; earlier writes have not yet decayed at this token."""
     classes, q, k, v = inputs()
     rwkv6, gla = (KNOWN[name] for name in ("rwkv6", "gla"))
     early = q * np.exp(-rwkv6.arrays({}, classes, q, k, v)[3])  # takes this token's decay back

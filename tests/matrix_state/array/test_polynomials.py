@@ -55,7 +55,7 @@ def perturbations(name, given, d, expected, **options):
 
 
 def terms(name, given, d):
-    """The gradients of q and k by the numerators alone: with one token those of the denominators cancel them."""
+    """The gradients of q and k by the numerators alone, which the denominators cancel for one token."""
     fn, own = MAPS[name]
     q, k, v = given
     own = own | {"normalize": False}
@@ -68,7 +68,7 @@ def terms(name, given, d):
 @pytest.mark.parametrize(("kind", "T"), [("equal keys", 9), ("small products", 9), ("any", 1), ("any", 2), ("any", 3)])
 @every_map
 def test_float32_is_as_exact_as_its_inputs(name, kind, T, causal, how):
-    """Errors are a few times what a rounding of the inputs does, forward and backward."""
+    """Errors are a few times the effect of rounding the inputs, forward and backward."""
     given = rows(kind, T)
     d = np.random.default_rng(1).standard_normal((T, 2, 5)).astype(np.float32)
     wide = [x.astype(np.float64) for x in (*given, d)]
@@ -98,7 +98,7 @@ def test_steps_hand_on_states_without_loss_in_float64(name):
 
 
 def peak(f):
-    """Bytes that a call takes beside what it returns."""
+    """Bytes that a call allocates besides its results."""
     tracemalloc.start()
     result = f()
     now, most = tracemalloc.get_traced_memory()

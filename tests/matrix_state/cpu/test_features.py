@@ -15,7 +15,7 @@ RANDOM_MAPS = [fn for fn in la.VARIANTS if "num_features" in fn.spec.options.def
 @pytest.mark.parametrize("fn", RANDOM_MAPS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("heads", [{"H": 3, "Hq": 3}, {"H": 10, "Hq": 20}, {"H": 9, "Hk": 3, "Hq": 9}], ids=str)
 def test_heads_whose_features_are_computed_at_once(fn, heads):
-    """A head has the bits that it has alone, and a token those that it has among others."""
+    """A head has the same bits alone and among others, and so has a token."""
     x = la.testing.sample(fn, np.random.default_rng(0), B=(2,), T=3, K=5, V=4, **{"Hk": heads["H"]} | heads)
     x = {n: y.astype(np.float32) for n, y in x.items()}
     H, group, shared = heads["H"], heads["Hq"] // heads["H"], heads["H"] // heads.get("Hk", heads["H"])

@@ -34,7 +34,7 @@ def drawn(fn, T, dtype, **options):
 
 
 def check(fn, arrays, state, options, dtype):
-    """Outputs, states and gradients are those of array calls in float64; a plain call has the bits of vjp's."""
+    """Outputs, states and gradients equal array calls in float64; a plain call has the bits of vjp."""
     result, pullback = la.vjp(fn, **arrays, **options, state=state, return_state=True)
     wide = {n: x.astype(np.float64) for n, x in arrays.items()} | {"state": state.astype(np.float64)}
     expected, other = la.vjp(fn, **wide, **options, return_state=True, backend="chunks")

@@ -1,4 +1,4 @@
-"""Mixtures of dtypes on a GPU: calls keep their kernels, or la.explain says that they are slow and what is not."""
+"""Mixtures of dtypes on a GPU: a call has a kernel, or la.explain says that it is slow and names a faster one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_mixture_of_dtypes_is_fast_or_said_to_be_slow(hopper, case):
 
 @pytest.mark.parametrize("T", [96, 8192])
 def test_rows_that_gates_scale_stay_bfloat16(hopper, T):
-    """gdn2 with float32 b and w: what they scale is rounded as the rows are, so that products go by tensor cores."""
+    """gdn2 with float32 b and w: the rows that they scale stay bfloat16, so that tensor cores compute the products."""
     rows = dict.fromkeys("qkv", B16)
     one = explained(la.gdn2, rows | {"g": F32, "b": F32, "w": F32}, T=T, H=1)
     assert (one.backend, one.form, one.slow) == ("cuda", "chunk form", "")

@@ -1,4 +1,4 @@
-"""Mamba-2 on a GPU, whose step size, skip and gate are kernels of their own, against NumPy in float64."""
+"""Mamba-2 on a GPU, with separate kernels for step size, skip and gate, against NumPy in float64."""
 
 from __future__ import annotations
 

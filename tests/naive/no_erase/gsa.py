@@ -29,7 +29,7 @@ def walk(q, k, v, write, keep, scale, state):
 
 
 def gsa(q, k, v, s, g=None, scale=None, state=None):
-    """Slots take s_t of a token and keep e^(g_t) of what they hold, or 1 - s_t."""
+    """Slots add s_t times a token and decay by e^(g_t), or by 1 - s_t."""
     q, k, v, s = (np.asarray(x, np.float64) for x in (q, k, v, s))
     keep = 1 - s if g is None else np.exp(np.asarray(g, np.float64))
     out, S, W = walk(q, k, v, s, keep, q.shape[-1] ** -0.5 if scale is None else scale, state)

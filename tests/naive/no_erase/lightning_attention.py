@@ -6,7 +6,7 @@ from tests.naive.loop import token_by_token
 
 
 def alibi_slopes(H):
-    """2^(-8 (h+1) / H) for H a power of two; else those of the lower power P, then every other one of 2 P."""
+    """2^(-8 (h+1) / H) for H a power of two; else the slopes of the lower power P, then every other one of 2 P."""
     P = 1
     while 2 * P <= H:
         P = 2 * P

@@ -11,8 +11,8 @@ from linattn_np.runtime.cuda import launch
 from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_bits, error, same, typed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
-RATES = (0.0, 0.001, 0.05, 5.0, np.inf)  # of the log decay: heads take them in turn, a tenth of inf ones is -inf
-STRENGTHS = ((0, 1), (0, 2), (1, 1), (0, 1e-6), None)  # of beta, heads in turn; None: 0, 1 and 2
+RATES = (0.0, 0.001, 0.05, 5.0, np.inf)  # of the log decay, cyclic over heads; inf: a tenth of the entries is -inf
+STRENGTHS = ((0, 1), (0, 2), (1, 1), (0, 1e-6), None)  # of beta, cyclic over heads; None: 0, 1 and 2
 NAMES = ("q", "k", "v", "g", "beta")
 OUT, GRADS, GATES = 6e-3, 8e-3, 2e-2  # of the norm of the result; of a head's for the gates
 
@@ -152,7 +152,7 @@ def test_blocks_made_again(cp, monkeypatch):
 @pytest.mark.parametrize("T", [150, 1700])
 @pytest.mark.parametrize("states", [False, True])
 def test_vjp_made_again(cp, monkeypatch, T, states):
-    """Forward and pullback of other numbers launch what the first ones did, into memory full of NaN: the same bits."""
+    """Replayed on other numbers, into memory full of NaN, forward and pullback have the same bits."""
 
     def every(one):
         out, pull = la.vjp(la.gated_delta_rule, *one[:5], state=one[5] if states else None, backend="cuda")

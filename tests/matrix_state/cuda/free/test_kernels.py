@@ -1,4 +1,4 @@
-"""The CUDA kernels of erase FREE, where they differ from those of other vector decays (test_vector.py has the rest)."""
+"""CUDA kernels of erase FREE: cases that other vector decays do not have (see vector/test_kernels.py)."""
 
 from __future__ import annotations
 

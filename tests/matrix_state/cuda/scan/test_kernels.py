@@ -20,7 +20,7 @@ GATES = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 2e-5, "tf32": 6e-3}  # tf
 
 
 def draw(dtype, B=(2,), T=97, Hq=2, Hk=2, H=2, K=32, V=48, gates=(0.0, 0.001, 0.05, 5.0, np.inf), seed=0, states=None):
-    """Rounded q, k, v, g, initial state, dout, dstate; heads take the gates in turn, a tenth of inf ones is -inf."""
+    """Rounded q, k, v, g, initial state, dout, dstate; gates are cyclic over heads; inf: a tenth is -inf."""
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal((*B, T, h, D)).astype(typed(dtype)) for h, D in ((Hq, K), (Hk, K), (H, V)))
     u = rng.uniform(0, 2, (*B, T, H))

@@ -137,7 +137,7 @@ def test_residuals_made_again_have_the_same_bits(cp, monkeypatch, fn):
 
 @pytest.mark.parametrize("fn", BY_READ, ids=name_of)
 def test_vjp_made_again(cp, monkeypatch, fn):
-    """Forward and pullback of other numbers launch what the first ones did, into memory full of NaN: the same bits."""
+    """Replayed on other numbers, into memory full of NaN, forward and pullback have the same bits."""
 
     def every(one):
         *arrays, state, dout = one

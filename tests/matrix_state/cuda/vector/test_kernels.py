@@ -183,7 +183,7 @@ def test_same_bits_alone_batched_ragged_and_in_parts(cp, fn, gate):
 
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=name_of)
 def test_no_tokens(cp, fn):
-    """The state is what was given, and so is its gradient."""
+    """The state is unchanged, and so is its gradient."""
     arrays, state = draw(fn, T=0)
     there = {n: cp.asarray(x) for n, x in arrays.items()}
     (out, end), pull = la.vjp(fn, **there, state=cp.asarray(state), return_state=True)
@@ -240,7 +240,7 @@ def test_roundings_at_strong_gates(cp, fn, bounds):
 
 
 def test_strengths_above_one(cp):
-    """Up to 2, where a key turns what the state holds of it round."""
+    """Up to 2, where a key reflects its component of the state."""
     arrays, state = draw(la.kda, T=200, kind="mild", gate="bfloat16")
     arrays["beta"] = 1 + arrays["beta"]
     there, wide = ({n: f(x) for n, x in arrays.items()} for f in (cp.asarray, lambda x: x.astype(np.float64)))
@@ -280,7 +280,7 @@ def test_roundings_of_equal_keys(cp):
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 @pytest.mark.parametrize("kind", ["zero", "mild", "five"])
 def test_equal_keys(cp, kind, beta):
-    """One key at every token: A loses its digits in 16 bits, and what rounding takes from a row goes to the next."""
+    """One key at every token: A loses digits in 16 bits, and the rounding error of a row enters the next one."""
     arrays, state = draw(la.kda, B=1, T=300, heads=(2, 2, 2), kind=kind)
     arrays["k"][:], arrays["beta"][:] = arrays["k"][:, :1], beta
     out, end = run(cp, la.kda, arrays, state)

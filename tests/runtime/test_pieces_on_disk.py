@@ -43,7 +43,7 @@ def ended(process):
 
 @pytest.fixture
 def compiled_here(tmp_path, monkeypatch):
-    """() -> the object file of a piece, from this folder or compiled anew, and how often it was compiled."""
+    """() -> the object file of a piece, from this folder or newly compiled, and how often it was compiled."""
     monkeypatch.setenv("LINATTN_CACHE_DIR", str(tmp_path))
     own, calls, real = scaled.piece, [], compiler._compile
     monkeypatch.setattr(compiler, "_compile", lambda *given: calls.append(given) or real(*given))
@@ -82,7 +82,7 @@ def test_a_full_disk_is_no_error(compiled_here, tmp_path, monkeypatch):
 
 
 def test_a_source_that_changed_after_it_was_loaded_is_not_stored(compiled_here, tmp_path, monkeypatch):
-    """What is compiled is then not what the source says: another process would load it under the new text's name."""
+    """The code belongs to the old text; another process would load it under the digest of the new text."""
     compiler._fingerprint.cache_clear()
     monkeypatch.setattr(compiler, "LOADED", 0.0)
     try:
