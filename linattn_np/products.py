@@ -41,7 +41,7 @@ Given = Mapping[str, "Factors | Formula"]
 def products(*same: str, **inputs: str | Factors | Formula) -> ChangeOfVariables[Inputs]:
     """The change of variables in which each input of the core is one array, a product of arrays, or a Formula.
 
-    same: inputs that are arrays of their own names. A missing channel axis is added ((..., T, H) is (..., T, H, 1));
+    same: inputs that equal the array of the same name. A missing channel axis is added ((..., T, H) is (..., T, H, 1));
     heads are shared by groups; arrays without tokens are the same for every token. One array alone is passed unchanged;
     products have the compute dtype, but kernels get them rounded to bfloat16, as all factors of their products, where
     the rows q, k and v of the call are bfloat16, whatever dtype the other factors have.

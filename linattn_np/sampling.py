@@ -52,7 +52,7 @@ def sizes_by_letter(**sizes: int | None) -> dict[str, int]:
 def sample(
     fn: VariantFunction, rng: np.random.Generator, B: tuple[int, ...] = (2,), optional: bool = True, **sizes: int | None
 ) -> dict[str, np.ndarray]:
-    """Random float64 arrays of a call by name, without those that reinterpret another, or have an entry a pair.
+    """Random float64 arrays of a call by name, except arrays that reinterpret another one or have an entry per pair.
 
     sizes: T, H, K, V, Hq, Hk as in the axes of the arrays; Hq and Hk default to H.
     """

@@ -18,7 +18,7 @@ from .types import Decay, Erase, Inputs, Plan
 ARRAY_CHUNK = 64  # tokens of a chunk in array calls, and of a tile of the parallel form
 NUMPY_CHUNK = 32  # the same on NumPy: work quadratic in the chunk costs more than short products
 CPU_CHUNK, SHORT_CPU_CHUNK = 32, 16  # tokens of a chunk of the compiled loops; the second where tokens are erased, or
-SHORT_CPU_WIDTH = 64  # channels decay, up to so many: work that grows with the chunk, against passes over the state
+SHORT_CPU_WIDTH = 64  # of decaying channels, at most: work that grows with the chunk, against passes over the state
 LONGEST_CPU_CHUNK = 128  # longest chunk of the compiled loops
 SCAN_CHUNK = 32  # CUDA scan without erase: with 64 tokens outputs leave too few registers for the state
 GROUP_CHUNK = 64  # CUDA warpgroup products: the rows of one
@@ -36,7 +36,7 @@ SHORT_CUDA = 16  # CUDA kernels: one kernel that reads the state once, against t
 # array calls
 
 PAIR_TOKENS = 8  # a decay table sums every pair of tokens of a block this long: its work grows with the length
-CHECKPOINT_CHUNKS = 16  # chunks between two stored states: backward holds the states of so many chunks at once
+CHECKPOINT_CHUNKS = 16  # chunks between two stored states: the backward holds the states of this many chunks at once
 BATCH_ELEMENTS = 2**18  # of one array of a batch of chunks, which share library calls: 1 MiB of float32 stays in cache
 BLOCK_ELEMENTS = 2**15  # of one array of a chunk, over the heads of a block: 128 KiB of float32 stay in cache
 THREADED_ELEMENTS = 2**18  # of v, from which threads are worth starting
@@ -63,7 +63,7 @@ DECAY_BLOCK = 16  # tokens of a sub-block of a vector decay: pairs inside, a pro
 GATE_FLOOR = -1.0e4  # a log decay below it means the same as -inf, and sums of it stay finite
 FEATURE_HEADS = 8  # of one token whose features are computed at once: with a query each two rows of register tiles
 FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they gain
-MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted
+MANY_OPERATIONS = 2e9  # a longer call is split after this many, a fraction of a second, so that it can be interrupted
 APART_OPERATIONS = 2e7  # of a call from which on few heads go backward by blocks of time at once
 FEW_BYTES = 2**22  # of states streamed by the recurrent form: below, threads cost more than they gain
 SOLVED_BYTES = 2**24  # of matrices that the steps of one token's systems read: below, likewise
@@ -110,7 +110,7 @@ PORTABLE_SEGMENTS = 3  # least number of segments of a sequence: states at their
 BOUNDED_NATS = 64.0  # that a channel may lose in a chunk with one reference: quotients and queries stay normal numbers
 REVERSE_SEGMENTS = 3  # segments from which on the reverse chain of a delta rule runs twice, in pieces
 ROW_WARPS = 8  # rows of a block that makes a free term of the delta rule, a warp each
-EXACT_GRADIENT_BLOCKS = 2  # blocks per multiprocessor of the kernel of exact gradients, run one after the other
+EXACT_GRADIENT_BLOCKS = 2  # blocks per multiprocessor of the kernel of exact gradients, run sequentially
 
 # CUDA: the kernel of a few tokens
 

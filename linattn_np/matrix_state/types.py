@@ -31,7 +31,7 @@ class Erase(Enum):
 class EraseKey(Enum):
     """What the erase vectors r_t of erase DELTA are; with l2norm, k_t is normalised and r_t with it."""
 
-    OWN = "vectors of their own, which l2norm leaves as they are"
+    OWN = "separate vectors, which l2norm does not change"
     KEY = "the keys: r_t = k_t"
     PRODUCT = "the keys times another array: r_t = b_t * k_t, and b_t * k_t / |k_t| with l2norm"
 

@@ -49,7 +49,7 @@ def divide_by_most(xp: Namespace, out: Array, least: Array) -> Array:
 
 
 def most(xp: Namespace, denominators: Array, least: Array) -> tuple[Array, Array]:
-    """(max(|denominator|, least), whether the first one is larger), of heads that share those of `least` (..., H)."""
+    """(max(|denominator|, least), whether |denominator| is larger); groups of heads share `least` (..., H)."""
     size, least = xp.abs(denominators), shared_heads(xp, least[..., None], denominators.shape[-2])
     return xp.maximum(size, least), size > least
 

@@ -17,7 +17,7 @@ def _has_compiler() -> bool:
 
 
 def kernels(xp: Namespace, *arrays: Any) -> Any:
-    """The module of kernels for arrays, of which None is left out; None where array calls compute the formula."""
+    """The kernels for these arrays (None entries are ignored), or None if array calls compute the formula."""
     if is_cupy(xp):
         from .cuda import formulas
 

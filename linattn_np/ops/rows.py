@@ -14,7 +14,7 @@ from ..runtime.arrays import Array, Namespace, device, is_cupy, is_numpy
 from ..runtime.tracing import traced
 
 PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
-UNBLOCKED_ROWS = 128  # a multiple of PRODUCT_ROWS: so many are computed at once, without threads
+UNBLOCKED_ROWS = 128  # a multiple of PRODUCT_ROWS; up to this many rows are computed at once, without threads
 TEMPORARY_ELEMENTS = 2**17  # of one temporary of a block: 512 KiB of float32 stay in cache
 THREADED_ELEMENTS = 2**18  # of a result, from which threads are worth starting
 

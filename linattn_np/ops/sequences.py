@@ -139,7 +139,7 @@ class Sequences(NamedTuple):
 
 
 def _between_zeros(xp: Namespace, x: Any, before: int, after: int) -> Array:
-    """x (..., T, D) with so many tokens of zeros on both sides."""
+    """x (..., T, D) padded with tokens of zeros on both sides."""
     lead, D = x.shape[:-2], x.shape[-1]
     zeros = [xp.zeros((*lead, n, D), dtype=x.dtype, device=device(x)) for n in (before, after)]
     return xp.concat([zeros[0], x, zeros[1]], axis=-2)

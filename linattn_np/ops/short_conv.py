@@ -43,7 +43,7 @@ def short_conv(sequences: Sequences, x: Array, conv: ShortConv, state: Array | N
 
 
 def short_conv_vjp(sequences: Sequences, x: Array, conv: ShortConv, state: Array | None, dy: Array) -> ShortConvGrads:
-    """The gradients of y; those of the final state are `sequences.last_vjp`."""
+    """The gradients through y; `sequences.last_vjp` has the gradients through the final state."""
     xp, W = sequences.xp, conv.weight.shape[-1]
     dz = silu_vjp(xp, _linear(sequences, x, conv, state), dy) if conv.activation == "silu" else dy
     dx, dstate, taps = dy if conv.residual else xp.zeros_like(dy), None, []

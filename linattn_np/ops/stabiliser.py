@@ -134,7 +134,7 @@ def running_maximum(xp: Namespace, a: Array, b: Array, m: Array) -> Array:
     """m_1 .. m_T of one sequence from m_0.
 
     Element t is the map m -> max(a_t + m, b_t). Two of them compose to (a_1 + a_2, max(a_2 + b_1, b_2)), so that
-    log2 T rounds give all m_t, each a sum of its own terms.
+    log2 T rounds give all m_t, each a sum without cancellation.
     """
     T, n = b.shape[-2], 1
     if T == 0:

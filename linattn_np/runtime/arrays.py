@@ -37,7 +37,7 @@ def dtype_name(x: Array) -> str:
 
 
 def name_of(dtype: Any) -> str:
-    """The same of a dtype; a function of its own for compilers, which do not trace caches."""
+    """The same for a dtype; a separate function, because compilers do not trace caches."""
     return _name(dtype)
 
 

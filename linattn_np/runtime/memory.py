@@ -100,7 +100,7 @@ def _shadow(place: Place) -> np.ndarray:
 
 
 def shares_memory(parts: Any, arrays: list[np.ndarray]) -> bool:
-    """Whether a part of a state that is overwritten lies in another one, or its memory reaches into an array's."""
+    """Whether parts of an overwritten state share memory with one another or with an array."""
     spans, others = [_span(S) for S in parts], [_span(y) for y in arrays]
     if any(low < end and begin < high for low, high in spans for begin, end in others):
         return True

@@ -75,7 +75,7 @@ def one_token(axes: str) -> str:
 
 
 def time_axis(axes: str, ndim: int, batch: tuple[int, ...]) -> int | None:
-    """Position of the token axis in an array with so many axes; None for a constant of the heads."""
+    """Position of the token axis in an array with `ndim` axes; None for a constant of the heads."""
     count = ndim - len(batch)
     return len(batch) if any(on_tokens and len(letters) == count for letters, on_tokens in _choices(axes)) else None
 
@@ -291,7 +291,7 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
 
 
 def check_positions(fn: str, given: Any, T: int) -> list[int]:
-    """return_states_at as positions 0..T in increasing order: themselves, or after every so many tokens."""
+    """return_states_at as increasing positions in 0..T: as given, or the multiples of a number."""
     if is_whole(given):
         return list(range(int(given), T + 1, int(given)))
     check_plain(fn, "return_states_at", given)

@@ -26,7 +26,7 @@ def slots_after(plan: SoftmaxPlan, state: Cache | None, T: int) -> int:
 
 
 def shapes_after(plan: SoftmaxPlan, x: Inputs, state: Cache | None) -> Cache:
-    """A final state that nobody asked for: zeros in the shapes that its cotangent has, without memory."""
+    """A final state that is not returned: zeros in the shapes of its cotangent, without memory."""
     xp, lead = plan.xp, (len(plan.sequences),) if plan.is_ragged else tuple(x.v.shape[:-3])
     L = slots_after(plan, state, x.v.shape[-3])
     parts = {"k": (L, *x.k.shape[-2:]), "v": (L, *x.v.shape[-2:]), "length": ()}

@@ -8,7 +8,7 @@ import os
 # leaves the second cache.
 ARRAY_TILE = 128
 SHORTEST_TILE = 16  # a chunk_size below this is rounded up to it, but for 1, the definition
-FEW_TOKENS = 8  # a cache of PaTH is multiplied by the maps of so many tokens one by one, 4 K operations for a key
+FEW_TOKENS = 8  # up to this many tokens, PaTH maps its cache token by token: 4 K operations per key
 
 
 def array_tile(chunk_size: int | str | None) -> int:
@@ -23,7 +23,7 @@ LONGEST_CPU_TILE = 256
 FEW_ROWS = 4  # queries from which on k is transposed; fewer form inner products
 CPU_ROWS = 256  # queries of a forward task
 FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they give
-MANY_OPERATIONS = 2e9  # after so many, a fraction of a second, a call can be interrupted
+MANY_OPERATIONS = 2e9  # a longer call is split after this many, a fraction of a second, so that it can be interrupted
 
 # PaTH: queries pass a block of keys by a product with R (K, K), or by its factors W and U where 2 C < K
 PRODUCTS, FACTORS = 1, 2
@@ -59,5 +59,5 @@ SHORTEST_PIECE, MOST_PIECES = 128, 32  # keys of a piece; pieces of a cache (cac
 
 
 def piece(keys: int) -> int:
-    """Keys of a piece of so many: a power of two."""
+    """Keys per piece for this number of keys: a power of two."""
     return max(SHORTEST_PIECE, 1 << (-(-keys // MOST_PIECES) - 1).bit_length())

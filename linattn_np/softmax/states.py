@@ -97,7 +97,7 @@ def with_zeros(plan: SoftmaxPlan, d: Array, T: int, axis: int) -> Array:
 
 
 def with_state(plan: SoftmaxPlan, x: Inputs, state: Any, dstate: Any, d: tuple[Inputs, Any]) -> tuple[Inputs, Any]:
-    """Gradients with those that come through the final cache and through those at positions."""
+    """Adds the gradients through the final cache and through the caches at positions."""
     dend, dat = dstate if isinstance(dstate, StatesAt) else (dstate, None)
     found = []
     for s, own, row in sequences.each_sequence(plan, x, state):

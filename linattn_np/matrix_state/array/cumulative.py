@@ -26,7 +26,7 @@ def pair_table(xp: Namespace, g: Array, exp: Callable[[Array], Array]) -> Array:
     """e^{s(j, i)} on and below the diagonal, 0 above: (..., C) to (..., C, C), by blocks of 8.
 
     Inside a block s is summed for every pair. Between blocks J < I it is e^{s(start_I, i)} e^{s(J, I)} e^{s(j, end_J)},
-    three factors <= 1 whose exponents are sums of their own terms; the middle one is a table of whole blocks.
+    three factors <= 1 whose exponents are sums of separate terms; the middle factor is a table of whole blocks.
     """
     C, where = g.shape[-1], device(g)
     if C <= policy.PAIR_TOKENS:

@@ -37,7 +37,7 @@ GATES = Struct(  # gates.cu, norms.cu
     ("g k", ROWS), ("sums readers", pointer("float4")), ("norms", OUT_FLOATS), ("ends", INTS),  # as there
     ("dq tiles near far rows crossing", FLOATS), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
     ("T heads blocks slots sequences window shared", INT),
-    ("pitch parts", INT),  # TILE_DQ, 0: rows and crossing, with so many parts of a block of queries
+    ("pitch parts", INT),  # TILE_DQ, 0: rows and crossing, with this many parts per block of queries
 )  # fmt: skip
 DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0; ends of `pairs` heads of keys
     "softmax/DotsArguments",
@@ -45,7 +45,7 @@ DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0; end
     ("sums", DECAYS), ("bounds least", FLOATS), ("ends", pointer("int")), OFFSETS,
     ("T heads normalize pairs shared blocks slots", INT),
 )  # fmt: skip
-PORTABLE = Struct(  # softmax_portable/; a pass of the backward leaves out what it does not use
+PORTABLE = Struct(  # softmax_portable/; a pass of the backward leaves unused fields empty
     "softmax/PortableArguments",
     ("q k v out past_k past_v b", ROWS),  # the cache (sequences, slots, heads, width), b of width 1
     ("sums readers", DECAYS), ("sinks", FLOATS), ("logs", OUT_FLOATS),  # null: none; readers: of queries (gates.cu)

@@ -225,7 +225,7 @@ def decays(plan: SoftmaxPlan, batch: SoftmaxBatch, g: Array | None) -> Array | N
 
 
 def strict_decays(plan: SoftmaxPlan, batch: SoftmaxBatch, g: Array | None) -> list[Array | None]:
-    """[sums, readers]: those that queries of earlier tokens read leave out their own g where it cancels."""
+    """[sums, readers]: sums that queries of earlier tokens read exclude their own g, which cancels."""
     if g is None:
         return [None, None]
     sums = _decays(plan, batch, g, "sums", *("readers",) * plan.normalize)

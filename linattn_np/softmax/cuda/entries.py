@@ -13,7 +13,7 @@ from .portable_plan import PortableKind
 
 
 def every_entry(dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True) -> Iterator[Entry]:
-    """Every kernel of the core's functions for key width K and value width V; decay: of those with log decays."""
+    """Every kernel of the core's functions for key width K and value width V; decay: of functions with log decays."""
     for of in (softmax_entries, portable_entries, system_entries, stick_entries):
         yield from of(dtype, K, V, capability, decay, backward)
     yield from path_entries(dtype, K, V, capability, decay)

@@ -69,7 +69,7 @@ class PathSizes(NamedTuple):
 
 
 def sizes(kind: SoftmaxKind, key_heads: int, slots: int, blocks: int) -> PathSizes:
-    """The sizes of a call whose longest sequence has so many blocks."""
+    """The sizes of a call whose longest sequence has `blocks` blocks."""
     levels, width = 1, 2 * -(-kind.K // PANEL) * PANEL
     while RADIX**levels < blocks:
         levels += 1

@@ -122,7 +122,7 @@ def backward(
 ) -> Inputs:
     """Gradients of the inputs of a call without a cache; of a strict one (system.py) without that of the values.
 
-    lengths: the keys are slots of caches after so many tokens, which all queries read.
+    lengths: the keys are slots of caches of these numbers of tokens, which all queries read.
     """
     xp, call = plan.xp, call_of(plan, x, None, cast(plan.xp, dout, x.v.dtype), cast(plan.xp, out, x.v.dtype))
     batch, kind, numbers = call.batch, call.kind, (call.batch.rows, call.batch.heads, call.batch.T)

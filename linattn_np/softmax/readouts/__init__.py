@@ -1,1 +1,1 @@
-"""Attention whose values, or weights, come from a computation of their own."""
+"""Attention whose values or weights are computed first."""

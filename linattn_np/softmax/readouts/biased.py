@@ -77,7 +77,7 @@ class Biased(GivesStates):
 
 
 def each_sequence(plan: SoftmaxPlan, x: Inputs, state: Any) -> Iterator[tuple[Sequence, Any, SoftmaxPlan, Inputs]]:
-    """(sequence, its cache, plan and inputs of a call of its own without a cache)."""
+    """(sequence, its cache, plan and inputs of a separate call without a cache)."""
     for s, own, row in sequences.each_sequence(plan, x, state):
         T, L = own.v.shape[-3], 0 if row is None else row.v.shape[-3]
         if s.row is not None:
