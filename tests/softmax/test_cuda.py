@@ -202,31 +202,46 @@ def same(cp, a, b):
     return a.shape == b.shape and bool((a == b).all())
 
 
-@pytest.mark.parametrize("fn", BY_TOKEN)
-def test_same_bits(cp, fn):
-    """Alone, in a batch, in a ragged batch, on every run; NaN of one sequence and later tokens come nowhere else."""
-    offsets = [0, 130, 130, 133, 420, 700]
-    arrays, dout = draw(fn, 700, B=1, heads=(4, 2, 2))
+def output(fn, arrays, dout, **options):
+    """The output of a plain call, by name."""
+    return {"out": fn(**arrays, **options)}
+
+
+def check_same_bits(cp, fn, arrays, dout, offsets, results=both):
+    """Alone, in a batch, in a ragged batch, on every run; NaN of the fourth sequence reach no other one."""
+    first, stop_bad = offsets[3], offsets[4]
     arrays, dout = {n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(dout)
-    packed = both(fn, arrays, dout, backend="cuda", cu_seqlens=offsets)
-    again = both(fn, arrays, dout, backend="cuda", cu_seqlens=offsets)
+    packed, again = (results(fn, arrays, dout, backend="cuda", cu_seqlens=offsets) for _ in range(2))
     bad = {n: x.copy() for n, x in arrays.items()} | {"dout": dout.copy()}
-    for n in ("q", "k", "v", "dout"):
-        bad[n][:, 133:420] = np.nan
-    beside = both(fn, {n: bad[n] for n in arrays}, bad["dout"], backend="cuda", cu_seqlens=offsets)
+    for n in bad.keys() & {"q", "k", "v", "w", "beta", "dout"}:
+        bad[n][:, first:stop_bad] = np.nan
+    beside = results(fn, {n: bad[n] for n in arrays}, bad["dout"], backend="cuda", cu_seqlens=offsets)
     for n, x in packed.items():
         assert same(cp, x, again[n]), n
-        assert same(cp, x[:, :133], beside[n][:, :133]), n
-        assert same(cp, x[:, 420:], beside[n][:, 420:]), n
+        assert same(cp, x[:, :first], beside[n][:, :first]), n
+        assert same(cp, x[:, stop_bad:], beside[n][:, stop_bad:]), n
     for start, stop in pairwise(offsets):
         if start == stop:
             continue
         one = {n: cp.ascontiguousarray(x[:, start:stop]) for n, x in (arrays | {"dout": dout}).items()}
         two = {n: cp.concatenate([x, x]) for n, x in one.items()}
-        alone, batch = (both(fn, {n: y[n] for n in arrays}, y["dout"], backend="cuda") for y in (one, two))
+        alone, batch = (results(fn, {n: y[n] for n in arrays}, y["dout"], backend="cuda") for y in (one, two))
         for n, x in alone.items():
             assert same(cp, x, packed[n][:, start:stop]), (n, start)
             assert same(cp, x, batch[n][1:]), (n, start)
+
+
+def check_causality(cp, fn, arrays, other, at):
+    """Other tokens from `at` on change later outputs only."""
+    later = {n: np.concatenate([x[:, :at], other[n][:, at : x.shape[1]]], axis=1) for n, x in arrays.items()}
+    a, b = (fn(**{n: cp.asarray(x) for n, x in one.items()}, backend="cuda") for one in (arrays, later))
+    assert same(cp, a[:, :at], b[:, :at])
+    assert not same(cp, a, b)
+
+
+@pytest.mark.parametrize("fn", BY_TOKEN)
+def test_same_bits(cp, fn):
+    check_same_bits(cp, fn, *draw(fn, 700, B=1, heads=(4, 2, 2)), [0, 130, 130, 133, 420, 700])
 
 
 def test_same_bits_of_many_blocks(cp):
@@ -245,11 +260,7 @@ def test_same_bits_of_many_blocks(cp):
 
 @pytest.mark.parametrize("fn", BY_TOKEN)
 def test_causality_to_the_bit(cp, fn):
-    (arrays, _), (other, _) = draw(fn, 700, B=1), draw(fn, 701, B=1)
-    later = {n: np.concatenate([x[:, :333], other[n][:, 333:700]], axis=1) for n, x in arrays.items()}
-    a, b = (fn(**{n: cp.asarray(x) for n, x in one.items()}, backend="cuda") for one in (arrays, later))
-    assert same(cp, a[:, :333], b[:, :333])
-    assert not same(cp, a, b)
+    check_causality(cp, fn, draw(fn, 700, B=1)[0], draw(fn, 701, B=1)[0], 333)
 
 
 @pytest.mark.parametrize("decay", [-50.0, -np.inf, np.nan])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -85,33 +83,13 @@ def test_equal_directions(cp):  # noqa: F811
 
 @pytest.mark.parametrize("gates", [None, "mixed"])
 def test_same_bits(cp, gates):  # noqa: F811
-    """Alone, in a batch, in a ragged batch, on every run; NaN of one sequence comes to no other."""
-    offsets = [0, 130, 130, 133, 1420, 1700]
-    arrays = {n: cp.asarray(x) for n, x in draw(1700, heads=(4, 2, 2), gates=gates)[0].items()}
-    packed, again = (fn(**arrays, backend="cuda", cu_seqlens=offsets) for _ in range(2))
-    bad = {n: x.copy() for n, x in arrays.items()}
-    for n in ("q", "k", "v", "w", "beta"):
-        bad[n][:, 133:1420] = np.nan
-    beside = fn(**bad, backend="cuda", cu_seqlens=offsets)
-    assert same(cp, packed, again)
-    assert same(cp, packed[:, :133], beside[:, :133])
-    assert same(cp, packed[:, 1420:], beside[:, 1420:])
-    for start, stop in pairwise(offsets):
-        if start == stop:
-            continue
-        one = {n: cp.ascontiguousarray(x[:, start:stop]) for n, x in arrays.items()}
-        alone, batch = (fn(**y, backend="cuda") for y in (one, {n: cp.concatenate([x, x]) for n, x in one.items()}))
-        assert same(cp, alone, packed[:, start:stop]), start
-        assert same(cp, alone, batch[1:]), start
+    drawn = draw(1700, heads=(4, 2, 2), gates=gates)
+    test_cuda.check_same_bits(cp, fn, *drawn, [0, 130, 130, 133, 1420, 1700], test_cuda.output)
 
 
 @pytest.mark.parametrize("first", [1, 70, 333, 1290])
 def test_causality_to_the_bit(cp, first):  # noqa: F811
-    arrays, other = draw(1400)[0], draw(1401)[0]
-    later = {n: np.concatenate([x[:, :first], other[n][:, first:1400]], axis=1) for n, x in arrays.items()}
-    a, b = (fn(**{n: cp.asarray(x) for n, x in one.items()}, backend="cuda") for one in (arrays, later))
-    assert same(cp, a[:, :first], b[:, :first])
-    assert not same(cp, a, b)
+    test_cuda.check_causality(cp, fn, draw(1400)[0], draw(1401)[0], first)
 
 
 def compare(cp, arrays, dout, bound=GRADIENTS, **options):  # noqa: F811
@@ -162,28 +140,7 @@ def test_gradients_of_no_strength(cp):  # noqa: F811
 
 @pytest.mark.parametrize("gates", [None, "mixed"])
 def test_gradients_have_the_same_bits(cp, gates):  # noqa: F811
-    """Alone, in a batch, in a ragged batch, on every run; NaN of one sequence comes to no other."""
-    offsets = [0, 130, 130, 133, 1420, 1700]
-    arrays, dout = draw(1700, heads=(4, 2, 2), gates=gates)
-    arrays, dout = {n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(dout)
-    packed, again = (both(fn, arrays, dout, backend="cuda", cu_seqlens=offsets) for _ in range(2))
-    bad = {n: x.copy() for n, x in arrays.items()} | {"dout": dout.copy()}
-    for n in ("q", "k", "v", "w", "beta", "dout"):
-        bad[n][:, 133:1420] = np.nan
-    beside = both(fn, {n: bad[n] for n in arrays}, bad["dout"], backend="cuda", cu_seqlens=offsets)
-    for n, x in packed.items():
-        assert same(cp, x, again[n]), n
-        assert same(cp, x[:, :133], beside[n][:, :133]), n
-        assert same(cp, x[:, 1420:], beside[n][:, 1420:]), n
-    for start, stop in pairwise(offsets):
-        if start == stop:
-            continue
-        one = {n: cp.ascontiguousarray(x[:, start:stop]) for n, x in (arrays | {"dout": dout}).items()}
-        two = {n: cp.concatenate([x, x]) for n, x in one.items()}
-        alone, batch = (both(fn, {n: y[n] for n in arrays}, y["dout"], backend="cuda") for y in (one, two))
-        for n, x in alone.items():
-            assert same(cp, x, packed[n][:, start:stop]), (n, start)
-            assert same(cp, x, batch[n][1:]), (n, start)
+    test_cuda.check_same_bits(cp, fn, *draw(1700, heads=(4, 2, 2), gates=gates), [0, 130, 130, 133, 1420, 1700])
 
 
 def test_gradients_of_numerators(cp):  # noqa: F811

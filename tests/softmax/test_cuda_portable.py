@@ -12,7 +12,7 @@ from linattn_np.call import dispatch
 from linattn_np.softmax import policy
 from tests.cases import parts
 
-from .test_cuda import BY_TOKEN, FUNCTIONS, GATES, both, cp, draw, same  # noqa: F401
+from .test_cuda import BY_TOKEN, FUNCTIONS, GATES, both, check_same_bits, cp, draw, same  # noqa: F401
 
 BOUND = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-5}  # of the norm
 pytestmark = pytest.mark.gpu
@@ -60,23 +60,8 @@ def test_other_options(cp):  # noqa: F811
 
 @pytest.mark.parametrize("fn", BY_TOKEN)
 def test_same_bits(cp, fn):  # noqa: F811
-    """Alone and in a ragged batch; NaN of one sequence come nowhere else."""
-    offsets = [0, 130, 130, 133, 420]
-    arrays, dout = draw(fn, 420, B=1, heads=(4, 2, 2), dtype="float32", widths=(64, 64))
-    bad = {n: x.copy() for n, x in (arrays | {"dout": dout}).items()}
-    for n in ("q", "k", "v", "dout"):
-        bad[n][:, 133:] = np.nan
-    packed, beside = ({n: cp.asarray(x) for n, x in y.items()} for y in (arrays | {"dout": dout}, bad))
-    packed, beside = (both(fn, {n: y[n] for n in arrays}, y["dout"], backend="cuda", cu_seqlens=offsets)
-                      for y in (packed, beside))  # fmt: skip
-    for start, stop in pairwise(offsets):
-        if start == stop:
-            continue
-        one = {n: cp.asarray(x[:, start:stop]) for n, x in arrays.items()}
-        alone = both(fn, one, cp.asarray(dout[:, start:stop]), backend="cuda")
-        for n, x in alone.items():
-            assert same(cp, x, packed[n][:, start:stop]), (n, start)
-            assert start or same(cp, x, beside[n][:, start:stop]), n
+    drawn = draw(fn, 420, B=1, heads=(4, 2, 2), dtype="float32", widths=(64, 64))
+    check_same_bits(cp, fn, *drawn, [0, 130, 130, 133, 420])
 
 
 # caches

@@ -8,7 +8,7 @@ import pytest
 import linattn_np as la
 from linattn_np.softmax import policy
 
-from .test_cuda import both, cp, same  # noqa: F401
+from .test_cuda import both, check_causality, cp, same  # noqa: F401
 
 BOUND = {"bfloat16": 1.2e-2, "float16": 2e-3, "float32": 5e-6}  # of the norm
 pytestmark = pytest.mark.gpu
@@ -89,11 +89,7 @@ def test_same_bits(cp, monkeypatch):  # noqa: F811
 
 
 def test_causality_to_the_bit(cp):  # noqa: F811
-    (arrays, _), (other, _) = draw(300), draw(300)
-    later = {n: np.concatenate([x[:, :133], other[n][:, 133:]], axis=1) for n, x in arrays.items()}
-    a, b = (FN(**{n: cp.asarray(x) for n, x in one.items()}, backend="cuda") for one in (arrays, later))
-    assert same(cp, a[:, :133], b[:, :133])
-    assert not same(cp, a, b)
+    check_causality(cp, FN, draw(300)[0], draw(300)[0], 133)
 
 
 def test_keys_that_nothing_reaches_are_not_read(cp):  # noqa: F811

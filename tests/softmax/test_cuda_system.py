@@ -8,7 +8,7 @@ import pytest
 import linattn_np as la
 
 from .terms import ROUNDING, cancelling
-from .test_cuda import GATES, both, cp, same  # noqa: F401
+from .test_cuda import GATES, both, check_causality, cp, same  # noqa: F401
 
 BOUND = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5}  # of the norm
 pytestmark = pytest.mark.gpu
@@ -93,11 +93,7 @@ def test_same_bits(cp):  # noqa: F811
 
 
 def test_causality_to_the_bit(cp):  # noqa: F811
-    (arrays, _), (other, _) = draw(300, w=True), draw(300, w=True)
-    later = {n: np.concatenate([x[:, :133], other[n][:, 133:]], axis=1) for n, x in arrays.items()}
-    a, b = (FN(**{n: cp.asarray(x) for n, x in one.items()}, backend="cuda") for one in (arrays, later))
-    assert same(cp, a[:, :133], b[:, :133])
-    assert not same(cp, a, b)
+    check_causality(cp, FN, draw(300, w=True)[0], draw(300, w=True)[0], 133)
 
 
 def test_which_calls(cp):  # noqa: F811
