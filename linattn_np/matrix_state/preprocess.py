@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from ..core import StatesAt
 from ..ops import gate_formula
 from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
+from ..ops.rows import interleaved
 from ..runtime.arrays import Array, cast, device, is_cupy
 from ..runtime.pools import take_rows
 from ..runtime.tracing import of_output
@@ -179,7 +180,7 @@ def _micro_steps(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | No
 
 
 def _micro_inputs(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
-    each = x._replace(q=at_last(plan, x.q), g=_broadcast(plan, x.g, first=True))
+    each = x._replace(q=at_last(plan, x.q), g=None if x.g is None else interleaved(plan.xp, x.g, plan.micro_steps, 0))
     return each, plan._replace(micro_steps=1)
 
 
@@ -191,21 +192,12 @@ def _micro_steps_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | N
 
 def at_last(plan: Plan, x: Array | None) -> Array | None:
     """x (..., T, heads, D) at the last step of each token, 0 at the others: (..., T n, heads, D)."""
-    return _broadcast(plan, x, first=False)
+    return None if x is None else interleaved(plan.xp, x, plan.micro_steps, plan.micro_steps - 1)
 
 
 def of_last(plan: Plan, x: Array | None) -> Array | None:
     """The rows of x (..., T n, heads, D) at the last step of each token."""
     return _rows(plan, x, -1)
-
-
-def _broadcast(plan: Plan, x: Array | None, first: bool) -> Array | None:
-    if x is None:
-        return None
-    xp, (*lead, T, heads, D) = plan.xp, x.shape
-    none = xp.zeros_like(xp.broadcast_to(x[..., None, :, :], (*lead, T, plan.micro_steps - 1, heads, D)))
-    each = [x[..., None, :, :], none]
-    return xp.reshape(xp.concat(each if first else each[::-1], axis=-3), (*lead, T * plan.micro_steps, heads, D))
 
 
 def _rows(plan: Plan, x: Array | None, step: int) -> Array | None:

@@ -13,10 +13,11 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from ..runtime.arrays import Array, cast
+from ..runtime.arrays import Array, Namespace, cast
 from ..runtime.values import is_whole, is_word, shown
 from . import learned_maps, map_steps, norms, polynomial_maps, random_maps
 from .gates import silu, silu_vjp
+from .host import kernels
 from .rows import in_blocks
 
 FeatureMap = tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]
@@ -34,34 +35,49 @@ def identity_vjp(x: Array, dphi: Array) -> Array:
     return dphi
 
 
-def elu_plus_one(x: Array) -> Array:
+def _elementwise(kind: int, f: Callable[..., Array], f_vjp: Callable[..., Array]) -> FeatureMap:
+    """f(xp, x) and f_vjp(xp, x, dphi) as a map; of NumPy arrays it is the kernel of this kind."""
+
+    def mapped(x: Array) -> Array:
+        if (cpu := kernels(_xp(x), x)) is not None:
+            return cpu.compiled("feature", (x,), (x.shape, x.dtype), x.dtype, how=kind)
+        return f(_xp(x), x)
+
+    def mapped_vjp(x: Array, dphi: Array) -> Array:
+        if (cpu := kernels(_xp(x), x, dphi)) is not None and x.shape == dphi.shape:
+            return cpu.compiled("feature_vjp", (x, dphi), (x.shape, dphi.dtype), dphi.dtype, how=kind)
+        return f_vjp(_xp(x), x, dphi)
+
+    mapped.__doc__ = f.__doc__
+    return mapped, mapped_vjp
+
+
+def _elu_plus_one(xp: Namespace, x: Array) -> Array:
     """x + 1 where x > 0, e^x elsewhere (Katharopoulos et al., arXiv 2006.16236)."""
-    xp = _xp(x)
     return xp.where(x > 0, x + 1, xp.exp(xp.where(x > 0, xp.zeros_like(x), x)))
 
 
-def elu_plus_one_vjp(x: Array, dphi: Array) -> Array:
-    xp = _xp(x)
+def _elu_plus_one_vjp(xp: Namespace, x: Array, dphi: Array) -> Array:
     return dphi * xp.where(x > 0, xp.ones_like(x), xp.exp(xp.where(x > 0, xp.zeros_like(x), x)))
 
 
-def relu(x: Array) -> Array:
-    xp = _xp(x)
+def _relu(xp: Namespace, x: Array) -> Array:
+    """max(x, 0)."""
     return xp.where(x > 0, x, xp.zeros_like(x))
 
 
-def relu_vjp(x: Array, dphi: Array) -> Array:
-    xp = _xp(x)
+def _relu_vjp(xp: Namespace, x: Array, dphi: Array) -> Array:
     return xp.where(x > 0, dphi, xp.zeros_like(dphi))
 
 
-def exp(x: Array) -> Array:
+def _exp(xp: Namespace, x: Array) -> Array:
     """e^x of every channel."""
-    return _xp(x).exp(x)
+    return xp.exp(x)
 
 
-def exp_vjp(x: Array, dphi: Array) -> Array:
-    return dphi * exp(x)
+elu_plus_one, elu_plus_one_vjp = _elementwise(0, _elu_plus_one, _elu_plus_one_vjp)
+relu, relu_vjp = _elementwise(1, _relu, _relu_vjp)
+exp, exp_vjp = _elementwise(2, _exp, lambda xp, x, dphi: dphi * xp.exp(x))
 
 
 # pairs of maps with parameters
@@ -227,7 +243,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
     "identity": (identity, identity_vjp),
     "elu+1": (elu_plus_one, elu_plus_one_vjp),
     "relu": (relu, relu_vjp),
-    "silu": (lambda x: silu(_xp(x), x), lambda x, dphi: silu_vjp(_xp(x), x, dphi)),
+    "silu": _elementwise(3, silu, silu_vjp),
     "exp": (exp, exp_vjp),
     "t2r": (relu, relu_vjp),  # of an applied projection
     "hedgehog": _by_rows(

@@ -7,7 +7,8 @@
 
     dbias = sum over tokens of da
 
-raw (..., T, H), or (..., T, H, K) with A_log (H,). On float32 CuPy arrays each line is one kernel.
+raw (..., T, H), or (..., T, H, K) with A_log (H,). On NumPy arrays g and y are one kernel each, on float32
+CuPy arrays each line.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, is_cupy, sum_to
 from .gates import sigmoid, softplus
+from .host import kernels
 
 
 class Bounded(NamedTuple):
@@ -31,6 +33,8 @@ def log_decay(xp: Namespace, raw: Array, A_log: Array, bias: Array | None, dtype
     """g, in `dtype`; by_channel: raw has an axis of channels."""
     if (kernel := _kernel(xp, raw, dtype)) is not None:
         return kernel.log_decay(xp, raw, A_log, bias, _sizes(raw, by_channel))
+    if (cpu := kernels(xp, raw, A_log, bias)) is not None:
+        return cpu.compiled("log_decay", (raw, bias, _by_head(A_log, by_channel)), (raw.shape, dtype), dtype)
     return -_rate(xp, A_log, dtype, by_channel) * softplus(xp, _raw(xp, raw, bias, dtype))
 
 
@@ -50,6 +54,9 @@ def bounded(xp: Namespace, raw: Array, how: Bounded, dtype: Any, by_channel: boo
     """bound sigmoid(e^{A_log} (raw + bias)), in `dtype`."""
     if (kernel := _kernel(xp, raw, dtype)) is not None:
         return kernel.bounded(xp, raw, *how, _sizes(raw, by_channel))
+    if (cpu := kernels(xp, raw, how.A_log, how.bias)) is not None:
+        arrays = raw, how.bias, None if how.A_log is None else _by_head(how.A_log, by_channel)
+        return cpu.compiled("bounded", arrays, (raw.shape, dtype), dtype, how.bound)
     x = _raw(xp, raw, how.bias, dtype)
     if how.A_log is not None:
         x = _rate(xp, how.A_log, dtype, by_channel) * x
@@ -96,8 +103,11 @@ def _sizes(raw: Array, by_channel: bool) -> tuple[int, int]:
 
 def _rate(xp: Namespace, A_log: Array, dtype: Any, by_channel: bool) -> Array:
     """e^{A_log}, broadcastable to raw."""
-    rate = xp.exp(cast(xp, A_log, dtype))
-    return rate[:, None] if by_channel else rate
+    return xp.exp(cast(xp, _by_head(A_log, by_channel), dtype))
+
+
+def _by_head(A_log: Array, by_channel: bool) -> Array:
+    return A_log[:, None] if by_channel else A_log
 
 
 def _raw(xp: Namespace, raw: Array, bias: Array | None, dtype: Any) -> Array:

@@ -69,8 +69,13 @@ def unit_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 0.0) -> Array:
 
 def over_length(xp: Namespace, y: Array, x: Array, eps: float = 0.0) -> Array:
     """y / n, and y for n = 0; y (..., heads, K) may have more heads than x, in groups that share one."""
+    few, heads = x.shape[-2], y.shape[-2]
+    if (cpu := kernels(xp, y, x)) is not None and few:
+        groups = y.reshape((*y.shape[:-2], few, heads // few, y.shape[-1]))
+        found = cpu.compiled("over_length", (groups, x[..., None, :]), (groups.shape, y.dtype), y.dtype, math.sqrt(eps))
+        return found.reshape(y.shape)
     _, factor, n = _with_length(xp, x, eps)
-    return y * shared_heads(xp, factor / n, y.shape[-2])
+    return y * shared_heads(xp, factor / n, heads)
 
 
 def over_length_vjp(xp: Namespace, y: Array, x: Array, dz: Array, eps: float = 0.0) -> tuple[Array, Array]:

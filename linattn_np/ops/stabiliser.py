@@ -40,7 +40,7 @@ def gauge(
         from .cpu import stabiliser
 
         ends = tuple(sorted({*(s.stop - 1 for s in sequences), *(p - 1 for p in positions)}))
-        return Gauge(a, b, m_0, *stabiliser.gauge(a, b, m_0, sequences, dtype, ends))
+        return Gauge(a, b, m_0, *stabiliser.accumulated(a, b, m_0, sequences, dtype, ends))
     m_0 = cast(xp, m_0, a.dtype)
     maxima, earlier = [], []
     for s in sequences:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -44,6 +45,12 @@ class HostConstants:
 
 host_constants = HostConstants()
 emptying.append(host_constants.clear)
+
+
+def constant_zeros(xp: Namespace, shape: tuple[int, ...], dtype: Any, where: Any) -> Array:
+    """Zeros that are not written to: on a CPU one array for all calls."""
+    make = functools.partial(xp.zeros, shape, dtype=dtype, device=where)
+    return host_constants.once(("zeros", shape, str(dtype)), make) if is_numpy(xp) else make()
 
 
 def constant_array(xp: Namespace, key: Hashable, where: Any, make: Callable[[], Array]) -> Array:

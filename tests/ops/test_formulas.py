@@ -10,6 +10,7 @@ pytest.importorskip("numba")
 
 from linattn_np.ops.cpu.formulas import KINDS, OF_ROWS, cast, compiled, put
 from linattn_np.ops.cpu.grid import TASK, TILE, takes
+from linattn_np.ops.rows import interleaved
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 STORAGE = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64)]
@@ -71,6 +72,8 @@ def pair(x, c, s, how):
     return np.concatenate([even * c - odd * s, even * s + odd * c], -1)
 
 
+FEATURES = (lambda x: np.where(x > 0, x + 1, np.exp(x)), lambda x: np.maximum(x, 0), np.exp, silu)
+SLOPES = (lambda x: np.where(x > 0, 1, np.exp(x)), lambda x: x > 0, np.exp, silu_slope)
 # kind: formula of (x, y, z, u, a, b, how) in float64; a, b, the forms
 FORMULAS = {
     "copy": (lambda x, y, z, u, a, b, how: x, 0, 0, [0]),
@@ -91,6 +94,9 @@ FORMULAS = {
     "log_decay": (lambda x, y, z, u, a, b, how: -np.exp(z) * softplus(x + (0 if y is None else y)), 0, 0, [0]),
     "bounded": (lambda x, y, z, u, a, b, how: a * sigmoid((1 if z is None else np.exp(z)) * (
         x + (0 if y is None else y))), -2.5, 0, [0]),
+    "feature": (lambda x, y, z, u, a, b, how: FEATURES[how](x), 0, 0, [0, 1, 2, 3]),
+    "feature_vjp": (lambda x, y, z, u, a, b, how: y * SLOPES[how](x), 0, 0, [0, 1, 2, 3]),
+    "over_length": (lambda x, y, z, u, a, b, how: x / np.sqrt((y**2).sum(-1, keepdims=True) + a**2), 0.2, 0, [0]),
     "appended": (lambda x, y, z, u, a, b, how: (1 if u is None else u) * np.concatenate(
         [x, np.ones_like(x[..., :1]) if y is None else y + 0 * x[..., :1]], -1), 0, 0, [0]),
     "quotient": (lambda x, y, z, u, a, b, how: x[..., :-1] / total(x, y, a), 0.3, 0, [0]),
@@ -109,7 +115,8 @@ ARRAYS = {
     "gate_vjp": ["xyz"],
     "capped": ["x"], "log_forget": ["x"], "log_decay": ["xz", "xyz"], "bounded": ["x", "xy", "xyz"],
     "appended": ["x", "xu", "xy", "xyu"], "quotient": ["x", "xy"], "normed": ["x", "xyz"], "softmax": ["x"],
-    "softmax_vjp": ["xy"], "strength": ["xy"], "turn": ["xy"], "rotated": ["xyz"], "rotated_pair": ["xyz"],
+    "softmax_vjp": ["xy"], "feature": ["x"], "feature_vjp": ["xy"], "over_length": ["xy"], "strength": ["xy"],
+    "turn": ["xy"], "rotated": ["xyz"], "rotated_pair": ["xyz"],
 }  # fmt: skip
 WIDTHS = {"appended": {"y": 1, "u": 1}, "quotient": {"y": 1}, "strength": {"y": 1}, "turn": {"y": 1},
           "rotated": {"y": 3, "z": 3}, "rotated_pair": {"y": 1, "z": 1}}  # fmt: skip
@@ -130,6 +137,7 @@ def draw(kind, names, lead, width, dtypes):
             continue
         shape = (*(lead if n != names[-1] or n == "x" else lead[-1:]), WIDTHS.get(kind, {}).get(n, width))
         y = rng.uniform(0.1, 0.9, shape) * (-1 if kind.startswith("complement") and n == "x" else 1)
+        y -= 0.5 * (n == "x" and kind.startswith("feature"))
         found.append(y.astype(dtype))
     return found
 
@@ -255,6 +263,18 @@ def test_float64_is_rounded_to_16_bits_as_numpy_does_it():
     with np.errstate(all="ignore"):
         for kind in STORAGE[:2]:
             assert cast(x, kind).tobytes() == x.astype(kind).tobytes()
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+def test_rows_between_zeros(dtype):
+    x = np.random.default_rng(0).standard_normal((2, 5, 3, 4)).astype(dtype)
+    x[0, 0, 0, 0] = np.inf
+    for n, at in ((1, 0), (3, 0), (3, 2)):
+        y = interleaved(np, x, n, at)
+        assert y.dtype == dtype
+        assert y.shape == (2, 5 * n, 3, 4)
+        assert np.array_equal(y[:, at::n], x)
+        assert np.count_nonzero(y) == np.count_nonzero(x)
 
 
 def test_arrays_that_do_not_fit():

@@ -131,3 +131,46 @@ def bounded(x: Vector, y: Vector, z: Vector, bound: Number, out: Vector):
     for j in range(len(out)):
         raw = x[j] + y[j] if len(y) else x[j]
         out[j] = bound * sigmoid(exp(z[j]) * raw if len(z) else raw)
+
+
+# feature maps
+
+
+ELU_PLUS_ONE, RELU, EXP, SILU = range(4)
+
+
+@piece(of="feature")
+def feature(x: Vector, kind: Whole, out: Vector):
+    """x + 1 where x > 0 and e^x elsewhere; max(x, 0); e^x; x sigmoid(x)"""
+    one, none = number(out, 1), number(out, 0)
+    if kind == ELU_PLUS_ONE:
+        for j in range(len(out)):
+            out[j] = x[j] + one if x[j] > 0 else exp(x[j])
+    elif kind == RELU:
+        for j in range(len(out)):
+            out[j] = x[j] if x[j] > 0 else none
+    elif kind == EXP:
+        for j in range(len(out)):
+            out[j] = exp(x[j])
+    else:
+        for j in range(len(out)):
+            out[j] = x[j] * sigmoid(x[j])
+
+
+@piece(of="feature_vjp")
+def feature_vjp(x: Vector, y: Vector, kind: Whole, out: Vector):
+    """y times the slope of `feature`"""
+    one, none = number(out, 1), number(out, 0)
+    if kind == ELU_PLUS_ONE:
+        for j in range(len(out)):
+            out[j] = y[j] * (one if x[j] > 0 else exp(x[j]))
+    elif kind == RELU:
+        for j in range(len(out)):
+            out[j] = y[j] if x[j] > 0 else none
+    elif kind == EXP:
+        for j in range(len(out)):
+            out[j] = y[j] * exp(x[j])
+    else:
+        for j in range(len(out)):
+            s = sigmoid(x[j])
+            out[j] = y[j] * s * (one + x[j] * (one - s))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import NARROW, STORAGE, dtype_name
+from ...runtime.constants import host_constants
 from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.views import row
@@ -16,6 +17,8 @@ from .elementwise import (
     complement,
     complement_vjp,
     copy,
+    feature,
+    feature_vjp,
     gate_vjp,
     log_decay,
     log_forget,
@@ -27,16 +30,28 @@ from .elementwise import (
     step_size_vjp,
 )
 from .grid import Work, begin_task, begin_tile, end_tile, over_grid, takes
-from .rowwise import appended, normed, quotient, rotated, rotated_pair, softmax, softmax_vjp, strength, turn
+from .rowwise import (
+    appended,
+    normed,
+    over_length,
+    quotient,
+    rotated,
+    rotated_pair,
+    softmax,
+    softmax_vjp,
+    strength,
+    turn,
+)
 
 OF_NUMBERS = ("copy", "scaled", "product", "complement", "complement_vjp", "log_rest", "step_size", "step_size_vjp",
-              "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded")  # fmt: skip
-OF_ROWS = ("appended", "quotient", "normed", "softmax", "softmax_vjp", "strength", "turn", "rotated",
+              "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded", "feature",
+              "feature_vjp")  # fmt: skip
+OF_ROWS = ("appended", "quotient", "normed", "over_length", "softmax", "softmax_vjp", "strength", "turn", "rotated",
            "rotated_pair")  # fmt: skip
 KINDS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}
 (COPY, SCALED, PRODUCT, COMPLEMENT, COMPLEMENT_VJP, LOG_REST, STEP_SIZE, STEP_SIZE_VJP, SKIP_AND_GATE, GATE_VJP, CAPPED,
- LOG_FORGET, LOG_DECAY, BOUNDED, APPENDED, QUOTIENT, NORMED, SOFTMAX, SOFTMAX_VJP, STRENGTH, TURN, ROTATED,
- ROTATED_PAIR) = KINDS.values()  # fmt: skip
+ LOG_FORGET, LOG_DECAY, BOUNDED, FEATURE, FEATURE_VJP, APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP,
+ STRENGTH, TURN, ROTATED, ROTATED_PAIR) = KINDS.values()  # fmt: skip
 
 
 @piece
@@ -73,12 +88,18 @@ def compute(w: Work):
             log_decay(x, y, z, out)
         elif kind == BOUNDED:
             bounded(x, y, z, a, out)
+        elif kind == FEATURE:
+            feature(x, how, out)
+        elif kind == FEATURE_VJP:
+            feature_vjp(x, y, how, out)
         elif kind == APPENDED:
             appended(x, y, u, out)
         elif kind == QUOTIENT:
             quotient(x, y, a, out)
         elif kind == NORMED:
             normed(x, y, z, a, out)
+        elif kind == OVER_LENGTH:
+            over_length(x, y, a, out)
         elif kind == SOFTMAX:
             softmax(x, out)
         elif kind == SOFTMAX_VJP:
@@ -148,4 +169,15 @@ def rotated_rows(S: Any, c: Any, s: Any, back: bool) -> Any:
     if P:
         own = out[..., : 2 * P, :].reshape(pairs)
         compiled("rotated_pair", (own, c, s), own, wide, how=back)
+    return out
+
+
+def interleaved(x: Any, n: int, at: int) -> Any:
+    """(..., T, n, heads, D) with x (..., T, heads, D) at place `at` of n, and zeros at the others."""
+    *lead, heads, D = x.shape
+    out = empty((*lead, n, heads, D), x.dtype)
+    zero = host_constants.once(("zero", str(x.dtype)), lambda: np.zeros(1, x.dtype))
+    for part in (out[..., :at, :, :], out[..., at + 1 :, :, :]):
+        put(part, zero)
+    put(out[..., at, :, :], x)
     return out

@@ -1,4 +1,4 @@
-"""e^x, e^x - 1, log(1 + x), tanh x, sin x, cos x of float32 and float64, vectorised in loops; numbers of a dtype."""
+"""e^x, e^x - 1, log x, log(1 + x), tanh x, sin x, cos x of float32 and float64, vectorised in loops."""
 
 from __future__ import annotations
 
@@ -184,28 +184,37 @@ def log1p(x: Any) -> Any:
         return np.log1p(x)
 
 
-@both_widths(log1p)
-def _log1p(F: Any) -> Any:
+def log(x: Any) -> Any:
+    """log x; of 0, and of numbers below the smallest normal one, -inf."""
+    with np.errstate(all="ignore"):
+        return np.log(np.where((x >= 0) & (x < np.finfo(x.dtype).tiny), 0, x))
+
+
+def _logarithm(F: Any, adds_one: bool) -> Any:
     own, whole, parts, terms = (np.finfo(F), np.int32, LN2_32, 6) if F is np.float32 else (
         np.finfo(F), np.int64, LN2_64, 12)  # fmt: skip
     high, low = (F(float.fromhex(y)) for y in parts)
-    none, one, infinite, nan, mantissa = F(0), F(1), F(np.inf), F(np.nan), whole(own.nmant)
-    root = whole(F(0.5**0.5).view(whole))
+    none, infinite, nan, mantissa, tiny = F(0), F(np.inf), F(np.nan), whole(own.nmant), F(own.tiny)
+    one, added, root = F(1), F(adds_one), whole(F(0.5**0.5).view(whole))
     artanh = series(*(2 / (2 * n + 1) for n in range(terms)))
 
     def of(x: Any) -> Any:
-        u = one + x
-        bits = F(one + x).view(whole)
+        u = F(added + x)
+        bits = F(added + x).view(whole)
         e = whole((bits - root) >> mantissa)
         f = whole(bits - whole(e << mantissa)).view(F)
         z = (f - one) / (f + one)
-        rest = F(e) * low + (x - (u - one)) / u
+        rest = F(e) * low + (x - (u - added)) / u
         y = F(e) * high + (z * artanh(z * z) + rest)
         y = x if u == infinite else y
-        y = -infinite if u == none else y
-        return nan if u < none else y
+        y = -infinite if u < tiny else y
+        return nan if u < none or u != u else y
 
     return of
+
+
+both_widths(log1p)(lambda F: _logarithm(F, True))
+both_widths(log)(lambda F: _logarithm(F, False))
 
 
 def tanh(x: Any) -> Any:

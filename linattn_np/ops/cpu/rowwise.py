@@ -107,6 +107,14 @@ def normed(x: Vector, y: Vector, z: Vector, root: Number, out: Vector):
         out[j] += z[j]
 
 
+@piece(of="over_length")
+def over_length(x: Vector, y: Vector, root: Number, out: Vector):
+    """x / sqrt(|y|^2 + root^2); x where that is 0"""
+    length, factor = length_of(y, len(y), root)
+    for j in range(len(out)):
+        out[j] = x[j] * (factor / length)
+
+
 @piece(of="softmax")
 def softmax(x: Vector, out: Vector):
     """e^{x_j} over their sum"""

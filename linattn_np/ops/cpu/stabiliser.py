@@ -1,4 +1,4 @@
-"""The running maximum of ops/stabiliser.py in one pass over the tokens, with the gates that it stabilises."""
+"""Running maxima and sums in log space (ops/stabiliser.py, ops/shares.py), with their gates: one pass over tokens."""
 
 from __future__ import annotations
 
@@ -9,50 +9,88 @@ import numpy as np
 from ...runtime.arrays import name_of
 from ...runtime.constants import host_constants
 from ...runtime.pieces.memory import empty
-from ...runtime.pieces.piece import Whole, piece, workspace_kind
+from ...runtime.pieces.piece import Vector, Whole, Wide, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
-from ...runtime.pieces.views import row
+from ...runtime.pieces.views import columns, row
 from ...runtime.pieces.workspace import Matrix, Workspace
 from ...runtime.tracing import traced
 from .formulas import compiled
-from .numbers import exp, number
+from .numbers import exp, log, log1p, number
 
-WIDE = {name: Matrix("count", "H", dtype="float64") for name in ("a", "b", "m")}
-GAUGE = Workspace("gauge", ("count", "T", "H", "states", "sequences", "four"), (), (), {"given": WIDE | {
-    "m_0": Matrix("states", "H"), **{name: Matrix("count", "H") for name in ("decay", "write", "least")},
-    "cuts": Matrix("sequences", "four", dtype="int64"), "rounds": Matrix("T", dtype="int64")}})  # fmt: skip
+COLUMNS = 128  # of a task
+WIDE = {"a": Matrix("given", "H", dtype="float64")} | {n: Matrix("count", "H", dtype="float64") for n in ("b", "m")}
+SIZES = ("count", "T", "H", "states", "sequences", "four", "sums", "blocks", "each", "given")
+GAUGE = Workspace("gauge", SIZES, (), (), {
+    "given": WIDE | {"m_0": Matrix("states", "H"), "cuts": Matrix("sequences", "four", dtype="int64"),
+                     "rounds": Matrix("T", dtype="int64")} | {
+        name: Matrix("count", "H") for name in ("decay", "write", "level")}})  # fmt: skip
 Work = workspace_kind(GAUGE)
 
 
 @piece
-def gauge_sequences(w: Work, first: Whole, last: Whole):
-    """m_t = max(a_t + m_{t-1}, b_t), e^{a_t + m_{t-1} - m_t}'s logarithm, e^{b_t - m_t} and e^{-m_t} of sequences.
+def maximum(a: Wide, b: Wide, before: Wide, rounds: Whole, m: Wide, decay: Vector, write: Vector, level: Vector):
+    """m_t = max(a_t + m_{t-1}, b_t); a_t + m_{t-1} - m_t, e^{b_t - m_t} and e^{-m_t}.   rounds: m to their dtype"""
+    for h in range(len(m)):
+        faded = a[h] + before[h]
+        most = b[h] if b[h] > faded else faded
+        if rounds:
+            most = number(decay, most)
+        m[h] = most
+        decay[h], write[h], level[h] = faded - most, exp(b[h] - most), exp(-most)
 
-    m is rounded to the dtype of states where `rounds` says so.
-    """
-    for n in range(first, last):
-        cut = row(w.cuts, n)  # batch row, state, first token, the one after the last
+
+@piece
+def log_sum(b: Wide, before: Wide, m: Wide, decay: Vector, write: Vector, level: Vector):
+    """m_t = log(e^{m_{t-1}} + e^{b_t}); m_{t-1} - m_t, e^{b_t - m_t} and e^{m_t}; all 0 where m_t = -inf"""
+    for h in range(len(m)):
+        high, low = b[h] if b[h] > before[h] else before[h], before[h] if b[h] > before[h] else b[h]
+        total = high if high == -np.inf else high + log1p(exp(low - high))
+        fade, share = before[h] - total, exp(b[h] - total)
+        m[h] = total
+        decay[h], write[h] = 0.0 if total == -np.inf else fade, 0.0 if total == -np.inf else share
+        level[h] = exp(total)
+
+
+@piece
+def begin(m_0: Vector, sums: Whole, m: Wide):
+    """m before the first token: m_0, or the logarithm of a sum; of none -inf."""
+    for h in range(len(m)):
+        x = np.float64(m_0[h])
+        m[h] = (-np.inf if x <= 0 else log(x)) if sums else x
+
+
+@piece
+def accumulate(w: Work, first: Whole, last: Whole):
+    """Tasks first..last: a sequence and a block of columns."""
+    for task in range(first, last):
+        cut, c = row(w.cuts, task // w.blocks), task % w.blocks * w.each  # batch row, state, first token, the last + 1
+        n = min(w.each, w.H - c)
+        a, b, m = columns(w.a, c, n), columns(w.b, c, n), columns(w.m, c, n)
+        decay, write, level = columns(w.decay, c, n), columns(w.write, c, n), columns(w.level, c, n)
         for t in range(cut[2], cut[3]):
             i = cut[0] * w.T + t
-            a, b, m, before = row(w.a, i), row(w.b, i), row(w.m, i), row(w.m, i - 1)
-            decay, write, least, begin = row(w.decay, i), row(w.write, i), row(w.least, i), row(w.m_0, cut[1])
-            for h in range(w.H):
-                faded = a[h] + (begin[h] if t == cut[2] else before[h])
-                most = b[h] if b[h] > faded else faded
-                if w.rounds[t]:
-                    most = number(decay, most)
-                m[h] = most
-                decay[h], write[h], least[h] = faded - most, exp(b[h] - most), exp(-most)
+            before = row(m, i - 1)
+            if t == cut[2]:
+                before = row(m, i)
+                begin(row(columns(w.m_0, c, n), cut[1]), w.sums, before)
+            if w.sums:
+                log_sum(row(b, i), before, row(m, i), row(decay, i), row(write, i), row(level, i))
+            else:
+                maximum(row(a, i), row(b, i), before, w.rounds[t], row(m, i), row(decay, i), row(write, i),
+                        row(level, i))  # fmt: skip
 
 
-def gauge(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tuple[int, ...]) -> tuple[Any, ...]:
-    """(m float64; decay, write and e^{-m} in `dtype`), of a and b (..., T, H) in float64; ends: tokens that round m."""
-    (*_, T, H), dtype = a.shape, np.dtype(dtype)
-    trace, batch = next((t for y in (a, b, m_0) if (t := traced(y)) is not None), None), a.size // max(T * H, 1)
+def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """(m in float64; decay, write and level in `dtype`) of b (..., T, H) in float64, and of a, None: of a sum.
+
+    m_0 (states, H): before the first tokens. ends: the tokens that round m.
+    """
+    (*_, T, H), dtype, sums = b.shape, np.dtype(dtype), a is None
+    trace, batch = next((t for y in (a, b, m_0) if (t := traced(y)) is not None), None), b.size // max(T * H, 1)
     new = empty if trace is None else trace.new
-    m, decay, write, least = (new(a.shape, d) for d in (np.dtype(np.float64), dtype, dtype, dtype))
-    if not a.size:
-        return m, decay, write, least
+    m, decay, write, level = (new(b.shape, d) for d in (np.dtype(np.float64), dtype, dtype, dtype))
+    if not b.size:
+        return m, decay, write, level
     if m_0.dtype != dtype or not m_0.flags.c_contiguous:
         m_0 = compiled("copy", (m_0,), (m_0.shape, dtype), np.float64)
 
@@ -64,10 +102,11 @@ def gauge(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tuple[int,
     def rounds() -> np.ndarray:
         return np.isin(np.arange(T), ends).astype(np.int64)
 
-    key = ("gauge", batch, T, tuple(sequences))
+    key, blocks = ("cuts", batch, T, tuple(sequences)), -(-H // COLUMNS)
     cut, rounding = host_constants.once(key, cuts), host_constants.once((*key, ends), rounds)
-    sizes = {"count": batch * T, "T": T, "H": H, "states": m_0.size // H, "sequences": len(cut), "four": 4}
-    arrays = {"a": a, "b": b, "m_0": m_0, "cuts": cut, "rounds": rounding, "decay": decay, "write": write,
-              "least": least, "m": m}  # fmt: skip
-    over_matrices(gauge_sequences, GAUGE, sizes | arrays, len(cut), name_of(dtype), trace)
-    return tuple(y if trace is None else trace.view(y) for y in (m, decay, write, least))
+    sizes = {"count": batch * T, "T": T, "H": H, "states": m_0.size // H, "sequences": len(cut), "four": 4,
+             "sums": int(sums), "blocks": blocks, "each": COLUMNS, "given": 0 if sums else batch * T}  # fmt: skip
+    arrays = {"b": b, "m_0": m_0, "cuts": cut, "rounds": rounding, "decay": decay, "write": write, "level": level}
+    arrays |= {"m": m} if sums else {"a": a, "m": m}
+    over_matrices(accumulate, GAUGE, sizes | arrays, len(cut) * blocks, name_of(dtype), trace)
+    return tuple(y if trace is None else trace.view(y) for y in (m, decay, write, level))

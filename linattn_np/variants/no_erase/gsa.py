@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,7 +13,9 @@ from ...matrix_state.readouts import slots
 from ...matrix_state.readouts.slots import SlotInputs
 from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
 from ...ops.complement import log_rest
+from ...ops.shares import Shares, shares
 from ...runtime.arrays import Array, cast, device
+from ...runtime.constants import constant_zeros
 from ...runtime.shapes import Sequence, check_state, segments
 from ...runtime.tracing import traced_variables
 from ...spec import ArgSpec, ChangeOfVariables, Names, Samples, StateFormat, Variables, VariantSpec
@@ -112,48 +115,18 @@ def gsa(q: Any, k: Any, v: Any, s: Any, g: Any = None, **options: Unpack[Options
 # attention with bounded memory control: the slots' weights are a running softmax
 
 
-def _sums(c: Variables) -> Array:
-    """z_t = log(N_0 + sum over l <= t of e^{s_l}), and z_0 first: one array (..., n + 1, H, M) per sequence.
-
-    Computed once a call.
-    """
-    if "sums" in vars(c):
-        return c.sums
-    xp, s = c.xp, cast(c.xp, c.s, c.dtype)
-    sums = []
-    for sequence in c.sequences:
-        part = s[..., sequence.start : sequence.stop, :, :]
-        before = _weights_before(c, part, sequence.row)
-        parts = xp.concat([before, part], axis=-3)
-        sums.append(_log_sums(xp, parts))
-    c.sums = sums
-    return sums
+def _shares(c: Variables) -> Shares:
+    """The shares of the tokens, computed once a call; N_0 = 0 without a state."""
+    if "shares" not in vars(c):
+        state = getattr(c, "state", None)
+        c.shares = shares(c.xp, c.s, _zeros(c) if state is None else state.N, c.sequences, c.dtype)
+    return c.shares
 
 
-def _weights_before(c: Variables, part: Array, row: int | None) -> Array:
-    """log N_0 of a sequence, (..., 1, H, M)."""
-    xp = c.xp
-    if getattr(c, "state", None) is None:
-        return xp.full_like(part[..., :1, :, :], -np.inf) if part.shape[-3] else xp.full(
-            (*part.shape[:-3], 1, *part.shape[-2:]), -np.inf, dtype=part.dtype)  # fmt: skip
-    N = cast(xp, c.state.N, c.dtype)
-    N = xp.broadcast_to(N[row, ...], (*part.shape[:-3], *N.shape[-2:])) if row is not None else N
-    some = ~(N <= 0)  # NaN stays
-    log_N = xp.where(some, xp.log(xp.where(some, N, xp.ones_like(N))), xp.full_like(N, -np.inf))
-    return log_N[..., None, :, :]
-
-
-def _log_sums(xp: Any, s: Array) -> Array:
-    """Running log of the sum of e^s along the tokens; of one, by functions that NumPy computes in whole vectors."""
-    if isinstance(s, np.ndarray) and s.shape[-3] > 2:
-        return np.logaddexp.accumulate(s, axis=-3)
-    z, n = s, 1
-    while n < s.shape[-3]:  # z_t is of the last n tokens: log2(T) rounds of array calls
-        high = xp.maximum(z[..., :-n, :, :], z[..., n:, :, :])
-        safe = xp.where(high > -np.inf, high, xp.zeros_like(high))
-        both = safe + xp.log(xp.exp(z[..., :-n, :, :] - safe) + xp.exp(z[..., n:, :, :] - safe))
-        z, n = xp.concat([z[..., :n, :, :], both], axis=-3), 2 * n
-    return z
+def _zeros(c: Variables) -> Array:
+    """N_0 of a call without a state."""
+    lead, where = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,), device(c.v)
+    return constant_zeros(c.xp, (*lead, *c.s.shape[-2:]), c.dtype, where)
 
 
 def _reverse_sums(xp: Any, a: Array, b: Array) -> Array:
@@ -172,15 +145,9 @@ def _reverse_sums(xp: Any, a: Array, b: Array) -> Array:
 
 
 def abc_to_core(c: Variables) -> SlotInputs:
-    """s = e^{s_t - z_t}, g = z_{t-1} - z_t: gsa's."""
-    xp, s = c.xp, cast(c.xp, c.s, c.dtype)
-    z = _sums(c)
-    now = xp.concat([y[..., 1:, :, :] for y in z], axis=-3)
-    before = xp.concat([y[..., :-1, :, :] for y in z], axis=-3)
-    some = now != -np.inf  # NaN stays
-    safe = xp.where(some, now, xp.zeros_like(now))
-    zero = xp.zeros_like(now)
-    return SlotInputs(c.q, c.k, c.v, xp.where(some, xp.exp(s - safe), zero), xp.where(some, before - safe, zero))
+    """s = e^{s_t} / N_t, g = log(N_{t-1} / N_t): gsa's."""
+    at = _shares(c)
+    return SlotInputs(c.q, c.k, c.v, at.share, at.g)
 
 
 def abc_to_core_vjp(c: Variables, d: SlotInputs) -> dict[str, Array]:
@@ -217,10 +184,15 @@ def abc_pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
 
 def abc_unpack_state(c: Variables, state: tuple[Array, Array]) -> BoundedState:
     """N = N_0 + sum of e^s."""
-    ends = [c.xp.exp(z[..., -1, :, :]) for z in _sums(c)]
+    return BoundedState(*state, _sums_after(c, c.sequences))
+
+
+def _sums_after(c: Variables, sequences: Items[Sequence]) -> Array:
+    """N after the last token of each sequence: (..., H, M), of a ragged batch (N, H, M)."""
+    ends = [_shares(c).after(s) for s in sequences]
     if c.sizes.ragged is None:
-        return BoundedState(*state, ends[0])
-    return BoundedState(*state, c.xp.stack([c.xp.reshape(N, N.shape[-2:]) for N in ends], axis=0))
+        return ends[0]
+    return c.xp.stack([c.xp.reshape(N, N.shape[-2:]) for N in ends], axis=0)
 
 
 def abc_unpack_state_vjp(c: Variables, state: Any, dstate: Any) -> tuple[tuple[Array, Array], dict[str, Array]]:
@@ -234,13 +206,11 @@ def abc_unpack_state_vjp(c: Variables, state: Any, dstate: Any) -> tuple[tuple[A
 
 
 def abc_unpack_states(c: Variables, state: tuple[Array, Array], prefixes: list[Sequence]) -> BoundedState:
-    z, ragged = _sums(c), c.sizes.ragged is not None
-    each = [c.xp.exp(z[p.row or 0][..., p.stop - p.start, :, :]) for p in prefixes]
-    if not each:
+    if not prefixes:
         return BoundedState(*state, c.xp.zeros((*state[0].shape[:-3], *c.s.shape[-2:]), dtype=c.dtype))
-    if not ragged:
-        return BoundedState(*state, c.xp.stack(each, axis=-3))
-    return BoundedState(*state, c.xp.stack([c.xp.reshape(N, N.shape[-2:]) for N in each], axis=0))
+    if c.sizes.ragged is not None:
+        return BoundedState(*state, _sums_after(c, prefixes))
+    return BoundedState(*state, c.xp.stack([_shares(c).after(p) for p in prefixes], axis=-3))
 
 
 def abc_unpack_states_vjp(

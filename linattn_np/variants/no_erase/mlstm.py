@@ -12,7 +12,7 @@ from ...ops.averages import divide_by_most, most, quotient, with_ones, with_sums
 from ...ops.gates import LOG_DECAY_FLOOR, log_forget, sigmoid, soft_cap, soft_cap_vjp
 from ...ops.stabiliser import Gauge, gauge, last, last_of_each, last_of_each_vjp, last_vjp
 from ...runtime.arrays import Array, cast, device, is_numpy, sum_dtype
-from ...runtime.constants import constant_array
+from ...runtime.constants import constant_zeros
 from ...runtime.shapes import Sequence, check_state
 from ...runtime.tracing import traced_variables
 from ...runtime.values import is_finite, is_word, shown
@@ -32,10 +32,8 @@ def _gauge(c: Variables) -> Gauge:
 
 def _zeros(c: Variables) -> Array:
     """m_0 of a call without a state."""
-    lead, where = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,), device(c.v)
-    shape = (*lead, c.sizes.H)
-    make = lambda: c.xp.zeros(shape, dtype=c.dtype, device=where)  # noqa: E731
-    return constant_array(c.xp, ("zeros", shape, str(c.dtype)), where, make) if is_numpy(c.xp) else make()
+    lead = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
+    return constant_zeros(c.xp, (*lead, c.sizes.H), c.dtype, device(c.v))
 
 
 def to_core(c: Variables) -> Inputs:
