@@ -18,19 +18,22 @@ def _has_compiler() -> bool:
 
 def kernels(xp: Namespace, *arrays: Any) -> Any:
     """The kernels for these arrays (None entries are ignored), or None if array calls compute the formula."""
-    if is_cupy(xp):
-        from .cuda import formulas
+    if not is_cupy(xp):
+        return numpy_kernels(xp, *arrays)
+    from .cuda import formulas
 
-        return formulas if formulas.takes(*arrays) else None
-    if not is_numpy(xp):
+    return formulas if formulas.takes(*arrays) else None
+
+
+def numpy_kernels(xp: Namespace, *arrays: Any) -> Any:
+    """Likewise, of NumPy arrays alone: formulas without a CUDA kernel."""
+    if not is_numpy(xp) or not _has_compiler():
         return None
     for y in arrays:
         if y is None:
             continue
         if not isinstance(y, np.ndarray) or not y.flags.aligned or name_of(y.dtype) not in STORAGE:
             return None
-    if not _has_compiler():
-        return None
     from .cpu import formulas
 
     return formulas

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..runtime.arrays import Array, Namespace, cast, shared_heads, sum_of_groups
 from ..runtime.values import range_factors
-from .host import kernels
+from .host import kernels, numpy_kernels
 
 Axes = int | tuple[int, ...]
 
@@ -70,7 +70,7 @@ def unit_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 0.0) -> Array:
 def over_length(xp: Namespace, y: Array, x: Array, eps: float = 0.0) -> Array:
     """y / n, and y for n = 0; y (..., heads, K) may have more heads than x, in groups that share one."""
     few, heads = x.shape[-2], y.shape[-2]
-    if (cpu := kernels(xp, y, x)) is not None and few:
+    if (cpu := numpy_kernels(xp, y, x)) is not None and few:
         groups = y.reshape((*y.shape[:-2], few, heads // few, y.shape[-1]))
         found = cpu.compiled("over_length", (groups, x[..., None, :]), (groups.shape, y.dtype), y.dtype, math.sqrt(eps))
         return found.reshape(y.shape)

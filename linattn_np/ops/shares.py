@@ -15,7 +15,7 @@ import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast
 from ..runtime.shapes import Sequence
-from .host import kernels
+from .host import numpy_kernels
 
 
 class Shares(NamedTuple):
@@ -35,13 +35,13 @@ class Shares(NamedTuple):
 
 def shares(xp: Namespace, s: Array, N_0: Array, sequences: Items[Sequence], dtype: Any) -> Shares:
     """The shares of every sequence, in `dtype`."""
-    if (cpu := kernels(xp, s, N_0)) is not None:
+    if (cpu := numpy_kernels(xp, s, N_0)) is not None:
         from .cpu.stabiliser import accumulated
 
         (*lead, H, M), wide = s.shape, cpu.compiled("copy", (s,), (s.shape, np.float64), np.float64)
         rows = N_0.reshape((*N_0.shape[:-2], H * M))
         _, g, share, N = accumulated(None, wide.reshape((*lead, H * M)), rows, sequences, dtype)
-        return Shares(*(y.reshape(s.shape) for y in (share, g, N)), N_0)
+        return Shares(share.reshape(s.shape), g.reshape(s.shape), N.reshape(s.shape), N_0)
     s, z, before = cast(xp, s, dtype), [], []
     for sequence in sequences:
         part = s[..., sequence.start : sequence.stop, :, :]

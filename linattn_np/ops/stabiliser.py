@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, device
 from ..runtime.shapes import Sequence, segments
-from .host import kernels
+from .host import numpy_kernels
 
 
 class Gauge(NamedTuple):
@@ -36,7 +36,7 @@ def gauge(
     a and b have the dtype of sums; decay, write and least are rounded to `dtype`. On NumPy arrays it is a kernel.
     If m_t = a_t + m_{t-1}, the stabilised log decay is exactly 0 and the state is multiplied by 1.
     """
-    if kernels(xp, a, b, m_0) is not None:
+    if numpy_kernels(xp, a, b, m_0) is not None:
         from .cpu import stabiliser
 
         ends = tuple(sorted({*(s.stop - 1 for s in sequences), *(p - 1 for p in positions)}))
