@@ -11,6 +11,7 @@ import numpy as np
 from ..ops import pairs
 from ..ops.sequences import table
 from ..runtime.arrays import Array, constant, device
+from ..runtime.constants import constant_array
 from ..runtime.values import is_finite, is_whole, shown
 from .declaration import Call, Pullback, piece
 
@@ -44,9 +45,7 @@ def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: i
         raise ValueError("rotary: cumulative=True was given without angles, expected both")
     P = _pairs(c, K, dims) if angle is None else angle.shape[-1]
     if angle is None:
-        turn = pairs.positions(_place(c, offset), _positive(c, "base", base), P)
-        c_s = [constant(xp, f(turn), c.dtype, device(x)) for f in (np.cos, np.sin)]
-        return _rotated(c, x, c_s, interleaved)
+        return _rotated(c, x, _turns(c, x, P, offset, (_positive(c, "base", base),)), interleaved)
     shared = angle.ndim == x.ndim - 1
     theta = _summed(c, angle, shared, reverse=False) if cumulative else angle
     c_s = [f(theta[..., None, :] if shared else theta) for f in (xp.cos, xp.sin)]
@@ -77,11 +76,11 @@ def xpos(c: Call, x: Any, *, inverse: bool = False, base: float = 10000.0, scale
 
     Returns y (..., T, H, K) in x's dtype. Sun et al., arXiv 2212.10554; RetNet.
     """
-    P, place = _pairs(c, c.sizes["K"], dims), _place(c, offset)
-    turn = pairs.positions(place, _positive(c, "base", base), P)
-    size = pairs.sizes(place, _positive(c, "scale_base", scale_base), _positive(c, "gamma", gamma), P)
-    size = 1 / size if inverse else size
-    return _rotated(c, x, [constant(c.xp, size * f(turn), c.dtype, device(x)) for f in (np.cos, np.sin)], interleaved)
+    if not isinstance(inverse, bool):
+        raise TypeError(f"xpos: inverse is {shown(inverse)}, expected True or False")
+    given = {"base": base, "scale_base": scale_base, "gamma": gamma}
+    numbers = tuple(_positive(c, name, y) for name, y in given.items())
+    return _rotated(c, x, _turns(c, x, _pairs(c, c.sizes["K"], dims), offset, (*numbers, inverse)), interleaved)
 
 
 def _rotated(c: Call, x: Array, turn: list[Array], interleaved: bool) -> Computed:
@@ -99,6 +98,26 @@ def _rotated(c: Call, x: Array, turn: list[Array], interleaved: bool) -> Compute
     return pairs.rotate(c.xp, x, cos, sin, interleaved), lambda dy: {
         "x": pairs.rotate(c.xp, dy, cos, -sin, interleaved)
     }
+
+
+def _turns(c: Call, x: Array, P: int, offset: Any, numbers: tuple[Any, ...]) -> list[Array]:
+    """(cos, sin) (T, P) of the tokens' positions, computed once; numbers: base, and those of xPos."""
+    base, *more = numbers
+    place = _place(c, offset)
+
+    def table_of(f: Any) -> np.ndarray:
+        angles = f(pairs.positions(place, base, P))
+        if not more:
+            return angles
+        scale_base, gamma, inverse = more
+        size = pairs.sizes(place, scale_base, gamma, P)
+        return angles / size if inverse else angles * size
+
+    def one(f: Any) -> Array:
+        key = ("rotary", f.__name__, c.sizes["T"], c.offsets and tuple(c.offsets), offset, P, numbers, str(c.dtype))
+        return constant_array(c.xp, key, device(x), lambda: constant(c.xp, table_of(f), c.dtype, device(x)))
+
+    return [one(np.cos), one(np.sin)]
 
 
 def _place(c: Call, offset: Any) -> np.ndarray:

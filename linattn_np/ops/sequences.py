@@ -9,12 +9,12 @@ packed row holds all sequences one after the other, and past is (N, S, D).
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, constant, count_dtype, device
+from ..runtime.held import Cached
 
 
 class Table(NamedTuple):
@@ -26,7 +26,7 @@ class Table(NamedTuple):
     length: np.ndarray  # (N,)
 
 
-@functools.lru_cache(maxsize=8)
+@Cached
 def table(offsets: tuple[int, ...]) -> Table:
     """The table of cu_seqlens."""
     edges = np.array(offsets, np.int64)

@@ -16,14 +16,13 @@ from ...runtime.doorway import expect, expect_one_dtype
 from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import Number, Truth, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
-from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 from ..gated_norm import GatedNorm, check_how
-from .loops import over
+from .loops import over, sweep
 from .numbers import OPTIONS, exp, number
-from .row_norms import add_product, norm_slope, rows_of, scaled, times, weighted
+from .row_norms import norm_slope, rows_of, weighted
 from .rows import Length, length_of
 
 BLOCK = 2**15  # numbers of a task
@@ -49,18 +48,6 @@ def sigmoid(x: Any, g: Any, z: Any, f: Any) -> Any:
 
 
 @njit(**OPTIONS)
-def silu_slope(g: Any, d: Any, z: Any, f: Any) -> Any:
-    s = 1.0 / (1.0 + exp(-g))
-    return d * (s * (1.0 + g * (1.0 - s)))
-
-
-@njit(**OPTIONS)
-def sigmoid_slope(g: Any, d: Any, z: Any, f: Any) -> Any:
-    s = 1.0 / (1.0 + exp(-g))
-    return d * (s * (1.0 - s))
-
-
-@njit(**OPTIONS)
 def normed_silu(x: Any, weight: Any, g: Any, f: Any) -> Any:
     return f[0] * x * f[1] * weight * (g / (1.0 + exp(-g)))
 
@@ -77,15 +64,6 @@ def gate(x: Vector, g: Vector, silu_gate: Truth, out: Vector):
         over(silu, x, g, g, 0, out)
     else:
         over(sigmoid, x, g, g, 0, out)
-
-
-@piece
-def gate_vjp(g: Vector, silu_gate: Truth, d: Vector):
-    """d <- d act'(g)"""
-    if silu_gate:
-        over(silu_slope, g, d, d, 0, d)
-    else:
-        over(sigmoid_slope, g, d, d, 0, d)
 
 
 @piece
@@ -113,12 +91,49 @@ def normed(w: Work, first: Whole, last: Whole):
             group = group + 1 if group + 1 < w.groups else 0
 
 
+@njit(**OPTIONS)
+def after_silu(x: Any, g: Any, dy: Any, weight: Any, dweight: Any, f: Any) -> Any:
+    """(d, dgate, dweight, terms of <n, d>), n = f x, d = dy a weight, a = g s, s = sigma(g), dgate = dy n weight a'."""
+    s, n = 1.0 / (1.0 + exp(-g)), f[0] * x * f[1]
+    given = dy * (g * s)
+    d = given * weight
+    return d, dy * n * weight * (s * (1.0 + g * (1.0 - s))), dweight + given * n, n * d
+
+
+@njit(**OPTIONS)
+def after_sigmoid(x: Any, g: Any, dy: Any, weight: Any, dweight: Any, f: Any) -> Any:
+    s, n = 1.0 / (1.0 + exp(-g)), f[0] * x * f[1]
+    given = dy * s
+    d = given * weight
+    return d, dy * n * weight * (s * (1.0 - s)), dweight + given * n, n * d
+
+
+@njit(**OPTIONS)
+def before(x: Any, dy: Any, weight: Any, dweight: Any, z: Any, f: Any) -> Any:
+    """(d, z, dweight, terms of <n, d>), n = f x, d = dy weight"""
+    n = f[0] * x * f[1]
+    d = dy * weight
+    return d, z, dweight + dy * n, n * d
+
+
+@njit(**OPTIONS)
+def before_silu(x: Any, g: Any, d: Any, weight: Any, z: Any, f: Any) -> Any:
+    """(dx, dgate, z, 0) = (d a, d x a')"""
+    s = 1.0 / (1.0 + exp(-g))
+    return d * (g * s), d * x * (s * (1.0 + g * (1.0 - s))), z, 0.0 * x
+
+
+@njit(**OPTIONS)
+def before_sigmoid(x: Any, g: Any, d: Any, weight: Any, z: Any, f: Any) -> Any:
+    s = 1.0 / (1.0 + exp(-g))
+    return d * s, d * x * (s * (1.0 - s)), z, 0.0 * x
+
+
 @piece
 def normed_vjp(w: Work, first: Whole, last: Whole):
     """out = dx, dgate, and dweight summed over the rows of each task.
 
-    d = dy (a), dn = d weight;  dx = f (dn - n mean(n dn)), times a with the gate before;  dgate = act'(gate) times
-    what a is of.
+    d = dy (a) weight;  dx = f (d - n mean(n d)), times a with the gate before;  dgate = act'(gate) times what a is of.
     """
     for task in range(first, last):
         begin, end, n = task * w.each, min((task + 1) * w.each, w.count), row(w.scratch, task)
@@ -126,25 +141,23 @@ def normed_vjp(w: Work, first: Whole, last: Whole):
         for r in range(begin, end):
             x, g, dy, dx, dg = row(w.x, r), row(w.gate, r), row(w.dy, r), row(w.out, r), row(w.dgate, r)
             weight, dweight = row(w.weight, group), row(w.dweight, task * w.groups + group)
+            read, many = x, number(x, len(x))
             if w.first:
                 gate(x, g, w.silu, n)
-                f = over_rms(n, w.root)
-                over(scaled, n, n, n, f, n)
-                over(add_product, dy, n, dweight, f, dweight)
-                over(times, dy, weight, dy, f, dx)
-            else:
-                f = over_rms(x, w.root)
-                over(scaled, x, x, x, f, n)
-                gate(dy, g, w.silu, dx)
-                over(add_product, dx, n, dweight, f, dweight)
-                over(times, dx, weight, dx, f, dx)
-                over(weighted, n, weight, n, (number(n, 1), number(n, 1)), dg)
-                over(times, dg, dy, dg, f, dg)
-            over(norm_slope, n, dx, dx, (f[0] * f[1], dot(n, dx, len(n)) / number(n, len(n))), dx)
+                read = n
+            f = over_rms(read, w.root)
             if w.first:
-                over(times, dx, x, dx, f, dg)
-                gate(dx, g, w.silu, dx)
-            gate_vjp(g, w.silu, dg)
+                along = sweep(before, (n, dy, weight, dweight, dg), f, (dx, dg, dweight))
+            elif w.silu:
+                along = sweep(after_silu, (x, g, dy, weight, dweight), f, (dx, dg, dweight))
+            else:
+                along = sweep(after_sigmoid, (x, g, dy, weight, dweight), f, (dx, dg, dweight))
+            over(norm_slope, read, dx, dx, (f[0], f[1], along / many), dx)
+            if w.first:
+                if w.silu:
+                    sweep(before_silu, (x, g, dx, weight, n), f, (dx, dg, n))
+                else:
+                    sweep(before_sigmoid, (x, g, dx, weight, n), f, (dx, dg, n))
             group = group + 1 if group + 1 < w.groups else 0
 
 

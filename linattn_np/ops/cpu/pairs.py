@@ -9,7 +9,9 @@ from numba import njit
 
 from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import Truth, Vector, Whole, piece, workspace_kind
+from ...runtime.pieces.registers import load_part, registers, store, store_part
 from ...runtime.pieces.run import over_matrices
+from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import numbers_at, row, start_of
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
@@ -22,6 +24,7 @@ PAIRS = Workspace("pairs", ("count", "K", "P", "turns", "share", "each", "interl
     "x": Field("count", "K"), "c": Field("turns", "P"), "s": Field("turns", "P"),
     "out": Field("count", "K")}})  # fmt: skip
 Work = workspace_kind(PAIRS)
+_, load = registers(1)
 
 
 @njit(**OPTIONS)
@@ -29,27 +32,21 @@ def same(x: Any, *_: Any) -> Any:
     return x
 
 
-@njit(**OPTIONS)
-def product(x: Any, y: Any, *_: Any) -> Any:
-    return x * y
-
-
-@njit(**OPTIONS)
-def more(x: Any, y: Any, z: Any, sign: Any) -> Any:
-    return z + sign * (x * y)
-
-
 @piece
 def halves(x: Vector, c: Vector, s: Vector, back: Truth, out: Vector):
     """Channels p and P + p."""
-    P, size = len(c), x.itemsize
-    one, two = numbers_at(x, start_of(x, 0), P), numbers_at(x, start_of(x, 0) + P * size, P)
+    P, size, one = len(c), x.itemsize, BYTES // x.itemsize
+    a, b = numbers_at(x, start_of(x, 0), P), numbers_at(x, start_of(x, 0) + P * size, P)
     to, other = numbers_at(x, start_of(out, 0), P), numbers_at(x, start_of(out, 0) + P * size, P)
-    sign = -1.0 if back else 1.0
-    over(product, one, c, c, 0, to)
-    over(more, two, s, to, -sign, to)
-    over(product, two, c, c, 0, other)
-    over(more, one, s, other, sign, other)
+    sign, whole = -1.0 if back else 1.0, P // one * one
+    for j in range(0, whole, one):
+        u, v, cosine, sine = load(a, j), load(b, j), load(c, j), sign * load(s, j)
+        store(u * cosine - v * sine, to, j)
+        store(v * cosine + u * sine, other, j)
+    if whole < P:
+        u, v, cosine, sine = load_part(a, whole), load_part(b, whole), load_part(c, whole), sign * load_part(s, whole)
+        store_part(u * cosine - v * sine, to, whole)
+        store_part(v * cosine + u * sine, other, whole)
 
 
 @piece

@@ -21,7 +21,7 @@ from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
-from .loops import over
+from .loops import over, sweep
 from .numbers import OPTIONS, number
 from .rows import Length, length_of
 
@@ -80,11 +80,6 @@ def add_product(x: Any, y: Any, z: Any, f: Any) -> Any:
     return x * y + z
 
 
-@njit(**OPTIONS)
-def norm_slope(n: Any, d: Any, z: Any, f: Any) -> Any:
-    return f[0] * (d - n * f[1])
-
-
 @piece
 def inverse_length(w: Work, x: Vector) -> Length:
     """(factor, f / factor): x_j factor (f / factor) is f x_j, in range."""
@@ -119,6 +114,20 @@ def norm(w: Work, first: Whole, last: Whole):
             g = g + 1 if g + 1 < w.groups else 0
 
 
+@njit(**OPTIONS)
+def parts(x: Any, dy: Any, weight: Any, dweight: Any, dbias: Any, f: Any) -> Any:
+    """(d, dweight, dbias, terms of <n, d>), n = f x, d = dy weight"""
+    n = f[0] * x * f[1]
+    d = dy * weight
+    return d, dweight + dy * n, dbias + dy, n * d
+
+
+@njit(**OPTIONS)
+def norm_slope(x: Any, d: Any, z: Any, f: Any) -> Any:
+    """f (d - n mean(n d)), n = f x;  f[2]: the mean"""
+    return f[0] * f[1] * (d - f[0] * x * f[1] * f[2])
+
+
 @piece
 def norm_vjp(w: Work, first: Whole, last: Whole):
     """out = dx, dweight and dbias summed over the rows of each task.
@@ -127,24 +136,21 @@ def norm_vjp(w: Work, first: Whole, last: Whole):
     """
     for task in range(first, last):
         begin, end = task * w.each, min((task + 1) * w.each, w.count)
-        g, n = begin % w.groups, row(w.scratch, task)
+        g, centred = begin % w.groups, row(w.scratch, task)
         for r in range(begin, end):
             x, dy, dx = row(w.x, r), row(w.dy, r), row(w.out, r)
             if w.centred:
-                centre(x, n)
-                x = n
+                centre(x, centred)
+                x = centred
             f = inverse_length(w, x)
-            over(scaled, x, x, x, f, n)
-            if w.biased:
-                dbias = row(w.dbias, task * w.groups + g)
-                over(plus, dy, dbias, dy, f, dbias)
-            d = dy
             if w.weighted:
-                dweight = row(w.dweight, task * w.groups + g)
-                over(add_product, dy, n, dweight, f, dweight)
-                over(times, dy, row(w.weight, g), dy, f, dx)
+                dweight, dbias = row(w.dweight, task * w.groups + g), row(w.dbias, task * w.groups + g)
+                along = sweep(parts, (x, dy, row(w.weight, g), dweight, dbias), f, (dx, dweight, dbias))
                 d = dx
-            over(norm_slope, n, d, d, (f[0] * f[1], dot(n, d, len(n)) / (w.size * w.size)), dx)
+            else:
+                along = f[0] * f[1] * dot(x, dy, len(x))
+                d = dy
+            over(norm_slope, x, d, d, (f[0], f[1], along / (w.size * w.size)), dx)
             if w.centred:
                 centre(dx, dx)
             g = g + 1 if g + 1 < w.groups else 0
@@ -171,8 +177,8 @@ def backward(
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """(dx, dweight, dbias), the last two (groups D,), or None."""
     dx = empty(x.shape, x.dtype)
-    parts = _run(norm_vjp, {"x": rows_of(x, D), "dy": rows_of(dy, D), "out": dx.reshape(-1, D)}, weight, bias, how)
-    sums = [parts[n].sum(axis=0) if n in parts else None for n in ("dweight", "dbias")]
+    found = _run(norm_vjp, {"x": rows_of(x, D), "dy": rows_of(dy, D), "out": dx.reshape(-1, D)}, weight, bias, how)
+    sums = [found[n].sum(axis=0) if n in found else None for n in ("dweight", "dbias")]
     return dx, *sums
 
 
@@ -191,9 +197,9 @@ def _run(
              "size": sqrt(D) if how.mean else 1.0, "root": sqrt(how.eps * (D if how.mean else 1))}  # fmt: skip
     held = arrays | {n: np.ascontiguousarray(y).reshape(groups, D) for n, y in (("weight", weight), ("bias", bias))
                      if y is not None}  # fmt: skip
-    parts = {}
+    sums = {}
     if kernel is norm_vjp:
-        parts = {f"d{n}": np.zeros((tasks * groups, D), dtype) for n in ("weight", "bias") if n in held}
-        held |= parts | {"scratch": np.empty((tasks, D), dtype)}
+        sums = {n: np.zeros((tasks * groups, D), dtype) for n in ("dweight", "dbias") if weight is not None}
+        held |= sums | {"scratch": np.empty((tasks, D), dtype)}
     over_matrices(kernel, ROWS, sizes | held, tasks, dtype.name)
-    return {n: y.reshape(tasks, groups * D) for n, y in parts.items()}
+    return {n: y.reshape(tasks, groups * D) for n, y in sums.items()}
