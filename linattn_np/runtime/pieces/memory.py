@@ -11,15 +11,18 @@ import contextlib
 import functools
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import c_int64
 from math import prod
 
 import numpy as np
 
+from ..held import emptying
+
 HEADER = object.__basicsize__
 RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
 ALIGNED = 64  # bytes of the widest vector
+POOLED = 64 << 20  # bytes of freed results that are held, all together
 STREAMED = 1 << 20  # bytes; results of this size or more are aligned and written past the caches
 
 
@@ -61,8 +64,49 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         for n, x in enumerate(destinations.arrays):
             if x.shape == shape and x.dtype == dtype:
                 return destinations.arrays.pop(n)
-    large = prod(shape) * dtype.itemsize >= STREAMED
-    return aligned_empty(shape, dtype) if large or destinations.are_aligned else np.empty(shape, dtype)
+    count = prod(shape) * dtype.itemsize
+    if count >= STREAMED:
+        return np.ndarray(shape, dtype, pool.take(count))
+    return aligned_empty(shape, dtype) if destinations.are_aligned else np.empty(shape, dtype)
+
+
+class Block:
+    """Aligned memory of a large result. When no array refers to it any more, the pool may give it to another one."""
+
+    def __init__(self, memory: np.ndarray, give_back: Callable[[np.ndarray], None]):
+        self.memory, self.__array_interface__, self._give_back = memory, memory.__array_interface__, give_back
+
+    def __del__(self) -> None:
+        self._give_back(self.memory)
+
+
+class Pool:
+    """Memory of large results that are gone, up to POOLED bytes: the system clears each page of new memory."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, np.ndarray] = {}  # by their ids, the newest last
+
+    def take(self, count: int) -> np.ndarray:
+        """At least `count` bytes: memory of a similar size that was given back, or new memory."""
+        for memory in reversed(list(self._free.values())):
+            fits = count <= memory.size <= count + count // 8
+            if fits and self._free.pop(id(memory), None) is not None:  # else another thread has it
+                return np.asarray(Block(memory, self.give_back))
+        return np.asarray(Block(aligned_empty((count,), np.dtype(np.uint8)), self.give_back))
+
+    def give_back(self, memory: np.ndarray) -> None:
+        """Hold memory; the oldest goes where all would exceed POOLED bytes."""
+        self._free[id(memory)] = memory
+        while sum(y.size for y in list(self._free.values())) > POOLED:
+            self._free.pop(next(iter(self._free)), None)
+
+    def clear(self) -> None:
+        """Free all memory that is held."""
+        self._free.clear()
+
+
+pool = Pool()
+emptying.append(pool.clear)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
