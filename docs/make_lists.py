@@ -252,7 +252,7 @@ def typed_piece(fn: Any) -> list[str]:
 
 def stub_of_pieces() -> str:
     """The public names of linattn_np.nn with their types."""
-    head = ["# Written by `python docs/make_lists.py`.", "",
+    head = ["# Written by `python docs/make_lists.py`.", "# ruff: noqa: E501", "",
             "from typing import Any, Literal, TypeVar, overload", "", "from .. import Result", "",
             "COMMON: dict[str, Any]", 'A = TypeVar("A")', ""]  # fmt: skip
     every = [line for name in la.nn.__all__ for line in typed_piece(getattr(la.nn, name))]

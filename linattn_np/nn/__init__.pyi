@@ -1,4 +1,5 @@
 # Written by `python docs/make_lists.py`.
+# ruff: noqa: E501
 
 from typing import Any, Literal, TypeVar, overload
 
