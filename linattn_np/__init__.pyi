@@ -618,7 +618,7 @@ class _Hgrn2Gradients(NamedTuple):
     state: Any
 
 class _Hgrn2:
-    """Vector decay; what a channel forgets is what it takes in. S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t;  out_t = scale q_t S_t"""
+    """Vector decay; a channel writes with 1 - e^g, the share that it forgets. S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t;  out_t = scale q_t S_t"""
 
     __name__: str
     spec: VariantSpec
@@ -838,7 +838,7 @@ class _LonghornGradients(NamedTuple):
     state: Any
 
 class _Longhorn:
-    """The delta rule with the step that an implicit update takes. S_t = S_{t-1} + k_t^T b_t (v_t - k_t S_{t-1}), b_t = beta_t / (1 + beta_t k_t k_t^T);  out_t = scale q_t S_t"""
+    """The delta rule with the step of an implicit update. S_t = S_{t-1} + k_t^T b_t (v_t - k_t S_{t-1}), b_t = beta_t / (1 + beta_t k_t k_t^T);  out_t = scale q_t S_t"""
 
     __name__: str
     spec: VariantSpec

@@ -1,4 +1,4 @@
-"""Longhorn in its exact form: the delta rule that an implicit step of online regression makes."""
+"""Longhorn in its exact form: one implicit step of online regression per token, a delta rule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _strength_vjp(c: Variables, db: Array) -> dict[str, Array]:
 
 SPEC = VariantSpec(
     name="longhorn",
-    sentence="The delta rule with the step that an implicit update takes.",
+    sentence="The delta rule with the step of an implicit update.",
     equation="S_t = S_{t-1} + k_t^T b_t (v_t - k_t S_{t-1}), b_t = beta_t / (1 + beta_t k_t k_t^T);  "
     "out_t = scale q_t S_t",
     paper="Liu, Wang, Li, Feng, Stone, Liu, Longhorn, arXiv 2407.14207",
@@ -43,7 +43,7 @@ SPEC = VariantSpec(
 
 @public(SPEC)
 def longhorn(q: Any, k: Any, v: Any, beta: Any, **options: Unpack[Options]) -> Any:
-    """Longhorn, exact: the delta rule with the step that an implicit update takes.
+    """Longhorn, exact: the delta rule with the step of an implicit update.
 
         S_t = argmin over S of |S - S_{t-1}|^2 + beta_t |k_t S - v_t|^2
             = S_{t-1} + k_t^T b_t (v_t - k_t S_{t-1}), b_t = beta_t / (1 + beta_t |k_t|^2)

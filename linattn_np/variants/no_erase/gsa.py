@@ -101,7 +101,7 @@ def gsa(q: Any, k: Any, v: Any, s: Any, g: Any = None, **options: Unpack[Options
     q      (..., T, Hq, K)   queries
     k      (..., T, Hk, K)   keys
     v      (..., T, H, V)    values
-    s      (..., T, H, M)    how much each of M slots takes of the token
+    s      (..., T, H, M)    weights of the token in the M slots
     g      (..., T, H, M)    log decay of the slots, <= 0, -inf empties one; None: log(1 - s), the paper's, s <= 1
 
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state if return_state: a SlotState
@@ -274,7 +274,7 @@ def abc(q: Any, k: Any, v: Any, s: Any, **options: Unpack[Options]) -> Any:
     q      (..., T, Hq, K)   queries
     k      (..., T, Hk, K)   keys
     v      (..., T, H, V)    values
-    s      (..., T, H, M)    logits: how much each of M slots takes of the token; -inf: nothing
+    s      (..., T, H, M)    logits of the token's weights in the M slots; -inf: weight 0
 
     It is gsa with a decay that makes every slot an average. scale=None means K**-0.5.
     Returns out (..., T, max(Hq, H), V), and the state if return_state: a BoundedState (S (..., H, M, V),

@@ -1,4 +1,4 @@
-"""HGRN-2: vector decay; what a channel forgets is what it takes in."""
+"""HGRN-2: vector decay; a channel writes with 1 - e^g, the share that it forgets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 SPEC = VariantSpec(
     name="hgrn2",
     called="HGRN-2",
-    sentence="Vector decay; what a channel forgets is what it takes in.",
+    sentence="Vector decay; a channel writes with 1 - e^g, the share that it forgets.",
     equation="S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t;  out_t = scale q_t S_t",
     paper="Qin et al., HGRN2, arXiv 2404.07904",
     arrays={"q": QUERIES, "v": VALUES, "g": CHANNEL_DECAY},
@@ -40,7 +40,7 @@ SPEC = VariantSpec(
 
 @public(SPEC)
 def hgrn2(q: Any, v: Any, g: Any, **options: Unpack[BoundedGateOptions]) -> Any:
-    """HGRN-2: vector decay; what a channel forgets is what it takes in.
+    """HGRN-2: vector decay; a channel writes with 1 - e^g, the share that it forgets.
 
         S_t = diag(e^{g_t}) S_{t-1} + (1 - e^{g_t})^T v_t
         out_t = scale q_t S_t

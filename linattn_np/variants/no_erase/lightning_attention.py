@@ -19,7 +19,7 @@ from ..shared.projections import MappedOptions, with_feature_map
 
 
 def alibi_slopes(H: int) -> np.ndarray:
-    """2^{-8 (h + 1) / H}; where H is no power of two, those of the power below and then every other one of twice it."""
+    """2^{-8 (h + 1) / H}. H not a power of two: the slopes of the next lower power P, then every other slope of 2 P."""
     power = 2 ** math.floor(math.log2(H)) if H else 0
     if power == H:
         return 2.0 ** (-8.0 * (np.arange(H) + 1) / max(H, 1))
@@ -76,7 +76,7 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
 
 
 class LightningOptions(MappedOptions, total=False):
-    """The common options, and which layer of how many the published slopes are for."""
+    """The common options, and the index of the layer and the number of layers of the published slopes."""
 
     layer: int
     num_layers: int
@@ -120,8 +120,8 @@ def lightning_attention(q: Any, k: Any, v: Any, slopes: Any = None, **options: U
                               "fla" 8 h / H times (1 - layer / num_layers), h from 0
 
     feature_map: a map of q and k as in linear_attention; the state is then (..., H, M, V).
-    layer, num_layers: which layer of how many the published rules are for. In a model of one layer the first rule's
-    fraction is 0 / 0; it is read as 0.
+    layer, num_layers: index of the layer and number of layers, for the published rules. In a model of one layer the
+    first rule's fraction is 0 / 0; it is read as 0.
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.Options.

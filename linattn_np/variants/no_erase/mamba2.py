@@ -85,7 +85,7 @@ def mamba2(
     z        (..., T, H, V)     gate: out times silu(z)
     dt_bias  (H,)               added to dt
 
-    dt_softplus=False, dt_limit=(0, inf): the bounds that dt is clipped to.
+    dt_softplus=False, dt_limit=(0, inf): dt is clipped to these bounds.
     scale=None means 1. Returns out (..., T, H, V), and the state (..., H, K, V) if return_state; mamba_ssm stores
     the transpose (..., H, V, K). Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.Options.
@@ -137,7 +137,7 @@ def transxssm(
     theta    (P,)               angle per token of channels (2 p, 2 p + 1), with its gradient; channels from 2 P on do
                                 not rotate. None: 10000^{-linspace(0, 1, K // 2)}
 
-    dt_softplus=False, dt_limit=(0, inf): the bounds that dt is clipped to. The state is in the frame of the last token:
+    dt_softplus=False, dt_limit=(0, inf): dt is clipped to these bounds. The state is in the frame of the last token:
     the next call goes on without an offset.
     scale=None means 1. Returns out (..., T, H, V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.

@@ -184,7 +184,7 @@ SPEC = VariantSpec(
         "k": KEYS,
         "v": VALUES,
         "i": ArgSpec("T H", "input gate: its logarithm"),
-        "f": ArgSpec("T H", "forget gate: what the sigmoid is taken of"),
+        "f": ArgSpec("T H", "forget gate before its sigmoid"),
     },
     change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp),
     decay=Decay.SCALAR,
@@ -217,7 +217,7 @@ def mlstm(q: Any, k: Any, v: Any, i: Any, f: Any, **options: Unpack[MlstmOptions
     k      (..., T, Hk, K)   keys
     v      (..., T, H, V)    values
     i      (..., T, H)       input gate: its logarithm
-    f      (..., T, H)       forget gate: what the sigmoid is taken of
+    f      (..., T, H)       forget gate before its sigmoid
 
     soft_cap=c: both gates go through c tanh(x / c) first (xLSTM-7B: 15). forget_gate="exp": e^f instead of the sigmoid.
     The state is a StabilisedState(S (..., H, K, V), n (..., H, K), m (..., H)): e^m S and e^m n are what the equations

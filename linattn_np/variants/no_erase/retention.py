@@ -97,7 +97,7 @@ def xpos_decays(c: Variables) -> Array:
 
 
 def retnet_to_core(c: Variables) -> Inputs:
-    """Retention's, with xPos' decays of the channels added to that of the head."""
+    """Retention's inputs; the log decay is the sum of the head's and xPos' of the channels."""
     x = to_core(c)
     return x._replace(g=x.g + xpos_decays(c)) if c.options["xpos"] else x
 
