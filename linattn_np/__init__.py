@@ -32,7 +32,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "VARIANTS": ".catalog",
     "VariantSpec": ".spec",
     "check": ".call.check",
-    "clear_cache": ".call.replay",
+    "clear_cache": ".call.replay.plans",
     "config": ".runtime.config",
     "delay_line": ".filters",
     "explain": ".call.explain",

@@ -12,7 +12,7 @@ from .call.explain import explain as explain
 from .call.influence import influence_matrix as influence_matrix
 from .call.options import Options as Options
 from .call.read import read as read
-from .call.replay import clear_cache as clear_cache
+from .call.replay.plans import clear_cache as clear_cache
 from .call.step import step as step
 from .catalog import family_table as family_table
 from .filters import delay_line as delay_line

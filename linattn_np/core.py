@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 from .runtime.arrays import Array, Namespace
 from .runtime.pools import StateRows
 from .runtime.shapes import Sequence, Sizes
-from .runtime.tracing import Trace
 
 
 class CallPlan(NamedTuple):
@@ -108,22 +107,6 @@ class Computation(Protocol):
     def reads_end(self, residuals: Any, /) -> bool:
         """Whether backward reads the final state."""
         return False
-
-    def repeat(self, fn: str, plan: Any, wanted: str | None, residuals: Any, /) -> Callable[[Any, Any], Computed]:
-        """The forward (x, state) -> Computed of further calls with the same shapes, strides, dtypes and options.
-
-        residuals: of the first of them, which may hold what was chosen for it. It must keep no arrays of that call.
-        """
-        return lambda x, state: self.forward(fn, x, plan, state, wanted)
-
-    def record(self, x: Any, plan: Any, state: Any, residuals: Any, trace: Trace, then: Any = None, /) -> Any:
-        """A plan (arrays, state, pointers) -> (out, final state) that replaces a call; None if there is none.
-
-        x are traced views of trace.given, or results of the array calls that the trace lists. then(out, end): what is
-        made of the output, None without queries, and of the final state, to be traced too; a tuple in place of a state
-        is returned as it is.
-        """
-        return None
 
     def explain(self, fn: str, x: Any, plan: Any, wanted: str | None, /) -> Explained:
         """How `forward` would compute this call.   Raises ValueError where forward would refuse `wanted`."""

@@ -20,6 +20,9 @@ Names = Items[str]
 Gradients = dict[str, Array]  # by public name
 
 
+FIXED = ("xp", "dtype", "sizes", "options", "name", "sequences", "axes", "kernels")  # of Variables, beside the arrays
+
+
 class Variables(SimpleNamespace):
     """A call as a change of variables sees it: arrays by public name (None: not given), in time-first layout."""
 
@@ -79,16 +82,6 @@ class ChangeOfVariables(Generic[CoreInputs]):
     linear: bool = True
 
 
-class Record(Protocol):
-    """Returns the plan that call/replay.py records for calls on NumPy arrays, or None for a call without one.
-
-    call is the Prepared call, names the names of its arrays in the order of the plan, state the public one. A plan maps
-    (arrays, state, pointers) to (out, public state), or None if these arrays need a call in full. Errors mean no plan.
-    """
-
-    def __call__(self, call: Any, names: Names, state: Any, residuals: Any, /) -> Callable[..., Any] | None: ...
-
-
 @dataclass(frozen=True)
 class StateFormat:
     """The public state of a variant, and its conversion to the state of the core where they differ.
@@ -113,7 +106,6 @@ class StateFormat:
     pack_vjp: Callable[[Variables, Any, Any], Any] | None = None
     unpack_at: Callable[[Variables, Any, list[Sequence]], Any] | None = None
     unpack_at_vjp: Callable[[Variables, Any, Any, list[Sequence]], tuple[Any, Gradients]] | None = None
-    record: Record | None = None
     plain: Callable[[Mapping[str, Any]], bool] | None = None
     wide: bool = False
     unit: frozenset[str] = frozenset()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 
 ROOT = Path(la.__file__).parent
 
@@ -44,9 +44,9 @@ def outside(entered: set[str], folders: tuple[str, ...] = LOOPS) -> set[str]:
 
 
 @pytest.mark.parametrize("T", [1, 64])
-@pytest.mark.parametrize(("options", "most"), [("", 13), ("state", 13), ("state in place", 15), ("options", 15)])
+@pytest.mark.parametrize(("options", "most"), [("", 17), ("state", 17), ("state in place", 19), ("options", 20)])
 def test_modules_that_a_call_enters(T, options, most):
-    """A replayed call: 14 modules in all. A first one: `most` outside the loops; nothing else is left out."""
+    """A replayed call: 9 modules in all. A first one: `most` outside the loops; nothing else is left out."""
     pytest.importorskip("numba")
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 2, T, 4, 32)).astype(np.float32)
@@ -63,23 +63,24 @@ def test_modules_that_a_call_enters(T, options, most):
     replay.clear()
     first, replayed = entered(call), entered(call)
     assert len(outside(first)) <= most, sorted(outside(first))
-    assert len(replayed) <= 14, sorted(replayed)
+    assert len(replayed) <= 9, sorted(replayed)
     assert not [name for name in first if "cuda" in name]
 
 
 @pytest.mark.parametrize("T", [1, 64])
 def test_modules_that_a_vjp_and_its_pullback_enter(T):
-    """Outside the loops: 15 in a first call, 16 in a replayed one, which checks nothing but records its loops."""
+    """Outside the loops: 21 in a first call; 10 in a replayed one, whose pullback compares the inputs."""
     pytest.importorskip("numba")
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 2, T, 4, 32)).astype(np.float32)
     g, beta = -rng.uniform(0, 1, (2, 2, T, 4)).astype(np.float32)
+    dout = np.ones_like(v)
 
     def call() -> None:
-        la.vjp(la.gated_delta_rule, q, k, v, g, -beta)[1](v)
+        la.vjp(la.gated_delta_rule, q, k, v, g, -beta)[1](dout)
 
     call()
     replay.clear()
     first, replayed = entered(call), entered(call)
-    assert len(outside(first)) <= 15, sorted(outside(first))
-    assert len(outside(replayed)) <= 16, sorted(outside(replayed))
+    assert len(outside(first)) <= 21, sorted(outside(first))
+    assert len(outside(replayed)) <= 10, sorted(outside(replayed))

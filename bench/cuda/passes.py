@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bench.cuda import peers as cuda_peers
 from bench.cuda import timing
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state import policy
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}  # per element

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..call import replay
 from ..call.binding import Prepared, prepare
-from ..call.dispatch import NO_LIMIT, core_of, finish, limit
+from ..call.dispatch import NO_LIMIT, core_of, limit
+from ..call.finish import finish
+from ..call.replay import plans
+from ..call.replay.record import record_template
+from ..call.replay.signatures import signature_of, split, vjp_key
+from ..call.replay.template import Template
 from ..call.results import cotangents, gradients, shape_of
-from ..call.vjp import _gradients, _store, _with_backward
+from ..call.vjp import _gradients, _with_backward
 from ..core import Computation
 from ..spec import VariantSpec
 
@@ -37,10 +41,11 @@ def linearise(spec: VariantSpec, keywords: Mapping[str, Any]) -> tuple[Linearise
     """(call, its (out, state)), which may share memory; None in pieces, in reverse, or with states at positions."""
     if keywords.get("reverse") is True or keywords.get("return_states_at") is not None:
         return None
-    signature = replay.signature(spec, (), keywords)
-    plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
-    if signature is not None and type(plan) is replay.Template:
-        call = plan.bind(*replay.split(signature))
+    signature = signature_of(spec, (), keywords)
+    plan = None if signature is None else plans.by_key.get(vjp_key(signature))
+    plan = getattr(plan, "otherwise", plan)
+    if signature is not None and type(plan) is Template:
+        call = plan.bind(*split(signature))
         with limit(spec, keywords):
             computed = plan.forward(call)
             return _linearised(call, plan.core, computed, finish(call, *computed[:2]))
@@ -48,8 +53,9 @@ def linearise(spec: VariantSpec, keywords: Mapping[str, Any]) -> tuple[Linearise
         call = prepared(spec, keywords, True)
     if call.is_cut:
         return None
-    linearised, found, residuals = computed_call(call)
-    _store(call, signature, (), keywords, (linearised.core, residuals))
+    linearised, found, _ = computed_call(call)
+    if signature is not None and call.is_recordable:
+        record_template(call, signature, (), keywords, linearised.core)
     return linearised, found
 
 

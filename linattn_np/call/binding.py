@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from ..core import CallPlan
 from ..runtime import shapes
-from ..runtime.arrays import Library, compute_dtype, dtype_name, enter, is_cupy
+from ..runtime.arrays import Library, compute_dtype, dtype_name, enter, is_cupy, is_numpy
 from ..runtime.callers import caller
 from ..runtime.pools import StateRows, check_rows, take_rows
+from ..runtime.recorder import Recorder
 from ..runtime.shapes import sequences
 from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
 from ..spec import Variables, VariantSpec
@@ -31,7 +32,7 @@ class Prepared(NamedTuple):
     state: Any  # the core's
     given_state: Any  # the caller's
     rows: StateRows | None  # of given_state, if it is a pool or some sequences begin without a state
-    recorder: Any  # Recorder of kernel launches, for CuPy arrays
+    recorder: Any  # Recorder of kernels, for NumPy and CuPy arrays
 
     def inputs(self) -> Any:
         """The core's inputs: the result of the change of variables."""
@@ -96,11 +97,13 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if own is not None and spec.state.pack is None and spec.state.parts is not None:
         _check_kind(spec, own, options)
     (library, entered), recorder = enter(fn, {**given, **(each := flatten("state", own))}), None
-    if is_cupy(library.xp):
+    if is_numpy(library.xp):
+        recorder = Recorder()
+    elif is_cupy(library.xp):
         from ..ops.cuda.moves import namespace
-        from ..runtime.cuda.record import Recorder
+        from ..runtime.cuda.record import Recorder as DeviceRecorder
 
-        library, recorder = library._replace(xp=namespace(library.xp)), Recorder()
+        library, recorder = library._replace(xp=namespace(library.xp)), DeviceRecorder()
     xp = library.xp
     state = unflatten(own, [entered.pop(n) for n in each])
     axes, query = axes_of(spec, options), spec.change.query

@@ -11,11 +11,13 @@ from typing import Any
 
 from ..runtime.arrays import NARROW, STORAGE, dtype_name
 from ..spec import VariantSpec
-from . import replay
 from .binding import Prepared, flatten, prepare, spec_of
-from .dispatch import core_of, is_in_part
+from .dispatch import core_of
 from .foreign import bridge_of, lazy_bridge
 from .pieces import cut, with_all_queries
+from .replay import plans
+from .replay.signatures import has_distinct_arrays, names_of, signature_of
+from .replay.template import Template
 
 IN_PART = "replayed in part: the array calls around the core are made by every call"
 
@@ -198,7 +200,7 @@ def _bfloat16() -> Any:
 def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
     """ "replayed", or why not."""
     options = call.options
-    if not replay.ENABLED:
+    if not plans.ENABLED:
         return "LINATTN_REPLAY is 0"
     if call.library.name not in ("numpy", "cupy"):
         return f"the arrays are of {call.library.name}"
@@ -212,19 +214,19 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "the layout raises a warning"
     if call.gathers_rows:
         return "the rows of the pool are gathered first"
-    signature = replay.signature(call.spec, arrays, keywords)
+    signature = signature_of(call.spec, arrays, keywords)
     if signature is None and options["state_rows"] is not None:
         return "there are many row numbers in host memory"
     if signature is None:
         return "an option is neither None, bool, int, float, str nor a tuple of these, or an array is on another device"
-    if call.recorder is None and replay.names_of(call.spec, signature, arrays, keywords) is None:
+    if call.library.name == "numpy" and names_of(call.spec, signature, arrays, keywords) is None:
         return "an option is an array, or the bytes of an array are swapped"
-    if not replay.has_distinct_arrays(signature):
+    if not has_distinct_arrays(signature):
         return "two arrays begin at one address"
-    recorded = replay.plans.get(signature[0])
-    if isinstance(recorded, replay.Recorded) and is_in_part(recorded):
+    recorded = plans.by_key.get(signature[0])
+    if isinstance(recorded, plans.Recorded) and isinstance(getattr(recorded.plan, "__self__", None), Template):
         return f"{IN_PART} ({recorded.reason})" if recorded.reason else IN_PART
-    if isinstance(recorded, replay.Recorded) and recorded.plan is replay.computed_in_full:
+    if isinstance(recorded, plans.Recorded) and recorded.plan is plans.computed_in_full:
         return "what it computes cannot be recorded"
     return "replayed"
 

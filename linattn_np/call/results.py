@@ -11,7 +11,6 @@ import numpy as np
 
 from ..runtime import shapes
 from ..runtime.arrays import Array, Library, cast, enter
-from ..spec import Variables
 from .binding import Prepared, axes_of, flatten, normalise, unflatten
 from .layouts import LAYOUTS
 
@@ -96,12 +95,6 @@ def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
         ]
         state = unflatten(state, each)
     return gradients_of((*spec.arrays, "state"), *values, state)
-
-
-def traced_output(call: Prepared, c: Variables, out: Any) -> Any:
-    """The public output, in the dtype of the values, from the core's, by the variant's change of it; c: traced."""
-    change: Any = call.spec.change
-    return cast(call.plan.xp, change.from_core(c, out), getattr(c, change.value).dtype)
 
 
 def shape_of(library: Library, x: Any) -> tuple[int, ...]:

@@ -14,10 +14,11 @@ from typing import Any
 from ..runtime.arrays import Array, enter, is_cupy, is_mutable, is_numpy
 from ..runtime.shapes import head_axis, is_of_pairs
 from ..spec import Variables, VariantSpec
-from . import replay
 from .binding import Prepared, axes_of, flatten, normalise, prepare, unflatten
 from .layouts import LAYOUTS
 from .pieces import time_of
+from .replay import plans
+from .replay.signatures import Signature, has_distinct_arrays, is_storable, names_of, split, vjp_key, without
 from .results import Result, StatesResult, gradients_of
 
 Arrays = tuple[Any, ...]
@@ -25,44 +26,43 @@ Keywords = Mapping[str, Any]
 Run = Callable[[VariantSpec, Arrays, Keywords], Any]  # a call in the usual direction
 
 
-def run(call_of: Run, spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: replay.Signature | None) -> Any:
+def run(call_of: Run, spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: Signature | None) -> Any:
     """The result of a public function in reverse; call_of runs a call in the usual direction."""
     call = prepare(spec, arrays, keywords)
     flipped = Flipped(call, arrays, keywords)
     found = flipped.result(call_of(spec, (), flipped.given(flipped.arrays_of(call), call.given_state)))
-    if signature is not None and call.is_recordable and not call.is_cut and replay.is_storable(signature):
-        names = replay.names_of(spec, signature, arrays, keywords)
+    if signature is not None and call.is_recordable and not call.is_cut and is_storable(signature):
+        names = names_of(spec, signature, arrays, keywords)
         if names is not None:
             plan = functools.partial(_repeated, flipped, names, call_of)
-            replay.store(signature[0], replay.Recorded(plan, isinstance(found, Result), False))
+            plans.store(signature[0], plans.Recorded(plan, isinstance(found, Result), False))
     return found
 
 
 def _repeated(flipped: Flipped, names: tuple[str, ...], call_of: Run, arrays: list[Array], state: Any, pointers: Any
               ) -> tuple[Any, Any]:  # fmt: skip
     """The recorded plan of a call in reverse: other arrays in reverse order, and the recorded plan of that call."""
-    if pointers is not None:  # the state is among the arrays
-        arrays = [x for x in arrays if x is not state]
-    found = flipped.result(call_of(flipped.spec, (), flipped.given(dict(zip(names, arrays, strict=True)), state)))
+    given = dict(zip(names, without(arrays, state), strict=True))
+    found = flipped.result(call_of(flipped.spec, (), flipped.given(given, state)))
     return found if isinstance(found, Result) else (found, None)
 
 
 def run_vjp(
-    vjp_of: Run, spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: replay.Signature | None
+    vjp_of: Run, spec: VariantSpec, arrays: Arrays, keywords: Keywords, signature: Signature | None
 ) -> tuple[Any, Callable[..., Any]]:
     """(result, pullback) of a call in reverse; vjp_of is the vjp of a call in the usual direction."""
     call = prepare(spec, arrays, keywords)
     flipped = Flipped(call, arrays, keywords, has_vjp=True)
-    if signature is not None and call.is_recordable and not call.is_cut and replay.has_distinct_arrays(signature):
-        names = replay.names_of(spec, signature, arrays, keywords)
+    if signature is not None and call.is_recordable and not call.is_cut and has_distinct_arrays(signature):
+        names = names_of(spec, signature, arrays, keywords)
         if names is not None:
             repeated = functools.partial(_repeated_vjp, flipped, names, vjp_of)
-            replay.store(replay.vjp_key(signature), replay.Composed(repeated))
+            plans.store(vjp_key(signature), plans.Composed(repeated))
     return flipped.pulled(*vjp_of(spec, (), flipped.given(flipped.arrays_of(call), call.given_state)))
 
 
-def _repeated_vjp(flipped: Flipped, names: tuple[str, ...], vjp_of: Run, signature: replay.Signature) -> Any:
-    arrays, state = replay.split(signature)
+def _repeated_vjp(flipped: Flipped, names: tuple[str, ...], vjp_of: Run, signature: Signature) -> Any:
+    arrays, state = split(signature)
     return flipped.pulled(*vjp_of(flipped.spec, (), flipped.given(dict(zip(names, arrays, strict=True)), state)))
 
 

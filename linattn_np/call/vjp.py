@@ -6,15 +6,19 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core import StatesAt
 from ..runtime.arrays import Array, is_mutable
 from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
-from . import pieces_vjp, replay
+from . import pieces_vjp
 from .binding import Prepared, flatten, normalise, prepare, unflatten
-from .dispatch import NO_LIMIT, _final, core_of, finish, finish_at, limit, ndarray, new
+from .dispatch import NO_LIMIT, core_of, limit, ndarray, new
+from .finish import final_state, finish_at, finished
 from .foreign import bridge_of, symbolic_bridge
 from .positions import core_cotangents
+from .replay import plans
+from .replay.record import record_forward
+from .replay.signatures import Signature, signature_of, split, vjp_key
+from .replay.template import Template
 from .results import Result, StatesResult, copied, cotangents, gradients, shape_of
 
 Pullback = Callable[..., Any]
@@ -47,8 +51,8 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         found = bridge.run_vjp(spec.name, spec, functools.partial(run_vjp, spec), arrays, keywords)
         if found is not NotImplemented:
             return found
-    signature = replay.signature(spec, arrays, keywords)
-    plan = None if signature is None else replay.plans.get(replay.vjp_key(signature))
+    signature = signature_of(spec, arrays, keywords)
+    plan = None if signature is None else plans.by_key.get(vjp_key(signature))
     if signature is None and (bridge := symbolic_bridge(arrays, keywords)) is not None:
         found = bridge.run_vjp(spec, arrays, keywords)
         if found is not NotImplemented:
@@ -61,44 +65,55 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
             call = _with_backward(prepare(spec, arrays, keywords))
         if call.is_cut:
-            return pieces_vjp.vjp(call, keywords, _run_piece, _final)
+            return pieces_vjp.vjp(call, keywords, _run_piece, final_state)
         return _in_full(call, signature, arrays, keywords)
-    if type(plan) is replay.Template:
-        with limit(spec, keywords):
-            return _of(plan, *replay.split(signature), by_name(spec, arrays, keywords))
-    if type(plan) is replay.Composed:
+    if type(plan) is plans.Composed:
         return plan.vjp(signature)
-    if not plan.replayable:
+    if type(plan) is not Template:
+        return _recorded(plan, spec, signature, arrays, keywords)
+    with limit(spec, keywords):
+        return _of(plan, *split(signature), by_name(spec, arrays, keywords))
+
+
+def _recorded(
+    plan: Any, spec: VariantSpec, signature: Signature, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[Any, Pullback]:
+    """(public result, pullback) by a recorded forward; in full, or by its template, if it cannot be replayed."""
+    found = None
+    if plan.replayable:
+        with limit(spec, keywords):
+            found = plan(signature[1], signature[3])
+    elif plan.pullbacks and plan.otherwise is not None:
+        plans.store(plan.key, plan.otherwise)
+        return run_vjp(spec, arrays, keywords)
+    if found is None:
         return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
-    found, residuals = plan(signature[1], signature[3])
+    (results, residuals), marks = found, mark(by_name(spec, arrays, keywords))
 
     def gradients_of(*cotangents: Any) -> Any:
-        grads = residuals.pullback(cotangents)
+        check_unchanged(spec.name, marks)
+        with limit(spec, keywords):
+            grads = residuals.pullback(cotangents)
         if grads is None:  # cotangents of another layout: computed in full, including the forward
             call = _with_backward(prepare(spec, arrays, keywords))
             grads = _in_full(call, signature, arrays, keywords)[1](*cotangents)
         return grads
 
-    if len(found) == 3:
-        return new(StatesResult, found), _of_states(gradients_of)
+    if len(results) == 3:
+        return new(StatesResult, results), _of_states(gradients_of)
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         return gradients_of(dout, dstate)
 
-    return new(Result, found) if found[0] is None or keywords.get("return_state") else found[0], pullback
+    return new(Result, results) if results[0] is None or keywords.get("return_state") else results[0], pullback
 
 
-def _of(template: replay.Template, arrays: list[Array], state: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
+def _of(template: Template, arrays: list[Array], state: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
     """(public result, pullback) of a call with a known signature."""
     call = template.bind(arrays, state)
     computed = template.forward(call)
-    return _with_pullback(call, template.core, computed, _finished(call, *computed[:2]), given)
-
-
-def _finished(call: Prepared, core_out: Any, end: Any) -> Any:
-    """The public (out, state), or StatesResult."""
-    return finish_at(call, core_out, end) if isinstance(end, StatesAt) else finish(call, core_out, end)
+    return _with_pullback(call, template.core, computed, finished(call, *computed[:2]), given)
 
 
 def _of_states(gradients_of: Pullback) -> Pullback:
@@ -133,26 +148,23 @@ def _with_backward(call: Prepared) -> Prepared:
 
 
 def _in_full(
-    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+    call: Prepared, signature: Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Any, Pullback]:
     """The result and the pullback of a checked call; both are recorded if they can be replayed."""
-    spec, device = call.spec, None
+    spec, recorded = call.spec, None
     with limit(spec, keywords), call.recorder or NO_LIMIT:
         x = call.inputs()
         core = core_of(x)
         lacks = call.lacks_states(core, x)
         if not lacks:
             computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
-            found = _finished(call, *computed[:2])
+            found = finished(call, *computed[:2])
     if lacks:
-        return pieces_vjp.vjp(call, keywords, _run_piece, _final, _without_gradients(call, core, x))
+        return pieces_vjp.vjp(call, keywords, _run_piece, final_state, _without_gradients(call, core, x))
     if signature is not None and call.is_recordable:
-        if call.recorder is not None:
-            saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
-            device = _record_forward(call, signature, arrays, keywords, (found, saved))
-        if device is None:
-            _store(call, signature, arrays, keywords, (core, computed[2]))
-    return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), device)
+        saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
+        recorded = record_forward(call, signature, arrays, keywords, core, found, saved)
+    return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), recorded)
 
 
 def _without_gradients(call: Prepared, core: Any, x: Any) -> Any:
@@ -164,68 +176,41 @@ def _without_gradients(call: Prepared, core: Any, x: Any) -> Any:
         return finish_at(plain, *core.forward(call.spec.name, x, plain.plan, call.state, call.options["backend"])[:2])
 
 
-def _record_forward(
-    call: Prepared, signature: replay.Signature, arrays: tuple[Any, ...], keywords: Mapping[str, Any],
-    computed: tuple[Any, Any],
-) -> Any:  # fmt: skip
-    """The recorded forward of a call on CuPy arrays; computed: its public result, and what holds its residuals."""
-    from . import device_replay
-
-    if not replay.ENABLED:
-        return None
-    key, given = replay.vjp_key(signature), device_replay.given_arrays(arrays, keywords)
-    return device_replay.recorded_forward(key, replay.plans.get(key), given, call.recorder, *computed)
-
-
-def _record_pullback(device: Any, cotangents: tuple[Any, ...], recorder: Any, grads: Any) -> None:
-    """Record the plan of a pullback on CuPy arrays with its forward."""
-    if device.add_pullback(cotangents, recorder, grads):
-        replay.store(device.forward.key, device.forward)
-
-
-def _store(
-    call: Prepared, signature: replay.Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any],
-    computed: tuple[Any, Any],
-) -> None:  # fmt: skip
-    """Record the checked call, if it can be replayed; computed: the core and its residuals."""
-    if signature is None or not call.is_recordable:
-        return
-    if call.plan.states_at is not None and call.recorder is not None:
-        return
-    names, key = replay.names_of(call.spec, signature, arrays, keywords), replay.vjp_key(signature)
-    if names is not None and key not in replay.plans:
-        replay.store(key, replay.Template(key, call, names, *computed))
+def _record_pullback(recorded: Any, cotangents: tuple[Any, ...], recorder: Any, grads: Any) -> None:
+    """Record the plan of a pullback with its forward."""
+    if recorded.add_pullback(cotangents, recorder, grads):
+        plans.store(recorded.forward.key, recorded.forward)
 
 
 def _with_pullback(
-    call: Prepared, core: Any, computed: Any, found: Any, given: Mapping[str, Any], device: Any = None
+    call: Prepared, core: Any, computed: Any, found: Any, given: Mapping[str, Any], recorded: Any = None
 ) -> tuple[Any, Pullback]:
     """(public result, pullback).
 
     computed: the core's (out, final state, residuals). found: the public (out, state), or StatesResult. given: the
-    caller's arrays by name. device: what records the pullback of a call on CuPy arrays.
+    caller's arrays by name. recorded: the forward with which the pullback is recorded.
     """
     if isinstance(found, StatesResult):
-        return _with_states(call, core, computed, found, given, device)
+        return _with_states(call, core, computed, found, given, recorded)
     spec, (core_out, end, residuals) = call.spec, computed
     shape = None if core_out is None else shape_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
     marks = mark(given)
     out, state = _copied_if_read(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
-    threads = {"num_threads": call.options["num_threads"]}
+    threads, make_recorder = {"num_threads": call.options["num_threads"]}, type(call.recorder)
+    call = call._replace(recorder=None)
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
-        if device is not None and (replayed := device.pullback((dout, dstate))) is not None:
-            return replayed
         check_unchanged(spec.name, marks)
-        recorder = None if device is None else type(call.recorder)()
-        given = cotangents(call, dout, dstate, shape, end)
+        if recorded is not None and (replayed := recorded.pullback((dout, dstate))) is not None:
+            return replayed
+        recorder = None if recorded is None else make_recorder()
         with limit(spec, threads), recorder or NO_LIMIT:
-            grads = _gradients(call, core, residuals, core_out, given)
-        all_grads = gradients(call, *grads)
+            given = cotangents(call, dout, dstate, shape, end)
+            all_grads = gradients(call, *_gradients(call, core, residuals, core_out, given))
         if recorder is not None:
-            _record_pullback(device, (dout, dstate), recorder, all_grads)
+            _record_pullback(recorded, (dout, dstate), recorder, all_grads)
         return all_grads
 
     return Result(out, state) if out is None or call.options["return_state"] else out, pullback
@@ -246,23 +231,24 @@ def _gradients(
 
 
 def _with_states(
-    call: Prepared, core: Any, computed: Any, result: StatesResult, given: Mapping[str, Any], device: Any = None
+    call: Prepared, core: Any, computed: Any, result: StatesResult, given: Mapping[str, Any], recorded: Any = None
 ) -> tuple[Any, Pullback]:
     """(public result, pullback) of a call with states at positions; arguments as those of _with_pullback."""
     spec, (core_out, ends, residuals) = call.spec, computed
     shape = None if core_out is None else shape_of(call.library, result.out)
     core_out = core_out if spec.change.from_core else None
-    marks, (out, state, states) = mark(given), result
+    marks, (out, state, states), make_recorder = mark(given), result, type(call.recorder)
+    call = call._replace(recorder=None)
     if is_mutable(call.plan.xp):
         out, state = _copied_if_read(call, core, residuals, out, state)
         if spec.state.unpack_at_vjp is not None:  # which reads them
             states = unflatten(states, [copied(call.library, S) for S in flatten("states", states).values()])
 
     def gradients_of(*given: Any) -> Any:
-        if device is not None and (replayed := device.pullback(given)) is not None:
-            return replayed
-        (dout, dstate, dstates), recorder = given, None if device is None else type(call.recorder)()
         check_unchanged(spec.name, marks)
+        if recorded is not None and (replayed := recorded.pullback(given)) is not None:
+            return replayed
+        (dout, dstate, dstates), recorder = given, None if recorded is None else make_recorder()
         d_out, d_end, grads = None, None, dict[str, Array]()
         if dout is not None or dstate is not None:
             d_out, d_end, grads = cotangents(call, dout, dstate, shape, ends.end)
@@ -271,10 +257,9 @@ def _with_states(
         with limit(spec, {"num_threads": call.options["num_threads"]}), recorder or NO_LIMIT:
             d_ends, more = core_cotangents(call, d_end, dstates, states, ends.at)
             _add(grads, more)
-            found = _gradients(call, core, residuals, core_out, (d_out, d_ends, grads))
-        all_grads = gradients(call, *found)
+            all_grads = gradients(call, *_gradients(call, core, residuals, core_out, (d_out, d_ends, grads)))
         if recorder is not None:
-            _record_pullback(device, given, recorder, all_grads)
+            _record_pullback(recorded, given, recorder, all_grads)
         return all_grads
 
     return StatesResult(out, state, states), _of_states(gradients_of)

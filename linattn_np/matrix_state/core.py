@@ -8,7 +8,6 @@ implement is handled by a step of preprocess.py, which changes inputs and plan a
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +19,11 @@ from ..core import CallPlan, Computed, Explained, register, register_states
 from ..runtime.arrays import Array, is_cupy, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
-from ..runtime.tracing import Trace, Untraceable, plain
 from ..runtime.values import check_word
 from . import operations, policy
 from .array import pairs
 from .growth import growth as growth
-from .preprocess import PREPROCESSING, PreprocessingStep, traced_steps
+from .preprocess import PREPROCESSING, PreprocessingStep
 from .states import STATE_AXES as STATE_AXES
 from .states import STATE_COUNTS as STATE_COUNTS
 from .states import STATE_LIMITS as STATE_LIMITS
@@ -311,12 +309,9 @@ def forward(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | N
     return forward_along(path_of(fn, x, plan, wanted), x, state)
 
 
-def forward_along(
-    path: Path, x: Inputs, state: Array | None, loops: RecordedLoops | None = None
-) -> tuple[Array | None, Array, Residuals]:
-    """forward on a known path; loops: what runs the backend's forward."""
-    module = path.backend.module
-    run = module.forward if loops is None else loops.forward
+def forward_along(path: Path, x: Inputs, state: Array | None) -> tuple[Array | None, Array, Residuals]:
+    """forward on a known path."""
+    module, run = path.backend.module, path.backend.module.forward
     for step in reversed(path.steps):
         run = functools.partial(step.forward, run, module)
     out, end, saved = run(x, path.plan, state)
@@ -349,71 +344,6 @@ def residuals_of(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: st
     if not path.steps and plan.states_at is None and "recompute" in path.backend.handles(Call(x, path.plan)):
         return Residuals(path, Saved(x, path.plan, state, None))
     return forward_along(path, x, state)[2]
-
-
-class RecordedLoops:
-    """The backend's forward of one path: recorded by the first call, replayed on inputs of the same layout.
-
-    The inputs are those after the change of variables and after preprocessing, computed by each call. Only for calls
-    whose backward needs no more than the inputs.
-    """
-
-    def __init__(self, path: Path):
-        self._module, self._handles = path.backend.module, path.backend.handles
-        self._layout: Any = None
-        self._plan: Any = None  # (arrays, state, pointers) -> (out, final state)
-        self._given: tuple[int, ...] = ()
-
-    def forward(self, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
-        """(out, final state, residuals)."""
-        layout = _layout_of(x, state)
-        if layout == self._layout and self._plan is not None:
-            found = self._plan([*(x[n] for n in self._given), *plan.sums()], state, None)
-            if found is not None:
-                return *found, Saved(x, plan, state, None)
-        computed = self._module.forward(x, plan, state)
-        if self._layout is None:
-            self._layout = layout
-            if "record" in self._handles(Call(x, plan)):
-                self._record(x, plan, state, computed[2])
-        return computed
-
-    def _record(self, x: Inputs, plan: Plan, state: Array | None, saved: Any) -> None:
-        """Record a computed call, unless it stored more than its inputs, or two inputs begin at one address.
-
-        Only r may be the same array as k.
-        """
-        given = [(n, y) for n, y in enumerate(x) if y is not None and not (y is x.r and y is x.k and n != 1)]
-        arrays = [*(y for _, y in given), *plan.sums()]
-        places = {y.__array_interface__["data"][0] for y in (*arrays, *([] if state is None else [state]))}
-        apart = len(places) == len(arrays) + (state is not None)
-        if apart and isinstance(saved, Saved) and saved.starts is None:
-            self._given = tuple(n for n, _ in given)
-            with contextlib.suppress(Untraceable, MemoryError):  # the call has been computed
-                self._plan = self._module.record(x, plan, state, Trace(arrays))
-
-
-def _layout_of(x: Inputs, state: Array | None) -> list[Any]:
-    """Shapes, strides and dtypes of the inputs and the state, and whether r is k."""
-    layout: list[Any] = [None if y is None else (y.shape, y.strides, y.dtype) for y in (*x, state)]
-    layout.append(x.r is x.k)
-    return layout
-
-
-def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Callable[[Inputs, Any], Computed]:
-    """The forward (x, state) of further calls on the path of a first one; on NumPy arrays its loops are recorded."""
-    loops = RecordedLoops(residuals.path) if is_numpy(plan.xp) else None
-    return functools.partial(forward_along, residuals.path, loops=loops)
-
-
-def record(x: Inputs, plan: Plan, state: Any, residuals: Residuals, trace: Trace, then: Any = None) -> Any:
-    """The plan of further calls on arrays like trace.given (linattn_np/core.py:Computation.record)."""
-    backend, steps, _ = residuals.path
-    if "record" not in backend.handles(Call(x, plan)) or any(step.inputs is None for step in steps):
-        return None
-    if steps:
-        x, plan, then = traced_steps(steps, backend.module, x, plan, then)
-    return backend.module.record(Inputs(*map(plain, x)), plan, plain(state), trace, then)
 
 
 register(sys.modules[__name__], Inputs)

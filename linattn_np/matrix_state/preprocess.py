@@ -18,8 +18,7 @@ backward does the same with gradients in reverse order.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..core import StatesAt
@@ -28,7 +27,6 @@ from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
 from ..ops.rows import interleaved
 from ..runtime.arrays import Array, cast, device, is_cupy
 from ..runtime.pools import take_rows
-from ..runtime.tracing import of_output
 from . import policy
 from .array import pairs
 from .types import Decay, Erase, EraseKey, Inputs, Plan, both
@@ -376,20 +374,3 @@ PREPROCESSING = (  # in this order; core.py says when a call needs a step
     PreprocessingStep("first_position", _first_position, _first_position_vjp),
     PreprocessingStep("wide_keys", _wide_keys, _wide_keys_vjp),
 )
-
-
-def traced_steps(
-    steps: Sequence[PreprocessingStep], module: Any, x: Inputs, plan: Plan, then: Any
-) -> tuple[Inputs, Plan, Any]:
-    """Inputs and plan after steps that change no state, and `then` of Computation.record behind their outputs."""
-    for step in steps:
-        if step.output is not None:
-            then = _after(functools.partial(step.output, plan), plan, x.v.dtype, then)
-        x, plan = step.inputs(module, x, plan)
-    return x, plan, then
-
-
-def _after(output: Callable[[Array], Array], plan: Plan, dtype: Any, then: Any) -> Any:
-    if then is None:
-        return of_output(lambda out: cast(plan.xp, output(out), dtype))
-    return lambda out, end: then(None if out is None else output(out), end)

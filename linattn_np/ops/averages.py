@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..runtime.arrays import Array, Namespace, cast, device, shared_heads
+import numpy as np
+
+from ..runtime.arrays import Array, Namespace, cast, device, is_numpy, shared_heads
+from ..runtime.memory import is_next_column
 from .host import kernels
 
 
@@ -19,8 +22,13 @@ def with_ones(xp: Namespace, v: Array, dtype: Any = None, factor: Array | None =
     return xp.concat([v, ones] if factor is None else [factor * v, xp.broadcast_to(factor, ones.shape)], axis=-1)
 
 
-def with_sums(xp: Namespace, S: Array, z: Array, dtype: Any) -> Array:
-    """[S, z] in `dtype`: (..., K, V) and (..., K) to (..., K, V + 1)."""
+def with_sums(xp: Namespace, S: Array, z: Array, dtype: Any, view: bool) -> Array:
+    """[S, z] in `dtype`: (..., K, V) and (..., K) to (..., K, V + 1).
+
+    view: whether NumPy arrays that lie so, as calls return them, are not copied.
+    """
+    if view and is_numpy(xp) and S.dtype == z.dtype == dtype and is_next_column(S, z):
+        return np.lib.stride_tricks.as_strided(S, (*S.shape[:-1], S.shape[-1] + 1), S.strides)
     if (cpu := kernels(xp, S, z)) is not None:
         return cpu.compiled("appended", (S, z[..., None]), ((*S.shape[:-1], S.shape[-1] + 1), dtype), dtype)
     return xp.concat([cast(xp, S, dtype), cast(xp, z, dtype)[..., None]], axis=-1)

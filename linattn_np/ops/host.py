@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import STORAGE, Namespace, is_cupy, is_numpy, name_of
+from ..runtime.arrays import STORAGE, Array, Namespace, is_cupy, is_numpy, name_of
+from ..runtime.recorder import refuse
 
 
 @functools.cache
@@ -37,3 +38,12 @@ def numpy_kernels(xp: Namespace, *arrays: Any) -> Any:
     from .cpu import formulas
 
     return formulas
+
+
+def write(xp: Namespace, to: Array, x: Array) -> None:
+    """to[...] = x"""
+    if (cpu := kernels(xp, to, x)) is not None:
+        cpu.put(to, x)
+    else:
+        refuse("NumPy writes into an array of the caller")
+        to[...] = x

@@ -11,7 +11,6 @@ import numpy as np
 
 from ..runtime import blas, threads
 from ..runtime.arrays import Array, Namespace, device, is_cupy, is_numpy
-from ..runtime.tracing import traced
 from .host import numpy_kernels
 
 PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
@@ -53,9 +52,6 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
         rows = math.prod(first.shape[:-1])
         if not isinstance(first, np.ndarray):
             return f(*arrays)
-        if (trace := traced(first)) is not None:
-            result = f(*arrays)
-            return trace.dense(result, result.dtype)
         if rows <= UNBLOCKED_ROWS:
             return np.ascontiguousarray(f(*arrays))  # contiguous as in blocks: bits of products depend on strides
         flat = [np.reshape(x, (rows, x.shape[-1])) for x in arrays]
@@ -92,7 +88,7 @@ def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array) -> tuple[Array, Arra
 def interleaved(xp: Namespace, x: Array, n: int, at: int) -> Array:
     """(..., T n, heads, D) with x (..., T, heads, D) at place `at` of each token's n, and zeros at the others."""
     *lead, T, heads, D = x.shape
-    if traced(x) is None and (cpu := numpy_kernels(xp, x)) is not None:
+    if (cpu := numpy_kernels(xp, x)) is not None:
         return cpu.interleaved(x, n, at).reshape((*lead, T * n, heads, D))
     none = xp.zeros_like(x)
     each = [x if i == at else none for i in range(n)]

@@ -38,6 +38,13 @@ def place_of(x: Array) -> Place | None:
     return None
 
 
+def is_next_column(S: np.ndarray, z: np.ndarray) -> bool:
+    """Whether z is the column behind those of S, of one array."""
+    if S.strides[:-1] != z.strides or S.dtype != z.dtype or S.strides[-1] != S.itemsize:
+        return False
+    return first_byte(z) - first_byte(S) == S.shape[-1] * S.itemsize
+
+
 def is_on_device(x: Array) -> bool:
     """Whether x has strides and a device pointer, as CuPy arrays do."""
     return type(x) is not np.ndarray and hasattr(x, "strides") and hasattr(getattr(x, "data", None), "ptr")

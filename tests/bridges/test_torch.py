@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from tests.cases import PLAIN, cotangents, draw, one_per, parts, parts_like, with_arrays
 
 torch = pytest.importorskip("torch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from tests.cases import parts
 
 LENGTHS = {"tokens": 5, "chunks": 40}  # the two compiled forms

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("numba")
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from tests.call.replays import (
     B,
     H,
@@ -314,11 +314,11 @@ def test_the_bytes_of_recorded_plans_are_limited(where):
     replay.clear()
     for n in range(5):
         replay.store(n, plan(4))
-    assert list(replay.plans) == [1, 2, 3, 4]
+    assert list(replay.by_key) == [1, 2, 3, 4]
     replay.store(3, plan(2))
-    assert list(replay.plans) == [2, 3, 4]
+    assert list(replay.by_key) == [2, 3, 4]
     replay.store(5, replay.Recorded(MethodType(len, plan(1e9)), False, False))
-    assert list(replay.plans) == [2, 3, 4, 5]
+    assert list(replay.by_key) == [2, 3, 4, 5]
     replay.store(6, plan(0.5))
     assert replay.count() == 0
 

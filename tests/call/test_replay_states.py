@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("numba")
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from tests.call.replays import B, H, K, apart, check, every_form, frozen, given, numbers, of
 
 

@@ -10,18 +10,23 @@ pytest.importorskip("llvmlite")
 import array_api_strict
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
+from linattn_np.call.replay.template import RecordedForward
 from linattn_np.matrix_state import core
 from linattn_np.matrix_state.cpu import loops
-from linattn_np.matrix_state.types import Inputs, Plan, Readout, Saved
-from tests.cases import CASES, cotangents, draw, parts, parts_like, passes_through
+from linattn_np.matrix_state.types import Inputs, Plan, Readout
+from linattn_np.runtime.shapes import sequences
+from tests.cases import CASES, draw, parts, parts_like, passes_through
 
 CHANGED = [  # a change of variables, a preprocessing step, or work after the core
     case
     for case in CASES
-    if (case.spec.readout is Readout.LINEAR and (case.spec.change.gate or not passes_through(case.fn)))
-    or case.options.get("qk_l2norm")
-    or "A_log" in case.given
+    if case.fn.__name__ not in ("delta_product", "gdn2")  # NumPy computes a part of their preprocessing
+    and (
+        (case.spec.readout is Readout.LINEAR and (case.spec.change.gate or not passes_through(case.fn)))
+        or case.options.get("qk_l2norm")
+        or "A_log" in case.given
+    )
 ]
 every_case = pytest.mark.parametrize("case", CHANGED, ids=str)
 FORMS = {"tokens": 3, "chunks": 40}
@@ -68,20 +73,6 @@ def test_a_repeated_call_builds_no_tables(case, T, in_place, sealed):
     assert (end is R) == in_place
 
 
-@every_case
-def test_a_repeated_vjp_builds_no_tables_forward(case, sealed):
-    (x, S), (y, R) = drawn(case, 1), drawn(case, 1, seed=1)
-    result, pullback = la.vjp(case.fn, **y, **case.options, state=R, return_state=True)
-    d = cotangents(result)
-    expected = as_bytes((*result, *pullback(*d)))
-    replay.clear()
-    for _ in range(2):
-        la.vjp(case.fn, **x, **case.options, state=S, return_state=True)
-    sealed()
-    result, pullback = la.vjp(case.fn, **y, **case.options, state=R, return_state=True)
-    assert as_bytes((*result, *pullback(*d))) == expected
-
-
 def test_an_overwritten_state_inside_an_input_is_computed_in_full():
     """The decay of hgrn2 lies in the state: its loops may not write there."""
     rng = np.random.default_rng(0)
@@ -100,49 +91,31 @@ def test_an_overwritten_state_inside_an_input_is_computed_in_full():
     assert call(shared=True) == expected
 
 
-class Module:
-    """A backend whose plans count their calls."""
-
-    def __init__(self):
-        self.full = self.replayed = 0
-
-    def forward(self, x, plan, state):
-        self.full += 1
-        return x.v, state, Saved(x, plan, state, None)
-
-    def record(self, x, plan, state, trace):
-        assert [y is z for y, z in zip(trace.given, (x.q, x.k, x.v), strict=True)] == [True] * 3
-
-        def replayed(arrays, state, pointers):
-            self.replayed += 1
-            return arrays[2], state
-
-        return replayed
-
-
 def test_inputs_of_another_layout_are_computed_in_full():
-    module = Module()
-    backend = core.Backend("stub", module, lambda call: None, lambda call: ("", None), lambda call: {"record"})
-    recorded = core.RecordedLoops(core.Path(backend, (), Plan(np, np.float32, 1.0)))
-    q, k, v, S = np.zeros((4, 3, 2, 2, 4))
-    x, plan = Inputs(q, k, v, r=k), Plan(np, np.float32, 1.0)
-    for n in range(4):
-        recorded.forward(x, plan, S)
-        assert (module.full, module.replayed) == (1, n)
-    others = [
-        x._replace(r=k.copy()),
-        x._replace(v=v.astype(np.float32)),
-        x._replace(q=q[:, ::-1]),
-        x._replace(g=q),
-        x._replace(k=k[:2], r=k[:2]),
-    ]
-    for n, other in enumerate(others):
-        out, _, saved = recorded.forward(other, plan, S)
-        assert out is other.v
-        assert saved.x is other
-        assert (module.full, module.replayed) == (2 + n, 3)
-    recorded.forward(x, plan, S)
-    assert module.replayed == 4
+    """The forward of a core, recorded on inputs of one layout."""
+    x = np.random.default_rng(0).standard_normal((4, 1, 5, 2, 4)).astype(np.float32)
+    q, k, v, other = x
+    S, plan = np.zeros((1, 2, 4, 4), np.float32), Plan(np, np.float32, 1.0, sequences=tuple(sequences(5, None)))
+    count = 0
+
+    def forward(inputs, state):
+        nonlocal count
+        count += 1
+        return core.forward("f", inputs, plan, state, "numba")
+
+    recorded = RecordedForward(forward, overwrite=False)
+    for _ in range(4):
+        recorded(Inputs(q, k, v, r=k), S)
+        assert count == 1
+    others = [{"r": other}, {"v": v[..., :2]}, {"q": q[:, ::-1]}, {"g": q}, {"k": k.astype(np.float64), "r": None}]
+    for n, change in enumerate(others):
+        inputs = Inputs(q, k, v, r=k)._replace(**change)
+        out, end, _ = recorded(inputs, S)
+        expected = core.forward("f", inputs, plan, S, "numba")
+        assert as_bytes((out, end)) == as_bytes(expected[:2])
+        assert count == 2 + n
+    recorded(Inputs(q, k, v, r=k), S)
+    assert count == 1 + len(others)
 
 
 G = np.ones((1, 1, 2, 4))
@@ -166,7 +139,7 @@ def test_explain_says_whether_a_call_is_replayed(arrays, options, expected, monk
     replay.clear()
     for _ in range(2):
         la.hgrn2(*arrays, **options)
-    plans = [one.plan for one in replay.plans.values()]
+    plans = [one.plan for one in replay.by_key.values()]
     assert (expected == "replayed") == (bool(plans) and plans[0] is not replay.computed_in_full)
     monkeypatch.setattr(replay, "ENABLED", False)
     assert la.explain(la.hgrn2, *arrays, **options).replay == "LINATTN_REPLAY is 0"

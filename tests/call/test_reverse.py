@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.testing import check_vjp, relative_error
 from tests.cases import PLAIN, call, cotangents, draw, naive, one_per, parts, parts_like, with_gradients
-from tests.matrix_state.cuda.step_twin import device_plans
+from tests.matrix_state.cuda.step_twin import recorded_plans
 from tests.matrix_state.cuda.token import host as step_calls
 
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=lambda c: c.fn.__name__)
@@ -150,7 +150,7 @@ def test_launches_on_a_device_are_replayed(public, monkeypatch):
         out, end = la.gated_delta_rule(**there, state=step_calls.stub(state), reverse=True, return_state=True)
         assert relative_error(np.asarray(out), expected.out) <= 1e-5
         assert relative_error(np.asarray(end), expected.state) <= 1e-5
-        assert len(device_plans()) == 1
+        assert len(recorded_plans()) == 1
         if seed == 0:
             monkeypatch.setattr("linattn_np.call.dispatch.prepare", None)  # not called again
 

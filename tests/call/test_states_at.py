@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state import policy
 from linattn_np.runtime.shapes import is_of_pairs
 from linattn_np.testing import relative_error
@@ -182,7 +182,7 @@ def test_repeated_calls(T, positions):
         calls.append((arrays, {"state": state, "return_states_at": positions, "return_state": True}))
     first = [case.fn(**arrays, **options) for arrays, options in calls]
     assert is_equal(tuple(case.fn(**calls[0][0], **calls[0][1])), tuple(first[0]))
-    assert sum("return_states_at" in key for key in replay.plans) == 1
+    assert sum("return_states_at" in key for key in replay.by_key) == 1
     graded = [with_gradients(case, arrays, **options) for arrays, options in calls]
     replay.clear()
     for (arrays, options), plain, (result, grads) in zip(calls, first, graded, strict=True):

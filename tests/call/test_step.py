@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from tests.cases import CASES, PLAIN, cotangents, draw, parts, parts_like
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import dispatch, replay
+from linattn_np.call import dispatch
+from linattn_np.call.replay import plans as replay
 from tests.call import test_calls, test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states
 from tests.cases import cases_of, draw
 from tests.cores import gated_mean as example

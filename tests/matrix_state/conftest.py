@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state import policy
 from linattn_np.runtime.cuda import launch
 

@@ -8,7 +8,7 @@ import linattn_np as la
 from linattn_np.matrix_state import preprocess
 from linattn_np.matrix_state.types import Inputs, Plan
 from linattn_np.ops.complement import complement, complement_vjp
-from tests.matrix_state.cuda.step_twin import CUPY, device_plans, stub
+from tests.matrix_state.cuda.step_twin import CUPY, recorded_plans, stub
 from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public = step_calls.launched, step_calls.public
@@ -29,7 +29,7 @@ def test_a_call_is_replayed(public):
         x = step_calls.arrays_of(la.hgrn2, seed=seed)
         out = la.hgrn2(**{n: stub(y) for n, y in x.items()})
         assert np.abs(out - la.hgrn2(**x)).max() < 1e-5
-    assert len(device_plans()) == 1
+    assert len(recorded_plans()) == 1
 
 
 def test_kernels_may_have_added_the_gradient_through_the_keys():

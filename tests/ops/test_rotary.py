@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.ops import rotary
 from linattn_np.ops.rotary import rotate, rotate_rows, rotate_vjp, rotation
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.runtime.cuda import constants
 from tests.cases import cases_of, draw, parts, parts_like
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.runtime import held, threads
 
 pytest.importorskip("numba")
 
+from linattn_np.runtime.pieces.record import LaunchSequence
 from linattn_np.runtime.pieces.run import scratch
 
 SIZES = {"B": (4,), "T": 80, "H": 16, "K": 16, "V": 16}
@@ -168,7 +169,7 @@ def test_a_recorder_that_finds_no_memory_leaves_the_result(monkeypatch):
     x = {n: float32(y) for n, y in la.testing.sample(la.hgrn2, np.random.default_rng(0), **SIZES).items()}
     expected = la.hgrn2(**x).tobytes()
     replay.clear()
-    monkeypatch.setattr(replay, "compiled_plan", full)
+    monkeypatch.setattr(LaunchSequence, "_prepare", full)
     assert la.hgrn2(**x).tobytes() == expected
     assert replay.count() == 0
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
 from linattn_np.call.explain import IN_PART
+from linattn_np.call.replay import host, signatures
+from linattn_np.call.replay import plans as replay
 from tests.cases import CASES, draw
 
 pytest.importorskip("numba")
 
-SOFTMAX = "its core records no plan of such a call"
+IN_PARTS = {"mesa_net"}  # the call looks at the least entry of ridge
+SOFTMAX = "the tasks depend on the numbers of tokens in the caches"
 
 
 @pytest.fixture(autouse=True)
@@ -36,16 +38,21 @@ def test_a_call_with_default_options_is_replayed_whole(fn, T):
     sizes = {"B": (1,), "T": T, "H": 2, "K": 4, "V": 4, "M": 8}
     x = {n: float32(y) for n, y in la.testing.sample(fn, np.random.default_rng(0), optional=False, **sizes).items()}
     state = fn(**x, return_state=True)[1]
-    whole = "replayed" if not fn.spec.grows else f"{IN_PART} ({SOFTMAX})"
+    whole = "replayed" if fn.__name__ not in IN_PARTS and not fn.spec.grows else f"{IN_PART} ("
     for more in ({}, {"return_state": True}, {"state": state}, {"state": state, "return_state": True}):
         fn(**x, **more)
-        assert la.explain(fn, **x, **more).replay == whole
-        la.vjp(fn, **x, **more)
-        key = replay.vjp_key(replay.signature(fn.spec, (), {**x, **more}))
-        assert type(replay.plans[key]) is replay.Template
+        found = la.explain(fn, **x, **more).replay
+        assert found.startswith(whole)
+        assert fn.spec.grows == (found == f"{IN_PART} ({SOFTMAX})")
 
 
-RAW = [case for case in CASES if {"qk_l2norm", "beta_sigmoid"} & case.spec.options.defaults.keys() and not case.options]
+RAW = [
+    case
+    for case in CASES
+    if case.fn.__name__ not in IN_PARTS
+    and {"qk_l2norm", "beta_sigmoid"} & case.spec.options.defaults.keys()
+    and not case.options
+]
 
 
 @pytest.mark.parametrize("case", RAW, ids=str)
@@ -55,17 +62,12 @@ def test_raw_projections_are_replayed_whole(case):
     options = {n: True for n in ("qk_l2norm", "beta_sigmoid") if n in case.spec.options.defaults}
     case.fn(**x, **options)
     assert la.explain(case.fn, **x, **options).replay == "replayed"
-    plan = replay.plans[replay.signature(case.spec, (), {**x, **options})[0]]
+    plan = replay.by_key[signatures.signature_of(case.spec, (), {**x, **options})[0]]
     assert plan.reason == ""
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"feature_map": "favor+"}, "a result that is no view"),
-        ({"layout": "heads_first"}, "the arrays of layout='heads_first' are transposed by every call"),
-    ],
-    ids=str,
+    ("options", "reason"), [({"feature_map": "favor+"}, "NumPy computed an array of the call")], ids=str
 )
 def test_explain_says_why_a_call_is_replayed_in_part(options, reason):
     x = np.random.default_rng(0).standard_normal((3, 1, 5, 5, 4)).astype(np.float32)
@@ -75,12 +77,12 @@ def test_explain_says_why_a_call_is_replayed_in_part(options, reason):
 
 
 def test_a_fault_of_the_recorder_is_not_hidden(monkeypatch):
-    """Only what cannot be traced, and no other error, makes a plan in part."""
-    x = {n: float32(y) for n, y in la.testing.sample(la.hgrn2, np.random.default_rng(0), B=(1,), T=5).items()}
+    """Only what cannot be recorded, and no other error, makes a plan in part."""
+    x = {n: float32(y) for n, y in la.testing.sample(la.gla, np.random.default_rng(0), B=(1,), T=5).items()}
 
     def fault(*arguments):
         raise AttributeError("a fault")
 
-    monkeypatch.setattr(replay, "_record", fault)
+    monkeypatch.setattr(host, "position", fault)
     with pytest.raises(AttributeError, match="a fault"):
-        la.hgrn2(**x)
+        la.gla(**x)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 
 SIZES = {"B": (2,), "T": 33, "H": 2, "K": 5, "V": 7, "M": 3}
 CALLS = 100

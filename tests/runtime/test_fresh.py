@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
 from linattn_np.call.binding import axes_of, flatten, unflatten
 from linattn_np.call.layouts import LAYOUTS, ONE_TOKEN
+from linattn_np.call.replay import plans as replay
 from linattn_np.runtime.pools import put_on_device
 from tests.cases import GROWING, RECURRENCES
 

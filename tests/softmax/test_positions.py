@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from tests.call.test_states_at import check_gradients, is_equal, random_like, with_gradients
 from tests.cases import GROWING, cases_of, cotangents, draw, parts, parts_like, tokens
 from tests.softmax.test_cache import SOFTMAX, every_case

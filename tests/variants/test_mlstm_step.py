@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 
 pytest.importorskip("numba")
 
@@ -25,7 +25,7 @@ def walk(arrays, options, overwrite, again):
         else:
             out, state = la.mlstm(**token, state=state, return_state=True, **options)
             outs.append(out)
-        made += sum(call is not None for call in replay.plans.values())
+        made += sum(call is not None for call in replay.by_key.values())
     return outs, state, made
 
 

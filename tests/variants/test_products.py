@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
 from linattn_np.call.dispatch import public
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state.types import Decay, Erase, Inputs
 from linattn_np.products import Formula, products
 from linattn_np.spec import ArgSpec, Samples, Variables, VariantSpec

@@ -7,7 +7,8 @@ import pytest
 
 import linattn_np as la
 from linattn_np import catalog
-from linattn_np.call import dispatch, replay
+from linattn_np.call.replay import plans as replay
+from linattn_np.call.replay import signatures
 from linattn_np.matrix_state import core
 
 SWITCHES = ("qk_l2norm", "beta_sigmoid", "dt_softplus")
@@ -23,6 +24,12 @@ def settings(fn):
     return [(o, with_all) for o in options or [{}] for with_all in (False, True)]
 
 
+def may_be_in_part(fn, options):
+    """NumPy computes a formula with these options, or looks at a number."""
+    maps = options.get("feature_map") in ("hedgehog", "dpfp")
+    return maps or fn in (la.mesa_net, la.delta_product) or (fn is la.retnet and "xpos" in options)
+
+
 @pytest.mark.parametrize("fn", VARIANTS, ids=lambda fn: fn.spec.name)
 def test_one_token_is_recorded_as_a_whole(fn):
     rng = np.random.default_rng(0)
@@ -34,9 +41,8 @@ def test_one_token_is_recorded_as_a_whole(fn):
             keywords = x | options | more | {"return_state": True}
             replay.clear()
             out = fn(**keywords)[0]
-            recorded = replay.plans[replay.signature(fn.spec, (), keywords)[0]]
+            recorded = replay.by_key[signatures.signature_of(fn.spec, (), keywords)[0]]
             words = f"{options}, all arrays: {with_all}, {[*more]}"
-            assert recorded.plan is not replay.computed_in_full, words
-            assert not dispatch.is_in_part(recorded), words
+            assert not recorded.reason or may_be_in_part(fn, options), words
             if more["state"] is None:
                 np.testing.assert_array_equal(out, first)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...call import dispatch, replay, vjp
+from ...call import dispatch, vjp
 from ...call.foreign import check_cotangents
+from ...call.options import PLAIN as PLAIN_OPTIONS
 from ...call.results import Result, StatesResult
 from ...spec import VariantSpec
 from .arguments import Arrays, Given, Keywords, TensorViews, given, is_followed, on_views
@@ -57,7 +58,7 @@ def _on_host(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
                 if grad and x.requires_grad:
                     return None
                 x = view(x)
-            elif x is not None and type(x) not in replay.PLAIN:
+            elif x is not None and type(x) not in PLAIN_OPTIONS:
                 return None
             named[n] = x
     except (TypeError, RuntimeError):  # on a device, sparse, transformed

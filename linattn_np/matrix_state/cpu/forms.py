@@ -13,7 +13,7 @@ import numpy as np
 from ...ops.conjugate_gradients import square_of
 from ...runtime import threads
 from ...runtime.memory import overlaps_itself, place_of
-from ...runtime.pieces.memory import address
+from ...runtime.pieces.memory import address, empty
 from ...runtime.pieces.run import Kernel, conversions
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import Layout, up
@@ -84,14 +84,13 @@ def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0) 
     dtype, (H, V), state = np.dtype(plan.dtype), x.v.shape[-2:], table.kept.get("in_state")
     longest, states = int((rows[:, STOP] - rows[:, FIRST]).max()), count_sequences(rows) * H
     few = states * key_width(x, plan) * V * dtype.itemsize * longest < policy.FEW_BYTES
-    count, rotation = 1 if few else threads.num_threads(), table.kept.get("in_rotation")
+    count = 1 if few else threads.num_threads()
     columns = V if plan.average is not None else columns_of(V, states, count, policy.STEP_COLUMNS)
     direct = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
-    # rotates: the last pass rotates the final state
-    cell = cell_of(x, plan, columns, "tokens", started=state is not None, direct=direct, rotates=rotation is not None)
+    cell = cell_of(x, plan, columns, "tokens", started=state is not None, direct=direct)
     made = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept)
-    kernel = kernel_of(step, cell, made, table, plan, H=H, pairs=0 if rotation is None else rotation.shape[-1])
+    kernel = kernel_of(step, cell, made, table, plan, H=H)
     return kernel.over(tasks, bounds, len(tasks), count)
 
 
@@ -107,13 +106,13 @@ class Made(NamedTuple):
     at: np.ndarray | None
 
     @classmethod
-    def of(cls, x: Inputs, plan: Plan, state: np.ndarray | None, mine: bool, make: Any = np.empty) -> Made:
+    def of(cls, x: Inputs, plan: Plan, state: np.ndarray | None, mine: bool) -> Made:
         """mine: the final state is written where the initial one lies."""
         (*lead, T, _, V), dtype, table, shape = x.v.shape, np.dtype(plan.dtype), Table(x), state_shape(x, plan)
-        out = None if x.q is None else make((*lead, T, table.query_heads, V), dtype)
+        out = None if x.q is None else empty((*lead, T, table.query_heads, V), dtype)
         lead, ended = ([], [len(plan.sequences)]) if plan.is_ragged else (lead, lead)
-        end = state if mine else make((*ended, *shape), dtype)
-        at = None if plan.states_at is None else np.empty((*lead, len(plan.states_at), *shape), dtype)
+        end = state if mine else empty((*ended, *shape), dtype)
+        at = None if plan.states_at is None else empty((*lead, len(plan.states_at), *shape), dtype)
         table.tokens("out", out, table.query_heads)
         table.of_plan(x, plan)
         for name, S in (("in_state", state), ("starts", end), ("out_states", at)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ops.cpu.array_calls import calls_around
 from ...ops.cpu.formulas import KINDS, formula
+from ...runtime.pieces.record import check, execute
 from .l2norm import divided
 from .recurrent import step
 from .scan import backward, forward, reverse
@@ -19,8 +19,8 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
         "chunks": ((forward,), ""), "gradients": ((backward, reverse), ""), "few tokens": ((step,), ""),
         "delta rule": (ALL, "delta"), "free erase": (ALL, "free"), "vector decay": (ALL, "vector channels"),
         "decay on the value axis": (ALL, "value_decay channels"), "bonus": (ALL, "bonus"), "feature maps": (ALL, "map"),
-        "averages": (ALL, "averaged"), "rotated states": (ALL, "rotates"), "l2 norms": ((divided,), ""),
-        "conjugate gradients": ((forward,), "solved formed"), "array calls": ((calls_around,), ""),
+        "averages": (ALL, "averaged"), "l2 norms": ((divided,), ""),
+        "conjugate gradients": ((forward,), "solved formed"), "repeated calls": ((execute, check), ""),
         "other dtypes of inputs": (ALL, "converted"), "16-bit results": ((formula,), "copy rounded"),
         "formulas": ((formula,), " ".join((*KINDS, "converted", "rounded"))),
     }  # fmt: skip

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ...ops.cpu.formulas import dense
 from ...ops.cpu.rows import unit_rows as divide
 from ...ops.cpu.rows import unit_rows_vjp as divide_vjp
+from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import rows
 from ...runtime.pieces.workspace import Matrix, Workspace
-from ...runtime.tracing import traced
 from ..policy import UNIT_ELEMENTS
 from ..preprocess import Rows
 from ..types import Plan
@@ -51,13 +52,12 @@ def _over_rows(plan: Plan, y: Any, dy: Any = None) -> np.ndarray | None:
     """Rows of whole arrays divided, or the transpose, None of None; threads share the rows."""
     if y is None:
         return None
-    trace, dtype, n = traced(y), np.dtype(plan.dtype), y.shape[-1]
-    dense, make = (np.ascontiguousarray, np.empty) if trace is None else (trace.dense, trace.new)
+    dtype, n = np.dtype(plan.dtype), y.shape[-1]
     arrays = {name: dense(x, dtype) for name, x in (("x", y), ("dy", dy)) if x is not None}
-    out = arrays["out"] = make(y.shape, dtype)
+    out = arrays["out"] = empty(y.shape, dtype)
     if not out.size:
         return out
     count, each = out.size // n, max(UNIT_ELEMENTS // n, 1)
     sizes = {"count": count, "n": n, "each": each, "transposed": dy is not None, "root": sqrt(plan.l2norm_eps)}
-    found = over_matrices(divided, ROWS, sizes | arrays, -(-count // each), dtype.name, trace)
-    return out if trace is None else found
+    over_matrices(divided, ROWS, sizes | arrays, -(-count // each), dtype.name)
+    return out

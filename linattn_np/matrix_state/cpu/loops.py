@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...core import StatesAt
+from ...ops.cpu.formulas import zeros
+from ...ops.cpu.sums import sum_to
 from ...runtime import threads
-from ...runtime.arrays import cast, sum_to
+from ...runtime.arrays import cast
 from ...runtime.pieces.memory import empty
 from ...runtime.pieces.workspace import SHARED
 from .. import policy
@@ -21,17 +23,14 @@ from ..types import Erase, EraseKey, Inputs, Plan, Saved, has_raw_gate
 from . import forms
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
-from .replay import record as record
 from .scan import backward as backward_kernel
 from .scan import reverse
-from .solve import record_solve as record_solve
 from .solve import solve as solve
-from .solve import solve_token as solve_token
 from .table import AT, FIRST, HEAD, LATER, STOP, TO, Table, count_sequences, from_pool, sequences
 from .time_blocks import block_counts, checkpoint_block, time_blocks
 from .workspace import Cell, layout
 
-HANDLES = frozenset(("wide_keys", "record", "recompute", "features", "averages", "conjugate_gradients", "states_at"))
+HANDLES = frozenset(("wide_keys", "recompute", "features", "averages", "conjugate_gradients", "states_at"))
 RAW = ("l2norm", "strengths")  # the kernels compute them forward (raw.py), and gates backward too
 
 
@@ -68,7 +67,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
         return array_chunks.forward(x, plan, state)
     C, rows = policy.cpu_chunk(x, plan), sequences(plan, prod(x.v.shape[:-3]))
     in_place = state is not None and forms.in_place(x, plan, state)
-    table, end, out, at = forms.Made.of(x, plan, state, in_place, empty)
+    table, end, out, at = forms.Made.of(x, plan, state, in_place)
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows.at, in_place)
     stepwise = forms.is_stepwise(x, plan, rows)
@@ -183,10 +182,10 @@ def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: in
                       ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv")):  # fmt: skip
         y = None if name == "r" and plan.erases_key else getattr(x, name)  # added to dk
         if y is not None:
-            make = np.zeros if name == "q" and not has_queries else empty
+            make = zeros if name == "q" and not has_queries else empty
             made[name] = make((*lead, *y.shape[-3:]), dtype)
             table.tokens(row, made[name], table.query_heads if name == "q" else table.H)
     if x.u is not None:
-        made["u"] = np.zeros((count, *x.u.shape), dtype)
+        made["u"] = zeros((count, *x.u.shape), dtype)
         table.tokens("out_du", made["u"], table.H)
     return made

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...runtime.pieces.piece import Matrix, piece
-from ...runtime.pieces.registers import LINE, NARROW, WIDE, fma, registers, store, times
+from ...runtime.pieces.registers import LINE, NARROW, WIDE, fma, registers, store
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import prefetch_line, row
 from .workspace import Work
@@ -55,17 +55,14 @@ def _read(L: int, ahead: int) -> Any:
     return read
 
 
-def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bool = False, turns: bool = False) -> Any:
+def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bool = False) -> Any:
     """The pass of a token that is written: read by its query, or by that and the next token."""
     zeros, load = registers(L)
 
     def write(w: Work, S: Matrix, to: Matrix = None):
-        """to = diag(decay) S diag(fade) + k^T w + b^T y, seen = q to, predicted = r to
-
-        turns: pairs of rows are rotated as ops/cpu/rotary.py does, after they are read.
-        """
-        K, rotation, turned = len(S), w.rotation, 2 * w.pairs if turns else 0
-        following, seen, predicted, even = w.following + K * ahead, zeros(S), zeros(S), zeros(S)
+        """to = diag(decay) S diag(fade) + k^T w + b^T y, seen = q to, predicted = r to"""
+        K = len(S)
+        following, seen, predicted = w.following + K * ahead, zeros(S), zeros(S)
         k, decay = row(w.keys, w.i), row(w.decays, w.i)
         q, r = row(w.query, w.q_row) if w.q_row >= 0 else w.nobody, row(w.reads, w.i + 1 if readers == 2 else w.i)
         new, fade = load(w.written if w.delta else w.values, 0), load(row(w.fade, w.i), 0)
@@ -83,12 +80,6 @@ def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bo
             seen = fma(q[i], s, seen)
             if readers == 2:
                 predicted = fma(r[i], s, predicted)
-            if turns:
-                if i & 1 and i < turned:
-                    cosine, sine = rotation[0, i >> 1], rotation[1, i >> 1]
-                    store(times(even, cosine) - times(s, sine), row(to, i - 1), 0)
-                    store(times(even, sine) + times(s, cosine), row(to, i), 0)
-                even = s
         store(seen, w.seen, 0)
         if readers == 2:
             store(predicted, w.predicted, 0)
@@ -99,7 +90,6 @@ def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bo
 read_pass = block_pass("read", _read)
 one_reads, two_read = block_pass("one_reads", _write), block_pass("two_read", _write, readers=2)
 one_reads_faded = block_pass("one_reads_faded", _write, "value_decay", fades=True)
-one_reads_turned = block_pass("one_reads_turned", _write, "rotates", turns=True)
 one_reads_pushed = block_pass("one_reads_pushed", _write, "free", pushes=True)
 two_read_pushed = block_pass("two_read_pushed", _write, "free", readers=2, pushes=True)
 
@@ -114,8 +104,6 @@ def write_state(w: Work, S: Matrix, to: Matrix):
         one_reads_pushed(w, S, to)
     elif w.free:
         two_read_pushed(w, S, to)
-    elif w.rotates and w.t + w.i + 1 == w.STOP:
-        one_reads_turned(w, S, to)
     elif alone:
         one_reads(w, S, to)
     else:

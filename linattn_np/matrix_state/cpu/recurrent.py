@@ -224,8 +224,6 @@ def step(w: Work, first: Whole, last: Whole):
     clear(as_row(w.nobody))
     if w.map:
         load(w.in_numbers, (0, 0, 0), (0, len(w.map_numbers)), as_row(w.map_numbers))
-    if w.rotates:
-        load(w.in_rotation, (0, 0, 0), (0, w.pairs), w.rotation)
     for n in range(first, last):
         begin_task(w, n)
         step_sequence(w)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...runtime.pieces.run import stored_array
 from ...runtime.pieces.workspace import ARRAY, SHARED
+from ...runtime.recorder import constant
 from ...runtime.shapes import segments
 from ..types import Inputs, Plan
 from .workspace import ARRAYS, TASK
@@ -64,7 +65,7 @@ class Table:
     def constant(self, name: str, y: np.ndarray | None) -> None:
         """A matrix, the same for every batch row and head: its rows take the place of tokens."""
         if y is not None:
-            self._put(name, y[None, :, None], (0, y.strides[0], 0, y.strides[1]), 1)
+            self._put(name, constant(y)[None, :, None], (0, y.strides[0], 0, y.strides[1]), 1)
 
     def _put(self, name: str, y: np.ndarray, steps: tuple[int, ...], shared: int) -> None:
         self.kept[name] = y

@@ -27,7 +27,7 @@ TASK = ("BATCH", "FIRST", "STOP", "STATE", "HEAD", "COLUMN", "V", "EARLIER", "LA
 SIZES = ("t", "C", "given", "half", "skipped", "segment_count", "group")  # fmt: skip
 WORDS = ("decay", "scalar", "vector", "erase", "delta", "free", "query_reads", "erase_reads", "separate_erase_key",
          "has_queries", "bonus", "started", "compensates", "map", "value_decay", "averaged", "formed", "direct_q",
-         "direct_v", "direct", "rotates", "has_dstate", "apart",
+         "direct_v", "direct", "has_dstate", "apart",
          "normalised", "before_sigmoid", "raw_gate", "bounded", "has_bias", "has_rate")  # fmt: skip
 FLAGS = ("queries", "reflects", "returning", "iterations", "lane")
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "known", "known_batch",
@@ -36,7 +36,7 @@ NUMBERS = ("scale", "eps", "enough", "root", "strongest", "lower_bound")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
-          "out_sums", "out_dgv", "in_rotation", "in_A_log", "in_bias")  # fmt: skip
+          "out_sums", "out_dgv", "in_A_log", "in_bias")  # fmt: skip
 
 M = Matrix
 GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
@@ -112,7 +112,7 @@ GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
         "query": M("c_queries", "K_lanes"), "nobody": M("K_lanes"), "predicted_weights": M("K_lanes"),
         "bonuses": M("c_queries"), "packed": M("K", "width_lanes"), "values": M("width_lanes"),
         "written": M("width_lanes"), "predicted": M("width_lanes"),
-        "seen": M("width_lanes"), "fade": M("c", "width_lanes"), "rotation": M("two", "pairs"),
+        "seen": M("width_lanes"), "fade": M("c", "width_lanes"),
     },
     "map tokens": {  # rows as they are given, all monomials, lengths
         "x": M("c_rows", "given_wide"), "phi": M("c_rows", "phi_lanes"), "lengths": M("c_rows"),
@@ -168,7 +168,7 @@ def token_layout(cell: Cell, tokens: int) -> Layout:
     """The table of a kernel of the recurrent form whose slabs have so many tokens."""
     W = lane(cell.dtype)
     sizes = {"c": tokens, "c_queries": tokens * cell.queries, "c_rows": tokens * (1 + cell.queries),
-             "width_lanes": WIDE * W, "two": 2, "pairs": up(cell.K, W)} | cell.sizes(W)  # fmt: skip
+             "width_lanes": WIDE * W} | cell.sizes(W)  # fmt: skip
     if cell.features:
         sizes["group"] = FEATURE_HEADS if tokens == 1 and sizes["map"] != MONOMIALS else 1
         sizes["c_rows"] *= sizes["group"]

@@ -20,17 +20,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core import Computed, Explained, StatesAt, register
+from ...core import Explained, StatesAt, register
 from ...ops.averages import divide, divide_vjp, with_ones
 from ...ops.map_steps import Steps
 from ...runtime.arrays import Array, cast, is_numpy, sum_dtype
-from ...runtime.memory import shares_memory
-from ...runtime.pieces.memory import address, gap
-from ...runtime.tracing import Trace
+from ...runtime.pieces.memory import empty
 from .. import core, policy
-from ..types import Average, Inputs, NormalisedState, Plan
+from ..types import Average, Inputs, Plan
 from . import polynomial
-from .sums import joined
 
 
 class MappedInputs(NamedTuple):
@@ -141,9 +138,8 @@ def forward(
     if in_chunks(fn, x, plan, wanted):
         return _forward_in_chunks(x, plan, state)
     if not is_compiled(fn, x, plan, wanted):
-        run = lambda inputs, inner, S: core.forward(fn, inputs, inner, S, wanted)  # noqa: E731
-        return _forward_of_features(run, x, plan, state)
-    return _forward_compiled(lambda inputs, inner, S: core.forward(fn, inputs, inner, S, wanted), x, plan, state)
+        return _forward_of_features(fn, x, plan, state, wanted)
+    return _forward_compiled(fn, x, plan, state, wanted)
 
 
 class InChunks(NamedTuple):
@@ -176,9 +172,9 @@ def _before_vjp(x: MappedInputs, plan: Plan, dq: Array | None, dk: Array) -> tup
 
 
 def _forward_compiled(
-    run: Callable[..., Computed], x: MappedInputs, plan: Plan, state: Array | None
+    fn: str, x: MappedInputs, plan: Plan, state: Array | None, wanted: str | None
 ) -> tuple[Array | None, Array, MappedResiduals]:
-    """forward with features computed by the backend; run(inputs, plan, state) is its forward."""
+    """forward with features computed by the backend."""
     narrow, plan = plan.dtype, x.widened(plan)
     dtype, sums = np.dtype(plan.dtype), None
     v = cast(np, x.v, dtype) if x.eps is not None or narrow != dtype else x.v  # averages: in the compute dtype
@@ -189,9 +185,9 @@ def _forward_compiled(
     if x.eps is not None:
         if x.q is not None:
             heads = max(x.v.shape[-2], x.q.shape[-2])
-            sums = np.empty((*x.v.shape[:-2], heads, 1), dtype)
+            sums = empty((*x.v.shape[:-2], heads, 1), dtype)
         inner = inner._replace(average=Average(x.eps, sums))
-    out, end, core_residuals = run(Inputs(q, k, v, x.g), inner, state)
+    out, end, core_residuals = core.forward(fn, Inputs(q, k, v, x.g), inner, state, wanted)
     return *_narrowed(plan, narrow, out, end), MappedResiduals(x, plan, core_residuals, out, sums, None, narrow)
 
 
@@ -204,14 +200,14 @@ def _narrowed(plan: Plan, dtype: Any, out: Array | None, end: Any) -> tuple[Arra
 
 
 def _forward_of_features(
-    run: Callable[..., Computed], x: MappedInputs, plan: Plan, state: Array | None
+    fn: str, x: MappedInputs, plan: Plan, state: Array | None, wanted: str | None
 ) -> tuple[Array | None, Array, MappedResiduals]:
-    """forward with features computed by array calls first; run(inputs, plan, state) is the core's."""
+    """forward with features computed by array calls first."""
     narrow, plan, xp = plan.dtype, x.widened(plan), plan.xp
     q, k = (None if y is None else x.map[0](cast(xp, y, plan.dtype)) for y in (x.q, x.k))
     v = x.v if plan.dtype == narrow else cast(xp, x.v, plan.dtype)
     v = v if x.eps is None else with_ones(xp, cast(xp, v, plan.dtype))
-    out, end, core_residuals = run(Inputs(q, k, v, x.g), plan, state)
+    out, end, core_residuals = core.forward(fn, Inputs(q, k, v, x.g), plan, state, wanted)
     sums = None
     if x.eps is not None and out is not None:
         out, sums = divide(xp, out, x.eps)
@@ -258,94 +254,6 @@ def reads_out(residuals: Any) -> bool:
 def reads_end(residuals: Any) -> bool:
     """Whether backward reads the final state."""
     return not isinstance(residuals, InChunks) and core.reads_end(residuals.core_residuals)
-
-
-def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Any) -> Callable[[MappedInputs, Any], Computed]:
-    """The forward (x, state) of further calls; the core's loops are recorded."""
-    if isinstance(residuals, InChunks):
-        return lambda x, state: _forward_in_chunks(x, plan, state)
-    if residuals.features is not None:
-        run = core.repeat(fn, plan, wanted, residuals.core_residuals)
-        return lambda x, state: _forward_of_features(lambda inputs, inner, S: run(inputs, S), x, plan, state)
-    path = residuals.core_residuals.path._replace(plan=plan)  # without the sums of that call
-    loops = core.RecordedLoops(path)
-
-    def along(inputs: Inputs, inner: Plan, S: Any) -> Computed:
-        return core.forward_along(path._replace(plan=inner), inputs, S, loops)
-
-    return lambda x, state: _forward_compiled(along, x, plan, state)
-
-
-def record(x: MappedInputs, plan: Plan, state: Any, residuals: MappedResiduals, trace: Trace, then: Any = None) -> None:
-    """No plan for a state of the core: record_mapped has one for the public state."""
-
-
-def record_mapped(
-    x: MappedInputs, plan: Plan, state: Any, residuals: MappedResiduals, trace: Trace, divide: Any
-) -> Any:
-    """The plan of a traced call: (arrays, state, pointers) -> (out, state); None without one.
-
-    state: None, S, or (S, z), which are the last arrays of the trace if they lie apart. divide: of a state with z, what
-    is done to outputs that the core has not divided.
-    """
-    if isinstance(residuals, InChunks) or residuals.features is not None:
-        return None
-    narrow, plan = np.dtype(plan.dtype), x.widened(plan)
-    dtype, heads, parts = np.dtype(plan.dtype), x.v.shape[-2], isinstance(state, tuple)
-    q, k, before = x.q, x.k, x.steps.before
-    if before is not None:
-        q, k = (None if y is None else before[0](cast(np, y, dtype)) for y in (q, k))
-    inner = plan._replace(features=x.steps._replace(before=None))
-    if x.eps is not None:
-        sums = None if q is None else trace.new((*x.v.shape[:-2], max(heads, q.shape[-2]), 1), dtype)
-        inner = inner._replace(average=Average(x.eps, sums))
-    if parts and not all(y.dtype == narrow for y in state):
-        return None
-    then = divide
-    if narrow != dtype:
-        then = functools.partial(_narrowed_results, divide, x.v.dtype, narrow)
-        inner = inner._replace(overwrite=plan.overwrite and divide is None)
-    v = cast(np, x.v, dtype) if x.eps is not None or narrow != dtype else x.v
-    if parts and (both := joined(*state)) is not None:
-        found = core.record(Inputs(q, k, v, x.g), inner, both, residuals.core_residuals, trace, then)
-        width = state[0].shape[-1] * narrow.itemsize
-        return found and functools.partial(_with_sums, found, plan.overwrite, width)
-    S = state
-    if parts:
-        S, z = trace.arrays[-2:]
-        S = np.concatenate([S, z[..., None]], axis=-1)
-    if divide is not None:
-        inner = inner._replace(overwrite=False)
-    found = core.record(Inputs(q, k, v, x.g), inner, S, residuals.core_residuals, trace, then)
-    return found if found is None or divide is None else functools.partial(_with_sums, found, plan.overwrite, 0)
-
-
-def _narrowed_results(divide: Any, out_dtype: Any, dtype: Any, out: Any, end: Any) -> tuple[Any, Any]:
-    """`divide`, the output in the dtype of values, and the final state in that of a call."""
-    if divide is not None:
-        out, end = divide(out, end)
-    return None if out is None else cast(np, cast(np, out, dtype), out_dtype), cast(np, end, dtype)
-
-
-def _with_sums(
-    found: Any, overwrite: bool, width: int, arrays: list[np.ndarray], state: Any, pointers: None = None
-) -> Any:
-    """A recorded call whose state is (S, z); width: bytes from S to z if they are columns of one array, else 0."""
-    if width and gap(state[0], state[1]) != width:
-        return None
-    if width:
-        computed = found(arrays, state[0], None)
-    elif overwrite and shares_memory(state, arrays):
-        return None
-    else:
-        computed = found([*arrays, *(state or ())], None, None)
-    if computed is None:
-        return None
-    out, end = computed
-    parts = end[..., :-1], end[..., -1]
-    if overwrite and not (width and address(end) == address(state[0])):
-        state[0][...], state[1][...] = parts
-    return out, NormalisedState(*(state if overwrite else parts))
 
 
 register(sys.modules[__name__], MappedInputs)

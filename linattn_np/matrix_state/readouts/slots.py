@@ -8,17 +8,12 @@ W (K, M) holds one key per slot, S (M, V) one value. The adjoint runs in reverse
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ...core import Computed, Explained, join_parts, register, split_parts
+from ...core import Explained, join_parts, register, split_parts
 from ...ops.learned_maps import softmax, softmax_vjp
 from ...runtime.arrays import Array, cast
-from ...runtime.tracing import Trace, of_output, plain
 from .. import core
 from ..types import Inputs, Plan
 
@@ -54,17 +49,11 @@ def forward(
 ) -> tuple[Array | None, tuple[Array, Array], SlotResiduals]:
     """(out, (S, W) after the last token, residuals)."""
     of_keys, of_values = plan._replace(computed=OF_KEYS), plan._replace(scale=1.0, computed=OF_VALUES)
-    return _forward_by(lambda x, state: core.forward(fn, x, of_keys, state, wanted),
-                       lambda x, state: core.forward(fn, x, of_values, state, wanted), x, plan, state)  # fmt: skip
-
-
-def _forward_by(run_keys: Any, run_values: Any, x: SlotInputs, plan: Plan, state: Any) -> Computed:
-    """forward by the forwards of both memories, (inputs, state) -> Computed."""
     S, W = (None, None) if state is None else state
     keys, values = x.memories()
-    logits, W_end, key_residuals = run_keys(keys, W)
+    logits, W_end, key_residuals = core.forward(fn, keys, of_keys, W, wanted)
     p = None if logits is None else softmax(plan.xp, logits)
-    out, S_end, value_residuals = run_values(values._replace(q=p), S)
+    out, S_end, value_residuals = core.forward(fn, values._replace(q=p), of_values, S, wanted)
     return out, join_parts((S_end, W_end)), SlotResiduals(plan, p, key_residuals, value_residuals)
 
 
@@ -101,50 +90,6 @@ def reads_out(residuals: SlotResiduals) -> bool:
 def reads_end(residuals: SlotResiduals) -> bool:
     """Whether backward reads the final state."""
     return True
-
-
-def repeat(fn: str, plan: Plan, wanted: str | None, residuals: SlotResiduals) -> Callable[[SlotInputs, Any], Computed]:
-    """The forward (x, state) of further calls; the loops of both memories are recorded."""
-    keys = core.repeat(fn, plan, wanted, residuals.key_residuals)
-    values = core.repeat(fn, plan._replace(scale=1.0), wanted, residuals.value_residuals)
-    return lambda x, state: _forward_by(keys, values, x, plan, state)
-
-
-def record(x: SlotInputs, plan: Plan, state: Any, residuals: SlotResiduals, trace: Trace, then: Any = None) -> Any:
-    """The plan of a traced call: (arrays, (S, W), pointers) -> (out, (S, W)); None without one."""
-    if then is not None or residuals.p is None:
-        return None
-    from ...ops.cpu.programs import Ahead  # where a plan is recorded, there are compiled loops
-    from ...runtime.pieces.run import Overlap
-
-    if state is not None and not (state[0].dtype == state[1].dtype == plan.dtype):
-        return None
-    S, W = (None, None) if state is None else state[:2]
-    ahead = Ahead(trace)
-    following = ahead.following
-    keys, values = SlotInputs(*map(plain, x)).memories()
-    logits = core.record(keys, plan, W, residuals.key_residuals, following,
-                         of_output(functools.partial(softmax, plan.xp)))  # fmt: skip
-    p = np.empty(residuals.p.shape, residuals.p.dtype)
-    read = core.record(values._replace(q=p), plan._replace(scale=1.0), S, residuals.value_residuals,
-                       Trace([*following.given, p]))  # fmt: skip
-    if logits is None or read is None:
-        return None
-    overlap = Overlap((S, W), trace.given) if plan.overwrite and state is not None else None
-    words = ahead.words()
-
-    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-        S, W = (None, None) if state is None else state[:2]
-        if overlap is not None and overlap((S, W), arrays):
-            return None
-        arrays = [*arrays, np.empty(words)]
-        found = logits(arrays, W, None)
-        if found is None:
-            return None
-        out = read([*arrays, found[0]], S, None)
-        return None if out is None else (out[0], (out[1], found[1]))
-
-    return call
 
 
 register(sys.modules[__name__], SlotInputs)

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
 import array_api_compat as compat
-import numpy as np
 
-from ...core import Computed, Explained, join_parts, register, split_parts
-from ...runtime import threads
+from ...core import Explained, join_parts, register, split_parts
 from ...runtime.arrays import Array, Namespace, add_to, is_cupy, sum_to
-from ...runtime.tracing import Trace, Untraceable, plain
-from .. import core, policy
+from ...runtime.recorder import refuse
+from .. import core
 from ..operations import readers_of
 from ..types import Inputs, Plan
 from . import systems
@@ -73,36 +70,15 @@ def forward(
     fn: str, x: SolvedInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
 ) -> tuple[Array | None, tuple[Array, Array], MesaResiduals]:
     """(out, (S, Z) after the last token, residuals).   Raises ValueError where a system is singular."""
-    return forward_by(Runs.of(fn, x, plan, wanted), x, plan, state)
-
-
-class Runs(NamedTuple):
-    """What computes a call: the forward of both memories, (inputs, state) -> Computed, and the module that solves."""
-
-    fn: str
-    wanted: str | None
-    keys: Callable[[Inputs, Any], Computed]
-    values: Callable[[Inputs, Any], Computed]
-    solver: Any
-
-    @classmethod
-    def of(cls, fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Runs:
-        """Of a call in full."""
-        run = lambda inputs, state: core.forward(fn, inputs, plan, state, wanted)  # noqa: E731
-        keys = lambda inputs, state: core.forward(fn, inputs, plan._replace(overwrite=False), state, wanted)  # noqa: E731
-        return cls(fn, wanted, keys, run, _iterating(fn, x, plan, wanted))
-
-
-def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, Any]:
-    """forward on a known path; one token on CuPy arrays: by a kernel that does not look at the ridge first."""
-    if _by_kernel(x, plan, runs.wanted):
-        return _forward_of_one(runs, x, plan, state)
-    fn, (S, Z), least = runs.fn, (None, None) if state is None else state, float(x.least)
+    if _by_kernel(x, plan, wanted):
+        return _forward_of_one(fn, x, plan, state, wanted)
+    refuse("the call looks at the least entry of ridge")
+    (S, Z), least = (None, None) if state is None else state, float(x.least)
     if least < 0:
         raise ValueError(f"{fn}: ridge has an entry {least:g}, expected none below 0")
     keys, read = x.memory(x.k), None
     if x.q is None:
-        Z_end = _written(runs, keys, Z)
+        Z_end = _written(fn, keys, plan, Z, wanted)
     else:
         at = singular(keys, x.ridge, plan, Z) if least == 0 else None
         if at is not None:
@@ -110,10 +86,10 @@ def forward_by(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Arr
                 f"{fn}: the system of token {at[0]}, head {at[1]} is singular: ridge is 0 in channels "
                 "that the keys so far do not span, expected ridge > 0 there"
             )
-        read, Z_end = _solve(runs, keys, x, plan, Z)
-    out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
+        read, Z_end = _solve(fn, keys, x, plan, Z, wanted)
+    out, S_end, value_residuals = core.forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
     inputs = x._replace(least=math.inf)  # which a backward does not read
-    residuals = MesaResiduals(inputs, plan, SolvedResiduals(read, (fn, runs.wanted, value_residuals), Z))
+    residuals = MesaResiduals(inputs, plan, SolvedResiduals(read, (fn, wanted, value_residuals), Z))
     return out, join_parts((S_end, Z_end)), residuals
 
 
@@ -122,31 +98,35 @@ def _by_kernel(x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
     return is_cupy(plan.xp) and wanted in (None, "cuda") and KERNEL.takes(x, plan)
 
 
-def _forward_of_one(runs: Runs, x: SolvedInputs, plan: Plan, state: Any) -> tuple[Array | None, Any, MesaResiduals]:
+def _forward_of_one(
+    fn: str, x: SolvedInputs, plan: Plan, state: Any, wanted: str | None
+) -> tuple[Array | None, Any, MesaResiduals]:
     S, Z = (None, None) if state is None else state
     read, Z_end = KERNEL.solve(x, plan, Z)
-    out, S_end, value_residuals = runs.values(x.memory(x.v)._replace(q=read), S)
-    solved = SolvedResiduals(read, (runs.fn, runs.wanted, value_residuals), Z)
+    out, S_end, value_residuals = core.forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
+    solved = SolvedResiduals(read, (fn, wanted, value_residuals), Z)
     return out, join_parts((S_end, Z_end)), MesaResiduals(x._replace(least=math.inf), plan, solved)
 
 
-def _written(runs: Runs, keys: Inputs, Z: Array | None) -> Any:
+def _written(fn: str, keys: Inputs, plan: Plan, Z: Array | None, wanted: str | None) -> Any:
     """Z after the last token, or a StatesAt, by a pass that reads nothing."""
-    return runs.keys(keys._replace(q=None), Z)[1]
+    return core.forward(fn, keys._replace(q=None), plan._replace(overwrite=False), Z, wanted)[1]
 
 
-def _solve(runs: Runs, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None) -> tuple[Array, Any]:
+def _solve(
+    fn: str, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None, wanted: str | None
+) -> tuple[Array, Any]:
     """(x_t, Z after the last token, or a StatesAt).   Raises ValueError where the library finds a system singular."""
-    at = plan.states_at
-    apart = at is not None and (runs.solver is systems or at[:1] in ((), (0,)))
+    at, solver = plan.states_at, _iterating(fn, x, plan, wanted)
+    apart = at is not None and (solver is systems or at[:1] in ((), (0,)))
     try:
-        read, end = runs.solver.solve(keys, x.ridge, x.solver, plan._replace(states_at=None) if apart else plan, Z)
-        return read, _written(runs, keys, Z) if apart else end
+        read, end = solver.solve(keys, x.ridge, x.solver, plan._replace(states_at=None) if apart else plan, Z)
+        return read, _written(fn, keys, plan, Z, wanted) if apart else end
     except Exception as error:
         if "LinAlgError" not in type(error).__name__:
             raise
         words = "a system is singular in the numbers of its dtype, expected a larger ridge"
-        raise ValueError(f"{runs.fn}: {words}") from error
+        raise ValueError(f"{fn}: {words}") from error
 
 
 def _iterating(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Any:
@@ -191,8 +171,7 @@ def backward(
         if _by_kernel(x, plan, wanted):
             y, _ = KERNEL.solve(x._replace(q=d.q), plan, transposed)
         else:
-            runs = Runs.of(fn, x, plan, wanted)
-            y, _ = _solve(runs, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed)
+            y, _ = _solve(fn, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed, wanted)
     minus = plan._replace(scale=-1.0, overwrite=False)
     key_residuals = core.residuals_of(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)
@@ -244,119 +223,6 @@ def reads_out(residuals: MesaResiduals) -> bool:
 def reads_end(residuals: MesaResiduals) -> bool:
     """Whether backward reads the final state."""
     return False
-
-
-def repeat(
-    fn: str, plan: Plan, wanted: str | None, residuals: MesaResiduals
-) -> Callable[[SolvedInputs, Any], Computed]:
-    """The forward (x, state) of further calls; the loops of the memory of values are recorded."""
-    runs = Runs.of(fn, residuals.x, plan, wanted)
-    runs = runs._replace(values=core.repeat(fn, plan, wanted, residuals.solved.value_residuals[2]))
-    return lambda x, state: forward_by(runs, x, plan, state)
-
-
-def record(x: SolvedInputs, plan: Plan, state: Any, residuals: MesaResiduals, trace: Trace, then: Any = None) -> Any:
-    """The plan of a traced call: (arrays, (S, Z), pointers) -> (out, (S, Z)); None without one.
-
-    A call whose ridge is not positive is computed in full, and one whose systems the array library finds singular.
-    """
-    if then is not None or x.q is None or not isinstance(x.least, np.ndarray):  # no tokens
-        return None
-    if not (state is None or state[0].dtype == state[1].dtype == plan.dtype):
-        return None
-    from ...ops.cpu.programs import Places, Views, computed, whole  # where a plan is recorded, there are compiled loops
-    from ...runtime.pieces.run import Overlap
-
-    (S, Z), (fn, wanted, value_residuals) = state[:2] if state else (None, None), residuals.solved.value_residuals
-    solver, (add, trace) = _iterating(fn, residuals.x, plan, wanted), computed(trace)
-    x = SolvedInputs(*(trace.view(plain(y)) if isinstance(y, np.ndarray) else y for y in x))
-    least = Views(None, Places(trace), trace, [x.least])
-    if (at_once := _record_token(x, plan, state, solver, value_residuals, (add, least, trace))) is not None:
-        return at_once
-    keys, values = (Inputs(*(None if y is None else whole(trace, y) for y in x.memory(y))) for y in (x.k, x.v))
-    ridge, x_t = whole(trace, x.ridge), residuals.solved.read
-    add_products, following = computed(trace)
-    keys, values = (Inputs(*map(plain, y)) for y in (keys, values))
-    solve: Any = _recorded_solve(solver, (keys, plain(ridge)), x.solver, plan, Z, following)
-    read = core.record(values._replace(q=x_t), plan, S, value_residuals, Trace([*following.given, x_t]))  # type: ignore[list-item]
-    overlap = Overlap((S, Z), trace.given) if plan.overwrite and state is not None else None
-
-    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-        S, Z = (None, None) if state is None else state[:2]
-        arrays = add(arrays)
-        if (overlap is not None and overlap((S, Z), arrays)) or not least.run(arrays)[0] > 0:
-            return None
-        arrays = add_products(arrays)
-        if (found := solve(arrays, Z)) is None or (out := read([*arrays, found[0]], S, None)) is None:
-            return None
-        return out[0], (out[1], found[1])
-
-    return None if read is None or solve is None else call
-
-
-def _record_token(x: SolvedInputs, plan: Plan, state: Any, solver: Any, value_residuals: Any, checked: Any) -> Any:
-    """The plan of a call of one token that is solved by conjugate gradients in the program of the other array calls.
-
-    None without one. The final Z is a result of that program, or overwrites the initial one. checked: what computes
-    the least entry of the ridge, where it lies, and the trace that goes on.
-    """
-    add, least, trace = checked
-    if x.v.shape[-3] != 1 or plan.is_ragged or solver is systems:
-        return None
-    count = prod(x.v.shape[:-3]) * max(x.q.shape[-2], x.v.shape[-2]) * x.solver.iterations
-    if count * x.k.shape[-1] ** 2 * np.dtype(plan.dtype).itemsize > policy.SOLVED_BYTES and threads.num_threads() > 1:
-        return None
-    from ...runtime.pieces.run import Overlap
-
-    S, Z = state[:2] if state is not None else (None, None)
-    overwrites: bool = plan.overwrite and state is not None
-    overlap = Overlap((S, Z), trace.given) if overwrites else None
-    if overlap and (overlap.meets((S, Z), trace.given) or not all(y.flags.c_contiguous for y in state[:2])):
-        return None
-    own = Trace(trace.given if Z is None else [*trace.given, Z])
-    x = SolvedInputs(*(own.view(plain(y)) if isinstance(y, np.ndarray) else y for y in x))
-    try:
-        began = None if Z is None else own.arrays[-1]
-        read, Z_end = solver.solve_token(x.memory(x.k), x.ridge, x.solver, plan, began, overwrites)
-        found = core.record(x.memory(x.v)._replace(q=read), plan, S, value_residuals, own,
-                            lambda out, end: (out, () if overwrites else (end, Z_end)))  # fmt: skip
-    except Untraceable:
-        return None
-
-    def call(arrays: list[np.ndarray], state: Any, pointers: None = None) -> Any:
-        S, Z = (None, None) if state is None else state[:2]
-        arrays = add(arrays)
-        if (overlap is not None and overlap.meets((S, Z), arrays)) or not least.run(arrays)[0] > 0:
-            return None
-        results = found(arrays if Z is None else [*arrays, Z], S, None)
-        return results if results is None or not overwrites else (results[0], (S, Z))
-
-    return None if found is None else call
-
-
-def _recorded_solve(
-    module: Any, keys: tuple[Inputs, Array], solver: Any, plan: Plan, Z: Any, trace: Trace
-) -> Callable[..., Any] | None:
-    """(arrays, Z) -> (x_t, Z after the last token), or None; keys: the memory and the ridge, views of trace.given."""
-    if module is not systems and (keys[0].v.shape[-3] > 1 or plan.is_ragged):
-        return module.record_solve(keys, solver, plan, Z, trace)
-    from ...ops.cpu.programs import Places, Views
-
-    fields = [n for n, y in enumerate(keys[0]) if y is not None]
-    views = Views(None, Places(trace), trace, [*(keys[0][n] for n in fields), keys[1]])
-    shapes = [y.shape for y in (*keys[0], keys[1]) if y is not None]  # with the time axis, which a step's arrays lack
-    none: list[Any] = [None] * len(keys[0])
-
-    def call(arrays: list[np.ndarray], Z: Any) -> Any:
-        each, found = none.copy(), [y.reshape(shape) for y, shape in zip(views.run(arrays), shapes, strict=True)]
-        for n, y in zip(fields, found, strict=False):
-            each[n] = y
-        try:
-            return module.solve(Inputs(*each), found[-1], solver, plan, Z)
-        except np.linalg.LinAlgError:
-            return None
-
-    return call
 
 
 register(sys.modules[__name__], SolvedInputs)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import NARROW, STORAGE, dtype_name
-from ...runtime.constants import host_constants
+from ...runtime.constants import constant_array, host_constants
 from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.views import row
+from ...runtime.recorder import refuse
 from .elementwise import (
     bounded,
     capped,
@@ -138,6 +139,7 @@ def compiled(name: str, arrays: Any, out: Any, dtype: Any, a: float = 0.0, b: fl
 def put(to: np.ndarray, x: np.ndarray) -> None:
     """to[...] = x, of any storage dtypes."""
     if not takes(to, x):
+        refuse("NumPy casts an array")
         to[...] = x
         return
     compiled("copy", (x,), to, _wide(to, x))
@@ -146,6 +148,21 @@ def put(to: np.ndarray, x: np.ndarray) -> None:
 def _wide(*arrays: np.ndarray) -> str:
     """The dtype in which numbers of arrays are computed."""
     return "float64" if any(dtype_name(y) == "float64" for y in arrays) else "float32"
+
+
+def dense(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """x in a dtype and in C order."""
+    if x.dtype == dtype and x.flags.c_contiguous:
+        return x
+    to = empty(x.shape, np.dtype(dtype))
+    put(to, x)
+    return to
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array of zeros."""
+    zero = constant_array(np, ("zero", np.dtype(dtype).name), "cpu", lambda: np.zeros(1, dtype))
+    return compiled("copy", (zero,), (shape, dtype), np.dtype(dtype))
 
 
 def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

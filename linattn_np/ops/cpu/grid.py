@@ -24,7 +24,6 @@ from ...runtime.pieces.run import STORAGES, Kernel
 from ...runtime.pieces.views import FLOAT32, FLOAT64, address_of, columns, field_of, point, row, start_of
 from ...runtime.pieces.workspace import ARRAY, AT, CHANNEL, CHANNELS, STORAGE, TOKEN, Workspace
 from ...runtime.pieces.workspace import Matrix as M
-from ...runtime.tracing import Trace, plain, traced
 from .storage import load, store
 
 TILE = 2**12  # numbers of a tile: the copies of all arrays stay in the second cache
@@ -230,28 +229,25 @@ def over_grid(body: Any, kind: tuple[str, int, int], arrays: Sequence[Any], out:
 
     kind: (word of its piece, number, how). out: an array, or (shape, dtype) of a new one. dtype: of the computation.
     """
-    trace = next((t for y in arrays if (t := traced(y)) is not None), None)
     if isinstance(out, tuple):
-        out = (empty if trace is None else trace.new)(out[0], np.dtype(out[1]))
+        out = empty(out[0], np.dtype(out[1]))
     if out.size:
         given = {name: y for name, y in zip(NAMES, arrays, strict=False) if y is not None} | {"out": out}
-        _launch(body, kind, np.dtype(dtype).name, numbers, has_rows, given, trace)
-    return out if trace is None else trace.view(out)
+        _launch(body, kind, np.dtype(dtype).name, numbers, has_rows, given)
+    return out
 
 
 def _launch(body: Any, kind: tuple[str, int, int], dtype: str, numbers: tuple[float, float], has_rows: bool,
-            given: dict[str, Any], trace: Trace | None) -> None:  # fmt: skip
-    each, names = [*map(plain, given.values())], (*given,)[:-1]
+            given: dict[str, Any]) -> None:  # fmt: skip
+    each, names = [*given.values()], (*given,)[:-1]
     found = _prepared(body, kind, dtype, numbers, has_rows, names, tuple([(y.shape, y.strides, y.dtype) for y in each]),
                       threads.num_threads())  # fmt: skip
     if found is None:  # a launch for each place along the first axis
         n = max(y.ndim for y in each)
         for i in range(max(y.shape[0] for y in each if y.ndim == n)):
             part = {m: y if y.ndim < n else y[i if y.shape[0] > 1 else 0, ...] for m, y in given.items()}
-            _launch(body, kind, dtype, numbers, has_rows, part, trace)
+            _launch(body, kind, dtype, numbers, has_rows, part)
         return
     rows = found.rows.copy()
     rows[found.at, AT] = [first_byte(y) for y in each]
     found.kernel.run(rows, each)
-    if trace is not None:
-        trace.kernel(found.kernel.traced(rows, given))

@@ -13,7 +13,6 @@ from ...runtime.pieces.piece import Vector, Whole, Wide, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import columns, row
 from ...runtime.pieces.workspace import Matrix, Workspace
-from ...runtime.tracing import traced
 from .formulas import compiled
 from .numbers import exp, log, log1p, number
 
@@ -86,9 +85,8 @@ def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tupl
     m_0 (states, H): before the first tokens. ends: the tokens that round m.
     """
     (*_, T, H), dtype, sums = b.shape, np.dtype(dtype), a is None
-    trace, batch = next((t for y in (a, b, m_0) if (t := traced(y)) is not None), None), b.size // max(T * H, 1)
-    new = empty if trace is None else trace.new
-    m, decay, write, level = (new(b.shape, d) for d in (np.dtype(np.float64), dtype, dtype, dtype))
+    batch = b.size // max(T * H, 1)
+    m, decay, write, level = (empty(b.shape, d) for d in (np.dtype(np.float64), dtype, dtype, dtype))
     if not b.size:
         return m, decay, write, level
     if m_0.dtype != dtype or not m_0.flags.c_contiguous:
@@ -108,5 +106,5 @@ def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tupl
              "sums": int(sums), "blocks": blocks, "each": COLUMNS, "given": 0 if sums else batch * T}  # fmt: skip
     arrays = {"b": b, "m_0": m_0, "cuts": cut, "rounds": rounding, "decay": decay, "write": write, "level": level}
     arrays |= {"m": m} if sums else {"a": a, "m": m}
-    over_matrices(accumulate, GAUGE, sizes | arrays, len(cut) * blocks, name_of(dtype), trace)
-    return tuple(y if trace is None else trace.view(y) for y in (m, decay, write, level))
+    over_matrices(accumulate, GAUGE, sizes | arrays, len(cut) * blocks, name_of(dtype))
+    return m, decay, write, level

@@ -18,6 +18,7 @@ from math import prod
 import numpy as np
 
 from ..held import emptying
+from ..recorder import allocated
 
 HEADER = object.__basicsize__
 RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
@@ -59,7 +60,11 @@ destinations = Destinations()
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A new array for a result, or one of the destinations."""
+    """A new array that a kernel fills, or one of the destinations."""
+    return allocated(_empty(shape, dtype))
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if destinations.arrays:
         for n, x in enumerate(destinations.arrays):
             if x.shape == shape and x.dtype == dtype:

@@ -16,7 +16,7 @@ def same(A: Any, *_: Any) -> Any:
     return A
 
 
-@emitted(lambda A, i: A[i], lambda A, i: types.Array(A.dtype, A.ndim - 1, "C"))
+@emitted(lambda A, i: A[i] if len(A) else np.empty(0, A.dtype), lambda A, i: types.Array(A.dtype, A.ndim - 1, "C"))
 def row(b: Builder, A: Array, i: Value) -> Any:
     """A_i: row i, contiguous."""
     return A.at(i), A.shape[1:], A.steps[1:]

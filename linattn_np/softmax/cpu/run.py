@@ -12,6 +12,7 @@ from ...runtime.held import Cached
 from ...runtime.pieces.run import Kernel, conversions, stored_array
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import ARRAY, SHARED, Layout, up
+from ...runtime.recorder import refuse
 from .. import policy
 from . import delta, stick
 from .backward import backward
@@ -70,5 +71,6 @@ def kernel_of(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, f
 
 def run(kernel: Kernel, table: ArrayTable, tasks: np.ndarray, operations: float, owners: Any) -> None:
     """A kernel for all tasks, on arrays that `owners` keeps alive."""
+    refuse("the tasks depend on the numbers of tokens in the caches")
     count = 1 if operations < policy.FEW_OPERATIONS else threads.num_threads()
     kernel.over(tasks, list(range(len(tasks) + 1)), 1, count).run(table.numbers, owners)

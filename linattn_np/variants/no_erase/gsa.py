@@ -9,7 +9,6 @@ import numpy as np
 
 from ...call.dispatch import public
 from ...call.options import Options
-from ...matrix_state.readouts import slots
 from ...matrix_state.readouts.slots import SlotInputs
 from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
 from ...ops.complement import log_rest
@@ -17,8 +16,7 @@ from ...ops.shares import Shares, shares
 from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_zeros
 from ...runtime.shapes import Sequence, check_state, segments
-from ...runtime.tracing import traced_variables
-from ...spec import ArgSpec, ChangeOfVariables, Names, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 
 
@@ -57,18 +55,6 @@ def unpack_state(c: Variables, state: tuple[Array, Array]) -> SlotState:
     return SlotState(*state)
 
 
-def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
-    """The recorded plan of a NumPy call."""
-    trace, c = traced_variables(call.variables, names)
-    plan = slots.record(to_core(c), call.plan, state, residuals, trace)
-    return plan and (lambda *given: _named(plan(*given)))
-
-
-def _named(found: Any) -> Any:
-    """A result with its state as a SlotState."""
-    return None if found is None else (found[0], SlotState(*found[1]))
-
-
 SPEC = VariantSpec(
     name="gsa",
     called="Gated slot attention",
@@ -86,7 +72,7 @@ SPEC = VariantSpec(
     change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.VECTOR,
     readout=Readout.SLOTS,
-    state=StateFormat(SlotState, pack=pack_state, unpack=unpack_state, record=record, wide=True),
+    state=StateFormat(SlotState, pack=pack_state, unpack=unpack_state, wide=True),
 )
 
 

@@ -6,7 +6,6 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
-from ...matrix_state.readouts.sums import joined, record_with_sums
 from ...matrix_state.types import Decay, Inputs, Readout, StabilisedState
 from ...ops.averages import divide_by_most, most, quotient, with_ones, with_sums
 from ...ops.gates import LOG_DECAY_FLOOR, log_forget, sigmoid, soft_cap, soft_cap_vjp
@@ -14,9 +13,8 @@ from ...ops.stabiliser import Gauge, gauge, last, last_of_each, last_of_each_vjp
 from ...runtime.arrays import Array, cast, device, is_numpy, sum_dtype
 from ...runtime.constants import constant_zeros
 from ...runtime.shapes import Sequence, check_state
-from ...runtime.tracing import traced_variables
 from ...runtime.values import is_finite, is_word, shown
-from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 
 
@@ -98,12 +96,8 @@ def pack_state(c: Variables, state: Any) -> Array | None:
 
 
 def _joined(c: Variables, state: Any) -> Array:
-    """[S, n]; a view of columns of one array, as they are returned, unless it is overwritten or is the result."""
-    is_read = is_numpy(c.xp) and c.sizes.T > 0 and not c.options["overwrite_state"]
-    both = joined(state.S, state.n) if is_read and state.S.dtype == state.n.dtype == c.dtype else None
-    if both is not None:
-        return both
-    return with_sums(c.xp, state.S, state.n, c.dtype)
+    """[S, n]; without tokens it is a result, which shares no memory."""
+    return with_sums(c.xp, state.S, state.n, c.dtype, view=c.sizes.T > 0)
 
 
 def unpack_state(c: Variables, S: Array) -> StabilisedState:
@@ -142,18 +136,6 @@ def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState
 def _inner(xp: Any, dS: Array, S: Array) -> Array:
     """<dS, S> of each head; NumPy's makes no array of the products."""
     return xp.sum(xp.vecdot(dS, S), axis=-1) if is_numpy(xp) else xp.sum(dS * S, axis=(-2, -1))
-
-
-def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
-    """The recorded plan of a NumPy call: S and n, the sum, are computed where they lie."""
-    parts = () if state is None else (state[2],)
-    trace, c = traced_variables(call.variables, names, *parts)
-    if parts:
-        c.state = StabilisedState(None, None, trace.arrays[-1])
-    x = to_core(c)
-    m = cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype)
-    divide = lambda out, den: quotient(c.xp, out, most(c.xp, den, _gauge(c).least)[0])  # noqa: E731
-    return record_with_sums(x, call.plan, state, residuals, trace, divide, StabilisedState, (m,))
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
@@ -198,7 +180,6 @@ SPEC = VariantSpec(
         pack_state_vjp,
         unpack_states,
         unpack_states_vjp,
-        record,
     ),
     options=OptionSpec({"soft_cap": None, "forget_gate": "sigmoid"}, check_options),
 )

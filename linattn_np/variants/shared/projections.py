@@ -20,14 +20,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...call.options import Options
-from ...matrix_state import core as matrix_state
 from ...matrix_state.types import Inputs, both
 from ...ops.feature_maps import feature_map_pair
 from ...products import Formula
 from ...runtime.arrays import Array
 from ...runtime.shapes import check_state
-from ...runtime.tracing import traced_variables
-from ...spec import ArgSpec, ChangeOfVariables, Names, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from .similarity import Similarity
 
 
@@ -166,16 +164,10 @@ def pack_state(c: Variables, state: Any) -> Any:
     return state
 
 
-def record(call: Any, names: Names, state: Any, residuals: Any) -> Any:
-    """The recorded plan of a NumPy call."""
-    trace, c = traced_variables(call.variables, names)
-    return matrix_state.record(call.spec.change.to_core(c), call.plan, state, residuals, trace)
-
-
 def with_feature_map(spec: VariantSpec) -> VariantSpec:
     """The variant with the option feature_map."""
     change = Mapped(spec.change)
-    state = StateFormat(pack=pack_state, record=record, plain=is_plain, wide=True)
+    state = StateFormat(pack=pack_state, plain=is_plain, wide=True)
     options = replace(spec.options, defaults={**spec.options.defaults, "feature_map": "identity"},
                       check=_checked(spec.options))  # fmt: skip
     return replace(spec, change=replace(spec.change, to_core=change.to_core, to_core_vjp=change.to_core_vjp),

@@ -10,23 +10,18 @@ unmapped queries and keys (matrix_state/readouts/mapped.py).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...call.options import Options
-from ...matrix_state import core as matrix_state
-from ...matrix_state.readouts import mapped
 from ...matrix_state.readouts.mapped import MappedInputs
-from ...matrix_state.readouts.sums import joined, record_with_sums
 from ...matrix_state.types import Inputs, NormalisedState
 from ...ops import averages
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
 from ...runtime.arrays import NARROW, STORAGE, Array, cast, dtype_name, is_cupy, is_numpy
 from ...runtime.shapes import check_state
-from ...runtime.tracing import of_output, traced_variables
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
-from ...spec import ChangeOfVariables, Names, StateFormat, Variables
+from ...spec import ChangeOfVariables, StateFormat, Variables
 
 
 class SimilarityOptions(Options, total=False):
@@ -131,7 +126,7 @@ class Similarity(NamedTuple):
             )
         self.check(c, state.S, "state.S")
         self.check(c, state.z, "state.z", "H M")
-        return averages.with_sums(c.xp, state.S, state.z, c.dtype)
+        return averages.with_sums(c.xp, state.S, state.z, c.dtype, view=c.sizes.T > 0)
 
     def check(self, c: Variables, state: Array, name: str = "state", axes: str = "H M V") -> None:
         if "M" not in c.sizes.letters:  # the width of the mapped keys
@@ -142,29 +137,13 @@ class Similarity(NamedTuple):
                 c.sizes.letters["M"] = int(_checked(c, "k", f(cast(c.xp, c.k[..., :0, :, :], c.dtype))).shape[-1])
         check_state(c.name, state, c.sizes, axes, name)
 
-    def record(self, call: Any, names: Names, state: Any, residuals: Any) -> Any:
-        """The recorded plan of a NumPy call."""
-        trace, c = traced_variables(call.variables, names)
-        x = call.spec.change.to_core(c)
-        if isinstance(x, MappedInputs):
-            if isinstance(state, tuple) and joined(*state) is None:
-                trace, c = traced_variables(call.variables, names, *state)
-                x = call.spec.change.to_core(c)
-            then = of_output(functools.partial(divide, c)) if c.options["normalize"] else None
-            return mapped.record_mapped(x, call.plan, state, residuals, trace, then)
-        if not c.options["normalize"]:
-            return matrix_state.record(x, call.plan, state, residuals, trace)
-        eps = c.options["eps"]
-        quotient = lambda out, sums: averages.quotient(c.xp, out, sums + eps)  # noqa: E731
-        return record_with_sums(x, call.plan, state, residuals, trace, quotient, NormalisedState)
-
     @property
     def change(self) -> ChangeOfVariables[Inputs | MappedInputs]:
         return ChangeOfVariables(self.to_core, self.to_core_vjp, divide, divide_vjp)
 
     @property
     def state(self) -> StateFormat:
-        return StateFormat(NormalisedState, "normalize", self.pack_state, unpack_state, record=self.record, wide=True)
+        return StateFormat(NormalisedState, "normalize", self.pack_state, unpack_state, wide=True)
 
 
 def rows_are_narrow(c: Variables) -> bool:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import dispatch, replay, vjp
+from linattn_np.call import dispatch, vjp
+from linattn_np.call.replay import plans as replay
 from linattn_np.runtime.cuda import launch
-from tests.matrix_state.cuda.step_twin import device_plans
+from tests.matrix_state.cuda.step_twin import recorded_plans
 
 
 def typed(name):
@@ -37,12 +38,12 @@ def check_made_again(cp, monkeypatch, every, sets, kept=1):
     All memory that it takes begins full of NaN. kept: calls that it makes.
     """
     monkeypatch.setattr(launch, "array_type", lambda: poisoned)
-    monkeypatch.setattr(replay, "plans", {})
+    monkeypatch.setattr(replay, "by_key", {})
     right = []
     for one in sets:
         replay.clear()
         right.append(every(one))
-    assert len(device_plans()) == kept
+    assert len(recorded_plans()) == kept
     with monkeypatch.context() as nothing_planned:
         nothing_planned.setattr(dispatch, "prepare", None)
         nothing_planned.setattr(vjp, "prepare", None)

@@ -254,9 +254,10 @@ def run_solve(heads, constants, arguments):
         x[h] = solved
 
 
-def device_plans():
+def recorded_plans():
     """The recorded plans of calls on CuPy arrays, or on stubs of them."""
-    from linattn_np.call import device_replay, replay
+    from linattn_np.call.replay import device as device_plans
+    from linattn_np.call.replay import plans as replay
 
-    plans = [getattr(getattr(plan, "plan", plan), "__self__", plan) for plan in replay.plans.values()]
-    return [plan for plan in plans if isinstance(plan, device_replay.Plan | device_replay.Forward)]
+    plans = [getattr(getattr(plan, "plan", plan), "__self__", plan) for plan in replay.by_key.values()]
+    return [plan for plan in plans if isinstance(plan, device_plans.Plan | device_plans.Forward)]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.runtime.cuda import launch
-from tests.matrix_state.cuda.step_twin import device_plans
+from tests.matrix_state.cuda.step_twin import recorded_plans
 
 from .device_arrays import same
 
@@ -77,7 +77,7 @@ def test_calls_made_again(monkeypatch, shape, overwrite):
             lambda shape, dtype, *memory: cp.ndarray(shape, dtype, *memory) if memory else cp.full(shape, np.nan, dtype)
         ),
     )
-    monkeypatch.setattr(replay, "plans", {})
+    monkeypatch.setattr(replay, "by_key", {})
     for seed in range(4):
         rng = np.random.default_rng(seed)
         q, k, v = (cp.asarray(rng.standard_normal((B, T, H, 64)).astype(np.float32)) for _ in range(3))
@@ -86,7 +86,7 @@ def test_calls_made_again(monkeypatch, shape, overwrite):
         # without a pullback never replayed
         right, _ = la.vjp(la.simple_gla, q, k, v, g, state=state, return_state=True, backend="cuda")
         found = la.simple_gla(q, k, v, g, state=state, return_state=True, overwrite_state=overwrite, backend="cuda")
-        assert len(device_plans()) == (not overwrite)  # chunks write the state apart, then copy it
+        assert len(recorded_plans()) == (not overwrite)  # chunks write the state apart, then copy it
         for a, b in zip(found, right, strict=True):
             assert same(a, b)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state.cuda.delta import launch as delta_launch
 from linattn_np.matrix_state.cuda.free import gradients as free_gradients
 from linattn_np.matrix_state.cuda.free import launch as free_launch
@@ -142,7 +142,7 @@ def test_a_replay_launches_what_a_call_in_full_does(launches, fn, dtype, T, back
     assert any("given" in str(word) for one in expected for word in one)
     replay.clear()
     arguments_of(0)
-    assert len(replay.plans) == 1
+    assert len(replay.by_key) == 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "launch", None)  # no launch but the recorded ones
         assert arguments_of(1) == expected

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from tests.cases import parts
 from tests.matrix_state.cuda.step_twin import stub
 from tests.matrix_state.cuda.token import host as step_calls

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state.cuda.delta import calls as cuda_delta
 from linattn_np.matrix_state.cuda.delta import plan as cuda_delta_plan
 from linattn_np.matrix_state.types import Decay, EraseKey
 from tests.cases import RECURRENCES, has_decay
 from tests.matrix_state.cuda.delta.test_kernels import GRADS, OFFSETS, both, bound_of
 from tests.matrix_state.cuda.scan.test_kernels import DTYPES
-from tests.matrix_state.cuda.step_twin import device_plans
+from tests.matrix_state.cuda.step_twin import recorded_plans
 
 from .device_arrays import check_same_bits, error, typed
 
@@ -233,7 +233,7 @@ def test_calls_like_an_earlier_one_take_their_own_arrays(cp, hopper, fn):
             assert error(out, expected) <= GRADS
             assert bool(cp.isfinite(end).all())
     if not fn.spec.micro_steps:  # queries and gates of several steps are spread out
-        assert len(device_plans()) == 2
+        assert len(recorded_plans()) == 2
 
 
 def test_same_bits_with_lengths(cp, hopper):

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import device_replay, replay
+from linattn_np.call.replay import device as device_plans
+from linattn_np.call.replay import plans as replay
+from linattn_np.call.replay import signatures
 from linattn_np.matrix_state.cuda.token import calls as cuda_step
 from linattn_np.ops.cuda import complement
 from linattn_np.runtime.cuda import launch
 from tests.cases import RECURRENT, has_plain_state, one_per, parts, passes_through
-from tests.matrix_state.cuda.step_twin import Stub, device_plans, stub
+from tests.matrix_state.cuda.step_twin import Stub, recorded_plans, stub
 from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public = step_calls.launched, step_calls.public
@@ -73,7 +75,7 @@ def check(fn, kept, other, count=1, launched=()):
     replay.clear()
     for _ in range(2):
         result(fn, kept)
-    assert len(device_plans()) == count
+    assert len(recorded_plans()) == count
     for _ in range(2):
         before = len(launched)
         assert result(fn, other) == expected
@@ -138,7 +140,7 @@ def test_another_function(public):
     x = drawn(0)[0]
     for _ in range(2):
         la.delta_rule(x["q"], x["k"], x["v"], x["beta"])
-    assert len(device_plans()) == 1
+    assert len(recorded_plans()) == 1
     out = la.simple_gla(x["q"], x["k"], x["v"], x["g"])
     right = la.simple_gla(*(np.array(x[n]) for n in ("q", "k", "v", "g")))
     assert np.abs(out - right).max() < 1e-5
@@ -157,7 +159,7 @@ def test_positions_and_names(public):
     g = stub(-np.random.default_rng(1).uniform(0, 1, (2, 2, H, K)).astype(np.float32))
     for _ in range(2):
         la.gla(x["q"], x["k"], x["v"], g, None)
-    assert len(device_plans()) == 1
+    assert len(recorded_plans()) == 1
     with pytest.raises(TypeError, match="g is missing"):
         la.gla(x["q"], x["k"], x["v"], None, g)
 
@@ -230,16 +232,16 @@ def test_another_device(public, monkeypatch):
     x, S = drawn(0)
     for _ in range(2):
         la.gated_delta_rule(**x, state=S)
-    assert len(device_plans()) == 1
-    first = replay.signature(SPEC, (), x | {"state": S})
-    assert replay.plans.get(first[0]) is not None
+    assert len(recorded_plans()) == 1
+    first = signatures.signature_of(SPEC, (), x | {"state": S})
+    assert replay.by_key.get(first[0]) is not None
     monkeypatch.setattr(launch, "device_function", lambda: lambda: 1)
-    monkeypatch.setitem(replay.makers, Stub, device_replay.signature_maker(Stub))
-    assert replay.signature(SPEC, (), x | {"state": S}) is None
-    assert replay.signature(SPEC, tuple(x.values()), {}) is None
+    monkeypatch.setitem(signatures.makers, Stub, device_plans.signature_maker(Stub))
+    assert signatures.signature_of(SPEC, (), x | {"state": S}) is None
+    assert signatures.signature_of(SPEC, tuple(x.values()), {}) is None
     monkeypatch.setattr(Stub, "data", property(lambda y: SimpleNamespace(ptr=y.ctypes.data, device_id=1)))
-    other = replay.signature(SPEC, (), x | {"state": S})
-    assert replay.plans.get(other[0]) is None
+    other = signatures.signature_of(SPEC, (), x | {"state": S})
+    assert replay.by_key.get(other[0]) is None
     assert other[0][1] == 1
     assert other[0] != first[0]
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
+from linattn_np.call.replay import signatures
 from tests.cases import parts
-from tests.matrix_state.cuda.step_twin import device_plans, stub
+from tests.matrix_state.cuda.step_twin import recorded_plans, stub
 from tests.matrix_state.cuda.test_replay import H, K, drawn, misaligned
 from tests.matrix_state.cuda.token import host as step_calls
 
@@ -23,7 +24,7 @@ def pull_of(x, state, dout, dstate, **options):
 
 def forward_of(keywords):
     """The recorded forward of a call that is replayed together with its pullback."""
-    found = replay.plans.get(replay.vjp_key(replay.signature(la.gated_delta_rule.spec, (), keywords)))
+    found = replay.by_key.get(signatures.vjp_key(signatures.signature_of(la.gated_delta_rule.spec, (), keywords)))
     return found if found is not None and found.replayable else None
 
 
@@ -120,7 +121,7 @@ def test_gradients_and_plain_calls_are_kept_apart(public, monkeypatch):
     for _ in range(2):
         pull_of(x, S, *cotangents(0))
         out = la.gated_delta_rule(**x, state=S)
-    assert len(device_plans()) == 2
+    assert len(recorded_plans()) == 2
     assert np.abs(out - la.gated_delta_rule(**{n: np.array(y) for n, y in x.items()}, state=np.array(S))).max() < 1e-5
 
 
@@ -131,7 +132,7 @@ def test_how_much_a_forward_may_keep_is_part_of_what_it_is_found_by(public, monk
     for n, value in enumerate((1, 0, 1)):
         monkeypatch.setattr(la.config, "cuda_saved_mib", value)
         pull_of(x, S, *cotangents(n))
-        assert len(device_plans()) == min(n + 1, 2)
+        assert len(recorded_plans()) == min(n + 1, 2)
         assert forward_of(x | {"state": S}) is not None
     monkeypatch.setattr(la.config, "cuda_saved_mib", 2)
     assert forward_of(x | {"state": S}) is None
@@ -145,7 +146,7 @@ def test_a_changed_setting_plans_anew(public, monkeypatch, name, value):
     for count in (2, 4):
         pull_of(x, S, *cotangents(0))
         la.gated_delta_rule(**x, state=S)
-        assert len(device_plans()) == count
+        assert len(recorded_plans()) == count
         monkeypatch.setattr(la.config, name, value)
 
 

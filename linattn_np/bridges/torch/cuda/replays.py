@@ -1,6 +1,6 @@
 """Recorded plans of calls on tensors on a device: launches on their pointers, with outputs by torch.empty.
 
-No CuPy array is made. The plans are those that the calls on CuPy views recorded (call/device_replay.py).
+No CuPy array is made. The plans are those that the calls on CuPy views recorded (call/device_plans.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 
-from ....call import device_replay, replay
 from ....call.dispatch import new
+from ....call.options import PLAIN as PLAIN_OPTIONS
+from ....call.options import is_plain_tuple
+from ....call.replay import device as device_plans
+from ....call.replay import plans, signatures
 from ....call.results import Result, StatesResult
 from ....runtime.config import config
 from ....runtime.cuda.record import LaunchSequence, get
@@ -57,11 +60,11 @@ def signature(spec: VariantSpec, arrays: Arrays, keywords: Keywords, follows: bo
                 pointers.append(pointer)
             elif x is None:
                 parts.append(None)
-            elif type(x) in replay.PLAIN:
+            elif type(x) in PLAIN_OPTIONS:
                 parts += type(x), x
-            elif replay.is_plain_tuple(x) and x is not keywords.get("state_rows"):
+            elif is_plain_tuple(x) and x is not keywords.get("state_rows"):
                 parts += tuple(map(type, x)), x
-            elif x is positions and isinstance(x, list) and replay.is_plain_tuple(tuple(x)):
+            elif x is positions and isinstance(x, list) and is_plain_tuple(tuple(x)):
                 parts += list, tuple(map(type, x)), tuple(x)
             else:
                 return None
@@ -78,7 +81,7 @@ def replayed(signature: Signature, arrays: Arrays, keywords: Keywords) -> Any:
     if followed:
         plan = forward_of(signature)
         return None if plan is None else plan.differentiated(arrays, keywords, pointers)
-    if (recorded := replay.plans.get(key)) is None:
+    if (recorded := plans.by_key.get(key)) is None:
         return None
     if (found := recorded[0](None, state, pointers)) is None:
         return None
@@ -87,15 +90,15 @@ def replayed(signature: Signature, arrays: Arrays, keywords: Keywords) -> Any:
 
 def record(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keywords], result: Any) -> None:
     """Record the plan of a call that was just computed on CuPy views, under the signature of its tensors."""
-    if known is None or known[0] in replay.plans or not replay.ENABLED:
+    if known is None or known[0] in plans.by_key or not plans.ENABLED:
         return
-    plan: Any = replay.computed_in_full
-    own = replay.signature(spec, *views)
-    found = None if own is None else replay.plans.get(own[0])
+    plan: Any = plans.computed_in_full
+    own = signatures.signature_of(spec, *views)
+    found = None if own is None else plans.by_key.get(own[0])
     of = None if found is None else getattr(found.plan, "__self__", None)
-    if isinstance(of, device_replay.Plan | device_replay.StatesPlan):
+    if isinstance(of, device_plans.Plan | device_plans.StatesPlan):
         plan = of.by(Launches(of.sequence, known[0][2], of.results()).results).run
-    replay.store(known[0], replay.Recorded(plan, isinstance(result, Result), False))
+    plans.store(known[0], plans.Recorded(plan, isinstance(result, Result), False))
 
 
 class Launches:
@@ -154,30 +157,30 @@ class Launches:
 
 def forward(signature: Signature, arrays: Arrays, keywords: Keywords) -> Any:
     """(result, the function of a tuple of cotangents that returns the gradients) by recorded plans; None without."""
-    recorded = replay.plans.get(_vjp_key(signature))
+    recorded = plans.by_key.get(_vjp_key(signature))
     return None if recorded is None else recorded(arrays, keywords, signature[2])
 
 
 def record_forward(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keywords]) -> None:
     """Record the forward of a vjp, and its pullbacks, if the pullbacks of the call on CuPy views are recorded."""
-    own = None if known is None or not replay.ENABLED else replay.signature(spec, *views)
-    plan = None if own is None else replay.plans.get(replay.vjp_key(own))
-    if known is not None and type(plan) is device_replay.Forward and plan.replayable:
-        replay.store(_vjp_key(known), ReplayedForward(plan, known[0][2], spec, views))
+    own = None if known is None or not plans.ENABLED else signatures.signature_of(spec, *views)
+    plan = None if own is None else plans.by_key.get(signatures.vjp_key(own))
+    if known is not None and type(plan) is device_plans.Forward and plan.replayable:
+        plans.store(_vjp_key(known), ReplayedForward(plan, known[0][2], spec, views))
 
 
 def forward_of(signature: Signature) -> Any:
     """The recorded forward of a vjp whose results and gradients are dense tensors; None without."""
-    plan = replay.plans.get(_vjp_key(signature))
+    plan = plans.by_key.get(_vjp_key(signature))
     return plan if plan is not None and plan.differentiable else None
 
 
 def is_known(signature: Signature, bound: Signature | None) -> bool:
     """Whether the forward of a vjp is recorded; bound: of the same call with every array by name."""
     key = _vjp_key(signature)
-    if bound is not None and key not in replay.plans and (plan := replay.plans.get(_vjp_key(bound))) is not None:
-        replay.store(key, plan)
-    return key in replay.plans
+    if bound is not None and key not in plans.by_key and (plan := plans.by_key.get(_vjp_key(bound))) is not None:
+        plans.store(key, plan)
+    return key in plans.by_key
 
 
 def _vjp_key(signature: Signature) -> Any:
@@ -187,7 +190,7 @@ def _vjp_key(signature: Signature) -> Any:
 class ReplayedForward:
     """A recorded forward on tensors, and its pullbacks by the layout of their cotangents."""
 
-    def __init__(self, plan: device_replay.Forward, index: int, spec: VariantSpec, views: tuple[Arrays, Keywords]):
+    def __init__(self, plan: device_plans.Forward, index: int, spec: VariantSpec, views: tuple[Arrays, Keywords]):
         """index: of the device. views: the call that was recorded."""
         arrays, keywords = views
         named = [*zip(spec.arrays, arrays, strict=False), *keywords.items()]
@@ -195,7 +198,7 @@ class ReplayedForward:
         self.spec, self.names = spec, [*given]
         self.layouts = [(tuple(x.shape), tuple(n // x.itemsize for n in x.strides)) for x in given.values()]
         self._plan, self._index, self._count = plan, index, (count := len(self.names))
-        own = {n - count for x in plan.results for n in device_replay.places(x) if n >= count}
+        own = {n - count for x in plan.results for n in device_plans.places(x) if n >= count}
         self._launches = Launches(plan.sequence, index, own, {n - count for n in plan.residuals} - own)
         self._pullbacks: dict[Any, Any] = {}
         self.reads_results = not own.isdisjoint(n - count for n in plan.residuals)
@@ -274,7 +277,7 @@ class ReplayedForward:
         return new(kind, [pool[n] if type(n) is int else get(n, pool) for n in places])
 
     def _layout(self, cotangents: tuple[Any, ...]) -> Any:
-        """The key of a pullback on CuPy arrays (device_replay.py); None unless all are plain tensors of the device."""
+        """The key of a pullback on CuPy arrays (device_plans.py); None unless all are plain tensors of the device."""
         key: list[Any] = [current_device()]
         for x in cotangents:
             if x is None:
@@ -294,7 +297,7 @@ class ReplayedForward:
         if (plan := self._plan.pullbacks.get(layout)) is None:
             return None
         first = held + len(given)
-        places = {n for x in plan.gradients for n in device_replay.places(x)}
+        places = {n for x in plan.gradients for n in device_plans.places(x)}
         if any(n < first for n in places):
             return None
         launches = Launches(plan.sequence, self._index, {n - first for n in places})

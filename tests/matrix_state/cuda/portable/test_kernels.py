@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda.portable import calls as portable
 from linattn_np.matrix_state.types import Decay, Erase, EraseKey
@@ -29,7 +29,7 @@ FUNCTIONS = one_per(lambda spec: (spec.erase, spec.query_reads), [
 def in_chunks(monkeypatch):
     """No warpgroup products; new memory is full of NaN."""
     monkeypatch.setattr(policy, "PORTABLE", True)
-    monkeypatch.setattr(replay, "plans", {})
+    monkeypatch.setattr(replay, "by_key", {})
     monkeypatch.setattr(launch, "array_type", lambda: poisoned)
 
 

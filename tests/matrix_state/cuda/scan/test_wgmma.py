@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state import policy
 from tests.matrix_state.cuda.device_arrays import check_same_bits, error, same
 from tests.matrix_state.cuda.scan.test_kernels import FORWARD, UNGATED, compare, draw
@@ -83,6 +83,6 @@ def test_what_is_not_aligned_takes_the_portable_passes(cp, monkeypatch):
     more = pull(shifted(cp.asarray(dout)))  # of the same passes
     assert all(same(a, b) for a, b in zip(more, grads, strict=True) if a is not None)
     monkeypatch.setattr(policy, "PORTABLE", True)
-    monkeypatch.setattr(replay, "plans", {})
+    monkeypatch.setattr(replay, "by_key", {})
     assert "portable" in reason(*there)
     assert error(la.simple_gla(*there), expected) <= FORWARD["bfloat16"]

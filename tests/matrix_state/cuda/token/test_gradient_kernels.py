@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.types import Decay, Erase, ReadState
 from tests.cases import has_plain_state, one_per, required
@@ -21,7 +21,7 @@ BOUND = {"float32": 3e-5, "float16": 3e-3}  # of the norm of the result
 def by_kernels(monkeypatch):
     monkeypatch.setattr(policy, "RECURRENCE_BACKWARD", True)
     monkeypatch.setattr(policy, "PORTABLE_CHUNKS", False)
-    monkeypatch.setattr(replay, "plans", {})
+    monkeypatch.setattr(replay, "by_key", {})
 
 
 def draw(fn, T=100, heads=(2, 2, 2), K=64, V=64, kind="mild", dtype="float32", N=1):

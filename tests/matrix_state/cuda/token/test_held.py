@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.runtime.cuda import constants
 from tests.cases import PLAIN, draw, parts, parts_like
 from tests.matrix_state.cuda.step_twin import CUPY, Stub, stub

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import replay
+from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.types import Decay
 from tests.cases import one_per, required
@@ -21,7 +21,7 @@ BOUND = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 6e-3}  # of the norm: out
 @pytest.fixture(autouse=True)
 def token_by_token(monkeypatch):
     monkeypatch.setattr(policy, "PORTABLE_CHUNKS", False)
-    monkeypatch.setattr(replay, "plans", {})
+    monkeypatch.setattr(replay, "by_key", {})
 
 
 def draw(fn, dtype, T=150, K=64, V=64, kind="mixed"):

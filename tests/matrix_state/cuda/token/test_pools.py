@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.matrix_state.cuda.step_twin import device_plans, stub
+from tests.matrix_state.cuda.step_twin import recorded_plans, stub
 from tests.matrix_state.cuda.token import host
 
 launched, public = host.launched, host.public
@@ -49,7 +49,7 @@ def test_a_recorded_call_follows_the_values(public, fn, overwrite, dtype):
         else:
             assert np.abs(end - expected.state).max() < 1e-5
             assert np.array_equal(pool, start)
-        assert len(device_plans()) == 1
+        assert len(recorded_plans()) == 1
 
 
 @pytest.mark.parametrize("more", [{"T": 40}, {"reverse": True}, {"T": 40, "chunk_size": 16}], ids=str)

@@ -11,7 +11,7 @@ from linattn_np.call import vjp as call_vjp
 from linattn_np.matrix_state.types import Decay, EraseKey
 from linattn_np.runtime.cuda import constants, launch
 from tests.cases import has_plain_state, passes_through
-from tests.matrix_state.cuda.step_twin import device_plans, stub
+from tests.matrix_state.cuda.step_twin import recorded_plans, stub
 from tests.matrix_state.cuda.token import host
 
 AGAIN = [fn for fn in la.VARIANTS if passes_through(fn) and not fn.spec.micro_steps]
@@ -42,7 +42,7 @@ def test_the_second_call_is_made_again(public, fn, how):
             mine = {n: stub(x[:, 0]) if x.ndim > 2 else x for n, x in mine.items()}
         before = np.asarray(S).copy()
         result = la.step(fn, **mine, **options) if how == "step" else fn(**mine, **options)
-        assert len(device_plans()) == 1
+        assert len(recorded_plans()) == 1
         out, end = (result, None) if how == "out" else result
         expected, expected_end = (expected, None) if how == "out" else expected
         assert out.shape == ((2, 4, 4) if how == "step" else out.shape)
@@ -81,7 +81,7 @@ def test_vjp_is_made_again(public, monkeypatch, layout):
             for n, x in mine.items():
                 assert np.array_equal(getattr(grads, n), 2 * (dout if n == "v" else x)), n
             assert np.array_equal(grads.state, 2 * dstate)
-        assert len(device_plans()) == 1
+        assert len(recorded_plans()) == 1
     with pytest.raises(TypeError):  # prepare is not there
         pull(None, dstate)
     monkeypatch.setattr(call_vjp, "prepare", real)
@@ -97,7 +97,7 @@ def test_a_published_decay_is_made_once(public, monkeypatch, capturing):
         arrays = arrays_of(la.retention, T=2, H=H, Hk=H)
         out = la.retention(**{n: stub(x) for n, x in arrays.items()})
         assert np.abs(out - la.retention(**arrays)).max() < 1e-5
-    assert len(constants._kept) == len(device_plans()) == (0 if capturing else 2)
+    assert len(constants._kept) == len(recorded_plans()) == (0 if capturing else 2)
 
 
 def test_a_pullback_that_computes_on_the_way_goes_the_whole_way(public, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_pullback_that_computes_on_the_way_goes_the_whole_way(public, monkeypa
         assert np.abs(out - right).max() < 1e-5
         for mine, theirs in zip(pull(stub(np.ones_like(right))), right_pull(np.ones_like(right)), strict=True):
             assert mine is None or np.abs(mine - theirs).max() < 1e-4
-        assert [list(x.pullbacks.values()) for x in device_plans()] == [[None]]
+        assert [list(x.pullbacks.values()) for x in recorded_plans()] == [[None]]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..runtime.config import config
-from ..runtime.cuda import launch
-from ..runtime.cuda.places import place_results, places, positions
-from ..runtime.cuda.record import LaunchSequence, Recorder, get
-from ..runtime.memory import is_on_device
-from ..spec import VariantSpec
-from .options import PLAIN, is_plain_tuple
+from ...runtime.config import config
+from ...runtime.cuda import launch
+from ...runtime.cuda.places import place_results, places, positions
+from ...runtime.cuda.record import LaunchSequence, Recorder, get
+from ...runtime.memory import is_on_device
+from ...spec import VariantSpec
+from ..options import PLAIN, is_plain_tuple
 
 Array = Any
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
@@ -260,6 +260,8 @@ class Forward:
     A pullback that cannot be replayed is stored as None; its forward is then not replayed either, since it would run
     twice.
     """
+
+    otherwise = None  # no template: the call is computed in full
 
     def __init__(
         self, key: Hashable, recorder: Recorder, given: list[Array], results: tuple[Any, ...], residuals: list[Array]

@@ -1,0 +1,158 @@
+"""Recorded plans of calls on NumPy arrays: the kernels of a call on other addresses, and views for the results."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...runtime.held import held_bytes
+from ...runtime.memory import is_next_column
+from ...runtime.pieces.record import LaunchSequence, View, view_of
+from ...runtime.recorder import Recorder
+from .plans import LEAST
+
+Array = np.ndarray
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
+
+
+def position(x: Any, pool: list[Array]) -> Any:
+    """How `get` finds x, an array, a tuple of arrays or None, in a pool.   Raises LookupError for another array."""
+    if x is None:
+        return None
+    if isinstance(x, tuple):
+        return type(x), tuple(position(part, pool) for part in x)
+    return view_of(x, pool)
+
+
+def get(found: Any, pool: list[Array]) -> Any:
+    """What `position` described, from another pool."""
+    kind = type(found)
+    if kind is int:
+        return pool[found]
+    if kind is View:
+        return found(pool)
+    if found is None:
+        return None
+    kind, parts = found
+    return new(kind, [get(part, pool) for part in parts])
+
+
+def indices(found: Any) -> set[int]:
+    """The arrays of a pool that a position refers to."""
+    if found is None:
+        return set()
+    if isinstance(found, View):
+        return {found.of}
+    return {found} if type(found) is int else {n for part in found[1] for n in indices(part)}
+
+
+class Plan:
+    """A recorded call, or the forward of a core."""
+
+    def __init__(self, recorder: Recorder, given: list[Array], results: tuple[Any, Any], overwritten: Sequence[Array]):
+        """results: the public (out, state), or a result with states at positions and None. overwritten: of the given.
+
+        Raises LookupError if the call cannot be replayed.
+        """
+        written = [n for n, x in enumerate(given) if any(x is S for S in overwritten)]
+        joined = len(written) > 1 and is_next_column(given[written[0]], given[written[1]])
+        within = written[1:2] if joined else []
+        self.sequence = LaunchSequence(recorder, given, {*written} - {*within}, within)
+        pool = [*given, *recorder.allocated]
+        self._out, self._end = (position(x, pool) for x in results)
+        if (indices(self._out) | indices(self._end)) & {*range(len(given))} - {*written}:
+            raise LookupError("a result lies in an array that is given")
+        self.nbytes = LEAST + held_bytes(self.sequence)
+
+    def run(self, arrays: list[Array], state: Any, pointers: None = None) -> tuple[Any, Any] | None:
+        """The results; None if the call must be computed in full."""
+        if (pool := self.sequence.run(arrays)) is None:
+            return None
+        out = self._out
+        return pool[out] if type(out) is int else get(out, pool), get(self._end, pool)
+
+
+class Pullback(NamedTuple):
+    """A recorded pullback: its kernels, and where its gradients are in the pool of forward, cotangents and its own."""
+
+    sequence: LaunchSequence
+    gradients: Any
+
+
+class Forward:
+    """A recorded forward of vjp, and its recorded pullbacks by the layout of their cotangents.
+
+    A pullback that cannot be replayed is stored as None; then calls take `otherwise`.
+    """
+
+    def __init__(self, key: Hashable, recorder: Recorder, given: list[Array], results: Any, otherwise: Any):
+        """results: the public ones. otherwise: the Template of the call.   Raises LookupError without a plan."""
+        self.key, self.otherwise = key, otherwise
+        self.sequence, pool = LaunchSequence(recorder, given), [*given, *recorder.allocated]
+        self.results, self._read, self._constants = position(results, pool), set[int](), recorder.constants
+        self.pullbacks: dict[Hashable, Pullback | None] = {}
+        self.nbytes = LEAST + held_bytes(self.sequence)
+
+    @property
+    def replayable(self) -> bool:
+        """Whether there are recorded pullbacks, and all so far were recorded."""
+        return bool(self.pullbacks) and None not in self.pullbacks.values()
+
+    def __call__(self, given: list[Array], pointers: None) -> tuple[Any, Residuals] | None:
+        """(the public results, the residuals of the pullback); None if the call must be computed in full."""
+        if (pool := self.sequence.run(given)) is None:
+            return None
+        read, count = self._read, len(given)
+        held = [x if n < count or n in read else given[0] for n, x in enumerate(pool)]
+        return get(self.results, pool), Residuals(self, held)
+
+    def add_pullback(self, layout: Hashable, given: list[Array], recorder: Recorder, gradients: Any) -> None:
+        """Record a pullback; given: the pool of its forward, and its cotangents."""
+        recorder.constants += self._constants
+        try:
+            sequence, pool = LaunchSequence(recorder, given), [*given, *recorder.allocated]
+            found = position(gradients, pool)
+            if sequence.read & indices(self.results):
+                raise LookupError("the pullback reads a result, which the caller may write to")
+            if indices(found) & set(range(len(given))):
+                raise LookupError("a gradient lies in an array of the forward")
+            self._read |= sequence.read
+            self.pullbacks[layout] = Pullback(sequence, found)
+            self.nbytes += LEAST + held_bytes(sequence)
+        except LookupError:
+            self.pullbacks[layout] = None
+
+
+class Residuals(NamedTuple):
+    """A recorded forward, and the arrays of one call that its pullbacks read."""
+
+    forward: Forward
+    arrays: list[Array]
+
+    def pullback(self, cotangents: tuple[Any, ...]) -> Any:
+        """The gradients by a recorded pullback; None if there is none for these cotangents."""
+        layout, given = _layout(cotangents)
+        if (found := self.forward.pullbacks.get(layout)) is None:
+            return None
+        pool = found.sequence.run([*self.arrays, *given])
+        return None if pool is None else get(found.gradients, pool)
+
+    def add_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> bool:
+        """Record the plan of a pullback, or that it cannot be replayed; whether there was something to record."""
+        layout, given = _layout(cotangents)
+        if layout is None or layout in self.forward.pullbacks:
+            return False
+        if any(x is y for x in given for y in self.arrays):  # one array given twice: the plan does not apply to two
+            return False
+        self.forward.add_pullback(layout, [*self.arrays, *given], recorder, gradients)
+        return True
+
+
+def _layout(cotangents: tuple[Any, ...]) -> tuple[Hashable | None, list[Array]]:
+    """(the key of a pullback, its cotangents and those of the parts of a state); no key unless all are NumPy arrays."""
+    each = [y for x in cotangents for y in (x if isinstance(x, tuple) else (x,))]
+    if not all(y is None or type(y) is np.ndarray for y in each):
+        return None, []
+    return tuple(None if y is None else (y.shape, y.strides, y.dtype) for y in each), [y for y in each if y is not None]

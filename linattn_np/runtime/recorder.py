@@ -1,0 +1,61 @@
+"""What a call launches and allocates, recorded while it is computed.
+
+with Recorder() as recorder:
+    ...                          kernels and allocations of this thread are appended
+
+A recorded call is its launches on other arrays. Whoever computes something by other means, or looks at the numbers of
+an array, says so by `refuse`: the call is then computed anew each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+Array = Any
+
+
+class Recorder:
+    """The launches of this thread and the arrays allocated for them, while it is entered."""
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+        self.allocated: list[Array] = []
+        self.constants: list[Array] = []  # arrays that depend on nothing but the options of the call
+        self.obstacle = ""  # why the call cannot be recorded
+
+    def __enter__(self) -> Recorder:
+        self._before, active.recorder = active.recorder, self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        active.recorder = self._before
+
+
+class Active(threading.local):
+    """The recorder of this thread."""
+
+    recorder: Recorder | None = None
+
+
+active = Active()
+
+
+def allocated(x: Array) -> Array:
+    """x, an array that a kernel will fill, and that a repeated call allocates anew."""
+    if active.recorder is not None:
+        active.recorder.allocated.append(x)
+    return x
+
+
+def constant(x: Array) -> Array:
+    """x, an array that depends on nothing but the options of a call, and that nobody writes to."""
+    if active.recorder is not None:
+        active.recorder.constants.append(x)
+    return x
+
+
+def refuse(reason: str) -> None:
+    """The call that is being recorded does more than its launches."""
+    if active.recorder is not None:
+        active.recorder.obstacle = active.recorder.obstacle or reason

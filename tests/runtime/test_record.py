@@ -1,0 +1,144 @@
+"""Kernels that a call has run, on other arrays: the same bits, or a reason why there is no plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+import linattn_np as la
+from linattn_np.call.replay.host import Plan
+from linattn_np.ops.cpu.sums import sum_to
+from linattn_np.runtime.constants import constant_array
+from linattn_np.runtime.pieces.memory import empty
+from linattn_np.runtime.pieces.record import LaunchSequence, view_of
+from linattn_np.runtime.recorder import Recorder, refuse
+
+
+def bits(y):
+    return y.shape, y.dtype, y.tobytes()
+
+
+def drawn(seed, shape=(3, 5, 4), dtype=np.float32):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def totals(x, y=None):
+    """Sums over the first axis: of x, and of the same with y in front."""
+    out = sum_to(np, x, x.shape[1:])
+    return out if y is None else (out, sum_to(np, y, y.shape[1:]))
+
+
+def test_other_arrays_give_the_bits_of_a_direct_call():
+    x = drawn(0)
+    with Recorder() as recorder:
+        out = totals(x)
+    sequence = LaunchSequence(recorder, [x])
+    for seed in range(1, 4):
+        y = drawn(seed)
+        given, found = sequence.run([y])
+        assert given is y
+        assert bits(found.reshape(out.shape)) == bits(totals(y))
+        assert not np.shares_memory(found, y)
+
+
+def test_a_view_of_a_given_array_is_read_at_its_offset():
+    x = drawn(0, (4, 5, 4))
+    with Recorder() as recorder:
+        totals(x[1:])
+    y = drawn(1, (4, 5, 4))
+    assert bits(LaunchSequence(recorder, [x]).run([y])[1][0]) == bits(totals(y[1:]))
+
+
+def test_what_numpy_computes_has_no_plan():
+    x = drawn(0)
+    with Recorder() as recorder:
+        totals(x * 2)
+    with pytest.raises(LookupError, match="NumPy computed an array"):
+        LaunchSequence(recorder, [x])
+    with Recorder() as recorder:
+        out = totals(x) + 1
+    with pytest.raises(LookupError, match="NumPy computed a result"):
+        Plan(recorder, [x], (out, None), ())
+    with Recorder() as recorder:
+        totals(x)
+        empty((2,), np.dtype(np.float32))[...] = 1
+    with pytest.raises(LookupError, match="something else"):
+        LaunchSequence(recorder, [x])
+    with Recorder() as recorder:
+        totals(x)
+        refuse("a reason")
+        refuse("another one")
+    with pytest.raises(LookupError, match="a reason"):
+        LaunchSequence(recorder, [x])
+    with pytest.raises(LookupError, match="no compiled kernel"):
+        LaunchSequence(Recorder(), [x])
+
+
+def test_a_freed_array_is_not_taken_for_a_new_one():
+    """The memory of an array that NumPy computed is not given to an array of `empty` while a call is recorded."""
+    x = drawn(0)
+    with Recorder() as recorder:
+        for _ in range(5):
+            totals(x * 2)
+            empty(x.shape, x.dtype)
+    with pytest.raises(LookupError):
+        LaunchSequence(recorder, [x])
+
+
+def test_one_address_of_two_arrays_has_no_plan():
+    x = drawn(0)
+    with Recorder() as recorder:
+        totals(x)
+    with pytest.raises(LookupError, match="begin at one place"):
+        LaunchSequence(recorder, [x, x[:1]])
+
+
+def test_interleaved_arrays_are_told_apart():
+    both = drawn(0, (3, 2, 5, 4))
+    x, y = both[:, 0].copy(), both[:, 1].copy()
+    with Recorder() as recorder:
+        found = totals(x, y)
+    assert [bits(z) for z in found] == [bits(totals(x)), bits(totals(y))]
+    pool = LaunchSequence(recorder, [x, y]).run([y, x])
+    assert [bits(z[0]) for z in pool[2:]] == [bits(found[1]), bits(found[0])]
+
+
+def test_an_overwritten_array_inside_another_and_a_misaligned_one_are_computed_in_full():
+    x, S = drawn(0), drawn(1)
+    with Recorder() as recorder:
+        totals(x, S)
+    sequence = LaunchSequence(recorder, [x, S], overwritten=[1])
+    memory = np.zeros(200, np.float32)
+    apart = memory[:60].reshape(x.shape), memory[60:120].reshape(x.shape)
+    assert sequence.run(list(apart)) is not None
+    inside = memory[:60].reshape(x.shape), memory[59:119].reshape(x.shape)
+    assert sequence.run(list(inside)) is None
+    misaligned = np.ndarray(x.shape, x.dtype, np.zeros(300, np.uint8), 1)
+    assert sequence.run([misaligned, apart[1]]) is None
+
+
+def test_a_plan_keeps_its_constants():
+    x = drawn(0)
+    with Recorder() as recorder:
+        ones = constant_array(np, "ones of a test", "cpu", lambda: np.ones(x.shape, x.dtype))
+        totals(ones)
+    sequence, expected = LaunchSequence(recorder, [x]), bits(totals(ones))
+    del ones, recorder
+    la.clear_cache()
+    drawn(1, (50, 50, 50))
+    assert bits(sequence.run([x])[1][0]) == expected
+
+
+def test_results_are_views_of_what_kernels_fill():
+    x = drawn(0)
+    for n, view in enumerate((lambda y: y, lambda y: y[1:, ::2], lambda y: y.swapaxes(0, 1), lambda y: y[::-1])):
+        found = view_of(view(x), [x])
+        assert (found == 0) == (n == 0)
+        y = drawn(1)
+        z = y if found == 0 else found([y])
+        assert bits(z) == bits(view(y))
+        assert z.strides == view(y).strides
+    with pytest.raises(LookupError):
+        view_of(x.copy(), [x])
