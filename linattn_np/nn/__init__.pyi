@@ -1,5 +1,4 @@
 # Written by `python docs/make_lists.py`.
-# ruff: noqa: E501
 
 from typing import Any, Literal, TypeVar, overload
 

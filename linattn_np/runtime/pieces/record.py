@@ -97,7 +97,8 @@ class LaunchSequence:
             raise LookupError(recorder.obstacle)
         if not recorder.launches:
             raise LookupError("no compiled kernel computed the call")
-        pool, constants = [*given, *recorder.allocated], recorder.constants
+        pool = [*given, *recorder.allocated]
+        constants = [*{id(y): y for y in recorder.constants}.values()]
         if len({first_byte(y) for y in pool if y.size}) < sum(y.size > 0 for y in pool):
             raise LookupError("two arrays begin at one place")
         spans = [Span.of(y) for y in (*pool, *constants)]
