@@ -10,6 +10,7 @@ from llvmlite import ir
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot, max_of, sum_of
 from ...runtime.pieces.vectors import BYTES, I64, Array, Builder, Value, broadcast, constant, emitted, fma, lanes, loop
+from ...runtime.pieces.views import rows
 from .numbers import exp, expm1, number, sine_cosine
 from .rows import length_of
 
@@ -30,8 +31,9 @@ def appended(x: Vector, y: Vector, u: Vector, out: Vector):
 def turn(x: Vector, y: Vector, out: Vector):
     """cos(x y), then sin(x y)"""
     n, at = len(x), y[0]
+    cosines, sines = rows(out, 0, n), rows(out, n, n)  # no offset in the loop: vectors
     for j in range(n):
-        out[n + j], out[j] = sine_cosine(x[j] * at)
+        sines[j], cosines[j] = sine_cosine(x[j] * at)
 
 
 def _rotate_vectors(x: Any, c: Any, s: Any, sign: Any, count: int, out: Any) -> None:
