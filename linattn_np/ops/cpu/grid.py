@@ -28,6 +28,7 @@ from .storage import load, store
 
 TILE = 2**12  # numbers of a tile: the copies of all arrays stay in the second cache
 TASK = 2**15  # numbers of a task
+CALLS = 4  # of the kernel by each thread
 NAMES = ("x", "y", "z", "u")
 SIZES = (
     "kind",
@@ -44,11 +45,15 @@ SIZES = (
 
 HERE = ("batch", "head", "t0", "t1", "c0", "c1", "t", "c", "m")  # a task; a tile of it: m tokens from t, columns from c
 
-GRID = Workspace("grid", (*SIZES, *HERE, *(f"{n}_width" for n in (*NAMES, "out"))), ("a", "b"), (*NAMES, "out"), {
-    "": {f"{n}_own": M("m", f"{n}_width") for n in (*NAMES, "out")},
-    "given": {f"{n}_tile": M("m", f"{n}_width") for n in (*NAMES, "out")} | {
-        "tasks": M("tasks_count", "task_fields", dtype="int64")},
-})  # fmt: skip
+OWN = {f"{n}_own": M("m", f"{n}_width") for n in (*NAMES, "out")}
+TILES = {f"{n}_tile": M("m", f"{n}_width", alias=f"{n}_own") for n in (*NAMES, "out")}  # own memory, or the caller's
+GRID = Workspace(
+    "grid",
+    (*SIZES, *HERE, *(f"{n}_width" for n in (*NAMES, "out"))),
+    ("a", "b"),
+    (*NAMES, "out"),
+    {"": OWN | TILES, "given": {"tasks": M("tasks_count", "task_fields", dtype="int64")}},
+)
 Work = workspace_kind(GRID)
 X, Y, Z, U, OUT = (GRID.slots[f"{n}_tile"] for n in (*NAMES, "out"))
 
@@ -206,7 +211,7 @@ def _prepared(body: Any, kind: tuple[str, int, int], dtype: str, numbers: tuple[
         body, GRID, dtype, GRID.layout(fields, dtype), dict(zip("ab", numbers, strict=True)), frozenset(words)
     )
     is_small = batch * heads * tokens * widest <= 2 * TASK
-    each = tasks if is_small else max(TASK // (task_tokens * task_columns), 1)  # tasks of one call of the kernel
+    each = tasks if is_small else -(-tasks // (CALLS * count))  # tasks of one call of the kernel
     made.over(np.empty((tasks, 0), np.int64), [*range(0, tasks, each), tasks], each, 1 if is_small else count)
     rows, at = np.zeros((len(NAMES) + 1, ARRAY), np.int64), [*map(NAMES.index, names), len(NAMES)]
     rows[at] = [(0, b, t, h, c, 1, storage, batch, tokens, heads, width)
