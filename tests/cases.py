@@ -153,7 +153,7 @@ def required(fn: Callable[..., Any]) -> list[str]:
 def recurrences() -> list[Any]:
     """One function for each recurrence of the core, of those whose arrays are its inputs as they come.
 
-    Not those of a constant decay, or one that needs a decay on the value axis.
+    Not variants with a constant decay, or that need a decay on the value axis.
     """
     found: dict[Any, Any] = {}
     for fn in filter(passes_through, la.VARIANTS):

@@ -1,4 +1,4 @@
-"""Slopes at the corners of what is not smooth: relu and its like have 0 there, a clip has 1 at its limits.
+"""Slopes at the corners of functions that are not smooth: 0 for relu and its like, 1 for a clip at its limits.
 
 The corner itself is an input here, to the bit, and the slope is an exact number; every backend and the array code.
 """

@@ -1,7 +1,7 @@
 """Products of decays down to the smallest normal number: each element of a result is right, forward and backward.
 
 Everything is positive where the variant lets it be, so that no sum cancels. The state is large and nothing is written,
-or tokens write and only the last one is asked: then what is found is one product of decays times numbers near 1.
+or tokens write and only the last one reads: the result is one product of decays times numbers near 1.
 """
 
 from __future__ import annotations

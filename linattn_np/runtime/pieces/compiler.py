@@ -207,7 +207,7 @@ def load(codes: dict[str, bytes]) -> dict[str, int]:
 def _fingerprint(source: str) -> str | None:
     """Hash of everything that the machine code of a function depends on.
 
-    None if a source was written after this process had loaded it: its text is then not what is compiled.
+    None if a source was written after this process had loaded it: its text then differs from the compiled one.
     """
     package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
     cores = [package / name for name in ("matrix_state", "softmax")]

@@ -24,7 +24,7 @@ SPEC = VariantSpec(
         "v": VALUES,
         "g": CHANNEL_DECAY,
         "a": ArgSpec("T Hk K", "reads the state before its decay"),
-        "b": ArgSpec("T Hk K", "writes what a read"),
+        "b": ArgSpec("T Hk K", "keys under which the value read by a is written"),
     },
     change=products("q", "k", "v", "g", "a", "b"),
     decay=Decay.VECTOR,
@@ -47,7 +47,7 @@ def dplr(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Optio
     v      (..., T, H, V)    values
     g      (..., T, H, K)    log decay of the key channels, <= 0, -inf a hard reset of the channel
     a      (..., T, Hk, K)   reads the state before its decay
-    b      (..., T, Hk, K)   writes what a read; a and b should point opposite ways, or the state grows
+    b      (..., T, Hk, K)   keys under which the value read by a is written; opposite to a, or the state grows
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
@@ -73,7 +73,7 @@ def rwkv7(q: Any, k: Any, v: Any, g: Any, a: Any, b: Any, **options: Unpack[Opti
     v      (..., T, H, V)    values
     g      (..., T, H, K)    log decay of the key channels (the paper's log w, in (-0.6065, 0)), -inf allowed
     a      (..., T, Hk, K)   reads the state before its decay: -kappa, kappa of unit length
-    b      (..., T, Hk, K)   writes what a read: kappa times the in-context rate in [0, 1]
+    b      (..., T, Hk, K)   keys under which the value read by a is written: kappa times the in-context rate in [0, 1]
 
     scale=None means 1.
     Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.

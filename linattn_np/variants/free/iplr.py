@@ -22,7 +22,7 @@ SPEC = VariantSpec(
         "k": ArgSpec("T Hk K", "keys"),
         "v": VALUES,
         "a": ArgSpec("T Hk K", "reads the state"),
-        "b": ArgSpec("T Hk K", "writes what a read"),
+        "b": ArgSpec("T Hk K", "keys under which the value read by a is written"),
     },
     change=products("q", "k", "v", "a", "b"),
     erase=Erase.FREE,
@@ -42,7 +42,7 @@ def iplr(q: Any, k: Any, v: Any, a: Any, b: Any, **options: Unpack[Options]) -> 
     k      (..., T, Hk, K)   keys
     v      (..., T, H, V)    values
     a      (..., T, Hk, K)   reads the state
-    b      (..., T, Hk, K)   writes what a read; a and b should point opposite ways, or the state grows
+    b      (..., T, Hk, K)   keys under which the value read by a is written; opposite to a, or the state grows
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state (..., H, K, V) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.

@@ -79,7 +79,7 @@ SPEC = VariantSpec(
         "v": VALUES,
         "g": ArgSpec("T H", "log decay, <= 0", limits=LOG_DECAY),
         "beta": ArgSpec("T H", "weight of the pair (k, v), >= 0", limits=POSITIVE),
-        "ridge": ArgSpec("T H K|H K", "what is added to the diagonal of Z, >= 0", limits=POSITIVE),
+        "ridge": ArgSpec("T H K|H K", "added to the diagonal of Z, >= 0", limits=POSITIVE),
     },
     change=ChangeOfVariables(to_core, to_core_vjp),
     decay=Decay.SCALAR,
@@ -106,7 +106,7 @@ def mesa_net(q: Any, k: Any, v: Any, g: Any, beta: Any, ridge: Any, **options: U
     v      (..., T, H, V)               values
     g      (..., T, H)                  log decay, <= 0
     beta   (..., T, H)                  weight of the pair (k, v), >= 0
-    ridge  (..., T, H, K) or (H, K)     what is added to the diagonal of Z, >= 0
+    ridge  (..., T, H, K) or (H, K)     added to the diagonal of Z, >= 0
 
     (Z_t + diag(ridge_t))^{-1} S_t is the W that makes 1/2 sum_j beta_j e^{g_{j+1} + .. + g_t} |k_j W - v_j|^2 plus
     1/2 <W, diag(ridge_t) W> least. solver="exact" forms and solves every system, at a cost of K^3 a token and head;

@@ -49,7 +49,7 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
 
 
 def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
-    """Gradients of the arrays i and f from those of the log gates."""
+    """Gradients of the arrays i and f from the gradients of the log gates."""
     xp, (slope, is_above), cap = c.xp, _slope(c), c.options["soft_cap"]
     df = xp.where(is_above, slope * dlog_f, xp.zeros_like(slope))
     di, df = (soft_cap_vjp(xp, cast(xp, x, slope.dtype), cap, d) for x, d in ((c.i, di), (c.f, df)))

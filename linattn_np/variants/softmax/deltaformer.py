@@ -40,7 +40,7 @@ SPEC = VariantSpec(
     paper="Zhong et al., Understanding Transformer from the Perspective of Associative Memory, arXiv 2505.19488",
     arrays={"q": QUERIES, "k": KEYS, "v": VALUES,
             "beta": ArgSpec("T H", "strength in [0, 2]", limits=STRENGTHS),
-            "w": ArgSpec("T Hk K", "what a value is predicted with, k if it is not given", True),
+            "w": ArgSpec("T Hk K", "keys that predict the values; None: k", True),
             "g": ArgSpec("T H", "log decay of the token, <= 0", True, limits=LOG_DECAY)},
     change=ChangeOfVariables(to_core, to_core_vjp),
     core=CORE,
@@ -65,7 +65,7 @@ def deltaformer(
     k     (..., T, Hk, K)   keys
     v     (..., T, H, V)    values
     beta  (..., T, H)       strength in [0, 2]
-    w     (..., T, Hk, K)   what a value is predicted with, k if it is not given; optional
+    w     (..., T, Hk, K)   keys that predict the values; None: k
     g     (..., T, H)       log decay of the token, <= 0; optional
 
     normalize: False leaves both denominators out: e^{scale w_t . k_j} predicts, e^{scale q_t . k_j} reads. u is bounded

@@ -60,7 +60,7 @@ def stick_breaking_attention(q: Any, k: Any, v: Any, **options: Unpack[StickBrea
 
     attend_current: True lets a query take of its own token first, j and i up to t.
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and a KeyValueCache if return_state, with slots as in
-    softmax_attention. Weights of a query sum to at most 1: values of 1 give what is taken.
+    softmax_attention. Weights of a query sum to at most 1: values of 1 give the sum.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: softmax. Common options: linattn_np.Options.
     Tan et al., Scaling Stick-Breaking Attention, arXiv 2410.17980.

@@ -1,4 +1,4 @@
-"""Time blocks: every token of every head once, in order; no bit depends on them, nor on kept states."""
+"""Time blocks: every token of every head once, in order; no bit depends on them, nor on stored states."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def rows_of(lengths):
     st.lists(st.integers(0, 900), min_size=1, max_size=4), st.integers(1, 12), st.integers(1, 70),
     st.sampled_from([32, 64]), st.sampled_from([1, 8, 24, 32]), st.integers(1, 12), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_time_blocks_are_every_token_once_in_order(lengths, H, V, columns, C, group, kept, last_first):
+def test_time_blocks_are_every_token_once_in_order(lengths, H, V, columns, C, group, stored, last_first):
     rows = rows_of(np.array(lengths))
-    block = checkpoint_block(rows, (1, 10, 25), 4, C) if kept else 0
+    block = checkpoint_block(rows, (1, 10, 25), 4, C) if stored else 0
     tasks, bounds = time_blocks(rows, H, V, columns, C, group, block, last_first)
     assert bounds[0] == 0
     assert bounds[-1] == len(tasks)
@@ -46,17 +46,17 @@ def test_time_blocks_are_every_token_once_in_order(lengths, H, V, columns, C, gr
         assert len({tuple(t[[BATCH, STATE, COLUMN, WIDTH]]) for t in bundle}) == 1
         assert len(set(bundle[:, HEAD])) <= group
         for head in set(bundle[:, HEAD].tolist()):
-            walk = bundle[bundle[:, HEAD] == head]
-            walk = walk[::-1] if last_first else walk
-            row = rows[walk[0, STATE]]
-            seen.add((int(walk[0, STATE]), head, int(walk[0, COLUMN]), int(walk[0, WIDTH])))
-            assert walk[0, FIRST] == row[FIRST]
-            assert walk[-1, STOP] == row[STOP]
-            assert (walk[1:, FIRST] == walk[:-1, STOP]).all()
-            assert ((walk[:-1, STOP] - walk[:-1, FIRST]) % C == 0).all()
-            assert walk[:, EARLIER].tolist() == [0] + [1] * (len(walk) - 1)
-            assert walk[:, LATER].tolist() == [1] * (len(walk) - 1) + [0]
-            assert (walk[1:, FROM] == walk[:-1, TO]).all()
+            blocks = bundle[bundle[:, HEAD] == head]
+            blocks = blocks[::-1] if last_first else blocks
+            row = rows[blocks[0, STATE]]
+            seen.add((int(blocks[0, STATE]), head, int(blocks[0, COLUMN]), int(blocks[0, WIDTH])))
+            assert blocks[0, FIRST] == row[FIRST]
+            assert blocks[-1, STOP] == row[STOP]
+            assert (blocks[1:, FIRST] == blocks[:-1, STOP]).all()
+            assert ((blocks[:-1, STOP] - blocks[:-1, FIRST]) % C == 0).all()
+            assert blocks[:, EARLIER].tolist() == [0] + [1] * (len(blocks) - 1)
+            assert blocks[:, LATER].tolist() == [1] * (len(blocks) - 1) + [0]
+            assert (blocks[1:, FROM] == blocks[:-1, TO]).all()
     wanted = {(n, h, c, min(columns, V - c)) for n in range(len(rows)) for h in range(H) for c in range(0, V, columns)}
     assert seen == wanted
 

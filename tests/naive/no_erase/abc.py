@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.naive.no_erase.gsa import walk
+from tests.naive.no_erase.gsa import slots_by_token
 
 
 def abc(q, k, v, s, scale=None, state=None):
@@ -14,5 +14,5 @@ def abc(q, k, v, s, scale=None, state=None):
         more = N + np.exp(s[:, t])
         write[:, t], keep[:, t], N = np.exp(s[:, t]) / more, N / more, more
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out, S, W = walk(q, k, v, write, keep, scale, None if state is None else state[:2])
+    out, S, W = slots_by_token(q, k, v, write, keep, scale, None if state is None else state[:2])
     return out, (S, W, N)

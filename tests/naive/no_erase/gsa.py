@@ -10,7 +10,7 @@ def softmax(x):
     return e / e.sum()
 
 
-def walk(q, k, v, write, keep, scale, state):
+def slots_by_token(q, k, v, write, keep, scale, state):
     """W <- W diag(keep_t) + k_t^T write_t; S <- diag(keep_t) S + write_t^T v_t; o_t = softmax(scale q_t W) S."""
     B, T, H, V = v.shape
     Hq, (Hk, K), M = q.shape[2], k.shape[2:], write.shape[3]
@@ -32,5 +32,5 @@ def gsa(q, k, v, s, g=None, scale=None, state=None):
     """Slots add s_t times a token and decay by e^(g_t), or by 1 - s_t."""
     q, k, v, s = (np.asarray(x, np.float64) for x in (q, k, v, s))
     keep = 1 - s if g is None else np.exp(np.asarray(g, np.float64))
-    out, S, W = walk(q, k, v, s, keep, q.shape[-1] ** -0.5 if scale is None else scale, state)
+    out, S, W = slots_by_token(q, k, v, s, keep, q.shape[-1] ** -0.5 if scale is None else scale, state)
     return out, (S, W)

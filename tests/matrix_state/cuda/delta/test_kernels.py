@@ -139,7 +139,7 @@ def test_no_decay(cp, T):
 
 
 def test_blocks_made_again(cp, monkeypatch):
-    """What the forward would have kept is computed again, to the same bits."""
+    """Residuals that the forward did not store are recomputed, to the same bits."""
     arrays = draw(B=(1,), T=600)
     fn, given = function(arrays)
     there = [cp.asarray(x) for x in (*given, *arrays[5:])]

@@ -29,7 +29,7 @@ def test_no_decay(cp):
 @pytest.mark.parametrize("rate", [0.5, 1.0, 1.9])
 @pytest.mark.parametrize("kind", ["zero", "mild"])
 def test_one_vector_at_every_token(cp, kind, rate):
-    """a reads and b erases the same direction again and again: the triangular system has no small entry."""
+    """a reads and b erases the same direction at every token: the triangular system has no small entry."""
     arrays, state = draw(la.rwkv7, B=1, T=300, heads=(2, 2, 2), kind=kind)
     arrays["a"][:] = arrays["a"][:, :1]
     arrays["b"] = (-rate * arrays["a"].astype(np.float32)).astype(arrays["a"].dtype)
@@ -89,7 +89,7 @@ def test_states_at_positions(cp):
 
 
 def test_a_chunk_that_is_far_changes_no_bit_before_it(cp):
-    """Rows of a chunk that the exact build makes again have the bits of the other build up to the first far row."""
+    """Rows of a chunk that the exact build recomputes have the bits of the other build up to the first far row."""
     mild, state = draw(la.rwkv7, B=1, T=128, kind="mild")
     out, _ = run(cp, la.rwkv7, mild, state)
     for at in (70, 80, 100):
@@ -166,7 +166,7 @@ def test_gradients_of(cp, how):
 
 
 def test_gradients_from_nothing_kept(cp, monkeypatch):
-    """Backward runs the forward again where its residuals are too large: the same bits."""
+    """Backward recomputes the forward if its residuals are too large: the same bits."""
     kept, _ = gradients(cp, T=200)
     monkeypatch.setattr(policy, "saves_factors", lambda size: False)
     found, _ = gradients(cp, T=200)
