@@ -14,7 +14,7 @@
 // fit 32 bits.
 // Arrays are raw projections with these flags: LA_UNIT, q and k are divided by their length, r (2) by that of k;
 // LA_RAW_GATE, g is -e^A_log softplus(g + bias) (1) or bound sigmoid(e^A_log (g + bias)) (2); LA_SIGMOID, beta is
-// strongest sigmoid(beta).
+// strongest sigmoid(beta). LA_ROTATE: the decayed state is rotated by -theta_p in its rows 2 p and 2 p + 1, p < pairs.
 #include "attention/tokens.cuh"
 #include "ops/formulas.cuh"
 #include "tile/columns.cuh"
@@ -117,6 +117,38 @@ struct RawDecays {
     }
 };
 
+// The rotation of neighbouring rows (2 p, 2 p + 1) by -theta_p: cosines and sines of a lane's pairs, each computed by
+// one lane of a group.
+struct Rotation {
+    static constexpr int PAIRS = State::N / 2, SHARE = (PAIRS + LANES - 1) / LANES;
+    float cosine[PAIRS], sine[PAIRS];
+    __device__ __forceinline__ void load(const float* theta, int count, int thread, int lane) {
+        float c[SHARE], s[SHARE];
+#pragma unroll
+        for (int n = 0; n < SHARE; n++) {
+            const int i = n * LANES + thread % LANES, p = (i >> 1) * (State::SPAN / 2) + thread / LANES * 2 + (i & 1);
+            sincospif(i < PAIRS && p < count ? theta[p] * 0.31830988618379067f : 0.f, &s[n], &c[n]);
+        }
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            const int from = lane / LANES * LANES + i % LANES;
+            cosine[i] = __shfl_sync(0xffffffffu, c[i / LANES], from);
+            sine[i] = __shfl_sync(0xffffffffu, s[i / LANES], from);
+        }
+    }
+    __device__ __forceinline__ void rotate(State& S) const {
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++)
+#pragma unroll
+            for (int j = 0; j < PER; j++) {
+                float &even = S.x[2 * i][j], &odd = S.x[2 * i + 1][j];
+                const float first = even;
+                even = fmaf(sine[i], odd, cosine[i] * first);
+                odd = fmaf(-sine[i], first, cosine[i] * odd);
+            }
+    }
+};
+
 // A lane's value columns of a token: v as loaded; gv, of a kind that the call knows; out.
 struct Values {
     static constexpr bool VEC4 = WIDE && PER == 4;
@@ -193,6 +225,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         if (a.A_log != nullptr) rate = expf(a.A_log[head]);
         if (LA_DECAY == 1 && a.bias != nullptr) bias = a.bias[head];
     }
+    Rotation rotation;
+    if constexpr (LA_ROTATE) rotation.load(a.theta, a.pairs, thread, lane);
     auto store_state = [&] {
         if (a.end == nullptr || (a.end_slots != nullptr && (u64)to >= (u64)a.places)) return;
         StoredAs<LA_END>::type* end = state_at(a.end, to, head, a.end_slot, a.end_head) + tile;
@@ -228,6 +262,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         float v[PER], predicted[PER];
 #pragma unroll
         for (int j = 0; j < PER; j++) v[j] = v_in[j];
+        if constexpr (LA_UNIT && LA_ERASE != 1)
+#pragma unroll
+            for (int j = 0; j < PER; j++) v[j] *= length.over;   // k is divided where it is multiplied by them
         const float erase_over = LA_ERASE == 1 && !LA_SEPARATE_ERASE_KEY ? length.over
                                  : LA_UNIT == 2                          ? length.over * length.power
                                                                          : 1.f;   // of the erase vector
@@ -242,8 +279,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
                 float own[State::HELD] = {};   // (q (.) u) . k of the rows of a leaf
 #pragma unroll
                 for (int r = 0; r < State::N; r++) own[State::leaf(r)] = fmaf(q[r] * u[r], k[r], own[State::leaf(r)]);
-                S.template dot<false>(out, q, warps, lane,
-                                      [&](int leaf, int j) { return fmaf(own[leaf], v[j] * length.over, 0.f); });
+                S.template dot<false>(out, q, warps, lane, [&](int leaf, int j) { return fmaf(own[leaf], v[j], 0.f); });
             } else S.template dot<false>(out, q, warps, lane);
 #pragma unroll
             for (int j = 0; j < PER; j++) out[j] *= a.read * length_q.over;
@@ -259,6 +295,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         else if constexpr (LA_DECAY == 1) S.scale(decay_of(all_in.as(a.at_g.kind)));
         if constexpr (LA_DECAY == 2 && LA_RAW_GATE) S.scale_rows(raw_in.decays(a.at_g.kind, rate, a.bound, lane));
         else if constexpr (LA_DECAY == 2) S.scale_rows(decay_in.as(a.at_g.kind, [](float g) { return decay_of(g); }));
+        if constexpr (LA_ROTATE) rotation.rotate(S);
         if constexpr (LA_VALUE_DECAY) {
             float gv[PER];
 #pragma unroll
@@ -276,12 +313,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
 #pragma unroll
             for (int j = 0; j < PER; j++) written[j] = beta * (v[j] - predicted[j] * erase_over) * length.over;
             S.add_outer(k, written);
-        } else {
-            float written[PER];
-#pragma unroll
-            for (int j = 0; j < PER; j++) written[j] = v[j] * length.over;
-            S.add_outer(k, written);
-        }
+        } else S.add_outer(k, v);
         if constexpr (LA_ERASE == 2) S.add_outer(b, predicted);
         if constexpr (LA_ONE) store_state();   // on its way while the output is summed
         if constexpr (LA_READ == 1)

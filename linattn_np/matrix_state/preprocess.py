@@ -10,6 +10,7 @@ backward does the same with gradients in reverse order.
     strengths     beta = f s, s = sigmoid(raw), f = plan.beta_sigmoid   draw = f s (1 - s) dbeta
     micro_steps   tokens of n steps; the first decays, the last reads
     pools         initial states are gathered from a pool, zeros for sequences that begin without one
+    rotation      one token: the initial state is rotated by -theta, its gradient by theta
     all_pairs     queries that are not causal are multiplied by the keys first, where that is less work
     late_queries  all queries read the final state
     first_position  states at position 0, or at none: the initial ones
@@ -24,8 +25,9 @@ from typing import Any, NamedTuple
 from ..core import StatesAt
 from ..ops import gate_formula
 from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
+from ..ops.rotary import rotate_rows, rotation, rows_angle_vjp
 from ..ops.rows import interleaved
-from ..runtime.arrays import Array, cast, device, is_cupy
+from ..runtime.arrays import Array, cast, device, is_cupy, over_tokens
 from ..runtime.pools import take_rows
 from . import policy
 from .array import pairs
@@ -218,6 +220,27 @@ def _pools_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -
     return run(saved, dout, dstate)
 
 
+# one token whose state rotates
+
+
+def _rotation(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
+    xp, turn = plan.xp, None
+    if state is not None:
+        turn = rotation(xp, x.theta[None, :], xp.ones((1, 1), dtype=x.theta.dtype, device=device(x.theta)), plan.dtype)
+        state = rotate_rows(xp, cast(xp, state, plan.dtype), turn, back=True)
+    out, end, rest = run(x._replace(theta=None), plan, state)
+    return out, end, (x, plan, turn, state, rest)
+
+
+def _rotation_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+    x, plan, turn, state, rest = saved
+    xp, (d, dstate0) = plan.xp, run(rest, dout, dstate)
+    if state is None:
+        return d._replace(theta=xp.zeros_like(x.theta)), dstate0
+    dangle = xp.sum(rows_angle_vjp(xp, state, dstate0, x.theta.shape[0]), axis=-1)
+    return d._replace(theta=-over_tokens(xp, dangle)), rotate_rows(xp, dstate0, turn)
+
+
 # queries that read the final state
 
 
@@ -369,6 +392,7 @@ PREPROCESSING = (  # in this order; core.py says when a call needs a step
     of_inputs("strengths", _strengths, _strengths_vjp),
     PreprocessingStep("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),
     PreprocessingStep("pools", _pools, _pools_vjp),
+    PreprocessingStep("rotation", _rotation, _rotation_vjp),
     PreprocessingStep("all_pairs", pairs.forward, pairs.backward),
     PreprocessingStep("late_queries", _late_queries, _late_queries_vjp),
     PreprocessingStep("first_position", _first_position, _first_position_vjp),

@@ -124,6 +124,7 @@ class Inputs(NamedTuple):
     u: Array = None  # (H, K)  bonus on the token's own write, with queries that read the PREVIOUS state
     A_log: Array = None  # (H,)  g is a raw projection, before its formula (ops/gate_formula.py)
     bias: Array = None  # (H, 1 or K)  added to the raw g
+    theta: Array = None  # (P,)  the key channels (2 p, 2 p + 1) of the state rotate by -theta_p before each token
 
     @property
     def of_tokens(self) -> tuple[Array, ...]:
@@ -132,7 +133,7 @@ class Inputs(NamedTuple):
 
     def mapped(self, f: Callable[[Array], Array], u: Array | None) -> Inputs:
         """f of every array of tokens that is given, with another u and log decays that are computed."""
-        return Inputs._make([*(None if y is None else f(y) for y in self.of_tokens), u, None, None])
+        return Inputs._make([*(None if y is None else f(y) for y in self.of_tokens), u, None, None, None])
 
     @property
     def decay(self) -> Decay:
@@ -147,7 +148,7 @@ class Inputs(NamedTuple):
         return Erase.NONE if self.beta is None else Erase.DELTA
 
 
-WITHOUT_GATES = Inputs._fields[:10]  # inputs of kernels whose log decays are computed ahead: all but A_log and bias
+WITHOUT_GATES = Inputs._fields[:10]  # inputs of kernels whose log decays are computed ahead: all up to u
 
 
 def both(d: Array, more: Array | None) -> Array:

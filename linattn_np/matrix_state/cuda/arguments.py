@@ -215,6 +215,7 @@ STEP = Struct(
     ("T heads readers slot_bytes", INT), ("heads_inverse", INVERSE),  # heads of the state; queries that read one
     ("read", FLOAT), ("past", INT),  # past 1: states go past the L1 cache
     ("A_log bias", FLOATS),  # of raw log decays: (heads), (heads, 1 or K), or null
+    ("theta", FLOATS), ("pairs", INT),  # angles (pairs)
     ("root bound strongest", FLOAT),  # the square root of eps; the bound of bounded gates; beta over its sigmoid
 )  # fmt: skip
 

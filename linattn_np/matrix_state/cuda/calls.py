@@ -16,7 +16,7 @@ from .portable import calls as portable
 from .token import calls as token
 from .token import gradients
 
-RAW = ("gates", "l2norm", "strengths")  # the kernel of a few tokens computes them forward
+RAW = ("gates", "l2norm", "strengths", "rotation")  # the kernel of a few tokens computes them forward
 
 
 def _family(call: Any) -> Any:
@@ -79,22 +79,20 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 
 
 def _raw_vjp(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """backward behind log decays, norms and strengths, which the forward's kernel has computed of raw projections."""
-    (x, plan, state, _), run, module = saved, backward, sys.modules[__name__]
-    before = []
-    for step in steps.PREPROCESSING:
-        if step.name in RAW and has_step(step.name, x, plan):
-            before.append((step, x, plan))
-            x, plan = step.inputs(module, x, plan)
-    rest: Any = Saved(x, plan, state, None)
-    for step, x, plan in reversed(before):
-        run, rest = functools.partial(step.backward, run), steps.Changed(module, x, plan, rest)
-    return run(rest, dout, dstate)
+    """backward behind the steps that the forward's kernel has computed."""
+    found = [step for step in steps.PREPROCESSING if step.name in RAW and has_step(step.name, saved.x, saved.plan)]
+    back: Any = backward
+    begin: Any = lambda x, plan, state: (None, None, Saved(x, plan, state, None))  # noqa: E731
+    for step in reversed(found):
+        begin = functools.partial(step.forward, begin, sys.modules[__name__])
+        back = functools.partial(step.backward, back)
+    return back(begin(saved.x, saved.plan, saved.state)[2], dout, dstate)
 
 
 def has_step(name: str, x: Inputs, plan: Plan) -> bool:
     """Whether a call has raw projections that a step is for."""
-    return {"gates": has_raw_gate(x, plan), "l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0}[name]
+    return {"gates": has_raw_gate(x, plan), "l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0,
+            "rotation": x.theta is not None}[name]  # fmt: skip
 
 
 def gradients_by_array_calls(call: Any) -> str:

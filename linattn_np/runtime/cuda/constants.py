@@ -23,7 +23,11 @@ def once(xp: Any, key: Hashable, where: Any, make: Callable[[], Array]) -> Array
         return make()
     key = (str(where), key)
     if (array := _kept.get(key)) is None:
-        array, cuda = make(), launch.cupy().cuda
+        recorder, launch.active.recorder = launch.active.recorder, None  # no part of the call
+        try:
+            array, cuda = make(), launch.cupy().cuda
+        finally:
+            launch.active.recorder = recorder
         stream = cuda.get_current_stream(array.device.id)
         if is_cacheable(array.nbytes) and not cuda.runtime.streamIsCapturing(stream.ptr):
             stream.synchronize()

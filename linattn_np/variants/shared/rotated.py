@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ...matrix_state.types import Inputs
 from ...ops.rotary import rotate, rotate_rows, rotate_vjp, rotation, rows_angle_vjp
-from ...runtime.arrays import Array, cast, device, is_numpy, over_tokens, sum_dtype
+from ...runtime.arrays import Array, cast, device, is_cupy, is_numpy, over_tokens, sum_dtype
 from ...runtime.constants import constant_array, host_constants
 from ...runtime.shapes import Sequence, check_state
 from ...spec import ArgSpec, ChangeOfVariables, StateFormat, Variables
@@ -26,20 +26,21 @@ THETA = ArgSpec(
 )
 
 
-def _angles(c: Variables) -> Array:
-    """theta (P,) in the dtype of sums."""
+def _angles(c: Variables, dtype: Any = None) -> Array:
+    """theta (P,) in `dtype`; None: that of sums."""
     xp = c.xp
     if c.theta is not None:
         if 2 * c.theta.shape[0] > c.sizes.K:
             raise ValueError(
                 f"{c.name}: theta has shape {tuple(c.theta.shape)}, expected (P,) with 2 P <= K = {c.sizes.K}"
             )
-        return cast(xp, c.theta, sum_dtype(xp, c.theta))
+        return cast(xp, c.theta, sum_dtype(xp, c.theta) if dtype is None else dtype)
     P, like = c.sizes.K // 2, next(x for x in (getattr(c, "x", None), getattr(c, "v", None)) if x is not None)
-    dtype, where = sum_dtype(xp, like), device(like)
+    wide, where = sum_dtype(xp, like), device(like)
+    dtype = wide if dtype is None else dtype
 
     def make() -> Array:
-        return 10000.0 ** -(xp.arange(P, dtype=dtype, device=where) / max(P - 1, 1))
+        return cast(xp, 10000.0 ** -(xp.arange(P, dtype=wide, device=where) / max(P - 1, 1)), dtype)
 
     return constant_array(xp, ("theta", P, str(dtype)), where, make)
 
@@ -71,12 +72,23 @@ def _lengths_of(c: Variables, angles: Array, sequences: Iterable[Sequence]) -> A
     return c.xp.asarray(lengths, dtype=angles.dtype, device=device(angles))[:, None, None, None]
 
 
+def rotates_state(c: Variables) -> bool:
+    """Whether the core rotates the state of a call, by -theta: of one token on CuPy arrays, whose kernel does.
+
+    The state is then in the frame of that token, and q and k are not rotated.
+    """
+    plain = c.sizes.T == 1 and c.sizes.ragged is None and c.options["return_states_at"] is None
+    return is_cupy(c.xp) and c.kernels and plain and c.options.get("causal", True)
+
+
 class Rotated(NamedTuple):
     """The change of variables `base`, followed by the rotation of queries and keys."""
 
     base: ChangeOfVariables[Inputs]
 
     def to_core(self, c: Variables) -> Inputs:
+        if rotates_state(c):
+            return self.base.to_core(c)._replace(theta=_angles(c, c.dtype))
         x, angles = self.base.to_core(c), _angles(c)
         turn = rotation(c.xp, angles, _positions(c, angles), c.dtype)
         if c.sizes.ragged is None and c.sizes.T:
@@ -89,6 +101,9 @@ class Rotated(NamedTuple):
 
     def to_core_vjp(self, c: Variables, d: Inputs) -> dict[str, Array]:
         """dq and dk are rotated back; dtheta = sum over tokens of t times the gradient of the token's angle."""
+        if rotates_state(c):
+            grads = self.base.to_core_vjp(c, d)
+            return grads if c.theta is None else grads | {"theta": d.theta}
         xp, angles = c.xp, _angles(c)
         at = _positions(c, angles)
         turn = rotation(xp, angles, at, c.dtype)
@@ -121,6 +136,8 @@ def _turn(c: Variables, angles: Array, lengths: Array) -> Array:
 
 def unpack_state(c: Variables, S: Array) -> Array:
     """S in the frame of the last token."""
+    if rotates_state(c):
+        return S
     if "last_turn" in vars(c):
         return rotate_rows(c.xp, S, c.last_turn, back=True)
     angles = _angles(c)
@@ -129,6 +146,8 @@ def unpack_state(c: Variables, S: Array) -> Array:
 
 def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict[str, Array]]:
     """dS is rotated back; the angle -T theta has its own gradient."""
+    if rotates_state(c):
+        return dstate, {}
     xp, angles = c.xp, _angles(c)
     ends = _ends(c, angles)
     turn = _turn(c, angles, ends)

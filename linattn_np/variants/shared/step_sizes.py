@@ -15,6 +15,7 @@ from ...ops.product import product
 from ...ops.step_size import gate_vjp, skip_and_gate, step_size, step_size_vjp
 from ...runtime.arrays import Array, cast, is_cupy, over_tokens
 from ...spec import Variables
+from .rotated import rotates_state
 
 
 def _steps(c: Variables) -> Array:
@@ -32,7 +33,8 @@ def _kernels(c: Variables, *others: Array | None) -> Any:
 
     Rotated rows, and so v, have the compute dtype.
     """
-    if not (c.kernels and c.name == "mamba2" and is_cupy(c.xp) and c.dtype == c.xp.float32):
+    plain = c.name == "mamba2" or rotates_state(c)
+    if not (c.kernels and plain and is_cupy(c.xp) and c.dtype == c.xp.float32):
         return None
     from ...ops.cuda import step_size
 

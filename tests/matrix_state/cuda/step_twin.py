@@ -81,7 +81,7 @@ class Namespace:
 CUPY = Namespace()
 
 
-SIZE = 19 * 8 + 11 * 32 + 6 * 8 + 56  # of the arguments: pointers, vectors, strides of states, numbers
+SIZE = 20 * 8 + 11 * 32 + 6 * 8 + 56  # of the arguments: pointers, vectors, strides of states, numbers
 VECTORS = ("q", "k", "v", "g", "gv", "r", "beta", "a", "b", "u", "out")
 
 
@@ -206,6 +206,15 @@ def _token(d, S, get, out, head, readers, scale, pointers):
     recalled = x @ S
     if d["LA_DECAY"]:
         S = S * np.exp(get("g", K if d["LA_DECAY"] == 2 else 1))[:, None]
+    if d["LA_ROTATE"]:
+        P = pointers["pairs"]
+        theta = _rows(pointers["theta"], (4,), (P,), np.dtype(np.float32))[:, None]
+        even, odd = S[0 : 2 * P : 2].copy(), S[1 : 2 * P : 2].copy()
+        S = S.copy()
+        S[0 : 2 * P : 2], S[1 : 2 * P : 2] = (
+            np.cos(theta) * even + np.sin(theta) * odd,
+            np.cos(theta) * odd - np.sin(theta) * even,
+        )
     if d["LA_VALUE_DECAY"]:
         S = S * np.exp(get("gv", V))
     if d["LA_ERASE"] == 1:

@@ -19,7 +19,7 @@ from ..operands import element_of
 from .plan import STEP, Stored, constants_of
 
 RESULTS = ("out", "start", "end", "start_slots", "end_slots", "fresh", "offsets")
-NAMES_OF_POINTERS = (*WITHOUT_GATES, *RESULTS, "A_log", "bias")
+NAMES_OF_POINTERS = (*WITHOUT_GATES, *RESULTS, "A_log", "bias", "theta")
 AT = tuple(f"at_{n}" for n in WITHOUT_GATES)
 STRIDES = tuple(f"{which}_{n}" for which in ("start", "end") for n in ("slot", "head", "row"))
 
@@ -59,7 +59,7 @@ def prepared(x: Inputs, plan: Plan, state: Array | None) -> Launch:
         end = xp.empty(shape, dtype=xp.float32)
         last = end if end.ndim == 4 else end.reshape(N, H, K, V)
     slots, fresh = (None, None) if plan.pool_rows is None else plan.pool_rows[:2]
-    gates = tuple(None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32)) for y in (x.A_log, x.bias))
+    gates = tuple(None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32)) for y in x[len(WITHOUT_GATES) :])
     pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, fresh, offsets, *gates)
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
@@ -75,6 +75,7 @@ def prepared(x: Inputs, plan: Plan, state: Array | None) -> Launch:
         "at_out": _vectors_of(out, heads), "places": N if slots is None or start is None else start.shape[0],
         "T": T, "heads": H, "readers": heads // H, "slot_bytes": 0 if slots is None else slots.itemsize,
         "heads_inverse": _inverse(H), "read": plan.scale, "past": 4 * N * H * K * V <= policy.L1_BYPASS_BYTES,
+        "pairs": 0 if x.theta is None else x.theta.shape[0],
         "root": plan.l2norm_eps**0.5, "bound": plan.lower_bound or 0.0, "strongest": plan.beta_sigmoid,
     }  # fmt: skip
     packed = arguments.STEP.packed(fields)

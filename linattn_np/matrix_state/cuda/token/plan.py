@@ -39,6 +39,7 @@ class StepKind(NamedTuple):
     unit: int = 0  # 1 q and k are divided by their length, 2 and r by that of k
     raw_gate: int = 0  # g is raw: 1 -e^A_log softplus, 2 bounded
     sigmoid: bool = False  # beta is raw
+    rotates: bool = False  # pairs of rows of the state
 
 
 def constants_of(x: Inputs, plan: Plan, stored: Stored) -> Constants:
@@ -49,7 +50,8 @@ def constants_of(x: Inputs, plan: Plan, stored: Stored) -> Constants:
     unit = 0 if not plan.l2norm else 2 if plan.erase_key is EraseKey.PRODUCT else 1
     raw_gate = 0 if not has_raw_gate(x, plan) else 1 if plan.lower_bound is None else 2
     kind = StepKind(x.k.shape[-1], x.v.shape[-1], x.decay, x.gv is not None, x.erase, separate, before, read,
-                    read > 0 and x.u is not None, unit, raw_gate, plan.beta_sigmoid > 0)  # fmt: skip
+                    read > 0 and x.u is not None, unit, raw_gate, plan.beta_sigmoid > 0,
+                    x.theta is not None)  # fmt: skip
     return step_constants(kind, stored)
 
 
@@ -86,6 +88,7 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
                 "LA_UNIT": kind.unit,
                 "LA_RAW_GATE": kind.raw_gate,
                 "LA_SIGMOID": int(kind.sigmoid),
+                "LA_ROTATE": int(kind.rotates),
                 "LA_START": ELEMENTS[stored.start],
                 "LA_END": ELEMENTS[stored.end],
                 "LA_OUT": ELEMENTS[stored.out or element],
@@ -96,7 +99,8 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
 
 def _lanes(kind: StepKind, stored: Stored) -> int:
     """Lanes side by side: eight read whole memory sectors; 128 floats per lane must leave registers for the rest."""
-    narrow = kind.K <= 128 and stored.element != "float32" and kind.erase is not Erase.FREE and not kind.bonus
+    narrow = kind.K <= 128 and stored.element != "float32" and kind.erase is not Erase.FREE
+    narrow = narrow and not (kind.bonus or kind.rotates)
     return 8 if stored.wide and kind.V >= 32 and narrow else 4
 
 
