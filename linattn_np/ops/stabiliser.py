@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from ..runtime.arrays import Array, Namespace, cast, device
+from ..runtime.arrays import Array, Namespace, cast, device, is_cupy
 from ..runtime.shapes import Sequence, segments
 from .host import numpy_kernels
 
@@ -33,10 +33,15 @@ def gauge(
 ) -> Gauge:  # fmt: skip
     """The gauge of every sequence; m of its last token and at positions is rounded to `dtype`, the dtype of a state.
 
-    a and b have the dtype of sums; decay, write and least are rounded to `dtype`. On NumPy arrays it is a kernel.
+    a and b have the dtype of sums; decay, write and least are rounded to `dtype`. Of NumPy and CuPy arrays by a kernel.
     If m_t = a_t + m_{t-1}, the stabilised log decay is exactly 0 and the state is multiplied by 1.
     """
-    if numpy_kernels(xp, a, b, m_0) is not None:
+    if is_cupy(xp):
+        from .cuda import stabiliser as kernel
+
+        if kernel.takes(a, sequences, dtype, positions):
+            return Gauge(a, b, m_0, *kernel.gauge(xp, a, b, m_0, sequences))
+    elif numpy_kernels(xp, a, b, m_0) is not None:
         from .cpu import stabiliser
 
         ends = tuple(sorted({*(s.stop - 1 for s in sequences), *(p - 1 for p in positions)}))

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from linattn_np.ops.cuda import formulas
-from linattn_np.ops.cuda.arguments import COLUMN_SUMS, FORMULA, GATE_FORMULA, PRODUCT, STEP_SIZE, UNIT_ROWS
+from linattn_np.ops.cuda.arguments import COLUMN_SUMS, FORMULA, GATE_FORMULA, GAUGE, PRODUCT, STEP_SIZE, UNIT_ROWS
 from tests.matrix_state.cuda.step_twin import KINDS, _rows
 
 THREADS, F32, BFLOAT16 = 256, np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
@@ -151,6 +151,28 @@ def step_sizes(entry, d, blocks, arguments):
             z, dout = z.astype(f32), dout.astype(f32)
             dense("dz", own, wide)[...] = dout * out * sigmoid(z) * (1 + z * (1 - sigmoid(z)))
             dense("y", own, wide)[...] = dout * gate
+
+
+def gauge(entry, d, blocks, arguments):
+    """What gauge.cu does."""
+    a = GAUGE.unpack(arguments)
+    N, T, H = a["sequences"], a["T"], a["heads"]
+    assert blocks == -(-N * H // THREADS)
+    assert not a["offsets"]
+
+    def dense(name, kind, *shape):
+        strides = [kind.itemsize * int(np.prod(shape[n + 1 :])) for n in range(len(shape))]
+        return _rows(a[name], strides, shape, kind)
+
+    wide = np.dtype(np.float64)
+    fade, write, before = dense("a", wide, N, T, H), dense("b", wide, N, T, H), dense("m_0", F32, N, H)
+    for t in range(T):
+        most = np.maximum(fade[:, t] + before, write[:, t])
+        most = most.astype(F32) if t == T - 1 else most
+        gates = fade[:, t] + before - most, np.exp(write[:, t] - most), np.exp(-most)
+        for name, y in zip(("decay", "write", "least"), gates, strict=True):
+            dense(name, F32, N, T, H)[:, t] = y
+        dense("m", wide, N, T, H)[:, t] = before = most
 
 
 def _step(a, x, y):

@@ -60,6 +60,11 @@ FORMULA_ARRAY = Struct(
 FORMULA = Struct("ops/FormulaArguments", ("x y z u out", FORMULA_ARRAY), ("rows", I64), ("heads tokens", U32),
                  ("a b", DOUBLE), ("how", INT))  # fmt: skip
 
+GAUGE = Struct(  # gauge.cu: dense arrays
+    "ops/GaugeArguments", ("a b", pointer("const double")), ("m_0", FLOATS), ("m", pointer("double")),
+    ("decay write least", OUT_FLOATS), ("offsets", pointer("const i64")), ("sequences T heads", I64),
+)  # fmt: skip
+
 
 def address(y: Array | None) -> int:
     """The address of an array; 0 for None."""

@@ -22,8 +22,17 @@ from linattn_np.matrix_state.cuda.token import calls as token_calls
 from linattn_np.matrix_state.cuda.token import gradients, solve
 from linattn_np.matrix_state.cuda.token import launch as token_launch
 from linattn_np.matrix_state.types import Inputs
-from linattn_np.ops.cuda import complement, formulas, gate_formula, moves, product, step_size, unit_rows
-from linattn_np.ops.cuda.arguments import COLUMN_SUMS, COMPLEMENT, FORMULA, GATE_FORMULA, PRODUCT, STEP_SIZE, UNIT_ROWS
+from linattn_np.ops.cuda import complement, formulas, gate_formula, moves, product, stabiliser, step_size, unit_rows
+from linattn_np.ops.cuda.arguments import (
+    COLUMN_SUMS,
+    COMPLEMENT,
+    FORMULA,
+    GATE_FORMULA,
+    GAUGE,
+    PRODUCT,
+    STEP_SIZE,
+    UNIT_ROWS,
+)
 from linattn_np.runtime import pools as rows
 from linattn_np.runtime.arrays import Library, enter
 from linattn_np.runtime.cuda import constants, launch
@@ -56,10 +65,11 @@ TWINS = {  # (entry, constants, blocks, arguments) of the kernels around step.cu
     solve.FILE: lambda entry, d, blocks, packed: step_twin.run_solve(blocks, d, packed),
     gate_formula.SOURCE: op_twins.gates, unit_rows.SOURCE: op_twins.rows, product.SOURCE: op_twins.products,
     step_size.SOURCE: op_twins.step_sizes, formulas.SOURCE: op_twins.formula,
+    stabiliser.SOURCE: op_twins.gauge,
 }  # fmt: skip
 STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE: GATE_FORMULA,
            unit_rows.SOURCE: UNIT_ROWS, product.SOURCE: PRODUCT, step_size.SOURCE: STEP_SIZE,
-           formulas.SOURCE: FORMULA}  # fmt: skip
+           formulas.SOURCE: FORMULA, stabiliser.SOURCE: GAUGE}  # fmt: skip
 
 
 def size_of(file, entry):
