@@ -14,7 +14,9 @@
 // fit 32 bits.
 // Arrays are raw projections with these flags: LA_UNIT, q and k are divided by their length, r (2) by that of k;
 // LA_RAW_GATE, g is -e^A_log softplus(g + bias) (1) or bound sigmoid(e^A_log (g + bias)) (2); LA_SIGMOID, beta is
-// strongest sigmoid(beta). LA_ROTATE: the decayed state is rotated by -theta_p in its rows 2 p and 2 p + 1, p < pairs.
+// strongest sigmoid(beta). LA_SUMS: v is multiplied by w, if given, and outputs are divided by read q_t z_t + eps (1),
+// or by max(|read q_t z_t|, least) (2), z_t = e^{g_t} z_{t-1} + w_t k_t; 0 of 0. LA_ROTATE: the decayed state is
+// rotated by -theta_p in its rows 2 p and 2 p + 1, p < pairs.
 #include "attention/tokens.cuh"
 #include "ops/formulas.cuh"
 #include "tile/columns.cuh"
@@ -88,6 +90,32 @@ LA_DEVICE float decay_of(float g) { return exp2_approx(g * 1.4426950408889634f);
 LA_DEVICE float decay_of_raw(float a, float rate, float bound) {
     return decay_of(gate<LA_RAW_GATE == 2>(a, rate, bound));
 }
+
+// The sum of the weights of what a head has written: a row z (K) beside its state.
+struct Sums {
+    PackedRows<2, K, State::GROUPS, WIDE> z;
+    __device__ __forceinline__ void load(const float* p, bool begins, int group) {
+        if (begins)
+#pragma unroll
+            for (int r = 0; r < State::N; r++) z.x[r >> 2].x[r & 3] = 0;
+        else z.load((const char*)p, group);
+    }
+    __device__ __forceinline__ void add(float decay, float w, const Keys& k) {
+#pragma unroll
+        for (int r = 0; r < State::N; r++) z.x[r >> 2].x[r & 3] = __float_as_uint(fmaf(w, k[r], decay * z[r]));
+    }
+    // q z, in the first warp
+    __device__ __forceinline__ float dot(const Keys& q, Warps& warps, int lane) const {
+        float sum[PER];
+        State::sums<false>(
+            sum, warps, lane, [](int, int) { return 0.f; },
+            [&](int r, int j, float part) { return j == 0 ? fmaf(q[r], z[r], part) : 0.f; });
+        return sum[0];
+    }
+    __device__ __forceinline__ void store(float* p, int thread) const {
+        State::rows(thread, [&](int r, int row) { p[thread / LANES * 4 + row] = z[r]; });
+    }
+};
 
 // Decays of key channels from raw projections: of a group's rows, its lanes compute LANES at a time and exchange them.
 struct RawDecays {
@@ -218,6 +246,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
     const TokenVectors k_of(a.k, a.at_k, s, head), v_of(a.v, a.at_v, s, head), q_of(a.q, a.at_q, s, head * readers);
     const TokenVectors g_of(a.g, a.at_g, s, head), gv_of(a.gv, a.at_gv, s, head), r_of(a.r, a.at_r, s, head);
     const TokenVectors beta_of(a.beta, a.at_beta, s, head), a_of(a.a, a.at_a, s, head), b_of(a.b, a.at_b, s, head);
+    const TokenVectors w_of(a.w, a.at_w, s, head), least_of(a.least, a.at_least, s, head);
     const TokenVectors out_of(a.out, a.at_out, s, head * readers);
 
     float rate = 1.f, bias = 0.f;   // of the formula of log decays; bias: of one for all channels
@@ -225,6 +254,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         if (a.A_log != nullptr) rate = expf(a.A_log[head]);
         if (LA_DECAY == 1 && a.bias != nullptr) bias = a.bias[head];
     }
+    Sums sums;
+    if constexpr (LA_SUMS) sums.load(a.z + (i64)block * K, begins || a.z == nullptr, group);
     Rotation rotation;
     if constexpr (LA_ROTATE) rotation.load(a.theta, a.pairs, thread, lane);
     auto store_state = [&] {
@@ -233,12 +264,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         if (!LA_ONE && LANES == 8 && a.past) S.template store<1, LA_END>(end, row_stride(a.end_row), columns, thread);
         else S.template store<0, LA_END>(end, row_stride(a.end_row), columns, thread);
     };
+    auto store_sums = [&] {
+        if (tile == 0 && thread % LANES == 0) sums.store(a.z_end + (i64)block * K, thread);
+    };
     auto token = [&](int t) {
         Keys k, q, x, b;   // x: the erase vector, r or a
         Length length, length_q;
         Values v_in;
         Gates gv_in;
-        AnyElement beta_in, all_in;
+        AnyElement beta_in, all_in, w_in, least_in;
+        w_in.x = 0x3f800000u;   // 1
         AnyRows<K, State::GROUPS, WIDE> decay_in, u_in;
         RawDecays raw_in;
         k.load(k_of(t), group);
@@ -252,6 +287,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             raw_in.load(g_of(t), a.at_g.kind, a.bias == nullptr ? nullptr : a.bias + head * K, thread);
         else if constexpr (LA_DECAY == 2) decay_in.load(g_of(t), a.at_g.kind, group);
         if constexpr (LA_ERASE == 1) beta_in.load(beta_of(t), a.at_beta.kind);
+        if constexpr (LA_SUMS)
+            if (a.w != nullptr) w_in.load(w_of(t), 2);
+        if constexpr (LA_SUMS == 2) least_in.load(least_of(t), 2);
         v_in.load(v_of(t), column);
         if constexpr (LA_VALUE_DECAY) gv_in.load(gv_of(t), column, a.at_gv.kind);
         if constexpr (LA_READ && EARLY) q.load(q_of(t), group);
@@ -262,6 +300,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         float v[PER], predicted[PER];
 #pragma unroll
         for (int j = 0; j < PER; j++) v[j] = v_in[j];
+        if constexpr (LA_SUMS)
+#pragma unroll
+            for (int j = 0; j < PER; j++) v[j] *= w_in.as<2>();
         if constexpr (LA_UNIT && LA_ERASE != 1)
 #pragma unroll
             for (int j = 0; j < PER; j++) v[j] *= length.over;   // k is divided where it is multiplied by them
@@ -283,6 +324,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             } else S.template dot<false>(out, q, warps, lane);
 #pragma unroll
             for (int j = 0; j < PER; j++) out[j] *= a.read * length_q.over;
+            if constexpr (LA_SUMS) {
+                const float sum = a.read * sums.dot(q, warps, lane);
+                const float total = LA_SUMS == 1                    ? sum + a.eps
+                                    : fabsf(sum) < least_in.as<2>() ? least_in.as<2>()
+                                                                    : fabsf(sum);
+#pragma unroll
+                for (int j = 0; j < PER; j++) out[j] = total == 0.f ? 0.f : out[j] / total;
+            }
             if (thread < LANES) store_values((char*)out_of(t) + reader * a.at_out.head, out, column);
         };
         if constexpr (LA_READ == 2)
@@ -293,6 +342,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         }
         if constexpr (LA_DECAY == 1 && LA_RAW_GATE) S.scale(decay_of_raw(all_in.as(a.at_g.kind) + bias, rate, a.bound));
         else if constexpr (LA_DECAY == 1) S.scale(decay_of(all_in.as(a.at_g.kind)));
+        if constexpr (LA_SUMS) sums.add(LA_DECAY == 1 ? decay_of(all_in.as(a.at_g.kind)) : 1.f, w_in.as<2>(), k);
         if constexpr (LA_DECAY == 2 && LA_RAW_GATE) S.scale_rows(raw_in.decays(a.at_g.kind, rate, a.bound, lane));
         else if constexpr (LA_DECAY == 2) S.scale_rows(decay_in.as(a.at_g.kind, [](float g) { return decay_of(g); }));
         if constexpr (LA_ROTATE) rotation.rotate(S);
@@ -315,6 +365,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             S.add_outer(k, written);
         } else S.add_outer(k, v);
         if constexpr (LA_ERASE == 2) S.add_outer(b, predicted);
+        if constexpr (LA_SUMS && LA_ONE) store_sums();
         if constexpr (LA_ONE) store_state();   // on its way while the output is summed
         if constexpr (LA_READ == 1)
             for (int reader = 0; reader < readers; reader++) read(reader);
@@ -322,6 +373,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
     if constexpr (LA_ONE) token(0);
     else {
         for (int t = 0; t < s.T; t++) token(t);
+        if constexpr (LA_SUMS) store_sums();
         store_state();
     }
 }

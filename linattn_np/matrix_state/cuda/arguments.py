@@ -216,6 +216,8 @@ STEP = Struct(
     ("read", FLOAT), ("past", INT),  # past 1: states go past the L1 cache
     ("A_log bias", FLOATS),  # of raw log decays: (heads), (heads, 1 or K), or null
     ("theta", FLOATS), ("pairs", INT),  # angles (pairs)
+    ("eps", FLOAT), ("z", FLOATS), ("z_end", OUT_FLOATS),  # sums of weights (sequences, heads, K)
+    ("w least", BYTES), ("at_w at_least", VECTORS),  # a number per token and head
     ("root bound strongest", FLOAT),  # the square root of eps; the bound of bounded gates; beta over its sigmoid
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
+from ...matrix_state.readouts.averages import AveragedInputs
 from ...matrix_state.types import Decay, Inputs, Readout, StabilisedState
 from ...ops.averages import divide_by_most, most, quotient, with_ones, with_sums
 from ...ops.gates import LOG_DECAY_FLOOR, log_forget, sigmoid, soft_cap, soft_cap_vjp
@@ -16,6 +17,7 @@ from ...runtime.shapes import Sequence, check_state
 from ...runtime.values import is_finite, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
+from ..shared.similarity import sums_are_apart
 
 
 def _gauge(c: Variables) -> Gauge:
@@ -34,14 +36,18 @@ def _zeros(c: Variables) -> Array:
     return constant_zeros(c.xp, (*lead, c.sizes.H), c.dtype, device(c.v))
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Variables) -> Inputs | AveragedInputs:
     """k, e^{i~ - m} [v, 1], g = log f + m_{t-1} - m_t: the last column of the state is n."""
     at = _gauge(c)
+    if sums_are_apart(c):
+        return AveragedInputs(c.q, c.k, c.v, at.decay[..., None], at.write, at.least)
     return Inputs(c.q, c.k, with_ones(c.xp, c.v, c.dtype, at.write[..., None]), at.decay[..., None])
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: Inputs | AveragedInputs) -> dict[str, Array]:
     """At fixed m, since outputs do not depend on it."""
+    if isinstance(d, AveragedInputs):
+        return {"q": d.q, "k": d.k, "v": d.v} | _gates_vjp(c, _gauge(c).write * d.w, d.g[..., 0])
     xp, write = c.xp, _gauge(c).write[..., None]
     dwrite = xp.sum(d.v[..., :-1] * cast(xp, c.v, c.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
     grads = {"q": d.q, "k": d.k, "v": write * d.v[..., :-1]}
@@ -68,11 +74,13 @@ def _slope(c: Variables) -> tuple[Array, Array]:
 
 def from_core(c: Variables, out: Array) -> Array:
     """num / max(|den|, e^{-m}), 0 where the denominator is 0."""
-    return divide_by_most(c.xp, out, _gauge(c).least)
+    return out if sums_are_apart(c) else divide_by_most(c.xp, out, _gauge(c).least)
 
 
 def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """dnum = dout / denominator; where |den| is the larger, dden = -sign(den) <dnum, num> / denominator."""
+    if sums_are_apart(c):
+        return dout, {}
     xp, num, den = c.xp, out[..., :-1], out[..., -1:]
     denominator, is_den = most(xp, den, _gauge(c).least)
     dnum = quotient(xp, cast(xp, dout, c.dtype), denominator)
@@ -91,8 +99,13 @@ def pack_state(c: Variables, state: Any) -> Array | None:
         raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, n, m) as a StabilisedState")
     for name, axes in (("S", "H K V"), ("n", "H K"), ("m", "H")):
         check_state(c.name, getattr(state, name), c.sizes, axes, f"state.{name}")
-    c.joined = _joined(c, state)  # pack_state_vjp reads it
+    c.joined = _parts(c, state) if sums_are_apart(c) else _joined(c, state)  # pack_state_vjp reads it
     return c.joined
+
+
+def _parts(c: Variables, state: Any) -> tuple[Array, Array]:
+    """(S, n) in the dtype of the computation."""
+    return cast(c.xp, state.S, c.dtype), cast(c.xp, state.n, c.dtype)
 
 
 def _joined(c: Variables, state: Any) -> Array:
@@ -100,14 +113,15 @@ def _joined(c: Variables, state: Any) -> Array:
     return with_sums(c.xp, state.S, state.n, c.dtype, view=c.sizes.T > 0)
 
 
-def unpack_state(c: Variables, S: Array) -> StabilisedState:
-    return StabilisedState(S[..., :-1], S[..., -1], cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype))
+def unpack_state(c: Variables, S: Any) -> StabilisedState:
+    parts = S if isinstance(S, tuple) else (S[..., :-1], S[..., -1])
+    return StabilisedState(*parts, cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype))
 
 
 def unpack_state_vjp(c: Variables, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
     """The stored state is e^{-m_T} times the represented one: dm_T = dm - <dS, S> - <dn, n>, by last_vjp."""
     xp, at = c.xp, _gauge(c)
-    dS = _joined(c, dstate)
+    dS = _parts(c, dstate) if isinstance(S, tuple) else _joined(c, dstate)
     dm = cast(xp, dstate.m - _inner(xp, dS, S), at.m.dtype)
     dlog_f, di, dm_0 = last_vjp(xp, at, c.sequences, dm)
     return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
@@ -130,11 +144,14 @@ def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState
     """C_0 = e^{m_0} S_0, so dm_0 = <dS_0, S_0> + <dn_0, n_0>, plus the part of m_T."""
     xp = c.xp
     dm_0 = _inner(xp, dS, c.joined)
-    return StabilisedState(dS[..., :-1], dS[..., -1], dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
+    parts = dS if isinstance(dS, tuple) else (dS[..., :-1], dS[..., -1])
+    return StabilisedState(*parts, dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
 
 
-def _inner(xp: Any, dS: Array, S: Array) -> Array:
+def _inner(xp: Any, dS: Any, S: Any) -> Array:
     """<dS, S> of each head; NumPy's makes no array of the products."""
+    if isinstance(S, tuple):
+        return xp.sum(dS[0] * S[0], axis=(-2, -1)) + xp.sum(dS[1] * S[1], axis=-1)
     return xp.sum(xp.vecdot(dS, S), axis=-1) if is_numpy(xp) else xp.sum(dS * S, axis=(-2, -1))
 
 

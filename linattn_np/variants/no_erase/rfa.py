@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
+from ...matrix_state.readouts.averages import AveragedInputs
 from ...matrix_state.readouts.mapped import MappedInputs
 from ...matrix_state.types import Decay, Inputs, Readout
 from ...ops.averages import with_ones
@@ -32,6 +33,8 @@ def to_core(c: Variables) -> Inputs | MappedInputs:
     x = SIMILARITY.to_core(c)
     if c.g is None:
         return x
+    if isinstance(x, AveragedInputs):
+        return x._replace(g=c.g[..., None], w=complement(c.xp, c.g, c.dtype))
     taken_in = complement(c.xp, c.g, c.dtype)[..., None]
     if c.options["normalize"]:  # the gate scales the column of ones, too
         v = with_ones(c.xp, c.v, c.dtype, taken_in)
@@ -46,6 +49,8 @@ def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
     if c.g is None:
         return SIMILARITY.to_core_vjp(c, d)
     xp = c.xp
+    if isinstance(d, AveragedInputs):
+        return SIMILARITY.to_core_vjp(c, d) | {"g": complement_vjp(xp, c.g, d.g[..., 0], d.w, c.dtype)}
     grads = SIMILARITY.to_core_vjp(c, d._replace(v=complement(xp, c.g, c.dtype)[..., None] * d.v))
     v = cast(xp, c.v, c.dtype)
     written = xp.sum(d.v[..., : v.shape[-1]] * v, axis=-1) + (d.v[..., -1] if c.options["normalize"] else 0.0)

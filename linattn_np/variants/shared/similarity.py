@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...call.options import Options
+from ...matrix_state.readouts.averages import AveragedInputs
 from ...matrix_state.readouts.mapped import MappedInputs
 from ...matrix_state.types import Inputs, NormalisedState
 from ...ops import averages
@@ -58,13 +59,15 @@ class Similarity(NamedTuple):
 
     maps: Callable[[Variables], tuple[FeatureMap, FeatureMap]]
 
-    def to_core(self, c: Variables, is_narrow: bool | None = None) -> Inputs | MappedInputs:
+    def to_core(self, c: Variables, is_narrow: bool | None = None) -> Inputs | MappedInputs | AveragedInputs:
         """phi(q), phi(k), v or [v, 1]; or q, k, v and the map for the core.   is_narrow: see rows_are_narrow."""
         xp, (map_q, map_k) = c.xp, self.maps(c)
         eps = float(c.options["eps"]) if c.options["normalize"] else None
         x = MappedInputs(c.q, c.k, c.v, None, map_k, eps, rows_are_narrow(c) if is_narrow is None else is_narrow)
         if self.is_left_to_the_core(c, map_q, x):
             return x
+        if eps is not None and sums_are_apart(c):
+            return AveragedInputs(**self.mapped(c), v=c.v, eps=eps)
         v = averages.with_ones(xp, c.v, c.dtype) if c.options["normalize"] else c.v
         return Inputs(**self.mapped(c), v=v)
 
@@ -85,7 +88,7 @@ class Similarity(NamedTuple):
         steps = getattr(x.map[0], "steps", None)
         if steps is None or steps != getattr(map_q[0], "steps", None) or c.k.shape[-1] == 0:
             return False
-        if is_cupy(c.xp) and c.kernels and c.sizes.T == 1 and getattr(c, "state", None) is not None:
+        if sums_are_apart(c) and getattr(c, "state", None) is not None:
             return False  # a float32 state is rounded already: float32 features are as exact
         return (is_numpy(c.xp) and c.options["causal"]) or x.is_polynomial
 
@@ -126,6 +129,8 @@ class Similarity(NamedTuple):
             )
         self.check(c, state.S, "state.S")
         self.check(c, state.z, "state.z", "H M")
+        if sums_are_apart(c):
+            return cast(c.xp, state.S, c.dtype), cast(c.xp, state.z, c.dtype)
         return averages.with_sums(c.xp, state.S, state.z, c.dtype, view=c.sizes.T > 0)
 
     def check(self, c: Variables, state: Array, name: str = "state", axes: str = "H M V") -> None:
@@ -191,5 +196,13 @@ def divide_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, 
     return averages.divide_vjp(xp, average, sums, cast(xp, dout, c.dtype)), {}
 
 
-def unpack_state(c: Variables, S: Array) -> Any:
+def sums_are_apart(c: Variables) -> bool:
+    """Whether the core divides by sums of weights that are no column of the state: one token on CuPy arrays."""
+    plain = c.sizes.T == 1 and c.sizes.ragged is None and c.options["return_states_at"] is None
+    return is_cupy(c.xp) and c.kernels and plain and c.options.get("causal", True)
+
+
+def unpack_state(c: Variables, S: Any) -> Any:
+    if isinstance(S, tuple):
+        return NormalisedState(*S)
     return NormalisedState(S[..., :-1], S[..., -1]) if c.options["normalize"] else S

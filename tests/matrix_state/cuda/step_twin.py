@@ -81,8 +81,8 @@ class Namespace:
 CUPY = Namespace()
 
 
-SIZE = 20 * 8 + 11 * 32 + 6 * 8 + 56  # of the arguments: pointers, vectors, strides of states, numbers
-VECTORS = ("q", "k", "v", "g", "gv", "r", "beta", "a", "b", "u", "out")
+SIZE = STEP.size
+VECTORS = ("q", "k", "v", "g", "gv", "r", "beta", "a", "b", "u", "out", "w", "least")
 
 
 def _rows(pointer, strides, shape, dtype):
@@ -144,6 +144,8 @@ def run(constants, arguments):
             begin = state("start", n, head)
             S = np.zeros((K, V), np.float32) if begin is None else begin.astype(np.float32)
             for t in range(tokens):
+                row_of = lambda which, w=n * heads + head: _rows(  # noqa: E731
+                    pointers[which] + 4 * w * K if pointers[which] else 0, (4,), (K,), KINDS[2])  # fmt: skip
                 S = _token(
                     d,
                     S,
@@ -153,6 +155,7 @@ def run(constants, arguments):
                     readers,
                     scale,
                     pointers,
+                    row_of,
                 )
             end = state("end", n, head)
             if end is not None:
@@ -187,10 +190,15 @@ def _of_raw(d, given, head, a):
     return get
 
 
-def _token(d, S, get, out, head, readers, scale, pointers):
+def _token(d, S, get, out, head, readers, scale, pointers, row_of):
     K, V = d["LA_K"], d["LA_V"]
     get = _of_raw(d, get, head, pointers)
     k, v = get("k", K), get("v", V)
+    if d["LA_SUMS"]:
+        w, z = get("w", 1)[0] if pointers["w"] else 1, row_of("z")
+        decay = np.exp(get("g", 1)[0]) if d["LA_DECAY"] else 1
+        v, z = w * v, w * k + (0 if z is None else decay * z)
+        row_of("z_end")[...] = z
 
     def read(S):
         for reader in range(readers):
@@ -198,7 +206,12 @@ def _token(d, S, get, out, head, readers, scale, pointers):
             y = q @ S
             if d["LA_BONUS"]:
                 y = y + (q * get("u", K) * k).sum() * v
-            out(head * readers + reader)[...] = scale * y
+            y = scale * y
+            if d["LA_SUMS"]:
+                total = scale * (q @ z)
+                total = total + pointers["eps"] if d["LA_SUMS"] == 1 else max(abs(total), get("least", 1)[0])
+                y = y / total if total else 0 * y
+            out(head * readers + reader)[...] = y
 
     x = get("a", K) if d["LA_ERASE"] == 2 else get("r", K) if d["LA_SEPARATE_ERASE_KEY"] else k
     if d["LA_READ"] == 2:

@@ -19,9 +19,21 @@ from ..operands import element_of
 from .plan import STEP, Stored, constants_of
 
 RESULTS = ("out", "start", "end", "start_slots", "end_slots", "fresh", "offsets")
-NAMES_OF_POINTERS = (*WITHOUT_GATES, *RESULTS, "A_log", "bias", "theta")
-AT = tuple(f"at_{n}" for n in WITHOUT_GATES)
+NAMES_OF_POINTERS = (*WITHOUT_GATES, *RESULTS, "A_log", "bias", "theta", "z", "z_end", "w", "least")
+AT = tuple(f"at_{n}" for n in (*WITHOUT_GATES, "w", "least"))
 STRIDES = tuple(f"{which}_{n}" for which in ("start", "end") for n in ("slot", "head", "row"))
+
+
+class Sums(NamedTuple):
+    """Sums of weights that outputs are divided by; float32.
+
+    Outputs are divided by sum + eps, or by max(|sum|, least).
+    """
+
+    w: Array | None  # (..., T, H, 1)  weights of the tokens; None: 1
+    least: Array | None  # (..., T, H, 1)
+    eps: float
+    z: Array | None  # (..., H, K)  before the call; None: zeros
 
 
 class Launch(NamedTuple):
@@ -34,6 +46,7 @@ class Launch(NamedTuple):
     arrays: tuple[Array | None, ...]
     out: Array | None
     end: Array
+    z_end: Array | None = None
 
 
 def launched(call: Launch) -> None:
@@ -41,7 +54,7 @@ def launched(call: Launch) -> None:
     launch.launch(STEP, "step", call.constants, call.blocks, call.threads, 0, call.packed, call.arrays)
 
 
-def prepared(x: Inputs, plan: Plan, state: Array | None) -> Launch:
+def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = None) -> Launch:
     """The launch, with its results allocated."""
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x)
@@ -60,26 +73,33 @@ def prepared(x: Inputs, plan: Plan, state: Array | None) -> Launch:
         last = end if end.ndim == 4 else end.reshape(N, H, K, V)
     slots, fresh = (None, None) if plan.pool_rows is None else plan.pool_rows[:2]
     gates = tuple(None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32)) for y in x[len(WITHOUT_GATES) :])
-    pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, fresh, offsets, *gates)
+    w, least, _, z = sums or Sums(None, None, 0.0, None)
+    z_end = None if sums is None else z if plan.overwrite and z is not None else xp.empty(
+        (*lead, H, K), dtype=xp.float32)  # fmt: skip
+    pointers = (*arrays.values(), out, start, last, slots, slots if last is start else None, fresh, offsets, *gates,
+                z, z_end, w, least)  # fmt: skip
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
     many = N * H >= policy.WHOLE_ROW_STATES
     kinds = _kind(start), _kind(last), many, None if out is None else dtype_name(out)
-    constants = constants_of(x, plan, Stored(element, wide, one, *kinds))
+    how = 0 if sums is None else 1 if least is None else 2
+    constants = constants_of(x, plan, Stored(element, wide, one, *kinds), how)
     values = dict(constants)
     parts = -(-V // (values["LA_LANES"] * values["LA_PER"] * (values["LA_WARPS"] // values["LA_SPLIT"])))
     fields = dict(zip(NAMES_OF_POINTERS, [0 if y is None else y.data.ptr for y in pointers], strict=True))
-    fields.update(zip(AT, [_vectors_of(y, heads if n == "q" else H) for n, y in arrays.items()], strict=True))
+    vectors = arrays | {"w": w, "least": least}
+    fields.update(zip(AT, [_vectors_of(y, heads if n == "q" else H) for n, y in vectors.items()], strict=True))
     fields.update(zip(STRIDES, (*_strides_of(start), *_strides_of(last)), strict=True))
     fields |= {
         "at_out": _vectors_of(out, heads), "places": N if slots is None or start is None else start.shape[0],
         "T": T, "heads": H, "readers": heads // H, "slot_bytes": 0 if slots is None else slots.itemsize,
         "heads_inverse": _inverse(H), "read": plan.scale, "past": 4 * N * H * K * V <= policy.L1_BYPASS_BYTES,
         "pairs": 0 if x.theta is None else x.theta.shape[0],
-        "root": plan.l2norm_eps**0.5, "bound": plan.lower_bound or 0.0, "strongest": plan.beta_sigmoid,
+        "eps": 0.0 if sums is None else sums.eps, "root": plan.l2norm_eps**0.5,
+        "bound": plan.lower_bound or 0.0, "strongest": plan.beta_sigmoid,
     }  # fmt: skip
     packed = arguments.STEP.packed(fields)
-    return Launch(constants, N * H * parts, 32 * values["LA_WARPS"], packed, pointers, out, end)
+    return Launch(constants, N * H * parts, 32 * values["LA_WARPS"], packed, pointers, out, end, z_end)
 
 
 def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:

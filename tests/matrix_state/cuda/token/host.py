@@ -18,6 +18,7 @@ from linattn_np.call.replay import signatures
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import choose
 from linattn_np.matrix_state.cuda.arguments import SOLVE
+from linattn_np.matrix_state.cuda.token import averages as token_averages
 from linattn_np.matrix_state.cuda.token import calls as token_calls
 from linattn_np.matrix_state.cuda.token import gradients, solve
 from linattn_np.matrix_state.cuda.token import launch as token_launch
@@ -141,7 +142,8 @@ def public(launched, monkeypatch):
     def prepared(x, *rest):  # maps are functions of NumPy's arrays here
         return token_launch.prepared(Inputs(*(stub(y) if type(y) is np.ndarray else y for y in x)), *rest)
 
-    monkeypatch.setattr(token_calls, "prepared", prepared)
+    for module in (token_calls, token_averages):
+        monkeypatch.setattr(module, "prepared", prepared)
     monkeypatch.setattr(
         rows,
         "compat",
