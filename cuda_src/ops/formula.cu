@@ -140,6 +140,19 @@ LA_DEVICE Real bounded(const FormulaArguments& a, const Numbers& n) {
     return gate<true>(n.x + n.y, n.has_z ? exp(n.z) : (Real)1, (Real)a.a);
 }
 
+// features of a channel: how 0 x + 1 where x > 0 and e^x elsewhere, 1 max(x, 0), 2 e^x, 3 silu; and y times the slope
+LA_DEVICE Real feature(const FormulaArguments& a, const Numbers& n) {
+    if (a.how == 0) return n.x > 0 ? n.x + 1 : exp(n.x);
+    if (a.how == 1) return n.x > 0 ? n.x : (Real)0;
+    return a.how == 2 ? exp(n.x) : n.x * sigmoid(n.x);
+}
+LA_DEVICE Real feature_vjp(const FormulaArguments& a, const Numbers& n) {
+    if (a.how == 0) return n.x > 0 ? n.y : n.y * exp(n.x);
+    if (a.how == 1) return n.x > 0 ? n.y : (Real)0;
+    const Real s = sigmoid(n.x);
+    return a.how == 2 ? n.y * exp(n.x) : n.y * s * (1 + n.x * (1 - s));
+}
+
 LA_DEVICE void appended(const FormulaArguments& a, const Rows& r,
                         const Lanes& lanes) {   // u [x, y], y and u 1 where they are not given
     const Real factor = r.u.number(0, 1);
@@ -211,14 +224,60 @@ LA_DEVICE void rotated_pair(const FormulaArguments& a, const Rows& r,
         r.out.put(n + j, even * s + odd * c);
     });
 }
+// x / sqrt(|y|^2 + a^2), x where that is 0
+LA_DEVICE void over_length(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {
+    const Real most = lanes.most(r.y.width, [&](int j) { return fabs(r.y[j]); });
+    const Real factor = most > (Real)1e15 ? (Real)0x1p-75f : most < (Real)1e-15 ? (Real)0x1p75f : (Real)1;
+    const Real root = (Real)a.a * factor;
+    const Real square = root * root + lanes.sum(r.y.width, [&](int j) {
+        const Real y = r.y[j] * factor;
+        return y * y;
+    });
+    const Real over = square == 0 ? (Real)1 : factor / sqrt(square);
+    lanes.each(r.out.width, [&](int j) { r.out.put(j, r.x[j] * over); });
+}
+// <x, y_j>, y_j column j of y (K, n), row by row
+LA_DEVICE Real projection(const Rows& r, int j, int n) {
+    Real sum = 0;
+    for (int i = 0; i < r.x.width; i++) sum += r.x[i] * r.y[i * n + j];
+    return sum;
+}
+// positive random features e^{w_j . x - |a x|^2 / 2 - b}, y the columns w; how: of w, then of -w
+LA_DEVICE void favor(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {
+    const int n = a.how ? r.out.width / 2 : r.out.width;
+    const Real less = (Real)(a.a * a.a) / 2 * lanes.sum(r.x.width, [&](int i) { return r.x[i] * r.x[i]; }) + (Real)a.b;
+    lanes.each(n, [&](int j) {
+        const Real angle = projection(r, j, n);
+        r.out.put(j, exp(angle - less));
+        if (a.how) r.out.put(n + j, exp(-angle - less));
+    });
+}
+// a [sin(w_j . x), cos(w_j . x)], y the columns w
+LA_DEVICE void fourier(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {
+    const int n = r.out.width / 2;
+    lanes.each(n, [&](int j) {
+        const Real angle = projection(r, j, n);
+        r.out.put(j, (Real)a.a * sin(angle));
+        r.out.put(n + j, (Real)a.a * cos(angle));
+    });
+}
+// products of up to two channels times weights y: channels z_j and u_j of a x, 1 for -1
+LA_DEVICE void monomials(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {
+    lanes.each(r.out.width, [&](int j) {
+        const int first = (int)r.z[j], second = (int)r.u[j];
+        const Real x = first < 0 ? (Real)1 : (Real)a.a * r.x[first], y = second < 0 ? (Real)1 : (Real)a.a * r.x[second];
+        r.out.put(j, r.y[j] * x * y);
+    });
+}
 
 // LA_KIND: the place of the formula among these
 extern "C" __global__ void __launch_bounds__(256) formula(const __grid_constant__ FormulaArguments a) {
     constexpr Real (*NUMBERS[])(const FormulaArguments&, const Numbers&) = {
-        copy,          filled,        scaled,   product, complement, complement_vjp, log_rest, step_size,
-        step_size_vjp, skip_and_gate, gate_vjp, capped,  log_forget, log_decay,      bounded};
+        copy,          filled,   scaled, product,    complement, complement_vjp, log_rest, step_size,  step_size_vjp,
+        skip_and_gate, gate_vjp, capped, log_forget, log_decay,  bounded,        feature,  feature_vjp};
     constexpr void (*ROWS[])(const FormulaArguments&, const Rows&, const Lanes&) = {
-        appended, quotient, normed, softmax, softmax_vjp, strength, turn, rotated, rotated_pair};
+        appended, quotient,     normed,      softmax, softmax_vjp, strength, turn,
+        rotated,  rotated_pair, over_length, favor,   fourier,     monomials};
     constexpr int COUNT = sizeof(NUMBERS) / sizeof(NUMBERS[0]);
     if constexpr (LA_KIND < COUNT)
         of_numbers(a, [&](const Rows& r, int j) { return NUMBERS[LA_KIND](a, Numbers(r, j)); });

@@ -14,7 +14,8 @@
 // fit 32 bits.
 // Arrays are raw projections with these flags: LA_UNIT, q and k are divided by their length, r (2) by that of k;
 // LA_RAW_GATE, g is -e^A_log softplus(g + bias) (1) or bound sigmoid(e^A_log (g + bias)) (2); LA_SIGMOID, beta is
-// strongest sigmoid(beta). LA_SUMS: v is multiplied by w, if given, and outputs are divided by read q_t z_t + eps (1),
+// strongest sigmoid(beta). LA_MICRO: a token has `steps` rows of k, v and beta; the first decays, the last is read.
+// LA_SUMS: v is multiplied by w, if given, and outputs are divided by read q_t z_t + eps (1),
 // or by max(|read q_t z_t|, least) (2), z_t = e^{g_t} z_{t-1} + w_t k_t; 0 of 0. LA_ROTATE: the decayed state is
 // rotated by -theta_p in its rows 2 p and 2 p + 1, p < pairs.
 #include "attention/tokens.cuh"
@@ -268,6 +269,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         if (tile == 0 && thread % LANES == 0) sums.store(a.z_end + (i64)block * K, thread);
     };
     auto token = [&](int t) {
+        const int whole = LA_MICRO ? t / a.steps : t;
+        const bool decays = !LA_MICRO || t == whole * a.steps, reads = !LA_MICRO || t + 1 == (whole + 1) * a.steps;
         Keys k, q, x, b;   // x: the erase vector, r or a
         Length length, length_q;
         Values v_in;
@@ -282,17 +285,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             x.load(a_of(t), group);
             b.load(b_of(t), group);
         }
-        if constexpr (LA_DECAY == 1) all_in.load(g_of(t), a.at_g.kind);
+        if constexpr (LA_DECAY == 1) all_in.load(g_of(whole), a.at_g.kind);
         if constexpr (LA_DECAY == 2 && LA_RAW_GATE)
-            raw_in.load(g_of(t), a.at_g.kind, a.bias == nullptr ? nullptr : a.bias + head * K, thread);
-        else if constexpr (LA_DECAY == 2) decay_in.load(g_of(t), a.at_g.kind, group);
+            raw_in.load(g_of(whole), a.at_g.kind, a.bias == nullptr ? nullptr : a.bias + head * K, thread);
+        else if constexpr (LA_DECAY == 2) decay_in.load(g_of(whole), a.at_g.kind, group);
         if constexpr (LA_ERASE == 1) beta_in.load(beta_of(t), a.at_beta.kind);
         if constexpr (LA_SUMS)
             if (a.w != nullptr) w_in.load(w_of(t), 2);
         if constexpr (LA_SUMS == 2) least_in.load(least_of(t), 2);
         v_in.load(v_of(t), column);
         if constexpr (LA_VALUE_DECAY) gv_in.load(gv_of(t), column, a.at_gv.kind);
-        if constexpr (LA_READ && EARLY) q.load(q_of(t), group);
+        if constexpr (LA_READ && EARLY) q.load(q_of(whole), group);
         if constexpr (LA_BONUS) u_in.load(a.u + a.at_u.group.divide(head) * a.at_u.head, a.at_u.kind, group);
 
         length.divide(k, warps, lane, a.root);   // while the state is on its way
@@ -312,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         auto read = [&](int reader) {
             float out[PER];
             if (reader || !EARLY) {
-                q.load(q_of(t) + reader * a.at_q.head, group);
+                q.load(q_of(whole) + reader * a.at_q.head, group);
                 length_q.divide(q, warps, lane, a.root);
             }
             if constexpr (LA_BONUS) {
@@ -332,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
 #pragma unroll
                 for (int j = 0; j < PER; j++) out[j] = total == 0.f ? 0.f : out[j] / total;
             }
-            if (thread < LANES) store_values((char*)out_of(t) + reader * a.at_out.head, out, column);
+            if (thread < LANES) store_values((char*)out_of(whole) + reader * a.at_out.head, out, column);
         };
         if constexpr (LA_READ == 2)
             for (int reader = 0; reader < readers; reader++) read(reader);
@@ -340,11 +343,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
             if constexpr (LA_ERASE == 2 || LA_SEPARATE_ERASE_KEY) S.template dot<true>(predicted, x, warps, lane);
             else S.template dot<true>(predicted, k, warps, lane);
         }
-        if constexpr (LA_DECAY == 1 && LA_RAW_GATE) S.scale(decay_of_raw(all_in.as(a.at_g.kind) + bias, rate, a.bound));
-        else if constexpr (LA_DECAY == 1) S.scale(decay_of(all_in.as(a.at_g.kind)));
+        if (decays) {
+            if constexpr (LA_DECAY == 1 && LA_RAW_GATE)
+                S.scale(decay_of_raw(all_in.as(a.at_g.kind) + bias, rate, a.bound));
+            else if constexpr (LA_DECAY == 1) S.scale(decay_of(all_in.as(a.at_g.kind)));
+            if constexpr (LA_DECAY == 2 && LA_RAW_GATE) S.scale_rows(raw_in.decays(a.at_g.kind, rate, a.bound, lane));
+            else if constexpr (LA_DECAY == 2)
+                S.scale_rows(decay_in.as(a.at_g.kind, [](float g) { return decay_of(g); }));
+        }
         if constexpr (LA_SUMS) sums.add(LA_DECAY == 1 ? decay_of(all_in.as(a.at_g.kind)) : 1.f, w_in.as<2>(), k);
-        if constexpr (LA_DECAY == 2 && LA_RAW_GATE) S.scale_rows(raw_in.decays(a.at_g.kind, rate, a.bound, lane));
-        else if constexpr (LA_DECAY == 2) S.scale_rows(decay_in.as(a.at_g.kind, [](float g) { return decay_of(g); }));
         if constexpr (LA_ROTATE) rotation.rotate(S);
         if constexpr (LA_VALUE_DECAY) {
             float gv[PER];
@@ -368,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) step(const __gr
         if constexpr (LA_SUMS && LA_ONE) store_sums();
         if constexpr (LA_ONE) store_state();   // on its way while the output is summed
         if constexpr (LA_READ == 1)
-            for (int reader = 0; reader < readers; reader++) read(reader);
+            for (int reader = 0; reads && reader < readers; reader++) read(reader);
     };
     if constexpr (LA_ONE) token(0);
     else {

@@ -17,7 +17,7 @@ from ..runtime.arrays import Array, Namespace, cast
 from ..runtime.values import is_whole, is_word, shown
 from . import learned_maps, map_steps, norms, polynomial_maps, random_maps
 from .gates import silu, silu_vjp
-from .host import numpy_kernels
+from .host import kernels
 from .rows import in_blocks
 
 FeatureMap = tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]
@@ -36,15 +36,15 @@ def identity_vjp(x: Array, dphi: Array) -> Array:
 
 
 def _elementwise(kind: int, f: Callable[..., Array], f_vjp: Callable[..., Array]) -> FeatureMap:
-    """f(xp, x) and f_vjp(xp, x, dphi) as a map; of NumPy arrays it is the kernel of this kind."""
+    """f(xp, x) and f_vjp(xp, x, dphi) as a map; of NumPy and CuPy arrays it is the kernel of this kind."""
 
     def mapped(x: Array) -> Array:
-        if (cpu := numpy_kernels(_xp(x), x)) is not None:
+        if (cpu := kernels(_xp(x), x)) is not None:
             return cpu.compiled("feature", (x,), (x.shape, x.dtype), x.dtype, how=kind)
         return f(_xp(x), x)
 
     def mapped_vjp(x: Array, dphi: Array) -> Array:
-        if (cpu := numpy_kernels(_xp(x), x, dphi)) is not None and x.shape == dphi.shape:
+        if (cpu := kernels(_xp(x), x, dphi)) is not None and x.shape == dphi.shape:
             return cpu.compiled("feature_vjp", (x, dphi), (x.shape, dphi.dtype), dphi.dtype, how=kind)
         return f_vjp(_xp(x), x, dphi)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..runtime.arrays import Array, Namespace, cast, shared_heads, sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, is_cupy, shared_heads, sum_of_groups
 from ..runtime.values import range_factors
-from .host import kernels, numpy_kernels
+from .host import kernels
 
 Axes = int | tuple[int, ...]
 
@@ -56,6 +56,8 @@ def layer_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 1e-5) -> Arr
 
 def unit(xp: Namespace, x: Array, eps: float = 0.0) -> Array:
     """x / |x|, and 0 for 0; with eps x / sqrt(|x|^2 + eps)."""
+    if is_cupy(xp) and (cuda := kernels(xp, x)) is not None:
+        return cuda.compiled("over_length", (x, x), (x.shape, x.dtype), x.dtype, math.sqrt(eps))
     x, _, n = _with_length(xp, x, eps)
     return x / n
 
@@ -70,7 +72,7 @@ def unit_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 0.0) -> Array:
 def over_length(xp: Namespace, y: Array, x: Array, eps: float = 0.0) -> Array:
     """y / n, and y for n = 0; y (..., heads, K) may have more heads than x, in groups that share one."""
     few, heads = x.shape[-2], y.shape[-2]
-    if (cpu := numpy_kernels(xp, y, x)) is not None and few:
+    if (cpu := kernels(xp, y, x)) is not None and few:
         groups = y.reshape((*y.shape[:-2], few, heads // few, y.shape[-1]))
         found = cpu.compiled("over_length", (groups, x[..., None, :]), (groups.shape, y.dtype), y.dtype, math.sqrt(eps))
         return found.reshape(y.shape)

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, constant, device
+from ..runtime.arrays import Array, Namespace, constant, device, is_cupy
+from ..runtime.constants import constant_array
 from ..runtime.held import Cached
+from .host import kernels
 
 
 def _monomials(K: int, p: int) -> tuple[list[int], list[int], list[float], list[int], list[float]]:
@@ -55,6 +57,10 @@ def _raw(xp: Namespace, x: Array, degree: int) -> list[Array]:
 
 def powers(xp: Namespace, x: Array, coefficients: tuple[float, ...]) -> Array:
     """Features with phi(q) . phi(k) = sum_p c_p (q . k)^p, c_p >= 0; degrees with c_p = 0 are omitted."""
+    few = is_cupy(xp) and x.size and len(coefficients) <= 3
+    if few and (cuda := kernels(xp, x)) is not None:
+        tables = [_on_device(xp, x, coefficients, n) for n in range(3)]
+        return cuda.compiled("monomials", (x, *tables), ((*x.shape[:-1], len(tables[0])), x.dtype), x.dtype, 1.0)
     raw = _raw(xp, x, len(coefficients) - 1)
     parts = []
     for p, c in enumerate(coefficients):
@@ -62,6 +68,27 @@ def powers(xp: Namespace, x: Array, coefficients: tuple[float, ...]) -> Array:
             weight = _tables(x.shape[-1], p)[2] if p else np.ones(1)
             parts.append(raw[p] * _own(xp, c**0.5 * weight, x))
     return xp.concat(parts, axis=-1)
+
+
+def _on_device(xp: Namespace, x: Array, coefficients: tuple[float, ...], n: int) -> Array:
+    """A row of _products_of_two in the dtype of CuPy's x, cached."""
+    K, where = x.shape[-1], device(x)
+    make = lambda: xp.asarray(_products_of_two(K, coefficients)[n].astype(np.dtype(x.dtype)), device=where)  # noqa: E731
+    return constant_array(xp, ("monomials", n, K, coefficients, str(x.dtype)), where, make)
+
+
+@Cached
+def _products_of_two(K: int, coefficients: tuple[float, ...]) -> np.ndarray:
+    """(weights, first and second channels, -1 for none) of the monomials of degrees up to 2: (3, M)."""
+    rows = []
+    for p, c in enumerate(coefficients):
+        if c and p < 2:
+            channels = [(-1, -1)] if p == 0 else [(i, -1) for i in range(K)]
+            rows += [(c**0.5, *pair) for pair in channels]
+        elif c:
+            pairs = combinations_with_replacement(range(K), 2)
+            rows += [(c**0.5 * w, *pair) for w, pair in zip(_tables(K, 2)[2], pairs, strict=True)]
+    return np.asarray(rows).reshape(-1, 3).T
 
 
 def powers_vjp(xp: Namespace, x: Array, coefficients: tuple[float, ...], dphi: Array) -> Array:

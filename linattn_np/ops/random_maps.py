@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from math import ceil, log
+from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, constant, device
+from ..runtime.arrays import Array, Namespace, constant, device, is_cupy
+from ..runtime.constants import constant_array
 from ..runtime.held import Cached
+from .host import kernels
 from .rows import times
 
 
@@ -45,6 +48,19 @@ def _weights(xp: Namespace, x: Array, m: int, seed: int, factor: float) -> Array
     return constant(xp, directions(x.shape[-1], m, seed).T, x.dtype, device(x)) * factor
 
 
+def _kernels(xp: Namespace, x: Array) -> Any:
+    """The kernels of one token's features on CuPy arrays, which are launches; None of more: a matrix product."""
+    return kernels(xp, x) if is_cupy(xp) and x.ndim > 2 and x.shape[-3] == 1 and x.size else None
+
+
+def _columns(xp: Namespace, x: Array, m: int, seed: int, factor: float) -> Array:
+    """The weights of CuPy's x, row by row, cached."""
+    K, where = x.shape[-1], device(x)
+    key = ("directions", K, m, seed, factor, str(x.dtype))
+    make = lambda: xp.asarray(weights_of_numpy(K, m, seed, factor, np.dtype(x.dtype)).ravel(), device=where)  # noqa: E731
+    return constant_array(xp, key, where, make)
+
+
 @Cached
 def weights_of_numpy(K: int, m: int, seed: int, factor: float, dtype: np.dtype) -> np.ndarray:
     """(K, m) directions as columns, times a factor."""
@@ -61,6 +77,10 @@ def favor(xp: Namespace, x: Array, m: int, seed: int, hyperbolic: bool = False) 
         favor_into(np.reshape(x, (len(out), x.shape[-1])), out, seed, hyperbolic)
         return out.reshape(*x.shape[:-1], m)
     factor = max(x.shape[-1], 1) ** -0.25
+    if (cuda := _kernels(xp, x)) is not None:
+        W = _columns(xp, x, m // 2 if hyperbolic else m, seed, factor)
+        shape, less = (*x.shape[:-1], m), log(max(m, 1)) / 2
+        return cuda.compiled("favor", (x, W), (shape, x.dtype), x.dtype, factor, less, hyperbolic)
     angle = times(xp, x, _weights(xp, x, m // 2 if hyperbolic else m, seed, factor))
     angle = xp.concat([angle, -angle], axis=-1) if hyperbolic else angle
     return xp.exp(angle - (xp.sum(x * x, axis=-1, keepdims=True) * (factor**2 / 2) + log(max(m, 1)) / 2))
@@ -97,6 +117,9 @@ def fourier(xp: Namespace, x: Array, m: int, seed: int, sigma: float = 1.0) -> A
 
     The mean of phi(q) . phi(k) over seeds is e^{-|q - k|^2 / (2 sigma^2)}.
     """
+    if (cuda := _kernels(xp, x)) is not None:
+        W, scale = _columns(xp, x, m, seed, 1 / sigma), max(m, 1) ** -0.5
+        return cuda.compiled("fourier", (x, W), ((*x.shape[:-1], 2 * m), x.dtype), x.dtype, scale)
     angle = times(xp, x, _weights(xp, x, m, seed, 1 / sigma))
     return xp.concat([xp.sin(angle), xp.cos(angle)], axis=-1) * max(m, 1) ** -0.5
 

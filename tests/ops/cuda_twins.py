@@ -231,6 +231,42 @@ def _or(x, otherwise):
     return otherwise if x is None else x
 
 
+def _projected(x, w, count):
+    return x @ w.reshape(-1)[: x.shape[-1] * count].reshape(x.shape[-1], count)
+
+
+def _over_length(a, x, y, *_):
+    length = np.sqrt(_sum(y * y) + a["a"] ** 2)
+    return x / np.where(length == 0, 1, length)
+
+
+def _favor(a, x, w, *_):
+    n = w.shape[-1] // x.shape[-1]
+    angle = _projected(x, w[0, 0, 0], n)
+    angle = np.concatenate([angle, -angle], axis=-1) if a["how"] else angle
+    return np.exp(angle - a["a"] ** 2 / 2 * _sum(x * x) - a["b"])
+
+
+def _fourier(a, x, w, *_):
+    angle = _projected(x, w[0, 0, 0], w.shape[-1] // x.shape[-1])
+    return a["a"] * np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+
+
+def _monomials(a, x, weights, first, second):
+    one = np.concatenate([a["a"] * x, np.ones_like(x[..., :1])], axis=-1)  # channel -1
+    return weights * one[..., first[0, 0, 0].astype(int)] * one[..., second[0, 0, 0].astype(int)]
+
+
+def _feature(a, x, *_):
+    e = np.exp(np.minimum(x, 0) if a["how"] == 0 else x)
+    return [np.where(x > 0, x + 1, e), np.maximum(x, 0), e, x * _sigmoid(x)][a["how"]]
+
+
+def _feature_vjp(a, x, y, *_):
+    e = np.exp(np.minimum(x, 0) if a["how"] == 0 else x)
+    return y * [np.where(x > 0, 1, e), x > 0, e, _silu_slope(x)][a["how"]]
+
+
 FORMULAS = {  # (arguments, x, y, z, u): None where an array is not given
     "copy": lambda a, x, *_: x,
     "filled": lambda a, *_: a["a"],
@@ -258,6 +294,12 @@ FORMULAS = {  # (arguments, x, y, z, u): None where an array is not given
     "strength": _strength,
     "turn": lambda a, x, y, *_: np.concatenate([np.cos(x * y), np.sin(x * y)], axis=-1),
     "rotated": _rotated,
+    "feature": _feature,
+    "feature_vjp": _feature_vjp,
+    "over_length": _over_length,
+    "favor": _favor,
+    "fourier": _fourier,
+    "monomials": _monomials,
     "rotated_pair": lambda a, x, c, s, _: np.concatenate(_turned(a, *np.split(x, 2, axis=-1), c, s), axis=-1),
 }  # fmt: skip
 

@@ -215,7 +215,7 @@ STEP = Struct(
     ("T heads readers slot_bytes", INT), ("heads_inverse", INVERSE),  # heads of the state; queries that read one
     ("read", FLOAT), ("past", INT),  # past 1: states go past the L1 cache
     ("A_log bias", FLOATS),  # of raw log decays: (heads), (heads, 1 or K), or null
-    ("theta", FLOATS), ("pairs", INT),  # angles (pairs)
+    ("theta", FLOATS), ("pairs", INT), ("steps", INT),  # angles (pairs); micro-steps of a token
     ("eps", FLOAT), ("z", FLOATS), ("z_end", OUT_FLOATS),  # sums of weights (sequences, heads, K)
     ("w least", BYTES), ("at_w at_least", VECTORS),  # a number per token and head
     ("root bound strongest", FLOAT),  # the square root of eps; the bound of bounded gates; beta over its sigmoid

@@ -16,7 +16,7 @@ from .portable import calls as portable
 from .token import calls as token
 from .token import gradients
 
-RAW = ("gates", "l2norm", "strengths", "rotation")  # the kernel of a few tokens computes them forward
+RAW = ("gates", "l2norm", "strengths", "micro_steps", "rotation")  # the kernel of a few tokens computes them forward
 
 
 def _family(call: Any) -> Any:
@@ -92,7 +92,7 @@ def _raw_vjp(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
 def has_step(name: str, x: Inputs, plan: Plan) -> bool:
     """Whether a call has raw projections that a step is for."""
     return {"gates": has_raw_gate(x, plan), "l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0,
-            "rotation": x.theta is not None}[name]  # fmt: skip
+            "micro_steps": plan.micro_steps > 1, "rotation": x.theta is not None}[name]  # fmt: skip
 
 
 def gradients_by_array_calls(call: Any) -> str:

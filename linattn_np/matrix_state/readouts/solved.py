@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import array_api_compat as compat
 
 from ...core import Explained, join_parts, register, split_parts
+from ...ops.product import product_of_heads
 from ...runtime.arrays import Array, Namespace, add_to, is_cupy, sum_to
 from ...runtime.recorder import refuse
 from .. import core
@@ -46,8 +47,12 @@ class SolvedInputs(NamedTuple):
 
     def memory(self, values: Array) -> Inputs:
         """The core's inputs of one memory, in the dtype of `values`."""
-        H = self.v.shape[-2]
-        return Inputs(self.q, self.k, self.beta * broadcast_heads(values, H), self.g)
+        xp, H = compat.array_namespace(values), self.v.shape[-2]
+        if is_cupy(xp):
+            written = product_of_heads(xp, self.beta, values, dtype=values.dtype)
+        else:
+            written = self.beta * broadcast_heads(values, H)
+        return Inputs(self.q, self.k, written, self.g)
 
 
 class SolvedResiduals(NamedTuple):

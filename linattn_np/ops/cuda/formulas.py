@@ -13,24 +13,11 @@ from .arguments import FORMULA
 from .unit_rows import THREADS
 
 SOURCE = "ops/formula.cu"
-OF_NUMBERS = (
-    "copy",
-    "filled",
-    "scaled",
-    "product",
-    "complement",
-    "complement_vjp",
-    "log_rest",
-    "step_size",
-    "step_size_vjp",
-    "skip_and_gate",
-    "gate_vjp",
-    "capped",
-    "log_forget",
-    "log_decay",
-    "bounded",
-)
-OF_ROWS = ("appended", "quotient", "normed", "softmax", "softmax_vjp", "strength", "turn", "rotated", "rotated_pair")
+OF_NUMBERS = ("copy", "filled", "scaled", "product", "complement", "complement_vjp", "log_rest", "step_size",
+              "step_size_vjp", "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded", "feature",
+              "feature_vjp")  # fmt: skip
+OF_ROWS = ("appended", "quotient", "normed", "softmax", "softmax_vjp", "strength", "turn", "rotated", "rotated_pair",
+           "over_length", "favor", "fourier", "monomials")  # fmt: skip
 FORMULAS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}  # LA_KIND
 KINDS = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3}
 NAMES = ("x", "y", "z", "u")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from types import SimpleNamespace
 
 import array_api_compat.numpy as xp
@@ -123,6 +124,10 @@ def run(constants, arguments):
         base = pointers[name] + n * at["batch"] + (first + t) * at["token"] + head // at["group"] * at["head"]
         return _rows(base, (dtype.itemsize,), (width,), dtype)
 
+    def given(row, first, t, n_steps, own, name, width, head=None):
+        at = t // n_steps if name in "qg" else t
+        return vector(name, row, first, at, own if head is None else head, width).astype(np.float32)
+
     def state(which, n, head):
         pointer, (slot, by_head, by_row) = pointers[which], places[which]
         slots = pointers[f"{which}_slots"]
@@ -143,19 +148,22 @@ def run(constants, arguments):
         for head in range(heads):
             begin = state("start", n, head)
             S = np.zeros((K, V), np.float32) if begin is None else begin.astype(np.float32)
+            n_steps = unpacked["steps"] if d["LA_MICRO"] else 1
             for t in range(tokens):
                 row_of = lambda which, w=n * heads + head: _rows(  # noqa: E731
                     pointers[which] + 4 * w * K if pointers[which] else 0, (4,), (K,), KINDS[2])  # fmt: skip
                 S = _token(
                     d,
                     S,
-                    lambda name, width, h=head, t=t: vector(name, row, first, t, h, width).astype(np.float32),  # noqa: B023
-                    lambda h, t=t: vector("out", row, first, t, h, V),  # noqa: B023
+                    functools.partial(given, row, first, t, n_steps, head),
+                    lambda h, row=row, at=(first, t // n_steps): vector("out", row, *at, h, V),
                     head,
                     readers,
                     scale,
                     pointers,
                     row_of,
+                    t % n_steps == 0,
+                    (t + 1) % n_steps == 0,
                 )
             end = state("end", n, head)
             if end is not None:
@@ -190,7 +198,7 @@ def _of_raw(d, given, head, a):
     return get
 
 
-def _token(d, S, get, out, head, readers, scale, pointers, row_of):
+def _token(d, S, get, out, head, readers, scale, pointers, row_of, decays, reads):
     K, V = d["LA_K"], d["LA_V"]
     get = _of_raw(d, get, head, pointers)
     k, v = get("k", K), get("v", V)
@@ -217,7 +225,7 @@ def _token(d, S, get, out, head, readers, scale, pointers, row_of):
     if d["LA_READ"] == 2:
         read(S)
     recalled = x @ S
-    if d["LA_DECAY"]:
+    if d["LA_DECAY"] and decays:
         S = S * np.exp(get("g", K if d["LA_DECAY"] == 2 else 1))[:, None]
     if d["LA_ROTATE"]:
         P = pointers["pairs"]
@@ -237,7 +245,7 @@ def _token(d, S, get, out, head, readers, scale, pointers, row_of):
         S = S + np.outer(k, v)
     if d["LA_ERASE"] == 2:
         S = S + np.outer(get("b", K), recalled)
-    if d["LA_READ"] == 1:
+    if d["LA_READ"] == 1 and reads:
         read(S)
     return S
 

@@ -18,12 +18,15 @@ B, H = 2, 4
 OPTIONS = {
     "-": {}, "softplus": {"dt_softplus": True}, "raw": {"qk_l2norm": True, "A_log": True},
     "elu": {"feature_map": "elu+1"}, "mean": {"feature_map": "elu+1", "normalize": True},
+    "bounded": {"qk_l2norm": True, "l2norm_eps": 1e-6, "A_log": True, "lower_bound": -5.0},
+    "unit": {"qk_l2norm": True, "beta_sigmoid": True, "allow_neg_eigval": True},
     "steps": {"solver": "conjugate_gradients", "iterations": 3},
 }  # fmt: skip
 TABLE = """
     hgrn2 -, longhorn -, efla -, gdn2 -, mamba2 softplus, kda raw, gated_delta_rule raw, linear_attention elu, gsa -,
     abc -, mlstm -, linear_attention mean, based -, rebased -, performer -, rfa -, retention -, gla -, mesa_net -,
-    mesa_net steps, transxssm -, retnet -
+    mesa_net steps, transxssm -, retnet -, delta_product -, comba raw, gdn2 raw, rwkv7 -, dplr -, kda bounded,
+    delta_rule unit
 """
 CALLS = {" ".join(row.split()): (getattr(la, row.split()[0]), OPTIONS[row.split()[1]], None)
          for row in TABLE.split(",")}  # fmt: skip
@@ -51,7 +54,7 @@ def drawn(name, seed=0, D=8):
     arrays, before = sample(1), sample(3)
     more = {n: x for n, x in options.items() if n != "A_log"}
     if "A_log" in options:
-        bias = rng.uniform(0, 1, (H, K) if fn is la.kda else H)
+        bias = rng.uniform(0, 1, (H, K) if "K" in fn.spec.arrays["dt_bias"].axes else H)
         raw = {"A_log": rng.uniform(0, 1, H).astype(np.float32), "dt_bias": bias.astype(np.float32)}
         arrays, before = arrays | raw, before | raw
     return fn, arrays, more, fn(**before, **more, return_state=True)[1]

@@ -48,7 +48,7 @@ def handles(call: Any) -> frozenset[str]:
     if plan.causal:
         found.add("pools")
         if policy.is_short_cuda(plan):
-            found |= {"l2norm", "strengths", "rotation"} | ({"gates"} if plan.micro_steps == 1 else set())
+            found |= {"gates", "l2norm", "strengths", "micro_steps", "rotation"}
     return frozenset(found)
 
 

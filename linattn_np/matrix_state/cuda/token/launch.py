@@ -63,7 +63,7 @@ def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = Non
     N = len(plan.sequences) if ragged else prod(lead)
     offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64) if ragged else None
     heads = H if x.q is None else max(H, x.q.shape[-2])
-    out = None if x.q is None else xp.empty((*lead, T, heads, V), dtype=arrays["v"].dtype)
+    out = None if x.q is None else xp.empty((*lead, T // plan.micro_steps, heads, V), dtype=arrays["v"].dtype)
     shape = (N, H, K, V) if ragged else (*lead, H, K, V)
     start, whole = _states(xp, state, K, V)
     if plan.overwrite and whole:
@@ -95,7 +95,7 @@ def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = Non
         "T": T, "heads": H, "readers": heads // H, "slot_bytes": 0 if slots is None else slots.itemsize,
         "heads_inverse": _inverse(H), "read": plan.scale, "past": 4 * N * H * K * V <= policy.L1_BYPASS_BYTES,
         "pairs": 0 if x.theta is None else x.theta.shape[0],
-        "eps": 0.0 if sums is None else sums.eps, "root": plan.l2norm_eps**0.5,
+        "steps": plan.micro_steps, "eps": 0.0 if sums is None else sums.eps, "root": plan.l2norm_eps**0.5,
         "bound": plan.lower_bound or 0.0, "strongest": plan.beta_sigmoid,
     }  # fmt: skip
     packed = arguments.STEP.packed(fields)

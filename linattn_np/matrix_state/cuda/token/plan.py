@@ -40,6 +40,7 @@ class StepKind(NamedTuple):
     raw_gate: int = 0  # g is raw: 1 -e^A_log softplus, 2 bounded
     sigmoid: bool = False  # beta is raw
     rotates: bool = False  # pairs of rows of the state
+    micro: bool = False  # tokens have micro-steps
     sums: int = 0  # 1 outputs are divided by sums of weights and eps, 2 by the size of these, or what it is at least
 
 
@@ -52,7 +53,7 @@ def constants_of(x: Inputs, plan: Plan, stored: Stored, sums: int = 0) -> Consta
     raw_gate = 0 if not has_raw_gate(x, plan) else 1 if plan.lower_bound is None else 2
     kind = StepKind(x.k.shape[-1], x.v.shape[-1], x.decay, x.gv is not None, x.erase, separate, before, read,
                     read > 0 and x.u is not None, unit, raw_gate, plan.beta_sigmoid > 0,
-                    x.theta is not None, sums)  # fmt: skip
+                    x.theta is not None, plan.micro_steps > 1, sums)  # fmt: skip
     return step_constants(kind, stored)
 
 
@@ -90,6 +91,7 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
                 "LA_RAW_GATE": kind.raw_gate,
                 "LA_SIGMOID": int(kind.sigmoid),
                 "LA_ROTATE": int(kind.rotates),
+                "LA_MICRO": int(kind.micro),
                 "LA_SUMS": kind.sums,
                 "LA_START": ELEMENTS[stored.start],
                 "LA_END": ELEMENTS[stored.end],
