@@ -49,15 +49,16 @@ def _whole(call: Prepared, signature: Signature, found: Result | StatesResult, i
     if call.recorder is None:
         raise LookupError(f"the arrays are of {call.library.name}")
     if is_cupy(call.plan.xp):
+        from ...ops.cuda import formulas  # which copies final states
         from . import device
 
         if not call.recorder.launches:
             raise LookupError("no kernel was launched")
         if states:
             return device.StatesPlan(call.recorder, given, found).run
-        if overwrites != is_own:
+        if overwrites and not is_own and (call.rows is not None or not formulas.takes(*call.state_parts.values())):
             raise LookupError("the final state is copied into the caller's array")
-        return device.Plan(call.recorder, given, state, found, is_own).run
+        return device.Plan(call.recorder, given, state, found, overwrites).run
     if names is None:
         raise LookupError("an option is an array")
     from . import host

@@ -66,7 +66,7 @@ def forward(fn: str, x: AveragedInputs, plan: Plan, state: Any, wanted: str | No
 
 def _by_columns(saved: Residuals, plan: Plan) -> Computed:
     """The core's forward, sums of weights being the last column of values and states."""
-    state = None if saved.state is None else with_sums(plan.xp, *saved.state, plan.dtype)
+    state = None if saved.state is None else with_sums(plan.xp, *saved.state, plan.dtype, view=False)
     return core.forward(saved.fn, saved.x.columns(plan), plan, state, saved.wanted)
 
 
@@ -76,7 +76,7 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Ave
     xp, (out, _, rest) = plan.xp, _by_columns(residuals, plan)
     if dout is not None:
         dout = _divided_vjp(xp, x, out, cast(xp, dout, plan.dtype))
-    d, dboth = core.backward(rest, dout, None if dstate is None else with_sums(xp, *dstate, plan.dtype))
+    d, dboth = core.backward(rest, dout, None if dstate is None else with_sums(xp, *dstate, plan.dtype, view=False))
     dv, dw = d.v[..., :-1], None
     if x.w is not None:
         dw = xp.sum(dv * cast(xp, x.v, plan.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
@@ -113,11 +113,6 @@ def reads_out(residuals: Residuals) -> bool:
 def reads_end(residuals: Residuals) -> bool:
     """Whether backward reads the final state."""
     return False
-
-
-def repeat(fn: str, plan: Plan, wanted: str | None, residuals: Residuals) -> Any:
-    """The forward (x, state) of further calls."""
-    return lambda x, state: forward(fn, x, plan, state, wanted)
 
 
 register(sys.modules[__name__], AveragedInputs)
