@@ -25,7 +25,7 @@ from ..call.foreign import bridge_of
 from ..call.results import Result, gradients_of
 from ..ops.sequences import Sequences
 from ..runtime import threads
-from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_dtype, enter
+from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_dtype, dtype_name, enter
 from ..runtime.doorway import expect
 from ..runtime.shapes import Sizes, check_offsets
 from ..runtime.unchanged import check_unchanged, mark
@@ -63,13 +63,21 @@ class Call(NamedTuple):
         return Sequences(self.xp, None if self.offsets is None else tuple(self.offsets))
 
 
+class Kind(NamedTuple):
+    """What is known of a result before it is computed."""
+
+    out: str | Callable[[Mapping[str, Any]], str] = ""  # its axes, or those for these arguments; "": of the first array
+    wide: bool = False  # it keeps the dtype of the computation
+    slots: Callable[[Mapping[str, Any]], int] | None = None  # of a final state, from the sizes, without an initial one
+
+
 class Piece:
     """A declared piece; `__call__` and `vjp` take the arguments of its public function."""
 
-    def __init__(self, axes: Mapping[str, str], body: Body, wide: bool = False):
-        """wide: the result keeps the dtype of the computation."""
+    def __init__(self, axes: Mapping[str, str], body: Body, kind: Kind):
+        """axes: of each array by name. kind: what is known of the result."""
         own = list(inspect.signature(body).parameters.values())[1:]
-        self.name, self.body, self.axes, self.wide = body.__name__, body, dict(axes), wide
+        self.name, self.body, self.axes, self.kind = body.__name__, body, dict(axes), kind
         more = COMMON | ({n: x for n, x in states.OPTIONS.items() if n != "state"} if "state" in axes else {})
         kinds = {
             "backend": "str | None",
@@ -154,17 +162,12 @@ class Piece:
 
     def _entered(self, given: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
         """The call, and the arguments of the body: arrays in the dtype of the computation."""
-        fn, of = self.name, {n: self.axes[n] for n in self.axes if n != "state"}
+        fn = self.name
         check_word(fn, "backend", given["backend"], BACKENDS)
         if given["num_threads"] is not None and not is_whole(given["num_threads"]):
             raise ValueError(f"{fn}: num_threads is {shown(given['num_threads'])}, expected a whole number from 1")
         library, entered = enter(fn, {n: given[n] for n in self.axes})
-        sizes: dict[str, Any] = {}
-        for name, axes in of.items():  # in order: the first one binds most letters
-            kinds = INTEGERS if name in self.whole else STORAGE
-            found = expect(fn, {} if axes == ANY else sizes, kinds, **{name: (entered[name], axes.removeprefix(WHOLE))})
-            sizes = sizes if axes == ANY else found
-        offsets = None
+        sizes, offsets = self._sizes(entered), None
         if given.get("cu_seqlens") is not None:
             offsets = check_offsets(fn, given["cu_seqlens"], Sizes(sizes["..."], {"T": sizes["T"]}))
         own_states = None
@@ -181,9 +184,35 @@ class Piece:
         own |= {n: x if x is None else cast(library.xp, x, dtype) for n, x in floating.items()}
         return Call(fn, library, dtype, sizes, kinds_of, offsets, compiled, own_states), own
 
+    def _sizes(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The sizes by letter.   Raises TypeError or ValueError for arrays that do not fit their axes."""
+        sizes: dict[str, Any] = {}
+        for name, axes in self.axes.items():  # in order: the first one binds most letters
+            if name == "state":
+                continue
+            kinds, known = INTEGERS if name in self.whole else STORAGE, {} if axes == ANY else sizes
+            found = expect(self.name, known, kinds, **{name: (arrays[name], axes.removeprefix(WHOLE))})
+            sizes = sizes if axes == ANY else found
+        return sizes
+
+    def results(self, keywords: Mapping[str, Any]) -> list[tuple[tuple[int, ...], str]]:
+        """(shape, dtype) of out, and of the final states with return_state, of arrays without numbers."""
+        given = self._bound((), keywords)
+        sizes, floats = self._sizes(given), [given[n] for n in self.names if given[n] is not None]
+        axes = self.kind.out(given) if callable(self.kind.out) else self.kind.out or next(iter(self.axes.values()))
+        shape = [m for n in axes.split() for m in (sizes[n] if n == "..." else (sizes[n],))]
+        wide = "float64" if any(dtype_name(x) == "float64" for x in floats) else "float32"
+        found = [(tuple(shape), wide if self.kind.wide else dtype_name(floats[0]))]
+        if given.get("return_state"):
+            state, offsets = given["state"], given.get("cu_seqlens")
+            slots = state.shape[-2] if state is not None else self.kind.slots(sizes) if self.kind.slots else 0
+            lead = sizes["..."] if offsets is None else (len(offsets) - 1,)
+            found.append(((*lead, slots, sizes["D"]), dtype_name(floats[0] if state is None else state)))
+        return found
+
     def _given_back(self, c: Call, computed: Any) -> Any:
         """The public result: out in the dtype of the first floating array, a state in its own."""
-        kind, back = c.dtype if self.wide else next(iter(c.kinds.values())), c.library.give_back
+        kind, back = c.dtype if self.kind.wide else next(iter(c.kinds.values())), c.library.give_back
         out = cast(c.xp, _out(computed), kind)
         out = back(np.asarray(out) if isinstance(out, np.generic) else out)
         if c.states is None or not (c.states.returned or c.states.overwritten):
@@ -225,14 +254,11 @@ def _out(computed: Any) -> Array:
     return computed.out if isinstance(computed, Result) else computed
 
 
-def piece(*, wide: bool = False, **axes: str) -> Callable[[Body], Callable[..., Any]]:
-    """Decorator: the public function of a body; axes: of each array by name, also of those given by keyword.
-
-    wide: the result keeps the dtype of the computation.
-    """
+def piece(kind: Kind | None = None, /, **axes: str) -> Callable[[Body], Callable[..., Any]]:
+    """Decorator: the public function of a body; axes: of each array by name, also of those given by keyword."""
 
     def decorate(body: Body) -> Callable[..., Any]:
-        own = Piece(axes, body, wide)
+        own = Piece(axes, body, kind or Kind())
 
         @functools.wraps(body)
         def function(*arrays: Any, **keywords: Any) -> Any:

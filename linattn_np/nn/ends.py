@@ -12,7 +12,7 @@ from ..ops import softmax_rows
 from ..ops.rows import times, times_vjp
 from ..runtime.arrays import Array, cast, constant, count_dtype, device, is_numpy, over_tokens
 from ..runtime.values import is_finite, is_whole, is_word, shown
-from .declaration import Call, Pullback, piece
+from .declaration import Call, Kind, Pullback, piece
 
 Computed = tuple[Any, Pullback]
 NUMBERS = 2**20  # of the logits that exist at once
@@ -20,7 +20,7 @@ ROWS = 1024  # tokens whose one-hot rows exist at once
 REDUCTIONS = ("mean", "sum", "none")
 
 
-@piece(x="... K", weight="K M", bias="M?")
+@piece(Kind("... M"), x="... K", weight="K M", bias="M?")
 def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
     """A dense layer.
 
@@ -42,7 +42,7 @@ def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
     return y if bias is None else y + bias, pullback
 
 
-@piece(ids="whole ...", weight="V D")
+@piece(Kind("... D"), ids="whole ...", weight="V D")
 def embedding(c: Call, ids: Any, weight: Any) -> Computed:
     """Rows of a table.
 
@@ -83,7 +83,13 @@ class Loss(NamedTuple):
     z: float
 
 
-@piece(wide=True, x="... D", labels="whole ...", weight="D V?", bias="V?")
+@piece(
+    Kind(lambda given: "..." if given["reduction"] == "none" else "", wide=True),
+    x="... D",
+    labels="whole ...",
+    weight="D V?",
+    bias="V?",
+)
 def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = None, *, ignore_index: int = -100,
                   label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: str = "mean") -> Computed:  # fmt: skip
     """The negative log likelihood of labels, of logits or of the hidden states before the last dense layer.

@@ -10,13 +10,13 @@ from ..ops.short_conv import ShortConv, short_conv_vjp
 from ..ops.short_conv import short_conv as convolved
 from ..runtime.arrays import over_tokens
 from ..runtime.values import is_word, shown
-from .declaration import Call, Pullback, piece
+from .declaration import Call, Kind, Pullback, piece
 
 Computed = tuple[Any, Pullback]
 ACTIVATIONS = ("silu", "swish")
 
 
-@piece(x="... T D", weight="D W", bias="D?", state="S D?")
+@piece(Kind(slots=lambda sizes: sizes["W"] - 1), x="... T D", weight="D W", bias="D?", state="S D?")
 def short_conv(c: Call, x: Any, weight: Any, bias: Any = None, *, state: Any = None, activation: str | None = None,
                residual: bool = False, cu_seqlens: Any = None) -> Computed:  # fmt: skip
     """Causal convolution of each channel with its own W weights, before the queries, keys and values of most layers.
@@ -62,7 +62,7 @@ def short_conv(c: Call, x: Any, weight: Any, bias: Any = None, *, state: Any = N
     return Result(y, sequences.last(x, state, S)), pullback
 
 
-@piece(x="... T D", mix="D?", state="S D?")
+@piece(Kind(slots=lambda sizes: 1), x="... T D", mix="D?", state="S D?")
 def token_shift(c: Call, x: Any, mix: Any = None, *, state: Any = None, cu_seqlens: Any = None) -> Computed:
     """The token before, or a mixture with it, as in RWKV.
 

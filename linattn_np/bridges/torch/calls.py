@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from ...call.foreign import leaves
+from ...nn.declaration import Piece
 from ...spec import VariantSpec
 from . import operators
+from . import pieces_of_layers as layers
 from .arguments import Arrays, Keywords, TensorViews, given, modes, tracing
 from .autograd import Rule, differentiated
 from .eager import COTANGENTS, check, eager, fast, in_tensors, recorded_vjp
@@ -61,6 +63,9 @@ def apply(name: str, fn: Callable[..., Any], rule: Rule | None, names: Arrays, k
 
     Raises TypeError without a rule if autograd is to follow the call.
     """
+    if isinstance(fn, Piece) and (torch.compiler.is_compiling() or is_traced((), keywords)):
+        layers.defined()
+        return layers.traced(fn, keywords)
     if (found := given(name, (), keywords)) is None:
         return NotImplemented
     if found.differentiable and rule is not None:

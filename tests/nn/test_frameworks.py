@@ -1,0 +1,123 @@
+"""The pieces in programs of PyTorch and JAX: one operator of a compiled graph, jit and grad, with the bits of vjp."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call.foreign import leaves
+from tests.nn.table import SMALL, normal
+
+KNOWN = [case for case in SMALL if case.name != "dropout"]
+every = pytest.mark.parametrize("case", KNOWN, ids=lambda c: f"{c.name} {c.label}".strip())
+some = pytest.mark.parametrize(
+    "case", [c for c in KNOWN if c.label in ("all", "ragged", "affine", "hidden", "sums")],
+    ids=lambda c: f"{c.name} {c.label}",
+)  # fmt: skip
+
+
+def parts(result):
+    return [y for y in leaves((result,)) if y is not None]
+
+
+def wanted(case):
+    """The result and the gradients for the cotangents normal(shape)."""
+    result, pullback = case.vjp()
+    grads = pullback(*[normal(*y.shape) for y in parts(result)])
+    return parts(result), [getattr(grads, n) for n in case.arrays]
+
+
+def tensors(case):
+    torch = pytest.importorskip("torch")
+    import linattn_np.bridges.torch  # noqa: F401  # torch.compile cannot trace the import in a first call
+
+    arrays = {n: torch.tensor(x).requires_grad_() for n, x in case.arrays.items()}
+    return torch, arrays, {n: torch.tensor(x) for n, x in case.whole.items()}
+
+
+def scored(result, bring):
+    return sum((y * bring(normal(*y.shape))).sum() for y in parts(result))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@every
+def test_a_compiled_graph_has_one_operator_with_the_bits_of_the_call(case):
+    torch, arrays, whole = tensors(case)
+    seen = []
+
+    def backend(module, _):
+        seen.extend(str(node.target) for node in module.graph.nodes if "linattn_np" in str(node.target))
+        return module
+
+    def run(call):
+        own = {n: x.detach().requires_grad_() for n, x in arrays.items()}
+        result = call(own)
+        return parts(result), torch.autograd.grad(scored(result, torch.as_tensor), list(own.values()))
+
+    def plain(own):
+        return case.fn(**own, **whole, **case.options)
+
+    torch.compiler.reset()
+    run(torch.compile(plain, fullgraph=True, backend=backend))
+    assert seen == [f"linattn_np.nn_{case.name}"]
+    expected = wanted(case)
+    for call in (plain, torch.compile(plain, fullgraph=True, backend="aot_eager")):
+        for found, exact in zip(run(call), expected, strict=True):
+            for a, b in zip(found, exact, strict=True):
+                np.testing.assert_array_equal(a.detach().numpy(), b)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@some
+def test_operators_pass_the_checks_of_torch(case):
+    torch, arrays, whole = tensors(case)
+    import json
+
+    from linattn_np.bridges.torch import pieces_of_layers
+
+    pieces_of_layers.defined()
+    names = [*arrays, *whole]
+    options = json.dumps(dict(case.options) | {"arrays": names}, sort_keys=True)
+    operator = getattr(torch.ops.linattn_np, f"nn_{case.name}")
+    torch.library.opcheck(operator, ([*arrays.values(), *whole.values()], options))
+
+
+@some
+def test_checkpoints_and_second_derivatives(case):
+    """A recomputed forward has the same gradients; a gradient of a gradient is an error."""
+    torch, arrays, whole = tensors(case)
+    from torch.utils.checkpoint import checkpoint
+
+    def call(*given):
+        return scored(case.fn(**dict(zip(arrays, given, strict=True)), **whole, **case.options), torch.as_tensor)
+
+    given = list(arrays.values())
+    grads = [torch.autograd.grad(checkpoint(call, *given, use_reentrant=False), given), wanted(case)[1]]
+    for a, b in zip(*grads, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b)
+    first = torch.autograd.grad(call(*given), given, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated again"):
+        first[0].sum().backward()
+
+
+@every
+def test_jit_and_grad_of_jax(case):
+    jax = pytest.importorskip("jax")
+    options = dict(case.options)
+
+    def loss(arrays):
+        return scored(case.fn(**arrays, **whole, **options), jax.numpy.asarray)
+
+    with jax.enable_x64(True):
+        whole = {n: jax.numpy.asarray(x) for n, x in case.whole.items()}
+        arrays = {n: jax.numpy.asarray(x) for n, x in case.arrays.items()}
+        found = jax.jit(jax.grad(loss))(arrays)
+        for name, exact in zip(case.arrays, wanted(case)[1], strict=True):
+            np.testing.assert_allclose(found[name], exact, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_vmap_of_torch_is_an_error_that_names_the_remedy():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="silu: x is batched by vmap, expected a batch axis of its own"):
+        torch.func.vmap(la.nn.silu)(torch.ones(4, 5))
