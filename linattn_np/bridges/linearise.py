@@ -33,7 +33,7 @@ class Linearised(NamedTuple):
         call, core, (core_out, end, residuals), shape = self
         given = cotangents(call, dout, dstate, shape, end)
         with limit(call.spec, {"num_threads": call.options["num_threads"]}), recorder:
-            grads = _gradients(call, core, residuals, core_out, given)
+            grads = _gradients(call, core.backward, residuals, core_out, given)
         return gradients(call, *grads)
 
 

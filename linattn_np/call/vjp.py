@@ -113,7 +113,8 @@ def _of(template: Template, arrays: list[Array], state: Any, given: Mapping[str,
     """(public result, pullback) of a call with a known signature."""
     call = template.bind(arrays, state)
     computed = template.forward(call)
-    return _with_pullback(call, template.core, computed, finished(call, *computed[:2]), given)
+    found = finished(call, *computed[:2])
+    return _with_pullback(call, template.core, computed, found, given, backward=template.backward)
 
 
 def _of_states(gradients_of: Pullback) -> Pullback:
@@ -183,22 +184,24 @@ def _record_pullback(recorded: Any, cotangents: tuple[Any, ...], recorder: Any, 
 
 
 def _with_pullback(
-    call: Prepared, core: Any, computed: Any, found: Any, given: Mapping[str, Any], recorded: Any = None
-) -> tuple[Any, Pullback]:
+    call: Prepared, core: Any, computed: Any, found: Any, given: Mapping[str, Any], recorded: Any = None,
+    backward: Any = None,
+) -> tuple[Any, Pullback]:  # fmt: skip
     """(public result, pullback).
 
     computed: the core's (out, final state, residuals). found: the public (out, state), or StatesResult. given: the
     caller's arrays by name. recorded: the forward with which the pullback is recorded.
+    backward: of the core, if it is recorded.
     """
     if isinstance(found, StatesResult):
-        return _with_states(call, core, computed, found, given, recorded)
+        return _with_states(call, core, computed, found, given, recorded, backward)
     spec, (core_out, end, residuals) = call.spec, computed
     shape = None if core_out is None else shape_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
     marks = mark(given)
     out, state = _copied_if_read(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
     threads, make_recorder = {"num_threads": call.options["num_threads"]}, type(call.recorder)
-    call = call._replace(recorder=None)
+    call, pull = call._replace(recorder=None), backward or core.backward
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
@@ -208,7 +211,7 @@ def _with_pullback(
         recorder = None if recorded is None else make_recorder()
         with limit(spec, threads), recorder or NO_LIMIT:
             given = cotangents(call, dout, dstate, shape, end)
-            all_grads = gradients(call, *_gradients(call, core, residuals, core_out, given))
+            all_grads = gradients(call, *_gradients(call, pull, residuals, core_out, given))
         if recorder is not None:
             _record_pullback(recorded, (dout, dstate), recorder, all_grads)
         return all_grads
@@ -217,7 +220,7 @@ def _with_pullback(
 
 
 def _gradients(
-    call: Prepared, core: Any, residuals: Any, core_out: Any, given: tuple[Any, Any, Any]
+    call: Prepared, backward: Any, residuals: Any, core_out: Any, given: tuple[Any, Any, Any]
 ) -> tuple[Any, Any]:
     """(gradients by name, the core's dstate_0) from (dout, the core's dstate, gradients so far)."""
     change, c, (d_out, d_state, grads) = call.spec.change, call.variables, given
@@ -225,20 +228,21 @@ def _gradients(
         d_out, more = change.from_core_vjp(c, core_out, d_out)
         c = c.extended({n: more.pop(n) for n in [*more] if n not in call.spec.arrays})
         _add(grads, more)
-    d, dstate0 = core.backward(residuals, d_out, d_state)
+    d, dstate0 = backward(residuals, d_out, d_state)
     _add(grads, change.to_core_vjp(c, d))
     return grads, dstate0
 
 
 def _with_states(
-    call: Prepared, core: Any, computed: Any, result: StatesResult, given: Mapping[str, Any], recorded: Any = None
-) -> tuple[Any, Pullback]:
+    call: Prepared, core: Any, computed: Any, result: StatesResult, given: Mapping[str, Any], recorded: Any = None,
+    backward: Any = None,
+) -> tuple[Any, Pullback]:  # fmt: skip
     """(public result, pullback) of a call with states at positions; arguments as those of _with_pullback."""
     spec, (core_out, ends, residuals) = call.spec, computed
     shape = None if core_out is None else shape_of(call.library, result.out)
     core_out = core_out if spec.change.from_core else None
     marks, (out, state, states), make_recorder = mark(given), result, type(call.recorder)
-    call = call._replace(recorder=None)
+    call, pull = call._replace(recorder=None), backward or core.backward
     if is_mutable(call.plan.xp):
         out, state = _copied_if_read(call, core, residuals, out, state)
         if spec.state.unpack_at_vjp is not None:  # which reads them
@@ -257,7 +261,7 @@ def _with_states(
         with limit(spec, {"num_threads": call.options["num_threads"]}), recorder or NO_LIMIT:
             d_ends, more = core_cotangents(call, d_end, dstates, states, ends.at)
             _add(grads, more)
-            all_grads = gradients(call, *_gradients(call, core, residuals, core_out, (d_out, d_ends, grads)))
+            all_grads = gradients(call, *_gradients(call, pull, residuals, core_out, (d_out, d_ends, grads)))
         if recorder is not None:
             _record_pullback(recorded, given, recorder, all_grads)
         return all_grads

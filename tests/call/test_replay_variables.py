@@ -11,7 +11,7 @@ import array_api_strict
 
 import linattn_np as la
 from linattn_np.call.replay import plans as replay
-from linattn_np.call.replay.template import RecordedForward
+from linattn_np.call.replay.host import RecordedFunction
 from linattn_np.matrix_state import core
 from linattn_np.matrix_state.cpu import loops
 from linattn_np.matrix_state.types import Inputs, Plan, Readout
@@ -103,7 +103,7 @@ def test_inputs_of_another_layout_are_computed_in_full():
         count += 1
         return core.forward("f", inputs, plan, state, "numba")
 
-    recorded = RecordedForward(forward, overwrite=False)
+    recorded = RecordedFunction(forward)
     for _ in range(4):
         recorded(Inputs(q, k, v, r=k), S)
         assert count == 1

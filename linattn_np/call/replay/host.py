@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,19 +12,30 @@ from ...runtime.held import held_bytes
 from ...runtime.memory import is_next_column
 from ...runtime.pieces.record import LaunchSequence, View, view_of
 from ...runtime.recorder import Recorder
+from ...spec import Variables
 from .plans import LEAST
 
 Array = np.ndarray
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
 
 
-def position(x: Any, pool: list[Array]) -> Any:
-    """How `get` finds x, an array, a tuple of arrays or None, in a pool.   Raises LookupError for another array."""
-    if x is None:
-        return None
-    if isinstance(x, tuple):
-        return type(x), tuple(position(part, pool) for part in x)
-    return view_of(x, pool)
+class Fixed(NamedTuple):
+    """What does not differ between calls: constants, and all that the options of a call determine."""
+
+    value: Any
+
+
+def position(x: Any, pool: list[Array], constants: Sequence[Array] = ()) -> Any:
+    """How `get` finds x, nested tuples of arrays, in a pool.   Raises LookupError for an array that NumPy computed."""
+    if isinstance(x, np.ndarray):
+        return Fixed(x) if any(np.may_share_memory(x, y) for y in constants) else view_of(x, pool)
+    if isinstance(x, dict | list | Variables):
+        raise LookupError(f"the core keeps a {type(x).__name__} for its backward")
+    if not isinstance(x, tuple):
+        return None if x is None else Fixed(x)
+    parts = tuple([position(part, pool, constants) for part in x])
+    is_fixed = all(part is None or type(part) is Fixed for part in parts)
+    return Fixed(x) if is_fixed else (type(x), parts)
 
 
 def get(found: Any, pool: list[Array]) -> Any:
@@ -35,35 +47,48 @@ def get(found: Any, pool: list[Array]) -> Any:
         return found(pool)
     if found is None:
         return None
+    if kind is Fixed:
+        return found.value
     kind, parts = found
     return new(kind, [get(part, pool) for part in parts])
 
 
 def indices(found: Any) -> set[int]:
     """The arrays of a pool that a position refers to."""
-    if found is None:
+    if found is None or type(found) is Fixed:
         return set()
     if isinstance(found, View):
         return {found.of}
     return {found} if type(found) is int else {n for part in found[1] for n in indices(part)}
 
 
-class Plan:
-    """A recorded call, or the forward of a core."""
+def written_of(given: list[Array], state: Any) -> tuple[list[int], list[int]]:
+    """The indices of given arrays that are the parts of a state, and of those that are columns of its first one."""
+    parts = state if isinstance(state, tuple | list) else (state,)
+    written = [n for n, x in enumerate(given) if any(x is S for S in parts)]
+    joined = len(written) > 1 and is_next_column(given[written[0]], given[written[1]])
+    return (written[:1] + written[2:], written[1:2]) if joined else (written, [])
 
-    def __init__(self, recorder: Recorder, given: list[Array], results: tuple[Any, Any], overwritten: Sequence[Array]):
-        """results: the public (out, state), or a result with states at positions and None. overwritten: of the given.
+
+def check_own(results: tuple[Any, ...], given: list[Array], written: Sequence[list[int]]) -> None:
+    """Raise LookupError for a result in memory of an array that is given, unless that is overwritten."""
+    own = {n for found in results for n in indices(found)}
+    if own & {*range(len(given))} - {n for part in written for n in part}:
+        raise LookupError("a result lies in an array that is given")
+
+
+class Plan:
+    """A recorded call."""
+
+    def __init__(self, recorder: Recorder, given: list[Array], results: tuple[Any, Any], overwritten: Any):
+        """results: the public (out, state), or a result with states at positions and None. overwritten: a state.
 
         Raises LookupError if the call cannot be replayed.
         """
-        written = [n for n, x in enumerate(given) if any(x is S for S in overwritten)]
-        joined = len(written) > 1 and is_next_column(given[written[0]], given[written[1]])
-        within = written[1:2] if joined else []
-        self.sequence = LaunchSequence(recorder, given, {*written} - {*within}, within)
-        pool = [*given, *recorder.allocated]
+        written, pool = written_of(given, overwritten), [*given, *recorder.allocated]
+        self.sequence = LaunchSequence(recorder, given, *written)
         self._out, self._end = (position(x, pool) for x in results)
-        if (indices(self._out) | indices(self._end)) & {*range(len(given))} - {*written}:
-            raise LookupError("a result lies in an array that is given")
+        check_own((self._out, self._end), given, written)
         self.nbytes = LEAST + held_bytes(self.sequence)
 
     def run(self, arrays: list[Array], state: Any, pointers: None = None) -> tuple[Any, Any] | None:
@@ -72,6 +97,59 @@ class Plan:
             return None
         out = self._out
         return pool[out] if type(out) is int else get(out, pool), get(self._end, pool)
+
+
+class RecordedFunction:
+    """A function of nested tuples of arrays: recorded by its first call, replayed on arrays of the same layout.
+
+    Its first two results are arrays of their own. What is no array depends on the options of a call, but for numbers.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Any, ...]], overwrites: int | None = None):
+        """overwrites: the index of the argument, a state, that the function may write to."""
+        self._function, self._overwrites = function, overwrites
+        self._layout: Any = None
+        self._sequence: Any = None
+        self._results: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._layout is not None and self._sequence is None:
+            return self._function(*arguments)
+        given, layout = list[Array](), list[Any]()
+        _add(arguments, given, layout)
+        if layout == self._layout:
+            pool = self._sequence.run(given)
+            return self._function(*arguments) if pool is None else get(self._results, pool)
+        if self._layout is not None:
+            return self._function(*arguments)
+        self._layout = layout
+        with Recorder() as recorder:
+            found = self._function(*arguments)
+        with contextlib.suppress(LookupError, MemoryError):  # the function has been computed
+            self._record(recorder, given, arguments, found)
+        return found
+
+    def _record(self, recorder: Recorder, given: list[Array], arguments: Any, found: tuple[Any, ...]) -> None:
+        written = [] if self._overwrites is None else written_of(given, arguments[self._overwrites])
+        sequence = LaunchSequence(recorder, given, *written)
+        results = position(found, [*given, *recorder.allocated], recorder.constants)
+        check_own(results[1][:2], given, written)
+        self._sequence, self._results = sequence, results
+
+
+def _add(x: Any, given: list[Array], layout: list[Any]) -> None:
+    """Add the different arrays of nested tuples to `given`, and how they lie to `layout`."""
+    if isinstance(x, np.ndarray):
+        at = next((n for n, y in enumerate(given) if y is x), len(given))
+        if at == len(given):
+            given.append(x)
+        layout += at, x.shape, x.strides, x.dtype
+    elif isinstance(x, tuple):
+        layout.append(len(x))
+        for part in x:
+            _add(part, given, layout)
+    else:
+        layout.append(x if isinstance(x, float | int) else type(x))
 
 
 class Pullback(NamedTuple):

@@ -5,17 +5,13 @@ The change of variables is computed for every call: it may depend on the numbers
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
-
-import numpy as np
 
 from ...core import Computation
 from ...runtime import shapes
 from ...runtime.arrays import Array, is_cupy, is_numpy
 from ...runtime.held import held_bytes
-from ...runtime.recorder import Recorder
 from ...spec import FIXED, Variables
 from ..binding import Prepared, axes_of, normalise
 from ..finish import finished
@@ -23,6 +19,7 @@ from ..layouts import LAYOUTS, ONE_TOKEN, before
 from ..overwrite import overlaps
 from ..results import StatesResult
 from . import plans
+from .host import RecordedFunction
 from .signatures import without
 
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
@@ -48,7 +45,7 @@ class Template:
     def __init__(self, key: Hashable, call: Prepared, names: tuple[str, ...], core: Computation):
         """key: of the plan. names: of the arrays in the order of a signature."""
         c, options = call.variables, call.options | {"state": None}
-        self._key, self._is_measured = key, is_cupy(c.xp) or call.plan.gradients
+        self._key, self._is_measured = key, is_cupy(c.xp)
         self._fixed = dict.fromkeys(call.spec.arrays) | {n: getattr(c, n) for n in FIXED} | {"options": options}
         self.names = names
         axes = axes_of(call.spec, options)
@@ -57,13 +54,15 @@ class Template:
         self._call = call._replace(variables=Variables(), state=None, given_state=None, options=options, recorder=None)
         fn, plan, wanted = call.spec.name, call.plan, options["backend"]
         self.core = core
-        self._forward = lambda x, state: core.forward(fn, x, plan, state, wanted)
+        self._forward: Any = lambda x, state: core.forward(fn, x, plan, state, wanted)
+        self.backward: Any = core.backward
         if is_cupy(c.xp) and not plan.gradients:
             from .device import RecordedLaunches
 
             self._forward = RecordedLaunches(self._forward, plan.overwrite).forward
-        elif is_numpy(c.xp) and not plan.gradients:
-            self._forward = RecordedForward(self._forward, plan.overwrite)
+        elif is_numpy(c.xp):
+            self._forward = RecordedFunction(self._forward, 1 if plan.overwrite else None)
+            self.backward = RecordedFunction(self.backward)
 
     def bind(self, arrays: list[Array], state: Any) -> Prepared:
         """The call on other arrays."""
@@ -100,54 +99,3 @@ class Template:
             return None  # an error, which the checks raise
         found = finished(call, *self.forward(call)[:2])
         return (found, None) if isinstance(found, StatesResult) else found
-
-
-class RecordedForward:
-    """The forward of a core on NumPy arrays: recorded by the first call, replayed on inputs of the same layout."""
-
-    def __init__(self, forward: Callable[[Any, Any], Any], overwrite: bool):
-        """forward: (inputs, state) -> (out, final state, residuals)."""
-        self._forward, self._overwrite = forward, overwrite
-        self._layout: Any = None
-        self._plan: Any = None
-
-    def __call__(self, x: Any, state: Any) -> tuple[Any, Any, Any]:
-        """(out, final state, residuals: none in a replay)."""
-        if self._layout is not None and self._plan is None:
-            return self._forward(x, state)
-        given, layout = _unique((*x, *(state if isinstance(state, tuple) else (state,))))
-        if layout == self._layout:
-            found = self._plan.run(given, state)
-            return self._forward(x, state) if found is None else (*found, None)
-        if self._layout is not None:
-            return self._forward(x, state)
-        with Recorder() as recorder:
-            out, end, saved = self._forward(x, state)
-        self._layout = layout
-        with contextlib.suppress(LookupError, MemoryError):  # the call has been computed
-            from .host import Plan
-
-            self._plan = Plan(recorder, given, (out, end), _arrays_of(state) if self._overwrite else ())
-        return out, end, saved
-
-
-def _arrays_of(state: Any) -> tuple[Array, ...]:
-    return state if isinstance(state, tuple) else () if state is None else (state,)
-
-
-def _unique(values: Any) -> tuple[list[Array], list[Any]]:
-    """(the different arrays, the layout of all of them).
-
-    All else depends on the options of the call, but for numbers.
-    """
-    given: list[Array] = []
-    layout: list[Any] = []
-    for x in values:
-        if not isinstance(x, np.ndarray):
-            layout.append(x if isinstance(x, float | int) else type(x))
-            continue
-        at = next((n for n, y in enumerate(given) if y is x), len(given))
-        if at == len(given):
-            given.append(x)
-        layout += at, x.shape, x.strides, x.dtype
-    return given, layout
