@@ -59,8 +59,9 @@ KINDS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}
 def compute(w: Work):
     """The formula of a tile, token by token."""
     kind, how, a, b = w.kind, w.how, w.a, w.b
+    X, Y, Z, U, OUT = w.x_tile, w.y_tile, w.z_tile, w.u_tile, w.out_tile
     for i in range(w.m):
-        x, y, z, u, out = row(w.x_tile, i), row(w.y_tile, i), row(w.z_tile, i), row(w.u_tile, i), row(w.out_tile, i)
+        x, y, z, u, out = row(X, i), row(Y, i), row(Z, i), row(U, i), row(OUT, i)
         if kind == COPY:
             copy(x, out)
         elif kind == SCALED:

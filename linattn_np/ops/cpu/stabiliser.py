@@ -16,12 +16,12 @@ from ...runtime.pieces.workspace import Matrix, Workspace
 from .formulas import compiled
 from .numbers import exp, log, log1p, number
 
-COLUMNS = 128  # of a task
+COLUMNS, ALONE = 128, 2**14  # of a task; numbers of a call that one task computes
 WIDE = {"a": Matrix("given", "H", dtype="float64")} | {n: Matrix("count", "H", dtype="float64") for n in ("b", "m")}
 SIZES = ("count", "T", "H", "states", "sequences", "four", "sums", "blocks", "each", "given")
 GAUGE = Workspace("gauge", SIZES, (), (), {
-    "given": WIDE | {"m_0": Matrix("states", "H"), "cuts": Matrix("sequences", "four", dtype="int64"),
-                     "rounds": Matrix("T", dtype="int64")} | {
+    "given": WIDE | {"start": Matrix("sequences", "H", dtype="float64"), "m_0": Matrix("states", "H"),
+                     "cuts": Matrix("sequences", "four", dtype="int64"), "rounds": Matrix("T", dtype="int64")} | {
         name: Matrix("count", "H") for name in ("decay", "write", "level")}})  # fmt: skip
 Work = workspace_kind(GAUGE)
 
@@ -69,8 +69,8 @@ def accumulate(w: Work, first: Whole, last: Whole):
         for t in range(cut[2], cut[3]):
             i = cut[0] * w.T + t
             before = row(m, i - 1)
-            if t == cut[2]:
-                before = row(m, i)
+            if t == cut[2]:  # in memory of its own: loops over rows that may be one are not vectors
+                before = row(columns(w.start, c, n), task // w.blocks)
                 begin(row(columns(w.m_0, c, n), cut[1]), w.sums, before)
             if w.sums:
                 log_sum(row(b, i), before, row(m, i), row(decay, i), row(write, i), row(level, i))
@@ -100,11 +100,11 @@ def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tupl
     def rounds() -> np.ndarray:
         return np.isin(np.arange(T), ends).astype(np.int64)
 
-    key, blocks = ("cuts", batch, T, tuple(sequences)), -(-H // COLUMNS)
+    key, blocks = ("cuts", batch, T, tuple(sequences)), 1 if b.size <= ALONE else -(-H // COLUMNS)
     cut, rounding = host_constants.once(key, cuts), host_constants.once((*key, ends), rounds)
     sizes = {"count": batch * T, "T": T, "H": H, "states": m_0.size // H, "sequences": len(cut), "four": 4,
-             "sums": int(sums), "blocks": blocks, "each": COLUMNS, "given": 0 if sums else batch * T}  # fmt: skip
+             "sums": int(sums), "blocks": blocks, "each": -(-H // blocks), "given": 0 if sums else batch * T}  # fmt: skip
     arrays = {"b": b, "m_0": m_0, "cuts": cut, "rounds": rounding, "decay": decay, "write": write, "level": level}
-    arrays |= {"m": m} if sums else {"a": a, "m": m}
+    arrays |= {"start": empty((len(cut), H), m.dtype), "m": m} | ({} if sums else {"a": a})
     over_matrices(accumulate, GAUGE, sizes | arrays, len(cut) * blocks, name_of(dtype))
     return m, decay, write, level
