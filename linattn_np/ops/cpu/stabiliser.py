@@ -103,7 +103,8 @@ def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tupl
     key, blocks = ("cuts", batch, T, tuple(sequences)), 1 if b.size <= ALONE else -(-H // COLUMNS)
     cut, rounding = host_constants.once(key, cuts), host_constants.once((*key, ends), rounds)
     sizes = {"count": batch * T, "T": T, "H": H, "states": m_0.size // H, "sequences": len(cut), "four": 4,
-             "sums": int(sums), "blocks": blocks, "each": -(-H // blocks), "given": 0 if sums else batch * T}  # fmt: skip
+             "sums": int(sums), "blocks": blocks, "each": -(-H // blocks),
+             "given": 0 if sums else batch * T}  # fmt: skip
     arrays = {"b": b, "m_0": m_0, "cuts": cut, "rounds": rounding, "decay": decay, "write": write, "level": level}
     arrays |= {"start": empty((len(cut), H), m.dtype), "m": m} | ({} if sums else {"a": a})
     over_matrices(accumulate, GAUGE, sizes | arrays, len(cut) * blocks, name_of(dtype))
