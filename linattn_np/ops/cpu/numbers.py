@@ -18,6 +18,7 @@ from ...runtime.pieces.vectors import (
     constant,
     converted,
     emitted,
+    fma,
     in_every_lane,
     whole_type,
 )
@@ -144,12 +145,15 @@ def size_of(b: Builder, x: Value) -> Any:
 
 @emitted(lambda x: np.maximum(x, x.dtype.type(0)) + np.log1p(_exp(-np.abs(x))), lambda x: x)
 def softplus(b: Builder, x: Value) -> Any:
-    """log(1 + e^x) = max(x, 0) + log(1 + y), y = e^{-|x|};  log(1 + y) = 2 artanh(s), s = y / (2 + y) <= 1 / 3."""
+    """log(1 + e^x) = max(x, 0) + log(1 + y), y = e^{-|x|};  log(1 + y) = 2 artanh(s), s = y / (2 + y) <= 1 / 3.
+
+    The sum is rounded once in every loop: the compiler's choice may differ between numbers side by side and the rest.
+    """
     two, zero = in_every_lane(x.type, 2.0), in_every_lane(x.type, 0.0)
     y = write_exp(b, b.fneg(write_size(b, x)))
     s = b.fdiv(y, b.fadd(two, y))
-    more = b.fmul(s, horner(b, b.fmul(s, s), ARTANH[is_double(x)]))
-    return b.fadd(b.select(b.fcmp_ordered("<", x, zero), zero, x), more)
+    series = horner(b, b.fmul(s, s), ARTANH[is_double(x)])
+    return fma(b, s, series, b.select(b.fcmp_ordered("<", x, zero), zero, x))
 
 
 def expm1(x: Any) -> Any:

@@ -255,9 +255,10 @@ def loop(b: Builder, begin: Any, end: Value, step: int = 1) -> Iterator[Value]:
 
 
 def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
-    """x y + z, rounded once."""
-    W, bits = x.type.count, 32 if isinstance(x.type.element, ir.FloatType) else 64
-    return b.call(known(b, f"llvm.fma.v{W}f{bits}", x.type, [x.type] * 3), [x, y, z])
+    """x y + z, rounded once; of numbers or of vectors."""
+    lanes = f"v{x.type.count}" if isinstance(x.type, ir.VectorType) else ""
+    bits = 32 if isinstance(getattr(x.type, "element", x.type), ir.FloatType) else 64
+    return b.call(known(b, f"llvm.fma.{lanes}f{bits}", x.type, [x.type] * 3), [x, y, z])
 
 
 def product(b: Builder, x: Value, y: Value) -> Value:
