@@ -21,7 +21,8 @@ import numpy as np
 from ..call.binding import flatten
 from ..runtime.arrays import CUDA, Array
 from ..runtime.cuda import launch
-from ..runtime.cuda.record import LaunchSequence, Recorder, View, view_of
+from ..runtime.cuda.record import LaunchSequence, View, view_of
+from ..runtime.recorder import Recorder
 from .linearise import Linearised, computed_call, prepared
 from .programs import KEY, Program, SavedArrays, unleaves
 from .shapes import Abstract

@@ -101,9 +101,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         recorder = Recorder()
     elif is_cupy(library.xp):
         from ..ops.cuda.moves import namespace
-        from ..runtime.cuda.record import Recorder as DeviceRecorder
 
-        library, recorder = library._replace(xp=namespace(library.xp)), DeviceRecorder()
+        library, recorder = library._replace(xp=namespace(library.xp)), Recorder()
     xp = library.xp
     state = unflatten(own, [entered.pop(n) for n in each])
     axes, query = axes_of(spec, options), spec.change.query

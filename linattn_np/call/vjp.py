@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..runtime.arrays import Array, is_mutable
+from ..runtime.recorder import Recorder
 from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
 from . import pieces_vjp
@@ -200,7 +201,7 @@ def _with_pullback(
     core_out = core_out if spec.change.from_core else None
     marks = mark(given)
     out, state = _copied_if_read(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
-    threads, make_recorder = {"num_threads": call.options["num_threads"]}, type(call.recorder)
+    threads = {"num_threads": call.options["num_threads"]}
     call, pull = call._replace(recorder=None), backward or core.backward
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
@@ -208,7 +209,7 @@ def _with_pullback(
         check_unchanged(spec.name, marks)
         if recorded is not None and (replayed := recorded.pullback((dout, dstate))) is not None:
             return replayed
-        recorder = None if recorded is None else make_recorder()
+        recorder = None if recorded is None else Recorder()
         with limit(spec, threads), recorder or NO_LIMIT:
             given = cotangents(call, dout, dstate, shape, end)
             all_grads = gradients(call, *_gradients(call, pull, residuals, core_out, given))
@@ -241,7 +242,7 @@ def _with_states(
     spec, (core_out, ends, residuals) = call.spec, computed
     shape = None if core_out is None else shape_of(call.library, result.out)
     core_out = core_out if spec.change.from_core else None
-    marks, (out, state, states), make_recorder = mark(given), result, type(call.recorder)
+    marks, (out, state, states) = mark(given), result
     call, pull = call._replace(recorder=None), backward or core.backward
     if is_mutable(call.plan.xp):
         out, state = _copied_if_read(call, core, residuals, out, state)
@@ -252,7 +253,7 @@ def _with_states(
         check_unchanged(spec.name, marks)
         if recorded is not None and (replayed := recorded.pullback(given)) is not None:
             return replayed
-        (dout, dstate, dstates), recorder = given, None if recorded is None else make_recorder()
+        (dout, dstate, dstates), recorder = given, None if recorded is None else Recorder()
         d_out, d_end, grads = None, None, dict[str, Array]()
         if dout is not None or dstate is not None:
             d_out, d_end, grads = cotangents(call, dout, dstate, shape, ends.end)

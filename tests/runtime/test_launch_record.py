@@ -10,7 +10,8 @@ import pytest
 
 from linattn_np.ops.cuda.moves import namespace
 from linattn_np.runtime.cuda import constants, launch
-from linattn_np.runtime.cuda.record import LaunchSequence, Recorder
+from linattn_np.runtime.cuda.record import LaunchSequence
+from linattn_np.runtime.recorder import Recorder
 from tests.matrix_state.cuda.step_twin import CUPY, stub
 from tests.matrix_state.cuda.token import host as step_calls
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from ...runtime.config import config
 from ...runtime.cuda import launch
 from ...runtime.cuda.places import place_results, places, positions
-from ...runtime.cuda.record import LaunchSequence, Recorder, get
+from ...runtime.cuda.record import LaunchSequence, get
 from ...runtime.memory import is_on_device
+from ...runtime.recorder import Recorder
 from ...spec import VariantSpec
 from ..options import PLAIN, is_plain_tuple
 

@@ -15,6 +15,7 @@ import numpy as np
 from ...runtime.arrays import Array
 from ...runtime.cuda import launch
 from ...runtime.cuda.record import RecordedNamespace, Shape, empty
+from ...runtime.recorder import active as recording
 from . import formulas
 
 MOST = 1 << 20  # numbers; of more, a launch is not what takes the time
@@ -72,13 +73,13 @@ class MovingNamespace(RecordedNamespace):
 
     def _records(self, *arrays: Array) -> bool:
         """Whether a function of these arrays is a launch."""
-        few = launch.active.recorder is not None and sum(y.size for y in arrays) <= MOST
+        few = recording.recorder is not None and sum(y.size for y in arrays) <= MOST
         return few and all(y.ndim for y in arrays) and formulas.takes(*arrays)
 
     def _is_few(self, shape: Any, dtype: Any, device: Any) -> bool:
         known = isinstance(shape, tuple) and dtype is not None and np.dtype(dtype).name in formulas.KINDS
         known = known and getattr(device, "id", device) in (None, launch.current_device())
-        return known and launch.active.recorder is not None and prod(shape) <= MOST and launch.unusable() is None
+        return known and recording.recorder is not None and prod(shape) <= MOST and launch.unusable() is None
 
 
 def _wide(dtype: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from ..recorder import active as recording
 from . import launch
 
 Array = Any
@@ -23,11 +24,11 @@ def once(xp: Any, key: Hashable, where: Any, make: Callable[[], Array]) -> Array
         return make()
     key = (str(where), key)
     if (array := _kept.get(key)) is None:
-        recorder, launch.active.recorder = launch.active.recorder, None  # no part of the call
+        recorder, recording.recorder = recording.recorder, None  # no part of the call
         try:
             array, cuda = make(), launch.cupy().cuda
         finally:
-            launch.active.recorder = recorder
+            recording.recorder = recorder
         stream = cuda.get_current_stream(array.device.id)
         if is_cacheable(array.nbytes) and not cuda.runtime.streamIsCapturing(stream.ptr):
             stream.synchronize()

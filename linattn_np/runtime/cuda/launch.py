@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..recorder import active as recording
+
 LARGEST_GRID = 2**31 - 1
 
 
@@ -174,7 +176,6 @@ class LaunchRecord(NamedTuple):
 
 
 class _Active(threading.local):
-    recorder: Any = None  # the active Recorder (record.py) of this thread
     is_bound: bool = False  # whether a CUDA context is current in this thread
 
 
@@ -213,6 +214,6 @@ def launch(
         raise OverflowError(f"{entry}: {blocks} blocks, a grid has at most {LARGEST_GRID}")
     function = kernel(file, entry, constants, shared)
     function((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
-    if active.recorder is not None:
+    if recording.recorder is not None:
         record = LaunchRecord(file, entry, constants, blocks, threads, shared, arguments, arrays)
-        active.recorder.launches.append(record)
+        recording.recorder.launches.append(record)

@@ -1,4 +1,4 @@
-"""What a call launches and allocates, recorded while it runs and replayed on other arrays of the same layout.
+"""Recorded launches (runtime/recorder.py) on other CuPy arrays of the same layout.
 
 with Recorder() as recorder:
     ...                                            launches through launch.py, `empty` of the namespace
@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from ..recorder import Recorder, allocated
 from . import constants, launch
 
 Array = Any
@@ -25,28 +26,9 @@ FEW_BYTES = 1 << 14  # scratch up to this size, a few pages, may share the alloc
 MIN_POOL_RATIO = 8  # scratch shares an allocation only if the other arrays are at least so many times its size
 
 
-class Recorder:
-    """The launches of this thread and the arrays allocated for them, while it is entered."""
-
-    def __init__(self) -> None:
-        self.launches: list[launch.LaunchRecord] = []
-        self.allocated: list[Array] = []
-
-    def __enter__(self) -> Recorder:
-        self._before = launch.active.recorder
-        launch.active.recorder = self
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        launch.active.recorder = self._before
-
-
 def empty(shape: Shape, dtype: Any) -> Array:
     """A new array on the current device, reported to the recorder that is entered, if any."""
-    x = launch.array_type()(shape, dtype)
-    if launch.active.recorder is not None:
-        launch.active.recorder.allocated.append(x)
-    return x
+    return allocated(launch.array_type()(shape, dtype))
 
 
 class RecordedNamespace:
@@ -60,10 +42,7 @@ class RecordedNamespace:
 
     def empty(self, shape: Shape, **options: Any) -> Array:
         """A new array."""
-        x = self._xp.empty(shape, **options)
-        if launch.active.recorder is not None:
-            launch.active.recorder.allocated.append(x)
-        return x
+        return allocated(self._xp.empty(shape, **options))
 
 
 class Place(NamedTuple):
@@ -87,6 +66,8 @@ class LaunchSequence:
 
         And for an allocated array that no launch takes: array calls filled it, and those are not recorded.
         """
+        if recorder.obstacle:
+            raise LookupError(recorder.obstacle)
         taken = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
         if any(x.data.ptr not in taken for x in recorder.allocated):
             raise LookupError("an array was allocated for something else than a launch")
