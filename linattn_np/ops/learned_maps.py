@@ -6,8 +6,10 @@ Hedgehog  phi = [softmax(y), softmax(-y)]        Zhang et al., arXiv 2402.04347;
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..runtime.arrays import Array, Namespace, compute_dtype
-from .host import kernels
+from .host import kernels, numpy_kernels
 from .rows import times, times_vjp
 
 
@@ -44,6 +46,12 @@ def softmax_vjp(xp: Namespace, p: Array, dp: Array) -> Array:
 
 def softmax_pair(xp: Namespace, y: Array) -> Array:
     """[softmax(y), softmax(-y)]: (..., M) to (..., 2 M)."""
+    if (cpu := numpy_kernels(xp, y)) is not None:
+        dtype, M = compute_dtype(xp, y), y.shape[-1]
+        out = cpu.empty((*y.shape[:-1], 2 * M), np.dtype(dtype))
+        for n in range(2):
+            cpu.compiled("softmax", (y,), out[..., n * M : (n + 1) * M], dtype, how=n)
+        return out
     return xp.concat([softmax(xp, y), softmax(xp, -y)], axis=-1)
 
 

@@ -55,6 +55,11 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
+def dpfp(x, nu):
+    r = np.maximum(np.concatenate([x, -x], -1), 0)
+    return np.concatenate([r * np.roll(r, j + 1, -1) for j in range(nu)], -1)
+
+
 def flow(x, y, how):
     s = (x**2).sum(-1, keepdims=True)
     return y / (1 + y * s) if how else -np.expm1(-y * s) / s
@@ -101,7 +106,8 @@ FORMULAS = {
         [x, np.ones_like(x[..., :1]) if y is None else y + 0 * x[..., :1]], -1), 0, 0, [0]),
     "quotient": (lambda x, y, z, u, a, b, how: x[..., :-1] / total(x, y, a), 0.3, 0, [0]),
     "normed": (lambda x, y, z, u, a, b, how: normed(x, y, z, a), 0.2, 0, [0]),
-    "softmax": (lambda x, y, z, u, a, b, how: softmax(x), 0, 0, [0]),
+    "softmax": (lambda x, y, z, u, a, b, how: softmax(-x if how else x), 0, 0, [0, 1]),
+    "dpfp": (lambda x, y, z, u, a, b, how: dpfp(x, how), 0, 0, [1, 2]),
     "softmax_vjp": (lambda x, y, z, u, a, b, how: x * (y - (x * y).sum(-1, keepdims=True)), 0, 0, [0]),
     "strength": (lambda x, y, z, u, a, b, how: flow(x, y, how), 0, 0, [0, 1]),
     "turn": (lambda x, y, z, u, a, b, how: np.concatenate([np.cos(x * y), np.sin(x * y)], -1), 0, 0, [0]),
@@ -115,6 +121,7 @@ ARRAYS = {
     "gate_vjp": ["xyz"],
     "capped": ["x"], "log_forget": ["x"], "log_decay": ["xz", "xyz"], "bounded": ["x", "xy", "xyz"],
     "appended": ["x", "xu", "xy", "xyu"], "quotient": ["x", "xy"], "normed": ["x", "xyz"], "softmax": ["x"],
+    "dpfp": ["x"],
     "softmax_vjp": ["xy"], "feature": ["x"], "feature_vjp": ["xy"], "over_length": ["xy"], "strength": ["xy"],
     "turn": ["xy"], "rotated": ["xyz"], "rotated_pair": ["xyz"],
 }  # fmt: skip
@@ -137,7 +144,7 @@ def draw(kind, names, lead, width, dtypes):
             continue
         shape = (*(lead if n != names[-1] or n == "x" else lead[-1:]), WIDTHS.get(kind, {}).get(n, width))
         y = rng.uniform(0.1, 0.9, shape) * (-1 if kind.startswith("complement") and n == "x" else 1)
-        y -= 0.5 * (n == "x" and kind.startswith("feature"))
+        y -= 0.5 * (n == "x" and kind.startswith(("feature", "dpfp")))
         found.append(y.astype(dtype))
     return found
 

@@ -33,6 +33,7 @@ from .elementwise import (
 from .grid import Work, begin_task, begin_tile, end_tile, over_grid, takes
 from .rowwise import (
     appended,
+    dpfp,
     normed,
     over_length,
     quotient,
@@ -48,11 +49,11 @@ OF_NUMBERS = ("copy", "scaled", "product", "complement", "complement_vjp", "log_
               "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded", "feature",
               "feature_vjp")  # fmt: skip
 OF_ROWS = ("appended", "quotient", "normed", "over_length", "softmax", "softmax_vjp", "strength", "turn", "rotated",
-           "rotated_pair")  # fmt: skip
+           "rotated_pair", "dpfp")  # fmt: skip
 KINDS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}
 (COPY, SCALED, PRODUCT, COMPLEMENT, COMPLEMENT_VJP, LOG_REST, STEP_SIZE, STEP_SIZE_VJP, SKIP_AND_GATE, GATE_VJP, CAPPED,
  LOG_FORGET, LOG_DECAY, BOUNDED, FEATURE, FEATURE_VJP, APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP,
- STRENGTH, TURN, ROTATED, ROTATED_PAIR) = KINDS.values()  # fmt: skip
+ STRENGTH, TURN, ROTATED, ROTATED_PAIR, DPFP) = KINDS.values()  # fmt: skip
 
 
 @piece
@@ -103,7 +104,7 @@ def compute(w: Work):
         elif kind == OVER_LENGTH:
             over_length(x, y, a, out)
         elif kind == SOFTMAX:
-            softmax(x, out)
+            softmax(x, how, out)
         elif kind == SOFTMAX_VJP:
             softmax_vjp(x, y, out)
         elif kind == STRENGTH:
@@ -114,6 +115,8 @@ def compute(w: Work):
             rotated(x, y, z, how, out)
         elif kind == ROTATED_PAIR:
             rotated_pair(x, y, z, how, out)
+        elif kind == DPFP:
+            dpfp(x, how, out)
 
 
 @piece

@@ -118,15 +118,28 @@ def over_length(x: Vector, y: Vector, root: Number, out: Vector):
 
 
 @piece(of="softmax")
-def softmax(x: Vector, out: Vector):
-    """e^{x_j} over their sum"""
-    n = len(out)
-    most = max_of(x, n)
+def softmax(x: Vector, negative: Whole, out: Vector):
+    """e^{x_j} over their sum, or e^{-x_j}"""
+    n, sign = len(out), number(out, -1 if negative else 1)
     for j in range(n):
-        out[j] = exp(x[j] - most)
+        out[j] = sign * x[j]
+    most = max_of(out, n)
+    for j in range(n):
+        out[j] = exp(out[j] - most)
     over = number(out, 1) / sum_of(out, n)
     for j in range(n):
         out[j] *= over
+
+
+@piece(of="dpfp")
+def dpfp(x: Vector, nu: Whole, out: Vector):
+    """r_i r_{i-1}, then r_i r_{i-2}, ..., r_i r_{i-nu}, of r = [max(x, 0), max(-x, 0)]; before r_0 is the last r"""
+    n, none = len(x), number(out, 0)
+    for j in range(nu):
+        for i in range(2 * n):
+            before = (i - j - 1) % (2 * n)
+            r, s = x[i] if i < n else -x[i - n], x[before] if before < n else -x[before - n]
+            out[2 * n * j + i] = (r if r > 0 else none) * (s if s > 0 else none)
 
 
 @piece(of="softmax_vjp")

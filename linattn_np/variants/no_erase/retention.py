@@ -40,9 +40,13 @@ def every_token_vjp(c: Variables, g: Array, dg: Array) -> Array:
     return c.xp.reshape(c.xp.sum(dg, axis=0), g.shape)
 
 
+def head_decays(c: Variables) -> Array:
+    """g, or the published one."""
+    return published_decays(c.xp, c.sizes.H, c.dtype, device(c.v)) if c.g is None else c.g
+
+
 def to_core(c: Variables) -> Inputs:
-    g = published_decays(c.xp, c.sizes.H, c.dtype, device(c.v)) if c.g is None else c.g
-    return Inputs(c.q, c.k, c.v, every_token(c, g))
+    return Inputs(c.q, c.k, c.v, every_token(c, head_decays(c)))
 
 
 def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
@@ -98,8 +102,12 @@ def xpos_decays(c: Variables) -> Array:
 
 def retnet_to_core(c: Variables) -> Inputs:
     """Retention's inputs; the log decay is the sum of the head's and xPos' of the channels."""
-    x = to_core(c)
-    return x._replace(g=x.g + xpos_decays(c)) if c.options["xpos"] else x
+    if not c.options["xpos"]:
+        return to_core(c)
+    make = lambda: cast(c.xp, head_decays(c), c.dtype)[:, None] + xpos_decays(c)  # noqa: E731
+    key = ("xpos", c.sizes.H, c.sizes.K, str(c.dtype))
+    g = constant_array(c.xp, key, device(c.v), make) if c.g is None else make()
+    return Inputs(c.q, c.k, c.v, every_token(c, g))
 
 
 def retnet_to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
