@@ -7,6 +7,7 @@ a third argument instead of recomputing it. Compiled loops can evaluate an f wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,13 @@ def taylor(order: int = 2) -> FeatureMap:
     """
     _check("taylor", "order", order)
     return powers(polynomial_maps.taylor_coefficients(order))
+
+
+def binomial(n: int) -> FeatureMap:
+    """phi(q) . phi(k) = (1 + q . k / sqrt(K))^n: the sum of binomial(n, p) z^p, M = binomial(K + n, n)."""
+    if not is_whole(n):
+        raise ValueError(f"binomial: n is {shown(n)}, expected a whole number from 1")
+    return powers(tuple(float(math.comb(int(n), p)) for p in range(int(n) + 1)))
 
 
 def powers(coefficients: tuple[float, ...]) -> FeatureMap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import factorial
 
 import ml_dtypes
@@ -345,3 +346,16 @@ def test_no_channels_leave_the_constant():
     v = np.random.default_rng(0).standard_normal((6, 1, 2))
     mean = np.cumsum(v, axis=0) / np.arange(1, 7)[:, None, None]
     np.testing.assert_allclose(la.based(x[:, None][[0] * 6], x[:, None][[0] * 6], v), mean, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_binomial_features_have_the_product_of_a_power(n):
+    f, f_vjp = feature_maps.binomial(n)
+    q, k, d = (np.random.default_rng(i).standard_normal((6, 4)) for i in range(3))
+    np.testing.assert_allclose(f(q) @ f(k).T, (1 + q @ k.T / 2) ** n, rtol=1e-11, atol=1e-11)
+    assert f(q).shape == (6, math.comb(4 + n, n))
+    dphi = np.random.default_rng(3).standard_normal(f(q).shape)
+    numeric = np.sum((f(q + 1e-6 * d) - f(q - 1e-6 * d)) * dphi) / 2e-6
+    np.testing.assert_allclose(np.sum(f_vjp(q, dphi) * d), numeric, rtol=1e-7)
+    with pytest.raises(ValueError, match="binomial: n is 0"):
+        feature_maps.binomial(0)
