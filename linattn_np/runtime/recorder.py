@@ -15,6 +15,9 @@ from typing import Any
 Array = Any
 
 
+MOST_BYTES = 64 << 20  # of arrays that formulas fill: while a call is recorded, all of them are alive
+
+
 class Recorder:
     """The launches of this thread and the arrays allocated for them, while it is entered."""
 
@@ -23,6 +26,7 @@ class Recorder:
         self.allocated: list[Array] = []
         self.constants: list[Array] = []  # arrays that depend on nothing but the options of the call
         self.obstacle = ""  # why the call cannot be recorded
+        self.left = MOST_BYTES  # that formulas may still fill
 
     def __enter__(self) -> Recorder:
         self._before, active.recorder = active.recorder, self
@@ -30,6 +34,12 @@ class Recorder:
 
     def __exit__(self, *error: object) -> None:
         active.recorder = self._before
+
+    def give_up(self) -> None:
+        """Record no more, and hold nothing: the call takes too much memory."""
+        self.launches.clear()
+        self.allocated.clear()
+        self.obstacle, active.recorder = "it takes too much memory", None
 
 
 class Active(threading.local):

@@ -26,7 +26,8 @@ class MovingNamespace(RecordedNamespace):
 
     def astype(self, x: Array, dtype: Any, **options: Any) -> Array:
         """x in another dtype."""
-        return self._copied(x, dtype) if self._records(x) else self._xp.astype(x, dtype, **options)
+        known = np.dtype(dtype).name in formulas.KINDS and self._records(x)
+        return self._copied(x, dtype) if known else self._xp.astype(x, dtype, **options)
 
     def ascontiguousarray(self, x: Array) -> Array:
         """x in C order; x itself if it is."""

@@ -153,6 +153,17 @@ def test_gradients_are_numpys(public, monkeypatch, name):
     assert bits[0] == bits[1] == bits[2]
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_states_of_a_longer_call(public, name):
+    """States as several tokens leave them, whatever their strides: the results of states that lie densely."""
+    fn, arrays, more, state = drawn(name)
+    apart = each(state, lambda S: stub(np.repeat(S, 2, axis=-1))[..., ::2] if S.ndim > 2 else stub(S))
+    there = {n: stub(x) for n, x in arrays.items()}
+    found = [fn(**there, **more, state=S, return_state=True) for S in (each(state, stub), apart, apart)]
+    for x, *others in zip(*map(flat, found), strict=True):
+        assert all(np.array_equal(x, y) for y in others)
+
+
 def test_a_map_of_array_calls(public):
     """A running sum, which no kernel computes."""
 

@@ -18,7 +18,7 @@ def takes(x: Inputs, plan: Plan, state: Any) -> bool:
     usual = plan.causal and plan.states_at is None and not plan.is_ragged and plan.pool_rows is None
     small = 0 < K <= policy.WIDEST_CUDA and 0 < V <= policy.WIDEST_CUDA and 0 not in (*x.v.shape, *x.q.shape)
     fits = all(y.shape[-2] <= x.v.shape[-2] for y in (x.k, x.g) if y is not None)
-    parts = state is None or all(S.dtype == plan.dtype and S.flags.c_contiguous for S in state)
+    parts = state is None or all(S.dtype == plan.dtype for S in state)
     here = x.v.device.id == launch.current_device()
     return (plain and usual and small and fits and parts and here and x.v.shape[-3] == 1
             and plan.dtype == plan.xp.float32 and launch.unusable() is None)  # fmt: skip
@@ -29,7 +29,7 @@ def forward(x: Inputs, plan: Plan, state: Any, w: Array | None, least: Array | N
 
     out_t = q_t S_t over scale q_t z_t + eps, or over max(|scale q_t z_t|, least_t).
     """
-    S, z = (None, None) if state is None else state
+    S, z = (None, None) if state is None else (state[0], plan.xp.ascontiguousarray(state[1]))
     w, least = (None if y is None else cast(plan.xp, y, plan.xp.float32) for y in (w, least))
     call = prepared(x, plan, S, Sums(w, least, eps, z))
     launched(call)
