@@ -8,16 +8,15 @@
 //              2  out_t = read (q_t S_{t-1} + (q_t (.) u) k_t^T v_t)      u with LA_BONUS
 //              0  no queries
 //
-// States are read as LA_START and written as LA_END says, outputs as LA_OUT: 0 bfloat16, 1 float16, 2 float32; states
-// are float32 in between. LA_SPLIT warps own LA_LANES LA_PER value columns, each its share of the rows. A state is read
-// and written once. LA_ONE: each sequence has one token, each state one query, rows of a state are contiguous, strides
-// fit 32 bits.
-// Arrays are raw projections with these flags: LA_UNIT, q and k are divided by their length, r (2) by that of k;
-// LA_RAW_GATE, g is -e^A_log softplus(g + bias) (1) or bound sigmoid(e^A_log (g + bias)) (2); LA_SIGMOID, beta is
-// strongest sigmoid(beta). LA_MICRO: a token has `steps` rows of k, v and beta; the first decays, the last is read.
-// LA_SUMS: v is multiplied by w, if given, and outputs are divided by read q_t z_t + eps (1),
-// or by max(|read q_t z_t|, least) (2), z_t = e^{g_t} z_{t-1} + w_t k_t; 0 of 0. LA_ROTATE: the decayed state is
-// rotated by -theta_p in its rows 2 p and 2 p + 1, p < pairs.
+// States are read as LA_START and written as LA_END says, values as LA_VALUES, outputs as LA_OUT, other vectors as
+// LA_DTYPE: 0 bfloat16, 1 float16, 2 float32; states are float32 in between. LA_SPLIT warps own LA_LANES LA_PER value
+// columns, each its share of the rows. A state is read and written once. LA_ONE: each sequence has one token, each
+// state one query, rows of a state are contiguous, strides fit 32 bits. Arrays are raw projections with these flags:
+// LA_UNIT, q and k are divided by their length, r (2) by that of k; LA_RAW_GATE, g is -e^A_log softplus(g + bias) (1)
+// or bound sigmoid(e^A_log (g + bias)) (2); LA_SIGMOID, beta is strongest sigmoid(beta). LA_MICRO: a token has `steps`
+// rows of k, v and beta; the first decays, the last is read. LA_SUMS: v is multiplied by w, if given, and outputs are
+// divided by read q_t z_t + eps (1), or by max(|read q_t z_t|, least) (2), z_t = e^{g_t} z_{t-1} + w_t k_t; 0 of 0.
+// LA_ROTATE: the decayed state is rotated by -theta_p in its rows 2 p and 2 p + 1, p < pairs.
 #include "attention/tokens.cuh"
 #include "ops/formulas.cuh"
 #include "tile/columns.cuh"
@@ -181,15 +180,15 @@ struct Rotation {
 // A lane's value columns of a token: v as loaded; gv, of a kind that the call knows; out.
 struct Values {
     static constexpr bool VEC4 = WIDE && PER == 4;
-    Vec4<KIND> vec;
+    Vec4<LA_VALUES> vec;
     float single[PER];
     __device__ __forceinline__ void load(const char* p, int column) {
-        if constexpr (VEC4) vec.template load<1>(p + column * bytes_of(KIND), V % TILE ? V - column : 4);
+        if constexpr (VEC4) vec.template load<1>(p + column * bytes_of(LA_VALUES), V % TILE ? V - column : 4);
         else
 #pragma unroll
             for (int j = 0; j < PER; j++) {
                 const int c = column + j * State::STEP;
-                single[j] = c < V ? load_element<KIND>(p + c * bytes_of(KIND)) : 0.f;
+                single[j] = c < V ? load_element<LA_VALUES>(p + c * bytes_of(LA_VALUES)) : 0.f;
             }
     }
     __device__ __forceinline__ float operator[](int j) const {

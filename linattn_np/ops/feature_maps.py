@@ -14,7 +14,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, cast
+from ..runtime.arrays import Array, Namespace, cast, compute_dtype
 from ..runtime.values import is_whole, is_word, shown
 from . import learned_maps, map_steps, norms, polynomial_maps, random_maps
 from .gates import silu, silu_vjp
@@ -41,7 +41,8 @@ def _elementwise(kind: int, f: Callable[..., Array], f_vjp: Callable[..., Array]
 
     def mapped(x: Array) -> Array:
         if (cpu := kernels(_xp(x), x)) is not None:
-            return cpu.compiled("feature", (x,), (x.shape, x.dtype), x.dtype, how=kind)
+            dtype = compute_dtype(_xp(x), x)
+            return cpu.compiled("feature", (x,), (x.shape, dtype), dtype, how=kind)
         return f(_xp(x), x)
 
     def mapped_vjp(x: Array, dphi: Array) -> Array:
@@ -50,6 +51,7 @@ def _elementwise(kind: int, f: Callable[..., Array], f_vjp: Callable[..., Array]
         return f_vjp(_xp(x), x, dphi)
 
     mapped.__doc__ = f.__doc__
+    mapped.takes_any_dtype = True  # type: ignore[attr-defined]
     return mapped, mapped_vjp
 
 

@@ -160,7 +160,8 @@ def _mapped(c: Variables, name: str, feature_map: FeatureMap) -> Array:
     x = getattr(c, name)
     if feature_map[0] is identity:  # unchanged, also in 16 bits
         return x
-    y = _checked(c, name, feature_map[0](cast(c.xp, x, c.dtype)))
+    direct = is_cupy(c.xp) and c.dtype == c.xp.float32 and getattr(feature_map[0], "takes_any_dtype", False)
+    y = _checked(c, name, feature_map[0](x if direct else cast(c.xp, x, c.dtype)))
     if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
         raise ValueError(
             f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "

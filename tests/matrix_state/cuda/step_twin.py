@@ -119,7 +119,7 @@ def run(constants, arguments):
     def vector(name, n, first, t, head, width):
         at = where[name]
         dtype = element if name in ("q", "k", "v", "r", "a", "b") else KINDS[at["kind"]]
-        dtype = KINDS[d["LA_OUT"]] if name == "out" else dtype
+        dtype = KINDS[d["LA_OUT"]] if name == "out" else KINDS[d["LA_VALUES"]] if name == "v" else dtype
         assert at["kind"] == KINDS.index(dtype)
         base = pointers[name] + n * at["batch"] + (first + t) * at["token"] + head // at["group"] * at["head"]
         return _rows(base, (dtype.itemsize,), (width,), dtype)

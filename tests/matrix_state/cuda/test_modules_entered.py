@@ -37,7 +37,7 @@ def test_vjp_on_stubs_of_cupy_arrays(public, monkeypatch):
     doubling(monkeypatch)
     x, S = drawn(0)
     dout = stub(np.ones(x["v"].shape, np.float32))
-    check(lambda: la.vjp(la.gated_delta_rule, **x, state=S)[1](dout), 21)
+    check(lambda: la.vjp(la.gated_delta_rule, **x, state=S)[1](dout), 22)
 
 
 @pytest.mark.gpu

@@ -57,7 +57,7 @@ def launched(call: Launch) -> None:
 def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = None) -> Launch:
     """The launch, with its results allocated."""
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
-    K, element = x.k.shape[-1], element_of(x)
+    K, element = x.k.shape[-1], element_of(x._replace(v=None))
     arrays = _arrays(xp, x._replace(r=None) if plan.erases_key else x, element)  # r is read once, as k
     ragged = bool(plan.sequences) and plan.sequences[0].row is not None
     N = len(plan.sequences) if ragged else prod(lead)
@@ -81,7 +81,7 @@ def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = Non
     wide = _wide(arrays, (start, last))
     one = T == 1 and not ragged and wide and heads == H and _near((*arrays.values(), out), (start, last))
     many = N * H >= policy.WHOLE_ROW_STATES
-    kinds = _kind(start), _kind(last), many, None if out is None else dtype_name(out)
+    kinds = _kind(start), _kind(last), many, None if out is None else dtype_name(out), dtype_name(arrays["v"])
     how = 0 if sums is None else 1 if least is None else 2
     constants = constants_of(x, plan, Stored(element, wide, one, *kinds), how)
     values = dict(constants)
@@ -103,11 +103,14 @@ def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = Non
 
 
 def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
-    """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), with contiguous rows."""
+    """Every array as (B, T, heads, width), (T, heads, width) or (heads, width), with contiguous rows.
+
+    Vectors but the values have the dtype `element`.
+    """
     arrays: dict[str, Any] = {}
     for name, y in zip(WITHOUT_GATES, x, strict=False):
         if y is not None:
-            gate = name in ("g", "gv", "beta", "u")
+            gate = name in ("v", "g", "gv", "beta", "u")
             if (dtype_name(y) not in ELEMENTS) if gate else (dtype_name(y) != element):
                 y = cast(xp, y, xp.float32)
             if y.shape[-1] > 1 and y.strides[-1] != y.itemsize:

@@ -22,6 +22,7 @@ class Stored(NamedTuple):
     end: str = "float32"  # of states that are written
     many: bool = False  # enough states for blocks of eight warps to fill the device
     out: str | None = None  # of outputs; None: as the vectors
+    values: str | None = None  # None: as the vectors
 
 
 class StepKind(NamedTuple):
@@ -96,6 +97,7 @@ def step_constants(kind: StepKind, stored: Stored) -> Constants:
                 "LA_START": ELEMENTS[stored.start],
                 "LA_END": ELEMENTS[stored.end],
                 "LA_OUT": ELEMENTS[stored.out or element],
+                "LA_VALUES": ELEMENTS[stored.values or element],
             }.items()
         )
     )
