@@ -209,6 +209,15 @@ def test_loops_over_several_tasks_are_array_calls(shape, dtype):
                 near(d, e, (64 if d.size == found.size else 16 * count**0.5 + 64) * EPS[dtype])
 
 
+def test_gradients_of_a_long_row_are_sums_over_segments():
+    x, dy, weight = normal(70_001, 5), normal(5, 70_001).T, normal(5, 4)
+    found, expected = (
+        la.vjp(la.nn.short_conv, x, weight, activation="silu", backend=backend)[1](dy) for backend in BACKENDS
+    )
+    near(found.x, expected.x, 1e-13)
+    np.testing.assert_allclose(found.weight, expected.weight, rtol=1e-11)
+
+
 ERRORS = [
     (lambda x: la.nn.short_conv(x, normal(5, 4)), ValueError,
      r"short_conv: weight has shape \(5, 4\), expected \(D, W\) = \(6, W\)"),

@@ -35,8 +35,9 @@ from .row_norms import plus, rows_of
 
 BLOCK = 2**15  # numbers of a task's tokens, forward
 CHANNELS, TOKENS, NEAR = 512, 1024, 32  # of a task, backward; tokens whose dz lie in the second cache
+SEGMENTS = 64  # at most: each has its own sums
 CONV = Workspace(
-    "short_conv", ("count", "D", "S", "each", "segments", "silu", "biased", "residual"), (), (), {"given": {
+    "short_conv", ("count", "D", "S", "each", "segment", "segments", "silu", "biased", "residual"), (), (), {"given": {
         "x": Field("count", "D"), "dy": Field("count", "D"), "out": Field("count", "D"), "taps": Field("W", "D"),
         "past": Field("places", "D"), "bias": Field("one", "D"), "dtaps": Field("parts", "D"),
         "dbias": Field("segments", "D"), "dz": Field("slots", "each"), "waste": Field("wasted", "each"),
@@ -157,11 +158,11 @@ def kernels(W: int) -> Kernels:
         for task in range(begin, end):
             segment, first = task % w.segments, task // w.segments * w.each
             n, size, own = min(w.each, w.D - first), w.zeros.itemsize, task * (NEAR + W - 1)
-            stop = min((segment + 1) * TOKENS, w.count)
+            stop = min((segment + 1) * w.segment, w.count)
             base = stop - NEAR
             slope(w, task, stop, min(stop + W - 1, w.count), base, 1)
-            while stop > segment * TOKENS:
-                t = max(stop - NEAR, segment * TOKENS)
+            while stop > segment * w.segment:
+                t = max(stop - NEAR, segment * w.segment)
                 slope(w, task, t, stop, base, 0)
                 back(w, task, t, stop, base)
                 for m in range(W - 1):  # the dz behind the tokens before
@@ -183,14 +184,14 @@ def named(body: Any, W: int) -> Any:
 
 def forward(sequences: Sequences, x: np.ndarray, conv: ShortConv, state: np.ndarray | None) -> np.ndarray:
     """As ops/short_conv.py, x not empty."""
-    return short_conv(x, *_told(sequences, x, conv, state))
+    return _computed(x, *_told(sequences, x, conv, state))
 
 
 def backward(
     sequences: Sequences, x: np.ndarray, conv: ShortConv, state: np.ndarray | None, dy: np.ndarray
 ) -> ShortConvGrads:
     """Likewise; only the first W - 1 tokens of a sequence have a part in the gradient of its state."""
-    dx, dtaps, dbias = short_conv_vjp(x, *_told(sequences, x, conv, state), dy)
+    dx, dtaps, dbias = _gradients(x, *_told(sequences, x, conv, state), dy)
     dstate = None if state is None else _state_vjp(sequences, x, conv, state, dy)
     return ShortConvGrads(dx, np.ascontiguousarray(dtaps.T), dbias, dstate)
 
@@ -245,6 +246,11 @@ def short_conv(x: np.ndarray, conv: Taps, tokens: Tokens) -> np.ndarray:
     Raises TypeError or ValueError for arrays that do not fit, W = 0, a place before the first token or after t.
     """
     _check(x, conv, tokens)
+    return _computed(x, conv, tokens)
+
+
+def _computed(x: np.ndarray, conv: Taps, tokens: Tokens) -> np.ndarray:
+    """The same of arrays that fit."""
     out = empty(x.shape, x.dtype)
     each = max(BLOCK // max(x.shape[-1], 1), 1)
     _run(kernels(len(conv.taps)).forward, {"x": x, "out": out}, conv, tokens, (each, 1))
@@ -256,12 +262,25 @@ def short_conv_vjp(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """(dx, dtaps, dbias). Raises as short_conv, and where dy does not have the shape of x."""
     _check(x, conv, tokens, dy)
+    return _gradients(x, conv, tokens, dy)
+
+
+def _gradients(
+    x: np.ndarray, conv: Taps, tokens: Tokens, dy: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The same of arrays that fit."""
     dx, (W, D) = empty(x.shape, x.dtype), conv.taps.shape
-    segments = max(-(-x.size // max(D, 1) // TOKENS), 1)
+    segments = max(-(-x.size // max(D, 1) // _segment(x)), 1)
     dtaps, dbias = np.zeros((segments, W, D), x.dtype), np.zeros((segments, D), x.dtype)
     _run(kernels(W).backward, {"x": x, "dy": dy, "out": dx, "dtaps": dtaps.reshape(segments * W, D), "dbias": dbias},
          conv, tokens, (CHANNELS, segments))  # fmt: skip
     return dx, dtaps.sum(axis=0), None if conv.bias is None else dbias.sum(axis=0)
+
+
+def _segment(x: np.ndarray) -> int:
+    """Tokens of a segment: at most SEGMENTS of them, of whole blocks of NEAR tokens."""
+    count = x.size // max(x.shape[-1], 1)
+    return max(TOKENS, -(-count // SEGMENTS // NEAR) * NEAR)
 
 
 def _check(x: np.ndarray, conv: Taps, tokens: Tokens, dy: np.ndarray | None = None) -> None:
@@ -301,7 +320,7 @@ def _run(kernel: Any, arrays: dict[str, Any], conv: Taps, tokens: Tokens, blocks
             "waste": np.empty((tasks * (W + 1), each), dtype),
         }
     sizes = {"count": count, "D": D, "W": W, "S": 0 if past is None else past.shape[1], "each": each,
-             "segments": segments, "silu": int(conv.silu), "biased": int(conv.bias is not None),
+             "segment": _segment(x), "segments": segments, "silu": int(conv.silu), "biased": int(conv.bias is not None),
              "residual": int(conv.residual), "parts": segments * W, "places": len(held["past"]), "one": 1,
              "slots": tasks * (NEAR + W - 1), "wasted": tasks * (W + 1), "tasks": tasks,
              "window": W + GROUP}  # fmt: skip
