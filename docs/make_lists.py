@@ -254,7 +254,7 @@ def stub_of_pieces() -> str:
     """The public names of linattn_np.nn with their types."""
     head = ["# Written by `python docs/make_lists.py`.", "# ruff: noqa: E501", "",
             "from typing import Any, Literal, TypeVar, overload", "", "from .. import Result", "",
-            "COMMON: dict[str, Any]", 'A = TypeVar("A")', ""]  # fmt: skip
+            "COMMON: dict[str, Any]", "__all__: list[str]", 'A = TypeVar("A")', ""]  # fmt: skip
     every = [line for name in la.nn.__all__ for line in typed_piece(getattr(la.nn, name))]
     text = "\n".join([*head, *every])
     return text.replace(", return_state: Literal[True] = ...", ", return_state: Literal[True]")

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar, overload
 from .. import Result
 
 COMMON: dict[str, Any]
+__all__: list[str]
 A = TypeVar("A")
 
 def cross_entropy(x: A, labels: Any, weight: Any = ..., bias: Any = ..., *, ignore_index: int = ..., label_smoothing: float = ..., z_loss: float = ..., reduction: str = ..., backend: str | None = ..., num_threads: int | None = ...) -> A:

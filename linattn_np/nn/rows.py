@@ -152,7 +152,7 @@ def _by_loops(c: Call, x: Any, weight: Any, bias: Any, how: dict[str, Any], D: i
     def pullback(dy: Any) -> dict[str, Any]:
         dx, *more = loops.backward(x, weight, bias, norm, dy, D)
         named = zip(("weight", "bias"), more, (weight, bias), strict=True)
-        return {"x": dx} | {n: d.reshape(y.shape) for n, d, y in named if y is not None}
+        return {"x": dx} | {n: d.reshape(y.shape) for n, d, y in named if d is not None and y is not None}
 
     return loops.forward(x, weight, bias, norm, D), pullback
 
