@@ -276,7 +276,9 @@ def writing_to(out: Sequence[Array]) -> Iterator[Callable[[Iterable[Array]], Non
         yield functools.partial(_copy, out)
         return
     with memory.destinations.filled(large) as left:
-        yield lambda values: (_copy if len(left) == len(large) else _put)(out, values)
+        yield lambda values: (_copy if len(left) == len(large) else functools.partial(_put, memory.first_byte))(
+            out, values
+        )
 
 
 def _copy(out: Sequence[Array], values: Iterable[Array]) -> None:
@@ -284,12 +286,14 @@ def _copy(out: Sequence[Array], values: Iterable[Array]) -> None:
         x[...] = y
 
 
-def _put(out: Sequence[Array], values: Iterable[Array]) -> None:
-    """out = values; values may be views of `out`, at other places. (The base of a view is no view.)"""
-    values, places = list(values), {id(x): n for n, x in enumerate(out)}
+def _put(first_byte: Callable[[Array], int], out: Sequence[Array], values: Iterable[Array]) -> None:
+    """out = values; values may be views of `out`, at other places: those are copied before anything is written."""
+    values, begins = list(values), [first_byte(x) for x in out]
+    places = [(at, at + x.nbytes, n) for n, (x, at) in enumerate(zip(out, begins, strict=True))]
     for n, y in enumerate(values):
-        if places.get(id(y), places.get(id(y.base), n)) != n:
+        at = first_byte(y)
+        if any(low <= at < high and m != n for low, high, m in places):
             values[n] = y.copy()
-    for x, y in zip(out, values, strict=True):
-        if not (y is x or (y.base is x and y.nbytes == x.nbytes and y.flags.c_contiguous)):
+    for x, y, at in zip(out, values, begins, strict=True):
+        if not (first_byte(y) == at and y.nbytes == x.nbytes and y.dtype == x.dtype and y.flags.c_contiguous):
             x[...] = y

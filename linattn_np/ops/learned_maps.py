@@ -48,7 +48,7 @@ def softmax_pair(xp: Namespace, y: Array) -> Array:
     """[softmax(y), softmax(-y)]: (..., M) to (..., 2 M)."""
     if (cpu := numpy_kernels(xp, y)) is not None:
         dtype, M = compute_dtype(xp, y), y.shape[-1]
-        out = cpu.empty((*y.shape[:-1], 2 * M), np.dtype(dtype))
+        out = cpu.working((*y.shape[:-1], 2 * M), np.dtype(dtype))
         for n in range(2):
             cpu.compiled("softmax", (y,), out[..., n * M : (n + 1) * M], dtype, how=n)
         return out

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...runtime.arrays import NARROW, STORAGE, dtype_name
 from ...runtime.constants import constant_array, host_constants
-from ...runtime.pieces.memory import empty
+from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.views import row
 from ...runtime.recorder import refuse
@@ -196,7 +196,7 @@ def rotated_rows(S: Any, c: Any, s: Any, back: bool) -> Any:
 def interleaved(x: Any, n: int, at: int) -> Any:
     """(..., T, n, heads, D) with x (..., T, heads, D) at place `at` of n, and zeros at the others."""
     *lead, heads, D = x.shape
-    out = empty((*lead, n, heads, D), x.dtype)
+    out = working((*lead, n, heads, D), x.dtype)
     zero = host_constants.once(("zero", str(x.dtype)), lambda: np.zeros(1, x.dtype))
     for part in (out[..., :at, :, :], out[..., at + 1 :, :, :]):
         put(part, zero)

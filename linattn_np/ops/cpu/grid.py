@@ -18,7 +18,7 @@ from ...runtime import threads
 from ...runtime.arrays import STORAGE as DTYPES
 from ...runtime.arrays import name_of
 from ...runtime.held import emptying
-from ...runtime.pieces.memory import empty, first_byte
+from ...runtime.pieces.memory import first_byte, working
 from ...runtime.pieces.piece import Matrix, Stored, Whole, piece, workspace_kind
 from ...runtime.pieces.run import STORAGES, Kernel
 from ...runtime.pieces.views import FLOAT32, FLOAT64, address_of, columns, field_of, point, row, start_of
@@ -235,7 +235,7 @@ def over_grid(body: Any, kind: tuple[str, int, int], arrays: Sequence[Any], out:
     kind: (word of its piece, number, how). out: an array, or (shape, dtype) of a new one. dtype: of the computation.
     """
     if isinstance(out, tuple):
-        out = empty(out[0], np.dtype(out[1]))
+        out = working(out[0], np.dtype(out[1]))
     if out.size:
         given = {name: y for name, y in zip(NAMES, arrays, strict=False) if y is not None} | {"out": out}
         _launch(body, kind, np.dtype(dtype).name, numbers, has_rows, given)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...runtime.arrays import name_of
 from ...runtime.constants import host_constants
-from ...runtime.pieces.memory import empty
+from ...runtime.pieces.memory import working
 from ...runtime.pieces.piece import Vector, Whole, Wide, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import columns, row
@@ -86,7 +86,7 @@ def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tupl
     """
     (*_, T, H), dtype, sums = b.shape, np.dtype(dtype), a is None
     batch = b.size // max(T * H, 1)
-    m, decay, write, level = (empty(b.shape, d) for d in (np.dtype(np.float64), dtype, dtype, dtype))
+    m, decay, write, level = (working(b.shape, d) for d in (np.dtype(np.float64), dtype, dtype, dtype))
     if not b.size:
         return m, decay, write, level
     if m_0.dtype != dtype or not m_0.flags.c_contiguous:
@@ -106,6 +106,6 @@ def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tupl
              "sums": int(sums), "blocks": blocks, "each": -(-H // blocks),
              "given": 0 if sums else batch * T}  # fmt: skip
     arrays = {"b": b, "m_0": m_0, "cuts": cut, "rounds": rounding, "decay": decay, "write": write, "level": level}
-    arrays |= {"start": empty((len(cut), H), m.dtype), "m": m} | ({} if sums else {"a": a})
+    arrays |= {"start": working((len(cut), H), m.dtype), "m": m} | ({} if sums else {"a": a})
     over_matrices(accumulate, GAUGE, sizes | arrays, len(cut) * blocks, name_of(dtype))
     return m, decay, write, level

@@ -64,6 +64,15 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return allocated(_empty(shape, dtype))
 
 
+def working(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array that a kernel fills, and that is no result of a call: it is none of the destinations."""
+    before, destinations.arrays = destinations.arrays, None
+    try:
+        return empty(shape, dtype)
+    finally:
+        destinations.arrays = before
+
+
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if destinations.arrays:
         for n, x in enumerate(destinations.arrays):
