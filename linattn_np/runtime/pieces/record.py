@@ -105,7 +105,7 @@ class LaunchSequence:
         self._launches: list[Launch] = []
         used = set[int]()
         for launch in recorder.launches:
-            found = [(slot, *_source(int(launch.table[slot]), spans)) for slot in launch.slots]
+            found = [(slot, *_source(int(launch.table[slot]), spans, len(pool))) for slot in launch.slots]
             used |= {n for _, n, _ in found}
             self._launches.append(launch.on([one for one in found if one[1] < len(pool)]))
         if not used.issuperset(n for n in range(len(given), len(pool)) if pool[n].size):
@@ -149,11 +149,14 @@ class LaunchSequence:
         return arrays
 
 
-def _source(at: int, spans: Sequence[Span]) -> tuple[int, int]:
-    """(index, offset) of the array that an address lies in.   Raises LookupError if it lies in none, or in several."""
+def _source(at: int, spans: Sequence[Span], count: int) -> tuple[int, int]:
+    """(index, offset) of the array that an address lies in; those from index `count` on are constants.
+
+    Raises LookupError if it lies in none, or in several.
+    """
     found = [n for n, span in enumerate(spans) if span.begin == at]
     found = found or [n for n, span in enumerate(spans) if span.first <= at < span.last]
-    if len(found) != 1:
+    if not found or (len(found) > 1 and found[0] < count):
         raise LookupError("NumPy computed an array of the call" if not found else "two arrays overlap")
     return found[0], at - spans[found[0]].begin
 
