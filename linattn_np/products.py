@@ -13,8 +13,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .matrix_state.types import EraseKey, Inputs
-from .ops.product import product_of_heads
-from .runtime.arrays import Array, cast, device, dtype_name, is_cupy, over_tokens, shared_heads, sum_of_groups
+from .ops.product import product, product_of_heads
+from .ops.sums import added
+from .runtime.arrays import (
+    Array,
+    Namespace,
+    cast,
+    device,
+    dtype_name,
+    is_cupy,
+    over_tokens,
+    shared_heads,
+    sum_of_groups,
+)
 from .runtime.constants import constant_array
 from .runtime.shapes import HEADS, has_time
 from .spec import ChangeOfVariables, Gradients, Variables
@@ -100,17 +111,17 @@ def _to_core_vjp(inputs: Given, c: Variables, d: Inputs) -> Gradients:
         if dy is None:  # not given, or added to the gradient of k
             continue
         if isinstance(factors, Formula):
-            _add(grads, factors.f_vjp(c, dy, *(getattr(d, other) for other in factors.beside)))
+            _add(c.xp, grads, factors.f_vjp(c, dy, *(getattr(d, other) for other in factors.beside)))
         elif (kernel := _kernels(c, factors, dy)) is not None:
             _add_by_kernel(kernel, c, factors, dy, grads)
         else:
-            _add(grads, _product_vjp(c, factors, dy))
+            _add(c.xp, grads, _product_vjp(c, factors, dy))
     return grads
 
 
-def _add(grads: Gradients, more: Gradients) -> None:
+def _add(xp: Namespace, grads: Gradients, more: Gradients) -> None:
     for array, dx in more.items():
-        grads[array] = grads[array] + dx if array in grads else dx
+        grads[array] = dx if array not in grads else added(xp, grads[array], dx)
 
 
 def _add_by_kernel(kernel: Any, c: Variables, factors: Factors, dy: Array, grads: Gradients) -> None:
@@ -119,7 +130,7 @@ def _add_by_kernel(kernel: Any, c: Variables, factors: Factors, dy: Array, grads
     known = grads.get(one)
     add = grads.pop(one) if known is not None and kernel.takes(dy, known) else None
     d_one, d_other = kernel.product_vjp(c.xp, getattr(c, one), getattr(c, other), dy, add)
-    _add(grads, {one: d_one, other: d_other})
+    _add(c.xp, grads, {one: d_one, other: d_other})
 
 
 def _is_rounded(c: Variables, factors: Factors) -> bool:
@@ -172,8 +183,8 @@ def _product_vjp(c: Variables, factors: Factors, dy: Array) -> Gradients:
     grads: Gradients = {}
     for n, name in enumerate(given):
         others = each[:n] + each[n + 1 :]
-        dx = _over_broadcast(c, name, functools.reduce(lambda a, b: a * b, others, dy))
-        grads[name] = grads[name] + dx if name in grads else dx
+        dx = _over_broadcast(c, name, product(c.xp, dy, *others, dtype=c.dtype) if others else dy)
+        _add(c.xp, grads, {name: dx})
     return grads
 
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..ops.sums import added
 from ..runtime.arrays import Array, is_mutable
 from ..runtime.recorder import Recorder
 from ..runtime.unchanged import check_unchanged, mark
@@ -228,9 +229,9 @@ def _gradients(
     if change.from_core_vjp and d_out is not None:
         d_out, more = change.from_core_vjp(c, core_out, d_out)
         c = c.extended({n: more.pop(n) for n in [*more] if n not in call.spec.arrays})
-        _add(grads, more)
+        _add(call.plan.xp, grads, more)
     d, dstate0 = backward(residuals, d_out, d_state)
-    _add(grads, change.to_core_vjp(c, d))
+    _add(call.plan.xp, grads, change.to_core_vjp(c, d))
     return grads, dstate0
 
 
@@ -261,7 +262,7 @@ def _with_states(
             raise TypeError(f"{spec.name}: the pullback got no cotangent, expected dout, dstate or dstates")
         with limit(spec, {"num_threads": call.options["num_threads"]}), recorder or NO_LIMIT:
             d_ends, more = core_cotangents(call, d_end, dstates, states, ends.at)
-            _add(grads, more)
+            _add(call.plan.xp, grads, more)
             all_grads = gradients(call, *_gradients(call, pull, residuals, core_out, (d_out, d_ends, grads)))
         if recorder is not None:
             _record_pullback(recorded, given, recorder, all_grads)
@@ -289,7 +290,7 @@ def _copied_if_read(call: Prepared, core: Any, residuals: Any, out: Any, state: 
     return out, state
 
 
-def _add(grads: dict[str, Array], more: Mapping[str, Array]) -> None:
+def _add(xp: Any, grads: dict[str, Array], more: Mapping[str, Array]) -> None:
     """grads += more, by name."""
     for name, y in more.items():
-        grads[name] = y if name not in grads else grads[name] + y
+        grads[name] = y if name not in grads else added(xp, grads[name], y)

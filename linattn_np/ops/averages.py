@@ -9,7 +9,7 @@ import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast, device, is_numpy, shared_heads
 from ..runtime.memory import is_next_column
-from .host import kernels
+from .host import kernels, numpy_kernels
 
 
 def with_ones(xp: Namespace, v: Array, dtype: Any = None, factor: Array | None = None) -> Array:
@@ -54,6 +54,21 @@ def divide_by_most(xp: Namespace, out: Array, least: Array) -> Array:
         )
         return found.reshape(_of_numerators(out))
     return quotient(xp, out[..., :-1], most(xp, out[..., -1:], least)[0])
+
+
+def divide_by_most_vjp(xp: Namespace, out: Array, least: Array, dout: Array, dtype: Any) -> Array:
+    """d [num, den] (..., heads, V + 1) in `dtype`: dnum = dout / m, m = max(|den|, least); where |den| is the larger,
+    dden = -sign(den) <dnum, num> / m.
+    """
+    if (cpu := numpy_kernels(xp, out, least, dout)) is not None and least.shape[-1]:
+        groups = (*least.shape, out.shape[-2] // least.shape[-1])
+        each = (out.reshape((*groups, out.shape[-1])), dout.reshape((*groups, dout.shape[-1])), least[..., None, None])
+        return cpu.compiled("quotient_vjp", each, (each[0].shape, dtype), dtype).reshape(out.shape)
+    num, den = out[..., :-1], out[..., -1:]
+    denominator, is_den = most(xp, den, least)
+    dnum = quotient(xp, cast(xp, dout, dtype), denominator)
+    dden = quotient(xp, -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True), denominator)
+    return xp.concat([dnum, xp.where(is_den, dden, xp.zeros_like(dden))], axis=-1)
 
 
 def most(xp: Namespace, denominators: Array, least: Array) -> tuple[Array, Array]:

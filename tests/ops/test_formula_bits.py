@@ -9,8 +9,9 @@ pytest.importorskip("numba")
 
 from linattn_np.ops.cpu.formulas import OF_NUMBERS, compiled
 
-ARRAYS = {"copy": 1, "scaled": 1, "capped": 1, "log_forget": 1, "log_rest": 1, "complement": 2, "step_size": 2,
-          "skip_and_gate": 4}  # fmt: skip
+ARRAYS = {"copy": 1, "scaled": 1, "capped": 1, "log_forget": 1, "log_rest": 1, "added": 2, "complement": 2,
+          "step_size": 2, "capped_vjp": 2, "log_forget_vjp": 2, "skip_and_gate": 4}  # fmt: skip
+FLOOR = -1e4  # of log_forget
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -19,7 +20,9 @@ def test_bits_do_not_depend_on_the_numbers_beside(name, dtype):
     given = -np.abs(np.random.default_rng(0).standard_normal((4, 2, 19, 3))).astype(dtype)[: ARRAYS.get(name, 3)]
 
     def computed(arrays):
-        return compiled(name, arrays, (arrays[0].shape, dtype), dtype, a=1.5, b=-1e4 if name == "log_forget" else 2.0)
+        return compiled(
+            name, arrays, (arrays[0].shape, dtype), dtype, a=1.5, b=-1e4 if name.startswith("log_forget") else 2.0
+        )
 
     whole = computed(given)
     assert np.isfinite(whole).all()

@@ -65,6 +65,22 @@ def flow(x, y, how):
     return y / (1 + y * s) if how else -np.expm1(-y * s) / s
 
 
+def flow_slopes(x, y, z, how):
+    """z times the derivatives of flow by y, and, from how = 2 on, twice those by s."""
+    s = (x**2).sum(-1, keepdims=True)
+    t = y * s
+    if how % 2:
+        return z * (-2 * (y / (1 + t)) ** 2 if how > 1 else 1 / (1 + t) ** 2)
+    return z * (2 * y**2 * (np.exp(-t) + np.expm1(-t) / t) / t if how > 1 else np.exp(-t))
+
+
+def quotient_vjp(x, y, z):
+    num, den = x[..., :-1], x[..., -1:]
+    dnum = y / np.maximum(np.abs(den), z)
+    dden = np.where(np.abs(den) > z, -np.sign(den) * (dnum * num).sum(-1, keepdims=True) / np.abs(den), 0)
+    return np.concatenate([dnum, dden], -1)
+
+
 def turned(x, c, s, how):
     P, s, out = c.shape[-1], -s if how else s, x.copy()
     even, odd = x[..., 0 : 2 * P : 2], x[..., 1 : 2 * P : 2]
@@ -99,6 +115,16 @@ FORMULAS = {
     "log_decay": (lambda x, y, z, u, a, b, how: -np.exp(z) * softplus(x + (0 if y is None else y)), 0, 0, [0]),
     "bounded": (lambda x, y, z, u, a, b, how: a * sigmoid((1 if z is None else np.exp(z)) * (
         x + (0 if y is None else y))), -2.5, 0, [0]),
+    "added": (lambda x, y, z, u, a, b, how: x + y, 0, 0, [0]),
+    "capped_vjp": (lambda x, y, z, u, a, b, how: y * (1 - np.tanh(x / a) ** 2), 1.5, 0, [0]),
+    "log_forget_vjp": (lambda x, y, z, u, a, b, how: y * (1 - np.tanh(x / a) ** 2) * (
+        (1 if how else sigmoid(-capped(x, a))) * ((capped(x, a) if how else -softplus(-capped(x, a))) > b)),
+        1.5, -0.5, [0, 1]),
+    "log_rest_vjp": (lambda x, y, z, u, a, b, how: y - z / (1 - x), 0, 0, [0]),
+    "inner": (lambda x, y, z, u, a, b, how: (x * y).sum(-1, keepdims=True) + (
+        0 if z is None else z * (1 if u is None else u)), 0, 0, [0]),
+    "quotient_vjp": (lambda x, y, z, u, a, b, how: quotient_vjp(x, y, z), 0, 0, [0]),
+    "strength_vjp": (lambda x, y, z, u, a, b, how: flow_slopes(x, y, z, how), 0, 0, [0, 1, 2, 3]),
     "feature": (lambda x, y, z, u, a, b, how: FEATURES[how](x), 0, 0, [0, 1, 2, 3]),
     "feature_vjp": (lambda x, y, z, u, a, b, how: y * SLOPES[how](x), 0, 0, [0, 1, 2, 3]),
     "over_length": (lambda x, y, z, u, a, b, how: x / np.sqrt((y**2).sum(-1, keepdims=True) + a**2), 0.2, 0, [0]),
@@ -114,7 +140,7 @@ FORMULAS = {
     "rotated": (lambda x, y, z, u, a, b, how: turned(x, y, z, how), 0, 0, [0, 1]),
     "rotated_pair": (lambda x, y, z, u, a, b, how: pair(x, y, z, how), 0, 0, [0, 1]),
 }  # fmt: skip
-# which arrays a formula has, and the widths of its rows
+# which arrays a formula has, and the widths of its rows, or their difference from the first one's
 ARRAYS = {
     "copy": ["x"], "scaled": ["x"], "product": ["xy", "xyz"], "complement": ["x", "xy"], "complement_vjp": ["xyz"],
     "log_rest": ["x"], "step_size": ["x", "xy"], "step_size_vjp": ["xyz"], "skip_and_gate": ["xyz", "xyzu", "xu"],
@@ -123,9 +149,12 @@ ARRAYS = {
     "appended": ["x", "xu", "xy", "xyu"], "quotient": ["x", "xy"], "normed": ["x", "xyz"], "softmax": ["x"],
     "dpfp": ["x"],
     "softmax_vjp": ["xy"], "feature": ["x"], "feature_vjp": ["xy"], "over_length": ["xy"], "strength": ["xy"],
+    "added": ["xy"], "capped_vjp": ["xy"], "log_forget_vjp": ["xy"], "log_rest_vjp": ["xyz"],
+    "inner": ["xy", "xyz", "xyzu"], "quotient_vjp": ["xyz"], "strength_vjp": ["xyz"],
     "turn": ["xy"], "rotated": ["xyz"], "rotated_pair": ["xyz"],
 }  # fmt: skip
 WIDTHS = {"appended": {"y": 1, "u": 1}, "quotient": {"y": 1}, "strength": {"y": 1}, "turn": {"y": 1},
+          "inner": {"z": 1, "u": 1}, "quotient_vjp": {"y": -1, "z": 1}, "strength_vjp": {"y": 1, "z": 1},
           "rotated": {"y": 3, "z": 3}, "rotated_pair": {"y": 1, "z": 1}}  # fmt: skip
 CASES = [(kind, names, how) for kind, (_, _, _, hows) in FORMULAS.items() for names in ARRAYS[kind] for how in hows]
 every = pytest.mark.parametrize(("kind", "names", "how"), CASES, ids=lambda one: str(one))
@@ -142,7 +171,8 @@ def draw(kind, names, lead, width, dtypes):
         if n not in names:
             found.append(None)
             continue
-        shape = (*(lead if n != names[-1] or n == "x" else lead[-1:]), WIDTHS.get(kind, {}).get(n, width))
+        own = WIDTHS.get(kind, {}).get(n, width)
+        shape = (*(lead if n != names[-1] or n == "x" else lead[-1:]), own if own > 0 else width + own)
         y = rng.uniform(0.1, 0.9, shape) * (-1 if kind.startswith("complement") and n == "x" else 1)
         y -= 0.5 * (n == "x" and kind.startswith(("feature", "dpfp")))
         found.append(y.astype(dtype))

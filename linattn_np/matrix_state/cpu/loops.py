@@ -145,7 +145,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     chunks = -(-int((tasks[:, STOP] - tasks[:, FIRST]).max(initial=1)) // C)
     kernel = forms.kernel_of(backward_kernel, cell, layout(cell, group, chunks), table, plan)
     forms.over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
-    summed = {name: sum_to(plan.xp, d, getattr(x, name).shape) for name, d in grads.items()}
+    summed = {name: sum_to(d, getattr(x, name).shape) for name, d in grads.items()}
     d = Inputs(**{name: summed.get(name) for name in Inputs._fields})
     return gates_vjp(None, x, plan, d) if has_raw_gate(x, plan) else d, dS
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ...core import Explained, join_parts, register, split_parts
 from ...ops.learned_maps import softmax, softmax_vjp
+from ...ops.sums import added
 from ...runtime.arrays import Array, cast
 from .. import core
 from ..types import Inputs, Plan
@@ -68,8 +69,8 @@ def backward(
     if p is not None and dout is not None:
         dlogits = softmax_vjp(plan.xp, p, cast(plan.xp, d.q, plan.dtype))
     e, dW_0 = core.backward(key_residuals, dlogits, dW)
-    ds = cast(plan.xp, d.k, plan.dtype) + cast(plan.xp, e.v, plan.dtype)
-    return SlotInputs(e.q, e.k, d.v, ds, d.g + e.gv), (dS_0, dW_0)
+    ds = added(plan.xp, cast(plan.xp, d.k, plan.dtype), cast(plan.xp, e.v, plan.dtype))
+    return SlotInputs(e.q, e.k, d.v, ds, added(plan.xp, d.g, e.gv)), (dS_0, dW_0)
 
 
 def explain(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> Explained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
+from ...runtime.pieces.registers import times
 from .numbers import exp, expm1, log1p, number, sigmoid, softplus, tanh
 
 
@@ -27,6 +28,13 @@ def product(x: Vector, y: Vector, z: Vector, out: Vector):
         out[j] = x[j] * y[j]
     for j in range(len(z)):
         out[j] *= z[j]
+
+
+@piece(of="added")
+def added(x: Vector, y: Vector, out: Vector):
+    """x + y"""
+    for j in range(len(out)):
+        out[j] = x[j] + y[j]
 
 
 # keys and gates that are the forgotten share of a channel
@@ -54,6 +62,14 @@ def log_rest(x: Vector, out: Vector):
     one = number(out, 1)
     for j in range(len(out)):
         out[j] = log1p(-one if x[j] >= one else -x[j])
+
+
+@piece(of="log_rest_vjp")
+def log_rest_vjp(x: Vector, y: Vector, z: Vector, out: Vector):
+    """y - z / (1 - x); y from x = 1 on"""
+    one = number(out, 1)
+    for j in range(len(out)):
+        out[j] = y[j] - z[j] / (one - x[j]) if x[j] < one else y[j]
 
 
 # Mamba-2: step sizes, skip connection and output gate
@@ -113,6 +129,25 @@ def log_forget(x: Vector, cap: Number, floor: Number, is_log: Whole, out: Vector
         y = cap * tanh(x[j] / cap) if cap > 0 else x[j]
         y = y if is_log else -softplus(-y)
         out[j] = floor if y < floor else y
+
+
+@piece(of="capped_vjp")
+def capped_vjp(x: Vector, y: Vector, cap: Number, out: Vector):
+    """y times the slope of capped, 1 - tanh(x / cap)^2; cap = 0: y"""
+    for j in range(len(out)):
+        t = tanh(x[j] / cap) if cap > 0 else number(out, 0)
+        out[j] = y[j] * (number(out, 1) - times(t, t))
+
+
+@piece(of="log_forget_vjp")
+def log_forget_vjp(x: Vector, y: Vector, cap: Number, floor: Number, is_log: Whole, out: Vector):
+    """y times the slope of log_forget, 0 below `floor`"""
+    one, none = number(out, 1), number(out, 0)
+    for j in range(len(out)):
+        t = tanh(x[j] / cap) if cap > 0 else none
+        raw = cap * t if cap > 0 else x[j]
+        value, slope = (raw, one) if is_log else (-softplus(-raw), sigmoid(-raw))
+        out[j] = y[j] * slope * (one - times(t, t)) if value > floor else none
 
 
 # gates from their raw projections (ops/gate_formula.py)

@@ -13,8 +13,10 @@ from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.views import row
 from ...runtime.recorder import refuse
 from .elementwise import (
+    added,
     bounded,
     capped,
+    capped_vjp,
     complement,
     complement_vjp,
     copy,
@@ -23,7 +25,9 @@ from .elementwise import (
     gate_vjp,
     log_decay,
     log_forget,
+    log_forget_vjp,
     log_rest,
+    log_rest_vjp,
     product,
     scaled,
     skip_and_gate,
@@ -34,26 +38,30 @@ from .grid import Work, begin_task, begin_tile, end_tile, over_grid, takes
 from .rowwise import (
     appended,
     dpfp,
+    inner,
     normed,
     over_length,
     quotient,
+    quotient_vjp,
     rotated,
     rotated_pair,
     softmax,
     softmax_vjp,
     strength,
+    strength_vjp,
     turn,
 )
 
 OF_NUMBERS = ("copy", "scaled", "product", "complement", "complement_vjp", "log_rest", "step_size", "step_size_vjp",
               "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded", "feature",
-              "feature_vjp")  # fmt: skip
+              "feature_vjp", "added", "capped_vjp", "log_forget_vjp", "log_rest_vjp")  # fmt: skip
 OF_ROWS = ("appended", "quotient", "normed", "over_length", "softmax", "softmax_vjp", "strength", "turn", "rotated",
-           "rotated_pair", "dpfp")  # fmt: skip
+           "rotated_pair", "dpfp", "inner", "quotient_vjp", "strength_vjp")  # fmt: skip
 KINDS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}
-(COPY, SCALED, PRODUCT, COMPLEMENT, COMPLEMENT_VJP, LOG_REST, STEP_SIZE, STEP_SIZE_VJP, SKIP_AND_GATE, GATE_VJP, CAPPED,
- LOG_FORGET, LOG_DECAY, BOUNDED, FEATURE, FEATURE_VJP, APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP,
- STRENGTH, TURN, ROTATED, ROTATED_PAIR, DPFP) = KINDS.values()  # fmt: skip
+(COPY, SCALED, PRODUCT, COMPLEMENT, COMPLEMENT_VJP, LOG_REST, STEP_SIZE, STEP_SIZE_VJP, SKIP_AND_GATE, GATE_VJP,
+ CAPPED, LOG_FORGET, LOG_DECAY, BOUNDED, FEATURE, FEATURE_VJP, ADDED, CAPPED_VJP, LOG_FORGET_VJP, LOG_REST_VJP,
+ APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP, STRENGTH, TURN, ROTATED, ROTATED_PAIR, DPFP, INNER,
+ QUOTIENT_VJP, STRENGTH_VJP) = KINDS.values()  # fmt: skip
 
 
 @piece
@@ -117,6 +125,20 @@ def compute(w: Work):
             rotated_pair(x, y, z, how, out)
         elif kind == DPFP:
             dpfp(x, how, out)
+        elif kind == ADDED:
+            added(x, y, out)
+        elif kind == CAPPED_VJP:
+            capped_vjp(x, y, a, out)
+        elif kind == LOG_FORGET_VJP:
+            log_forget_vjp(x, y, a, b, how, out)
+        elif kind == INNER:
+            inner(x, y, z, u, out)
+        elif kind == QUOTIENT_VJP:
+            quotient_vjp(x, y, z, out)
+        elif kind == LOG_REST_VJP:
+            log_rest_vjp(x, y, z, out)
+        elif kind == STRENGTH_VJP:
+            strength_vjp(x, y, z, how, out)
 
 
 @piece

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import factorial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot, max_of, sum_of
 from ...runtime.pieces.vectors import BYTES, I64, Array, Builder, Value, broadcast, constant, emitted, fma, lanes, loop
 from ...runtime.pieces.views import rows
-from .numbers import exp, expm1, number, sine_cosine
+from .numbers import exp, expm1, number, series, sine_cosine
 from .rows import length_of
 
 
@@ -142,6 +143,28 @@ def dpfp(x: Vector, nu: Whole, out: Vector):
             out[2 * n * j + i] = (r if r > 0 else none) * (s if s > 0 else none)
 
 
+SERIES = tuple((-1) ** n * n / factorial(n + 1) for n in range(1, 12))  # of f', f(x) = (1 - e^{-x}) / x
+flow_slope_series = series(*SERIES)
+NEAR = 0.1  # up to there the series; from there on a difference that loses one digit
+
+
+@piece(of="strength_vjp")
+def strength_vjp(x: Vector, y: Vector, z: Vector, how: Whole, out: Vector):
+    """z times the derivative of strength by y, or, how & 2, twice that by s = |x|^2; how & 1: of an implicit step"""
+    beta, one = y[0], number(out, 1)
+    step = beta * dot(x, x, len(x))
+    if how & 1:
+        b = beta / (one + step)
+        slope = -2 * b * b if how & 2 else one / ((one + step) * (one + step))
+    elif how & 2:
+        fade = exp(-step)
+        f = flow_slope_series(step) if abs(step) < NEAR else (fade + expm1(-step) / step) / step
+        slope = 2 * beta * beta * f
+    else:
+        slope = exp(-step)
+    out[0] = z[0] * number(out, slope)
+
+
 @piece(of="softmax_vjp")
 def softmax_vjp(x: Vector, y: Vector, out: Vector):
     """x (y - <x, y>), x = softmax"""
@@ -149,6 +172,27 @@ def softmax_vjp(x: Vector, y: Vector, out: Vector):
     along = dot(x, y, n)
     for j in range(n):
         out[j] = x[j] * (y[j] - along)
+
+
+@piece(of="inner")
+def inner(x: Vector, y: Vector, z: Vector, u: Vector, out: Vector):
+    """<x, y> + z u; no z: 0, no u: 1"""
+    more = z[0] * (u[0] if len(u) else number(out, 1)) if len(z) else number(out, 0)
+    out[0] = dot(x, y, len(y)) + more
+
+
+@piece(of="quotient_vjp")
+def quotient_vjp(x: Vector, y: Vector, z: Vector, out: Vector):
+    """[y / m, -sign(d) <y / m, n> / m where |d| > z] of x = [n, d], m = max(|d|, z); 0 for m = 0"""
+    n = len(y)
+    d, none = x[n], number(out, 0)
+    size = -d if d < 0 else d
+    over = size if size > z[0] else z[0]
+    share = number(out, 1) / over if over > 0 else none
+    for j in range(n):
+        out[j] = share * y[j]
+    along = dot(out, x, n) * share
+    out[n] = (along if d < 0 else -along) if size > z[0] else none
 
 
 @piece(of="strength")

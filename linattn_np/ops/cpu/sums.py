@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from ...runtime.arrays import sum_to as by_array_calls
 from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
@@ -15,38 +13,43 @@ from ...runtime.pieces.tiles import copy_row
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix, Workspace
 
-MOST = 64  # terms that are added one by one; more need sums of sums
-SUMS = Workspace("sums", ("terms",), (), (), {"given": {
+BLOCK = 64  # terms that are added one by one; of more there are sums of sums
+SUMS = Workspace("sums", ("terms", "blocks", "each"), (), (), {"given": {
     "x": Matrix("all", "width"), "out": Matrix("count", "width")}})  # fmt: skip
 Work = workspace_kind(SUMS)
 
 
 @piece
 def summed(w: Work, first: Whole, last: Whole):
-    """out_n = the sum of rows n terms to (n + 1) terms of x."""
+    """Sums of `each` of the `terms` rows of x: out_n of block n % blocks of sum n // blocks."""
     for n in range(first, last):
-        out = row(w.out, n)
-        copy_row(row(w.x, n * w.terms), out, len(out))
-        for i in range(1, w.terms):
-            x = row(w.x, n * w.terms + i)
+        out, begin = row(w.out, n), n % w.blocks * w.each
+        at = n // w.blocks * w.terms + begin
+        copy_row(row(w.x, at), out, len(out))
+        for i in range(1, min(w.each, w.terms - begin)):
+            x = row(w.x, at + i)
             for j in range(len(out)):
                 out[j] += x[j]
 
 
-def sum_to(xp: Any, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """x summed over the axes along which `shape` was stretched to x.shape."""
-    if x.shape == shape:
-        return x
+def over_first(x: np.ndarray) -> np.ndarray:
+    """x (count, terms, width) in C order, summed over its terms: (count, width)."""
+    while (terms := x.shape[1]) > 1:
+        count, width, blocks = x.shape[0], x.shape[2], -(-terms // BLOCK)
+        out = empty((count * blocks, width), x.dtype)
+        sizes = {"terms": terms, "blocks": blocks, "each": BLOCK, "all": count * terms, "count": len(out),
+                 "width": width}  # fmt: skip
+        over_matrices(summed, SUMS, sizes | {"x": x.reshape(-1, width), "out": out}, len(out), x.dtype.name)
+        x = out.reshape(count, blocks, width)
+    return x[:, 0]
+
+
+def sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """x, in C order, summed over the axes along which `shape` was stretched to x.shape."""
     lead = x.ndim - len(shape)
-    axes = [n for n, size in enumerate(x.shape) if n < lead or (size > 1 and shape[n - lead] == 1)]
-    if not x.size or not x.flags.c_contiguous or max(x.shape[n] for n in axes) > MOST:
-        return by_array_calls(xp, x, shape)
-    for n in axes:
-        if (terms := x.shape[n]) > 1:
-            before, width = prod(x.shape[:n]), prod(x.shape[n + 1 :])
-            out = empty((*x.shape[:n], 1, *x.shape[n + 1 :]), x.dtype)
-            given = {"x": x.reshape(-1, width), "out": out.reshape(-1, width)}
-            sizes = {"terms": terms, "all": before * terms, "count": before, "width": width}
-            over_matrices(summed, SUMS, sizes | given, before, x.dtype.name)
-            x = out
+    for n, size in enumerate(x.shape):
+        if x.size and size > 1 and (n < lead or shape[n - lead] == 1):
+            x = over_first(x.reshape(prod(x.shape[:n]), size, prod(x.shape[n + 1 :]))).reshape(
+                (*x.shape[:n], 1, *x.shape[n + 1 :])
+            )
     return x.reshape(shape)

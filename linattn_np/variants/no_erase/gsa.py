@@ -11,7 +11,7 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.readouts.slots import SlotInputs
 from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
-from ...ops.complement import log_rest
+from ...ops.complement import log_rest, log_rest_vjp
 from ...ops.shares import Shares, shares
 from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_zeros
@@ -30,10 +30,7 @@ def to_core_vjp(c: Variables, d: SlotInputs) -> dict[str, Array]:
     """Without g: dg / ds = -1 / (1 - s); 0 for an emptied slot, s = 1."""
     xp, grads = c.xp, {"q": d.q, "k": d.k, "v": d.v, "s": d.s, "g": d.g}
     if c.g is None:
-        rest = 1 - cast(xp, c.s, c.dtype)
-        empty = rest <= 0
-        slope = xp.where(empty, xp.zeros_like(rest), 1 / xp.where(empty, xp.ones_like(rest), rest))
-        grads["s"] = d.s - slope * grads.pop("g")
+        grads["s"] = log_rest_vjp(xp, c.s, d.s, grads.pop("g"), c.dtype)
     return grads
 
 

@@ -8,9 +8,11 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.readouts.averages import AveragedInputs
 from ...matrix_state.types import Decay, Inputs, Readout, StabilisedState
-from ...ops.averages import divide_by_most, most, quotient, with_ones, with_sums
-from ...ops.gates import LOG_DECAY_FLOOR, log_forget, sigmoid, soft_cap, soft_cap_vjp
+from ...ops.averages import divide_by_most, divide_by_most_vjp, with_ones, with_sums
+from ...ops.gates import log_forget, log_forget_vjp, soft_cap, soft_cap_vjp
+from ...ops.product import product
 from ...ops.stabiliser import Gauge, gauge, last, last_of_each, last_of_each_vjp, last_vjp
+from ...ops.sums import inner
 from ...runtime.arrays import Array, cast, device, is_numpy, sum_dtype
 from ...runtime.constants import constant_zeros
 from ...runtime.shapes import Sequence, check_state
@@ -48,28 +50,18 @@ def to_core_vjp(c: Variables, d: Inputs | AveragedInputs) -> dict[str, Array]:
     """At fixed m, since outputs do not depend on it."""
     if isinstance(d, AveragedInputs):
         return {"q": d.q, "k": d.k, "v": d.v} | _gates_vjp(c, _gauge(c).write * d.w, d.g[..., 0])
-    xp, write = c.xp, _gauge(c).write[..., None]
-    dwrite = xp.sum(d.v[..., :-1] * cast(xp, c.v, c.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>
-    grads = {"q": d.q, "k": d.k, "v": write * d.v[..., :-1]}
-    return grads | _gates_vjp(c, write[..., 0] * dwrite, d.g[..., 0])
+    xp, write, dv = c.xp, _gauge(c).write, d.v[..., :-1]
+    dwrite = inner(xp, dv, c.v, d.v[..., -1], None, c.dtype)  # <d.v, [v, 1]>
+    grads = {"q": d.q, "k": d.k, "v": product(xp, write[..., None], dv, dtype=c.dtype)}
+    return grads | _gates_vjp(c, product(xp, write, dwrite, dtype=c.dtype), d.g[..., 0])
 
 
 def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
     """Gradients of the arrays i and f from the gradients of the log gates."""
-    xp, (slope, is_above), cap = c.xp, _slope(c), c.options["soft_cap"]
-    df = xp.where(is_above, slope * dlog_f, xp.zeros_like(slope))
-    di, df = (soft_cap_vjp(xp, cast(xp, x, slope.dtype), cap, d) for x, d in ((c.i, di), (c.f, df)))
+    xp, cap, wide = c.xp, c.options["soft_cap"], sum_dtype(c.xp, c.v)
+    di = soft_cap_vjp(xp, c.i, cap, di, wide)
+    df = log_forget_vjp(xp, c.f, cap, c.options["forget_gate"] == "exp", dlog_f, wide)
     return {"i": cast(xp, di, c.dtype), "f": cast(xp, df, c.dtype)}
-
-
-def _slope(c: Variables) -> tuple[Array, Array]:
-    """(the derivative of log f, where it is above its floor), computed once a call for outputs and for states."""
-    if "slope" not in vars(c):
-        xp = c.xp
-        f = soft_cap(xp, c.f, c.options["soft_cap"], sum_dtype(xp, c.v))
-        slope = xp.ones_like(f) if c.options["forget_gate"] == "exp" else sigmoid(xp, -f)
-        c.slope = slope, _gauge(c).a > LOG_DECAY_FLOOR
-    return c.slope
 
 
 def from_core(c: Variables, out: Array) -> Array:
@@ -81,11 +73,7 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
     """dnum = dout / denominator; where |den| is the larger, dden = -sign(den) <dnum, num> / denominator."""
     if sums_are_apart(c):
         return dout, {}
-    xp, num, den = c.xp, out[..., :-1], out[..., -1:]
-    denominator, is_den = most(xp, den, _gauge(c).least)
-    dnum = quotient(xp, cast(xp, dout, c.dtype), denominator)
-    dden = quotient(xp, -xp.sign(den) * xp.sum(dnum * num, axis=-1, keepdims=True), denominator)
-    return xp.concat([dnum, xp.where(is_den, dden, xp.zeros_like(dden))], axis=-1), {}
+    return divide_by_most_vjp(c.xp, out, _gauge(c).least, dout, c.dtype), {}
 
 
 # the state

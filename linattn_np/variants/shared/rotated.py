@@ -107,6 +107,9 @@ class Rotated(NamedTuple):
         xp, angles = c.xp, _angles(c)
         at = _positions(c, angles)
         turn = rotation(xp, angles, at, c.dtype)
+        if c.theta is None:
+            back = [None if dy is None else rotate(xp, dy, turn, c.dtype, back=True) for dy in (d.q, d.k)]
+            return self.base.to_core_vjp(c, d._replace(q=back[0], k=back[1]))
         rotated, back, dtheta = self._rotated(c, self.base.to_core(c), turn), [], 0.0
         for y, dy in zip(rotated, (d.q, d.k), strict=True):
             dx, dangle = (None, None) if y is None else rotate_vjp(xp, y, turn, dy)
@@ -114,8 +117,7 @@ class Rotated(NamedTuple):
             if dangle is not None:
                 dangle = cast(xp, dangle, angles.dtype) * at
                 dtheta = dtheta + over_tokens(xp, dangle)
-        grads = self.base.to_core_vjp(c, d._replace(q=back[0], k=back[1]))
-        return grads if c.theta is None else grads | {"theta": dtheta}
+        return self.base.to_core_vjp(c, d._replace(q=back[0], k=back[1])) | {"theta": dtheta}
 
     @property
     def change(self) -> ChangeOfVariables[Inputs]:

@@ -13,7 +13,8 @@ from typing import Any
 from ...matrix_state.types import Inputs
 from ...ops.product import product
 from ...ops.step_size import gate_vjp, skip_and_gate, step_size, step_size_vjp
-from ...runtime.arrays import Array, cast, is_cupy, over_tokens
+from ...ops.sums import inner, over_tokens
+from ...runtime.arrays import Array, cast, is_cupy
 from ...spec import Variables
 from .rotated import rotates_state
 
@@ -62,9 +63,10 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
         grads = kernels.values_vjp(c.xp, c.x, _step(c, kernels), d.v, d.g[..., 0], c.D, skipped)
         return grads | {"B": d.k, "C": d.q}
     xp, dt, dg = c.xp, _steps(c), d.g[..., 0]
-    ddt = xp.sum(d.v * cast(xp, c.x, c.dtype), axis=-1) + dg * cast(xp, c.A, c.dtype)
+    ddt = inner(xp, d.v, c.x, dg, c.A, c.dtype)
     ddt = step_size_vjp(xp, c.dt, c.dt_bias, c.options["dt_softplus"], _limits(c), ddt)
-    grads = {"x": dt[..., None] * d.v, "dt": ddt, "A": over_tokens(xp, dg * dt), "B": d.k, "C": d.q}
+    grads = {"x": product(xp, dt[..., None], d.v, dtype=c.dtype), "dt": ddt, "B": d.k, "C": d.q}
+    grads["A"] = over_tokens(xp, product(xp, dg, dt, dtype=c.dtype))
     return grads if c.dt_bias is None else grads | {"dt_bias": over_tokens(xp, ddt)}
 
 
@@ -97,7 +99,7 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
     if D is not None:
         dout = cast(xp, dout, c.dtype)
         grads["x"] = product(xp, dout, D, dtype=c.dtype)
-        dD = over_tokens(xp, dout * cast(xp, c.x, c.dtype), axes=2)
+        dD = over_tokens(xp, product(xp, dout, c.x, dtype=c.dtype), axes=2)
         grads["D"] = dD if c.D.ndim == 2 else xp.sum(dD, axis=-1)
     return dout, grads
 
