@@ -219,8 +219,9 @@ def test_a_piece_in_a_users_own_compiled_function(rng):
 @pytest.mark.skipif(not JIT, reason="Numba is switched off")
 @pytest.mark.parametrize("tests", [["tests/ops/test_cpu_pieces.py"],
                                    ["tests/matrix_state/cpu/test_loops.py", "-k", "test_every_cell and equal"],
-                                   ["tests/ops/test_formulas.py", "-k", "test_a_formula or storage or apart"]],
-                         ids=["pieces", "kernels", "formulas"])  # fmt: skip
+                                   ["tests/ops/test_formulas.py", "-k", "test_a_formula or storage or apart"],
+                                   ["tests/nn/test_pieces.py", "-k", "(definition or central) and numba and not long"]],
+                         ids=["pieces", "kernels", "formulas", "layers"])  # fmt: skip
 def test_with_numba_switched_off(tests):
     """Every piece as Python with NumPy's bounds checks, the tiles too."""
     env = os.environ | {"NUMBA_DISABLE_JIT": "1"}
