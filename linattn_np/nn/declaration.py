@@ -113,6 +113,30 @@ class Piece:
                 return found
         return self._rule((), given)
 
+    def step(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+        """The rule of la.step, for pieces with a state: one token, x (..., D)."""
+        found = self(**self._with_time(arrays, keywords))
+        return Result(found.out[..., 0, :], found.state) if isinstance(found, Result) else found[..., 0, :]
+
+    def step_vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
+        """The same with its pullback."""
+        found, pull = self.vjp((), self._with_time(arrays, keywords))
+
+        def pullback(dout: Any = None, dstate: Any = None) -> Any:
+            """Gradients by input name; None for what was not given."""
+            d = None if dout is None else dout[..., None, :]
+            grads = pull(d, dstate) if isinstance(found, Result) else pull(d)
+            return grads._replace(x=grads.x[..., 0, :])
+
+        out = Result(found.out[..., 0, :], found.state) if isinstance(found, Result) else found[..., 0, :]
+        return out, pullback
+
+    def _with_time(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        given = self._bound(arrays, keywords)
+        if not getattr(given["x"], "ndim", 1):
+            raise ValueError(f"{self.name}: x has shape (), expected (..., D)")
+        return given | {"x": given["x"][..., None, :]} if hasattr(given["x"], "shape") else given
+
     def _rule(self, _: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
         """(result, pullback) of arguments by name."""
         for name in ("overwrite_state", "state_rows"):
@@ -265,6 +289,8 @@ def piece(kind: Kind | None = None, /, **axes: str) -> Callable[[Body], Callable
             return own(*arrays, **keywords)
 
         function.vjp, function.piece = own.vjp, own  # type: ignore[attr-defined]
+        if "state" in axes:
+            function.step, function.step_vjp = own.step, own.step_vjp  # type: ignore[attr-defined]
         function.__signature__ = own.signature  # type: ignore[attr-defined]
         return function
 

@@ -33,7 +33,8 @@ def short_conv(c: Call, x: Any, weight: Any, bias: Any = None, *, state: Any = N
     state_rows  one row of a pool `state` (P, S, D) for each sequence; -1: none, it begins with zeros
 
     Returns y (..., T, D) in x's dtype; with return_state=True (y, the last S inputs, S = W - 1 without a state). With
-    overwrite_state=True they are written to `state`. la.vjp gives pullback(dout, dstate).
+    overwrite_state=True they are written to `state`. la.vjp gives pullback(dout, dstate); la.step takes one token,
+    x (..., D).
     Raises ValueError for a state that is too short. Dao, causal-conv1d; Allen-Zhu, Canon layers, 2025.
     """
     if activation is not None and not is_word(activation, ACTIVATIONS):

@@ -170,6 +170,22 @@ def test_tokens_one_by_one_in_the_rows_of_a_pool_are_the_whole(name):
     assert np.isnan(pool[[1, 2, 4]]).all()
 
 
+@pytest.mark.parametrize("name", ["short_conv", "token_shift"])
+def test_a_step_is_a_call_on_one_token_without_a_time_axis(name, library):
+    case = next(c for c in CASES if c.name == name and c.label in ("all", "mix"))
+    token = case.arrays["x"][:, 4]
+    one = {n: library.bring(x.astype("float32")) for n, x in (case.arrays | {"x": token}).items()}
+    (out, end), pullback = la.vjp(la.step, case.fn, **one, **case.options)
+    wide = {n: library.see(x) for n, x in one.items()}
+    (wanted, state), expected = la.vjp(case.fn, **(wide | {"x": wide["x"][:, None]}), **case.options)
+    near([library.see(out), library.see(end)], [wanted[:, 0], state], 1e-6)
+    d, dend = normal(*token.shape).astype("float32"), normal(*end.shape).astype("float32")
+    found, exact = pullback(library.bring(d), library.bring(dend)), expected(d[:, None], dend)
+    near([library.see(found.x), library.see(found.state)], [exact.x[:, 0], exact.state], 1e-5)
+    plain = la.step(case.fn, **one, **case.options)
+    near(library.see(plain.out), wanted[:, 0], 1e-6)
+
+
 @backends
 @cases()
 def test_no_tokens(case, backend):
