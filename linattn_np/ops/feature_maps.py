@@ -120,7 +120,7 @@ def powers(coefficients: tuple[float, ...]) -> FeatureMap:
         if isinstance(x, np.ndarray) and x.size:
             phi = polynomial_maps.powers_of_rows(np.reshape(x * _root(x), (-1, x.shape[-1])), coefficients)
             return np.reshape(phi, (*x.shape[:-1], phi.shape[-1]))
-        return polynomial_maps.powers(_xp(x), x * _root(x), coefficients)
+        return polynomial_maps.powers(_xp(x), x, coefficients, _root(x))
 
     def f_vjp(x: Array, dphi: Array) -> Array:
         if isinstance(x, np.ndarray) and x.size:

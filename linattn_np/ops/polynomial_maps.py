@@ -55,12 +55,13 @@ def _raw(xp: Namespace, x: Array, degree: int) -> list[Array]:
     return levels
 
 
-def powers(xp: Namespace, x: Array, coefficients: tuple[float, ...]) -> Array:
-    """Features with phi(q) . phi(k) = sum_p c_p (q . k)^p, c_p >= 0; degrees with c_p = 0 are omitted."""
+def powers(xp: Namespace, x: Array, coefficients: tuple[float, ...], factor: float = 1.0) -> Array:
+    """Features of factor x with phi(q) . phi(k) = sum_p c_p (q . k)^p, c_p >= 0; degrees with c_p = 0 are omitted."""
     few = is_cupy(xp) and x.size and len(coefficients) <= 3
     if few and (cuda := kernels(xp, x)) is not None:
         tables = [_on_device(xp, x, coefficients, n) for n in range(3)]
-        return cuda.compiled("monomials", (x, *tables), ((*x.shape[:-1], len(tables[0])), x.dtype), x.dtype, 1.0)
+        return cuda.compiled("monomials", (x, *tables), ((*x.shape[:-1], len(tables[0])), x.dtype), x.dtype, factor)
+    x = x * factor
     raw = _raw(xp, x, len(coefficients) - 1)
     parts = []
     for p, c in enumerate(coefficients):
