@@ -10,7 +10,7 @@ import numpy as np
 from ..call.foreign import symbolic_bridge
 from ..ops import softmax_rows
 from ..ops.rows import times, times_vjp
-from ..runtime.arrays import Array, cast, constant, count_dtype, device, is_numpy, over_tokens
+from ..runtime.arrays import Array, add_to, cast, constant, count_dtype, device, is_numpy, over_tokens
 from ..runtime.values import is_finite, is_whole, is_word, shown
 from .declaration import Call, Kind, Pullback, piece
 
@@ -129,7 +129,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
         """(rows x, logits, labels) of some positions."""
         last = min(n + each, count)
         h = _at(c, rows, places[n:last], total)
-        l = h if weight is None else h @ weight
+        l = h if weight is None else times(xp, h, weight)
         return h, l if bias is None else l + bias, flat[n:last]
 
     starts = range(0, count, each)
@@ -148,10 +148,12 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
             one = share * d if each_d is None else each_d[n : min(n + each, count), 0]
             one = one + xp.zeros(l.shape[:1], dtype=c.dtype, device=device(x))
             dl = _losses_vjp(c, l, at, how, one if has_loss is None else one * has_loss)
-            dx.append(dl if weight is None else dl @ xp.matrix_transpose(weight))
-            if weight is not None:
-                more = xp.matrix_transpose(h) @ dl
-                dweight = more if dweight is None else dweight + more
+            if weight is None:
+                dx.append(dl)
+            else:
+                dh, more = times_vjp(xp, h, weight, dl)
+                dx.append(dh)
+                dweight = more if dweight is None else add_to(dweight, more)
             if bias is not None:
                 dbias = xp.sum(dl, axis=0) if dbias is None else dbias + xp.sum(dl, axis=0)
         whole = xp.reshape(_put(c, dx, places, total, x.shape[-1:]), x.shape) if dx else None
