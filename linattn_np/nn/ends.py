@@ -9,7 +9,7 @@ import numpy as np
 
 from ..call.foreign import symbolic_bridge
 from ..ops import softmax_rows
-from ..ops.rows import times, times_vjp
+from ..ops.rows import PRODUCT_ROWS, times, times_vjp
 from ..runtime.arrays import Array, add_to, cast, constant, count_dtype, device, is_numpy, over_tokens
 from ..runtime.values import is_finite, is_whole, is_word, shown
 from .declaration import Call, Kind, Pullback, piece
@@ -104,9 +104,9 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     z_loss           z           keeps lse near 0
     reduction        "mean" over the positions that have a loss, "sum", "none" (0 where there is none)
 
-    Logits of hidden states are computed a few rows at a time, at positions with a loss only, and again in the pullback:
-    about a million of them exist at once, however many tokens there are. Returns the loss (), or (...) without a
-    reduction, in float32, or float64 if an array is. Raises ValueError for a label that is no column.
+    Logits of hidden states are computed at positions with a loss only, and again in the pullback, so many rows at a
+    time that there are a million of them, or 64 rows, however many tokens there are. Returns the loss (), or (...)
+    without a reduction, in float32, or float64 if an array is. Raises ValueError for a label that is no column.
     """
     xp, V = c.xp, x.shape[-1] if weight is None else weight.shape[-1]
     if weight is None and bias is not None:
@@ -123,7 +123,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
         flat = _numbers(c, "labels", constant(xp, given[places], count_dtype(xp), device(x)), V)
         share = 1.0 / max(len(places), 1) if reduction == "mean" else 1.0
     rows, count = xp.reshape(x, (total, x.shape[-1])), len(places)
-    each = max(NUMBERS // max(V, 1), 1) if has_loss is None else max(count, 1)
+    each = max(NUMBERS // max(V, 1) // PRODUCT_ROWS, 1) * PRODUCT_ROWS if has_loss is None else max(count, 1)
 
     def part(n: int) -> tuple[Array, Array, Array]:
         """(rows x, logits, labels) of some positions."""
