@@ -114,7 +114,7 @@ def causal_conv_with_state(
     expect(fn, sizes | {"k-1": sizes["k"] - 1}, past_state=(past_state, "B C k-1?"))
     expect_one_dtype(fn, input=input, weight=weight, bias=bias, past_state=past_state)
     x, past = (None if y is None else np.swapaxes(y, 1, 2) for y in (input, past_state))
-    conv = la.nn.short_conv(x, weight[:, 0], bias, state=past, return_state=True,
+    conv: Any = la.nn.short_conv(x, weight[:, 0], bias, state=past, return_state=True,
                             activation=None if activation == "none" else "silu")  # fmt: skip
     output, present = (np.swapaxes(y, 1, 2) for y in conv)
     return output, present

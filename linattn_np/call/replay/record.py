@@ -42,18 +42,18 @@ def record(
     plans.store(signature[0], plans.Recorded(plan or plans.computed_in_full, returns_state, is_limited, reason))
 
 
-def _whole(call: Prepared, signature: Signature, found: Result | StatesResult, is_own: bool, names: Any) -> Any:
+def _whole(call: Prepared, signature: Signature, found: Any, is_own: bool, names: Any) -> Any:
     """The plan of everything that a call computed.   Raises LookupError, with the reason, where there is none."""
     _, given, state, _ = signature
     overwrites, states = call.options["overwrite_state"], isinstance(found, StatesResult)
     if call.recorder is None:
         raise LookupError(f"the arrays are of {call.library.name}")
+    if not call.recorder.launches:
+        raise LookupError("no kernel computed the call")
     if is_cupy(call.plan.xp):
         from ...ops.cuda import formulas  # which copies final states
         from . import device
 
-        if not call.recorder.launches:
-            raise LookupError("no kernel was launched")
         if states:
             return device.StatesPlan(call.recorder, given, found).run
         if overwrites and not is_own and (call.rows is not None or not formulas.takes(*call.state_parts.values())):
@@ -63,7 +63,7 @@ def _whole(call: Prepared, signature: Signature, found: Result | StatesResult, i
         raise LookupError("an option is an array")
     from . import host
 
-    results = (found, None) if states else found
+    results: Any = (found, None) if states else found
     written = () if not overwrites else state if isinstance(state, tuple) else (state,)
     return host.Plan(call.recorder, given, results, written).run
 

@@ -19,7 +19,6 @@ from ..layouts import LAYOUTS, ONE_TOKEN, before
 from ..overwrite import overlaps
 from ..results import StatesResult
 from . import plans
-from .host import RecordedFunction
 from .signatures import without
 
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
@@ -60,7 +59,9 @@ class Template:
             from .device import RecordedLaunches
 
             self._forward = RecordedLaunches(self._forward, plan.overwrite).forward
-        elif is_numpy(c.xp):
+        elif is_numpy(c.xp) and call.recorder is not None and call.recorder.launches:
+            from .host import RecordedFunction
+
             self._forward = RecordedFunction(self._forward, 1 if plan.overwrite else None)
             self.backward = RecordedFunction(self.backward)
 

@@ -27,16 +27,16 @@ from .time_blocks import time_blocks
 from .workspace import EXPONENTIALS, MONOMIALS, WAVES, WORK, Cell, layout, token_layout
 
 
-def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0, solver: Solver | None = None
+def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0, solver: Solver | None = None
            ) -> Kernel:  # fmt: skip
     """The chunk form of these sequences: all but where the arrays lie.
 
-    kept: see time_blocks.   solver: of systems, whose solutions take the place of what queries read.
+    every: see time_blocks.   solver: of systems, whose solutions take the place of what queries read.
     """
     (H, V), enough, operations = x.v.shape[-2:], 0.0, 6.0
     states, count = count_sequences(rows) * H, threads.num_threads()
     columns = V if plan.average is not None or solver is not None else columns_of(V, states, count)
-    cell = cell_of(x, plan, columns, "chunk", started="in_state" in table.kept)
+    cell = cell_of(x, plan, columns, "chunk", started="in_state" in table.arrays)
     if solver is not None:
         cell = cell._replace(words=cell.words | {"solved"}, iterations=solver.iterations)
         if (lengths(rows) == 1).all():
@@ -44,7 +44,7 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0,
         enough = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
         operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
     kernel = kernel_of(forward, cell, layout(cell), table, plan, enough=enough)
-    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), kept)
+    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), every)
     return over(kernel, tasks, bounds, operations * tokens(rows) * H * cell.K * V)
 
 
@@ -79,9 +79,9 @@ def is_one_batch(y: np.ndarray) -> bool:
     return not y.size or address(y.reshape((-1, *y.shape[-3:]))) == address(y)
 
 
-def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0) -> Kernel:
-    """The recurrent form of these sequences: all but where the arrays lie.   kept: see time_blocks."""
-    dtype, (H, V), state = np.dtype(plan.dtype), x.v.shape[-2:], table.kept.get("in_state")
+def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0) -> Kernel:
+    """The recurrent form of these sequences: all but where the arrays lie.   every: see time_blocks."""
+    dtype, (H, V), state = np.dtype(plan.dtype), x.v.shape[-2:], table.arrays.get("in_state")
     longest, states = int((rows[:, STOP] - rows[:, FIRST]).max()), count_sequences(rows) * H
     few = states * key_width(x, plan) * V * dtype.itemsize * longest < policy.FEW_BYTES
     count = 1 if few else threads.num_threads()
@@ -89,7 +89,7 @@ def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0) 
     direct = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
     cell = cell_of(x, plan, columns, "tokens", started=state is not None, direct=direct)
     made = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
-    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept)
+    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, every)
     kernel = kernel_of(step, cell, made, table, plan, H=H)
     return kernel.over(tasks, bounds, len(tasks), count)
 
@@ -97,7 +97,7 @@ def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, kept: int = 0) 
 # both
 
 
-class Made(NamedTuple):
+class CallArrays(NamedTuple):
     """The table of a call, its final state, its output and the states at positions."""
 
     table: Table
@@ -106,7 +106,7 @@ class Made(NamedTuple):
     at: np.ndarray | None
 
     @classmethod
-    def of(cls, x: Inputs, plan: Plan, state: np.ndarray | None, mine: bool) -> Made:
+    def of(cls, x: Inputs, plan: Plan, state: np.ndarray | None, mine: bool) -> CallArrays:
         """mine: the final state is written where the initial one lies."""
         (*lead, T, _, V), dtype, table, shape = x.v.shape, np.dtype(plan.dtype), Table(x), state_shape(x, plan)
         out = None if x.q is None else empty((*lead, T, table.query_heads, V), dtype)
@@ -121,7 +121,7 @@ class Made(NamedTuple):
 
 
 def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, plan: Plan, **more: float) -> Kernel:
-    """A kernel for a kind of call; more: numbers that it is told."""
+    """A kernel for a kind of call; more: further numbers."""
     numbers = {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps}
     numbers |= {
         "root": sqrt(plan.l2norm_eps),

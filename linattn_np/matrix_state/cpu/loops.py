@@ -67,28 +67,28 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
         return array_chunks.forward(x, plan, state)
     C, rows = policy.cpu_chunk(x, plan), sequences(plan, prod(x.v.shape[:-3]))
     in_place = state is not None and forms.in_place(x, plan, state)
-    table, end, out, at = forms.Made.of(x, plan, state, in_place)
+    table, end, out, at = forms.CallArrays.of(x, plan, state, in_place)
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows.at, in_place)
     stepwise = forms.is_stepwise(x, plan, rows)
-    kept = _kept(x, plan, rows, C) if plan.gradients and not forms.goes_back_elsewhere(x) else 0
-    shape = int(block_counts(rows, kept).sum()) if kept else 0, *forms.state_shape(x, plan)
-    starts = empty(shape, np.dtype(plan.dtype)) if kept else None
+    every = _block_of_time(x, plan, rows, C) if plan.gradients and not forms.goes_back_elsewhere(x) else 0
+    shape = int(block_counts(rows, every).sum()) if every else 0, *forms.state_shape(x, plan)
+    starts = empty(shape, np.dtype(plan.dtype)) if every else None
     table.states("starts", starts)
     for form, own in ((forms.steps, rows[stepwise]), (forms.chunks, rows[~stepwise])):
         if len(own):
-            form(x, plan, table, own, kept).run(table.numbers, table)
+            form(x, plan, table, own, every).run(table.numbers, table)
     if starts is not None:
         last = rows[rows[:, LATER] == 0]
-        end.reshape(-1, *end.shape[-3:])[...] = starts[last[:, TO] + block_counts(last, kept) - 1]
+        end.reshape(-1, *end.shape[-3:])[...] = starts[last[:, TO] + block_counts(last, every) - 1]
     saved = Saved(x, plan, state, starts)
     return None if out is None else cast(plan.xp, out, x.v.dtype), end if at is None else StatesAt(end, at), saved
 
 
-def _kept(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
-    """Tokens of a block of time of the backward, which begins with a state that is kept; sets TO of the rows.
+def _block_of_time(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
+    """Tokens of a block of time of the backward, which begins with a stored state; sets TO of the rows.
 
-    A forward in the recurrent form is replayed if it keeps none.
+    A forward in the recurrent form is replayed if it stores none.
     """
     few = bool(forms.is_stepwise(x, plan, rows).all())
     return checkpoint_block(rows, forms.state_shape(x, plan), np.dtype(plan.dtype).itemsize, C, few)
@@ -100,14 +100,14 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     if plan.l2norm or plan.beta_sigmoid:
         return _raw_vjp(saved, dout, dstate)
     if not (x.v.size and x.k.size) or forms.goes_back_elsewhere(x):
-        _, _, kept = array_chunks.forward(x, plan, state)
-        return array_chunks.backward(kept, dout, dstate)
+        _, _, residuals = array_chunks.forward(x, plan, state)
+        return array_chunks.backward(residuals, dout, dstate)
     (*lead, _, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
     C, has_queries = policy.cpu_chunk(x, plan), x.q is not None and dout is not None
     rows, (dend, dat) = sequences(plan, prod(lead)), dstate if isinstance(dstate, StatesAt) else (dstate, None)
     count = count_sequences(rows)
-    keeps = _kept(x, plan, rows, C)
-    if keeps and starts is None:  # of a forward that was not made, or not for gradients
+    every = _block_of_time(x, plan, rows, C)
+    if every and starts is None:  # of a forward that was not made, or not for gradients
         starts = forward(x._replace(q=None), plan._replace(gradients=True, overwrite=False), state)[2].starts
     if dat is None:
         rows[:, AT] = 0
@@ -132,16 +132,16 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     )
     group, workers = int(table.numbers[:, SHARED].max()), threads.num_threads()
     each = max(1, count * H // group // workers)
-    tasks, bounds = time_blocks(rows, H // group, V, V, C, each, keeps, last_first=True)
+    tasks, bounds = time_blocks(rows, H // group, V, V, C, each, every, last_first=True)
     tasks[:, HEAD] *= group
     operations = 16.0 * forms.tokens(rows) * H * cell.K * V
     plain = x.erase is Erase.NONE and x.gv is x.u is None  # gradients of states between time blocks can be found before
-    known = keeps > 0 and has_queries and plain
+    known = every > 0 and has_queries and plain
     apart = known and len(bounds) - 1 < min(workers, len(tasks)) and operations > policy.APART_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
         cell = cell._replace(words=cell.words | {"apart"})
-        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, keeps)
+        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, every)
     chunks = -(-int((tasks[:, STOP] - tasks[:, FIRST]).max(initial=1)) // C)
     kernel = forms.kernel_of(backward_kernel, cell, layout(cell, group, chunks), table, plan)
     forms.over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
@@ -164,12 +164,12 @@ def _raw_vjp(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
 
 
 def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.ndarray, cell: Cell,
-               kept: int) -> None:  # fmt: skip
+               every: int) -> None:  # fmt: skip
     """Gradients of the states between time blocks, by blocks of value columns."""
     table.states("ends", ends)
     H, V = x.v.shape[-2:]
     columns = V if plan.average is not None else forms.columns_of(V, count_sequences(rows) * H, threads.num_threads())
-    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, kept, last_first=True)
+    tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, every, last_first=True)
     cell = cell._replace(V=columns)
     kernel = forms.kernel_of(reverse, cell, layout(cell), table, plan)
     forms.over(kernel, tasks, bounds, 2.0 * forms.tokens(rows) * H * cell.K * V).run(table.numbers, (table, x))

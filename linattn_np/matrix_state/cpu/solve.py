@@ -10,7 +10,7 @@ import numpy as np
 from ...core import StatesAt
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
-from .forms import Made, chunks
+from .forms import CallArrays, chunks
 from .table import lengths, sequences
 
 
@@ -27,7 +27,7 @@ def solve(
     Sequences of one token have a form of their own.
     """
     x, rows = _with(x, ridge), sequences(plan, prod(x.v.shape[:-3]))
-    made, single = Made.of(x, plan, Z, False), lengths(rows) == 1
+    made, single = CallArrays.of(x, plan, Z, False), lengths(rows) == 1
     for own in (rows[single], rows[~single]):
         if len(own):
             chunks(x, plan, made.table, own, solver=solver).run(made.table.numbers, made.table)

@@ -23,7 +23,7 @@ class Table:
     def __init__(self, x: Inputs):
         self.numbers = np.zeros((len(ARRAYS), ARRAY), np.int64)
         self.numbers[:, SHARED] = 1
-        self.kept: dict[str, Any] = {}
+        self.arrays: dict[str, Any] = {}
         self.H = x.v.shape[-2]
         self.query_heads = self.H if x.q is None else max(self.H, x.q.shape[-2])
         self.tokens("in_q", x.q, self.query_heads)
@@ -68,7 +68,7 @@ class Table:
             self._put(name, constant(y)[None, :, None], (0, y.strides[0], 0, y.strides[1]), 1)
 
     def _put(self, name: str, y: np.ndarray, steps: tuple[int, ...], shared: int) -> None:
-        self.kept[name] = y
+        self.arrays[name] = y
         self.numbers[ROW[name]] = stored_array(y, steps, max(shared, 1))
 
 

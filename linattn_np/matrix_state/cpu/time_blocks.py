@@ -18,28 +18,28 @@ from .table import AT, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDT
 from .workspace import TASK
 
 
-def time_blocks(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, kept: int = 0,
+def time_blocks(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, every: int = 0,
                 last_first: bool = False) -> tuple[np.ndarray, list[int]]:  # fmt: skip
     """(tasks, bounds): a task for each sequence of `rows`, head, block of value columns and block of whole chunks.
 
     Each row of a sequence is cut into blocks of time. Tasks bounds[n]..bounds[n + 1] are one sequence, a block of
-    columns and at most `group` heads that alternate. Where all states are stored, each for `kept` tokens, TO of a row
+    columns and at most `group` heads that alternate. Where all states are stored, each for `every` tokens, TO of a row
     is the place of the first.
     """
     make = _tasks if len(rows) <= policy.REMEMBERED_ROWS else _tasks.__wrapped__
-    tasks, bounds = make(rows.tobytes(), (H, V, columns, C, group, kept, last_first, policy.TIME_BLOCK))
+    tasks, bounds = make(rows.tobytes(), (H, V, columns, C, group, every, last_first, policy.TIME_BLOCK))
     return tasks.copy(), bounds
 
 
 @Cached
 def _tasks(given: bytes, how: tuple[int, ...]) -> tuple[np.ndarray, list[int]]:
     """`time_blocks` of the bytes of `rows`."""
-    H, V, columns, C, group, kept, last_first, time_block = how
+    H, V, columns, C, group, every, last_first, time_block = how
     rows = np.frombuffer(given, np.int64).reshape(-1, len(TASK))
     group = next(n for n in range(min(group, policy.ALTERNATING_HEADS, H), 0, -1) if H % n == 0)
     length = rows[:, STOP] - rows[:, FIRST]
     whole = group == 1 or last_first
-    block = kept or (max(int(length.max(initial=1)), 1) if whole else up(time_block, C))
+    block = every or (max(int(length.max(initial=1)), 1) if whole else up(time_block, C))
     column_blocks, groups = -(-V // columns), H // group
     counts = block_counts(rows, block)
     before = np.cumsum(counts) - counts  # time blocks of earlier rows
@@ -64,15 +64,15 @@ def _tasks(given: bytes, how: tuple[int, ...]) -> tuple[np.ndarray, list[int]]:
     tasks[:, EARLIER] |= n > 0
     tasks[:, LATER] |= inside
     tasks[inside, AT] = 0
-    tasks[:, TO] += n * bool(kept)
-    tasks[:, FROM] = tasks[:, TO] - bool(kept)
+    tasks[:, TO] += n * bool(every)
+    tasks[:, FROM] = tasks[:, TO] - bool(every)
     return tasks, bounds.tolist()
 
 
 def checkpoint_block(rows: np.ndarray, shape: tuple[int, int, int], itemsize: int, C: int, few: bool = False) -> int:
-    """Tokens between the states that are kept for a backward, and TO of each row; 0 where none are kept.
+    """Tokens between the states that are stored for a backward, and TO of each row; 0 where none are stored.
 
-    shape: (H, K, V) of the states of a sequence. Those that segments begin with are kept in any case. Blocks are longer
+    shape: (H, K, V) of the states of a sequence. Those that segments begin with are always stored. Blocks are longer
     where much would be stored, or `few` are wanted, unless an adjoint would keep too much of their chunks.
     """
     (H, K, V), longest = shape, int((rows[:, STOP] - rows[:, FIRST]).max(initial=0))

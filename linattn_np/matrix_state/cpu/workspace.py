@@ -1,4 +1,4 @@
-"""What kernels are told, and their matrices: one declaration for both forms, forward and backward, and its tables.
+"""The fields of kernels, and their matrices: one declaration for both forms, forward and backward, and its tables.
 
 Sizes: c tokens in the chunk, c1 = c + 1, K and V channels, K_lanes and V_lanes the same in whole vectors. A name with
 _before or _after is the same memory one row earlier or later: what reads S_{t-1} sees decays one token earlier. In the
@@ -145,7 +145,7 @@ class Cell(NamedTuple):
     iterations: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
 
     def sizes(self, W: int) -> dict[str, int]:
-        """What a kernel is told of it; W: numbers of a vector."""
+        """The sizes that it adds to a kernel's fields; W: numbers of a vector."""
         found = dict.fromkeys(self.words, 1) | {"K_lanes": up(self.K, W), "one": 1, "lane": W, "task_fields": len(TASK)}
         found |= {name: x for name, x in self._asdict().items() if isinstance(x, Integral)}
         return found | dict(self.features)

@@ -66,8 +66,14 @@ def forward(fn: str, x: AveragedInputs, plan: Plan, state: Any, wanted: str | No
 
 def _by_columns(saved: Residuals, plan: Plan) -> Computed:
     """The core's forward, sums of weights being the last column of values and states."""
-    state = None if saved.state is None else with_sums(plan.xp, *saved.state, plan.dtype, view=False)
+    state = None if saved.state is None else _with_sums(plan, saved.state)
     return core.forward(saved.fn, saved.x.columns(plan), plan, state, saved.wanted)
+
+
+def _with_sums(plan: Plan, state: tuple[Array, Array]) -> Array:
+    """[S, z]"""
+    S, z = state
+    return with_sums(plan.xp, S, z, plan.dtype, view=False)
 
 
 def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[AveragedInputs, Any]:
@@ -76,7 +82,7 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Ave
     xp, (out, _, rest) = plan.xp, _by_columns(residuals, plan)
     if dout is not None:
         dout = _divided_vjp(xp, x, out, cast(xp, dout, plan.dtype))
-    d, dboth = core.backward(rest, dout, None if dstate is None else with_sums(xp, *dstate, plan.dtype, view=False))
+    d, dboth = core.backward(rest, dout, None if dstate is None else _with_sums(plan, dstate))
     dv, dw = d.v[..., :-1], None
     if x.w is not None:
         dw = xp.sum(dv * cast(xp, x.v, plan.dtype), axis=-1) + d.v[..., -1]  # <d.v, [v, 1]>

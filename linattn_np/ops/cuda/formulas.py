@@ -81,8 +81,8 @@ def _launch(name: str, arrays: list[Array | None], out: Array, double: bool, num
     rest, fields = iter(steps), dict[str, Any]()
     for field, y in zip((*NAMES, "out"), (*arrays, out), strict=True):
         own = None if y is None else next(rest)
-        fields[field] = NONE if own is None else (y.data.ptr, *(0,) * (3 - len(sizes)), *own, KINDS[name_of(y.dtype)],  # type: ignore[union-attr]
-                                                  y.shape[-1] if y.ndim else 1)  # type: ignore[union-attr]  # fmt: skip
+        fields[field] = NONE if own is None else (y.data.ptr, *(0,) * (3 - len(sizes)), *own, KINDS[name_of(y.dtype)],
+                                                  y.shape[-1] if y.ndim else 1)  # fmt: skip
     rows, columns = batch * heads * tokens, out.shape[-1] if out.ndim else 1
     packed = FORMULA.pack(**fields, rows=rows, heads=heads, tokens=tokens, a=numbers[0], b=numbers[1], how=numbers[2])
     blocks = -(-rows // (THREADS // 32)) if has_rows else -(-rows * columns // THREADS)

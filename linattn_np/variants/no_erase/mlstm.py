@@ -102,8 +102,8 @@ def _joined(c: Variables, state: Any) -> Array:
 
 
 def unpack_state(c: Variables, S: Any) -> StabilisedState:
-    parts = S if isinstance(S, tuple) else (S[..., :-1], S[..., -1])
-    return StabilisedState(*parts, cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype))
+    S, n = S if isinstance(S, tuple) else (S[..., :-1], S[..., -1])
+    return StabilisedState(S, n, cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype))
 
 
 def unpack_state_vjp(c: Variables, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
@@ -132,8 +132,8 @@ def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState
     """C_0 = e^{m_0} S_0, so dm_0 = <dS_0, S_0> + <dn_0, n_0>, plus the part of m_T."""
     xp = c.xp
     dm_0 = _inner(xp, dS, c.joined)
-    parts = dS if isinstance(dS, tuple) else (dS[..., :-1], dS[..., -1])
-    return StabilisedState(*parts, dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
+    dS, dn = dS if isinstance(dS, tuple) else (dS[..., :-1], dS[..., -1])
+    return StabilisedState(dS, dn, dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
 
 
 def _inner(xp: Any, dS: Any, S: Any) -> Array:

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
-from ...matrix_state.readouts.mapped import MappedInputs
-from ...matrix_state.types import Inputs, Readout
+from ...matrix_state.types import Readout
 from ...ops.feature_maps import SQUARE
 from ...ops.norms import layer_norm, layer_norm_vjp
 from ...runtime.arrays import Array, cast, over_tokens
 from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
 from ..shared.arguments import VALUES
-from ..shared.similarity import Similarity, SimilarityOptions, check_eps, defaults, rows_are_narrow
+from ..shared.similarity import CoreInputs, Similarity, SimilarityOptions, check_eps, defaults, rows_are_narrow
 
 NORM_EPS = 1e-5
 
@@ -21,7 +20,7 @@ NORM_EPS = 1e-5
 SIMILARITY = Similarity(lambda c: (SQUARE,) * 2)
 
 
-def to_core(c: Variables) -> Inputs | MappedInputs:
+def to_core(c: Variables) -> CoreInputs:
     """The core's inputs for normed queries and keys."""
     norm = lambda x: layer_norm(c.xp, x, NORM_EPS, c.gamma, c.shift, c.dtype)  # noqa: E731
     normed = {n: None if x is None else norm(x) for n, x in (("q", c.q), ("k", c.k))}
@@ -29,7 +28,7 @@ def to_core(c: Variables) -> Inputs | MappedInputs:
     return SIMILARITY.to_core(c.normed, rows_are_narrow(c))
 
 
-def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: CoreInputs) -> dict[str, Array]:
     """The norm's transpose; gamma and shift belong to q and to k, so they get a sum over all tokens of both."""
     xp, grads = c.xp, SIMILARITY.to_core_vjp(c.normed, d)
     for n, x in (("q", c.q), ("k", c.k)):

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.readouts.averages import AveragedInputs
 from ...matrix_state.readouts.mapped import MappedInputs
-from ...matrix_state.types import Decay, Inputs, Readout
+from ...matrix_state.types import Decay, Readout
 from ...ops.averages import with_ones
 from ...ops.complement import complement, complement_vjp
 from ...ops.feature_maps import FeatureMap, random_fourier
@@ -17,7 +17,7 @@ from ...runtime.arrays import Array, cast
 from ...runtime.values import is_finite, shown
 from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
-from ..shared.similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
+from ..shared.similarity import CoreInputs, Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
 
 def maps(c: Variables) -> tuple[FeatureMap, FeatureMap]:
@@ -28,7 +28,7 @@ def maps(c: Variables) -> tuple[FeatureMap, FeatureMap]:
 SIMILARITY = Similarity(maps)
 
 
-def to_core(c: Variables) -> Inputs | MappedInputs:
+def to_core(c: Variables) -> CoreInputs:
     """With a gate: its g, and v or [v, 1] times 1 - e^g."""
     x = SIMILARITY.to_core(c)
     if c.g is None:
@@ -44,7 +44,7 @@ def to_core(c: Variables) -> Inputs | MappedInputs:
     return x._replace(v=v, g=c.g[..., None])
 
 
-def to_core_vjp(c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
+def to_core_vjp(c: Variables, d: CoreInputs) -> dict[str, Array]:
     """The gate decays the state and scales the write: two paths."""
     if c.g is None:
         return SIMILARITY.to_core_vjp(c, d)

@@ -24,6 +24,8 @@ from ...runtime.shapes import check_state
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
 from ...spec import ChangeOfVariables, StateFormat, Variables
 
+CoreInputs = Inputs | MappedInputs | AveragedInputs
+
 
 class SimilarityOptions(Options, total=False):
     """The common options, normalize (divide by the sum of similarities), causal, and eps (added to that sum)."""
@@ -59,7 +61,7 @@ class Similarity(NamedTuple):
 
     maps: Callable[[Variables], tuple[FeatureMap, FeatureMap]]
 
-    def to_core(self, c: Variables, is_narrow: bool | None = None) -> Inputs | MappedInputs | AveragedInputs:
+    def to_core(self, c: Variables, is_narrow: bool | None = None) -> CoreInputs:
         """phi(q), phi(k), v or [v, 1]; or q, k, v and the map for the core.   is_narrow: see rows_are_narrow."""
         xp, (map_q, map_k) = c.xp, self.maps(c)
         eps = float(c.options["eps"]) if c.options["normalize"] else None
@@ -92,7 +94,7 @@ class Similarity(NamedTuple):
             return False  # a float32 state is rounded already: float32 features are as exact
         return (is_numpy(c.xp) and c.options["causal"]) or x.is_polynomial
 
-    def to_core_vjp(self, c: Variables, d: Inputs | MappedInputs) -> dict[str, Array]:
+    def to_core_vjp(self, c: Variables, d: CoreInputs) -> dict[str, Array]:
         """Applies the transposes of the maps; the column of ones has no gradient."""
         if isinstance(d, MappedInputs):
             return {"q": d.q, "k": d.k, "v": d.v[..., : c.v.shape[-1]]}
@@ -143,7 +145,7 @@ class Similarity(NamedTuple):
         check_state(c.name, state, c.sizes, axes, name)
 
     @property
-    def change(self) -> ChangeOfVariables[Inputs | MappedInputs]:
+    def change(self) -> ChangeOfVariables[CoreInputs]:
         return ChangeOfVariables(self.to_core, self.to_core_vjp, divide, divide_vjp)
 
     @property
