@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..runtime import blas, threads
-from ..runtime.arrays import Array, Namespace, device, is_cupy, is_numpy
+from ..runtime.arrays import Array, Namespace, device, is_cupy, is_numpy, transposed_rows
 from .host import numpy_kernels
 
 PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
@@ -82,7 +82,7 @@ def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array) -> tuple[Array, Arra
     """(dx, dW).   dx = dy W^T, dW = sum over rows of x^T dy."""
     lead = math.prod(x.shape[:-1])
     flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
-    return times(xp, dy, xp.matrix_transpose(W)), xp.matrix_transpose(flat_x) @ flat_y
+    return times(xp, dy, transposed_rows(xp, W)), xp.matrix_transpose(flat_x) @ flat_y
 
 
 def interleaved(xp: Namespace, x: Array, n: int, at: int) -> Array:
