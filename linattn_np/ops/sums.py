@@ -7,6 +7,7 @@ from typing import Any
 
 from ..runtime.arrays import Array, Namespace, cast
 from ..runtime.arrays import over_tokens as by_array_calls
+from ..runtime.arrays import sum_to as sum_by_array_calls
 from .host import numpy_kernels
 
 
@@ -24,6 +25,15 @@ def inner(xp: Namespace, x: Array, y: Array, z: Array, u: Array | None, dtype: A
         return cpu.compiled("inner", each, ((*z.shape, 1), dtype), dtype)[..., 0]
     x, y, z = (cast(xp, a, dtype) for a in (x, y, z))
     return xp.sum(x * y, axis=-1) + (z if u is None else z * cast(xp, u, dtype))
+
+
+def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:
+    """The transpose of broadcasting: x summed over the axes along which `shape` was stretched to x.shape."""
+    if numpy_kernels(xp, x) is None or not x.size or not x.flags.c_contiguous:
+        return sum_by_array_calls(xp, x, shape)
+    from .cpu import sums
+
+    return sums.sum_to(x, shape)
 
 
 def over_tokens(xp: Namespace, x: Array, axes: int = 1) -> Array:

@@ -74,6 +74,12 @@ def flow_slopes(x, y, z, how):
     return z * (2 * y**2 * (np.exp(-t) + np.expm1(-t) / t) / t if how > 1 else np.exp(-t))
 
 
+def bounded_vjp(x, y, z, u, a, how):
+    rate, raw = 1 if z is None else np.exp(z), x + (0 if y is None else y)
+    s = sigmoid(rate * raw)
+    return a * u * s * (1 - s) * (rate * raw if how else rate)
+
+
 def quotient_vjp(x, y, z):
     num, den = x[..., :-1], x[..., -1:]
     dnum = y / np.maximum(np.abs(den), z)
@@ -115,6 +121,9 @@ FORMULAS = {
     "log_decay": (lambda x, y, z, u, a, b, how: -np.exp(z) * softplus(x + (0 if y is None else y)), 0, 0, [0]),
     "bounded": (lambda x, y, z, u, a, b, how: a * sigmoid((1 if z is None else np.exp(z)) * (
         x + (0 if y is None else y))), -2.5, 0, [0]),
+    "log_decay_vjp": (lambda x, y, z, u, a, b, how: u * -np.exp(z) * (softplus if how else sigmoid)(
+        x + (0 if y is None else y)), 0, 0, [0, 1]),
+    "bounded_vjp": (lambda x, y, z, u, a, b, how: bounded_vjp(x, y, z, u, a, how), -2.5, 0, [0, 1]),
     "added": (lambda x, y, z, u, a, b, how: x + y, 0, 0, [0]),
     "capped_vjp": (lambda x, y, z, u, a, b, how: y * (1 - np.tanh(x / a) ** 2), 1.5, 0, [0]),
     "log_forget_vjp": (lambda x, y, z, u, a, b, how: y * (1 - np.tanh(x / a) ** 2) * (
@@ -149,6 +158,7 @@ ARRAYS = {
     "appended": ["x", "xu", "xy", "xyu"], "quotient": ["x", "xy"], "normed": ["x", "xyz"], "softmax": ["x"],
     "dpfp": ["x"],
     "softmax_vjp": ["xy"], "feature": ["x"], "feature_vjp": ["xy"], "over_length": ["xy"], "strength": ["xy"],
+    "log_decay_vjp": ["xzu", "xyzu"], "bounded_vjp": ["xu", "xyu", "xyzu"],
     "added": ["xy"], "capped_vjp": ["xy"], "log_forget_vjp": ["xy"], "log_rest_vjp": ["xyz"],
     "inner": ["xy", "xyz", "xyzu"], "quotient_vjp": ["xyz"], "strength_vjp": ["xyz"],
     "turn": ["xy"], "rotated": ["xyz"], "rotated_pair": ["xyz"],

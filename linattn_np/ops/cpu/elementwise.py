@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.registers import times
 from .numbers import exp, expm1, log1p, number, sigmoid, softplus, tanh
@@ -209,3 +211,30 @@ def feature_vjp(x: Vector, y: Vector, kind: Whole, out: Vector):
         for j in range(len(out)):
             s = sigmoid(x[j])
             out[j] = y[j] * s * (one + x[j] * (one - s))
+
+
+@piece(of="log_decay_vjp")
+def log_decay_vjp(x: Vector, y: Vector, z: Vector, u: Vector, of_rate: Whole, out: Vector):
+    """u times the derivative of log_decay by x, or by z, 0 where that is infinite; no y: 0"""
+    for j in range(len(out)):
+        raw = x[j] + y[j] if len(y) else x[j]
+        if of_rate:
+            g = -exp(z[j]) * softplus(raw)
+            out[j] = u[j] * g if g > -np.inf else number(out, 0)
+        else:
+            out[j] = -exp(z[j]) * sigmoid(raw) * u[j]
+
+
+@piece(of="bounded_vjp")
+def bounded_vjp(x: Vector, y: Vector, z: Vector, u: Vector, bound: Number, of_rate: Whole, out: Vector):
+    """u times the derivative of bounded by x, or by z, 0 where its argument is infinite; no y, no z: 0"""
+    one = number(out, 1)
+    for j in range(len(out)):
+        rate, raw = exp(z[j]) if len(z) else one, x[j] + y[j] if len(y) else x[j]
+        a = rate * raw
+        s = sigmoid(a)
+        slope = bound * u[j] * s * (one - s)
+        if of_rate:
+            out[j] = slope * a if -np.inf < a < np.inf else number(out, 0)
+        else:
+            out[j] = slope * rate

@@ -15,6 +15,7 @@ from ...runtime.recorder import refuse
 from .elementwise import (
     added,
     bounded,
+    bounded_vjp,
     capped,
     capped_vjp,
     complement,
@@ -24,6 +25,7 @@ from .elementwise import (
     feature_vjp,
     gate_vjp,
     log_decay,
+    log_decay_vjp,
     log_forget,
     log_forget_vjp,
     log_rest,
@@ -54,14 +56,15 @@ from .rowwise import (
 
 OF_NUMBERS = ("copy", "scaled", "product", "complement", "complement_vjp", "log_rest", "step_size", "step_size_vjp",
               "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded", "feature",
-              "feature_vjp", "added", "capped_vjp", "log_forget_vjp", "log_rest_vjp")  # fmt: skip
+              "feature_vjp", "added", "capped_vjp", "log_forget_vjp", "log_rest_vjp",
+              "log_decay_vjp", "bounded_vjp")  # fmt: skip
 OF_ROWS = ("appended", "quotient", "normed", "over_length", "softmax", "softmax_vjp", "strength", "turn", "rotated",
            "rotated_pair", "dpfp", "inner", "quotient_vjp", "strength_vjp")  # fmt: skip
 KINDS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}
 (COPY, SCALED, PRODUCT, COMPLEMENT, COMPLEMENT_VJP, LOG_REST, STEP_SIZE, STEP_SIZE_VJP, SKIP_AND_GATE, GATE_VJP,
  CAPPED, LOG_FORGET, LOG_DECAY, BOUNDED, FEATURE, FEATURE_VJP, ADDED, CAPPED_VJP, LOG_FORGET_VJP, LOG_REST_VJP,
- APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP, STRENGTH, TURN, ROTATED, ROTATED_PAIR, DPFP, INNER,
- QUOTIENT_VJP, STRENGTH_VJP) = KINDS.values()  # fmt: skip
+ LOG_DECAY_VJP, BOUNDED_VJP, APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP, STRENGTH, TURN, ROTATED,
+ ROTATED_PAIR, DPFP, INNER, QUOTIENT_VJP, STRENGTH_VJP) = KINDS.values()  # fmt: skip
 
 
 @piece
@@ -139,6 +142,10 @@ def compute(w: Work):
             log_rest_vjp(x, y, z, out)
         elif kind == STRENGTH_VJP:
             strength_vjp(x, y, z, how, out)
+        elif kind == LOG_DECAY_VJP:
+            log_decay_vjp(x, y, z, u, how, out)
+        elif kind == BOUNDED_VJP:
+            bounded_vjp(x, y, z, u, a, how, out)
 
 
 @piece
