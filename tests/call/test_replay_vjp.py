@@ -241,6 +241,28 @@ def test_pullbacks_in_another_order(T):
         assert bits(*pullback(dout)) == right[n][2:]
 
 
+@pytest.mark.parametrize("T", [3, 40, 200])
+@pytest.mark.parametrize("fn", [la.gated_delta_rule, la.simple_gla, la.mlstm, la.gsa], ids=lambda fn: fn.__name__)
+def test_a_pullback_that_is_recorded_after_the_call(fn, T):
+    """A replayed forward holds the arrays that the pullbacks before it read; a later one may read others."""
+    rng = np.random.default_rng(0)
+    drawn = [la.testing.sample(fn, rng, B=(1,), T=T, H=2, K=8, V=8, optional=False) for _ in range(2)]
+    (x, y), options = ({n: a.astype(np.float32) for n, a in each.items()} for each in drawn), {"return_state": True}
+    options |= {"feature_map": "elu+1"} if "feature_map" in fn.spec.options.defaults else {}
+    (out, state), pullback = la.vjp(fn, **x, **options)
+    dout = rng.standard_normal(out.shape).astype(out.dtype)
+    dstate = parts_like(state, [rng.standard_normal(S.shape).astype(S.dtype) for S in parts(state)])
+    orders = [(None, dstate), (dout, None), (dout[..., ::-1], dstate)]
+    expected = [bits(*pullback(*each)[:3]) for each in orders]
+    for first in range(3):
+        replay.clear()
+        la.vjp(fn, **y, **options)[1](*orders[first])
+        _, early = la.vjp(fn, **x, **options)  # replayed
+        for n, each in enumerate(orders):
+            la.vjp(fn, **y, **options)[1](*each)
+            assert bits(*early(*each)[:3]) == expected[n]
+
+
 def test_the_result_may_be_written_to():
     q, k, v = (given(40)[0][n] for n in "qkv")
     for _ in range(3):

@@ -183,7 +183,7 @@ class Forward:
         if (pool := self.sequence.run(given)) is None:
             return None
         read, count = self._read, len(given)
-        held = [x if n < count or n in read else given[0] for n, x in enumerate(pool)]
+        held = [x if n < count or n in read else None for n, x in enumerate(pool)]
         return get(self.results, pool), Residuals(self, held)
 
     def add_pullback(self, layout: Hashable, given: list[Array], recorder: Recorder, gradients: Any) -> None:
@@ -204,17 +204,20 @@ class Forward:
 
 
 class Residuals(NamedTuple):
-    """A recorded forward, and the arrays of one call that its pullbacks read."""
+    """A recorded forward, and the arrays of one call that its pullbacks read; None: one that none read so far."""
 
     forward: Forward
-    arrays: list[Array]
+    arrays: list[Array | None]
 
     def pullback(self, cotangents: tuple[Any, ...]) -> Any:
         """The gradients by a recorded pullback; None if there is none for these cotangents."""
         layout, given = _layout(cotangents)
         if (found := self.forward.pullbacks.get(layout)) is None:
             return None
-        pool = found.sequence.run([*self.arrays, *given])
+        own, other = self.arrays, self.arrays[0]  # any array in the place of one that is not read
+        if any(n < len(own) and own[n] is None for n in found.sequence.read):  # recorded after this call
+            return None
+        pool = found.sequence.run([*[other if x is None else x for x in own], *given])
         return None if pool is None else get(found.gradients, pool)
 
     def add_pullback(self, cotangents: tuple[Any, ...], recorder: Recorder, gradients: Any) -> bool:
@@ -224,7 +227,7 @@ class Residuals(NamedTuple):
             return False
         if any(x is y for x in given for y in self.arrays):  # one array given twice: the plan does not apply to two
             return False
-        self.forward.add_pullback(layout, [*self.arrays, *given], recorder, gradients)
+        self.forward.add_pullback(layout, [*self.arrays, *given], recorder, gradients)  # of a call in full: it has all
         return True
 
 

@@ -121,4 +121,6 @@ def _forward(call: Prepared, signature: Signature, results: Any, residuals: Any,
         forward = host.Forward(key, call.recorder, given, results, template)
     if not isinstance(forward, host.Forward) or None in forward.pullbacks.values():
         return None
+    if [(y.shape, y.dtype) for y in call.recorder.allocated] != forward.sequence.allocations:
+        return None  # a first call of the process may compute otherwise
     return host.Residuals(forward, [*given, *call.recorder.allocated])
