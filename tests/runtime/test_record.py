@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("numba")
 
 import linattn_np as la
-from linattn_np.call.replay.host import Plan
+from linattn_np.call.replay.host import Forward, Plan, Residuals
 from linattn_np.ops.cpu.sums import sum_to
 from linattn_np.runtime.constants import constant_array
 from linattn_np.runtime.pieces.memory import empty
@@ -143,3 +143,25 @@ def test_results_are_views_of_what_kernels_fill():
         assert z.strides == view(y).strides
     with pytest.raises(LookupError):
         view_of(x.copy(), [x])
+
+
+def test_a_pullback_recorded_after_the_forward_of_a_call_needs_what_that_holds():
+    """A replayed forward holds what the pullbacks before it read."""
+    x, y, d = drawn(0), drawn(1), drawn(2, (5, 4))
+    with Recorder() as recorder:
+        sums = totals(x, y)
+    forward = Forward("key", recorder, [x, y], (None, None), None)
+    in_full = Residuals(forward, [x, y, *recorder.allocated])
+
+    def add(which, cotangents):
+        with Recorder() as pull:
+            found = sum_to(sums[which], (4,))
+        assert in_full.add_pullback(cotangents, pull, (found,))
+
+    add(0, (d, None))
+    _, early = forward([y, x], None)
+    add(1, (d, d.copy()))
+    assert bits(early.pullback((d, None))[0]) == bits(sum_to(sums[1], (4,)))
+    assert early.pullback((d, d.copy())) is None
+    _, late = forward([y, x], None)
+    assert bits(late.pullback((d, d.copy()))[0]) == bits(sum_to(sums[0], (4,)))
