@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace, cast, device, is_mutable, sum_to, swap
+from ..runtime.recorder import refuse
 from .blocks import WHOLE, Block
 from .types import Inputs, Plan
 
@@ -112,6 +113,7 @@ class TokenBuffer:
             return
         if self.whole is None:
             self.whole = xp.empty(self.shape, dtype=self.dtype, device=self.where)
+        refuse("an array call writes into an array of tokens")
         self.whole[..., start : start + C, :, :] = piece
         self.filled = True
 

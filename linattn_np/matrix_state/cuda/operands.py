@@ -13,6 +13,7 @@ from ...runtime.arrays import Array, cast, dtype_name, sum_of_groups, sum_to
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS
+from ...runtime.recorder import refuse
 from ...runtime.shapes import prefixes
 from .. import policy
 from ..types import Inputs, Plan
@@ -188,6 +189,7 @@ def one_head_each(xp: Any, state: Array | None, batch: Sizes) -> Array | None:
         return state
     wide = xp.zeros((batch.N, batch.H, batch.group, batch.K, batch.V), dtype=state.dtype)
     wide[:, :, 0, :, :] = state
+    refuse("an array call writes states of groups")
     return xp.reshape(wide, (batch.N, batch.heads, batch.K, batch.V))
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ...core import Explained
 from ...runtime.arrays import Array, cast, device, is_cupy, is_mutable
 from ...runtime.pools import take_rows
+from ...runtime.recorder import refuse
 from ...runtime.shapes import Sequence
 from .. import policy
 from ..blocks import WHOLE, Block, cut
@@ -101,6 +102,7 @@ class States:
             self.whole = xp.zeros(self.shape, dtype=plan.dtype, device=device(self.x.v))
         each = self.shape[1] // groups(Inputs(self.x.q, self.x.k, self.x.v))
         heads = slice(block.groups.start * each, block.groups.stop * each)
+        refuse("an array call writes into an array of states")
         self.whole[block.batch[0] if s.row is None else slice(s.row, s.row + 1), heads, ...] = S
 
     def done(self) -> Array:

@@ -9,6 +9,8 @@ import numpy as np
 
 from ...runtime.arrays import Array, name_of
 from ...runtime.cuda import launch, record
+from ...runtime.recorder import active as recording
+from ...runtime.recorder import refuse
 from .arguments import FORMULA
 from .unit_rows import THREADS
 
@@ -70,6 +72,8 @@ def _pairs(S: Array, P: int) -> Array:
 
 def _launch(name: str, arrays: list[Array | None], out: Array, double: bool, numbers: tuple[float, float, int]) -> None:
     given, has_rows = [y for y in (*arrays, out) if y is not None], name in OF_ROWS
+    if recording.recorder is not None:
+        _refuse_filled(given[:-1])
     sizes, steps = _grid([(y.shape, y.strides) for y in given], has_rows)
     if len(sizes) > 3:  # a launch for each place along the first axis
         n = out.ndim
@@ -88,6 +92,16 @@ def _launch(name: str, arrays: list[Array | None], out: Array, double: bool, num
     blocks = -(-rows // (THREADS // 32)) if has_rows else -(-rows * columns // THREADS)
     constants = (("LA_DOUBLE", int(double)), ("LA_KIND", FORMULAS[name]))
     launch.launch(SOURCE, "formula", constants, blocks, THREADS, 0, packed, tuple(given))
+
+
+def _refuse_filled(arrays: list[Array]) -> None:
+    """Refuse where an array was allocated for launches and no launch has taken it: array calls have filled it."""
+    recorder = recording.recorder
+    taken = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
+    for x in recorder.allocated:
+        begin = x.data.ptr
+        if begin not in taken and any(begin <= y.data.ptr < begin + max(x.nbytes, 1) for y in arrays):
+            refuse("array calls fill an array")
 
 
 def _grid(
