@@ -37,6 +37,19 @@ def training(plt: Any) -> Any:
     return figure
 
 
+def language_model(plt: Any) -> Any:
+    """The loss of some hundred steps, and of the mean of 20."""
+    names = names_of("tutorials/language_model.md")
+    losses = names["train"](names["start"](0), 400)
+    figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
+    axes.plot(losses, color="0.8")
+    axes.plot(np.arange(19, 400), np.convolve(losses, np.full(20, 1 / 20), mode="valid"), color="C0")
+    axes.axhline(np.log(256), color="0.6", linestyle="--")
+    axes.annotate("equal shares", (300, np.log(256)), (0, -12), textcoords="offset points")
+    axes.set(xlabel="training step", ylabel="nats a byte", title="Next byte of a text", ylim=0)
+    return figure
+
+
 def torch_layer(plt: Any) -> Any:
     """The loss by step, with that of a guess."""
     losses = names_of("tutorials/torch_layer.md")["losses"]
@@ -148,7 +161,7 @@ def filters(plt: Any) -> Any:
     return figure
 
 
-PICTURES = (training, torch_layer, ragged, long_streams, feature_map, decoding, filters)
+PICTURES = (training, language_model, torch_layer, ragged, long_streams, feature_map, decoding, filters)
 
 
 def main() -> None:
