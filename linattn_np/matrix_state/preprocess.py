@@ -46,8 +46,7 @@ class PreprocessingStep(NamedTuple):
     name: str
     forward: Callable[..., tuple[Array | None, Array, Any]]
     backward: Callable[..., tuple[Inputs, Array]]
-    inputs: Any = None  # (module, x, plan) -> (x, plan), of a step that changes no state
-    output: Any = None  # (plan, out) -> out, of such a step that changes the output
+    inputs: Any = None  # (module, x, plan) -> (x, plan), of a step that changes inputs alone
 
 
 class Changed(NamedTuple):
@@ -390,7 +389,7 @@ PREPROCESSING = (  # in this order; core.py says when a call needs a step
     of_inputs("gates", _gates, gates_vjp),
     of_inputs("l2norm", _l2norm, _l2norm_vjp),
     of_inputs("strengths", _strengths, _strengths_vjp),
-    PreprocessingStep("micro_steps", _micro_steps, _micro_steps_vjp, _micro_inputs, of_last),
+    PreprocessingStep("micro_steps", _micro_steps, _micro_steps_vjp),
     PreprocessingStep("pools", _pools, _pools_vjp),
     PreprocessingStep("rotation", _rotation, _rotation_vjp),
     PreprocessingStep("all_pairs", pairs.forward, pairs.backward),

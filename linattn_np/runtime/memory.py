@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -104,22 +104,6 @@ class _Shadow:
 
 def _shadow(place: Place) -> np.ndarray:
     return np.asarray(_Shadow(place))
-
-
-def shares_memory(parts: Any, arrays: list[np.ndarray]) -> bool:
-    """Whether parts of an overwritten state share memory with one another or with an array."""
-    spans, others = [_span(S) for S in parts], [_span(y) for y in arrays]
-    if any(low < end and begin < high for low, high in spans for begin, end in others):
-        return True
-    return any(low < end and begin < high and np.shares_memory(parts[n], parts[m])
-               for n, (low, high) in enumerate(spans) for m, (begin, end) in enumerate(spans[:n]))  # fmt: skip
-
-
-def _span(y: np.ndarray) -> tuple[int, int]:
-    """Addresses of the first byte and of the one after the last."""
-    at = first_byte(y)
-    low, high = extent(y.shape, y.strides, y.itemsize)
-    return at + low, at + high
 
 
 @functools.lru_cache(maxsize=256)

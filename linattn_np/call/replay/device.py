@@ -75,13 +75,6 @@ def signature_maker(kind: Any) -> Callable[..., Any]:
     return signature
 
 
-def given_arrays(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Array]:
-    """The CuPy arrays of a call, in the order of its pointers: those of a state of several arrays come last."""
-    state = keywords.get("state")
-    values = (*arrays, *keywords.values(), *(state if isinstance(state, tuple) else ()))
-    return [x for x in values if is_on_device(x)]
-
-
 # plain calls
 
 
@@ -148,18 +141,6 @@ def _span(x: Array) -> tuple[int, int]:
     return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0) + x.itemsize
 
 
-def plan_of(
-    given: list[Array], state: Any, recorder: Recorder, results: tuple[Any, Any], own_state: bool
-) -> Callable[..., Any] | None:
-    """The plan of a call, of arguments as those of `Plan`; None if it cannot be replayed."""
-    if not recorder.launches or (own_state and state is None):
-        return None
-    try:
-        return Plan(recorder, given, state, results, own_state).run
-    except LookupError:  # the call also copied or computed by other means
-        return None
-
-
 class StatesPlan:
     """A recorded call with states at positions: returns (the public result, None)."""
 
@@ -183,16 +164,6 @@ class StatesPlan:
         plan = copy.copy(self)
         plan._launches = launches
         return plan
-
-
-def plan_of_states(given: list[Array], recorder: Recorder, results: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """The plan of a call with states at positions; results: the public (out, state, states). None without one."""
-    if not recorder.launches:
-        return None
-    try:
-        return StatesPlan(recorder, given, results).run
-    except LookupError:
-        return None
 
 
 class RecordedLaunches:

@@ -75,11 +75,6 @@ def times(x: Any, y: Any, z: Any, f: Any) -> Any:
     return x * y
 
 
-@njit(**OPTIONS)
-def add_product(x: Any, y: Any, z: Any, f: Any) -> Any:
-    return x * y + z
-
-
 @piece
 def inverse_length(w: Work, x: Vector) -> Length:
     """(factor, f / factor): x_j factor (f / factor) is f x_j, in range."""

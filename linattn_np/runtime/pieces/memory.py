@@ -139,11 +139,6 @@ def first_byte(y: np.ndarray) -> int:
     return c_int64.from_address(id(y) + HEADER).value if is_behind_the_header() else address(y)
 
 
-def gap(x: np.ndarray, y: np.ndarray) -> int:
-    """Bytes from the first element of x to that of y."""
-    return first_byte(y) - first_byte(x)
-
-
 @functools.cache
 def is_behind_the_header() -> bool:
     made = [np.arange(3.0), np.arange(6).reshape(2, 3)[:, ::-1]]
