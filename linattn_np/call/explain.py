@@ -17,7 +17,6 @@ from .foreign import bridge_of, lazy_bridge
 from .pieces import cut, with_all_queries
 from .replay import plans
 from .replay.signatures import has_distinct_arrays, names_of, signature_of
-from .replay.template import Template
 
 IN_PART = "replayed in part: the array calls around the core are made by every call"
 
@@ -224,10 +223,10 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
     if not has_distinct_arrays(signature):
         return "two arrays begin at one address"
     recorded = plans.by_key.get(signature[0])
-    if isinstance(recorded, plans.Recorded) and isinstance(getattr(recorded.plan, "__self__", None), Template):
-        return f"{IN_PART} ({recorded.reason})" if recorded.reason else IN_PART
     if isinstance(recorded, plans.Recorded) and recorded.plan is plans.computed_in_full:
         return "what it computes cannot be recorded"
+    if isinstance(recorded, plans.Recorded) and recorded.reason:
+        return f"{IN_PART} ({recorded.reason})"
     return "replayed"
 
 

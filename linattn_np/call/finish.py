@@ -60,7 +60,7 @@ def final_state(call: Prepared, S: Array, given: Array | None) -> Any:
 
                 refuse("NumPy writes rows of the pool")
                 put_rows(xp, given, call.rows, S)
-            elif S is not given and place_of(S) != place_of(given):
+            elif S is not given and (place_of(S) is None or place_of(S) != place_of(given)):
                 write(xp, given, S)
             S = given
         return call.library.give_back(S)

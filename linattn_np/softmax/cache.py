@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, is_numpy
+from ..runtime.recorder import refuse
 from .path import cache as path
 from .types import GatedCache, Inputs, KeyValueCache, SoftmaxPlan
 
@@ -145,6 +146,7 @@ def after(plan: SoftmaxPlan, x: Inputs, cache: Cache, L: int) -> Cache:
 
 def append_in_place(plan: SoftmaxPlan, x: Inputs, state: Cache) -> Cache:
     """The cache after the tokens x, written into its own NumPy arrays: a row for each sequence, or batch axes."""
+    refuse("NumPy writes tokens into the cache")
     L, T = state.v.shape[-3], x.v.shape[-3]
     if x.w is not None:
         state.k[...], k = path.to_end(plan, x, state.k.astype(plan.dtype, copy=False))

@@ -101,7 +101,7 @@ def test_rows_of_a_pool(overwrite):
 
 def test_calls_are_replayed(monkeypatch):
     """One signature, one plan for out and one for the pullback; no argument is checked again."""
-    from linattn_np.call import dispatch, vjp
+    from linattn_np.call import vjp
 
     sets = [drawn(seed=seed) for seed in range(2)]
     replay.clear()
@@ -113,43 +113,6 @@ def test_calls_are_replayed(monkeypatch):
     for (x, S), out, d in zip(sets, expected, grads, strict=True):
         np.testing.assert_array_equal(gated_mean(**x, state=S), out)
         np.testing.assert_array_equal(la.vjp(gated_mean, **x, state=S)[1](x["x"]).g, d.g)
-
-
-def test_a_plan_that_the_core_records_replaces_its_calls(monkeypatch):
-    x, state = drawn()
-    seen = []
-
-    def record(self, inputs, plan, state, residuals, trace, then):
-        assert len(residuals.states) == 1
-        assert plan.scale == 3.0
-        return lambda arrays, state, pointers: seen.append(len(arrays)) or (arrays[0], state)
-
-    monkeypatch.setattr(GatedMean, "record", record)
-    monkeypatch.setattr(dispatch, "agrees", lambda *one: True)  # this plan is seen by its wrong result
-    replay.clear()
-    gated_mean(**x, state=state, scale=3.0)
-    assert seen == []
-    assert gated_mean(**x, state=state, scale=3.0) is x["x"]
-    assert seen == [2]
-    replay.clear()
-
-
-def test_a_core_keeps_what_it_chose(monkeypatch):
-    """`repeat` gets the residuals of the first call, and makes the forward of further ones."""
-    x, state = drawn()
-    first = gated_mean(**x, state=state)
-    given = []
-
-    def repeat(self, fn, plan, wanted, residuals):
-        given.append((fn, wanted, len(residuals.states)))
-        return lambda inputs, begin: self.forward(fn, inputs, plan._replace(scale=2.0), begin, wanted)
-
-    monkeypatch.setattr(GatedMean, "repeat", repeat)
-    replay.clear()
-    np.testing.assert_array_equal(gated_mean(**x, state=state), first)
-    np.testing.assert_array_equal(gated_mean(**x, state=state), 2 * first)
-    assert given == [("gated_mean", None, 1)]
-    replay.clear()
 
 
 BAD = {

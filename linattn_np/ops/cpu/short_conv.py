@@ -13,6 +13,7 @@ Sums over segments have one order, whatever the number of threads.
 from __future__ import annotations
 
 import functools
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -205,7 +206,7 @@ def _told(sequences: Sequences, x: np.ndarray, conv: ShortConv, state: np.ndarra
     else:
         at = table(sequences.offsets)
         place, owner = (y.reshape(*lead, T) for y in (at.place, at.owner))
-    past = None if state is None else state.reshape(-1, *state.shape[-2:])
+    past = None if state is None else state.reshape(prod(state.shape[:-2]), *state.shape[-2:])
     return Taps(conv.weight.T, conv.bias, conv.activation == "silu", conv.residual), Tokens(place, owner, past)
 
 

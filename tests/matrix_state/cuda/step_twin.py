@@ -90,9 +90,12 @@ def _rows(pointer, strides, shape, dtype):
     """An array over raw memory."""
     if not pointer:
         return None
-    span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + dtype.itemsize
-    raw = np.frombuffer((ctypes.c_uint8 * span).from_address(pointer), dtype=np.uint8)
-    return np.ndarray(shape, dtype, buffer=raw.data, strides=strides)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    low, high = sum(s for s in reach if s < 0), sum(s for s in reach if s > 0) + dtype.itemsize
+    raw = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(pointer + low), dtype=np.uint8)
+    return np.ndarray(shape, dtype, raw.data, -low, strides)
 
 
 def run(constants, arguments):
