@@ -76,10 +76,10 @@ def bounded_vjp(
     if (kernel := _kernel(xp, raw, dy.dtype)) is not None:
         return kernel.bounded_vjp(xp, raw, *how, dy, _sizes(raw, by_channel))
     if (cpu := numpy_kernels(xp, raw, how.A_log, how.bias, dy)) is not None:
-        by_head = None if how.A_log is None else _by_head(how.A_log, by_channel)
+        by_head: Any = None if how.A_log is None else _by_head(how.A_log, by_channel)
         each = [cpu.compiled("bounded_vjp", (raw, how.bias, by_head, dy), (raw.shape, dy.dtype), dy.dtype, how.bound,
                              how=of) for of in ((0,) if by_head is None else (0, 1))]  # fmt: skip
-        dA = None if by_head is None else sum_to(xp, each[1], by_head.shape).reshape(how.A_log.shape)
+        dA = None if by_head is None else sum_to(xp, each[1], by_head.shape).reshape(-1)
         return each[0], dA, None if how.bias is None else sum_to(xp, each[0], tuple(how.bias.shape))
     x, rate, dA = _raw(xp, raw, how.bias, dy.dtype), None, None
     if how.A_log is not None:

@@ -207,7 +207,7 @@ class Residuals(NamedTuple):
     """A recorded forward, and the arrays of one call that its pullbacks read; None: one that none read so far."""
 
     forward: Forward
-    arrays: list[Array | None]
+    arrays: list[Any]
 
     def pullback(self, cotangents: tuple[Any, ...]) -> Any:
         """The gradients by a recorded pullback; None if there is none for these cotangents."""

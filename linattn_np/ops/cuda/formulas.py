@@ -96,7 +96,8 @@ def _launch(name: str, arrays: list[Array | None], out: Array, double: bool, num
 
 def _refuse_filled(arrays: list[Array]) -> None:
     """Refuse where an array was allocated for launches and no launch has taken it: array calls have filled it."""
-    recorder = recording.recorder
+    if (recorder := recording.recorder) is None:
+        return
     taken = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
     for x in recorder.allocated:
         begin = x.data.ptr
