@@ -57,10 +57,16 @@ def rows_angle_vjp(xp: Namespace, y: Array, dy: Array, P: int) -> Array:
     return y[..., even, other] * dy[..., odd, other] - y[..., odd, other] * dy[..., even, other]
 
 
-def rotate_vjp(xp: Namespace, y: Array, turn: Array, dy: Array, back: bool = False) -> tuple[Array, Array]:
-    """(dx, dangle) from the result y: dx is dy rotated back, dangle = y_even dy_odd - y_odd dy_even, or minus that."""
+def rotate_vjp(
+    xp: Namespace, y: Array, turn: Array, dy: Array, back: bool = False, dtype: Any = None
+) -> tuple[Array, Array]:
+    """(dx, dangle) from the result y: dx is dy rotated back, dangle = y_even dy_odd - y_odd dy_even, or minus that.
+
+    dtype: of dangle, whose sum over tokens cancels; None: that of y.
+    """
     P = turn.shape[-1]
     even, odd, other = slice(0, 2 * P, 2), slice(1, 2 * P, 2), ...
     dx = rotate(xp, dy, turn, y.dtype, not back)
+    y, dy = (x if dtype is None else cast(xp, x, dtype) for x in (y, dy))
     dangle = y[other, even] * dy[other, odd] - y[other, odd] * dy[other, even]
     return dx, -dangle if back else dangle

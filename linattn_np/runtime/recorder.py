@@ -15,7 +15,7 @@ from typing import Any
 Array = Any
 
 
-MOST_BYTES = 64 << 20  # of arrays that formulas fill: while a call is recorded, all of them are alive
+MOST_BYTES = 64 << 20  # of arrays of the host, or of formulas: while a call is recorded, all of them are alive
 
 
 class Recorder:
@@ -26,7 +26,7 @@ class Recorder:
         self.allocated: list[Array] = []
         self.constants: list[Array] = []  # arrays that depend on nothing but the options of the call
         self.obstacle = ""  # why the call cannot be recorded
-        self.left = MOST_BYTES  # that formulas may still fill
+        self.left = MOST_BYTES  # that may still be allocated
 
     def __enter__(self) -> Recorder:
         self._before, active.recorder = active.recorder, self
@@ -51,10 +51,16 @@ class Active(threading.local):
 active = Active()
 
 
-def allocated(x: Array) -> Array:
-    """x, an array that a kernel will fill, and that a repeated call allocates anew."""
-    if active.recorder is not None:
-        active.recorder.allocated.append(x)
+def allocated(x: Array, is_counted: bool = False) -> Array:
+    """x, an array that a kernel will fill, and that a repeated call allocates anew.
+
+    is_counted: nothing is recorded any more once such arrays take more than MOST_BYTES.
+    """
+    if (recorder := active.recorder) is not None:
+        recorder.allocated.append(x)
+        recorder.left -= x.nbytes if is_counted else 0
+        if recorder.left < 0:
+            recorder.give_up()
     return x
 
 

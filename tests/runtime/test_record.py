@@ -13,7 +13,7 @@ from linattn_np.ops.cpu.sums import sum_to
 from linattn_np.runtime.constants import constant_array
 from linattn_np.runtime.pieces.memory import empty
 from linattn_np.runtime.pieces.record import LaunchSequence, view_of
-from linattn_np.runtime.recorder import Recorder, refuse
+from linattn_np.runtime.recorder import MOST_BYTES, Recorder, active, refuse
 
 
 def bits(y):
@@ -165,3 +165,13 @@ def test_a_pullback_recorded_after_the_forward_of_a_call_needs_what_that_holds()
     assert early.pullback((d, d.copy())) is None
     _, late = forward([y, x], None)
     assert bits(late.pullback((d, d.copy()))[0]) == bits(sum_to(sums[0], (4,)))
+
+
+def test_a_call_of_large_arrays_is_not_recorded_and_nothing_of_it_is_held():
+    with Recorder() as recorder:
+        for _ in range(3):
+            empty((MOST_BYTES // 10,), np.dtype(np.float32))
+    assert recorder.allocated == []
+    assert active.recorder is None
+    with pytest.raises(LookupError, match="memory"):
+        LaunchSequence(recorder, [])

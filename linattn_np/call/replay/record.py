@@ -49,7 +49,7 @@ def _whole(call: Prepared, signature: Signature, found: Any, is_own: bool, names
     if call.recorder is None:
         raise LookupError(f"the arrays are of {call.library.name}")
     if not call.recorder.launches:
-        raise LookupError("no kernel computed the call")
+        raise LookupError(call.recorder.obstacle or "no kernel computed the call")
     if is_cupy(call.plan.xp):
         from ...ops.cuda import formulas  # which copies final states
         from . import device

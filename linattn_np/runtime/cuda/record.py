@@ -16,7 +16,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..recorder import Recorder, allocated
-from ..recorder import active as recording
 from . import constants, launch
 
 Array = Any
@@ -29,12 +28,7 @@ MIN_POOL_RATIO = 8  # scratch shares an allocation only if the other arrays are 
 
 def empty(shape: Shape, dtype: Any) -> Array:
     """A new array on the current device, reported to the recorder that is entered, if any."""
-    x = launch.array_type()(shape, dtype)
-    if recording.recorder is not None:
-        recording.recorder.left -= x.nbytes
-        if recording.recorder.left < 0:
-            recording.recorder.give_up()
-    return allocated(x)
+    return allocated(launch.array_type()(shape, dtype), is_counted=True)
 
 
 class RecordedNamespace:

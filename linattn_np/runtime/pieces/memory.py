@@ -61,7 +61,7 @@ destinations = Destinations()
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """A new array that a kernel fills, or one of the destinations."""
-    return allocated(_empty(shape, dtype))
+    return allocated(_empty(shape, dtype), is_counted=True)
 
 
 def working(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -112,10 +112,10 @@ class Rotated(NamedTuple):
             return self.base.to_core_vjp(c, d._replace(q=back[0], k=back[1]))
         rotated, back, dtheta = self._rotated(c, self.base.to_core(c), turn), [], 0.0
         for y, dy in zip(rotated, (d.q, d.k), strict=True):
-            dx, dangle = (None, None) if y is None else rotate_vjp(xp, y, turn, dy)
+            dx, dangle = (None, None) if y is None else rotate_vjp(xp, y, turn, dy, dtype=angles.dtype)
             back.append(dx)
             if dangle is not None:
-                dangle = cast(xp, dangle, angles.dtype) * at
+                dangle = dangle * at
                 dtheta = dtheta + over_tokens(xp, dangle)
         return self.base.to_core_vjp(c, d._replace(q=back[0], k=back[1])) | {"theta": dtheta}
 
@@ -154,7 +154,7 @@ def unpack_state_vjp(c: Variables, S: Array, dstate: Array) -> tuple[Array, dict
     ends = _ends(c, angles)
     turn = _turn(c, angles, ends)
     y = rotate(xp, xp.matrix_transpose(S), turn, c.dtype, back=True)
-    dS, dangle = rotate_vjp(xp, y, turn, xp.matrix_transpose(dstate), back=True)
+    dS, dangle = rotate_vjp(xp, y, turn, xp.matrix_transpose(dstate), back=True, dtype=angles.dtype)
     dangle = cast(xp, dangle, angles.dtype) * ends
     grads = {} if c.theta is None else {"theta": over_tokens(xp, dangle)}
     return xp.matrix_transpose(dS), grads
