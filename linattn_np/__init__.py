@@ -46,7 +46,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "step": ".call.step",
     "vjp": ".call.vjp",
 }
-_MODULES = {"feature_maps": ".ops.feature_maps", "nn": ".nn", "testing": ".testing"}
+_MODULES = {"feature_maps": ".ops.feature_maps", "layers": ".layers", "nn": ".nn", "testing": ".testing"}
 
 
 def __getattr__(name: str) -> _Any:

@@ -23,6 +23,7 @@ LAYERS = (  # from the bottom up; what stands on one line does not import each o
     ("variants",),
     ("catalog",),
     ("testing", "filters", "arguments", "nn"),
+    ("layers",),
     ("docstring", "doctor", "experiments", "bridges", "warmup"),
     ("__main__",),
     ("__init__",),

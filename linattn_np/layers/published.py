@@ -1,0 +1,200 @@
+"""The token mixer of each variant as its layer was published; where no layer was, that of its family.
+
+Initial values are the papers': A_log = log U(1, 16), dt_bias = softplus^-1 of log U(1e-3, 0.1), and so on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .. import nn
+from ..runtime.arrays import compat
+from . import init
+from .functions import affine, by_heads, formula, function, multiply, parameter, summed
+from .layer import Layer, Step, chain
+from .mixer import Mixer, Sizes, Source, decayed, mix, projected
+from .parts import linear, rotary, short_conv
+
+silu = functools.partial(projected, activation=nn.silu)
+sigmoid = functools.partial(projected, activation=nn.sigmoid)
+CONVOLVED = projected(conv=4)
+UNIT = {"unit": lambda c: function(nn.l2_norm, eps=1e-6)}
+ROTATED = projected(then={"rotary": lambda c: rotary()})
+QK = ("q", "k")
+QKV = ("q", "k", "v")
+
+
+def each(names: tuple[str, ...], source: Source) -> dict[str, Source]:
+    return dict.fromkeys(names, source)
+
+
+def options(**given: Any) -> Callable[[Sizes], dict[str, Any]]:
+    """The same options whatever the sizes."""
+    return lambda c: given
+
+
+# decays of Mamba-2's kind: -e^{A_log} softplus(x W + dt_bias)
+RATES: dict[str, Callable[..., init.Init]] = {
+    "A_log": functools.partial(init.log_uniform, low=1.0, high=16.0),
+    "dt_bias": init.step_bias,
+}
+DELTA = {"qk_l2norm": True, "l2norm_eps": 1e-6}
+STRENGTH = DELTA | {"beta_sigmoid": True}
+
+
+# arrays that depend on others
+
+
+def constant(values: Callable[[Sizes], Any]) -> Callable[[Sizes], Layer]:
+    """An array that is not trained, in the library and dtype of x."""
+
+    def layer(c: Sizes) -> Layer:
+        make = lambda x: compat.array_namespace(x).asarray(values(c), dtype=x.dtype, device=compat.device(x))  # noqa: E731
+        return formula(make, lambda dy, x: [None])
+
+    return layer
+
+
+def alibi_slopes(c: Sizes) -> list[float]:
+    """2^{-8 (h + 1) / H}"""
+    return [2.0 ** (-8 * (h + 1) / c.H) for h in range(c.H)]
+
+
+def comba_vectors(c: Sizes) -> list[Step]:
+    """p = sigmoid(d) k of unit k, q <- q - D p, with d and D of each head."""
+    share = parameter(nn.sigmoid, init.ones(c.H, 1))
+    less = formula(lambda q, p, D: q - D * p, lambda dy, q, p, D: [dy, -D * dy, summed(-dy * p, D)], "q p",
+                   {"D": init.ones(c.H, 1)})  # fmt: skip
+    return [("share", share, ""), ("p", multiply(), "k share"), ("q", less, "q p")]
+
+
+def erased(c: Sizes) -> list[Step]:
+    """a = -kappa, b = rate kappa, of kappa of unit length and rate = sigmoid(x W): a delta rule if k = b."""
+    kappa = chain(project=linear(c.D, c.H * c.K), heads=by_heads(c.H, c.K), unit=function(nn.l2_norm, eps=1e-6))
+    rate = chain(project=linear(c.D, c.H), activation=function(nn.sigmoid), heads=by_heads(c.H, 1))
+    return [
+        ("kappa", kappa, "input"),
+        ("rate", rate, "input"),
+        ("a", affine(-1.0), "kappa"),
+        ("b", multiply(), "kappa rate"),
+    ]
+
+
+def slots(c: Sizes) -> list[Step]:
+    """s = 1 - e^g: a slot takes what it forgets."""
+    rest = formula(lambda g: 1 - _exp(g), lambda dy, g: [-dy * _exp(g)])
+    return [("s", rest, "g")]
+
+
+def _exp(g: Any) -> Any:
+    return compat.array_namespace(g).exp(g)
+
+
+def directions(c: Sizes) -> list[Step]:
+    """w of unit length, of low rank and convolved, and beta = 2 sigmoid(x W)."""
+    width = c.H * c.K
+    w = chain(down=linear(c.D, 32), up=linear(32, width), conv=short_conv(width, 3), heads=by_heads(c.H, c.K),
+              unit=function(nn.l2_norm, eps=1e-6))  # fmt: skip
+    beta = chain(project=linear(c.D, c.H), activation=function(nn.sigmoid), twice=affine(2.0))
+    return [("w", w, "input"), ("beta", beta, "input")]
+
+
+def ridge(c: Sizes) -> list[Step]:
+    """softplus(parameter) + 1/4, 1 at first."""
+    raw = parameter(nn.softplus, init.full(c.H, c.K, value=0.11243))  # log(e^{3/4} - 1)
+    return [("raw_ridge", raw, ""), ("ridge", affine(1.0, 0.25), "raw_ridge")]
+
+
+def mamba_rates(c: Sizes) -> list[Step]:
+    """A = -e^{A_log}"""
+    return [("A", parameter(nn.log_decay, RATES["A_log"](c.H), "a", formula="exp"), "")]
+
+
+def forget_bias(*shape: int) -> init.Init:
+    return init.spaced(*shape, first=3.0, last=6.0)
+
+
+def input_bias(*shape: int) -> init.Init:
+    return init.normal(*shape, std=0.1)
+
+
+def lower_bound(c: Sizes, shape: tuple[int, ...]) -> Layer:
+    """HGRN-2's decay, bounded by the share of layers below."""
+    return decayed("lower_bound", bound=c.layer / c.layers)(c, shape)
+
+
+MAMBA = Mixer({"x": projected(conv=4, conv_bias=True), "B": projected(conv=4, conv_bias=True),
+               "C": projected(conv=4, conv_bias=True)}, {"D": init.ones, "dt_bias": init.step_bias}, mamba_rates,
+              options(dt_softplus=True), "all", "silu", True, groups=1)  # fmt: skip
+DELTA_NET = Mixer(each(QKV, CONVOLVED), options=options(**STRENGTH))
+GATED_DELTA_NET = Mixer(each(QKV, CONVOLVED) | {"g": projected()}, RATES, options=options(**STRENGTH), gate="silu")
+RETENTION = Mixer(norm="plain", gate="silu")
+KERNEL = Mixer(norm=None)  # normalised by itself
+ATTENTION = Mixer(each(QK, ROTATED), norm=None)
+
+PUBLISHED: Mapping[str, Mixer] = {
+    # no decay
+    "linear_attention": KERNEL._replace(options=options(feature_map="elu+1", normalize=True)),
+    "performer": KERNEL,
+    "based": KERNEL,
+    "rebased": KERNEL._replace(parameters={"gamma": init.ones, "shift": init.zeros}),
+    "rfa": KERNEL._replace(sources={"g": decayed()}),
+    # a decay of the head
+    "lightning_attention": Mixer(each(QKV, silu()), norm="all", gate="sigmoid",
+                                 options=lambda c: {"layer": c.layer, "num_layers": c.layers}),
+    "retention": RETENTION._replace(sources=each(QK, ROTATED)),
+    "retnet": RETENTION,
+    "simple_gla": Mixer(each(QKV, CONVOLVED) | {"g": decayed(divisor=16.0)}, gate="silu"),
+    "mamba2": MAMBA,
+    "transxssm": MAMBA,
+    "mlstm": Mixer({"i": projected(bias=input_bias), "f": projected(bias=forget_bias)},
+                   options=options(soft_cap=15.0), gate="sigmoid"),
+    "mesa_net": Mixer(each(QK, projected(conv=4, then=UNIT)) | {"g": decayed(), "beta": sigmoid()}, more=ridge),
+    # a decay of each channel
+    "gla": Mixer({"g": decayed(rank=16, bias=init.zeros, divisor=16.0)}, gate="silu"),
+    "dfw": Mixer({"g": decayed(), "gv": decayed()}),
+    "gsa": Mixer(each(QKV, silu()) | {"g": decayed(divisor=8.0)}, more=slots, norm="all"),
+    "abc": Mixer(each(QK, ROTATED), gate="silu"),
+    "hgrn2": Mixer({"q": silu(), "g": lower_bound}, norm="all"),
+    # the delta rule
+    "delta_rule": DELTA_NET,
+    "efla": Mixer({"q": projected(conv=4, then=UNIT), "k": CONVOLVED, "v": CONVOLVED, "beta": sigmoid()}),
+    "longhorn": Mixer(each(QKV, CONVOLVED) | {"beta": sigmoid()}),
+    "delta_product": DELTA_NET._replace(options=options(**STRENGTH, allow_neg_eigval=True)),
+    "gated_delta_rule": GATED_DELTA_NET,
+    "comba": Mixer(each(QK, projected(conv=4, then=UNIT)) | {"v": CONVOLVED, "g": projected()}, RATES, comba_vectors,
+                   options(beta_sigmoid=True), gate="silu"),
+    "kda": GATED_DELTA_NET._replace(sources=each(QKV, CONVOLVED) | {"g": projected(rank=16)}, gate="sigmoid",
+                                    gate_rank=16),
+    "gdn2": GATED_DELTA_NET._replace(sources=each(QKV, CONVOLVED) | {"g": projected(rank=16), "b": sigmoid(rank=16),
+                                     "w": sigmoid(rank=16)}, options=options(**DELTA)),
+    # a free rank-one term
+    "iplr": Mixer(each(QKV, CONVOLVED), more=erased),
+    "dplr": Mixer(each(QKV, CONVOLVED) | {"g": decayed("bounded", bound=-0.6065)}, more=erased, gate="silu"),
+    # softmax
+    "softmax_attention": ATTENTION,
+    "alibi": KERNEL._replace(more=lambda c: [("slopes", constant(alibi_slopes)(c), "input")]),
+    "forgetting_attention": KERNEL._replace(sources={"g": decayed(bias=forget_bias)}),
+    "stick_breaking_attention": KERNEL,
+    "deltaformer": KERNEL._replace(sources={"k": projected(then=UNIT), "beta": sigmoid()}),
+    "path_attention": KERNEL._replace(more=directions),
+    "householder_positions": KERNEL._replace(more=directions),
+}  # fmt: skip
+
+
+def mixer(name: str, c: Sizes, **options: Any) -> Layer:
+    """The published token mixer of a variant; options: of the variant, such as window=64.
+
+    Raises ValueError for a name without one.
+    """
+    from .rwkv import TIME_MIXING
+
+    if name in TIME_MIXING and not options:
+        return TIME_MIXING[name](c)
+    if name not in PUBLISHED:
+        known = ", ".join(sorted([*PUBLISHED, *TIME_MIXING]))
+        raise ValueError(f"mixer: name is {name!r}, expected one of {known}")
+    own = PUBLISHED[name]
+    return mix(name, own._replace(options=lambda c: own.options(c) | options), c)
