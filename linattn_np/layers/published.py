@@ -16,6 +16,7 @@ from .functions import affine, by_heads, formula, function, multiply, parameter,
 from .layer import Layer, Step, chain
 from .mixer import Mixer, Sizes, Source, decayed, mix, projected
 from .parts import linear, rotary, short_conv
+from .rwkv import TIME_MIXING
 
 silu = functools.partial(projected, activation=nn.silu)
 sigmoid = functools.partial(projected, activation=nn.sigmoid)
@@ -189,10 +190,8 @@ def mixer(name: str, c: Sizes, **options: Any) -> Layer:
 
     Raises ValueError for a name without one.
     """
-    from .rwkv import TIME_MIXING
-
-    if name in TIME_MIXING and not options:
-        return TIME_MIXING[name](c)
+    if name in TIME_MIXING:
+        return TIME_MIXING[name](c, **options)
     if name not in PUBLISHED:
         known = ", ".join(sorted([*PUBLISHED, *TIME_MIXING]))
         raise ValueError(f"mixer: name is {name!r}, expected one of {known}")

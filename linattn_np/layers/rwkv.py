@@ -23,7 +23,7 @@ from .parts import linear
 EPS = 64e-5  # of the norm of each head
 
 
-def time_mixing_6(c: Sizes) -> Layer:
+def time_mixing_6(c: Sizes, **options: Any) -> Layer:
     """Each of r, k, v, g, w reads x_t + m_t (x_{t-1} - x_t), whose shares m_t depend on the token.
 
     m = mu + tanh((x + mu_x d) W_1) W_2,   d = x_{t-1} - x_t
@@ -42,7 +42,7 @@ def time_mixing_6(c: Sizes) -> Layer:
         ]  # fmt: skip
     decay = chain(down=linear(c.D, rank), tanh=tanh(), up=_dense(init.uniform(rank, width, bound=0.01), _speed_6(c)),
                   heads=by_heads(c.H, c.K), gate=function(nn.log_decay, "a", formula="exp"))  # fmt: skip
-    operator = function(_variant("rwkv6"), "q k v g", {"u": _bonus_6(c)})
+    operator = function(_variant("rwkv6"), "q k v g", {"u": _bonus_6(c)}, **options)
     return compose(
         *steps,
         *((n, _heads(c), f"x_{n}") for n in ("r", "k", "v")),
@@ -53,7 +53,7 @@ def time_mixing_6(c: Sizes) -> Layer:
     )
 
 
-def time_mixing_7(c: Sizes) -> Layer:
+def time_mixing_7(c: Sizes, **options: Any) -> Layer:
     """A decay, a rate a of the state's correction, and a value residual from the first layer, whose values are v.
 
         kappa = k k_k of unit length,   k~ = k (1 + (a - 1) k_a),   w = -e^{-1/2} sigmoid(w_0 + tanh(x_w W_1) W_2)
@@ -85,7 +85,7 @@ def time_mixing_7(c: Sizes) -> Layer:
         ("kept", kept(init.ones(c.H, c.K)), "k a"),
         ("erased", affine(-1.0), "kappa"),
         ("b", multiply(), "kappa a"),
-        ("o", function(_variant("rwkv7"), "q k v g a b"), "r kept v decay erased b"),
+        ("o", function(_variant("rwkv7"), "q k v g a b", **options), "r kept v decay erased b"),
         ("bonus", bonus(init.full(c.H, c.K, value=-0.04)), "r kept v"),
         *_output(c, "bonus"),
         given="x" if first else "x v",
@@ -117,7 +117,7 @@ def channel_mixing_7(D: int, F: int, scale: float = 1.0) -> Layer:
     )
 
 
-TIME_MIXING: Mapping[str, Callable[[Sizes], Layer]] = {"rwkv6": time_mixing_6, "rwkv7": time_mixing_7}
+TIME_MIXING: Mapping[str, Callable[..., Layer]] = {"rwkv6": time_mixing_6, "rwkv7": time_mixing_7}
 CHANNEL_MIXING: Mapping[str, Callable[..., Layer]] = {"rwkv6": channel_mixing_6, "rwkv7": channel_mixing_7}
 
 

@@ -17,7 +17,10 @@ def normal(*shape):
 
 def derivative(f, arrays, along, step=1e-5):
     """The slope of f(arrays) in a direction, of fourth order in the step."""
-    at = lambda s: f({n: x + s * step * along[n] for n, x in arrays.items()})
+
+    def at(s):
+        return f({n: x + s * step * along[n] for n, x in arrays.items()})
+
     return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step)
 
 

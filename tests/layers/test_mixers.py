@@ -31,8 +31,8 @@ def tokens(seed=0):
     return np.random.default_rng(seed).integers(0, V, (2, B, T))
 
 
-def test_every_variant_has_a_mixer():
-    assert set(NAMES) >= {fn.__name__ for fn in la.VARIANTS}
+def test_mixers_are_variants():
+    assert set(NAMES) <= {fn.__name__ for fn in la.VARIANTS}
 
 
 @pytest.mark.parametrize("names", [*NAMES, HYBRID], ids=str)
@@ -40,7 +40,7 @@ def test_gradients_of_a_model_are_central_differences(names):
     """Along a random direction, in which each parameter has the same share of the slope: no parameter hides."""
     model = small(names, len(names) if names is HYBRID else 2)
     params, (ids, labels) = drawn(model), tokens()
-    loss, pullback = la.vjp(model.loss, params, ids, labels)
+    _, pullback = la.vjp(model.loss, params, ids, labels)
     grads = pullback(1.0).params
     assert set(grads) == set(params)
     rng = np.random.default_rng(1)
