@@ -42,10 +42,12 @@ def __getattr__(name: str) -> Any:
 @functools.cache
 def variants() -> tuple[VariantFunction, ...]:
     """The public functions of all variants, in the order of the family table."""
+    from .matrix_state import core as matrix_state
     from .matrix_state.types import Decay, Erase
 
-    def cell(fn: VariantFunction) -> tuple[int, int]:
-        return list(Erase).index(fn.spec.erase), list(Decay).index(fn.spec.decay)
+    def cell(fn: VariantFunction) -> tuple[bool, int, int]:
+        spec = fn.spec
+        return spec.core is not matrix_state, list(Erase).index(spec.erase), list(Decay).index(spec.decay)
 
     return tuple(sorted((__getattr__(name) for name in modules()), key=cell))
 

@@ -44,9 +44,10 @@ SIZES = {"T": 12, "H": 2, "K": 5, "V": 3, "n": 2, "M": 4}
 
 
 def sizes_by_letter(**sizes: int | None) -> dict[str, int]:
-    """The size of every letter of axes; Hq and Hk default to H, Tq to T."""
+    """The size of every letter of axes; Hq and Hk default to H, Tq to T, D to V, N to K."""
     every = SIZES | {name: n for name, n in sizes.items() if n is not None}
-    return {"Tq": every["T"], "Hq": every["H"], "Hk": every["H"], "P": every["K"] // 2} | every
+    own = {"Tq": every["T"], "Hq": every["H"], "Hk": every["H"], "P": every["K"] // 2, "D": every["V"], "N": every["K"]}
+    return own | every
 
 
 def sample(
@@ -69,8 +70,9 @@ def draw_state(
     spec: VariantSpec, rng: np.random.Generator, lead: tuple[int, ...], sizes: Mapping[str, int], options: Any
 ) -> Any:
     """A random float64 state (*lead, H, ...) of a call; sizes: H, K, V (K is 1 if no array has it)."""
+    sizes = {"D": sizes["V"], "N": sizes["K"], **sizes}
     if not any("K" in arg.axes.split() for arg in spec.arrays.values()):
-        sizes = {**sizes, "K": 1}
+        sizes["K"] = 1
     kind = spec.state.type_of({**spec.options.defaults, **options})
     axes = spec.state.axes or spec.core.STATE_AXES
     parts = ("state",) if kind is None else kind._fields

@@ -45,6 +45,7 @@ class ArgSpec:
 
     reinterprets: the array whose meaning it changes, if any (with A_log, g is a raw projection, not a log decay).
     limits: its least and largest sensible value (`la.check`), unless one of the options or arrays `raw_with` is given.
+    is_complex: its numbers may be complex. The output, and then the state, is complex if anything is.
     """
 
     axes: str
@@ -53,6 +54,7 @@ class ArgSpec:
     reinterprets: str | None = None
     limits: tuple[float, float] | None = None
     raw_with: tuple[str, ...] = ()
+    is_complex: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class StateFormat:
     wide: the state may have a shape other than (H, K, V).
     unit: parts that are matrices, which are the identity before the first token; the others are zero.
     axes: by part ("state" for one array), if they differ from the core's.
+    is_complex: its numbers may be complex.
     """
 
     parts: type[Any] | None = None
@@ -110,6 +113,7 @@ class StateFormat:
     wide: bool = False
     unit: frozenset[str] = frozenset()
     axes: Mapping[str, str] | None = None
+    is_complex: bool = False
 
     def type_of(self, options: Mapping[str, Any]) -> type[Any] | None:
         """The named tuple of the state of a call with these options; None: one array."""
@@ -172,6 +176,16 @@ class VariantSpec:
     def counts(self) -> frozenset[str]:
         """The parts of a state that are whole numbers: "state.length"."""
         return frozenset(f"state.{n}" for n in self.core.STATE_COUNTS)
+
+    @functools.cached_property
+    def complex_arrays(self) -> frozenset[str]:
+        """The arrays whose numbers may be complex."""
+        return frozenset(n for n, arg in self.arrays.items() if arg.is_complex)
+
+    @functools.cached_property
+    def row_axes(self) -> int:
+        """How many axes the output of one token has: 2 for "T H V", 1 for "T D"."""
+        return len([n for n in self.arrays[self.change.value].axes.split() if n not in ("T", "n")])
 
     @property
     def grows(self) -> bool:

@@ -11,7 +11,8 @@ from . import sampling
 from .call.vjp import vjp
 from .spec import VariantFunction
 
-EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10,
+       "complex128": 2.0**-52, "complex64": 2.0**-23}  # fmt: skip
 
 
 def eps_of(x: Any) -> float:
@@ -20,12 +21,14 @@ def eps_of(x: Any) -> float:
 
 
 def to_numpy(x: Any) -> np.ndarray:
-    """Any array as float64 NumPy."""
+    """Any array as float64 NumPy, or complex128."""
     if hasattr(x, "get") and type(x).__module__.startswith("cupy"):
         x = x.get()
     if type(x).__module__.startswith("torch"):
-        x = x.detach().double().cpu()
-    return np.asarray(x).astype(np.float64)
+        x = x.detach().cpu()
+        x = x if x.is_complex() else x.double()
+    y = np.asarray(x)
+    return y.astype(np.complex128 if y.dtype.kind == "c" else np.float64)
 
 
 def relative_error(actual: Any, expected: Any) -> float:
@@ -62,8 +65,8 @@ def check_vjp(
     """Check a pullback against central differences along one random direction per input; returns the relative errors.
 
     Use float64 NumPy arrays. The cotangents of out and of the final state are drawn at random; every array given and
-    the initial state are checked, and each error is relative to the larger derivative or 1. Raises
-    AssertionError above rtol.
+    the initial state are checked, and each error is relative to the larger derivative or 1; gradients of complex
+    arrays are dRe + i dIm. Raises AssertionError above rtol.
     """
     rng = np.random.default_rng(seed)
     names = list(fn.spec.arrays) if hasattr(fn, "spec") else ["q", "state"]
@@ -77,7 +80,7 @@ def check_vjp(
 
     def drawn(x: Any) -> list[np.ndarray]:
         """A direction of an array, or of the parts of a state: none of whole numbers."""
-        return [rng.standard_normal(p.shape) if p.dtype.kind == "f" else np.zeros(p.shape, p.dtype) for p in _flat(x)]
+        return [_direction(rng, p) for p in _flat(x)]
 
     result, pullback = vjp(fn, **inputs, **options)
     cotangents = drawn(result)
@@ -90,12 +93,12 @@ def check_vjp(
         direction = drawn(tuple(parts))
         moved = []
         for sign in (1, -1):
-            y = [p + sign * step * d if d.dtype.kind == "f" else p for p, d in zip(parts, direction, strict=True)]
+            y = [p + sign * step * d if d.dtype.kind in "fc" else p for p, d in zip(parts, direction, strict=True)]
             moved.append(call({**inputs, name: type(x)(*y) if hasattr(x, "_asdict") else y[0]}))
-        numeric = sum(((a - b) / (2 * step) * c).sum() for a, b, c in zip(*moved, cotangents, strict=True))
+        numeric = sum(_pairing((a - b) / (2 * step), c) for a, b, c in zip(*moved, cotangents, strict=True))
         gradient = getattr(grads, name)
         gradient = list(gradient) if hasattr(gradient, "_asdict") else [gradient]
-        exact = sum((g * d).sum() for g, d in zip(gradient, direction, strict=True))
+        exact = sum(_pairing(g, d) for g, d in zip(gradient, direction, strict=True))
         errors[name] = float(abs(numeric - exact) / max(1.0, abs(numeric), abs(exact)))
     worst = max(errors, key=errors.__getitem__, default=None)
     if worst is not None and not errors[worst] <= rtol:
@@ -104,6 +107,19 @@ def check_vjp(
             f"differences, expected at most {rtol:.3g}"
         )
     return errors
+
+
+def _direction(rng: np.random.Generator, p: np.ndarray) -> np.ndarray:
+    """Random numbers in the place of an array; zeros where it has whole numbers."""
+    if p.dtype.kind not in "fc":
+        return np.zeros(p.shape, p.dtype)
+    real = rng.standard_normal(p.shape)
+    return real if p.dtype.kind == "f" else real + 1j * rng.standard_normal(p.shape)
+
+
+def _pairing(x: np.ndarray, d: np.ndarray) -> float:
+    """sum Re(x) Re(d) + Im(x) Im(d)"""
+    return float((x * d.conj()).sum().real)
 
 
 def sample(fn: Callable[..., Any], rng: np.random.Generator, **sizes: Any) -> dict[str, np.ndarray]:

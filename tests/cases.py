@@ -102,9 +102,9 @@ class Case:
         return self.spec.change.from_core(prepared.variables, out) is not out
 
     def heads(self, name: str) -> int:
-        """The head axis of an array, counted from its end."""
+        """The head axis of an array, counted from its end; that of its channels where there are no heads."""
         letters = self.given[name].split()
-        return next(n for n, letter in enumerate(letters) if letter in ("H", "Hq", "Hk")) - len(letters)
+        return next(n for n, letter in enumerate(letters) if letter in ("H", "Hq", "Hk", "D")) - len(letters)
 
     def on_tokens(self, name: str) -> bool:
         return self.given[name].split()[0] in ("T", "Tq")

@@ -153,16 +153,16 @@ class Blocks:
     def _outputs(self) -> None:
         """Shapes, dtypes and labels of the results, by name: "out" if there are queries, "state" or its parts."""
         call, sizes = self.call, self.call.variables.sizes
-        out, states = _probe(call)
-        v, letters = getattr(call.variables, call.spec.change.value), sizes.letters
+        out, out_dtype, states = _probe(call)
+        letters = sizes.letters
         self.results: dict[str, tuple[tuple[int, ...], Any, Labels]] = {}
         if out is not None:
             shape = (*sizes.batch, letters.get("Tq", sizes.T), *out)
-            labels: Labels = (*(f"b{n}" for n in range(self._batch)), None, "h", None)
+            labels: Labels = (*(f"b{n}" for n in range(self._batch)), None, *(("h", None) if len(out) > 1 else (None,)))
             if call.options["layout"] != "time_first":
-                shape = LAYOUTS[call.options["layout"]].shape(shape)
+                shape = LAYOUTS[call.options["layout"]].shape(shape, len(out))
                 labels = (*labels[:-3], "h", *(None,) * (len(shape) - self._batch - 1))
-            self.results["out"] = shape, v.dtype, labels
+            self.results["out"] = shape, out_dtype, labels
         lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
         for name, one in states.items():
             shape = call.spec.core.end_shape(call.plan, call.given_state, name.removeprefix("state."), one)
@@ -308,8 +308,8 @@ def _lacks_queries(call: Prepared) -> bool:
     return query is not None and getattr(call.variables, query) is None
 
 
-def _probe(call: Prepared) -> tuple[tuple[int, int] | None, dict[str, tuple[int, ...]]]:
-    """((heads, channels) of the output, the shapes of the parts of the state), from one token of ones."""
+def _probe(call: Prepared) -> tuple[tuple[int, ...] | None, Any, dict[str, tuple[int, ...]]]:
+    """((heads, channels) of the output, its dtype, the shapes of the parts of the state), from one token of ones."""
     spec, c, batch = call.spec, call.variables, len(call.variables.sizes.batch)
     given: dict[str, Any] = {}
     for name in spec.arrays:
@@ -322,4 +322,5 @@ def _probe(call: Prepared) -> tuple[tuple[int, int] | None, dict[str, tuple[int,
     backend = "reference" if "reference" in spec.core.BACKENDS else None
     with np.errstate(all="ignore"):
         out, state = _function(spec.name)(**given, **options, return_state=True, backend=backend)
-    return None if out is None else out.shape[-2:], {n: S.shape for n, S in flatten("state", state).items()}
+    states = {n: S.shape for n, S in flatten("state", state).items()}
+    return (None, None, states) if out is None else (out.shape[out.ndim - spec.row_axes :], out.dtype, states)

@@ -122,12 +122,12 @@ def _end(call: Prepared, state: Any) -> Any:
 
 def _out(call: Prepared, x: np.ndarray) -> Abstract:
     sizes, layout = call.variables.sizes, LAYOUTS.get(call.options["layout"])
-    shape = (*sizes.batch, sizes.letters.get("Tq", sizes.T), *x.shape[-2:])
-    return Abstract(shape if layout is None else layout.shape(shape), x.dtype)
+    shape = (*sizes.batch, sizes.letters.get("Tq", sizes.T), *x.shape[x.ndim - call.spec.row_axes :])
+    return Abstract(shape if layout is None else layout.shape(shape, call.spec.row_axes), x.dtype)
 
 
 def _states(call: Prepared, S: Abstract, count: int) -> Abstract:
     """States at positions, in the dtype of the computation."""
     lead = _lead(call) if call.variables.sizes.ragged is None else ()
-    dtype = S.dtype if S.dtype.kind == "i" else np.dtype(call.plan.dtype)
+    dtype = S.dtype if S.dtype.kind in "ic" else np.dtype(call.plan.dtype)
     return Abstract((*lead, count, *_own(call, S)), dtype)

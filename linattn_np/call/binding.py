@@ -113,7 +113,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             raise ValueError(f"{fn}: {[*two, 'return_states_at'][0]} with fewer queries than tokens, expected as many")
     layout = None if options["layout"] == "time_first" else layouts.LAYOUTS[options["layout"]]
     theirs = axes if layout is None else {n: layout.axes(a) for n, a in axes.items()}
-    sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value)
+    sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value, spec.complex_arrays)
     if not spec.shares_states and sizes.letters.get("Hq", 0) > sizes.H:
         query, value = spec.change.query, spec.change.value
         raise ValueError(f"{fn}: {query} has Hq = {sizes.Hq} heads and {value} H = {sizes.H}, expected Hq to divide H")
@@ -392,7 +392,7 @@ def _enter_state(spec: VariantSpec, c: Variables, plan: Any, state: Any, rows: S
         for name, S in ({} if state is None else flatten("state", state)).items():
             axes, counts = axes_of_states(spec)[name.removeprefix("state.")], name in spec.counts
             S = flatten("state", begin)[name] if counts else S  # other rows of a pool may hold anything
-            shapes.check_state(c.name, S, c.sizes, axes, name, is_pool and not counts, counts)
+            shapes.check_state(c.name, S, c.sizes, axes, name, is_pool and not counts, counts, spec.state.is_complex)
         return begin, plan._replace(pool_rows=rows) if is_pool and spec.core.TAKES_POOLS else plan
     c.state = initial_state(spec, plan.xp, c.sizes, state, rows)
     return spec.state.pack(c, c.state), plan

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core import StatesAt
 from ..ops.host import write
-from ..runtime.arrays import Array, cast, is_mutable
+from ..runtime.arrays import Array, cast, is_mutable, stored_like
 from ..runtime.memory import place_of
 from ..runtime.recorder import refuse
 from .binding import Prepared
@@ -27,9 +27,9 @@ def finish(call: Prepared, core_out: Array | None, end: Array) -> tuple[Any, Any
     if out is not None:
         if spec.change.from_core is not None:
             out = spec.change.from_core(call.variables, out)
-        out = cast(xp, out, getattr(call.variables, spec.change.value).dtype)
+        out = stored_like(xp, out, getattr(call.variables, spec.change.value))
         if options["layout"] != "time_first":
-            out = LAYOUTS[options["layout"]].leave_rows(xp, out)
+            out = LAYOUTS[options["layout"]].leave_rows(xp, out, spec.row_axes)
         out = call.library.give_back(out)
     if out is not None and not (options["return_state"] or options["overwrite_state"]):
         return out, None

@@ -48,7 +48,8 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, *(1 for _ in heads), count))
     kept = {*spec.options.defaults, "scale", "cu_seqlens", "chunk_size", "reverse"}
     same = {n: x for n, x in call.options.items() if n in kept}
-    by_channel = [n for n in given if n != value and _on_values(given[n], axes[n])]
+    letter = axes[value].split()[-1]
+    by_channel = [n for n in given if n != value and _on_values(given[n], axes[n], letter)]
 
     def matrix(channel: int) -> Any:
         changed = {value: xp.broadcast_to(one_hot, (*batch, *steps, *heads, count))}
@@ -62,7 +63,7 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     return call.library.give_back(A)
 
 
-def _on_values(x: Any, axes: str) -> bool:
-    """Whether an array has the value axis: its last letter is V."""
+def _on_values(x: Any, axes: str, letter: str) -> bool:
+    """Whether an array has the value axis: its last letter is that of the values."""
     letters = [choice.split() for choice in axes.split("|")]
-    return letters[-1][-1] == "V" and (len(letters) == 1 or x.ndim == len(letters[-1]))
+    return letters[-1][-1] == letter and (len(letters) == 1 or x.ndim == len(letters[-1]))

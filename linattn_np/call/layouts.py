@@ -2,7 +2,7 @@
 
 A layout has `axes`, the caller's axes of an array; `add_sizes`, for sizes that the caller's arrays do not have; `enter`
 and `leave`, which convert an array of a call, of given time-first axes, to and from time first; `enter_rows` and
-`leave_rows`, which do so for outputs, and `shape`, the caller's shape of an output.
+`leave_rows`, which do so for outputs, and `shape`, the caller's shape of an output. count: axes of an output's row.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class HeadsFirst:
         time = shapes.time_axis(axes, x.ndim, batch)
         return x if time is None else xp.moveaxis(x, time + shapes.head_axis(axes), time)
 
-    def enter_rows(self, xp: Any, x: Array) -> Array:
+    def enter_rows(self, xp: Any, x: Array, count: int) -> Array:
         return xp.moveaxis(x, -3, -2)
 
     leave_rows = enter_rows
 
-    def shape(self, shape: Shape) -> Shape:
+    def shape(self, shape: Shape, count: int) -> Shape:
         *batch, T, H, V = shape
         return (*batch, H, T, V)
 
@@ -60,14 +60,15 @@ class OneToken:
         time = shapes.time_axis(axes, x.ndim, batch)
         return x if time is None else x[(slice(None),) * time + (0, ...)]
 
-    def enter_rows(self, xp: Any, x: Array) -> Array:
-        return x[..., None, :, :]
+    def enter_rows(self, xp: Any, x: Array, count: int) -> Array:
+        return x[(..., None, *(slice(None),) * count)]
 
-    def leave_rows(self, xp: Any, x: Array) -> Array:
-        return x[..., 0, :, :]
+    def leave_rows(self, xp: Any, x: Array, count: int) -> Array:
+        return x[(..., 0, *(slice(None),) * count)]
 
-    def shape(self, shape: Shape) -> Shape:
-        return (*shape[:-3], *shape[-2:])
+    def shape(self, shape: Shape, count: int) -> Shape:
+        at = len(shape) - count
+        return (*shape[: at - 1], *shape[at:])
 
 
 def before(axis: int) -> tuple[Any, ...]:

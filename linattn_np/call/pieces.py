@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..runtime import shapes
-from ..runtime.arrays import Array, cast, dtype_name, is_mutable
+from ..runtime.arrays import Array, as_computed, dtype_name, is_mutable
 from ..spec import Variables
 from .binding import Prepared, axes_of, flatten, initial_state, unflatten
 from .layouts import LAYOUTS
@@ -183,7 +183,7 @@ class Rows:
     """Outputs of pieces, assembled: in place where the library allows it."""
 
     def __init__(self, call: Prepared):
-        self._call, self._parts = call, list[Array]()
+        self._call, self._count, self._parts = call, call.spec.row_axes, list[Array]()
         self._out: Any = None
 
     def put(self, queries: slice | None, out: Array | None) -> None:
@@ -196,14 +196,15 @@ class Rows:
             return
         if self._out is None:
             T = sizes.letters.get("Tq", sizes.T)
-            shape, where = (*out.shape[:-3], T, *out.shape[-2:]), self._call.library.device
+            at, where = out.ndim - self._count, self._call.library.device
+            shape = (*out.shape[: at - 1], T, *out.shape[at:])
             self._out = xp.empty(shape, dtype=out.dtype, device=where)
-        self._out[..., queries, :, :] = out
+        self._out[(..., queries, *(slice(None),) * self._count)] = out
 
     def done(self) -> Array | None:
         """All outputs."""
         if self._parts:
-            return self._call.plan.xp.concat(self._parts, axis=-3)
+            return self._call.plan.xp.concat(self._parts, axis=-1 - self._count)
         return self._out
 
 
@@ -223,7 +224,7 @@ def states_at(call: Prepared, found: Computed, ends: list[Any]) -> Any:
     if not rows:
         none = (slice(None),) * axis + (slice(0, 0), ...)
         return each(lambda S: xp.asarray(S[none], copy=True), row(-1))
-    wide = lambda S: S if "int" in dtype_name(S) else cast(xp, S, call.plan.dtype)  # noqa: E731
+    wide = lambda S: S if "int" in dtype_name(S) else as_computed(xp, S, call.plan.dtype)  # noqa: E731
     return each(lambda *parts: xp.concat([wide(S) for S in parts], axis=axis), *rows)
 
 
@@ -262,7 +263,7 @@ def finished(
     states = None if options["return_states_at"] is None else each(back, states_at(call, found, ends))
     if out is not None:
         layout = LAYOUTS.get(options["layout"])
-        out = back(out if layout is None else layout.leave_rows(call.plan.xp, out))
+        out = back(out if layout is None else layout.leave_rows(call.plan.xp, out, call.spec.row_axes))
     if options["return_state"] or options["overwrite_state"] or (states is None and out is None):
         end = end_of(call, found, ends) if end is None else end
         given = each(lambda S: None, end) if call.given_state is None else call.given_state

@@ -47,11 +47,11 @@ def _rows(call: Prepared, dout: Any, shape: tuple[int, ...] | None) -> Array | N
         return None
     fn, layout = call.spec.name, LAYOUTS.get(call.options["layout"])
     d = enter(fn, {"dout": dout}, call.library)[1]["dout"]
-    shapes.check_dtype(fn, "dout", d)
-    wanted = shape if layout is None or shape is None else layout.shape(shape)
+    shapes.check_dtype(fn, "dout", d, bool(call.spec.complex_arrays))
+    wanted = shape if layout is None or shape is None else layout.shape(shape, call.spec.row_axes)
     if tuple(d.shape) != wanted:
         raise ValueError(f"{fn}: dout has shape {tuple(d.shape)}, expected {wanted or 'None: there is no out'}")
-    return d if layout is None else layout.enter_rows(call.plan.xp, d)
+    return d if layout is None else layout.enter_rows(call.plan.xp, d, call.spec.row_axes)
 
 
 def _gradients(call: Prepared, found: Computed, dout: Any, dstate: Any, dstates: Any) -> Any:
@@ -60,7 +60,11 @@ def _gradients(call: Prepared, found: Computed, dout: Any, dstate: Any, dstates:
     parts: dict[str, list[Array]] = {name: [] for name in call.spec.arrays}
     for n in reversed(range(len(pieces))):
         piece, pull = pieces[n], found.results[n][1]
-        d = None if dout is None or piece.queries is None else dout[..., piece.queries, :, :]
+        d = (
+            None
+            if dout is None or piece.queries is None
+            else dout[(..., piece.queries, *(slice(None),) * call.spec.row_axes)]
+        )
         dS = later
         if piece.ends and dstate is not None and (call.variables.sizes.ragged is not None or n == len(pieces) - 1):
             dS = _sum(dS, rows_of(call, dstate, piece))

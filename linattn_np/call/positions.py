@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core import StatesAt
 from ..runtime import shapes
-from ..runtime.arrays import Array, cast, enter
+from ..runtime.arrays import Array, as_computed, enter
 from ..spec import Variables
 from .binding import Prepared, flatten, normalise, unflatten
 
@@ -21,7 +21,7 @@ def states_at(call: Prepared, at: Any) -> Any:
     else:
         states = state.unpack(c, at) if state.unpack else at
     xp, counts = call.plan.xp, call.spec.core.STATE_COUNTS
-    each = [call.library.give_back(S if n[1:] in counts else cast(xp, S, call.plan.dtype))
+    each = [call.library.give_back(S if n[1:] in counts else as_computed(xp, S, call.plan.dtype))
             for n, S in flatten("", states).items()]  # fmt: skip
     return unflatten(states, each)
 
@@ -34,7 +34,7 @@ def core_cotangents(call: Prepared, dstate: Any, dstates: Any, like: Any, at: An
     if dstates is None:
         return None if dstate is None else StatesAt(dstate, None), {}
     d = checked(call, "dstates", dstates, like)
-    d = unflatten(d, [cast(call.plan.xp, x, call.plan.dtype) for x in flatten("", d).values()])
+    d = unflatten(d, [as_computed(call.plan.xp, x, call.plan.dtype) for x in flatten("", d).values()])
     if call.spec.state.unpack_at_vjp is None:
         return StatesAt(dstate, _packed(call, d)), {}
     dat, grads = call.spec.state.unpack_at_vjp(call.variables, at, d, _prefixes(call))
@@ -57,7 +57,7 @@ def checked(call: Prepared, name: str, d: Any, like: Any) -> Any:
     entered = enter(fn, flatten(name, d), call.library)[1]
     for (part, x), S in zip(entered.items(), flatten(name, like).values(), strict=True):
         if part.rpartition(".")[2] not in call.spec.core.STATE_COUNTS:
-            shapes.check_dtype(fn, part, x)
+            shapes.check_dtype(fn, part, x, call.spec.state.is_complex)
         if tuple(x.shape) != tuple(S.shape):
             raise ValueError(f"{fn}: {part} has shape {tuple(x.shape)}, expected {tuple(S.shape)}")
     return unflatten(d, list(entered.values()))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..runtime import shapes
-from ..runtime.arrays import Array, Library, cast, enter
+from ..runtime.arrays import Array, Library, as_computed, enter, gradient_like
 from .binding import Prepared, axes_of, flatten, normalise, unflatten
 from .layouts import LAYOUTS
 
@@ -42,11 +42,11 @@ def cotangents(
     _, entered = enter(fn, {"dout": dout, **each}, call.library)
     d_out = entered.pop("dout")
     if d_out is not None:
-        shapes.check_dtype(fn, "dout", d_out)
+        shapes.check_dtype(fn, "dout", d_out, bool(call.spec.complex_arrays))
         if shape is None or tuple(d_out.shape) != shape:
             raise ValueError(f"{fn}: dout has shape {tuple(d_out.shape)}, expected {shape or 'None: there is no out'}")
         if call.options["layout"] != "time_first":
-            d_out = LAYOUTS[call.options["layout"]].enter_rows(xp, d_out)
+            d_out = LAYOUTS[call.options["layout"]].enter_rows(xp, d_out, call.spec.row_axes)
     if dstate is None:
         return d_out, None, {}
     spec, c = call.spec, call.variables
@@ -57,10 +57,10 @@ def cotangents(
     for (name, _), S in zip(each.items(), flatten("dstate", want).values(), strict=True):
         d = entered[name]
         if name.rpartition(".")[2] not in spec.core.STATE_COUNTS:  # which have no gradient
-            shapes.check_dtype(fn, name, d)
+            shapes.check_dtype(fn, name, d, spec.state.is_complex)
         if tuple(d.shape) != tuple(S.shape):
             raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {tuple(S.shape)}")
-        entered[name] = cast(xp, d, call.plan.dtype)
+        entered[name] = as_computed(xp, d, call.plan.dtype)
     given = unflatten(dstate, [entered[name] for name in each])
     if spec.state.unpack_vjp is not None:
         return d_out, *spec.state.unpack_vjp(c, end, given)
@@ -78,7 +78,7 @@ def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
             values.append(None)
             continue
         d = grads[name] if grads.get(name) is not None else xp.zeros_like(x)
-        d = cast(xp, d, x.dtype)
+        d = gradient_like(xp, d, x)
         if layout is not None:
             d = layout.leave(xp, d, axes[name], c.sizes.batch)
         values.append(call.library.give_back(d))
@@ -90,7 +90,7 @@ def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
             state = spec.state.unpack(c, dstate0) if spec.state.unpack else dstate0
         given, counts = flatten("state", call.given_state), spec.counts
         each = [
-            call.library.give_back(xp.zeros_like(S) if n in counts else cast(xp, d, S.dtype))
+            call.library.give_back(xp.zeros_like(S) if n in counts else gradient_like(xp, d, S))
             for d, (n, S) in zip(flatten("state", state).values(), given.items(), strict=True)
         ]
         state = unflatten(state, each)

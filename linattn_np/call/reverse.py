@@ -73,7 +73,7 @@ class Flipped:
         self.spec, self.library, self.xp = call.spec, call.library, call.plan.xp
         self._call = call._replace(variables=Variables(), state=None, given_state=None)
         heads_first = call.options["layout"] == "heads_first"
-        self._out = -2 if heads_first else -3  # the time axis of outputs
+        self._out = -2 if heads_first else -1 - call.spec.row_axes  # the time axis of outputs
         self._is_ragged = call.options["cu_seqlens"] is not None
         self._positions = 0 if self._is_ragged else len(call.variables.sizes.batch)  # their axis
         axes = axes_of(call.spec, call.options)

@@ -17,6 +17,7 @@ Namespace = Any
 
 STORAGE = ("float16", "bfloat16", "float32", "float64")
 NARROW = STORAGE[:2]  # storage formats: cast to float32 before use
+COMPLEX = ("complex64", "complex128")
 device = compat.device  # the device an array lies on
 CPU, CUDA = 1, 2  # DLPack device types
 
@@ -162,9 +163,41 @@ def is_mutable(xp: Namespace) -> bool:
 
 
 def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:
-    """float64 if any array is, else float32: 16-bit types are storage only."""
-    wide = any(x is not None and dtype_name(x) == "float64" for x in arrays)
+    """float64 if any array, or its real part, is; else float32: 16-bit types are storage only."""
+    wide = any(x is not None and dtype_name(x) in ("float64", "complex128") for x in arrays)
     return xp.float64 if wide else xp.float32
+
+
+def is_complex(x: Array) -> bool:
+    """Whether an array has complex numbers."""
+    return dtype_name(x) in COMPLEX
+
+
+def complex_of(xp: Namespace, dtype: Any) -> Any:
+    """The complex dtype whose parts have a dtype."""
+    return xp.complex128 if dtype == xp.float64 else xp.complex64
+
+
+def as_computed(xp: Namespace, x: Array, dtype: Any) -> Array:
+    """`x` in the dtype of a computation; complex numbers in its complex one."""
+    return cast(xp, x, complex_of(xp, dtype) if is_complex(x) else dtype)
+
+
+def stored_like(xp: Namespace, y: Array, x: Array) -> Array:
+    """A result `y` in the dtype of `x`; complex numbers stay complex."""
+    if is_complex(y) and not is_complex(x):
+        return as_computed(xp, y, compute_dtype(xp, x))
+    return cast(xp, y, x.dtype)
+
+
+def gradient_like(xp: Namespace, d: Array, x: Array) -> Array:
+    """A gradient in the dtype of `x`: of real numbers its real part."""
+    return cast(xp, xp.real(d) if is_complex(d) and not is_complex(x) else d, x.dtype)
+
+
+def conjugate(xp: Namespace, x: Array) -> Array:
+    """The complex conjugate; real numbers themselves."""
+    return xp.conj(x) if is_complex(x) else x
 
 
 def count_dtype(xp: Namespace) -> Any:

@@ -1,23 +1,23 @@
 """Axes such as "T H K": binds sizes, checks every array, formats the error messages.
 
 Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
-K key width, V value width, n micro-steps of a token, P pairs of channels, L slots of a cache. Axes with T or Tq are
-preceded by the batch axes of the call, others are not. "t" is no axis: one token, preceded by the batch axes. "|"
-separates alternatives.
+K key width, V value width, D channels without heads, N states of a channel, n micro-steps of a token, P pairs of
+channels, L slots of a cache. Axes with T or Tq are preceded by the batch axes of the call, others are not. "t" is no
+axis: one token, preceded by the batch axes. "|" separates alternatives.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import NARROW, STORAGE, Array, dtype_name
+from .arrays import COMPLEX, NARROW, STORAGE, Array, dtype_name
 from .values import is_whole, shown
 
 TIME = ("T", "Tq")
@@ -85,14 +85,16 @@ def head_axis(axes: str) -> int:
     return next((n for n, letter in enumerate(axes.split("|")[0].split()) if letter in HEADS), 0)
 
 
-def check_arrays(fn: str, arrays: Mapping[str, Array | None], axes: Mapping[str, str], value: str) -> Sizes:
-    """Sizes of the call; `value` names the array that fixes batch, T, H and V.
+def check_arrays(
+    fn: str, arrays: Mapping[str, Array | None], axes: Mapping[str, str], value: str, complex: Container[str] = ()
+) -> Sizes:
+    """Sizes of the call; `value` names the array that fixes batch, T, H and V. complex: those that may be complex.
 
     Raises ValueError for a wrong rank or size and TypeError for a wrong dtype.
     """
     for name, x in arrays.items():
         if x is not None:
-            check_dtype(fn, name, x)
+            check_dtype(fn, name, x, name in complex)
     anchor = arrays[value]
     if anchor is None:
         raise TypeError(f"{fn}: {value} is None, expected an array")
@@ -129,12 +131,13 @@ def _agree(fn: str, arrays: Mapping[str, Array], axes: Mapping[str, str], withou
     return sizes
 
 
-def check_dtype(fn: str, name: str, x: Array) -> None:
-    """Raise TypeError unless x has a supported dtype."""
-    if (kind := dtype_name(x)) not in STORAGE:
+def check_dtype(fn: str, name: str, x: Array, complex: bool = False) -> None:
+    """Raise TypeError unless x has a supported dtype; complex: which may be a complex one."""
+    kinds = STORAGE + COMPLEX if complex else STORAGE
+    if (kind := dtype_name(x)) not in kinds:
         whole = "int" in kind or kind == "bool"
         hint = f": {name}.astype('float32') converts" if whole and hasattr(x, "astype") else ""
-        raise TypeError(f"{fn}: {name} has dtype {kind}, expected one of {', '.join(STORAGE)}{hint}")
+        raise TypeError(f"{fn}: {name} has dtype {kind}, expected one of {', '.join(kinds)}{hint}")
 
 
 def check_one(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
@@ -204,17 +207,17 @@ def _check_heads(fn: str, sizes: Sizes) -> None:
 
 def check_state(
     fn: str, state: Array, sizes: Sizes, axes: str = "H K V", name: str = "state", pool: bool = False,
-    counts: bool = False,
+    counts: bool = False, complex: bool = False,
 ) -> None:  # fmt: skip
     """Check a state: batch axes of the call, or one row per sequence of a ragged batch; a pool has any number of rows.
 
     Memories of values or slots (MEMORIES) may be stored in 16 bits; denominators, matrices of systems and exponents
-    may not. counts: whole numbers, as integers or floats.
+    may not. counts: whole numbers, as integers or floats. complex: complex numbers are allowed.
     """
     if counts:
         check_counts(fn, name, state)
     elif name in MEMORIES:
-        check_dtype(fn, name, state)
+        check_dtype(fn, name, state, complex)
     elif dtype_name(state) not in STORAGE or dtype_name(state) in NARROW:
         raise TypeError(f"{fn}: {name} has dtype {dtype_name(state)}, expected float32 or float64")
     letters = axes.split()

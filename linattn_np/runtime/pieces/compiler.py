@@ -210,7 +210,7 @@ def _fingerprint(source: str) -> str | None:
     None if a source was written after this process had loaded it: its text then differs from the compiled one.
     """
     package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
-    cores = [package / name for name in ("matrix_state", "softmax")]
+    cores = [package / name for name in ("matrix_state", "softmax", "elementwise")]
     folders = (package / "runtime" / "pieces", package / "ops" / "cpu", *(core / "cpu" for core in cores))
     sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
     policies = [core / "policy.py" for core in cores]

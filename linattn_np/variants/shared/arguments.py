@@ -17,3 +17,5 @@ TOKEN_DECAY = ArgSpec("T H", "log decay of the token, <= 0", limits=LOG_DECAY, r
 CHANNEL_DECAY = ArgSpec("T H K", "log decay of the key channels, <= 0", limits=LOG_DECAY, raw_with=GATE)
 VALUE_DECAY = ArgSpec("T H V", "log decay of the value channels, <= 0", limits=LOG_DECAY)
 STRENGTH = ArgSpec("T H", "write strength in [0, 2]", limits=STRENGTHS, raw_with=SIGMOID)
+CHANNELS = ArgSpec("T D", "inputs")
+DECAY = ArgSpec("T D", "log decay, <= 0", limits=LOG_DECAY)

@@ -1,0 +1,49 @@
+"""Types of the elementwise core: inputs and residuals."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..core import CallPlan
+from ..runtime.arrays import Array, Namespace, as_computed
+
+
+class Inputs(NamedTuple):
+    """Arrays of a call, or their gradients: h_t = a_t h_{t-1} + x_t, a_t = e^{g_t}. Real or complex.
+
+    Either a or g is given; without an axis of tokens it is a constant.
+    """
+
+    x: Array  # (..., T, D)
+    a: Array = None  # (..., T, D) or (D,)
+    g: Array = None  # (..., T, D) or (D,), natural log
+
+    @property
+    def gate(self) -> Array:
+        """a or g."""
+        return self.g if self.a is None else self.a
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all tokens have one gate."""
+        return self.gate.ndim < self.x.ndim
+
+    def tokens(self, start: int, stop: int) -> Inputs:
+        """Tokens start..stop."""
+        x, gate = self.x[..., start:stop, :], self.gate
+        gate = gate if self.is_constant else gate[..., start:stop, :]
+        return Inputs(x, gate) if self.g is None else Inputs(x, None, gate)
+
+    def computed(self, xp: Namespace, dtype: Any) -> Inputs:
+        """The arrays in the dtype of the computation, or in its complex one."""
+        return Inputs(*(None if y is None else as_computed(xp, y, dtype) for y in self))
+
+
+class Residuals(NamedTuple):
+    """Residuals of a forward pass."""
+
+    x: Inputs
+    plan: CallPlan
+    backend: str
+    state: Any
+    starts: Any = None  # of the compiled loops: the states that segments of tokens begin with
