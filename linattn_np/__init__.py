@@ -29,12 +29,15 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "SlotState": ".matrix_state.types",
     "SolvedState": ".matrix_state.types",
     "StabilisedState": ".matrix_state.types",
+    "Summary": ".matrix_state.composition",
     "VARIANTS": ".catalog",
     "VariantSpec": ".spec",
     "check": ".call.check",
     "clear_cache": ".call.replay.plans",
+    "compose": ".call.summary",
     "config": ".runtime.config",
     "delay_line": ".filters",
+    "entry_states": ".call.summary",
     "explain": ".call.explain",
     "family_table": ".catalog",
     "influence_matrix": ".call.influence",
@@ -44,6 +47,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "rls": ".filters",
     "show_versions": ".runtime.versions",
     "step": ".call.step",
+    "summary": ".call.summary",
     "vjp": ".call.vjp",
 }
 _MODULES = {"feature_maps": ".ops.feature_maps", "layers": ".layers", "nn": ".nn", "testing": ".testing"}

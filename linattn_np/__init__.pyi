@@ -15,6 +15,9 @@ from .call.options import Options as Options
 from .call.read import read as read
 from .call.replay.plans import clear_cache as clear_cache
 from .call.step import step as step
+from .call.summary import compose as compose
+from .call.summary import entry_states as entry_states
+from .call.summary import summary as summary
 from .catalog import family_table as family_table
 from .filters import delay_line as delay_line
 from .filters import lms as lms
@@ -22,6 +25,7 @@ from .filters import nlms as nlms
 from .filters import rls as rls
 from .filters.arguments import Filtered as Filtered
 from .filters.arguments import RLSState as RLSState
+from .matrix_state.composition import Summary as Summary
 from .matrix_state.types import BoundedState as BoundedState
 from .matrix_state.types import NormalisedState as NormalisedState
 from .matrix_state.types import SlotState as SlotState

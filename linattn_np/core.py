@@ -127,6 +127,7 @@ class Core(Computation, Protocol):
     STATE_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({})
     STATE_COUNTS: tuple[str, ...] = ()
     TAKES_POOLS: bool = False
+    COMPOSES: bool = False
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes, /) -> Any:
         """The core's plan, from what every call has, the core's own fields of the spec, and options."""

@@ -99,6 +99,9 @@ class StateFormat:
     unit: parts that are matrices, which are the identity before the first token; the others are zero.
     axes: by part ("state" for one array), if they differ from the core's.
     is_complex: its numbers may be complex.
+    rotates: whether rows of an earlier state are mixed with each other though nothing is erased (`la.summary`).
+    log_decays: (f, f_vjp), where the core's g is not what the state decays by: f(c) returns the tokens' log decays
+    (..., T, H, width), or None; f_vjp(c, d) the gradients by name.
     """
 
     parts: type[Any] | None = None
@@ -114,6 +117,8 @@ class StateFormat:
     unit: frozenset[str] = frozenset()
     axes: Mapping[str, str] | None = None
     is_complex: bool = False
+    rotates: bool = False
+    log_decays: tuple[Callable[[Variables], Any], Callable[[Variables, Array], Gradients]] | None = None
 
     def type_of(self, options: Mapping[str, Any]) -> type[Any] | None:
         """The named tuple of the state of a call with these options; None: one array."""

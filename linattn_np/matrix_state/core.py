@@ -47,6 +47,7 @@ from .types import StabilisedState as StabilisedState
 
 BACKENDS: tuple[str, ...] = ("reference", "chunks", "numba", "cuda")
 TAKES_POOLS = True
+COMPOSES = True
 
 
 class LazyModule:

@@ -216,6 +216,14 @@ def abc_unpack_states_vjp(
     return (dstates.S, dstates.W), {"s": xp.concat(ds, axis=-3), "state": begin}
 
 
+def abc_log_decays(c: Variables) -> None:
+    """None: the averages have weights, which add."""
+
+
+def abc_log_decays_vjp(c: Variables, d: Array) -> dict[str, Array]:
+    return {}
+
+
 def abc_pack_state_vjp(c: Variables, d: tuple[Array, Array], other: Array | None) -> BoundedState:
     return BoundedState(*d, other)
 
@@ -241,6 +249,7 @@ ABC = VariantSpec(
         abc_unpack_states,
         abc_unpack_states_vjp,
         wide=True,
+        log_decays=(abc_log_decays, abc_log_decays_vjp),
     ),
 )
 

@@ -76,6 +76,15 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
     return divide_by_most_vjp(c.xp, out, _gauge(c).least, dout, c.dtype), {}
 
 
+def log_decays(c: Variables) -> Array:
+    """log f, by which e^m S decays."""
+    return _gauge(c).a[..., None]
+
+
+def log_decays_vjp(c: Variables, d: Array) -> dict[str, Array]:
+    return {"f": _gates_vjp(c, c.xp.zeros_like(d[..., 0]), d[..., 0])["f"]}
+
+
 # the state
 
 
@@ -185,6 +194,7 @@ SPEC = VariantSpec(
         pack_state_vjp,
         unpack_states,
         unpack_states_vjp,
+        log_decays=(log_decays, log_decays_vjp),
     ),
     options=OptionSpec({"soft_cap": None, "forget_gate": "sigmoid"}, check_options),
 )

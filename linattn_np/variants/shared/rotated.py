@@ -192,4 +192,5 @@ ROTATED_STATE = StateFormat(
     pack_vjp=pack_state_vjp,
     unpack_at=unpack_states,
     unpack_at_vjp=unpack_states_vjp,
+    rotates=True,
 )

@@ -1,0 +1,207 @@
+"""The algebra of spans of tokens: what a span does to any state that enters it, and two spans as one.
+
+    S_out = transfer(S_in) + offset
+
+Log decays add and act on an axis of every part of a state, matrices multiply. Two kinds of state are no such sum, but
+compose as well: a StabilisedState stands for e^m S, a BoundedState holds averages of weight N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..runtime.arrays import Array, Namespace, sum_to
+from .types import BoundedState, StabilisedState
+
+
+class Summary(NamedTuple):
+    """A span of tokens: the state after it is the transfer of the state before it, plus the offset.
+
+    transfer  None, a log decay (..., H) or (..., H, K), AxisDecays, or a matrix (..., H, K, K)
+    offset    the state after the span if nothing comes before it: (..., H, K, V), or the variant's named tuple
+    """
+
+    transfer: Any
+    offset: Any
+
+
+class AxisDecays(NamedTuple):
+    """Log decays of the key axis (..., H, K) and of the value axis (..., H, V) of a state."""
+
+    keys: Any
+    values: Any
+
+
+Vjp = Callable[[Any], Any]
+LEAST = -1e30  # m of a StabilisedState before its first token: below every input gate, and finite
+
+
+def beginning(xp: Namespace, zero: Any) -> Any:
+    """The state that an offset begins with, from the variant's state before any token."""
+    return zero._replace(m=xp.full_like(zero.m, LEAST)) if isinstance(zero, StabilisedState) else zero
+
+
+def after(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
+    """(the state after a span, its gradient -> (gradients of the span, gradient of the state before it))."""
+    if isinstance(state, StabilisedState):
+        return _in_one_gauge(xp, span, state)
+    if isinstance(state, BoundedState):
+        return _averaged(xp, span, state)
+    out, carried_vjp = _carried(xp, span.transfer, state)
+
+    def vjp(d: Any) -> tuple[Summary, Any]:
+        dtransfer, dstate = carried_vjp(d)
+        return Summary(dtransfer, d), dstate
+
+    return mapped(lambda S, U: S + U, out, span.offset), vjp
+
+
+def composed(xp: Namespace, left: Summary, right: Summary) -> tuple[Summary, Vjp]:
+    """(two spans as one, its gradient -> (gradients of the left one, gradients of the right one))."""
+    offset, offset_vjp = after(xp, right, left.offset)
+    transfer, transfer_vjp = _product(xp, left, right)
+
+    def vjp(d: Summary) -> tuple[Summary, Summary]:
+        of_right, dleft = offset_vjp(d.offset)
+        first, second = transfer_vjp(d.transfer)
+        return Summary(first, dleft), Summary(added(second, of_right.transfer), of_right.offset)
+
+    return Summary(transfer, offset), vjp
+
+
+def folded(xp: Namespace, spans: Sequence[Summary], state: Any) -> tuple[tuple[Any, ...], Vjp]:
+    """(the states before each span and after the last, their gradients -> (gradients of the spans, of the state))."""
+    states, vjps = [state], []
+    for span in spans:
+        state, vjp = after(xp, span, state)
+        states.append(state)
+        vjps.append(vjp)
+
+    def backward(d: Sequence[Any]) -> tuple[tuple[Summary, ...], Any]:
+        dstate, dspans = d[-1], []
+        for vjp, own in zip(reversed(vjps), reversed(d[:-1]), strict=True):
+            dspan, dbefore = vjp(dstate)
+            dspans.append(dspan)
+            dstate = added(own, dbefore)
+        return tuple(reversed(dspans)), dstate
+
+    return tuple(states), backward
+
+
+# parts of states
+
+
+def parts(x: Any) -> list[Any]:
+    """The arrays of a state; the first is S."""
+    return list(x) if isinstance(x, tuple) else [x]
+
+
+def mapped(f: Callable[..., Any], *each: Any) -> Any:
+    """f of the parts of states of one kind."""
+    return type(each[0])(*map(f, *each)) if isinstance(each[0], tuple) else f(*each)
+
+
+def added(a: Any, b: Any) -> Any:
+    """The sum of two gradients of one kind, of which either may be None."""
+    if a is None or b is None:
+        return b if a is None else a
+    return mapped(lambda x, y: x + y, a, b)
+
+
+# transfers
+
+
+def is_matrix(transfer: Any, state: Any) -> bool:
+    """Whether a transfer of these states is a matrix."""
+    return transfer is not None and not isinstance(transfer, tuple) and transfer.ndim == parts(state)[0].ndim
+
+
+def _product(xp: Namespace, left: Summary, right: Summary) -> tuple[Any, Vjp]:
+    """(the transfer of the left span and then of the right one, its gradient -> both gradients)."""
+    first, second, T = left.transfer, right.transfer, xp.matrix_transpose
+    if not is_matrix(first, left.offset):
+        return added(first, second), lambda d: (d, d)
+    return second @ first, lambda d: (None, None) if d is None else (T(second) @ d, d @ T(first))
+
+
+def _carried(xp: Namespace, transfer: Any, state: Any) -> tuple[Any, Vjp]:
+    """(the transfer of a state, its gradient -> (gradient of the transfer, gradient of the state))."""
+    T = xp.matrix_transpose
+    if transfer is None:
+        return state, lambda d: (None, d)
+    if is_matrix(transfer, state):
+        return transfer @ state, lambda d: (d @ T(state), T(transfer) @ d)
+    logs, shapes = parts(transfer), _shapes(transfer, parts(state))
+    decays = [math.prod(xp.exp(xp.reshape(g, shape)) for g, shape in zip(logs, each, strict=True)) for each in shapes]
+    out = _like(state, [e * S for e, S in zip(decays, parts(state), strict=True)])
+
+    def vjp(d: Any) -> tuple[Any, Any]:
+        dlogs: list[Any] = [None] * len(logs)
+        for dS, S, each in zip(parts(d), parts(out), shapes, strict=True):  # d e^g S / dg = e^g S
+            for n, (g, shape) in enumerate(zip(logs, each, strict=True)):
+                dlogs[n] = added(dlogs[n], xp.reshape(sum_to(xp, dS * S, shape), g.shape))
+        return _like(transfer, dlogs), _like(state, [e * dS for e, dS in zip(decays, parts(d), strict=True)])
+
+    return out, vjp
+
+
+def _like(x: Any, each: list[Any]) -> Any:
+    return type(x)(*each) if isinstance(x, tuple) else each[0]
+
+
+def _shapes(transfer: Any, state: list[Array]) -> list[list[tuple[int, ...]]]:
+    """The shapes in which log decays multiply the parts of a state: of S rows, of other parts the last axis."""
+    if isinstance(transfer, AxisDecays):
+        *lead, V = transfer.values.shape
+        return [[(*transfer.keys.shape, 1), (*lead, 1, V)]]
+    *lead, K = transfer.shape
+    if state[0].ndim == transfer.ndim + 2:  # of the head
+        return [[(*lead, K, *(1,) * (S.ndim - transfer.ndim))] for S in state]
+    others = [[(*lead, *(1,) * (S.ndim - transfer.ndim), K)] for S in state[1:]]
+    return [[(*lead, K, 1)], *others]
+
+
+# states that are no sums
+
+
+def _in_one_gauge(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
+    """e^m S = e^F e^{m_1} S_1 + e^{m_2} S_2 with m = max(F + m_1, m_2), so that no factor is above 1."""
+    one, two = state, span.offset
+    before = span.transfer + one.m
+    is_before = before >= two.m
+    m = xp.where(is_before, before, two.m)
+    a, b = xp.exp(before - m), xp.exp(two.m - m)
+    S, n = a[..., None, None] * one.S + b[..., None, None] * two.S, a[..., None] * one.n + b[..., None] * two.n
+
+    def vjp(d: Any) -> tuple[Summary, Any]:
+        da, db = (weight * (xp.sum(d.S * x.S, axis=(-2, -1)) + xp.sum(d.n * x.n, axis=-1))
+                  for weight, x in ((a, one), (b, two)))  # fmt: skip
+        dm = d.m - da - db
+        dbefore = da + xp.where(is_before, dm, xp.zeros_like(dm))
+        dtwo = db + xp.where(is_before, xp.zeros_like(dm), dm)
+        first, second = (StabilisedState(weight[..., None, None] * d.S, weight[..., None] * d.n, dweight)
+                         for weight, dweight in ((a, dbefore), (b, dtwo)))  # fmt: skip
+        return Summary(dbefore, second), first
+
+    return StabilisedState(S, n, m), vjp
+
+
+def _averaged(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
+    """N = N_1 + N_2, and averages S = (N_1 S_1 + N_2 S_2) / N; 0 where nothing has a weight."""
+    one, two = state, span.offset
+    N = one.N + two.N
+    some = xp.where(N == 0, xp.ones_like(N), N)
+    a, b = one.N / some, two.N / some
+    S = a[..., :, None] * one.S + b[..., :, None] * two.S
+    W = a[..., None, :] * one.W + b[..., None, :] * two.W
+
+    def vjp(d: Any) -> tuple[Summary, Any]:
+        da, db = (xp.sum(d.S * x.S, axis=-1) + xp.sum(d.W * x.W, axis=-2) for x in (one, two))
+        mean = a * da + b * db
+        first, second = (BoundedState(w[..., :, None] * d.S, w[..., None, :] * d.W, d.N + (dw - mean) / some)
+                         for w, dw in ((a, da), (b, db)))  # fmt: skip
+        return Summary(None, second), first
+
+    return BoundedState(S, W, N), vjp

@@ -1,0 +1,256 @@
+"""Summaries of spans: of every variant whose states compose, the pieces equal the whole, gradients too."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.testing import relative_error
+from tests.cases import CASES, GROWING, PLAIN, RECURRENT, draw, parts, parts_like
+
+CUTS = (0, 4, 4, 9, 11)
+
+
+def tokens(case, arrays, start, stop):
+    """The tokens start..stop of the arrays, without queries."""
+    lead = {n: x.ndim - len(case.given[n].split()) for n, x in arrays.items() if n in case.given}
+    cut = {n: x[(slice(None),) * lead[n] + (slice(start, stop),)] if n in lead and case.on_tokens(n) else x
+           for n, x in arrays.items()}  # fmt: skip
+    return cut | {case.spec.change.query: None}
+
+
+def drawn(case, **sizes):
+    arrays, state = draw(case, T=CUTS[-1], **sizes)
+    return arrays, state
+
+
+def spans(case, arrays):
+    return [tokens(case, arrays, a, b) for a, b in itertools.pairwise(CUTS)]
+
+
+def represented(state):
+    """A state as the arrays that it stands for."""
+    return [np.exp(state.m)[..., None, None] * state.S, np.exp(state.m)[..., None] * state.n] if hasattr(
+        state, "m") else parts(state)  # fmt: skip
+
+
+def assert_same(a, b, bound=1e-12):
+    for x, y in zip(parts(a), parts(b), strict=True):
+        assert relative_error(x, y) < bound
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_states_between_spans_are_those_of_a_call_that_goes_through(case):
+    arrays, state = drawn(case)
+    found = [la.summary(case.fn, **span, **case.options) for span in spans(case, arrays)]
+    states = la.entry_states(found, state)
+    assert len(states) == len(CUTS)
+    for stop, S in zip(CUTS, states, strict=True):
+        through = case.fn(**tokens(case, arrays, 0, stop), **case.options, state=state, return_state=True).state
+        assert_same(S, through)
+    assert_same(la.entry_states(found)[-1], case.fn(**tokens(case, arrays, 0, CUTS[-1]), **case.options,
+                                                   return_state=True).state)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_composed_spans_are_the_summary_of_the_whole(case):
+    arrays, _ = drawn(case)
+    one, *rest = [la.summary(case.fn, **span, **case.options) for span in spans(case, arrays)]
+    for span in rest:
+        one = la.compose(one, span)
+    whole = la.summary(case.fn, **tokens(case, arrays, 0, CUTS[-1]), **case.options)
+    assert type(whole.transfer) is type(one.transfer)
+    assert_same(one, whole)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_gradients_through_summaries_are_those_of_the_whole(case):
+    """Of arrays and initial state, from a gradient of the final state and one of the state before the third span."""
+    arrays, state = drawn(case)
+    given = spans(case, arrays)
+    pairs = [la.vjp(la.summary, case.fn, **span, **case.options) for span in given]
+    states, back = la.vjp(la.entry_states, [s for s, _ in pairs], state)
+    rng = np.random.default_rng(3)
+    d = [parts_like(S, [rng.standard_normal(y.shape) for y in parts(S)]) for S in states]
+    dspans, dstate = back((None, None, d[2], None, d[4]))
+    grads = [pull(*each) for (_, pull), each in zip(pairs, dspans, strict=True)]
+
+    at = CUTS[2]
+    (_, middle), first = la.vjp(case.fn, **tokens(case, arrays, 0, at), **case.options, state=state, return_state=True)
+    _, second = la.vjp(case.fn, **tokens(case, arrays, at, CUTS[-1]), **case.options, state=middle, return_state=True)
+    of_second = second(None, d[4])
+    of_first = first(
+        None, parts_like(middle, [a + b for a, b in zip(parts(d[2]), parts(of_second.state), strict=True)])
+    )
+    assert_same(dstate, of_first.state, 1e-11)
+    for name in case.given:
+        if name == case.spec.change.query:
+            assert all(getattr(g, name) is None for g in grads)
+            continue
+        each, wanted = [getattr(g, name) for g in grads], [getattr(of_first, name), getattr(of_second, name)]
+        axis = arrays[name].ndim - len(case.given[name].split())
+        if case.on_tokens(name):
+            assert_same(np.concatenate(each, axis), np.concatenate(wanted, axis), 1e-11)
+        else:
+            assert_same(sum(each), sum(wanted), 1e-11)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_gradients_of_a_composition_are_central_differences(case):
+    arrays, _ = drawn(case, B=())
+    left, right = (la.summary(case.fn, **tokens(case, arrays, a, b), **case.options) for a, b in ((0, 5), (5, 11)))
+    whole, pullback = la.vjp(la.compose, left, right)
+    rng = np.random.default_rng(5)
+
+    def flat(x):
+        return parts(x) if x is not None else []
+
+    d = [rng.standard_normal(x.shape) for x in flat(whole)]
+    like = lambda x, each: parts_of(x, iter(each))  # noqa: E731
+    dleft, dright = pullback(like(whole, d))
+    for n, (span, dspan) in enumerate(((left, dleft), (right, dright))):
+        direction = [rng.standard_normal(x.shape) for x in flat(span)]
+        ends = []
+        for step in (1e-6, -1e-6):
+            moved = like(span, [x + step * y for x, y in zip(flat(span), direction, strict=True)])
+            ends.append(flat(la.compose(*((moved, right) if n == 0 else (left, moved)))))
+        numeric = sum(((a - b) / 2e-6 * y).sum() for a, b, y in zip(*ends, d, strict=True))
+        exact = sum((x * y).sum() for x, y in zip(flat(dspan), direction, strict=True))
+        assert abs(numeric - exact) < 1e-7 * max(1.0, abs(exact))
+
+
+def parts_of(x, each):
+    """x with other arrays, None where it has none."""
+    if x is None:
+        return None
+    return type(x)(*(parts_of(y, each) for y in x)) if isinstance(x, tuple) else next(each)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_a_ragged_batch_has_a_summary_a_sequence(case):
+    arrays, _ = drawn(case, B=(1,))
+    whole, pullback = la.vjp(la.summary, case.fn, **tokens(case, arrays, 0, CUTS[-1]), **case.options, cu_seqlens=CUTS)
+    d = parts_of(whole, (np.random.default_rng(7).standard_normal(x.shape) for x in parts(whole)))
+    grads = pullback(*d)
+    each = []
+    for n, span in enumerate(spans(case, arrays)):
+        one, pull = la.vjp(la.summary, case.fn, **span, **case.options)
+        assert_same(parts_of(whole, (x[n : n + 1] for x in parts(whole))), one)
+        each.append(pull(*parts_of(d, (x[n : n + 1] for x in parts(d)))))
+    for name in (n for n in case.given if n != case.spec.change.query):
+        own = [getattr(g, name) for g in each]
+        joined = np.concatenate(own, 1) if case.on_tokens(name) else sum(own)
+        assert_same(getattr(grads, name), joined, 1e-11)
+
+
+@pytest.mark.parametrize("fn", RECURRENT, ids=lambda fn: fn.__name__)
+def test_a_transfer_is_no_larger_than_the_variant_needs(fn):
+    """A matrix only where a token mixes channels; log decays of head or channels; nothing without a decay."""
+    case = next(c for c in PLAIN if c.fn is fn)
+    arrays, _ = drawn(case)
+    found = la.summary(fn, **tokens(case, arrays, 0, 5), **case.options)
+    S, transfer = parts(found.offset)[0], found.transfer
+    if fn.spec.erase.name != "NONE" or fn.spec.state.rotates:
+        assert transfer.shape == (*S.shape[:-1], S.shape[-2])
+    elif fn.spec.decay.name == "NONE" or fn is la.abc:
+        assert transfer is None
+    elif fn.spec.decay.name == "SCALAR" or fn is la.retention:
+        assert transfer.shape in (S.shape[:-2], S.shape[:-1])
+    elif "gv" in case.given:
+        assert (transfer.keys.shape, transfer.values.shape) == (S.shape[:-1], (*S.shape[:-2], S.shape[-1]))
+    else:
+        assert transfer.shape == S.shape[:-1]
+
+
+@pytest.mark.parametrize("fn", RECURRENT, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("how", [{"backend": "reference"}, {"backend": "chunks"}, {"layout": "heads_first"}], ids=str)
+def test_every_backend_and_layout(fn, how):
+    case = next(c for c in PLAIN if c.fn is fn)
+    arrays, _ = drawn(case)
+    given = tokens(case, arrays, 0, CUTS[-1])
+    wanted, _ = la.vjp(la.summary, fn, **given, **case.options)
+    if "layout" in how:
+        given = {n: x if x is None or not case.on_tokens(n) else np.moveaxis(x, x.ndim + case.heads(n), 1)
+                 for n, x in given.items()}  # fmt: skip
+    found, pullback = la.vjp(la.summary, fn, **given, **case.options, **how)
+    assert_same(found, wanted)
+    for name, d in pullback(*found)._asdict().items():
+        assert d is None or d.shape == given[name].shape
+
+
+@pytest.mark.parametrize("fn", GROWING, ids=lambda fn: fn.__name__)
+def test_states_that_grow_with_the_tokens_have_no_summary(fn):
+    with pytest.raises(TypeError, match=f"summary: fn is {fn.__name__}, whose states do not compose"):
+        la.summary(fn, np.zeros((2, 1, 3)), np.zeros((2, 1, 3)), np.zeros((2, 1, 3)))
+
+
+def test_options_about_states_are_refused():
+    case = PLAIN[0]
+    arrays, state = drawn(case)
+    for name, value in (("state", state), ("reverse", True), ("return_state", True), ("return_states_at", [2])):
+        with pytest.raises(ValueError, match=f"summary: {name} is given, expected none"):
+            la.summary(case.fn, **arrays, **{name: value})
+    with pytest.raises(TypeError, match="summary: fn is 3, expected a variant"):
+        la.summary(3)
+    with pytest.raises(TypeError, match="compose: a int was given, expected a Summary"):
+        la.compose(1, 2)
+    with pytest.raises(TypeError, match="entry_states: a NoneType was given, expected a Summary"):
+        la.entry_states([])
+
+
+def test_log_decays_of_minus_infinity_cut_a_span_off():
+    case = next(c for c in PLAIN if c.fn is la.gla)
+    arrays, state = drawn(case)
+    arrays["g"] = arrays["g"].copy()
+    arrays["g"][:, 2] = -np.inf
+    found, pullback = la.vjp(la.summary, la.gla, **tokens(case, arrays, 0, 5))
+    assert np.all(la.entry_states([found], state)[1] == found.offset)
+    grads = pullback(*found._replace(transfer=type(found.transfer)(*map(np.ones_like, found.transfer))))
+    assert all(np.isfinite(d).all() for d in grads if d is not None)
+
+
+@pytest.mark.parametrize("fn", [la.kda, la.gla, la.mlstm], ids=lambda fn: fn.__name__)
+def test_autograd_goes_through_summaries(fn):
+    torch = pytest.importorskip("torch")
+    case = next(c for c in PLAIN if c.fn is fn)
+    arrays, state = drawn(case)
+    own = {n: torch.tensor(x, requires_grad=True) for n, x in arrays.items()}
+    S = parts_like(state, [torch.tensor(y, requires_grad=True) for y in parts(state)])
+
+    def cut(a, b):
+        return {n: x if x is None else own[n].narrow(1, a, b - a) if case.on_tokens(n) else own[n]
+                for n, x in tokens(case, arrays, a, b).items()}  # fmt: skip
+
+    found = [la.summary(fn, **cut(a, b)) for a, b in ((0, 4), (4, 11))]
+    end = la.entry_states(found, S)[-1]
+    sum((y * y).sum() for y in parts(end)).backward()
+    (_, whole), pullback = la.vjp(fn, **tokens(case, arrays, 0, 11), state=state, return_state=True)
+    grads = pullback(None, parts_like(whole, [2 * y for y in parts(whole)]))
+    for name, x in own.items():
+        if name != case.spec.change.query:
+            assert_same(x.grad.numpy(), getattr(grads, name), 1e-11)
+    for a, b in zip(parts(S), parts(grads.state), strict=True):
+        assert_same(a.grad.numpy(), b, 1e-11)
+
+
+@pytest.mark.parametrize("fn", [la.gated_delta_rule, la.simple_gla], ids=lambda fn: fn.__name__)
+def test_jax_differentiates_summaries_inside_jit(fn):
+    jax = pytest.importorskip("jax")
+    case = next(c for c in PLAIN if c.fn is fn)
+    arrays, state = draw(case, T=11, dtype=np.float32)
+
+    def loss(given, S):
+        first, second = ({n: x[:, a:b] if case.on_tokens(n) else x for n, x in given.items()}
+                         for a, b in ((0, 4), (4, 11)))  # fmt: skip
+        end = la.entry_states([la.summary(fn, **first), la.summary(fn, **second)], S)[-1]
+        return (end * end).sum()
+
+    grads, dstate = jax.jit(jax.grad(loss, argnums=(0, 1)))(arrays, state)
+    (_, whole), pullback = la.vjp(fn, **tokens(case, arrays, 0, 11), state=state, return_state=True)
+    wanted = pullback(None, 2 * whole)
+    assert_same(dstate, wanted.state, 1e-5)
+    for name in (n for n in case.given if n != case.spec.change.query):
+        assert_same(grads[name], getattr(wanted, name), 1e-5)
