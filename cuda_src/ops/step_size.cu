@@ -4,8 +4,7 @@
 //     out <- (out + D x) silu(z)                                                 finish, finish_vjp
 //     dx = dt dv + D dout, and the terms of the gradients of dt, A and D     step_size_vjp
 //
-// LA_LANES lanes hold a row (a token's head) of LA_K numbers. Sums over tokens are added in two rounds of column_sums.
-#include "arguments/ops/ColumnSumsArguments.cuh"
+// LA_LANES lanes hold a row (a token's head) of LA_K numbers. Sums over tokens are those of sums.cu.
 #include "arguments/ops/StepSizeArguments.cuh"
 #include "attention/row_pieces.cuh"
 #include "ops/formulas.cuh"
@@ -139,20 +138,4 @@ extern "C" __global__ void __launch_bounds__(256) finish_vjp(const __grid_consta
         store<LA_DTYPE>(a.dz + row.dense(at) * Element::BYTES, dz);
         store<LA_DTYPE>(a.y + row.dense(at) * Element::BYTES, y);
     });
-}
-
-// Sums of `block` rows each of x (rows, width): a block has 256 columns or, of fewer, rows side by side, added in order.
-extern "C" __global__ void __launch_bounds__(256) column_sums(const __grid_constant__ ColumnSumsArguments a) {
-    __shared__ float sums[256];
-    const u32 blocks = (a.width + 255) / 256, first = blockIdx.x % blocks * 256, columns = min(256u, a.width - first);
-    const u32 beside = 256 / columns, own = threadIdx.x % columns, row = threadIdx.x / columns;
-    const u32 begin = blockIdx.x / blocks * a.block, end = min(begin + a.block, a.rows);
-    float sum = 0.f;
-    if (row < beside)
-        for (u32 t = begin + row; t < end; t += beside) sum += a.x[(i64)t * a.width + first + own];
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    if (row) return;
-    for (u32 r = 1; r < beside; r++) sum += sums[r * columns + own];
-    a.y[(i64)(blockIdx.x / blocks) * a.width + first + own] = sum;
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast, device, is_numpy, shared_heads
 from ..runtime.memory import is_next_column
-from .host import kernels, numpy_kernels
+from .host import kernels
 
 
 def with_ones(xp: Namespace, v: Array, dtype: Any = None, factor: Array | None = None) -> Array:
@@ -60,7 +60,7 @@ def divide_by_most_vjp(xp: Namespace, out: Array, least: Array, dout: Array, dty
     """d [num, den] (..., heads, V + 1) in `dtype`: dnum = dout / m, m = max(|den|, least); where |den| is the larger,
     dden = -sign(den) <dnum, num> / m.
     """
-    if (cpu := numpy_kernels(xp, out, least, dout)) is not None and least.shape[-1]:
+    if (cpu := kernels(xp, out, least, dout)) is not None and least.shape[-1]:
         groups = (*least.shape, out.shape[-2] // least.shape[-1])
         each = (out.reshape((*groups, out.shape[-1])), dout.reshape((*groups, dout.shape[-1])), least[..., None, None])
         return cpu.compiled("quotient_vjp", each, (each[0].shape, dtype), dtype).reshape(out.shape)

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace, cast, is_cupy
-from .host import kernels, numpy_kernels
+from .host import kernels
 
 
 def complement(xp: Namespace, g: Array, dtype: Any, stored: Any = None) -> Array:
@@ -41,7 +41,7 @@ def log_rest(xp: Namespace, s: Array, dtype: Any) -> Array:
 
 def log_rest_vjp(xp: Namespace, s: Array, ds: Array, dg: Array, dtype: Any) -> Array:
     """ds - dg / (1 - s), the gradient of s with that of log_rest(s); ds from s = 1 on."""
-    if (cpu := numpy_kernels(xp, s, ds, dg)) is not None:
+    if (cpu := kernels(xp, s, ds, dg)) is not None:
         return cpu.compiled("log_rest_vjp", (s, ds, dg), (s.shape, dtype), dtype)
     rest = 1 - cast(xp, s, dtype)
     empty = rest <= 0

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, is_cupy
 from .gates import sigmoid, softplus
-from .host import kernels, numpy_kernels
+from .host import kernels
 from .sums import sum_to
 
 
@@ -45,9 +45,9 @@ def log_decay_vjp(
     """Gradients of raw, A_log and bias; dg in the dtype of the computation."""
     if (kernel := _kernel(xp, raw, dg.dtype)) is not None:
         return kernel.log_decay_vjp(xp, raw, A_log, bias, dg, _sizes(raw, by_channel))
-    if (cpu := numpy_kernels(xp, raw, A_log, bias, dg)) is not None:
+    if (cpu := kernels(xp, raw, A_log, bias, dg)) is not None:
         arrays = raw, bias, _by_head(A_log, by_channel), dg
-        da, rate = (cpu.compiled("log_decay_vjp", arrays, (raw.shape, dg.dtype), dg.dtype, how=of) for of in (0, 1))
+        da, rate = cpu.both("log_decay_vjp", arrays, (raw.shape, dg.dtype), dg.dtype)
         dA = sum_to(xp, rate, _by_head(A_log, by_channel).shape).reshape(A_log.shape)
         return da, dA, None if bias is None else sum_to(xp, da, tuple(bias.shape))
     rate, a = _rate(xp, A_log, dg.dtype, by_channel), _raw(xp, raw, bias, dg.dtype)
@@ -75,12 +75,12 @@ def bounded_vjp(
     """Gradients of raw, A_log and bias; dy in the dtype of the computation."""
     if (kernel := _kernel(xp, raw, dy.dtype)) is not None:
         return kernel.bounded_vjp(xp, raw, *how, dy, _sizes(raw, by_channel))
-    if (cpu := numpy_kernels(xp, raw, how.A_log, how.bias, dy)) is not None:
+    if (cpu := kernels(xp, raw, how.A_log, how.bias, dy)) is not None:
         by_head: Any = None if how.A_log is None else _by_head(how.A_log, by_channel)
-        each = [cpu.compiled("bounded_vjp", (raw, how.bias, by_head, dy), (raw.shape, dy.dtype), dy.dtype, how.bound,
-                             how=of) for of in ((0,) if by_head is None else (0, 1))]  # fmt: skip
-        dA = None if by_head is None else sum_to(xp, each[1], by_head.shape).reshape(-1)
-        return each[0], dA, None if how.bias is None else sum_to(xp, each[0], tuple(how.bias.shape))
+        arrays = raw, how.bias, by_head, dy
+        da, rate = cpu.both("bounded_vjp", arrays, (raw.shape, dy.dtype), dy.dtype, how.bound, more=by_head is not None)
+        dA = None if by_head is None else sum_to(xp, rate, by_head.shape).reshape(-1)
+        return da, dA, None if how.bias is None else sum_to(xp, da, tuple(how.bias.shape))
     x, rate, dA = _raw(xp, raw, how.bias, dy.dtype), None, None
     if how.A_log is not None:
         rate = _rate(xp, how.A_log, dy.dtype, by_channel)

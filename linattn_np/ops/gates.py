@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace, cast, device, is_numpy
-from .host import kernels, numpy_kernels
+from .host import kernels
 
 LOG_DECAY_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it acts as -inf
 
@@ -76,7 +76,7 @@ def log_forget(xp: Namespace, f: Array, cap: float | None, is_log: bool, dtype: 
 
 def log_forget_vjp(xp: Namespace, f: Array, cap: float | None, is_log: bool, dy: Array, dtype: Any) -> Array:
     """The gradient of f, in `dtype`: 0 where log f is at its floor."""
-    if (cpu := numpy_kernels(xp, f, dy)) is not None:
+    if (cpu := kernels(xp, f, dy)) is not None:
         return cpu.compiled("log_forget_vjp", (f, dy), (f.shape, dtype), dtype, cap or 0.0, LOG_DECAY_FLOOR, is_log)
     y, dy = soft_cap(xp, f, cap, dtype), cast(xp, dy, dtype)
     slope, value = (xp.ones_like(y), y) if is_log else (sigmoid(xp, -y), -softplus(xp, -y))
@@ -85,7 +85,7 @@ def log_forget_vjp(xp: Namespace, f: Array, cap: float | None, is_log: bool, dy:
 
 def soft_cap_vjp(xp: Namespace, x: Array, cap: float | None, dy: Array, dtype: Any) -> Array:
     """dy times the slope of soft_cap, in `dtype`."""
-    if cap is not None and (cpu := numpy_kernels(xp, x, dy)) is not None:
+    if cap is not None and (cpu := kernels(xp, x, dy)) is not None:
         return cpu.compiled("capped_vjp", (x, dy), (x.shape, dtype), dtype, cap)
     dy = cast(xp, dy, dtype)
     return dy if cap is None else dy * (1 - xp.tanh(cast(xp, x, dtype) / cap) ** 2)

@@ -16,7 +16,7 @@ import numpy as np
 from ..runtime.arrays import Array, Namespace, constant, device, is_cupy
 from ..runtime.constants import constant_array
 from ..runtime.held import Cached
-from .host import kernels, numpy_kernels
+from .host import kernels
 
 
 def _monomials(K: int, p: int) -> tuple[list[int], list[int], list[float], list[int], list[float]]:
@@ -217,7 +217,7 @@ def taylor_coefficients(order: int) -> tuple[float, ...]:
 
 def dpfp(xp: Namespace, x: Array, nu: int) -> Array:
     """r (.) roll(r, j) for j = 1 .. nu, r = [relu(x), relu(-x)]: (..., K) to (..., 2 K nu)."""
-    if (cpu := numpy_kernels(xp, x)) is not None:
+    if (cpu := kernels(xp, x)) is not None:
         return cpu.compiled("dpfp", (x,), ((*x.shape[:-1], 2 * nu * x.shape[-1]), x.dtype), x.dtype, how=nu)
     r = _halves(xp, x)
     return xp.concat([r * xp.roll(r, j, axis=-1) for j in range(1, nu + 1)], axis=-1)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..runtime import blas, threads
 from ..runtime.arrays import Array, Namespace, device, is_cupy, is_numpy, transposed_rows
-from .host import numpy_kernels
+from .host import kernels
 
 PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
 UNBLOCKED_ROWS = 128  # a multiple of PRODUCT_ROWS; up to this many rows are computed at once, without threads
@@ -88,7 +88,7 @@ def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array) -> tuple[Array, Arra
 def interleaved(xp: Namespace, x: Array, n: int, at: int) -> Array:
     """(..., T n, heads, D) with x (..., T, heads, D) at place `at` of each token's n, and zeros at the others."""
     *lead, T, heads, D = x.shape
-    if (cpu := numpy_kernels(xp, x)) is not None:
+    if (cpu := kernels(xp, x)) is not None:
         return cpu.interleaved(x, n, at).reshape((*lead, T * n, heads, D))
     none = xp.zeros_like(x)
     each = [x if i == at else none for i in range(n)]

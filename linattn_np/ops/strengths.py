@@ -13,7 +13,7 @@ from math import factorial
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace, cast, shared_heads, sum_of_groups
-from .host import kernels, numpy_kernels
+from .host import kernels
 from .product import product
 
 NEAR = 0.1  # below, f' is its Taylor series to this power, above a difference that loses one digit
@@ -49,10 +49,9 @@ def strength(xp: Namespace, k: Array, beta: Array, implicit: bool, dtype: Any) -
 def strength_vjp(xp: Namespace, k: Array, beta: Array, implicit: bool, db: Array) -> tuple[Array, Array]:
     """(dk, dbeta) in the dtype of db (..., T, H, 1)."""
     (*lead, few, _), heads = k.shape, beta.shape[-1]
-    if (cpu := numpy_kernels(xp, k, beta, db)) is not None and few:
+    if (cpu := kernels(xp, k, beta, db)) is not None and few:
         each = (k[..., None, :], beta.reshape(*lead, few, heads // few, 1), db.reshape(*lead, few, heads // few, 1))
-        dbeta, ds = (cpu.compiled("strength_vjp", each, (each[1].shape, db.dtype), db.dtype, how=implicit + 2 * of)
-                     for of in (False, True))  # fmt: skip
+        dbeta, ds = cpu.both("strength_vjp", each, (each[1].shape, db.dtype), db.dtype, how=int(implicit))
         ds = sum_of_groups(xp, ds.reshape(*lead, heads, 1), few)
         return product(xp, ds, k, dtype=db.dtype), dbeta.reshape(*lead, heads)
     k, beta, x = _rates(xp, k, beta, db.dtype)

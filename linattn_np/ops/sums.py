@@ -1,26 +1,25 @@
-"""Sums of arrays, of rows and over tokens; on NumPy arrays each is a kernel."""
+"""Sums of arrays, of rows and over tokens; on NumPy and CuPy arrays each is a kernel."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from ..runtime.arrays import Array, Namespace, cast
+from ..runtime.arrays import Array, Namespace, cast, is_cupy
 from ..runtime.arrays import over_tokens as by_array_calls
 from ..runtime.arrays import sum_to as sum_by_array_calls
-from .host import numpy_kernels
+from .host import kernels
 
 
 def added(xp: Namespace, x: Array, y: Array) -> Array:
     """x + y of one shape."""
-    if x.shape == y.shape and x.dtype == y.dtype and (cpu := numpy_kernels(xp, x, y)) is not None:
+    if x.shape == y.shape and x.dtype == y.dtype and (cpu := kernels(xp, x, y)) is not None:
         return cpu.compiled("added", (x, y), (x.shape, x.dtype), x.dtype)
     return x + y
 
 
 def inner(xp: Namespace, x: Array, y: Array, z: Array, u: Array | None, dtype: Any) -> Array:
     """<x, y> + z u of rows x, y (..., D) and numbers z, u (...), u = 1 if it is None: (...) in `dtype`."""
-    if (cpu := numpy_kernels(xp, x, y, z, u)) is not None:
+    if (cpu := kernels(xp, x, y, z, u)) is not None:
         each = (x, y, z[..., None], None if u is None else u[..., None])
         return cpu.compiled("inner", each, ((*z.shape, 1), dtype), dtype)[..., 0]
     x, y, z = (cast(xp, a, dtype) for a in (x, y, z))
@@ -29,18 +28,23 @@ def inner(xp: Namespace, x: Array, y: Array, z: Array, u: Array | None, dtype: A
 
 def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:
     """The transpose of broadcasting: x summed over the axes along which `shape` was stretched to x.shape."""
-    if numpy_kernels(xp, x) is None or not x.size or not x.flags.c_contiguous:
+    if x.shape == shape or (kernel := _kernel(xp, x)) is None:
         return sum_by_array_calls(xp, x, shape)
-    from .cpu import sums
-
-    return sums.sum_to(x, shape)
+    return kernel.sum_to(x, shape)
 
 
 def over_tokens(xp: Namespace, x: Array, axes: int = 1) -> Array:
     """The sum over batch and tokens: all axes but the last ones."""
-    if numpy_kernels(xp, x) is None or not x.size or not x.flags.c_contiguous:
-        return by_array_calls(xp, x, axes)
-    from .cpu.sums import over_first
+    kernel = _kernel(xp, x)
+    return by_array_calls(xp, x, axes) if kernel is None else kernel.over_tokens(x, axes)
 
-    lead = x.ndim - axes
-    return over_first(x.reshape(1, math.prod(x.shape[:lead]), math.prod(x.shape[lead:]))).reshape(x.shape[lead:])
+
+def _kernel(xp: Namespace, x: Array) -> Any:
+    """The module of sums of dense arrays, or None."""
+    if kernels(xp, x) is None or not x.size or not x.flags.c_contiguous:
+        return None
+    from .cpu import sums
+
+    if is_cupy(xp):
+        from .cuda import sums  # type: ignore[no-redef]
+    return sums

@@ -169,6 +169,14 @@ def compiled(name: str, arrays: Any, out: Any, dtype: Any, a: float = 0.0, b: fl
     return over_grid(formula, (name, KINDS[name], int(how)), arrays, out, dtype, (float(a), float(b)), name in OF_ROWS)
 
 
+def both(
+    name: str, arrays: Any, out: Any, dtype: Any, a: float = 0.0, how: int = 0, more: bool = True
+) -> tuple[Any, Any]:
+    """The two results of a transpose, of one shape and dtype; more: whether the second one is wanted."""
+    first = compiled(name, arrays, out, dtype, a, how=how)
+    return first, compiled(name, arrays, out, dtype, a, how=how + 2) if more else None
+
+
 def put(to: np.ndarray, x: np.ndarray) -> None:
     """to[...] = x, of any storage dtypes."""
     if not takes(to, x):

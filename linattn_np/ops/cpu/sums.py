@@ -44,6 +44,12 @@ def over_first(x: np.ndarray) -> np.ndarray:
     return x[:, 0]
 
 
+def over_tokens(x: np.ndarray, axes: int = 1) -> np.ndarray:
+    """The sum of x, in C order, over all axes but the last ones."""
+    lead = x.ndim - axes
+    return over_first(x.reshape(1, prod(x.shape[:lead]), prod(x.shape[lead:]))).reshape(x.shape[lead:])
+
+
 def sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """x, in C order, summed over the axes along which `shape` was stretched to x.shape."""
     lead = x.ndim - len(shape)

@@ -30,7 +30,7 @@ STEP_SIZE = Struct(  # step_size.cu
     ("rows T heads", U32), ("dt_kind soft", INT),  # soft: softplus
     ("low high", FLOAT),
 )  # fmt: skip
-COLUMN_SUMS = Struct("ops/ColumnSumsArguments", ("x", FLOATS), ("y", OUT_FLOATS), ("rows width block", U32))
+SUMS = Struct("ops/SumsArguments", ("x", BYTES), ("y", OUT_BYTES), ("terms width block parts", U32))  # sums.cu
 
 GATE_FORMULA = Struct(  # gate_formula.cu
     "ops/GateFormulaArguments",
@@ -57,7 +57,7 @@ PRODUCT = Struct(  # product.cu: dense arrays of `size` numbers; back z is the g
 FORMULA_ARRAY = Struct(
     "ops/FormulaArray", ("data", OUT_BYTES), ("batch head token column", I64), ("kind width", INT)
 )  # fmt: skip
-FORMULA = Struct("ops/FormulaArguments", ("x y z u out", FORMULA_ARRAY), ("rows", I64), ("heads tokens", U32),
+FORMULA = Struct("ops/FormulaArguments", ("x y z u out more", FORMULA_ARRAY), ("rows", I64), ("heads tokens", U32),
                  ("a b", DOUBLE), ("how", INT))  # fmt: skip
 
 GAUGE = Struct(  # gauge.cu: dense arrays

@@ -7,7 +7,7 @@ from math import gcd
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS
 from ...runtime.cuda.entries import Entry
-from . import complement, gate_formula, product, step_size, unit_rows
+from . import complement, gate_formula, product, step_size, sums, unit_rows
 
 
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
@@ -32,4 +32,4 @@ def product_entries(dtype: str) -> Iterator[Entry]:
 def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:
     """The kernels of Mamba-2's step size and output gate for value width V."""
     yield Entry("step size", step_size.SOURCE, step_size.step_constants(dtype, dtype, V))
-    yield Entry("sums over tokens", step_size.SOURCE, step_size.SUMS_CONSTANTS)
+    yield Entry("sums over tokens", sums.SOURCE, sums.constants("float32", "float32"))

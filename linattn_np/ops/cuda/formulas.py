@@ -15,15 +15,22 @@ from .arguments import FORMULA
 from .unit_rows import THREADS
 
 SOURCE = "ops/formula.cu"
-OF_NUMBERS = ("copy", "filled", "scaled", "product", "complement", "complement_vjp", "log_rest", "step_size",
-              "step_size_vjp", "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded", "feature",
-              "feature_vjp")  # fmt: skip
-OF_ROWS = ("appended", "quotient", "normed", "softmax", "softmax_vjp", "strength", "turn", "rotated", "rotated_pair",
-           "over_length", "favor", "fourier", "monomials")  # fmt: skip
-FORMULAS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}  # LA_KIND
+OF_NUMBERS = ("copy", "filled", "scaled", "product", "added", "complement", "complement_vjp", "log_rest",
+              "log_rest_vjp", "step_size", "step_size_vjp", "skip_and_gate", "gate_vjp", "capped", "capped_vjp",
+              "log_forget", "log_forget_vjp", "log_decay", "bounded", "log_sigmoid", "log_sigmoid_vjp", "lower_bound",
+              "lower_bound_vjp", "exponential", "feature", "feature_vjp", "activation", "activation_vjp",
+              "swiglu")  # fmt: skip
+PAIRS = ("log_decay_vjp", "bounded_vjp", "exponential_vjp", "swiglu_vjp")  # two results of numbers
+OF_ROWS = ("appended", "quotient", "quotient_vjp", "normed", "softmax", "softmax_vjp", "strength", "strength_vjp",
+           "inner", "turn", "rotated", "rotated_pair", "over_length", "favor", "fourier", "monomials",
+           "dpfp")  # fmt: skip
+ACTIVATIONS = ("sigmoid", "silu", "softplus", "gelu", "gelu_tanh", "squared_relu")  # LA_HOW
+FORMULAS = {name: n for n, name in enumerate((*OF_NUMBERS, *PAIRS, *OF_ROWS))}  # LA_KIND
 KINDS = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3}
 NAMES = ("x", "y", "z", "u")
 NONE = (0, 0, 0, 0, 0, 0, 0)
+PER = 8  # neighbouring columns of a thread, where arrays allow it
+FEW = 1 << 12  # numbers up to which a thread has one
 
 
 def takes(*arrays: Array | None) -> bool:
@@ -40,9 +47,44 @@ def compiled(
 
     out: an array, or (shape, dtype) of a new one. dtype: that of the computation, float32 for 16 bits.
     """
+    return _computed(name, arrays, out, None, dtype, (a, b, how))
+
+
+def both(
+    name: str, arrays: Sequence[Array | None], out: Any, dtype: Any, a: float = 0.0, how: int = 0, more: bool = True
+) -> tuple[Array, Array | None]:
+    """The two results of a transpose, of one shape and dtype; more: whether the second one is wanted."""
+    second = record.empty(*out) if more and isinstance(out, tuple) else None
+    return _computed(name, arrays, out, second, dtype, (a, 0.0, how)), second
+
+
+def _computed(
+    name: str,
+    arrays: Sequence[Array | None],
+    out: Any,
+    more: Array | None,
+    dtype: Any,
+    numbers: tuple[float, float, int],
+) -> Array:
     out = record.empty(*out) if isinstance(out, tuple) else out
     if out.size:
-        _launch(name, [*arrays, *(None,) * (len(NAMES) - len(arrays))], out, np.dtype(dtype) == np.float64, (a, b, how))
+        each = [*arrays, *(None,) * (len(NAMES) - len(arrays))]
+        _launch(name, each, out, more, np.dtype(dtype) == np.float64, numbers)
+    return out
+
+
+def working(shape: tuple[int, ...], dtype: Any) -> Array:
+    """A new array that formulas fill in parts."""
+    return record.empty(shape, dtype)
+
+
+def interleaved(x: Array, n: int, at: int) -> Array:
+    """(..., T, n, heads, D) with x (..., T, heads, D) at place `at` of n, and zeros at the others."""
+    *lead, heads, D = x.shape
+    out = record.empty((*lead, n, heads, D), x.dtype)
+    for part in (out[..., :at, :, :], out[..., at + 1 :, :, :]):
+        compiled("filled", (), part, x.dtype)
+    put(out[..., at, :, :], x)
     return out
 
 
@@ -70,28 +112,67 @@ def _pairs(S: Array, P: int) -> Array:
     return type(S)(shape, S.dtype, S.data, steps)
 
 
-def _launch(name: str, arrays: list[Array | None], out: Array, double: bool, numbers: tuple[float, float, int]) -> None:
-    given, has_rows = [y for y in (*arrays, out) if y is not None], name in OF_ROWS
+def _launch(
+    name: str, arrays: list[Array | None], out: Array, more: Array | None, double: bool,
+    numbers: tuple[float, float, int],
+) -> None:  # fmt: skip
+    results = (out,) if more is None else (out, more)
+    given, has_rows = [y for y in (*arrays, *results) if y is not None], name in OF_ROWS
     if recording.recorder is not None:
-        _refuse_filled(given[:-1])
-    sizes, steps = _grid([(y.shape, y.strides) for y in given], has_rows)
+        _refuse_filled(given[: -len(results)])
+    flat = not has_rows and _is_flat(given)
+    layout = [((y.size,), (y.itemsize,)) for y in given] if flat else [(y.shape, y.strides) for y in given]
+    if more is not None:  # lies as the first result
+        layout.pop()
+    sizes, steps = _grid(layout, has_rows)
     if len(sizes) > 3:  # a launch for each place along the first axis
         n = out.ndim
         for i in range(out.shape[0]):
-            cut = [y if y is None or y.ndim < n else y[i if y.shape[0] > 1 else 0] for y in (*arrays, out)]
-            _launch(name, cut[:-1], cut[-1], double, numbers)
+            cut = [y if y is None or y.ndim < n else y[i if y.shape[0] > 1 else 0] for y in (*arrays, out, more)]
+            _launch(name, cut[:-2], cut[-2], cut[-1], double, numbers)
         return
     batch, heads, tokens = (*(1,) * (3 - len(sizes)), *sizes)
+    steps += steps[-1:] if more is not None else []
     rest, fields = iter(steps), dict[str, Any]()
-    for field, y in zip((*NAMES, "out"), (*arrays, out), strict=True):
+    for field, y in zip((*NAMES, "out", "more"), (*arrays, out, more), strict=True):
         own = None if y is None else next(rest)
         fields[field] = NONE if own is None else (y.data.ptr, *(0,) * (3 - len(sizes)), *own, KINDS[name_of(y.dtype)],
-                                                  y.shape[-1] if y.ndim else 1)  # fmt: skip
-    rows, columns = batch * heads * tokens, out.shape[-1] if out.ndim else 1
-    packed = FORMULA.pack(**fields, rows=rows, heads=heads, tokens=tokens, a=numbers[0], b=numbers[1], how=numbers[2])
-    blocks = -(-rows // (THREADS // 32)) if has_rows else -(-rows * columns // THREADS)
-    constants = (("LA_DOUBLE", int(double)), ("LA_KIND", FORMULAS[name]))
+                                                  y.size if flat else y.shape[-1] if y.ndim else 1)  # fmt: skip
+    rows, columns = batch * heads * tokens, out.size if flat else out.shape[-1] if out.ndim else 1
+    (a, b, how), per = numbers, 1
+    if not has_rows and out.size > FEW and _is_aligned(given, steps, flat, double):
+        per = PER
+    packed = FORMULA.pack(**fields, rows=rows, heads=heads, tokens=tokens, a=a, b=b, how=how)
+    blocks = -(-rows // (THREADS // 32)) if has_rows else -(-rows * -(-columns // per) // THREADS)
+    constants: tuple[tuple[str, int], ...] = (("LA_DOUBLE", int(double)), ("LA_KIND", FORMULAS[name]), ("LA_PER", per))
+    if name.startswith("activation"):
+        constants = (constants[0], ("LA_HOW", how), *constants[1:])
+    if per > 1 and all(y.itemsize == 2 for y in results):
+        constants = (*constants[:-1], ("LA_NARROW", 1), constants[-1])
     launch.launch(SOURCE, "formula", constants, blocks, THREADS, 0, packed, tuple(given))
+
+
+def _is_flat(arrays: Sequence[Array]) -> bool:
+    """Whether arrays of numbers are one row each: dense and of one shape, or single numbers."""
+    *_, out = arrays
+    if out.size >= 2**31:
+        return False
+    return all(y.size == 1 or (y.shape == out.shape and y.flags.c_contiguous) for y in arrays)
+
+
+def _is_aligned(arrays: Sequence[Array], steps: Sequence[tuple[int, ...]], flat: bool, double: bool) -> bool:
+    """Whether PER neighbours of every array lie together from a multiple of 16 bytes on, or are one number."""
+    *_, out = arrays
+    if not flat and (not out.ndim or out.shape[-1] % PER):
+        return False
+    for y, own in zip(arrays, steps, strict=True):
+        if y.itemsize == 8 and not double:
+            return False
+        if y.size == 1 or (y.ndim and y.shape[-1] == 1):
+            continue
+        if own[-1] != y.itemsize or y.data.ptr % 16 or any(step % 16 for step in own[:-1]):
+            return False
+    return True
 
 
 def _refuse_filled(arrays: list[Array]) -> None:

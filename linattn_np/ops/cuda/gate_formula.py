@@ -8,6 +8,7 @@ from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS
 from .arguments import GATE_FORMULA, address
+from .sums import over_middle, over_tokens
 from .unit_rows import THREADS, TOKEN_BLOCKS
 
 SOURCE = "ops/gate_formula.cu"
@@ -66,8 +67,8 @@ def _backward(
     _launch(entry, len(parts) * -(-width // THREADS), sizes, (block, bound), arrays)
     if A_log is bias is None:
         return da, None, None
-    dbias, product = xp.sum(parts, axis=0)
-    return da, xp.sum(xp.reshape(product, (-1, each)), axis=-1), dbias
+    dbias, product = over_tokens(parts, axes=2)
+    return da, over_middle(product.reshape(width // each, each, 1))[:, 0], dbias
 
 
 def _dense(xp: Any, raw: Array, *parameters: Array | None) -> list[Array | None]:

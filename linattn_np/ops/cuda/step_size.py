@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS, Constants
-from .arguments import COLUMN_SUMS, STEP_SIZE, address, rows_of
-from .unit_rows import LANE_NUMBERS, MOST_ROWS, THREADS, TOKEN_BLOCKS, misaligned, row_constants
+from .arguments import STEP_SIZE, address, rows_of
+from .sums import over_tokens
+from .unit_rows import LANE_NUMBERS, MOST_ROWS, THREADS, misaligned, row_constants
 
 SOURCE = "ops/step_size.cu"
 ARRAYS = ("D", "other", "dout", "dg", "y", "dx", "dz", "g", "ddt", "dA", "dD")
-SUMS_CONSTANTS = row_constants("float32", "float32", 1, 1)
 
 
 class StepInputs(NamedTuple):
@@ -66,10 +66,10 @@ def values_vjp(
     results = {"dx": xp.empty(x.shape, dtype=x.dtype)}
     results |= {n: xp.empty(x.shape[:-1], dtype=f32) for n in ("ddt", "dA", *(() if dout is None else ("dD",)))}
     _launch("step_size_vjp", x, step, D=D, other=dv, dout=dout, dg=dg, results=results)
-    grads = {"x": results["dx"], "dt": results["ddt"], "A": over_tokens(xp, results["dA"])}
+    grads = {"x": results["dx"], "dt": results["ddt"], "A": over_tokens(results["dA"])}
     if step.bias is not None:
-        grads["dt_bias"] = over_tokens(xp, results["ddt"])
-    return grads if dout is None else grads | {"D": over_tokens(xp, results["dD"])}
+        grads["dt_bias"] = over_tokens(results["ddt"])
+    return grads if dout is None else grads | {"D": over_tokens(results["dD"])}
 
 
 def finish(xp: Any, out: Array, x: Array, D: Array | None, z: Array | None) -> Array:
@@ -93,20 +93,6 @@ def finish_vjp(xp: Any, out: Array, x: Array, D: Array | None, z: Array, dout: A
         results=results,
     )
     return results["y"], results["dz"]
-
-
-def over_tokens(xp: Any, x: Array) -> Array:
-    """Sums of a contiguous float32 (..., T, H) over all axes but H, in a fixed order."""
-    width = x.shape[-1]
-    rows = prod(x.shape[:-1])
-    for block in (-(-rows // TOKEN_BLOCKS), TOKEN_BLOCKS):
-        parts = -(-rows // block)
-        y = xp.empty((parts, width), dtype=xp.float32)
-        packed = COLUMN_SUMS.pack(x=x.data.ptr, y=y.data.ptr, rows=rows, width=width, block=block)
-        blocks = parts * -(-width // THREADS)
-        launch.launch(SOURCE, "column_sums", SUMS_CONSTANTS, blocks, THREADS, 0, packed, (x, y))
-        x, rows = y, parts
-    return x.reshape(width)
 
 
 def _rows(xp: Any, x: Array) -> Array:

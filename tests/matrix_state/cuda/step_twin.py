@@ -12,7 +12,6 @@ import numpy as np
 
 from linattn_np.matrix_state.cuda.arguments import SOLVE, STEP
 from linattn_np.ops.conjugate_gradients import conjugate_gradients
-from linattn_np.ops.cuda.arguments import COMPLEMENT
 
 KINDS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32))
 
@@ -251,18 +250,6 @@ def _token(d, S, get, out, head, readers, scale, pointers, row_of, decays, reads
     if d["LA_READ"] == 1 and reads:
         read(S)
     return S
-
-
-def run_complement(entry, constants, arguments):
-    """A twin of complement.cu: keys of log decays, or the gradient of both."""
-    constants, given, a = dict(constants), COMPLEMENT.unpack(arguments), {}
-    gate, keys = KINDS[constants["LA_DTYPE"]], KINDS[constants["LA_KEYS"]]
-    vjp = entry == "complement_vjp"
-    for name, kind in {"g": gate, "dk": keys, "dg": gate, "y": gate if vjp else keys}.items():
-        if given[name]:
-            a[name] = np.frombuffer((ctypes.c_uint8 * (given["size"] * kind.itemsize)).from_address(given[name]), kind)
-    g = a["g"].astype(np.float32)
-    a["y"][:] = a["dg"] - np.exp(g) * a["dk"].astype(np.float32) if vjp else -np.expm1(g)
 
 
 def run_solve(heads, constants, arguments):

@@ -24,23 +24,24 @@ from linattn_np.matrix_state.cuda.token import calls as token_calls
 from linattn_np.matrix_state.cuda.token import gradients, solve
 from linattn_np.matrix_state.cuda.token import launch as token_launch
 from linattn_np.matrix_state.types import Inputs
-from linattn_np.ops.cuda import complement, formulas, gate_formula, moves, product, stabiliser, step_size, unit_rows
-from linattn_np.ops.cuda.arguments import (
-    COLUMN_SUMS,
-    COMPLEMENT,
-    FORMULA,
-    GATE_FORMULA,
-    GAUGE,
-    PRODUCT,
-    STEP_SIZE,
-    UNIT_ROWS,
+from linattn_np.ops.cuda import (
+    complement,
+    formulas,
+    gate_formula,
+    moves,
+    product,
+    stabiliser,
+    step_size,
+    sums,
+    unit_rows,
 )
+from linattn_np.ops.cuda.arguments import COMPLEMENT, FORMULA, GATE_FORMULA, GAUGE, PRODUCT, STEP_SIZE, SUMS, UNIT_ROWS
 from linattn_np.runtime import pools as rows
 from linattn_np.runtime.arrays import Library, enter
 from linattn_np.runtime.cuda import constants, launch
+from tests.cuda import emulation
 from tests.matrix_state.cuda import step_twin
 from tests.matrix_state.cuda.step_twin import CUPY, Stub, stub
-from tests.ops import cuda_twins as op_twins
 
 
 class allocated:
@@ -62,40 +63,31 @@ def array(shape, dtype, at=None):
     return at.memory[at.offset : at.offset + size].view(dtype).reshape(shape)
 
 
-TWINS = {  # (entry, constants, blocks, arguments) of the kernels around step.cu
-    complement.SOURCE: lambda entry, d, blocks, packed: step_twin.run_complement(entry, d, packed),
-    solve.FILE: lambda entry, d, blocks, packed: step_twin.run_solve(blocks, d, packed),
-    gate_formula.SOURCE: op_twins.gates, unit_rows.SOURCE: op_twins.rows, product.SOURCE: op_twins.products,
-    step_size.SOURCE: op_twins.step_sizes, formulas.SOURCE: op_twins.formula,
-    stabiliser.SOURCE: op_twins.gauge,
-}  # fmt: skip
-STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE: GATE_FORMULA,
+STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE: GATE_FORMULA, sums.SOURCE: SUMS,
            unit_rows.SOURCE: UNIT_ROWS, product.SOURCE: PRODUCT, step_size.SOURCE: STEP_SIZE,
            formulas.SOURCE: FORMULA, stabiliser.SOURCE: GAUGE}  # fmt: skip
 
 
-def size_of(file, entry):
-    """Bytes of the arguments of a kernel."""
-    if entry == "column_sums":
-        return COLUMN_SUMS.size
-    return STRUCTS[file].size if file in STRUCTS else step_twin.SIZE
-
-
 @pytest.fixture
 def launched(monkeypatch):
-    """Launches go to the twin, those of CuPy's RawKernel and those of the driver; what was launched."""
+    """Launches of step.cu and solve.cu go to twins, others are emulated; what step.cu was launched for."""
+    emulation.require()
     found, kernels = [], []
 
     class Kernel:
         def __init__(self, file, entry, constants):
             self.file, self.entry, self.constants = file, entry, constants
-            self.kernel, self.size = SimpleNamespace(ptr=len(kernels)), size_of(file, entry)
+            self.kernel = SimpleNamespace(ptr=len(kernels))
+            self.size = STRUCTS[file].size if file in STRUCTS else step_twin.SIZE
             kernels.append(self)
 
         def __call__(self, grid, block, arguments, shared_mem):
             packed = arguments[0].tobytes()
-            if self.file in TWINS:
-                TWINS[self.file](self.entry, dict(self.constants), grid[0], packed)
+            if self.file == solve.FILE:
+                step_twin.run_solve(grid[0], self.constants, packed)
+                return
+            if self.file in STRUCTS:
+                emulation.compiled(self.file, self.entry, self.constants)(packed, grid[0], block[0])
                 return
             found.append((self.constants, grid, block))
             step_twin.run.blocks = grid[0]

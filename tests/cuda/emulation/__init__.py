@@ -1,0 +1,120 @@
+"""CUDA kernels without tensor cores on a host: g++ compiles a source of cuda_src, fibers are the threads of a block.
+
+    def test(emulated):                     the fixture: CuPy is a stub, every launch runs here
+        out = la.nn.silu(stub(x))
+
+What is tested is the product's own path: dispatch, shapes, strides, packing of arguments, grid, and the source itself.
+A source is compiled once a process and constants (device.h and tile/types.cuh here stand for the compiler's words).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from linattn_np.runtime.cuda import constants as cached_constants
+from linattn_np.runtime.cuda import launch, sources
+
+HERE = Path(__file__).resolve().parent
+COMPILER = shutil.which("g++")
+FLAGS = ("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
+
+
+@functools.cache
+def _folder() -> Path:
+    """Compiled sources: shared between runs, since a source takes seconds."""
+    folder = Path(os.environ.get("LINATTN_EMULATION_DIR") or Path(tempfile.gettempdir()) / f"linattn-{os.getuid()}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@functools.cache
+def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> Any:
+    """A function of (address of the arguments, blocks, threads)."""
+    source, own = sources.installed(file), [HERE / "device.h", HERE / "tile/types.cuh"]
+    text = "\n".join([source.digest, entry, repr(constants), *FLAGS, *(path.read_text() for path in own)])
+    library = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as name:
+            folder = Path(name)
+            for header in source.headers:
+                if (generated := sources.generated(header)) is not None:
+                    (folder / header).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / header).write_text(generated)
+            (folder / "main.cc").write_text(
+                f'#include "device.h"\n#include "{file}"\n'
+                'extern "C" void run_entry(const void* arguments, unsigned blocks, unsigned threads) {\n'
+                f"    run_grid({entry}, arguments, blocks, threads);\n}}\n"
+            )
+            paths = [f"-I{path}" for path in (HERE, sources.root(), folder)]
+            names = [f"-D{name}={value}" for name, value in constants]
+            done = subprocess.run([COMPILER, *FLAGS, *names, *paths, "main.cc", "-o", "out.so"], cwd=folder,
+                                  capture_output=True, text=True)  # fmt: skip
+            assert not done.returncode, done.stderr
+            os.replace(folder / "out.so", library)
+    function = ctypes.CDLL(str(library)).run_entry
+    function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint], None
+    return function
+
+
+def require() -> None:
+    """Skip the test where there is no compiler."""
+    if COMPILER is None:
+        pytest.skip("g++ is not installed")
+
+
+class Kernel:
+    """An entry of a source, as `launch.kernel` returns it."""
+
+    def __init__(self, file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int):
+        assert not shared, "dynamic shared memory is not emulated"
+        self.file, self.entry, self.constants = file, entry, constants
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: Any, shared_mem: int) -> None:
+        launched.append((self.file, self.entry, self.constants, grid[0], block[0]))
+        compiled(self.file, self.entry, self.constants)(arguments[0].tobytes(), grid[0], block[0])
+
+
+launched: list[tuple[Any, ...]] = []  # by the test
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """The list of launches (file, entry, constants, blocks, threads) of the test; kernels run on this machine."""
+    require()
+    from tests.matrix_state.cuda.step_twin import stub
+
+    stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
+    runtime = SimpleNamespace(streamIsCapturing=lambda ptr: False, setDevice=lambda device: None)
+    cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda device=-1: stream)
+    monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(launch, "kernel", Kernel)
+    monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "unusable", lambda: None)
+    monkeypatch.setattr(launch, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(cached_constants, "_kept", {})
+    launched.clear()
+    return launched
+
+
+@pytest.fixture(params=["emulated", pytest.param("cupy", marks=pytest.mark.gpu)])
+def device(request):
+    """CuPy's namespace, how a NumPy array gets to it and back, and launches (None on a GPU)."""
+    if request.param == "cupy":
+        cp = pytest.importorskip("cupy")
+        return SimpleNamespace(xp=cp, bring=cp.asarray, see=cp.asnumpy, launched=None)
+    from tests.matrix_state.cuda.step_twin import CUPY, stub
+
+    return SimpleNamespace(xp=CUPY, bring=stub, see=np.asarray, launched=request.getfixturevalue("emulated"))

@@ -1,0 +1,208 @@
+// The words of CUDA that kernels without tensor cores use, on a host: a block's threads are fibers that take turns.
+//
+// A thread runs until it waits: __syncthreads() for all threads of the block, __shfl_*_sync and the like for those of
+// its warp. Threads that have returned count as arrived, and their lanes hold NaN.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <type_traits>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __constant__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+
+struct Dim3 {
+    unsigned x = 1, y = 1, z = 1;
+};
+static Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+struct float2 {
+    float x, y;
+};
+struct double2 {
+    double x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+
+template <class A, class B> static A bits_as(B x) {
+    static_assert(sizeof(A) == sizeof(B), "one size");
+    A y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+static inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
+static inline float __int_as_float(int x) { return bits_as<float>(x); }
+static inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+static inline int __float_as_int(float x) { return bits_as<int>(x); }
+static inline double __hiloint2double(int hi, int lo) {
+    return bits_as<double>((uint64_t)(uint32_t)hi << 32 | (uint32_t)lo);
+}
+template <class T> static T __ldg(const T* p) { return *p; }
+template <class T> static T __ldcs(const T* p) { return *p; }
+template <class T> static void __stcs(T* p, T x) { *p = x; }
+template <class T> static typename std::enable_if<std::is_arithmetic<T>::value, T>::type min(T a, T b) {
+    return b < a ? b : a;
+}
+template <class T> static typename std::enable_if<std::is_arithmetic<T>::value, T>::type max(T a, T b) {
+    return a < b ? b : a;
+}
+static inline unsigned min(unsigned a, int b) { return min(a, (unsigned)b); }
+static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+static inline double rsqrt(double x) { return 1. / sqrt(x); }
+#define __expf expf
+#define __logf logf
+static inline float __fdividef(float x, float y) { return x / y; }
+static inline float __frcp_rn(float x) { return 1.f / x; }
+static inline float __saturatef(float x) { return x > 1.f ? 1.f : x > 0.f ? x : 0.f; }
+
+// The threads of a block
+
+struct Meeting {   // of threads that wait for one another
+    int expected = 0, arrived = 0;
+    unsigned round = 0;
+};
+struct Block {
+    static constexpr int STACK = 1 << 17, MOST = 1024;
+    std::vector<char> stacks = std::vector<char>((size_t)STACK * MOST);
+    ucontext_t scheduler, fibers[MOST];
+    bool running[MOST];
+    Meeting all, warps[MOST / 32];
+    uint64_t lanes[MOST];
+    int count, now;
+    std::function<void()> body;
+
+    static Block& own() {
+        static Block block;
+        return block;
+    }
+    void begin(int n) {
+        now = n;
+        threadIdx.x = n;
+    }
+    void pause() {
+        const int n = now;
+        swapcontext(&fibers[n], &scheduler);
+        begin(n);
+    }
+    void arrive(Meeting& m) {
+        const unsigned round = m.round;
+        if (++m.arrived >= m.expected) {
+            m.arrived = 0;
+            m.round++;
+        } else
+            while (m.round == round) pause();
+    }
+    void leave(Meeting& m) {
+        if (--m.expected > 0 && m.arrived >= m.expected) {
+            m.arrived = 0;
+            m.round++;
+        }
+    }
+    static void main_of_a_fiber() {
+        Block& b = own();
+        b.body();
+        b.running[b.now] = false;
+        memset(&b.lanes[b.now], 0xff, 8);
+        b.leave(b.all);
+        b.leave(b.warps[b.now / 32]);
+    }
+    void run(int threads) {
+        count = threads;
+        all = Meeting();
+        all.expected = threads;
+        for (int n = 0; n < threads; n++) {
+            if (n % 32 == 0) warps[n / 32] = Meeting();
+            warps[n / 32].expected++;
+            running[n] = true;
+            getcontext(&fibers[n]);
+            fibers[n].uc_stack.ss_sp = stacks.data() + (size_t)n * STACK;
+            fibers[n].uc_stack.ss_size = STACK;
+            fibers[n].uc_link = &scheduler;
+            makecontext(&fibers[n], main_of_a_fiber, 0);
+        }
+        for (bool more = true; more;) {
+            more = false;
+            for (int n = 0; n < threads; n++)
+                if (running[n]) {
+                    more = true;
+                    begin(n);
+                    swapcontext(&scheduler, &fibers[n]);
+                }
+        }
+    }
+};
+static inline void __syncthreads() { Block::own().arrive(Block::own().all); }
+static inline void __syncwarp(unsigned = ~0u) { Block::own().arrive(Block::own().warps[Block::own().now / 32]); }
+static inline void __threadfence() {}
+
+template <class T> static T exchanged(T x, int from) {   // the x of another lane
+    Block& b = Block::own();
+    static_assert(sizeof(T) <= 8, "a word");
+    memcpy(&b.lanes[b.now], &x, sizeof x);
+    __syncwarp();
+    T y;
+    memcpy(&y, &b.lanes[b.now / 32 * 32 + (from & 31)], sizeof y);
+    __syncwarp();
+    return y;
+}
+static inline int own_lane() { return Block::own().now % 32; }
+template <class T> static T __shfl_sync(unsigned, T x, int from, int width = 32) {
+    return exchanged(x, own_lane() / width * width + from % width);
+}
+template <class T> static T __shfl_xor_sync(unsigned, T x, int by, int = 32) { return exchanged(x, own_lane() ^ by); }
+template <class T> static T __shfl_up_sync(unsigned, T x, int by, int width = 32) {
+    return exchanged(x, own_lane() % width < by ? own_lane() : own_lane() - by);
+}
+template <class T> static T __shfl_down_sync(unsigned, T x, int by, int width = 32) {
+    return exchanged(x, own_lane() % width + by >= width ? own_lane() : own_lane() + by);
+}
+static inline unsigned __ballot_sync(unsigned, int x) {
+    Block& b = Block::own();
+    const uint64_t own = x != 0;
+    memcpy(&b.lanes[b.now], &own, 8);
+    __syncwarp();
+    unsigned found = 0;
+    for (int n = 0; n < 32; n++) {
+        const int lane = b.now / 32 * 32 + n;
+        if (lane < b.count && b.running[lane]) found |= (unsigned)(b.lanes[lane] & 1) << n;
+    }
+    __syncwarp();
+    return found;
+}
+static inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
+
+template <class A> static void run_grid(void (*entry)(A), const void* arguments, unsigned blocks, unsigned threads) {
+    A a;
+    memcpy((void*)&a, arguments, sizeof a);
+    gridDim.x = blocks;
+    blockDim.x = threads;
+    for (unsigned n = 0; n < blocks; n++) {
+        blockIdx.x = n;
+        Block::own().body = [&] { entry(a); };
+        Block::own().run(threads);
+    }
+}

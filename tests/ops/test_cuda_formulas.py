@@ -1,0 +1,121 @@
+"""Every formula of cuda_src/ops/formula.cu against NumPy's float64, and sums; emulated here, or on a GPU."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from linattn_np.ops.cuda import formulas, sums
+from linattn_np.ops.cuda.formulas import FEW, FORMULAS, PAIRS, PER
+from tests.cuda.emulation import device, emulated  # noqa: F401
+from tests.ops.test_formulas import ARRAYS, CASES, STORAGE, close, draw, expected
+from tests.ops.test_formulas import FORMULAS as TABLE
+
+every = pytest.mark.parametrize(("kind", "names", "how"), CASES, ids=lambda one: str(one))
+TWO = (*PAIRS, "strength_vjp")
+
+
+def found(device, kind, arrays, how, out, dtype):  # noqa: F811
+    _, a, b, _ = TABLE[kind]
+    given = [None if y is None else device.bring(y) for y in arrays]
+    if kind not in TWO:
+        return device.see(formulas.compiled(kind, given, out, dtype, a, b, how))
+    which, form = (how >> 1, how & 1) if kind == "strength_vjp" else (how, 0)
+    return device.see(formulas.both(kind, given, out, dtype, a, form)[which])
+
+
+def test_the_table_has_the_formulas_of_a_cpu():
+    assert ARRAYS.keys() <= FORMULAS.keys()
+
+
+@every
+def test_a_formula(device, kind, names, how):  # noqa: F811
+    arrays = draw(kind, names, (2, 5, 3), 8, [np.float32] * 4)
+    exact = expected(kind, arrays, how)
+    close(found(device, kind, arrays, how, (exact.shape, np.dtype(np.float32)), np.float32), exact, np.float32)
+
+
+@pytest.mark.parametrize("own", STORAGE, ids=str)
+@pytest.mark.parametrize("kind", ["product", "log_decay_vjp", "quotient_vjp", "inner"])
+def test_storage_dtypes(device, kind, own):  # noqa: F811
+    """Inputs of all dtypes at once, and a result of each."""
+    n, names = STORAGE.index(own), ARRAYS[kind][-1]
+    arrays = draw(kind, names, (4, 3), 10, STORAGE[n:] + STORAGE[:n])
+    exact = expected(kind, arrays, 0)
+    close(found(device, kind, arrays, 0, (exact.shape, own), np.float64), exact, own)
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("kind", ["skip_and_gate", "bounded_vjp"])
+@pytest.mark.parametrize("shape", [(FEW + 5,), (3, FEW // PER + 1, 2 * PER), (5, FEW // PER + 1, 7)], ids=str)
+def test_many_numbers_are_loaded_together(device, kind, dtype, shape):  # noqa: F811
+    """Dense arrays, a tail, rows with one array for all and numbers for all."""
+    for names, lead in (("xyzu", shape[:-1]), ("xu", shape[:-1])):
+        arrays = draw(kind, names, lead or (1,), shape[-1], [dtype] * 4)
+        arrays[3] = arrays[0] if lead == () else arrays[3]
+        exact = expected(kind, arrays, 0)
+        close(found(device, kind, arrays, 0, (exact.shape, dtype), np.float64 if dtype == np.float64 else np.float32),
+              exact, dtype)  # fmt: skip
+    if device.launched is not None:
+        per = {dict(constants)["LA_PER"] for _, _, constants, *_ in device.launched}
+        assert (PER in per) == (shape[-1] % PER == 0 or len(shape) == 1)
+
+
+def test_arrays_that_lie_apart(device):  # noqa: F811
+    whole = device.bring(np.full((3, 5, 6, 2), 7, np.float32))
+    x = device.bring(np.arange(360, dtype=np.float32).reshape(3, 5, 6, 4))[..., ::2][..., 1]
+    y = device.bring(np.arange(90, dtype=np.float32).reshape(6, 5, 3)).T
+    formulas.compiled("added", (x, y), whole[..., 0], np.float32)
+    seen = device.see(whole)
+    np.testing.assert_array_equal(seen[..., 0], device.see(x) + device.see(y))
+    assert (seen[..., 1] == 7).all()
+
+
+ACTIVATIONS = {
+    "sigmoid": (lambda x: 1 / (1 + np.exp(-x))),
+    "silu": (lambda x: x / (1 + np.exp(-x))),
+    "softplus": (lambda x: np.logaddexp(0, x)),
+    "gelu": None, "gelu_tanh": None, "squared_relu": (lambda x: np.maximum(x, 0) ** 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("name", formulas.ACTIVATIONS)
+def test_activations_and_their_slopes(device, name, dtype):  # noqa: F811
+    """Of arrays of 16 bits by approximate exponentials; against the array calls, in float64."""
+    from linattn_np.ops import activations, gates
+
+    module = gates if hasattr(gates, name) else activations
+    x = np.linspace(-9, 9, FEW + 8).astype(dtype)
+    dy = np.cos(np.arange(x.size)).astype(dtype)
+    wide, own = x.astype(np.float64), "float64" if dtype == np.float64 else "float32"
+    how = formulas.ACTIVATIONS.index(name)
+    y = formulas.compiled("activation", (device.bring(x),), (x.shape, dtype), own, how=how)
+    close(device.see(y), getattr(module, name)(np, wide), dtype)
+    d = formulas.compiled("activation_vjp", (device.bring(x), device.bring(dy)), (x.shape, dtype), own, how=how)
+    exact = getattr(module, f"{name}_vjp")(np, wide, dy.astype(np.float64))
+    atol = 16 * 9 * float(ml_dtypes.finfo(dtype).eps)  # terms of the size of x cancel
+    np.testing.assert_allclose(device.see(d).astype(np.float64), exact, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 3, 5), (2, 700, 3), (3, 40, 300), (5, 3000, 1)], ids=str)
+def test_sums(device, dtype, shape):  # noqa: F811
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    y = device.see(sums.over_middle(device.bring(x), np.dtype(np.float64)))
+    np.testing.assert_allclose(y, x.astype(np.float64).sum(1), rtol=0, atol=1e-3 if dtype != np.float64 else 1e-11)
+    again = device.see(sums.over_middle(device.bring(x), np.dtype(np.float64)))
+    assert y.tobytes() == again.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (3, 1), (3, 4), (1, 3, 1), (2, 1, 1, 4)], ids=str)
+def test_sums_over_stretched_axes(device, shape):  # noqa: F811
+    x = np.random.default_rng(0).standard_normal((2, 5, 3, 4)).astype(np.float32)
+    wide = x.astype(np.float64)
+    lead = x.ndim - len(shape)
+    axes = tuple(n for n in range(x.ndim) if n < lead or shape[n - lead] == 1)
+    found = device.see(sums.sum_to(device.bring(x), shape))
+    np.testing.assert_allclose(found, wide.sum(axes).reshape(shape), rtol=0, atol=1e-5)
