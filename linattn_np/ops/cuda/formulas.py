@@ -121,7 +121,7 @@ def _launch(
     if recording.recorder is not None:
         _refuse_filled(given[: -len(results)])
     flat = not has_rows and _is_flat(given)
-    layout = [((y.size,), (y.itemsize,)) for y in given] if flat else [(y.shape, y.strides) for y in given]
+    layout: Any = [((y.size,), (y.itemsize,)) for y in given] if flat else [(y.shape, y.strides) for y in given]
     if more is not None:  # lies as the first result
         layout.pop()
     sizes, steps = _grid(layout, has_rows)
