@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 from ..call.binding import Prepared, prepare
 from ..call.dispatch import NO_LIMIT, core_of, limit
-from ..call.finish import finish
 from ..call.replay import plans
 from ..call.replay.record import record_template
 from ..call.replay.signatures import signature_of, split, vjp_key
 from ..call.replay.template import Template
-from ..call.results import cotangents, gradients, shape_of
+from ..call.results import cotangents, finish, gradients, shape_of
 from ..call.vjp import _gradients, _with_backward
 from ..core import Computation
 from ..spec import VariantSpec

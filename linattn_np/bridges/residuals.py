@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..matrix_state.core import LazyModule
 from ..runtime.memory import address
 from ..runtime.shapes import Sizes
 from ..spec import Variables, VariantSpec
 
 # compared by value, or the same object in every call of one signature
 VALUES = (type(None), bool, int, float, str, bytes, np.generic, np.dtype, type, Enum, ModuleType, BuiltinFunctionType,
-          LazyModule, VariantSpec, Sizes, slice)  # fmt: skip
+          VariantSpec, Sizes, slice)  # fmt: skip
 PLAIN = (type(None), bool, int, float, str, tuple)
 FIXED = frozenset(("xp", "dtype", "sizes", "name", "sequences", "axes", "kernels", "options"))  # of Variables
 

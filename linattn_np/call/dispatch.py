@@ -15,13 +15,12 @@ from ..runtime import threads
 from ..spec import Samples, VariantSpec
 from . import pieces
 from .binding import Prepared, prepare, threads_of
-from .finish import final_state, finished
 from .foreign import bridge_of, symbolic_bridge
 from .options import COMMON
 from .replay import plans
 from .replay.record import record
 from .replay.signatures import Signature, signature_of
-from .results import Result, StatesResult
+from .results import Result, StatesResult, final_state, finished
 
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,14 +14,13 @@ from ..spec import VariantSpec
 from . import pieces_vjp
 from .binding import Prepared, flatten, normalise, prepare, unflatten
 from .dispatch import NO_LIMIT, core_of, limit, ndarray, new
-from .finish import final_state, finish_at, finished
 from .foreign import bridge_of, symbolic_bridge
 from .positions import core_cotangents
 from .replay import plans
 from .replay.record import record_forward
 from .replay.signatures import Signature, signature_of, split, vjp_key
 from .replay.template import Template
-from .results import Result, StatesResult, copied, cotangents, gradients, shape_of
+from .results import Result, StatesResult, copied, cotangents, final_state, finish_at, finished, gradients, shape_of
 
 Pullback = Callable[..., Any]
 

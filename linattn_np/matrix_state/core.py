@@ -50,19 +50,6 @@ TAKES_POOLS = True
 COMPOSES = True
 
 
-class LazyModule:
-    """A module that is imported on first use."""
-
-    def __init__(self, name: str):
-        self._name = name
-        self._module: Any = None
-
-    def __getattr__(self, attribute: str) -> Any:
-        if self._module is None:
-            self._module = import_module(self._name)
-        return getattr(self._module, attribute)
-
-
 class Call(NamedTuple):
     """The inputs and the plan of one call to the core."""
 
@@ -78,8 +65,8 @@ def any_width(call: Call) -> frozenset[str]:
 class Backend(NamedTuple):
     """A backend of the core: its module and its properties.
 
-    module: `forward(x, plan, state)` and `backward(residuals, dout, dstate)`, and one function for each capability that
-        is a function.
+    load: imports and returns its module, with `forward(x, plan, state)` and `backward(residuals, dout, dstate)`, and
+        one function for each capability that is a function.
     unsupported_reason: why a call is not supported; None if it is.
     handles: the capabilities for a call: preprocessing steps that the backend implements, and functions of its module.
     note: why it is not the default for a call that it supports.
@@ -90,7 +77,7 @@ class Backend(NamedTuple):
     """
 
     name: str
-    module: Any
+    load: Callable[[], Any]
     unsupported_reason: Callable[[Any], str | None]
     form: Callable[[Any], tuple[str, int | None]]
     handles: Callable[[Any], frozenset[str]] = any_width
@@ -100,8 +87,12 @@ class Backend(NamedTuple):
     gradients: Callable[[Any], str] = lambda call: ""
 
 
-ARRAY, CPU, CUDA_MODULE = (LazyModule(f"{__package__}.{name}") for name in ("array.chunks", "cpu.loops", "cuda.calls"))
-DEFINITION = LazyModule(f"{__package__}.definition")
+def _loads(name: str) -> Callable[[], Any]:
+    return functools.partial(import_module, f"{__package__}.{name}")
+
+
+DEFINITION, ARRAY = _loads("definition"), _loads("array.chunks")
+CPU, CUDA_MODULE = _loads("cpu.loops"), _loads("cuda.calls")
 
 
 def _reference_unsupported(call: Call) -> str | None:
@@ -132,7 +123,7 @@ def _has_compiler() -> bool:
 def _cuda_unsupported(call: Call) -> str | None:
     if not is_cupy(call.plan.xp):
         return "the arrays are not CuPy arrays"
-    return CUDA_MODULE.unsupported_reason(call)
+    return CUDA_MODULE().unsupported_reason(call)
 
 
 def _recurrent(call: Call) -> tuple[str, int | None]:
@@ -140,32 +131,24 @@ def _recurrent(call: Call) -> tuple[str, int | None]:
 
 
 REFERENCE = Backend("reference", DEFINITION, _reference_unsupported, _recurrent)
-CHUNKS = Backend("chunks", ARRAY, lambda call: None, lambda call: ARRAY.form(call), forced=policy.in_chunks)
+CHUNKS = Backend("chunks", ARRAY, lambda call: None, lambda call: ARRAY().form(call), forced=policy.in_chunks)
 NUMBA = Backend(
     "numba",
     CPU,
     _numba_unsupported,
-    lambda call: CPU.form(call),
-    lambda call: CPU.handles(call),
-    describe=lambda call: CPU.describe(call),
+    lambda call: CPU().form(call),
+    lambda call: CPU().handles(call),
+    describe=lambda call: CPU().describe(call),
 )
 CUDA = Backend(
     "cuda",
     CUDA_MODULE,
     _cuda_unsupported,
-    lambda call: CUDA_MODULE.form(call),
-    lambda call: CUDA_MODULE.handles(call),
-    describe=lambda call: CUDA_MODULE.describe(call),
-    gradients=lambda call: CUDA_MODULE.gradients_by_array_calls(call),
+    lambda call: CUDA_MODULE().form(call),
+    lambda call: CUDA_MODULE().handles(call),
+    describe=lambda call: CUDA_MODULE().describe(call),
+    gradients=lambda call: CUDA_MODULE().gradients_by_array_calls(call),
 )
-
-
-class Choice(NamedTuple):
-    """The chosen backend, the reason, and the reason against each other one."""
-
-    backend: Backend
-    reason: str
-    others: dict[str, str]
 
 
 def candidates(plan: Plan) -> list[Backend]:
@@ -191,15 +174,16 @@ def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None, among: Sequence[B
     return found
 
 
-def explain_choice(
-    fn: str, x: Inputs, plan: Plan, wanted: str | None, among: Sequence[Backend] | None = None
-) -> Choice:
-    """The choice of `choose`, with reasons."""
-    among = candidates(plan) if among is None else among
-    chosen, call = choose(fn, x, plan, wanted, among), Call(x, plan)
+def reasons_against(chosen: Backend, call: Call, among: Sequence[Backend] | None = None) -> dict[str, str]:
+    """Why a call does not take each other backend."""
+    among = candidates(call.plan) if among is None else among
     reasons = {b.name: b.unsupported_reason(call) or b.note for b in among}
-    others = {name: reasons[name] for name in BACKENDS if name in reasons and name != chosen.name}
-    return Choice(chosen, "requested" if wanted else "the default path", others)
+    return {name: reasons[name] for name in BACKENDS if name in reasons and name != chosen.name}
+
+
+def reason_for(wanted: str | None) -> str:
+    """Why a call takes its backend."""
+    return "requested" if wanted else "the default path"
 
 
 def form(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> tuple[str, int | None]:
@@ -226,20 +210,20 @@ def explain_memories(
 
     words: what a read-out adds to the reason. forms: of the memories, if it is not their backend that says them.
     """
-    choice = explain_choice(fn, memories[-1], plan, wanted)
-    describe, said = choice.backend.describe, []
+    backend, said = choose(fn, memories[-1], plan, wanted), list[str]()
+    describe, others = backend.describe, reasons_against(backend, Call(memories[-1], plan))
     if describe is not None:
         said = list(dict.fromkeys(describe(Call(memory, plan)) for memory in reversed(memories)))
     if plan.beta_sigmoid:
-        loaded = "strengths" in choice.backend.handles(Call(memories[-1], plan))
+        loaded = "strengths" in backend.handles(Call(memories[-1], plan))
         said.append(f"beta is the sigmoid of the array given, computed {'as it is loaded' if loaded else 'first'}")
-    reason = "; ".join(filter(None, (choice.reason, *said, operations.orders(memories[-1], plan), words)))
+    reason = "; ".join(filter(None, (reason_for(wanted), *said, operations.orders(memories[-1], plan), words)))
     forms = forms or [form(fn, memory, plan, wanted) for memory in memories]
     counts = [operations.operations_of(memory, plan, how, C or 0)
               for memory, (how, C) in zip(memories, forms, strict=True)]  # fmt: skip
     total, each = (sum(one) for one in zip(*counts, strict=True))
-    arrays = next(filter(None, (choice.backend.gradients(Call(memory, plan)) for memory in memories)), "")
-    return Explained(choice.backend.name, reason, choice.others, *forms[-1], float(total), float(each), arrays)
+    arrays = next(filter(None, (backend.gradients(Call(memory, plan)) for memory in memories)), "")
+    return Explained(backend.name, reason, others, *forms[-1], float(total), float(each), arrays)
 
 
 def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
@@ -262,18 +246,15 @@ def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) ->
 
 
 class Path(NamedTuple):
-    """How a call is computed: the backend, the preprocessing steps before it, and the plan."""
+    """How a call is computed: the backend, the preprocessing steps before it, the plan.
+
+    saved: what backend and steps have saved; with it the path is the residuals of a forward.
+    """
 
     backend: Backend
     steps: tuple[PreprocessingStep, ...]
     plan: Plan
-
-
-class Residuals(NamedTuple):
-    """Residuals of a forward pass: the path that it took, and the arrays that backend and steps saved."""
-
-    path: Path
-    saved: Any
+    saved: Any = None
 
 
 def path_of(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Path:
@@ -310,40 +291,41 @@ def forward(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | N
     return forward_along(path_of(fn, x, plan, wanted), x, state)
 
 
-def forward_along(path: Path, x: Inputs, state: Array | None) -> tuple[Array | None, Array, Residuals]:
+def forward_along(path: Path, x: Inputs, state: Array | None) -> tuple[Array | None, Array, Path]:
     """forward on a known path."""
-    module, run = path.backend.module, path.backend.module.forward
+    module = path.backend.load()
+    run = module.forward
     for step in reversed(path.steps):
         run = functools.partial(step.forward, run, module)
     out, end, saved = run(x, path.plan, state)
-    return out, end, Residuals(path, saved)
+    return out, end, path._replace(saved=saved)
 
 
-def backward(residuals: Residuals, dout: Array | None, dstate: Any, within: Any = None) -> tuple[Inputs, Array]:
+def backward(residuals: Path, dout: Array | None, dstate: Any, within: Any = None) -> tuple[Inputs, Array]:
     """Gradients of every input, and of the initial state; within(run, saved, dout, dstate) runs the backend's."""
-    run = residuals.path.backend.module.backward
+    run = residuals.backend.load().backward
     if within is not None:
         run = functools.partial(within, run)
-    for step in reversed(residuals.path.steps):
+    for step in reversed(residuals.steps):
         run = functools.partial(step.backward, run)
     return run(residuals.saved, dout, dstate)
 
 
-def reads_out(residuals: Residuals) -> bool:
+def reads_out(residuals: Path) -> bool:
     """Whether backward reads the output."""
     return False
 
 
-def reads_end(residuals: Residuals) -> bool:
+def reads_end(residuals: Path) -> bool:
     """Whether backward reads the final state."""
-    return any(step.name == "late_queries" for step in residuals.path.steps)
+    return any(step.name == "late_queries" for step in residuals.steps)
 
 
-def residuals_of(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> Residuals:
+def residuals_of(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: str | None) -> Path:
     """The residuals of a forward whose outputs are not used; recomputing backends need inputs only, and segments."""
     path = path_of(fn, x, plan, wanted)
     if not path.steps and plan.states_at is None and "recompute" in path.backend.handles(Call(x, path.plan)):
-        return Residuals(path, Saved(x, path.plan, state, None))
+        return path._replace(saved=Saved(x, path.plan, state, None))
     return forward_along(path, x, state)[2]
 
 

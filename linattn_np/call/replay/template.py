@@ -14,10 +14,9 @@ from ...runtime.arrays import Array, is_cupy, is_numpy
 from ...runtime.held import held_bytes
 from ...spec import FIXED, Variables
 from ..binding import Prepared, axes_of, normalise
-from ..finish import finished
 from ..layouts import LAYOUTS, ONE_TOKEN, before
 from ..overwrite import overlaps
-from ..results import StatesResult
+from ..results import StatesResult, finished
 from . import plans
 from .signatures import without
 

@@ -1,4 +1,4 @@
-"""The chunk form in compiled loops, for NumPy arrays: programs and tables go in, threads share out the heads."""
+"""Compiled loops for NumPy arrays: the backward of a call, in chunks; threads share out the heads."""
 
 from __future__ import annotations
 
@@ -13,85 +13,25 @@ from ...core import StatesAt
 from ...ops.cpu.formulas import zeros
 from ...ops.cpu.sums import sum_to
 from ...runtime import threads
-from ...runtime.arrays import cast
-from ...runtime.pieces.memory import empty
+from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks as array_chunks
 from ..preprocess import PREPROCESSING, Changed, gates_vjp
-from ..types import Erase, EraseKey, Inputs, Plan, Saved, has_raw_gate
-from . import forms
+from ..types import Erase, Inputs, Plan, Saved, has_raw_gate
+from .forward import block_of_time, cell_of, columns_of, forward, goes_back_elsewhere, kernel_of, over, tokens
+from .forward import describe as describe
+from .forward import form as form
+from .forward import handles as handles
 from .l2norm import unit_rows as unit_rows
 from .l2norm import unit_rows_vjp as unit_rows_vjp
 from .scan import backward as backward_kernel
 from .scan import reverse
 from .solve import solve as solve
-from .table import AT, FIRST, HEAD, LATER, STOP, TO, Table, count_sequences, from_pool, sequences
-from .time_blocks import block_counts, checkpoint_block, time_blocks
-from .workspace import Cell, layout
+from .tasks import AT, FIRST, HEAD, STOP, count_sequences, sequences, time_blocks
+from .workspace import Cell, Table, layout, state_shape
 
-HANDLES = frozenset(("wide_keys", "recompute", "features", "averages", "conjugate_gradients", "states_at"))
 RAW = ("l2norm", "strengths")  # the kernels compute them forward (raw.py), and gates backward too
-
-
-def handles(call: Any) -> frozenset[str]:
-    """The capabilities for a call."""
-    x, plan = call
-    found, plain = set(HANDLES), plan.causal and plan.features is None and x.v.size and x.k.size
-    if plain and plan.average is plan.states_at is None and (plan.pool_rows is None or plan.pool_rows.is_plain):
-        found.add("pools")
-    if plain and not forms.goes_back_elsewhere(x):
-        found |= {"strengths"}
-        found |= {"gates"} if plan.micro_steps == 1 else set()
-        found |= {"l2norm"} if plan.erase_key is not EraseKey.PRODUCT else set()
-    return frozenset(found)
-
-
-def form(call: Any) -> tuple[str, int | None]:
-    """(form, tokens of a chunk or None)."""
-    if forms.is_stepwise(*call, sequences(call.plan, 1)).all():
-        return "recurrent form", None
-    return "chunk form", policy.cpu_chunk(*call)
-
-
-def describe(call: Any) -> str:
-    """What is special about a call, in words."""
-    if call.x.gv is None:
-        return ""
-    return "a decay on the value axis takes the recurrent form forward, and chunks backward"
-
-
-def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray | None, Any, Saved]:
-    """(out, final state or StatesAt, saved)."""
-    if not (x.v.size and x.k.size):  # no tokens
-        return array_chunks.forward(x, plan, state)
-    C, rows = policy.cpu_chunk(x, plan), sequences(plan, prod(x.v.shape[:-3]))
-    in_place = state is not None and forms.in_place(x, plan, state)
-    table, end, out, at = forms.CallArrays.of(x, plan, state, in_place)
-    if plan.pool_rows is not None:
-        from_pool(rows, plan.pool_rows.at, in_place)
-    stepwise = forms.is_stepwise(x, plan, rows)
-    every = _block_of_time(x, plan, rows, C) if plan.gradients and not forms.goes_back_elsewhere(x) else 0
-    shape = int(block_counts(rows, every).sum()) if every else 0, *forms.state_shape(x, plan)
-    starts = empty(shape, np.dtype(plan.dtype)) if every else None
-    table.states("starts", starts)
-    for form, own in ((forms.steps, rows[stepwise]), (forms.chunks, rows[~stepwise])):
-        if len(own):
-            form(x, plan, table, own, every).run(table.numbers, table)
-    if starts is not None:
-        last = rows[rows[:, LATER] == 0]
-        end.reshape(-1, *end.shape[-3:])[...] = starts[last[:, TO] + block_counts(last, every) - 1]
-    saved = Saved(x, plan, state, starts)
-    return None if out is None else cast(plan.xp, out, x.v.dtype), end if at is None else StatesAt(end, at), saved
-
-
-def _block_of_time(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
-    """Tokens of a block of time of the backward, which begins with a stored state; sets TO of the rows.
-
-    A forward in the recurrent form is replayed if it stores none.
-    """
-    few = bool(forms.is_stepwise(x, plan, rows).all())
-    return checkpoint_block(rows, forms.state_shape(x, plan), np.dtype(plan.dtype).itemsize, C, few)
 
 
 def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
@@ -99,21 +39,20 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     x, plan, state, starts = saved
     if plan.l2norm or plan.beta_sigmoid:
         return _raw_vjp(saved, dout, dstate)
-    if not (x.v.size and x.k.size) or forms.goes_back_elsewhere(x):
+    if not (x.v.size and x.k.size) or goes_back_elsewhere(x):
         _, _, residuals = array_chunks.forward(x, plan, state)
         return array_chunks.backward(residuals, dout, dstate)
-    (*lead, _, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x)
+    (*lead, _, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x, plan)
     C, has_queries = policy.cpu_chunk(x, plan), x.q is not None and dout is not None
     rows, (dend, dat) = sequences(plan, prod(lead)), dstate if isinstance(dstate, StatesAt) else (dstate, None)
     count = count_sequences(rows)
-    every = _block_of_time(x, plan, rows, C)
+    every = block_of_time(x, plan, rows, C)
     if every and starts is None:  # of a forward that was not made, or not for gradients
         starts = forward(x._replace(q=None), plan._replace(gradients=True, overwrite=False), state)[2].starts
     if dat is None:
         rows[:, AT] = 0
-    dS = empty((*([count] if plan.is_ragged else lead), *forms.state_shape(x, plan)), dtype)
+    dS = empty((*([count] if plan.is_ragged else lead), *state_shape(x, plan)), dtype)
     grads = _gradients(x, plan, table, has_queries, count)
-    table.of_plan(x, plan)
     table.states("in_state", state)
     table.states("in_dstate", dend)
     table.states("in_dstates", dat)
@@ -122,7 +61,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         table.tokens("in_dout", dout, table.query_heads)
         table.tokens("out", None if plan.average is None else plan.average.out, table.query_heads)
     table.states("starts", starts)
-    cell = forms.cell_of(
+    cell = cell_of(
         x if has_queries else x._replace(q=None),
         plan,
         V,
@@ -134,17 +73,17 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     each = max(1, count * H // group // workers)
     tasks, bounds = time_blocks(rows, H // group, V, V, C, each, every, last_first=True)
     tasks[:, HEAD] *= group
-    operations = 16.0 * forms.tokens(rows) * H * cell.K * V
+    operations = 16.0 * tokens(rows) * H * cell.K * V
     plain = x.erase is Erase.NONE and x.gv is x.u is None  # gradients of states between time blocks can be found before
     known = every > 0 and has_queries and plain
     apart = known and len(bounds) - 1 < min(workers, len(tasks)) and operations > policy.APART_OPERATIONS
     if apart:
         bounds = list(range(len(tasks) + 1))
         cell = cell._replace(words=cell.words | {"apart"})
-        _find_ends(x, plan, table, rows, np.empty_like(starts), cell, every)
+        _find_ends(x, plan, table, rows, working(starts.shape, starts.dtype), cell, every)
     chunks = -(-int((tasks[:, STOP] - tasks[:, FIRST]).max(initial=1)) // C)
-    kernel = forms.kernel_of(backward_kernel, cell, layout(cell, group, chunks), table, plan)
-    forms.over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
+    kernel = kernel_of(backward_kernel, cell, layout(cell, group, chunks), table, plan)
+    over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
     summed = {name: sum_to(d, getattr(x, name).shape) for name, d in grads.items()}
     d = Inputs(**{name: summed.get(name) for name in Inputs._fields})
     return gates_vjp(None, x, plan, d) if has_raw_gate(x, plan) else d, dS
@@ -168,11 +107,11 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     """Gradients of the states between time blocks, by blocks of value columns."""
     table.states("ends", ends)
     H, V = x.v.shape[-2:]
-    columns = V if plan.average is not None else forms.columns_of(V, count_sequences(rows) * H, threads.num_threads())
+    columns = V if plan.average is not None else columns_of(V, count_sequences(rows) * H, threads.num_threads())
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, every, last_first=True)
     cell = cell._replace(V=columns)
-    kernel = forms.kernel_of(reverse, cell, layout(cell), table, plan)
-    forms.over(kernel, tasks, bounds, 2.0 * forms.tokens(rows) * H * cell.K * V).run(table.numbers, (table, x))
+    kernel = kernel_of(reverse, cell, layout(cell), table, plan)
+    over(kernel, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V).run(table.numbers, (table, x))
 
 
 def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: int) -> dict[str, np.ndarray]:

@@ -10,8 +10,9 @@ import numpy as np
 from ...core import StatesAt
 from ..readouts.systems import Solver
 from ..types import Inputs, Plan
-from .forms import CallArrays, chunks
-from .table import lengths, sequences
+from .forward import chunks
+from .tasks import lengths, sequences
+from .workspace import Table
 
 
 def _with(x: Inputs, ridge: Any) -> Inputs:
@@ -27,8 +28,9 @@ def solve(
     Sequences of one token have a form of their own.
     """
     x, rows = _with(x, ridge), sequences(plan, prod(x.v.shape[:-3]))
-    made, single = CallArrays.of(x, plan, Z, False), lengths(rows) == 1
+    table, single = Table(x, plan), lengths(rows) == 1
+    table.results(x, plan, Z, in_place=False)
     for own in (rows[single], rows[~single]):
         if len(own):
-            chunks(x, plan, made.table, own, solver=solver).run(made.table.numbers, made.table)
-    return made.out, made.end if made.at is None else StatesAt(made.end, made.at)
+            chunks(x, plan, table, own, solver=solver).run(table.numbers, table)
+    return table.out, table.end if table.at is None else StatesAt(table.end, table.at)

@@ -1,4 +1,4 @@
-"""The fields of kernels, and their matrices: one declaration for both forms, forward and backward, and its tables.
+"""The table of a kernel: its fields and matrices, declared once for both forms, and the arrays of a call as its rows.
 
 Sizes: c tokens in the chunk, c1 = c + 1, K and V channels, K_lanes and V_lanes the same in whole vectors. A name with
 _before or _after is the same memory one row earlier or later: what reads S_{t-1} sees decays one token earlier. In the
@@ -10,15 +10,21 @@ A kind of call is a set of words: a matrix has memory in the calls whose words i
 from __future__ import annotations
 
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ...runtime.held import Cached
+from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import workspace_kind
 from ...runtime.pieces.registers import NARROW, WIDE
+from ...runtime.pieces.run import stored_array
 from ...runtime.pieces.vectors import lane
-from ...runtime.pieces.workspace import Layout, Matrix, Workspace, up
+from ...runtime.pieces.workspace import ARRAY, SHARED, Layout, Matrix, Workspace, up
+from ...runtime.recorder import constant
 from ..policy import DECAY_BLOCK as BLOCK
 from ..policy import FEATURE_HEADS
+from ..types import Inputs, Plan
 
 MONOMIALS, EXPONENTIALS, WAVES = range(1, 4)  # of a feature map; 0: none
 EARLY, STRICT = range(1, 3)  # of a gram: it reads S_{t-1}; without the token's own write
@@ -39,7 +45,7 @@ ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in
           "out_sums", "out_dgv", "in_A_log", "in_bias")  # fmt: skip
 
 M = Matrix
-GROUPS = {  # by the words of the calls that they are of, see forms.cell_of
+GROUPS = {  # by the words of the calls that they are of, see forward.cell_of
     "": {"factor": M("c"), "scales": M("c")},
     "chunk": {
         "v": M("c", "V_lanes"), "kT": M("K", "c"),
@@ -140,7 +146,7 @@ class Cell(NamedTuple):
     V: int  # value columns of a task
     C: int  # tokens of a chunk
     queries: int  # heads of queries a head of the state
-    words: frozenset[str]  # what is true of it: see forms.cell_of
+    words: frozenset[str]  # what is true of it: see forward.cell_of
     features: tuple[tuple[str, int], ...] = ()  # sizes of a feature map, which q and k go through: K counts features
     iterations: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
 
@@ -173,3 +179,89 @@ def token_layout(cell: Cell, tokens: int) -> Layout:
         sizes["group"] = FEATURE_HEADS if tokens == 1 and sizes["map"] != MONOMIALS else 1
         sizes["c_rows"] *= sizes["group"]
     return WORK.layout(sizes, cell.dtype, cell.words)
+
+
+# the arrays of a call
+
+ROW = {name: n for n, name in enumerate(ARRAYS)}
+
+
+class Table:
+    """The arrays of a call as rows of `numbers`: address, steps, heads that share one, storage, shape; kept alive.
+
+    out, end, at: of a forward the output, the final state and the states at positions.
+    """
+
+    out: Any = None
+    end: Any = None
+    at: Any = None
+
+    def __init__(self, x: Inputs, plan: Plan):
+        self.numbers = np.zeros((len(ARRAYS), ARRAY), np.int64)
+        self.numbers[:, SHARED] = 1
+        self.arrays: dict[str, Any] = {}
+        self.H = x.v.shape[-2]
+        self.query_heads = self.H if x.q is None else max(self.H, x.q.shape[-2])
+        self.tokens("in_q", x.q, self.query_heads)
+        for name, y in (("in_k", x.k), ("in_v", x.v), ("in_g", x.g), ("in_r", x.r if x.a is None else x.a),
+                        ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv)):  # fmt: skip
+            self.tokens(name, y, self.H)
+        if x.A_log is not None:
+            self._put("in_A_log", x.A_log[None, None, :, None], (0, 0, *x.A_log.strides, 0), self.H // len(x.A_log))
+        if x.bias is not None:
+            self._put("in_bias", x.bias[None, None], (0, 0, *x.bias.strides), self.H // len(x.bias))
+        if x.u is not None:
+            self._put("in_u", x.u.reshape((1, 1, *x.u.shape)), (0, 0, *x.u.strides), self.H // x.u.shape[0])
+        if plan.features is not None:
+            tables = plan.features.tables(x.k.shape[-1], np.dtype(plan.dtype))
+            for name, y in (("in_map", tables.W), ("in_map_T", tables.WT), ("in_numbers", tables.numbers[None]),
+                            ("in_segments", tables.segments)):  # fmt: skip
+                self.constant(name, y)
+        if plan.average is not None:
+            self.tokens("out_sums", plan.average.sums, self.query_heads)
+
+    def results(self, x: Inputs, plan: Plan, state: np.ndarray | None, in_place: bool) -> None:
+        """Add the initial state and the results of a forward; in_place: the final state is written over the initial."""
+        (*lead, T, _, V), dtype, shape = x.v.shape, np.dtype(plan.dtype), state_shape(x, plan)
+        self.out = None if x.q is None else empty((*lead, T, self.query_heads, V), dtype)
+        lead, ended = ([], [len(plan.sequences)]) if plan.is_ragged else (lead, lead)
+        self.end = state if in_place else empty((*ended, *shape), dtype)
+        self.at = None if plan.states_at is None else empty((*lead, len(plan.states_at), *shape), dtype)
+        self.tokens("out", self.out, self.query_heads)
+        for name, S in (("in_state", state), ("starts", self.end), ("out_states", self.at)):
+            self.states(name, S)
+
+    def tokens(self, name: str, y: np.ndarray | None, heads: int) -> None:
+        """An array (..., T, H', D) for `heads` heads; one batch row, or none, is shared by the batch."""
+        if y is None:
+            return
+        y = y.reshape((-1, *y.shape[-3:]))
+        steps = (0, *y.strides[1:]) if y.shape[0] == 1 else y.strides
+        self._put(name, y, steps, heads // y.shape[-2])
+
+    def states(self, name: str, y: np.ndarray | None) -> None:
+        """An array (..., H, K, V): rows of the state take the place of tokens."""
+        if y is None:
+            return
+        y = y.reshape((-1, *y.shape[-3:])).swapaxes(1, 2)
+        self._put(name, y, y.strides, 1)
+
+    def constant(self, name: str, y: np.ndarray | None) -> None:
+        """A matrix, the same for every batch row and head: its rows take the place of tokens."""
+        if y is not None:
+            self._put(name, constant(y)[None, :, None], (0, y.strides[0], 0, y.strides[1]), 1)
+
+    def _put(self, name: str, y: np.ndarray, steps: tuple[int, ...], shared: int) -> None:
+        self.arrays[name] = y
+        self.numbers[ROW[name]] = stored_array(y, steps, max(shared, 1))
+
+
+def key_width(x: Inputs, plan: Plan) -> int:
+    """Channels of the keys as the state has them."""
+    K = x.k.shape[-1]
+    return K if plan.features is None else plan.features.width(K)
+
+
+def state_shape(x: Inputs, plan: Plan) -> tuple[int, int, int]:
+    """(H, K, V) of a state."""
+    return x.v.shape[-2], key_width(x, plan), x.v.shape[-1] + (plan.average is not None)

@@ -17,8 +17,6 @@ from ...runtime.arrays import Array, cast, is_cupy
 from .. import core
 from ..types import Inputs, Plan
 
-KERNEL = core.LazyModule(f"{core.__package__}.cuda.token.averages")
-
 
 class AveragedInputs(NamedTuple):
     """Arrays (..., T, heads, width), or their gradients."""
@@ -55,9 +53,12 @@ class Residuals(NamedTuple):
 def forward(fn: str, x: AveragedInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
     """(out, (S, z) after the last token, residuals)."""
     saved = Residuals(fn, wanted, x, plan, state)
-    if is_cupy(plan.xp) and wanted in (None, "cuda") and KERNEL.takes(x.core, plan, state):
-        w, least = (None if y is None else y[..., None] for y in (x.w, x.least))
-        return *KERNEL.forward(x.core, plan, state, w, least, x.eps), saved
+    if is_cupy(plan.xp) and wanted in (None, "cuda"):
+        from ..cuda.token import averages as kernel
+
+        if kernel.takes(x.core, plan, state):
+            w, least = (None if y is None else y[..., None] for y in (x.w, x.least))
+            return *kernel.forward(x.core, plan, state, w, least, x.eps), saved
     out, end, _ = _by_columns(saved, plan._replace(overwrite=False))
     if out is not None:
         out = divide(plan.xp, out, x.eps)[0] if x.least is None else divide_by_most(plan.xp, out, x.least)

@@ -105,8 +105,8 @@ def explain(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> Explain
     if x.widened(plan).dtype != plan.dtype:
         words = "in float64, since terms of features cancel; " + words
     if in_chunks(fn, x, plan, wanted):
-        choice = core.explain_choice(fn, x.memories(plan.xp)[0], plan, "chunks")
-        return polynomial.explain(choice, _polynomial(x, plan), plan)
+        others = core.reasons_against(core.CHUNKS, core.Call(x.memories(plan.xp)[0], plan))
+        return polynomial.explain(core.reason_for("chunks"), others, _polynomial(x, plan), plan)
     plan = x.widened(plan)
     if is_compiled(fn, x, plan, wanted):
         forms = [core.form(fn, memory, plan, wanted) for memory in x.memories(plan.xp)]

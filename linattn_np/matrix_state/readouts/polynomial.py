@@ -180,7 +180,7 @@ def _unflat_state(saved: PolynomialResiduals, S: Array) -> Array:
     return S if saved.plan.is_ragged else _unflat(saved.plan.xp, S, saved.lead)
 
 
-def explain(choice: Any, x: Polynomial, plan: Plan) -> Explained:
+def explain(reason: str, others: dict[str, str], x: Polynomial, plan: Plan) -> Explained:
     """Backend, form, memory and operations of a call."""
     B, (T, H, V), K, M = prod(x.v.shape[:-3]), x.v.shape[-3:], x.k.shape[-1], x.features
     heads, length = H if x.q is None else max(H, x.q.shape[-2]), lambda tokens: tokens.stop - tokens.start
@@ -199,9 +199,8 @@ def explain(choice: Any, x: Polynomial, plan: Plan) -> Explained:
     if x.exact and (reads or writes):
         words += ", they and states in float64, since their terms cancel"
     most = f"at most {policy.POLYNOMIAL_BYTES >> 20} MiB beside inputs and outputs"
-    reason = f"{choice.reason}; a polynomial of q . k: {words}; {most}"
+    reason = f"{reason}; a polynomial of q . k: {words}; {most}"
     form = "chunk form" if not is_direct else "parallel form in tiles" if plan.causal else "parallel form"
-    others = dict(choice.others)
     if x.exact and "cuda" in others and is_cupy(plan.xp):
         others["cuda"] = "terms of its float32 features cancel where q . k is small; backend='cuda' takes them"
     return Explained("chunks", reason, others, form, min(C, T), total, total / max(B * T * H, 1))

@@ -30,8 +30,6 @@ from ..types import Inputs, Plan
 from . import systems
 from .systems import singular
 
-KERNEL = core.LazyModule(f"{core.__package__}.cuda.token.solve")
-
 
 class SolvedInputs(NamedTuple):
     """Arrays (..., T, heads, width), or their gradients."""
@@ -100,14 +98,20 @@ def forward(
 
 def _by_kernel(x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
     """Whether a kernel solves the systems of a call."""
-    return is_cupy(plan.xp) and wanted in (None, "cuda") and KERNEL.takes(x, plan)
+    return is_cupy(plan.xp) and wanted in (None, "cuda") and _kernel().takes(x, plan)
+
+
+def _kernel() -> Any:
+    from ..cuda.token import solve
+
+    return solve
 
 
 def _forward_of_one(
     fn: str, x: SolvedInputs, plan: Plan, state: Any, wanted: str | None
 ) -> tuple[Array | None, Any, MesaResiduals]:
     S, Z = (None, None) if state is None else state
-    read, Z_end = KERNEL.solve(x, plan, Z)
+    read, Z_end = _kernel().solve(x, plan, Z)
     out, S_end, value_residuals = core.forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
     solved = SolvedResiduals(read, (fn, wanted, value_residuals), Z)
     return out, join_parts((S_end, Z_end)), MesaResiduals(x._replace(least=math.inf), plan, solved)
@@ -139,7 +143,7 @@ def _iterating(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Any:
     like = Inputs(x.q, x.k, x.v, x.g)  # of the memories' shapes
     backend = core.choose(fn, like, plan, wanted)
     iterates = "conjugate_gradients" in backend.handles(core.Call(like, plan))
-    return backend.module if iterates and not x.solver.exact and 0 not in (*x.v.shape, *x.k.shape) else systems
+    return backend.load() if iterates and not x.solver.exact and 0 not in (*x.v.shape, *x.k.shape) else systems
 
 
 def explain(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Explained:
@@ -174,7 +178,7 @@ def backward(
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
         if _by_kernel(x, plan, wanted):
-            y, _ = KERNEL.solve(x._replace(q=d.q), plan, transposed)
+            y, _ = _kernel().solve(x._replace(q=d.q), plan, transposed)
         else:
             y, _ = _solve(fn, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed, wanted)
     minus = plan._replace(scale=-1.0, overwrite=False)

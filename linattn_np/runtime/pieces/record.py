@@ -9,6 +9,7 @@ A kernel takes an array by the address of its first element. The address lies in
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -70,6 +71,13 @@ def execute(sequence: Whole, handles: Whole, base: Whole, flag: Whole):
         start(one[0], handles, base, one[1], one[2])
 
 
+@functools.cache
+def loops() -> tuple[Any, Any]:
+    """The loaded `execute` and `check`."""
+    load_pieces((execute, check), "float32")
+    return (entry(execute, "float32"), entry(check, "float32")) if JIT else (execute, check)
+
+
 class Span(NamedTuple):
     """An array of a call: the bytes that it reaches over."""
 
@@ -127,9 +135,7 @@ class LaunchSequence:
             [address(rows), len(rows), len(extents), address(extents), address(parts), len(parts)], np.int64
         )
         self._at, self._alive = address(table), (extents, rows, parts, table, list(constants))
-        load_pieces((execute, check), "float32")
-        self._execute: Any = entry(execute, "float32") if JIT else execute
-        self._check: Any = entry(check, "float32") if JIT else check
+        self._execute, self._check = loops()
 
     def run(self, given: list[np.ndarray], pointers: None = None) -> list[np.ndarray] | None:
         """The given arrays, and those that the kernels have filled; None if the call must be computed in full."""

@@ -14,11 +14,11 @@ from ..arrays import dtype_name
 from ..doorway import check_fields
 from ..held import emptying
 from ..recorder import active
-from .memory import ALIGNED, Scratch, address, first_byte
+from .memory import Scratch, address, first_byte
 from .piece import JIT, Whole, entry, load_pieces, piece
 from .vectors import emitted, indirect_call
 from .views import words
-from .workspace import ARRAY, AT, CHANNEL, CHANNELS, STORAGE, Layout, PythonWorkspace, Workspace, up
+from .workspace import ARRAY, AT, CHANNEL, CHANNELS, STORAGE, Layout, PythonWorkspace, Workspace
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16", "int64"))}
 CONVERTED = frozenset(("converted",))  # of pieces
@@ -61,8 +61,6 @@ def put(declaration: Workspace, table: np.ndarray, values: Mapping[str, Any], dt
 def over_matrices(kernel: Any, declaration: Workspace, values: Mapping[str, Any], tasks: int, dtype: str) -> None:
     """A kernel for all tasks, shared out to threads; values: its fields, see `put`."""
     check_fields(declaration, values, dtype)
-    load_pieces((kernel,), dtype)
-    load_pieces((start,), "float32")
     table = put(declaration, np.zeros(declaration.size, np.int64), values)
     slots = [declaration.slots[name] for name, y in values.items() if isinstance(y, np.ndarray) and y.size]
     shares = Tasks(list(range(tasks + 1)), max(tasks, 1), 1 if tasks == 1 else threads.num_threads())
@@ -70,8 +68,9 @@ def over_matrices(kernel: Any, declaration: Workspace, values: Mapping[str, Any]
 
 
 @functools.cache
-def function_of(body: Any, declaration: Workspace, dtype: str) -> int:
-    """The address of a loaded kernel; in Python a number that stands for it."""
+def function_of(body: Any, declaration: Workspace, dtype: str, words: frozenset[str] | None = None) -> int:
+    """The address of a kernel, loaded for calls with these words; in Python a number that stands for it."""
+    load_pieces((body,), dtype, words)
     if JIT:
         return body.piece.addresses[dtype]
 
@@ -110,6 +109,13 @@ def start(launch: Whole, handles: Whole, base: Whole, first: Whole, last: Whole)
     call_kernel(own[FUNCTION], base, first, last)
 
 
+@functools.cache
+def starter() -> Any:
+    """The loaded `start`."""
+    load_pieces((start,), "float32")
+    return entry(start, "float32") if JIT else start
+
+
 class Tasks(NamedTuple):
     """Tasks bounds[n]..bounds[n + 1] are executed in turn by one of `count` threads, `each` at a time."""
 
@@ -142,7 +148,7 @@ class Launch:
         places = np.array([*([OWN, at] for at in self.own), *sources], np.int64).reshape(-1, 2)
         row = np.array([self.function, address(table), table.size, address(places), len(places)], np.int64)
         self.at, self._alive = address(row), (row, table, places)
-        self._start: Any = entry(start, "float32") if JIT else start
+        self._start = starter()
 
     def on(self, sources: Sequence[tuple[int, int, int]]) -> Launch:
         """The launch with other arrays; sources: (field, handle, offset) of each."""
@@ -188,10 +194,9 @@ class Kernel:
 
     def __init__(self, body: Any, declaration: Workspace, dtype: str, layout: Layout, numbers: Mapping[str, float],
                  words: frozenset[str]):  # fmt: skip
-        load_pieces((body,), dtype, words)
-        load_pieces((start,), "float32")
-        self.dtype, self.declaration, self.layout, self.numbers, self.body = dtype, declaration, layout, numbers, body
-        self.first, self._behind = declaration.slots[declaration.arrays[0]], up(8 * layout.table.size, ALIGNED)
+        self.declaration, self.layout, self.numbers = declaration, layout, numbers
+        self.function = function_of(body, declaration, dtype, words)
+        self.first = declaration.slots[declaration.arrays[0]]
 
     def over(self, tasks: np.ndarray, bounds: list[int], each: int, count: int) -> Kernel:
         """The kernel with its tasks, see `Tasks`."""
@@ -200,9 +205,9 @@ class Kernel:
 
     def run(self, arrays: np.ndarray, owners: Any) -> None:
         """All tasks, on arrays that `owners` keeps alive; arrays: rows of a table."""
-        table = self.layout.placed(self._behind)
+        table = self.layout.table.copy()
         put(self.declaration, table, {**self.numbers, "tasks": self.tasks, "tasks_count": len(self.tasks)})
         table[self.first : self.first + arrays.size] = arrays.reshape(-1)
         slots = [self.first + ARRAY * n for n in np.flatnonzero(arrays[:, AT] * (arrays[:, CHANNELS] > 0))]
-        function, size = function_of(self.body, self.declaration, self.dtype), self._behind + self.layout.bytes
-        Launch(function, table, slots, self.shares, self, owners, self.layout.own.tolist(), size).run()
+        own, size = self.layout.own.tolist(), self.layout.bytes
+        Launch(self.function, table, slots, self.shares, self, owners, own, size).run()

@@ -40,6 +40,7 @@ def vectors() -> str:
 BYTES, ROWS, LANES = {"avx512": (64, 8, 2), "avx2": (32, 4, 2), "neon": (16, 8, 2), "plain": (16, 4, 2)}[vectors()]
 
 
+@functools.cache
 def lane(dtype: Any) -> int:
     """Numbers of a vector."""
     return BYTES // np.dtype(dtype).itemsize

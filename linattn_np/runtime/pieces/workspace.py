@@ -66,7 +66,7 @@ class Workspace:
     def layout(self, sizes: Mapping[str, int], dtype: Any, words: frozenset[str] = frozenset(),
                copies: Mapping[str, int] = {}) -> Layout:  # fmt: skip
         """The table of a kernel whose matrices have at most these sizes; copies: slots of fields with several."""
-        table, W, own, total = np.zeros(self.size, np.int64), lane(dtype), [], 0
+        table, W, own, total = np.zeros(self.size, np.int64), lane(dtype), [], up(8 * self.size, ALIGNED)
         for field, m in self.declared:
             if not m.of <= words:
                 continue
@@ -98,7 +98,10 @@ def up(n: int, whole: int) -> int:
 
 
 class Layout(NamedTuple):
-    """A table with offsets instead of addresses, the fields that hold offsets, and the bytes of all matrices."""
+    """A table, its fields that are places in the memory of a thread, and the bytes of that memory.
+
+    A thread's memory begins with its copy of the table; the matrices follow.
+    """
 
     table: np.ndarray
     own: np.ndarray

@@ -1,30 +1,116 @@
-"""A call in compiled loops, forward: its kind, its kernel, its tasks, in the chunk form or the recurrent form.
+"""A call in compiled loops, forward: its kind, its kernel and its tasks, in the chunk form or the recurrent form.
 
 A form is chosen by the length of its own sequence: the same sequence gives the same bits alone and among others.
 """
 
 from __future__ import annotations
 
-from math import sqrt
-from typing import Any, NamedTuple
+from math import prod, sqrt
+from typing import Any
 
 import numpy as np
 
+from ...core import StatesAt
 from ...ops.conjugate_gradients import square_of
+from ...ops.cpu.formulas import put
 from ...runtime import threads
+from ...runtime.arrays import cast
 from ...runtime.memory import overlaps_itself, place_of
 from ...runtime.pieces.memory import address, empty
 from ...runtime.pieces.run import Kernel, conversions
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import Layout, up
 from .. import policy
+from ..array import chunks as array_chunks
 from ..readouts.systems import Solver
-from ..types import Decay, Erase, Inputs, Plan, ReadState, has_raw_gate
+from ..types import Decay, Erase, EraseKey, Inputs, Plan, ReadState, Saved, has_raw_gate
 from .recurrent import step
-from .scan import forward
-from .table import FIRST, STOP, Table, count_sequences, is_direct, lengths
-from .time_blocks import time_blocks
-from .workspace import EXPONENTIALS, MONOMIALS, WAVES, WORK, Cell, layout, token_layout
+from .scan import forward as forward_kernel
+from .tasks import (
+    FIRST,
+    LATER,
+    STOP,
+    TO,
+    block_counts,
+    checkpoint_block,
+    count_sequences,
+    from_pool,
+    lengths,
+    sequences,
+    time_blocks,
+)
+from .workspace import EXPONENTIALS, MONOMIALS, WAVES, WORK, Cell, Table, key_width, layout, state_shape, token_layout
+
+HANDLES = frozenset(("wide_keys", "recompute", "features", "averages", "conjugate_gradients", "states_at"))
+
+
+def handles(call: Any) -> frozenset[str]:
+    """The capabilities for a call."""
+    x, plan = call
+    found, plain = set(HANDLES), plan.causal and plan.features is None and x.v.size and x.k.size
+    if plain and plan.average is plan.states_at is None and (plan.pool_rows is None or plan.pool_rows.is_plain):
+        found.add("pools")
+    if plain and not goes_back_elsewhere(x):
+        found |= {"strengths"}
+        found |= {"gates"} if plan.micro_steps == 1 else set()
+        found |= {"l2norm"} if plan.erase_key is not EraseKey.PRODUCT else set()
+    return frozenset(found)
+
+
+def form(call: Any) -> tuple[str, int | None]:
+    """(form, tokens of a chunk or None)."""
+    if is_stepwise(*call, sequences(call.plan, 1)).all():
+        return "recurrent form", None
+    return "chunk form", policy.cpu_chunk(*call)
+
+
+def describe(call: Any) -> str:
+    """What is special about a call, in words."""
+    if call.x.gv is None:
+        return ""
+    return "a decay on the value axis takes the recurrent form forward, and chunks backward"
+
+
+def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray | None, Any, Saved]:
+    """(out, final state or StatesAt, saved)."""
+    if not (x.v.size and x.k.size):  # no tokens
+        return array_chunks.forward(x, plan, state)
+    C, rows = policy.cpu_chunk(x, plan), sequences(plan, prod(x.v.shape[:-3]))
+    is_mine = state is not None and in_place(x, plan, state)
+    table = Table(x, plan)
+    table.results(x, plan, state, is_mine)
+    if plan.pool_rows is not None:
+        from_pool(rows, plan.pool_rows.at, is_mine)
+    stepwise = is_stepwise(x, plan, rows)
+    every = block_of_time(x, plan, rows, C) if plan.gradients and not goes_back_elsewhere(x) else 0
+    shape = int(block_counts(rows, every).sum()) if every else 0, *state_shape(x, plan)
+    starts = empty(shape, np.dtype(plan.dtype)) if every else None
+    table.states("starts", starts)
+    for form, own in ((steps, rows[stepwise]), (chunks, rows[~stepwise])):
+        if len(own):
+            form(x, plan, table, own, every).run(table.numbers, table)
+    out, end, at = table.out, table.end, table.at
+    if starts is not None:
+        last = rows[rows[:, LATER] == 0]
+        put(end.reshape(-1, *end.shape[-3:]), _at(starts, last[:, TO] + block_counts(last, every) - 1))
+    saved = Saved(x, plan, state, starts)
+    return None if out is None else cast(plan.xp, out, x.v.dtype), end if at is None else StatesAt(end, at), saved
+
+
+def _at(starts: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """The stored states at these places: a view if the sequences are equally long."""
+    step = last[0] + 1
+    even = last[-1] == step * len(last) - 1 and (np.diff(last) == step).all()
+    return starts[step - 1 :: step] if even else starts[last]
+
+
+def block_of_time(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
+    """Tokens of a block of time of the backward, which begins with a stored state; sets TO of the rows.
+
+    A forward in the recurrent form is replayed if it stores none.
+    """
+    few = bool(is_stepwise(x, plan, rows).all())
+    return checkpoint_block(rows, state_shape(x, plan), np.dtype(plan.dtype).itemsize, C, few)
 
 
 def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0, solver: Solver | None = None
@@ -43,7 +129,7 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0
             cell = cell._replace(C=1, words=cell.words - {"direct_q", "direct_v"} | {"formed"})
         enough = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
         operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
-    kernel = kernel_of(forward, cell, layout(cell), table, plan, enough=enough)
+    kernel = kernel_of(forward_kernel, cell, layout(cell), table, plan, enough=enough)
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), every)
     return over(kernel, tasks, bounds, operations * tokens(rows) * H * cell.K * V)
 
@@ -95,29 +181,6 @@ def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0)
 
 
 # both
-
-
-class CallArrays(NamedTuple):
-    """The table of a call, its final state, its output and the states at positions."""
-
-    table: Table
-    end: Any
-    out: np.ndarray | None
-    at: np.ndarray | None
-
-    @classmethod
-    def of(cls, x: Inputs, plan: Plan, state: np.ndarray | None, mine: bool) -> CallArrays:
-        """mine: the final state is written where the initial one lies."""
-        (*lead, T, _, V), dtype, table, shape = x.v.shape, np.dtype(plan.dtype), Table(x), state_shape(x, plan)
-        out = None if x.q is None else empty((*lead, T, table.query_heads, V), dtype)
-        lead, ended = ([], [len(plan.sequences)]) if plan.is_ragged else (lead, lead)
-        end = state if mine else empty((*ended, *shape), dtype)
-        at = None if plan.states_at is None else empty((*lead, len(plan.states_at), *shape), dtype)
-        table.tokens("out", out, table.query_heads)
-        table.of_plan(x, plan)
-        for name, S in (("in_state", state), ("starts", end), ("out_states", at)):
-            table.states(name, S)
-        return cls(table, end, out, at)
 
 
 def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, plan: Plan, **more: float) -> Kernel:
@@ -183,17 +246,6 @@ def map_sizes(x: Inputs, plan: Plan) -> tuple[tuple[str, int], ...]:
     }.items())  # fmt: skip
 
 
-def key_width(x: Inputs, plan: Plan) -> int:
-    """Channels of the keys as the state has them."""
-    K = x.k.shape[-1]
-    return K if plan.features is None else plan.features.width(K)
-
-
-def state_shape(x: Inputs, plan: Plan) -> tuple[int, int, int]:
-    """(H, K, V) of a state."""
-    return x.v.shape[-2], key_width(x, plan), x.v.shape[-1] + (plan.average is not None)
-
-
 def columns_of(V: int, states: int, count: int, block: int = policy.CPU_COLUMNS) -> int:
     """Value columns of a task: all, or whole blocks of fewer where there are fewer states than threads."""
     share = -(-count // max(states, 1))
@@ -203,3 +255,9 @@ def columns_of(V: int, states: int, count: int, block: int = policy.CPU_COLUMNS)
 def tokens(rows: np.ndarray) -> int:
     """Tokens of all sequences."""
     return int((rows[:, 2] - rows[:, 1]).sum())
+
+
+def is_direct(y: np.ndarray | None, dtype: Any) -> bool:
+    """Whether compiled code can read rows where they lie: the dtype of the computation, numbers side by side."""
+    size = np.dtype(dtype).itemsize
+    return y is not None and y.dtype == dtype and y.strides[-1] == size and not any(s % size for s in y.strides)

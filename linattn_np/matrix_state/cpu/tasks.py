@@ -1,4 +1,4 @@
-"""The order of heads and tokens: blocks of time, head after head.
+"""Tasks of a call: a row for each sequence, cut into blocks of time, head after head.
 
 Tokens of one head lie far apart where heads lie side by side, and what a processor fetches around them belongs to the
 next heads. So neighbouring heads alternate, a block of time each, short enough that it still lies in the cache. The
@@ -13,9 +13,54 @@ import numpy as np
 
 from ...runtime.held import Cached
 from ...runtime.pieces.workspace import up
+from ...runtime.shapes import segments
 from .. import policy
-from .table import AT, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STOP, TO, WIDTH
+from ..types import Plan
 from .workspace import TASK
+
+BATCH, FIRST, STOP, STATE, HEAD, COLUMN, WIDTH, EARLIER, LATER, FROM, TO, AT = range(len(TASK))
+
+
+def sequences(plan: Plan, batch: int) -> np.ndarray:
+    """Rows of tasks, one per sequence, or one per segment of it if there are positions.
+
+    BATCH, FIRST and STOP; STATE, TO: rows of the sequence's initial and its final state; EARLIER and LATER: whether a
+    segment of the same sequence is the row before or after; AT: 1 + row of the states at positions of the position that
+    it ends at, else 0.
+    """
+    if not plan.is_ragged:
+        each = len(plan.states_at or ())
+        owners = [(b, b, b * each, plan.sequences[0]) for b in range(batch)]
+    else:
+        owners = [(0, s.row or 0, 0, s) for s in plan.sequences]
+    rows = []
+    for b, state, first, sequence in owners:
+        cuts = segments(sequence, plan.states_at or ())
+        rows += [(b, s.start, s.stop, state, n > 0, n < len(cuts) - 1, first + s.at + 1 if s.at >= 0 else 0)
+                 for n, s in enumerate(cuts)]  # fmt: skip
+    table = np.zeros((len(rows), len(TASK)), np.int64)
+    if rows:
+        table[:, (BATCH, FIRST, STOP, STATE, EARLIER, LATER, AT)] = rows
+        table[:, TO] = table[:, STATE]
+    return table
+
+
+def count_sequences(rows: np.ndarray) -> int:
+    """The number of sequences of rows."""
+    return len(rows) - int(rows[:, LATER].sum())
+
+
+def lengths(rows: np.ndarray) -> np.ndarray:
+    """Of each row the tokens of its sequence."""
+    first, last = np.flatnonzero(rows[:, EARLIER] == 0), np.flatnonzero(rows[:, LATER] == 0)
+    return np.repeat(rows[last, STOP] - rows[first, FIRST], last - first + 1)
+
+
+def from_pool(rows: np.ndarray, pool_rows: np.ndarray, in_place: bool) -> None:
+    """Let sequences begin with rows of a pool, and end with them if it is overwritten in place."""
+    rows[:, STATE] = np.asarray(pool_rows)[rows[:, STATE]]
+    if in_place:
+        rows[:, TO] = rows[:, STATE]
 
 
 def time_blocks(rows: np.ndarray, H: int, V: int, columns: int, C: int, group: int, every: int = 0,

@@ -14,8 +14,21 @@ pytest.importorskip("numba")
 import linattn_np as la
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
-from linattn_np.matrix_state.cpu.table import BATCH, COLUMN, EARLIER, FIRST, FROM, HEAD, LATER, STATE, STOP, TO, WIDTH
-from linattn_np.matrix_state.cpu.time_blocks import checkpoint_block, time_blocks
+from linattn_np.matrix_state.cpu.tasks import (
+    BATCH,
+    COLUMN,
+    EARLIER,
+    FIRST,
+    FROM,
+    HEAD,
+    LATER,
+    STATE,
+    STOP,
+    TO,
+    WIDTH,
+    checkpoint_block,
+    time_blocks,
+)
 from linattn_np.matrix_state.cpu.workspace import TASK
 from linattn_np.testing import relative_error
 from tests.cases import with_arrays
