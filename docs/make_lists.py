@@ -146,6 +146,7 @@ LITERALS = {
     "backend": 'Literal["reference", "chunks", "numba", "cuda"] | None',
     "chunk_states": 'Literal["loop", "scan"] | None',
     "chunk_size": 'int | Literal["parallel"] | None', "scale": "float | None", "num_threads": "int | None",
+    "return_lse": "Literal[False]",
 }  # fmt: skip
 STATED = ("return_state", "return_states_at")
 
@@ -190,6 +191,11 @@ def typed(fn: Any) -> list[str]:
         )
     for stated, result in calls:
         lines += call(every, f"{stated}, {rest}", result)
+    if "return_lse" in options:  # named tuples that begin with out and lse
+        states = "return_state: bool = ..., return_states_at: Any = ..., "
+        lines += call(
+            every, states + rest.replace("return_lse: Literal[False] = ...", "return_lse: Literal[True]"), "Any"
+        )
     return [*lines, "", f"{fn.__name__}: {name}", ""]
 
 

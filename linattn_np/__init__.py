@@ -42,6 +42,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "family_table": ".catalog",
     "influence_matrix": ".call.influence",
     "lms": ".filters",
+    "merge": ".nn.merging",
     "nlms": ".filters",
     "read": ".call.read",
     "rls": ".filters",

@@ -21,6 +21,7 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
+from ..call import dispatch, vjp
 from ..call.binding import Prepared, axes_of, axes_of_states, flatten, normalise, prepare
 from ..call.explain import Explanation
 from ..call.layouts import LAYOUTS
@@ -251,7 +252,8 @@ class Blocks:
 def _forward(fn: str, names: tuple[str, ...], options: Keywords, wanted: tuple[str, ...], *blocks: Any) -> list[Any]:
     """The results of a block."""
     returns_state = wanted != ("out",)
-    found = _function(fn)(**_arguments(dict(zip(names, blocks, strict=True))), **options, return_state=returns_state)
+    given = _arguments(dict(zip(names, blocks, strict=True))) | dict(options) | {"return_state": returns_state}
+    found = dispatch.run(_function(fn).spec, (), given)
     out, state = found if returns_state else (found, None)
     each = {"out": out} | flatten("state", state)
     return [each[n] for n in wanted]
@@ -262,7 +264,7 @@ def _backward(fn: str, names: tuple[str, ...], options: Keywords, wanted: tuple[
     given = dict(zip(names, blocks, strict=True))
     dout = given.pop("dout", None)
     dstate = _arguments({n[1:]: given.pop(n) for n in [*given] if n.split(".")[0] == "dstate"}).get("state")
-    _, pull = import_module("linattn_np").vjp(_function(fn), **_arguments(given), **options, return_state=True)
+    _, pull = vjp.run_vjp(_function(fn).spec, (), _arguments(given) | dict(options) | {"return_state": True})
     grads = pull(dout, dstate)
     each = grads._asdict() | flatten("state", grads.state)
     return [each[n] for n in wanted]
@@ -321,6 +323,6 @@ def _probe(call: Prepared) -> tuple[tuple[int, ...] | None, Any, dict[str, tuple
     options = {n: call.options[n] for n in spec.options.defaults}
     backend = "reference" if "reference" in spec.core.BACKENDS else None
     with np.errstate(all="ignore"):
-        out, state = _function(spec.name)(**given, **options, return_state=True, backend=backend)
+        out, state = dispatch.run(spec, (), given | options | {"return_state": True, "backend": backend})
     states = {n: S.shape for n, S in flatten("state", state).items()}
     return (None, None, states) if out is None else (out.shape[out.ndim - spec.row_axes :], out.dtype, states)

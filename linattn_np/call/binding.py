@@ -332,8 +332,8 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
     "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
 } | {"gate_lower_bound": functools.partial(_lower_bound, of="gate_lower_bound")} | {n: functools.partial(_boolean, n)
-     for n in ("return_state", "overwrite_state", "causal", "normalize", "attend_current", "dt_softplus", "qk_l2norm",
-               "beta_sigmoid", "allow_neg_eigval", "check", "reverse")}  # fmt: skip
+     for n in ("return_state", "overwrite_state", "causal", "normalize", "attend_current", "return_lse", "dt_softplus",
+               "qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "check", "reverse")}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some

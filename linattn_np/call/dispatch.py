@@ -32,9 +32,11 @@ def public(spec: VariantSpec, samples: Samples | None = None) -> Callable[[F], F
     """Decorator: turn a documented stub into the public function of `spec`; samples: for tests."""
 
     def decorate(stub: F) -> F:
+        call = result_of if "return_lse" in spec.options.defaults else run
+
         @functools.wraps(stub)
         def function(*arrays: Any, **keywords: Any) -> Any:
-            return run(spec, arrays, keywords)
+            return call(spec, arrays, keywords)
 
         function.spec = spec  # type: ignore[attr-defined]
         function.samples = samples or Samples()  # type: ignore[attr-defined]
@@ -52,6 +54,21 @@ def _signature(spec: VariantSpec) -> inspect.Signature:
     ]
     options = {**spec.options.defaults, **COMMON}
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
+
+
+def result_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The result of the public function where `run` computes two outputs as one array."""
+    found = run(spec, arrays, keywords)
+    if keywords.get("return_lse") is not True:
+        return found
+    from . import lse
+
+    return lse.split(found, value_of(spec, arrays, keywords))
+
+
+def value_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The array of the values, whose dtype outputs have."""
+    return (dict(zip(spec.arrays, arrays, strict=False)) | dict(keywords))[spec.change.value]
 
 
 def core_of(inputs: Any) -> Computation:

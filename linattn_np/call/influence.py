@@ -27,7 +27,7 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     query, value = spec.change.query, spec.change.value
     if not spec.change.linear:
         raise TypeError(f"influence_matrix: {spec.name} is not linear in {value}, expected a variant that is")
-    for name in ("state", "return_state", "overwrite_state", "return_states_at"):
+    for name in ("state", "return_state", "overwrite_state", "return_states_at", "return_lse"):
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"influence_matrix: {name} is given, expected none: A is of a call that starts from zero")
     if (bridge := bridge_of(arrays, options)) is not None:

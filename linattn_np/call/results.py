@@ -50,7 +50,8 @@ def finish(call: Prepared, core_out: Array | None, end: Array) -> tuple[Any, Any
     if out is not None:
         if spec.change.from_core is not None:
             out = spec.change.from_core(call.variables, out)
-        out = stored_like(xp, out, getattr(call.variables, spec.change.value))
+        if not options.get("return_lse"):  # whose channels have two dtypes (lse.py)
+            out = stored_like(xp, out, getattr(call.variables, spec.change.value))
         if options["layout"] != "time_first":
             out = LAYOUTS[options["layout"]].leave_rows(xp, out, spec.row_axes)
         out = call.library.give_back(out)

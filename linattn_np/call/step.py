@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from .binding import spec_of
-from .dispatch import run
+from .dispatch import result_of
 from .layouts import ONE_TOKEN
-from .vjp import run_vjp
+from .vjp import vjp_of
 
 Options = TypeVar("Options", bound=Mapping[str, Any])
 # options that speak of a time axis
@@ -28,7 +28,7 @@ def step(fn: Callable[..., Any], /, *arrays: Any, **options: Any) -> Any:
     """
     if (rule := getattr(fn, "step", None)) is not None:
         return rule(arrays, without_time(options))
-    return run(*_one_token(fn, arrays, options))
+    return result_of(*_one_token(fn, arrays, options))
 
 
 def _step_vjp(arrays: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, Callable[..., Any]]:
@@ -38,7 +38,7 @@ def _step_vjp(arrays: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any,
     fn, *rest = arrays
     if (rule := getattr(fn, "step_vjp", None)) is not None:
         return rule(tuple(rest), without_time(options))
-    return run_vjp(*_one_token(fn, tuple(rest), dict(options)))
+    return vjp_of(*_one_token(fn, tuple(rest), dict(options)))
 
 
 def _one_token(fn: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:

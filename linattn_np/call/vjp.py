@@ -13,7 +13,7 @@ from ..runtime.unchanged import check_unchanged, mark
 from ..spec import VariantSpec
 from . import pieces_vjp
 from .binding import Prepared, flatten, normalise, prepare, unflatten
-from .dispatch import NO_LIMIT, core_of, limit, ndarray, new
+from .dispatch import NO_LIMIT, core_of, limit, ndarray, new, value_of
 from .foreign import bridge_of, symbolic_bridge
 from .positions import core_cotangents
 from .replay import plans
@@ -39,10 +39,20 @@ def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Pull
     Raises TypeError if fn is not a function of this library, and every error of fn.
     """
     if (spec := getattr(fn, "spec", None)) is not None:
-        return run_vjp(spec, arrays, options)
+        return vjp_of(spec, arrays, options)
     if (rule := getattr(fn, "vjp", None)) is None:
         raise TypeError(f"vjp: fn is {getattr(fn, '__name__', fn)!r}, expected a function of linattn_np")
     return rule(arrays, options)
+
+
+def vjp_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
+    """(what the public function returns, pullback) where `run_vjp` may compute two outputs as one array."""
+    found = run_vjp(spec, arrays, keywords)
+    if keywords.get("return_lse") is not True:
+        return found
+    from . import lse
+
+    return lse.split_vjp(spec.name, found, value_of(spec, arrays, keywords))
 
 
 def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:

@@ -12,6 +12,7 @@ from .declaration import COMMON as COMMON
 from .elementwise import gelu, log_sigmoid, sigmoid, silu, softplus, squared_relu, swiglu
 from .ends import cross_entropy, dropout, embedding, linear
 from .gates import log_decay
+from .merging import merge as merge
 from .mixing import short_conv, token_shift
 from .positions import rotary, xpos
 from .rows import gated_norm, group_norm, l2_norm, layer_norm, rms_norm, softmax

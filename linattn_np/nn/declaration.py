@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..call import lse
 from ..call.foreign import bridge_of
 from ..call.results import Result, gradients_of
 from ..ops.sequences import Sequences
@@ -69,6 +70,7 @@ class Kind(NamedTuple):
     out: str | Callable[[Mapping[str, Any]], str] = ""  # its axes, or those for these arguments; "": of the first array
     wide: bool = False  # it keeps the dtype of the computation
     slots: Callable[[Mapping[str, Any]], int] | None = None  # of a final state, from the sizes, without an initial one
+    has_lse: bool = False  # its last channel is a second result (call/lse.py)
 
 
 class Piece:
@@ -224,7 +226,7 @@ class Piece:
         given = self._bound((), keywords)
         sizes, floats = self._sizes(given), [given[n] for n in self.names if given[n] is not None]
         axes = self.kind.out(given) if callable(self.kind.out) else self.kind.out or next(iter(self.axes.values()))
-        shape = [m for n in axes.split() for m in (sizes[n] if n == "..." else (sizes[n],))]
+        shape = [m for n in axes.split() for m in (sizes[n] if n == "..." else (sizes[n[:1]] + n.endswith("+1"),))]
         wide = "float64" if any(dtype_name(x) == "float64" for x in floats) else "float32"
         found = [(tuple(shape), wide if self.kind.wide else dtype_name(floats[0]))]
         if given.get("return_state"):
@@ -278,17 +280,36 @@ def _out(computed: Any) -> Array:
     return computed.out if isinstance(computed, Result) else computed
 
 
+PIECES: dict[str, Piece] = {}  # by name
+
+
+def _with_lse(own: Piece) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(function, vjp) of a piece that computes two results as one array."""
+
+    def like(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+        return arrays[0] if arrays else keywords[own.positional[0]]
+
+    def call(*arrays: Any, **keywords: Any) -> Any:
+        return lse.split(own(*arrays, **keywords), like(arrays, keywords))
+
+    def rule(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
+        return lse.split_vjp(own.name, own.vjp(arrays, keywords), like(arrays, keywords))
+
+    return call, rule
+
+
 def piece(kind: Kind | None = None, /, **axes: str) -> Callable[[Body], Callable[..., Any]]:
     """Decorator: the public function of a body; axes: of each array by name, also of those given by keyword."""
 
     def decorate(body: Body) -> Callable[..., Any]:
-        own = Piece(axes, body, kind or Kind())
+        own = PIECES[body.__name__] = Piece(axes, body, kind or Kind())
+        call, rule = _with_lse(own) if own.kind.has_lse else (own, own.vjp)
 
         @functools.wraps(body)
         def function(*arrays: Any, **keywords: Any) -> Any:
-            return own(*arrays, **keywords)
+            return call(*arrays, **keywords)
 
-        function.vjp, function.piece = own.vjp, own  # type: ignore[attr-defined]
+        function.vjp, function.piece = rule, own  # type: ignore[attr-defined]
         if "state" in axes:
             function.step, function.step_vjp = own.step, own.step_vjp  # type: ignore[attr-defined]
         function.__signature__ = own.signature  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from ..runtime.recorder import refuse
 from ..runtime.shapes import Sizes
 from . import cache, definition, policy, sequences, states
 from .array import tiles
+from .lse import apart, with_lse
 from .path import definition as path_definition
 from .types import (
     DeltaInputs,
@@ -49,6 +50,7 @@ class Softmax(states.GivesStates, Core):
             "normalize": options.get("normalize", True),
             "strict": not options.get("attend_current", True),
             "slots": slots_of(options["state"]),
+            "lse": options.get("return_lse", False),
         }
         return SoftmaxPlan(**plan._asdict() | own)
 
@@ -77,11 +79,13 @@ class Softmax(states.GivesStates, Core):
             end = states.final_state(plan, x, state)
         elif plan.gradients:
             end = cache.shapes_after(plan, x, state)
-        return out, end if at is None else StatesAt(end, at), SoftmaxResiduals(x, plan, backend, state, out, logs)
+        found = out if out is None else with_lse(plan, x, out, logs)
+        return found, end if at is None else StatesAt(end, at), SoftmaxResiduals(x, plan, backend, state, out, logs)
 
     def backward(self, residuals: SoftmaxResiduals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, out, logs = residuals
+        dout, dlse = apart(plan, dout)
         if backend == "cuda" and logs is None and dout is not None:  # no kernel computes these gradients
             backend = "chunks"
             out, logs = sequences.forward(module_of(backend, x), plan, x, state)
@@ -91,7 +95,7 @@ class Softmax(states.GivesStates, Core):
         elif backend == "numba":
             from .cpu import calls
 
-            d = calls.backward(plan, x, state, (out, logs), dout)
+            d = calls.backward(plan, x, state, (out, logs), dout, dlse)
         elif backend == "cuda":
             kernels = kernels_of(x, plan)
             d = (
@@ -100,7 +104,7 @@ class Softmax(states.GivesStates, Core):
                 else kernels.backward_of_cache(plan, x, state, out, logs, dout)
             )
         else:
-            d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout)
+            d = sequences.backward(module_of(backend, x), plan, x, state, (out, logs), dout, dlse)
         return d if dstate is None else states.with_state(plan, x, state, dstate, d)
 
     def end_shape(self, plan: SoftmaxPlan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -208,6 +212,8 @@ def unsupported_reason(x: Any, plan: SoftmaxPlan, backend: str) -> str | None:
     if backend == "cuda":
         if not is_cupy(plan.xp):
             return "the arrays are not CuPy arrays"
+        if plan.lse:
+            return "its kernels give no log sums; return_lse=True makes array calls"
         return kernels_of(x, plan).unsupported_reason(x, plan)
     if backend == "reference" and plan.chunk_size == "parallel":
         return "the definition goes token by token; chunk_size='parallel' needs tiles"

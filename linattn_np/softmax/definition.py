@@ -1,12 +1,12 @@
 """The definition, one query after the other, and its transpose.
 
 z_ij = scale q_i . k_j + sum_{j < s <= i} g_s        for the keys j that query i reads, in the cache too
-l_i = log(e^{sink} + sum_j e^{z_ij})                 0 if `normalize` is false
+l_i = log(e^{sink} + sum_j e^{z_ij})                 0 if `normalize` is false, inf if no key is read: p is 0
 p_ij = e^{z_ij - l_i},   out_i = sum_j p_ij v_j
 
 dv_j = sum_i p_ij dout_i
-dz_ij = p_ij (dout_i . v_j - dout_i . out_i)         without the second term if `normalize` is false
-dq_i = scale sum_j dz_ij k_j,   dk_j = scale sum_i dz_ij q_i,   dsink = -sum_i e^{sink - l_i} dout_i . out_i
+dz_ij = p_ij (dout_i . v_j - delta_i),  delta_i = dout_i . out_i - dlse_i        0 if `normalize` is false
+dq_i = scale sum_j dz_ij k_j,   dk_j = scale sum_i dz_ij q_i,   dsink = -sum_i e^{sink - l_i} delta_i
 dg_s = sum_{j < s <= i} dz_ij
 """
 
@@ -17,6 +17,8 @@ from typing import Any
 from ..runtime.arrays import Array, Namespace, device, sum_to
 from .heads import sum_like
 from .types import Parts, Past, SoftmaxPlan
+
+INF = float("inf")
 
 
 def forward(plan: SoftmaxPlan, x: Parts) -> tuple[Array, Array]:
@@ -33,7 +35,7 @@ def forward(plan: SoftmaxPlan, x: Parts) -> tuple[Array, Array]:
     return xp.concat(outs, axis=-2), xp.concat(logs, axis=-2)
 
 
-def backward(plan: SoftmaxPlan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
+def backward(plan: SoftmaxPlan, x: Parts, out: Array, logs: Array, dout: Array, dlse: Array | None = None) -> Parts:
     """Gradients of the sequence and of the cache, with the heads of each array."""
     xp, (keys, values) = plan.xp, with_past(plan.xp, x)
     L, decay, decays = keys.shape[-2] - x.k.shape[-2], begin(x), []
@@ -49,6 +51,7 @@ def backward(plan: SoftmaxPlan, x: Parts, out: Array, logs: Array, dout: Array) 
         p, d = xp.exp(z - logs[..., one, :]), dout[..., one, :]
         dp = d @ xp.matrix_transpose(values[..., :n, :])
         mean = xp.sum(d * out[..., one, :], axis=-1, keepdims=True) if plan.normalize else 0.0
+        mean = mean if dlse is None else mean - dlse[..., one, :]
         dz = sum_to(xp, p * (dp - mean), z.shape)
         dv.add(0, xp.matrix_transpose(p) @ d)
         dq.add(i, plan.scale * (dz @ keys[..., :n, :]))
@@ -122,14 +125,14 @@ def _hidden(plan: SoftmaxPlan, x: Parts, i: int, n: int) -> Array | None:
 
 
 def log_sum(plan: SoftmaxPlan, x: Parts, z: Array) -> Array:
-    """log(e^{sink} + sum_j e^{z_j}); of no key at all 0, so that p = e^{-inf} = 0."""
+    """log(e^{sink} + sum_j e^{z_j}); of no key at all inf, so that p = e^{-inf} = 0."""
     xp = plan.xp
     if not plan.normalize or (x.sinks is None and not z.shape[-1]):
-        return xp.zeros((*z.shape[:-1], 1), dtype=z.dtype, device=device(z))
+        return xp.full((*z.shape[:-1], 1), INF if plan.normalize else 0.0, dtype=z.dtype, device=device(z))
     if x.sinks is not None:
         z = xp.concat([z, xp.broadcast_to(x.sinks, (*z.shape[:-1], 1))], axis=-1)
     m = xp.max(z, axis=-1, keepdims=True)
-    none = m == -float("inf")
+    none = m == -INF
     m = xp.where(none, xp.zeros_like(m), m)
     total = xp.sum(xp.exp(z - m), axis=-1, keepdims=True)
-    return m + xp.log(xp.where(none, xp.ones_like(total), total))
+    return m + xp.log(xp.where(none, xp.full_like(total, INF), total))

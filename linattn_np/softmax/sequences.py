@@ -34,8 +34,9 @@ def forward(module: Any, plan: SoftmaxPlan, x: Inputs, state: Any) -> tuple[Arra
 
 
 def backward(
-    module: Any, plan: SoftmaxPlan, x: Inputs, state: Any, results: tuple[Array, Any], dout: Array
-) -> tuple[Inputs, Any]:
+    module: Any, plan: SoftmaxPlan, x: Inputs, state: Any, results: tuple[Array, Any], dout: Array,
+    dlse: Array | None = None,
+) -> tuple[Inputs, Any]:  # fmt: skip
     """(gradients of the inputs, of the cache); results: out and the logs."""
     found, (out, logs) = [], results
     for log, (s, own, row) in zip(logs, each_sequence(plan, x, state), strict=True):
@@ -43,9 +44,10 @@ def backward(
             found.append(zeros(plan, own, row))
             continue
         place = slice(None) if s.row is None else slice(s.start, s.stop)
-        o, d = (heads.split(plan.xp, cast(plan.xp, y[..., place, :, :], plan.dtype), heads.groups(x))
-                for y in (out, dout))  # fmt: skip
-        found.append(joined(plan, own, row, module.backward(plan, heads.parts_of(plan, own, row), o, log, d)))
+        o, d, more = (None if y is None else heads.split(plan.xp, cast(plan.xp, y[..., place, :, :], plan.dtype),
+                                                         heads.groups(x)) for y in (out, dout, dlse))  # fmt: skip
+        given = () if more is None else (more,)
+        found.append(joined(plan, own, row, module.backward(plan, heads.parts_of(plan, own, row), o, log, d, *given)))
     return gathered(plan, x, found)
 
 

@@ -108,6 +108,7 @@ class SoftmaxPlan(NamedTuple):
     normalize: bool = True  # False: out is the numerator
     strict: bool = False  # a query reads the tokens before its own
     slots: int = 0  # of the initial cache
+    lse: bool = False  # out has one channel more, log(e^{sink} + sum_j e^{z_ij}) (lse.py)
 
     @property
     def is_ragged(self) -> bool:

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from ... import nn
 from ...call.results import Result
-from ...nn.declaration import Piece
+from ...nn.declaration import PIECES, Piece
 from .autograd import SECOND, once
 from .operators import NAMESPACE, decoded, encoded
 from .views import Tensor
@@ -25,8 +24,8 @@ from .views import Tensor
 def library() -> torch.library.Library:
     """The operators, defined by the first call."""
     own = torch.library.Library(NAMESPACE, "FRAGMENT")
-    for name in nn.__all__:
-        define(own, getattr(nn, name).piece)
+    for piece in PIECES.values():
+        define(own, piece)
     return own
 
 

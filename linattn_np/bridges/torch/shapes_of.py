@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ... import catalog
+from ...call import dispatch
 from ...call.binding import axes_of, bind, normalise
 from ...call.foreign import leaves
 from ...call.layouts import LAYOUTS, ONE_TOKEN
@@ -108,7 +109,8 @@ def _of_one_token(name: str, ones: tuple[One, ...], options: tuple[Any, ...], wr
     if writes and fn.spec.change.query is not None:
         arrays[fn.spec.change.query] = None
     with np.errstate(all="ignore"):
-        out, state = fn(**arrays, **dict(options) | {"return_state": True, "backend": "reference"})
+        given = arrays | dict(options) | {"return_state": True, "backend": "reference"}
+        out, state = dispatch.run(fn.spec, (), given)
     return [None if x is None else (x.shape, x.dtype.name) for x in (out, *leaves(state))]
 
 

@@ -164,13 +164,13 @@ def weights(xp: Namespace, m: Array, total: Array, z: Array) -> tuple[Array, Arr
 
 
 def normalised(plan: SoftmaxPlan, m: Array, total: Array) -> tuple[Array, Array]:
-    """(l, m + log l), of rows without keys (1, 0); without normaliser (e^m, 0), to be multiplied by."""
+    """(l, m + log l), of rows without keys (1, inf); without normaliser (e^m, 0), to be multiplied by."""
     xp, none = plan.xp, m == LOW
     m = xp.where(none, xp.zeros_like(m), m)
     if not plan.normalize:
         return xp.exp(m), xp.zeros_like(m)
-    total = xp.where(none, xp.ones_like(total), total)
-    return total, m + xp.log(total)
+    log = m + xp.log(xp.where(none, xp.full_like(total, -LOW), total))
+    return xp.where(none, xp.ones_like(total), total), log
 
 
 def begin(plan: SoftmaxPlan, x: Parts, q: Array) -> tuple[Array, Array, Array]:
@@ -289,13 +289,14 @@ def _crossing(xp: Namespace, dz: Array) -> Array:
     return xp.sum(later * lower_ones(xp, C, dz.dtype, where, strict=True), axis=-1, keepdims=True)
 
 
-def backward(plan: SoftmaxPlan, x: Parts, out: Array, logs: Array, dout: Array) -> Parts:
+def backward(plan: SoftmaxPlan, x: Parts, out: Array, logs: Array, dout: Array, dlse: Array | None = None) -> Parts:
     """Gradients of the sequence and of the cache."""
     xp, keys, maps = plan.xp, blocks(plan, x, False), _maps(plan, x)
     sums = TileGradients(plan, x, dout, maps)
     for rows in blocks(plan, x, True):
         log, d, o = (y[..., rows.start : rows.stop, :] for y in (logs, dout, out))
         mean = xp.sum(d * o, axis=-1, keepdims=True) if plan.normalize else None
+        mean = mean if dlse is None else mean - dlse[..., rows.start : rows.stop, :]
         totals = []
         for tile in tiles_of(plan, x, rows, keys, maps):
             total = sums.add(rows, tile, xp.exp(logits(plan, tile) - log), d, mean)

@@ -1,6 +1,6 @@
 """Backward: a task is one sequence and the heads that share keys or queries; for each block of keys all its queries.
 
-    p_ij = e^{z_ij - log_i},   dz_ij = p_ij (dout_i . v_j - delta_i),   delta_i = dout_i . out_i
+    p_ij = e^{z_ij - log_i},   dz_ij = p_ij (dout_i . v_j - delta_i),   delta_i = dout_i . out_i - dlse_i
     dV_j += sum_i p_ij dout_i,   dK_j += sum_i dz_ij scale q_i,   dq_i += scale sum_j dz_ij k_j
 
 dg_s = sum_{j < s <= i} dz_ij: pairs of a diagonal block, the rows from s on of its block with earlier blocks, the
@@ -44,6 +44,10 @@ def begin_head(w: Work):
         load(w.in_dout, place, (0, w.V), w.dout)
         for i in range(w.c):
             w.delta[w.i + i] = dot(row(out, i), row(dout, i), w.V)
+        if w.lse:
+            load_column(w.in_dlse, place, w.log)
+            for i in range(w.c):
+                w.delta[w.i + i] -= w.log[i]
         w.i += w.C
     begin_gates(w)
 

@@ -37,19 +37,21 @@ def forward(plan: SoftmaxPlan, x: Inputs, state: Any) -> tuple[np.ndarray, np.nd
 
 
 def backward(
-    plan: SoftmaxPlan, x: Inputs, state: Any, results: tuple[np.ndarray, np.ndarray], dout: np.ndarray
-) -> tuple[Inputs, Any]:
+    plan: SoftmaxPlan, x: Inputs, state: Any, results: tuple[np.ndarray, np.ndarray], dout: np.ndarray,
+    dlse: np.ndarray | None = None,
+) -> tuple[Inputs, Any]:  # fmt: skip
     """(gradients of the inputs, of the cache); results: out and the logs."""
     if x.w is not None:
         return path_backward(plan, x, state, results, dout)
     heads, dtype, C = all_heads(x), np.dtype(plan.dtype), cpu_tile(plan.chunk_size)[1]
     (out, logs), G = results, groups(x)
     dout = np.ascontiguousarray(dout, dtype)
+    dlse = None if dlse is None else np.ascontiguousarray(dlse, dtype)
     table = table_of(plan, x, state, C)
     d = Inputs(*(None if y is None else np.zeros(y.shape, dtype) for y in x))
     begin = None if state is None else type(state)(*(np.zeros(y.shape, dtype) for y in state))
     for name, y in (("out", out), ("most", logs), ("in_dout", dout), ("out_dq", d.q), ("out_dk", d.k),
-                    ("out_dv", d.v), ("out_dg", column(d.g)), ("out_dbias", d.bias)):  # fmt: skip
+                    ("out_dv", d.v), ("out_dg", column(d.g)), ("out_dbias", d.bias), ("in_dlse", dlse)):  # fmt: skip
         table.put(name, y)
     if begin is not None:
         for name, y in (("past_dk", begin.k), ("past_dv", begin.v), ("past_db", column(getattr(begin, "b", None)))):
@@ -57,9 +59,9 @@ def backward(
     group = heads // max(G, 1)
     tasks = tasks_of(plan, x, group, 0)
     kernel = kernel_of("backward", plan, x, state, (C, C, group), table)
-    run.run(kernel, table, tasks, 2.5 * operations(plan, x, state), (table, x, state, d, begin, out, logs, dout))
+    run.run(kernel, table, tasks, 2.5 * operations(plan, x, state), (table, x, state, d, begin, out, logs, dout, dlse))
     if x.sinks is not None and len(x.sinks) and plan.normalize:
-        delta = np.sum(dout * out, axis=-1)
+        delta = np.sum(dout * out, axis=-1) - (0 if dlse is None else dlse[..., 0])
         sinks = np.repeat(x.sinks.astype(dtype), heads // len(x.sinks))
         each = -over_tokens(np, np.exp(sinks - logs[..., 0]) * delta)
         d = d._replace(sinks=np.sum(each.reshape(len(x.sinks), -1), axis=-1))
@@ -160,7 +162,8 @@ def kernel_of(
             "tokens": longest, "blocks": blocks, "tiles": blocks + -(-L // N), "causal": int(plan.causal),
             "window": plan.window or 0, "gated": int(x.g is not None), "sinks": int(x.sinks is not None),
             "normalize": int(plan.normalize), "biased": int(x.bias is not None), "strict": int(plan.strict),
-            "heads": heads, "mapped": path.how(name, C, x)}  # fmt: skip
+            "heads": heads, "mapped": path.how(name, C, x),
+            "lse": int(plan.lse)}  # fmt: skip
     dtype = np.dtype(plan.dtype).name
     return run.kernel_of(name, dtype, each, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
 

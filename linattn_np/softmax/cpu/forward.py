@@ -70,8 +70,8 @@ def last_factors(w: Work):
         none = w.m[i] == low
         if not w.normalize:
             w.fade[i], w.m[i], w.l[i] = exp(w.m[i]), 0, 1
-        elif none:
-            w.fade[i], w.m[i], w.l[i] = 1, 0, 1
+        elif none:  # of the log sum inf, so that p = e^{z - inf} = 0
+            w.fade[i], w.m[i], w.l[i] = 1, np.inf, 1
         else:
             w.fade[i] = 1 / w.l[i]
 

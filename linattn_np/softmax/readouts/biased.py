@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...core import Computed, Explained, register
 from ...runtime.arrays import Array, Namespace, cast, device
 from ...runtime.shapes import Sequence
 from .. import cache, sequences
 from ..core import CORE, choose, module_of
+from ..lse import apart, with_lse
 from ..states import GivesStates, ends, needs_end, with_state
 from ..types import Inputs, KeyValueCache, SoftmaxPlan
 
@@ -51,17 +54,20 @@ class Biased(GivesStates):
         if x.q is not None:
             out = results[0][0] if len(results) == 1 else plan.xp.concat([y for y, _ in results], axis=-3)
         end = ends(plan, given, state) if needs_end(plan, x) else None
-        return out, end, BiasedResiduals(given, plan, backend, state, results)
+        found = out if out is None else with_lse(plan, given, out, _logs(results))
+        return found, end, BiasedResiduals(given, plan, backend, state, results)
 
     def backward(self, residuals: BiasedResiduals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, results = residuals
+        dout, dlse = apart(plan, dout)
         if dout is None or x.q is None:
             found = [sequences.zeros(plan, own, row) for _, own, row in sequences.each_sequence(plan, x, state)]
         else:
             found = []
             for (s, row, own_plan, own), result in zip(each_sequence(plan, x, state), results, strict=True):
-                d = dout if s.row is None else dout[..., s.start : s.stop, :, :]
+                place = (..., slice(None) if s.row is None else slice(s.start, s.stop), slice(None), slice(None))
+                d = dout[place], None if dlse is None else dlse[place]
                 found.append(_apart(plan, x, s, row, _backward(backend, own_plan, own, result, d)))
         d = sequences.gathered(plan, x, found)
         dx, dbegin = d if dstate is None else with_state(plan, x, state, dstate, d)
@@ -118,13 +124,20 @@ def _forward(backend: str, plan: SoftmaxPlan, x: Inputs) -> tuple[Array, Any]:
     return sequences.forward(module_of(backend, x), plan, x, None)
 
 
-def _backward(backend: str, plan: SoftmaxPlan, x: Inputs, result: tuple[Array, Any], dout: Array) -> Inputs:
-    """Gradients of one sequence."""
+def _logs(results: list[Any]) -> Any:
+    """The logs of all sequences: one array of compiled loops, or a list."""
+    if isinstance(results[0][1], list):
+        return [log for _, logs in results for log in logs]
+    return np.concatenate([logs for _, logs in results], axis=-3)
+
+
+def _backward(backend: str, plan: SoftmaxPlan, x: Inputs, result: tuple[Array, Any], d: tuple[Array, Any]) -> Inputs:
+    """Gradients of one sequence; d: of out and of lse."""
     if backend == "numba":
         from ..cpu import calls
 
-        return calls.backward(plan, x, None, result, dout)[0]
-    return sequences.backward(module_of(backend, x), plan, x, None, result, dout)[0]
+        return calls.backward(plan, x, None, result, *d)[0]
+    return sequences.backward(module_of(backend, x), plan, x, None, result, *d)[0]
 
 
 def _apart(plan: SoftmaxPlan, x: Inputs, s: Sequence, row: Any, d: Inputs) -> tuple[Inputs, Any]:

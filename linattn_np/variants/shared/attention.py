@@ -22,14 +22,17 @@ class AttentionOptions(Options, total=False):
 
 
 class CausalOptions(AttentionOptions, total=False):
-    """Also: causal, whether a query reads only itself and earlier tokens."""
+    """Also: causal, whether a query reads only itself and earlier tokens; return_lse, whether lse is returned."""
 
     causal: bool
+    return_lse: bool
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     """Raise ValueError for a window that is no number of tokens or is not causal."""
     window = options["window"]
+    if options.get("return_lse") and not options["normalize"]:
+        raise ValueError(f"{fn}: return_lse=True with normalize=False, expected normalize=True")
     if window is None:
         return
     if not is_whole(window, 1, LARGEST):
@@ -40,4 +43,4 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
 
 
 ATTENTION = OptionSpec({"window": None, "normalize": True}, check_options)
-BOTH_WAYS = OptionSpec({"window": None, "normalize": True, "causal": True}, check_options)
+BOTH_WAYS = OptionSpec({"window": None, "normalize": True, "causal": True, "return_lse": False}, check_options)

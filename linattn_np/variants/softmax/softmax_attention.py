@@ -73,6 +73,9 @@ def softmax_attention(
     window: a query reads its own token and the window - 1 before it; None: all of the past.
     normalize: False leaves the denominator out.
     causal: False reads all keys, which may be more or fewer than the queries.
+    return_lse: True returns (out, lse), with return_state=True (out, lse, state): lse (..., T, max(Hq, H)) is
+    log(e^{sink} + sum_i e^{z_ti}), -inf for a query that reads nothing, in float32 or float64. la.merge puts parts of
+    the keys together. The pullback takes (dout, dlse, dstate). Not with normalize=False.
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and a KeyValueCache if return_state: it has the slots
     of the state given and one for each token (with a window, window - 1 at most). With overwrite_state it keeps its
     slots, and the oldest tokens are forgotten.
