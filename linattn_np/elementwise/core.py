@@ -23,12 +23,17 @@ from .types import Inputs, Residuals
 class Elementwise(Core):
     """A recurrence of every channel by itself."""
 
-    BACKENDS = ("reference", "chunks")
+    BACKENDS = ("reference", "chunks", "numba")
     STATE_AXES = {"state": "D"}  # noqa: RUF012
 
     def forward(self, fn: str, x: Inputs, plan: CallPlan, state: Any, wanted: str | None) -> Computed:
         """(the states of all tokens, the final state, residuals)."""
         backend, outs, ends = choose(fn, x, plan, wanted), [], []
+        if backend == "numba":
+            from .cpu import calls
+
+            out, end, marks = calls.forward(plan, x, state)
+            return out, end, Residuals(x, plan, backend, state, marks)
         for _, own, h in each_sequence(plan, x, state):
             out, end = MODULES[backend].forward(plan.xp, own, h, scan_length(plan))
             outs.append(scaled(out, plan))
@@ -38,6 +43,10 @@ class Elementwise(Core):
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Inputs, Any]:
         """Gradients of the inputs and of the initial state; states are computed again."""
         x, plan, backend, state, _ = residuals
+        if backend == "numba":
+            from .cpu import calls
+
+            return calls.backward(residuals, dout, dstate)
         xp, found, begins = plan.xp, list[Inputs](), []
         d = None if dout is None else scaled(as_computed(xp, dout, plan.dtype), plan)
         for (s, own, h), (_, _, p) in zip(each_sequence(plan, x, state), each_sequence(plan, x, dstate), strict=True):
@@ -131,6 +140,8 @@ def choose(fn: str, x: Inputs, plan: CallPlan, wanted: str | None) -> str:
         if (reason := unsupported_reason(x, plan, wanted)) is not None:
             raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
         return wanted
+    if unsupported_reason(x, plan, "numba") is None:
+        return "numba"
     return "reference" if plan.chunk_size == 1 else "chunks"
 
 

@@ -14,8 +14,7 @@ from linattn_np.elementwise.types import Inputs
 from linattn_np.spec import ArgSpec, ChangeOfVariables, StateFormat, VariantSpec
 from linattn_np.testing import check_vjp, relative_error
 
-BACKENDS = [n for n in CORE.BACKENDS if n != "numba"]
-FORMS = [{"backend": n} for n in BACKENDS] + [{"chunk_size": 1}, {"chunk_size": 5}, {"chunk_size": "parallel"}, {}]
+FORMS = [{"backend": n} for n in CORE.BACKENDS] + [{"chunk_size": 1}, {"chunk_size": 5}, {"chunk_size": "parallel"}, {}]
 
 
 def variant(gate):

@@ -22,6 +22,12 @@ def row(b: Builder, A: Array, i: Value) -> Any:
     return A.at(i), A.shape[1:], A.steps[1:]
 
 
+@emitted(lambda A, i, first, count: A[i, first : first + count], lambda A, *_: types.Array(A.dtype, 1, "C"))
+def row_part(b: Builder, A: Array, i: Value, first: Value, count: Value) -> Any:
+    """A[i, first : first + count], all of which exist, contiguous."""
+    return A.at(i, first), [count], []
+
+
 @emitted(lambda A, first, count: A[first : first + count], same)
 def rows(b: Builder, A: Array, first: Value, count: Value) -> Any:
     """A[first : first + count], all of which exist."""

@@ -1,0 +1,1 @@
+"""The elementwise core in compiled loops, on NumPy arrays."""

@@ -1,0 +1,105 @@
+"""The compiled backend: calls on NumPy arrays as rows, tasks and kernels."""
+
+from __future__ import annotations
+
+from math import gcd, prod
+from typing import Any
+
+import numpy as np
+
+from ...core import CallPlan
+from ...runtime import threads
+from ...runtime.arrays import cast, complex_of, is_complex, over_tokens
+from ...runtime.constants import constant_zeros, host_constants
+from ...runtime.pieces.memory import empty, working
+from ...runtime.pieces.registers import LINE
+from ...runtime.pieces.run import over_matrices
+from ..policy import LEAST_LINES, segment
+from ..types import Inputs, Residuals
+from . import scan
+
+
+def forward(plan: CallPlan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(out, the final states, the states before every segment of tokens if a backward follows)."""
+    call = Call(plan, x, state)
+    out, end = empty(x.x.shape, call.kind), empty(call.state_shape, call.kind)
+    marks = call.marks() if plan.gradients else None
+    call.run(scan.forward, {"out": out, "marks": marks}, state, end)
+    return out, end, marks
+
+
+def backward(residuals: Residuals, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
+    """(gradients of the inputs, of the initial states)."""
+    x, plan, _, state, marks = residuals
+    call = Call(plan, x, state)
+    dx, begin = empty(x.x.shape, call.kind), empty(call.state_shape, call.kind)
+    dgate = empty((call.N, call.D) if x.is_constant else x.x.shape, call.kind)
+    d = constant_zeros(np, (call.D,), call.kind, "cpu") if dout is None else dout
+    call.run(scan.backward, {"dx": dx, "dgate": dgate, "dout": d, "marks": marks}, dstate, begin)
+    if x.is_constant:
+        dgate = over_tokens(np, dgate)
+        dgate = dgate if x.g is None else np.exp(cast(np, x.g, call.kind)).conj() * dgate
+    return (Inputs(dx, dgate) if x.g is None else Inputs(dx, None, dgate)), begin
+
+
+class Call:
+    """The arrays of a call as rows of real numbers, and its tasks."""
+
+    def __init__(self, plan: CallPlan, x: Inputs, state: Any):
+        (*lead, T, self.D), self.plan, self.x = x.x.shape, plan, x
+        self.real = np.dtype(plan.dtype)
+        self.is_complex = any(y is not None and is_complex(y) for y in (*x, state))
+        self.kind = np.dtype(complex_of(np, self.real)) if self.is_complex else self.real
+        self.width = self.D * (1 + self.is_complex)  # real numbers of a row
+        self.segment = segment(self.width)
+        if plan.sequences[0].row is None:
+            starts = range(0, prod(lead) * T, T) if T else [0] * prod(lead)
+            ends = tuple((t, t + T) for t in starts)
+        else:
+            lead, ends = [len(plan.sequences)], tuple((s.start, s.stop) for s in plan.sequences)
+        self.N, self.state_shape = len(ends), (*lead, self.D)
+        counts = [-(-(stop - start) // self.segment) for start, stop in ends]
+        self.places = sum(counts)
+        firsts = np.cumsum([0, *counts])
+        spans = [(start, stop, first) for (start, stop), first in zip(ends, firsts, strict=False)]
+        self.spans = host_constants.once(
+            ("spans", ends, self.segment), lambda: np.array(spans, np.int64).reshape(-1, 3)
+        )
+
+    def marks(self) -> np.ndarray:
+        """Memory for the states before every segment."""
+        return working((self.places, self.D), self.kind)
+
+    def rows(self, y: np.ndarray) -> np.ndarray:
+        """An array in the dtype of the computation, as rows of real numbers side by side."""
+        y = cast(np, y.real if is_complex(y) and not self.is_complex else y, self.kind)
+        y = y if y.strides[-1] == y.itemsize or y.shape[-1] == 1 else np.ascontiguousarray(y)
+        y = y.reshape(-1, self.D)
+        return y.view(self.real) if self.is_complex else y
+
+    def run(self, kernel: Any, arrays: dict[str, np.ndarray | None], start: Any, end: np.ndarray) -> None:
+        """A kernel over all its tasks."""
+        if not self.width:
+            return
+        x, N = self.x, self.N
+        count = prod(x.x.shape[:-1])
+        given = {"gate": x.gate, "x": x.x, "start": start, "end": end, **arrays}
+        held = {name: self.rows(y) for name, y in given.items() if y is not None}
+        if "dout" in held and len(held["dout"]) != count:  # zeros
+            held["dout"] = np.broadcast_to(held["dout"], (count, self.width))
+        if x.g is not None:
+            held["factors"] = working((N, self.width), self.real)
+        blocks, each = self.blocks()
+        sizes = {"count": count, "gates": len(held["gate"]), "D": self.width, "N": N, "each": each, "blocks": blocks,
+                 "segment": self.segment if "marks" in held else 0, "places": self.places, "starts": N, "owners": N,
+                 "dgates": len(held.get("dgate", ())), "span": scan.SPAN, "is_log": int(x.g is not None),
+                 "is_complex": int(self.is_complex), "is_constant": int(x.is_constant),
+                 "has_start": int(start is not None), "scale": self.plan.scale}  # fmt: skip
+        over_matrices(kernel, scan.SCAN, sizes | held | {"spans": self.spans}, N * blocks, self.real.name)
+
+    def blocks(self) -> tuple[int, int]:
+        """(blocks of channels, numbers of one): tasks for every thread, of whole lines of memory."""
+        line, count = LINE // self.real.itemsize, threads.num_threads()
+        blocks = count // gcd(self.N, count)
+        each = max(-(-self.width // blocks // line) * line, LEAST_LINES * line)
+        return -(-self.width // each), each
