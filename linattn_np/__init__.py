@@ -22,6 +22,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "GatedCache": ".softmax.types",
     "HouseholderCache": ".softmax.types",
     "KeyValueCache": ".softmax.types",
+    "LinearState": ".fast_weights.types",
     "NormalisedState": ".matrix_state.types",
     "Options": ".call.options",
     "RLSState": ".filters.arguments",

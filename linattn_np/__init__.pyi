@@ -19,6 +19,7 @@ from .call.summary import compose as compose
 from .call.summary import entry_states as entry_states
 from .call.summary import summary as summary
 from .catalog import family_table as family_table
+from .fast_weights.types import LinearState as LinearState
 from .filters import delay_line as delay_line
 from .filters import lms as lms
 from .filters import nlms as nlms
@@ -1434,6 +1435,47 @@ class _Transxssm:
 
 transxssm: _Transxssm
 
+class _TttLinearGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    eta: Any
+    W: Any
+    b: Any
+    weight: Any
+    shift: Any
+    gain: Any
+    state: Any
+
+class _TttLinear:
+    """A linear model with a layer norm learns to map keys to values, a mini-batch at a time. f_{W,b}(x) = x + LN(x W + b);  W_t, b_t = W_{t-1}, b_{t-1} - eta_t d/d(W,b) |f_A(k_t) - v_t|^2 / 2;  out_t = scale f_R(q_t), R = A + gain_t ((W_t, b_t) - A), A: (W, b) when the mini-batch began"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, eta: Any, W: Any, b: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, W: Any, b: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, W: Any, b: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, W: Any, b: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: bool = ..., return_states_at: Any, mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, W: Any, b: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: bool, return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+ttt_linear: _TttLinear
+
 @overload
 def vjp(fn: _Abc, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _AbcGradients]]: ...
 @overload
@@ -1508,5 +1550,7 @@ def vjp(fn: _SoftmaxAttention, *arrays: Any, **options: Any) -> tuple[Any, Calla
 def vjp(fn: _StickBreakingAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _StickBreakingAttentionGradients]]: ...
 @overload
 def vjp(fn: _Transxssm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TransxssmGradients]]: ...
+@overload
+def vjp(fn: _TttLinear, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TttLinearGradients]]: ...
 @overload
 def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Callable[..., Any]]: ...

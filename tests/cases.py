@@ -192,7 +192,7 @@ def cases_of(fn: Callable[..., Any], loop: Callable[..., Any] | None = None) -> 
 
 # states of one size; a cache grows: its tests are in tests/softmax
 RECURRENT = [fn for fn in la.VARIANTS if "state" in fn.spec.core.STATE_AXES]
-GROWING = [fn for fn in la.VARIANTS if fn not in RECURRENT]
+GROWING = [fn for fn in la.VARIANTS if fn.spec.grows]
 
 
 def _cases() -> list[Case]:

@@ -16,7 +16,7 @@ LAYERS = (  # from the bottom up; what stands on one line does not import each o
     ("runtime",),
     ("ops",),
     ("core",),
-    ("matrix_state", "softmax", "elementwise"),
+    ("matrix_state", "softmax", "elementwise", "fast_weights"),
     ("spec",),
     ("products",),
     ("call", "sampling"),
@@ -29,7 +29,7 @@ LAYERS = (  # from the bottom up; what stands on one line does not import each o
     ("__init__",),
 )
 LAYER = {name: n for n, names in enumerate(LAYERS) for name in names}
-CORES = ("matrix_state", "softmax", "elementwise")
+CORES = ("matrix_state", "softmax", "elementwise", "fast_weights")
 USERS = ("experiments", "bridges")  # they see the package itself, as a user does
 FRAMEWORKS = {"cupy", "torch", "jax", "tensorflow", "mlx", "dask", "onnx"}
 EXTRAS = {"matplotlib", "rich", "tqdm", "threadpoolctl", "pandas", "scipy"}

@@ -75,7 +75,7 @@ def test_against_the_definition_and_gradients(case, kind):
     expected = naive(case, arrays, wide)
     result, pullback = la.vjp(case.fn, **arrays, **case.options, state=narrow, return_state=True)
     for x, y in zip(parts(result), parts(expected), strict=True):
-        assert x.dtype == np.float64
+        assert x.dtype == np.float64 or y.dtype.kind == "i"  # a number of tokens
         assert relative_error(x, y) <= 1e-11
     other, pull = la.vjp(case.fn, **arrays, **case.options, state=wide, return_state=True)
     grads, exact = pullback(*result), pull(*other)

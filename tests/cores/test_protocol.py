@@ -14,7 +14,7 @@ from linattn_np.matrix_state.types import Plan
 from linattn_np.softmax import types as softmax
 
 ROOT = Path(la.__file__).parent
-CORES = ("matrix_state", "softmax", "elementwise")
+CORES = ("matrix_state", "softmax", "elementwise", "fast_weights")
 CALLS = [*sorted((ROOT / "call").glob("*.py")), *(ROOT / f"{n}.py" for n in ("sampling", "testing", "doctor"))]
 OF_DATA = ("tuple", "dict", "tuple | list", "str")  # kinds of arrays, states and options
 

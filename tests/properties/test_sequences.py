@@ -122,7 +122,8 @@ def test_an_empty_sequence_hands_its_state_over(case, backend, offsets):
         (_, end), grads = pulled(case, arrays, state, *d, **options)
         for found, given in ((end, state), (grads.state, dstate)):
             for x, y in zip(parts(found), parts(given), strict=True):
-                np.testing.assert_allclose(x[empty], y[empty], rtol=1e-6, atol=rounding)
+                if found is end or y.dtype.kind == "f":  # a number of tokens has no gradient
+                    np.testing.assert_allclose(x[empty], y[empty], rtol=1e-6, atol=rounding)
         for name in case.given:
             assert getattr(grads, name).shape == arrays[name].shape
 
@@ -181,12 +182,12 @@ def test_nan_and_inf_stay_in_their_head_and_sequence(case, form, poison):
     with np.errstate(all="ignore"):
         found = with_gradients(case, arrays, state=state, **form)
     assert not np.isfinite(found["out"][1, 9, 2]).any()
-    S = "state.S" if case.normalised else "state"
+    S = next(name for name in found if name.startswith("state"))
     assert not np.isfinite(found[S][1, 2]).any()
     axes = {"out": -2} | {"d" + n: case.heads(n) for n in case.given if case.on_tokens(n)}
     for name, axis in axes.items():
         np.testing.assert_array_equal(found[name][0], expected[name][0], name)
         two, wanted = (np.moveaxis(x[name][1], axis, 0)[:2] for x in (found, expected))
         np.testing.assert_array_equal(two, wanted, name)
-    for name in (n for n in found if "state" in n):
+    for name in (n for n in found if "state" in n and found[n].ndim > 1):
         np.testing.assert_array_equal(found[name][1, :2], expected[name][1, :2], name)

@@ -1,0 +1,1 @@
+"""Array calls of any library."""

@@ -1,0 +1,232 @@
+"""The chunk (dual) form: tiles of a mini-batch in matrix products.
+
+The gradients of a tile are taken at once, at the anchor A, as factors l_j^T r_j. With coefficients of the rates
+(masks.py), weights that a query reads are never formed:
+
+    x R_t = c_t x W + d_t x S + a_t x A - sum_j m_tj eta_j (x . l_j) r_j
+
+for every product of the model (products.py). Its transpose goes back through reading, steps, gradient and rates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...runtime.arrays import Array, Namespace, device
+from ..batches import close, close_vjp
+from ..inner import gradient, gradient_vjp, predict, predict_vjp
+from ..masks import coefficients, coefficients_vjp, names_of
+from ..models import body_of
+from ..products import Masked, Shared
+from ..types import Learner, Rates, State, Tokens, Tree, filled, joined, plus
+
+TILE = 64  # tokens, where each reads weights of its own
+
+
+def tiles(f: Learner, n: int, T: int) -> list[tuple[int, int]]:
+    """(start, stop) of the tiles of T tokens after n: none crosses the end of a mini-batch."""
+    found, t = [], 0
+    while t < T:
+        left = f.mini_batch - (n + t) % f.mini_batch
+        stop = min(T, t + (min(left, TILE) if f.every == "token" else left))
+        found.append((t, stop))
+        t = stop
+    return found
+
+
+def forward(f: Learner, xp: Namespace, x: Tokens, begin: State, initial: Tree, slow: Tree) -> tuple[Any, list[State]]:
+    """(out, the states before each tile and after the last one)."""
+    states, out = [begin], []
+    for a, b in tiles(f, begin.n, x.k.shape[-2]):
+        tile = Tile(f, xp, x.cut(a, b), states[-1], slow)
+        out.append(None if x.q is None else tile.read()[0])
+        states.append(tile.end(initial))
+    return None if x.q is None or not out else xp.concat(out, axis=-2), states
+
+
+def backward(
+    f: Learner, xp: Namespace, x: Tokens, states: list[State], initial: Tree, slow: Tree, dout: Any, d: State
+) -> tuple[Tokens, State, Tree, Tree]:
+    """(dx, dstate, dinitial, dslow) from the gradients of out and of the final state."""
+    each, dinitial, dslow = [], tuple(0 * w for w in initial), tuple(0 * w for w in slow)
+    every = tiles(f, states[0].n, x.k.shape[-2])
+    for (a, b), state in zip(reversed(every), reversed(states[:-1]), strict=True):
+        tile = Tile(f, xp, x.cut(a, b), state, slow)
+        dx, d, more, more_slow = tile.vjp(initial, None if dout is None else dout[..., a:b, :], d)
+        each.append(dx)
+        dinitial, dslow = plus(dinitial, more), plus(dslow, more_slow)
+    return joined(xp, each[::-1], x), d, dinitial, dslow
+
+
+class Tile:
+    """Tokens of one mini-batch, with the state before them."""
+
+    def __init__(self, f: Learner, xp: Namespace, x: Tokens, state: State, slow: Tree) -> None:
+        self.f, self.xp, self.x, self.state, self.slow = f, xp, x, state, slow
+        self.n, self.last = x.k.shape[-2], state.n + x.k.shape[-2]
+        self.A = self._shared(state.anchor)
+        self.factors, self.kept = gradient(f, self.A, slow, x.k, x.v)
+        P = len(self.factors)
+        self.eta_of = [p * len(x.rates.eta) // P for p in range(P)]  # the step size of each matrix
+        # a step per token: rows for the queries, then for the end; else W' = W - sum eta_j G_j, and mu is for the end
+        self.rates = x.rates if f.every == "token" else Rates(x.rates.eta)
+        self.names = names_of(self.rates)
+        self.c, self.steps_kept = self._coefficients()
+        self.masks = [-xp.matrix_transpose(eta) * self.c[..., len(self.names) :] for eta in x.rates.eta]
+
+    def _shared(self, tree: Any) -> Shared:
+        return Shared(self.xp, tree, body_of(self.f).matrices)
+
+    def _coefficients(self) -> tuple[Array, Any]:
+        if self.f.every == "token":
+            return coefficients(self.xp, self.rates, self.n, self.x.k, self.f.read == "before")
+        like = self.x.rates.eta[0]
+        return self.xp.ones((1, 1 + self.n), dtype=like.dtype, device=device(like)), None
+
+    @property
+    def bases(self) -> dict[str, Any]:
+        """What the columns of the coefficients belong to."""
+        slots = self.state.slots[0] if self.state.slots else None
+        trees = {"W": self.state.weights, "S": slots, "A": self.state.anchor}
+        return {name: trees[name] for name in self.names}
+
+    def _column(self, n: int, rows: slice) -> Array:
+        return self.c[..., rows, n : n + 1]
+
+    # reading
+
+    def read(self) -> tuple[Array, Any]:
+        """(out, (weights, kept))."""
+        w: Any = self.A
+        if self.f.every == "token":
+            rows = slice(0, self.n)
+            masks = [self.masks[n][..., rows, :] for n in self.eta_of]
+            c = [self._column(n, rows) for n in range(len(self.names))]
+            w = Masked([self._shared(tree) for tree in self.bases.values()], c, masks, self.factors)
+        out, kept = predict(self.f, w, self.slow, self.x.q)
+        return out, (w, kept)
+
+    # the state after the tile
+
+    @property
+    def ends(self) -> tuple[slice, ...]:
+        """The rows of the last weights, and of the last momentum."""
+        rows = self.c.shape[-2] - 1 - (self.rates.mu is not None)
+        return tuple(slice(n, n + 1) for n in range(rows, self.c.shape[-2]))
+
+    def before_close(self) -> State:
+        """The state after the last token, before the mini-batch ends."""
+        sums, mu = self.state.sums, self.x.rates.mu
+        if sums is not None:
+            sums = sums + self.xp.sum(mu, axis=-2, keepdims=True)
+        weights, *more = [self._combined(row) for row in self.ends]
+        slots = tuple(more) if self.rates.mu is not None else self.state.slots
+        return State(self.last, self.state.anchor, weights, slots, sums)
+
+    def end(self, initial: Tree) -> State:
+        """The state after the tile."""
+        after = self.before_close()
+        return after if self.last % self.f.mini_batch else close(self.xp, self.f, after, self._last_gain(), initial)
+
+    def _last_gain(self) -> Any:
+        return None if self.x.rates.gain is None else self.x.rates.gain[..., -1:, :]
+
+    def _combined(self, row: slice) -> Tree:
+        """sum_n c_n B_n + sum_j m_j l_j^T r_j, and for biases sum_j m_j r_j."""
+        xp, found = self.xp, []
+        for p, (l, r) in enumerate(self.factors):
+            r = xp.matrix_transpose(self.masks[self.eta_of[p]][..., row, :]) * r
+            found.append(xp.matmul(xp.matrix_transpose(l), r))
+            if self.A.step == 2:
+                found.append(xp.sum(r, axis=-2, keepdims=True))
+        total = tuple(found)
+        for n, tree in enumerate(self.bases.values()):
+            total = plus(total, [self._column(n, row) * y for y in tree])
+        return total
+
+    # the transpose
+
+    def vjp(self, initial: Tree, dout: Any, d: State) -> tuple[Tokens, State, Tree, Tree]:
+        """(dx, dstate before the tile, dinitial, dslow)."""
+        f, xp, x = self.f, self.xp, self.x
+        dinitial, dslow, last_gain = tuple(0 * w for w in initial), tuple(0 * w for w in self.slow), None
+        if self.last % f.mini_batch == 0:
+            d, last_gain, dinitial = close_vjp(xp, f, self.before_close(), self._last_gain(), initial, d)
+        P, dq = len(self.factors), None
+        self.dfactors: list[Any] = [(0, 0)] * P
+        dc, dmasks, dbases = self._ends_vjp(d)
+        if dout is not None:
+            w, kept = self.read()[1]
+            dq, more = predict_vjp(f, w, self.slow, kept, dout)
+            dslow = plus(dslow, more)
+            if f.every == "token":
+                self.dfactors = [(a + c, b + e) for (a, b), (c, e) in zip(self.dfactors, w.dfactors, strict=True)]
+                dbases = [plus(y, own.d) for y, own in zip(dbases, w.bases, strict=True)]
+                dc, dmasks = [w.dc, *dc], [w.dmasks, *dmasks]
+        deta, rates = self._rates_vjp(dc, dmasks)
+        dk, dv, more = gradient_vjp(f, self.A, self.slow, x.v, self.kept, tuple(self.dfactors))
+        dslow, by = plus(dslow, more), dict(zip(self.names, dbases, strict=True))
+        dA = plus(d.anchor, self.A.d)
+        dA = plus(dA, by["A"]) if "A" in by else dA
+        dalpha, dmu, dgain = rates
+        if d.sums is not None:
+            dmu = d.sums + xp.zeros_like(x.rates.mu)
+        if last_gain is not None:
+            dgain = xp.zeros_like(x.rates.gain) if dgain is None else dgain
+            dgain = xp.concat([dgain[..., :-1, :], dgain[..., -1:, :] + last_gain], axis=-2)
+        dx = filled(xp, Tokens(dq, dk, dv, Rates(deta, dalpha, dmu, dgain)), x)
+        slots = (by["S"],) if "S" in by else d.slots
+        return dx, State(self.state.n, dA, by["W"], slots, d.sums), dinitial, dslow
+
+    def _ends_vjp(self, d: State) -> tuple[list[Any], list[Any], list[Tree]]:
+        """(gradients of the columns of each last row, of its masks, of the bases); those of factors are added."""
+        xp, dc, dmasks = self.xp, [], []
+        dbases = [tuple(0 * y for y in tree) for tree in self.bases.values()]
+        for row, own in zip(self.ends, (d.weights, *d.slots), strict=False):
+            dc.append([_dots(xp, own, tree) for tree in self.bases.values()])
+            dbases = [plus(y, [self._column(n, row) * z for z in own]) for n, y in enumerate(dbases)]
+            found = []
+            for p, (l, r) in enumerate(self.factors):
+                m, dW = xp.matrix_transpose(self.masks[self.eta_of[p]][..., row, :]), own[self.A.step * p]
+                to_r = xp.matmul(l, dW)
+                to_r = to_r + own[2 * p + 1] if self.A.step == 2 else to_r
+                dl, dr = self.dfactors[p]
+                self.dfactors[p] = dl + m * xp.matmul(r, xp.matrix_transpose(dW)), dr + m * to_r
+                found.append(xp.matrix_transpose(xp.sum(to_r * r, axis=-1, keepdims=True)))
+            dmasks.append(found)
+        return dc, dmasks, dbases
+
+    def _rates_vjp(self, dc: list[Any], dmasks: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, Any, Any]]:
+        """(gradients of the step sizes, of alpha, mu and gain); without queries the first rows have none."""
+        xp, B, eta = self.xp, len(self.names), self.x.rates.eta
+        rows, total = self.c.shape[-2], 0
+        deta = []
+        for n in range(len(eta)):
+            each = [sum(y for p, y in enumerate(own) if self.eta_of[p] == n) for own in dmasks]
+            d = _below(xp, each, rows)
+            deta.append(-xp.matrix_transpose(xp.sum(d * self.c[..., B:], axis=-2, keepdims=True)))
+            total = total - d * xp.matrix_transpose(eta[n])
+        if all(y is None for y in self.rates[1:]):
+            return tuple(deta), (None, None, None)
+        columns = [_below(xp, [own[n] for own in dc], rows) for n in range(B)]
+        d = xp.concat([*columns, total], axis=-1)
+        return tuple(deta), coefficients_vjp(xp, self.rates, self.steps_kept, self.f.read == "before", d)
+
+
+def _below(xp: Namespace, each: list[Array], rows: int) -> Array:
+    """Rows one below the other, zeros before them."""
+    y = xp.concat(each, axis=-2)
+    left = rows - y.shape[-2]
+    return (
+        xp.concat([xp.zeros((*y.shape[:-2], left, y.shape[-1]), dtype=y.dtype, device=device(y)), y], axis=-2)
+        if left
+        else y
+    )
+
+
+def _dots(xp: Namespace, x: Tree, y: Tree) -> Array:
+    """sum <x, y>, (..., H, 1, 1)."""
+    total: Any = 0
+    for a, b in zip(x, y, strict=True):
+        total = total + xp.sum(a * b, axis=(-2, -1), keepdims=True)
+    return total

@@ -1,0 +1,93 @@
+"""The end of a mini-batch: what its steps become, and the transpose.
+
+    every token        A' = W' = A + gain (W - A)
+    every mini-batch   A', slots' = step(A, slots, A - W, mean mu);  W' = A'
+    renormed           each column of a matrix gets the length that it had at first, |x| + 1e-5 being its own
+
+A is the anchor, at which the gradients were taken, and W the weights after the last token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime.arrays import Array, Namespace
+from .optimisers import step, step_vjp
+from .types import Learner, State, Tree, plus
+
+SMALL = 1e-5  # added to lengths
+
+
+def close(xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree) -> State:
+    """The state that the next mini-batch begins with; gain (..., H, 1, 1): of the last token."""
+    A, W, slots = state.anchor, state.weights, state.slots
+    if f.every == "token":
+        W = mixed(A, W, gain)
+    else:
+        W, slots = step(xp, f, state.n // f.mini_batch, A, slots, *_summed(f, state))
+    if f.renormed:
+        W = tuple(_renorm(xp, w, w0) for w, w0 in zip(W, initial, strict=True))
+    return State(state.n, W, W, slots, None if state.sums is None else 0 * state.sums)
+
+
+def close_vjp(xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree, d: State) -> tuple[State, Any, Tree]:
+    """(dstate, dgain, dinitial) from the gradient d of what `close` returns."""
+    A, W, slots, dgain = state.anchor, state.weights, state.slots, None
+    dW, dinitial = plus(d.anchor, d.weights), tuple(0 * w for w in initial)
+    if f.every != "token":
+        G, alpha, mu = _summed(f, state)
+    if f.renormed:
+        new = (
+            mixed(A, W, gain) if f.every == "token" else step(xp, f, state.n // f.mini_batch, A, slots, G, alpha, mu)[0]
+        )
+        both = [_renorm_vjp(xp, w, w0, own) for w, w0, own in zip(new, initial, dW, strict=True)]
+        dW, dinitial = (tuple(x) for x in zip(*both, strict=True))
+    if f.every == "token":
+        dA, dW, dgain = mixed_vjp(xp, A, W, gain, dW)
+        return State(state.n, dA, dW, d.slots, d.sums), dgain, dinitial
+    dA, dslots, dG, _, dmu = step_vjp(xp, f, state.n // f.mini_batch, (A, slots, G, alpha, mu), dW, d.slots)
+    dsums = None if state.sums is None else dmu / f.mini_batch
+    return State(state.n, plus(dA, dG), tuple(-x for x in dG), dslots, dsums), None, dinitial
+
+
+def _summed(f: Learner, state: State) -> tuple[Tree, Any, Any]:
+    """(sum of the gradients, no decay, mean of mu)."""
+    G = tuple(a - w for a, w in zip(state.anchor, state.weights, strict=True))
+    return G, None, None if state.sums is None else state.sums / f.mini_batch
+
+
+def mixed(A: Tree, W: Tree, gain: Any) -> Tree:
+    """A + gain (W - A)."""
+    return W if gain is None else tuple(a + gain * (w - a) for a, w in zip(A, W, strict=True))
+
+
+def mixed_vjp(xp: Namespace, A: Tree, W: Tree, gain: Any, d: Tree) -> tuple[Tree, Tree, Any]:
+    """(dA, dW, dgain)."""
+    if gain is None:
+        return tuple(0 * x for x in d), d, None
+    dgain: Any = 0
+    for a, w, own in zip(A, W, d, strict=True):
+        dgain = dgain + xp.sum(own * (w - a), axis=(-2, -1), keepdims=True)
+    return tuple((1 - gain) * x for x in d), tuple(gain * x for x in d), dgain
+
+
+def _lengths(xp: Namespace, w: Array) -> Array:
+    return xp.sqrt(xp.sum(w * w, axis=-2, keepdims=True))
+
+
+def _renorm(xp: Namespace, w: Array, initial: Array) -> Array:
+    """w |w0| / (|w| + 1e-5)."""
+    return w * (_lengths(xp, initial) / (_lengths(xp, w) + SMALL))
+
+
+def _renorm_vjp(xp: Namespace, w: Array, initial: Array, d: Array) -> tuple[Array, Array]:
+    """(dw, dw0)."""
+    n, n0 = _lengths(xp, w), _lengths(xp, initial)
+    along = xp.sum(w * d, axis=-2, keepdims=True)
+    size = n + SMALL
+    return d * (n0 / size) - _unit(xp, w, n) * (n0 * along / (size * size)), _unit(xp, initial, n0) * (along / size)
+
+
+def _unit(xp: Namespace, w: Array, n: Array) -> Array:
+    """w / |w|, 0 for 0."""
+    return w / xp.where(n > 0, n, xp.ones_like(n))

@@ -1,0 +1,126 @@
+"""The fast-weights core: the functions of the protocol `linattn_np/core.py:Core`.
+
+    W_t = W_{t-1} - eta_t dl(f_W(k_t), v_t) / dW,   out_t = f_{W_t}(q_t)
+
+with the models, losses and optimisers of `types.Learner`. The state is what the weights have learnt (states.py). Each
+variant has a core of its own: its learner, and the type of its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from ..core import CallPlan, Computation, Computed, Core, Explained, register, register_states
+from ..runtime.arrays import Array
+from ..runtime.recorder import refuse
+from ..runtime.shapes import Sizes
+from . import definition
+from .array import chunks
+from .sequences import Call
+from .states import axes_of
+from .types import FastPlan, Inputs, Learner, plus
+
+BACKENDS = ("reference", "chunks")
+MODULES = {"reference": definition, "chunks": chunks}
+
+
+class Residuals(NamedTuple):
+    """Residuals of a forward pass. kept: the states of each part before its tiles, if none was given at first."""
+
+    x: Inputs
+    plan: FastPlan
+    backend: str
+    state: Any
+    kept: Any
+
+
+class Learning(Computation):
+    """The computation of every learner."""
+
+    def forward(self, fn: str, x: Inputs, plan: FastPlan, state: Any, wanted: str | None) -> Computed:
+        """(out, final state, residuals)."""
+        refuse("weights learn by array calls")
+        backend, call, outs, ends, kept = choose(fn, plan, wanted), Call(plan, x, state), [], [], []
+        for part in call.parts:
+            tokens, begin = _tokens(call, part), call.begin(part)
+            out, states = MODULES[backend].forward(plan.learner, plan.xp, tokens, begin, call.initial(part), call.slow)
+            outs.append(plan.xp.zeros_like(tokens.v) if out is None else plan.scale * out)
+            ends.append(call.end(part, states[-1]))
+            kept.append(states)
+        out = None if x.q is None else call.left(call.joined(outs))
+        residuals = Residuals(x, plan, backend, state, kept if state is None and plan.gradients else None)
+        return out, call.gathered(ends), residuals
+
+    def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
+        """Gradients of the inputs and of the initial state."""
+        x, plan, backend, state, kept = residuals
+        f, xp, module, call = plan.learner, plan.xp, MODULES[backend], Call(plan, x, state)
+        found, begins = [], []
+        dweights, dslow = (tuple(xp.zeros_like(w) for w in tree) for tree in (call.weights, call.slow))
+        for n, part in enumerate(call.parts):
+            tokens, initial = _tokens(call, part), call.initial(part)
+            given = f, xp, tokens
+            states = kept[n] if kept else module.forward(*given, call.begin(part), initial, call.slow)[1]
+            dend, d = call.gradient_of_end(part, dstate, states[-1]), call.entered_gradient(dout, part)
+            dx, dbegin, dinitial, more = module.backward(*given, states, initial, call.slow, d, dend)
+            found.append(dx)
+            begins.append(call.parts_of(dbegin._replace(n=0)))
+            # a state is W - W_0
+            ends, both = plus(dend.anchor, dend.weights), plus(dbegin.anchor, dbegin.weights)
+            own = [xp.sum(a + b - c, axis=0) for a, b, c in zip(dinitial, both, ends, strict=True)]
+            dweights, dslow = plus(dweights, own), plus(dslow, [xp.sum(y, axis=0) if y.ndim == 4 else y for y in more])
+        return call.gradients(found, dweights, dslow), call.gathered(begins)
+
+    def explain(self, fn: str, x: Inputs, plan: FastPlan, wanted: str | None) -> Explained:
+        """The products with each matrix: of key, query and update, and of the cotangents of all but the first."""
+        chosen, f = choose(fn, plan, wanted), plan.learner
+        matrices = [w for w in x.weights if len(w.shape) == 3]
+        each = 2.0 * sum(prod(w.shape[1:]) * (3 + (n > 0)) for n, w in enumerate(matrices))
+        reason = "requested" if wanted else "the default path" if f.is_linear else "its steps are not sums of gradients"
+        others = {name: unsupported_reason(plan, name) or "covers the call too" for name in BACKENDS if name != chosen}
+        others["numba"] = others["cuda"] = "weights learn by array calls"
+        form, C = ("recurrent form", None) if chosen == "reference" else ("dual form", f.mini_batch)
+        return Explained(chosen, reason, others, form, C, each * prod(x.v.shape[:-1]), each)
+
+
+def _tokens(call: Call, part: Any) -> Any:
+    return call.tokens.each(lambda y: call.cut(y, part))
+
+
+class FastWeights(Learning, Core):
+    """A learner: its options, and the type of its state."""
+
+    BACKENDS = BACKENDS
+    STATE_COUNTS = ("length",)
+
+    def __init__(self, learner: Callable[[Mapping[str, Any]], Learner], state: type[Any]) -> None:
+        """learner: from the options of a call."""
+        self.learner, self.kind, self.STATE_AXES = learner, state, axes_of(state)
+        register_states(self, state)
+
+    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> FastPlan:
+        """The plan of a call, with its learner."""
+        return FastPlan(**plan._asdict(), learner=self.learner(options), kind=self.kind)
+
+
+def unsupported_reason(plan: FastPlan, backend: str) -> str | None:
+    """Why a backend does not compute a call; None if it does."""
+    if backend == "chunks" and not plan.learner.is_linear:
+        return "the weights of a token are no sum of gradients"
+    if backend == "chunks" and not isinstance(plan.learner.model, str):
+        return "the model is a function of the caller"
+    return None
+
+
+def choose(fn: str, plan: FastPlan, wanted: str | None) -> str:
+    """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
+    if wanted is not None:
+        if (reason := unsupported_reason(plan, wanted)) is not None:
+            raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
+        return wanted
+    return "reference" if plan.chunk_size == 1 or unsupported_reason(plan, "chunks") else "chunks"
+
+
+register(Learning(), Inputs)

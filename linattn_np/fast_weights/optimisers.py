@@ -1,0 +1,124 @@
+"""One step of an optimiser on weights W, and its transpose. G is the gradient times the step size.
+
+    descent   S' = mu S - G                                       W' = alpha W + S'
+    Muon      S' = mu S - G                                       W' = alpha W + NS(S')
+    Adam      m' = b1 m + (1 - b1) G, v' = b2 v + (1 - b2) G^2    W' = alpha W - lr m^ / (sqrt v^ + eps)
+
+with m^ = m' / (1 - b1^n), v^ = v' / (1 - b2^n) at step n = 1, 2, ... Without mu S' = -G; without alpha it is 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime.arrays import Array, Namespace
+from .muon import newton_schulz, newton_schulz_vjp
+from .types import Adam, Learner, Muon, Tree
+
+Slots = tuple[Tree, ...]
+
+
+def slots_of(f: Learner, has_mu: bool) -> int:
+    """The number of arrays that the optimiser keeps for each array."""
+    return 2 if isinstance(f.optimiser, Adam) else int(has_mu)
+
+
+def step(xp: Namespace, f: Learner, n: int, W: Tree, slots: Slots, G: Tree, alpha: Any, mu: Any) -> tuple[Tree, Slots]:
+    """(W', slots') of step n."""
+    if isinstance(f.optimiser, Adam):
+        new = tuple(zip(*(_moments(f.optimiser, m, v, g) for m, v, g in zip(*slots, G, strict=True)), strict=True))
+        d = tuple(_adam(xp, f.optimiser, n, m, v) for m, v in zip(*new, strict=True))
+    else:
+        S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
+        new, d = () if mu is None else (S,), _directions(xp, f.optimiser, S)
+    return tuple(x + y if alpha is None else alpha * x + y for x, y in zip(W, d, strict=True)), new
+
+
+def step_vjp(
+    xp: Namespace, f: Learner, n: int, given: tuple[Tree, Slots, Tree, Any, Any], dW: Tree, dslots: Slots
+) -> tuple[Tree, Slots, Tree, Any, Any]:
+    """(dW, dslots, dG, dalpha, dmu) of the given (W, slots, G, alpha, mu)."""
+    W, slots, G, alpha, mu = given
+    before = dW if alpha is None else tuple(alpha * d for d in dW)
+    dalpha = None if alpha is None else _dots(xp, dW, W)
+    if isinstance(f.optimiser, Adam):
+        each = [_adam_vjp(xp, f.optimiser, n, *own) for own in zip(*slots, G, dW, *dslots, strict=True)]
+        dm, dv, dG = (tuple(x) for x in zip(*each, strict=True))
+        return before, (dm, dv), dG, dalpha, None
+    S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
+    dS = _directions_vjp(xp, f.optimiser, S, dW)
+    if mu is None:
+        return before, (), tuple(-d for d in dS), dalpha, None
+    dS = tuple(x + y for x, y in zip(dS, dslots[0], strict=True))
+    return before, (tuple(mu * d for d in dS),), tuple(-d for d in dS), dalpha, _dots(xp, dS, slots[0])
+
+
+def _dots(xp: Namespace, x: Tree, y: Tree) -> Array:
+    """sum <x, y>, (..., H, 1, 1)."""
+    total: Any = 0
+    for a, b in zip(x, y, strict=True):
+        total = total + xp.sum(a * b, axis=(-2, -1), keepdims=True)
+    return total
+
+
+# Muon
+
+
+def _directions(xp: Namespace, kind: Muon | None, S: Tree) -> Tree:
+    """S itself, or NS(S) of the matrices."""
+    if kind is None:
+        return S
+    if kind.stacked:
+        return _split(xp, S, newton_schulz(xp, _stack(xp, S), kind.coefficients))
+    return tuple(newton_schulz(xp, s, kind.coefficients) for s in S)
+
+
+def _directions_vjp(xp: Namespace, kind: Muon | None, S: Tree, d: Tree) -> Tree:
+    if kind is None:
+        return d
+    if kind.stacked:
+        return _split(xp, S, newton_schulz_vjp(xp, _stack(xp, S), kind.coefficients, _stack(xp, d)))
+    return tuple(newton_schulz_vjp(xp, s, kind.coefficients, y) for s, y in zip(S, d, strict=True))
+
+
+def _stack(xp: Namespace, S: Tree) -> Array:
+    """All matrices as one, in rows of the first one's length; a matrix with other rows is turned."""
+    width = S[0].shape[-1]
+    return xp.concat([s if s.shape[-1] == width else xp.matrix_transpose(s) for s in S], axis=-2)
+
+
+def _split(xp: Namespace, S: Tree, X: Array) -> Tree:
+    """The inverse of _stack."""
+    found, at, width = [], 0, S[0].shape[-1]
+    for s in S:
+        turned = s.shape[-1] != width
+        rows = s.shape[-1] if turned else s.shape[-2]
+        part = X[..., at : at + rows, :]
+        found.append(xp.matrix_transpose(part) if turned else part)
+        at += rows
+    return tuple(found)
+
+
+# Adam
+
+
+def _moments(o: Adam, m: Array, v: Array, g: Array) -> tuple[Array, Array]:
+    """(m', v')."""
+    return o.b1 * m + (1 - o.b1) * g, o.b2 * v + (1 - o.b2) * g * g
+
+
+def _adam(xp: Namespace, o: Adam, n: int, m: Array, v: Array) -> Array:
+    """-lr m^ / (sqrt v^ + eps)."""
+    return -o.lr / (1 - o.b1**n) * m / (xp.sqrt(v / (1 - o.b2**n)) + o.eps)
+
+
+def _adam_vjp(
+    xp: Namespace, o: Adam, n: int, m: Array, v: Array, g: Array, d: Array, dm1: Array, dv1: Array
+) -> tuple[Array, Array, Array]:
+    """(dm, dv, dg); where v' is 0, so is m', and its root has no slope."""
+    m1, v1 = _moments(o, m, v, g)
+    root = xp.sqrt(v1 / (1 - o.b2**n))
+    dm1 = dm1 - d * (o.lr / (1 - o.b1**n)) / (root + o.eps)
+    slope = xp.where(root > 0, 0.5 / (1 - o.b2**n) / xp.where(root > 0, root, xp.ones_like(root)), xp.zeros_like(root))
+    dv1 = dv1 + d * (o.lr / (1 - o.b1**n)) * m1 / ((root + o.eps) ** 2) * slope
+    return o.b1 * dm1, o.b2 * dv1, (1 - o.b1) * dm1 + 2 * (1 - o.b2) * g * dv1

@@ -1,0 +1,100 @@
+"""Products with weights: those that all rows share, and those of each row.
+
+    Shared   y_t = x_t W + b
+    Masked   y_t = x_t W_t + b_t,   W_t = sum_n c_tn B_n + sum_j m_tj l_j^T r_j,   b_t likewise with l_j = 1
+
+Masked products need no weight of a row: with P = (x l^T + 1 if there is a bias) * m,
+
+    y = sum_n c_n (x B_n + b_n) + P r
+
+is the dual form of gradient descent. Zeros above the diagonal of m keep later rows out. Transposes add to d (arrays in
+the order of the tree) and, masked, to dc, dmasks and dfactors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime.arrays import Array, Namespace
+from .models import Factors
+from .types import Tree
+
+
+class Shared:
+    """Weights that all rows share; tree: matrices, each with its bias behind it if they are biased."""
+
+    def __init__(self, xp: Namespace, tree: Tree, matrices: int) -> None:
+        self.xp, self.tree, self.step = xp, tree, len(tree) // matrices
+        self.d: list[Any] = [None] * len(tree)
+
+    def product(self, p: int, x: Array) -> Array:
+        """x W + b."""
+        y = self.without_bias(p, x)
+        return y + self.tree[2 * p + 1] if self.step == 2 else y
+
+    def without_bias(self, p: int, x: Array) -> Array:
+        """x W."""
+        return self.xp.matmul(x, self.tree[self.step * p])
+
+    def transposed(self, p: int, d: Array) -> Array:
+        """d W^T."""
+        return self.xp.matmul(d, self.xp.matrix_transpose(self.tree[self.step * p]))
+
+    def add(self, p: int, x: Array, d: Array) -> None:
+        """The transpose of `product`: dW += x^T d, db += sum d."""
+        self.add_product(p, x, d)
+        if self.step == 2:
+            self.add_bias(p, d)
+
+    def add_product(self, p: int, x: Array, d: Array) -> None:
+        """The transpose of `without_bias`: dW += x^T d."""
+        self._to(self.step * p, self.xp.matmul(self.xp.matrix_transpose(x), d))
+
+    def add_bias(self, p: int, d: Array) -> None:
+        """db += sum d."""
+        self._to(2 * p + 1, self.xp.sum(d, axis=-2, keepdims=True))
+
+    def _to(self, n: int, d: Array) -> None:
+        self.d[n] = d if self.d[n] is None else self.d[n] + d
+
+
+class Masked:
+    """Weights of each row: bases B_n with coefficients c (..., rows, 1), and factors (l, r) with masks."""
+
+    def __init__(self, bases: list[Shared], c: list[Array], masks: list[Array], factors: Factors) -> None:
+        self.xp, self.bases, self.c, self.masks, self.factors = bases[0].xp, bases, c, masks, factors
+        self.step = bases[0].step
+        self.dc: list[Any] = [0] * len(c)
+        self.dmasks: list[Any] = [0] * len(masks)
+        self.dfactors: list[Any] = [(0, 0)] * len(factors)
+
+    def product(self, p: int, x: Array) -> Array:
+        """x_t W_t + b_t."""
+        y = self.xp.matmul(self._scores(p, x) * self.masks[p], self.factors[p][1])
+        for c, w in zip(self.c, self.bases, strict=True):
+            y = y + c * w.product(p, x)
+        return y
+
+    def transposed(self, p: int, d: Array) -> Array:
+        """d_t W_t^T."""
+        l, r = self.factors[p]
+        x = self.xp.matmul(self.xp.matmul(d, self.xp.matrix_transpose(r)) * self.masks[p], l)
+        for c, w in zip(self.c, self.bases, strict=True):
+            x = x + w.transposed(p, c * d)
+        return x
+
+    def add(self, p: int, x: Array, d: Array) -> None:
+        """The transpose of `product`, but dx."""
+        xp, r, (dl, dr) = self.xp, self.factors[p][1], self.dfactors[p]
+        S, G = self._scores(p, x), xp.matmul(d, xp.matrix_transpose(r))
+        self.dmasks[p] = self.dmasks[p] + G * S
+        dl = dl + xp.matmul(xp.matrix_transpose(G * self.masks[p]), x)
+        self.dfactors[p] = dl, dr + xp.matmul(xp.matrix_transpose(S * self.masks[p]), d)
+        for n, (c, w) in enumerate(zip(self.c, self.bases, strict=True)):
+            self.dc[n] = self.dc[n] + xp.sum(d * w.product(p, x), axis=-1, keepdims=True)
+            w.add(p, x, c * d)
+
+    def _scores(self, p: int, x: Array) -> Array:
+        """x l^T, and 1 more with a bias."""
+        S = self.xp.matmul(x, self.xp.matrix_transpose(self.factors[p][0]))
+        return S + 1 if self.step == 2 else S

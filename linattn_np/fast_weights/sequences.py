@@ -1,0 +1,178 @@
+"""From the arrays of a call to rows that are computed together, and back.
+
+Inside the core tokens are (N, H, T, D): heads before tokens, one batch axis. A part is a set of rows that have seen as
+many tokens, or one sequence of a ragged batch. A state of the caller is W - W_0 of each array (states.py).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, shared_heads, sum_of_groups
+from .states import axes_of
+from .types import FastPlan, Inputs, State, Tokens, Tree, each_of, plus
+
+
+class Part(NamedTuple):
+    """Tokens start..stop of rows that have seen n tokens."""
+
+    rows: list[int]  # of the batch, and of the states
+    start: int
+    stop: int
+    n: int
+
+
+class Call:
+    """The arrays of a call, by parts."""
+
+    def __init__(self, plan: FastPlan, x: Inputs, state: Any) -> None:
+        self.plan, self.x, self.xp, self.lead = plan, x, plan.xp, x.v.shape[:-3]
+        self.is_ragged = not plan.sequences or plan.sequences[0].row is not None
+        self.tokens = each_of(self._entered, Tokens(x.q, x.k, x.v, x.rates))
+        wide = [self._matrix(cast(plan.xp, w, plan.dtype)) for w in (*x.weights, *x.slow)]
+        self.weights, self.slow = tuple(wide[: len(x.weights)]), tuple(wide[len(x.weights) :])
+        self.state = None if state is None else [self._flat(S) for S in state]
+        self.parts = self._parts(state)
+        self.order = [row for part in self.parts for row in part.rows]
+
+    def _parts(self, state: Any) -> list[Part]:
+        batch = len(self.plan.sequences) if self.is_ragged else prod(self.lead)
+        counts = [0] * batch if state is None else [int(n) for n in self.xp.reshape(state[-1], (-1,))]
+        if self.is_ragged:
+            return [Part([n], s.start, s.stop, seen)
+                    for n, (s, seen) in enumerate(zip(self.plan.sequences, counts, strict=True))]  # fmt: skip
+        ((_, start, stop),) = self.plan.sequences
+        return [
+            Part([i for i, m in enumerate(counts) if m == n], start, stop, n) for n in dict.fromkeys(counts) or (0,)
+        ]
+
+    # tokens
+
+    def _entered(self, y: Array) -> Array:
+        """(..., T, H, D) as (N, H, T, D)."""
+        xp, H = self.xp, self.x.v.shape[-2]
+        y = shared_heads(xp, cast(xp, y, self.plan.dtype), H)
+        return xp.permute_dims(xp.reshape(y, (prod(y.shape[:-3]), *y.shape[-3:])), (0, 2, 1, 3))
+
+    def left(self, y: Array) -> Array:
+        """The inverse."""
+        y = self.xp.permute_dims(y, (0, 2, 1, 3))
+        return self.xp.reshape(y, (*self.lead, *y.shape[1:]))
+
+    def cut(self, y: Array, part: Part) -> Array:
+        """The rows and tokens of a part."""
+        y = y[:, :, part.start : part.stop, :]
+        return y if self.is_ragged else self._rows(y, part)
+
+    def entered_gradient(self, dout: Array | None, part: Part) -> Any:
+        """The cotangent of the outputs of a part."""
+        return None if dout is None or self.x.q is None else self.cut(self.plan.scale * self._entered(dout), part)
+
+    def joined(self, each: list[Array]) -> Array:
+        """An array of all tokens from those of the parts."""
+        if self.is_ragged:
+            return each[0] if len(each) == 1 else self.xp.concat(each, axis=-2)
+        return self._in_order(each)
+
+    # rows
+
+    def _rows(self, y: Array, part: Part) -> Array:
+        return y if len(part.rows) == y.shape[0] else take(self.xp, y, part.rows)
+
+    def _in_order(self, each: list[Array]) -> Array:
+        """The rows of all parts, in the order of the batch."""
+        if len(each) == 1:
+            return each[0]
+        return take(self.xp, self.xp.concat(each, axis=0), sorted(range(len(self.order)), key=self.order.__getitem__))
+
+    # arrays that learn, and states
+
+    def _matrix(self, w: Array) -> Array:
+        """A row (H, M) as (H, 1, M)."""
+        return w[..., None, :] if w.ndim == 2 else w
+
+    def initial(self, part: Part) -> Tree:
+        """The initial arrays, for each row."""
+        return tuple(self.xp.broadcast_to(w, (len(part.rows), *w.shape)) for w in self.weights)
+
+    def _flat(self, S: Array) -> Array:
+        """A part of a state with one axis of rows; floats in the compute dtype."""
+        lead = len(self.lead)
+        S = S if self.is_ragged else self.xp.reshape(S, (prod(S.shape[:lead]), *S.shape[lead:]))
+        return S if "int" in str(S.dtype) else cast(self.xp, S, self.plan.dtype)
+
+    def state_of(self, part: Part, state: Any, initial: Tree) -> State:
+        """The State of a part: initial + W - W_0. state: flat arrays, None for zeros."""
+        P, xp = len(initial), self.xp
+        slots, has_sums = slots_of(self.plan.kind, P)
+        if state is None:
+            zero = tuple(xp.zeros_like(w) for w in initial)
+            start = plus(zero, initial)
+            return State(
+                part.n, start, start, (zero,) * slots, xp.zeros_like(initial[0][..., :1, :1]) if has_sums else None
+            )
+        own = [self._rows(S, part) for S in state[:-1]]
+        wide = [S[..., None, :] if S.ndim == initial[0].ndim - 1 else S for S in own[: P * (2 + slots)]]
+        trees = [tuple(wide[n : n + P]) for n in range(0, P * (2 + slots), P)]
+        sums = own[-1][..., None, None] if has_sums else None
+        return State(part.n, plus(initial, trees[1]), plus(initial, trees[0]), tuple(trees[2:]), sums)
+
+    def begin(self, part: Part) -> State:
+        """The state that a part begins with."""
+        return self.state_of(part, self.state, self.initial(part))
+
+    def end(self, part: Part, end: State) -> list[Array]:
+        """The parts of the state that a part ends with; one without tokens hands its own over."""
+        if part.start == part.stop and self.state is not None:
+            return [take(self.xp, S, part.rows) for S in self.state]
+        first = tuple(-w for w in self.initial(part))
+        return self.parts_of(end._replace(anchor=plus(end.anchor, first), weights=plus(end.weights, first)))
+
+    def parts_of(self, s: State) -> list[Array]:
+        """The parts of the caller's state; rows without their axis of one."""
+        xp, axes = self.xp, axes_of(self.plan.kind)
+        trees = (y for tree in (s.weights, s.anchor, *s.slots) for y in tree)
+        found = [y[..., 0, :] if len(axes[name].split()) == 2 else y
+                 for name, y in zip(self.plan.kind._fields, trees, strict=False)]  # fmt: skip
+        found += [] if s.sums is None else [s.sums[..., 0, 0]]
+        rows = found[0].shape[:1]
+        counts = count_dtype(xp) if self.state is None else self.state[-1].dtype
+        length = xp.full(rows, s.n, dtype=counts, device=device(found[0]))
+        return [*(xp.asarray(y, copy=True) for y in found), length]
+
+    def gathered(self, each: list[list[Array]]) -> Any:
+        """The caller's state, from the parts of the states of all parts."""
+        found = [self._in_order(list(parts)) for parts in zip(*each, strict=True)]
+        return self.plan.kind(*(S if self.is_ragged else self.xp.reshape(S, (*self.lead, *S.shape[1:])) for S in found))
+
+    # gradients
+
+    def gradient_of_end(self, part: Part, dstate: Any, end: State) -> State:
+        """The gradient of the State that a part ends with."""
+        flat = None if dstate is None else [self._flat(S) for S in dstate]
+        return self.state_of(part._replace(n=end.n), flat, tuple(self.xp.zeros_like(w) for w in self.initial(part)))
+
+    def gradients(self, each: list[Tokens], dweights: Tree, dslow: Tree) -> Inputs:
+        """Gradients as arrays of the call, from those of the parts."""
+        d = together(self.joined, each)
+        d = each_of(lambda y, like: sum_of_groups(self.xp, self.left(y), like.shape[-2]), d, Tokens(*self.x[:4]))
+        like = [w.shape for w in (*self.x.weights, *self.x.slow)]
+        flat = [self.xp.reshape(y, shape) for y, shape in zip((*dweights, *dslow), like, strict=True)]
+        return Inputs(*d, tuple(flat[: len(dweights)]), tuple(flat[len(dweights) :]))
+
+
+def together(join: Any, each: list[Tokens]) -> Tokens:
+    """Tokens whose arrays are `join` of those of each."""
+    return each_of(lambda *y: join(list(y)), *each)
+
+
+def slots_of(kind: Any, P: int) -> tuple[int, bool]:
+    """(how many arrays the optimiser keeps for each of P weights, whether there are sums) of a type of states."""
+    has_sums = "mu" in kind._fields
+    return (len(kind._fields) - 1 - has_sums) // P - 2, has_sums
+
+
+def take(xp: Namespace, y: Array, rows: list[int]) -> Array:
+    """Rows of an array."""
+    return xp.take(y, xp.asarray(rows, dtype=xp.int64, device=device(y)), axis=0)

@@ -1,0 +1,61 @@
+"""Arrays, options and the change of variables that learners share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...call.options import Options
+from ...fast_weights.types import Inputs, Rates
+from ...runtime.arrays import Array, cast
+from ...runtime.values import is_whole, is_word, shown
+from ...spec import ArgSpec, ChangeOfVariables, Variables
+from .arguments import LOG_DECAY, POSITIVE
+
+RATE = ArgSpec("T H", "step size of the token, >= 0", limits=POSITIVE)
+MOMENTUM = ArgSpec("T H", "what remains of the momentum, in [0, 1]", limits=(0.0, 1.0))
+DECAY = ArgSpec("T H", "log decay of the weights, <= 0", True, limits=LOG_DECAY)
+
+
+class LearnerOptions(Options, total=False):
+    """The common options, the tokens of a mini-batch, and whether a query reads before or after its token's step."""
+
+    mini_batch: int
+    read: str
+
+
+def learns(*weights: str, slow: tuple[str, ...] = (), etas: tuple[str, ...] = ("eta",), factor: float = 1.0) -> Any:
+    """The change of variables of a learner: q, k, v, its initial arrays and its rates.
+
+    etas: the step sizes, for all matrices or for each; the core gets `factor` times them. g, mu and gain are the log
+    decay, momentum and gain of the variant, where it has them.
+    """
+
+    def rate(c: Variables, name: str) -> Any:
+        return None if getattr(c, name, None) is None else cast(c.xp, getattr(c, name), c.dtype)[..., None]
+
+    def to_core(c: Variables) -> Inputs:
+        """Rates get an axis of one channel; alpha = e^g."""
+        g = rate(c, "g")
+        eta = tuple(factor * rate(c, n) if factor != 1 else rate(c, n) for n in etas)
+        rates = Rates(eta, None if g is None else c.xp.exp(g), rate(c, "mu"), rate(c, "gain"))
+        return Inputs(c.q, c.k, c.v, rates, tuple(getattr(c, n) for n in weights), tuple(getattr(c, n) for n in slow))
+
+    def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+        """dg = e^g dalpha."""
+        found = dict(zip(("q", "k", "v"), d[:3], strict=True))
+        found |= dict(zip(weights, d.weights, strict=True)) | dict(zip(slow, d.slow, strict=True))
+        found |= {n: factor * y[..., 0] for n, y in zip(etas, d.rates.eta, strict=True)}
+        if d.rates.alpha is not None:
+            found["g"] = (d.rates.alpha * c.xp.exp(rate(c, "g")))[..., 0]
+        return found | {n: y[..., 0] for n, y in (("mu", d.rates.mu), ("gain", d.rates.gain)) if y is not None}
+
+    return ChangeOfVariables(to_core, to_core_vjp, linear=False)
+
+
+def check_learner(fn: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for a mini-batch or a read that there is not."""
+    if not is_whole(options["mini_batch"]):
+        raise ValueError(f"{fn}: mini_batch is {shown(options['mini_batch'])}, expected a whole number from 1")
+    if "read" in options and not is_word(options["read"], ("before", "after")):
+        raise ValueError(f"{fn}: read is {shown(options['read'])}, expected 'before' or 'after'")

@@ -1,0 +1,1 @@
+"""Variants of the fast-weights core: their weights learn at test time."""

@@ -1,0 +1,44 @@
+"""The property tests that apply to functions whose weights learn."""
+
+from __future__ import annotations
+
+import pytest
+
+import linattn_np as la
+from linattn_np.fast_weights.core import FastWeights
+from tests.call import test_calls, test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states
+from tests.cases import cases_of
+from tests.properties import test_bits, test_catalog, test_libraries, test_nan, test_numerics, test_sequences
+from tests.properties.of_any import properties
+
+pytest.importorskip("numba")
+MODULES = (test_catalog, test_sequences, test_bits, test_nan, test_numerics, test_libraries, test_calls, test_layouts,
+           test_pullback, test_replay, test_replay_vjp, test_stored_states)  # fmt: skip
+LEARNERS = [fn for fn in la.VARIANTS if isinstance(fn.spec.core, FastWeights)]
+CASES = [case for fn in LEARNERS for case in cases_of(fn)]
+FEW = [cases_of(fn)[0] for fn in LEARNERS]  # tests that speak of no option
+OF_OPTIONS = ("test_forward_is_the_loop", "test_pullback_by_central_differences")
+NO_SUCH_STATE = {
+    "test_read_equals_the_output_of_the_last_query": "queries read a model, of arrays that are not in its state"
+}
+
+
+def cases():
+    """(case, test, keywords) of what applies."""
+    for case in CASES:
+        for p in properties(case, *MODULES):
+            name = p.values[0].__name__
+            if name not in NO_SUCH_STATE and (case in FEW or name in OF_OPTIONS):
+                yield pytest.param(case, *p.values, id=f"{case}-{p.id}")
+
+
+@pytest.mark.parametrize(("case", "test", "keywords"), list(cases()))
+def test_property(case, test, keywords, request):
+    if "monkeypatch" in test.__code__.co_varnames[: test.__code__.co_argcount]:
+        keywords = keywords | {"monkeypatch": request.getfixturevalue("monkeypatch")}
+    test(case, **keywords)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_in_every_library(library, case):
+    test_libraries.check_both(library, case, library.dtypes[-1], T=5 if library.quick else 1)
