@@ -67,8 +67,8 @@ def ttt_linear(
     mini_batch=16: tokens whose gradients are taken at the same weights; positions count from the start of the sequence,
     also across calls with a state, and a last mini-batch may be shorter.
     read="after": a query reads the weights after its token's step; "before": those before it.
-    scale=None means 1. Returns out (..., T, H, K), and the LinearState if return_state: what W and b have learnt, W - W_0
-    and b - b_0, the same as the mini-batch began, and the number of tokens so far.
+    scale=None means 1. Returns out (..., T, H, K), and the LinearState if return_state: what W and b have learnt
+    (W - W_0, b - b_0), the same as the mini-batch began, and the number of tokens so far.
     Gradients of every array, initial weights and state go through the inner gradient (docs/cores/fast_weights.md).
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: fast_weights. Common options: linattn_np.Options.
