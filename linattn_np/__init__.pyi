@@ -913,6 +913,48 @@ class _Mamba2:
 
 mamba2: _Mamba2
 
+class _Mamba3Gradients(NamedTuple):
+    x: Any
+    dt: Any
+    A: Any
+    B: Any
+    C: Any
+    trap: Any
+    angle: Any
+    D: Any
+    z: Any
+    dt_bias: Any
+    state: Any
+
+class _Mamba3:
+    """Channel pairs rotate under a scalar decay; a token also writes the one before (trapezoidal rule). S_t = e^{dt_t A_t} R_t (S_{t-1} + (1 - lambda_t) dt_t B_{t-1}^T x_{t-1}) + lambda_t dt_t B_t^T x_t;  out_t = (C_t S_t + D x_t) silu(z_t)"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: None, trap: Any, angle: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, trap: Any, angle: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, trap: Any, angle: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, trap: Any, angle: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, trap: Any, angle: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+mamba3: _Mamba3
+
 class _MesaNetGradients(NamedTuple):
     q: Any
     k: Any
@@ -1522,6 +1564,8 @@ def vjp(fn: _LinearAttention, *arrays: Any, **options: Any) -> tuple[Any, Callab
 def vjp(fn: _Longhorn, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LonghornGradients]]: ...
 @overload
 def vjp(fn: _Mamba2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Mamba2Gradients]]: ...
+@overload
+def vjp(fn: _Mamba3, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Mamba3Gradients]]: ...
 @overload
 def vjp(fn: _MesaNet, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MesaNetGradients]]: ...
 @overload

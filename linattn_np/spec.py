@@ -100,6 +100,7 @@ class StateFormat:
     axes: by part ("state" for one array), if they differ from the core's.
     is_complex: its numbers may be complex.
     rotates: whether rows of an earlier state are mixed with each other though nothing is erased (`la.summary`).
+    composes: whether the state after a token is linear in the state before it (`la.summary`), if the core's is.
     log_decays: (f, f_vjp), where the core's g is not what the state decays by: f(c) returns the tokens' log decays
     (..., T, H, width), or None; f_vjp(c, d) the gradients by name.
     """
@@ -118,6 +119,7 @@ class StateFormat:
     axes: Mapping[str, str] | None = None
     is_complex: bool = False
     rotates: bool = False
+    composes: bool = True
     log_decays: tuple[Callable[[Variables], Any], Callable[[Variables, Array], Gradients]] | None = None
 
     def type_of(self, options: Mapping[str, Any]) -> type[Any] | None:

@@ -134,7 +134,7 @@ def _summary(
 ) -> tuple[Summary, tuple[Pull, Pull]]:
     """(summary, the pulls of transfer and offset)."""
     spec = spec_of("summary", fn)
-    if not spec.core.COMPOSES:
+    if not (spec.core.COMPOSES and spec.state.composes):
         raise TypeError(
             f"summary: fn is {spec.name}, whose states do not compose, expected a variant whose state after a token is "
             "a linear function of the state before it, of one size"

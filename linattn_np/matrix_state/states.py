@@ -10,7 +10,7 @@ import numpy as np
 from ..core import CallPlan
 from ..runtime.arrays import Array, Namespace
 from .array.read import read_fwd, read_vjp
-from .types import PARTS, NormalisedState, Plan, SolvedState, StabilisedState
+from .types import PARTS, Mamba3State, NormalisedState, Plan, SolvedState, StabilisedState
 
 STATE_AXES: Mapping[str, str] = {"state": PARTS["S"], **PARTS}
 STATE_LIMITS: Mapping[str, tuple[float, float]] = {}
@@ -23,13 +23,13 @@ def end_shape(plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tupl
 
 
 def readable(state: Any) -> Any:
-    """A state for `la.read`: an array, or (S, z) or (S, n, m) as their named tuple.   Raises TypeError for others."""
+    """A state for `la.read`: an array, or (S, z), (S, n, m) or a Mamba3State.   Raises TypeError for others."""
     if isinstance(state, SolvedState):
         raise TypeError(
             "read: state is a SolvedState, expected one that is read without a ridge: call mesa_net with "
             "beta = 0 and g = 0"
         )
-    if not isinstance(state, tuple):
+    if not isinstance(state, tuple) or isinstance(state, Mamba3State):
         return state
     kind = {2: NormalisedState, 3: StabilisedState}.get(len(state))
     if kind is None or any(S is None for S in state):
@@ -43,6 +43,10 @@ def readable(state: Any) -> Any:
 def read(plan: CallPlan, q: Array, state: Any) -> tuple[Array, Callable[[Array], tuple[Array, Any]]]:
     """scale q S, over the sum of weights if the state has one; and the pullback dout -> (dq, dstate)."""
     own = Plan(**plan._asdict())
+    if isinstance(state, Mamba3State):
+        zero = [plan.xp.zeros_like(y) for y in state[1:]]
+        read_S_vjp = lambda dout: read_vjp(own, q, state.S, dout)  # noqa: E731
+        return read_fwd(own, q, state.S), lambda dout: ((d := read_S_vjp(dout))[0], Mamba3State(d[1], *zero))
     if isinstance(state, tuple):
         return _read_average(own, q, state)
     return read_fwd(own, q, state), lambda dout: read_vjp(own, q, state, dout)

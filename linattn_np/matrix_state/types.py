@@ -73,6 +73,17 @@ class StabilisedState(NamedTuple):
     m: Any
 
 
+class Mamba3State(NamedTuple):
+    """State of mamba3: S (..., H, K, V), and key k (..., H, K) and value v (..., H, V) of the last token.
+
+    S and k are in the frame of the last token. The next token writes k and v once more.
+    """
+
+    S: Any
+    k: Any
+    v: Any
+
+
 class SolvedState(NamedTuple):
     """State of a SOLVED read-out: S (..., H, K, V) and Z (..., H, K, K), the sum of the keys' outer products."""
 
@@ -103,6 +114,8 @@ PARTS = {  # axes of the parts of a state
     "Z": "H K K",
     "W": "H K M",
     "N": "H M",
+    "k": "H K",
+    "v": "H V",
 }
 
 

@@ -89,7 +89,7 @@ class Sequences(NamedTuple):
         if self.offsets is None:
             T = x.shape[-2]
             if T >= S:
-                return xp.asarray(x[..., T - S :, :], copy=True)
+                return xp.concat([x[..., T - S :, :]], axis=-2)
             return _between_zeros(xp, x, S - T, 0) if past is None else xp.concat([past[..., T:, :], x], axis=-2)
         place, at = self._places(S), table(self.offsets)
         flat = xp.reshape(x, x.shape[-2:])

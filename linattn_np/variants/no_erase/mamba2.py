@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
-from ...call.options import Options
 from ...matrix_state.types import Decay
-from ...runtime.values import is_real, shown
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, VariantSpec
+from ...spec import ArgSpec, ChangeOfVariables, Samples, VariantSpec
 from ..shared.arguments import LOG_DECAY, POSITIVE
 from ..shared.rotated import ROTATED_STATE, THETA, Rotated
-from ..shared.step_sizes import from_core, from_core_vjp, to_core, to_core_vjp
-
-
-def check_options(fn: str, options: dict[str, Any]) -> None:
-    limit = options["dt_limit"]
-    pair = isinstance(limit, tuple | list) and len(limit) == 2 and all(map(is_real, limit))
-    if not (pair and limit[0] <= limit[1]):
-        raise ValueError(f"{fn}: dt_limit is {shown(limit)}, expected (low, high) with low <= high")
-
-
-class Mamba2Options(Options, total=False):
-    """The common options, and the functions of dt."""
-
-    dt_softplus: bool
-    dt_limit: tuple[float, float]
-
+from ..shared.step_sizes import STEP_OPTIONS, StepOptions, from_core, from_core_vjp, to_core, to_core_vjp
 
 SPEC = VariantSpec(
     name="mamba2",
@@ -50,7 +32,7 @@ SPEC = VariantSpec(
     decay=Decay.SCALAR,
     scaled=False,
     shares_states=False,
-    options=OptionSpec({"dt_softplus": False, "dt_limit": (0.0, math.inf)}, check_options),
+    options=STEP_OPTIONS,
 )
 SAMPLES = Samples(
     {"dt": "positive", "A": "negative", "B": "unit", "theta": "angle"},
@@ -68,7 +50,7 @@ def mamba2(
     D: Any = None,
     z: Any = None,
     dt_bias: Any = None,
-    **options: Unpack[Mamba2Options],
+    **options: Unpack[StepOptions],
 ) -> Any:
     """Mamba-2 (SSD): a scalar decay and a value scale driven by one step size.
 
@@ -118,7 +100,7 @@ def transxssm(
     z: Any = None,
     dt_bias: Any = None,
     theta: Any = None,
-    **options: Unpack[Mamba2Options],
+    **options: Unpack[StepOptions],
 ) -> Any:
     """TransXSSM: Mamba-2 whose input and output vectors rotate with their position.
 

@@ -8,23 +8,43 @@ On CuPy arrays in float32 each line is one kernel (ops/cuda/step_size.py), which
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from ...call.options import Options
 from ...matrix_state.types import Inputs
 from ...ops.product import product
 from ...ops.step_size import gate_vjp, skip_and_gate, step_size, step_size_vjp
 from ...ops.sums import inner, over_tokens
 from ...runtime.arrays import Array, cast, is_cupy
-from ...spec import Variables
+from ...runtime.values import is_real, shown
+from ...spec import OptionSpec, Variables
 from .rotated import rotates_state
 
 
-def _steps(c: Variables) -> Array:
+class StepOptions(Options, total=False):
+    """The common options, and the functions of dt."""
+
+    dt_softplus: bool
+    dt_limit: tuple[float, float]
+
+
+def check_options(fn: str, options: dict[str, Any]) -> None:
+    limit = options["dt_limit"]
+    pair = isinstance(limit, tuple | list) and len(limit) == 2 and all(map(is_real, limit))
+    if not (pair and limit[0] <= limit[1]):
+        raise ValueError(f"{fn}: dt_limit is {shown(limit)}, expected (low, high) with low <= high")
+
+
+STEP_OPTIONS = OptionSpec({"dt_softplus": False, "dt_limit": (0.0, math.inf)}, check_options)
+
+
+def steps(c: Variables) -> Array:
     """dt after its formula."""
-    return step_size(c.xp, c.dt, c.dt_bias, c.options["dt_softplus"], _limits(c), c.dtype)
+    return step_size(c.xp, c.dt, c.dt_bias, c.options["dt_softplus"], limits(c), c.dtype)
 
 
-def _limits(c: Variables) -> tuple[float, float]:
+def limits(c: Variables) -> tuple[float, float]:
     low, high = c.options["dt_limit"]
     return float(low), float(high)
 
@@ -43,7 +63,7 @@ def _kernels(c: Variables, *others: Array | None) -> Any:
 
 
 def _step(c: Variables, kernels: Any) -> Any:
-    return kernels.StepInputs(c.dt, c.dt_bias, c.A, c.options["dt_softplus"], _limits(c))
+    return kernels.StepInputs(c.dt, c.dt_bias, c.A, c.options["dt_softplus"], limits(c))
 
 
 def to_core(c: Variables) -> Inputs:
@@ -51,7 +71,7 @@ def to_core(c: Variables) -> Inputs:
     if (kernels := _kernels(c)) is not None:
         v, g = kernels.values(c.xp, c.x, _step(c, kernels))
         return Inputs(c.C, c.B, v, g[..., None])
-    xp, dt = c.xp, _steps(c)
+    xp, dt = c.xp, steps(c)
     v, g = product(xp, dt[..., None], c.x, dtype=c.dtype), product(xp, dt, c.A, dtype=c.dtype)
     return Inputs(c.C, c.B, v, g[..., None])
 
@@ -62,9 +82,9 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
         skipped = getattr(c, "dskipped", None)
         grads = kernels.values_vjp(c.xp, c.x, _step(c, kernels), d.v, d.g[..., 0], c.D, skipped)
         return grads | {"B": d.k, "C": d.q}
-    xp, dt, dg = c.xp, _steps(c), d.g[..., 0]
+    xp, dt, dg = c.xp, steps(c), d.g[..., 0]
     ddt = inner(xp, d.v, c.x, dg, c.A, c.dtype)
-    ddt = step_size_vjp(xp, c.dt, c.dt_bias, c.options["dt_softplus"], _limits(c), ddt)
+    ddt = step_size_vjp(xp, c.dt, c.dt_bias, c.options["dt_softplus"], limits(c), ddt)
     grads = {"x": product(xp, dt[..., None], d.v, dtype=c.dtype), "dt": ddt, "B": d.k, "C": d.q}
     grads["A"] = over_tokens(xp, product(xp, dg, dt, dtype=c.dtype))
     return grads if c.dt_bias is None else grads | {"dt_bias": over_tokens(xp, ddt)}
@@ -82,7 +102,7 @@ def from_core(c: Variables, out: Array) -> Array:
         return out
     if (kernels := _finishing(c)) is not None:
         return kernels.finish(c.xp, out, c.x, c.D, c.z)
-    return skip_and_gate(c.xp, out, _skip(c), c.x, c.z, c.dtype)
+    return skip_and_gate(c.xp, out, skip(c), c.x, c.z, c.dtype)
 
 
 def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
@@ -92,7 +112,7 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
         if c.z is not None:
             dout, dz["z"] = kernels.finish_vjp(c.xp, out, c.x, c.D, c.z, dout)
         return dout, dz if c.D is None else dz | {"dskipped": dout}
-    xp, D, grads = c.xp, _skip(c), dict[str, Array]()
+    xp, D, grads = c.xp, skip(c), dict[str, Array]()
     if c.z is not None:
         grads["z"] = gate_vjp(xp, skip_and_gate(xp, out, D, c.x, None, c.dtype), c.z, dout, c.dtype)
         dout = skip_and_gate(xp, dout, None, None, c.z, c.dtype)
@@ -104,6 +124,6 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
     return dout, grads
 
 
-def _skip(c: Variables) -> Array | None:
+def skip(c: Variables) -> Array | None:
     """D as (H, 1) or (H, V)."""
     return c.D if c.D is None or c.D.ndim == 2 else c.D[:, None]
