@@ -1,4 +1,4 @@
-"""The command `linattn doctor`: versions, devices, backends, caches, and exactness of every variant."""
+"""The command `linattn doctor`: versions, devices, backends, caches, and exactness of every variant and piece."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ import numpy as np
 from .call.explain import explain
 from .call.vjp import vjp
 from .catalog import VARIANTS
+from .nn.declaration import BACKENDS as OF_PIECES
+from .nn.declaration import PIECES
+from .nn.samples import options_of
+from .nn.samples import sample as sample_of_piece
 from .runtime import code_cache
 from .runtime.versions import versions
 from .testing import check_vjp, relative_error, sample, sample_state
@@ -95,6 +99,13 @@ def checks() -> Iterator[Check]:
                 yield _on_cpu(fn, arrays, {**options, "backend": name}, definition)
             if cupy is not None:
                 yield _on_gpu(fn, arrays, options, definition, cupy)
+    for name, piece in PIECES.items():
+        for options in options_of(name):
+            given = sample_of_piece(name, np.random.default_rng(0), options)
+            definition = piece.function(**given, **options, backend="reference")
+            for backend in OF_PIECES:
+                if explain(piece.function, **given, **options, backend=backend).backend == backend:
+                    yield _piece_on_cpu(piece.function, given, {**options, "backend": backend}, definition)
 
 
 def _draw(fn: Callable[..., Any], options: Any, T: int = 37) -> dict[str, Any]:
@@ -116,6 +127,15 @@ def _on_cpu(fn: Callable[..., Any], arrays: dict[str, Any], options: dict[str, A
     gradient = max(check_vjp(fn, **arrays, **options, rtol=np.inf).values())
     backend = options.pop("backend")
     return Check(fn.__name__, backend, forward, gradient, _named(options))
+
+
+def _piece_on_cpu(fn: Callable[..., Any], given: dict[str, Any], options: dict[str, Any], definition: Any) -> Check:
+    forward = None
+    if options["backend"] != "reference":
+        forward = max(map(relative_error, _parts((fn(**given, **options),)), _parts((definition,))))
+    gradient = max(check_vjp(fn, **given, **options, rtol=np.inf).values(), default=0.0)
+    backend = options.pop("backend")
+    return Check(f"nn.{fn.__name__}", backend, forward, gradient, _named(options))
 
 
 def _on_gpu(fn: Callable[..., Any], arrays: dict[str, Any], options: Any, definition: Any, cupy: Any) -> Check:
@@ -150,7 +170,7 @@ def brief() -> int:
     """One line per backend, a verdict, the exit status."""
     write = sys.stdout.write
     by_backend: dict[str, list[Check]] = {}
-    sys.stderr.write(f"doctor: {len(VARIANTS)} variants\n")
+    sys.stderr.write(f"doctor: {len(VARIANTS)} variants, {len(PIECES)} pieces of layers\n")
     for check in checks():
         by_backend.setdefault(check.backend, []).append(check)
     wrong = 0
@@ -161,7 +181,7 @@ def brief() -> int:
         errors = "" if forward is None else f"outputs within {forward:.1e}, "
         verdict = f"WRONG: {', '.join(failed)}" if failed else "right"
         write(
-            f"{backend:12s} {len(done)} checks of {len({check.variant for check in done})} variants, {errors}"
+            f"{backend:12s} {len(done)} checks of {len({check.variant for check in done})} functions, {errors}"
             f"gradients within {max(check.gradient for check in done):.1e}: {verdict}\n"
         )
     if _cupy() is None:

@@ -70,6 +70,7 @@ def check_vjp(
     """
     rng = np.random.default_rng(seed)
     names = list(fn.spec.arrays) if hasattr(fn, "spec") else ["q", "state"]
+    names = list(fn.piece.names) if hasattr(fn, "piece") else names
     inputs = dict(zip(names, arrays, strict=False))
     inputs |= {n: options.pop(n) for n in list(options) if n in names or n == "state"}
     if hasattr(fn, "spec"):

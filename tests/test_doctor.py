@@ -19,6 +19,7 @@ def few(monkeypatch):
     monkeypatch.setattr(doctor, "VARIANTS", TWO)
     monkeypatch.setattr(la.linear_attention.spec.core, "BACKENDS", ("reference", "chunks"))
     monkeypatch.setattr(doctor, "_cupy", lambda: None)
+    monkeypatch.setattr(doctor, "PIECES", {})
 
 
 def test_all_right(few, capsys):
@@ -38,8 +39,8 @@ def test_brief(few, capsys):
     assert main(["doctor", "--brief"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["reference", "chunks", "cupy", "linattn_np"]
-    assert lines[0].startswith("reference    9 checks of 2 variants, gradients within ")
-    assert lines[1].startswith("chunks       9 checks of 2 variants, outputs within ")
+    assert lines[0].startswith("reference    9 checks of 2 functions, gradients within ")
+    assert lines[1].startswith("chunks       9 checks of 2 functions, outputs within ")
     assert lines[2] == "cupy         not checked: none (no CuPy, or no device that it can use)"
     assert lines[3].endswith(": 18 checks, all right")
 

@@ -10,13 +10,14 @@ computes in float32 or float64, and returns the dtype of its first floating arra
 any number of axes, "?" an array that may be left out; "whole ..." is an array of integers, without a gradient. A piece
 with an array `state` returns (out, final states), pullback(dout, dstate): the rest is in states.py. An option that is
 a random generator comes to the body as a seed drawn from it, so that a recomputed call draws the same numbers.
+What la.explain and la.check say of a piece is in told.py, the option `out` in destination.py.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,12 +32,12 @@ from ..runtime.doorway import expect
 from ..runtime.shapes import Sizes, check_offsets
 from ..runtime.unchanged import check_unchanged, mark
 from ..runtime.values import check_word, is_real, is_whole, shown
-from . import states
+from . import destination, states, told
 
 WHOLE, ANY = "whole ", "...?"  # in front of the axes of integers; an array whose axes the body checks
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 BACKENDS = ("reference", "numba")
-COMMON = {"backend": None, "num_threads": None}  # options of every piece
+COMMON: dict[str, Any] = {"out": None, "backend": None, "num_threads": None}  # options of every piece
 EMPTY = inspect.Parameter.empty
 Pullback = Callable[..., Any]
 Body = Callable[..., tuple[Any, Pullback]]
@@ -71,16 +72,23 @@ class Kind(NamedTuple):
     wide: bool = False  # it keeps the dtype of the computation
     slots: Callable[[Mapping[str, Any]], int] | None = None  # of a final state, from the sizes, without an initial one
     has_lse: bool = False  # its last channel is a second result (call/lse.py)
+    array_calls: Callable[[Mapping[str, Any]], str] = lambda given: ""  # why loops do not compute these arguments
+    operations: Callable[[Mapping[str, Any]], int] = lambda sizes: 0  # of its products, from the sizes
+    doubts: Callable[..., Iterable[Any]] = lambda c, arrays, given: ()  # findings besides NaN and inf
+    infinite: tuple[str, ...] = ()  # arrays in which -inf is a number like others
 
 
 class Piece:
     """A declared piece; `__call__` and `vjp` take the arguments of its public function."""
 
+    function: Callable[..., Any]  # the public one
+
     def __init__(self, axes: Mapping[str, str], body: Body, kind: Kind):
         """axes: of each array by name. kind: what is known of the result."""
         own = list(inspect.signature(body).parameters.values())[1:]
         self.name, self.body, self.axes, self.kind = body.__name__, body, dict(axes), kind
-        more = COMMON | ({n: x for n, x in states.OPTIONS.items() if n != "state"} if "state" in axes else {})
+        more = {n: x for n, x in COMMON.items() if not (kind.has_lse and n == "out")}
+        more |= {n: x for n, x in states.OPTIONS.items() if n != "state"} if "state" in axes else {}
         kinds = {
             "backend": "str | None",
             "num_threads": "int | None",
@@ -97,18 +105,20 @@ class Piece:
         self.hidden = {*more, "cu_seqlens"}  # options that a body does not see
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
-        given = self._bound(arrays, keywords)
+        given = self.bound(arrays, keywords)
         if (bridge := bridge_of((), given)) is not None:
             found = bridge.apply(self.name, self, self._rule, self.names, given)
             if found is not NotImplemented:
                 return found
-        c, own = self._entered(given)
-        with threads.limited(given["num_threads"]):
-            return self._given_back(c, self.body(c, **own)[0])
+        c, own = self.entered(given)
+        to = destination.of_call(self, c, given)
+        with threads.limited(given["num_threads"]), destination.filled(self, c, to, own):
+            computed = self.body(c, **own)[0]
+        return self._given_back(c, computed, to, given.get("out"))
 
     def vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
         """The rule of la.vjp: (result, pullback)."""
-        given = self._bound(arrays, keywords)
+        given = self.bound(arrays, keywords)
         if (bridge := bridge_of((), given)) is not None:
             found = bridge.run_vjp(self.name, None, self._rule, (), given)
             if found is not NotImplemented:
@@ -117,8 +127,9 @@ class Piece:
 
     def step(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         """The rule of la.step, for pieces with a state: one token, x (..., D)."""
-        found = self(**self._with_time(arrays, keywords))
-        return Result(found.out[..., 0, :], found.state) if isinstance(found, Result) else found[..., 0, :]
+        found, to = self(**self._with_time(arrays, keywords)), self.bound(arrays, keywords)["out"]
+        out = _out(found)[..., 0, :] if to is None else to
+        return Result(out, found.state) if isinstance(found, Result) else out
 
     def step_vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
         """The same with its pullback."""
@@ -134,10 +145,10 @@ class Piece:
         return out, pullback
 
     def _with_time(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-        given = self._bound(arrays, keywords)
+        given = self.bound(arrays, keywords)
         if not getattr(given["x"], "ndim", 1):
             raise ValueError(f"{self.name}: x has shape (), expected (..., D)")
-        return given | {"x": given["x"][..., None, :]} if hasattr(given["x"], "shape") else given
+        return given | {n: given[n][..., None, :] for n in ("x", "out") if hasattr(given[n], "shape")}
 
     def _rule(self, _: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
         """(result, pullback) of arguments by name."""
@@ -145,7 +156,9 @@ class Piece:
             if given.get(name):
                 raise ValueError(f"{self.name}: {name} was given to vjp, expected a state for each sequence, "
                                  "which is not overwritten: the pullback needs it")  # fmt: skip
-        c, own = self._entered(given)
+        if given.get("out") is not None:
+            raise ValueError(f"{self.name}: out was given to a call that is differentiated, expected None")
+        c, own = self.entered(given)
         marks = mark({n: given[n] for n in self.names})
         with threads.limited(given["num_threads"]):
             computed, pull = self.body(c, **own)
@@ -164,7 +177,7 @@ class Piece:
 
         return result, pullback
 
-    def _bound(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    def bound(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Every argument by name.   Raises TypeError for unknown, repeated and missing ones."""
         fn, names = self.name, self.positional
         if len(arrays) > len(names):
@@ -186,7 +199,7 @@ class Piece:
                 given[name] = int(x.integers(1 << 63))
         return given
 
-    def _entered(self, given: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
+    def entered(self, given: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
         """The call, and the arguments of the body: arrays in the dtype of the computation."""
         fn = self.name
         check_word(fn, "backend", given["backend"], BACKENDS)
@@ -223,7 +236,7 @@ class Piece:
 
     def results(self, keywords: Mapping[str, Any]) -> list[tuple[tuple[int, ...], str]]:
         """(shape, dtype) of out, and of the final states with return_state, of arrays without numbers."""
-        given = self._bound((), keywords)
+        given = self.bound((), keywords)
         sizes, floats = self._sizes(given), [given[n] for n in self.names if given[n] is not None]
         axes = self.kind.out(given) if callable(self.kind.out) else self.kind.out or next(iter(self.axes.values()))
         shape = [m for n in axes.split() for m in (sizes[n] if n == "..." else (sizes[n[:1]] + n.endswith("+1"),))]
@@ -236,11 +249,19 @@ class Piece:
             found.append(((*lead, slots, sizes["D"]), dtype_name(floats[0] if state is None else state)))
         return found
 
-    def _given_back(self, c: Call, computed: Any) -> Any:
-        """The public result: out in the dtype of the first floating array, a state in its own."""
-        kind, back = c.dtype if self.kind.wide else next(iter(c.kinds.values())), c.library.give_back
+    def kind_of(self, c: Call) -> Any:
+        """The dtype of the result."""
+        return c.dtype if self.kind.wide else next(iter(c.kinds.values()))
+
+    def _given_back(self, c: Call, computed: Any, to: Any = None, theirs: Any = None) -> Any:
+        """The public result: out in the dtype of the first floating array, a state in its own.
+
+        to: the array that the result is written to, `theirs` is the caller's.
+        """
+        kind, back = self.kind_of(c), c.library.give_back
         out = cast(c.xp, _out(computed), kind)
-        out = back(np.asarray(out) if isinstance(out, np.generic) else out)
+        out = back(np.asarray(out) if isinstance(out, np.generic) else out) if to is None else destination.put(
+            to, out, theirs)  # fmt: skip
         if c.states is None or not (c.states.returned or c.states.overwritten):
             return out
         end = back(c.states.end(c.library, cast(c.xp, computed.state, c.kinds.get("state", kind))))
@@ -302,7 +323,7 @@ def piece(kind: Kind | None = None, /, **axes: str) -> Callable[[Body], Callable
     """Decorator: the public function of a body; axes: of each array by name, also of those given by keyword."""
 
     def decorate(body: Body) -> Callable[..., Any]:
-        own = PIECES[body.__name__] = Piece(axes, body, kind or Kind())
+        own = Piece(axes, body, kind or Kind())
         call, rule = _with_lse(own) if own.kind.has_lse else (own, own.vjp)
 
         @functools.wraps(body)
@@ -310,9 +331,12 @@ def piece(kind: Kind | None = None, /, **axes: str) -> Callable[[Body], Callable
             return call(*arrays, **keywords)
 
         function.vjp, function.piece = rule, own  # type: ignore[attr-defined]
+        for rule_of in (told.explain, told.check):
+            setattr(function, rule_of.__name__, functools.partial(rule_of, own))
         if "state" in axes:
             function.step, function.step_vjp = own.step, own.step_vjp  # type: ignore[attr-defined]
         function.__signature__ = own.signature  # type: ignore[attr-defined]
+        own.function, PIECES[own.name] = function, own
         return function
 
     return decorate

@@ -12,6 +12,7 @@ from ..ops import softmax_rows
 from ..ops.rows import PRODUCT_ROWS, times, times_vjp
 from ..runtime.arrays import Array, add_to, cast, constant, count_dtype, device, is_numpy, over_tokens
 from ..runtime.values import is_finite, is_whole, is_word, shown
+from . import doubts
 from .declaration import Call, Kind, Pullback, piece
 
 Computed = tuple[Any, Pullback]
@@ -20,7 +21,16 @@ ROWS = 1024  # tokens whose one-hot rows exist at once
 REDUCTIONS = ("mean", "sum", "none")
 
 
-@piece(Kind("... M"), x="... K", weight="K M", bias="M?")
+@piece(
+    Kind(
+        "... M",
+        array_calls=lambda given: "products of BLAS, of 64 rows each",
+        operations=lambda n: 2 * prod(n["..."]) * n["K"] * n["M"],
+    ),
+    x="... K",
+    weight="K M",
+    bias="M?",
+)
 def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
     """A dense layer.
 
@@ -84,7 +94,13 @@ class Loss(NamedTuple):
 
 
 @piece(
-    Kind(lambda given: "..." if given["reduction"] == "none" else "", wide=True),
+    Kind(
+        lambda given: "..." if given["reduction"] == "none" else "",
+        wide=True,
+        operations=lambda n: 2 * prod(n["..."]) * n["D"] * n.get("V", 0),
+        doubts=doubts.of_labels,
+        infinite=("x", "bias"),
+    ),
     x="... D",
     labels="whole ...",
     weight="D V?",
@@ -162,7 +178,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     return loss, pullback
 
 
-@piece(x="...")
+@piece(Kind(array_calls=lambda given: "NumPy draws the numbers"), x="...")
 def dropout(c: Call, x: Any, *, rng: Any, p: float = 0.1) -> Computed:
     """Elements set to 0 with probability p, the others divided by 1 - p.
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from ..ops import gates
 from ..runtime.arrays import Array, sum_to
 from ..runtime.values import is_finite, is_word, shown
-from .declaration import Call, Pullback, piece
+from . import doubts
+from .declaration import Call, Kind, Pullback, piece
 
 FORMULAS = ("softplus", "bounded", "log_sigmoid", "lower_bound", "exp")
 
 
-@piece(a="...", A_log="...?", bias="...?")
+@piece(Kind(doubts=doubts.of_log_decay, infinite=("a",)), a="...", A_log="...?", bias="...?")
 def log_decay(c: Call, a: Any, A_log: Any = None, bias: Any = None, *, formula: str = "softplus",
               bound: float = -5.0, divisor: float = 1.0) -> tuple[Any, Pullback]:  # fmt: skip
     """The log decay g <= 0 of a token from its projection a; b = a + bias, rate = e^{A_log}, or 1 without A_log.
@@ -37,24 +40,26 @@ def log_decay(c: Call, a: Any, A_log: Any = None, bias: Any = None, *, formula: 
                              f"{tuple(a.shape)}")  # fmt: skip
     rate = 1.0 if A_log is None else xp.exp(A_log)
 
+    softplus, sigmoid, log_sigmoid = _functions(c)
+
     def parts() -> tuple[Array, Array, Array | None]:
         """(g, dg/db, dg/dA_log or None)."""
         b = a if bias is None else a + bias
         if formula == "softplus":
-            g = -rate * gates.softplus(xp, b)
-            return g, -rate * gates.sigmoid(xp, b), g
+            g = -rate * softplus(b)
+            return g, -rate * sigmoid(b), g
         if formula == "exp":
             g = -rate * xp.exp(b)
             return g, g, g
         if formula == "log_sigmoid":
-            return gates.log_sigmoid(xp, b) / divisor, gates.sigmoid(xp, -b) / divisor, None
+            return log_sigmoid(b) / divisor, sigmoid(-b) / divisor, None
         if formula == "lower_bound":
-            s = gates.sigmoid(xp, b)
+            s = sigmoid(b)
             decay = bound + (1 - bound) * s
             return xp.log(decay), (1 - bound) * s * (1 - s) / decay, None
         y = rate * b
         slope = bound * gates.sigmoid_vjp(xp, y, xp.ones_like(y))
-        return bound * gates.sigmoid(xp, y), slope * rate, slope * y
+        return bound * sigmoid(y), slope * rate, slope * y
 
     def pullback(dg: Array) -> dict[str, Any]:
         _, slope, of_rate = parts()
@@ -63,6 +68,16 @@ def log_decay(c: Call, a: Any, A_log: Any = None, bias: Any = None, *, formula: 
                 "A_log": None if A_log is None else sum_to(xp, dg * of_rate, tuple(A_log.shape))}  # fmt: skip
 
     return parts()[0], pullback
+
+
+def _functions(c: Call) -> list[Callable[[Array], Array]]:
+    """softplus, sigmoid and log_sigmoid, in compiled loops where there are some."""
+    names = ("softplus", "sigmoid", "log_sigmoid")
+    if not c.compiled:
+        return [functools.partial(getattr(gates, n), c.xp) for n in names]
+    from ..ops.cpu import activations
+
+    return [getattr(activations, n).forward for n in names]
 
 
 def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:

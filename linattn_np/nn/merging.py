@@ -5,10 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array
+from . import doubts
 from .declaration import Call, Kind, Pullback, piece
 
 
-@piece(Kind("... V+1", wide=True, has_lse=True), out1="... V", lse1="...", out2="... V", lse2="...")
+@piece(
+    Kind(
+        "... V+1",
+        wide=True,
+        has_lse=True,
+        array_calls=lambda given: "a few operations on whole arrays",
+        doubts=doubts.of_lse,
+        infinite=("lse1", "lse2"),
+    ),
+    out1="... V",
+    lse1="...",
+    out2="... V",
+    lse2="...",
+)
 def merge(c: Call, out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Any, Pullback]:
     """Softmax attention over the keys of two parts, from the outputs and log sums of each part.
 

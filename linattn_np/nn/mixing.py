@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from ..call.results import Result
@@ -16,7 +17,13 @@ Computed = tuple[Any, Pullback]
 ACTIVATIONS = ("silu", "swish")
 
 
-@piece(Kind(slots=lambda sizes: sizes["W"] - 1), x="... T D", weight="D W", bias="D?", state="S D?")
+@piece(
+    Kind(slots=lambda sizes: sizes["W"] - 1, operations=lambda n: 2 * prod(n["..."]) * n["T"] * n["D"] * n["W"]),
+    x="... T D",
+    weight="D W",
+    bias="D?",
+    state="S D?",
+)
 def short_conv(c: Call, x: Any, weight: Any, bias: Any = None, *, state: Any = None, activation: str | None = None,
                residual: bool = False, cu_seqlens: Any = None) -> Computed:  # fmt: skip
     """Causal convolution of each channel with its own W weights, before the queries, keys and values of most layers.
@@ -63,7 +70,12 @@ def short_conv(c: Call, x: Any, weight: Any, bias: Any = None, *, state: Any = N
     return Result(y, sequences.last(x, state, S)), pullback
 
 
-@piece(Kind(slots=lambda sizes: 1), x="... T D", mix="D?", state="S D?")
+@piece(
+    Kind(slots=lambda sizes: 1, array_calls=lambda given: "" if given["mix"] is not None else "a copy of tokens"),
+    x="... T D",
+    mix="D?",
+    state="S D?",
+)
 def token_shift(c: Call, x: Any, mix: Any = None, *, state: Any = None, cu_seqlens: Any = None) -> Computed:
     """The token before, or a mixture with it, as in RWKV.
 

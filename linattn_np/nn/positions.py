@@ -13,12 +13,13 @@ from ..ops.sequences import table
 from ..runtime.arrays import Array, constant, device
 from ..runtime.constants import constant_array
 from ..runtime.values import is_finite, is_whole, shown
-from .declaration import Call, Pullback, piece
+from . import doubts
+from .declaration import Call, Kind, Pullback, piece
 
 Computed = tuple[Any, Pullback]
 
 
-@piece(x="... T H K", angle="...?")
+@piece(Kind(doubts=doubts.of_rows), x="... T H K", angle="...?")
 def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: int | None = None,
            interleaved: bool = False, offset: int = 0, cumulative: bool = False,
            cu_seqlens: Any = None) -> Computed:  # fmt: skip
@@ -60,7 +61,7 @@ def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: i
     return y, pullback
 
 
-@piece(x="... T H K")
+@piece(Kind(doubts=doubts.of_xpos), x="... T H K")
 def xpos(c: Call, x: Any, *, inverse: bool = False, base: float = 10000.0, scale_base: float = 512.0,
          gamma: float = 0.4, dims: int | None = None, interleaved: bool = False, offset: int = 0,
          cu_seqlens: Any = None) -> Computed:  # fmt: skip

@@ -9,12 +9,26 @@ from ..ops import norms, softmax_rows
 from ..ops.gated_norm import GatedNorm, check_how, gated_rms_norm, gated_rms_norm_vjp
 from ..runtime.arrays import Array, sum_to
 from ..runtime.values import is_finite, is_whole, shown
-from .declaration import Call, Pullback, piece
+from . import doubts
+from .declaration import Call, Kind, Pullback, piece
 
 Computed = tuple[Any, Pullback]
 
 
-@piece(x="... D")
+def _why_array_calls(given: Any) -> str:
+    """Why loops do not compute a norm."""
+    weight, bias = given["weight"], given["bias"]
+    return "" if _is_one_row(weight, bias) else "weight and bias have two shapes"
+
+
+def _is_one_row(weight: Any, bias: Any) -> bool:
+    return weight is None or bias is None or tuple(weight.shape) == tuple(bias.shape)
+
+
+NORM = Kind(doubts=doubts.of_norm, array_calls=_why_array_calls)
+
+
+@piece(Kind(doubts=doubts.of_norm), x="... D")
 def l2_norm(c: Call, x: Any, *, eps: float = 1e-6) -> Computed:
     """Rows divided by their length.
 
@@ -32,7 +46,7 @@ def l2_norm(c: Call, x: Any, *, eps: float = 1e-6) -> Computed:
     return norms.unit(c.xp, x, eps), pullback
 
 
-@piece(x="... D", weight="...?", bias="...?")
+@piece(NORM, x="... D", weight="...?", bias="...?")
 def rms_norm(c: Call, x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-6) -> Computed:
     """Rows divided by the root of their mean square.
 
@@ -46,7 +60,7 @@ def rms_norm(c: Call, x: Any, weight: Any = None, bias: Any = None, *, eps: floa
     return _normed(c, x, weight, bias, eps, c.sizes["D"], centred=False)
 
 
-@piece(x="... D", weight="...?", bias="...?")
+@piece(NORM, x="... D", weight="...?", bias="...?")
 def layer_norm(c: Call, x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Computed:
     """Rows with mean 0 and variance 1.
 
@@ -60,7 +74,7 @@ def layer_norm(c: Call, x: Any, weight: Any = None, bias: Any = None, *, eps: fl
     return _normed(c, x, weight, bias, eps, c.sizes["D"], centred=True)
 
 
-@piece(x="... D", weight="D?", bias="D?")
+@piece(NORM, x="... D", weight="D?", bias="D?")
 def group_norm(c: Call, x: Any, weight: Any = None, bias: Any = None, *, groups: int, eps: float = 1e-5,
                centred: bool = True) -> Computed:  # fmt: skip
     """layer_norm of each of `groups` equal parts of a row.
@@ -79,7 +93,7 @@ def group_norm(c: Call, x: Any, weight: Any = None, bias: Any = None, *, groups:
     return _normed(c, x, weight, bias, eps, D // groups, centred)
 
 
-@piece(x="... D", gate="... D", weight="D?")
+@piece(Kind(doubts=doubts.of_norm), x="... D", gate="... D", weight="D?")
 def gated_norm(c: Call, x: Any, gate: Any, weight: Any = None, *, eps: float = 1e-6, activation: str = "silu",
                gate_first: bool = False, group: int | None = None) -> Computed:  # fmt: skip
     """rms_norm and an output gate, in one pass.
@@ -106,7 +120,7 @@ def gated_norm(c: Call, x: Any, gate: Any, weight: Any = None, *, eps: float = 1
     return out, lambda dy: dict(zip(("x", "gate", "weight"), f_vjp(x, gate, weight, how, dy), strict=True))
 
 
-@piece(x="... D")
+@piece(Kind(infinite=("x",)), x="... D")
 def softmax(c: Call, x: Any) -> Computed:
     """Shares of a row that add up to 1.
 
@@ -128,7 +142,7 @@ def _normed(c: Call, x: Any, weight: Any, bias: Any, eps: float, D: int, centred
         if y is not None and (not y.ndim or tuple(y.shape) != tuple(x.shape[max(x.ndim - y.ndim, 0) :])):
             raise ValueError(f"{c.fn}: {name} has shape {tuple(y.shape)}, expected the last axes of x: (D,) = "
                              f"({x.shape[-1]},)")  # fmt: skip
-    if c.compiled and (weight is None or bias is None or weight.shape == bias.shape):
+    if c.compiled and _is_one_row(weight, bias):
         return _by_loops(c, x, weight, bias, {"eps": eps, "centred": centred}, D)
     xp, rows = c.xp, (*x.shape[:-1], x.shape[-1] // max(D, 1), D)
     f, f_vjp = (norms.layer_norm, norms.layer_norm_vjp) if centred else (norms.rms_norm, norms.rms_norm_vjp)

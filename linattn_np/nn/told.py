@@ -1,0 +1,102 @@
+"""What la.explain and la.check say of a piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ..call.foreign import bridge_of
+from ..runtime.arrays import Array, Namespace, dtype_name
+
+if TYPE_CHECKING:
+    from ..call.explain import Explanation
+    from ..call.findings import Finding
+
+FORMS = {"...": "each number", "... T D": "each token and channel", "... T H K": "each row of a token"}
+WORDS = {"T": "token", "H": "head", "D": "channel", "K": "channel", "V": "channel", "M": "channel", "W": "tap",
+         "S": "slot"}  # of axes  # fmt: skip
+
+
+def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Explanation:
+    """How a call would be computed; operations are those of products."""
+    from ..call.explain import COVERED, WIDTH, Explanation, bytes_of
+
+    given = piece.bound(arrays, keywords)
+    if (bridge := bridge_of((), given)) is not None:
+        seen = bridge.explain(piece.name, lambda **own: explain(piece, (), own), (), given)
+        if seen is not NotImplemented:
+            return replace(seen[0], arrays=seen[1])
+    c, _ = piece.entered(given)
+    why, slow = _why_array_calls(piece, c, given), ""
+    others = {"numba": why} if why else {"reference": COVERED}
+    if not c.compiled and why != EMPTY:
+        slow = f"array calls: {why}; NumPy arrays take compiled loops"
+    tokens = prod(c.sizes.get("...", ())) * c.sizes.get("T", 1)
+    moved = sum(bytes_of(given[n]) for n in piece.axes if given[n] is not None)
+    moved += sum(prod(shape) * WIDTH.get(kind, 2) for shape, kind in piece.results(given))
+    operations = piece.kind.operations(c.sizes)
+    form = FORMS.get(next(iter(piece.axes.values())), "each row")
+    return Explanation(
+        piece.name,
+        "reference" if why else "numba",
+        why or "compiled loops take NumPy arrays",
+        others,
+        form,
+        None,
+        dtype_name(c.xp.empty(0, dtype=c.dtype)),
+        operations,
+        operations / max(tokens, 1),
+        moved,
+        "pieces are not recorded",
+        slow=slow,
+    )
+
+
+EMPTY = "the first array has no numbers"
+
+
+def _why_array_calls(piece: Any, c: Any, given: Mapping[str, Any]) -> str:
+    """Why a call does not run in compiled loops; "" if it does."""
+    if c.compiled:
+        return piece.kind.array_calls(given)
+    if given["backend"] == "reference":
+        return "as requested"
+    return EMPTY if c.library.name == "numpy" else f"the arrays are of {c.library.name}"
+
+
+def check(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Finding]:
+    """What is doubtful about the numbers of a call."""
+    given = piece.bound(arrays, keywords)
+    c, own = piece.entered(given)
+    found = [f for n in piece.names if (x := own.get(n)) is not None for f in _not_finite(piece, c.xp, n, x)]
+    return found if found else list(piece.kind.doubts(c, own, given))
+
+
+def _not_finite(piece: Any, xp: Namespace, name: str, x: Array) -> Iterator[Finding]:
+    """NaN and inf."""
+    from ..call.findings import Finding
+
+    inf = xp.isinf(x)
+    if name in piece.kind.infinite:
+        inf = xp.logical_and(inf, x > 0)
+    for what, wrong in (("NaN", xp.isnan(x)), ("inf", inf)):
+        flat = xp.reshape(xp.astype(wrong, xp.int8), (-1,))
+        if prod(x.shape) and (count := int(xp.sum(flat))):
+            place = _place(piece.axes[name], x.shape, int(xp.argmax(flat)))
+            yield Finding(name, f"is {what} at {count} of {prod(x.shape)} places, first at {place}", True)
+
+
+def _place(axes: str, shape: tuple[int, ...], n: int) -> str:
+    """'batch 0, token 3, channel 1' of number n of an array."""
+    index = []
+    for size in reversed(shape):
+        index.append(n % size)
+        n //= size
+    letters = [letter for letter in axes.removesuffix("?").split() if letter != "..."]
+    known = [WORDS.get(letter) for letter in letters]
+    if not index or not letters or None in known or len(letters) > len(shape):
+        return str(tuple(reversed(index)))
+    words = ["batch"] * (len(shape) - len(letters)) + known
+    return ", ".join(f"{word} {i}" for word, i in zip(words, reversed(index), strict=True))

@@ -1,0 +1,26 @@
+"""The kernels of all pieces of layers by purpose: what warmup compiles ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import activations, gated_norm, pairs, row_norms, scatter, short_conv, softmax_rows
+
+FUNCTIONS = ("sigmoid", "silu", "softplus", "log_sigmoid", "gelu", "gelu_tanh", "squared_relu")
+WIDTHS = 2, 3, 4  # of convolutions; others are compiled by their first call
+
+
+def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
+    """(kernels, no words of calls)."""
+    each: dict[str, tuple[Any, ...]] = {
+        "activations": tuple(kernel for name in FUNCTIONS for kernel in getattr(activations, name).kernels),
+        "swiglu": (activations.swiglu_forward, activations.swiglu_backward),
+        "norms": (row_norms.norm, row_norms.norm_vjp),
+        "norms with a gate": (gated_norm.normed, gated_norm.normed_vjp),
+        "softmax of rows": (softmax_rows.forward, softmax_rows.backward),
+        "cross-entropy": (softmax_rows.losses, softmax_rows.slopes),
+        "rotations": (pairs.rotated,),
+        "embeddings, gradients": (scatter.added,),
+    }
+    each |= {f"short convolutions of width {W}": tuple(short_conv.kernels(W)) for W in WIDTHS}
+    return {purpose: (kernels, "") for purpose, kernels in each.items()}
