@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from ..call.binding import Prepared, prepare
 from ..call.dispatch import NO_LIMIT, core_of, limit
 from ..call.replay import plans
+from ..call.replay.plans import signature_of, split, vjp_key
 from ..call.replay.record import record_template
-from ..call.replay.signatures import signature_of, split, vjp_key
 from ..call.replay.template import Template
 from ..call.results import cotangents, finish, gradients, shape_of
 from ..call.vjp import _gradients, _with_backward

@@ -18,8 +18,8 @@ from .binding import Prepared, prepare, threads_of
 from .foreign import bridge_of, symbolic_bridge
 from .options import COMMON
 from .replay import plans
+from .replay.plans import Signature, signature_of
 from .replay.record import record
-from .replay.signatures import Signature, signature_of
 from .results import Result, StatesResult, final_state, finished
 
 NO_LIMIT = contextlib.nullcontext()

@@ -16,7 +16,7 @@ from .dispatch import core_of
 from .foreign import bridge_of, lazy_bridge
 from .pieces import cut, with_all_queries
 from .replay import plans
-from .replay.signatures import has_distinct_arrays, names_of, signature_of
+from .replay.plans import has_distinct_arrays, names_of, signature_of
 
 IN_PART = "replayed in part: the array calls around the core are made by every call"
 

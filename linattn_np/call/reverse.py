@@ -18,7 +18,7 @@ from .binding import Prepared, axes_of, flatten, normalise, prepare, unflatten
 from .layouts import LAYOUTS
 from .pieces import time_of
 from .replay import plans
-from .replay.signatures import Signature, has_distinct_arrays, is_storable, names_of, split, vjp_key, without
+from .replay.plans import Signature, has_distinct_arrays, is_storable, names_of, split, vjp_key, without
 from .results import Result, StatesResult, gradients_of
 
 Arrays = tuple[Any, ...]

@@ -17,8 +17,8 @@ from .dispatch import NO_LIMIT, core_of, limit, ndarray, new, value_of
 from .foreign import bridge_of, symbolic_bridge
 from .positions import core_cotangents
 from .replay import plans
+from .replay.plans import Signature, signature_of, split, vjp_key
 from .replay.record import record_forward
-from .replay.signatures import Signature, signature_of, split, vjp_key
 from .replay.template import Template
 from .results import Result, StatesResult, copied, cotangents, final_state, finish_at, finished, gradients, shape_of
 

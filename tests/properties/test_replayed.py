@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.explain import IN_PART
-from linattn_np.call.replay import host, signatures
+from linattn_np.call.replay import host, plans
 from linattn_np.call.replay import plans as replay
 from tests.cases import CASES, draw
 
@@ -62,7 +62,7 @@ def test_raw_projections_are_replayed_whole(case):
     options = {n: True for n in ("qk_l2norm", "beta_sigmoid") if n in case.spec.options.defaults}
     case.fn(**x, **options)
     assert la.explain(case.fn, **x, **options).replay == "replayed"
-    plan = replay.by_key[signatures.signature_of(case.spec, (), {**x, **options})[0]]
+    plan = replay.by_key[plans.signature_of(case.spec, (), {**x, **options})[0]]
     assert plan.reason == ""
 
 

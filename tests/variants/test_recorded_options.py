@@ -8,7 +8,6 @@ import pytest
 import linattn_np as la
 from linattn_np import catalog
 from linattn_np.call.replay import plans as replay
-from linattn_np.call.replay import signatures
 from linattn_np.matrix_state import core
 
 SWITCHES = ("qk_l2norm", "beta_sigmoid", "dt_softplus")
@@ -41,7 +40,7 @@ def test_one_token_is_recorded_as_a_whole(fn):
             keywords = x | options | more | {"return_state": True}
             replay.clear()
             out = fn(**keywords)[0]
-            recorded = replay.by_key[signatures.signature_of(fn.spec, (), keywords)[0]]
+            recorded = replay.by_key[replay.signature_of(fn.spec, (), keywords)[0]]
             words = f"{options}, all arrays: {with_all}, {[*more]}"
             assert not recorded.reason or may_be_in_part(fn, options), words
             if more["state"] is None:

@@ -11,7 +11,7 @@ from ...runtime.arrays import is_cupy
 from ..binding import Prepared
 from ..results import Result, StatesResult
 from . import plans
-from .signatures import Signature, is_storable, names_of, vjp_key
+from .plans import Signature, is_storable, names_of, vjp_key
 from .template import Template
 
 Computed = tuple[Computation, Result | StatesResult, bool]

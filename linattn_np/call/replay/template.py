@@ -18,7 +18,7 @@ from ..layouts import LAYOUTS, ONE_TOKEN, before
 from ..overwrite import overlaps
 from ..results import StatesResult, finished
 from . import plans
-from .signatures import without
+from .plans import without
 
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
 

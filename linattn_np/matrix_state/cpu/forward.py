@@ -17,7 +17,7 @@ from ...runtime import threads
 from ...runtime.arrays import cast
 from ...runtime.memory import overlaps_itself, place_of
 from ...runtime.pieces.memory import address, empty
-from ...runtime.pieces.run import Kernel, conversions
+from ...runtime.pieces.run import Tasks, conversions, launch_of
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import Layout, up
 from .. import policy
@@ -88,7 +88,7 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     table.states("starts", starts)
     for form, own in ((steps, rows[stepwise]), (chunks, rows[~stepwise])):
         if len(own):
-            form(x, plan, table, own, every).run(table.numbers, table)
+            form(x, plan, table, own, every)
     out, end, at = table.out, table.end, table.at
     if starts is not None:
         last = rows[rows[:, LATER] == 0]
@@ -114,8 +114,8 @@ def block_of_time(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
 
 
 def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0, solver: Solver | None = None
-           ) -> Kernel:  # fmt: skip
-    """The chunk form of these sequences: all but where the arrays lie.
+           ) -> None:  # fmt: skip
+    """The chunk form of these sequences.
 
     every: see time_blocks.   solver: of systems, whose solutions take the place of what queries read.
     """
@@ -129,9 +129,9 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0
             cell = cell._replace(C=1, words=cell.words - {"direct_q", "direct_v"} | {"formed"})
         enough = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
         operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
-    kernel = kernel_of(forward_kernel, cell, layout(cell), table, plan, enough=enough)
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), every)
-    return over(kernel, tasks, bounds, operations * tokens(rows) * H * cell.K * V)
+    shares = shares_of(tasks, bounds, operations * tokens(rows) * H * cell.K * V)
+    run(forward_kernel, cell, layout(cell), plan, table, tasks, shares, enough=enough)
 
 
 # the recurrent form
@@ -165,8 +165,8 @@ def is_one_batch(y: np.ndarray) -> bool:
     return not y.size or address(y.reshape((-1, *y.shape[-3:]))) == address(y)
 
 
-def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0) -> Kernel:
-    """The recurrent form of these sequences: all but where the arrays lie.   every: see time_blocks."""
+def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0) -> None:
+    """The recurrent form of these sequences.   every: see time_blocks."""
     dtype, (H, V), state = np.dtype(plan.dtype), x.v.shape[-2:], table.arrays.get("in_state")
     longest, states = int((rows[:, STOP] - rows[:, FIRST]).max()), count_sequences(rows) * H
     few = states * key_width(x, plan) * V * dtype.itemsize * longest < policy.FEW_BYTES
@@ -176,29 +176,27 @@ def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0)
     cell = cell_of(x, plan, columns, "tokens", started=state is not None, direct=direct)
     made = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, every)
-    kernel = kernel_of(step, cell, made, table, plan, H=H)
-    return kernel.over(tasks, bounds, len(tasks), count)
+    run(step, cell, made, plan, table, tasks, Tasks(bounds, len(tasks), count), H=H)
 
 
 # both
 
 
-def kernel_of(body: Any, cell: Cell, made: Layout, table: Table, plan: Plan, **more: float) -> Kernel:
-    """A kernel for a kind of call; more: further numbers."""
-    numbers = {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps}
-    numbers |= {
-        "root": sqrt(plan.l2norm_eps),
-        "strongest": plan.beta_sigmoid,
-        "lower_bound": plan.lower_bound or 0.0,
-    } | more
-    return Kernel(body, WORK, cell.dtype, made, numbers, cell.words | conversions(table.numbers, cell.dtype))
+def run(body: Any, cell: Cell, made: Layout, plan: Plan, table: Table, tasks: np.ndarray, shares: Tasks,
+        **more: float) -> None:  # fmt: skip
+    """A kernel for a kind of call, on its arrays; more: further numbers."""
+    values = {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps,
+              "root": sqrt(plan.l2norm_eps), "strongest": plan.beta_sigmoid, "lower_bound": plan.lower_bound or 0.0,
+              "tasks": tasks, "tasks_count": len(tasks)} | more  # fmt: skip
+    words = cell.words | conversions(table.numbers, cell.dtype)
+    launch_of(body, WORK, cell.dtype, made, values, words, shares).with_arrays(WORK, table.numbers, table).run()
 
 
-def over(kernel: Kernel, tasks: np.ndarray, bounds: list[int], operations: float) -> Kernel:
-    """The kernel with its tasks; few operations are executed by the calling thread alone."""
+def shares_of(tasks: np.ndarray, bounds: list[int], operations: float) -> Tasks:
+    """How threads share tasks; few operations are executed by the calling thread alone."""
     few = operations < policy.FEW_OPERATIONS
     each = len(tasks) if few else max(1, int(len(tasks) * policy.MANY_OPERATIONS / operations))
-    return kernel.over(tasks, bounds, each, 1 if few else threads.num_threads())
+    return Tasks(bounds, each, 1 if few else threads.num_threads())
 
 
 def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cell:

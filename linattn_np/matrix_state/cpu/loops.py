@@ -19,7 +19,7 @@ from .. import policy
 from ..array import chunks as array_chunks
 from ..preprocess import PREPROCESSING, Changed, gates_vjp
 from ..types import Erase, Inputs, Plan, Saved, has_raw_gate
-from .forward import block_of_time, cell_of, columns_of, forward, goes_back_elsewhere, kernel_of, over, tokens
+from .forward import block_of_time, cell_of, columns_of, forward, goes_back_elsewhere, run, shares_of, tokens
 from .forward import describe as describe
 from .forward import form as form
 from .forward import handles as handles
@@ -82,8 +82,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
         cell = cell._replace(words=cell.words | {"apart"})
         _find_ends(x, plan, table, rows, working(starts.shape, starts.dtype), cell, every)
     chunks = -(-int((tasks[:, STOP] - tasks[:, FIRST]).max(initial=1)) // C)
-    kernel = kernel_of(backward_kernel, cell, layout(cell, group, chunks), table, plan)
-    over(kernel, tasks, bounds, operations).run(table.numbers, (table, x, saved))
+    shares = shares_of(tasks, bounds, operations)
+    run(backward_kernel, cell, layout(cell, group, chunks), plan, table, tasks, shares)
     summed = {name: sum_to(d, getattr(x, name).shape) for name, d in grads.items()}
     d = Inputs(**{name: summed.get(name) for name in Inputs._fields})
     return gates_vjp(None, x, plan, d) if has_raw_gate(x, plan) else d, dS
@@ -91,15 +91,15 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
 
 def _raw_vjp(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """backward behind the norms and strengths that a forward has computed in its kernels, and their transposes."""
-    (x, plan, state, starts), run, before = saved, backward, []
+    (x, plan, state, starts), inner, before = saved, backward, []
     for step in (step for step in PREPROCESSING if step.name in RAW):
         if plan.l2norm if step.name == "l2norm" else plan.beta_sigmoid:
             before.append((step, x, plan))
             x, plan = step.inputs(sys.modules[__name__], x, plan)
     rest: Any = Saved(x, plan, state, starts)
     for step, x, plan in reversed(before):
-        run, rest = functools.partial(step.backward, run), Changed(sys.modules[__name__], x, plan, rest)
-    return run(rest, dout, dstate)
+        inner, rest = functools.partial(step.backward, inner), Changed(sys.modules[__name__], x, plan, rest)
+    return inner(rest, dout, dstate)
 
 
 def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.ndarray, cell: Cell,
@@ -110,8 +110,8 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
     columns = V if plan.average is not None else columns_of(V, count_sequences(rows) * H, threads.num_threads())
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, every, last_first=True)
     cell = cell._replace(V=columns)
-    kernel = kernel_of(reverse, cell, layout(cell), table, plan)
-    over(kernel, tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V).run(table.numbers, (table, x))
+    shares = shares_of(tasks, bounds, 2.0 * tokens(rows) * H * cell.K * V)
+    run(reverse, cell, layout(cell), plan, table, tasks, shares)
 
 
 def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: int) -> dict[str, np.ndarray]:

@@ -32,5 +32,5 @@ def solve(
     table.results(x, plan, Z, in_place=False)
     for own in (rows[single], rows[~single]):
         if len(own):
-            chunks(x, plan, table, own, solver=solver).run(table.numbers, table)
+            chunks(x, plan, table, own, solver=solver)
     return table.out, table.end if table.at is None else StatesAt(table.end, table.at)

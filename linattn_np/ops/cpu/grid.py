@@ -20,7 +20,7 @@ from ...runtime.arrays import name_of
 from ...runtime.held import emptying
 from ...runtime.pieces.memory import first_byte, working
 from ...runtime.pieces.piece import Matrix, Stored, Whole, piece, workspace_kind
-from ...runtime.pieces.run import STORAGES, Kernel
+from ...runtime.pieces.run import STORAGES, Launch, Tasks, launch_of
 from ...runtime.pieces.views import FLOAT32, FLOAT64, address_of, columns, field_of, point, row, start_of
 from ...runtime.pieces.workspace import ARRAY, AT, CHANNEL, CHANNELS, STORAGE, TOKEN, Workspace
 from ...runtime.pieces.workspace import Matrix as M
@@ -176,9 +176,9 @@ def laid(shapes: Sequence[tuple[int, ...]], strides: Sequence[tuple[int, ...]], 
 
 
 class Prepared(NamedTuple):
-    """The kernel of a formula for arrays that lie in one way: all but their addresses."""
+    """The launch of a formula for arrays that lie in one way: all but their addresses."""
 
-    kernel: Kernel
+    launch: Launch
     rows: np.ndarray  # of the table
     at: list[int]  # which of them the arrays are, the result last
 
@@ -207,16 +207,15 @@ def _prepared(body: Any, kind: tuple[str, int, int], dtype: str, numbers: tuple[
               "tile_columns": tile_columns, "m": tile_tokens, "task_fields": 0}  # fmt: skip
     wide = dict(zip((*names, "out"), widths, strict=True))
     fields |= {f"{n}_width": wide.get(n, 0) if has_rows else tile_columns * (n in wide) for n in (*NAMES, "out")}
-    made = Kernel(
-        body, GRID, dtype, GRID.layout(fields, dtype), dict(zip("ab", numbers, strict=True)), frozenset(words)
-    )
     is_small = batch * heads * tokens * widest <= 2 * TASK
     each = tasks if is_small else -(-tasks // (CALLS * count))  # tasks of one call of the kernel
-    made.over(np.empty((tasks, 0), np.int64), [*range(0, tasks, each), tasks], each, 1 if is_small else count)
+    shares = Tasks([*range(0, tasks, each), tasks], each, 1 if is_small else count)
+    values = {"a": numbers[0], "b": numbers[1], "tasks": np.empty((tasks, 0), np.int64), "tasks_count": tasks}
+    launch = launch_of(body, GRID, dtype, GRID.layout(fields, dtype), values, frozenset(words), shares)
     rows, at = np.zeros((len(NAMES) + 1, ARRAY), np.int64), [*map(NAMES.index, names), len(NAMES)]
     rows[at] = [(0, b, t, h, c, 1, storage, batch, tokens, heads, width)
                 for (b, h, t, c), storage, width in zip(steps, storages, widths, strict=True)]  # fmt: skip
-    return Prepared(made, rows, at)
+    return Prepared(launch, rows, at)
 
 
 emptying.append(_prepared.cache_clear)
@@ -255,4 +254,4 @@ def _launch(body: Any, kind: tuple[str, int, int], dtype: str, numbers: tuple[fl
         return
     rows = found.rows.copy()
     rows[found.at, AT] = [first_byte(y) for y in each]
-    found.kernel.run(rows, each)
+    found.launch.with_arrays(GRID, rows, each).run()

@@ -64,13 +64,14 @@ def over_matrices(kernel: Any, declaration: Workspace, values: Mapping[str, Any]
     table = put(declaration, np.zeros(declaration.size, np.int64), values)
     slots = [declaration.slots[name] for name, y in values.items() if isinstance(y, np.ndarray) and y.size]
     shares = Tasks(list(range(tasks + 1)), max(tasks, 1), 1 if tasks == 1 else threads.num_threads())
-    Launch(function_of(kernel, declaration, dtype), table, slots, shares, None, values).run()
+    layout = Layout(table, [], table.nbytes)
+    Launch(function_of(kernel, declaration, dtype), layout, shares, slots, values).run()
 
 
 @functools.cache
-def function_of(body: Any, declaration: Workspace, dtype: str, words: frozenset[str] | None = None) -> int:
-    """The address of a kernel, loaded for calls with these words; in Python a number that stands for it."""
-    load_pieces((body,), dtype, words)
+def function_of(body: Any, declaration: Workspace, dtype: str, of: frozenset[str] | None = None) -> int:
+    """The address of a kernel, loaded for calls with the words `of`; in Python a number that stands for it."""
+    load_pieces((body,), dtype, of)
     if JIT:
         return body.piece.addresses[dtype]
 
@@ -130,25 +131,31 @@ class Tasks(NamedTuple):
 
 
 class Launch:
-    """A kernel, the table of its fields and its tasks.
+    """A kernel, the table of its fields, and its tasks.
 
-    slots: the fields of the table that are addresses of arrays. own: fields that are places in a thread's own memory,
-    of `bytes` bytes with the table.
+    slots: the fields of the table that are addresses of arrays. owners: what keeps them, and the tasks, alive.
     """
 
-    def __init__(self, function: int, table: np.ndarray, slots: Sequence[int], tasks: Tasks, kernel: Any, owners: Any,
-                 own: Sequence[int] = (), bytes: int = 0):  # fmt: skip
-        """kernel: owner of the tasks. owners: of the arrays."""
-        self.function, self.table, self.slots, self.tasks, self.kernel = function, table, slots, tasks, kernel
-        self.own, self.bytes, self.owners = own, bytes or table.nbytes, owners
-        self._places(np.empty((0, 2), np.int64), table)
+    def __init__(self, function: int, layout: Layout, tasks: Tasks, slots: Sequence[int] = (), owners: Any = None,
+                 fixed: Any = None):  # fmt: skip
+        """fixed: owners that a launch on other arrays has too."""
+        self.function, self.tasks, self.slots, self.owners, self._fixed = function, tasks, slots, owners, fixed
+        self.table, self.bytes, self._layout = layout.table, layout.bytes, layout
+        self._places(np.empty((0, 2), np.int64), self.table)
 
     def _places(self, sources: np.ndarray, table: np.ndarray) -> None:
         """sources: rows (handle, field), to which the address of the handle's array is added."""
-        places = np.array([*([OWN, at] for at in self.own), *sources], np.int64).reshape(-1, 2)
+        places = np.array([*([OWN, at] for at in self._layout.own), *sources], np.int64).reshape(-1, 2)
         row = np.array([self.function, address(table), table.size, address(places), len(places)], np.int64)
         self.at, self._alive = address(row), (row, table, places)
         self._start = starter()
+
+    def with_arrays(self, declaration: Workspace, arrays: np.ndarray, owners: Any) -> Launch:
+        """The launch on arrays that `owners` keeps alive; arrays: rows of a table."""
+        table, first = self.table.copy(), declaration.slots[declaration.arrays[0]]
+        table[first : first + arrays.size] = arrays.reshape(-1)
+        slots = [first + ARRAY * n for n in np.flatnonzero(arrays[:, AT] * (arrays[:, CHANNELS] > 0))]
+        return Launch(self.function, self._layout._replace(table=table), self.tasks, slots, owners, self._fixed)
 
     def on(self, sources: Sequence[tuple[int, int, int]]) -> Launch:
         """The launch with other arrays; sources: (field, handle, offset) of each."""
@@ -186,28 +193,8 @@ class Launch:
         self._start(self.at, handles, base, first, last)
 
 
-class Kernel:
-    """A kernel of (first task, last task), whose matrices lie in a thread's own memory, and its tasks."""
-
-    tasks: np.ndarray
-    shares: Tasks
-
-    def __init__(self, body: Any, declaration: Workspace, dtype: str, layout: Layout, numbers: Mapping[str, float],
-                 words: frozenset[str]):  # fmt: skip
-        self.declaration, self.layout, self.numbers = declaration, layout, numbers
-        self.function = function_of(body, declaration, dtype, words)
-        self.first = declaration.slots[declaration.arrays[0]]
-
-    def over(self, tasks: np.ndarray, bounds: list[int], each: int, count: int) -> Kernel:
-        """The kernel with its tasks, see `Tasks`."""
-        self.tasks, self.shares = tasks, Tasks(bounds, each, count)
-        return self
-
-    def run(self, arrays: np.ndarray, owners: Any) -> None:
-        """All tasks, on arrays that `owners` keeps alive; arrays: rows of a table."""
-        table = self.layout.table.copy()
-        put(self.declaration, table, {**self.numbers, "tasks": self.tasks, "tasks_count": len(self.tasks)})
-        table[self.first : self.first + arrays.size] = arrays.reshape(-1)
-        slots = [self.first + ARRAY * n for n in np.flatnonzero(arrays[:, AT] * (arrays[:, CHANNELS] > 0))]
-        own, size = self.layout.own.tolist(), self.layout.bytes
-        Launch(self.function, table, slots, self.shares, self, owners, own, size).run()
+def launch_of(body: Any, declaration: Workspace, dtype: str, layout: Layout, values: Mapping[str, Any],
+              words: frozenset[str], tasks: Tasks) -> Launch:  # fmt: skip
+    """A kernel, whose matrices lie in a thread's own memory, without the arrays of a call; values: see `put`."""
+    table = put(declaration, layout.table.copy(), values)
+    return Launch(function_of(body, declaration, dtype, words), layout._replace(table=table), tasks, fixed=values)

@@ -89,7 +89,7 @@ class Workspace:
         for field, size in sizes.items():
             if field in self.slots:
                 table[self.slots[field]] = size
-        return Layout(table, np.array(own, np.int64), total)
+        return Layout(table, own, total)
 
 
 def up(n: int, whole: int) -> int:
@@ -104,7 +104,7 @@ class Layout(NamedTuple):
     """
 
     table: np.ndarray
-    own: np.ndarray
+    own: list[int]
     bytes: int
 
     def placed(self, address: int) -> np.ndarray:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import over_tokens, sum_of_groups
-from ...runtime.pieces.run import Kernel
 from ..cache import count, positions
 from ..heads import groups
 from ..policy import CPU_ROWS, cpu_tile
 from ..types import Inputs, SoftmaxPlan
-from . import path, run
+from . import path
+from .run import ArrayTable
+from .run import run as run_kernel
 
 FAR = 1e30  # more tokens than any window
 
@@ -31,8 +32,7 @@ def forward(plan: SoftmaxPlan, x: Inputs, state: Any) -> tuple[np.ndarray, np.nd
     if blocks is not None:
         blocks.put(table, "forward")
     tasks = tasks_of(plan, x, 1, -(-CPU_ROWS // C[0]) * C[0], blocks)
-    kernel = kernel_of("forward", plan, x, state, (*C, 1), table)
-    run.run(kernel, table, tasks, operations(plan, x, state), (table, x, state))
+    run("forward", plan, x, state, (*C, 1), table, tasks, operations(plan, x, state))
     return out, most + np.log(sums)
 
 
@@ -58,8 +58,7 @@ def backward(
             table.put(name, y)
     group = heads // max(G, 1)
     tasks = tasks_of(plan, x, group, 0)
-    kernel = kernel_of("backward", plan, x, state, (C, C, group), table)
-    run.run(kernel, table, tasks, 2.5 * operations(plan, x, state), (table, x, state, d, begin, out, logs, dout, dlse))
+    run("backward", plan, x, state, (C, C, group), table, tasks, 2.5 * operations(plan, x, state))
     if x.sinks is not None and len(x.sinks) and plan.normalize:
         delta = np.sum(dout * out, axis=-1) - (0 if dlse is None else dlse[..., 0])
         sinks = np.repeat(x.sinks.astype(dtype), heads // len(x.sinks))
@@ -86,9 +85,8 @@ def path_backward(
                                      "past_db": zeros(column(state.b))}  # fmt: skip
     for name, y in ({"out": out, "most": logs, "in_dout": dout} | d | past).items():
         table.put(name, y)
-    kernel = kernel_of("path_vjp", plan, x, state, (C, C, 1), table)
     tasks = tasks_of(plan, x, 1, 0, blocks)
-    run.run(kernel, table, tasks, 3.5 * operations(plan, x, state), (table, x, state, d, past, out, dout))
+    run("path_vjp", plan, x, state, (C, C, 1), table, tasks, 3.5 * operations(plan, x, state))
     grads = blocks.gradients(d)
     summed = lambda y, like: sum_of_groups(plan.xp, y, like.shape[-2])  # noqa: E731
     grads["v"] = summed(d["out_dv"], x.v)
@@ -117,9 +115,9 @@ def column(y: np.ndarray | None) -> np.ndarray | None:
     return None if y is None else y[..., None]
 
 
-def table_of(plan: SoftmaxPlan, x: Inputs, state: Any, C: int) -> run.ArrayTable:
+def table_of(plan: SoftmaxPlan, x: Inputs, state: Any, C: int) -> ArrayTable:
     """The arrays of a call."""
-    table = run.ArrayTable(all_heads(x))
+    table = ArrayTable(all_heads(x))
     for name, y in (("in_q", x.q), ("in_k", x.k), ("in_v", x.v), ("in_g", column(x.g)), ("in_bias", x.bias)):
         table.put(name, y)
     if x.sinks is not None:
@@ -150,10 +148,9 @@ def tasks_of(plan: SoftmaxPlan, x: Inputs, group: int, rows: int, blocks: path.B
     return np.array(found, np.int64).reshape(-1, 8)
 
 
-def kernel_of(
-    name: str, plan: SoftmaxPlan, x: Inputs, state: Any, sizes: tuple[int, int, int], table: run.ArrayTable
-) -> Kernel:
-    """The kernel of a call; sizes: queries and keys of a tile, heads of a task."""
+def run(name: str, plan: SoftmaxPlan, x: Inputs, state: Any, sizes: tuple[int, int, int], table: ArrayTable,
+        tasks: np.ndarray, operations: float) -> None:  # fmt: skip
+    """A kernel for all tasks of a call; sizes: queries and keys of a tile, heads of a task."""
     longest = max((s.stop - s.start for s in plan.sequences), default=0)
     longest = max(longest, 0 if plan.is_ragged else x.q.shape[-3])
     C, N, heads = sizes
@@ -165,7 +162,8 @@ def kernel_of(
             "heads": heads, "mapped": path.how(name, C, x),
             "lse": int(plan.lse)}  # fmt: skip
     dtype = np.dtype(plan.dtype).name
-    return run.kernel_of(name, dtype, each, {"scale": plan.scale, "reach": float(plan.window or FAR)}, table)
+    numbers = {"scale": plan.scale, "reach": float(plan.window or FAR)}
+    run_kernel(name, dtype, each, numbers, table, tasks, operations)
 
 
 def operations(plan: SoftmaxPlan, x: Inputs, state: Any) -> float:

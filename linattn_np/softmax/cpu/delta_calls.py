@@ -9,8 +9,7 @@ import numpy as np
 from ..heads import groups
 from ..policy import cpu_tile
 from ..types import Inputs, SoftmaxPlan
-from . import run
-from .calls import all_heads, column, kernel_of, operations, table_of, tasks_of
+from .calls import all_heads, column, operations, run, table_of, tasks_of
 
 
 def forward(
@@ -23,8 +22,7 @@ def forward(
     table = table_of(plan, x._replace(v=u), state, C[0])
     for name, y in (("in_rhs", x.v), ("in_beta", column(beta)), ("out", r), ("most", most), ("sums", sums)):
         table.put(name, y)
-    kernel = kernel_of("delta", plan, x, state, (*C, 1), table)
-    run.run(kernel, table, tasks_of(plan, x, 1, 0), operations(plan, x, state), (table, x, beta, state))
+    run("delta", plan, x, state, (*C, 1), table, tasks_of(plan, x, 1, 0), operations(plan, x, state))
     return u, (r, most + np.log(sums))
 
 
@@ -47,7 +45,7 @@ def backward(
         for name, y in (("past_dk", begin.k), ("past_dv", begin.v), ("past_db", column(getattr(begin, "b", None)))):
             table.put(name, y)
     group = heads // max(groups(x), 1)
-    kernel = kernel_of("delta_vjp", plan, x, state, (C, C, group), table)
-    owners = (table, x, beta, state, d, dbeta, dr, begin, results, du)
-    run.run(kernel, table, tasks_of(plan, x, group, 0), 2.5 * operations(plan, x, state), owners)
+    run(
+        "delta_vjp", plan, x, state, (C, C, group), table, tasks_of(plan, x, group, 0), 2.5 * operations(plan, x, state)
+    )
     return d, dbeta, begin

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...runtime import threads
 from ...runtime.held import Cached
-from ...runtime.pieces.run import Kernel, conversions, stored_array
+from ...runtime.pieces.run import Tasks, conversions, launch_of, stored_array
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import ARRAY, SHARED, Layout, up
 from ...runtime.recorder import refuse
@@ -59,18 +59,16 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]
     return ATTENTION.layout(given, dtype, words, dict.fromkeys(("S", "complement", "G"), given["tiles"]))
 
 
-def kernel_of(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float], table: ArrayTable) -> Kernel:
-    """A kernel for a kind of call."""
+def run(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float], table: ArrayTable, tasks: np.ndarray,
+        operations: float) -> None:  # fmt: skip
+    """A kernel for all tasks of a call, on the arrays of its table."""
+    refuse("the tasks depend on the numbers of tokens in the caches")
     is_so = {"gated": sizes["gated"], "mapped": sizes["mapped"], "biased": sizes["biased"],
              "strict": name.startswith("delta"), "stick": name.startswith("stick"),
              "adjoint": name == "backward" or name.endswith("_vjp")}  # fmt: skip
-    words = {word for word, is_true in is_so.items() if is_true}
-    table_layout = layout(dtype, tuple(sizes.items()), frozenset(words))
-    return Kernel(KERNELS[name], ATTENTION, dtype, table_layout, numbers, conversions(table.numbers, dtype))
-
-
-def run(kernel: Kernel, table: ArrayTable, tasks: np.ndarray, operations: float, owners: Any) -> None:
-    """A kernel for all tasks, on arrays that `owners` keeps alive."""
-    refuse("the tasks depend on the numbers of tokens in the caches")
-    count = 1 if operations < policy.FEW_OPERATIONS else threads.num_threads()
-    kernel.over(tasks, list(range(len(tasks) + 1)), 1, count).run(table.numbers, owners)
+    words = frozenset(word for word, is_true in is_so.items() if is_true)
+    shares = Tasks(list(range(len(tasks) + 1)), 1, 1 if operations < policy.FEW_OPERATIONS else threads.num_threads())
+    values = numbers | {"tasks": tasks, "tasks_count": len(tasks)}
+    launch = launch_of(KERNELS[name], ATTENTION, dtype, layout(dtype, tuple(sizes.items()), words), values,
+                       conversions(table.numbers, dtype), shares)  # fmt: skip
+    launch.with_arrays(ATTENTION, table.numbers, table).run()

@@ -10,8 +10,7 @@ from ..heads import groups
 from ..policy import CPU_ROWS, cpu_tile
 from ..sequences import out_shape
 from ..types import Inputs, SoftmaxPlan
-from . import run
-from .calls import all_heads, kernel_of, operations, table_of, tasks_of
+from .calls import all_heads, operations, run, table_of, tasks_of
 
 
 def forward(plan: SoftmaxPlan, x: Inputs, state: Any) -> np.ndarray:
@@ -19,9 +18,8 @@ def forward(plan: SoftmaxPlan, x: Inputs, state: Any) -> np.ndarray:
     C, out = cpu_tile(plan.chunk_size), np.empty(out_shape(x), np.dtype(plan.dtype))
     table = table_of(plan, x, state, C[0])
     table.put("out", out)
-    kernel = kernel_of("stick", plan, x, state, (*C, 1), table)
     tasks = tasks_of(plan, x, 1, -(-CPU_ROWS // C[0]) * C[0])
-    run.run(kernel, table, tasks, operations(plan, x, state), (table, x, state))
+    run("stick", plan, x, state, (*C, 1), table, tasks, operations(plan, x, state))
     return out
 
 
@@ -37,7 +35,7 @@ def backward(plan: SoftmaxPlan, x: Inputs, state: Any, dout: np.ndarray) -> tupl
     if begin is not None:
         table.put("past_dk", begin.k)
         table.put("past_dv", begin.v)
-    kernel = kernel_of("stick_vjp", plan, x, state, (C, C, group), table)
-    owners = (table, x, state, d, begin, dout)
-    run.run(kernel, table, tasks_of(plan, x, group, 0), 2.5 * operations(plan, x, state), owners)
+    run(
+        "stick_vjp", plan, x, state, (C, C, group), table, tasks_of(plan, x, group, 0), 2.5 * operations(plan, x, state)
+    )
     return d, begin

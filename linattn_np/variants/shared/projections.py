@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from ...call.options import Options
 from ...matrix_state.types import Inputs, both
@@ -130,24 +131,21 @@ class MappedGatedOptions(GatedStrengthOptions, MappedOptions, total=False):
 SIMILARITY = Similarity(lambda c: feature_map_pair(c.name, c.options["feature_map"]))
 
 
-class Mapped(NamedTuple):
-    """The change of variables `base` with feature maps of the core's queries and keys."""
+def _mapped(base: ChangeOfVariables[Inputs], c: Variables) -> Inputs:
+    """The core's inputs by `base`, with feature maps of its queries and keys."""
+    x = base.to_core(c)
+    if is_plain(c.options):
+        return x
+    mapped = SIMILARITY.mapped(c)
+    return x._replace(q=mapped["q"], k=mapped["k"], r=mapped["k"] if x.r is x.k else x.r)
 
-    base: ChangeOfVariables[Inputs]
 
-    def to_core(self, c: Variables) -> Inputs:
-        x = self.base.to_core(c)
-        if is_plain(c.options):
-            return x
-        mapped = SIMILARITY.mapped(c)
-        return x._replace(q=mapped["q"], k=mapped["k"], r=mapped["k"] if x.r is x.k else x.r)
-
-    def to_core_vjp(self, c: Variables, d: Inputs) -> dict[str, Array]:
-        """phi(k) is the key and the erase vector: both gradients are added, then mapped back once."""
-        if is_plain(c.options):
-            return self.base.to_core_vjp(c, d)
-        mapped = SIMILARITY.mapped_vjp(c, {"q": d.q, "k": both(d.k, d.r)})
-        return self.base.to_core_vjp(c, d._replace(q=mapped.get("q"), k=mapped["k"], r=None))
+def _mapped_vjp(base: ChangeOfVariables[Inputs], c: Variables, d: Inputs) -> dict[str, Array]:
+    """phi(k) is the key and the erase vector: both gradients are added, then mapped back once."""
+    if is_plain(c.options):
+        return base.to_core_vjp(c, d)
+    mapped = SIMILARITY.mapped_vjp(c, {"q": d.q, "k": both(d.k, d.r)})
+    return base.to_core_vjp(c, d._replace(q=mapped.get("q"), k=mapped["k"], r=None))
 
 
 def is_plain(options: Any) -> bool:
@@ -166,12 +164,11 @@ def pack_state(c: Variables, state: Any) -> Any:
 
 def with_feature_map(spec: VariantSpec) -> VariantSpec:
     """The variant with the option feature_map."""
-    change = Mapped(spec.change)
+    change = replace(spec.change, to_core=partial(_mapped, spec.change), to_core_vjp=partial(_mapped_vjp, spec.change))
     state = StateFormat(pack=pack_state, plain=is_plain, wide=True)
     options = replace(spec.options, defaults={**spec.options.defaults, "feature_map": "identity"},
                       check=_checked(spec.options))  # fmt: skip
-    return replace(spec, change=replace(spec.change, to_core=change.to_core, to_core_vjp=change.to_core_vjp),
-                   state=state, options=options)  # fmt: skip
+    return replace(spec, change=change, state=state, options=options)
 
 
 def _checked(own: OptionSpec) -> Callable[[str, dict[str, Any]], None]:

@@ -14,7 +14,6 @@ import pytest
 import linattn_np as la
 from linattn_np.call.replay import device as device_plans
 from linattn_np.call.replay import plans as replay
-from linattn_np.call.replay import signatures
 from linattn_np.matrix_state.cuda.token import calls as cuda_step
 from linattn_np.ops.cuda import complement
 from linattn_np.runtime.cuda import launch
@@ -233,14 +232,14 @@ def test_another_device(public, monkeypatch):
     for _ in range(2):
         la.gated_delta_rule(**x, state=S)
     assert len(recorded_plans()) == 1
-    first = signatures.signature_of(SPEC, (), x | {"state": S})
+    first = replay.signature_of(SPEC, (), x | {"state": S})
     assert replay.by_key.get(first[0]) is not None
     monkeypatch.setattr(launch, "device_function", lambda: lambda: 1)
-    monkeypatch.setitem(signatures.makers, Stub, device_plans.signature_maker(Stub))
-    assert signatures.signature_of(SPEC, (), x | {"state": S}) is None
-    assert signatures.signature_of(SPEC, tuple(x.values()), {}) is None
+    monkeypatch.setitem(replay.makers, Stub, device_plans.signature_maker(Stub))
+    assert replay.signature_of(SPEC, (), x | {"state": S}) is None
+    assert replay.signature_of(SPEC, tuple(x.values()), {}) is None
     monkeypatch.setattr(Stub, "data", property(lambda y: SimpleNamespace(ptr=y.ctypes.data, device_id=1)))
-    other = signatures.signature_of(SPEC, (), x | {"state": S})
+    other = replay.signature_of(SPEC, (), x | {"state": S})
     assert replay.by_key.get(other[0]) is None
     assert other[0][1] == 1
     assert other[0] != first[0]

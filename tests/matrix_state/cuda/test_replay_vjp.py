@@ -7,7 +7,6 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.replay import plans as replay
-from linattn_np.call.replay import signatures
 from tests.cases import parts
 from tests.matrix_state.cuda.step_twin import recorded_plans, stub
 from tests.matrix_state.cuda.test_replay import H, K, drawn, misaligned
@@ -24,7 +23,7 @@ def pull_of(x, state, dout, dstate, **options):
 
 def forward_of(keywords):
     """The recorded forward of a call that is replayed together with its pullback."""
-    found = replay.by_key.get(signatures.vjp_key(signatures.signature_of(la.gated_delta_rule.spec, (), keywords)))
+    found = replay.by_key.get(replay.vjp_key(replay.signature_of(la.gated_delta_rule.spec, (), keywords)))
     return found if found is not None and found.replayable else None
 
 

@@ -16,7 +16,7 @@ from ....call.dispatch import new
 from ....call.options import PLAIN as PLAIN_OPTIONS
 from ....call.options import is_plain_tuple
 from ....call.replay import device as device_plans
-from ....call.replay import plans, signatures
+from ....call.replay import plans
 from ....call.results import Result, StatesResult
 from ....runtime.config import config
 from ....runtime.cuda.record import LaunchSequence, get
@@ -93,7 +93,7 @@ def record(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keyw
     if known is None or known[0] in plans.by_key or not plans.ENABLED:
         return
     plan: Any = plans.computed_in_full
-    own = signatures.signature_of(spec, *views)
+    own = plans.signature_of(spec, *views)
     found = None if own is None else plans.by_key.get(own[0])
     of = None if found is None else getattr(found.plan, "__self__", None)
     if isinstance(of, device_plans.Plan | device_plans.StatesPlan):
@@ -163,8 +163,8 @@ def forward(signature: Signature, arrays: Arrays, keywords: Keywords) -> Any:
 
 def record_forward(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keywords]) -> None:
     """Record the forward of a vjp, and its pullbacks, if the pullbacks of the call on CuPy views are recorded."""
-    own = None if known is None or not plans.ENABLED else signatures.signature_of(spec, *views)
-    plan = None if own is None else plans.by_key.get(signatures.vjp_key(own))
+    own = None if known is None or not plans.ENABLED else plans.signature_of(spec, *views)
+    plan = None if own is None else plans.by_key.get(plans.vjp_key(own))
     if known is not None and type(plan) is device_plans.Forward and plan.replayable:
         plans.store(_vjp_key(known), ReplayedForward(plan, known[0][2], spec, views))
 

@@ -15,7 +15,6 @@ import linattn_np as la
 from linattn_np.call import binding, results
 from linattn_np.call.replay import device as device_plans
 from linattn_np.call.replay import plans as replay
-from linattn_np.call.replay import signatures
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import choose
 from linattn_np.matrix_state.cuda.arguments import SOLVE
@@ -150,7 +149,7 @@ def public(launched, monkeypatch):
             is_numpy_namespace=lambda xp: not is_stubs(xp),
         ),
     )
-    monkeypatch.setitem(signatures.makers, Stub, device_plans.signature_maker(Stub))
+    monkeypatch.setitem(replay.makers, Stub, device_plans.signature_maker(Stub))
     monkeypatch.setattr(replay, "by_key", {})
     monkeypatch.setattr(constants, "_kept", {})
     return launched
