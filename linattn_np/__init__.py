@@ -52,7 +52,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "summary": ".call.summary",
     "vjp": ".call.vjp",
 }
-_MODULES = {"feature_maps": ".ops.feature_maps", "layers": ".layers", "nn": ".nn", "testing": ".testing"}
+_MODULES = {"feature_maps": ".ops.feature_maps"} | {n: f".{n}" for n in ("layers", "nn", "testing", "train")}
 
 
 def __getattr__(name: str) -> _Any:

@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 from . import layers as layers
 from . import nn as nn
 from . import testing as testing
+from . import train as train
 from .call.check import check as check
 from .call.explain import Explanation as Explanation
 from .call.explain import explain as explain

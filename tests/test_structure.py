@@ -24,6 +24,7 @@ LAYERS = (  # from the bottom up; what stands on one line does not import each o
     ("catalog",),
     ("testing", "filters", "arguments", "nn"),
     ("layers",),
+    ("train",),
     ("docstring", "doctor", "experiments", "bridges", "warmup"),
     ("__main__",),
     ("__init__",),
@@ -141,7 +142,13 @@ def test_who_may_import_what(path):
             lazily = not top and own in (["runtime", "arrays"], ["doctor"])
             assert lazily or own[0] == "bridges" or own[:2] == ["runtime", "cuda"], f"{'.'.join(own)} imports {name[0]}"
         if name[0] in EXTRAS:
-            lazily = not top and own in (["__main__"], ["warmup"], ["runtime", "blas"])
+            lazily = not top and own in (
+                ["__main__"],
+                ["warmup"],
+                ["runtime", "blas"],
+                ["train", "loop"],
+                ["train", "curve"],
+            )
             assert lazily or own[0] in ("experiments", "doctor"), f"{own} imports {name[0]}"
         assert name[0] != "tests", f"{'.'.join(own)} imports the tests"
 

@@ -1,0 +1,58 @@
+"""Arrays by path that lie one after the other in one vector: an optimiser's loop takes the vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..runtime.arrays import compat
+
+
+class Flat(NamedTuple):
+    """A vector (N,) and views of it by path."""
+
+    vector: Any
+    arrays: dict[str, Any]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any]) -> Flat:
+        """Copies of arrays of one library and dtype.   Raises ValueError for none, TypeError for several dtypes."""
+        if not arrays:
+            raise ValueError("Flat: arrays is empty, expected an array or more")
+        if len(kinds := {str(x.dtype) for x in arrays.values()}) > 1:
+            raise TypeError(f"Flat: the arrays have the dtypes {', '.join(sorted(kinds))}, expected one")
+        first = next(iter(arrays.values()))
+        xp = compat.array_namespace(first)
+        vector = xp.concat([xp.reshape(x, (-1,)) for x in arrays.values()])
+        return cls(vector, _views(vector, arrays))
+
+    def like(self, value: float = 0.0) -> Flat:
+        """A number everywhere."""
+        vector = compat.array_namespace(self.vector).full_like(self.vector, value)
+        return Flat(vector, _views(vector, self.arrays))
+
+    def set(self, arrays: Mapping[str, Any]) -> None:
+        """Writes arrays of the same paths."""
+        for path, x in self.arrays.items():
+            x[...] = arrays[path]
+
+    def add(self, arrays: Mapping[str, Any]) -> None:
+        """Adds arrays of the same paths."""
+        for path, x in self.arrays.items():
+            x += arrays[path]
+
+
+def _views(vector: Any, like: Mapping[str, Any]) -> dict[str, Any]:
+    views, end = {}, 0
+    for path, x in like.items():
+        size = int(x.size)
+        views[path] = vector[end : end + size].reshape(x.shape)
+        end += size
+    return views
+
+
+def on_host(x: Any) -> np.ndarray:
+    """An array of NumPy or CuPy as NumPy's."""
+    return x.get() if hasattr(x, "get") else np.asarray(x)

@@ -1,0 +1,91 @@
+"""The loop of training: batches, gradients, clipping, the optimiser's step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..call.vjp import vjp
+from ..layers import Layer
+from ..ops.optimisers import norm
+from ..runtime import blas
+from ..runtime.arrays import compat
+from .data import Batch
+from .run import Run
+from .schedules import Schedule
+
+
+def fit(loss: Layer, run: Run, batch: Batch, steps: int, rate: Schedule, clip: float = 1.0, accumulate: int = 1,
+        save: str | Path | None = None, every: int = 0, bar: bool = True) -> Run:  # fmt: skip
+    """Trains to step number `steps`; `run` changes in place. A run that is resumed has the bits of one that was not.
+
+    loss        layer of (ids, labels); its result is the mean loss
+    batch       n -> (ids, labels), the data of batch number n
+    rate        step -> rate of the optimiser
+    clip        largest norm of the gradient of all parameters; a longer one is scaled down
+    accumulate  batches of a step; their gradients are averaged
+    save        a file, written every `every` steps, at the end, and when an exception or ctrl-C ends the loop
+    bar         loss and tokens a second on standard error
+
+    Raises FloatingPointError for a gradient that is not finite; the parameters are those before it.
+    """
+    G, xp = run.params.like(), compat.array_namespace(run.params.vector)
+    try:
+        with blas.one_thread(), _bar(run.step, steps, bar) as shown:
+            while run.step < steps:
+                start, mean, count = time.perf_counter(), 0.0, 0
+                for n in range(accumulate):
+                    ids, labels = map(xp.asarray, batch(run.position + n))
+                    found, pullback = vjp(loss, run.params.arrays, ids, labels)
+                    grads = pullback(1.0 / accumulate).params
+                    (G.add if n else G.set)(grads)
+                    mean, count = mean + float(found) / accumulate, count + ids.size
+                size = norm(xp, G.vector)
+                if not math.isfinite(size):
+                    raise FloatingPointError(f"fit: the gradient of step {run.step} is not finite, its loss {mean}")
+                scale = min(1.0, clip / size) if size else 1.0
+                run.optimiser.update(run.params, G, run.moments, run.step + 1, rate(run.step), scale)
+                run.step, run.position = run.step + 1, run.position + accumulate
+                run.losses.append(mean)
+                shown(run.losses, count / (time.perf_counter() - start))
+                if save and every and run.step % every == 0:
+                    run.save(save)
+    finally:
+        if save:
+            run.save(save)
+    return run
+
+
+@contextlib.contextmanager
+def _bar(first: int, steps: int, wanted: bool) -> Iterator[Any]:
+    """A function that shows losses and tokens a second: a bar on a terminal, else ten lines."""
+    if not wanted:
+        yield lambda losses, speed: None
+    elif sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(total=steps, initial=first, unit=" steps", dynamic_ncols=True) as line:
+
+            def show(losses: list[float], speed: float) -> None:
+                line.set_postfix_str(_words(losses, speed), refresh=False)
+                line.update()
+
+            yield show
+    else:
+        each = max(1, (steps - first) // 10)
+
+        def write(losses: list[float], speed: float) -> None:
+            if len(losses) % each == 0 or len(losses) == steps:
+                sys.stderr.write(f"step {len(losses)} of {steps}: {_words(losses, speed)}\n")
+
+        yield write
+
+
+def _words(losses: list[float], speed: float) -> str:
+    last = losses[-20:]
+    return f"loss {sum(last) / len(last):.3f}, {speed:,.0f} tokens/s"

@@ -1,0 +1,38 @@
+"""Tokens drawn from a model, one after the other, with its states carried along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import nn
+from ..call.step import step
+from ..layers import Layer
+from .flat import on_host
+
+
+def generate(logits: Layer, params: Mapping[str, Any], prompt: Sequence[int], count: int, temperature: float = 1.0,
+             seed: int = 0) -> Iterator[int]:  # fmt: skip
+    """`count` tokens after a prompt, drawn from softmax(logits / temperature); temperature 0 takes the largest.
+
+    Raises ValueError for an empty prompt and a negative temperature.
+    """
+    if not len(prompt):
+        raise ValueError("generate: prompt is empty, expected one token or more")
+    if temperature < 0:
+        raise ValueError(f"generate: temperature is {temperature}, expected a number from 0")
+    rng = np.random.default_rng(seed)
+    found, state = logits(params, np.asarray(prompt, np.int64)[None], return_state=True)
+    last = found[:, -1]
+    for n in range(count):
+        x = on_host(last)[0].astype(np.float64)
+        if temperature:
+            p = nn.softmax(x / temperature)
+            token = int(rng.choice(len(p), p=p / p.sum()))
+        else:
+            token = int(np.argmax(x))
+        yield token
+        if n + 1 < count:
+            last, state = step(logits, params, np.array([token]), state=state, return_state=True)
