@@ -8,6 +8,8 @@ import sys
 from .arguments import Parser
 
 COMMANDS = {
+    "train": (".experiments.train", "train a language model on files, or on the text of Python's help"),
+    "generate": (".experiments.generate", "continue a prompt with a trained model"),
     "compare": (
         ".experiments.compare.command",
         "forms of linear attention, and softmax, on a series: numbers, time, memory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -17,6 +18,11 @@ class Parser(argparse.ArgumentParser):
 def number(parser: argparse.ArgumentParser, option: str, least: int = 1, **about: Any) -> None:
     """An option that takes one whole number from `least`."""
     parser.add_argument(option, action=Number, least=least, metavar="N", **about)
+
+
+def real(parser: argparse.ArgumentParser, option: str, least: float = 0.0, **about: Any) -> None:
+    """An option that takes one number from `least`."""
+    parser.add_argument(option, action=Real, least=least, metavar="X", **about)
 
 
 def numbers(parser: argparse.ArgumentParser, option: str, least: int = 1, **about: Any) -> None:
@@ -52,6 +58,23 @@ class Number(argparse.Action):
             wanted = "whole numbers" if self.nargs else "a whole number"
             parser.error(f"{self.option_strings[0]} is {given}, expected {wanted} from {self.least}")
         setattr(namespace, self.dest, tuple(found) if self.nargs else found[0])
+
+
+class Real(argparse.Action):
+    """One finite number from `least`."""
+
+    def __init__(self, *args: Any, least: float, **about: Any) -> None:
+        super().__init__(*args, **about)
+        self.least = least
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        try:
+            found = float(values)
+        except ValueError:
+            found = math.nan
+        if not self.least <= found < math.inf:
+            parser.error(f"{self.option_strings[0]} is {values}, expected a number from {self.least:g}")
+        setattr(namespace, self.dest, found)
 
 
 def parts(values: Sequence[str]) -> tuple[str, ...]:

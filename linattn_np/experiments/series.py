@@ -100,10 +100,15 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _help() -> tuple[str, np.ndarray]:
+def help_text() -> str:
+    """The text of Python's help, about half a million characters."""
     from pydoc_data.topics import topics
 
-    return "the text of Python's help", codes("\n".join(topics[name] for name in sorted(topics)))
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def _help() -> tuple[str, np.ndarray]:
+    return "the text of Python's help", codes(help_text())
 
 
 def _eeg() -> tuple[str, np.ndarray]:

@@ -54,8 +54,7 @@ class Run:
         Raises ValueError for another file or one of another optimiser.
         """
         arrays, texts = safetensors.load(path)
-        if "run" not in texts:
-            raise ValueError(f"{path} holds no run of training")
+        about = cls.about_of(texts, path)
         params, moments = optimiser.start(_below(arrays, "params"))
         for kind, moment in moments.items():
             own = _below(arrays, kind)
@@ -64,7 +63,14 @@ class Run:
                                  f"the optimiser is {type(optimiser).__name__}")  # fmt: skip
             moment.set(own)
         return cls(params, moments, optimiser, **json.loads(texts["run"]), losses=arrays["losses"].tolist(),
-                   about=json.loads(texts["about"]))  # fmt: skip
+                   about=about)  # fmt: skip
+
+    @staticmethod
+    def about_of(texts: Mapping[str, str], path: str | Path) -> dict[str, Any]:
+        """What a run tells about itself, from the texts of its file.   Raises ValueError for another file."""
+        if "run" not in texts:
+            raise ValueError(f"{path} holds no run of training")
+        return json.loads(texts["about"])
 
 
 def _below(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:

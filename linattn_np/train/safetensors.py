@@ -49,7 +49,7 @@ def save(path: str | Path, arrays: Mapping[str, Any], about: Mapping[str, str] |
             for n in header:
                 if n != "__metadata__":
                     x = np.ascontiguousarray(each[n]).astype(each[n].dtype.newbyteorder("<"), copy=False)
-                    file.write(x.reshape(-1).view(np.uint8))
+                    file.write(x.reshape(-1).view(np.uint8).data)
             file.flush()
             os.fsync(file.fileno())
             os.chmod(file.name, 0o666 & ~_umask())

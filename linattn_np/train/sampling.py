@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..layers import Layer
 from .flat import on_host
 
 
-def generate(logits: Layer, params: Mapping[str, Any], prompt: Sequence[int], count: int, temperature: float = 1.0,
+def generate(logits: Layer, params: dict[str, Any], prompt: Sequence[int], count: int, temperature: float = 1.0,
              seed: int = 0) -> Iterator[int]:  # fmt: skip
     """`count` tokens after a prompt, drawn from softmax(logits / temperature); temperature 0 takes the largest.
 
@@ -24,7 +24,7 @@ def generate(logits: Layer, params: Mapping[str, Any], prompt: Sequence[int], co
     if temperature < 0:
         raise ValueError(f"generate: temperature is {temperature}, expected a number from 0")
     rng = np.random.default_rng(seed)
-    found, state = logits(params, np.asarray(prompt, np.int64)[None], return_state=True)
+    found, state = logits(params, np.array([list(prompt)], np.int64), return_state=True)
     last = found[:, -1]
     for n in range(count):
         x = on_host(last)[0].astype(np.float64)

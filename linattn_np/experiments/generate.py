@@ -1,0 +1,45 @@
+"""The command `linattn generate [FILE]`: continues a prompt, a token at a time."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import sys
+from pathlib import Path
+
+import linattn_np as la
+
+from ..arguments import number, real
+from .train import BYTES, model_of, optimiser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("file", type=Path, nargs="?", default=Path("train-output/run.safetensors"),
+                        help="a file that `linattn train` wrote (train-output/run.safetensors)")  # fmt: skip
+    parser.add_argument("--prompt", default="\n", help="the text that is continued")
+    number(parser, "--count", default=400, help="bytes (400)")
+    real(parser, "--temperature", default=0.7, help="0 takes the likeliest byte (0.7)")
+    number(parser, "--seed", default=1, help="of the draws (1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the continuation; the exit status."""
+    try:
+        about = la.train.Run.about_of(la.train.load(args.file)[1], args.file)
+        trained = la.train.Run.load(args.file, optimiser(about["settings"]))
+        if about["model"]["vocabulary"] != BYTES:
+            raise ValueError(f"{args.file} has {about['model']['vocabulary']} tokens, expected bytes: {BYTES}")
+        if not args.prompt:
+            raise ValueError("--prompt is empty, expected a text")
+    except (OSError, ValueError) as problem:
+        sys.stderr.write(f"linattn generate: {problem}\n")
+        return 2
+    sys.stdout.write(args.prompt)
+    text, prompt = codecs.getincrementaldecoder("utf-8")("replace"), args.prompt.encode()
+    logits, params = model_of(about).logits, trained.params.arrays
+    for token in la.train.generate(logits, params, prompt, args.count, args.temperature, args.seed):
+        sys.stdout.write(text.decode(bytes([token])))
+        sys.stdout.flush()
+    sys.stdout.write(text.decode(b"", final=True) + "\n")
+    return 0

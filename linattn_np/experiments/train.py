@@ -1,0 +1,123 @@
+"""The command `linattn train [FILE ...]`: a language model, its loss curve, a sample."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import linattn_np as la
+
+from ..arguments import number, real, words
+from .extras import require
+from .series import help_text
+
+BYTES, VALIDATED = 256, 16  # tokens of a text; batches of the validation loss
+KINDS = ("uint8", "uint16", "uint32", "int32", "int64")
+KEPT = ("files", "tokens", "batch", "length", "steps", "rate", "optimiser", "decay", "accumulate", "seed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("files", nargs="*", help="texts, .npy of token ids; without them, the text of Python's help")
+    words(
+        parser, "--mixer", default=("gated_delta_rule",), metavar="NAME", help="token mixers, again and again by layer"
+    )
+    number(parser, "--layers", default=4, help="layers (4)")
+    number(parser, "--width", default=96, help="channels of the model (96)")
+    number(parser, "--heads", default=3, help="heads (3)")
+    parser.add_argument("--mlp", choices=["swiglu", "squared_relu", "rwkv6", "rwkv7", "none"], help="of each layer")
+    number(parser, "--batch", default=8, help="sequences of a step (8)")
+    number(parser, "--length", 2, default=256, help="tokens of a sequence (256)")
+    number(parser, "--steps", default=600, help="steps (600)")
+    number(parser, "--accumulate", default=1, help="batches of a step (1)")
+    real(parser, "--rate", default=4e-3, help="greatest learning rate (0.004); 10 %% warm-up, then a cosine")
+    real(parser, "--decay", default=0.1, help="weight decay of matrices (0.1)")
+    parser.add_argument("--optimiser", choices=["adamw", "muon"], default="adamw", help="adamw")
+    number(parser, "--seed", default=1, help="of initial values and of the order of the data (1)")
+    parser.add_argument(
+        "--tokens", choices=KINDS, default="uint8", help="what files other than .npy hold (uint8: text)"
+    )
+    number(parser, "--vocabulary", default=BYTES, help="number of different tokens (256)")
+    parser.add_argument("--out", type=Path, default=Path("train-output"), help="folder of run.safetensors and loss.png")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run, with its settings but --steps")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, save, draw, sample; the exit status."""
+    try:
+        require("tqdm", "matplotlib")
+        trained, settings = resumed(args) if args.resume else begun(args)
+        model = model_of(trained.about)
+        data, held_out = tokens(settings).split(0.9)
+        batches = data.batches(settings["batch"], settings["length"], trained.seed)
+        check = held_out.batches(settings["batch"], min(settings["length"], len(held_out) - 1))
+        args.out.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError, ModuleNotFoundError) as problem:
+        sys.stderr.write(f"linattn train: {problem}\n")
+        return 2
+    path, steps = args.out / "run.safetensors", settings["steps"]
+    mixers = trained.about["model"]["mixers"]
+    sys.stderr.write(f"{', '.join(mixers)}: {model.loss.count:,} parameters, {len(data):,} tokens; {path}\n")
+    try:
+        la.train.fit(model.loss, trained, batches, steps, la.train.cosine(settings["rate"], steps), save=path,
+                     every=max(1, steps // 10), accumulate=settings["accumulate"])  # fmt: skip
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nstopped at step {trained.step}; linattn train --resume {path} goes on\n")
+        return 130
+    except FloatingPointError as problem:
+        sys.stderr.write(f"linattn train: {problem}; a smaller --rate may help\n")
+        return 1
+    P = trained.params.arrays
+    loss = np.mean([model.loss(P, *check(n)) for n in range(VALIDATED)])
+    picture = args.out / "loss.png"
+    la.train.picture(picture, trained.losses, "nats a byte" if settings["tokens"] == "uint8" else "nats a token")
+    sys.stdout.write(f"validation loss {loss:.3f}; run: {path}; picture: {picture}\n")
+    if trained.about["model"]["vocabulary"] == BYTES:
+        prompt = held_out[:64].tolist()
+        found = la.train.generate(model.logits, P, prompt, 300, temperature=0.7)
+        sys.stdout.write(f"\n{text_of(prompt)}|{text_of(list(found))}\n")
+    return 0
+
+
+def begun(args: argparse.Namespace) -> tuple[la.train.Run, dict[str, Any]]:
+    """A new run, and its settings."""
+    if args.width % args.heads:
+        raise ValueError(f"--width is {args.width}, expected a multiple of --heads {args.heads}")
+    settings = {n: getattr(args, n) for n in KEPT} | {"files": [str(Path(x).resolve()) for x in args.files]}
+    sizes = {"vocabulary": args.vocabulary, "D": args.width, "layers": args.layers, "heads": args.heads}
+    about = {"model": sizes | {"mixers": list(args.mixer), "mlp": args.mlp}, "settings": settings}
+    return la.train.Run.start(model_of(about).loss, optimiser(settings), args.seed, about), settings
+
+
+def resumed(args: argparse.Namespace) -> tuple[la.train.Run, dict[str, Any]]:
+    """A run from its file, and its settings."""
+    _, texts = la.train.load(args.resume)
+    about = la.train.Run.about_of(texts, args.resume)
+    settings = about["settings"] | ({"steps": args.steps} if args.steps > about["settings"]["steps"] else {})
+    return la.train.Run.load(args.resume, optimiser(settings)), settings
+
+
+def model_of(about: Mapping[str, Any]) -> la.layers.Model:
+    """The model that a run tells about."""
+    return la.layers.language_model(**about["model"])
+
+
+def optimiser(settings: Mapping[str, Any]) -> la.train.AdamW | la.train.Muon:
+    adamw = la.train.AdamW(decay=settings["decay"])
+    return adamw if settings["optimiser"] == "adamw" else la.train.Muon(decay=settings["decay"], others=adamw)
+
+
+def tokens(settings: Mapping[str, Any]) -> la.train.Tokens:
+    """The tokens of the files, or of Python's help."""
+    if settings["files"]:
+        return la.train.Tokens.open(settings["files"], settings["tokens"])
+    return la.train.Tokens([np.frombuffer(help_text().encode(), np.uint8)])
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return bytes(ids).decode("utf-8", errors="replace")

@@ -1,0 +1,84 @@
+"""The commands train and generate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.__main__ import main
+
+SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch", "2", "--length", "16"]
+
+
+def train(tmp_path, *options):
+    return main(["train", *map(str, options), *SMALL, "--out", str(tmp_path / "out")])
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("the delta rule erases what a key held. " * 30)
+    return path
+
+
+def test_a_text_is_trained_and_continued(book, tmp_path, capsys):
+    assert train(tmp_path, book, "--steps", 6, "--mixer", "gla,softmax_attention") == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("validation loss ")
+    assert "step 6 of 6: loss" in printed.err
+    assert (tmp_path / "out" / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    run = str(tmp_path / "out" / "run.safetensors")
+    assert main(["generate", run, "--prompt", "the é", "--count", "5"]) == 0
+    assert capsys.readouterr().out.startswith("the é")
+
+
+def test_a_run_goes_on_as_if_it_had_not_stopped(book, tmp_path, monkeypatch, capsys):
+    assert train(tmp_path / "whole", book, "--steps", 5, "--optimiser", "muon") == 0
+    own, calls = la.train.Tokens.batches, []
+
+    def stopped(self, *given):
+        batch = own(self, *given)
+
+        def until(n):
+            calls.append(n)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return batch(n)
+
+        return until
+
+    monkeypatch.setattr(la.train.Tokens, "batches", stopped)
+    assert train(tmp_path, book, "--steps", 5, "--optimiser", "muon") == 130
+    monkeypatch.undo()
+    path = tmp_path / "out" / "run.safetensors"
+    assert f"stopped at step 2; linattn train --resume {path} goes on" in capsys.readouterr().err
+    assert train(tmp_path, "--resume", path, "--steps", 1) == 0
+    both = [la.train.load(p / "out" / "run.safetensors")[0] for p in (tmp_path, tmp_path / "whole")]
+    assert all(np.array_equal(x, both[1][n]) for n, x in both[0].items())
+
+
+def test_token_ids_are_trained(tmp_path, capsys):
+    np.save(tmp_path / "ids.npy", np.arange(500) % 7)
+    assert train(tmp_path, tmp_path / "ids.npy", "--steps", 2, "--vocabulary", 7) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["generate", str(tmp_path / "out" / "run.safetensors")]) == 2
+    assert "has 7 tokens, expected bytes: 256" in capsys.readouterr().err
+
+
+def test_what_cannot_be_trained_is_one_line(tmp_path, book, capsys):
+    (tmp_path / "x.safetensors").write_bytes(b"none")
+    cases = [
+        ([tmp_path / "none.txt"], "none.txt"),
+        ([book, "--mixer", "attention"], "mixer: name is 'attention'"),
+        ([book, "--heads", "3"], "--width is 16, expected a multiple of --heads 3"),
+        (["--resume", tmp_path / "x.safetensors"], "x.safetensors is no safetensors file"),
+    ]
+    for given, words in cases:
+        assert main(["train", *SMALL, "--out", str(tmp_path), *map(str, given)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert words in printed.err
+        assert printed.err.count("\n") == 1
+    assert main(["generate", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.startswith("linattn generate: ")
