@@ -20,7 +20,11 @@ from .call.summary import compose as compose
 from .call.summary import entry_states as entry_states
 from .call.summary import summary as summary
 from .catalog import family_table as family_table
+from .fast_weights.types import LinearMomentum as LinearMomentum
 from .fast_weights.types import LinearState as LinearState
+from .fast_weights.types import MLPMomentum as MLPMomentum
+from .fast_weights.types import MLPState as MLPState
+from .fast_weights.types import SwiGLUMomentum as SwiGLUMomentum
 from .filters import delay_line as delay_line
 from .filters import lms as lms
 from .filters import nlms as nlms
@@ -767,6 +771,48 @@ class _Kda:
 
 kda: _Kda
 
+class _LactGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    eta_A: Any
+    eta_B: Any
+    eta_W: Any
+    mu: Any
+    A: Any
+    B: Any
+    W: Any
+    state: Any
+
+class _Lact:
+    """A SwiGLU learns from large chunks, each one step of Muon. f(x) = (silu(x A) * (x B)) W;  P' = (mean mu) P - sum_t eta_t d/d(A,B,W) -<f(k_t), v_t> over a chunk;  (A, B, W)' = columns of (A, B, W) + NS(P') with their first lengths;  out_t = scale f(q_t), before the step of its chunk"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, eta_A: Any, eta_B: Any, eta_W: Any, mu: Any, A: Any, B: Any, W: Any, *, return_state: bool = ..., return_states_at: None = ..., mini_batch: Any = ..., muon: Any = ..., stacked: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta_A: Any, eta_B: Any, eta_W: Any, mu: Any, A: Any, B: Any, W: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., mini_batch: Any = ..., muon: Any = ..., stacked: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta_A: Any, eta_B: Any, eta_W: Any, mu: Any, A: Any, B: Any, W: Any, *, return_state: Literal[True], return_states_at: None = ..., mini_batch: Any = ..., muon: Any = ..., stacked: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta_A: Any, eta_B: Any, eta_W: Any, mu: Any, A: Any, B: Any, W: Any, *, return_state: bool = ..., return_states_at: Any, mini_batch: Any = ..., muon: Any = ..., stacked: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta_A: Any, eta_B: Any, eta_W: Any, mu: Any, A: Any, B: Any, W: Any, *, return_state: bool, return_states_at: None = ..., mini_batch: Any = ..., muon: Any = ..., stacked: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+lact: _Lact
+
 class _LightningAttentionGradients(NamedTuple):
     q: Any
     k: Any
@@ -1437,6 +1483,85 @@ class _StickBreakingAttention:
 
 stick_breaking_attention: _StickBreakingAttention
 
+class _TitansGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    eta: Any
+    mu: Any
+    g: Any
+    W1: Any
+    W2: Any
+    state: Any
+
+class _Titans:
+    """A two-layer memory learns to map keys to values, by gradient descent with momentum and decay. f_W(x) = gelu(x W1) W2;  S_t = mu_t S_{t-1} - eta_t d/dA |f_A(k_t) - v_t|^2;  W_t = e^{g_t} W_{t-1} + S_t;  out_t = scale f_{W_t}(q_t), A: W when the mini-batch began"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: bool = ..., return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: Literal[True], return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: bool = ..., return_states_at: Any, mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: bool, return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+titans: _Titans
+
+class _TitansLinearGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    eta: Any
+    mu: Any
+    g: Any
+    W: Any
+    state: Any
+
+class _TitansLinear:
+    """A matrix learns to map keys to values, by gradient descent with momentum and decay. f_W(x) = x W;  S_t = mu_t S_{t-1} - eta_t d/dA |f_A(k_t) - v_t|^2;  W_t = e^{g_t} W_{t-1} + S_t;  out_t = scale f_{W_t}(q_t), A: W when the mini-batch began"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, eta: Any, mu: Any, g: Any, W: Any, *, return_state: bool = ..., return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, mu: Any, g: Any, W: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, mu: Any, g: Any, W: Any, *, return_state: Literal[True], return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, mu: Any, g: Any, W: Any, *, return_state: bool = ..., return_states_at: Any, mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, mu: Any, g: Any, W: Any, *, return_state: bool, return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+titans_linear: _TitansLinear
+
 class _TransxssmGradients(NamedTuple):
     x: Any
     dt: Any
@@ -1519,6 +1644,49 @@ class _TttLinear:
 
 ttt_linear: _TttLinear
 
+class _TttMlpGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    eta: Any
+    W1: Any
+    b1: Any
+    W2: Any
+    b2: Any
+    weight: Any
+    shift: Any
+    gain: Any
+    state: Any
+
+class _TttMlp:
+    """A two-layer model with a layer norm learns to map keys to values, a mini-batch at a time. f_W(x) = x + LN(gelu(x W1 + b1) W2 + b2);  W_t = W_{t-1} - eta_t d/dW |f_A(k_t) - v_t|^2 / 2;  out_t = scale f_R(q_t), R = A + gain_t (W_t - A), A: W when the mini-batch began"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, eta: Any, W1: Any, b1: Any, W2: Any, b2: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, W1: Any, b1: Any, W2: Any, b2: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, W1: Any, b1: Any, W2: Any, b2: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, W1: Any, b1: Any, W2: Any, b2: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: bool = ..., return_states_at: Any, mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, eta: Any, W1: Any, b1: Any, W2: Any, b2: Any, weight: Any, shift: Any, gain: Any = ..., *, return_state: bool, return_states_at: None = ..., mini_batch: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+ttt_mlp: _TttMlp
+
 @overload
 def vjp(fn: _Abc, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _AbcGradients]]: ...
 @overload
@@ -1558,6 +1726,8 @@ def vjp(fn: _Iplr, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Ip
 @overload
 def vjp(fn: _Kda, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _KdaGradients]]: ...
 @overload
+def vjp(fn: _Lact, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LactGradients]]: ...
+@overload
 def vjp(fn: _LightningAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LightningAttentionGradients]]: ...
 @overload
 def vjp(fn: _LinearAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LinearAttentionGradients]]: ...
@@ -1594,8 +1764,14 @@ def vjp(fn: _SoftmaxAttention, *arrays: Any, **options: Any) -> tuple[Any, Calla
 @overload
 def vjp(fn: _StickBreakingAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _StickBreakingAttentionGradients]]: ...
 @overload
+def vjp(fn: _Titans, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TitansGradients]]: ...
+@overload
+def vjp(fn: _TitansLinear, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TitansLinearGradients]]: ...
+@overload
 def vjp(fn: _Transxssm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TransxssmGradients]]: ...
 @overload
 def vjp(fn: _TttLinear, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TttLinearGradients]]: ...
+@overload
+def vjp(fn: _TttMlp, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _TttMlpGradients]]: ...
 @overload
 def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Callable[..., Any]]: ...

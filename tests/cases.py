@@ -11,6 +11,7 @@ import numpy as np
 
 import linattn_np as la
 from linattn_np.call.binding import prepare
+from linattn_np.fast_weights.core import FastWeights
 from linattn_np.matrix_state.types import Inputs
 from linattn_np.runtime.shapes import is_of_pairs
 from linattn_np.sampling import DRAWS, sizes_by_letter
@@ -67,7 +68,12 @@ class Case:
     @property
     def squares(self) -> bool:
         """Whether keys, or directions of maps, are multiplied by each other."""
-        return self.erases or self.maps or self.spec.readout.name == "SOLVED"
+        return self.erases or self.maps or self.learns or self.spec.readout.name == "SOLVED"
+
+    @property
+    def learns(self) -> bool:
+        """Whether the state are weights of a model."""
+        return isinstance(self.spec.core, FastWeights)
 
     @property
     def maps(self) -> bool:

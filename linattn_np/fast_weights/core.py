@@ -95,14 +95,18 @@ class FastWeights(Learning, Core):
     BACKENDS = BACKENDS
     STATE_COUNTS = ("length",)
 
-    def __init__(self, learner: Callable[[Mapping[str, Any]], Learner], state: type[Any]) -> None:
-        """learner: from the options of a call."""
-        self.learner, self.kind, self.STATE_AXES = learner, state, axes_of(state)
+    def __init__(
+        self, learner: Callable[[Mapping[str, Any]], Learner], state: type[Any], axes: Mapping[str, str] | None = None
+    ) -> None:
+        """learner: from the options of a call. axes: of the parts of the state, unless states.py has them."""
+        self.learner, self.kind, self.STATE_AXES = learner, state, axes or axes_of(state)
         register_states(self, state)
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> FastPlan:
         """The plan of a call, with its learner."""
-        return FastPlan(**plan._asdict(), learner=self.learner(options), kind=self.kind)
+        return FastPlan(
+            **plan._asdict(), learner=self.learner(options), kind=self.kind, axes=tuple(self.STATE_AXES.values())
+        )
 
 
 def unsupported_reason(plan: FastPlan, backend: str) -> str | None:

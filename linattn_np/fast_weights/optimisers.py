@@ -68,35 +68,31 @@ def _directions(xp: Namespace, kind: Muon | None, S: Tree) -> Tree:
     """S itself, or NS(S) of the matrices."""
     if kind is None:
         return S
-    if kind.stacked:
-        return _split(xp, S, newton_schulz(xp, _stack(xp, S), kind.coefficients))
-    return tuple(newton_schulz(xp, s, kind.coefficients) for s in S)
+    found = [newton_schulz(xp, s, kind.coefficients) for s in _joined(xp, kind, S)]
+    return _split(xp, kind, S, found)
 
 
 def _directions_vjp(xp: Namespace, kind: Muon | None, S: Tree, d: Tree) -> Tree:
     if kind is None:
         return d
-    if kind.stacked:
-        return _split(xp, S, newton_schulz_vjp(xp, _stack(xp, S), kind.coefficients, _stack(xp, d)))
-    return tuple(newton_schulz_vjp(xp, s, kind.coefficients, y) for s, y in zip(S, d, strict=True))
+    both = zip(_joined(xp, kind, S), _joined(xp, kind, d), strict=True)
+    return _split(xp, kind, S, [newton_schulz_vjp(xp, s, kind.coefficients, y) for s, y in both])
 
 
-def _stack(xp: Namespace, S: Tree) -> Array:
-    """All matrices as one, in rows of the first one's length; a matrix with other rows is turned."""
-    width = S[0].shape[-1]
-    return xp.concat([s if s.shape[-1] == width else xp.matrix_transpose(s) for s in S], axis=-2)
+def _joined(xp: Namespace, kind: Muon, S: Tree) -> Tree:
+    """The matrices, the first `stacked` ones side by side as one."""
+    return S if kind.stacked <= 1 else (xp.concat(S[: kind.stacked], axis=-1), *S[kind.stacked :])
 
 
-def _split(xp: Namespace, S: Tree, X: Array) -> Tree:
-    """The inverse of _stack."""
-    found, at, width = [], 0, S[0].shape[-1]
-    for s in S:
-        turned = s.shape[-1] != width
-        rows = s.shape[-1] if turned else s.shape[-2]
-        part = X[..., at : at + rows, :]
-        found.append(xp.matrix_transpose(part) if turned else part)
-        at += rows
-    return tuple(found)
+def _split(xp: Namespace, kind: Muon, S: Tree, found: list[Array]) -> Tree:
+    """The inverse of _joined."""
+    if kind.stacked <= 1:
+        return tuple(found)
+    each, at = [], 0
+    for s in S[: kind.stacked]:
+        each.append(found[0][..., at : at + s.shape[-1]])
+        at += s.shape[-1]
+    return (*each, *found[1:])
 
 
 # Adam

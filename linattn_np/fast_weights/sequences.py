@@ -10,7 +10,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, shared_heads, sum_of_groups
-from .states import axes_of
 from .types import FastPlan, Inputs, State, Tokens, Tree, each_of, plus
 
 
@@ -131,10 +130,9 @@ class Call:
 
     def parts_of(self, s: State) -> list[Array]:
         """The parts of the caller's state; rows without their axis of one."""
-        xp, axes = self.xp, axes_of(self.plan.kind)
+        xp = self.xp
         trees = (y for tree in (s.weights, s.anchor, *s.slots) for y in tree)
-        found = [y[..., 0, :] if len(axes[name].split()) == 2 else y
-                 for name, y in zip(self.plan.kind._fields, trees, strict=False)]  # fmt: skip
+        found = [y[..., 0, :] if len(axes.split()) == 2 else y for axes, y in zip(self.plan.axes, trees, strict=False)]
         found += [] if s.sums is None else [s.sums[..., 0, 0]]
         rows = found[0].shape[:1]
         counts = count_dtype(xp) if self.state is None else self.state[-1].dtype

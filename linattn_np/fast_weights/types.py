@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..runtime.arrays import Array, Namespace
 from ..runtime.pools import StateRows
 from ..runtime.shapes import Sequence
+from .muon import COEFFICIENTS as COEFFICIENTS
 from .states import LinearMomentum as LinearMomentum
 from .states import LinearState as LinearState
 from .states import MLPMomentum as MLPMomentum
@@ -34,11 +35,12 @@ class Functions(NamedTuple):
 class Muon(NamedTuple):
     """Steps of (nearly) orthogonal matrices: Newton-Schulz on the momentum.
 
-    coefficients: a name in muon.COEFFICIENTS, or (a, b, c) of each iteration. stacked: all matrices as one, by rows.
+    coefficients: a name in muon.COEFFICIENTS, or (a, b, c) of each iteration. stacked: so many of
+    the first matrices are one, side by side.
     """
 
     coefficients: Any = "lact"
-    stacked: bool = False
+    stacked: int = 1
 
 
 class Adam(NamedTuple):
@@ -156,7 +158,7 @@ class State(NamedTuple):
 
 
 class FastPlan(NamedTuple):
-    """How a call is computed: the fields of `linattn_np/core.py:CallPlan`, the learner and the type of its state."""
+    """How a call is computed: the fields of `linattn_np/core.py:CallPlan`, the learner and its states."""
 
     xp: Namespace
     dtype: Any
@@ -174,3 +176,4 @@ class FastPlan(NamedTuple):
     has_state: bool = False
     learner: Learner = Learner()
     kind: Any = None
+    axes: tuple[str, ...] = ()  # of the parts of a state

@@ -71,3 +71,26 @@ def gelu_slope(x):
     c = np.sqrt(2 / np.pi)
     t = np.tanh(c * (x + 0.044715 * x**3))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x**2)
+
+
+def mixes(gain, shape, read):
+    """The rules of A + gain_t (W_t - A): what a query reads, and what the next mini-batch begins with."""
+    gain = np.ones(shape) if gain is None else gain
+
+    def mix(at, A, W):
+        return [a + gain[at] * (w - a) for a, w in zip(A, W, strict=True)]
+
+    return {
+        "read": lambda at, A, before, after: mix(at, A, after if read == "after" else before),
+        "close": lambda at, A, W, M, total: (mix(at, A, W), M, total),
+    }
+
+
+def momentum_step(eta, mu, g):
+    """S = mu S - eta d, W = e^g W + S."""
+
+    def step(at, A, W, M, total, d):
+        M = [mu[at] * m - eta[at] * x for m, x in zip(M, d, strict=True)]
+        return [np.exp(g[at]) * w + m for w, m in zip(W, M, strict=True)], M, total
+
+    return step

@@ -14,7 +14,9 @@ from .arguments import LOG_DECAY, POSITIVE
 
 RATE = ArgSpec("T H", "step size of the token, >= 0", limits=POSITIVE)
 MOMENTUM = ArgSpec("T H", "what remains of the momentum, in [0, 1]", limits=(0.0, 1.0))
-DECAY = ArgSpec("T H", "log decay of the weights, <= 0", True, limits=LOG_DECAY)
+DECAY = ArgSpec("T H", "log decay of the weights, <= 0", limits=LOG_DECAY)
+GAIN = ArgSpec("T H", "part of the mini-batch's steps that is read; None: 1", True)
+NORM = {"weight": ArgSpec("H K", "weight of the norm"), "shift": ArgSpec("H K", "shift of the norm")}
 
 
 class LearnerOptions(Options, total=False):

@@ -9,7 +9,7 @@ from ...fast_weights.core import FastWeights
 from ...fast_weights.types import Learner, LinearState
 from ...spec import ArgSpec, OptionSpec, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES
-from ..shared.learners import RATE, LearnerOptions, check_learner, learns
+from ..shared.learners import GAIN, NORM, RATE, LearnerOptions, check_learner, learns
 
 
 def learner(options: Any) -> Learner:
@@ -26,8 +26,7 @@ SPEC = VariantSpec(
     paper="Sun et al., Learning to (Learn at Test Time), arXiv 2407.04620",
     arrays={"q": QUERIES, "k": KEYS, "v": ArgSpec("T H K", "values"), "eta": RATE,
             "W": ArgSpec("H K K", "initial weights"), "b": ArgSpec("H K", "initial bias"),
-            "weight": ArgSpec("H K", "weight of the norm"), "shift": ArgSpec("H K", "shift of the norm"),
-            "gain": ArgSpec("T H", "part of the mini-batch's steps that is read; None: 1", True)},
+            **NORM, "gain": GAIN},
     change=learns("W", "b", slow=("weight", "shift")),
     core=FastWeights(learner, LinearState),
     scaled=False,
