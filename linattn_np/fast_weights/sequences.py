@@ -108,9 +108,8 @@ class Call:
         if state is None:
             zero = tuple(xp.zeros_like(w) for w in initial)
             start = plus(zero, initial)
-            return State(
-                part.n, start, start, (zero,) * slots, xp.zeros_like(initial[0][..., :1, :1]) if has_sums else None
-            )
+            sums = xp.sum(zero[0], axis=(-2, -1), keepdims=True) if has_sums else None
+            return State(part.n, start, start, (zero,) * slots, sums)
         own = [self._rows(S, part) for S in state[:-1]]
         wide = [S[..., None, :] if S.ndim == initial[0].ndim - 1 else S for S in own[: P * (2 + slots)]]
         trees = [tuple(wide[n : n + P]) for n in range(0, P * (2 + slots), P)]
