@@ -56,7 +56,8 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "summary": ".call.summary",
     "vjp": ".call.vjp",
 }
-_MODULES = {"feature_maps": ".ops.feature_maps"} | {n: f".{n}" for n in ("layers", "nn", "testing", "train")}
+_MODULES = {n: f".{n}" for n in ("distributed", "layers", "nn", "testing", "train")}
+_MODULES["feature_maps"] = ".ops.feature_maps"
 
 
 def __getattr__(name: str) -> _Any:

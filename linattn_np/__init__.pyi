@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
+from . import distributed as distributed
 from . import layers as layers
 from . import nn as nn
 from . import testing as testing

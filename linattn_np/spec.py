@@ -195,6 +195,11 @@ class VariantSpec:
         return len([n for n in self.arrays[self.change.value].axes.split() if n not in ("T", "n")])
 
     @property
+    def composes(self) -> bool:
+        """Whether spans of tokens have a summary."""
+        return self.core.COMPOSES and self.state.composes
+
+    @property
     def grows(self) -> bool:
         """Whether a state has an axis of slots, one for each token."""
         return any("L" in axes.split() for axes in (self.state.axes or self.core.STATE_AXES).values())

@@ -27,7 +27,7 @@ def blocks(page: Path) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, m.start(1)) + 1, m.group(1)) for m in BLOCK.finditer(text)]
 
 
-ABOUT = {"coming_from": "torch", "torch_layer": "torch"}  # pages elsewhere than in bridges/
+ABOUT = {"coming_from": "torch", "distributed": "jax", "torch_layer": "torch"}  # pages elsewhere than in bridges/
 WITH_CODE = [page for page in PAGES if blocks(page)]
 
 

@@ -23,7 +23,7 @@ LAYERS = (  # from the bottom up; what stands on one line does not import each o
     ("variants",),
     ("catalog",),
     ("testing", "filters", "arguments", "nn"),
-    ("layers",),
+    ("layers", "distributed"),
     ("train",),
     ("docstring", "doctor", "experiments", "bridges", "warmup"),
     ("__main__",),
@@ -140,6 +140,7 @@ def test_who_may_import_what(path):
             assert allowed, f"{'.'.join(own)} imports a compiler"
         if name[0] in FRAMEWORKS:
             lazily = not top and own in (["runtime", "arrays"], ["doctor"])
+            lazily = lazily or (not top and own[0] == "distributed")  # a communicator of that framework
             assert lazily or own[0] == "bridges" or own[:2] == ["runtime", "cuda"], f"{'.'.join(own)} imports {name[0]}"
         if name[0] in EXTRAS:
             lazily = not top and own in (

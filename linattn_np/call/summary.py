@@ -134,7 +134,7 @@ def _summary(
 ) -> tuple[Summary, tuple[Pull, Pull]]:
     """(summary, the pulls of transfer and offset)."""
     spec = spec_of("summary", fn)
-    if not (spec.core.COMPOSES and spec.state.composes):
+    if not spec.composes:
         raise TypeError(
             f"summary: fn is {spec.name}, whose states do not compose, expected a variant whose state after a token is "
             "a linear function of the state before it, of one size"
@@ -154,7 +154,7 @@ def _summary(
     if spec.erase is Erase.NONE and not spec.state.rotates:
         transfer, pull = run(LogDecays(spec), given)
     else:
-        call, replaced = _of_transfer(fn, given)
+        call, replaced = _of_transfer(spec, given, offset)
         transfer, whole = run(fn, call)
         pull = None if whole is None else functools.partial(_others, whole, replaced)
     return Summary(transfer, offset), (pull, offset_pull)
@@ -202,11 +202,11 @@ def _without_tokens(fn: Callable[..., Any], given: Keywords) -> Any:
     return fn(**call).state
 
 
-def _of_transfer(fn: Callable[..., Any], given: Keywords) -> tuple[Keywords, set[str]]:
+def _of_transfer(spec: VariantSpec, given: Keywords, offset: Any) -> tuple[Keywords, set[str]]:
     """(the call whose final state is the matrix: no values, and the identity as the state; the arrays replaced)."""
-    spec, zero = fn.spec, _without_tokens(fn, given)  # type: ignore[attr-defined]
-    xp, (*lead, K, _) = array_namespace(zero), zero.shape
-    identity = xp.broadcast_to(xp.eye(K, dtype=zero.dtype, device=device(zero)), (*lead, K, K))
+    xp, (*lead, K, _) = array_namespace(offset), offset.shape
+    one = xp.eye(K, dtype=offset.dtype, device=device(offset))
+    identity = xp.asarray(xp.broadcast_to(one, (*lead, K, K)), copy=True)
     on_values = {n for n in spec.arrays if _letters(spec, given, n)[-1:] == ["V"]}
     none = {n: xp.zeros((*given[n].shape[:-1], K), dtype=given[n].dtype, device=device(given[n])) for n in on_values}
     return {**given, **none, "state": identity}, on_values
