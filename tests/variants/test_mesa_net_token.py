@@ -10,6 +10,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call.replay import plans as replay
 from linattn_np.testing import check_vjp, relative_error
+from tests.test_entered_modules import entered
 
 CG = {"solver": "conjugate_gradients", "iterations": 60, "tolerance": 0.0}
 WIDTHS = [6, 64, 70, 200]  # less than a block of columns, a whole one, and two with a rest
@@ -145,3 +146,16 @@ def test_not_a_number_stays_in_its_head():
 def test_gradients(K):
     x, state = drawn(K, dtype=np.float64)
     check_vjp(la.mesa_net, **x, state=state, **CG)
+
+
+@pytest.mark.parametrize("T", [1, 5])
+def test_a_repeated_call_replays_the_kernels_of_the_core(T):
+    """The least entry of ridge is looked at before the core, which a recorded call enters no more."""
+    x, state = drawn(6, T)
+    for _ in range(2):
+        called(x, state)
+    found = entered(lambda: called(x, state))
+    assert not [name for name in found if name.startswith("matrix_state/cpu/")]
+    x["ridge"][0, 0, 1, 2] = -1
+    with pytest.raises(ValueError, match="mesa_net: ridge has an entry -1, expected none below 0"):
+        called(x, state)

@@ -41,15 +41,11 @@ class SolvedInputs(NamedTuple):
     beta: Array  # (..., T, H, 1)
     ridge: Array  # (1, H, K), or (..., T, H, K)
     solver: Any = None  # a Solver for inputs; None for gradients
-    least: Any = math.inf  # the least entry of ridge, an array () or a number
+    least: Any = math.inf  # the least entry of ridge, an array (); or what `least_of` returns
 
     def memory(self, values: Array) -> Inputs:
         """The core's inputs of one memory, in the dtype of `values`."""
-        xp, H = compat.array_namespace(values), self.v.shape[-2]
-        if is_cupy(xp):
-            written = product_of_heads(xp, self.beta, values, dtype=values.dtype)
-        else:
-            written = self.beta * broadcast_heads(values, H)
+        written = product_of_heads(compat.array_namespace(values), self.beta, values, dtype=values.dtype)
         return Inputs(self.q, self.k, written, self.g)
 
 
@@ -75,10 +71,7 @@ def forward(
     """(out, (S, Z) after the last token, residuals).   Raises ValueError where a system is singular."""
     if _by_kernel(x, plan, wanted):
         return _forward_of_one(fn, x, plan, state, wanted)
-    refuse("the call looks at the least entry of ridge")
-    (S, Z), least = (None, None) if state is None else state, float(x.least)
-    if least < 0:
-        raise ValueError(f"{fn}: ridge has an entry {least:g}, expected none below 0")
+    (S, Z), least = (None, None) if state is None else state, least_of(fn, x.least)
     keys, read = x.memory(x.k), None
     if x.q is None:
         Z_end = _written(fn, keys, plan, Z, wanted)
@@ -94,6 +87,19 @@ def forward(
     inputs = x._replace(least=math.inf)  # which a backward does not read
     residuals = MesaResiduals(inputs, plan, SolvedResiduals(read, (fn, wanted, value_residuals), Z))
     return out, join_parts((S_end, Z_end)), residuals
+
+
+def least_of(fn: str, least: Any) -> float:
+    """0 if an entry of ridge is 0, else infinity: a number that does not differ between calls.
+
+    Raises ValueError for one below 0.
+    """
+    if type(least) is float:  # not a NumPy scalar
+        return least
+    refuse("the call looks at the least entry of ridge")
+    if (found := float(least)) < 0:
+        raise ValueError(f"{fn}: ridge has an entry {found:g}, expected none below 0")
+    return 0.0 if found == 0 else math.inf
 
 
 def _by_kernel(x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
