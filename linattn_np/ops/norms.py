@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..runtime.arrays import Array, Namespace, cast, is_cupy, shared_heads, sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, is_cupy, over_tokens, shared_heads, sum_of_groups
 from ..runtime.values import range_factors
 from .host import kernels
 
@@ -49,6 +49,21 @@ def layer_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 1e-5) -> Arr
     """The gradient of rms_norm minus its mean."""
     dx = rms_norm_vjp(xp, x - _mean(xp, x), dy, eps)
     return dx - _mean(xp, dx)
+
+
+def weighted_layer_norm_vjp(
+    xp: Namespace, x: Array, weight: Array | None, shift: Array | None, dy: Array, eps: float = 1e-5
+) -> tuple[Array, Array | None, Array | None]:
+    """(dx, dweight, dshift) of layer_norm, in the dtype of x; None for what is None. On NumPy arrays it is a kernel."""
+    if not is_cupy(xp) and x.size and kernels(xp, x, weight, shift, dy) is not None:
+        from .cpu import row_norms
+
+        dx, *sums = row_norms.backward(x, weight, shift, row_norms.Norm(eps, centred=True), dy, x.shape[-1])
+        dweight, dshift = (None if given is None else d for given, d in zip((weight, shift), sums, strict=True))
+        return dx, dweight, dshift
+    dweight = None if weight is None else over_tokens(xp, dy * layer_norm(xp, x, eps))
+    dx = layer_norm_vjp(xp, x, dy if weight is None else dy * weight, eps)
+    return dx, dweight, None if shift is None else over_tokens(xp, dy)
 
 
 # Lengths: |x|, or with eps n = sqrt(|x|^2 + eps)

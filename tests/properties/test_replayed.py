@@ -46,6 +46,25 @@ def test_a_call_with_default_options_is_replayed_whole(fn, T):
         assert fn.spec.grows == (found == f"{IN_PART} ({SOFTMAX})")
 
 
+# NumPy computes a part of their transposes, or of their core
+VJP_IN_PARTS = {"abc", "lightning_attention", "mamba2", "mesa_net", "performer", "retention", "retnet", "rfa",
+                "transxssm", "ttt_linear"}  # fmt: skip
+VJP_WHOLE = [fn for fn in la.VARIANTS if fn.__name__ not in VJP_IN_PARTS and not fn.spec.grows]
+
+
+@pytest.mark.parametrize("fn", VJP_WHOLE, ids=lambda fn: fn.__name__)
+def test_a_vjp_is_replayed_whole(fn):
+    """With all optional arrays: the second call and its pullback are recorded kernels, and nothing else."""
+    x = la.testing.sample(fn, np.random.default_rng(0), B=(1,), T=5, H=2, K=4, V=4, M=8)
+    x = {n: float32(y) for n, y in x.items()}
+    for _ in range(2):
+        out, pullback = la.vjp(fn, **x)
+        pullback(np.ones_like(out))
+    (plan,) = replay.by_key.values()
+    assert isinstance(plan, host.Forward)
+    assert plan.replayable
+
+
 RAW = [
     case
     for case in CASES

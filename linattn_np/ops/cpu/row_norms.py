@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from ...runtime.pieces.memory import empty
+from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
+from .formulas import zeros
 from .loops import over, sweep
 from .numbers import OPTIONS, number
 from .rows import Length, length_of
+from .sums import over_first
 
 BLOCK = 2**15  # numbers of a task
 ROWS = Workspace(
@@ -173,7 +175,7 @@ def backward(
     """(dx, dweight, dbias), the last two (groups D,), or None."""
     dx = empty(x.shape, x.dtype)
     found = _run(norm_vjp, {"x": rows_of(x, D), "dy": rows_of(dy, D), "out": dx.reshape(-1, D)}, weight, bias, how)
-    sums = [found[n].sum(axis=0) if n in found else None for n in ("dweight", "dbias")]
+    sums = [over_first(found[n][None])[0] if n in found else None for n in ("dweight", "dbias")]
     return dx, *sums
 
 
@@ -194,7 +196,7 @@ def _run(
                      if y is not None}  # fmt: skip
     sums = {}
     if kernel is norm_vjp:
-        sums = {n: np.zeros((tasks * groups, D), dtype) for n in ("dweight", "dbias") if weight is not None}
-        held |= sums | {"scratch": np.empty((tasks, D), dtype)}
+        sums = {n: zeros((tasks * groups, D), dtype) for n in ("dweight", "dbias") if weight is not None}
+        held |= sums | {"scratch": working((tasks, D), dtype)}
     over_matrices(kernel, ROWS, sizes | held, tasks, dtype.name)
     return {n: y.reshape(tasks, groups * D) for n, y in sums.items()}

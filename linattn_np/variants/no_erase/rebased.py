@@ -8,8 +8,9 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Readout
 from ...ops.feature_maps import SQUARE
-from ...ops.norms import layer_norm, layer_norm_vjp
-from ...runtime.arrays import Array, cast, over_tokens
+from ...ops.norms import layer_norm, weighted_layer_norm_vjp
+from ...ops.sums import added
+from ...runtime.arrays import Array, cast
 from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
 from ..shared.arguments import VALUES
 from ..shared.similarity import CoreInputs, Similarity, SimilarityOptions, check_eps, defaults, rows_are_narrow
@@ -34,11 +35,11 @@ def to_core_vjp(c: Variables, d: CoreInputs) -> dict[str, Array]:
     for n, x in (("q", c.q), ("k", c.k)):
         if x is None:
             continue
-        x, dy = cast(xp, x, c.dtype), grads[n]
-        for name, y in (("gamma", dy * layer_norm(xp, x, NORM_EPS)), ("shift", dy)):
-            if getattr(c, name) is not None:
-                grads[name] = over_tokens(xp, y) + grads.get(name, 0.0)
-        grads[n] = layer_norm_vjp(xp, x, dy if c.gamma is None else dy * cast(xp, c.gamma, c.dtype), NORM_EPS)
+        gamma, shift = (None if y is None else cast(xp, y, c.dtype) for y in (c.gamma, c.shift))
+        grads[n], *more = weighted_layer_norm_vjp(xp, cast(xp, x, c.dtype), gamma, shift, grads[n], NORM_EPS)
+        for name, own in zip(("gamma", "shift"), more, strict=True):
+            if own is not None:
+                grads[name] = added(xp, grads[name], own) if name in grads else own
     return grads
 
 
