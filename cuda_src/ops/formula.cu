@@ -3,61 +3,49 @@
 //
 // Arrays lie as (batch, head, token, column), of any storage dtype and stride, and are broadcast to the result; rows of
 // a formula of rows have widths of their own. Computed in float, or with LA_DOUBLE in double. LA_PER: neighbouring
-// columns of a thread, 8 where every array has them at multiples of 16 bytes, or one column for all.
+// columns of a thread, 8 where every array has them at multiples of 16 bytes, or one column for all; LA_KINDS then has
+// three bits for each of x y z u out more, its kind.
+#include "ops/element.cuh"
 #include "ops/number_formulas.cuh"
 #include "ops/row_formulas.cuh"
 
-struct Columns {   // LA_PER neighbours of an array
-    static constexpr int WORDS = LA_PER == 1 ? 1 : LA_PER * (LA_DOUBLE ? 2 : 1);
+// LA_PER neighbours of an array. KIND: of its numbers, NONE without one, or ANY: known to the call alone, of one column.
+enum { ANY = 6, NONE = 7 };
+#ifndef LA_KINDS
+#define LA_KINDS 0
+#endif
+LA_DEVICE constexpr int kind_of(int n) { return LA_PER == 1 ? ANY : LA_KINDS >> 3 * n & 7; }
+template <int KIND> struct Columns {
     Row row;
-    u32 w[WORDS];
+    Loaded < KIND<ANY ? KIND : 2, LA_PER> raw;
     bool wide;
     __device__ __forceinline__ Columns(const Row& of, int j, bool whole) : row(of), wide(false) {
-        if constexpr (LA_PER > 1) {
-            wide = whole && row.given() && row.width > 1;
-            const int words = row.kind < 2 ? LA_PER / 2 : row.kind == 2 ? LA_PER : 2 * LA_PER;
-#pragma unroll
-            for (int i = 0; i < WORDS; i += 4)
-                if (wide && i < words) *(uint4*)(w + i) = ((const uint4*)(row.at + j * row.step))[i / 4];
+        if constexpr (KIND < ANY) {
+            wide = whole && row.width > 1;
+            if (wide) raw.load(row.at + j * row.step);
         }
     }
     __device__ __forceinline__ void get(Real (&x)[LA_PER], int j, int count) const {
-        if (wide) {
-            if constexpr (LA_PER > 1) {
+        if constexpr (KIND == NONE) {
 #pragma unroll
-                for (int i = 0; i < LA_PER; i++) {
-                    const u32 half = w[i / 2];
-                    if (row.kind == 2) x[i] = __uint_as_float(w[i]);
-                    else if (row.kind == 0) x[i] = i & 1 ? high_bf16(half) : low_bf16(half);
-                    else if (row.kind == 1) x[i] = i & 1 ? high_f16(half) : low_f16(half);
-                    else if constexpr (LA_DOUBLE) x[i] = __hiloint2double((int)w[2 * i + 1], (int)w[2 * i]);
-                }
-            }
-            return;
+            for (int i = 0; i < LA_PER; i++) x[i] = 0;
+        } else if constexpr (KIND == ANY) x[0] = row.number(j, 0);
+        else if (wide) raw.get(x);
+        else {
+            const Real one = row.width == 1 ? (Real)element<KIND>(row.at, 0) : (Real)0;
+#pragma unroll
+            for (int i = 0; i < LA_PER; i++)
+                x[i] = row.width > 1 && i < count ? (Real)element<KIND>(row.at, j + i) : one;
         }
-        const Real one = row.given() && row.width == 1 ? row[0] : (Real)0;
-#pragma unroll
-        for (int i = 0; i < LA_PER; i++) x[i] = row.given() && row.width > 1 && i < count ? row[j + i] : one;
     }
 };
-LA_DEVICE void put(const Row& row, const Real (&x)[LA_PER], int j, int count) {
-    if constexpr (LA_PER > 1)
-        if (count == LA_PER && row.kind < 3) {
-            u32 w[LA_PER];
-#pragma unroll
-            for (int i = 0; i < LA_PER; i++) {
-                if (row.kind == 2) w[i] = __float_as_uint((float)x[i]);
-                else if (i % 2 == 0)
-                    w[i / 2] = row.kind == 0 ? pack_bf16((float)x[i], (float)x[i + 1])
-                                             : pack_f16((float)x[i], (float)x[i + 1]);
-            }
-            uint4* to = (uint4*)(row.at + j * row.step);
-#pragma unroll
-            for (int i = 0; i < LA_PER / 4; i++)
-                if (i == 0 || row.kind == 2) to[i] = *(const uint4*)(w + 4 * i);
-            return;
-        }
-    for (int i = 0; i < count; i++) row.put(j + i, x[i]);
+template <int KIND> LA_DEVICE void put(const Row& row, const Real (&x)[LA_PER], int j, int count) {
+    if constexpr (KIND == ANY) row.put(j, x[0]);
+    else if constexpr (KIND < ANY) {
+        if (count == LA_PER) store_elements<KIND, LA_PER>(row.at + j * row.step, x);
+        else
+            for (int i = 0; i < count; i++) put_element<KIND>(row.at, j + i, x[i]);
+    }
 }
 
 // a thread computes LA_PER numbers of a row
@@ -68,10 +56,15 @@ template <class F> LA_DEVICE void of_numbers(const FormulaArguments& a, F f) {
     const int j = (int)(n - row * each) * LA_PER, count = min(LA_PER, a.out.width - j);
     const Rows r = rows_at(a, row);
     const bool whole = count == LA_PER;
-    const Columns from[] = {{r.x, j, whole}, {r.y, j, whole}, {r.z, j, whole}, {r.u, j, whole}};
+    const Columns<kind_of(0)> from_x(r.x, j, whole);
+    const Columns<kind_of(1)> from_y(r.y, j, whole);
+    const Columns<kind_of(2)> from_z(r.z, j, whole);
+    const Columns<kind_of(3)> from_u(r.u, j, whole);
     Real x[4][LA_PER], out[LA_PER], more[LA_PER];
-#pragma unroll
-    for (int i = 0; i < 4; i++) from[i].get(x[i], j, count);
+    from_x.get(x[0], j, count);
+    from_y.get(x[1], j, count);
+    from_z.get(x[2], j, count);
+    from_u.get(x[3], j, count);
     constexpr bool PAIR = sizeof(f(Numbers())) == sizeof(Two);
 #pragma unroll
     for (int i = 0; i < LA_PER; i++) {
@@ -82,9 +75,9 @@ template <class F> LA_DEVICE void of_numbers(const FormulaArguments& a, F f) {
             more[i] = both.more;
         } else out[i] = f(in);
     }
-    put(r.out, out, j, count);
+    put<kind_of(4)>(r.out, out, j, count);
     if constexpr (PAIR)
-        if (r.more.given()) put(r.more, more, j, count);
+        if (r.more.given()) put<kind_of(5)>(r.more, more, j, count);
 }
 template <class F> LA_DEVICE void of_rows(const FormulaArguments& a, F f) {
     const i64 row = (i64)blockIdx.x * 8 + threadIdx.x / 32;

@@ -10,7 +10,7 @@
 
 LA_DEVICE float exp_of(float x) { return LA_NARROW ? exp2_approx(x * 1.44269504089f) : expf(x); }
 LA_DEVICE double exp_of(double x) { return exp(x); }
-LA_DEVICE float over(float x, float y) { return LA_NARROW ? __fdividef(x, y) : x / y; }
+LA_DEVICE float over(float x, float y) { return LA_NARROW ? x * reciprocal_approx(y) : x / y; }
 LA_DEVICE double over(double x, double y) { return x / y; }
 
 template <class T> LA_DEVICE T softplus(T x, T small) { return fmax(x, (T)0) + log1p(small); }

@@ -29,6 +29,13 @@ LA_DEVICE float exp2_approx(float x) {
     return r;
 }
 
+// 1 / x, 0 of x from 2^126 up
+LA_DEVICE float reciprocal_approx(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
 // two floats as two bfloat16, the first in the low half
 LA_DEVICE u32 pack_bf16(float lo, float hi) {
     u32 r;

@@ -66,6 +66,35 @@ GAUGE = Struct(  # gauge.cu: dense arrays
 )  # fmt: skip
 
 
+# nn/: rows of rows, strides in bytes; an array of numbers (tokens, channels) has outer alone
+STRIDED = Struct("ops/Strided", ("data", OUT_BYTES), ("outer inner", I64))
+NORM = Struct(  # nn/norm.cu: gate and dgate, weight and dweight, bias and dbias null for none
+    "ops/NormArguments",
+    ("x gate dy", STRIDED), ("weight bias", BYTES),
+    ("y dgate dweight dbias", OUT_BYTES),  # y or dx; dweight, dbias: sums over blocks (parts, groups, LA_D)
+    ("root", DOUBLE), ("rows inner groups block", U32),  # root: of D eps, or of eps
+)  # fmt: skip
+SOFTMAX = Struct(  # nn/softmax.cu
+    "ops/SoftmaxArguments",
+    ("x dy", STRIDED), ("y", OUT_BYTES), ("labels", pointer("const i64")),
+    ("loss", pointer("void")),  # or its cotangent
+    ("ignored", I64), ("smoothing z", DOUBLE), ("rows inner", U32),
+)  # fmt: skip
+CONV = Struct(  # nn/short_conv.cu: x and dy of tokens
+    "ops/ConvArguments",
+    ("x dy", STRIDED), ("weight bias past dend", BYTES),  # (D, W), (D), (sequences or a pool, S, D), (sequences, S, D)
+    ("y dpast parts", OUT_BYTES),  # y, dx or the final state; dpast; sums over blocks (parts, W + 1, D): dweight, dbias
+    ("places offsets", pointer("const i64")),  # of sequences: rows of the pool or null, cu_seqlens or null
+    ("segments", pointer("const int")),  # of ragged calls: (sequence, first token in it)
+    ("D S T each", U32), ("count per_sequence sequences", U32),  # count: segments of `each` tokens
+)  # fmt: skip
+ROTARY = Struct(  # nn/rotary.cu: x (tokens, heads, K)
+    "ops/RotaryArguments",
+    ("x dy", STRIDED), ("cos sin", pointer("const void")),  # (period, turn_heads, P)
+    ("y", OUT_BYTES), ("tokens heads period turn_heads K P", U32),
+)  # fmt: skip
+
+
 def address(y: Array | None) -> int:
     """The address of an array; 0 for None."""
     return 0 if y is None else y.data.ptr

@@ -27,6 +27,7 @@ OF_ROWS = ("appended", "quotient", "quotient_vjp", "normed", "softmax", "softmax
 ACTIVATIONS = ("sigmoid", "silu", "softplus", "gelu", "gelu_tanh", "squared_relu")  # LA_HOW
 FORMULAS = {name: n for n, name in enumerate((*OF_NUMBERS, *PAIRS, *OF_ROWS))}  # LA_KIND
 KINDS = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3}
+NO_KIND = 7  # of an array that is not given
 NAMES = ("x", "y", "z", "u")
 NONE = (0, 0, 0, 0, 0, 0, 0)
 PER = 8  # neighbouring columns of a thread, where arrays allow it
@@ -144,12 +145,15 @@ def _launch(
         per = PER
     packed = FORMULA.pack(**fields, rows=rows, heads=heads, tokens=tokens, a=a, b=b, how=how)
     blocks = -(-rows // (THREADS // 32)) if has_rows else -(-rows * -(-columns // per) // THREADS)
-    constants: tuple[tuple[str, int], ...] = (("LA_DOUBLE", int(double)), ("LA_KIND", FORMULAS[name]), ("LA_PER", per))
+    constants = {"LA_DOUBLE": int(double), "LA_KIND": FORMULAS[name], "LA_PER": per}
     if name.startswith("activation"):
-        constants = (constants[0], ("LA_HOW", how), *constants[1:])
-    if per > 1 and all(y.itemsize == 2 for y in results):
-        constants = (*constants[:-1], ("LA_NARROW", 1), constants[-1])
-    launch.launch(SOURCE, "formula", constants, blocks, THREADS, 0, packed, tuple(given))
+        constants["LA_HOW"] = how
+    if per > 1:
+        kinds = [NO_KIND if y is None else KINDS[name_of(y.dtype)] for y in (*arrays, out, more)]
+        constants["LA_KINDS"] = sum(kind << 3 * n for n, kind in enumerate(kinds))
+        if all(y.itemsize == 2 for y in results):
+            constants["LA_NARROW"] = 1
+    launch.launch(SOURCE, "formula", tuple(sorted(constants.items())), blocks, THREADS, 0, packed, tuple(given))
 
 
 def _is_flat(arrays: Sequence[Array]) -> bool:

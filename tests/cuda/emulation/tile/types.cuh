@@ -1,6 +1,7 @@
 // In front of cuda_src/tile/types.cuh: its single instructions of conversions, in C++.
 #pragma once
 #define exp2_approx device_exp2_approx
+#define reciprocal_approx device_reciprocal_approx
 #define pack_bf16 device_pack_bf16
 #define pack_f16 device_pack_f16
 #define low_f16 device_low_f16
@@ -9,6 +10,7 @@
 #define opaque64 device_opaque64
 #include_next "tile/types.cuh"
 #undef exp2_approx
+#undef reciprocal_approx
 #undef pack_bf16
 #undef pack_f16
 #undef low_f16
@@ -17,6 +19,7 @@
 #undef opaque64
 
 LA_DEVICE float exp2_approx(float x) { return exp2f(x); }
+LA_DEVICE float reciprocal_approx(float x) { return 1.f / x; }
 LA_DEVICE u32 rounded_bf16(float x) {   // to the nearest, ties to even
     const u32 bits = __float_as_uint(x);
     return x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;

@@ -1,0 +1,282 @@
+// The causal short convolution of each channel, and its gradients; ops/short_conv.py has the equations.
+//
+//     z_t = bias + sum_{i < W} weight_{W-1-i} x_{t-i}      y_t = act(z_t) (+ x_t)
+//     dz_t = act'(z_t) dy_t      dx_t = sum_i weight_{W-1-i} dz_{t+i} (+ dy_t)      dweight_{W-1-i} = sum_t dz_t
+//     x_{t-i}
+//
+// Lanes have LA_PER channels each and walk along a segment of `each` tokens of a sequence, the inputs of the last W
+// tokens in registers; a warp has a segment, WARPS segments a block. Kinds: LA_DTYPE of x, y and dx, LA_WEIGHT,
+// LA_BIAS, LA_PAST of states (7: not given), LA_GRAD of dy. LA_W: W. LA_SILU, LA_RESIDUAL.
+#include "arguments/ops/ConvArguments.cuh"
+#include "ops/element.cuh"
+#include "ops/formulas.cuh"
+
+#if LA_DOUBLE
+typedef double Real;
+#else
+typedef float Real;
+#endif
+enum { NONE = 7 };
+constexpr int W = LA_W, WARPS = 4, GROUP = 4;   // GROUP: tokens that are loaded together
+constexpr int KIND = LA_DTYPE, BYTES = bytes_of(KIND);
+typedef Real Numbers[LA_PER];
+typedef Loaded<KIND, LA_PER> Token;
+typedef Loaded<LA_GRAD, LA_PER> Gradient;
+
+struct Segment {   // tokens from..from + count of a sequence of T tokens, which begins at token `start` of the array
+    i64 start;
+    int n, from, T, count;
+    __device__ __forceinline__ Segment(const ConvArguments& a, u32 s) {
+        if (a.offsets == nullptr) {
+            n = s / a.per_sequence;
+            from = s % a.per_sequence * a.each;
+            T = a.T;
+            start = (i64)n * a.T;
+        } else {
+            n = a.segments[2 * s];
+            from = a.segments[2 * s + 1];
+            start = a.offsets[n];
+            T = (int)(a.offsets[n + 1] - start);
+        }
+        count = min((int)a.each, T - from);
+    }
+};
+struct Channels {   // of a lane: the first one, its taps and bias
+    int d;
+    Numbers w[W], bias;
+    __device__ __forceinline__ Channels(const ConvArguments& a, int first) : d(first) {
+        constexpr int SIZE = W * LA_PER * bytes_of(LA_WEIGHT);
+        Real taps[W * LA_PER];
+        const char* from = a.weight + (i64)d * W * bytes_of(LA_WEIGHT);
+        if constexpr (SIZE % 16 == 0 || SIZE == 8 || SIZE == 4) load_elements<LA_WEIGHT, W * LA_PER>(taps, from);
+        else
+#pragma unroll
+            for (int i = 0; i < W * LA_PER; i++) taps[i] = element<LA_WEIGHT>(from, i);
+#pragma unroll
+        for (int v = 0; v < LA_PER; v++) {
+#pragma unroll
+            for (int i = 0; i < W; i++) w[i][v] = taps[v * W + i];
+            bias[v] = 0;
+        }
+        if constexpr (LA_BIAS != NONE) load_elements<LA_BIAS, LA_PER>(bias, a.bias + (i64)d * bytes_of(LA_BIAS));
+    }
+};
+LA_DEVICE i64 slot_of(const ConvArguments& a, int n, int slot, int d) { return ((i64)n * a.S + slot) * a.D + d; }
+
+// the input of token t < 0 of a sequence: of its state, or 0
+LA_DEVICE void before(Numbers& x, const ConvArguments& a, const Segment& s, int t, int d) {
+#pragma unroll
+    for (int v = 0; v < LA_PER; v++) x[v] = 0;
+    if constexpr (LA_PAST != NONE) {
+        const i64 place = a.places ? a.places[s.n] : s.n;
+        if (place >= 0)
+            load_elements<LA_PAST, LA_PER>(x, a.past + ((place * a.S + a.S + t) * a.D + d) * bytes_of(LA_PAST));
+    }
+}
+struct Window {   // x_{t-W+1} .. x_{t-1}, in order
+    Numbers x[W];
+    __device__ __forceinline__ Window(const ConvArguments& a, const Segment& s, int d) {
+#pragma unroll
+        for (int i = 1; i < W; i++) {
+            const int t = s.from - i;
+            if (t >= 0)
+                load_elements<KIND, LA_PER>(x[W - 1 - i], a.x.data + (s.start + t) * a.x.outer + (i64)d * BYTES);
+            else before(x[W - 1 - i], a, s, t, d);
+        }
+    }
+    // z of the token whose input is x[W - 1]
+    __device__ __forceinline__ void convolve(Numbers& z, const Channels& c) const {
+#pragma unroll
+        for (int v = 0; v < LA_PER; v++) {
+            z[v] = c.bias[v];
+#pragma unroll
+            for (int i = 0; i < W; i++) z[v] += c.w[i][v] * x[i][v];
+        }
+    }
+    __device__ __forceinline__ void advance() {
+#pragma unroll
+        for (int i = 0; i + 1 < W; i++)
+#pragma unroll
+            for (int v = 0; v < LA_PER; v++) x[i][v] = x[i + 1][v];
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS) conv(const __grid_constant__ ConvArguments a) {
+    const u32 tiles = (a.D + 32 * LA_PER - 1) / (32 * LA_PER);
+    const u32 segment = blockIdx.x / tiles * WARPS + threadIdx.x / 32;
+    const int d = (blockIdx.x % tiles * 32 + threadIdx.x % 32) * LA_PER;
+    if (segment >= a.count || d >= a.D) return;
+    const Segment s(a, segment);
+    const Channels c(a, d);
+    Window window(a, s, d);
+    const char* from = a.x.data + (s.start + s.from) * a.x.outer + (i64)d * BYTES;
+    char* to = a.y + ((s.start + s.from) * a.D + d) * BYTES;
+    Token ahead[GROUP];
+#pragma unroll
+    for (int k = 0; k < GROUP; k++)
+        if (k < s.count) ahead[k].load(from + k * a.x.outer);
+    for (int n = 0; n < s.count; n += GROUP) {
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) {
+            if (n + k >= s.count) break;
+            ahead[k].get(window.x[W - 1]);
+            if (n + k + GROUP < s.count) ahead[k].load(from + (n + k + GROUP) * a.x.outer);
+            Numbers z;
+            window.convolve(z, c);
+#pragma unroll
+            for (int v = 0; v < LA_PER; v++) {
+                if (LA_SILU) z[v] = silu(z[v]);
+                if (LA_RESIDUAL) z[v] += window.x[W - 1][v];
+            }
+            store_elements<KIND, LA_PER>(to + (i64)(n + k) * a.D * BYTES, z);
+            window.advance();
+        }
+    }
+}
+
+// Every token has dz once in the segment that has its input, and again, for dx alone, in the one before it.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_vjp(const __grid_constant__ ConvArguments a) {
+    __shared__ Real sums[WARPS][W + 1][32 * LA_PER];
+    const u32 tiles = (a.D + 32 * LA_PER - 1) / (32 * LA_PER), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 segment = blockIdx.x / tiles * WARPS + warp, tile = blockIdx.x % tiles * 32 * LA_PER;
+    const int d = tile + lane * LA_PER;
+    Numbers dw[W + 1] = {};
+    if (segment < a.count && d < a.D) {
+        const Segment s(a, segment);
+        const Channels c(a, d);
+        Window window(a, s, d);
+        Numbers dz[W] = {}, dys[LA_RESIDUAL ? W : 1] = {};   // of the last W tokens
+        const i64 at = s.start + s.from;
+        const char* from = a.x.data + at * a.x.outer + (i64)d * BYTES;
+        const char* grads = a.dy.data + at * a.dy.outer + (i64)d * bytes_of(LA_GRAD);
+        const int there = min(s.T - s.from, s.count + W - 1), last = s.count + W - 1;
+        Token ahead[GROUP];
+        Gradient dy_ahead[GROUP];
+#pragma unroll
+        for (int k = 0; k < GROUP; k++)
+            if (k < there) {
+                ahead[k].load(from + k * a.x.outer);
+                dy_ahead[k].load(grads + k * a.dy.outer);
+            }
+        for (int n = 0; n < last; n += GROUP) {
+#pragma unroll
+            for (int k = 0; k < GROUP; k++) {
+                const int now = n + k;
+                if (now >= last) break;
+                if (now < there) {
+                    Numbers z, dy;
+                    ahead[k].get(window.x[W - 1]);
+                    dy_ahead[k].get(dy);
+                    if (now + GROUP < there) {
+                        ahead[k].load(from + (now + GROUP) * a.x.outer);
+                        dy_ahead[k].load(grads + (now + GROUP) * a.dy.outer);
+                    }
+                    if (LA_SILU) window.convolve(z, c);
+#pragma unroll
+                    for (int v = 0; v < LA_PER; v++) {
+                        dz[W - 1][v] = LA_SILU ? dy[v] * silu_slope(z[v]) : dy[v];
+                        if constexpr (LA_RESIDUAL) dys[W - 1][v] = dy[v];
+                    }
+                    if (now < s.count)
+#pragma unroll
+                        for (int v = 0; v < LA_PER; v++) {
+#pragma unroll
+                            for (int i = 0; i < W; i++) dw[i][v] += dz[W - 1][v] * window.x[i][v];
+                            dw[W][v] += dz[W - 1][v];
+                        }
+                } else
+#pragma unroll
+                    for (int v = 0; v < LA_PER; v++) {
+                        dz[W - 1][v] = 0;
+                        if constexpr (LA_RESIDUAL) dys[W - 1][v] = 0;
+                    }
+                // dx of the token W - 1 before this one
+                const int own = now - (W - 1), t = s.from + own;
+                if (own >= 0 || (LA_PAST != NONE && s.from == 0)) {
+                    Numbers dx;
+#pragma unroll
+                    for (int v = 0; v < LA_PER; v++) {
+                        dx[v] = 0;
+#pragma unroll
+                        for (int i = 0; i < W; i++) dx[v] += c.w[W - 1 - i][v] * dz[i][v];
+                        if constexpr (LA_RESIDUAL) dx[v] += dys[0][v];
+                    }
+                    const int slot = a.S + t - s.T;   // of the final state
+                    if (a.dend && slot >= 0) {
+                        Numbers more;
+                        load_elements<LA_END, LA_PER>(more, a.dend + slot_of(a, s.n, slot, d) * bytes_of(LA_END));
+#pragma unroll
+                        for (int v = 0; v < LA_PER; v++) dx[v] += more[v];
+                    }
+                    if (own >= 0) store_elements<KIND, LA_PER>(a.y + ((at + own) * a.D + d) * BYTES, dx);
+                    else if constexpr (LA_PAST != NONE)
+                        store_elements<LA_PAST, LA_PER>(a.dpast + slot_of(a, s.n, a.S + t, d) * bytes_of(LA_PAST), dx);
+                }
+                window.advance();
+#pragma unroll
+                for (int i = 0; i + 1 < W; i++)
+#pragma unroll
+                    for (int v = 0; v < LA_PER; v++) {
+                        dz[i][v] = dz[i + 1][v];
+                        if constexpr (LA_RESIDUAL) dys[i][v] = dys[i + 1][v];
+                    }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i <= W; i++)
+#pragma unroll
+        for (int v = 0; v < LA_PER; v++) sums[warp][i][v * 32 + lane] = dw[i][v];
+    __syncthreads();
+    Real* const parts = (Real*)a.parts + (i64)(blockIdx.x / tiles) * (W + 1) * a.D;
+    for (int n = threadIdx.x; n < (W + 1) * 32 * LA_PER; n += 32 * WARPS) {
+        const int i = n / (32 * LA_PER), own = n % (32 * LA_PER), column = tile + own % LA_PER + own / LA_PER * LA_PER;
+        const int from = own % LA_PER * 32 + own / LA_PER;
+        Real sum = sums[0][i][from];
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) sum += sums[w][i][from];
+        if (column < a.D) parts[(i64)i * a.D + column] = sum;
+    }
+}
+
+// One thread a sequence and LA_PER channels. The last S of [past, x]; y may be the memory of `past`.
+struct Ends {
+    i64 n, place, start, T;
+    int d;
+    bool there;
+    __device__ __forceinline__ explicit Ends(const ConvArguments& a) {
+        const u32 each = (a.D + LA_PER - 1) / LA_PER;
+        const i64 thread = (i64)blockIdx.x * (32 * WARPS) + threadIdx.x;
+        n = thread / each;
+        d = (int)(thread % each) * LA_PER;
+        there = n < a.sequences;
+        if (!there) return;
+        place = a.places ? a.places[n] : n;
+        start = a.offsets ? a.offsets[n] : n * a.T;
+        T = a.offsets ? a.offsets[n + 1] - start : a.T;
+    }
+};
+extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_end(const __grid_constant__ ConvArguments a) {
+    const Ends e(a);
+    if (!e.there || e.place < 0) return;
+    for (int slot = 0; slot < (int)a.S; slot++) {
+        const i64 t = e.T - a.S + slot;
+        Numbers x = {};
+        if (t >= 0) load_elements<KIND, LA_PER>(x, a.x.data + (e.start + t) * a.x.outer + (i64)e.d * BYTES);
+        else if constexpr (LA_PAST != NONE)
+            load_elements<LA_PAST, LA_PER>(x, a.past + ((e.place * a.S + a.S + t) * a.D + e.d) * bytes_of(LA_PAST));
+        store_elements<LA_END, LA_PER>(a.y + ((e.place * a.S + slot) * a.D + e.d) * bytes_of(LA_END), x);
+    }
+}
+// The gradient of past inputs through the final state alone
+extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_end_vjp(const __grid_constant__ ConvArguments a) {
+    const Ends e(a);
+    if (!e.there) return;
+    for (int slot = 0; slot < (int)a.S; slot++) {
+        Numbers x = {};
+        if (a.dend && slot >= e.T)
+            load_elements<LA_END, LA_PER>(x, a.dend + slot_of(a, (int)e.n, slot - (int)e.T, e.d) * bytes_of(LA_END));
+        if constexpr (LA_PAST != NONE)
+            store_elements<LA_PAST, LA_PER>(a.dpast + slot_of(a, (int)e.n, slot, e.d) * bytes_of(LA_PAST), x);
+    }
+}

@@ -1,0 +1,133 @@
+"""The causal short convolution of CuPy arrays, its final states and its gradients (cuda_src/nn/short_conv.cu)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...runtime.arrays import Array
+from ...runtime.constants import constant_array
+from ...runtime.cuda import record
+from ..sequences import Sequences
+from ..short_conv import ShortConv, ShortConvGrads
+from .arguments import CONV, address
+from .formulas import put
+from .row_arrays import dense, is_aligned, is_narrow, kind_of, launched, tokens_of, working_dtype
+from .sums import over_middle
+
+SOURCE = "nn/short_conv.cu"
+WARPS = 4
+EACH, EACH_BACK = 32, 64  # tokens of a segment
+WIDEST = 8
+BYTES = 8  # that a lane moves together
+
+
+class Cut(NamedTuple):
+    """Sequences cut into segments: tables on the device (None where sequences have T tokens each)."""
+
+    sequences: int
+    T: int
+    count: int
+    per_sequence: int
+    offsets: Array | None
+    segments: Array | None
+
+
+def takes(W: int) -> bool:
+    """Whether kernels have this width."""
+    return 1 <= W <= WIDEST
+
+
+def forward(sequences: Sequences, x: Array, conv: ShortConv, past: Array | None) -> Array:
+    """y (..., T, D), dense, in the dtype of x."""
+    y = record.empty(tuple(x.shape), x.dtype)
+    _launch("conv", sequences, x, conv, past, EACH, {"y": y})
+    return y
+
+
+def end(sequences: Sequences, x: Array, past: Array | None, S: int, dtype: Any) -> Array:
+    """The last S of [past, x], zeros before: one of each sequence, in `dtype`."""
+    D = x.shape[-1]
+    lead = tuple(x.shape[:-2]) if sequences.offsets is None else (len(sequences.offsets) - 1,)
+    y = record.empty((*lead, S, D), dtype)
+    if y.size:
+        conv = ShortConv(x)  # its weights are not read
+        _launch("conv_end", sequences, x, conv, past, 0, {"y": y}, S)
+    return y
+
+
+def backward(
+    sequences: Sequences, x: Array, conv: ShortConv, past: Array | None, dy: Array, dend: Array | None = None
+) -> ShortConvGrads:
+    """Gradients in the dtypes of their arrays; dend: the cotangent of the final states."""
+    dx, (D, W) = record.empty(tuple(x.shape), x.dtype), conv.weight.shape
+    dpast = None if past is None else record.empty(tuple(past.shape), past.dtype)
+    dend = dense(dend)
+    S = 0 if dend is None else dend.shape[-2]
+    if past is not None and past.size:
+        _launch("conv_end_vjp", sequences, x, conv, past, 0, {"dpast": dpast, "dend": dend}, S)
+    own = {"y": dx, "dpast": dpast, "dend": dend, "dy": dy}
+    parts = _launch("conv_vjp", sequences, x, conv, past, EACH_BACK, own, S)
+    sums = over_middle(parts)[0].reshape(W + 1, D)
+    dweight = record.empty((D, W), conv.weight.dtype)
+    put(dweight, sums[:W].T)
+    dbias = None
+    if conv.bias is not None:
+        dbias = record.empty((D,), conv.bias.dtype)
+        put(dbias, sums[W])
+    return ShortConvGrads(dx, dweight, dbias, dpast)
+
+
+def _launch(
+    entry: str, sequences: Sequences, x: Array, conv: ShortConv, past: Array | None, each: int, own: dict[str, Any],
+    S: int = 0,
+) -> Any:  # fmt: skip
+    """own: arrays that the entry has besides x, weights and past. S: of states where there is no past."""
+    D, dy, dend = x.shape[-1], own.get("dy"), own.get("dend")
+    is_end = entry.startswith("conv_end")
+    weight, bias, past = None if is_end else dense(conv.weight), None if is_end else dense(conv.bias), dense(past)
+    (x, x_rows), (dy, dy_rows) = tokens_of(x), tokens_of(dy)
+    cut = _cut(sequences, x, each or 1)
+    wide = working_dtype(x, weight, bias, past, dy, dend)
+    per = BYTES // x.itemsize if x.itemsize < 8 else 1
+    given = (x, bias, past, dy, *own.values())
+    while per > 1 and (D % per or not is_aligned(per, *given)):
+        per //= 2
+    state = own["y"] if entry == "conv_end" else dend
+    constants = {
+        "LA_PER": per, "LA_W": 1 if is_end else conv.weight.shape[1], "LA_DOUBLE": int(wide.itemsize == 8),
+        "LA_DTYPE": kind_of(x), "LA_WEIGHT": 2 if weight is None else kind_of(weight), "LA_BIAS": kind_of(bias),
+        "LA_PAST": kind_of(past), "LA_END": 2 if state is None else kind_of(state),
+        "LA_GRAD": kind_of(x if dy is None else dy), "LA_SILU": int(conv.activation == "silu"),
+        "LA_RESIDUAL": int(conv.residual), "LA_NARROW": int(is_narrow(own.get("y", x), own.get("dpast"))),
+    }  # fmt: skip
+    tiles, steps = -(-D // (32 * per)), -(-cut.count // WARPS)
+    parts = record.empty((1, steps, (conv.weight.shape[1] + 1) * D), wide) if entry == "conv_vjp" else None
+    packed = CONV.pack(
+        x=x_rows, dy=dy_rows, weight=address(weight), bias=address(bias), past=address(past),
+        dend=address(dend), y=address(own.get("y")), dpast=address(own.get("dpast")), parts=address(parts), places=0,
+        offsets=address(cut.offsets), segments=address(cut.segments), D=D, S=S if past is None else past.shape[-2],
+        T=cut.T, each=each, count=cut.count, per_sequence=cut.per_sequence, sequences=cut.sequences,
+    )  # fmt: skip
+    blocks = -(-cut.sequences * -(-D // per) // (32 * WARPS)) if is_end else tiles * steps
+    arrays = (x, dy, weight, bias, past, *own.values(), parts, cut.offsets, cut.segments)
+    launched(SOURCE, entry, constants, blocks, 32 * WARPS, packed, *{id(y): y for y in arrays}.values())
+    return parts
+
+
+def _cut(sequences: Sequences, x: Array, each: int) -> Cut:
+    T = x.shape[-2]
+    if sequences.offsets is None:
+        count, per = prod(x.shape[:-2]), -(-T // each)
+        return Cut(count, T, count * per, per, None, None)
+    edges = sequences.offsets
+    pieces = [(n, t) for n, (a, b) in enumerate(pairwise(edges)) for t in range(0, b - a, each)]
+    tables = [
+        constant_array(sequences.xp, ("segments", name, edges, each), x.device,
+                       lambda table=table, dtype=dtype: sequences.xp.asarray(np.array(table, dtype)))
+        for name, table, dtype in (("offsets", edges, np.int64), ("segments", pieces, np.int32))
+    ]  # fmt: skip
+    return Cut(len(edges) - 1, T, len(pieces), 0, *tables)
