@@ -26,6 +26,7 @@ CUDA = {
         "gated_delta_rule",
         "jax_bridge",
         "path_attention",
+        "pieces",
         "portable_attention",
         "raw_projections",
         "scaling",

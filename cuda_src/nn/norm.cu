@@ -122,7 +122,7 @@ template <int KIND> struct Parameter {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) norm(const __grid_constant__ NormArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS) row_norm(const __grid_constant__ NormArguments a) {
     const u32 first = (blockIdx.x * BESIDE + row_of_block()) * LA_ROWS;
     Normed rows[LA_ROWS];
 #pragma unroll
@@ -192,7 +192,7 @@ LA_DEVICE void store_sums(const Numbers (&sums)[KEPT], Real* to) {
 }
 
 // A block has `block` rows of one of `groups` groups, every groups-th row of the array.
-extern "C" __global__ void __launch_bounds__(THREADS) norm_vjp(const __grid_constant__ NormArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS) row_norm_vjp(const __grid_constant__ NormArguments a) {
     const u32 group = blockIdx.x % a.groups, part = blockIdx.x / a.groups, count = a.rows / a.groups;
     const u32 begin = part * a.block, end = min(begin + a.block, count);
     Real* const sums_weight = SUMMED ? (Real*)a.dweight + blockIdx.x * (i64)LA_D : nullptr;

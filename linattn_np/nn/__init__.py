@@ -7,7 +7,8 @@
 Arrays of every library; the result has the dtype of the first array and is computed in float32, or float64 if an array
 is. Options of all functions: backend ("reference": array calls, "numba": compiled loops; None chooses), num_threads,
 and out, an array of the result's shape and dtype that the result is written to; it may be an input. la.explain says
-how a call is computed, la.check what is doubtful about its numbers.
+how a call is computed, la.check what is doubtful about its numbers. On CuPy arrays they are CUDA kernels that read and
+write the stored dtype.
 """
 
 from .declaration import COMMON as COMMON

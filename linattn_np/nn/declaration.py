@@ -27,7 +27,7 @@ from ..call.foreign import bridge_of
 from ..call.results import Result, gradients_of
 from ..ops.sequences import Sequences
 from ..runtime import threads
-from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_dtype, dtype_name, enter
+from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_dtype, dtype_name, enter, is_cupy
 from ..runtime.doorway import expect
 from ..runtime.shapes import Sizes, check_offsets
 from ..runtime.unchanged import check_unchanged, mark
@@ -53,6 +53,8 @@ class Call(NamedTuple):
     kinds: dict[str, Any]  # dtypes of the caller's arrays
     offsets: list[int] | None  # cu_seqlens
     compiled: bool  # whether loops compute it: NumPy arrays that are not empty
+    on_device: bool  # whether CUDA kernels do: CuPy arrays that are not empty
+    stored: bool  # and whether they take the arrays as these are stored
     states: states.States | None
 
     @property
@@ -71,6 +73,7 @@ class Kind(NamedTuple):
     out: str | Callable[[Mapping[str, Any]], str] = ""  # its axes, or those for these arguments; "": of the first array
     wide: bool = False  # it keeps the dtype of the computation
     slots: Callable[[Mapping[str, Any]], int] | None = None  # of a final state, from the sizes, without an initial one
+    stored: Callable[[Mapping[str, Any]], bool] = lambda given: False  # whether CUDA kernels take arrays of any dtype
     has_lse: bool = False  # its last channel is a second result (call/lse.py)
     array_calls: Callable[[Mapping[str, Any]], str] = lambda given: ""  # why loops do not compute these arguments
     operations: Callable[[Mapping[str, Any]], int] = lambda sizes: 0  # of its products, from the sizes
@@ -220,8 +223,11 @@ class Piece:
         first = next(iter(floating.values()))
         compiled = type(first) is np.ndarray and first.size > 0 and given["backend"] != "reference"
         own = {n: x for n, x in given.items() if n not in (*self.hidden, *self.axes)} | entered
-        own |= {n: x if x is None else cast(library.xp, x, dtype) for n, x in floating.items()}
-        return Call(fn, library, dtype, sizes, kinds_of, offsets, compiled, own_states), own
+        on_device = is_cupy(library.xp) and first.size > 0 and given["backend"] != "reference" and _are_known(floating)
+        stored = on_device and self.kind.stored(own)
+        if not stored:
+            own |= {n: x if x is None else cast(library.xp, x, dtype) for n, x in floating.items()}
+        return Call(fn, library, dtype, sizes, kinds_of, offsets, compiled, on_device, stored, own_states), own
 
     def _sizes(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes by letter.   Raises TypeError or ValueError for arrays that do not fit their axes."""
@@ -294,7 +300,20 @@ class Piece:
                 expect(fn, None, STORAGE, **{name: (d, "...")})
                 if tuple(d.shape) != shapes[name]:
                     raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {shapes[name]}")
-        return [None if entered.get(n) is None else cast(c.xp, entered[n], c.dtype) for n in names]
+        wide = lambda d: d if c.stored else cast(c.xp, d, c.dtype)  # noqa: E731
+        return [None if entered.get(n) is None else wide(entered[n]) for n in names]
+
+
+def _are_known(arrays: Mapping[str, Any]) -> bool:
+    """Whether CUDA kernels read these CuPy arrays."""
+    from ..ops.cuda.formulas import takes
+
+    return takes(*arrays.values())
+
+
+def always(_: Any) -> bool:
+    """Kind.stored: of all arguments."""
+    return True
 
 
 def _out(computed: Any) -> Array:

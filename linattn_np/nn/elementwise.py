@@ -6,12 +6,13 @@ from typing import Any
 
 from ..ops import activations, gates
 from ..runtime.values import is_word, shown
-from .declaration import Call, Pullback, piece
+from .declaration import Call, Kind, Pullback, always, piece
 
 Computed = tuple[Any, Pullback]
+STORED = Kind(stored=always)
 
 
-@piece(x="...")
+@piece(STORED, x="...")
 def sigmoid(c: Call, x: Any) -> Computed:
     """The logistic function.
 
@@ -22,7 +23,7 @@ def sigmoid(c: Call, x: Any) -> Computed:
     return _mapped(c, x, gates.sigmoid, gates.sigmoid_vjp)
 
 
-@piece(x="...")
+@piece(STORED, x="...")
 def silu(c: Call, x: Any) -> Computed:
     """x times its sigmoid, also called swish.
 
@@ -33,7 +34,7 @@ def silu(c: Call, x: Any) -> Computed:
     return _mapped(c, x, gates.silu, gates.silu_vjp)
 
 
-@piece(x="...")
+@piece(STORED, x="...")
 def softplus(c: Call, x: Any) -> Computed:
     """A smooth maximum of x and 0.
 
@@ -44,7 +45,7 @@ def softplus(c: Call, x: Any) -> Computed:
     return _mapped(c, x, gates.softplus, gates.softplus_vjp)
 
 
-@piece(x="...")
+@piece(STORED, x="...")
 def log_sigmoid(c: Call, x: Any) -> Computed:
     """The logarithm of the sigmoid: a log decay in [-inf, 0].
 
@@ -55,7 +56,7 @@ def log_sigmoid(c: Call, x: Any) -> Computed:
     return _mapped(c, x, gates.log_sigmoid, gates.log_sigmoid_vjp)
 
 
-@piece(x="...")
+@piece(STORED, x="...")
 def gelu(c: Call, x: Any, *, approximate: str = "none") -> Computed:
     """x times the probability that a normal variable is below x.
 
@@ -73,7 +74,7 @@ def gelu(c: Call, x: Any, *, approximate: str = "none") -> Computed:
     return _mapped(c, x, activations.gelu, activations.gelu_vjp)
 
 
-@piece(x="...")
+@piece(STORED, x="...")
 def squared_relu(c: Call, x: Any) -> Computed:
     """The square of the positive part.
 
@@ -85,7 +86,7 @@ def squared_relu(c: Call, x: Any) -> Computed:
     return _mapped(c, x, activations.squared_relu, activations.squared_relu_vjp)
 
 
-@piece(x="...", gate="...")
+@piece(STORED, x="...", gate="...")
 def swiglu(c: Call, x: Any, gate: Any) -> Computed:
     """Values times the silu of their gates, the hidden layer of most MLPs today.
 
@@ -95,6 +96,11 @@ def swiglu(c: Call, x: Any, gate: Any) -> Computed:
     Shazeer, arXiv 2002.05202.
     """
     xp = c.xp
+    if c.on_device:
+        from ..ops.cuda.activations import swiglu as launched
+        from ..ops.cuda.activations import swiglu_vjp
+
+        return launched(x, gate), lambda dy: dict(zip(("x", "gate"), swiglu_vjp(x, gate, dy), strict=True))
     if c.compiled:
         from ..ops.cpu.activations import swiglu as loops
 
@@ -108,6 +114,10 @@ def swiglu(c: Call, x: Any, gate: Any) -> Computed:
 
 def _mapped(c: Call, x: Any, f: Any, f_vjp: Any) -> Computed:
     """A function of each element, and its derivative times the cotangent."""
+    if c.on_device:
+        from ..ops.cuda import activations as launched
+
+        return launched.forward(f.__name__, x), lambda dy: {"x": launched.backward(f.__name__, x, dy)}
     if c.compiled:
         from ..ops.cpu import activations as compiled
 

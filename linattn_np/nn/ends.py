@@ -19,6 +19,7 @@ Computed = tuple[Any, Pullback]
 NUMBERS = 2**20  # of the logits that exist at once
 ROWS = 1024  # tokens whose one-hot rows exist at once
 REDUCTIONS = ("mean", "sum", "none")
+NO_LABEL = -1 << 63  # no label is ignored: only rows with a loss come to the kernels
 
 
 @piece(
@@ -100,6 +101,7 @@ class Loss(NamedTuple):
         operations=lambda n: 2 * prod(n["..."]) * n["D"] * n.get("V", 0),
         doubts=doubts.of_labels,
         infinite=("x", "bias"),
+        stored=lambda given: given["weight"] is None,
     ),
     x="... D",
     labels="whole ...",
@@ -128,6 +130,8 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     if weight is None and bias is not None:
         raise ValueError("cross_entropy: bias was given without a weight, expected both")
     how = _loss_options(c, label_smoothing, z_loss, reduction, ignore_index)
+    if c.on_device and weight is None:
+        return _of_logits(c, x, labels, how, int(ignore_index), reduction)
     total, given = prod(labels.shape), _on_host(labels)
     if given is None:  # their values are not known: every position has a loss, some of them 0
         places, has_loss = np.arange(total), xp.reshape(xp.astype(labels != ignore_index, c.dtype), (-1,))
@@ -233,7 +237,32 @@ def _loss_options(c: Call, smoothing: Any, z: Any, reduction: Any, ignored: Any)
     return Loss(float(smoothing), float(z))
 
 
+def _of_logits(c: Call, x: Array, labels: Array, how: Loss, ignored: int, reduction: str) -> Computed:
+    """cross_entropy of logits by CUDA kernels; labels are checked unless a CUDA graph is being captured."""
+    from ..ops.cuda.softmax_rows import cross_entropy, cross_entropy_vjp, is_capturing
+
+    xp, rows, flat = c.xp, x.reshape(-1, x.shape[-1]), labels.astype(np.int64).reshape(-1)
+    has_loss = flat != ignored
+    if not is_capturing():
+        _numbers(c, "labels", xp.where(has_loss, flat, xp.zeros_like(flat)), x.shape[-1])
+    number = xp.maximum(xp.sum(has_loss), xp.ones_like(flat[:1])).astype(c.dtype)
+    losses = cross_entropy(rows, flat, *how, ignored)
+    total = losses.reshape(labels.shape) if reduction == "none" else xp.sum(losses)
+    loss = total / number.reshape(()) if reduction == "mean" else total
+
+    def pullback(d: Array) -> dict[str, Any]:
+        each = cast(xp, d, c.dtype) / (number if reduction == "mean" else 1)
+        each = xp.broadcast_to(each.reshape(-1), flat.shape)
+        return {"x": cross_entropy_vjp(rows, flat, *how, ignored, each).reshape(x.shape)}
+
+    return loss, pullback
+
+
 def _losses(c: Call, l: Array, labels: Array, how: Loss) -> Array:
+    if c.on_device:
+        from ..ops.cuda.softmax_rows import cross_entropy as launched
+
+        return launched(l, labels, *how, NO_LABEL)
     if c.compiled:
         from ..ops.cpu.softmax_rows import cross_entropy as loops
 
@@ -242,6 +271,10 @@ def _losses(c: Call, l: Array, labels: Array, how: Loss) -> Array:
 
 
 def _losses_vjp(c: Call, l: Array, labels: Array, how: Loss, d: Array) -> Array:
+    if c.on_device:
+        from ..ops.cuda.softmax_rows import cross_entropy_vjp as launched
+
+        return launched(l, labels, *how, NO_LABEL, d)
     if c.compiled:
         from ..ops.cpu.softmax_rows import cross_entropy_vjp as loops
 

@@ -10,12 +10,12 @@ from ..ops import gates
 from ..runtime.arrays import Array, sum_to
 from ..runtime.values import is_finite, is_word, shown
 from . import doubts
-from .declaration import Call, Kind, Pullback, piece
+from .declaration import Call, Kind, Pullback, always, piece
 
 FORMULAS = ("softplus", "bounded", "log_sigmoid", "lower_bound", "exp")
 
 
-@piece(Kind(doubts=doubts.of_log_decay, infinite=("a",)), a="...", A_log="...?", bias="...?")
+@piece(Kind(doubts=doubts.of_log_decay, infinite=("a",), stored=always), a="...", A_log="...?", bias="...?")
 def log_decay(c: Call, a: Any, A_log: Any = None, bias: Any = None, *, formula: str = "softplus",
               bound: float = -5.0, divisor: float = 1.0) -> tuple[Any, Pullback]:  # fmt: skip
     """The log decay g <= 0 of a token from its projection a; b = a + bias, rate = e^{A_log}, or 1 without A_log.
@@ -38,6 +38,8 @@ def log_decay(c: Call, a: Any, A_log: Any = None, bias: Any = None, *, formula: 
         if y is not None and not _fits(tuple(y.shape), tuple(a.shape)):
             raise ValueError(f"log_decay: {name} has shape {tuple(y.shape)}, expected the last axes of a, or 1: "
                              f"{tuple(a.shape)}")  # fmt: skip
+    if c.on_device:
+        return _launched(c, a, A_log, bias, (formula, bound, divisor))
     rate = 1.0 if A_log is None else xp.exp(A_log)
 
     softplus, sigmoid, log_sigmoid = _functions(c)
@@ -78,6 +80,18 @@ def _functions(c: Call) -> list[Callable[[Array], Array]]:
     from ..ops.cpu import activations
 
     return [getattr(activations, n).forward for n in names]
+
+
+def _launched(c: Call, a: Any, A_log: Any, bias: Any, how: tuple[str, float, float]) -> tuple[Any, Pullback]:
+    from ..ops import sums
+    from ..ops.cuda.activations import log_decay, log_decay_vjp
+
+    def pullback(dg: Array) -> dict[str, Any]:
+        da, rate = log_decay_vjp(a, A_log, bias, *how, dg)
+        return {"a": da, "bias": None if bias is None else sums.sum_to(c.xp, da, tuple(bias.shape)),
+                "A_log": None if A_log is None else sums.sum_to(c.xp, rate, tuple(A_log.shape))}  # fmt: skip
+
+    return log_decay(a, A_log, bias, *how), pullback
 
 
 def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:

@@ -9,16 +9,21 @@ from ..call.results import Result
 from ..ops.sequences import Sequences
 from ..ops.short_conv import ShortConv, short_conv_vjp
 from ..ops.short_conv import short_conv as convolved
-from ..runtime.arrays import over_tokens
+from ..runtime.arrays import cast, over_tokens
 from ..runtime.values import is_word, shown
 from .declaration import Call, Kind, Pullback, piece
 
 Computed = tuple[Any, Pullback]
 ACTIVATIONS = ("silu", "swish")
+WIDEST = 8  # with CUDA kernels
 
 
 @piece(
-    Kind(slots=lambda sizes: sizes["W"] - 1, operations=lambda n: 2 * prod(n["..."]) * n["T"] * n["D"] * n["W"]),
+    Kind(
+        slots=lambda sizes: sizes["W"] - 1,
+        operations=lambda n: 2 * prod(n["..."]) * n["T"] * n["D"] * n["W"],
+        stored=lambda given: 1 <= given["weight"].shape[-1] <= WIDEST,
+    ),
     x="... T D",
     weight="D W",
     bias="D?",
@@ -56,6 +61,8 @@ def short_conv(c: Call, x: Any, weight: Any, bias: Any = None, *, state: Any = N
         raise ValueError(f"short_conv: state has shape {tuple(state.shape)}, expected (..., S, D) with S >= {W - 1}")
     conv = ShortConv(weight, bias, None if activation is None else "silu", residual)
     sequences = c.sequences
+    if c.on_device and W <= WIDEST:
+        return _launched(c, x, conv, state, S)
     if c.compiled:
         from ..ops.cpu import short_conv as loops
 
@@ -71,7 +78,11 @@ def short_conv(c: Call, x: Any, weight: Any, bias: Any = None, *, state: Any = N
 
 
 @piece(
-    Kind(slots=lambda sizes: 1, array_calls=lambda given: "" if given["mix"] is not None else "a copy of tokens"),
+    Kind(
+        slots=lambda sizes: 1,
+        array_calls=lambda given: "" if given["mix"] is not None else "a copy of tokens",
+        stored=lambda given: given["mix"] is not None,
+    ),
     x="... T D",
     mix="D?",
     state="S D?",
@@ -91,6 +102,15 @@ def token_shift(c: Call, x: Any, mix: Any = None, *, state: Any = None, cu_seqle
     sequences, S = c.sequences, 1 if state is None else state.shape[-2]
     if S < 1:
         raise ValueError(f"token_shift: state has shape {tuple(state.shape)}, expected (..., S, D) with S >= 1")
+    if c.on_device and mix is not None:
+        taps = ShortConv(c.xp.stack([cast(c.xp, mix, c.dtype), 1 - cast(c.xp, mix, c.dtype)], axis=-1))
+        found, pull = _launched(c, x, taps, state, S)
+
+        def mixed_vjp(dy: Any, dstate: Any = None) -> dict[str, Any]:
+            grads = pull(dy, dstate)
+            return grads | {"mix": grads["weight"][:, 0] - grads["weight"][:, 1]}
+
+        return found, mixed_vjp
     if c.compiled and mix is not None:
         return _mixed(c, x, mix, state, S)
     before = sequences.before(x, state, 1)
@@ -122,6 +142,21 @@ def _mixed(c: Call, x: Any, mix: Any, state: Any, S: int) -> Computed:
         return _with_end(sequences, (x, state), grads, dstate)
 
     return Result(loops.forward(sequences, x, conv, state), sequences.last(x, state, S)), pullback
+
+
+def _launched(c: Call, x: Any, conv: ShortConv, state: Any, S: int) -> Computed:
+    """short_conv by CUDA kernels."""
+    from ..ops.cuda import short_conv as launched
+
+    sequences = c.sequences
+
+    def pullback(dy: Any, dstate: Any = None) -> dict[str, Any]:
+        dy = c.xp.zeros_like(x) if dy is None else dy
+        return launched.backward(sequences, x, conv, state, dy, dstate)._asdict()
+
+    end = x[..., :0, :] if c.states is None or not (c.states.returned or c.states.overwritten) else launched.end(
+        sequences, x, state, S, x.dtype if state is None else state.dtype)  # fmt: skip
+    return Result(launched.forward(sequences, x, conv, state), end), pullback
 
 
 def _with_end(sequences: Sequences, given: tuple[Any, Any], grads: dict[str, Any], dstate: Any) -> dict[str, Any]:

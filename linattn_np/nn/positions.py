@@ -10,16 +10,17 @@ import numpy as np
 
 from ..ops import pairs
 from ..ops.sequences import table
-from ..runtime.arrays import Array, constant, device
+from ..runtime.arrays import Array, cast, constant, device
 from ..runtime.constants import constant_array
 from ..runtime.values import is_finite, is_whole, shown
 from . import doubts
-from .declaration import Call, Kind, Pullback, piece
+from .declaration import Call, Kind, Pullback, always, piece
 
 Computed = tuple[Any, Pullback]
+STORED = Kind(stored=always)
 
 
-@piece(Kind(doubts=doubts.of_rows), x="... T H K", angle="...?")
+@piece(Kind(doubts=doubts.of_rows, stored=always), x="... T H K", angle="...?")
 def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: int | None = None,
            interleaved: bool = False, offset: int = 0, cumulative: bool = False,
            cu_seqlens: Any = None) -> Computed:  # fmt: skip
@@ -47,21 +48,27 @@ def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: i
     P = _pairs(c, K, dims) if angle is None else angle.shape[-1]
     if angle is None:
         return _rotated(c, x, _turns(c, x, P, offset, (_positive(c, "base", base),)), interleaved)
-    shared = angle.ndim == x.ndim - 1
+    shared, angle = angle.ndim == x.ndim - 1, cast(xp, angle, c.dtype)
     theta = _summed(c, angle, shared, reverse=False) if cumulative else angle
     c_s = [f(theta[..., None, :] if shared else theta) for f in (xp.cos, xp.sin)]
     y, pull = _rotated(c, x, c_s, interleaved)
 
     def pullback(dy: Array) -> dict[str, Any]:
-        again = _rotated(c, x, c_s, interleaved)[0]
-        d = pairs.angles_vjp(again, dy, P, interleaved)
-        d = xp.sum(d, axis=-2) if shared else d
+        if c.on_device:
+            from ..ops.cuda.rotary import angles_vjp as launched
+
+            d = launched(x, c_s[0], c_s[1], interleaved, dy)
+            d = d[..., 0, :] if shared else d
+        else:
+            again = _rotated(c, x, c_s, interleaved)[0]
+            d = pairs.angles_vjp(again, dy, P, interleaved)
+            d = xp.sum(d, axis=-2) if shared else d
         return {**pull(dy), "angle": _summed(c, d, shared, reverse=True) if cumulative else d}
 
     return y, pullback
 
 
-@piece(Kind(doubts=doubts.of_xpos), x="... T H K")
+@piece(Kind(doubts=doubts.of_xpos, stored=always), x="... T H K")
 def xpos(c: Call, x: Any, *, inverse: bool = False, base: float = 10000.0, scale_base: float = 512.0,
          gamma: float = 0.4, dims: int | None = None, interleaved: bool = False, offset: int = 0,
          cu_seqlens: Any = None) -> Computed:  # fmt: skip
@@ -88,6 +95,10 @@ def _rotated(c: Call, x: Array, turn: list[Array], interleaved: bool) -> Compute
     """x rotated by (cos, sin) (T, P), or (..., T, H or 1, P)."""
     cos, sin = turn
     P, H = cos.shape[-1], x.shape[-2]
+    if c.on_device:
+        from ..ops.cuda.rotary import rotate as launched
+
+        return launched(x, cos, sin, interleaved, False), lambda dy: {"x": launched(dy, cos, sin, interleaved, True)}
     if c.compiled and P:
         from ..ops.cpu.pairs import rotate
 

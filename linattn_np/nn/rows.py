@@ -10,7 +10,7 @@ from ..ops.gated_norm import GatedNorm, check_how, gated_rms_norm, gated_rms_nor
 from ..runtime.arrays import Array, sum_to
 from ..runtime.values import is_finite, is_whole, shown
 from . import doubts
-from .declaration import Call, Kind, Pullback, piece
+from .declaration import Call, Kind, Pullback, always, piece
 
 Computed = tuple[Any, Pullback]
 
@@ -25,10 +25,14 @@ def _is_one_row(weight: Any, bias: Any) -> bool:
     return weight is None or bias is None or tuple(weight.shape) == tuple(bias.shape)
 
 
-NORM = Kind(doubts=doubts.of_norm, array_calls=_why_array_calls)
+NORM = Kind(
+    doubts=doubts.of_norm,
+    array_calls=_why_array_calls,
+    stored=lambda given: _is_one_row(given["weight"], given["bias"]),
+)
 
 
-@piece(Kind(doubts=doubts.of_norm), x="... D")
+@piece(Kind(doubts=doubts.of_norm, stored=always), x="... D")
 def l2_norm(c: Call, x: Any, *, eps: float = 1e-6) -> Computed:
     """Rows divided by their length.
 
@@ -37,6 +41,8 @@ def l2_norm(c: Call, x: Any, *, eps: float = 1e-6) -> Computed:
     x (..., D). Returns y (..., D) in x's dtype; 0 for 0, also with eps=0. No row overflows.
     """
     _check_eps(c, eps)
+    if c.on_device:
+        return _by_launches(x, {"eps": eps, "mean": False}, c.sizes["D"])
     if c.compiled:
         return _by_loops(c, x, None, None, {"eps": eps, "mean": False}, c.sizes["D"])
 
@@ -93,7 +99,7 @@ def group_norm(c: Call, x: Any, weight: Any = None, bias: Any = None, *, groups:
     return _normed(c, x, weight, bias, eps, D // groups, centred)
 
 
-@piece(Kind(doubts=doubts.of_norm), x="... D", gate="... D", weight="D?")
+@piece(Kind(doubts=doubts.of_norm, stored=always), x="... D", gate="... D", weight="D?")
 def gated_norm(c: Call, x: Any, gate: Any, weight: Any = None, *, eps: float = 1e-6, activation: str = "silu",
                gate_first: bool = False, group: int | None = None) -> Computed:  # fmt: skip
     """rms_norm and an output gate, in one pass.
@@ -111,6 +117,9 @@ def gated_norm(c: Call, x: Any, gate: Any, weight: Any = None, *, eps: float = 1
     _check_eps(c, eps)
     how = GatedNorm(eps, "silu" if activation == "swish" else activation, gate_first, group)
     check_how(c.fn, how, c.sizes["D"])
+    if c.on_device:
+        first = {"sigmoid": how.activation == "sigmoid", "gate_first": gate_first}
+        return _by_launches(x, {"eps": eps} | first, group or c.sizes["D"], gate, weight)
     if c.compiled:
         from ..ops.cpu import gated_norm as loops
 
@@ -120,7 +129,7 @@ def gated_norm(c: Call, x: Any, gate: Any, weight: Any = None, *, eps: float = 1
     return out, lambda dy: dict(zip(("x", "gate", "weight"), f_vjp(x, gate, weight, how, dy), strict=True))
 
 
-@piece(Kind(infinite=("x",)), x="... D")
+@piece(Kind(infinite=("x",), stored=always), x="... D")
 def softmax(c: Call, x: Any) -> Computed:
     """Shares of a row that add up to 1.
 
@@ -128,6 +137,10 @@ def softmax(c: Call, x: Any) -> Computed:
 
     x (..., D); -inf has the share 0, and a row of nothing but -inf is 0. Returns y (..., D) in x's dtype.
     """
+    if c.on_device:
+        from ..ops.cuda import softmax_rows as launched
+
+        return launched.softmax(x), lambda dy: {"x": launched.softmax_vjp(x, dy)}
     if c.compiled:
         from ..ops.cpu import softmax_rows as loops
 
@@ -142,6 +155,8 @@ def _normed(c: Call, x: Any, weight: Any, bias: Any, eps: float, D: int, centred
         if y is not None and (not y.ndim or tuple(y.shape) != tuple(x.shape[max(x.ndim - y.ndim, 0) :])):
             raise ValueError(f"{c.fn}: {name} has shape {tuple(y.shape)}, expected the last axes of x: (D,) = "
                              f"({x.shape[-1]},)")  # fmt: skip
+    if c.on_device and _is_one_row(weight, bias):
+        return _by_launches(x, {"eps": eps, "centred": centred}, D, None, weight, bias)
     if c.compiled and _is_one_row(weight, bias):
         return _by_loops(c, x, weight, bias, {"eps": eps, "centred": centred}, D)
     xp, rows = c.xp, (*x.shape[:-1], x.shape[-1] // max(D, 1), D)
@@ -169,6 +184,19 @@ def _by_loops(c: Call, x: Any, weight: Any, bias: Any, how: dict[str, Any], D: i
         return {"x": dx} | {n: d.reshape(y.shape) for n, d, y in named if d is not None and y is not None}
 
     return loops.forward(x, weight, bias, norm, D), pullback
+
+
+def _by_launches(
+    x: Any, how: dict[str, Any], D: int, gate: Any = None, weight: Any = None, bias: Any = None
+) -> Computed:
+    from ..ops.cuda import norms as launched
+
+    norm = launched.Norm(**how)
+
+    def pullback(dy: Any) -> dict[str, Any]:
+        return launched.backward(x, norm, D, dy, gate, weight, bias)._asdict()
+
+    return launched.forward(x, norm, D, gate, weight, bias), pullback
 
 
 def _check_eps(c: Call, eps: Any) -> None:

@@ -31,7 +31,8 @@ def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     c, _ = piece.entered(given)
     why, slow = _why_array_calls(piece, c, given), ""
     others = {"numba": why} if why else {"reference": COVERED}
-    if not c.compiled and why != EMPTY:
+    chosen, reason = ("cuda", "CUDA kernels take CuPy arrays") if c.stored else ("numba", COMPILED)
+    if why and not c.compiled and why != EMPTY:
         slow = f"array calls: {why}; NumPy arrays take compiled loops"
     tokens = prod(c.sizes.get("...", ())) * c.sizes.get("T", 1)
     moved = sum(bytes_of(given[n]) for n in piece.axes if given[n] is not None)
@@ -40,8 +41,8 @@ def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     form = FORMS.get(next(iter(piece.axes.values())), "each row")
     return Explanation(
         piece.name,
-        "reference" if why else "numba",
-        why or "compiled loops take NumPy arrays",
+        "reference" if why else chosen,
+        why or reason,
         others,
         form,
         None,
@@ -54,11 +55,14 @@ def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     )
 
 
+COMPILED = "compiled loops take NumPy arrays"
 EMPTY = "the first array has no numbers"
 
 
 def _why_array_calls(piece: Any, c: Any, given: Mapping[str, Any]) -> str:
-    """Why a call does not run in compiled loops; "" if it does."""
+    """Why a call runs neither in compiled loops nor in CUDA kernels; "" if it does."""
+    if c.stored:
+        return ""
     if c.compiled:
         return piece.kind.array_calls(given)
     if given["backend"] == "reference":

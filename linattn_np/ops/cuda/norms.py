@@ -46,7 +46,7 @@ def forward(
     constants = _constants(grid, norm, D, x, gate, weight, bias, x) | {"LA_NARROW": int(is_narrow(y))}
     each = grid.beside * constants["LA_ROWS"]
     packed = _packed(x, gate, None, weight, bias, norm, D, inner, y=address(y), rows=rows)
-    launched(SOURCE, "norm", constants, -(-rows // each), grid.threads, packed, x, gate, weight, bias, y)
+    launched(SOURCE, "row_norm", constants, -(-rows // each), grid.threads, packed, x, gate, weight, bias, y)
     return y
 
 
@@ -76,8 +76,8 @@ def backward(
     sums = [None if y is None else record.empty((1, parts, groups * D), wide) for y in (weight, bias)]
     packed = _packed(x, gate, dy, weight, bias, norm, D, inner, y=address(dx), dgate=address(dgate), rows=rows,
                      dweight=address(sums[0]), dbias=address(sums[1]), groups=groups, block=block)  # fmt: skip
-    launched(SOURCE, "norm_vjp", constants, parts * groups, grid.threads, packed, x, gate, dy, weight, bias, dx, dgate,
-             *sums)  # fmt: skip
+    arrays = (x, gate, dy, weight, bias, dx, dgate, *sums)
+    launched(SOURCE, "row_norm_vjp", constants, parts * groups, grid.threads, packed, *arrays)
     found = [None if y is None else over_middle(d, y.dtype).reshape(y.shape)
              for y, d in zip((weight, bias), sums, strict=True)]  # fmt: skip
     return NormGrads(dx, dgate, *found)

@@ -34,7 +34,10 @@ def _launch(
     tokens, P, heads = prod(lead), c.shape[-1], 1 if c.ndim == 2 else c.shape[-2]
     x, dy = (None if one is None else strided(K, one)[1][0] for one in (x, dy))
     c, s, per = dense(c), dense(s), 16 // x.itemsize
-    while per > 1 and (P % per or (K - 2 * P) % per or not is_aligned(per, x, dy, c, s, y)):
+    moved, rotated = 2 if interleaved else 1, (x, dy, y if dy is None else None)  # pairs may lie together
+    while per > 1 and (
+        P % per or (K - 2 * P) % per or not (is_aligned(moved * per, *rotated) and is_aligned(per, c, s, y))
+    ):
         per //= 2
     constants = {
         "LA_PER": per, "LA_DOUBLE": int(working_dtype(x, dy, c).itemsize == 8), "LA_DTYPE": kind_of(x),

@@ -30,7 +30,7 @@ class Cut(NamedTuple):
 
     sequences: int
     T: int
-    count: int
+    pieces: int  # segments of all sequences
     per_sequence: int
     offsets: Array | None
     segments: Array | None
@@ -104,13 +104,13 @@ def _launch(
         "LA_GRAD": kind_of(x if dy is None else dy), "LA_SILU": int(conv.activation == "silu"),
         "LA_RESIDUAL": int(conv.residual), "LA_NARROW": int(is_narrow(own.get("y", x), own.get("dpast"))),
     }  # fmt: skip
-    tiles, steps = -(-D // (32 * per)), -(-cut.count // WARPS)
+    tiles, steps = -(-D // (32 * per)), -(-cut.pieces // WARPS)
     parts = record.empty((1, steps, (conv.weight.shape[1] + 1) * D), wide) if entry == "conv_vjp" else None
     packed = CONV.pack(
         x=x_rows, dy=dy_rows, weight=address(weight), bias=address(bias), past=address(past),
         dend=address(dend), y=address(own.get("y")), dpast=address(own.get("dpast")), parts=address(parts), places=0,
         offsets=address(cut.offsets), segments=address(cut.segments), D=D, S=S if past is None else past.shape[-2],
-        T=cut.T, each=each, count=cut.count, per_sequence=cut.per_sequence, sequences=cut.sequences,
+        T=cut.T, each=each, count=cut.pieces, per_sequence=cut.per_sequence, sequences=cut.sequences,
     )  # fmt: skip
     blocks = -(-cut.sequences * -(-D // per) // (32 * WARPS)) if is_end else tiles * steps
     arrays = (x, dy, weight, bias, past, *own.values(), parts, cut.offsets, cut.segments)
@@ -123,11 +123,12 @@ def _cut(sequences: Sequences, x: Array, each: int) -> Cut:
     if sequences.offsets is None:
         count, per = prod(x.shape[:-2]), -(-T // each)
         return Cut(count, T, count * per, per, None, None)
-    edges = sequences.offsets
+    edges, xp = sequences.offsets, sequences.xp
     pieces = [(n, t) for n, (a, b) in enumerate(pairwise(edges)) for t in range(0, b - a, each)]
-    tables = [
-        constant_array(sequences.xp, ("segments", name, edges, each), x.device,
-                       lambda table=table, dtype=dtype: sequences.xp.asarray(np.array(table, dtype)))
-        for name, table, dtype in (("offsets", edges, np.int64), ("segments", pieces, np.int32))
-    ]  # fmt: skip
+
+    def table(name: str, values: Any, dtype: Any) -> Array:
+        key = ("segments", name, edges, each)
+        return constant_array(xp, key, x.device, lambda: xp.asarray(np.array(values, dtype)))
+
+    tables = table("offsets", edges, np.int64), table("segments", pieces, np.int32)
     return Cut(len(edges) - 1, T, len(pieces), 0, *tables)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...runtime.arrays import Array
-from ...runtime.cuda import record
+from ...runtime.cuda import launch, record
 from .arguments import SOFTMAX, address
 from .row_arrays import dense, grid_of, is_narrow, kind_of, launched, rows_of, strided, strides_of, working_dtype
 
@@ -27,15 +27,21 @@ def softmax_vjp(x: Array, dy: Array) -> Array:
 def cross_entropy(x: Array, labels: Array, smoothing: float, z: float, ignored: int) -> Array:
     """Losses (R,) of rows (R, D) in the dtype of the computation, 0 of labels `ignored`; labels int64 (R,)."""
     loss = record.empty((x.shape[0],), working_dtype(x))
-    _launch("cross_entropy", x, None, None, labels=dense(labels), loss=loss, smoothing=smoothing, z=z, ignored=ignored)
+    _launch("cross_entropy", x, None, None, dense(labels), loss, smoothing, z, ignored)
     return loss
 
 
 def cross_entropy_vjp(x: Array, labels: Array, smoothing: float, z: float, ignored: int, d: Array) -> Array:
     """dx (R, D) in the dtype of x; d (R,) in the dtype of the computation."""
-    dx, own = record.empty(tuple(x.shape), x.dtype), {"smoothing": smoothing, "z": z, "ignored": ignored}
-    _launch("cross_entropy_vjp", x, None, dx, labels=dense(labels), loss=dense(d), **own)
+    dx = record.empty(tuple(x.shape), x.dtype)
+    _launch("cross_entropy_vjp", x, None, dx, dense(labels), dense(d), smoothing, z, ignored)
     return dx
+
+
+def is_capturing() -> bool:
+    """Whether launches on the current stream are recorded in a CUDA graph."""
+    cuda = launch.cupy().cuda
+    return bool(cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr))
 
 
 def _launch(

@@ -118,3 +118,20 @@ def device(request):
     from tests.matrix_state.cuda.step_twin import CUPY, stub
 
     return SimpleNamespace(xp=CUPY, bring=stub, see=np.asarray, launched=request.getfixturevalue("emulated"))
+
+
+@pytest.fixture
+def public(request, device, monkeypatch):
+    """The same, with public functions of linattn_np.nn that take its arrays."""
+    if device.launched is not None:
+        from linattn_np.nn import declaration
+        from linattn_np.runtime.arrays import Library, enter
+        from tests.matrix_state.cuda.step_twin import CUPY, Stub
+
+        def entering(fn, arrays, beside=None):
+            if any(isinstance(x, Stub) for x in arrays.values()):
+                return Library(CUPY, 0, lambda x: x, "cupy", "x"), dict(arrays)
+            return enter(fn, arrays, beside)
+
+        monkeypatch.setattr(declaration, "enter", entering)
+    return device

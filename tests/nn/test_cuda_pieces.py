@@ -1,0 +1,149 @@
+"""The pieces of linattn_np.nn as CUDA kernels, emulated here or on a GPU: every case in every dtype."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call.foreign import leaves
+from tests.cuda.emulation import device, emulated, public  # noqa: F401
+from tests.nn.table import CASES, normal
+
+STORAGE = [np.dtype(x) for x in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64)]
+KERNELS = [c for c in CASES if c.name not in ("linear", "embedding", "dropout") and c.label not in ("hidden", "each")]
+KERNELS = [c for c in KERNELS if c.name != "token_shift" or "mix" in c.arrays]
+cases = pytest.mark.parametrize("case", KERNELS, ids=lambda c: f"{c.name} {c.label}".strip())
+dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
+
+
+def parts(result):
+    return [y for y in leaves((tuple(result) if isinstance(result, list) else result,)) if y is not None]
+
+
+def near(found, expected, other, dtype, size):
+    """Within rounding, or as near as array calls in this dtype are; size: of the terms of a sum."""
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    found, expected, other = (np.asarray(x).astype(np.float64) for x in (found, expected, other))
+    assert found.shape == expected.shape
+    few = max((4 if dtype.itemsize == 2 else 64) * eps, 1e-13)
+    wrong = np.abs(found - expected) - few * (size + np.abs(expected)) - 8 * np.abs(other - expected).max()
+    assert np.all(wrong <= 0), (np.abs(found - expected).max(), wrong.max())
+
+
+def computed(case, arrays, d=None, bring=np.asarray, **options):
+    """(results, cotangents drawn for them, gradients by name)"""
+    given = {n: bring(np.ascontiguousarray(x)) for n, x in (arrays | dict(case.whole)).items()}
+    result, pullback = case.vjp(given, **options)
+    d = [normal(*y.shape).astype(y.dtype) for y in parts(result)] if d is None else d
+    return parts(result), d, pullback(*map(bring, d))
+
+
+@dtypes
+@cases
+def test_a_piece_and_its_gradients(public, case, dtype):  # noqa: F811
+    arrays = {n: x.astype(dtype) for n, x in case.arrays.items()}
+    results, d, grads = computed(case, arrays, bring=public.bring)
+    others, _, other_grads = computed(case, arrays, d, backend="reference")
+    wide = [x.astype(np.float64) for x in d]
+    exact, _, exact_grads = computed(case, {n: x.astype(np.float64) for n, x in arrays.items()}, wide,
+                                     backend="reference")  # fmt: skip
+    for y, expected, other in zip(results, exact, others, strict=True):
+        assert case.fn.piece.kind.wide or public.see(y).dtype == dtype
+        near(public.see(y), expected, other, dtype, 4.0)
+    for name, x in case.arrays.items():
+        found = public.see(getattr(grads, name))
+        assert found.dtype == dtype
+        terms = results[0].size / max(x.size, 1)
+        near(found, getattr(exact_grads, name), getattr(other_grads, name), dtype, 16.0 + 4 * terms**0.5)
+    if public.launched is not None:
+        files = {file for file, *_ in public.launched}
+        assert files & {"nn/norm.cu", "nn/softmax.cu", "nn/short_conv.cu", "nn/rotary.cu", "ops/formula.cu"}
+
+
+def compare(device, fn, arrays, **options):  # noqa: F811
+    """Results and gradients against float64 array calls, and the same bits again."""
+    dy = normal(*arrays["x"].shape).astype(arrays["x"].dtype)
+    found = []
+    for _ in range(2):
+        y, pullback = la.vjp(getattr(la.nn, fn), **{n: device.bring(x) for n, x in arrays.items()}, **options)
+        grads = pullback(device.bring(dy))
+        found.append([device.see(z) for z in (y, *(getattr(grads, n) for n in arrays))])
+    for one, again in zip(*found, strict=True):
+        assert one.tobytes() == again.tobytes()
+    wide = {n: x.astype(np.float64) for n, x in arrays.items()}
+    y, pullback = la.vjp(getattr(la.nn, fn), **wide, **options, backend="reference")
+    grads = pullback(dy.astype(np.float64))
+    count = arrays["x"].size / arrays["x"].shape[-1]
+    for z, name in zip(found[0], ("y", *arrays), strict=True):
+        exact = y if name == "y" else getattr(grads, name)
+        kind = arrays["x" if name == "y" else name].dtype
+        assert z.dtype == kind
+        near(z, exact, exact, max(kind, arrays["x"].dtype, key=lambda k: ml_dtypes.finfo(k).eps), 16 + 4 * count**0.5)
+
+
+BFLOAT16 = STORAGE[0]
+WIDTHS = [(64, 37), (128, 40), (200, 3), (256, 18), (1000, 3), (1024, 9), (4096, 2), (5120, 3), (33000, 2)]
+
+
+@pytest.mark.parametrize(("D", "count"), WIDTHS, ids=str)
+@pytest.mark.parametrize("fn", ["rms_norm", "layer_norm", "l2_norm", "gated_norm", "softmax"])
+def test_rows_of_every_width(public, fn, D, count):  # noqa: F811
+    """Held by few lanes, by a warp and by a block, in one piece and several, or read again; parameters in float32."""
+    arrays = {"x": normal(count, D).astype(BFLOAT16)}
+    if fn == "gated_norm":
+        arrays |= {"gate": normal(count, D)[::-1].astype(BFLOAT16), "weight": normal(D).astype(np.float32)}
+    elif fn.endswith("s_norm") or fn == "layer_norm":
+        arrays |= {"weight": normal(D).astype(np.float32), "bias": normal(1, D)[0].astype(np.float32)}
+    compare(public, fn, arrays)
+
+
+@pytest.mark.parametrize("D", [70, 128, 4096 + 6])
+def test_losses_of_rows_of_every_width(public, D):  # noqa: F811
+    x, labels = normal(5, D).astype(BFLOAT16), np.array([0, D - 1, -100, 3, 7])
+    loss, pullback = la.vjp(la.nn.cross_entropy, public.bring(x), public.bring(labels), z_loss=0.01)
+    exact, exact_pullback = la.vjp(la.nn.cross_entropy, x.astype(np.float64), labels, z_loss=0.01)
+    one = np.ones((), np.float32)
+    near(public.see(loss), exact, exact, one.dtype, 1.0)
+    near(public.see(pullback(public.bring(one)).x), *2 * (exact_pullback(np.ones(())).x,), BFLOAT16, 0.1)
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("shape", [(2, 70, 128), (1, 133, 40), (3, 1, 256)], ids=str)
+def test_convolutions_in_several_segments(public, shape, dtype):  # noqa: F811
+    D = shape[-1]
+    arrays = {"x": normal(*shape).astype(dtype), "weight": normal(D, 4).astype(np.float32), "bias": normal(D)}
+    arrays["bias"] = arrays["bias"].astype(dtype)
+    compare(public, "short_conv", arrays, activation="silu", residual=True)
+
+
+def test_arrays_that_lie_apart(public):  # noqa: F811
+    """Parts of a fused projection are read where they are."""
+    whole = normal(2, 9, 6, 64).astype(np.float32)
+    here, weight = public.bring(whole), normal(64).astype(np.float32)
+    y, pullback = la.vjp(la.nn.rms_norm, here[:, :, 2:4], public.bring(weight))
+    exact, exact_pullback = la.vjp(la.nn.rms_norm, whole[:, :, 2:4].astype(np.float64), weight.astype(np.float64))
+    near(public.see(y), exact, exact, weight.dtype, 1.0)
+    d = pullback(here[:, :, 1:3])
+    exact_d = exact_pullback(whole[:, :, 1:3].astype(np.float64))
+    near(public.see(d.x), exact_d.x, exact_d.x, weight.dtype, 4.0)
+    near(public.see(d.weight), exact_d.weight, exact_d.weight, weight.dtype, 32.0)
+    flat, taps = here.reshape(2, 9, 384), normal(64, 4).astype(np.float32)
+    y = public.see(la.nn.short_conv(flat[..., 64:128], public.bring(taps)))
+    exact = la.nn.short_conv(whole.reshape(2, 9, 384)[..., 64:128].astype(np.float64), taps.astype(np.float64))
+    near(y, exact, exact, weight.dtype, 4.0)
+    y = public.see(la.nn.rotary(here[:, :, 2:4]))
+    exact = la.nn.rotary(whole[:, :, 2:4].astype(np.float64))
+    near(y, exact, exact, weight.dtype, 4.0)
+    if public.launched is not None:
+        assert not any(file == "ops/formula.cu" for file, *_ in public.launched), "copies"
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-30, 1e25])
+def test_no_row_overflows(public, size):  # noqa: F811
+    x = (normal(3, 128) * size).astype(np.float32)
+    for fn in (la.nn.l2_norm, la.nn.rms_norm):
+        found, exact = public.see(fn(public.bring(x), eps=0.0)), fn(x.astype(np.float64), eps=0.0)
+        near(found, exact, exact, x.dtype, 1.0)
+    assert not public.see(la.nn.rms_norm(public.bring(0 * x), eps=0.0)).any()
