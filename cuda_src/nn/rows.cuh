@@ -39,7 +39,7 @@ template <int N, class F> LA_DEVICE void combine(Real (&x)[N], F both) {
 #pragma unroll
         for (int n = 0; n < N; n++) x[n] = both(x[n], __shfl_xor_sync(0xffffffffu, x[n], d));
     if constexpr (LA_LANES > 32) {
-        constexpr int WARPS = LA_LANES / 32;
+        constexpr int WARPS = LA_LANES > 32 ? LA_LANES / 32 : 1;
         __shared__ Real parts[N][WARPS];
         __syncthreads();   // the last parts were read
         if (threadIdx.x % 32 == 0)
