@@ -10,16 +10,15 @@ from .arguments import Parser
 COMMANDS = {
     "train": (".experiments.train", "train a language model on files, or on the text of Python's help"),
     "generate": (".experiments.generate", "continue a prompt with a trained model"),
-    "compare": (
-        ".experiments.compare.command",
+    "compare": (".experiments.compare.command", "mixers on tasks: small models trained at several learning rates"),
+    "bench": (
+        ".experiments.bench.command",
         "forms of linear attention, and softmax, on a series: numbers, time, memory",
     ),
     "doctor": (".doctor", "show the installation and check every variant on every backend"),
     "docstring": (".docstring", "the docstring that follows from a variant's spec, to start from"),
     "warmup": (".warmup", "compile CPU loops and CUDA kernels ahead of their first use; needs no GPU"),
     "probe": (".experiments.probe.command", "properties of the recurrences, measured on constructed inputs"),
-    "fit": (".experiments.fit.command", "next-value prediction of a series by memories with learned gates"),
-    "recall": (".experiments.recall.command", "needle-in-a-haystack retrieval from real text"),
 }
 
 

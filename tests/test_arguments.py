@@ -38,10 +38,10 @@ def fails(argv, capsys):
 def test_all_numbers_are_in_the_table():
     assert not [(name, a.dest) for name in COMMANDS for a in parser_of(name)._actions if a.type in (int, float)]
     assert {(name, action.dest) for name, action in NUMBERS} >= {
-        ("compare", "heads"),
-        ("compare", "lengths"),
-        ("fit", "seeds"),
-        ("recall", "depths"),
+        ("bench", "heads"),
+        ("bench", "lengths"),
+        ("compare", "seeds"),
+        ("train", "layers"),
         ("warmup", "key"),
     }
 
@@ -77,8 +77,7 @@ FILES = {
     "cut": header("(100,)") + bytes(80),
     "objects": header("(4,)").replace(b"<f8'", b"|O' ") + bytes(32),
 }  # fmt: skip
-READERS = [(*words, ending) for words in (("compare",), ("fit",)) for ending in (".npy", ".npz", ".csv")]
-READERS += [("recall", "--read", ".json"), ("recall", "--gates", ".json")]
+READERS = [(*words, ending) for words in (("bench",),) for ending in (".npy", ".npz", ".csv")]
 
 
 def write(folder, kind, ending):
@@ -101,64 +100,23 @@ def test_wrong_files_have_one_line(reader, kind, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", ["huge", "wide", "cut", "objects"])
-@pytest.mark.parametrize("name", ["compare", "fit"])
-def test_wrong_members_of_an_npz_have_one_line(name, kind, tmp_path, monkeypatch, capsys):
+def test_wrong_members_of_an_npz_have_one_line(kind, tmp_path, monkeypatch, capsys):
     import zipfile
 
     monkeypatch.chdir(tmp_path)
     with zipfile.ZipFile("x.npz", "w") as file:
         file.writestr("one.npy", FILES[kind])
     for path in ("x.npz", "x.npz:one"):
-        assert "x.npz" in fails([name, path], capsys)
+        assert "x.npz" in fails(["bench", path], capsys)
 
 
-@pytest.mark.parametrize("name", ["compare", "fit"])
 @pytest.mark.parametrize(("kind", "ending"), [("empty", ".txt"), ("directory", ".txt"), ("missing", "")])
-def test_wrong_texts_have_one_line(name, kind, ending, tmp_path, monkeypatch, capsys):
+def test_wrong_texts_have_one_line(kind, ending, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert "x" in fails([name, write(tmp_path, kind, ending)], capsys)
+    assert "x" in fails(["bench", write(tmp_path, kind, ending)], capsys)
 
 
-@pytest.mark.parametrize("kind", ["empty", "directory", "missing"])
-def test_wrong_haystacks_have_one_line(kind, tmp_path, capsys):
-    path = write(tmp_path, kind, ".txt")
-    assert "x.txt" in fails(["recall", "--no-pictures", "--text", path], capsys)
-
-
-@pytest.mark.parametrize("text", ["[]", "1", "null", '{"a": 1}', '{"a": {"b": {}}}', '{"prose": {"0": {"delta": {}}}}',
-                                  '{"a": {"0": {"delta": 1}}}',
-                                  '{"scores": 1, "depths": 1, "gates": 1, "run": 1}',
-                                  '{"scores": [1], "depths": [], "gates": {}, "run": {"text": ""}}',
-                                  '{"scores": [], "depths": [], "gates": {}, "run": {"text": ""}}'])  # fmt: skip
-@pytest.mark.parametrize("option", ["--read", "--gates"])
-def test_json_of_another_kind_has_one_line(option, text, tmp_path, capsys):
-    (tmp_path / "x.json").write_text(text)
-    assert "x.json holds no" in fails(["recall", "--no-pictures", option, tmp_path / "x.json"], capsys)
-
-
-def test_gates_of_another_shape_have_one_line(tmp_path, capsys):
-    (tmp_path / "x.json").write_text('{"a": {"0": {"delta": {"write": [1, 2], "loss": 6}}}}')
-    line = fails(["recall", "--no-pictures", "--gates", tmp_path / "x.json"], capsys)
-    assert line == "linattn recall: gates a, seed 0: write of delta has shape (2,), expected (5,)\n"
-
-
-def test_a_file_of_gates_is_read_before_others_are_learned(tmp_path, capsys):
-    (tmp_path / "x.json").write_text("elephant")
-    assert "x.json" in fails(["recall", "--train", "prose", "--out", tmp_path / "x.json"], capsys)
-    assert (tmp_path / "x.json").read_text() == "elephant"
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ("recall", "--json"),
-        ("recall", "--markdown"),
-        ("probe", "--json"),
-        ("probe", "--markdown"),
-        ("recall", "--train", "prose", "--out"),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("argv", [("probe", "--json"), ("probe", "--markdown")], ids=" ".join)
 def test_a_folder_is_no_output_file(argv, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert f"{tmp_path} is a folder" in fails([*argv, tmp_path], capsys)
@@ -178,4 +136,4 @@ def test_files_that_are_whole_are_read(tmp_path):
     from linattn_np.experiments.series import load
 
     (tmp_path / "x.npy").write_bytes(header("(10,)") + np.arange(10.0).tobytes())
-    assert load(str(tmp_path / "x.npy"), "help").x.shape == (10, 1)
+    assert load(str(tmp_path / "x.npy")).x.shape == (10, 1)

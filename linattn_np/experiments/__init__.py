@@ -1,1 +1,1 @@
-"""Experiments on storage and retrieval: recall, on real text; probe, by exact constructions."""
+"""Commands: train and generate; compare, of trained mixers; bench, of speed; probe, by exact constructions."""

@@ -1,11 +1,12 @@
-"""A real series as numbers: a file of the user's, the text of Python's help, or an EEG that ships with matplotlib."""
+"""A real series as numbers: a file of the user's, or the text of Python's help."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,15 +22,15 @@ class Series(NamedTuple):
     x: np.ndarray
 
 
-def load(source: str | None, default: str) -> Series:
+def load(source: str | None) -> Series:
     """The series in a file .npy, .npz (its largest array in bytes, or FILE.npz:NAME), .csv (columns of numbers) or any
     text.
 
-    None takes `default`: "help", the text of Python's help, or "eeg", four channels of 800 samples.
+    None takes the text of Python's help.
     Raises ValueError for a file that holds no series of numbers, OSError for one that cannot be read.
     """
     if source is None:
-        return standardised(*(_help() if default == "help" else _eeg()))
+        return standardised("the text of Python's help", codes(help_text()))
     path, _, member = source.partition(".npz:")
     if member:
         path += ".npz"
@@ -100,20 +101,9 @@ def _is_number(word: str) -> bool:
     return True
 
 
+@functools.cache
 def help_text() -> str:
     """The text of Python's help, about half a million characters."""
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
-
-
-def _help() -> tuple[str, np.ndarray]:
-    return "the text of Python's help", codes(help_text())
-
-
-def _eeg() -> tuple[str, np.ndarray]:
-    from matplotlib import cbook
-
-    opened: Any = cbook.get_sample_data("eeg.dat")
-    with opened as file:
-        return "an EEG (matplotlib's sample data)", np.frombuffer(file.read(), np.float64).reshape(800, 4)

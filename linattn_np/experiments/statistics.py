@@ -1,4 +1,4 @@
-"""Confidence intervals of proportions and of paired differences."""
+"""Confidence intervals of means and of paired differences."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,6 @@ import numpy as np
 Z = 1.96  # normal quantile, 95 % two-sided
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # 95 %, 1 to 10 degrees of freedom
 SUPPORTED, CONTRADICTED, SAME, INCONCLUSIVE = "supported", "contradicted", "no difference", "inconclusive"
-
-
-def wilson(right: float, count: int, z: float = Z) -> tuple[float, float]:
-    """Wilson interval of the proportion right / count."""
-    p = right / count
-    centre = p + z**2 / (2 * count)
-    half = z * np.sqrt(p * (1 - p) / count + z**2 / (4 * count**2))
-    scale = 1 + z**2 / count
-    return max(0.0, float((centre - half) / scale)), min(1.0, float((centre + half) / scale))
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,8 @@ from linattn_np.experiments.statistics import (
     SUPPORTED,
     paired_difference,
     student_t,
-    wilson,
     word_for,
 )
-
-
-def test_wilson_against_known_values():
-    assert wilson(0, 55) == pytest.approx((0.0, 0.0653), abs=1e-3)
-    assert wilson(55, 55) == pytest.approx((0.9347, 1.0), abs=1e-3)
-    assert wilson(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-3)
 
 
 def test_student_t_against_known_values():

@@ -63,21 +63,21 @@ def test_text_is_broken_on_a_terminal_alone(monkeypatch, capsys):
 
 
 def test_progress_without_a_terminal_is_two_lines(capsys):
-    with progress("recall", 123456, "tokens") as done:
+    with progress("compare", 123456, "tokens") as done:
         for _ in range(50):
             done(1000)
     first, last = capsys.readouterr().err.splitlines()
-    assert first == "recall: 123,456 tokens"
-    assert last.startswith("recall: done after ")
+    assert first == "compare: 123,456 tokens"
+    assert last.startswith("compare: done after ")
 
 
 def test_progress_on_a_terminal_is_a_bar_with_units(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress("fit", 4, "runs") as done:
+    with progress("probe", 4, "runs") as done:
         done(3)
         done(1)
-    assert "fit: 100%" in terminal.written
+    assert "probe: 100%" in terminal.written
     assert "4/4" in terminal.written
     assert "runs/s" in terminal.written
 
@@ -94,7 +94,7 @@ def test_what_is_missing_is_named_with_the_command(monkeypatch):
     assert str(problem.value) == "tqdm, matplotlib not installed: pip install 'linattn_np[lab]'"
 
 
-@pytest.mark.parametrize("name", ["compare", "fit"])
+@pytest.mark.parametrize("name", ["compare", "bench"])
 def test_commands_name_what_is_missing_before_any_work(name, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     monkeypatch.setitem(sys.modules, "rich", None)

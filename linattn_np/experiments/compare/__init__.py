@@ -1,1 +1,1 @@
-"""`linattn compare`: forms of linear attention, and softmax attention, on a real series: differences, time, memory."""
+"""The comparison of mixers: small models trained on tasks with an answer, at several learning rates and seeds."""

@@ -1,123 +1,76 @@
-"""Three sentences, one table, one picture."""
+"""The table of a comparison, its picture, its file."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from ..tables import TextTable
+from .claims import CLAIMS, OPEN, verdict
+from .results import Cell, Scores
 
-from .measure import Row, crossover
-
-
-def sentences(rows: list[Row], softmax: Row, name: str, threads: str) -> list[str]:
-    """What was measured, in words: exactness, speed, memory."""
-    T = max(softmax.seconds)
-    worst = max(rows, key=lambda row: np.nan_to_num(row.error))
-    fastest = min(rows, key=lambda row: row.seconds[T])
-    leanest = min(rows, key=lambda row: row.peak)
-    times = softmax.seconds[T] / fastest.seconds[T]
-    at, outside = crossover(fastest, softmax)
-    start = (f"from T = {at:,.0f} on, the shortest measured, or earlier" if outside and at == min(softmax.seconds) else
-             "at no length that was measured" if np.isinf(at) else
-             f"from about T = {at:,.0f} on" + outside * " (extrapolated)")  # fmt: skip
-    exactness = (
-        f"All forms of a function gave the same numbers on {name}: the largest difference from float64 was "
-        f"{worst.error:.3g} eps of float32 ({worst.name})."
-        if np.isfinite(worst.error) else "The lengths were too long for a comparison with float64."
-    )  # fmt: skip
-    speed = (
-        f"On {threads}, at T = {T:,}, the fastest was {fastest.name}: {milliseconds(fastest.seconds[T])} ms where "
-        f"softmax attention in NumPy took {milliseconds(softmax.seconds[T])} ms, "
-        f"{digits(max(times, 1 / times))} times as {'fast' if times >= 1 else 'slow'}; it is faster {start}."
-    )  # fmt: skip
-    memory = (
-        f"It held {mib(fastest.peak)} MiB of arrays beside its inputs, softmax attention {mib(softmax.peak)} MiB "
-        f"(in blocks of rows) and the leanest, {leanest.name}, {mib(leanest.peak)} MiB; what a sequence "
-        "leaves behind is a state of fixed size, where softmax attention keeps all keys and values."
-    )
-    return [exactness, speed, memory]
+Cells = Mapping[tuple[str, str], Cell]
 
 
-def digits(x: float) -> str:
-    """Three digits or more, without an exponent."""
-    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+def text_of(cell: Cell) -> str:
+    """best +- half (rates that succeed / rates)"""
+    width = "" if math.isnan(cell.half) else f" ±{cell.half:.2f}"
+    return f"{cell.best:.2f}{width} ({cell.window[0]}/{cell.window[1]})"
 
 
-def milliseconds(seconds: float) -> str:
-    """Seconds as milliseconds."""
-    return digits(1e3 * seconds)
+def table(cells: Cells, tasks: Sequence[str], mixers: Sequence[str], counts: Mapping[str, int]) -> TextTable:
+    """A row for each mixer, a column for each task."""
+    rows = [[m, f"{counts[m]:,}", *(text_of(cells[t, m]) for t in tasks)] for m in mixers]
+    return TextTable("", ["mixer", "parameters", *tasks], rows, left=1)
 
 
-def mib(size: float) -> str:
-    """Bytes as MiB."""
-    return digits(size / 2**20)
+def claims(cells: Cells) -> TextTable:
+    """A row for each claim of which both mixers were run."""
+    found = [(c, verdict(c, cells)) for c in CLAIMS]
+    rows = [[f"{c.text}: {c.better} > {c.worse}, {c.task}", c.source, word] for c, word in found if word != OPEN]
+    return TextTable("", ["claim", "source", "verdict"], rows, left=3)
 
 
-def table(rows: list[Row], softmax: Row) -> tuple[list[str], list[list[str]]]:
-    """(names of the columns, rows of text)."""
-    lengths = sorted(softmax.seconds)
-    columns = ["function", "form", "error, eps", *(f"ms, T={T}" for T in lengths), f"predicted, T={lengths[-1]}",
-               "MiB", "faster than softmax from T ="]  # fmt: skip
-    cells = []
-    for row in [*rows, softmax]:
-        at, outside = crossover(row, softmax)
-        start = (
-            ""
-            if row is softmax
-            else "not seen"
-            if np.isinf(at)
-            else (f"<= {at:,.0f}" if outside and at == lengths[0] else f"{at:,.0f}" + outside * " (extrapolated)")
-        )
-        cells.append([row.function, row.form, "-" if np.isnan(row.error) else f"{row.error:.3g}",
-                      *(milliseconds(row.seconds[T]) for T in lengths), milliseconds(row.predicted[lengths[-1]]),
-                      mib(row.peak), start])  # fmt: skip
-    return columns, cells
+def document(scores: Scores, cells: Cells, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything as JSON; numbers that are not finite are null."""
+    finite = lambda x: x if math.isfinite(x) else None  # noqa: E731
+    runs = [{"task": j.task, "mixer": j.mixer, "rate": j.rate, "seed": j.seed, "score": finite(s.mean),
+             "tests": {n: finite(x) for n, x in s.tests.items()}} for j, s in scores.items()]  # fmt: skip
+    best = [{"task": t, "mixer": m, "best": finite(c.best), "half_width": finite(c.half), "rate": c.rate,
+             "window": list(c.window)} for (t, m), c in cells.items()]  # fmt: skip
+    return {**about, "best": best, "claims": {c.text: verdict(c, cells) for c in CLAIMS}, "runs": runs}
 
 
-def draw(path: Path, rows: list[Row], softmax: Row, title: str) -> None:
-    """Time against the number of tokens."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = list(dict.fromkeys(row.function for row in rows))
-    styles = {"recurrent": ":", "chunks": "-", "parallel": "--"}
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    lengths = sorted(softmax.seconds)
-    for row in rows:
-        axes.loglog(
-            lengths,
-            [1e3 * row.seconds[T] for T in lengths],
-            styles[row.form],
-            marker="o",
-            markersize=3,
-            color=f"C{names.index(row.function) % 10}",
-            label=row.name,
-        )
-    times = [1e3 * softmax.seconds[T] for T in lengths]
-    axes.loglog(lengths, times, "k-", marker="s", markersize=4, label=softmax.name)
-    axes.set(xlabel="tokens", ylabel="milliseconds", title=title)
-    axes.set_xticks(lengths, [f"{T:,}" for T in lengths])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(handlelength=3.5, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def write(path: Path, found: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", "utf8")
 
 
-def document(rows: list[Row], softmax: Row, **about: Any) -> dict[str, Any]:
-    """Everything as JSON."""
-    every = [
-        {
-            "function": row.function,
-            "form": row.form,
-            "error_eps": None if np.isnan(row.error) else row.error,
-            "seconds": row.seconds,
-            "predicted": row.predicted,
-            "peak_bytes": row.peak,
-        }
-        for row in [*rows, softmax]
-    ]
-    return {**about, "rows": every}
+def draw(path: Path, scores: Scores, cells: Cells, tasks: Sequence[str], mixers: Sequence[str]) -> None:
+    """Above, the score of a task by learning rate; below, its tests at the best rate."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.4 * len(tasks) + 1.6, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, len(tasks), squeeze=False)
+    for n, task in enumerate(tasks):
+        for i, mixer in enumerate(mixers):
+            cell = cells[task, mixer]
+            rates = sorted(cell.by_rate)
+            style = {"color": f"C{i % 10}", "marker": "os^v"[i // 10 % 4], "markersize": 3, "label": mixer}
+            axes[0, n].plot(rates, [cell.by_rate[r] for r in rates], **style)
+            best = [s for j, s in scores.items() if (j.task, j.mixer, j.rate) == (task, mixer, cell.rate)]
+            names = list(best[0].tests)
+            axes[1, n].plot(names, [sum(s.tests[t] for s in best) / len(best) for t in names], **style)
+        axes[0, n].set(xscale="log", title=task, xlabel="learning rate")
+        axes[1, n].set(xlabel="test, at the best rate")
+        is_loss = cells[task, mixers[0]].is_loss
+        axes[0, n].set_ylabel("loss, nats a byte" if is_loss else "right beyond chance")
+        axes[1, n].set_ylabel("loss, nats a byte" if is_loss else "share right")
+        for ax in axes[:, n]:
+            ax.grid(alpha=0.3)
+    axes[0, -1].legend(fontsize=7, bbox_to_anchor=(1.02, 1), loc="upper left")
+    figure.savefig(path, dpi=80)

@@ -18,11 +18,10 @@ from .kernels import kernels, precision
 from .lookups import probe as lookups
 from .normalisers import probe as normalisers
 from .result import ProbeResult, draw, markdown, text_table, write_json
-from .tracking import probe as tracking
 from .writing import least_squares, rebinding
 
 PROBES: dict[str, Callable[[bool], ProbeResult]] = {
-    "tracking": tracking, "rebinding": rebinding, "least-squares": least_squares, "growth": growth, "kernels": kernels,
+    "rebinding": rebinding, "least-squares": least_squares, "growth": growth, "kernels": kernels,
     "precision": precision, "lookups": lookups, "normalisers": normalisers,
 }  # fmt: skip
 

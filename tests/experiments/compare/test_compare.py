@@ -1,91 +1,127 @@
-"""`linattn compare`: its measurements and its sentences agree."""
+"""`linattn compare`: its scores, windows, verdicts; a run of the command; published results."""
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import numpy as np
 import pytest
 
-import linattn_np as la
-from linattn_np.experiments.compare.command import add_arguments, run
-from linattn_np.experiments.compare.measure import Row, crossover, softmax_attention, vectors
-from linattn_np.experiments.compare.report import sentences, table
+from linattn_np.__main__ import main
+from linattn_np.experiments.compare.claims import CLAIMS, OPEN, Claim, verdict
+from linattn_np.experiments.compare.report import text_of
+from linattn_np.experiments.compare.results import cells, scaled
+from linattn_np.experiments.compare.sweep import Job, Score, Setup, parsed, train
+from linattn_np.experiments.compare.tasks import TASKS
 
 
-def test_softmax_attention_is_the_definition():
-    rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((3, 1, 300, 2, 4))  # more than a block of rows
-    logits = np.einsum("bihk,bjhk->bhij", q, k) / 2
-    weights = np.exp(np.where(np.tri(300, dtype=bool), logits, -np.inf))
-    weights /= weights.sum(-1, keepdims=True)
-    assert np.allclose(softmax_attention(q, k, v), np.einsum("bhij,bjhv->bihv", weights, v), rtol=0, atol=1e-12)
+def scores(table, task="mqar"):
+    """Scores by mixer, rate and seed."""
+    return {
+        Job(task, mixer, rate, seed, Setup()): Score(x, {"t": x}, [])
+        for mixer, rates in table.items()
+        for rate, each in rates.items()
+        for seed, x in enumerate(each)
+    }
 
 
-@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
-def test_vectors_come_from_the_series_and_are_causal(fn):
-    series = np.random.default_rng(0).standard_normal((40, 2))
-    changed = series.copy()
-    changed[30:] += 1
-    one, other = vectors(fn, series, 40, 2, 8), vectors(fn, changed, 40, 2, 8)
-    assert np.isfinite(fn(**one)).all()
-    assert all(np.array_equal(x[:, :30], other[n][:, :30]) for n, x in one.items() if x.ndim > 2)
-    assert any(not np.array_equal(x, other[n]) for n, x in one.items()) or fn.spec.micro_steps
+def test_the_best_rate_its_interval_and_the_window():
+    table = {"a": {0.1: [0.5, 0.5], 0.2: [1.0, 0.9], 0.3: [0.95, 0.97]}, "b": {0.1: [0.3], 0.2: [0.1], 0.3: [0.5]}}
+    found = cells(scores(table), {"mqar": 0.0})
+    a, b = found["mqar", "a"], found["mqar", "b"]
+    assert (a.rate, a.window, a.seeds) == (0.3, (2, 3), (0.95, 0.97))
+    assert np.isclose(a.half, 12.706 * np.std([0.95, 0.97], ddof=1) / 2**0.5)
+    assert np.isnan(b.half)
+    assert (text_of(a), text_of(b)) == ("0.96 ±0.13 (2/3)", "0.50 (0/3)")
+    assert scaled(0.75, 0.5) == 0.5
+
+
+def test_a_loss_succeeds_near_the_best_of_all():
+    found = cells(scores({"a": {0.1: [2.0], 0.2: [2.05]}, "b": {0.1: [np.inf], 0.2: [2.5]}}, "text"), {"text": None})
+    assert (found["text", "a"].best, found["text", "a"].window) == (2.0, (2, 2))
+    assert (found["text", "b"].best, found["text", "b"].window) == (2.5, (0, 2))
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "expected", "outside"),
+    ("one", "other", "word"),
     [
-        ([1, 2, 4], [0.5, 2, 8], 200, False),
-        ([1, 2, 4], [2, 8, 32], 100, True),  # faster at the first length
-        ([8, 16, 32], [1, 4, 16], 800, True),  # extrapolated
-        ([8, 16, 64], [1, 2, 8], np.inf, True),  # never
-        ([8, 16, 63], [1, 2, 8], np.inf, True),  # a length far beyond the measured ones is not named
+        ([0.9, 0.91, 0.92], [0.5, 0.51, 0.52], "supported: +0.400"),
+        ([0.5, 0.51, 0.52], [0.9, 0.91, 0.92], "contradicted: -0.400"),
+        ([0.5, 0.51, 0.52], [0.5, 0.51, 0.52], "no difference: +0.000"),
+        ([0.9, 0.1, 0.5], [0.5, 0.51, 0.52], "inconclusive: -0.010"),
+        ([0.9], [0.5], "inconclusive: +0.400, one seed"),
     ],
 )
-def test_crossover(ours, theirs, expected, outside):
-    T = (100, 200, 400)
-    row, softmax = (Row("f", "chunks", seconds=dict(zip(T, map(float, s), strict=True))) for s in (ours, theirs))
-    at, is_outside = crossover(row, softmax)
-    assert at == pytest.approx(expected, rel=1e-6)
-    assert is_outside == outside
+def test_verdicts(one, other, word):
+    claim = Claim("a recalls more", "a", "b", "mqar")
+    assert verdict(claim, cells(scores({"a": {0.1: one}, "b": {0.1: other}}), {"mqar": 0.0})).startswith(word)
+    assert verdict(claim, {}) == OPEN
 
 
-def test_words_and_cells():
-    row = Row("f", "chunks", 2.0, {100: 1.0, 200: 2.0}, {100: 1.0, 200: 2.0}, 1 << 20)
-    softmax = Row("softmax attention", "", 1.0, {100: 2.0, 200: 8.0}, {100: 1.0, 200: 2.0}, 1 << 21)
-    exactness, speed, memory = sentences([row], softmax, "a series", "1 CPU thread")
-    assert "2 eps of float32 (f, chunks)" in exactness
-    assert speed.startswith("On 1 CPU thread, at T = 200, the fastest was f, chunks: 2,000 ms where")
-    assert "4 times as fast; it is faster from T = 100 on, the shortest measured, or earlier" in speed
-    assert "1 MiB of arrays" in memory
-    columns, cells = table([row], softmax)
-    assert [len(columns)] * 2 == list(map(len, cells))
-    slow = Row("f", "chunks", float("nan"), {100: 8.0, 200: 16.0}, {100: 1.0, 200: 2.0})
-    exactness, speed, _ = sentences([slow], softmax, "a series", "1 CPU thread")
-    assert "too long for a comparison" in exactness
-    assert "2 times as slow; it is faster from about T = 400 on (extrapolated)" in speed
+def test_claims_name_tasks_and_mixers():
+    for claim in CLAIMS:
+        assert claim.task in TASKS
+        assert claim.source.startswith("arXiv ")
 
 
-def command(*words):
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return run(parser.parse_args(list(map(str, words))))
+def test_options_of_a_mixer():
+    assert parsed("gla") == ("gla", {})
+    assert parsed("a:window=16:b:c=False:d=x") == ("a", {"window": 16, "b": True, "c": False, "d": "x"})
+    with pytest.raises(ValueError, match="a:b=: b has no value"):
+        parsed("a:b=")
 
 
-def test_the_command(tmp_path, capsys):
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((200, 2)).cumsum(0))
-    where = ("--out", tmp_path / "out")
-    size = ("--lengths", "32,64", 1000, "--heads", 1, "--width", 8, "--variant", "delta_rule", "--variant", "gla")
-    assert command(tmp_path / "x.npy", *size, *where) == 0
+SMALL = Setup(width=16, layers=1, heads=2, batch=4, steps=2)
+
+
+def test_a_run_has_the_scores_of_its_seed_and_one_that_diverges_has_none():
+    job = Job("mqar", "delta_rule", 1e-2, 0, SMALL)
+    first, again = train(job), train(job)
+    assert first == again
+    assert first.tests.keys() == {"8 pairs"}
+    assert len(first.losses) == 2
+    lost = train(job._replace(rate=1e30, setup=SMALL._replace(steps=5)))
+    assert lost.mean == 0
+    assert len(lost.losses) < 5
+
+
+def test_the_command_prints_a_table_and_writes_a_picture(tmp_path, capsys):
+    sizes = ["--width", "16", "--layers", "1", "--batch", "4", "--steps", "2", "--rates", "2", "--processes", "1"]
+    mixers = ["--mixers", "delta_rule,delta_rule:allow_neg_eigval"]
+    assert main(["compare", *sizes, *mixers, "--tasks", "parity,text", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert printed.index("eps of float32") < printed.index("softmax attention  ")
-    found = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert [row["function"] for row in found["rows"]] == ["delta_rule"] * 3 + ["gla"] * 3 + ["softmax attention"]
-    assert all(row["error_eps"] < 100 and set(row["seconds"]) == {"32", "64"} for row in found["rows"])
-    assert (tmp_path / "out" / "compare.png").read_bytes()[:4] == b"\x89PNG"
-    assert found["threads"] == 1
-    assert command(tmp_path / "x.npy", "--lengths", 500, *where) == 2
-    assert "x.npy has 200 samples, expected 500 or more" in capsys.readouterr().err
-    assert command(tmp_path / "missing.npy", *where) == 2
+    assert [line.split()[0] for line in printed.splitlines() if line.strip().startswith("delta_rule")] == mixers[
+        1
+    ].split(",")
+    assert "in [-1, 1] track parity: delta_rule:allow_neg_eigval > delta_rule, parity" in printed
+    found = json.loads((tmp_path / "compare.json").read_text())
+    assert len(found["runs"]) == 8
+    assert (tmp_path / "compare.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--tasks", "other"], "--tasks is other, expected some of text, mqar"),
+        (["--mixers", "other"], "mixer: name is 'other'"),
+        (["--mixers", "gla:window="], "gla:window=: window has no value"),
+        (["--text", "none.txt", "--tasks", "text"], "none.txt"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(given, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *given]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_parity_needs_eigenvalues_down_to_minus_one():
+    """Grazzi et al., arXiv 2411.12537: solved in [-1, 1], not in [0, 1]; lengths above those of training."""
+    setup = Setup(width=32, layers=1, heads=2, batch=32, steps=1000)
+    able, unable = (
+        train(Job("parity", name, 1e-2, 0, setup)) for name in ("delta_rule:allow_neg_eigval", "delta_rule")
+    )
+    assert able.tests["256 tokens"] > 0.97
+    assert unable.tests["256 tokens"] < 0.6
