@@ -18,12 +18,12 @@ TESTS, AHEAD = 4, 10**6  # batches of a test; a seed that training does not have
 class Setup(NamedTuple):
     """The same for all runs."""
 
-    width: int = 48
+    width: int = 32
     layers: int = 2
     heads: int = 2
     batch: int = 32
-    steps: int = 300
-    mlp: str = "swiglu"
+    steps: int = 500
+    mlp: str = "none"
     decay: float = 0.1
     text: str | None = None  # a file of the task "text"
 

@@ -119,7 +119,7 @@ def test_what_cannot_be_compared_is_one_line(given, words, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_parity_needs_eigenvalues_down_to_minus_one():
     """Grazzi et al., arXiv 2411.12537: solved in [-1, 1], not in [0, 1]; lengths above those of training."""
-    setup = Setup(width=32, layers=1, heads=2, batch=32, steps=1000)
+    setup = Setup(width=32, layers=1, heads=2, batch=32, steps=1000, mlp="swiglu")
     able, unable = (
         train(Job("parity", name, 1e-2, 0, setup)) for name in ("delta_rule:allow_neg_eigval", "delta_rule")
     )

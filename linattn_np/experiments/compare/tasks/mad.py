@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .task import Batch, Task, distinct, unlabelled
+from .task import Batch, Draw, Task, distinct, unlabelled
 
 NOISE = 16
 
 
-def _same(name: str, vocabulary: int, T: int, chance: float, draw: object) -> Task:
-    return Task(name, vocabulary, draw, {f"{T} tokens": draw}, chance, T)  # type: ignore[arg-type]
+def _same(name: str, vocabulary: int, T: int, chance: float, draw: Draw) -> Task:
+    return Task(name, vocabulary, draw, {f"{T} tokens": draw}, chance, T)
 
 
 def recall(V: int = 16, T: int = 128) -> Task:
