@@ -155,7 +155,7 @@ def peaks(case: Case, backward: bool) -> dict[str, int]:
 
 
 def ours(fn: str, arrays: Arrays, backward: bool, backends: tuple[str, ...] = ("numba", "chunks")) -> Calls:
-    """This library's calls by backend; those that its core has."""
+    """This library's calls by backend; those that compute them."""
     import numpy as np
 
     import linattn_np as la
@@ -169,8 +169,13 @@ def ours(fn: str, arrays: Arrays, backward: bool, backends: tuple[str, ...] = ("
         out, pullback = la.vjp(function, **arrays, backend=backend)
         return out, pullback(dout)
 
-    own = [name for name in backends if name in function.spec.core.BACKENDS]
-    return {f"linattn_np_{name}": lambda name=name: call(name) for name in own}
+    def computes(backend: str) -> bool:
+        try:
+            return bool(la.explain(function, **arrays, backend=backend))
+        except ValueError:
+            return False
+
+    return {f"linattn_np_{name}": lambda name=name: call(name) for name in filter(computes, backends)}
 
 
 def exact(fn: str) -> Callable[[Arrays], Any]:

@@ -34,7 +34,7 @@ DRAWS: dict[str, Draw] = {  # the distributions by name (Samples.distributions)
     "strength": lambda rng, shape: rng.uniform(0.0, 2.0, shape),
     "positive": lambda rng, shape: rng.uniform(0.05, 1.0, shape),
     "ridge": lambda rng, shape: rng.uniform(0.5, 1.5, shape),
-    "step": lambda rng, shape: rng.uniform(0.01, 0.05, shape),
+    "step": lambda rng, shape: rng.uniform(0.005, 0.02, shape),
     "share": lambda rng, shape: rng.uniform(0.0, 0.6, shape),
     "logit": lambda rng, shape: rng.standard_normal(shape),
     "angle": lambda rng, shape: rng.uniform(0.0, 1.5, shape),

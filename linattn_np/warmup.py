@@ -122,12 +122,12 @@ def _compile_loops() -> bool:
         sys.stdout.write("Numba, the compiler of the CPU kernels, is not installed: pip install numba\n")
         return False
     modules = [importlib.import_module(name, __package__)
-               for name in (".matrix_state.cpu.kernels", ".softmax.cpu.run", ".ops.cpu.kernels",
-                            ".runtime.pieces.piece")]  # fmt: skip
-    groups = modules[0].groups() | modules[1].groups() | modules[2].groups()
+               for name in (".matrix_state.cpu.kernels", ".softmax.cpu.run", ".fast_weights.cpu.calls",
+                            ".ops.cpu.kernels", ".runtime.pieces.piece")]  # fmt: skip
+    groups = modules[0].groups() | modules[1].groups() | modules[2].groups() | modules[3].groups()
     for dtype, (purpose, (kernels, words)) in _bar(list(itertools.product(("float32", "float64"), groups.items()))):
         began = time.perf_counter()
-        modules[3].load_pieces(kernels, dtype, frozenset(words.split()))
+        modules[4].load_pieces(kernels, dtype, frozenset(words.split()))
         sys.stdout.write(f"cpu  {dtype} {purpose}: ready, {time.perf_counter() - began:.2f} s\n")
     sys.stdout.write(f"stored in {code_cache.folder_in_words('cpu')}\n")
     return True

@@ -252,7 +252,18 @@ def in_dtype(S: Any, dtype: Any) -> Any:
 
 def covered(case: Case, hows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The options among `hows` whose backend the core of the case has; its default if there are none."""
-    return [how for how in hows if how.get("backend") in (None, *case.spec.core.BACKENDS)] or [{}]
+    own = [name for name in case.spec.core.BACKENDS if not case.learns or _computes(case, name)]
+    return [how for how in hows if how.get("backend") in (None, *own)] or [{}]
+
+
+def _computes(case: Case, backend: str) -> bool:
+    """Whether a backend computes the case."""
+    arrays = sample(case.fn, np.random.default_rng(0))
+    try:
+        la.explain(case.fn, **arrays, **case.options, backend=backend)
+    except ValueError:
+        return False
+    return True
 
 
 def call(case: Case, arrays, **options):

@@ -8,22 +8,24 @@ variant has a core of its own: its learner, and the type of its state.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from math import prod
 from typing import Any, NamedTuple
 
 from ..core import CallPlan, Computation, Computed, Core, Explained, register, register_states
-from ..runtime.arrays import Array
+from ..runtime.arrays import Array, is_numpy
 from ..runtime.recorder import refuse
 from ..runtime.shapes import Sizes
 from . import definition
 from .array import chunks
+from .losses import LOSSES
 from .sequences import Call
 from .states import axes_of
 from .types import FastPlan, Inputs, Learner, plus
 
-BACKENDS = ("reference", "chunks")
-MODULES = {"reference": definition, "chunks": chunks}
+BACKENDS = ("reference", "chunks", "numba")
 
 
 class Residuals(NamedTuple):
@@ -42,27 +44,28 @@ class Learning(Computation):
     def forward(self, fn: str, x: Inputs, plan: FastPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         refuse("weights learn by array calls")
-        backend, call, outs, ends, kept = choose(fn, plan, wanted), Call(plan, x, state), [], [], []
+        backend, call, outs, ends, kept = choose(fn, x, plan, wanted), Call(plan, x, state), [], [], list[Any]()
         for part in call.parts:
             tokens, begin = _tokens(call, part), call.begin(part)
-            out, states = MODULES[backend].forward(plan.learner, plan.xp, tokens, begin, call.initial(part), call.slow)
+            given = plan.learner, plan.xp, tokens, begin, call.initial(part), call.slow
+            out, states = module_of(backend).forward(*given, state is None and plan.gradients)
             outs.append(plan.xp.zeros_like(tokens.v) if out is None else plan.scale * out)
             ends.append(call.end(part, states[-1]))
             kept.append(states)
         out = None if x.q is None else call.left(call.joined(outs))
-        residuals = Residuals(x, plan, backend, state, kept if state is None and plan.gradients else None)
-        return out, call.gathered(ends), residuals
+        is_kept = state is None and plan.gradients
+        return out, call.gathered(ends), Residuals(x, plan, backend, state, kept if is_kept else None)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, kept = residuals
-        f, xp, module, call = plan.learner, plan.xp, MODULES[backend], Call(plan, x, state)
+        f, xp, module, call = plan.learner, plan.xp, module_of(backend), Call(plan, x, state)
         found, begins = [], []
         dweights, dslow = (tuple(xp.zeros_like(w) for w in tree) for tree in (call.weights, call.slow))
         for n, part in enumerate(call.parts):
             tokens, initial = _tokens(call, part), call.initial(part)
             given = f, xp, tokens
-            states = kept[n] if kept else module.forward(*given, call.begin(part), initial, call.slow)[1]
+            states = kept[n] if kept else module.forward(*given, call.begin(part), initial, call.slow, True)[1]
             dend, d = call.gradient_of_end(part, dstate, states[-1]), call.entered_gradient(dout, part)
             dx, dbegin, dinitial, more = module.backward(*given, states, initial, call.slow, d, dend)
             found.append(dx)
@@ -75,12 +78,12 @@ class Learning(Computation):
 
     def explain(self, fn: str, x: Inputs, plan: FastPlan, wanted: str | None) -> Explained:
         """The products with each matrix: of key, query and update, and of the cotangents of all but the first."""
-        chosen, f = choose(fn, plan, wanted), plan.learner
+        chosen, f = choose(fn, x, plan, wanted), plan.learner
         matrices = [w for w in x.weights if len(w.shape) == 3]
         each = 2.0 * sum(prod(w.shape[1:]) * (3 + (n > 0)) for n, w in enumerate(matrices))
         reason = "requested" if wanted else "the default path" if f.is_linear else "its steps are not sums of gradients"
-        others = {name: unsupported_reason(plan, name) or "covers the call too" for name in BACKENDS if name != chosen}
-        others["numba"] = others["cuda"] = "weights learn by array calls"
+        others = {n: unsupported_reason(x, plan, n) or "covers the call too" for n in BACKENDS if n != chosen}
+        others["cuda"] = "it has no kernels of learners: its products are those of the library"
         form, C = ("recurrent form", None) if chosen == "reference" else ("dual form", f.mini_batch)
         return Explained(chosen, reason, others, form, C, each * prod(x.v.shape[:-1]), each)
 
@@ -109,22 +112,44 @@ class FastWeights(Learning, Core):
         )
 
 
-def unsupported_reason(plan: FastPlan, backend: str) -> str | None:
+def module_of(backend: str) -> Any:
+    """The functions of a backend."""
+    if backend == "numba":
+        from .cpu import calls
+
+        return calls
+    return {"reference": definition, "chunks": chunks}[backend]
+
+
+def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
-    if backend == "chunks" and not plan.learner.is_linear:
+    f = plan.learner
+    if backend != "reference" and not f.is_linear:
         return "the weights of a token are no sum of gradients"
-    if backend == "chunks" and not isinstance(plan.learner.model, str):
+    if backend != "reference" and not isinstance(f.model, str):
         return "the model is a function of the caller"
-    return None
+    if backend != "numba":
+        return None
+    if not is_numpy(plan.xp):
+        return "it takes NumPy arrays"
+    if f.model != "linear" or f.every != "token" or f.loss not in list(LOSSES) or f.renormed:
+        return "it has linear models with a step at every token; array calls have large products"
+    return None if _has_compiler() else "Numba, the compiler of its loops, is not installed"
 
 
-def choose(fn: str, plan: FastPlan, wanted: str | None) -> str:
+@functools.cache
+def _has_compiler() -> bool:
+    return find_spec("numba") is not None
+
+
+def choose(fn: str, x: Inputs, plan: FastPlan, wanted: str | None) -> str:
     """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
     if wanted is not None:
-        if (reason := unsupported_reason(plan, wanted)) is not None:
+        if (reason := unsupported_reason(x, plan, wanted)) is not None:
             raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
         return wanted
-    return "reference" if plan.chunk_size == 1 or unsupported_reason(plan, "chunks") else "chunks"
+    fast = ("numba", "chunks") if plan.chunk_size != 1 else ()
+    return next((name for name in fast if unsupported_reason(x, plan, name) is None), "reference")
 
 
 register(Learning(), Inputs)

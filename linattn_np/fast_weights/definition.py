@@ -21,13 +21,15 @@ from .optimisers import step, step_vjp
 from .types import Learner, Rates, State, Tokens, Tree, filled, joined, plus
 
 
-def forward(f: Learner, xp: Namespace, x: Tokens, begin: State, initial: Tree, slow: Tree) -> tuple[Any, list[State]]:
-    """(out, the states before each token and after the last one)."""
+def forward(
+    f: Learner, xp: Namespace, x: Tokens, begin: State, initial: Tree, slow: Tree, keep: bool
+) -> tuple[Any, list[State]]:
+    """(out, the final state; keep: the states before each token and after the last one)."""
     states, out = [begin], []
     for t in range(x.k.shape[-2]):
         y, after = token(f, xp, x.cut(t, t + 1), states[-1], initial, slow)
         out.append(y)
-        states.append(after)
+        states[len(states) if keep else 0 :] = [after]
     return None if x.q is None or not out else xp.concat(out, axis=-2), states
 
 

@@ -11,7 +11,7 @@ import linattn_np as la
 from linattn_np.fast_weights.muon import COEFFICIENTS, newton_schulz, newton_schulz_vjp
 from linattn_np.fast_weights.types import Adam, Functions, Learner, Muon
 from linattn_np.testing import relative_error, sample, sample_state
-from tests.cases import Case, cotangents, parts, parts_like, with_gradients, worst
+from tests.cases import Case, cotangents, covered, parts, parts_like, with_gradients, worst
 from tests.fast_weights.learner import AXES, function_of
 
 product = lambda *lists: list(itertools.product(*lists))  # noqa: E731
@@ -98,8 +98,9 @@ def test_the_dual_form_is_the_recurrence(body, how, read):
     arrays, state = drawn(fn, T=19)
     case = Case(fn, {}, {}, {})
     expected = with_gradients(case, arrays, state=state, backend="reference")
-    error, what = worst(with_gradients(case, arrays, state=state, backend="chunks"), expected)
-    assert error <= 1e-11, (what, error)
+    for how in covered(case, ({"backend": "chunks"}, {"backend": "numba"})):
+        error, what = worst(with_gradients(case, arrays, state=state, **how), expected)
+        assert error <= 1e-11, (how, what, error)
 
 
 def test_steps_that_are_no_sums_have_no_dual_form():

@@ -34,13 +34,15 @@ def tiles(f: Learner, n: int, T: int) -> list[tuple[int, int]]:
     return found
 
 
-def forward(f: Learner, xp: Namespace, x: Tokens, begin: State, initial: Tree, slow: Tree) -> tuple[Any, list[State]]:
-    """(out, the states before each tile and after the last one)."""
+def forward(
+    f: Learner, xp: Namespace, x: Tokens, begin: State, initial: Tree, slow: Tree, keep: bool
+) -> tuple[Any, list[State]]:
+    """(out, the final state; keep: the states before each tile and after the last one)."""
     states, out = [begin], []
     for a, b in tiles(f, begin.n, x.k.shape[-2]):
         tile = Tile(f, xp, x.cut(a, b), states[-1], slow)
         out.append(None if x.q is None else tile.read()[0])
-        states.append(tile.end(initial))
+        states[len(states) if keep else 0 :] = [tile.end(initial)]
     return None if x.q is None or not out else xp.concat(out, axis=-2), states
 
 

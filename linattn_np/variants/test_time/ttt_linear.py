@@ -35,7 +35,7 @@ SPEC = VariantSpec(
                       axes={"W": "H K K", "b": "H K", "W_start": "H K K", "b_start": "H K", "length": ""}),
     options=OptionSpec({"mini_batch": 16, "read": "after"}, check_learner),
 )  # fmt: skip
-SAMPLES = Samples({"k": "spread", "q": "spread", "eta": "step", "gain": "positive", "W": "half unit", "b": "spread",
+SAMPLES = Samples({"k": "unit", "q": "unit", "eta": "step", "gain": "positive", "W": "half unit", "b": "spread",
                    "weight": "ridge"},
                   options=({"mini_batch": 4}, {"mini_batch": 3, "read": "before"}))  # fmt: skip
 

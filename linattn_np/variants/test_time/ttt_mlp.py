@@ -37,7 +37,7 @@ SPEC = VariantSpec(
                             (("W1", "H K M"), ("b1", "H M"), ("W2", "H M K"), ("b2", "H K"))} | {"length": ""}),
     options=OptionSpec({"mini_batch": 16, "read": "after"}, check_learner),
 )  # fmt: skip
-SAMPLES = Samples({"k": "spread", "q": "spread", "eta": "step", "gain": "positive", "W1": "half unit",
+SAMPLES = Samples({"k": "unit", "q": "unit", "eta": "step", "gain": "positive", "W1": "half unit", "b1": "half unit",
                    "W2": "half unit", "b2": "spread", "weight": "ridge"},
                   options=({"mini_batch": 4}, {"mini_batch": 3, "read": "before"}))  # fmt: skip
 

@@ -1,0 +1,225 @@
+"""The transpose of a head, from the last tile to the first: docs/cores/fast_weights.md has the equations.
+
+dW, dS, dA are gradients after the tile, nW, nS, nA those before it.
+"""
+
+from __future__ import annotations
+
+from ...ops.cpu.numbers import number
+from ...ops.cpu.products import FULL, product, transpose
+from ...ops.cpu.rows import add, clear, overlap, scale_rows, scaled
+from ...ops.cpu.storage import load, save
+from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
+from ...runtime.pieces.tiles import dot
+from ...runtime.pieces.views import columns, row, rows, transposed
+from .forward import begin_task, begin_tile, column_of, combined, copy, error, gradient, read, restore
+from .norm import project, standard
+from .workspace import Work
+
+
+@piece
+def open_again(w: Work):
+    """Back through the end of a mini-batch."""
+    add(w.dA, w.dW)
+    clear(w.dA)
+    if w.gain:
+        combined(w, 0, w.Y)
+        f, total = w.gains[w.place], 0.0
+        for i in range(w.D):
+            y, a, d, da = row(w.Y, i), row(w.A, i), row(w.dW, i), row(w.dA, i)
+            total += dot(d, y, w.V) - dot(d, a, w.V)
+            for j in range(len(d)):
+                da[j] = (1 - f) * d[j]
+                d[j] *= f
+        w.dgains[w.place] = number(w.Y, total)
+
+
+@piece
+def add_scaled(f: Vector, n: Whole, A: Matrix, out: Matrix):
+    """out += f_n A"""
+    factor = f[n]
+    for i in range(len(out)):
+        a, to = row(A, i), row(out, i)
+        for j in range(len(to)):
+            to[j] += factor * a[j]
+
+
+@piece
+def end_back(w: Work, end: Whole, d: Matrix):
+    """Back through the last weights (end 0) or momentum (1), of the gradient d."""
+    at = w.mask_row + w.N + end
+    mask, dmask, c, dc = row(w.masks, at), row(w.dmasks, at), row(w.c, at), row(w.dc, at)
+    product(FULL, w.k, d, w.T)
+    for i in range(w.n):
+        dmask[i] = dot(row(w.T, i), row(w.r, i), w.V)
+    scale_rows(w.T, mask)
+    add(w.T, w.dr)
+    scaled(w.r, mask, w.R)
+    transpose(d, w.back)
+    product(FULL, w.R, w.back, w.dk, added=w.dk)
+    dc[0] = number(w.T, overlap(d, w.W))
+    add_scaled(c, 0, d, w.nW)
+    if w.momentum:
+        dc[1] = number(w.T, overlap(d, w.S))
+        add_scaled(c, 1, d, w.nS)
+
+
+@piece
+def base_back(w: Work, base: Matrix, n: Whole, d: Matrix):
+    """Back through O += c_n q B_n; d: the gradient of B_n."""
+    column_of(w, n)
+    product(FULL, w.q, base, w.T)
+    for i in range(w.n):
+        row(w.dc, w.mask_row + i)[n] = dot(row(w.T, i), row(w.R, i), w.V)
+    transpose(base, w.back)
+    product(FULL, w.R, w.back, w.dq, rows=w.column, added=w.dq)
+    scaled(w.R, w.column, w.T)
+    product(FULL, transposed(w.q), w.T, d, added=d)
+
+
+@piece
+def outputs_back(w: Work):
+    """R = dO: back through q + LN(O)."""
+    clear(w.dq)
+    if w.normed:
+        standard(w.O, w.eps, w.XO, w.over_O)
+        a, g, dg, db, over = w.a, w.weight, w.dweight, w.dshift, w.over_O
+        for i in range(w.n):
+            d, x, dq = row(w.dout, i), row(w.XO, i), row(w.dq, i)
+            for j in range(len(d)):
+                a[j] = g[j] * d[j]
+                dg[j] += d[j] * x[j]
+                db[j] += d[j]
+                dq[j] = d[j]
+            project(a, x, over[i], row(w.R, i))
+    else:
+        copy(w.dout, w.R)
+
+
+@piece
+def read_back(w: Work):
+    """Back through the queries."""
+    load(w.in_dout, (w.BATCH, w.HEAD, w.START), (0, w.V), w.dout)
+    read(w)
+    outputs_back(w)
+    transpose(w.r, w.rT)
+    product(FULL, w.R, w.rT, w.G)
+    product(FULL, w.q, w.kT, w.P)
+    for i in range(w.n):
+        g, p, mask, dmask = row(w.G, i), row(w.P, i), row(w.masks, w.mask_row + i), row(w.dmasks, w.mask_row + i)
+        for j in range(len(g)):
+            dmask[j] = g[j] * p[j]
+            g[j] *= mask[j]
+            p[j] *= mask[j]
+    product(FULL, w.G, w.k, w.dq, added=w.dq)
+    product(FULL, transposed(w.G), w.q, w.dk, added=w.dk)
+    product(FULL, transposed(w.P), w.R, w.dr, added=w.dr)
+    base_back(w, w.W, 0, w.nW)
+    if w.momentum:
+        base_back(w, w.S, 1, w.nS)
+    if w.gain:
+        base_back(w, w.A, w.B - 1, w.nA)
+    save(columns(w.dq, 0, w.K), w.out_dq, (w.BATCH, w.HEAD, w.START), (0, w.K))
+
+
+@piece
+def through_norm(w: Work, i: Whole, de: Vector, dz: Vector):
+    """de and dz of r = P(weight e), from dr; p = P(dr)."""
+    n = w.V
+    size, f = number(w.r, n), w.over[i]
+    x, r, dr, g, dg, p = row(w.X, i), row(w.r, i), row(w.dr, i), w.weight, w.dweight, row(w.T, i)
+    project(dr, x, f, p)
+    error(w, i, de)
+    along = dot(dr, x, n) / size
+    for j in range(n):
+        dg[j] += de[j] * p[j]
+        de[j] *= g[j]  # a
+    ax, ap = dot(de, x, n) / size, dot(de, p, n) / size
+    for j in range(n):
+        dz[j] = -(r[j] * along + p[j] * ax + x[j] * ap) * f
+        de[j] = g[j] * p[j]
+
+
+@piece
+def prediction_back(w: Work, i: Whole, de: Vector, dz: Vector):
+    """dk and dz += of y = k + LN(z), from dy = de; through_norm has been there."""
+    x, dk, g, dg, db, p, a = row(w.X, i), row(w.dk, i), w.weight, w.dweight, w.dshift, row(w.T, i), w.a
+    for j in range(len(de)):
+        dk[j] += de[j]
+        dg[j] += de[j] * x[j]
+        db[j] += de[j]
+        a[j] = g[j] * de[j]
+    project(a, x, w.over[i], p)
+    for j in range(len(dz)):
+        dz[j] += p[j]
+
+
+@piece
+def gradient_back(w: Work):
+    """Back through the inner gradient, from dr: dv, dk, and nA; R: dz, O: de."""
+    for i in range(w.n):
+        dr, de, dz, v = row(w.dr, i), row(w.O, i), row(w.R, i), row(w.v, i)
+        if w.normed:
+            through_norm(w, i, de, dz)
+        for j in range(len(dz)):
+            if not w.normed:
+                de[j], dz[j] = dr[j], dr[j] if w.squared else 0
+            v[j] = -de[j]
+        if w.normed and w.squared:
+            prediction_back(w, i, de, dz)
+    product(FULL, w.kT, w.R, w.nA, added=w.nA)
+    transpose(w.A, w.back)
+    product(FULL, w.R, w.back, w.dk, added=w.dk)
+    save(w.v, w.out_dv, (w.BATCH, w.HEAD, w.START), (0, w.V))
+    save(columns(w.dk, 0, w.K), w.out_dk, (w.BATCH, w.HEAD, w.START), (0, w.K))
+
+
+@piece
+def tile_back(w: Work):
+    """A tile, whose states before it have been restored."""
+    gradient(w)
+    if w.CLOSES:
+        open_again(w)
+    clear(w.dr)
+    clear(w.dk)
+    clear(w.nW)
+    clear(w.nS)
+    copy(w.dA, w.nA)
+    end_back(w, 0, w.dW)
+    if w.momentum:
+        end_back(w, 1, w.dS)
+    if w.has_dout:
+        read_back(w)
+    gradient_back(w)
+    copy(w.nW, w.dW)
+    copy(w.nS, w.dS)
+    copy(w.nA, w.dA)
+
+
+@piece
+def backward(w: Work, first: Whole, last: Whole):
+    """Gradients of the tasks first..last; last_W, ...: of the final states, first_W, ...: of the initial ones."""
+    for task in range(first, last):
+        begin_task(w, task)
+        at = w.PLACE * w.D
+        copy(rows(w.last_W, at, w.D), w.dW)
+        copy(rows(w.last_A, at, w.D), w.dA)
+        clear(w.dS)
+        if w.momentum:
+            copy(rows(w.last_S, at, w.D), w.dS)
+        dg, db = w.dweight, w.dshift
+        for j in range(len(dg)):
+            dg[j], db[j] = 0, 0
+        for n in range(w.tiles):
+            tile = w.tiles - 1 - n
+            begin_tile(w, tile)
+            restore(w, w.place * w.D, w.marks_W, w.marks_S, w.marks_A)
+            tile_back(w)
+        copy(w.dW, rows(w.first_W, at, w.D))
+        copy(w.dA, rows(w.first_A, at, w.D))
+        if w.momentum:
+            copy(w.dS, rows(w.first_S, at, w.D))
+        if w.normed:
+            g, b = row(w.dweights, w.PLACE), row(w.dshifts, w.PLACE)
+            for j in range(len(dg)):
+                g[j], b[j] = dg[j], db[j]

@@ -1,0 +1,216 @@
+"""The compiled backend: linear models with a step at every token, on NumPy arrays, tile by tile.
+
+The coefficients of all tiles are array calls (masks.py); all else is in the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...runtime import threads
+from ...runtime.held import Cached
+from ...runtime.pieces.memory import working
+from ...runtime.pieces.run import Tasks, conversions, launch_of, stored_array
+from ...runtime.pieces.workspace import ARRAY, SHARED, Layout
+from ..masks import coefficients, coefficients_vjp, names_of
+from ..types import Learner, Rates, State, Tokens, Tree, filled
+from .backward import backward as backward_kernel
+from .forward import forward as forward_kernel
+from .workspace import ARRAYS, LEARNER, TASK, TILE
+
+MOST = 64  # tokens of a tile
+FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they give
+
+
+def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
+    """All kernels by purpose, without the words of a call; warmup compiles them."""
+    return {"linear learners": ((forward_kernel,), ""), "linear learners, gradients": ((backward_kernel,), "adjoint")}
+
+
+def tiles(f: Learner, n: int, T: int) -> list[tuple[int, int, int]]:
+    """(first token, tokens, whether the mini-batch ends) of the tiles of T tokens after n."""
+    each = -(-f.mini_batch // -(-f.mini_batch // MOST))
+    found, t = [], 0
+    while t < T:
+        done = (n + t) % f.mini_batch
+        stop = min(T - t, f.mini_batch - done, each - done % each)
+        found.append((t, stop, int(done + stop == f.mini_batch)))
+        t += stop
+    return found
+
+
+class Marks(NamedTuple):
+    """The states before each tile, as rows of matrices."""
+
+    W: Any
+    S: Any
+    A: Any
+
+
+def forward(
+    f: Learner, xp: Any, x: Tokens, begin: State, initial: Tree, slow: Tree, keep: bool
+) -> tuple[Any, list[Any]]:
+    """(out, [Marks or None, the final state])."""
+    call = Call(f, x, begin.n, initial, slow)
+    out = None if x.q is None else working_like(x.v)
+    marks = Marks(*(call.rows(len(call.tiles)) for _ in range(3))) if keep else None
+    ends = call.run(forward_kernel, "", {"out": out}, call.packed(begin), marks)
+    return out, [marks, call.unpacked(ends, begin.n + x.k.shape[-2], begin.slots)]
+
+
+def backward(
+    f: Learner, xp: Any, x: Tokens, states: list[Any], initial: Tree, slow: Tree, dout: Any, d: State
+) -> tuple[Tokens, State, Tree, Tree]:
+    """(dx, dstate, dinitial, dslow) from the gradients of out and of the final state."""
+    marks, end = states
+    call = Call(f, x, end.n - x.k.shape[-2], initial, slow)
+    arrays = {"out_dq": None if dout is None else working_like(x.q), "out_dk": working_like(x.k),
+              "out_dv": working_like(x.v), "in_dout": dout}  # fmt: skip
+    each = [np.zeros_like(call.masks), np.zeros_like(call.c), np.zeros(max(call.places, 1), call.dtype)]
+    given = dict(zip(("dmasks", "dc", "dgains"), each, strict=True))
+    given |= {n: np.zeros((call.N * call.H, call.V), call.dtype) for n in ("dweights", "dshifts")}
+    begins = call.run(backward_kernel, "adjoint", arrays, call.packed(d), marks, given)
+    dslow = tuple(given[n].reshape(call.N, call.H, 1, call.V) for n in ("dweights", "dshifts")) if slow else ()
+    dx = Tokens(arrays["out_dq"], arrays["out_dk"], arrays["out_dv"], call.rates_vjp(*each))
+    begin = call.unpacked(begins, 0, d.slots)
+    return filled(xp, dx, x), begin, tuple(np.zeros_like(w) for w in initial), dslow
+
+
+def working_like(x: np.ndarray) -> np.ndarray:
+    """Memory for tokens (N, H, T, D), tokens before heads."""
+    N, H, T, D = x.shape
+    return working((N, T, H, D), x.dtype).transpose(0, 2, 1, 3)
+
+
+class Call:
+    """The tiles of a call and their coefficients."""
+
+    def __init__(self, f: Learner, x: Tokens, seen: int, initial: Tree, slow: Tree) -> None:
+        (self.N, self.H, self.T, self.K), self.V = x.k.shape, x.v.shape[-1]
+        self.f, self.x, self.slow, self.dtype = f, x, slow, x.k.dtype
+        self.biased, self.names = len(initial) == 2, names_of(x.rates)
+        self.D, self.B, self.tiles = self.K + self.biased, len(self.names), tiles(f, seen, self.T)
+        self.size = max((n for _, n, _ in self.tiles), default=1)
+        self.places, self.before = self.N * self.H * len(self.tiles), f.read == "before"
+        shape = self.N, self.H, len(self.tiles), self.size + 2
+        self.masks, self.c = np.zeros((*shape, self.size), self.dtype), np.zeros((*shape, self.B), self.dtype)
+        self.kept: dict[int, Any] = {}
+        for n, at, own in self._by_size():
+            c, kept = coefficients(np, own, n, x.k, self.before)
+            self.kept[n] = c, kept
+            masks, ends = -own.eta[0].swapaxes(-1, -2) * c[..., self.B :], self._ends(c, n)
+            self.masks[:, :, at, :n, :n], self.masks[:, :, at, ends, :n] = masks[..., :n, :], masks[..., n:, :]
+            self.c[:, :, at, :n], self.c[:, :, at, ends] = c[..., :n, : self.B], c[..., n:, : self.B]
+
+    def _ends(self, c: np.ndarray, n: int) -> slice:
+        """Where the rows after those of n queries are: behind those of the largest tile."""
+        return slice(self.size, self.size + c.shape[-2] - n)
+
+    def _by_size(self) -> Iterator[tuple[int, list[int], Rates]]:
+        """(n, tiles of n tokens, their rates (N, H, tiles, n, 1))."""
+        for n in dict.fromkeys(n for _, n, _ in self.tiles):
+            at = [i for i, tile in enumerate(self.tiles) if tile[1] == n]
+            tokens = np.array([self.tiles[i][0] for i in at])[:, None] + np.arange(n)
+            own = Tokens(None, None, None, self.x.rates).each(lambda y, tokens=tokens: y[:, :, tokens])
+            yield n, at, own.rates
+
+    def rates_vjp(self, dmasks: np.ndarray, dc: np.ndarray, dgains: np.ndarray) -> Rates:
+        """Gradients of the rates."""
+        rates, shape = self.x.rates, (self.N, self.H, self.T, 1)
+        found = [None if y is None else np.zeros(shape, self.dtype) for y in (rates.eta[0], *rates[1:])]
+        for n, at, own in self._by_size():
+            c, kept = self.kept[n]
+            ends = self._ends(c, n)
+            dm = np.concatenate([dmasks[:, :, at, :n, :n], dmasks[:, :, at, ends, :n]], axis=-2)
+            own_dc = np.concatenate([dc[:, :, at, :n], dc[:, :, at, ends]], axis=-2)
+            tokens = np.array([self.tiles[i][0] for i in at])[:, None] + np.arange(n)
+            each = [-np.sum(dm * c[..., self.B :], axis=-2)[..., None]]
+            d = np.concatenate([own_dc, -dm * own.eta[0].swapaxes(-1, -2)], axis=-1)
+            each += coefficients_vjp(np, own, kept, self.before, d)
+            for y, more in zip(found, each, strict=True):
+                if y is not None:
+                    y[:, :, tokens] = more
+        if rates.gain is not None:
+            last = [start + n - 1 for start, n, _ in self.tiles]
+            found[3][:, :, last] += dgains[: self.places].reshape(self.N, self.H, len(self.tiles), 1)
+        return Rates((found[0],), *found[1:])
+
+    # states as rows of matrices, a bias below its matrix
+
+    def rows(self, count: int = 1) -> np.ndarray:
+        """Memory for matrices, `count` for each head."""
+        return working((self.N * self.H * count * self.D, self.V), self.dtype)
+
+    def packed(self, s: State) -> Marks:
+        """W, S and A of a state."""
+        joined = [np.concatenate(tree, axis=-2).reshape(-1, self.V) for tree in (s.weights, *s.slots, s.anchor)]
+        return Marks(joined[0], joined[1] if s.slots else None, joined[-1])
+
+    def unpacked(self, rows: Marks, n: int, slots: Any) -> State:
+        """The inverse."""
+
+        def own(y: np.ndarray) -> Tree:
+            y = y.reshape(self.N, self.H, self.D, self.V)
+            return (y[..., : self.K, :], y[..., self.K :, :]) if self.biased else (y,)
+
+        return State(n, own(rows.A), own(rows.W), (own(rows.S),) if slots else ())
+
+    # kernels
+
+    def run(
+        self, kernel: Any, words: str, arrays: dict[str, Any], ends: Marks, marks: Marks | None,
+        more: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> Marks:  # fmt: skip
+        """A kernel for every head; ends: the states that it begins with, whose counterparts are returned."""
+        x, found = self.x, Marks(*(self.rows() for _ in range(3)))
+        if not self.places or not self.V:
+            return Marks(*(y if y is None else y.copy() for y in ends))
+        has_momentum, is_back = x.rates.mu is not None, bool(words)
+        first, last = (found, ends) if is_back else (ends, found)
+        values: dict[str, Any] = {}
+        for name, each in (("first", first), ("last", last), ("marks", marks)):
+            values |= {f"{name}_{n}": y for n, y in zip("WSA", each or (), strict=False) if y is not None}
+        heads = [(b, h, b * self.H + h) for b in range(self.N) for h in range(self.H)]
+        gain = x.rates.gain
+        if gain is not None:
+            lasts = [start + n - 1 for start, n, _ in self.tiles]
+            values["gains"] = np.ascontiguousarray(gain[:, :, lasts, 0]).reshape(-1)
+        if self.slow:
+            values |= {n: np.ascontiguousarray(y.reshape(self.H, self.V))
+                       for n, y in zip(("weights", "shifts"), self.slow, strict=True)}  # fmt: skip
+        values |= {"tasks": np.array(heads, np.int64), "spans": np.array(self.tiles, np.int64),
+                   "masks": self.masks.reshape(-1, self.size), "c": self.c.reshape(-1, self.B)}  # fmt: skip
+        values |= {n: y.reshape(-1, y.shape[-1]) if y.ndim > 1 else y for n, y in more.items()}
+        numbers = np.zeros((len(ARRAYS), ARRAY), np.int64)
+        numbers[:, SHARED] = 1
+        for name, y in ({"in_q": x.q, "in_k": x.k, "in_v": x.v} | arrays).items():
+            if y is not None:
+                y = y.transpose(0, 2, 1, 3)
+                numbers[ARRAYS.index(name)] = stored_array(y, y.strides, 1)
+        flags = {"biased": self.biased, "normed": self.f.normed, "squared": self.f.loss == "l2",
+                 "has_q": x.q is not None, "has_dout": arrays.get("in_dout") is not None, "momentum": has_momentum,
+                 "gain": gain is not None, "keep": marks is not None}  # fmt: skip
+        sizes = {"n": self.size, "N": self.size, "D": self.D, "K": self.K, "V": self.V, "H": self.H, "B": self.B,
+                 "tiles": len(self.tiles), "places": self.places, "states": self.N * self.H, "tasks_count": len(heads),
+                 "mask_rows": len(values["masks"]), "task_fields": len(TASK), "tile_fields": len(TILE)}  # fmt: skip
+        sizes |= {f"{name}_rows": len(values.get(f"{name}_W", ())) for name in ("first", "marks", "last")}
+        operations = 8.0 * prod(x.k.shape) * self.V
+        share = 1 if operations < FEW_OPERATIONS else threads.num_threads()
+        tasks = Tasks(list(range(len(heads) + 1)), 1 if share > 1 else len(heads), share)
+        named = frozenset(words.split())
+        launch = launch_of(kernel, LEARNER, self.dtype.name, layout(self.dtype.name, tuple(sizes.items()), named),
+                           values | {n: int(y) for n, y in flags.items()} | {"eps": self.f.eps},
+                           conversions(numbers, self.dtype.name) | named, tasks)  # fmt: skip
+        launch.with_arrays(LEARNER, numbers, (values, arrays, x)).run()
+        return Marks(found.W, found.S if has_momentum else None, found.A)
+
+
+@Cached
+def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]) -> Layout:
+    """The table of a kind of call, with the matrices of a thread's own memory."""
+    return LEARNER.layout(dict(sizes), dtype, words)

@@ -1,0 +1,198 @@
+"""A head, tile by tile: the gradient at A, the queries, the state after the tile (array/chunks.py has the equations).
+
+A bias is the weight of a channel that is 1.
+"""
+
+from __future__ import annotations
+
+from ...ops.cpu.products import FULL, LEFT_LOWER, product, transpose
+from ...ops.cpu.rows import hadamard_to, scaled
+from ...ops.cpu.storage import load, save
+from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
+from ...runtime.pieces.views import row, rows
+from .norm import project, standard
+from .workspace import Work
+
+
+@piece
+def copy(A: Matrix, out: Matrix):
+    """out = A"""
+    for i in range(len(out)):
+        a, to = row(A, i), row(out, i)
+        for j in range(len(to)):
+            to[j] = a[j]
+
+
+@piece
+def begin_task(w: Work, task: Whole):
+    """The head of a task and its norm."""
+    w.BATCH, w.HEAD, w.PLACE = w.tasks[task, 0], w.tasks[task, 1], w.tasks[task, 2]
+    if w.normed:
+        weight, shift, g, b = w.weight, w.shift, row(w.weights, w.HEAD), row(w.shifts, w.HEAD)
+        for j in range(len(weight)):
+            weight[j], shift[j] = g[j], b[j]
+
+
+@piece
+def begin_tile(w: Work, tile: Whole):
+    """Keys, values and queries of a tile."""
+    w.START, w.n, w.CLOSES = w.spans[tile, 0], w.spans[tile, 1], w.spans[tile, 2]
+    w.place = w.PLACE * w.tiles + tile
+    w.mask_row = w.place * (w.N + 2)
+    at = (w.BATCH, w.HEAD, w.START)
+    load(w.in_k, at, (0, w.K), w.k)
+    load(w.in_v, at, (0, w.V), w.v)
+    if w.has_q:
+        load(w.in_q, at, (0, w.K), w.q)
+    if w.biased:
+        k, q, last = w.k, w.q, w.K
+        for i in range(w.n):
+            k[i, last], q[i, last] = 1, 1
+    transpose(w.k, w.kT)
+
+
+@piece
+def error(w: Work, i: Whole, e: Vector):
+    """e = dl/dy of a token: y - v, or -v."""
+    v, k, z, x = row(w.v, i), row(w.k, i), row(w.Z, i), row(w.X, i)
+    if not w.squared:
+        for j in range(len(e)):
+            e[j] = -v[j]
+    elif w.normed:
+        g, b = w.weight, w.shift
+        for j in range(len(e)):
+            e[j] = k[j] + g[j] * x[j] + b[j] - v[j]
+    else:
+        for j in range(len(e)):
+            e[j] = z[j] - v[j]
+
+
+@piece
+def gradient(w: Work):
+    """r, the cotangents of k A."""
+    product(FULL, w.k, w.A, w.Z)
+    if w.normed:
+        standard(w.Z, w.eps, w.X, w.over)
+    a, g, over = w.a, w.weight, w.over
+    for i in range(w.n):
+        r = row(w.r, i)
+        if w.normed:
+            error(w, i, a)
+            for j in range(len(a)):
+                a[j] *= g[j]
+            project(a, row(w.X, i), over[i], r)
+        else:
+            error(w, i, r)
+
+
+@piece
+def column_of(w: Work, n: Whole):
+    """The coefficients of the queries for base n."""
+    c, to = rows(w.c, w.mask_row, w.n), w.column
+    for i in range(len(to)):
+        to[i] = c[i, n]
+
+
+@piece
+def add_base(w: Work, base: Matrix, n: Whole):
+    """O += c_n q B_n"""
+    column_of(w, n)
+    product(FULL, w.q, base, w.O, rows=w.column, added=w.O)
+
+
+@piece
+def read(w: Work):
+    """O, the products of queries with the weights that they read."""
+    product(FULL, w.q, w.kT, w.P)
+    hadamard_to(rows(w.masks, w.mask_row, w.n), w.P)
+    product(LEFT_LOWER, w.P, w.r, w.O)
+    add_base(w, w.W, 0)
+    if w.momentum:
+        add_base(w, w.S, 1)
+    if w.gain:
+        add_base(w, w.A, w.B - 1)
+
+
+@piece
+def save_outputs(w: Work):
+    """out = O, or q + LN(O)."""
+    if w.normed:
+        standard(w.O, w.eps, w.X, w.over)
+        g, b = w.weight, w.shift
+        for i in range(w.n):
+            x, q, to = row(w.X, i), row(w.q, i), row(w.O, i)
+            for j in range(len(to)):
+                to[j] = q[j] + g[j] * x[j] + b[j]
+    save(w.O, w.out, (w.BATCH, w.HEAD, w.START), (0, w.V))
+
+
+@piece
+def combined(w: Work, end: Whole, out: Matrix):
+    """out = the weights (end 0) or the momentum (1) after the last token: sum_n c_n B_n + sum_j m_j k_j^T r_j."""
+    c, mask = row(w.c, w.mask_row + w.N + end), row(w.masks, w.mask_row + w.N + end)
+    scaled(w.r, mask, w.R)
+    for i in range(w.D):
+        base, momentum, to = row(w.W, i), row(w.S, i), row(out, i)
+        f = c[0]
+        if w.momentum:
+            g = c[1]
+            for j in range(len(to)):
+                to[j] = f * base[j] + g * momentum[j]  # out may be S
+        else:
+            for j in range(len(to)):
+                to[j] = f * base[j]
+    product(FULL, w.kT, w.R, out, added=out)
+
+
+@piece
+def end_tile(w: Work):
+    """W, S and A after the tile."""
+    combined(w, 0, w.Y)
+    if w.momentum:
+        combined(w, 1, w.S)
+    copy(w.Y, w.W)
+    if w.CLOSES:
+        if w.gain:
+            f = w.gains[w.place]
+            for i in range(w.D):
+                to, a = row(w.W, i), row(w.A, i)
+                for j in range(len(to)):
+                    to[j] = a[j] + f * (to[j] - a[j])
+        copy(w.W, w.A)
+
+
+@piece
+def store(w: Work, first: Whole, W: Matrix, S: Matrix, A: Matrix):
+    """W, S and A as rows from `first` on."""
+    copy(w.W, rows(W, first, w.D))
+    copy(w.A, rows(A, first, w.D))
+    if w.momentum:
+        copy(w.S, rows(S, first, w.D))
+
+
+@piece
+def restore(w: Work, first: Whole, W: Matrix, S: Matrix, A: Matrix):
+    """The inverse."""
+    copy(rows(W, first, w.D), w.W)
+    copy(rows(A, first, w.D), w.A)
+    if w.momentum:
+        copy(rows(S, first, w.D), w.S)
+
+
+@piece
+def forward(w: Work, first: Whole, last: Whole):
+    """Outputs and final states of the tasks first..last."""
+    for task in range(first, last):
+        begin_task(w, task)
+        restore(w, w.PLACE * w.D, w.first_W, w.first_S, w.first_A)
+        for tile in range(w.tiles):
+            begin_tile(w, tile)
+            if w.keep:
+                store(w, w.place * w.D, w.marks_W, w.marks_S, w.marks_A)
+            gradient(w)
+            if w.has_q:
+                read(w)
+            end_tile(w)
+            if w.has_q:
+                save_outputs(w)
+        store(w, w.PLACE * w.D, w.last_W, w.last_S, w.last_A)
