@@ -9,6 +9,7 @@ import linattn_np as la
 from linattn_np.call.explain import IN_PART
 from linattn_np.call.replay import host, plans
 from linattn_np.call.replay import plans as replay
+from linattn_np.fast_weights.core import FastWeights
 from tests.cases import CASES, draw
 
 pytest.importorskip("numba")
@@ -48,8 +49,9 @@ def test_a_call_with_default_options_is_replayed_whole(fn, T):
 
 # NumPy computes a part of their transposes, or of their core
 VJP_IN_PARTS = {"abc", "lightning_attention", "mamba2", "mesa_net", "performer", "retention", "retnet", "rfa",
-                "transxssm", "ttt_linear"}  # fmt: skip
-VJP_WHOLE = [fn for fn in la.VARIANTS if fn.__name__ not in VJP_IN_PARTS and not fn.spec.grows]
+                "transxssm"}  # fmt: skip
+LEARNERS = {fn.__name__ for fn in la.VARIANTS if isinstance(fn.spec.core, FastWeights)}  # likewise
+VJP_WHOLE = [fn for fn in la.VARIANTS if fn.__name__ not in VJP_IN_PARTS | LEARNERS and not fn.spec.grows]
 
 
 @pytest.mark.parametrize("fn", VJP_WHOLE, ids=lambda fn: fn.__name__)
