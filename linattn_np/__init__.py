@@ -33,6 +33,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "SlotState": ".matrix_state.types",
     "SolvedState": ".matrix_state.types",
     "StabilisedState": ".matrix_state.types",
+    "StateStore": ".serving.store",
     "Summary": ".matrix_state.composition",
     "SwiGLUMomentum": ".fast_weights.types",
     "VARIANTS": ".catalog",

@@ -42,6 +42,7 @@ from .nn.merging import merge as merge
 from .ops import feature_maps as feature_maps
 from .runtime.config import config as config
 from .runtime.versions import show_versions as show_versions
+from .serving.store import StateStore as StateStore
 from .softmax.types import GatedCache as GatedCache
 from .softmax.types import HouseholderCache as HouseholderCache
 from .softmax.types import KeyValueCache as KeyValueCache

@@ -23,7 +23,7 @@ LAYERS = (  # from the bottom up; what stands on one line does not import each o
     ("variants",),
     ("catalog",),
     ("testing", "filters", "arguments", "nn"),
-    ("layers", "distributed"),
+    ("layers", "distributed", "serving"),
     ("train",),
     ("docstring", "doctor", "experiments", "bridges", "warmup"),
     ("__main__",),

@@ -1,0 +1,1 @@
+"""States for servers: prefix caches, logs of tokens, small numbers."""
