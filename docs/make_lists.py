@@ -50,8 +50,9 @@ def _scale(spec: la.VariantSpec) -> str:
 def cells(text: str) -> str:
     """The functions by decay and erase, with a read-out that is not linear."""
     rows = ["| | " + " | ".join(f"erase {erase.name}" for erase in Erase) + " |", "|---" * (1 + len(Erase)) + "|"]
+    with_heads = [s for s in la.SPECS if s.row_axes == 2]
     for decay in Decay:
-        found = [", ".join(_with_readout(s) for s in la.SPECS if (s.decay, s.erase) == (decay, erase))
+        found = [", ".join(_with_readout(s) for s in with_heads if (s.decay, s.erase) == (decay, erase))
                  for erase in Erase]  # fmt: skip
         rows.append(" | ".join([f"| decay {decay.name}", *found]).rstrip() + " |")
     return "\n".join(rows) + "\n"

@@ -362,6 +362,38 @@ class _Dfw:
 
 dfw: _Dfw
 
+class _DiagonalLonghornGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    beta: Any
+    state: Any
+
+class _DiagonalLonghorn:
+    """Longhorn as published: the implicit step of online regression, of which the diagonal is kept. h_t = (1 - b_t^T k_t^2) h_{t-1} + (b_t v_t)^T k_t, b_t = beta_t / (1 + beta_t k_t k_t^T);  out_t = scale q_t h_t^T"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, beta: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+diagonal_longhorn: _DiagonalLonghorn
+
 class _DplrGradients(NamedTuple):
     q: Any
     k: Any
@@ -624,6 +656,36 @@ class _Gsa:
     ) -> A | Result[A]: ...
 
 gsa: _Gsa
+
+class _HgrnGradients(NamedTuple):
+    x: Any
+    g: Any
+    state: Any
+
+class _Hgrn:
+    """A gated recurrence of channels that take in the share that they forget. h_t = e^{g_t} h_{t-1} + (1 - e^{g_t}) x_t;  out_t = scale h_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, g: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, g: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, g: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, g: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+hgrn: _Hgrn
 
 class _Hgrn2Gradients(NamedTuple):
     q: Any
@@ -1042,6 +1104,67 @@ class _MesaNet:
 
 mesa_net: _MesaNet
 
+class _MinGruGradients(NamedTuple):
+    x: Any
+    z: Any
+    state: Any
+
+class _MinGru:
+    """A GRU whose update gate does not read the state. h_t = (1 - s_t) h_{t-1} + s_t x_t, s_t = sigmoid(z_t);  out_t = scale h_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, z: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, z: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, z: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, z: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+min_gru: _MinGru
+
+class _MinLstmGradients(NamedTuple):
+    x: Any
+    f: Any
+    i: Any
+    state: Any
+
+class _MinLstm:
+    """An LSTM whose gates do not read the state, and sum to 1. h_t = (f'_t h_{t-1} + i'_t x_t) / (f'_t + i'_t), f'_t = sigmoid(f_t), i'_t = sigmoid(i_t);  out_t = scale h_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, f: Any, i: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, f: Any, i: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, f: Any, i: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, f: Any, i: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+min_lstm: _MinLstm
+
 class _MlstmGradients(NamedTuple):
     q: Any
     k: Any
@@ -1298,6 +1421,70 @@ class _Rfa:
 
 rfa: _Rfa
 
+class _RgLruGradients(NamedTuple):
+    x: Any
+    r: Any
+    i: Any
+    Lambda: Any
+    state: Any
+
+class _RgLru:
+    """A linear recurrent unit with a gated decay and inputs of one variance. h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigmoid(i_t) x_t, log a_t = -8 softplus(Lambda) sigmoid(r_t);  out_t = scale h_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, r: Any, i: Any, Lambda: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, r: Any, i: Any, Lambda: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, r: Any, i: Any, Lambda: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, r: Any, i: Any, Lambda: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+rg_lru: _RgLru
+
+class _Rwkv4Gradients(NamedTuple):
+    k: Any
+    v: Any
+    w: Any
+    u: Any
+    state: Any
+
+class _Rwkv4:
+    """An average of the past whose weights decay, and of the token itself with a bonus, in log space. S_t = e^{-w} S_{t-1} + e^{k_t} v_t;  n_t = e^{-w} n_{t-1} + e^{k_t};  out_t = (scale S_{t-1} + e^{u + k_t} v_t) / (scale n_{t-1} + e^{u + k_t})"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, k: Any, v: A, w: Any, u: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, k: Any, v: A, w: Any, u: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, k: Any, v: A, w: Any, u: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, k: Any, v: A, w: Any, u: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+rwkv4: _Rwkv4
+
 class _Rwkv6Gradients(NamedTuple):
     q: Any
     k: Any
@@ -1372,6 +1559,36 @@ class _Rwkv7:
     ) -> A | Result[A]: ...
 
 rwkv7: _Rwkv7
+
+class _ScanGradients(NamedTuple):
+    a: Any
+    x: Any
+    state: Any
+
+class _Scan:
+    """The linear recurrence of every channel by itself, real or complex. h_t = a_t h_{t-1} + x_t;  out_t = scale h_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, a: Any, x: A, *, return_state: Literal[False] = ..., return_states_at: None = ..., log: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, a: Any, x: A, *, return_state: Literal[True], return_states_at: None = ..., log: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, a: Any, x: A, *, return_state: bool = ..., return_states_at: Any, log: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, a: Any, x: A, *, return_state: bool, return_states_at: None = ..., log: bool = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+scan: _Scan
 
 class _SimpleGlaGradients(NamedTuple):
     q: Any
@@ -1706,6 +1923,8 @@ def vjp(fn: _Deltaformer, *arrays: Any, **options: Any) -> tuple[Any, Callable[.
 @overload
 def vjp(fn: _Dfw, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DfwGradients]]: ...
 @overload
+def vjp(fn: _DiagonalLonghorn, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DiagonalLonghornGradients]]: ...
+@overload
 def vjp(fn: _Dplr, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DplrGradients]]: ...
 @overload
 def vjp(fn: _Efla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _EflaGradients]]: ...
@@ -1719,6 +1938,8 @@ def vjp(fn: _Gdn2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Gd
 def vjp(fn: _Gla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _GlaGradients]]: ...
 @overload
 def vjp(fn: _Gsa, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _GsaGradients]]: ...
+@overload
+def vjp(fn: _Hgrn, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _HgrnGradients]]: ...
 @overload
 def vjp(fn: _Hgrn2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Hgrn2Gradients]]: ...
 @overload
@@ -1742,6 +1963,10 @@ def vjp(fn: _Mamba3, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _
 @overload
 def vjp(fn: _MesaNet, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MesaNetGradients]]: ...
 @overload
+def vjp(fn: _MinGru, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MinGruGradients]]: ...
+@overload
+def vjp(fn: _MinLstm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MinLstmGradients]]: ...
+@overload
 def vjp(fn: _Mlstm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MlstmGradients]]: ...
 @overload
 def vjp(fn: _PathAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _PathAttentionGradients]]: ...
@@ -1756,9 +1981,15 @@ def vjp(fn: _Retnet, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _
 @overload
 def vjp(fn: _Rfa, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _RfaGradients]]: ...
 @overload
+def vjp(fn: _RgLru, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _RgLruGradients]]: ...
+@overload
+def vjp(fn: _Rwkv4, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Rwkv4Gradients]]: ...
+@overload
 def vjp(fn: _Rwkv6, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Rwkv6Gradients]]: ...
 @overload
 def vjp(fn: _Rwkv7, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Rwkv7Gradients]]: ...
+@overload
+def vjp(fn: _Scan, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _ScanGradients]]: ...
 @overload
 def vjp(fn: _SimpleGla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SimpleGlaGradients]]: ...
 @overload

@@ -67,8 +67,11 @@ def family_table() -> str:
     for c in (f.spec for f in variants()):
         arrays = ", ".join(f"{n}=None" if g.optional else n for n, g in c.arrays.items())
         scale = "K^-1/2" if c.scaled else "1"
+        decay, erase, readout = c.decay.name, c.erase.name, _readouts(c)
+        if c.row_axes == 1:  # of the elementwise core, which has one recurrence
+            decay, erase, readout = "elementwise", "-", "-"
         rows.append(
-            f"| `{c.name}` | {arrays} | {c.decay.name} | {c.erase.name} | {_readouts(c)} | {scale} | "
+            f"| `{c.name}` | {arrays} | {decay} | {erase} | {readout} | {scale} | "
             f"`{c.equation.replace('|', '/')}` | {c.paper} |"
         )
     return "\n".join(rows) + "\n"

@@ -44,8 +44,10 @@ def _words(arg: ArgSpec) -> str:
 
 def _returns(spec: VariantSpec) -> str:
     heads = "max(Hq, H)" if spec.change.query is not None and spec.shares_states else "H"
-    state = "(..., H, K, V)" if spec.state.parts is None else f"a {spec.state.parts.__name__}"
-    return f"out (..., T, {heads}, V), and the state {state} if return_state"
+    row = ", ".join(("T", heads, "V") if spec.row_axes == 2 else spec.arrays[spec.change.value].axes.split())
+    one = (spec.state.axes or spec.core.STATE_AXES).get("state", "H K V")
+    state = _shape(f"... {one}") if spec.state.parts is None else f"a {spec.state.parts.__name__}"
+    return f"out (..., {row}), and the state {state} if return_state"
 
 
 def core_of(spec: VariantSpec) -> str:

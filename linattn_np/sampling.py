@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .runtime.shapes import is_of_pairs
-from .spec import VariantFunction, VariantSpec
+from .spec import VariantFunction
 
 Draw = Callable[["np.random.Generator", tuple[int, ...]], np.ndarray]
 
@@ -37,6 +37,7 @@ DRAWS: dict[str, Draw] = {  # the distributions by name (Samples.distributions)
     "step": lambda rng, shape: rng.uniform(0.005, 0.02, shape),
     "share": lambda rng, shape: rng.uniform(0.0, 0.6, shape),
     "logit": lambda rng, shape: rng.standard_normal(shape),
+    "factor": lambda rng, shape: -rng.uniform(0.0, 0.7, shape),  # or a log decay
     "angle": lambda rng, shape: rng.uniform(0.0, 1.5, shape),
     "negative": lambda rng, shape: -rng.uniform(0.1, 1.0, shape),
 }
@@ -63,18 +64,26 @@ def sample(
         axes = arg.axes.split("|")[0].split()
         shape = (B if axes[0] == "T" else ()) + tuple(letters[letter] for letter in axes)
         if not arg.reinterprets and not is_of_pairs(" ".join(axes)) and (optional or not arg.optional):
-            drawn[name] = DRAWS[fn.samples.distribution(name)](rng, shape)
+            drawn[name] = draw_array(fn, name, rng, shape)
     return drawn
 
 
+def draw_array(fn: VariantFunction, name: str, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """A random float64 or complex128 array of a call."""
+    x = DRAWS[fn.samples.distribution(name)](rng, shape)
+    return x + 1j * rng.standard_normal(shape) if name in fn.samples.complex else x
+
+
 def draw_state(
-    spec: VariantSpec, rng: np.random.Generator, lead: tuple[int, ...], sizes: Mapping[str, int], options: Any
+    fn: VariantFunction, rng: np.random.Generator, lead: tuple[int, ...], sizes: Mapping[str, int], options: Any
 ) -> Any:
     """A random float64 state (*lead, H, ...) of a call; sizes: H, K, V (K is 1 if no array has it)."""
-    sizes = {"D": sizes["V"], "N": sizes["K"], **sizes}
+    spec, sizes = fn.spec, {"D": sizes["V"], "N": sizes["K"], **sizes}
     if not any("K" in arg.axes.split() for arg in spec.arrays.values()):
         sizes["K"] = 1
     kind = spec.state.type_of({**spec.options.defaults, **options})
     axes = spec.state.axes or spec.core.STATE_AXES
     parts = ("state",) if kind is None else kind._fields
-    return spec.core.draw_state(rng, kind, {p: (*lead, *(sizes[n] for n in axes[p].split())) for p in parts})
+    shapes = {p: (*lead, *(sizes[n] for n in axes[p].split())) for p in parts}
+    drawn = spec.core.draw_state(rng, kind, shapes)
+    return drawn + 1j * rng.standard_normal(shapes["state"]) if "state" in fn.samples.complex else drawn

@@ -222,10 +222,14 @@ DISTRIBUTIONS = {"g": "log decay", "gv": "log decay", "beta": "strength"}  # of 
 
 @dataclass(frozen=True)
 class Samples:
-    """Random calls of a variant: the distribution of each array that is not drawn as usual, and sets of options."""
+    """Random calls of a variant: the distribution of each array that is not drawn as usual, and sets of options.
+
+    complex: the arrays, and "state", whose numbers are complex.
+    """
 
     distributions: Mapping[str, str] = field(default_factory=dict)
     options: tuple[Mapping[str, Any], ...] = ({},)
+    complex: frozenset[str] = frozenset()
 
     def distribution(self, name: str) -> str:
         """How an array is drawn: a key of sampling.DRAWS."""

@@ -139,7 +139,7 @@ def sample_state(
     spec = variant.spec
     sizes = {"H": 2, "K": 5, "V": 3} | sizes
     if not spec.state.wide:
-        return sampling.draw_state(spec, rng, lead, {n: sizes[n] for n in ("H", "K", "V")}, options)
+        return sampling.draw_state(variant, rng, lead, {n: sizes[n] for n in ("H", "K", "V")}, options)
     arrays = sampling.sample(variant, rng, B=lead, T=7, **sizes)
     arrays.pop(spec.change.query or "", None)
     return fn(**{**arrays, **options}, backend="reference").state

@@ -14,7 +14,7 @@ from linattn_np.call.binding import prepare
 from linattn_np.fast_weights.core import FastWeights
 from linattn_np.matrix_state.types import Inputs
 from linattn_np.runtime.shapes import is_of_pairs
-from linattn_np.sampling import DRAWS, sizes_by_letter
+from linattn_np.sampling import draw_array, sizes_by_letter
 from linattn_np.testing import sample, sample_state
 from tests.naive import NAIVE
 
@@ -83,7 +83,9 @@ class Case:
     @property
     def by_channel(self) -> bool:
         """Whether an array other than the values acts on the value channels one by one."""
-        return any(axes.endswith(" V") for name, axes in self.given.items() if name != self.spec.change.value)
+        value = self.spec.change.value
+        last = self.given[value].split()[-1]
+        return any(last in axes.split() for name, axes in self.given.items() if name != value)
 
     @property
     def required(self) -> Case:
@@ -112,6 +114,10 @@ class Case:
         letters = self.given[name].split()
         return next(n for n, letter in enumerate(letters) if letter in ("H", "Hq", "Hk", "D")) - len(letters)
 
+    def has_heads(self, name: str) -> bool:
+        """Whether an array has heads, or channels where there are none."""
+        return not {"H", "Hq", "Hk", "D"}.isdisjoint(self.given[name].split())
+
     def on_tokens(self, name: str) -> bool:
         return self.given[name].split()[0] in ("T", "Tq")
 
@@ -135,8 +141,8 @@ def has_plain_state(spec: Any) -> bool:
 
 
 def cell(spec: Any) -> Any:
-    """The kind of recurrence; None if state or output are not the core's."""
-    if not has_plain_state(spec):
+    """The kind of recurrence of matrix states; None if state or output are not the core's."""
+    if not has_plain_state(spec) or spec.core is not la.gla.spec.core:
         return None
     return spec.decay, spec.erase, spec.erase_reads, spec.query_reads, spec.change.erase_key, spec.micro_steps
 
@@ -227,6 +233,11 @@ PLAIN = [
 ]  # one per variant, with every optional array except those that reinterpret another
 
 
+def of_matrices(cases: list[Case]) -> list[Case]:
+    """Those of the matrix-state core: queries read keys and values."""
+    return [case for case in cases if case.spec.core is la.gla.spec.core]
+
+
 def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=None, seed=0, dtype=np.float64):
     """(arrays by name, an initial state); N: the state of a ragged batch of N sequences."""
     rng = np.random.default_rng(seed)
@@ -238,7 +249,7 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
             letters[0] = "Tq"
         lead = B if letters[0] in ("T", "Tq") else ()
         shape = lead + tuple(sizes[letter] for letter in letters)
-        arrays[name] = DRAWS[case.fn.samples.distribution(name)](rng, shape).astype(dtype)
+        arrays[name] = in_dtype(draw_array(case.fn, name, rng, shape), dtype)
     lead = B if N is None else (N,)
     own = {n: sizes[n] for n in ("H", "K", "V", "Hq", "Hk")}
     state = sample_state(case.fn, rng, lead, case.options | case.named, **own)
@@ -246,8 +257,14 @@ def draw(case: Case, B=(2,), T=12, H=2, K=5, V=3, Hq=None, Hk=None, Tq=None, N=N
 
 
 def in_dtype(S: Any, dtype: Any) -> Any:
-    """A part of a state in a dtype; numbers of tokens are integers."""
-    return S if S.dtype.kind == "i" else S.astype(dtype)
+    """An array in a dtype, or in its complex one; numbers of tokens are integers."""
+    return S if S.dtype.kind == "i" else S.astype(kind_like(S, dtype))
+
+
+def kind_like(x: Any, dtype: Any) -> Any:
+    """A dtype; for complex numbers its complex one."""
+    wide = np.complex128 if np.dtype(dtype) in (np.float64, np.complex128) else np.complex64
+    return np.dtype(wide if x.dtype.kind == "c" else dtype)
 
 
 def covered(case: Case, hows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

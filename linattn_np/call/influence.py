@@ -49,13 +49,15 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     kept = {*spec.options.defaults, "scale", "cu_seqlens", "chunk_size", "reverse"}
     same = {n: x for n, x in call.options.items() if n in kept}
     letter = axes[value].split()[-1]
-    by_channel = [n for n in given if n != value and _on_values(given[n], axes[n], letter)]
+    own = {n: _value_axis(given[n], axes[n], letter, len(batch)) for n in given if n != value}
+    by_channel = {n: axis for n, axis in own.items() if axis is not None}
 
     def matrix(channel: int) -> Any:
         changed = {value: xp.broadcast_to(one_hot, (*batch, *steps, *heads, count))}
         for n in by_channel:
-            x = given[n]
-            changed[n] = xp.broadcast_to(x[..., channel : channel + 1], (*x.shape[:-1], count))
+            x, axis = given[n], by_channel[n]
+            one = x[(slice(None),) * axis + (slice(channel, channel + 1), ...)]
+            changed[n] = xp.broadcast_to(one, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
         out = fn(**{**given, **changed}, **same, backend=call.options["backend"])  # (..., i, H, j)
         return xp.moveaxis(out, -2, -3) if heads else out
 
@@ -63,7 +65,10 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     return call.library.give_back(A)
 
 
-def _on_values(x: Any, axes: str, letter: str) -> bool:
-    """Whether an array has the value axis: its last letter is that of the values."""
-    letters = [choice.split() for choice in axes.split("|")]
-    return letters[-1][-1] == letter and (len(letters) == 1 or x.ndim == len(letters[-1]))
+def _value_axis(x: Any, axes: str, letter: str, batch: int) -> int | None:
+    """The axis of an array with the letter of the value channels, if it has one. batch: the number of batch axes."""
+    for choice in axes.split("|"):
+        letters, lead = choice.split(), batch * shapes.has_time(choice)
+        if x.ndim == len(letters) + lead and letter in letters:
+            return lead + letters.index(letter)
+    return None

@@ -34,11 +34,13 @@ class HeadsFirst:
         return x if time is None else xp.moveaxis(x, time + shapes.head_axis(axes), time)
 
     def enter_rows(self, xp: Any, x: Array, count: int) -> Array:
-        return xp.moveaxis(x, -3, -2)
+        return x if count < 2 else xp.moveaxis(x, -3, -2)
 
     leave_rows = enter_rows
 
     def shape(self, shape: Shape, count: int) -> Shape:
+        if count < 2:
+            return shape
         *batch, T, H, V = shape
         return (*batch, H, T, V)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import NARROW, dtype_name, is_mutable
+from ..runtime.arrays import NARROW, complex_of, dtype_name, is_mutable
 from ..runtime.memory import Place, is_on_device, overlap, overlaps_itself, place_of
 
 EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}  # all whole numbers up to here
@@ -36,7 +36,7 @@ def check_overwritten(
     for name, S in state.items():
         if name in counts:
             _check_count(fn, name, counts[name], plan)
-        elif S.dtype != plan.dtype and dtype_name(S) not in NARROW:
+        elif S.dtype not in (plan.dtype, complex_of(plan.xp, plan.dtype)) and dtype_name(S) not in NARROW:
             wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
             raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
         if getattr(getattr(S, "flags", None), "writeable", True) is False:

@@ -15,7 +15,18 @@ import numpy as np
 from ..core import StatesAt
 from ..ops.host import write
 from ..runtime import shapes
-from ..runtime.arrays import Array, Library, as_computed, cast, enter, gradient_like, is_mutable, stored_like
+from ..runtime.arrays import (
+    Array,
+    Library,
+    as_computed,
+    cast,
+    dtype_name,
+    enter,
+    gradient_like,
+    is_complex,
+    is_mutable,
+    stored_like,
+)
 from ..runtime.memory import place_of
 from ..runtime.recorder import refuse
 from .binding import Prepared, axes_of, flatten, normalise, unflatten
@@ -77,6 +88,9 @@ def final_state(call: Prepared, S: Array, given: Array | None) -> Any:
     """The public final state: in the caller's array with overwrite_state, else in memory of its own."""
     xp = call.plan.xp
     if call.options["overwrite_state"] and given is not None:
+        if is_complex(S) and not is_complex(given):
+            raise TypeError(f"{call.spec.name}: state has dtype {dtype_name(given)}, expected {dtype_name(S)} to be "
+                            "overwritten: the recurrence is complex")  # fmt: skip
         S = cast(xp, S, given.dtype)  # the only rounding of a 16-bit state
         if is_mutable(xp):
             if S is not given and call.rows is not None:

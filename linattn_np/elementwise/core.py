@@ -9,15 +9,16 @@ shape and options.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from importlib.util import find_spec
 from math import prod
 from typing import Any
 
 from ..core import CallPlan, Computed, Core, Explained, register
 from ..runtime.arrays import Array, as_computed, complex_of, device, is_complex, is_numpy
-from ..runtime.shapes import Sequence
+from ..runtime.shapes import Sequence, Sizes
 from . import array, definition
-from .types import Inputs, Residuals
+from .types import Inputs, Plan, Residuals
 
 
 class Elementwise(Core):
@@ -26,27 +27,46 @@ class Elementwise(Core):
     BACKENDS = ("reference", "chunks", "numba")
     STATE_AXES = {"state": "D"}  # noqa: RUF012
 
-    def forward(self, fn: str, x: Inputs, plan: CallPlan, state: Any, wanted: str | None) -> Computed:
+    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
+        """The plan of a call, with the state that outputs are."""
+        return Plan(**plan._asdict(), reads_previous=spec.query_reads.name == "PREVIOUS")
+
+    def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(the states of all tokens, the final state, residuals)."""
-        backend, outs, ends = choose(fn, x, plan, wanted), [], []
+        backend = choose(fn, x, plan, wanted)
         if backend == "numba":
             from .cpu import calls
 
             out, end, marks = calls.forward(plan, x, state)
-            return out, end, Residuals(x, plan, backend, state, marks)
-        for _, own, h in each_sequence(plan, x, state):
-            out, end = MODULES[backend].forward(plan.xp, own, h, scan_length(plan))
-            outs.append(scaled(out, plan))
-            ends.append(end)
-        return joined(plan, x, outs), gathered(plan, ends), Residuals(x, plan, backend, state)
+        else:
+            each = [MODULES[backend].forward(plan.xp, own, h, scan_length(plan))
+                    for _, own, h in each_sequence(plan, x, state)]  # fmt: skip
+            out, end, marks = (
+                joined(plan, x, [scaled(y, plan) for y, _ in each]),
+                gathered(plan, [h for _, h in each]),
+                None,
+            )
+        if plan.reads_previous:
+            out = delayed(plan, x, state, out)
+        return out, end, Residuals(x, plan, backend, state, marks)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Inputs, Any]:
         """Gradients of the inputs and of the initial state; states are computed again."""
-        x, plan, backend, state, _ = residuals
+        x, plan, backend = residuals[:3]
+        first = None
+        if plan.reads_previous and dout is not None:
+            dout, first = delayed_vjp(plan, x, dout)
         if backend == "numba":
             from .cpu import calls
 
-            return calls.backward(residuals, dout, dstate)
+            grads, begin = calls.backward(residuals, dout, dstate)
+        else:
+            grads, begin = self._backward(residuals, dout, dstate)
+        return grads, begin if first is None else begin + scaled(first, plan)
+
+    def _backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Inputs, Any]:
+        """By array calls, sequence by sequence."""
+        x, plan, backend, state, _ = residuals
         xp, found, begins = plan.xp, list[Inputs](), []
         d = None if dout is None else scaled(as_computed(xp, dout, plan.dtype), plan)
         for (s, own, h), (_, _, p) in zip(each_sequence(plan, x, state), each_sequence(plan, x, dstate), strict=True):
@@ -59,7 +79,7 @@ class Elementwise(Core):
         gate = sum(gates[1:], gates[0]) if x.is_constant else joined(plan, x, gates)
         return Inputs(dx, gate) if x.g is None else Inputs(dx, None, gate), gathered(plan, begins)
 
-    def explain(self, fn: str, x: Inputs, plan: CallPlan, wanted: str | None) -> Explained:
+    def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
         """Two operations a channel, eight a complex one; the prefixes of array calls take three times as many."""
         backend = choose(fn, x, plan, wanted)
         others = {n: unsupported_reason(x, plan, n) or "covers the call too" for n in self.BACKENDS if n != backend}
@@ -74,12 +94,12 @@ class Elementwise(Core):
 MODULES = {"reference": definition, "chunks": array}
 
 
-def scaled(y: Array, plan: CallPlan) -> Array:
+def scaled(y: Array, plan: Plan) -> Array:
     """scale y"""
     return y if plan.scale == 1 else plan.scale * y
 
 
-def scan_length(plan: CallPlan) -> int | None:
+def scan_length(plan: Plan) -> int | None:
     """Tokens of one scan of array calls; None: all."""
     return plan.chunk_size if isinstance(plan.chunk_size, int) else None
 
@@ -87,7 +107,7 @@ def scan_length(plan: CallPlan) -> int | None:
 # sequences
 
 
-def each_sequence(plan: CallPlan, x: Inputs, state: Any) -> list[tuple[Sequence, Inputs, Array]]:
+def each_sequence(plan: Plan, x: Inputs, state: Any) -> list[tuple[Sequence, Inputs, Array]]:
     """(sequence, its tokens, its initial state (..., D)) in the dtype of the computation."""
     xp, shape, found = plan.xp, (*x.x.shape[:-2], x.x.shape[-1]), []
     x = x.computed(xp, plan.dtype)
@@ -101,24 +121,44 @@ def each_sequence(plan: CallPlan, x: Inputs, state: Any) -> list[tuple[Sequence,
     return found
 
 
-def joined(plan: CallPlan, x: Inputs, parts: list[Array]) -> Array:
+def joined(plan: Plan, x: Inputs, parts: list[Array]) -> Array:
     """Rows of all sequences, one after the other."""
     if not parts:
         return plan.xp.zeros(x.x.shape, dtype=plan.dtype, device=device(x.x))
     return parts[0] if len(parts) == 1 else plan.xp.concat(parts, axis=-2)
 
 
-def gathered(plan: CallPlan, states: list[Array]) -> Array:
+def gathered(plan: Plan, states: list[Array]) -> Array:
     """A state for each sequence of a ragged batch, else the one there is."""
     if plan.sequences[0].row is None:
         return states[0]
     return plan.xp.stack([plan.xp.reshape(h, h.shape[-1:]) for h in states])
 
 
+def delayed(plan: Plan, x: Inputs, state: Any, out: Array) -> Array:
+    """scale h_{t-1} of every token from scale h_t."""
+    parts = []
+    for s, _, h in each_sequence(plan, x, state):
+        rows = plan.xp.concat([scaled(h, plan)[..., None, :], out[..., s.start : s.stop, :]], axis=-2)
+        parts.append(rows[..., :-1, :])
+    return joined(plan, x, parts)
+
+
+def delayed_vjp(plan: Plan, x: Inputs, dout: Array) -> tuple[Array, Array]:
+    """(gradient of scale h_t, that of the initial states) from the gradient of `delayed`."""
+    xp, dout, parts, firsts = plan.xp, as_computed(plan.xp, dout, plan.dtype), [], []
+    for s in plan.sequences:
+        zero = xp.zeros((*dout.shape[:-2], 1, dout.shape[-1]), dtype=dout.dtype, device=device(dout))
+        rows = xp.concat([dout[..., s.start : s.stop, :], zero], axis=-2)
+        firsts.append(rows[..., 0, :])
+        parts.append(rows[..., 1:, :])
+    return joined(plan, x, parts), gathered(plan, firsts)
+
+
 # the choice of a backend
 
 
-def unsupported_reason(x: Inputs, plan: CallPlan, backend: str) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
     if backend == "reference" and plan.chunk_size == "parallel":
         return "the definition goes token by token; chunk_size='parallel' needs a scan"
@@ -134,7 +174,7 @@ def _has_compiler() -> bool:
     return find_spec("numba") is not None
 
 
-def choose(fn: str, x: Inputs, plan: CallPlan, wanted: str | None) -> str:
+def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> str:
     """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
     if wanted is not None:
         if (reason := unsupported_reason(x, plan, wanted)) is not None:

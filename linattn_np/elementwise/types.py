@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..core import CallPlan
 from ..runtime.arrays import Array, Namespace, as_computed
+from ..runtime.pools import StateRows
+from ..runtime.shapes import Sequence
 
 
 class Inputs(NamedTuple):
@@ -39,11 +40,31 @@ class Inputs(NamedTuple):
         return Inputs(*(None if y is None else as_computed(xp, y, dtype) for y in self))
 
 
+class Plan(NamedTuple):
+    """The fields of CallPlan, and the one of this core."""
+
+    xp: Namespace
+    dtype: Any
+    scale: float
+    causal: bool = True
+    chunk_size: int | str | None = None
+    sequences: tuple[Sequence, ...] = ()
+    gradients: bool = False
+    gate_gradient: bool = True
+    precision: str | None = None
+    overwrite: bool = False
+    pool_rows: StateRows | None = None
+    states_at: tuple[int, ...] | None = None
+    returns_state: bool = True
+    has_state: bool = False
+    reads_previous: bool = False  # out_t = scale h_{t-1}
+
+
 class Residuals(NamedTuple):
     """Residuals of a forward pass."""
 
     x: Inputs
-    plan: CallPlan
+    plan: Plan
     backend: str
     state: Any
     starts: Any = None  # of the compiled loops: the states that segments of tokens begin with

@@ -15,6 +15,7 @@ from linattn_np.call.binding import axes_of
 from linattn_np.call.layouts import LAYOUTS
 from linattn_np.call.options import COMMON
 from linattn_np.variants.shared.attention import MAP_STRENGTH
+from tests.cases import in_dtype
 
 B, T, H, K, V = 2, 16, 4, 8, 6
 RNG = np.random.default_rng(0)
@@ -279,7 +280,7 @@ def test_good_calls_raise_no_doubt(fn, dtype):
     words = ("length 1", "too large", "transposed view", "scale", "heads of")
     for options in fn.samples.options or ({},):
         drawn = la.testing.sample(fn, np.random.default_rng(1), T=16, K=6, V=6)
-        drawn = {n: x.astype(dtype) for n, x in drawn.items()}
+        drawn = {n: in_dtype(x, dtype) for n, x in drawn.items()}
         state = la.testing.sample_state(fn, np.random.default_rng(2), (2,), options, K=6, V=6)
         axes = axes_of(fn.spec, {**COMMON, **fn.spec.options.defaults, **options})
         turned = {n: LAYOUTS["heads_first"].leave(np, x, axes[n], (2,)) for n, x in drawn.items()}

@@ -16,11 +16,11 @@ from linattn_np.matrix_state import core
 from linattn_np.matrix_state.cpu import loops
 from linattn_np.matrix_state.types import Inputs, Plan, Readout
 from linattn_np.runtime.shapes import sequences
-from tests.cases import CASES, draw, parts, parts_like, passes_through
+from tests.cases import CASES, draw, of_matrices, parts, parts_like, passes_through
 
 CHANGED = [  # a change of variables, a preprocessing step, or work after the core
     case
-    for case in CASES
+    for case in of_matrices(CASES)
     if case.fn.__name__ not in ("delta_product", "gdn2")  # NumPy computes a part of their preprocessing
     and (
         (case.spec.readout is Readout.LINEAR and (case.spec.change.gate or not passes_through(case.fn)))

@@ -10,7 +10,19 @@ from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state import policy
 from linattn_np.runtime.shapes import is_of_pairs
 from linattn_np.testing import relative_error
-from tests.cases import PLAIN, Case, cell, cotangents, draw, one_per, parts, parts_like, tokens, with_arrays
+from tests.cases import (
+    PLAIN,
+    Case,
+    cell,
+    cotangents,
+    draw,
+    of_matrices,
+    one_per,
+    parts,
+    parts_like,
+    tokens,
+    with_arrays,
+)
 
 T, POSITIONS = 70, [0, 1, 16, 33, 34, 64, 70]
 
@@ -27,11 +39,11 @@ def readout(spec):
 SCALAR, VECTOR = (with_arrays("q k v g", decay=kind) for kind in ("SCALAR", "VECTOR"))
 DELTA, VECTOR_DELTA = (with_arrays("q k v g beta", decay=kind) for kind in ("SCALAR", "VECTOR"))
 SCALAR, VECTOR, DELTA, VECTOR_DELTA = map(case_of, (SCALAR, VECTOR, DELTA, VECTOR_DELTA))
-KINDS = [c for c in PLAIN if c.fn in (*one_per(cell), *one_per(readout))]
+KINDS = [c for c in of_matrices(PLAIN) if c.fn in (*one_per(cell), *one_per(readout))]
 LONG = [c for c in PLAIN if c.fn in one_per(lambda s: cell(s) and (s.decay, s.erase, s.query_reads, "u" in s.arrays))]
 OF_TOKENS = [
     c
-    for c in PLAIN
+    for c in of_matrices(PLAIN)
     if c.fn
     in one_per(
         lambda s: (
@@ -275,13 +287,13 @@ def test_every_variant_has_gradients_at_any_positions(case, begins):
             cotangent = [d if n in kept else None for n, d in enumerate(every)]
             grads = pullback(*cotangent)
             slope = sum(
-                float(np.sum((x - y) * d)) / 2e-6
+                float(np.sum((x - y) * d.conj()).real) / 2e-6
                 for ends, others, c in zip(*moved, cotangent, strict=True)
                 if c is not None
                 for x, y, d in zip(*map(parts, ((ends,), (others,), (c,))), strict=True)
             )
             change = sum(
-                float(np.sum(d * y))
+                float(np.sum(d * y.conj()).real)
                 for n in step
                 for d, y in zip(parts((getattr(grads, n),)), parts((step[n],)), strict=True)
             )

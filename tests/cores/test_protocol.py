@@ -10,6 +10,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.core import COMPUTATIONS, STATES, CallPlan, Computation, Core
+from linattn_np.elementwise import types as elementwise
 from linattn_np.matrix_state.types import Plan
 from linattn_np.softmax import types as softmax
 
@@ -40,7 +41,7 @@ def test_calls_ask_no_core_what_it_is(path):
 
 
 def test_the_plan_of_a_core_has_what_every_call_has():
-    for kind in (Plan, softmax.SoftmaxPlan):
+    for kind in (Plan, softmax.SoftmaxPlan, elementwise.Plan):
         own = kind._field_defaults
         assert set(CallPlan._fields) <= set(kind._fields)
         assert {n: own[n] for n in CallPlan._field_defaults} == CallPlan._field_defaults

@@ -22,12 +22,10 @@ def test_influence_matrix_is_the_call(case):
     A = la.influence_matrix(case.fn, **arrays, **case.options)
     if case.spec.micro_steps:
         return check_influence_of_micro_steps(case, arrays, A)
-    if case.by_channel:  # one matrix a value channel
-        assert A.shape == (2, 2, 3, 9, 9)
-        made = np.einsum("bheij,bjhe->bihe", A, v)
-    else:
-        assert A.shape == (2, 2, 9, 9)
-        made = np.einsum("bhij,bjhe->bihe", A, v)
+    head = "h" if case.spec.row_axes == 2 else ""
+    channel = "e" if case.by_channel else ""  # one matrix a value channel
+    assert A.shape == (2, *(2,) * len(head), *(3,) * len(channel), 9, 9)
+    made = np.einsum(f"b{head}{channel}ij,bj{head}e->bi{head}e", A, v)
     assert relative_error(made, case.fn(**arrays, **case.options)) <= 1e-12
     future = np.triu(np.ones((9, 9)), k=1) > 0
     assert not A[..., future].any()
@@ -55,8 +53,9 @@ def test_influence_matrix_of_grouped_heads_and_packed_sequences(case):
     arrays, _ = draw(case, T=9, B=(1,), H=2, Hq=4)
     offsets = [0, 2, 2, 9]
     A = la.influence_matrix(case.fn, **arrays, **case.options, cu_seqlens=offsets)
-    v = arrays[case.spec.change.value][:, :, [0, 0, 1, 1]]
-    made = np.einsum("bheij,bjhe->bihe" if A.ndim == 5 else "bhij,bjhe->bihe", A, v)
+    v, head = arrays[case.spec.change.value], "h" if case.spec.row_axes == 2 else ""
+    v = v[:, :, [0, 0, 1, 1]] if head else v
+    made = np.einsum(f"b{head}{'e' if case.by_channel else ''}ij,bj{head}e->bi{head}e", A, v)
     assert relative_error(made, case.fn(**arrays, **case.options, cu_seqlens=offsets)) <= 1e-12
     assert not A[..., 2:, :2].any()
 

@@ -8,7 +8,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.testing import relative_error
-from tests.cases import CASES, PLAIN, Case, cotangents, draw, one_per, parts, parts_like, with_arrays
+from tests.cases import CASES, PLAIN, Case, cotangents, draw, kind_like, one_per, parts, parts_like, with_arrays
 
 SIZES = {"T": 11, "B": (2,), "H": 2, "K": 4, "V": 3}
 NORMALISED = Case(la.linear_attention, {"feature_map": "elu+1", "normalize": True}, PLAIN[0].given, {})
@@ -41,7 +41,7 @@ def check_both(library, case, dtype, **sizes):
     where = library.device(library.bring(np.zeros(1, dtype)))
     for x, y in both(library, case, dtype, **sizes):
         assert isinstance(x, library.kind)
-        assert str(x.dtype).rsplit(".", 1)[-1] == dtype or y.dtype.kind == "i"  # a number of tokens
+        assert str(x.dtype).rsplit(".", 1)[-1] == str(kind_like(y, dtype)) or y.dtype.kind == "i"  # a number of tokens
         assert library.device(x) == where
         assert relative_error(library.see(x), y) <= 50 * np.finfo(dtype).eps
 

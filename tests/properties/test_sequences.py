@@ -84,7 +84,7 @@ def check_packed(case, form, B):
     options = {"cu_seqlens": np.array(OFFSETS), **form}
     dout, dstate = cotangents(call(case, arrays, state=states, **options))
     (out, end), grads = pulled(case, arrays, states, dout, dstate, **options)
-    packed, totals = out.reshape(-1, *out.shape[-2:]), {}
+    packed, totals = out.reshape(-1, *out.shape[out.ndim - case.spec.row_axes :]), {}
     dpacked = dout.reshape(packed.shape)
     for n, (a, b) in enumerate(itertools.pairwise(OFFSETS)):
         alone = {
@@ -161,7 +161,14 @@ def test_no_later_token_changes_an_earlier_output(case, form, size):
             changed[name] = x
             if name in case.given and case.on_tokens(name):
                 changed[name] = x.copy()
-                gate = case.fn.samples.distribution(name) in ("log decay", "strength", "positive", "share", "logit")
+                gate = case.fn.samples.distribution(name) in (
+                    "log decay",
+                    "factor",
+                    "strength",
+                    "positive",
+                    "share",
+                    "logit",
+                )
                 squares = case.squares  # of keys, which are multiplied by each other
                 large = 1.0 if size == "a little" or gate else 1e3 if squares else 1e30  # short of overflow
                 longer = case.spec.micro_steps or case.maps or case.learns  # products
@@ -185,7 +192,7 @@ def test_nan_and_inf_stay_in_their_head_and_sequence(case, form, poison):
     assert not np.isfinite(found["out"][1, 9, 2]).any()
     S = next(name for name in found if name.startswith("state"))
     assert not np.isfinite(found[S][1, 2]).any()
-    axes = {"out": -2} | {"d" + n: case.heads(n) for n in case.given if case.on_tokens(n)}
+    axes = {"out": -2} | {"d" + n: case.heads(n) for n in case.given if case.on_tokens(n) and case.has_heads(n)}
     for name, axis in axes.items():
         np.testing.assert_array_equal(found[name][0], expected[name][0], name)
         two, wanted = (np.moveaxis(x[name][1], axis, 0)[:2] for x in (found, expected))

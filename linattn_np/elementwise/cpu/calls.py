@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ...core import CallPlan
 from ...runtime import threads
 from ...runtime.arrays import cast, complex_of, is_complex, over_tokens
 from ...runtime.constants import constant_zeros, host_constants
@@ -15,11 +14,11 @@ from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.registers import LINE
 from ...runtime.pieces.run import over_matrices
 from ..policy import LEAST_LINES, segment
-from ..types import Inputs, Residuals
+from ..types import Inputs, Plan, Residuals
 from . import scan
 
 
-def forward(plan: CallPlan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def forward(plan: Plan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """(out, the final states, the states before every segment of tokens if a backward follows)."""
     call = Call(plan, x, state)
     out, end = empty(x.x.shape, call.kind), empty(call.state_shape, call.kind)
@@ -45,7 +44,7 @@ def backward(residuals: Residuals, dout: np.ndarray | None, dstate: Any) -> tupl
 class Call:
     """The arrays of a call as rows of real numbers, and its tasks."""
 
-    def __init__(self, plan: CallPlan, x: Inputs, state: Any):
+    def __init__(self, plan: Plan, x: Inputs, state: Any):
         (*lead, T, self.D), self.plan, self.x = x.x.shape, plan, x
         self.real = np.dtype(plan.dtype)
         self.is_complex = any(y is not None and is_complex(y) for y in (*x, state))

@@ -92,6 +92,9 @@ def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tupl
     if m_0.dtype != dtype or not m_0.flags.c_contiguous:
         m_0 = compiled("copy", (m_0,), (m_0.shape, dtype), np.float64)
 
+    a, b = (y if y is None or y.flags.c_contiguous else compiled("copy", (y,), (y.shape, y.dtype), np.float64)
+            for y in (a, b))  # fmt: skip
+
     def cuts() -> np.ndarray:
         if sequences[0].row is None:
             return np.array([(n, n, 0, T) for n in range(batch)], np.int64)

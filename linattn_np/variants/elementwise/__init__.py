@@ -1,0 +1,1 @@
+"""Variants of the elementwise core: linear recurrences of every channel by itself."""
