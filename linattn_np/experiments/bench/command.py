@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variant",
         action="append",
-        choices=[fn.__name__ for fn in la.VARIANTS],
+        choices=[fn.__name__ for fn in la.VARIANTS if fn.spec.row_axes == 2],
         metavar="NAME",
         help=f"a function to compare, repeatable; without it {', '.join(VARIANTS)}",
     )

@@ -23,7 +23,7 @@ def test_softmax_attention_is_the_definition():
     assert np.allclose(softmax_attention(q, k, v), np.einsum("bhij,bjhv->bihv", weights, v), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn.spec.row_axes == 2], ids=lambda fn: fn.__name__)
 def test_vectors_come_from_the_series_and_are_causal(fn):
     series = np.random.default_rng(0).standard_normal((40, 2))
     changed = series.copy()
