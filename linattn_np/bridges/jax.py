@@ -62,6 +62,13 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     return result, pullback
 
 
+def pieces() -> Any:
+    """The calls of the pieces of linattn_np.nn."""
+    from . import jax_pieces
+
+    return jax_pieces
+
+
 def _is_several(x: Any) -> bool:
     return isinstance(x, tuple) and not isinstance(x, Abstract)
 
@@ -96,11 +103,11 @@ def signature_of(
     state = normalise(spec, "state", keywords.get("state"), {**spec.options.defaults, **options})
     kind = type(state) if isinstance(state, tuple) else None
     given |= {} if state is None else flatten("state", state)
-    fixed = tuple((n, _fixed(spec.name, n, x)) for n, x in options.items() if n not in spec.arrays or x is not None)
-    return Signature(spec, tuple(given), kind, fixed), [_traced(spec.name, n, x) for n, x in given.items()]
+    static = tuple((n, fixed(spec.name, n, x)) for n, x in options.items() if n not in spec.arrays or x is not None)
+    return Signature(spec, tuple(given), kind, static), [traced(spec.name, n, x) for n, x in given.items()]
 
 
-def _traced(fn: str, name: str, x: Any) -> Any:
+def traced(fn: str, name: str, x: Any) -> Any:
     """An array that JAX can trace."""
     if isinstance(x, jax.Array | np.ndarray | np.generic):
         return jnp.asarray(x)
@@ -110,7 +117,7 @@ def _traced(fn: str, name: str, x: Any) -> Any:
     )
 
 
-def _fixed(fn: str, name: str, x: Any) -> Any:
+def fixed(fn: str, name: str, x: Any) -> Any:
     """The value of an option, which is a part of the compiled program."""
     if isinstance(x, jax.core.Tracer):
         raise TypeError(
@@ -137,7 +144,7 @@ def _fixed(fn: str, name: str, x: Any) -> Any:
 
 def program_of(signature: Signature, given: tuple[Abstract, ...]) -> Program:
     """The program of a call of these shapes."""
-    return _program(signature, given, _is_on_device())
+    return _program(signature, given, is_on_device())
 
 
 @functools.lru_cache(maxsize=MOST)
@@ -145,7 +152,7 @@ def _program(signature: Signature, given: tuple[Abstract, ...], on_device: bool)
     return DeviceProgram(signature, given) if on_device else Program(signature, given)
 
 
-def _is_on_device() -> bool:
+def is_on_device() -> bool:
     """Whether the program will probably run on a CUDA device: that is not known while JAX traces."""
     device = getattr(jax.config, "jax_default_device", None)
     platform = device if isinstance(device, str) else getattr(device, "platform", jax.default_backend())

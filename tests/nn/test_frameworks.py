@@ -9,8 +9,10 @@ import linattn_np as la
 from linattn_np.call.foreign import leaves
 from tests.nn.table import SMALL, normal
 
-KNOWN = [case for case in SMALL if case.name != "dropout"]
+KNOWN = SMALL
+FIRST = list({case.name: case for case in reversed(KNOWN)}.values())
 every = pytest.mark.parametrize("case", KNOWN, ids=lambda c: f"{c.name} {c.label}".strip())
+one_each = pytest.mark.parametrize("case", FIRST, ids=lambda c: f"{c.name} {c.label}".strip())
 some = pytest.mark.parametrize(
     "case", [c for c in KNOWN if c.label in ("all", "ragged", "affine", "hidden", "sums")],
     ids=lambda c: f"{c.name} {c.label}",
@@ -83,7 +85,28 @@ def test_operators_pass_the_checks_of_torch(case):
     torch.library.opcheck(operator, ([*arrays.values(), *whole.values()], options))
 
 
-@some
+def test_one_case_of_every_piece():
+    assert {case.name for case in FIRST} == set(la.nn.__all__)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@one_each
+def test_an_exported_program_has_the_operator_and_the_bits_of_the_call(case):
+    torch, arrays, whole = tensors(case)
+
+    class Model(torch.nn.Module):
+        def forward(self, arrays, whole):
+            return case.fn(**arrays, **whole, **case.options)
+
+    given = {n: x.detach() for n, x in arrays.items()}, whole
+    program = torch.export.export(Model(), given)
+    assert [str(n.target) for n in program.graph.nodes if "linattn_np" in str(n.target)] == [
+        f"linattn_np.nn_{case.name}.default"]  # fmt: skip
+    for a, b in zip(parts(program.module()(*given)), parts(case()), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b)
+
+
+@one_each
 def test_checkpoints_and_second_derivatives(case):
     """A recomputed forward has the same gradients; a gradient of a gradient is an error."""
     torch, arrays, whole = tensors(case)
@@ -115,6 +138,54 @@ def test_jit_and_grad_of_jax(case):
         found = jax.jit(jax.grad(loss))(arrays)
         for name, exact in zip(case.arrays, wanted(case)[1], strict=True):
             np.testing.assert_allclose(found[name], exact, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+@every
+def test_compiled_loops_in_programs_of_jax_have_the_bits_of_the_call(case):
+    """backend="numba": jit, grad and vmap call the loops."""
+    jax = pytest.importorskip("jax")
+    options = dict(case.options) | {"backend": "numba"}
+    score = lambda arrays: scored(case.fn(**arrays, **whole, **options), jax.numpy.asarray)  # noqa: E731
+    with jax.enable_x64(True):
+        whole = {n: jax.numpy.asarray(x) for n, x in case.whole.items()}
+        arrays = {n: jax.numpy.asarray(x) for n, x in case.arrays.items()}
+        results, expected = wanted(case)
+        found = jax.jit(lambda given: case.fn(**given, **whole, **options))(arrays)
+        grads = jax.jit(jax.grad(score))(arrays)
+        for a, b in zip((*parts(found), *(grads[n] for n in case.arrays)), (*results, *expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+        two = {n: jax.numpy.stack([x, 0.5 * x]) for n, x in arrays.items()}
+        rows = jax.vmap(lambda given: case.fn(**given, **whole, **options))(two)
+        for a, b in zip(parts(rows), results, strict=True):
+            np.testing.assert_array_equal(a[0], b)
+        pulled = jax.jit(lambda given: la.vjp(case.fn, **given, **whole, **options)[1](
+            *(jax.numpy.asarray(normal(*y.shape)) for y in results)))(arrays)  # fmt: skip
+        for n, b in zip(case.arrays, expected, strict=True):
+            np.testing.assert_array_equal(getattr(pulled, n), b)
+
+
+def test_errors_of_compiled_loops_in_programs_of_jax():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.ones((3, 4))
+    run = lambda **options: jax.jit(lambda y: la.nn.silu(y, **options))(x)  # noqa: E731
+    with pytest.raises(TypeError, match="silu: out was given with arrays that JAX traces"):
+        run(backend="numba", out=np.zeros((3, 4), np.float32))
+    with pytest.raises(TypeError, match="silu: out is an array of"):
+        jax.jit(lambda y: la.nn.silu(y, out=y))(x)
+    second = jax.grad(lambda y: jax.grad(lambda z: la.nn.silu(z, backend="numba").sum())(y).sum())
+    with pytest.raises(NotImplementedError, match="silu: a second derivative in JAX"):
+        second(x)
+
+
+def test_out_in_a_traced_call_of_torch_is_an_error():
+    torch = pytest.importorskip("torch")
+    import linattn_np.bridges.torch  # noqa: F401
+
+    x, y = torch.ones(3, 4), torch.zeros(3, 4)
+    with pytest.raises(Exception, match="silu: out was given in a traced call, expected None"):
+        torch.compile(lambda a, b: la.nn.silu(a, out=b), fullgraph=True, backend="eager")(x, y)
+    with pytest.raises(ValueError, match="silu: out was given to a call that is differentiated"):
+        la.nn.silu(x.requires_grad_(), out=y)
 
 
 def test_vmap_of_torch_is_an_error_that_names_the_remedy():

@@ -53,6 +53,8 @@ defined._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def traced(piece: Piece, keywords: Mapping[str, Any]) -> Any:
     """The result of a piece by its operator."""
+    if keywords.get("out") is not None:
+        raise TypeError(f"{piece.name}: out was given in a traced call, expected None")
     names = [n for n in (*piece.axes, "cu_seqlens") if isinstance(keywords.get(n), Tensor)]
     plain = {n: x for n, x in keywords.items() if n not in names and x is not None} | {"arrays": names}
     operator = getattr(getattr(torch.ops, NAMESPACE), f"nn_{piece.name}")
