@@ -74,7 +74,7 @@ def _parts(y: Any, like: Any) -> tuple[Any, Any]:
         return library.give_back(out), library.give_back(lse)
     out, lse = y[..., :-1], y[..., -1]
     if type(y) is np.ndarray:
-        return out.astype(like.dtype), np.ascontiguousarray(lse)
+        return out.astype(like.dtype.newbyteorder("=")), np.array(lse)
     if hasattr(y, "to"):  # PyTorch
         return out.to(like.dtype).contiguous(), lse.contiguous()
     return compat.array_namespace(y).astype(out, like.dtype), lse

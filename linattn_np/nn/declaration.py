@@ -116,7 +116,7 @@ class Piece:
         if (traced := _compiled_calls(given)) is not None:
             return traced.run(self, given)
         c, own = self.entered(given)
-        to = destination.of_call(self, c, given)
+        to = destination.of_call(self, c, given, own)
         with threads.limited(given["num_threads"]), destination.filled(self, c, to, own):
             computed = self.body(c, **own)[0]
         return self._given_back(c, computed, to, given.get("out"))

@@ -15,8 +15,8 @@ from ..runtime.arrays import Array, dtype_name, enter, is_mutable
 from ..runtime.memory import overlap, overlaps_itself, place_of
 
 
-def of_call(piece: Any, c: Any, given: Mapping[str, Any]) -> Array | None:
-    """The checked array; None without.
+def of_call(piece: Any, c: Any, given: Mapping[str, Any], arrays: Mapping[str, Any]) -> Array | None:
+    """The checked array; None without. arrays: the call's, in the dtype of the computation.
 
     Raises TypeError for another library, dtype or byte order, ValueError for another shape and for memory that cannot
     be written to, or that elements share.
@@ -31,7 +31,7 @@ def of_call(piece: Any, c: Any, given: Mapping[str, Any]) -> Array | None:
     if not getattr(out.dtype, "isnative", True):
         raise TypeError(f"{fn}: out is byte-swapped, expected this machine's byte order")
     own = enter(fn, {"out": out}, c.library)[1]["out"]
-    (shape, _), *_ = piece.results(given)
+    (shape, _), *_ = piece.results({**given, **arrays})
     wanted = dtype_name(c.xp.empty(0, dtype=piece.kind_of(c)))
     if dtype_name(own) != wanted:
         raise TypeError(f"{fn}: out has dtype {dtype_name(own)}, expected {wanted}")

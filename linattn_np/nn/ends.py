@@ -46,11 +46,13 @@ def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
     """
 
     def pullback(dy: Array) -> dict[str, Any]:
-        dx, dweight = times_vjp(c.xp, x, weight, dy)
-        return {"x": dx, "weight": dweight, "bias": None if bias is None else over_tokens(c.xp, dy)}
+        dx = _rows_of(c, x)
+        found, dweight = times_vjp(c.xp, x, weight, dy, None if dx is None else dx.reshape(-1, x.shape[-1]))
+        return {"x": found if dx is None else dx, "weight": dweight,
+                "bias": None if bias is None else over_tokens(c.xp, dy)}  # fmt: skip
 
-    y = times(c.xp, x, weight)
-    return y if bias is None else y + bias, pullback
+    y = _product(c, x, weight)
+    return y if bias is None else _plus(c, y, bias), pullback
 
 
 @piece(Kind("... D"), ids="whole ...", weight="V D")
@@ -85,6 +87,28 @@ def embedding(c: Call, ids: Any, weight: Any) -> Computed:
         return {"weight": total}
 
     return y, pullback
+
+
+def _rows_of(c: Call, x: Array, M: int | None = None) -> np.ndarray | None:
+    """Memory for rows like those of x, or of M numbers; None where the array's library has its own."""
+    if not c.compiled or M == 0:
+        return None
+    from ..runtime.pieces.memory import empty
+
+    return empty((*x.shape[:-1], x.shape[-1] if M is None else M), x.dtype)
+
+
+def _product(c: Call, x: Array, weight: Array) -> Array:
+    """x W"""
+    if (out := _rows_of(c, x, weight.shape[-1])) is None:
+        return times(c.xp, x, weight)
+    times(c.xp, x.reshape(-1, x.shape[-1]), weight, out.reshape(-1, weight.shape[-1]))
+    return out
+
+
+def _plus(c: Call, y: Array, bias: Array) -> Array:
+    """y + bias, in the place of y where that can be written to."""
+    return c.xp.add(y, bias, out=y) if c.compiled else y + bias
 
 
 class Loss(NamedTuple):
@@ -149,11 +173,15 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
         """(rows x, logits, labels) of some positions."""
         last = min(n + each, count)
         h = _at(c, rows, places[n:last], total)
-        l = h if weight is None else times(xp, h, weight)
-        return h, l if bias is None else l + bias, flat[n:last]
+        l = h if weight is None else _product(c, h, weight)
+        return h, l if bias is None else _plus(c, l, bias), flat[n:last]
+
+    def losses_of(n: int) -> Array:
+        _, l, at = part(n)
+        return _losses(c, l, at, how)
 
     starts = range(0, count, each)
-    losses = [_losses(c, l, at, how) for _, l, at in map(part, starts)]
+    losses = [losses_of(n) for n in starts]
     losses = losses if has_loss is None else [y * has_loss for y in losses]
     if reduction == "none":
         loss = xp.reshape(_put(c, losses, places, total), labels.shape)
@@ -176,6 +204,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
                 dweight = more if dweight is None else add_to(dweight, more)
             if bias is not None:
                 dbias = xp.sum(dl, axis=0) if dbias is None else dbias + xp.sum(dl, axis=0)
+            del l, dl  # the next rows take their memory
         whole = xp.reshape(_put(c, dx, places, total, x.shape[-1:]), x.shape) if dx else None
         return {"x": whole, "weight": dweight, "bias": dbias}
 

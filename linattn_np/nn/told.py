@@ -28,7 +28,7 @@ def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         seen = bridge.explain(piece.name, lambda **own: explain(piece, (), own), (), given)
         if seen is not NotImplemented:
             return replace(seen[0], arrays=seen[1])
-    c, _ = piece.entered(given)
+    c, own = piece.entered(given)
     why, slow = _why_array_calls(piece, c, given), ""
     others = {"numba": why} if why else {"reference": COVERED}
     chosen, reason = ("cuda", "CUDA kernels take CuPy arrays") if c.stored else ("numba", COMPILED)
@@ -36,7 +36,9 @@ def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         slow = f"array calls: {why}; NumPy arrays take compiled loops"
     tokens = prod(c.sizes.get("...", ())) * c.sizes.get("T", 1)
     moved = sum(bytes_of(given[n]) for n in piece.axes if given[n] is not None)
-    moved += sum(prod(shape) * WIDTH.get(kind, 2) for shape, kind in piece.results(given))
+    kind = piece.kind_of(c)
+    for (shape, _), dtype in zip(piece.results(given | own), (kind, c.kinds.get("state", kind)), strict=False):
+        moved += prod(shape) * WIDTH.get(_name(c, dtype), 2)
     operations = piece.kind.operations(c.sizes)
     form = FORMS.get(next(iter(piece.axes.values())), "each row")
     return Explanation(
@@ -46,13 +48,17 @@ def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         others,
         form,
         None,
-        dtype_name(c.xp.empty(0, dtype=c.dtype)),
+        _name(c, c.dtype),
         operations,
         operations / max(tokens, 1),
         moved,
         "pieces are not recorded",
         slow=slow,
     )
+
+
+def _name(c: Any, dtype: Any) -> str:
+    return dtype_name(c.xp.empty(0, dtype=dtype))
 
 
 COMPILED = "compiled loops take NumPy arrays"

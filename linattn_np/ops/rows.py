@@ -78,11 +78,12 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
     return blocked
 
 
-def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array) -> tuple[Array, Array]:
-    """(dx, dW).   dx = dy W^T, dW = sum over rows of x^T dy."""
+def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, out: np.ndarray | None = None) -> tuple[Array, Array]:
+    """(dx, dW).   dx = dy W^T, for NumPy rows optionally into `out`, dW = sum over rows of x^T dy."""
     lead = math.prod(x.shape[:-1])
     flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
-    return times(xp, dy, transposed_rows(xp, W)), xp.matrix_transpose(flat_x) @ flat_y
+    dx = times(xp, dy if out is None else flat_y, transposed_rows(xp, W), out)
+    return dx, xp.matrix_transpose(flat_x) @ flat_y
 
 
 def interleaved(xp: Namespace, x: Array, n: int, at: int) -> Array:

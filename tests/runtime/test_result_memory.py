@@ -21,7 +21,7 @@ def _empty():
 
 
 def held():
-    return sum(y.size for y in memory.pool._free.values())
+    return sum(y.size for blocks in memory.pool._free.values() for y in blocks.values())
 
 
 def test_a_new_result_has_the_memory_of_one_that_is_gone():
@@ -41,7 +41,7 @@ def test_a_new_result_has_the_memory_of_one_that_is_gone():
 def test_memory_of_another_size_is_not_taken():
     x = memory.empty(SHAPE, KIND)
     del x
-    assert memory.empty((300, 1024), KIND).base.size == 300 * 1024 * 4
+    assert memory.empty((300, 1024), KIND).base.size <= 300 * 1024 * 4 * 9 / 8
 
 
 def test_no_more_than_a_bound_is_held_and_clear_cache_frees_it():

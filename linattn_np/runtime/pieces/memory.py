@@ -24,6 +24,7 @@ HEADER = object.__basicsize__
 RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
 ALIGNED = 64  # bytes of the widest vector
 POOLED = 64 << 20  # bytes of freed results that are held, all together
+HELD = 1 << 16  # bytes; results of this size or more lie in memory of the pool
 STREAMED = 1 << 20  # bytes; results of this size or more are aligned and written past the caches
 
 
@@ -79,7 +80,7 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
             if x.shape == shape and x.dtype == dtype:
                 return destinations.arrays.pop(n)
     count = prod(shape) * dtype.itemsize
-    if count >= STREAMED:
+    if count >= HELD:
         return np.ndarray(shape, dtype, pool.take(count))
     return aligned_empty(shape, dtype) if destinations.are_aligned else np.empty(shape, dtype)
 
@@ -95,24 +96,38 @@ class Block:
 
 
 class Pool:
-    """Memory of large results that are gone, up to POOLED bytes: the system clears each page of new memory."""
+    """Memory of large results that are gone, up to POOLED bytes: the system clears each page of new memory.
+
+    Blocks have sizes m 2^k with m = 8..16: up to an eighth more than is asked for.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[int, np.ndarray] = {}  # by their ids, the newest last
+        self._free: dict[int, dict[int, np.ndarray]] = {}  # by their size, the one used last behind the others; by id
 
     def take(self, count: int) -> np.ndarray:
-        """At least `count` bytes: memory of a similar size that was given back, or new memory."""
-        for memory in reversed(list(self._free.values())):
-            fits = count <= memory.size <= count + count // 8
-            if fits and self._free.pop(id(memory), None) is not None:  # else another thread has it
-                return np.asarray(Block(memory, self.give_back))
-        return np.asarray(Block(aligned_empty((count,), np.dtype(np.uint8)), self.give_back))
+        """At least `count` bytes: memory that was given back, or new memory."""
+        step = 1 << max(count.bit_length() - 4, 0)
+        size = -(-count // step) * step
+        blocks = self._free.get(size)
+        try:
+            memory = blocks.popitem()[1] if blocks else None
+        except KeyError:  # another thread has it
+            memory = None
+        if memory is None:
+            memory = aligned_empty((size,), np.dtype(np.uint8))
+        return np.asarray(Block(memory, self.give_back))
 
     def give_back(self, memory: np.ndarray) -> None:
-        """Hold memory; the oldest goes where all would exceed POOLED bytes."""
-        self._free[id(memory)] = memory
-        while sum(y.size for y in list(self._free.values())) > POOLED:
-            self._free.pop(next(iter(self._free)), None)
+        """Hold memory; sizes that were not used for the longest time go where all would exceed POOLED bytes."""
+        blocks = self._free.pop(memory.size, None) or {}
+        self._free[memory.size] = blocks
+        blocks[id(memory)] = memory
+        while sum(size * len(each) for size, each in list(self._free.items())) > POOLED:
+            first = next(iter(self._free))
+            each = self._free.get(first, {})
+            each.pop(next(iter(each), None), None)
+            if not each:
+                self._free.pop(first, None)
 
     def clear(self) -> None:
         """Free all memory that is held."""

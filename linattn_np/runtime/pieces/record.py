@@ -18,7 +18,7 @@ import numpy as np
 
 from ..memory import extent
 from ..recorder import Recorder
-from .memory import STREAMED, address, destinations, empty, first_byte, handles, place
+from .memory import HELD, address, destinations, empty, first_byte, handles, place
 from .piece import JIT, Whole, entry, load_pieces, piece
 from .run import Launch, scratch, start
 from .views import words
@@ -120,7 +120,7 @@ class LaunchSequence:
             raise LookupError("an array was allocated for something else than a kernel")
         self.read = {n for n in used if n < len(given)}  # indices of the given arrays that the kernels take
         self.allocations = [(y.shape, y.dtype) for y in recorder.allocated]
-        self._is_streamed = any(prod(shape) * dtype.itemsize >= STREAMED for shape, dtype in self.allocations)
+        self._is_held = any(prod(shape) * dtype.itemsize >= HELD for shape, dtype in self.allocations)
         extents = [[*extent(y.shape, y.strides, y.itemsize), y.itemsize] for y in given]
         for n in within:
             extents[n][:2] = NOWHERE, NOWHERE
@@ -139,7 +139,7 @@ class LaunchSequence:
 
     def run(self, given: list[np.ndarray], pointers: None = None) -> list[np.ndarray] | None:
         """The given arrays, and those that the kernels have filled; None if the call must be computed in full."""
-        make = np.empty if destinations.arrays is None and not self._is_streamed else empty
+        make = np.empty if destinations.arrays is None and not self._is_held else empty
         arrays = given + [make(shape, dtype) for shape, dtype in self.allocations]
         row, count = handles(arrays), len(arrays)
         at = place(row)
