@@ -1,7 +1,7 @@
 """Detects NumPy inputs of a vjp that were changed in place before the pullback, which reads them.
 
-A copy of every input would double the memory. Arrays of up to MOST elements are copied whole, larger ones sampled at
-MOST evenly spaced elements: new contents are detected, a few changed elements of a large array may not be.
+A copy of every input would double the memory. Arrays of up to WHOLE elements are copied, larger ones sampled at MOST
+evenly spaced elements: new contents are detected, a few changed elements of a large array may not be.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-MOST = 1024  # elements compared: a few microseconds for an array that is not in a cache
+WHOLE, MOST = 4096, 1024  # a few microseconds for an array that is not in a cache
 
 Marks = list[tuple[str, np.ndarray, bytes]]  # name, the caller's array, its bytes
 
@@ -33,7 +33,7 @@ def check_unchanged(fn: str, marks: Marks) -> None:
 
 def _sample(x: np.ndarray) -> bytes:
     """The sampled bytes; evenly spaced slices of an array that is not contiguous."""
-    if x.size <= MOST:
+    if x.size <= WHOLE:
         return x.tobytes()
     y = x if x.flags.c_contiguous else x.transpose(sorted(range(x.ndim), key=lambda axis: -x.strides[axis]))
     if y.flags.c_contiguous:
