@@ -32,6 +32,7 @@ from .filters import nlms as nlms
 from .filters import rls as rls
 from .filters.arguments import Filtered as Filtered
 from .filters.arguments import RLSState as RLSState
+from .filters.associative import associative_scan as associative_scan
 from .matrix_state.composition import Summary as Summary
 from .matrix_state.types import BoundedState as BoundedState
 from .matrix_state.types import NormalisedState as NormalisedState
