@@ -11,7 +11,7 @@ import linattn_np as la
 from linattn_np.call.replay.host import Forward, Plan, Residuals
 from linattn_np.ops.cpu.sums import sum_to
 from linattn_np.runtime.constants import constant_array
-from linattn_np.runtime.pieces.memory import empty
+from linattn_np.runtime.pieces.memory import destinations, empty
 from linattn_np.runtime.pieces.record import LaunchSequence, view_of
 from linattn_np.runtime.recorder import MOST_BYTES, Recorder, active, refuse
 
@@ -41,6 +41,24 @@ def test_other_arrays_give_the_bits_of_a_direct_call():
         assert given is y
         assert bits(found.reshape(out.shape)) == bits(totals(y))
         assert not np.shares_memory(found, y)
+
+
+def test_arrays_that_are_no_results_share_one_buffer():
+    """Results are found among those of `run`; a destination of the shape of an intermediate array is not taken."""
+    x = drawn(0, (2, 1000, 4))
+    with Recorder() as recorder:
+        out = sum_to(x, (1, 1, 4))
+    made = [y for y in recorder.allocated if np.shares_memory(y, out)]
+    assert len(made) < len(recorder.allocated) - 1
+    sequence = LaunchSequence(recorder, [x], results=made)
+    other = np.zeros(recorder.allocated[0].shape, np.float32)
+    for seed in range(1, 3):
+        y = drawn(seed, x.shape)
+        with destinations.filled([other]) as left:
+            pool = sequence.run([y])
+        assert left == [other]
+        assert bits(view_of(out, [x, *made])(pool)) == bits(sum_to(y, (1, 1, 4)))
+    assert [(y.shape, y.dtype) for y in made] == sequence.allocations  # the others are small
 
 
 def test_a_view_of_a_given_array_is_read_at_its_offset():

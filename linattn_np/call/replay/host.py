@@ -62,6 +62,13 @@ def indices(found: Any) -> set[int]:
     return {found} if type(found) is int else {n for part in found[1] for n in indices(part)}
 
 
+def made_of(found: Any, recorder: Recorder) -> list[Array]:
+    """The allocated arrays in whose memory results lie."""
+    arrays = list[Array]()
+    _add(found, arrays, [])
+    return [y for y in recorder.allocated if any(np.may_share_memory(x, y) for x in arrays)]
+
+
 def written_of(given: list[Array], state: Any) -> tuple[list[int], list[int]]:
     """The indices of given arrays that are the parts of a state, and of those that are columns of its first one."""
     parts = state if isinstance(state, tuple | list) else (state,)
@@ -85,8 +92,8 @@ class Plan:
 
         Raises LookupError if the call cannot be replayed.
         """
-        written, pool = written_of(given, overwritten), [*given, *recorder.allocated]
-        self.sequence = LaunchSequence(recorder, given, *written)
+        written, made = written_of(given, overwritten), made_of(results, recorder)
+        self.sequence, pool = LaunchSequence(recorder, given, written[0], written[1], made), [*given, *made]
         self._out, self._end = (position(x, pool) for x in results)
         check_own((self._out, self._end), given, written)
         self.nbytes = LEAST + held_bytes(self.sequence)
@@ -130,9 +137,10 @@ class RecordedFunction:
         return found
 
     def _record(self, recorder: Recorder, given: list[Array], arguments: Any, found: tuple[Any, ...]) -> None:
-        written = [] if self._overwrites is None else written_of(given, arguments[self._overwrites])
-        sequence = LaunchSequence(recorder, given, *written)
-        results = position(found, [*given, *recorder.allocated], recorder.constants)
+        written = ([], []) if self._overwrites is None else written_of(given, arguments[self._overwrites])
+        made = made_of(found, recorder)
+        sequence = LaunchSequence(recorder, given, written[0], written[1], made)
+        results = position(found, [*given, *made], recorder.constants)
         check_own(results[1][:2], given, written)
         self._sequence, self._results = sequence, results
 

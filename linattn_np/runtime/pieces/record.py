@@ -18,11 +18,14 @@ import numpy as np
 
 from ..memory import extent
 from ..recorder import Recorder
-from .memory import HELD, address, destinations, empty, first_byte, handles, place
+from .memory import ALIGNED, HELD, address, destinations, empty, first_byte, handles, place
 from .piece import JIT, Whole, entry, load_pieces, piece
 from .run import Launch, scratch, start
 from .views import words
+from .workspace import up
 
+BYTE = np.dtype(np.uint8)
+SHARED = 1 << 14  # bytes; smaller arrays between kernels share a buffer
 NOWHERE = 1 << 62  # as an extent, of an array that is not compared
 LAUNCHES, COUNT, ARRAYS, EXTENTS, OVERWRITTEN, PARTS, HEAD = range(7)  # words of a sequence
 
@@ -96,16 +99,25 @@ class LaunchSequence:
     """The kernels of a call on other arrays of the same layout; `empty` made all arrays that are not given."""
 
     def __init__(self, recorder: Recorder, given: Sequence[np.ndarray], overwritten: Collection[int] = (),
-                 within: Collection[int] = ()):  # fmt: skip
+                 within: Collection[int] = (), results: Sequence[np.ndarray] | None = None):  # fmt: skip
         """overwritten: indices of given arrays that the kernels write to. within: of columns of these arrays.
 
+        results: arrays in whose memory the results lie, all by default; other small allocated ones share one buffer.
         Raises LookupError unless the kernels are all that the call computed.
         """
         if recorder.obstacle:
             raise LookupError(recorder.obstacle)
         if not recorder.launches:
             raise LookupError("no compiled kernel computed the call")
-        pool = [*given, *recorder.allocated]
+        results = recorder.allocated if results is None else results
+        known, places, self._buffer = {id(y) for y in results}, list[int](), 0
+        rest = [y for y in recorder.allocated if id(y) not in known]
+        apart, shared = ([y for y in rest if (y.nbytes < SHARED) == is_small] for is_small in (False, True))
+        for y in shared:
+            places.append(self._buffer)
+            self._buffer += up(y.nbytes, ALIGNED)
+        own = [*results, *apart]
+        first, pool = len(given) + len(own), [*given, *own, *shared]
         constants = [*{id(y): y for y in recorder.constants}.values()]
         if len({first_byte(y) for y in pool if y.size}) < sum(y.size > 0 for y in pool):
             raise LookupError("two arrays begin at one place")
@@ -115,11 +127,13 @@ class LaunchSequence:
         for launch in recorder.launches:
             found = [(slot, *_source(int(launch.table[slot]), spans, len(pool))) for slot in launch.slots]
             used |= {n for _, n, _ in found}
-            self._launches.append(launch.on([one for one in found if one[1] < len(pool)]))
+            moved = [(slot, n, at) if n < first else (slot, first, at + places[n - first])
+                     for slot, n, at in found if n < len(pool)]  # fmt: skip
+            self._launches.append(launch.on(moved))
         if not used.issuperset(n for n in range(len(given), len(pool)) if pool[n].size):
             raise LookupError("an array was allocated for something else than a kernel")
         self.read = {n for n in used if n < len(given)}  # indices of the given arrays that the kernels take
-        self.allocations = [(y.shape, y.dtype) for y in recorder.allocated]
+        self.allocations = [(y.shape, y.dtype) for y in own]
         self._is_held = any(prod(shape) * dtype.itemsize >= HELD for shape, dtype in self.allocations)
         extents = [[*extent(y.shape, y.strides, y.itemsize), y.itemsize] for y in given]
         for n in within:
@@ -138,9 +152,11 @@ class LaunchSequence:
         self._execute, self._check = loops()
 
     def run(self, given: list[np.ndarray], pointers: None = None) -> list[np.ndarray] | None:
-        """The given arrays, and those that the kernels have filled; None if the call must be computed in full."""
+        """The given arrays and those of `allocations`, filled; None if the call must be computed in full."""
         make = np.empty if destinations.arrays is None and not self._is_held else empty
         arrays = given + [make(shape, dtype) for shape, dtype in self.allocations]
+        if self._buffer:
+            arrays.append(np.empty(self._buffer, BYTE))
         row, count = handles(arrays), len(arrays)
         at = place(row)
         if self._is_alone:
