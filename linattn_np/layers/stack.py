@@ -22,16 +22,16 @@ from .rwkv import CHANNEL_MIXING
 MLPS: Mapping[str, Callable[..., Layer]] = {"swiglu": swiglu, "squared_relu": squared_relu, **CHANNEL_MIXING}
 
 
-def block(D: int, mixer: Layer, mlp: Layer | None = None) -> Layer:
+def block(D: int, mixer: Layer, mlp: Layer | None = None, eps: float = 1e-5) -> Layer:
     """x + mixer(norm(x)), then y + mlp(norm(y)); what a mixer takes or gives besides x passes through."""
     more, made = mixer.given[1:], mixer.gives[1:]
     steps: list[Step] = [
-        ("norm1", rms_norm(D), "x"),
+        ("norm1", rms_norm(D, eps), "x"),
         (" ".join(("mixer", *made)), mixer, " ".join(("norm1", *more))),
         ("y", add(), "x mixer"),
     ]
     if mlp is not None:
-        steps += [("norm2", rms_norm(D), "y"), ("mlp", mlp, "norm2"), ("z", add(), "y mlp")]
+        steps += [("norm2", rms_norm(D, eps), "y"), ("mlp", mlp, "norm2"), ("z", add(), "y mlp")]
     return compose(*steps, given=" ".join(("x", *more)), gives=" ".join((steps[-1][0], *made)))
 
 
@@ -76,8 +76,13 @@ def language_model(vocabulary: int, D: int = 64, layers: int = 2, mixers: str | 
         F = hidden or (8 * D // 3 if kind == "swiglu" else 4 * D)
         own = None if kind == "none" else MLPS[kind](D, F, c.out_scale)
         blocks.append(block(D, mixer(name, c, **options.get(name, {})), own))
+    return model_of(vocabulary, D, blocks)
+
+
+def model_of(vocabulary: int, D: int, blocks: Sequence[Layer], eps: float = 1e-5) -> Model:
+    """A language model of blocks: an embedding before them, a norm and a head after them."""
     body: list[Step] = [("embedding", embedding(vocabulary, D), "ids")]
-    body += [("blocks", stack(blocks), "embedding"), ("norm", rms_norm(D), "blocks")]
+    body += [("blocks", stack(blocks), "embedding"), ("norm", rms_norm(D, eps), "blocks")]
     loss = function(nn.cross_entropy, "x labels", {"weight": init.normal(D, vocabulary, std=0.02)})
     return Model(compose(*body, ("head", linear(D, vocabulary, std=0.02), "norm"), given="ids").named("logits"),
                  compose(*body, ("head", loss, "norm labels"), given="ids labels").named("loss"))  # fmt: skip
