@@ -179,7 +179,7 @@ def _delta(config: Any, theirs: str, ours: str) -> tuple[Any, list[Tensor]]:
     """A layer of the gated delta rule: rows of in_proj_qkvz and in_proj_ba by key head."""
     Hk, H = config.linear_num_key_heads, config.linear_num_value_heads
     K, V, W = config.linear_key_head_dim, config.linear_value_head_dim, config.linear_conv_kernel_dim
-    sources = PUBLISHED["gated_delta_rule"].sources | dict.fromkeys("qkv", projected(conv=W))
+    sources = {**PUBLISHED["gated_delta_rule"].sources, **dict.fromkeys("qkv", projected(conv=W))}
     mixer = PUBLISHED["gated_delta_rule"]._replace(sources=sources, groups=Hk, eps=config.rms_norm_eps)
     r, theirs = H // Hk, f"{theirs}.linear_attn"
     return mix("gated_delta_rule", mixer, Sizes(config.hidden_size, H, K, V)), [
