@@ -38,6 +38,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "SwiGLUMomentum": ".fast_weights.types",
     "VARIANTS": ".catalog",
     "VariantSpec": ".spec",
+    "WindowState": ".fast_weights.types",
     "associative_scan": ".filters.associative",
     "check": ".call.check",
     "clear_cache": ".call.replay.plans",

@@ -26,6 +26,7 @@ from .fast_weights.types import LinearState as LinearState
 from .fast_weights.types import MLPMomentum as MLPMomentum
 from .fast_weights.types import MLPState as MLPState
 from .fast_weights.types import SwiGLUMomentum as SwiGLUMomentum
+from .fast_weights.types import WindowState as WindowState
 from .filters import delay_line as delay_line
 from .filters import lms as lms
 from .filters import nlms as nlms
@@ -137,6 +138,47 @@ class _Alibi:
     ) -> A | Result[A]: ...
 
 alibi: _Alibi
+
+class _AtlasGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    share: Any
+    eta: Any
+    mu: Any
+    g: Any
+    W1: Any
+    W2: Any
+    state: Any
+
+class _Atlas:
+    """A two-layer memory learns from a window of tokens, each step one of Muon. f_W(x) = gelu(x W1) W2;  S_t = mu_t S_{t-1} - eta_t d/dA sum_{t-c<i<=t} share_i |f_A(k_i) - v_i|^2;  W_t = e^{g_t} W_{t-1} + NS(S_t);  out_t = scale f_{W_t}(q_t), A: W when the mini-batch began"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, share: Any, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: bool = ..., return_states_at: None = ..., mini_batch: Any = ..., window: Any = ..., muon: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, share: Any, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., mini_batch: Any = ..., window: Any = ..., muon: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, share: Any, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: Literal[True], return_states_at: None = ..., mini_batch: Any = ..., window: Any = ..., muon: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, share: Any, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: bool = ..., return_states_at: Any, mini_batch: Any = ..., window: Any = ..., muon: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, share: Any, eta: Any, mu: Any, g: Any, W1: Any, W2: Any, *, return_state: bool, return_states_at: None = ..., mini_batch: Any = ..., window: Any = ..., muon: Any = ..., read: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+atlas: _Atlas
 
 class _BasedGradients(NamedTuple):
     q: Any
@@ -1911,6 +1953,8 @@ ttt_mlp: _TttMlp
 def vjp(fn: _Abc, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _AbcGradients]]: ...
 @overload
 def vjp(fn: _Alibi, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _AlibiGradients]]: ...
+@overload
+def vjp(fn: _Atlas, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _AtlasGradients]]: ...
 @overload
 def vjp(fn: _Based, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _BasedGradients]]: ...
 @overload

@@ -27,7 +27,7 @@ def close(xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree) -> 
         W, slots = step(xp, f, state.n // f.mini_batch, A, slots, *_summed(f, state))
     if f.renormed:
         W = tuple(_renorm(xp, w, w0) for w, w0 in zip(W, initial, strict=True))
-    return State(state.n, W, W, slots, None if state.sums is None else 0 * state.sums)
+    return State(state.n, W, W, slots, None if state.sums is None else 0 * state.sums, state.past)
 
 
 def close_vjp(xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree, d: State) -> tuple[State, Any, Tree]:
@@ -44,10 +44,10 @@ def close_vjp(xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree,
         dW, dinitial = (tuple(x) for x in zip(*both, strict=True))
     if f.every == "token":
         dA, dW, dgain = mixed_vjp(xp, A, W, gain, dW)
-        return State(state.n, dA, dW, d.slots, d.sums), dgain, dinitial
+        return State(state.n, dA, dW, d.slots, d.sums, d.past), dgain, dinitial
     dA, dslots, dG, _, dmu = step_vjp(xp, f, state.n // f.mini_batch, (A, slots, G, alpha, mu), dW, d.slots)
     dsums = None if state.sums is None else dmu / f.mini_batch
-    return State(state.n, plus(dA, dG), tuple(-x for x in dG), dslots, dsums), None, dinitial
+    return State(state.n, plus(dA, dG), tuple(-x for x in dG), dslots, dsums, d.past), None, dinitial
 
 
 def _summed(f: Learner, state: State) -> tuple[Tree, Any, Any]:

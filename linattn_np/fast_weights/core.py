@@ -44,6 +44,11 @@ class Learning(Computation):
     def forward(self, fn: str, x: Inputs, plan: FastPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         refuse("weights learn by array calls")
+        if state is not None and plan.learner.window > 1 and state.k_past.shape[-2] != plan.learner.window - 1:
+            shape = tuple(state.k_past.shape)
+            raise ValueError(
+                f"{fn}: state.k_past has shape {shape}, expected C = window - 1 = {plan.learner.window - 1}"
+            )
         backend, call, outs, ends, kept = choose(fn, x, plan, wanted), Call(plan, x, state), [], [], list[Any]()
         for part in call.parts:
             tokens, begin = _tokens(call, part), call.begin(part)
@@ -124,6 +129,8 @@ def module_of(backend: str) -> Any:
 def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
     f = plan.learner
+    if backend != "reference" and f.window > 1:
+        return "a loss has several tokens"
     if backend != "reference" and not f.is_linear:
         return "the weights of a token are no sum of gradients"
     if backend != "reference" and not isinstance(f.model, str):

@@ -19,6 +19,8 @@ from .inner import functions_of
 from .losses import loss_of
 from .optimisers import step, step_vjp
 from .types import Learner, Rates, State, Tokens, Tree, filled, joined, plus
+from .window import Rows, rows_of, rows_vjp
+from .window import after as later
 
 
 def forward(
@@ -36,15 +38,17 @@ def forward(
 def token(f: Learner, xp: Namespace, x: Tokens, state: State, initial: Tree, slow: Tree) -> tuple[Any, State]:
     """(out_t, the state after the token)."""
     model = functions_of(f, xp, len(initial))
-    after, gain = _steps(f, xp, x, state, gradient(f, model, x, state.anchor, slow)), x.rates.gain
+    rows = rows_of(xp, f, x, state)
+    after, gain = _steps(f, xp, x, state, rows, gradient(f, model, rows, state.anchor, slow)), x.rates.gain
     out = None if x.q is None else model.f((*_read(f, state, after, gain), *slow), x.q)
     return out, close(xp, f, after, gain, initial) if after.n % f.mini_batch == 0 else after
 
 
-def gradient(f: Learner, model: Any, x: Tokens, A: Tree, slow: Tree) -> Tree:
+def gradient(f: Learner, model: Any, rows: Rows, A: Tree, slow: Tree) -> Tree:
     """dl / dA."""
     w = (*A, *slow)
-    return model.f_vjp(w, x.k, loss_of(f.loss)[0](model.f(w, x.k), x.v))[0][: len(A)]
+    e = loss_of(f.loss)[0](model.f(w, rows.k), rows.v)
+    return model.f_vjp(w, rows.k, e if rows.share is None else rows.share * e)[0][: len(A)]
 
 
 def _etas(x: Tokens, g: Tree) -> Tree:
@@ -52,14 +56,15 @@ def _etas(x: Tokens, g: Tree) -> Tree:
     return tuple(x.rates.eta[n * len(x.rates.eta) // len(g)] for n in range(len(g)))
 
 
-def _steps(f: Learner, xp: Namespace, x: Tokens, state: State, g: Tree) -> State:
+def _steps(f: Learner, xp: Namespace, x: Tokens, state: State, rows: Rows, g: Tree) -> State:
     """The state after the token, before the end of its mini-batch."""
-    n, A, W, slots, sums = state
+    n, A, W, slots, sums, past = state
+    past = later(f, rows, past)
     G = tuple(eta * d for eta, d in zip(_etas(x, g), g, strict=True))
     if f.every == "token":
-        return State(n + 1, A, *step(xp, f, n + 1, W, slots, G, x.rates.alpha, x.rates.mu))
+        return State(n + 1, A, *step(xp, f, n + 1, W, slots, G, x.rates.alpha, x.rates.mu), past=past)
     sums = None if sums is None else sums + x.rates.mu
-    return State(n + 1, A, tuple(w - d for w, d in zip(W, G, strict=True)), slots, sums)
+    return State(n + 1, A, tuple(w - d for w, d in zip(W, G, strict=True)), slots, sums, past)
 
 
 def _read(f: Learner, before: State, after: State, gain: Any) -> Tree:
@@ -89,8 +94,9 @@ def token_vjp(
     model, gain, P = functions_of(f, xp, len(initial)), x.rates.gain, len(initial)
     if model.f_vjp_vjp is None:
         raise TypeError("la.vjp needs the third function of a model, f_vjp_vjp, expected three functions")
-    g = gradient(f, model, x, state.anchor, slow)
-    after, dgain, dq, dinitial = _steps(f, xp, x, state, g), None, None, tuple(0 * w for w in initial)
+    rows = rows_of(xp, f, x, state)
+    g = gradient(f, model, rows, state.anchor, slow)
+    after, dgain, dq, dinitial = _steps(f, xp, x, state, rows, g), None, None, tuple(0 * w for w in initial)
     dslow: Tree = tuple(0 * w for w in slow)
     if after.n % f.mini_batch == 0:
         d, dgain, dinitial = close_vjp(xp, f, after, gain, initial, d)
@@ -122,17 +128,21 @@ def token_vjp(
         deta[n * len(deta) // P] = deta[n * len(deta) // P] + xp.sum(y * dy, axis=(-2, -1), keepdims=True)
     # the gradient
     w, c = (*state.anchor, *slow), tuple(eta * y for eta, y in zip(etas, dG, strict=True))
-    y = model.f(w, x.k)
-    e, e_vjp = loss_of(f.loss)
-    dw, dk, de = model.f_vjp_vjp(w, x.k, e(y, x.v), c)
-    dy, dv = e_vjp(y, x.v, de)
+    (e, e_vjp), y = loss_of(f.loss), model.f(w, rows.k)
+    error, dshare = e(y, rows.v), None
+    dw, dk, de = model.f_vjp_vjp(w, rows.k, error if rows.share is None else rows.share * error, c)
+    if rows.share is not None:
+        dshare, de = xp.sum(error * de, axis=-1, keepdims=True), rows.share * de
+    dy, dv = e_vjp(y, rows.v, de)
     if dy is not None:
-        more, more_k = model.f_vjp(w, x.k, dy)
+        more, more_k = model.f_vjp(w, rows.k, dy)
         dw, dk = tuple(_sum(a, b) for a, b in zip(dw, more, strict=True)), dk + more_k
+    own, dpast = rows_vjp(xp, f, Rows(dk, dv, dshare), d.past)
     dA = tuple(a if b is None else a + b for a, b in zip(dA, dw[:P], strict=True))
     dslow = tuple(a if b is None else a + b for a, b in zip(dslow, dw[P:], strict=True))
-    rates = Rates(tuple(deta), dalpha, dmu, dgain if gain is not None else None)
-    return filled(xp, Tokens(dq, dk, dv, rates), x), State(state.n, dA, dW, dslots, d.sums), dinitial, dslow
+    rates = Rates(tuple(deta), dalpha, dmu, dgain if gain is not None else None, own.share)
+    dx = filled(xp, Tokens(dq, own.k, own.v, rates), x)
+    return dx, State(state.n, dA, dW, dslots, d.sums, dpast), dinitial, dslow
 
 
 def _sum(x: Any, y: Any) -> Any:

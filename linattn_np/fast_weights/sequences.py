@@ -105,16 +105,20 @@ class Call:
         """The State of a part: initial + W - W_0. state: flat arrays, None for zeros."""
         P, xp = len(initial), self.xp
         slots, has_sums = slots_of(self.plan.kind, P)
+        c = self.plan.learner.window - 1
         if state is None:
             zero = tuple(xp.zeros_like(w) for w in initial)
             start = plus(zero, initial)
             sums = xp.sum(zero[0], axis=(-2, -1), keepdims=True) if has_sums else None
-            return State(part.n, start, start, (zero,) * slots, sums)
+            lead, widths = zero[0].shape[:2], (self.x.k.shape[-1], self.x.v.shape[-1], 1)
+            past = tuple(xp.zeros((*lead, c, n), dtype=zero[0].dtype, device=device(zero[0])) for n in widths if c)
+            return State(part.n, start, start, (zero,) * slots, sums, past)
         own = [self._rows(S, part) for S in state[:-1]]
         wide = [S[..., None, :] if S.ndim == initial[0].ndim - 1 else S for S in own[: P * (2 + slots)]]
         trees = [tuple(wide[n : n + P]) for n in range(0, P * (2 + slots), P)]
         sums = own[-1][..., None, None] if has_sums else None
-        return State(part.n, plus(initial, trees[1]), plus(initial, trees[0]), tuple(trees[2:]), sums)
+        past = (*own[-3:-1], own[-1][..., None]) if c else ()
+        return State(part.n, plus(initial, trees[1]), plus(initial, trees[0]), tuple(trees[2:]), sums, past)
 
     def begin(self, part: Part) -> State:
         """The state that a part begins with."""
@@ -133,6 +137,7 @@ class Call:
         trees = (y for tree in (s.weights, s.anchor, *s.slots) for y in tree)
         found = [y[..., 0, :] if len(axes.split()) == 2 else y for axes, y in zip(self.plan.axes, trees, strict=False)]
         found += [] if s.sums is None else [s.sums[..., 0, 0]]
+        found += [*s.past[:2], s.past[2][..., 0]] if s.past else []
         rows = found[0].shape[:1]
         counts = count_dtype(xp) if self.state is None else self.state[-1].dtype
         length = xp.full(rows, s.n, dtype=counts, device=device(found[0]))
@@ -166,8 +171,8 @@ def together(join: Any, each: list[Tokens]) -> Tokens:
 
 def slots_of(kind: Any, P: int) -> tuple[int, bool]:
     """(how many arrays the optimiser keeps for each of P weights, whether there are sums) of a type of states."""
-    has_sums = "mu" in kind._fields
-    return (len(kind._fields) - 1 - has_sums) // P - 2, has_sums
+    has_sums, past = "mu" in kind._fields, 3 * ("k_past" in kind._fields)
+    return (len(kind._fields) - 1 - has_sums - past) // P - 2, has_sums
 
 
 def take(xp: Namespace, y: Array, rows: list[int]) -> Array:

@@ -71,7 +71,23 @@ class SwiGLUMomentum(NamedTuple):
     length: Any
 
 
-AXES = {"b": "H V", "W1": "H K M", "b1": "H M", "W2": "H M V", "b2": "H V", "A": "H K M", "B": "H K M"}
+class WindowState(NamedTuple):
+    """Of an MLP W1 (..., H, K, M), W2 (..., H, M, V), its momentum, and the last C tokens: keys, values and shares."""
+
+    W1: Any
+    W2: Any
+    W1_start: Any
+    W2_start: Any
+    W1_momentum: Any
+    W2_momentum: Any
+    k_past: Any  # (..., H, C, K)
+    v_past: Any  # (..., H, C, V)
+    share_past: Any  # (..., H, C)
+    length: Any
+
+
+AXES = {"b": "H V", "W1": "H K M", "b1": "H M", "W2": "H M V", "b2": "H V", "A": "H K M", "B": "H K M",
+        "k": "H C K", "v": "H C V", "share": "H C"}  # fmt: skip
 
 
 def axes_of(kind: type[Any]) -> dict[str, str]:

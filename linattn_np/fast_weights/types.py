@@ -14,6 +14,7 @@ from .states import LinearState as LinearState
 from .states import MLPMomentum as MLPMomentum
 from .states import MLPState as MLPState
 from .states import SwiGLUMomentum as SwiGLUMomentum
+from .states import WindowState as WindowState
 
 Tree = tuple[Any, ...]  # the arrays of a model: matrices (..., H, K, M), rows (..., H, 1, M)
 
@@ -73,11 +74,12 @@ class Learner(NamedTuple):
     normed: bool = False
     renormed: bool = False
     eps: float = 1e-6  # of the norm
+    window: int = 1  # tokens of a loss
 
     @property
     def is_linear(self) -> bool:
         """Whether weights are sums of gradients with coefficients that only depend on the rates."""
-        return self.optimiser is None or self.every == "mini_batch"
+        return (self.optimiser is None or self.every == "mini_batch") and self.window == 1
 
 
 class Rates(NamedTuple):
@@ -87,6 +89,7 @@ class Rates(NamedTuple):
     alpha: Any = None  # what remains of the weights
     mu: Any = None  # what remains of the momentum
     gain: Any = None  # the part of the steps since the mini-batch began that is read, and stays at its end
+    share: Any = None  # of the token in the losses of its window
 
 
 class Tokens(NamedTuple):
@@ -148,6 +151,7 @@ class State(NamedTuple):
 
     n tokens have been seen. The mini-batch began with `anchor`; `weights` are those now. slots: the optimiser's memory,
     each like the weights. sums (..., H, 1, 1): those of mu in the mini-batch, where it steps once.
+    past: keys, values and shares of the tokens before, where losses have a window.
     """
 
     n: int
@@ -155,6 +159,7 @@ class State(NamedTuple):
     weights: Tree
     slots: tuple[Tree, ...] = ()
     sums: Any = None
+    past: Tree = ()
 
 
 class FastPlan(NamedTuple):

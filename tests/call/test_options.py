@@ -157,7 +157,7 @@ def test_chunk_states_is_checked():
         la.gla(x, x, x, -x, chunk_states="tree")
 
 
-LARGE = (la.lact, la.titans, la.ttt_mlp)  # models of several matrices, whose products are array calls
+LARGE = (la.atlas, la.lact, la.titans, la.ttt_mlp)  # models of several matrices, whose products are array calls
 
 
 @pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if fn not in LARGE], ids=lambda fn: fn.spec.name)

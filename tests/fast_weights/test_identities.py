@@ -7,7 +7,9 @@ import pytest
 
 import linattn_np as la
 from linattn_np.testing import relative_error
+from linattn_np.variants.shared.learners import MILD
 from tests.fast_weights.learner import call_of
+from tests.naive import NAIVE
 
 rng = np.random.default_rng(0)
 T, H, K, V = 23, 2, 5, 3
@@ -106,3 +108,24 @@ def test_columns_keep_their_lengths():
         length = np.linalg.norm(x[name], axis=-2)
         assert np.abs(np.linalg.norm(x[name] + getattr(end, name), axis=-2) / length - 1).max() <= 2e-4
         assert np.abs(getattr(end, name)).max() > 0.1
+
+
+@pytest.mark.parametrize("muon", ["keller", MILD])
+def test_atlas_with_muon_is_its_loop(muon):
+    x = la.testing.sample(la.atlas, np.random.default_rng(1), T=9) | {"eta": np.ones((2, 9, 2))}
+    options = {"mini_batch": 4, "window": 3, "muon": muon}
+    out, end = la.atlas(**x, **options, return_state=True)
+    expected, state = NAIVE["atlas"](**x, **options)
+    assert max(relative_error(a, b) for a, b in zip((out, *end), (expected, *state), strict=True)) <= 1e-9
+
+
+def test_a_window_that_is_as_long_as_the_mini_batch_adds_all_gradients():
+    """With one mini-batch for all tokens, no decay and no momentum: W_t = W_0 - eta sum_{i <= t} (t - i + 1) G_i."""
+    x = la.testing.sample(la.atlas, np.random.default_rng(1), T=5, B=(1,), H=1)
+    ones = np.ones((1, 5, 1))
+    x |= {"eta": 0.01 * ones, "share": ones, "mu": 0 * ones, "g": 0 * ones}
+    end = la.atlas(**x, mini_batch=9, window=5, muon=None, return_state=True).state
+    given = {n: x[n] for n in ("q", "k", "v", "W1", "W2", "mu", "g")}
+    times = np.arange(5.0, 0.0, -1.0)[:, None] * x["eta"]
+    other = la.titans(**given, eta=times, mini_batch=9, return_state=True).state
+    check((end.W1, end.W2), (other.W1, other.W2))

@@ -39,27 +39,27 @@ def case_of(body, loss, how, read, mini_batch, **more):
     return function_of(learner, tuple(AXES[model, biased].items()), rates)
 
 
-def drawn(fn, T=5, seed=0):
+def drawn(fn, T=5, seed=0, **options):
     """(arrays, a state); means of squares are not near 0, where their root has no bounded slope."""
     rng = np.random.default_rng(seed)
     arrays = sample(fn, rng, B=(1,), T=T, H=2, K=5, V=3)
-    state = sample_state(fn, rng, (1,), {}, H=2, K=5, V=3)
+    state = sample_state(fn, rng, (1,), options, H=2, K=5, V=3)
     squares = {n: rng.uniform(0.5, 1.5, S.shape) for n, S in state._asdict().items() if n.endswith("_slot1")}
     return arrays, state._replace(**squares)
 
 
-def check(fn, step=2e-5):
+def check(fn, step=2e-5, **options):
     """The pullback against differences of fourth order along a random direction of each array."""
-    arrays, state = drawn(fn)
+    arrays, state = drawn(fn, **options)
     given = {**arrays, "state": state}
     rng = np.random.default_rng(1)
-    result, pullback = la.vjp(fn, **given, return_state=True)
+    result, pullback = la.vjp(fn, **given, **options, return_state=True)
     out, end = cotangents(result)
     grads = pullback(out, end)
 
     def value(name, move):
         moved = parts_like(given[name], [x + d for x, d in zip(parts(given[name]), move, strict=True)])
-        found = fn(**{**given, name: moved}, return_state=True)
+        found = fn(**{**given, name: moved}, **options, return_state=True)
         return sum((x * d).sum() for x, d in zip(parts(found), parts((out, end)), strict=True) if x.dtype.kind == "f")
 
     for name, x in given.items():
@@ -109,6 +109,11 @@ def test_steps_that_are_no_sums_have_no_dual_form():
     assert la.explain(fn, **arrays).backend == "reference"
     with pytest.raises(ValueError, match="'chunks' does not cover this call: the weights of a token are no sum of"):
         fn(**arrays, backend="chunks")
+
+
+@pytest.mark.parametrize("read", ["before", "after"])
+def test_gradients_of_atlas_with_muon(read):
+    check(la.atlas, mini_batch=3, window=3, muon=MILD.coefficients, read=read)
 
 
 # Newton-Schulz: polynomials and a root, whose derivative along a complex step is exact

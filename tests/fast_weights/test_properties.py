@@ -22,9 +22,16 @@ OTHER = {  # tests of other states: why a learner has none such
     "test_read_equals_the_output_of_the_last_query": "queries read a model, of arrays that are not in its state",
     "test_nothing_comes_back_across_a_reset": "momenta, and gradients at the weights before it, cross a reset",
 }
-OF_LACT = {
-    "test_nan_and_inf_stay_in_their_head_and_sequence": "a token is read by those after its chunk, not by itself",
-    "test_any_shape_any_form": "columns of one channel have no other direction: what they learn is their rounding",
+OF_ONE = {
+    (la.atlas, "test_no_later_token_changes_an_earlier_output"): "large keys, steps and shares: it diverges (see bits)",
+    (
+        la.lact,
+        "test_nan_and_inf_stay_in_their_head_and_sequence",
+    ): "a token is read by those after its chunk, not by itself",
+    (
+        la.lact,
+        "test_any_shape_any_form",
+    ): "columns of one channel have no other direction: what they learn is their rounding",
 }
 
 
@@ -33,8 +40,8 @@ def cases():
     for case in CASES:
         for p in properties(case, *MODULES):
             name = p.values[0].__name__
-            other = OTHER | (OF_LACT if case.fn is la.lact else {})
-            if name not in other and (case in FEW or name in OF_OPTIONS):
+            is_other = name in OTHER or ((case.fn, name) in OF_ONE and "bits" not in p.id)
+            if not is_other and (case in FEW or name in OF_OPTIONS):
                 yield pytest.param(case, *p.values, id=f"{case}-{p.id}")
 
 

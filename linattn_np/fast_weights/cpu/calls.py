@@ -122,7 +122,7 @@ class Call:
     def rates_vjp(self, dmasks: np.ndarray, dc: np.ndarray, dgains: np.ndarray) -> Rates:
         """Gradients of the rates."""
         rates, shape = self.x.rates, (self.N, self.H, self.T, 1)
-        found = [None if y is None else np.zeros(shape, self.dtype) for y in (rates.eta[0], *rates[1:])]
+        found = [None if y is None else np.zeros(shape, self.dtype) for y in (rates.eta[0], *rates[1:4])]
         for n, at, own in self._by_size():
             c, kept = self.kept[n]
             ends = self._ends(c, n)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...call.options import Options
-from ...fast_weights.types import Inputs, Rates
+from ...fast_weights.types import COEFFICIENTS, Inputs, Rates
 from ...runtime.arrays import Array, cast
 from ...runtime.values import is_whole, is_word, shown
 from ...spec import ArgSpec, ChangeOfVariables, Variables
@@ -17,6 +17,9 @@ MOMENTUM = ArgSpec("T H", "what remains of the momentum, in [0, 1]", limits=(0.0
 DECAY = ArgSpec("T H", "log decay of the weights, <= 0", limits=LOG_DECAY)
 GAIN = ArgSpec("T H", "part of the mini-batch's steps that is read; None: 1", True)
 NORM = {"weight": ArgSpec("H K", "weight of the norm"), "shift": ArgSpec("H K", "shift of the norm")}
+
+
+MILD = ((1.875, -1.25, 0.375),)  # for tests: the slope of published iterations is in the hundreds
 
 
 class LearnerOptions(Options, total=False):
@@ -40,7 +43,7 @@ def learns(*weights: str, slow: tuple[str, ...] = (), etas: tuple[str, ...] = ("
         """Rates get an axis of one channel; alpha = e^g."""
         g = rate(c, "g")
         eta = tuple(factor * rate(c, n) if factor != 1 else rate(c, n) for n in etas)
-        rates = Rates(eta, None if g is None else c.xp.exp(g), rate(c, "mu"), rate(c, "gain"))
+        rates = Rates(eta, None if g is None else c.xp.exp(g), rate(c, "mu"), rate(c, "gain"), rate(c, "share"))
         return Inputs(c.q, c.k, c.v, rates, tuple(getattr(c, n) for n in weights), tuple(getattr(c, n) for n in slow))
 
     def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
@@ -50,7 +53,8 @@ def learns(*weights: str, slow: tuple[str, ...] = (), etas: tuple[str, ...] = ("
         found |= {n: factor * y[..., 0] for n, y in zip(etas, d.rates.eta, strict=True)}
         if d.rates.alpha is not None:
             found["g"] = (d.rates.alpha * c.xp.exp(rate(c, "g")))[..., 0]
-        return found | {n: y[..., 0] for n, y in (("mu", d.rates.mu), ("gain", d.rates.gain)) if y is not None}
+        more = {n: getattr(d.rates, n) for n in ("mu", "gain", "share")}
+        return found | {n: y[..., 0] for n, y in more.items() if y is not None}
 
     return ChangeOfVariables(to_core, to_core_vjp, linear=False)
 
@@ -61,3 +65,13 @@ def check_learner(fn: str, options: Mapping[str, Any]) -> None:
         raise ValueError(f"{fn}: mini_batch is {shown(options['mini_batch'])}, expected a whole number from 1")
     if "read" in options and not is_word(options["read"], ("before", "after")):
         raise ValueError(f"{fn}: read is {shown(options['read'])}, expected 'before' or 'after'")
+
+
+def check_muon(fn: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for coefficients of Newton-Schulz that there are not."""
+    muon = options["muon"]
+    rows = muon if isinstance(muon, tuple | list) else [None]
+    is_list = all(isinstance(x, tuple | list) and len(x) == 3 for x in rows)
+    if muon is not None and not is_list and not is_word(muon, tuple(COEFFICIENTS)):
+        words = ", ".join(map(repr, COEFFICIENTS))
+        raise ValueError(f"{fn}: muon is {shown(muon)}, expected {words}, triples (a, b, c), or None")

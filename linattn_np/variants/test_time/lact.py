@@ -7,11 +7,10 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...fast_weights.core import FastWeights
-from ...fast_weights.types import COEFFICIENTS, Learner, Muon, SwiGLUMomentum
-from ...runtime.values import is_word, shown
+from ...fast_weights.types import Learner, Muon, SwiGLUMomentum
 from ...spec import ArgSpec, OptionSpec, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
-from ..shared.learners import MOMENTUM, RATE, check_learner, learns
+from ..shared.learners import MILD, MOMENTUM, RATE, check_learner, check_muon, learns
 
 
 class LargeChunkOptions(Options, total=False):
@@ -31,13 +30,7 @@ def learner(options: Any) -> Learner:
 def check(fn: str, options: dict[str, Any]) -> None:
     """Raise ValueError for a mini-batch or coefficients that there are not."""
     check_learner(fn, options)
-    muon = options["muon"]
-    named = muon is None or is_word(muon, tuple(COEFFICIENTS))
-    if not named and not (
-        isinstance(muon, tuple | list) and all(isinstance(x, tuple | list) and len(x) == 3 for x in muon)
-    ):
-        words = ", ".join(map(repr, COEFFICIENTS))
-        raise ValueError(f"{fn}: muon is {shown(muon)}, expected {words}, triples (a, b, c), or None")
+    check_muon(fn, options)
 
 
 SPEC = VariantSpec(
@@ -58,7 +51,6 @@ SPEC = VariantSpec(
     state=StateFormat(SwiGLUMomentum, wide=True),
     options=OptionSpec({"mini_batch": 2048, "muon": "lact", "stacked": False}, check),
 )  # fmt: skip
-MILD = ((1.875, -1.25, 0.375),)  # the slope of published iterations is in the hundreds: too steep for tests
 SAMPLES = Samples({"k": "unit", "q": "unit", "eta_A": "positive", "eta_B": "positive", "eta_W": "positive",
                    "mu": "share", "A": "spread", "B": "spread", "W": "spread"},
                   options=({"mini_batch": 5, "muon": MILD}, {"mini_batch": 4, "muon": MILD * 2, "stacked": True},
