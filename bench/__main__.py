@@ -17,7 +17,7 @@ PLAIN = {
     "distributed": "distributed",
     "pieces": "cpu.pieces", "softmax": "cpu.softmax",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
-    "states": "cpu.states", "transformers": "cpu.transformers",
+    "small_states": "cpu.small_states", "states": "cpu.states", "transformers": "cpu.transformers",
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"

@@ -44,6 +44,10 @@ from .nn.merging import merge as merge
 from .ops import feature_maps as feature_maps
 from .runtime.config import config as config
 from .runtime.versions import show_versions as show_versions
+from .serving.log import StateLog as StateLog
+from .serving.small import SmallState as SmallState
+from .serving.small import pack_state as pack_state
+from .serving.small import unpack_state as unpack_state
 from .serving.store import StateStore as StateStore
 from .softmax.types import GatedCache as GatedCache
 from .softmax.types import HouseholderCache as HouseholderCache

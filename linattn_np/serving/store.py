@@ -238,13 +238,13 @@ class StateStore:
 
 
 def _mapped(f: Callable[[Any], Any], state: Any) -> Any:
-    """f of every array of nested tuples, lists and dictionaries."""
+    """f of every array of nested tuples, lists and dictionaries; None and texts stay."""
     if isinstance(state, dict):
         return {n: _mapped(f, x) for n, x in state.items()}
     if isinstance(state, tuple | list):
         each = [_mapped(f, x) for x in state]
         return type(state)(*each) if hasattr(state, "_fields") else type(state)(each)
-    return state if state is None else f(state)
+    return state if state is None or isinstance(state, str) else f(state)
 
 
 def _arrays(state: Any) -> list[Any]:

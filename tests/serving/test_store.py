@@ -182,7 +182,7 @@ def test_wrong_tokens_are_refused(tokens, error, text):
 
 def test_wrong_states_and_sizes_are_refused():
     store = la.StateStore(10, chunk_size=1)
-    for state in ((), None, (np.ones(1), "text")):
+    for state in ((), None, (np.ones(1), 5), "text"):
         with pytest.raises(TypeError, match="expected arrays"):
             store.put([1], state)
     for sizes in ({"max_bytes": 0}, {"max_bytes": 10, "chunk_size": 1.5}):

@@ -1,0 +1,62 @@
+"""Rows of a pool of states (P, H, K, V), of any stored form, in the dtype of the computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..runtime.values import shown
+from .small import SmallState, pack_state, unpack_state
+
+
+def shape_of(pool: Any) -> tuple[int, ...]:
+    """(P, H, K, V)."""
+    return tuple(pool.shape)
+
+
+def compute_dtype(pool: Any) -> np.dtype[Any]:
+    """float64 of a float64 pool, else float32."""
+    return np.dtype(np.float64 if getattr(pool, "dtype", None) == np.float64 else np.float32)
+
+
+def take(pool: Any, rows: np.ndarray | slice) -> np.ndarray:
+    """The states of rows (R, H, K, V), in the dtype of the computation; views where nothing is converted."""
+    if isinstance(pool, SmallState):
+        return unpack_state(pool.mapped(lambda x: x[rows]))
+    return pool[rows].astype(compute_dtype(pool), copy=False)
+
+
+def put(pool: Any, rows: np.ndarray | slice, S: np.ndarray) -> None:
+    """Store the states of rows, rounded once."""
+    if isinstance(pool, SmallState):
+        for own, new in zip(pool.arrays, pack_state(S, pool.kind).arrays, strict=True):
+            own[rows] = new
+    else:
+        pool[rows] = S.astype(pool.dtype, copy=False)
+
+
+def check(fn: str, pool: Any) -> None:
+    """Raises TypeError or ValueError unless a pool of states is there, and can be written to."""
+    arrays = pool.arrays if isinstance(pool, SmallState) else (pool,)
+    if not all(isinstance(x, np.ndarray) for x in arrays):
+        raise TypeError(f"{fn}: state is a {type(pool).__qualname__}, expected a NumPy array or a SmallState")
+    if len(shape_of(pool)) != 4:
+        raise ValueError(f"{fn}: state has shape {shape_of(pool)}, expected a pool (P, H, K, V)")
+    if not isinstance(pool, SmallState) and pool.dtype.name not in ("float64", "float32", "float16", "bfloat16"):
+        raise TypeError(f"{fn}: state has dtype {pool.dtype}, expected float64, float32, float16 or bfloat16")
+    if not all(x.flags.c_contiguous and x.flags.writeable for x in arrays):
+        raise ValueError(f"{fn}: state is read-only or strided, expected a writeable array in C order")
+
+
+def rows_of(fn: str, rows: Any, P: int) -> np.ndarray:
+    """Row numbers (R,).   Raises ValueError or TypeError unless they are in range and none is there twice."""
+    if rows is None:
+        return np.arange(P)
+    x = np.asarray(rows)
+    if x.ndim != 1 or (x.dtype.kind not in "iu" and x.size):
+        raise TypeError(f"{fn}: rows is {shown(rows)}, expected a vector of row numbers")
+    x = x.astype(np.int64)
+    if len(set(x.tolist())) < len(x) or (x < 0).any() or (x >= P).any():
+        raise ValueError(f"{fn}: rows is {shown(rows)}, expected rows of a pool of {P}, none twice")
+    return x
