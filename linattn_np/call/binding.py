@@ -133,8 +133,8 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             UserWarning,
             stacklevel=caller()[1],
         )
-    kept = (S for name, S in flatten("state", state).items() if name not in spec.counts)
-    dtype = compute_dtype(xp, *entered.values(), *kept)
+    numbers = (S for name, S in flatten("state", state).items() if name not in spec.counts)
+    dtype = compute_dtype(xp, *entered.values(), *numbers)
     plan = _plan(spec, xp, dtype, options, sizes, offsets)
     rows = _rows_of(spec, xp, options, sizes, state)
     c = Variables(

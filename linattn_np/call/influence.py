@@ -46,8 +46,8 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
     heads = [steps.pop()] if shapes.head_axis(axes[value]) else []
     count = prod(steps)
     one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, *(1 for _ in heads), count))
-    kept = {*spec.options.defaults, "scale", "cu_seqlens", "chunk_size", "reverse"}
-    same = {n: x for n, x in call.options.items() if n in kept}
+    same_options = {*spec.options.defaults, "scale", "cu_seqlens", "chunk_size", "reverse"}
+    same = {n: x for n, x in call.options.items() if n in same_options}
     letter = axes[value].split()[-1]
     own = {n: _value_axis(given[n], axes[n], letter, len(batch)) for n in given if n != value}
     by_channel = {n: axis for n, axis in own.items() if axis is not None}

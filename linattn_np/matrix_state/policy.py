@@ -66,7 +66,6 @@ FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they gain
 MANY_OPERATIONS = 2e9  # a longer call is split after this many, a fraction of a second, so that it can be interrupted
 APART_OPERATIONS = 2e7  # of a call from which on few heads go backward by blocks of time at once
 FEW_BYTES = 2**22  # of states streamed by the recurrent form: below, threads cost more than they gain
-SOLVED_BYTES = 2**24  # of matrices that the steps of one token's systems read: below, likewise
 UNIT_ELEMENTS = 2**15  # numbers of a task that divides rows by their length
 CHECKPOINT_BYTES = 10 << 20  # of the states of chunks that an adjoint stores at once, for each thread, if it can choose
 TIME_BLOCK = 256  # tokens after which heads alternate: cache lines shared with a neighbour are still in the cache

@@ -19,7 +19,7 @@ _call = {"began": -SLOW, "ended": -SLOW, "said": 0.0}
 
 @contextlib.contextmanager
 def compiling(what: str, path: Path | None) -> Iterator[None]:
-    """Context of a compilation; path: the file that the code is kept in, None if it is not kept."""
+    """Context of a compilation; path: the file of the code, None without one."""
     now = clock()
     if now - _call["ended"] > SLOW:
         _call.update(began=now, said=0.0)
@@ -35,5 +35,7 @@ def _say(what: str, path: Path | None) -> None:
     if _call["said"] or clock() - _call["began"] < SLOW:
         return
     _call["said"] = 1.0
-    kept = "not kept: the next process compiles again" if path is None else f"kept in {path.parent} for later processes"
-    logger.warning("a first call compiles (%s and others); the code is %s", what, kept)
+    where = "not stored: the next process compiles again"
+    if path is not None:
+        where = f"stored in {path.parent} for later processes"
+    logger.warning("a first call compiles (%s and others); the code is %s", what, where)

@@ -1,4 +1,4 @@
-"""Constant arrays, such as published decays: computed once, and kept in host memory and on each device."""
+"""Constant arrays, such as published decays: computed once, and stored in host memory and on each device."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def test_only_after_a_second_and_once_a_call(time, caplog):
         compiled(time, name, 0.3)
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("linattn_np", "WARNING")
-    assert record.getMessage() == "a first call compiles (d and others); the code is kept in /kept for later processes"
+    assert (
+        record.getMessage() == "a first call compiles (d and others); the code is stored in /kept for later processes"
+    )
 
 
 def test_another_call_says_it_again(time, caplog):
@@ -50,7 +52,7 @@ def test_another_call_says_it_again(time, caplog):
         "a first call compiles (one",
         "a first call compiles (two",
     ]
-    assert caplog.records[1].getMessage().endswith("not kept: the next process compiles again")
+    assert caplog.records[1].getMessage().endswith("not stored: the next process compiles again")
 
 
 def test_nvrtc_says_it_but_not_for_code_from_the_disk(time, caplog, tmp_path, monkeypatch):

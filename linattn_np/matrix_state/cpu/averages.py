@@ -38,7 +38,7 @@ def save_z(z: Vector, x: Stored, place: Place, column: Whole):
 
 @piece(of="averaged")
 def find_averages(w: Work, j: Whole):
-    """averages_i = d_i of the rows of query head j, kept for the adjoint, and over_i = 1 / d_i; 0 of 0."""
+    """averages_i = d_i of the rows of query head j, stored for the adjoint, and over_i = 1 / d_i; 0 of 0."""
     for i in range(w.c):
         total = w.scale * dot(row(w.q, i), w.z, w.K_lanes) + sum_of(row(w.P, i), i + 1) + w.eps
         w.averages[i] = total

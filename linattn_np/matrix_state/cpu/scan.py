@@ -143,7 +143,7 @@ def backward(w: Work, first: Whole, last: Whole):
 
 # Where fewer heads than threads go backward: gradients of the states between the blocks of time, found first. Where
 # nothing is erased, dS of the state before a chunk is carry(dS) + q^^T dout: a small part of a chunk's work, in which
-# value columns do not meet. With dS known, and the states kept by the forward pass, the blocks are independent. These
+# value columns do not meet. With dS known, and the states stored by the forward pass, the blocks are independent. These
 # are the operations of chunk_vjp.py on dS, in its order, so their bits are the same.
 
 

@@ -164,9 +164,9 @@ def layout(cell: Cell, group: int = 1, chunks: int = 1) -> Layout:
     W = lane(cell.dtype) * (NARROW if "formed" in words else 1)  # rows of a formed Z are whole blocks
     sizes = {"c": cell.C, "c1": cell.C + 1, "V_lanes": up(cell.V, W), "block": BLOCK, "given": cell.K, "group": group,
              "scratch_rows": 2 * BLOCK + 1 + 3 * cell.C, "slot_after": 1} | cell.sizes(W)  # fmt: skip
-    kept = [name for name, m in WORK.declared if m.of <= words and m.slot == "slot" and not m.alias
+    per_chunk = [name for name, m in WORK.declared if m.of <= words and m.slot == "slot" and not m.alias
             and name not in RECOMPUTED and ("scalar" in words or name not in DECAYS)]  # fmt: skip
-    return WORK.layout(sizes, cell.dtype, words, dict.fromkeys(kept, chunks))
+    return WORK.layout(sizes, cell.dtype, words, dict.fromkeys(per_chunk, chunks))
 
 
 @Cached
@@ -187,7 +187,7 @@ ROW = {name: n for n, name in enumerate(ARRAYS)}
 
 
 class Table:
-    """The arrays of a call as rows of `numbers`: address, steps, heads that share one, storage, shape; kept alive.
+    """The arrays of a call as rows of `numbers`: address, steps, heads that share one, storage, shape; owns them.
 
     out, end, at: of a forward the output, the final state and the states at positions.
     """

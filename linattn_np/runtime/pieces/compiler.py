@@ -1,4 +1,4 @@
-"""From a Python function to machine code: typed and lowered by Numba, optimised once, kept on disk as an object file.
+"""From a Python function to machine code: typed and lowered by Numba, optimised once, stored on disk as an object file.
 
 Numba links the code of a function into each caller and optimises it there again. Here a function is an object file of
 its own, and a caller holds its name: code is optimised once, and a kernel costs what its own lines cost. A file on disk

@@ -162,7 +162,7 @@ class Launch:
         table, found = self.table.copy(), copy.copy(self)
         for at, _, offset in sources:
             table[at] = offset
-        found.owners = None  # the arrays of the recorded call are not kept
+        found.owners = None  # the arrays of the recorded call may be freed
         found._places(np.array([(n, at) for at, n, _ in sources], np.int64).reshape(-1, 2), table)
         return found
 

@@ -3,7 +3,7 @@
 A workspace is a table of 64-bit whole numbers. Fields of a declaration, in the order of the table:
 
     wholes    sizes, positions, flags: w.T
-    numbers   w.scale; kept as float64
+    numbers   w.scale; stored as float64
     arrays    of the call, any storage dtype and strides: w.q (`load` and `save` move their rows)
     matrices  in own memory: w.E is an array (rows, columns), whose sizes are fields too; a slot moves it
 

@@ -68,10 +68,10 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     start = states_at(as_state(xp, state, batch), batch, batch.group)
     last = with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
-    kept = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
-    launch_one(CHAIN, batch, batch.N * batch.heads, arrays, build, start=start, end=last, **kept,
+    stored = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
+    launch_one(CHAIN, batch, batch.N * batch.heads, arrays, build, start=start, end=last, **stored,
                **factors_of(xp, batch, arrays, plan.scale, PLAIN))  # fmt: skip
-    return out, public_ends(end, at, batch), Saved(x, plan, state, FreeResiduals(**kept) if keep else None)
+    return out, public_ends(end, at, batch), Saved(x, plan, state, FreeResiduals(**stored) if keep else None)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:

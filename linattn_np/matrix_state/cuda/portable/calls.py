@@ -125,25 +125,25 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
         batch, M, starts = _in_segments(xp, batch, start)
     made, K, V = batch.made, batch.kind.K, batch.kind.V
     start = start if starts is None else starts
-    kept: Arrays = {}
+    stored: Arrays = {}
     if batch.kind.erase:
         made["error"], made["out"] = None if given is None else given.error, None
         if made["error"] is None:
             made["error"] = batch.empty(xp, V, xp.float32)
             run("values", batch, start=start)
         made["du"] = batch.empty(xp, V, xp.float32)
-        kept = {"dr": batch.empty(xp, K, xp.float32), "dbeta": batch.empty(xp, 1, xp.float32)}
+        stored = {"dr": batch.empty(xp, K, xp.float32), "dbeta": batch.empty(xp, 1, xp.float32)}
     for n in ("q", "k", "v", "g"):
         made[f"d{n}"] = batch.empty(xp, made[n].shape[-1], made[n].dtype)
     last = last if M is None else segments.begins(xp, batch, M, last, True)
     first = xp.empty(batch.shape, dtype=xp.float32)
     marks = -(-(batch.longest + batch.kind.before) // cuts.MARK)
     slots = batch.sizes[0] * batch.sizes[2]
-    kept |= {"marks": xp.empty((slots, marks, K, V), dtype=xp.float32), "dots": batch.empty(xp, K, xp.float32)}
+    stored |= {"marks": xp.empty((slots, marks, K, V), dtype=xp.float32), "dots": batch.empty(xp, K, xp.float32)}
     run("values", batch, True, start=last, end=first)
-    run("channels", batch, start=start, **kept)
-    run("channels", batch, True, start=last, **kept)
-    made["dbeta"] = kept.get("dbeta")
+    run("channels", batch, start=start, **stored)
+    run("channels", batch, True, start=last, **stored)
+    made["dbeta"] = stored.get("dbeta")
     first = first if M is None else segments.outer(batch, first, False).reshape(shape)
     return _grads(xp, x, batch), first
 

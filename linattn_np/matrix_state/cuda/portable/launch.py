@@ -88,8 +88,8 @@ def enqueue(batch: PortableBatch, kernel: cuts.KernelEntry, constants: Any, bloc
     given = {"u": made["u"], **given}
     fields: Arrays = {n: NO_ROWS if made.get(n) is None else rows_of(made[n], heads) for n in ROWS}
     fields |= {n: address(given.get(n)) for n in POINTERS} | {"offsets": address(batch.offsets)}
-    kept = given.get("marks")
-    marks = 0 if kept is None else kept.shape[1]
+    given_marks = given.get("marks")
+    marks = 0 if given_marks is None else given_marks.shape[1]
     fields |= {"T": T, "heads": heads, "scale": batch.scale, "marks_of_sequence": marks, "tokens": tokens,
                "group_u": 1 if made["u"] is None else heads // made["u"].shape[0]}  # fmt: skip
     arrays = (*(made.get(n) for n in ROWS), *given.values(), batch.offsets)

@@ -83,7 +83,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     if factors is not None:
         begins, transfers = _begins(xp, batch, arrays, inverses, factors, start)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
-    kept = {n: xp.empty((chunks, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
+    stored = {n: xp.empty((chunks, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
     build = cuts.Build(keep=keep, at=last.build_at)
     launches.launch_one(
         "chain",
@@ -96,9 +96,9 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
         end=last,
         inverses=inverses,
         scale=plan.scale,
-        **kept,
+        **stored,
     )
-    residuals = VectorDeltaResiduals(inverses=inverses, begins=begins, transfers=transfers, **kept) if keep else None
+    residuals = VectorDeltaResiduals(inverses=inverses, begins=begins, transfers=transfers, **stored) if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 

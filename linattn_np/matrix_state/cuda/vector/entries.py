@@ -28,11 +28,11 @@ def vector_entries(
     """
     if not vector_plan.takes(dtype, K, V, capability):
         return
-    plain, exact, kept, bounded = (vector_plan.Build(), vector_plan.Build(exact=True), vector_plan.Build(keep=True),
-                                   vector_plan.Build(bounded=True))  # fmt: skip
+    plain, exact, stored, bounded = (vector_plan.Build(), vector_plan.Build(exact=True), vector_plan.Build(keep=True),
+                                     vector_plan.Build(bounded=True))  # fmt: skip
     builds = {"scan": plain, "exact scan": exact, "adds": plain, "segments": plain, "scan of bounded gates": bounded}
     if erase is Erase.DELTA:
-        builds = {"inverse": plain, "inverse of segments": kept, "chain": plain, "transfers": plain}
+        builds = {"inverse": plain, "inverse of segments": stored, "chain": plain, "transfers": plain}
     if backward:
         builds |= {f"{words} for a backward": build._replace(keep=True, two_term_keys=words != "chain")
                    for words, build in builds.items() if "scan" in words or words == "chain"}  # fmt: skip

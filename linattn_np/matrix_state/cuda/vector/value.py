@@ -50,9 +50,9 @@ def handles(call: Any) -> frozenset[str]:
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved)."""
     xp, own = plan.xp, plan._replace(computed=(), gate_lower_bound=None)
-    _, end, kept = vector.forward(_transposed(plan, x, x.v), own, _exchanged(xp, state), keep=True)
+    _, end, residuals = vector.forward(_transposed(plan, x, x.v), own, _exchanged(xp, state), keep=True)
     q = shared_heads(xp, x.q, x.v.shape[-2])
-    out = vector_backward.query_gradients(kept, q, x.v.dtype)
+    out = vector_backward.query_gradients(residuals, q, x.v.dtype)
     return out, _exchanged(xp, end), Saved(x, plan, state, None)
 
 
@@ -61,9 +61,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     x, plan, state, _ = saved
     xp, own = plan.xp, plan._replace(computed=(), gate_lower_bound=None)
     dout = xp.zeros(x.v.shape, dtype=x.k.dtype) if dout is None else dout
-    dq, _, kept = vector.forward(_transposed(plan, x, dout), own, _exchanged(xp, state), keep=True)
+    dq, _, residuals = vector.forward(_transposed(plan, x, dout), own, _exchanged(xp, state), keep=True)
     q = shared_heads(xp, x.q, x.v.shape[-2])
-    d, dstate = vector_backward.backward(kept, q, _exchanged(xp, dstate))
+    d, dstate = vector_backward.backward(residuals, q, _exchanged(xp, dstate))
     dq, dk = (sum_of_groups(xp, cast(xp, y, plan.dtype), like.shape[-2]) if y.shape != like.shape else y
               for y, like in ((dq, x.q), (d.v, x.k)))  # fmt: skip
     none = dict.fromkeys(Inputs._fields)
