@@ -197,7 +197,8 @@ def draw_sample(fn: str, *without: str) -> Draw:
     def draw(shape: tuple[int, int, int, int]) -> Arrays:
         B, T, H, D = shape
         arrays = la.testing.sample(getattr(la, fn), np.random.default_rng(0), B=(B,), T=T, H=H, K=D, V=D)
-        return {n: x.astype(np.float32) for n, x in arrays.items() if n not in without}
+        return {n: x.astype(np.complex64 if x.dtype.kind == "c" else np.float32) for n, x in arrays.items()
+                if n not in without}  # fmt: skip
 
     return draw
 

@@ -1031,6 +1031,38 @@ class _Longhorn:
 
 longhorn: _Longhorn
 
+class _LruGradients(NamedTuple):
+    x: Any
+    nu_log: Any
+    theta_log: Any
+    gamma_log: Any
+    state: Any
+
+class _Lru:
+    """A linear recurrent unit: constant complex eigenvalues inside the unit circle. h_t = l h_{t-1} + exp(gamma_log) x_t, l = exp(-exp(nu_log) + i exp(theta_log));  out_t = scale h_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, nu_log: Any, theta_log: Any, gamma_log: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, nu_log: Any, theta_log: Any, gamma_log: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, nu_log: Any, theta_log: Any, gamma_log: Any = ..., *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, nu_log: Any, theta_log: Any, gamma_log: Any = ..., *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+lru: _Lru
+
 class _Mamba2Gradients(NamedTuple):
     x: Any
     dt: Any
@@ -1607,6 +1639,40 @@ class _Rwkv7:
 
 rwkv7: _Rwkv7
 
+class _S4dGradients(NamedTuple):
+    x: Any
+    dt_log: Any
+    A_log: Any
+    A_imag: Any
+    C: Any
+    D: Any
+    state: Any
+
+class _S4d:
+    """A diagonal state space of N complex states a channel, discretised by a zero-order hold. h_t = e^{dt A} h_{t-1} + (e^{dt A} - 1) / A x_t;  out_t = 2 Re(C h_t) + D x_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, dt_log: Any, A_log: Any, A_imag: Any, C: Any, D: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, dt_log: Any, A_log: Any, A_imag: Any, C: Any, D: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt_log: Any, A_log: Any, A_imag: Any, C: Any, D: Any = ..., *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt_log: Any, A_log: Any, A_imag: Any, C: Any, D: Any = ..., *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+s4d: _S4d
+
 class _ScanGradients(NamedTuple):
     a: Any
     x: Any
@@ -2006,6 +2072,8 @@ def vjp(fn: _LinearAttention, *arrays: Any, **options: Any) -> tuple[Any, Callab
 @overload
 def vjp(fn: _Longhorn, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LonghornGradients]]: ...
 @overload
+def vjp(fn: _Lru, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LruGradients]]: ...
+@overload
 def vjp(fn: _Mamba2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Mamba2Gradients]]: ...
 @overload
 def vjp(fn: _Mamba3, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Mamba3Gradients]]: ...
@@ -2037,6 +2105,8 @@ def vjp(fn: _Rwkv4, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _R
 def vjp(fn: _Rwkv6, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Rwkv6Gradients]]: ...
 @overload
 def vjp(fn: _Rwkv7, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Rwkv7Gradients]]: ...
+@overload
+def vjp(fn: _S4d, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _S4dGradients]]: ...
 @overload
 def vjp(fn: _Scan, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _ScanGradients]]: ...
 @overload

@@ -154,7 +154,8 @@ class Blocks:
     def _outputs(self) -> None:
         """Shapes, dtypes and labels of the results, by name: "out" if there are queries, "state" or its parts."""
         call, sizes = self.call, self.call.variables.sizes
-        out, out_dtype, states = _probe(call)
+        out, out_dtype, parts = _probe(call)
+        states, kinds = ({n: getattr(S, of) for n, S in parts.items()} for of in ("shape", "dtype"))
         letters = sizes.letters
         self.results: dict[str, tuple[tuple[int, ...], Any, Labels]] = {}
         if out is not None:
@@ -167,7 +168,8 @@ class Blocks:
         lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
         for name, one in states.items():
             shape = call.spec.core.end_shape(call.plan, call.given_state, name.removeprefix("state."), one)
-            dtype = np.dtype(np.int64 if name.rpartition(".")[2] in call.spec.core.STATE_COUNTS else call.plan.dtype)
+            counts = name.rpartition(".")[2] in call.spec.core.STATE_COUNTS
+            dtype = np.dtype(np.int64 if counts else kinds[name] if kinds[name].kind == "c" else call.plan.dtype)
             self.results[name] = (*lead, *shape), dtype, self._state_labels(name)
 
     def result(self) -> Any:
@@ -206,7 +208,7 @@ class Blocks:
         each = {"dout": dout} | ({} if dstate is None else flatten("dstate", dstate))
         given = {n: d for n, d in enter(fn, each, self.call.library)[1].items() if d is not None}
         for name, d in given.items():
-            check_dtype(fn, name, d)
+            check_dtype(fn, name, d, bool(self.call.spec.complex_arrays))
             wanted = self.results[name[1:]][0] if name[1:] in self.results else "None: there is no out"
             if tuple(d.shape) != wanted:
                 raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {wanted}")
@@ -310,8 +312,8 @@ def _lacks_queries(call: Prepared) -> bool:
     return query is not None and getattr(call.variables, query) is None
 
 
-def _probe(call: Prepared) -> tuple[tuple[int, ...] | None, Any, dict[str, tuple[int, ...]]]:
-    """((heads, channels) of the output, its dtype, the shapes of the parts of the state), from one token of ones."""
+def _probe(call: Prepared) -> tuple[tuple[int, ...] | None, Any, dict[str, Any]]:
+    """((heads, channels) of the output, its dtype, parts of the state by name), from one token of ones."""
     spec, c, batch = call.spec, call.variables, len(call.variables.sizes.batch)
     given: dict[str, Any] = {}
     for name in spec.arrays:
@@ -324,5 +326,5 @@ def _probe(call: Prepared) -> tuple[tuple[int, ...] | None, Any, dict[str, tuple
     backend = "reference" if "reference" in spec.core.BACKENDS else None
     with np.errstate(all="ignore"):
         out, state = dispatch.run(spec, (), given | options | {"return_state": True, "backend": backend})
-    states = {n: S.shape for n, S in flatten("state", state).items()}
+    states = flatten("state", state)
     return (None, None, states) if out is None else (out.shape[out.ndim - spec.row_axes :], out.dtype, states)

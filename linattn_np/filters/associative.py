@@ -78,7 +78,7 @@ def associative_scan_vjp(arrays: tuple[Any, ...], options: dict[str, Any]) -> tu
         turned = (None if d is None else _turned(xp, d, axis, reverse) for d in given.values())
         dA, dx, dstate = _affine_vjp(xp, (A, x, start), (P, h), *turned)
         each = [library.give_back(_turned(xp, y, axis, reverse, back=True)) for y in (dA, dx)]
-        return AffineMaps(*each, None if state is None else library.give_back(dstate))
+        return AffineMaps(each[0], each[1], None if state is None else library.give_back(dstate))
 
     return result, pullback
 

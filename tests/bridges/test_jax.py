@@ -15,6 +15,7 @@ import linattn_np as la
 from linattn_np.bridges import programs
 from linattn_np.call import dispatch
 from linattn_np.runtime.shapes import has_time
+from tests.cases import in_dtype
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -24,7 +25,7 @@ IDS = [f"{fn.__name__}-{n}" for fn, n in CASES]
 
 def draw(fn: Any, seed: int = 0, dtype: Any = np.float32, **sizes: Any) -> dict[str, Any]:
     arrays = la.testing.sample(fn, np.random.default_rng(seed), **{"B": (2,), "T": 9} | sizes)
-    return {n: np.ascontiguousarray(x, dtype) for n, x in arrays.items()}
+    return {n: np.ascontiguousarray(in_dtype(x, dtype)) for n, x in arrays.items()}
 
 
 def equal(actual: Any, expected: Any) -> None:

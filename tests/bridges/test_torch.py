@@ -8,7 +8,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.replay import plans as replay
-from tests.cases import PLAIN, cotangents, draw, one_per, parts, parts_like, with_arrays
+from tests.cases import PLAIN, cotangents, draw, in_dtype, one_per, parts, parts_like, with_arrays
 
 torch = pytest.importorskip("torch")
 SIZES = {"T": 5, "B": (2,), "H": 2, "K": 4, "V": 3}
@@ -60,7 +60,7 @@ def test_the_warning_of_a_layout_names_the_line_of_the_caller(follows):
 @pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_tensors_have_the_bits_of_the_numpy_call(case, dtype):
     arrays, state = draw(case, **SIZES, dtype=np.dtype(dtype))
-    state = parts_like(state, [S.astype(np.float32) for S in parts(state)])
+    state = parts_like(state, [in_dtype(S, np.float32) for S in parts(state)])
     options = {**case.options, "state": state, "return_state": True}
     expected, pullback = la.vjp(case.fn, **arrays, **options)
     d = cotangents(expected)

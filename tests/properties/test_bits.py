@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.cases import PLAIN, call, cotangents, draw, parts, parts_like, tokens, with_gradients
+import linattn_np as la
+from tests.cases import PLAIN, call, cotangents, draw, in_dtype, parts, parts_like, tokens, with_gradients
 
 T = 75  # more than a chunk of 64
 CUT = 35  # neither a whole tile nor a whole block
@@ -26,8 +27,8 @@ def drawn(case, dtype, seed=0, T=T, B=(2,), N=None):
     arrays, state = draw(case, T=T, B=B, K=16, V=8, N=N, seed=seed)
     if "beta" in arrays:
         arrays["beta"] = arrays["beta"] / 2
-    arrays = {n: x.astype(dtype) if isinstance(x, np.ndarray) else x for n, x in arrays.items()}
-    return arrays, parts_like(state, [S.astype(np.float32) for S in parts(state)])
+    arrays = {n: in_dtype(x, dtype) if isinstance(x, np.ndarray) else x for n, x in arrays.items()}
+    return arrays, parts_like(state, [in_dtype(S, np.float32) for S in parts(state)])
 
 
 def changed(case, arrays, part, how):
@@ -51,7 +52,7 @@ def changed(case, arrays, part, how):
 
 
 def same(x, y, what=""):
-    np.testing.assert_array_equal(np.asarray(x, np.float64), np.asarray(y, np.float64), what)
+    np.testing.assert_array_equal(la.testing.to_numpy(x), la.testing.to_numpy(y), what)
 
 
 @every_dtype

@@ -25,6 +25,7 @@ import numpy as np
 import linattn_np as la
 from linattn_np.call.foreign import leaves
 from linattn_np.testing import sampling
+from tests.cases import in_dtype
 
 DTYPES = (np.float32, np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 BOUND = {"float64": 1e-9, "float32": 1e-3, "float16": 1e-2, "bfloat16": 6e-2}
@@ -58,7 +59,7 @@ def draw(rng: np.random.Generator, names: tuple[str, ...] = ()) -> Call:
 
     def arrays(T: int) -> dict[str, Any]:
         x = sampling.sample(fn, rng, B=lead, T=T, H=H, K=2 * K, V=V, optional=bool(rng.integers(2)))
-        return {n: y.astype(dtype) for n, y in x.items()}
+        return {n: in_dtype(y, dtype) for n, y in x.items()}
 
     given: dict[str, Any] = arrays(T)
     if rng.random() < 0.4:

@@ -34,7 +34,12 @@ class Entry(NamedTuple):
 
     def loss(self, given: Any) -> Any:
         """A number that is not linear in the results."""
-        return sum(y.square().sum() for y in parts(self.fn(*given)) if y.requires_grad)
+        return sum(real(y).square().sum() for y in parts(self.fn(*given)) if y.requires_grad)
+
+
+def real(x: Any) -> Any:
+    """A tensor; the real part of a complex one."""
+    return x.real if x.is_complex() else x
 
 
 def entries(dtype: str = "float64", **sizes: Any) -> list[Entry]:

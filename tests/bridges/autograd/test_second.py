@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from tests.bridges.autograd.differentiable import entries, operators
+from tests.bridges.autograd.differentiable import entries, operators, real
 
 torch = pytest.importorskip("torch")
 TINY = {"T": 2, "B": (), "H": 1, "K": 2, "V": 2}
@@ -30,12 +30,12 @@ def of_one(entry):
 def gradient_again(entry):
     given = entry.given()
     grads = torch.autograd.grad(entry.loss(given), given, create_graph=True)
-    torch.autograd.grad(sum(d.sum() for d in grads), given, allow_unused=True)
+    torch.autograd.grad(sum(real(d).sum() for d in grads), given, allow_unused=True)
 
 
 def backward_again(entry):
     given = entry.given()
-    sum(d.sum() for d in torch.autograd.grad(entry.loss(given), given, create_graph=True)).backward()
+    sum(real(d).sum() for d in torch.autograd.grad(entry.loss(given), given, create_graph=True)).backward()
 
 
 def by_cotangent(entry):
@@ -44,7 +44,7 @@ def by_cotangent(entry):
     y = results[0] if isinstance(results, tuple) else results
     dy = torch.ones_like(y).requires_grad_()
     grads = torch.autograd.grad(y, given, dy, create_graph=True, allow_unused=True)
-    torch.autograd.grad(sum(d.sum() for d in grads if d is not None), dy, allow_unused=True)
+    torch.autograd.grad(sum(real(d).sum() for d in grads if d is not None), dy, allow_unused=True)
 
 
 def hessian(entry):
