@@ -29,6 +29,7 @@ template <class F> LA_DEVICE void each_piece(F f) {
             if (LA_D % (LA_LANES * LA_PER) == 0 || at < LA_D) f(p, at);
         }
     } else
+#pragma unroll 4
         for (int at = lane_of_row() * LA_PER; at < LA_D; at += LA_LANES * LA_PER) f(0, at);
 }
 

@@ -6,7 +6,8 @@
 //
 // Lanes have LA_PER channels each and walk along a segment of `each` tokens of a sequence, the inputs of the last W
 // tokens in registers; a warp has a segment, WARPS segments a block. Kinds: LA_DTYPE of x, y and dx, LA_WEIGHT,
-// LA_BIAS, LA_PAST of states (7: not given), LA_GRAD of dy. LA_W: W. LA_SILU, LA_RESIDUAL.
+// LA_BIAS, LA_PAST of states (7: not given), LA_GRAD of dy. LA_W: W. LA_SILU, LA_RESIDUAL. A segment is walked in groups
+// of LA_GROUP tokens; groups inside of it have no conditions, and the next group is loaded while one is computed.
 #include "arguments/ops/ConvArguments.cuh"
 #include "ops/element.cuh"
 #include "ops/formulas.cuh"
@@ -17,7 +18,7 @@ typedef double Real;
 typedef float Real;
 #endif
 enum { NONE = 7 };
-constexpr int W = LA_W, WARPS = 4, GROUP = 4;   // GROUP: tokens that are loaded together
+constexpr int W = LA_W, WARPS = 4, GROUP = LA_GROUP;   // tokens that are loaded together
 constexpr int KIND = LA_DTYPE, BYTES = bytes_of(KIND);
 typedef Real Numbers[LA_PER];
 typedef Loaded<KIND, LA_PER> Token;
@@ -101,6 +102,10 @@ struct Window {   // x_{t-W+1} .. x_{t-1}, in order
     }
 };
 
+template <bool IS> struct Flag {
+    static constexpr bool value = IS;
+};
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS) conv(const __grid_constant__ ConvArguments a) {
     const u32 tiles = (a.D + 32 * LA_PER - 1) / (32 * LA_PER);
     const u32 segment = blockIdx.x / tiles * WARPS + threadIdx.x / 32;
@@ -109,18 +114,23 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv(const __grid_const
     const Segment s(a, segment);
     const Channels c(a, d);
     Window window(a, s, d);
+    const i64 step = (i64)a.D * BYTES;
     const char* from = a.x.data + (s.start + s.from) * a.x.outer + (i64)d * BYTES;
     char* to = a.y + ((s.start + s.from) * a.D + d) * BYTES;
     Token ahead[GROUP];
 #pragma unroll
-    for (int k = 0; k < GROUP; k++)
-        if (k < s.count) ahead[k].load(from + k * a.x.outer);
-    for (int n = 0; n < s.count; n += GROUP) {
+    for (int k = 0; k < GROUP; k++) {
+        if (k < s.count) ahead[k].load(from);
+        from += a.x.outer;
+    }
+    const auto compute = [&](auto inside, int n) {
+        constexpr bool INSIDE = decltype(inside)::value;
 #pragma unroll
         for (int k = 0; k < GROUP; k++) {
-            if (n + k >= s.count) break;
+            if (!INSIDE && n + k >= s.count) break;
             ahead[k].get(window.x[W - 1]);
-            if (n + k + GROUP < s.count) ahead[k].load(from + (n + k + GROUP) * a.x.outer);
+            if (INSIDE || n + k + GROUP < s.count) ahead[k].load(from);
+            from += a.x.outer;
             Numbers z;
             window.convolve(z, c);
 #pragma unroll
@@ -128,14 +138,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv(const __grid_const
                 if (LA_SILU) z[v] = silu(z[v]);
                 if (LA_RESIDUAL) z[v] += window.x[W - 1][v];
             }
-            store_elements<KIND, LA_PER>(to + (i64)(n + k) * a.D * BYTES, z);
+            store_elements<KIND, LA_PER>(to, z);
+            to += step;
             window.advance();
         }
-    }
+    };
+    int n = 0;
+    for (; n + 2 * GROUP <= s.count; n += GROUP) compute(Flag<true>(), n);
+    for (; n < s.count; n += GROUP) compute(Flag<false>(), n);
 }
 
 // Every token has dz once in the segment that has its input, and again, for dx alone, in the one before it.
-extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_vjp(const __grid_constant__ ConvArguments a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(const __grid_constant__ ConvArguments a) {
     __shared__ Real sums[WARPS][W + 1][32 * LA_PER];
     const u32 tiles = (a.D + 32 * LA_PER - 1) / (32 * LA_PER), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 segment = blockIdx.x / tiles * WARPS + warp, tile = blockIdx.x % tiles * 32 * LA_PER;
@@ -146,38 +160,41 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_vjp(const __grid_c
         const Channels c(a, d);
         Window window(a, s, d);
         Numbers dz[W] = {}, dys[LA_RESIDUAL ? W : 1] = {};   // of the last W tokens
-        const i64 at = s.start + s.from;
+        const i64 at = s.start + s.from, step = (i64)a.D * BYTES;
         const char* from = a.x.data + at * a.x.outer + (i64)d * BYTES;
         const char* grads = a.dy.data + at * a.dy.outer + (i64)d * bytes_of(LA_GRAD);
+        char* to = a.y + ((at - (W - 1)) * a.D + d) * BYTES;   // dx of the token W - 1 before
         const int there = min(s.T - s.from, s.count + W - 1), last = s.count + W - 1;
         Token ahead[GROUP];
         Gradient dy_ahead[GROUP];
-#pragma unroll
-        for (int k = 0; k < GROUP; k++)
-            if (k < there) {
-                ahead[k].load(from + k * a.x.outer);
-                dy_ahead[k].load(grads + k * a.dy.outer);
+        const auto load = [&](int k, bool present) {
+            if (present) {
+                ahead[k].load(from);
+                dy_ahead[k].load(grads);
             }
-        for (int n = 0; n < last; n += GROUP) {
+            from += a.x.outer;
+            grads += a.dy.outer;
+        };
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) load(k, k < there);
+        const auto compute = [&](auto inside, int n) {
+            constexpr bool INSIDE = decltype(inside)::value;
 #pragma unroll
             for (int k = 0; k < GROUP; k++) {
-                const int now = n + k;
-                if (now >= last) break;
-                if (now < there) {
+                const int now = n + k, own = now - (W - 1), t = s.from + own;
+                if (!INSIDE && now >= last) break;
+                if (INSIDE || now < there) {
                     Numbers z, dy;
                     ahead[k].get(window.x[W - 1]);
                     dy_ahead[k].get(dy);
-                    if (now + GROUP < there) {
-                        ahead[k].load(from + (now + GROUP) * a.x.outer);
-                        dy_ahead[k].load(grads + (now + GROUP) * a.dy.outer);
-                    }
+                    load(k, INSIDE || now + GROUP < there);
                     if (LA_SILU) window.convolve(z, c);
 #pragma unroll
                     for (int v = 0; v < LA_PER; v++) {
                         dz[W - 1][v] = LA_SILU ? dy[v] * silu_slope(z[v]) : dy[v];
                         if constexpr (LA_RESIDUAL) dys[W - 1][v] = dy[v];
                     }
-                    if (now < s.count)
+                    if (INSIDE || now < s.count)
 #pragma unroll
                         for (int v = 0; v < LA_PER; v++) {
 #pragma unroll
@@ -190,9 +207,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_vjp(const __grid_c
                         dz[W - 1][v] = 0;
                         if constexpr (LA_RESIDUAL) dys[W - 1][v] = 0;
                     }
-                // dx of the token W - 1 before this one
-                const int own = now - (W - 1), t = s.from + own;
-                if (own >= 0 || (LA_PAST != NONE && s.from == 0)) {
+                if (INSIDE || own >= 0 || (LA_PAST != NONE && s.from == 0)) {
                     Numbers dx;
 #pragma unroll
                     for (int v = 0; v < LA_PER; v++) {
@@ -202,16 +217,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_vjp(const __grid_c
                         if constexpr (LA_RESIDUAL) dx[v] += dys[0][v];
                     }
                     const int slot = a.S + t - s.T;   // of the final state
-                    if (a.dend && slot >= 0) {
+                    if (!INSIDE && a.dend && slot >= 0) {
                         Numbers more;
                         load_elements<LA_END, LA_PER>(more, a.dend + slot_of(a, s.n, slot, d) * bytes_of(LA_END));
 #pragma unroll
                         for (int v = 0; v < LA_PER; v++) dx[v] += more[v];
                     }
-                    if (own >= 0) store_elements<KIND, LA_PER>(a.y + ((at + own) * a.D + d) * BYTES, dx);
+                    if (INSIDE || own >= 0) store_elements<KIND, LA_PER>(to, dx);
                     else if constexpr (LA_PAST != NONE)
                         store_elements<LA_PAST, LA_PER>(a.dpast + slot_of(a, s.n, a.S + t, d) * bytes_of(LA_PAST), dx);
                 }
+                to += step;
                 window.advance();
 #pragma unroll
                 for (int i = 0; i + 1 < W; i++)
@@ -221,7 +237,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_vjp(const __grid_c
                         if constexpr (LA_RESIDUAL) dys[i][v] = dys[i + 1][v];
                     }
             }
-        }
+        };
+        // groups whose dx are of this segment and not of the final state, and that are followed by a whole group
+        const int end = min(min(s.count, there - GROUP), a.dend ? s.T - (int)a.S - s.from + W - 1 : s.count);
+        int n = 0;
+        for (; n < min(W - 1, last); n += GROUP) compute(Flag<false>(), n);
+        for (; n + GROUP <= end; n += GROUP) compute(Flag<true>(), n);
+        for (; n < last; n += GROUP) compute(Flag<false>(), n);
     }
 #pragma unroll
     for (int i = 0; i <= W; i++)

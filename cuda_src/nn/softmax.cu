@@ -4,34 +4,53 @@
 //     loss = lse - (1 - s) x_label - s mean x + z lse^2
 //     dx = d (y (1 + 2 z lse) - (1 - s) [label] - s / D)
 //
-// Kinds: LA_DTYPE of x and of results of rows, LA_GRAD of dy. A label `ignored` has no loss.
+// Kinds: LA_DTYPE of x and of results of rows, LA_GRAD of dy. A label `ignored` has no loss; that
+// of a label that is no column is NaN. LA_SAVED: the lse of the forward is given.
 #include "arguments/ops/SoftmaxArguments.cuh"
 #include "nn/rows.cuh"
 #include "ops/formulas.cuh"
+
+#define INFINITE (Real) __int_as_float(0x7f800000)
+// what is taken off exponents: the largest number, 0 where there is none
+LA_DEVICE Real shift(Real largest) { return largest > -INFINITE ? largest : (Real)0; }
 
 struct Shares {   // a row, its largest number (0 for none) and the sum of e^{x - m}
     RowOf<LA_DTYPE> x;
     Real m, total, sum;
     __device__ __forceinline__ void begin(const SoftmaxArguments& a, u32 row, bool summed) {
         x.begin(row_at(a.x, row, a.inner));
-        Real found[1] = {-(Real)__int_as_float(0x7f800000)}, totals[2] = {0, 0};
+        Real found[1] = {-INFINITE}, totals[2] = {0, 0};
         Numbers now;
-        each_piece([&](int p, int column) {
-            x.get(now, p, column);
+        if constexpr (HELD) {
+            each_piece([&](int p, int column) {
+                x.get(now, p, column);
 #pragma unroll
-            for (int i = 0; i < LA_PER; i++) found[0] = fmax(found[0], now[i]);
-        });
-        combine(found, most);
-        m = found[0] < -(Real)3e38f ? (Real)0 : found[0];
-        if (LA_DOUBLE && found[0] > -(Real)__int_as_float(0x7f800000)) m = found[0];
+                for (int i = 0; i < LA_PER; i++) found[0] = fmax(found[0], now[i]);
+            });
+            combine(found, most);
+            m = shift(found[0]);
+        }
         each_piece([&](int p, int column) {
             x.get(now, p, column);
+            if constexpr (!HELD) {   // of the pieces so far
+                const Real before = found[0];
+#pragma unroll
+                for (int i = 0; i < LA_PER; i++) found[0] = fmax(found[0], now[i]);
+                m = shift(found[0]);
+                if (found[0] > before) totals[0] *= exp_of(before - m);
+            }
 #pragma unroll
             for (int i = 0; i < LA_PER; i++) {
                 totals[0] += exp_of(now[i] - m);
                 if (summed) totals[1] += now[i];
             }
         });
+        if constexpr (!HELD) {
+            const Real own = shift(found[0]);
+            combine(found, most);
+            m = shift(found[0]);
+            if (totals[0] != 0) totals[0] *= exp_of(own - m);
+        }
         combine(totals, plus);
         total = totals[0];
         sum = totals[1];
@@ -93,20 +112,52 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy(const __grid
     const Real lse = s.lse(), smoothing = (Real)a.smoothing;
     Real loss = 0;
     if (label != a.ignored) {
-        const Real own = element<LA_DTYPE>(s.x.at, label);
+        const bool known = label >= 0 && label < LA_D;
+        const Real own = known ? (Real)element<LA_DTYPE>(s.x.at, label) : INFINITE - INFINITE;
         loss = lse + (Real)a.z * lse * lse - (1 - smoothing) * own;
         if (smoothing != 0) loss -= smoothing * (s.sum / LA_D);
     }
     ((Real*)a.loss)[row] = loss;
+    ((Real*)a.lse)[row] = lse;
 }
 
+// sums of all rows: total, the number of losses, labels that are no column; of one block
+extern "C" __global__ void __launch_bounds__(1024) loss_sums(const __grid_constant__ SoftmaxArguments a) {
+    __shared__ Real parts[3][1024];
+    Real own[3] = {0, 0, 0};
+    for (u32 row = threadIdx.x; row < a.rows; row += 1024) {
+        const i64 label = a.labels[row];
+        own[0] += ((const Real*)a.loss)[row];
+        own[1] += label != a.ignored;
+        own[2] += label != a.ignored && (label < 0 || label >= LA_D);
+    }
+#pragma unroll
+    for (int n = 0; n < 3; n++) parts[n][threadIdx.x] = own[n];
+    for (u32 d = 512; d; d >>= 1) {
+        __syncthreads();
+        if (threadIdx.x < d)
+#pragma unroll
+            for (int n = 0; n < 3; n++) parts[n][threadIdx.x] += parts[n][threadIdx.x + d];
+    }
+    __syncthreads();
+    if (threadIdx.x < 3) ((Real*)a.y)[threadIdx.x] = parts[threadIdx.x][0];
+}
+
+// lse: of the forward, or null
 extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_vjp(const __grid_constant__ SoftmaxArguments a) {
     const u32 row = first_row(), from = min(row, a.rows - 1);
     const i64 label = a.labels[from];
     Shares s;
-    s.begin(a, from, false);
+    Real lse;
+    if constexpr (LA_SAVED) {
+        s.x.begin(row_at(a.x, from, a.inner));
+        lse = ((const Real*)a.lse)[from];
+    } else {
+        s.begin(a, from, false);
+        lse = s.lse();
+    }
     if (row >= a.rows) return;
-    const Real lse = s.lse(), d = label == a.ignored ? (Real)0 : ((const Real*)a.loss)[row];
+    const Real d = label == a.ignored ? (Real)0 : ((const Real*)a.loss)[row];
     const Real of_shares = d * (1 + 2 * (Real)a.z * lse), of_all = d * (Real)a.smoothing / LA_D,
                of_label = d * (1 - (Real)a.smoothing);
     each_piece([&](int p, int column) {

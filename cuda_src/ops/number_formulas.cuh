@@ -69,8 +69,8 @@ LA_DEVICE Two bounded_vjp(Given a, In n) {
 }
 
 // likewise: log(sigmoid(x + y)) / b; log(a + (1 - a) sigmoid(x + y)); -e^{x + y + z}
-LA_DEVICE Real log_sigmoid(Given a, In n) { return -softplus(-(n.x + n.y)) / (Real)a.b; }
-LA_DEVICE Real log_sigmoid_vjp(Given a, In n) { return n.u * sigmoid(-(n.x + n.y)) / (Real)a.b; }
+LA_DEVICE Real log_sigmoid(Given a, In n) { return over(-softplus(-(n.x + n.y)), (Real)a.b); }
+LA_DEVICE Real log_sigmoid_vjp(Given a, In n) { return over(n.u * sigmoid(-(n.x + n.y)), (Real)a.b); }
 LA_DEVICE Real lower_bound(Given a, In n) { return log((Real)a.a + (1 - (Real)a.a) * sigmoid(n.x + n.y)); }
 LA_DEVICE Real lower_bound_vjp(Given a, In n) {
     const Real s = sigmoid(n.x + n.y), most = 1 - (Real)a.a;

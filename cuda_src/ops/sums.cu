@@ -1,16 +1,17 @@
 // Sums over the middle axis of a dense x (count, terms, width), `block` terms a block of threads, in a fixed order.
 //
-// A block has 256 columns or, of fewer, terms side by side, which are added in order. LA_DTYPE: of x, LA_OUT: of y
+// A block has 32 columns or fewer, and terms side by side, which are added in order. LA_DTYPE: of x, LA_OUT: of y
 // (count, parts, width). Computed in float, or in double where LA_DTYPE is double.
 #include "arguments/ops/SumsArguments.cuh"
 #include "ops/element.cuh"
 
 typedef Wide<LA_DTYPE> Real;
-constexpr int AHEAD = 4;   // terms that are loaded together
+constexpr u32 COLUMNS = 32, AHEAD = 4;   // columns of a block; terms that are loaded together
 
 extern "C" __global__ void __launch_bounds__(256) sums(const __grid_constant__ SumsArguments a) {
     __shared__ Real beside[256];
-    const u32 tiles = (a.width + 255) / 256, first = blockIdx.x % tiles * 256, columns = min(256u, a.width - first);
+    const u32 tiles = (a.width + COLUMNS - 1) / COLUMNS, first = blockIdx.x % tiles * COLUMNS;
+    const u32 columns = min(COLUMNS, a.width - first);
     const u32 rows = 256 / columns, own = threadIdx.x % columns, row = threadIdx.x / columns;
     const u32 part = blockIdx.x / tiles % a.parts, n = blockIdx.x / tiles / a.parts;
     const u32 begin = part * a.block, end = min(begin + a.block, a.terms);

@@ -268,21 +268,21 @@ def _loss_options(c: Call, smoothing: Any, z: Any, reduction: Any, ignored: Any)
 
 def _of_logits(c: Call, x: Array, labels: Array, how: Loss, ignored: int, reduction: str) -> Computed:
     """cross_entropy of logits by CUDA kernels; labels are checked unless a CUDA graph is being captured."""
-    from ..ops.cuda.softmax_rows import cross_entropy, cross_entropy_vjp, is_capturing
+    from ..ops.cuda import softmax_rows as launched
 
-    xp, rows, flat = c.xp, x.reshape(-1, x.shape[-1]), labels.astype(np.int64).reshape(-1)
-    has_loss = flat != ignored
-    if not is_capturing():
-        _numbers(c, "labels", xp.where(has_loss, flat, xp.zeros_like(flat)), x.shape[-1])
-    number = xp.maximum(xp.sum(has_loss), xp.ones_like(flat[:1])).astype(c.dtype)
-    losses = cross_entropy(rows, flat, *how, ignored)
-    total = losses.reshape(labels.shape) if reduction == "none" else xp.sum(losses)
-    loss = total / number.reshape(()) if reduction == "mean" else total
+    xp, rows, flat = c.xp, x.reshape(-1, x.shape[-1]), labels.astype(np.int64, copy=False).reshape(-1)
+    losses, lse = launched.cross_entropy(rows, flat, *how, ignored)
+    sums = launched.loss_sums(rows, flat, losses, ignored)
+    total = losses.reshape(labels.shape) if reduction == "none" else sums[0]
+    number = xp.maximum(sums[1:2], xp.ones_like(sums[1:2])) if reduction == "mean" else None
+    loss = total if number is None else total / number.reshape(())
+    if not launched.is_capturing() and (wrong := _on_host(sums[2:])) is not None and wrong[0]:
+        _numbers(c, "labels", flat[flat != ignored], x.shape[-1])
 
     def pullback(d: Array) -> dict[str, Any]:
-        each = cast(xp, d, c.dtype) / (number if reduction == "mean" else 1)
+        each = cast(xp, d, c.dtype) if number is None else cast(xp, d, c.dtype) / number
         each = xp.broadcast_to(each.reshape(-1), flat.shape)
-        return {"x": cross_entropy_vjp(rows, flat, *how, ignored, each).reshape(x.shape)}
+        return {"x": launched.cross_entropy_vjp(rows, flat, *how, ignored, each, lse).reshape(x.shape)}
 
     return loss, pullback
 
@@ -291,7 +291,7 @@ def _losses(c: Call, l: Array, labels: Array, how: Loss) -> Array:
     if c.on_device:
         from ..ops.cuda.softmax_rows import cross_entropy as launched
 
-        return launched(l, labels, *how, NO_LABEL)
+        return launched(l, labels, *how, NO_LABEL).loss
     if c.compiled:
         from ..ops.cpu.softmax_rows import cross_entropy as loops
 

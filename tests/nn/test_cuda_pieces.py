@@ -109,6 +109,28 @@ def test_losses_of_rows_of_every_width(public, D):  # noqa: F811
     near(public.see(pullback(public.bring(one)).x), *2 * (exact_pullback(np.ones(())).x,), BFLOAT16, 0.1)
 
 
+@pytest.mark.parametrize("D", [70, 4096 + 6])
+def test_losses_of_logits_far_from_0_and_without_columns(public, D):  # noqa: F811
+    """Most columns are -inf, the others near -300."""
+    x = np.full((4, D), -np.inf, np.float32)
+    x[:, 3:9] = normal(4, 6) - 300
+    labels = np.array([3, 4, 5, 8])
+    loss, pullback = la.vjp(la.nn.cross_entropy, public.bring(x), public.bring(labels), reduction="sum")
+    few = x[:, 3:9].astype(np.float64)
+    exact, exact_pullback = la.vjp(la.nn.cross_entropy, few, labels - 3, reduction="sum")
+    near(public.see(loss), exact, exact, x.dtype, 300.0)
+    dx = public.see(pullback(public.bring(np.ones((), np.float32))).x)
+    near(dx[:, 3:9], *2 * (exact_pullback(np.ones(())).x,), x.dtype, 8.0)
+    assert not np.delete(dx, range(3, 9), axis=1).any()
+
+
+@pytest.mark.parametrize("label", [-1, 70])
+def test_a_label_that_is_no_column(public, label):  # noqa: F811
+    x, labels = normal(3, 70).astype(np.float32), np.array([0, label, 5])
+    with pytest.raises(ValueError, match=f"cross_entropy: labels has the number {label}, expected 0..69"):
+        la.nn.cross_entropy(public.bring(x), public.bring(labels))
+
+
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize("shape", [(2, 70, 128), (1, 133, 40), (3, 1, 256)], ids=str)
 def test_convolutions_in_several_segments(public, shape, dtype):  # noqa: F811

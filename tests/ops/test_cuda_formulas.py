@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("numba")
 
 from linattn_np.ops.cuda import formulas, sums
+from linattn_np.ops.cuda.activations import forward
 from linattn_np.ops.cuda.formulas import FEW, FORMULAS, PAIRS, PER
 from tests.cuda.emulation import device, emulated  # noqa: F401
 from tests.ops.test_formulas import ARRAYS, CASES, STORAGE, close, draw, expected
@@ -99,6 +100,25 @@ def test_activations_and_their_slopes(device, name, dtype):  # noqa: F811
     exact = getattr(module, f"{name}_vjp")(np, wide, dy.astype(np.float64))
     atol = 16 * 9 * float(ml_dtypes.finfo(dtype).eps)  # terms of the size of x cancel
     np.testing.assert_allclose(device.see(d).astype(np.float64), exact, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", STORAGE[:2], ids=str)
+@pytest.mark.parametrize("name", [*formulas.ACTIVATIONS, "log_sigmoid"])
+def test_approximate_activations_are_rounded_once(device, name, dtype):  # noqa: F811
+    """Results in 16 bits are within 0.55 units in the last place of the definition."""
+    from linattn_np.ops import activations, gates
+
+    x = np.linspace(-9, 9, FEW + 8).astype(dtype)
+    module = gates if hasattr(gates, name) else activations
+    wide = x.astype(np.float64)
+    exact = getattr(module, name)(np, wide)
+    if name == "gelu_tanh":  # 1 + tanh cancels in float64
+        exact = wide * gates.sigmoid(np, np.sqrt(8 / np.pi) * (wide + 0.044715 * wide**3))
+    found = device.see(forward(name, device.bring(x))).astype(np.float64)
+    info = ml_dtypes.finfo(dtype)
+    unit = np.maximum(2.0 ** np.floor(np.log2(np.abs(exact) + 1e-300)), float(info.tiny)) * float(info.eps)
+    wrong = np.abs(found - exact) / unit
+    assert wrong.max() <= 0.55, (x[wrong.argmax()], wrong.max())
 
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)

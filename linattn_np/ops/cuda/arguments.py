@@ -77,7 +77,7 @@ NORM = Struct(  # nn/norm.cu: gate and dgate, weight and dweight, bias and dbias
 SOFTMAX = Struct(  # nn/softmax.cu
     "ops/SoftmaxArguments",
     ("x dy", STRIDED), ("y", OUT_BYTES), ("labels", pointer("const i64")),
-    ("loss", pointer("void")),  # or its cotangent
+    ("loss lse", pointer("void")),  # losses or their cotangents
     ("ignored", I64), ("smoothing z", DOUBLE), ("rows inner", U32),
 )  # fmt: skip
 CONV = Struct(  # nn/short_conv.cu: x and dy of tokens

@@ -12,7 +12,7 @@ from .row_arrays import Grid, dense, grid_of, is_narrow, kind_of, launched, rows
 from .sums import over_middle
 
 SOURCE = "nn/norm.cu"
-TOGETHER = 2  # rows that a lane computes together, of one piece each
+TOGETHER, GATED_BACK = 2, 1  # rows that a lane computes together, of one piece each; in a backward with gates
 PARTS = 1056  # of a sum over rows, at most: the same on every device, so that bits are
 
 
@@ -66,6 +66,8 @@ def backward(
     weight, bias = dense(weight), dense(bias)
     grid, wide = grid_of(D, x, gate, dy, weight, bias), working_dtype(x, gate, dy, weight, bias)
     constants = _constants(grid, norm, D, x, gate, weight, bias, dy) | {"LA_NARROW": int(is_narrow(dx, dgate))}
+    if gate is not None and grid.is_one_piece:
+        constants["LA_ROWS"] = GATED_BACK
     groups = max((y.size // D for y in (weight, bias) if y is not None), default=1)
     each, count = grid.beside * constants["LA_ROWS"], rows // groups
     block = each

@@ -23,6 +23,8 @@ WARPS = 4
 EACH, EACH_BACK = 32, 64  # tokens of a segment
 WIDEST = 8
 BYTES = 8  # that a lane moves together
+GROUP, GROUP_BACK = 8, 4  # tokens that are loaded together
+BLOCKS = 4  # of a multiprocessor, in a backward
 
 
 class Cut(NamedTuple):
@@ -96,16 +98,18 @@ def _launch(
     given = (x, bias, past, dy, *own.values())
     while per > 1 and (D % per or not is_aligned(per, *given)):
         per //= 2
-    state = own["y"] if entry == "conv_end" else dend
+    state, W = own["y"] if entry == "conv_end" else dend, 1 if is_end else conv.weight.shape[1]
     constants = {
-        "LA_PER": per, "LA_W": 1 if is_end else conv.weight.shape[1], "LA_DOUBLE": int(wide.itemsize == 8),
+        "LA_PER": per, "LA_W": W, "LA_DOUBLE": int(wide.itemsize == 8),
         "LA_DTYPE": kind_of(x), "LA_WEIGHT": 2 if weight is None else kind_of(weight), "LA_BIAS": kind_of(bias),
         "LA_PAST": kind_of(past), "LA_END": 2 if state is None else kind_of(state),
         "LA_GRAD": kind_of(x if dy is None else dy), "LA_SILU": int(conv.activation == "silu"),
-        "LA_RESIDUAL": int(conv.residual), "LA_NARROW": int(is_narrow(own.get("y", x), own.get("dpast"))),
+        "LA_RESIDUAL": int(conv.residual), "LA_GROUP": GROUP_BACK if entry == "conv_vjp" else GROUP,
+        "LA_BLOCKS": BLOCKS if W <= 4 and wide.itemsize == 4 else 1,
+        "LA_NARROW": int(is_narrow(own.get("y", x), own.get("dpast"))),
     }  # fmt: skip
     tiles, steps = -(-D // (32 * per)), -(-cut.pieces // WARPS)
-    parts = record.empty((1, steps, (conv.weight.shape[1] + 1) * D), wide) if entry == "conv_vjp" else None
+    parts = record.empty((1, steps, (W + 1) * D), wide) if entry == "conv_vjp" else None
     packed = CONV.pack(
         x=x_rows, dy=dy_rows, weight=address(weight), bias=address(bias), past=address(past),
         dend=address(dend), y=address(own.get("y")), dpast=address(own.get("dpast")), parts=address(parts), places=0,

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ...runtime.arrays import Array
 from ...runtime.cuda import launch, record
 from .arguments import SOFTMAX, address
-from .row_arrays import dense, grid_of, is_narrow, kind_of, launched, rows_of, strided, strides_of, working_dtype
+from .row_arrays import (
+    BLOCK,
+    LARGE,
+    dense,
+    grid_of,
+    is_narrow,
+    kind_of,
+    launched,
+    rows_of,
+    strided,
+    strides_of,
+    working_dtype,
+)
 
 SOURCE = "nn/softmax.cu"
 
@@ -24,17 +38,34 @@ def softmax_vjp(x: Array, dy: Array) -> Array:
     return dx
 
 
-def cross_entropy(x: Array, labels: Array, smoothing: float, z: float, ignored: int) -> Array:
-    """Losses (R,) of rows (R, D) in the dtype of the computation, 0 of labels `ignored`; labels int64 (R,)."""
-    loss = record.empty((x.shape[0],), working_dtype(x))
-    _launch("cross_entropy", x, None, None, dense(labels), loss, smoothing, z, ignored)
-    return loss
+class Losses(NamedTuple):
+    """Of rows (R, D), in the dtype of the computation: (R,), and log sum e^x (R,) of each."""
+
+    loss: Array
+    lse: Array
 
 
-def cross_entropy_vjp(x: Array, labels: Array, smoothing: float, z: float, ignored: int, d: Array) -> Array:
-    """dx (R, D) in the dtype of x; d (R,) in the dtype of the computation."""
+def cross_entropy(x: Array, labels: Array, smoothing: float, z: float, ignored: int) -> Losses:
+    """Of rows (R, D), labels int64 (R,): the loss is 0 of a label `ignored`, NaN of one that is no column."""
+    labels, wide = dense(labels), working_dtype(x)
+    found = Losses(record.empty((x.shape[0],), wide), record.empty((x.shape[0],), wide))
+    _launch("cross_entropy", x, None, None, labels, *found, smoothing, z, ignored)
+    return found
+
+
+def loss_sums(x: Array, labels: Array, loss: Array, ignored: int) -> Array:
+    """(3,): the sum of the losses (R,), how many rows have one, and how many labels are no column."""
+    sums = record.empty((3,), loss.dtype)
+    _launch("loss_sums", x, None, sums, dense(labels), loss, ignored=ignored)
+    return sums
+
+
+def cross_entropy_vjp(
+    x: Array, labels: Array, smoothing: float, z: float, ignored: int, d: Array, lse: Array | None = None
+) -> Array:
+    """dx (R, D) in the dtype of x; d (R,) in the dtype of the computation. lse: that of the forward."""
     dx = record.empty(tuple(x.shape), x.dtype)
-    _launch("cross_entropy_vjp", x, None, dx, dense(labels), dense(d), smoothing, z, ignored)
+    _launch("cross_entropy_vjp", x, None, dx, dense(labels), dense(d), lse, smoothing, z, ignored)
     return dx
 
 
@@ -51,6 +82,7 @@ def _launch(
     y: Array | None,
     labels: Array | None = None,
     loss: Array | None = None,
+    lse: Array | None = None,
     smoothing: float = 0.0,
     z: float = 0.0,
     ignored: int = 0,
@@ -58,13 +90,16 @@ def _launch(
     D = x.shape[-1]
     inner, (x, dy) = strided(D, x, dy)
     grid, rows = grid_of(D, x, dy), rows_of(x, D)
+    if lse is not None and grid.lanes > BLOCK:  # one pass: rows need not be held
+        grid = grid._replace(lanes=BLOCK)
     constants: dict[str, int] = {
         "LA_D": D, "LA_PER": grid.per, "LA_LANES": grid.lanes, "LA_DOUBLE": int(working_dtype(x, dy).itemsize == 8),
         "LA_DTYPE": kind_of(x), "LA_GRAD": kind_of(x if dy is None else dy),
-        "LA_NARROW": int(loss is None and is_narrow(y)),
+        "LA_NARROW": int(is_narrow(x, None if entry == "loss_sums" else y)),
+        "LA_SAVED": int(entry == "cross_entropy_vjp" and lse is not None),
     }  # fmt: skip
     packed = SOFTMAX.pack(x=strides_of(x, D, inner), dy=strides_of(dy, D, inner), y=address(y), labels=address(labels),
-                          loss=address(loss), ignored=ignored, smoothing=smoothing, z=z, rows=rows,
+                          loss=address(loss), lse=address(lse), ignored=ignored, smoothing=smoothing, z=z, rows=rows,
                           inner=inner)  # fmt: skip
-    blocks, arrays = -(-rows // grid.beside), (x, dy, y, labels, loss)
-    launched(SOURCE, entry, constants, blocks, grid.threads, packed, *arrays)
+    blocks, threads = (1, LARGE) if entry == "loss_sums" else (-(-rows // grid.beside), grid.threads)
+    launched(SOURCE, entry, constants, blocks, threads, packed, x, dy, y, labels, loss, lse)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from ...runtime.cuda import launch, record
 from ...runtime.cuda.elements import Constants
 from .arguments import SUMS
 from .formulas import KINDS
-from .unit_rows import THREADS, TOKEN_BLOCKS
+from .unit_rows import THREADS
 
 SOURCE = "ops/sums.cu"
-FEW = 256  # terms that one block of threads adds
+FEW = 128  # terms that one block of threads adds
+COLUMNS = 32  # of a block, at most
 
 
 def constants(dtype: str, out: str) -> Constants:
@@ -27,13 +28,13 @@ def over_middle(x: Array, dtype: Any = None) -> Array:
     """Dense x (count, terms, width) summed over its terms: (count, width), in `dtype`, None: that of x."""
     dtype = x.dtype if dtype is None else dtype
     count, terms, width = x.shape
-    blocks = [terms] if terms <= FEW else [-(-terms // TOKEN_BLOCKS), TOKEN_BLOCKS]
+    blocks = [terms] if terms <= FEW else [isqrt(terms), terms]
     for block in blocks:
         parts = -(-terms // block) if block else 1
         wide = "float64" if name_of(x.dtype) == "float64" else "float32"
         y = record.empty((count, parts, width), dtype if parts == 1 else np.dtype(wide))
         packed = SUMS.pack(x=x.data.ptr, y=y.data.ptr, terms=terms, width=width, block=block, parts=parts)
-        grid = count * parts * -(-width // THREADS)
+        grid = count * parts * -(-width // COLUMNS)
         launch.launch(SOURCE, "sums", constants(name_of(x.dtype), name_of(y.dtype)), grid, THREADS, 0, packed, (x, y))
         x, terms = y, parts
     return x.reshape(count, width)
