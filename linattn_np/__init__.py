@@ -22,6 +22,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "GatedCache": ".softmax.types",
     "HouseholderCache": ".softmax.types",
     "KeyValueCache": ".softmax.types",
+    "LevelState": ".matrix_state.types",
     "LinearMomentum": ".fast_weights.types",
     "LinearState": ".fast_weights.types",
     "MLPMomentum": ".fast_weights.types",

@@ -36,6 +36,7 @@ from .filters.arguments import RLSState as RLSState
 from .filters.associative import associative_scan as associative_scan
 from .matrix_state.composition import Summary as Summary
 from .matrix_state.types import BoundedState as BoundedState
+from .matrix_state.types import LevelState as LevelState
 from .matrix_state.types import NormalisedState as NormalisedState
 from .matrix_state.types import SlotState as SlotState
 from .matrix_state.types import SolvedState as SolvedState
@@ -994,6 +995,81 @@ class _LinearAttention:
     ) -> A | Result[A]: ...
 
 linear_attention: _LinearAttention
+
+class _LogLinearGatedDeltaRuleGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    lam: Any
+    state: Any
+
+class _LogLinearGatedDeltaRule:
+    """The gated delta rule whose query weighs the past by levels of distance. S~ = e^{g_t} S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~), kept by levels l = bit_length(t xor j) of the token j;  out_t = scale sum_l lam_t[l] q_t S_t[l]"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, beta: Any, lam: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, lam: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, lam: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, lam: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, lam: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+log_linear_gated_delta_rule: _LogLinearGatedDeltaRule
+
+class _LogLinearGlaGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    lam: Any
+    state: Any
+
+class _LogLinearGla:
+    """Simple gated linear attention whose query weighs the past by levels of distance. S_t = e^{g_t} S_{t-1} + k_t^T v_t, kept by levels l = bit_length(t xor j) of the token j;  out_t = scale sum_l lam_t[l] q_t S_t[l]"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, lam: Any, *, return_state: bool = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, lam: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, lam: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, lam: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, lam: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+log_linear_gla: _LogLinearGla
 
 class _LonghornGradients(NamedTuple):
     q: Any
@@ -2069,6 +2145,10 @@ def vjp(fn: _Lact, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _La
 def vjp(fn: _LightningAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LightningAttentionGradients]]: ...
 @overload
 def vjp(fn: _LinearAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LinearAttentionGradients]]: ...
+@overload
+def vjp(fn: _LogLinearGatedDeltaRule, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LogLinearGatedDeltaRuleGradients]]: ...
+@overload
+def vjp(fn: _LogLinearGla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LogLinearGlaGradients]]: ...
 @overload
 def vjp(fn: _Longhorn, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _LonghornGradients]]: ...
 @overload

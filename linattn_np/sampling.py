@@ -42,7 +42,7 @@ DRAWS: dict[str, Draw] = {  # the distributions by name (Samples.distributions)
     "negative": lambda rng, shape: -rng.uniform(0.1, 1.0, shape),
 }
 
-SIZES = {"T": 12, "H": 2, "K": 5, "V": 3, "n": 2, "M": 4}
+SIZES = {"T": 12, "H": 2, "K": 5, "V": 3, "n": 2, "M": 4, "levels": 12}
 
 
 def sizes_by_letter(**sizes: int | None) -> dict[str, int]:
@@ -84,6 +84,7 @@ def draw_state(
     kind = spec.state.type_of({**spec.options.defaults, **options})
     axes = spec.state.axes or spec.core.STATE_AXES
     parts = ("state",) if kind is None else kind._fields
+    sizes = {**SIZES, **sizes}
     shapes = {p: (*lead, *(sizes[n] for n in axes[p].split())) for p in parts}
     drawn = spec.core.draw_state(rng, kind, shapes)
     return drawn + 1j * rng.standard_normal(shapes["state"]) if "state" in fn.samples.complex else drawn

@@ -182,7 +182,8 @@ class VariantSpec:
     @functools.cached_property
     def counts(self) -> frozenset[str]:
         """The parts of a state that are whole numbers: "state.length"."""
-        return frozenset(f"state.{n}" for n in self.core.STATE_COUNTS)
+        parts = () if self.state.parts is None else self.state.parts._fields
+        return frozenset(f"state.{n}" for n in self.core.STATE_COUNTS if n in parts)
 
     @functools.cached_property
     def complex_arrays(self) -> frozenset[str]:

@@ -325,7 +325,18 @@ def cotangents(result: Any, seed: int = 1) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     out, state = result
     dout = None if out is None else rng.standard_normal(out.shape).astype(out.dtype)
-    return dout, parts_like(state, [rng.standard_normal(S.shape).astype(S.dtype) for S in parts(state)])
+    return dout, parts_like(state, [_cotangent(rng, S, isinstance(state, la.LevelState)) for S in parts(state)])
+
+
+def _cotangent(rng: Any, S: Any, has_gaps: bool) -> Any:
+    """Random, 0 for whole numbers, and for empty levels."""
+    d = rng.standard_normal(S.shape) * (S.dtype.kind != "i")
+    return (d * (S != 0) if has_gaps else d).astype(S.dtype)
+
+
+def is_count(name: str) -> bool:
+    """Whether a part of a state, such as state.length, is a whole number, in int64 and without a gradient."""
+    return name.rpartition(".")[2] in ("length", "position")
 
 
 def with_gradients(case: Case, arrays, cotangent=None, **options):

@@ -6,8 +6,11 @@ comm = nccl.NCCL(rank, size, unique_id)
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from .comm import TIMEOUT, RankError, late
@@ -84,10 +87,25 @@ def _caught(work: Any, failed: list[BaseException]) -> None:
 
 
 def _nccl() -> Any:
-    from cupy.cuda import nccl
+    """CuPy's bindings; the library may be in a package of Python, where the loader does not look.
 
-    if not nccl.available:
+    Raises ImportError without it.
+    """
+    for path in _libraries():
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    try:
+        from cupy.cuda import nccl
+    except ImportError:
+        nccl = None
+    if nccl is None or not nccl.available:
         raise ImportError(
             "distributed: CuPy finds no NCCL, expected the package nvidia-nccl-cu12 or nvidia-nccl-cu13 beside it"
         )
     return nccl
+
+
+def _libraries() -> list[Path]:
+    """libnccl of the packages nvidia-nccl-cu12 and nvidia-nccl-cu13, which share a folder."""
+    spec = find_spec("nvidia")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return [path for place in places for path in sorted(Path(place).glob("nccl/lib/libnccl.so*"))]

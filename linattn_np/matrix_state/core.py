@@ -35,6 +35,7 @@ from .types import (
     BoundedState,
     Erase,
     Inputs,
+    LevelState,
     Mamba3State,
     NormalisedState,
     Plan,
@@ -331,6 +332,5 @@ def residuals_of(fn: str, x: Inputs, plan: Plan, state: Array | None, wanted: st
 
 
 register(sys.modules[__name__], Inputs)
-register_states(
-    sys.modules[__name__], None, NormalisedState, StabilisedState, Mamba3State, SolvedState, SlotState, BoundedState
-)
+register_states(sys.modules[__name__], None, NormalisedState, StabilisedState, Mamba3State, SolvedState)
+register_states(sys.modules[__name__], SlotState, BoundedState, LevelState)

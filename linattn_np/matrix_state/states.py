@@ -10,11 +10,11 @@ import numpy as np
 from ..core import CallPlan
 from ..runtime.arrays import Array, Namespace
 from .array.read import read_fwd, read_vjp
-from .types import PARTS, Mamba3State, NormalisedState, Plan, SolvedState, StabilisedState
+from .types import PARTS, LevelState, Mamba3State, NormalisedState, Plan, SolvedState, StabilisedState
 
 STATE_AXES: Mapping[str, str] = {"state": PARTS["S"], **PARTS}
 STATE_LIMITS: Mapping[str, tuple[float, float]] = {}
-STATE_COUNTS: tuple[str, ...] = ()
+STATE_COUNTS: tuple[str, ...] = ("position",)
 
 
 def end_shape(plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -93,11 +93,15 @@ def _over_queries(xp: Namespace, d: Array, shape: tuple[int, ...]) -> Array:
 
 
 def draw_state(rng: Any, kind: type[Any] | None, shapes: Mapping[str, tuple[int, ...]]) -> Any:
-    """A random state: S normal, Z positive semidefinite, other parts positive."""
+    """A random state: S normal, Z positive semidefinite, other parts positive; levels that a position has."""
     each = iter(shapes.values())
     S = rng.standard_normal(next(each))
     if kind is None:
         return S
+    if kind is LevelState:
+        levels = np.arange(S.shape[-3])
+        position = rng.integers(1 << (len(levels) - 2), size=next(each))
+        return kind(S * ((position[..., None] >> levels) & 1)[..., None, :, None, None], position)
     if kind is SolvedState:  # Z is a sum of outer products: positive semidefinite
         *lead, K = next(each)[:-1]
         keys = rng.standard_normal((*lead, K + 2, K))

@@ -42,6 +42,7 @@ class Readout(Enum):
     LINEAR = "out_t = scale q_t S_t"
     NORMALISED = "out_t = q_t S_t / q_t z_t, or over max(|q_t n_t|, 1)"
     SLOTS = "out_t = softmax(scale q_t W_t) S_t"
+    LEVELS = "out_t = sum_l lam_t[l] q_t S_t[l]"
     SOLVED = "out_t = x_t S_t, x_t (Z_t + diag(ridge_t)) = q_t"
     SOFTMAX = "out_t = sum_j softmax_j(scale q_t . k_j + decay from j to t) v_j: the softmax core's"
 
@@ -104,6 +105,17 @@ class BoundedState(NamedTuple):
     S: Any
     W: Any
     N: Any
+
+
+class LevelState(NamedTuple):
+    """State of log-linear attention: a matrix for each level, and the number of tokens so far.
+
+    S (..., H, levels, K, V): S[..., l - 1, :, :] has the tokens of level l, bit_length(position xor token) = l, and
+    nothing where bit l - 1 of the position is 0. position (...): whole numbers.
+    """
+
+    S: Any
+    position: Any
 
 
 PARTS = {  # axes of the parts of a state

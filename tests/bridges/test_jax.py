@@ -103,7 +103,7 @@ def test_jit_and_gradients_of_every_variant(fn, n, recomputed):
     equal(actual, result)
     for name, d in actual_grads.items():
         equal(jax.tree.map(lambda x, y: y if x.dtype == jax.dtypes.float0 else x, d, grads[name]), grads[name])
-    assert not recomputed
+    assert not recomputed or fn.spec.readout.name == "LEVELS"  # whose sums depend on positions
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64], ids=lambda dtype: dtype.__name__)

@@ -145,7 +145,7 @@ def test_compiled_calls_have_no_graph_breaks():
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("case", [c for c in FEW if c.spec.readout.name != "LEVELS"], ids=str)
 def test_a_compiled_backward_reads_what_the_forward_kept(case, monkeypatch):
     """It does not compute the forward again, and has the bits of la.vjp; also for one part of the state alone."""
     from linattn_np.bridges import programs

@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 import linattn_np as la
 from linattn_np.call.binding import axes_of_states
 from linattn_np.testing import relative_error
-from tests.cases import CASES, PLAIN, draw, enumerate_parts, kind_like, naive, parts, parts_like, with_gradients, worst
+from tests.cases import (
+    CASES,
+    PLAIN,
+    draw,
+    enumerate_parts,
+    is_count,
+    kind_like,
+    naive,
+    parts,
+    parts_like,
+    with_gradients,
+    worst,
+)
 
 every_variant = pytest.mark.parametrize("case", PLAIN, ids=str)
 AT_RANDOM = settings(deadline=None, derandomize=True, max_examples=12, database=None)
@@ -70,7 +82,7 @@ def test_layout(case, how, dtype):
         np.testing.assert_array_equal(x, arrays[n])
     found = with_gradients(case, moved, state=laid(how, state))
     for name, x in found.items():
-        assert x.dtype == (np.int64 if name.endswith("length") else kind_like(expected[name], dtype))
+        assert x.dtype == (np.int64 if is_count(name) else kind_like(expected[name], dtype))
         assert x.dtype.isnative
         assert relative_error(x, expected[name]) <= 50 * np.finfo(dtype).eps, name
 

@@ -191,7 +191,11 @@ def test_nan_and_inf_stay_in_their_head_and_sequence(case, form, poison):
         found = with_gradients(case, arrays, state=state, **form)
     assert not np.isfinite(found["out"][1, 9, 2]).any()
     S = next(name for name in found if name.startswith("state"))
-    assert not np.isfinite(found[S][1, 2]).any()
+    held = found[S][1, 2]
+    if case.spec.readout.name == "LEVELS":  # one of them
+        held = held[~np.isfinite(held).all(axis=(-2, -1))]
+        assert len(held) == 1
+    assert not np.isfinite(held).any()
     axes = {"out": -2} | {"d" + n: case.heads(n) for n in case.given if case.on_tokens(n) and case.has_heads(n)}
     for name, axis in axes.items():
         np.testing.assert_array_equal(found[name][0], expected[name][0], name)

@@ -47,7 +47,9 @@ def positive(case, dtype, product):
         if name in ("beta", "a", "b"):  # so little is erased that signs stay
             arrays[name] = 0.01 * np.abs(x)
     arrays = {n: x.astype(dtype) if isinstance(x, np.ndarray) else x for n, x in arrays.items()}
-    return arrays, parts_like(state, [(np.abs(S) + 0.1).astype(dtype) for S in parts(state)])
+    return arrays, parts_like(
+        state, [S if S.dtype.kind == "i" else (np.abs(S) + 0.1).astype(dtype) for S in parts(state)]
+    )
 
 
 def results(case, arrays, state, large, **options):

@@ -19,6 +19,7 @@ from bench.__main__ import COMPARED
 from bench.cpu import variants
 from linattn_np.call.options import COMMON
 from linattn_np.docstring import docstring
+from tests.cases import has_plain_state
 from tests.naive import NAIVE
 
 ROOT = Path(la.__file__).parent
@@ -149,11 +150,7 @@ def test_the_reference_shows_the_signatures(page):
 
 @pytest.mark.parametrize(
     "fn",
-    [
-        fn
-        for fn in la.VARIANTS
-        if fn.spec.erase.name != "NONE" and "g" in fn.spec.arrays and "state" in fn.spec.core.STATE_AXES
-    ],
+    [fn for fn in la.VARIANTS if fn.spec.erase.name != "NONE" and "g" in fn.spec.arrays and has_plain_state(fn.spec)],
     ids=lambda fn: fn.__name__,
 )
 def test_the_state_that_an_erase_reads_is_the_one_of_the_spec(fn):

@@ -26,7 +26,8 @@ def settings(fn):
 def may_be_in_part(fn, options):
     """NumPy computes a formula with these options, or looks at a number."""
     maps = options.get("feature_map") in ("hedgehog", "dpfp")
-    return maps or fn in (la.mesa_net, la.delta_product) or (fn is la.retnet and "xpos" in options)
+    in_part = (la.mesa_net, la.delta_product, la.log_linear_gla, la.log_linear_gated_delta_rule)
+    return maps or fn in in_part or (fn is la.retnet and "xpos" in options)
 
 
 @pytest.mark.parametrize("fn", VARIANTS, ids=lambda fn: fn.spec.name)

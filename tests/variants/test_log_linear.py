@@ -1,0 +1,88 @@
+"""Log-linear attention: its closed form, its special case, and what its state holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.testing import relative_error
+
+PLAIN = {la.log_linear_gla: la.simple_gla, la.log_linear_gated_delta_rule: la.gated_delta_rule}
+every_variant = pytest.mark.parametrize("fn", PLAIN, ids=lambda fn: fn.__name__)
+
+
+def drawn(fn, T, levels=12, **sizes):
+    x = la.testing.sample(fn, np.random.default_rng(0), T=T, **sizes)
+    return x | {"lam": x["lam"][..., :levels]}
+
+
+def plain(fn, x):
+    return {n: y for n, y in x.items() if n != "lam"}
+
+
+@every_variant
+@pytest.mark.parametrize("T", [3, 70, 300])
+def test_the_influence_of_the_plain_variant_times_weights_of_levels(fn, T):
+    x = drawn(fn, T)
+    at = np.arange(T)
+    levels = np.array([[int(i ^ j).bit_length() for j in at] for i in at])
+    A = la.influence_matrix(PLAIN[fn], **plain(fn, x))  # (B, H, T, T)
+    lam = np.moveaxis(x["lam"], 2, 1)[:, :, at[:, None], levels]
+    out = np.einsum("bhij,bjhv->bihv", A * lam, x["v"])
+    assert relative_error(fn(**x), out) < 1e-13
+
+
+@every_variant
+@pytest.mark.parametrize("T", [1, 64, 130])
+def test_weights_of_one_are_the_plain_variant(fn, T):
+    x = drawn(fn, T)
+    x["lam"] = np.ones_like(x["lam"])
+    out, state = fn(**x, return_state=True)
+    expected, S = PLAIN[fn](**plain(fn, x), return_state=True)
+    assert relative_error(out, expected) < 1e-13
+    assert relative_error(state.S.sum(axis=-3), S) < 1e-13
+
+
+@every_variant
+def test_a_state_has_the_levels_of_the_bits_of_its_position(fn):
+    for T in (1, 2, 6, 100):
+        state = fn(**drawn(fn, T), return_state=True).state
+        assert (state.position == T).all()
+        is_live = state.S.any(axis=(0, 1, 3, 4))
+        assert [*is_live] == [bool(T >> n & 1) for n in range(12)]
+
+
+@every_variant
+def test_entries_of_empty_levels_are_not_read(fn):
+    """Of a pool, for one."""
+    x = drawn(fn, 80)
+    first = {n: y[:, :37] for n, y in x.items()}
+    rest = {n: y[:, 37:] for n, y in x.items()}
+    state = fn(**first, return_state=True).state
+    S = np.where(state.S.any(axis=(0, 1, 3, 4))[:, None, None], state.S, np.nan)
+    for T in (1, 3, 43):
+        part = {n: y[:, :T] for n, y in rest.items()}
+        np.testing.assert_array_equal(fn(**part, state=state), fn(**part, state=la.LevelState(S, state.position)))
+
+
+@every_variant
+def test_too_few_levels_are_an_error(fn):
+    assert fn(**drawn(fn, 8, levels=4)).shape[1] == 8
+    with pytest.raises(ValueError, match=f"{fn.__name__}: lam has 4 levels, expected at least 5 for 9 tokens"):
+        fn(**drawn(fn, 9, levels=4))
+    state = fn(**drawn(fn, 8, levels=4), return_state=True).state
+    with pytest.raises(ValueError, match="lam has 4 levels, expected at least 5 for 9 tokens"):
+        fn(**drawn(fn, 1, levels=4), state=state)
+
+
+@every_variant
+def test_decoding_is_the_whole_call(fn):
+    """With steps in place, from one state."""
+    x = drawn(fn, 40)
+    out = fn(**x)
+    state = None
+    for t in range(40):
+        now = {n: y[:, t] for n, y in x.items()}
+        y, state = la.step(fn, **now, state=state, overwrite_state=state is not None, return_state=True)
+        assert relative_error(y, out[:, t]) < 1e-13
