@@ -24,15 +24,11 @@ from jax.experimental.buffer_callback import buffer_callback
 from ..call.binding import flatten, normalise
 from ..call.results import gradients_of
 from ..runtime.shapes import has_time
-from ..runtime.values import shown
 from ..spec import VariantSpec
-from .device_programs import DeviceProgram, available, device_of, execute
+from .device_programs import DeviceProgram, device_of, execute
+from .jax_arguments import MOST, Operation, fixed, is_on_device, traced
 from .programs import Program, Signature, is_state, leaves, unleaves
 from .shapes import Abstract
-
-Operation = Callable[..., Any]
-MOST = 1024  # cached programs
-NUMBERS = ("cu_seqlens", "return_states_at")  # options that may be arrays of numbers
 
 
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
@@ -107,41 +103,6 @@ def signature_of(
     return Signature(spec, tuple(given), kind, static), [traced(spec.name, n, x) for n, x in given.items()]
 
 
-def traced(fn: str, name: str, x: Any) -> Any:
-    """An array that JAX can trace."""
-    if isinstance(x, jax.Array | np.ndarray | np.generic):
-        return jnp.asarray(x)
-    raise TypeError(
-        f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__} beside arrays that JAX traces, "
-        "expected all arrays in one library"
-    )
-
-
-def fixed(fn: str, name: str, x: Any) -> Any:
-    """The value of an option, which is a part of the compiled program."""
-    if isinstance(x, jax.core.Tracer):
-        raise TypeError(
-            f"{fn}: {name} is traced by JAX, expected numbers that are known when the function is "
-            "compiled: pass them as static arguments"
-        )
-    if name in ("state_rows", "fresh") and x is not None:
-        raise TypeError(
-            f"{fn}: {name} was given with arrays that JAX traces, expected None: "
-            "take the states that sequences begin with yourself, as in state=pool[rows]"
-        )
-    if name in NUMBERS and hasattr(x, "tolist"):
-        x = x.tolist()
-    if isinstance(x, list):
-        x = tuple(x)
-    try:
-        hash(x)
-    except TypeError:
-        raise TypeError(
-            f"{fn}: {name} is {shown(x)}, expected a value that can be hashed, since JAX compiles a program for each"
-        ) from None
-    return x
-
-
 def program_of(signature: Signature, given: tuple[Abstract, ...]) -> Program:
     """The program of a call of these shapes."""
     return _program(signature, given, is_on_device())
@@ -150,13 +111,6 @@ def program_of(signature: Signature, given: tuple[Abstract, ...]) -> Program:
 @functools.lru_cache(maxsize=MOST)
 def _program(signature: Signature, given: tuple[Abstract, ...], on_device: bool) -> Program:
     return DeviceProgram(signature, given) if on_device else Program(signature, given)
-
-
-def is_on_device() -> bool:
-    """Whether the program will probably run on a CUDA device: that is not known while JAX traces."""
-    device = getattr(jax.config, "jax_default_device", None)
-    platform = device if isinstance(device, str) else getattr(device, "platform", jax.default_backend())
-    return platform in ("gpu", "cuda") and available()
 
 
 def _abstract(arrays: Sequence[Any]) -> tuple[Abstract, ...]:

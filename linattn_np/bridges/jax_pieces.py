@@ -19,7 +19,7 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from ..call.results import Result, gradients_of
 from ..nn.declaration import PIECES, Piece
-from .jax import MOST, Operation, fixed, is_on_device, traced
+from .jax_arguments import MOST, Operation, fixed, is_on_device, traced
 from .programs import writing_to
 
 
