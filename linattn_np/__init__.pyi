@@ -1221,6 +1221,38 @@ class _Mamba3:
 
 mamba3: _Mamba3
 
+class _MatrixGateGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    state: Any
+
+class _MatrixGate:
+    """Linear attention whose state decays entry by entry: the gate of a token is a matrix. S_t = e^{g_t} * S_{t-1} + k_t^T v_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+matrix_gate: _MatrixGate
+
 class _MesaNetGradients(NamedTuple):
     q: Any
     k: Any
@@ -1779,6 +1811,42 @@ class _Scan:
 
 scan: _Scan
 
+class _SelectiveScanGradients(NamedTuple):
+    x: Any
+    dt: Any
+    A: Any
+    B: Any
+    C: Any
+    D: Any
+    z: Any
+    dt_bias: Any
+    state: Any
+
+class _SelectiveScan:
+    """Every channel has a state of N numbers, which decay and take in by step sizes of the token. h_t = e^{dt_t A} h_{t-1} + (dt_t x_t) B_t^T;  out_t = (h_t C_t + D x_t) silu(z_t)"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, D: Any = ..., z: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+selective_scan: _SelectiveScan
+
 class _SimpleGlaGradients(NamedTuple):
     q: Any
     k: Any
@@ -2158,6 +2226,8 @@ def vjp(fn: _Mamba2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _
 @overload
 def vjp(fn: _Mamba3, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Mamba3Gradients]]: ...
 @overload
+def vjp(fn: _MatrixGate, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MatrixGateGradients]]: ...
+@overload
 def vjp(fn: _MesaNet, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MesaNetGradients]]: ...
 @overload
 def vjp(fn: _MinGru, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MinGruGradients]]: ...
@@ -2189,6 +2259,8 @@ def vjp(fn: _Rwkv7, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _R
 def vjp(fn: _S4d, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _S4dGradients]]: ...
 @overload
 def vjp(fn: _Scan, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _ScanGradients]]: ...
+@overload
+def vjp(fn: _SelectiveScan, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SelectiveScanGradients]]: ...
 @overload
 def vjp(fn: _SimpleGla, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _SimpleGlaGradients]]: ...
 @overload

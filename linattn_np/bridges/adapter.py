@@ -65,6 +65,18 @@ def renamed(fn: str, error: Exception) -> Exception:
     return error if str(error).startswith(f"{fn}: ") else kind(f"{fn}: {error}")
 
 
+def named(name: str, known: Parameters, body: Callable[[str, Given], Any]) -> Any:
+    """A function with these parameters that hands them to body(name, given); errors of others get its name."""
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            return body(name, bound(name, known, args, keywords))
+        except (TypeError, ValueError) as error:
+            raise renamed(name, error) from error
+
+    return with_signature(call, name, known, body.__doc__ or "")
+
+
 class Translated(NamedTuple):
     """A call of one of our functions."""
 

@@ -1,4 +1,4 @@
-"""mamba_ssm's functions of Mamba-2 for torch tensors: its names, order of arguments and states (B, H, V, K)."""
+"""mamba_ssm's functions for torch tensors: its names, order of arguments and states, of Mamba-2 (B, H, V, K)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import linattn_np as la
 from ..ops.gated_norm import GatedNorm
 from ..runtime.doorway import WHOLE, expect, expect_whole
 from ..runtime.pools import NO_ROW
-from .adapter import Given, bound, parameters, renamed, with_signature
+from . import mamba_selective
+from .adapter import Given, named, parameters
 from .causal_conv1d import causal_conv1d_fn
 from .modules import gated_rms_norm
 from .packed import offsets_of_numbers
@@ -78,14 +79,14 @@ def packed(fn: str, given: Given, arrays: dict[str, Any], options: dict[str, Any
 def update(fn: str, given: Given) -> Tensor:
     """One token: state (B, H, V, K) is updated in place; x, dt, z (B, H, V), A (H, V, K), D and dt_bias (H, V).
 
-    Mamba-2 alone: dt, dt_bias and A are one number of a head, the same for its channels. They are compared, which
-    waits for a device, unless they are broadcast by expand.
+    x (B, D), A (D, N): Mamba-1, with a state (B, D, N). Of heads, dt, dt_bias and A are one number each, the same for
+    its channels: Mamba-2. They are compared, which waits for a device, unless they are broadcast by expand.
     state_batch_indices (B,): state is a pool (P, H, V, K); these are the rows; a sequence whose row is
     pad_slot_id begins with zeros, and none is read or written for it. Rows on a device are not checked.
     """
     state, x, rows = given["state"], given["x"], given["state_batch_indices"]
-    if len(getattr(x, "shape", "BHV")) != 3:
-        raise ValueError(f"{fn}: x has shape {tuple(x.shape)}, expected (B, H, V); Mamba-1 is not supported")
+    if getattr(x, "ndim", 0) == 2:
+        return mamba_selective.update(fn, given)
     expect(fn, x=(x, "B H V"), state=(state, "B H V K" if rows is None else "P H V K"),
            dt=(given["dt"], "B H V"), A=(given["A"], "H V K"), B=(given["B"], "B G K"),
            C=(given["C"], "B G K"), z=(given["z"], "B H V?"), dt_bias=(given["dt_bias"], "H V?"))  # fmt: skip
@@ -99,8 +100,8 @@ def update(fn: str, given: Given) -> Tensor:
         one = one[(..., *(None,) * channels)]
         if not bool(((y == one) | (y.isnan() & one.isnan())).all()):
             raise ValueError(
-                f"{fn}: {name} has numbers of its own for each channel, expected one number of each head; "
-                "Mamba-1 is not supported"
+                f"{fn}: {name} has numbers of its own for each channel, expected one number of each head: "
+                "channels by themselves have no axis of heads"
             )
     token = {"x": x, "dt": of_head["dt"], "B": given["B"], "C": given["C"], "z": given["z"]}
     arrays = {n: y[:, None] for n, y in token.items() if y is not None}
@@ -164,16 +165,8 @@ def refuse(fn: str, given: Given, *names: str) -> None:
             raise ValueError(f"{fn}: {name} is not supported, expected {DEFAULTS[name]}")
 
 
-def _named(name: str, known: Any, body: Any) -> Any:
-    def call(*args: Any, **keywords: Any) -> Any:
-        try:
-            return body(name, bound(name, known, args, keywords))
-        except (TypeError, ValueError) as error:
-            raise renamed(name, error) from error
-
-    return with_signature(call, name, known, body.__doc__)
-
-
-mamba_chunk_scan_combined = _named("mamba_chunk_scan_combined", SCAN, scan)
-selective_state_update = _named("selective_state_update", UPDATE, update)
-mamba_split_conv1d_scan_combined = _named("mamba_split_conv1d_scan_combined", SPLIT, split_scan)
+mamba_chunk_scan_combined = named("mamba_chunk_scan_combined", SCAN, scan)
+selective_state_update = named("selective_state_update", UPDATE, update)
+selective_scan_fn = named("selective_scan_fn", mamba_selective.FUNCTION, mamba_selective.scan)
+mamba_inner_fn = named("mamba_inner_fn", mamba_selective.INNER, mamba_selective.inner)
+mamba_split_conv1d_scan_combined = named("mamba_split_conv1d_scan_combined", SPLIT, split_scan)

@@ -15,9 +15,13 @@ Given = dict[str, Any]  # the arguments of a model's forward by their names
 OFFSETS, NUMBERS, POSITIONS = "cu_seq_lens_q", "seq_idx", "position_ids"  # of transformers, each marks sequences
 CACHES = ("cache", "past_key_values", "cache_params")  # the cache's names in its versions
 UNTOLD = ("GraniteMoeHybridModel",)  # whose softmax layers see sequences in a mask alone
+UNMARKED = "it does not hand the mark to its layers"
 ACROSS = {  # models that run across sequences, and why
+    **dict.fromkeys(
+        ("MambaModel", "MambaForCausalLM", "FalconMambaModel", "FalconMambaForCausalLM", "JambaModel"), UNMARKED
+    ),
     "Mamba2ForCausalLM": "it does not hand the mark to its layers, Mamba2Model does",
-    "xLSTMModel": "it does not hand the mark to its layers",
+    "xLSTMModel": UNMARKED,
     "Glm5NextModel": "its indexed attention runs across sequences",
     "Glm5NextTextModel": "its indexed attention runs across sequences",
     "Qwen4ExpTextModel": "its n-gram embeddings run across sequences",

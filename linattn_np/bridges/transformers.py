@@ -28,9 +28,9 @@ from . import causal_conv1d, fla, mamba_ssm, packed, transformers_layers
 log = logging.getLogger(__name__)
 TESTED = (5, 23), (5, 24)  # the oldest and the newest transformers
 MODELS = (
-    "bailing_hybrid", "bamba", "falcon_h1", "glm5_next", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe",
-    "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "xlstm",
-    "zamba2",
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "glm5_next", "granitemoehybrid", "jamba", "kimi_linear",
+    "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe",
+    "qwen3_next", "qwen4_exp", "xlstm", "zamba2",
 )  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {  # by their names in the models' modules
     "torch_chunk_gated_delta_rule": fla.FUNCTIONS["chunk_gated_delta_rule"],
@@ -39,6 +39,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {  # by their names in the models' mo
     "recurrent_kimi_delta_attention": transformers_layers.step(fla.FUNCTIONS["fused_recurrent_kda"]),
     "mamba2_chunk_scan": mamba_ssm.mamba_chunk_scan_combined,
     "mamba2_selective_state_update": mamba_ssm.selective_state_update,
+    "mamba_selective_scan": transformers_layers.selective_scan,
+    "mamba_selective_state_update": mamba_ssm.selective_state_update,
     "causal_conv1d_fn": causal_conv1d.causal_conv1d_fn,
     "causal_conv1d_update": causal_conv1d.causal_conv1d_update,
 }
@@ -51,7 +53,8 @@ METHODS: dict[str, Callable[..., Any]] = {  # class -> its forward here
     "xLSTMBackend": transformers_layers.mlstm,
     **dict.fromkeys(NORMS, transformers_layers.gated_norm),
 }
-HANDED_ON = ("Mamba2Model", "Mamba2ForCausalLM", "xLSTMModel")  # classes that positions reach as other keywords
+HANDED_ON = ("Mamba2Model", "Mamba2ForCausalLM", "MambaModel", "MambaForCausalLM", "FalconMambaModel",
+             "FalconMambaForCausalLM", "xLSTMModel")  # classes that positions reach as other keywords  # fmt: skip
 RENAMED = {"query": "q", "key": "k", "value": "v", "hidden_states": "x", "past_key_values": "cache",
            "cache_params": "cache"}  # transformers' names of our parameters  # fmt: skip
 WITHOUT_EFFECT = frozenset((  # keywords that models hand to all layers: of softmax layers, experts, outputs, losses

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import linattn_np as la
 
 from ..ops.gated_norm import GatedNorm
+from .mamba_ssm import selective_scan_fn
 from .modules import gated_rms_norm
 
 Tensor = torch.Tensor
@@ -29,6 +30,15 @@ def step(fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn(*args, **keywords)
 
     return call
+
+
+def selective_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, z: Tensor | None = None,
+    delta_bias: Tensor | None = None, delta_softplus: bool = False, return_last_state: bool = False,
+    use_mambapy: bool | None = None, use_associative_scan: bool | None = None,
+) -> Any:  # fmt: skip
+    """mamba_selective_scan of (B, D, T); its ways of computing in torch, the last two, are not chosen here."""
+    return selective_scan_fn(x, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
 
 
 def gated_norm(self: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:

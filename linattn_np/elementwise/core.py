@@ -158,7 +158,7 @@ def delayed_vjp(plan: Plan, x: Inputs, dout: Array) -> tuple[Array, Array]:
 # the choice of a backend
 
 
-def unsupported_reason(x: Inputs, plan: Plan, backend: str) -> str | None:
+def unsupported_reason(x: Any, plan: Plan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
     if backend == "reference" and plan.chunk_size == "parallel":
         return "the definition goes token by token; chunk_size='parallel' needs a scan"

@@ -91,8 +91,12 @@ def test_compiled_loops_take_16_mib_a_thread(fn, monkeypatch):
     assert max(used[1:]) <= 16 << 20, used
 
 
+# variants whose arrays have no entry for each of the state's in every token
+LONG = [fn for fn in RECURRENT if not any({"T", "K", "V"} <= set(a.axes.split()) for a in fn.spec.arrays.values())]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("fn", RECURRENT, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", LONG, ids=lambda fn: fn.__name__)
 def test_a_long_sequence_fits(fn):
     """T = 131072, H = 4, K = V = 64, float32, forward and backward: 4 GiB of resident memory, inputs included.
 

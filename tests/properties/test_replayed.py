@@ -48,8 +48,9 @@ def test_a_call_with_default_options_is_replayed_whole(fn, T):
 
 
 # NumPy computes a part of their transposes, or of their core
-VJP_IN_PARTS = {"abc", "diagonal_longhorn", "lightning_attention", "lru", "mamba2", "mesa_net", "min_gru", "min_lstm",
-                "performer", "retention", "retnet", "rfa", "rg_lru", "rwkv4", "s4d", "transxssm"}  # fmt: skip
+VJP_IN_PARTS = {"abc", "diagonal_longhorn", "lightning_attention", "lru", "mamba2", "matrix_gate", "mesa_net",
+                "min_gru", "min_lstm", "performer", "retention", "retnet", "rfa", "rg_lru", "rwkv4", "s4d",
+                "selective_scan", "transxssm"}  # fmt: skip
 LEARNERS = {fn.__name__ for fn in la.VARIANTS if isinstance(fn.spec.core, FastWeights)}  # likewise
 VJP_WHOLE = [fn for fn in la.VARIANTS if fn.__name__ not in VJP_IN_PARTS | LEARNERS and not fn.spec.grows]
 

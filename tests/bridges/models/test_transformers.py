@@ -150,7 +150,8 @@ MARKS = {
     "positions": {"position_ids": POSITIONS}, "offsets": {"cu_seq_lens_q": OFFSETS}, "numbers": {"seq_idx": NUMBERS},
     "all": {"position_ids": POSITIONS, "cu_seq_lens_q": OFFSETS, "seq_idx": NUMBERS},
 }  # fmt: skip
-ACROSS = {"mamba2": "Mamba2ForCausalLM", "xlstm": "xLSTMModel", "glm5_next": "Glm5NextModel",
+ACROSS = {"mamba": "MambaForCausalLM", "falcon_mamba": "FalconMambaForCausalLM", "jamba": "JambaModel",
+          "mamba2": "Mamba2ForCausalLM", "xlstm": "xLSTMModel", "glm5_next": "Glm5NextModel",
           "qwen4_exp": "Qwen4ExpTextModel"}  # fmt: skip
 
 

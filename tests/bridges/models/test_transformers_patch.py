@@ -26,7 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 VERSION = re.escape(transformers.__version__)
 ADAPTERS = [
     *fla.FUNCTIONS.values(), mamba_ssm.mamba_chunk_scan_combined, mamba_ssm.mamba_split_conv1d_scan_combined,
-    mamba_ssm.selective_state_update, causal_conv1d.causal_conv1d_fn, causal_conv1d.causal_conv1d_update,
+    mamba_ssm.selective_state_update, mamba_ssm.selective_scan_fn, mamba_ssm.mamba_inner_fn,
+    causal_conv1d.causal_conv1d_fn, causal_conv1d.causal_conv1d_update,
     modules.causal_conv1d, modules.rms_norm_gated, modules.FusedRMSNormGated(4).forward,
 ]  # fmt: skip
 

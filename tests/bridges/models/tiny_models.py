@@ -38,6 +38,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> the prefix of its c
     "bailing_hybrid": ("BailingHybrid", COMMON | HYBRID | LOCAL | LATENT | {
         "head_dim": 16, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "dense"]}),
     "mamba2": ("Mamba2", FEW | SSM | {"hidden_size": 32}),
+    "mamba": ("Mamba", FEW | {"hidden_size": 32, "state_size": 8, "time_step_rank": 3}),
+    "falcon_mamba": ("FalconMamba", FEW | {"hidden_size": 32, "state_size": 8, "time_step_rank": 3}),
+    "jamba": ("Jamba", COMMON | {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
+        "num_experts_per_tok": 1, "mamba_d_state": 8, "mamba_dt_rank": 3, "use_mamba_kernels": False}),
     "bamba": ("Bamba", COMMON | MAMBA | {"attn_layer_indices": [1]}),
     "falcon_h1": ("FalconH1", COMMON | MAMBA | {"mamba_d_ssm": 64}),
     "nemotron_h": ("NemotronH", COMMON | {
@@ -58,7 +63,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> the prefix of its c
         "layer_types": ["conv", "full_attention"], "num_experts": 4, "num_experts_per_tok": 2,
         "moe_intermediate_size": 16, "num_dense_layers": 1}),
 }  # fmt: skip
-FULL = tuple(name for name in MODELS if name not in ("mamba2", "xlstm"))  # with layers of softmax attention
+PURE = ("mamba", "mamba2", "falcon_mamba", "xlstm")
+FULL = tuple(name for name in MODELS if name not in PURE)  # with layers of softmax attention
 
 
 def build(name: str, **more: Any) -> Any:

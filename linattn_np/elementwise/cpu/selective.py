@@ -1,0 +1,207 @@
+"""The selective scan and its adjoint of real channels: readouts/selective.py has the equations.
+
+A job is a sequence and a block of its channels. Its tokens go in segments, and a segment in columns of a few vectors:
+the states of a column, N rows, stay in the first cache while its tokens pass. Before every segment the states are kept
+if a backward follows. Backward, from the last segment to the first, a column's states and decays are computed again
+from there, then
+
+    P += C_t dout_t                                      P[n]: the gradient of h_t[n]
+    dB_t = <u, P>,  du = sum_n B_t P,  q = e^{dt A} P,  dg = q h_{t-1},  dA += dt dg,  P = q
+    dx = dt du,  ddt = x du + sum_n A dg
+
+dB and dC are sums of each block of channels, dA of each sequence: whoever adds them up does so in one order. A worker
+has memory of its own and does its jobs in turn; `tile` and the functions after it take the functions that load and
+store a column: four vectors, or one that ends with the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from ...ops.cpu.numbers import OPTIONS, exp
+from ...runtime.pieces.piece import Whole, piece, workspace_kind
+from ...runtime.pieces.registers import NARROW, fma, folded, load_part, registers, store, store_part, total
+from ...runtime.pieces.vectors import BYTES
+from ...runtime.pieces.views import columns, row, rows
+from ...runtime.pieces.workspace import Matrix as Field
+from ...runtime.pieces.workspace import Workspace
+
+zeros, load = registers(NARROW)
+zeros_of_one, _ = registers(1)
+SPAN = 3  # of a sequence: its first row, the row after its last one, its first mark
+TOKENS = ("x", "dt", "out", "dout", "dx", "ddt")
+SIZES = ("jobs", "workers", "blocks", "each", "segment", "has_start")
+SELECTIVE = Workspace("selective", SIZES, ("scale",), (), {"given": {
+    **{name: Field("count", "D") for name in TOKENS}, "B": Field("count", "N"), "C": Field("count", "N"),
+    "A": Field("D", "N"), "start": Field("starts", "DN"), "end": Field("owners", "DN"), "marks": Field("marked", "D"),
+    "dA": Field("rows", "D"), "dB": Field("partial", "N"), "dC": Field("partial", "N"),
+    "A_rows": Field("scratch", "each"), "h": Field("scratch", "each"),
+    "states": Field("kept", "column"), "decays": Field("kept", "column"),
+    "spans": Field("owners", "span", dtype="int64"),
+}})  # fmt: skip
+Work = workspace_kind(SELECTIVE)
+
+
+@njit(**OPTIONS)
+def tile(load: Any, save: Any, zeros: Any, x: Any, dt: Any, B: Any, C: Any, A: Any, h: Any, out: Any, j: Any,
+         scale: Any) -> None:  # fmt: skip
+    """out and h of a column of channels; rows of x, dt, B, C and out are tokens, those of A and h the N states."""
+    for t in range(len(x)):
+        step = load(row(dt, t), j)
+        u = step * load(row(x, t), j)
+        y = zeros(dt)
+        for n in range(len(A)):
+            own = row(h, n)
+            state = fma(exp(step * load(row(A, n), j)), load(own, j), B[t, n] * u)
+            save(state, own, j)
+            y = fma(C[t, n], state, y)
+        save(scale * y, row(out, t), j)
+
+
+@njit(**OPTIONS)
+def again(load: Any, save: Any, x: Any, dt: Any, B: Any, A: Any, h: Any, dout: Any, states: Any, decays: Any, dC: Any,
+          j: Any, scale: Any) -> None:  # fmt: skip
+    """states: h before each token, and after the last one; decays; dC += <dout, h>.   h: before the first token"""
+    N = len(A)
+    for n in range(N):
+        save(load(row(h, n), j), row(states, n), 0)
+    for t in range(len(x)):
+        step = load(row(dt, t), j)
+        u, dy = step * load(row(x, t), j), scale * load(row(dout, t), j)
+        for n in range(N):
+            decay = exp(step * load(row(A, n), j))
+            state = fma(decay, load(row(states, t * N + n), 0), B[t, n] * u)
+            save(decay, row(decays, t * N + n), 0)
+            save(state, row(states, (t + 1) * N + n), 0)
+            dC[t, n] += total(folded(dy * state))
+
+
+@njit(**OPTIONS)
+def back(load: Any, save: Any, zeros: Any, x: Any, dt: Any, B: Any, C: Any, A: Any, P: Any, dout: Any, states: Any,
+         decays: Any, dB: Any, dA: Any, dx: Any, ddt: Any, j: Any, scale: Any) -> None:  # fmt: skip
+    """dx, ddt, and dA, dB, P of a column."""
+    N = len(A)
+    for t in range(len(x) - 1, -1, -1):
+        step, own = load(row(dt, t), j), load(row(x, t), j)
+        u, dy = step * own, scale * load(row(dout, t), j)
+        du, dstep = zeros(dt), zeros(dt)
+        for n in range(N):
+            p, rate, dgate = row(P, n), row(A, n), row(dA, n)
+            d = fma(C[t, n], dy, load(p, j))
+            dB[t, n] += total(folded(u * d))
+            du = fma(B[t, n], d, du)
+            q = d * load(row(decays, t * N + n), 0)
+            dg = q * load(row(states, t * N + n), 0)
+            dstep = fma(dg, load(rate, j), dstep)
+            save(fma(step, dg, load(dgate, j)), dgate, j)
+            save(q, p, j)
+        save(step * du, row(dx, t), j)
+        save(fma(own, du, dstep), row(ddt, t), j)
+
+
+@njit(**OPTIONS)
+def clear(M: Any) -> None:
+    for i in range(len(M)):
+        for j in range(M.shape[1]):
+            M[i, j] = 0
+
+
+@njit(**OPTIONS)
+def copy(M: Any, to: Any) -> None:
+    for i in range(len(M)):
+        for j in range(M.shape[1]):
+            to[i, j] = M[i, j]
+
+
+@piece
+def begin(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
+    """The rows of A and of the initial states, or of their gradients, of a worker."""
+    N = w.N
+    A, h = columns(rows(w.A_rows, own * N, N), 0, width), columns(rows(w.h, own * N, N), 0, width)
+    for d in range(width):
+        for k in range(N):
+            A[k, d] = w.A[first + d, k]
+            h[k, d] = w.start[n, (first + d) * N + k] if w.has_start else 0
+
+
+@piece
+def finish(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
+    """The final states, or the gradients of the initial ones, from the rows of a worker."""
+    N = w.N
+    h = rows(w.h, own * N, N)
+    for d in range(width):
+        for k in range(N):
+            w.end[n, (first + d) * N + k] = h[k, d]
+
+
+@piece
+def job(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
+    """out and the final states of a block of channels of sequence n."""
+    N, S, scale, one = w.N, w.segment, w.scale, BYTES // w.x.itemsize
+    start, stop, mark = w.spans[n, 0], w.spans[n, 1], w.spans[n, 2]
+    whole = width // (NARROW * one) * (NARROW * one)
+    begin(w, own, n, first, width)
+    A, h = columns(rows(w.A_rows, own * N, N), 0, width), columns(rows(w.h, own * N, N), 0, width)
+    for t in range(start, stop, S):
+        count = min(S, stop - t)
+        if len(w.marks):
+            copy(h, columns(rows(w.marks, (mark + (t - start) // S) * N, N), first, width))
+        x, dt = columns(rows(w.x, t, count), first, width), columns(rows(w.dt, t, count), first, width)
+        B, C, out = rows(w.B, t, count), rows(w.C, t, count), columns(rows(w.out, t, count), first, width)
+        for j in range(0, whole, NARROW * one):
+            tile(load, store, zeros, x, dt, B, C, A, h, out, j, scale)
+        for j in range(whole, width, one):
+            tile(load_part, store_part, zeros_of_one, x, dt, B, C, A, h, out, j, scale)
+    finish(w, own, n, first, width)
+
+
+@piece
+def job_back(w: Work, own: Whole, n: Whole, block: Whole, first: Whole, width: Whole):
+    """Gradients of the tokens, sums of those of A, B and C, and the gradients of the initial states."""
+    N, S, scale, one = w.N, w.segment, w.scale, BYTES // w.x.itemsize
+    start, stop, mark = w.spans[n, 0], w.spans[n, 1], w.spans[n, 2]
+    whole = width // (NARROW * one) * (NARROW * one)
+    begin(w, own, n, first, width)
+    A, P = columns(rows(w.A_rows, own * N, N), 0, width), columns(rows(w.h, own * N, N), 0, width)
+    dA, low = columns(rows(w.dA, n * N, N), first, width), own * (S + 1) * N
+    states, decays = rows(w.states, low, (S + 1) * N), rows(w.decays, low, (S + 1) * N)
+    clear(dA)
+    for s in range((stop - start + S - 1) // S - 1, -1, -1):
+        t = start + s * S
+        count, at = min(S, stop - t), block * w.count + t
+        h = columns(rows(w.marks, (mark + s) * N, N), first, width)
+        x, dt = columns(rows(w.x, t, count), first, width), columns(rows(w.dt, t, count), first, width)
+        dx, ddt = columns(rows(w.dx, t, count), first, width), columns(rows(w.ddt, t, count), first, width)
+        B, C, dout = rows(w.B, t, count), rows(w.C, t, count), columns(rows(w.dout, t, count), first, width)
+        dB, dC = rows(w.dB, at, count), rows(w.dC, at, count)
+        clear(dB)
+        clear(dC)
+        for j in range(0, whole, NARROW * one):
+            again(load, store, x, dt, B, A, h, dout, states, decays, dC, j, scale)
+            back(load, store, zeros, x, dt, B, C, A, P, dout, states, decays, dB, dA, dx, ddt, j, scale)
+        for j in range(whole, width, one):
+            again(load_part, store_part, x, dt, B, A, h, dout, states, decays, dC, j, scale)
+            back(
+                load_part, store_part, zeros_of_one, x, dt, B, C, A, P, dout, states, decays, dB, dA, dx, ddt, j, scale
+            )
+    finish(w, own, n, first, width)
+
+
+@piece
+def forward(w: Work, first_worker: Whole, last_worker: Whole):
+    """The jobs of workers."""
+    for own in range(first_worker, last_worker):
+        for k in range(w.jobs * own // w.workers, w.jobs * (own + 1) // w.workers):
+            first = k % w.blocks * w.each
+            job(w, own, k // w.blocks, first, min(w.each, w.D - first))
+
+
+@piece
+def backward(w: Work, first_worker: Whole, last_worker: Whole):
+    """The jobs of workers."""
+    for own in range(first_worker, last_worker):
+        for k in range(w.jobs * own // w.workers, w.jobs * (own + 1) // w.workers):
+            first = k % w.blocks * w.each
+            job_back(w, own, k // w.blocks, k % w.blocks, first, min(w.each, w.D - first))

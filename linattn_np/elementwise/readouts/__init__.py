@@ -1,0 +1,1 @@
+"""Computations on the elementwise core whose states are read by vectors."""

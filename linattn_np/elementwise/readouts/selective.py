@@ -1,0 +1,233 @@
+"""The selective scan: a state of N numbers a channel, whose gates, inputs and read-out depend on the token.
+
+    h_t[d, n] = e^{dt_t[d] A[d, n]} h_{t-1}[d, n] + dt_t[d] x_t[d] B_t[n],   out_t[d] = scale sum_n C_t[n] h_t[d, n]
+
+Of complex numbers out is twice the real part: each stands for itself and its conjugate. P, the gradient of h_t through
+its own output and all later ones, is that of the elementwise core, of g = dt A and u = dt x:
+
+    dC_t = sum_d dout h*,  dB_t = sum_d u P,  du = sum_n B* P,  dA = sum_t dt dg,  ddt = sum_n A* dg + x du,  dx = dt du
+
+By array calls a few tokens at a time are channels of that core, so that no array has T x D x N numbers; in compiled
+loops (cpu/selective.py) the states of a segment.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+from ...core import Computation, Computed, Explained, register
+from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, conjugate, device, is_complex
+from ...runtime.shapes import Sequence
+from ..core import CORE, MODULES, scaled, unsupported_reason
+from ..types import Inputs, Plan
+
+TOKENS = 64  # of one scan of array calls
+
+
+class SelectiveInputs(NamedTuple):
+    """Arrays of a call, or their gradients. A, B and C may be complex."""
+
+    x: Array  # (..., T, D)
+    dt: Array  # (..., T, D)
+    A: Array  # (D, N)
+    B: Array  # (..., T, N)
+    C: Array  # (..., T, N)
+
+    @property
+    def is_complex(self) -> bool:
+        return any(map(is_complex, (self.A, self.B, self.C)))
+
+    def tokens(self, start: int, stop: int) -> SelectiveInputs:
+        """Tokens start..stop."""
+        x, dt, A, B, C = self
+        own = lambda y: y[..., start:stop, :]  # noqa: E731
+        return SelectiveInputs(own(x), own(dt), A, own(B), own(C))
+
+
+class Residuals(NamedTuple):
+    """Residuals of a forward pass."""
+
+    x: SelectiveInputs
+    plan: Plan
+    backend: str
+    state: Any
+    marks: Any  # the states that pieces of tokens begin with; of the compiled loops one array
+
+
+class Selective(Computation):
+    """The computation of SelectiveInputs."""
+
+    def forward(self, fn: str, x: SelectiveInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
+        """(out, the final state (..., D, N), residuals)."""
+        backend = choose(fn, x, plan, wanted)
+        if backend == "numba":
+            from ..cpu import selective_calls
+
+            out, end, marks = selective_calls.forward(plan, x, state)
+            return out, end, Residuals(x, plan, backend, state, marks)
+        outs, ends, pieces = list[Array](), list[Array](), list[list[Array]]()
+        for s, own, h in each_sequence(plan, x, state):
+            pieces.append([])
+            for part in parts(plan, s):
+                pieces[-1].append(h)
+                out, h = forward(plan.xp, own.tokens(*part), h, backend)
+                outs.append(out)
+            ends.append(h)
+        return scaled(joined(plan, x.x, outs), plan), gathered(plan, ends), Residuals(x, plan, backend, state, pieces)
+
+    def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[SelectiveInputs, Any]:
+        """Gradients of the inputs and of the initial state; states are computed again, piece by piece."""
+        x, plan, backend, state, marks = residuals
+        if backend == "numba":
+            from ..cpu import selective_calls
+
+            return selective_calls.backward(plan, x, state, marks, dout, dstate)
+        xp, found, begins = plan.xp, [], []
+        dout = xp.zeros(x.x.shape, dtype=plan.dtype, device=device(x.x)) if dout is None else dout
+        d = scaled(cast(xp, dout, plan.dtype), plan)
+        for (s, own, _), (_, _, p), begin in zip(
+            each_sequence(plan, x, state), each_sequence(plan, x, dstate), marks, strict=True
+        ):
+            each = []
+            for part, h in zip(reversed(parts(plan, s)), reversed(begin), strict=True):
+                dpart = d[..., s.start + part[0] : s.start + part[1], :]
+                grads, p = backward(xp, own.tokens(*part), h, dpart, p, backend)
+                each.append(grads)
+            found += each[::-1]
+            begins.append(p)
+        return together(plan, residuals.x, found), gathered(plan, begins)
+
+    def explain(self, fn: str, x: SelectiveInputs, plan: Plan, wanted: str | None) -> Explained:
+        """Six operations of a state's number, of which one is an exponential."""
+        backend = choose(fn, x, plan, wanted)
+        others = {n: reason(x, plan, n) or "covers the call too" for n in CORE.BACKENDS if n != backend}
+        form = "associative scan" if backend == "chunks" else "recurrent form"
+        each = (18.0 if x.is_complex else 6.0) * prod(x.A.shape)
+        length = length_of(plan) if backend == "chunks" else None
+        why = "requested" if wanted else reason(x, plan, "numba") or "the default path"
+        return Explained(backend, why, others, form, length, each * prod(x.x.shape[:-1]), each)
+
+
+# array calls, of a few tokens of one sequence
+
+
+def rows(xp: Namespace, x: SelectiveInputs) -> Inputs:
+    """The tokens as those of the elementwise core, with D N channels."""
+    g, u = x.dt[..., None] * x.A, (x.dt * x.x)[..., None] * x.B[..., None, :]
+    flat = lambda y: xp.reshape(y, (*y.shape[:-2], y.shape[-2] * y.shape[-1]))  # noqa: E731
+    return Inputs(flat(u), g=flat(g))
+
+
+def forward(xp: Namespace, x: SelectiveInputs, h: Array, backend: str) -> tuple[Array, Array]:
+    """(out, the states after the tokens)."""
+    states, end = MODULES[backend].forward(xp, rows(xp, x), _flat(xp, h), None)
+    out = xp.sum(_apart(xp, states, x) * x.C[..., None, :], axis=-1)
+    return (2 * xp.real(out) if is_complex(out) else out), xp.reshape(end, h.shape)
+
+
+def backward(
+    xp: Namespace, x: SelectiveInputs, h: Array, dout: Array, p: Array, backend: str
+) -> tuple[SelectiveInputs, Array]:
+    """(gradients of the inputs, of the states before the tokens); p: of those after them."""
+    own, module, u = rows(xp, x), MODULES[backend], x.dt * x.x
+    states = _apart(xp, module.forward(xp, own, _flat(xp, h), None)[0], x)
+    dout = (2 * dout if x.is_complex else dout)[..., None]
+    dread = xp.reshape(dout * conjugate(xp, x.C)[..., None, :], own.x.shape)
+    d, begin = module.backward(xp, own, _flat(xp, h), dread, _flat(xp, p), None)
+    P, dg = _apart(xp, d.x, x), _apart(xp, d.g, x)
+    dB, dC = xp.sum(u[..., None] * P, axis=-2), xp.sum(dout * conjugate(xp, states), axis=-2)
+    du = _real(xp, xp.sum(P * conjugate(xp, x.B)[..., None, :], axis=-1))
+    ddt = _real(xp, xp.sum(dg * conjugate(xp, x.A), axis=-1)) + x.x * du
+    dA = x.dt[..., None] * dg
+    grads = SelectiveInputs(x.dt * du, ddt, xp.sum(dA, axis=tuple(range(dA.ndim - 2))), dB, dC)
+    return grads, xp.reshape(begin, h.shape)
+
+
+def _apart(xp: Namespace, y: Array, x: SelectiveInputs) -> Array:
+    """(..., D N) as (..., D, N)."""
+    return xp.reshape(y, (*y.shape[:-1], *x.A.shape))
+
+
+def _real(xp: Namespace, y: Array) -> Array:
+    return xp.real(y) if is_complex(y) else y
+
+
+def _flat(xp: Namespace, h: Array) -> Array:
+    """(..., D, N) as (..., D N)."""
+    return xp.reshape(h, (*h.shape[:-2], h.shape[-2] * h.shape[-1]))
+
+
+# sequences
+
+
+def length_of(plan: Plan) -> int:
+    """Tokens of one scan of array calls."""
+    return min(plan.chunk_size, TOKENS) if isinstance(plan.chunk_size, int) else TOKENS
+
+
+def parts(plan: Plan, s: Sequence) -> list[tuple[int, int]]:
+    """The tokens of a sequence, a few at a time."""
+    T, step = s.stop - s.start, length_of(plan)
+    return [(t, min(t + step, T)) for t in range(0, T, step)]
+
+
+def each_sequence(plan: Plan, x: SelectiveInputs, state: Any) -> list[tuple[Sequence, SelectiveInputs, Array]]:
+    """(sequence, its tokens, its initial state (..., D, N)) in the dtype of the computation."""
+    xp, shape, found = plan.xp, (*x.x.shape[:-2], *x.A.shape), []
+    x = SelectiveInputs(*(as_computed(xp, y, plan.dtype) for y in x))
+    kind = complex_of(xp, plan.dtype) if x.is_complex else plan.dtype
+    for s in plan.sequences:
+        if state is None:
+            h = xp.zeros(shape, dtype=kind, device=device(x.x))
+        else:
+            h = cast(xp, state if s.row is None else xp.broadcast_to(state[s.row, ...], shape), kind)
+        found.append((s, x.tokens(s.start, s.stop), h))
+    return found
+
+
+def joined(plan: Plan, like: Array, each: list[Array]) -> Array:
+    """Rows of all pieces, one after the other."""
+    if not each:
+        return plan.xp.zeros(like.shape, dtype=plan.dtype, device=device(like))
+    return each[0] if len(each) == 1 else plan.xp.concat(each, axis=-2)
+
+
+def gathered(plan: Plan, states: list[Array]) -> Array:
+    """A state for each sequence of a ragged batch, else the one there is."""
+    if plan.sequences[0].row is None:
+        return states[0]
+    return plan.xp.stack([plan.xp.reshape(h, h.shape[-2:]) for h in states])
+
+
+def together(plan: Plan, x: SelectiveInputs, each: list[SelectiveInputs]) -> SelectiveInputs:
+    """The gradients of all pieces: those of A add up, from the last piece of a sequence to the first."""
+    if not each:
+        return SelectiveInputs(*map(plan.xp.zeros_like, x))
+    dA = sum((d.A for d in each[-2::-1]), each[-1].A)
+    rows = {n: joined(plan, x.x, [getattr(d, n) for d in each]) for n in ("x", "dt", "B", "C")}
+    return SelectiveInputs(**rows, A=dA)
+
+
+# the choice of a backend
+
+
+def reason(x: SelectiveInputs, plan: Plan, backend: str) -> str | None:
+    """Why a backend does not compute a call; None if it does."""
+    if backend == "numba" and x.is_complex:
+        return "its loops are those of real numbers"
+    return unsupported_reason(x, plan, backend)
+
+
+def choose(fn: str, x: SelectiveInputs, plan: Plan, wanted: str | None) -> str:
+    """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
+    if wanted is not None:
+        if (why := reason(x, plan, wanted)) is not None:
+            raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {why}")
+        return wanted
+    if reason(x, plan, "numba") is None:
+        return "numba"
+    return "reference" if plan.chunk_size == 1 else "chunks"
+
+
+register(Selective(), SelectiveInputs)
