@@ -27,6 +27,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "LinearState": ".fast_weights.types",
     "MLPMomentum": ".fast_weights.types",
     "MLPState": ".fast_weights.types",
+    "MomentumState": ".fast_weights.types",
     "NormalisedState": ".matrix_state.types",
     "Options": ".call.options",
     "RLSState": ".filters.arguments",

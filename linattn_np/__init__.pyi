@@ -25,6 +25,7 @@ from .fast_weights.types import LinearMomentum as LinearMomentum
 from .fast_weights.types import LinearState as LinearState
 from .fast_weights.types import MLPMomentum as MLPMomentum
 from .fast_weights.types import MLPState as MLPState
+from .fast_weights.types import MomentumState as MomentumState
 from .fast_weights.types import SwiGLUMomentum as SwiGLUMomentum
 from .fast_weights.types import WindowState as WindowState
 from .filters import delay_line as delay_line
@@ -1389,6 +1390,45 @@ class _Mlstm:
 
 mlstm: _Mlstm
 
+class _MomentumDeltaRuleGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    mu: Any
+    eta: Any
+    state: Any
+
+class _MomentumDeltaRule:
+    """The corrections of a gated delta rule have momentum. M_t = mu_t M_{t-1} + eta_t k_t^T (v_t - p_t S_{t-1}), p_t = e^{g_t} k_t or k_t;  S_t = e^{g_t} S_{t-1} + beta_t M_t;  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, beta: Any, mu: Any, eta: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., predict: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, mu: Any, eta: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., predict: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, mu: Any, eta: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., predict: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, mu: Any, eta: Any = ..., *, return_state: bool = ..., return_states_at: Any, predict: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, mu: Any, eta: Any = ..., *, return_state: bool, return_states_at: None = ..., predict: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+momentum_delta_rule: _MomentumDeltaRule
+
 class _PathAttentionGradients(NamedTuple):
     q: Any
     k: Any
@@ -2235,6 +2275,8 @@ def vjp(fn: _MinGru, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _
 def vjp(fn: _MinLstm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MinLstmGradients]]: ...
 @overload
 def vjp(fn: _Mlstm, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MlstmGradients]]: ...
+@overload
+def vjp(fn: _MomentumDeltaRule, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MomentumDeltaRuleGradients]]: ...
 @overload
 def vjp(fn: _PathAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _PathAttentionGradients]]: ...
 @overload

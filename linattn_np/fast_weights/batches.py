@@ -45,7 +45,7 @@ def close_vjp(xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree,
     if f.every == "token":
         dA, dW, dgain = mixed_vjp(xp, A, W, gain, dW)
         return State(state.n, dA, dW, d.slots, d.sums, d.past), dgain, dinitial
-    dA, dslots, dG, _, dmu = step_vjp(xp, f, state.n // f.mini_batch, (A, slots, G, alpha, mu), dW, d.slots)
+    dA, dslots, dG, _, dmu, _ = step_vjp(xp, f, state.n // f.mini_batch, (A, slots, G, alpha, mu, None), dW, d.slots)
     dsums = None if state.sums is None else dmu / f.mini_batch
     return State(state.n, plus(dA, dG), tuple(-x for x in dG), dslots, dsums, d.past), None, dinitial
 

@@ -74,6 +74,9 @@ class Learning(Computation):
             dend, d = call.gradient_of_end(part, dstate, states[-1]), call.entered_gradient(dout, part)
             dx, dbegin, dinitial, more = module.backward(*given, states, initial, call.slow, d, dend)
             found.append(dx)
+            if f.mini_batch == 1:  # the mini-batch begins at W
+                zero = tuple(xp.zeros_like(y) for y in dbegin.anchor)
+                dbegin = dbegin._replace(weights=plus(dbegin.weights, dbegin.anchor), anchor=zero)
             begins.append(call.parts_of(dbegin._replace(n=0)))
             # a state is W - W_0
             ends, both = plus(dend.anchor, dend.weights), plus(dbegin.anchor, dbegin.weights)
@@ -112,9 +115,9 @@ class FastWeights(Learning, Core):
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> FastPlan:
         """The plan of a call, with its learner."""
-        return FastPlan(
-            **plan._asdict(), learner=self.learner(options), kind=self.kind, axes=tuple(self.STATE_AXES.values())
-        )
+        tile = plan.chunk_size if isinstance(plan.chunk_size, int) else None
+        learner, axes = self.learner(options)._replace(tile=tile), tuple(self.STATE_AXES.values())
+        return FastPlan(**plan._asdict(), learner=learner, kind=self.kind, axes=axes)
 
 
 def module_of(backend: str) -> Any:

@@ -39,9 +39,14 @@ def token(f: Learner, xp: Namespace, x: Tokens, state: State, initial: Tree, slo
     """(out_t, the state after the token)."""
     model = functions_of(f, xp, len(initial))
     rows = rows_of(xp, f, x, state)
-    after, gain = _steps(f, xp, x, state, rows, gradient(f, model, rows, state.anchor, slow)), x.rates.gain
+    after, gain = _steps(f, xp, x, state, rows, gradient(f, model, rows, _anchor(f, x, state), slow)), x.rates.gain
     out = None if x.q is None else model.f((*_read(f, state, after, gain), *slow), x.q)
     return out, close(xp, f, after, gain, initial) if after.n % f.mini_batch == 0 else after
+
+
+def _anchor(f: Learner, x: Tokens, state: State) -> Tree:
+    """The weights of the gradient."""
+    return tuple(x.rates.alpha * a for a in state.anchor) if f.decayed and x.rates.alpha is not None else state.anchor
 
 
 def gradient(f: Learner, model: Any, rows: Rows, A: Tree, slow: Tree) -> Tree:
@@ -62,7 +67,7 @@ def _steps(f: Learner, xp: Namespace, x: Tokens, state: State, rows: Rows, g: Tr
     past = later(f, rows, past)
     G = tuple(eta * d for eta, d in zip(_etas(x, g), g, strict=True))
     if f.every == "token":
-        return State(n + 1, A, *step(xp, f, n + 1, W, slots, G, x.rates.alpha, x.rates.mu), past=past)
+        return State(n + 1, A, *step(xp, f, n + 1, W, slots, G, x.rates.alpha, x.rates.mu, x.rates.beta), past=past)
     sums = None if sums is None else sums + x.rates.mu
     return State(n + 1, A, tuple(w - d for w, d in zip(W, G, strict=True)), slots, sums, past)
 
@@ -95,7 +100,8 @@ def token_vjp(
     if model.f_vjp_vjp is None:
         raise TypeError("la.vjp needs the third function of a model, f_vjp_vjp, expected three functions")
     rows = rows_of(xp, f, x, state)
-    g = gradient(f, model, rows, state.anchor, slow)
+    point = _anchor(f, x, state)
+    g = gradient(f, model, rows, point, slow)
     after, dgain, dq, dinitial = _steps(f, xp, x, state, rows, g), None, None, tuple(0 * w for w in initial)
     dslow: Tree = tuple(0 * w for w in slow)
     if after.n % f.mini_batch == 0:
@@ -116,10 +122,10 @@ def token_vjp(
     # the step
     G = tuple(eta * y for eta, y in zip(_etas(x, g), g, strict=True))
     if f.every == "token":
-        given = state.weights, state.slots, G, x.rates.alpha, x.rates.mu
-        dW, dslots, dG, dalpha, dmu = step_vjp(xp, f, after.n, given, dW, d.slots)
+        given = state.weights, state.slots, G, x.rates.alpha, x.rates.mu, x.rates.beta
+        dW, dslots, dG, dalpha, dmu, dbeta = step_vjp(xp, f, after.n, given, dW, d.slots)
     else:
-        dslots, dG, dalpha, dmu = d.slots, tuple(-y for y in dW), None, None if d.sums is None else d.sums
+        dslots, dG, dalpha, dmu, dbeta = d.slots, tuple(-y for y in dW), None, d.sums, None
     if dbefore is not None:
         dW = plus(dW, dbefore)
     etas = _etas(x, g)
@@ -127,7 +133,7 @@ def token_vjp(
     for n, (y, dy) in enumerate(zip(g, dG, strict=True)):
         deta[n * len(deta) // P] = deta[n * len(deta) // P] + xp.sum(y * dy, axis=(-2, -1), keepdims=True)
     # the gradient
-    w, c = (*state.anchor, *slow), tuple(eta * y for eta, y in zip(etas, dG, strict=True))
+    w, c = (*point, *slow), tuple(eta * y for eta, y in zip(etas, dG, strict=True))
     (e, e_vjp), y = loss_of(f.loss), model.f(w, rows.k)
     error, dshare = e(y, rows.v), None
     dw, dk, de = model.f_vjp_vjp(w, rows.k, error if rows.share is None else rows.share * error, c)
@@ -138,9 +144,14 @@ def token_vjp(
         more, more_k = model.f_vjp(w, rows.k, dy)
         dw, dk = tuple(_sum(a, b) for a, b in zip(dw, more, strict=True)), dk + more_k
     own, dpast = rows_vjp(xp, f, Rows(dk, dv, dshare), d.past)
-    dA = tuple(a if b is None else a + b for a, b in zip(dA, dw[:P], strict=True))
+    dpoint = tuple(0 * a if b is None else b for a, b in zip(state.anchor, dw[:P], strict=True))
+    if f.decayed and x.rates.alpha is not None:  # of alpha A
+        both = zip(dpoint, state.anchor, strict=True)
+        dalpha = dalpha + sum(xp.sum(y * a, axis=(-2, -1), keepdims=True) for y, a in both)
+        dpoint = tuple(x.rates.alpha * y for y in dpoint)
+    dA = plus(dA, dpoint)
     dslow = tuple(a if b is None else a + b for a, b in zip(dslow, dw[P:], strict=True))
-    rates = Rates(tuple(deta), dalpha, dmu, dgain if gain is not None else None, own.share)
+    rates = Rates(tuple(deta), dalpha, dmu, dgain if gain is not None else None, dbeta, own.share)
     dx = filled(xp, Tokens(dq, own.k, own.v, rates), x)
     return dx, State(state.n, dA, dW, dslots, d.sums, dpast), dinitial, dslow
 

@@ -1,10 +1,11 @@
 """One step of an optimiser on weights W, and its transpose. G is the gradient times the step size.
 
-    descent   S' = mu S - G                                       W' = alpha W + S'
-    Muon      S' = mu S - G                                       W' = alpha W + NS(S')
+    descent   S' = mu S - G                                       W' = alpha W + beta S'
+    Muon      S' = mu S - G                                       W' = alpha W + beta NS(S')
     Adam      m' = b1 m + (1 - b1) G, v' = b2 v + (1 - b2) G^2    W' = alpha W - lr m^ / (sqrt v^ + eps)
 
-with m^ = m' / (1 - b1^n), v^ = v' / (1 - b2^n) at step n = 1, 2, ... Without mu S' = -G; without alpha it is 1.
+with m^ = m' / (1 - b1^n), v^ = v' / (1 - b2^n) at step n = 1, 2, ...
+Without mu S' = -G; without alpha or beta they are 1.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def slots_of(f: Learner, has_mu: bool) -> int:
     return 2 if isinstance(f.optimiser, Adam) else int(has_mu)
 
 
-def step(xp: Namespace, f: Learner, n: int, W: Tree, slots: Slots, G: Tree, alpha: Any, mu: Any) -> tuple[Tree, Slots]:
+def step(
+    xp: Namespace, f: Learner, n: int, W: Tree, slots: Slots, G: Tree, alpha: Any, mu: Any, beta: Any = None
+) -> tuple[Tree, Slots]:
     """(W', slots') of step n."""
     if isinstance(f.optimiser, Adam):
         new = tuple(zip(*(_moments(f.optimiser, m, v, g) for m, v, g in zip(*slots, G, strict=True)), strict=True))
@@ -31,26 +34,28 @@ def step(xp: Namespace, f: Learner, n: int, W: Tree, slots: Slots, G: Tree, alph
     else:
         S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
         new, d = () if mu is None else (S,), _directions(xp, f.optimiser, S)
+    d = d if beta is None else tuple(beta * y for y in d)
     return tuple(x + y if alpha is None else alpha * x + y for x, y in zip(W, d, strict=True)), new
 
 
 def step_vjp(
-    xp: Namespace, f: Learner, n: int, given: tuple[Tree, Slots, Tree, Any, Any], dW: Tree, dslots: Slots
-) -> tuple[Tree, Slots, Tree, Any, Any]:
-    """(dW, dslots, dG, dalpha, dmu) of the given (W, slots, G, alpha, mu)."""
-    W, slots, G, alpha, mu = given
+    xp: Namespace, f: Learner, n: int, given: tuple[Tree, Slots, Tree, Any, Any, Any], dW: Tree, dslots: Slots
+) -> tuple[Tree, Slots, Tree, Any, Any, Any]:
+    """(dW, dslots, dG, dalpha, dmu, dbeta) of the given (W, slots, G, alpha, mu, beta)."""
+    W, slots, G, alpha, mu, beta = given
     before = dW if alpha is None else tuple(alpha * d for d in dW)
     dalpha = None if alpha is None else _dots(xp, dW, W)
     if isinstance(f.optimiser, Adam):
         each = [_adam_vjp(xp, f.optimiser, n, *own) for own in zip(*slots, G, dW, *dslots, strict=True)]
         dm, dv, dG = (tuple(x) for x in zip(*each, strict=True))
-        return before, (dm, dv), dG, dalpha, None
+        return before, (dm, dv), dG, dalpha, None, None
     S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
-    dS = _directions_vjp(xp, f.optimiser, S, dW)
+    dbeta = None if beta is None else _dots(xp, dW, _directions(xp, f.optimiser, S))
+    dS = _directions_vjp(xp, f.optimiser, S, dW if beta is None else tuple(beta * d for d in dW))
     if mu is None:
-        return before, (), tuple(-d for d in dS), dalpha, None
+        return before, (), tuple(-d for d in dS), dalpha, None, dbeta
     dS = tuple(x + y for x, y in zip(dS, dslots[0], strict=True))
-    return before, (tuple(mu * d for d in dS),), tuple(-d for d in dS), dalpha, _dots(xp, dS, slots[0])
+    return before, (tuple(mu * d for d in dS),), tuple(-d for d in dS), dalpha, _dots(xp, dS, slots[0]), dbeta
 
 
 def _dots(xp: Namespace, x: Tree, y: Tree) -> Array:

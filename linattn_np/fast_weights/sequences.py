@@ -122,7 +122,8 @@ class Call:
 
     def begin(self, part: Part) -> State:
         """The state that a part begins with."""
-        return self.state_of(part, self.state, self.initial(part))
+        found = self.state_of(part, self.state, self.initial(part))
+        return found._replace(anchor=found.weights) if self.plan.learner.mini_batch == 1 else found
 
     def end(self, part: Part, end: State) -> list[Array]:
         """The parts of the state that a part ends with; one without tokens hands its own over."""

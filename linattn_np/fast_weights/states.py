@@ -43,6 +43,13 @@ class LinearMomentum(NamedTuple):
     length: Any
 
 
+class MomentumState(NamedTuple):
+    """Of the momentum delta rule: the state S and the momentum M, (..., H, K, V)."""
+
+    S: Any
+    M: Any
+
+
 class MLPMomentum(NamedTuple):
     """Of an MLP W1 (..., H, K, M), W2 (..., H, M, V), and its momentum."""
 

@@ -13,6 +13,7 @@ from .states import LinearMomentum as LinearMomentum
 from .states import LinearState as LinearState
 from .states import MLPMomentum as MLPMomentum
 from .states import MLPState as MLPState
+from .states import MomentumState as MomentumState
 from .states import SwiGLUMomentum as SwiGLUMomentum
 from .states import WindowState as WindowState
 
@@ -75,6 +76,8 @@ class Learner(NamedTuple):
     renormed: bool = False
     eps: float = 1e-6  # of the norm
     window: int = 1  # tokens of a loss
+    tile: int | None = None  # tokens that are computed at once, at most; None: the backend's
+    decayed: bool = False  # gradients are those of alpha_t A; with mini_batch 1
 
     @property
     def is_linear(self) -> bool:
@@ -89,6 +92,7 @@ class Rates(NamedTuple):
     alpha: Any = None  # what remains of the weights
     mu: Any = None  # what remains of the momentum
     gain: Any = None  # the part of the steps since the mini-batch began that is read, and stays at its end
+    beta: Any = None  # the part of the momentum that a step adds
     share: Any = None  # of the token in the losses of its window
 
 
@@ -144,6 +148,12 @@ class Inputs(NamedTuple):
     rates: Rates
     weights: Tree  # initial arrays that learn: matrices (H, K, M), rows (H, M)
     slow: Tree = ()  # arrays of the model that do not learn
+
+
+def is_exact(f: Learner, rates: Rates) -> bool:
+    """Whether the gradients of a tile, each at the weights before its token, solve one triangular system."""
+    plain = f.model == "linear" and f.loss == "l2" and not f.normed and not f.renormed and f.optimiser is None
+    return plain and f.every == "token" and f.mini_batch == 1 and f.window == 1 and rates.gain is None
 
 
 class State(NamedTuple):

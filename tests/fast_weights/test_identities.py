@@ -129,3 +129,38 @@ def test_a_window_that_is_as_long_as_the_mini_batch_adds_all_gradients():
     times = np.arange(5.0, 0.0, -1.0)[:, None] * x["eta"]
     other = la.titans(**given, eta=times, mini_batch=9, return_state=True).state
     check((end.W1, end.W2), (other.W1, other.W2))
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunks", "numba"])
+@pytest.mark.parametrize("predict", ["decayed", "previous"])
+def test_corrections_without_momentum_are_the_gated_delta_rule_and_comba(backend, predict):
+    eta = np.full(ETA.shape, 0.5)
+    state = la.MomentumState(START, rng.standard_normal(START.shape))
+    out, end = la.momentum_delta_rule(Q, KEYS, VALUES, G, ETA, 0 * MU, eta, state=state, return_state=True,
+                                      predict=predict, backend=backend)  # fmt: skip
+    given = {"state": START, "return_state": True}
+    if predict == "decayed":
+        expected = la.gated_delta_rule(Q, KEYS, VALUES, G, eta * ETA, **given)
+    else:
+        expected = la.comba(Q, KEYS, VALUES, KEYS, G, eta * ETA, **given)
+    check((out, end.S), expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunks", "numba"])
+def test_the_momentum_delta_rule_is_a_linear_memory_of_titans(backend):
+    out, end = la.momentum_delta_rule(Q, KEYS, VALUES, G, np.ones(ETA.shape), MU, 0.2 * ETA, predict="previous",
+                                      return_state=True, scale=1.0, backend=backend)  # fmt: skip
+    arrays = {"eta": 0.1 * ETA, "mu": MU, "g": G, "W": 0 * W}
+    other, last = la.titans_linear(Q, KEYS, VALUES, **arrays, mini_batch=1, return_state=True)
+    check((out, end.S, end.M), (other, last.W, last.W_momentum))
+
+
+@pytest.mark.parametrize("backend", ["chunks", "numba"])
+def test_repeated_keys_and_equal_rates_are_exact(backend):
+    """alpha = mu: a double pole of the coefficients; equal unit keys: the solve of a delta rule."""
+    k = np.broadcast_to(KEYS[:1, :1] / np.linalg.norm(KEYS[:1, :1], axis=-1, keepdims=True), (2, 130, H, K))
+    v = np.random.default_rng(2).standard_normal((2, 130, H, V))
+    rate = np.full((2, 130, H), 0.7)
+    arrays = k, k, v, np.log(rate), rate, rate
+    expected = la.momentum_delta_rule(*arrays, backend="reference")
+    assert relative_error(la.momentum_delta_rule(*arrays, backend=backend), expected) <= 1e-12

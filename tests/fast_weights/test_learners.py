@@ -147,6 +147,18 @@ def test_weights_of_zero_gradient_stay(optimiser):
     assert all(np.isfinite(d).all() for d in pullback(out) if d is not None)
 
 
+@pytest.mark.parametrize("rates", [(), ("g",), ("mu",), ("g", "mu")], ids=str)
+@pytest.mark.parametrize(("biased", "read"), product((False, True), ("before", "after")))
+def test_gradients_at_the_weights_before_each_token_solve_a_system(biased, read, rates):
+    fn = function_of(Learner("linear", "l2", None, 1, "token", read), tuple(AXES["linear", biased].items()), rates)
+    arrays, state = drawn(fn, T=70)
+    case = Case(fn, {}, {}, {})
+    expected = with_gradients(case, arrays, state=state, backend="reference")
+    for backend in ("chunks", "numba"):
+        error, what = worst(with_gradients(case, arrays, state=state, backend=backend), expected)
+        assert error <= 1e-11, (backend, what, error)
+
+
 # a model and a loss of the caller
 
 

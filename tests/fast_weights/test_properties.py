@@ -23,6 +23,7 @@ OTHER = {  # tests of other states: why a learner has none such
     "test_nothing_comes_back_across_a_reset": "momenta, and gradients at the weights before it, cross a reset",
 }
 OF_ONE = {
+    (la.momentum_delta_rule, "test_adjoint_dot_product"): "linear in values, state and momentum together",
     (la.atlas, "test_no_later_token_changes_an_earlier_output"): "large keys, steps and shares: it diverges (see bits)",
     (
         la.lact,

@@ -12,23 +12,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...runtime.arrays import Array, Namespace, device
+from ...ops.triangular import solve, solve_transposed, unit_lower
+from ...runtime.arrays import Array, Namespace, device, keep_lower
 from ..batches import close, close_vjp
 from ..inner import gradient, gradient_vjp, predict, predict_vjp
 from ..masks import coefficients, coefficients_vjp, names_of
-from ..models import body_of
+from ..models import Factors, body_of
 from ..products import Masked, Shared
-from ..types import Learner, Rates, State, Tokens, Tree, filled, joined, plus
+from ..types import Learner, Rates, State, Tokens, Tree, filled, is_exact, joined, plus
 
 TILE = 64  # tokens, where each reads weights of its own
 
 
-def tiles(f: Learner, n: int, T: int) -> list[tuple[int, int]]:
-    """(start, stop) of the tiles of T tokens after n: none crosses the end of a mini-batch."""
-    found, t = [], 0
+def tiles(f: Learner, rates: Rates, n: int, T: int) -> list[tuple[int, int]]:
+    """(start, stop) of the tiles of T tokens after n: none crosses the end of a mini-batch, unless it is solved."""
+    found, t, most = [], 0, f.tile or TILE
+    if is_exact(f, rates):
+        return [(t, min(t + most, T)) for t in range(0, T, most)]
     while t < T:
         left = f.mini_batch - (n + t) % f.mini_batch
-        stop = min(T, t + (min(left, TILE) if f.every == "token" else left))
+        stop = min(T, t + (min(left, most) if f.every == "token" or f.tile else left))
         found.append((t, stop))
         t = stop
     return found
@@ -39,7 +42,7 @@ def forward(
 ) -> tuple[Any, list[State]]:
     """(out, the final state; keep: the states before each tile and after the last one)."""
     states, out = [begin], []
-    for a, b in tiles(f, begin.n, x.k.shape[-2]):
+    for a, b in tiles(f, x.rates, begin.n, x.k.shape[-2]):
         tile = Tile(f, xp, x.cut(a, b), states[-1], slow)
         out.append(None if x.q is None else tile.read()[0])
         states[len(states) if keep else 0 :] = [tile.end(initial)]
@@ -51,7 +54,7 @@ def backward(
 ) -> tuple[Tokens, State, Tree, Tree]:
     """(dx, dstate, dinitial, dslow) from the gradients of out and of the final state."""
     each, dinitial, dslow = [], tuple(0 * w for w in initial), tuple(0 * w for w in slow)
-    every = tiles(f, states[0].n, x.k.shape[-2])
+    every = tiles(f, x.rates, states[0].n, x.k.shape[-2])
     for (a, b), state in zip(reversed(every), reversed(states[:-1]), strict=True):
         tile = Tile(f, xp, x.cut(a, b), state, slow)
         dx, d, more, more_slow = tile.vjp(initial, None if dout is None else dout[..., a:b, :], d)
@@ -66,22 +69,21 @@ class Tile:
     def __init__(self, f: Learner, xp: Namespace, x: Tokens, state: State, slow: Tree) -> None:
         self.f, self.xp, self.x, self.state, self.slow = f, xp, x, state, slow
         self.n, self.last = x.k.shape[-2], state.n + x.k.shape[-2]
-        self.A = self._shared(state.anchor)
-        self.factors, self.kept = gradient(f, self.A, slow, x.k, x.v)
-        P = len(self.factors)
+        self.A, P, self.is_exact = self._shared(state.anchor), body_of(f).matrices, is_exact(f, x.rates)
         self.eta_of = [p * len(x.rates.eta) // P for p in range(P)]  # the step size of each matrix
         # a step per token: rows for the queries, then for the end; else W' = W - sum eta_j G_j, and mu is for the end
         self.rates = x.rates if f.every == "token" else Rates(x.rates.eta)
         self.names = names_of(self.rates)
         self.c, self.steps_kept = self._coefficients()
         self.masks = [-xp.matrix_transpose(eta) * self.c[..., len(self.names) :] for eta in x.rates.eta]
+        self.factors, self.kept = self._solved() if self.is_exact else gradient(f, self.A, slow, x.k, x.v)
 
     def _shared(self, tree: Any) -> Shared:
         return Shared(self.xp, tree, body_of(self.f).matrices)
 
     def _coefficients(self) -> tuple[Array, Any]:
         if self.f.every == "token":
-            return coefficients(self.xp, self.rates, self.n, self.x.k, self.f.read == "before")
+            return coefficients(self.xp, self.f, self.rates, self.n, self.x.k)
         like = self.x.rates.eta[0]
         return self.xp.ones((1, 1 + self.n), dtype=like.dtype, device=device(like)), None
 
@@ -94,6 +96,36 @@ class Tile:
 
     def _column(self, n: int, rows: slice) -> Array:
         return self.c[..., rows, n : n + 1]
+
+    # gradients at the weights before each token: (I - m * K K^T) R = K (c W + d S) - V, m strictly lower
+
+    def _points(self, y: Array) -> Array:
+        return y[..., -self.n :, :]
+
+    def _solved(self) -> tuple[Factors, Any]:
+        """(the factors, kept) from one triangular system."""
+        xp, x = self.xp, self.x
+        KK, Z = xp.matmul(x.k, xp.matrix_transpose(x.k)), -x.v
+        KK = KK + 1 if self.A.step == 2 else KK
+        for n, tree in enumerate(self.bases.values()):
+            Z = Z + self._points(self.c[..., n : n + 1]) * self._shared(tree).product(0, x.k)
+        L = unit_lower(xp, keep_lower(xp, -self._points(self.masks[0]) * KK, strict=True))
+        return ((x.k, solve(xp, L, Z)),), (KK, L)
+
+    def _solved_vjp(self, dbases: list[Tree]) -> tuple[Any, Any, Any, Any, list[Tree]]:
+        """(dk, dv, gradients of the points' columns, of their mask, of the bases)."""
+        xp, (KK, L), ((k, r),), ((dl, dr),) = self.xp, self.kept, self.factors, self.dfactors
+        x, dc, found = solve_transposed(xp, L, dr), [], []
+        E = keep_lower(xp, xp.matmul(x, xp.matrix_transpose(r)), strict=True)
+        D = E * self._points(self.masks[0])
+        dk = dl + xp.matmul(D + xp.matrix_transpose(D), k)
+        for n, (tree, d) in enumerate(zip(self.bases.values(), dbases, strict=True)):
+            base, own = self._shared(tree), self._points(self.c[..., n : n + 1]) * x
+            dc.append(xp.sum(x * base.product(0, k), axis=-1, keepdims=True))
+            base.add(0, k, own)
+            dk = dk + base.transposed(0, own)
+            found.append(plus(d, base.d))
+        return dk, -x, dc, [E * KK], found
 
     # reading
 
@@ -113,8 +145,8 @@ class Tile:
     @property
     def ends(self) -> tuple[slice, ...]:
         """The rows of the last weights, and of the last momentum."""
-        rows = self.c.shape[-2] - 1 - (self.rates.mu is not None)
-        return tuple(slice(n, n + 1) for n in range(rows, self.c.shape[-2]))
+        first = self.n if self.f.every == "token" else 0
+        return tuple(slice(n, n + 1) for n in range(first, first + 1 + (self.rates.mu is not None)))
 
     def before_close(self) -> State:
         """The state after the last token, before the mini-batch ends."""
@@ -165,18 +197,22 @@ class Tile:
                 self.dfactors = [(a + c, b + e) for (a, b), (c, e) in zip(self.dfactors, w.dfactors, strict=True)]
                 dbases = [plus(y, own.d) for y, own in zip(dbases, w.bases, strict=True)]
                 dc, dmasks = [w.dc, *dc], [w.dmasks, *dmasks]
+        if self.is_exact:
+            dk, dv, own_c, own_masks, dbases = self._solved_vjp(dbases)
+            dc, dmasks, more, dA = [*dc, own_c], [*dmasks, own_masks], dslow, d.anchor
+        else:
+            dk, dv, more = gradient_vjp(f, self.A, self.slow, x.v, self.kept, tuple(self.dfactors))
+            dA = plus(d.anchor, self.A.d)
         deta, rates = self._rates_vjp(dc, dmasks)
-        dk, dv, more = gradient_vjp(f, self.A, self.slow, x.v, self.kept, tuple(self.dfactors))
         dslow, by = plus(dslow, more), dict(zip(self.names, dbases, strict=True))
-        dA = plus(d.anchor, self.A.d)
         dA = plus(dA, by["A"]) if "A" in by else dA
-        dalpha, dmu, dgain = rates
+        dalpha, dmu, dgain, dbeta = rates.alpha, rates.mu, rates.gain, rates.beta
         if d.sums is not None:
             dmu = d.sums + xp.zeros_like(x.rates.mu)
         if last_gain is not None:
             dgain = xp.zeros_like(x.rates.gain) if dgain is None else dgain
             dgain = xp.concat([dgain[..., :-1, :], dgain[..., -1:, :] + last_gain], axis=-2)
-        dx = filled(xp, Tokens(dq, dk, dv, Rates(deta, dalpha, dmu, dgain)), x)
+        dx = filled(xp, Tokens(dq, dk, dv, Rates(deta, dalpha, dmu, dgain, dbeta)), x)
         slots = (by["S"],) if "S" in by else d.slots
         return dx, State(self.state.n, dA, by["W"], slots, d.sums), dinitial, dslow
 
@@ -198,8 +234,8 @@ class Tile:
             dmasks.append(found)
         return dc, dmasks, dbases
 
-    def _rates_vjp(self, dc: list[Any], dmasks: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, Any, Any]]:
-        """(gradients of the step sizes, of alpha, mu and gain); without queries the first rows have none."""
+    def _rates_vjp(self, dc: list[Any], dmasks: list[Any]) -> tuple[tuple[Any, ...], Rates]:
+        """(gradients of the step sizes, of the other rates); without queries the first rows have none."""
         xp, B, eta = self.xp, len(self.names), self.x.rates.eta
         rows, total = self.c.shape[-2], 0
         deta = []
@@ -209,10 +245,10 @@ class Tile:
             deta.append(-xp.matrix_transpose(xp.sum(d * self.c[..., B:], axis=-2, keepdims=True)))
             total = total - d * xp.matrix_transpose(eta[n])
         if all(y is None for y in self.rates[1:]):
-            return tuple(deta), (None, None, None)
+            return tuple(deta), Rates(())
         columns = [_below(xp, [own[n] for own in dc], rows) for n in range(B)]
         d = xp.concat([*columns, total], axis=-1)
-        return tuple(deta), coefficients_vjp(xp, self.rates, self.steps_kept, self.f.read == "before", d)
+        return tuple(deta), coefficients_vjp(xp, self.f, self.rates, self.steps_kept, d)
 
 
 def _below(xp: Namespace, each: list[Array], rows: int) -> Array:

@@ -6,7 +6,7 @@ dW, dS, dA are gradients after the tile, nW, nS, nA those before it.
 from __future__ import annotations
 
 from ...ops.cpu.numbers import number
-from ...ops.cpu.products import FULL, product, transpose
+from ...ops.cpu.products import FULL, product, solve_transposed, transpose
 from ...ops.cpu.rows import add, clear, overlap, scale_rows, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
@@ -65,16 +65,16 @@ def end_back(w: Work, end: Whole, d: Matrix):
 
 
 @piece
-def base_back(w: Work, base: Matrix, n: Whole, d: Matrix):
-    """Back through O += c_n q B_n; d: the gradient of B_n."""
-    column_of(w, n)
-    product(FULL, w.q, base, w.T)
+def base_back(w: Work, x: Matrix, d: Matrix, dx: Matrix, base: Matrix, at: Whole, n: Whole, dbase: Matrix):
+    """Back through y += c_n x B_n, d the gradient of y: dc, dx and dB_n."""
+    column_of(w, at, n)
+    product(FULL, x, base, w.T)
     for i in range(w.n):
-        row(w.dc, w.mask_row + i)[n] = dot(row(w.T, i), row(w.R, i), w.V)
+        row(w.dc, at + i)[n] = dot(row(w.T, i), row(d, i), w.V)
     transpose(base, w.back)
-    product(FULL, w.R, w.back, w.dq, rows=w.column, added=w.dq)
-    scaled(w.R, w.column, w.T)
-    product(FULL, transposed(w.q), w.T, d, added=d)
+    product(FULL, d, w.back, dx, rows=w.column, added=dx)
+    scaled(d, w.column, w.T)
+    product(FULL, transposed(x), w.T, dbase, added=dbase)
 
 
 @piece
@@ -114,11 +114,11 @@ def read_back(w: Work):
     product(FULL, w.G, w.k, w.dq, added=w.dq)
     product(FULL, transposed(w.G), w.q, w.dk, added=w.dk)
     product(FULL, transposed(w.P), w.R, w.dr, added=w.dr)
-    base_back(w, w.W, 0, w.nW)
+    base_back(w, w.q, w.R, w.dq, w.W, w.mask_row, 0, w.nW)
     if w.momentum:
-        base_back(w, w.S, 1, w.nS)
+        base_back(w, w.q, w.R, w.dq, w.S, w.mask_row, 1, w.nS)
     if w.gain:
-        base_back(w, w.A, w.B - 1, w.nA)
+        base_back(w, w.q, w.R, w.dq, w.A, w.mask_row, w.B - 1, w.nA)
     save(columns(w.dq, 0, w.K), w.out_dq, (w.BATCH, w.HEAD, w.START), (0, w.K))
 
 
@@ -170,6 +170,34 @@ def gradient_back(w: Work):
     product(FULL, w.kT, w.R, w.nA, added=w.nA)
     transpose(w.A, w.back)
     product(FULL, w.R, w.back, w.dk, added=w.dk)
+
+
+@piece
+def solved_back(w: Work):
+    """Back through the system of exact gradients: x = (I + L)^-T dr, in place of dr; dv, dk, nW, nS."""
+    at = w.mask_row + w.N + 2
+    solve_transposed(w.L, w.dr)
+    transpose(w.r, w.rT)
+    product(FULL, w.dr, w.rT, w.G)
+    product(FULL, w.k, w.kT, w.P)
+    for i in range(w.n):
+        g, p, m, dm = row(w.G, i), row(w.P, i), row(w.masks, at + i), row(w.dmasks, at + i)
+        for j in range(len(g)):
+            dm[j] = g[j] * p[j] if j < i else 0
+            g[j] = g[j] * m[j] if j < i else 0
+        x, v = row(w.dr, i), row(w.v, i)
+        for j in range(len(v)):
+            v[j] = -x[j]
+    product(FULL, w.G, w.k, w.dk, added=w.dk)
+    product(FULL, transposed(w.G), w.k, w.dk, added=w.dk)
+    base_back(w, w.k, w.dr, w.dk, w.W, at, 0, w.nW)
+    if w.momentum:
+        base_back(w, w.k, w.dr, w.dk, w.S, at, 1, w.nS)
+
+
+@piece
+def save_gradients(w: Work):
+    """dv, which lies in v, and dk."""
     save(w.v, w.out_dv, (w.BATCH, w.HEAD, w.START), (0, w.V))
     save(columns(w.dk, 0, w.K), w.out_dk, (w.BATCH, w.HEAD, w.START), (0, w.K))
 
@@ -190,7 +218,11 @@ def tile_back(w: Work):
         end_back(w, 1, w.dS)
     if w.has_dout:
         read_back(w)
-    gradient_back(w)
+    if w.exact:
+        solved_back(w)
+    else:
+        gradient_back(w)
+    save_gradients(w)
     copy(w.nW, w.dW)
     copy(w.nS, w.dS)
     copy(w.nA, w.dA)

@@ -18,7 +18,7 @@ from ...runtime.pieces.memory import working
 from ...runtime.pieces.run import Tasks, conversions, launch_of, stored_array
 from ...runtime.pieces.workspace import ARRAY, SHARED, Layout
 from ..masks import coefficients, coefficients_vjp, names_of
-from ..types import Learner, Rates, State, Tokens, Tree, filled
+from ..types import Learner, Rates, State, Tokens, Tree, filled, is_exact
 from .backward import backward as backward_kernel
 from .forward import forward as forward_kernel
 from .workspace import ARRAYS, LEARNER, TASK, TILE
@@ -32,9 +32,12 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
     return {"linear learners": ((forward_kernel,), ""), "linear learners, gradients": ((backward_kernel,), "adjoint")}
 
 
-def tiles(f: Learner, n: int, T: int) -> list[tuple[int, int, int]]:
+def tiles(f: Learner, rates: Rates, n: int, T: int) -> list[tuple[int, int, int]]:
     """(first token, tokens, whether the mini-batch ends) of the tiles of T tokens after n."""
-    each = -(-f.mini_batch // -(-f.mini_batch // MOST))
+    most = min(f.tile or MOST, MOST)
+    if is_exact(f, rates):
+        return [(t, min(most, T - t), 1) for t in range(0, T, most)]
+    each = -(-f.mini_batch // -(-f.mini_batch // most))
     found, t = [], 0
     while t < T:
         done = (n + t) % f.mini_batch
@@ -94,22 +97,26 @@ class Call:
         (self.N, self.H, self.T, self.K), self.V = x.k.shape, x.v.shape[-1]
         self.f, self.x, self.slow, self.dtype = f, x, slow, x.k.dtype
         self.biased, self.names = len(initial) == 2, names_of(x.rates)
-        self.D, self.B, self.tiles = self.K + self.biased, len(self.names), tiles(f, seen, self.T)
+        self.D, self.B, self.tiles = self.K + self.biased, len(self.names), tiles(f, x.rates, seen, self.T)
         self.size = max((n for _, n, _ in self.tiles), default=1)
-        self.places, self.before = self.N * self.H * len(self.tiles), f.read == "before"
-        shape = self.N, self.H, len(self.tiles), self.size + 2
+        self.places = self.N * self.H * len(self.tiles)
+        self.exact = is_exact(f, x.rates)
+        self.block = self.size + 2 + self.exact * self.size  # rows of a tile: queries, W and S at its end, gradients
+        shape = self.N, self.H, len(self.tiles), self.block
         self.masks, self.c = np.zeros((*shape, self.size), self.dtype), np.zeros((*shape, self.B), self.dtype)
         self.kept: dict[int, Any] = {}
         for n, at, own in self._by_size():
-            c, kept = coefficients(np, own, n, x.k, self.before)
+            c, kept = coefficients(np, f, own, n, x.k)
             self.kept[n] = c, kept
-            masks, ends = -own.eta[0].swapaxes(-1, -2) * c[..., self.B :], self._ends(c, n)
-            self.masks[:, :, at, :n, :n], self.masks[:, :, at, ends, :n] = masks[..., :n, :], masks[..., n:, :]
-            self.c[:, :, at, :n], self.c[:, :, at, ends] = c[..., :n, : self.B], c[..., n:, : self.B]
+            at, to = np.array(at)[:, None], self._places(c, n)
+            self.masks[:, :, at, to, :n] = -own.eta[0].swapaxes(-1, -2) * c[..., self.B :]
+            self.c[:, :, at, to] = c[..., : self.B]
 
-    def _ends(self, c: np.ndarray, n: int) -> slice:
-        """Where the rows after those of n queries are: behind those of the largest tile."""
-        return slice(self.size, self.size + c.shape[-2] - n)
+    def _places(self, c: np.ndarray, n: int) -> np.ndarray:
+        """The rows of coefficients of n tokens among those of a tile."""
+        ends = c.shape[-2] - n - self.exact * n
+        rows = [np.arange(n), self.size + np.arange(ends), self.size + 2 + np.arange(self.exact * n)]
+        return np.concatenate(rows)
 
     def _by_size(self) -> Iterator[tuple[int, list[int], Rates]]:
         """(n, tiles of n tokens, their rates (N, H, tiles, n, 1))."""
@@ -122,16 +129,15 @@ class Call:
     def rates_vjp(self, dmasks: np.ndarray, dc: np.ndarray, dgains: np.ndarray) -> Rates:
         """Gradients of the rates."""
         rates, shape = self.x.rates, (self.N, self.H, self.T, 1)
-        found = [None if y is None else np.zeros(shape, self.dtype) for y in (rates.eta[0], *rates[1:4])]
+        found = [None if y is None else np.zeros(shape, self.dtype) for y in (rates.eta[0], *rates[1:])]
         for n, at, own in self._by_size():
             c, kept = self.kept[n]
-            ends = self._ends(c, n)
-            dm = np.concatenate([dmasks[:, :, at, :n, :n], dmasks[:, :, at, ends, :n]], axis=-2)
-            own_dc = np.concatenate([dc[:, :, at, :n], dc[:, :, at, ends]], axis=-2)
+            places = np.array(at)[:, None], self._places(c, n)
+            dm, own_dc = dmasks[:, :, *places, :n], dc[:, :, *places]
             tokens = np.array([self.tiles[i][0] for i in at])[:, None] + np.arange(n)
             each = [-np.sum(dm * c[..., self.B :], axis=-2)[..., None]]
             d = np.concatenate([own_dc, -dm * own.eta[0].swapaxes(-1, -2)], axis=-1)
-            each += coefficients_vjp(np, own, kept, self.before, d)
+            each += coefficients_vjp(np, self.f, own, kept, d)[1:]
             for y, more in zip(found, each, strict=True):
                 if y is not None:
                     y[:, :, tokens] = more
@@ -194,10 +200,11 @@ class Call:
                 numbers[ARRAYS.index(name)] = stored_array(y, y.strides, 1)
         flags = {"biased": self.biased, "normed": self.f.normed, "squared": self.f.loss == "l2",
                  "has_q": x.q is not None, "has_dout": arrays.get("in_dout") is not None, "momentum": has_momentum,
-                 "gain": gain is not None, "keep": marks is not None}  # fmt: skip
+                 "gain": gain is not None, "keep": marks is not None, "exact": self.exact}  # fmt: skip
         sizes = {"n": self.size, "N": self.size, "D": self.D, "K": self.K, "V": self.V, "H": self.H, "B": self.B,
                  "tiles": len(self.tiles), "places": self.places, "states": self.N * self.H, "tasks_count": len(heads),
-                 "mask_rows": len(values["masks"]), "task_fields": len(TASK), "tile_fields": len(TILE)}  # fmt: skip
+                 "mask_rows": len(values["masks"]), "block": self.block, "task_fields": len(TASK),
+                 "tile_fields": len(TILE)}  # fmt: skip
         sizes |= {f"{name}_rows": len(values.get(f"{name}_W", ())) for name in ("first", "marks", "last")}
         operations = 8.0 * prod(x.k.shape) * self.V
         share = 1 if operations < FEW_OPERATIONS else threads.num_threads()

@@ -5,7 +5,7 @@ A bias is the weight of a channel that is 1.
 
 from __future__ import annotations
 
-from ...ops.cpu.products import FULL, LEFT_LOWER, product, transpose
+from ...ops.cpu.products import FULL, LEFT_LOWER, product, solve, transpose
 from ...ops.cpu.rows import hadamard_to, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
@@ -38,7 +38,7 @@ def begin_tile(w: Work, tile: Whole):
     """Keys, values and queries of a tile."""
     w.START, w.n, w.CLOSES = w.spans[tile, 0], w.spans[tile, 1], w.spans[tile, 2]
     w.place = w.PLACE * w.tiles + tile
-    w.mask_row = w.place * (w.N + 2)
+    w.mask_row = w.place * w.block
     at = (w.BATCH, w.HEAD, w.START)
     load(w.in_k, at, (0, w.K), w.k)
     load(w.in_v, at, (0, w.V), w.v)
@@ -68,7 +68,39 @@ def error(w: Work, i: Whole, e: Vector):
 
 
 @piece
-def gradient(w: Work):
+def column_of(w: Work, at: Whole, n: Whole):
+    """The coefficients of base n, from row `at` on."""
+    c, to = rows(w.c, at, w.n), w.column
+    for i in range(len(to)):
+        to[i] = c[i, n]
+
+
+@piece
+def add_base(w: Work, x: Matrix, base: Matrix, at: Whole, n: Whole, out: Matrix):
+    """out += c_n x B_n"""
+    column_of(w, at, n)
+    product(FULL, x, base, out, rows=w.column, added=out)
+
+
+@piece
+def solved(w: Work):
+    """r of gradients at the weights before each token: (I + L) r = k (c W + d S) - v, L = -m (.) k k^T."""
+    at = w.mask_row + w.N + 2
+    product(FULL, w.k, w.kT, w.P)
+    for i in range(w.n):
+        p, m, to, r, v = row(w.P, i), row(w.masks, at + i), row(w.L, i), row(w.r, i), row(w.v, i)
+        for j in range(len(to)):
+            to[j] = -m[j] * p[j] if j < i else 0
+        for j in range(len(r)):
+            r[j] = -v[j]
+    add_base(w, w.k, w.W, at, 0, w.r)
+    if w.momentum:
+        add_base(w, w.k, w.S, at, 1, w.r)
+    solve(w.L, w.r)
+
+
+@piece
+def gradient_at_anchor(w: Work):
     """r, the cotangents of k A."""
     product(FULL, w.k, w.A, w.Z)
     if w.normed:
@@ -86,18 +118,12 @@ def gradient(w: Work):
 
 
 @piece
-def column_of(w: Work, n: Whole):
-    """The coefficients of the queries for base n."""
-    c, to = rows(w.c, w.mask_row, w.n), w.column
-    for i in range(len(to)):
-        to[i] = c[i, n]
-
-
-@piece
-def add_base(w: Work, base: Matrix, n: Whole):
-    """O += c_n q B_n"""
-    column_of(w, n)
-    product(FULL, w.q, base, w.O, rows=w.column, added=w.O)
+def gradient(w: Work):
+    """r, the cotangents of k A, or of k times the weights before each token."""
+    if w.exact:
+        solved(w)
+    else:
+        gradient_at_anchor(w)
 
 
 @piece
@@ -106,11 +132,11 @@ def read(w: Work):
     product(FULL, w.q, w.kT, w.P)
     hadamard_to(rows(w.masks, w.mask_row, w.n), w.P)
     product(LEFT_LOWER, w.P, w.r, w.O)
-    add_base(w, w.W, 0)
+    add_base(w, w.q, w.W, w.mask_row, 0, w.O)
     if w.momentum:
-        add_base(w, w.S, 1)
+        add_base(w, w.q, w.S, w.mask_row, 1, w.O)
     if w.gain:
-        add_base(w, w.A, w.B - 1)
+        add_base(w, w.q, w.A, w.mask_row, w.B - 1, w.O)
 
 
 @piece

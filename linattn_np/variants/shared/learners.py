@@ -43,7 +43,8 @@ def learns(*weights: str, slow: tuple[str, ...] = (), etas: tuple[str, ...] = ("
         """Rates get an axis of one channel; alpha = e^g."""
         g = rate(c, "g")
         eta = tuple(factor * rate(c, n) if factor != 1 else rate(c, n) for n in etas)
-        rates = Rates(eta, None if g is None else c.xp.exp(g), rate(c, "mu"), rate(c, "gain"), rate(c, "share"))
+        others = (rate(c, n) for n in ("mu", "gain", "beta", "share"))
+        rates = Rates(eta, None if g is None else c.xp.exp(g), *others)
         return Inputs(c.q, c.k, c.v, rates, tuple(getattr(c, n) for n in weights), tuple(getattr(c, n) for n in slow))
 
     def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
@@ -53,7 +54,7 @@ def learns(*weights: str, slow: tuple[str, ...] = (), etas: tuple[str, ...] = ("
         found |= {n: factor * y[..., 0] for n, y in zip(etas, d.rates.eta, strict=True)}
         if d.rates.alpha is not None:
             found["g"] = (d.rates.alpha * c.xp.exp(rate(c, "g")))[..., 0]
-        more = {n: getattr(d.rates, n) for n in ("mu", "gain", "share")}
+        more = {n: getattr(d.rates, n) for n in ("mu", "gain", "beta", "share")}
         return found | {n: y[..., 0] for n, y in more.items() if y is not None}
 
     return ChangeOfVariables(to_core, to_core_vjp, linear=False)
