@@ -9,6 +9,7 @@ packed row holds all sequences one after the other, and past is (N, S, D).
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,7 +98,7 @@ class Sequences(NamedTuple):
         if past is None:
             return own
         slots = np.arange(len(at.start))[:, None] * S + np.clip(S + place, 0, max(S - 1, 0))
-        return own + self._where_taken(xp.reshape(past, (-1, past.shape[-1])), np.where(place < 0, slots, 0), place < 0)
+        return own + self._where_taken(_flat(xp, past), np.where(place < 0, slots, 0), place < 0)
 
     def last_vjp(self, d: Array, x: Array, past: Array | None) -> tuple[Array, Array | None]:
         """(dx, dpast); d (..., S, D)."""
@@ -107,7 +108,7 @@ class Sequences(NamedTuple):
             return dx, None if past is None else _between_zeros(xp, d[..., : max(S - T, 0), :], min(S, T), 0)
         at = table(self.offsets)
         slot = S - (at.length[at.owner] - at.place)
-        flat = xp.reshape(d, (-1, d.shape[-1]))
+        flat = _flat(xp, d)
         dx = self._where_taken(flat, np.where(slot >= 0, at.owner * S + slot, 0), slot >= 0)
         dx = xp.reshape(dx, x.shape)
         if past is None:
@@ -122,7 +123,7 @@ class Sequences(NamedTuple):
     def _take(self, x: Array, rows: np.ndarray) -> Array:
         xp = self.xp
         index = constant(xp, rows.reshape(-1), count_dtype(xp), device(x))
-        return xp.take(xp.reshape(x, (-1, x.shape[-1])), index, axis=0)
+        return xp.take(_flat(xp, x), index, axis=0)
 
     def _where_taken(self, x: Array, rows: np.ndarray, there: np.ndarray) -> Array:
         """Rows of x (R, D) where `there`, else 0: (*rows.shape, D)."""
@@ -143,3 +144,8 @@ def _between_zeros(xp: Namespace, x: Any, before: int, after: int) -> Array:
     lead, D = x.shape[:-2], x.shape[-1]
     zeros = [xp.zeros((*lead, n, D), dtype=x.dtype, device=device(x)) for n in (before, after)]
     return xp.concat([zeros[0], x, zeros[1]], axis=-2)
+
+
+def _flat(xp: Namespace, x: Array) -> Array:
+    """Rows (R, D), also of D = 0."""
+    return xp.reshape(x, (prod(x.shape[:-1]), x.shape[-1]))
