@@ -252,7 +252,7 @@ def typed_piece(fn: Any) -> list[str]:
 
     if "state" not in fn.piece.axes:
         return [*lines({}, "A"), ""]
-    both = [("Literal[False]", "A"), ("Literal[True]", "Result[A]")]
+    both = [("Literal[False]", "A"), ("Literal[True]", "Result[A]"), ("bool", "Any")]
     found = [line for kind, result in both for line in ["@overload", *lines({"return_state": kind}, result)]]
     return [*found, ""]
 
@@ -264,7 +264,9 @@ def stub_of_pieces() -> str:
             "COMMON: dict[str, Any]", "__all__: list[str]", 'A = TypeVar("A")', ""]  # fmt: skip
     every = [line for name in la.nn.__all__ for line in typed_piece(getattr(la.nn, name))]
     text = "\n".join([*head, *every])
-    return text.replace(", return_state: Literal[True] = ...", ", return_state: Literal[True]")
+    for stated in ("Literal[True]", "bool"):
+        text = text.replace(f", return_state: {stated} = ...", f", return_state: {stated}")
+    return text
 
 
 def main() -> int:

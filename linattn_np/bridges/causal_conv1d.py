@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 
-from ..ops.cpu import short_conv as compiled
+from .. import nn
 from ..runtime.doorway import WHOLE, expect, expect_whole
 from ..runtime.pools import NO_ROW
 from ..runtime.values import is_word, shown
-from .packed import position_of
+from . import torch as _  # noqa: F401  # here, since torch.compile cannot trace the import in a first call
+from .packed import offsets_of_numbers
 from .pools import Pool
-from .torch.pieces import Loops, Piece
 
 Tensor = torch.Tensor
 ACTIVATIONS = ("silu", "swish")
-
-
-class Conv(NamedTuple):
-    """As ops/short_conv.py's ShortConv, in torch; position (B, T)."""
-
-    weight: Tensor
-    bias: Tensor | None
-    activation: str | None
-    position: Tensor | None
-
-
-class ConvGradients(NamedTuple):
-    """Gradients of the convolution; bias None without one."""
-
-    x: Tensor
-    taps: Tensor
-    bias: Tensor | None
 
 
 def causal_conv1d_fn(
@@ -50,7 +31,7 @@ def causal_conv1d_fn(
     """y_t = act(bias + sum_i weight_{W-1-i} x_{t-i}) of every channel.
 
     x (B, D, T), weight (D, W), bias (D,), seq_idx (B, T): tokens of one number are one sequence, initial_states
-    (B, D, W - 1). Products are in the wider dtype of x and weight. Returns y, or (y, the last W - 1 inputs) with
+    (B, D, W - 1). Returns y, or (y, the last W - 1 inputs) with
     return_final_states: (B, D, W - 1) for every T, zeros
     before the first token. Raises TypeError or ValueError for tensors that do not fit.
     """
@@ -62,13 +43,16 @@ def causal_conv1d_fn(
     if seq_idx is not None and (initial_states is not None or return_final_states):
         raise ValueError(f"{fn}: seq_idx is given together with states, expected one of them")
     expect(fn, sizes, WHOLE, seq_idx=(seq_idx, "B T?"))
-    past = x if initial_states is None else torch.cat([initial_states.to(x.dtype), x], dim=-1)
-    conv = Conv(weight, bias, activation, None if seq_idx is None else position_of(seq_idx))
-    y = convolved(past, conv)[..., past.shape[-1] - x.shape[-1] :]
+    rows, state = x.transpose(1, 2), initial_states
+    if seq_idx is not None and x.numel():
+        y = nn.short_conv(rows.reshape(1, -1, x.shape[1]), weight, bias, activation=activation,
+                          cu_seqlens=offsets_of_numbers(seq_idx))  # fmt: skip
+        return y.reshape(rows.shape).transpose(1, 2)
+    state = None if state is None else state.to(x.dtype).transpose(1, 2)
+    found = nn.short_conv(rows, weight, bias, state=state, activation=activation, return_state=return_final_states)
     if not return_final_states:
-        return y
-    padded = F.pad(past, (max(W - 1 - past.shape[-1], 0), 0))
-    end = padded[..., padded.shape[-1] - (W - 1) :]
+        return found.transpose(1, 2)
+    y, end = found.out.transpose(1, 2), found.state.transpose(1, 2)
     return y, end if final_states_out is None else final_states_out.copy_(end)
 
 
@@ -107,11 +91,9 @@ def causal_conv1d_update(
     conv_state.copy_(end) if pool is None else pool.put(end)
     if not new.shape[-1]:
         return torch.zeros_like(x)
-    taps = past.unfold(-1, W, 1)  # (B, D, T, W)
-    dtype = torch.promote_types(x.dtype, weight.dtype)
-    y = (taps.to(dtype) * weight[:, None, :].to(dtype)).sum(-1)
-    y = activated(y if bias is None else y + bias[:, None].to(dtype), activation).to(x.dtype)
-    return y if x.ndim == 3 else y[..., 0]
+    before = past[..., : W - 1].transpose(1, 2)
+    y = nn.short_conv(taken.transpose(1, 2), weight, bias, state=before, activation=activation).transpose(1, 2)
+    return y.to(x.dtype) if x.ndim == 3 else y[..., 0].to(x.dtype)
 
 
 def in_line(state: Tensor, new: Tensor, W: int) -> tuple[Tensor, Tensor]:
@@ -142,72 +124,3 @@ def check(fn: str, x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     sizes = expect(fn, x=(x, axes), weight=(weight, "D W"), bias=(bias, "D?"))
     expect_whole(fn, "W of weight", sizes["W"])
     return sizes
-
-
-def convolved(x: Tensor, conv: Conv) -> Tensor:
-    """The convolution of (B, D, T), in the memory order (B, T, D)."""
-    dtype, bias = torch.promote_types(x.dtype, conv.weight.dtype), conv.bias
-    y = convolution(x=x.transpose(1, 2).to(dtype), taps=conv.weight.t().to(dtype),
-                    bias=None if bias is None else bias.to(dtype),
-                    position=conv.position, silu=conv.activation is not None)  # fmt: skip
-    return y.transpose(1, 2).to(x.dtype)
-
-
-def by_torch(x: Tensor, taps: Tensor, bias: Tensor | None, position: Tensor | None, silu: bool) -> Tensor:
-    """y_t = act(bias + sum_i taps_{W-1-i} x_{t-i}) of x (B, T, D), taps (W, D), the last one for the current token.
-
-    Operations on whole tensors, which transforms and compilers follow; torch's conv1d takes longer.
-    """
-    y = x * taps[-1] if bias is None else torch.addcmul(bias, x, taps[-1])
-    for i in range(1, min(len(taps), x.shape[1])):
-        y = y + F.pad(reached(x[:, :-i], i, position) * taps[-1 - i], (0, 0, i, 0))
-    return F.silu(y) if silu else y
-
-
-def with_pullback(_: Any, given: Any) -> tuple[Tensor, Any]:
-    """The same in one tensor:  dx_t = sum_i taps_{W-1-i} dy_{t+i},  dtaps_{W-1-i} = sum_t dy_t x_{t-i}."""
-    x, taps, bias, position, silu = given.values()
-    y = x * taps[-1] if bias is None else torch.addcmul(bias, x, taps[-1])
-    for i in range(1, min(len(taps), x.shape[1])):
-        y[:, i:].addcmul_(reached(x[:, :-i], i, position), taps[-1 - i])
-
-    def pullback(dy: Tensor) -> ConvGradients:
-        dy = torch.ops.aten.silu_backward(dy, y) if silu else dy
-        dx, dtaps = dy * taps[-1], torch.zeros_like(taps)
-        dtaps[-1] = (dy * x).sum((0, 1))
-        for i in range(1, min(len(taps), x.shape[1])):
-            d = reached(dy[:, i:], i, position)
-            dx[:, :-i].addcmul_(d, taps[-1 - i])
-            dtaps[-1 - i] = (d * x[:, :-i]).sum((0, 1))
-        return ConvGradients(dx, dtaps, None if bias is None else dy.sum((0, 1)))
-
-    return F.silu(y) if silu else y, pullback
-
-
-def by_loops(x: Any, taps: Any, bias: Any, position: Any, silu: bool) -> Any:
-    return compiled.short_conv(x, compiled.Taps(taps, bias, silu), compiled.Tokens(positions(x, position)))
-
-
-def by_loops_vjp(x: Any, taps: Any, bias: Any, position: Any, silu: bool, dy: Any) -> Any:
-    return compiled.short_conv_vjp(x, compiled.Taps(taps, bias, silu), compiled.Tokens(positions(x, position)), dy)
-
-
-def positions(x: np.ndarray, position: np.ndarray | None) -> np.ndarray:
-    """(B, T)."""
-    if position is None:
-        return np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
-    return position
-
-
-convolution = Piece(
-    "short_conv(Tensor x, Tensor taps, Tensor? bias, Tensor? position, bool silu)", ConvGradients._fields,
-    Loops(by_loops, by_loops_vjp), by_torch, with_pullback)  # fmt: skip
-
-
-def reached(x: Tensor, i: int, position: Tensor | None) -> Tensor:
-    """x (B, T - i, D) where token t + i and the one i places before belong to one sequence, else 0."""
-    return x if position is None else torch.where((position[:, i:] >= i)[..., None], x, 0)
-
-
-def activated(y: Tensor, activation: str | None) -> Tensor:
-    return y if activation is None else F.silu(y)

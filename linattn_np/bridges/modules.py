@@ -5,70 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from ..ops.cpu import gated_norm as compiled
-from ..ops.gated_norm import GatedNorm, GatedNormGrads, check_how
+from .. import nn as pieces
+from ..ops.gated_norm import GatedNorm, check_how
 from ..runtime.doorway import WHOLE, expect, expect_whole
 from ..runtime.shapes import Sizes, check_offsets
 from ..runtime.values import is_word, shown
-from .causal_conv1d import causal_conv1d_fn
-from .packed import sequence_numbers
-from .torch.pieces import FLOATS, Loops, Piece
+from . import torch as _  # noqa: F401  # here, since torch.compile cannot trace the import in a first call
 
 Tensor = torch.Tensor
-GATES: dict[str, Any] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
+GATES = ("swish", "silu", "sigmoid")
 
 
 def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
     """x / sqrt(sum x^2 + eps), in float32 or wider; the sum is in range for every x."""
-    dtype, single, root = output_dtype or x.dtype, x.dtype != torch.float64, eps**0.5
-    if not single and x.shape[-1]:  # a power of 2 near the largest entry
-        largest = x.detach().abs().amax(-1, keepdim=True).clamp(min=root)
-        factor = torch.ldexp(torch.ones_like(largest), -torch.frexp(largest).exponent)
-        x, root = x * factor, factor * root
-    square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64).square() + root**2
-    over = square.rsqrt()
-    return (x * (over.float() if single else over)).to(dtype)
+    dtype = output_dtype or x.dtype
+    return pieces.l2_norm(x.to(torch.promote_types(x.dtype, dtype)), eps=eps).to(dtype)
 
 
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor | None, how: GatedNorm, fn: str = "gated_rms_norm"
 ) -> Tensor:
-    """norm(x) weight act(gate), or with the gate before norm(x act(gate)) weight: ops/gated_norm.py says it.
+    """norm(x) weight act(gate), or with the gate before norm(x act(gate)) weight: la.nn.gated_norm.
 
-    x, gate (..., D), weight (D,). float32 and float64 on a CPU by compiled loops, else by torch in float32.
-    Raises TypeError or ValueError, naming fn, for tensors that do not fit.
+    x, gate (..., D), weight (D,). Raises TypeError or ValueError, naming fn, for tensors that do not fit.
     """
     how = how._replace(activation="silu") if how.activation == "swish" else how
     check_how(fn, how, expect(fn, x=(x, "... D"), gate=(gate, "... D"), weight=(weight, "D?"))["D"])
-    weight = weight.to(x.dtype) if weight is not None and x.dtype in FLOATS else weight
-    return normed(x=x, gate=gate, weight=weight, **how._asdict())
-
-
-def by_torch(x: Tensor, gate: Tensor, weight: Tensor | None, **options: Any) -> Tensor:
-    how = GatedNorm(**options)
-    y, act = widened(x), GATES[how.activation](widened(gate))
-    y = y * act if how.gate_first else y
-    group = how.group or y.shape[-1]
-    y = F.rms_norm(y.unflatten(-1, (-1, group)), (group,), None, how.eps).flatten(-2)
-    y = y if weight is None else y * weight
-    return (y if how.gate_first else y * act).to(x.dtype)
-
-
-def by_loops(x: Any, gate: Any, weight: Any, *how: Any) -> Any:
-    return compiled.gated_rms_norm(x, gate, weight, GatedNorm(*how))
-
-
-def by_loops_vjp(x: Any, gate: Any, weight: Any, *how_and_dy: Any) -> Any:
-    *how, dy = how_and_dy
-    return compiled.gated_rms_norm_vjp(x, gate, weight, GatedNorm(*how), dy)
-
-
-normed = Piece(
-    "gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, float eps, str activation, bool gate_first, int? group)",
-    GatedNormGrads._fields, Loops(by_loops, by_loops_vjp), by_torch)  # fmt: skip
+    return pieces.gated_norm(x, gate, weight, **how._asdict())
 
 
 def rms_norm_gated(
@@ -140,36 +105,18 @@ def causal_conv1d(
             check_offsets(fn, cu_seqlens, Sizes((sizes["B"],), {"T": sizes["T"]}))
     sizes["N"] = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     expect(fn, sizes, initial_state=(initial_state, "N D W?"))
-    y, end = convolve(x.transpose(1, 2), (weight, bias, activation), initial_state, cu_seqlens, output_final_state)
-    y = y.transpose(1, 2)
+    y, end = convolve(x, (weight, bias, activation), initial_state, cu_seqlens, output_final_state)
     return y if residual is None else y + residual, end
 
 
 def convolve(
     x: Tensor, conv: tuple[Tensor, Tensor | None, str | None], state: Tensor | None, offsets: Tensor | None, ends: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """(y, the last W inputs of each sequence if `ends`) of x (B, D, T); state (N, D, W).   conv: weight, bias, act."""
-    (weight, bias, activation), (B, D, T), W = conv, x.shape, conv[0].shape[-1]
-    if state is None and not ends:
-        seq_idx = None if offsets is None else sequence_numbers(offsets, T)
-        return causal_conv1d_fn(x, weight, bias, seq_idx, activation=activation), None
-    N = B if offsets is None else offsets.shape[0] - 1
-    state = x.new_zeros(N, D, W) if state is None else state.to(x.dtype)
-    if offsets is None:
-        y = causal_conv1d_fn(x, weight, bias, None, state[..., 1:], activation=activation)
-        return y, torch.cat([state, x], dim=-1)[..., T:] if ends else None
-    number, count = sequence_numbers(offsets, T)[0], torch.arange(N, device=x.device)
-    first, place = offsets[:-1].long(), torch.arange(W, device=x.device)
-    # the W inputs before a sequence and its tokens, one sequence after the other: token t lies at `at`
-    at = torch.arange(T, device=x.device) + (number + 1) * W
-    before = (first + count * W)[:, None] + place
-    both = torch.cat([state.transpose(0, 1).reshape(D, N * W), x[0]], dim=-1)
-    source = torch.cat([before.flatten(), at]).argsort()  # of each place
-    row = both[:, source]
-    y = causal_conv1d_fn(row[None], weight, bias, activation=activation)[..., at]
-    last = (offsets[1:].long() + count * W)[:, None] + place
-    return y, row[:, last].transpose(0, 1) if ends else None
-
-
-def widened(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+    """(y, the last W inputs of each sequence if `ends`) of x (B, T, D); state (N, D, W).   conv: weight, bias, act."""
+    (weight, bias, activation), (B, _T, D), W = conv, x.shape, conv[0].shape[-1]
+    if state is None and ends:
+        state = x.new_zeros(B if offsets is None else offsets.shape[0] - 1, D, W)
+    state = None if state is None else state.to(x.dtype).transpose(1, 2)
+    found = pieces.short_conv(x, weight, bias, state=state, activation=activation, cu_seqlens=offsets,
+                              return_state=ends)  # fmt: skip
+    return (found.out, found.state.transpose(1, 2)) if ends else (found, None)

@@ -140,9 +140,16 @@ def offsets_of_positions(position_ids: Tensor) -> Tensor | None:
 
 
 def offsets_of_numbers(seq_idx: Tensor) -> Tensor:
-    """cu_seqlens of the runs of equal numbers in the rows (B, T), rows one after the other."""
+    """cu_seqlens of the runs of equal numbers in the rows (B, T), rows one after the other.
+
+    A graph has B T sequences, most of them empty, since it cannot count them.
+    """
     new = torch.ones_like(seq_idx, dtype=torch.bool)
     new[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    if torch.compiler.is_compiling():
+        tokens = torch.arange(seq_idx.numel(), device=seq_idx.device)
+        first = torch.where(new.flatten(), tokens, seq_idx.numel()).sort().values
+        return F.pad(first, (0, 1), value=seq_idx.numel())
     return F.pad(new.flatten().nonzero()[:, 0], (0, 1), value=seq_idx.numel())
 
 

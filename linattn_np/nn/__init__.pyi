@@ -69,6 +69,10 @@ def short_conv(x: A, weight: Any, bias: Any = ..., *, state: Any = ..., activati
 def short_conv(x: A, weight: Any, bias: Any = ..., *, state: Any = ..., activation: str | None = ..., residual: bool = ..., cu_seqlens: Any = ..., out: Any = ..., backend: str | None = ..., num_threads: int | None = ..., return_state: Literal[True], overwrite_state: bool = ..., state_rows: Any = ...) -> Result[A]:
     """Causal convolution of each channel with its own W weights, before the queries, keys and values of most layers."""
     ...
+@overload
+def short_conv(x: A, weight: Any, bias: Any = ..., *, state: Any = ..., activation: str | None = ..., residual: bool = ..., cu_seqlens: Any = ..., out: Any = ..., backend: str | None = ..., num_threads: int | None = ..., return_state: bool, overwrite_state: bool = ..., state_rows: Any = ...) -> Any:
+    """Causal convolution of each channel with its own W weights, before the queries, keys and values of most layers."""
+    ...
 
 def sigmoid(x: A, *, out: Any = ..., backend: str | None = ..., num_threads: int | None = ...) -> A:
     """The logistic function."""
@@ -100,6 +104,10 @@ def token_shift(x: A, mix: Any = ..., *, state: Any = ..., cu_seqlens: Any = ...
     ...
 @overload
 def token_shift(x: A, mix: Any = ..., *, state: Any = ..., cu_seqlens: Any = ..., out: Any = ..., backend: str | None = ..., num_threads: int | None = ..., return_state: Literal[True], overwrite_state: bool = ..., state_rows: Any = ...) -> Result[A]:
+    """The token before, or a mixture with it, as in RWKV."""
+    ...
+@overload
+def token_shift(x: A, mix: Any = ..., *, state: Any = ..., cu_seqlens: Any = ..., out: Any = ..., backend: str | None = ..., num_threads: int | None = ..., return_state: bool, overwrite_state: bool = ..., state_rows: Any = ...) -> Any:
     """The token before, or a mixture with it, as in RWKV."""
     ...
 

@@ -192,3 +192,22 @@ def test_vmap_of_torch_is_an_error_that_names_the_remedy():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="silu: x is batched by vmap, expected a batch axis of its own"):
         torch.func.vmap(la.nn.silu)(torch.ones(4, 5))
+
+
+def test_floats_of_a_compiled_call_may_be_variables():
+    """dynamic=True takes options that are attributes for variables."""
+    torch = pytest.importorskip("torch")
+    import linattn_np.bridges.torch  # noqa: F401
+    from linattn_np.ops.gated_norm import GatedNorm
+
+    how, x = GatedNorm(0.25), torch.tensor(normal(2, 7, 6))
+    q, k, v = (torch.tensor(normal(2, 7, 2, n)) for n in (3, 3, 4))
+
+    def layer(x, q, k, v):
+        eps = how._asdict()["eps"]
+        return la.nn.rms_norm(x, eps=eps), la.linear_attention(q, k, v, scale=eps)
+
+    torch.compiler.reset()
+    found = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)(x, q, k, v)
+    for a, b in zip(found, layer(x, q, k, v), strict=True):
+        assert torch.equal(a, b)

@@ -13,7 +13,7 @@ from ...nn.declaration import Piece
 from ...spec import VariantSpec
 from . import operators
 from . import pieces_of_layers as layers
-from .arguments import Arrays, Keywords, TensorViews, given, modes, tracing
+from .arguments import Arrays, Keywords, TensorViews, given, modes, tracing, transforms
 from .autograd import Rule, differentiated
 from .eager import COTANGENTS, check, eager, fast, in_tensors, recorded_vjp
 from .views import PLAIN, Tensor
@@ -63,6 +63,8 @@ def apply(name: str, fn: Callable[..., Any], rule: Rule | None, names: Arrays, k
 
     Raises TypeError without a rule if autograd is to follow the call.
     """
+    if isinstance(fn, Piece) and not torch.compiler.is_compiling() and transforms() is not None:
+        return NotImplemented  # array calls, which torch.func transforms
     if isinstance(fn, Piece) and (torch.compiler.is_compiling() or is_traced((), keywords)):
         layers.defined()
         return layers.traced(fn, keywords)

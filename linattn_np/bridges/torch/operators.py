@@ -84,7 +84,7 @@ def traced(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, An
     bound, names = dict(zip(spec.arrays, arrays, strict=False)), {*spec.options.names}
     bound.update(keywords)
     plain = {
-        n: x
+        n: known(x)
         for n, x in bound.items()
         if n != "state" and not isinstance(x, Tensor) and x is not None and (n not in spec.arrays or n in names)
     }
@@ -121,6 +121,11 @@ def structured(spec: VariantSpec, options: Mapping[str, Any], found: list[Tensor
     if options.get("return_states_at") is not None:
         return StatesResult(out, end, state())
     return out if end is None else Result(out, end)
+
+
+def known(x: Any) -> Any:
+    """An option: of a float that torch.compile takes for a variable its value."""
+    return float.fromhex(x.hex()) if isinstance(x, float) else x
 
 
 def encoded(fn: str, options: tuple[tuple[str, Any], ...]) -> str:

@@ -16,7 +16,7 @@ import torch
 from ...call.results import Result
 from ...nn.declaration import PIECES, Piece
 from .autograd import SECOND, once
-from .operators import NAMESPACE, decoded, encoded
+from .operators import NAMESPACE, decoded, encoded, known
 from .views import Tensor
 
 
@@ -56,7 +56,7 @@ def traced(piece: Piece, keywords: Mapping[str, Any]) -> Any:
     if keywords.get("out") is not None:
         raise TypeError(f"{piece.name}: out was given in a traced call, expected None")
     names = [n for n in (*piece.axes, "cu_seqlens") if isinstance(keywords.get(n), Tensor)]
-    plain = {n: x for n, x in keywords.items() if n not in names and x is not None} | {"arrays": names}
+    plain = {n: known(x) for n, x in keywords.items() if n not in names and x is not None} | {"arrays": names}
     operator = getattr(getattr(torch.ops, NAMESPACE), f"nn_{piece.name}")
     found = operator([keywords[n] for n in names], encoded(piece.name, tuple(plain.items())))
     return Result(*found) if keywords.get("return_state") else found[0]

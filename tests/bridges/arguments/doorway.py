@@ -170,27 +170,7 @@ def of_torch() -> Iterator[Row]:
     row = {"weight": "D W", "bias": "D", "conv_state": "B D S"}
     for axes in ("B D T|B D", "B D|B D T"):
         yield Row("causal_conv1d_update", causal_conv1d.causal_conv1d_update, {"x": axes} | row, bring=plain)
-    yield from of_operators(torch.ops.linattn_np, plain)
     yield from of_mamba(mamba_ssm, plain)
-
-
-def of_operators(ops: Any, bring: Any) -> Iterator[Row]:
-    """The operators of pieces, which a graph calls."""
-    conv, place = {"x": "B T D", "taps": "W D", "bias": "D", "position": "B T"}, np.arange(10).reshape(2, 5) % 5
-    numbers = tuple(("position", place + n) for n in (-1, 1, 1 << 40))
-    norm, how = {"x": "B T D", "gate": "B T D", "weight": "D"}, (1e-6, "silu", False, 1)
-    for more in ({}, {"dy": "B T D"}):
-        names = ("short_conv", "gated_rms_norm") if not more else ("short_conv_backward", "gated_rms_norm_backward")
-        first, second = (getattr(ops, name) for name in names)
-
-        def convolved(x: Any, taps: Any, bias: Any, position: Any, f: Any = first, **dy: Any) -> Any:
-            return f(x, taps, bias, position, True, *dy.values())
-
-        def normed(x: Any, gate: Any, weight: Any, f: Any = second, **dy: Any) -> Any:
-            return f(x, gate, weight, *how, *dy.values())
-
-        yield Row("short_conv", convolved, conv | more, {"position": place}, numbers, bring, takes_objects=False)
-        yield Row("gated_rms_norm", normed, norm | more, bring=bring, takes_objects=False)
 
 
 def of_mamba(mamba_ssm: Any, bring: Any) -> Iterator[Row]:

@@ -50,7 +50,7 @@ def operators(dtype: str = "float64") -> list[Entry]:
     """The operators of traced calls: of a few variants, and of everything else."""
     import torch
 
-    from linattn_np.bridges.modules import normed
+    from linattn_np.bridges.torch import pieces_of_layers
     from linattn_np.bridges.torch.operators import TENSORS, library
 
     library()
@@ -71,13 +71,14 @@ def operators(dtype: str = "float64") -> list[Entry]:
         for name in (case.spec.name, f"{case.spec.name}_saving"):
             fn = functools.partial(call, getattr(ours, name), case, names, state, options)
             found.append(Entry(f"ops.{name}", case.spec.name, fn, (*(arrays[n] for n in names), *floats)))
-    x, taps, bias, gate = (normal(*shape, dtype=dtype) for shape in ((2, 5, 6), (4, 6), (6,), (2, 5, 6)))
-    how = (1e-6, "silu", False, None)
-    assert normed.name == "gated_rms_norm"
+    pieces_of_layers.library()
+    x, taps, bias, gate = (normal(*shape, dtype=dtype) for shape in ((2, 5, 6), (6, 4), (6,), (2, 5, 6)))
+    conv = json.dumps({"activation": "silu", "arrays": ["x", "weight", "bias"]})
+    norm = json.dumps({"arrays": ["x", "gate", "weight"]})
     return [
         *found,
-        Entry("ops.short_conv", "short_conv", lambda *a: ours.short_conv(*a, None, True), (x, taps, bias)),
-        Entry("ops.gated_rms_norm", "gated_rms_norm", lambda *a: ours.gated_rms_norm(*a, *how), (x, gate, bias)),
+        Entry("ops.nn_short_conv", "short_conv", lambda *a: tuple(ours.nn_short_conv([*a], conv)), (x, taps, bias)),
+        Entry("ops.nn_gated_norm", "gated_norm", lambda *a: tuple(ours.nn_gated_norm([*a], norm)), (x, gate, bias)),
     ]
 
 
@@ -125,16 +126,16 @@ def _around(dtype: str) -> list[Entry]:
             lambda x, w, b, s: causal_conv1d_fn(x, w, b, None, s, activation="silu"),
             (x, weight, bias, past),
         ),
-        Entry("update", "", lambda x, w, b: causal_conv1d_update(x, past.clone(), w, b), (x, weight, bias)),
-        Entry("norm", "gated_rms_norm", modules.rms_norm_gated, (x.mT, gate, bias)),
+        Entry("update", "short_conv", lambda x, w, b: causal_conv1d_update(x, past.clone(), w, b), (x, weight, bias)),
+        Entry("norm", "gated_norm", modules.rms_norm_gated, (x.mT, gate, bias)),
         Entry(
             "norm without weight",
-            "gated_rms_norm",
+            "gated_norm",
             lambda x, g: modules.rms_norm_gated(x, g, None, activation="sigmoid"),
             (x.mT, gate),
         ),
-        Entry("norm after gate", "gated_rms_norm", lambda *a: modules.gated_rms_norm(*a, first), (x.mT, gate, bias)),
-        Entry("l2norm", "", modules.l2norm, (x,)),
+        Entry("norm after gate", "gated_norm", lambda *a: modules.gated_rms_norm(*a, first), (x.mT, gate, bias)),
+        Entry("l2norm", "l2_norm", modules.l2norm, (x,)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The short convolution and the gated norm in traced calls: operators of the compiled loops, or torch operations."""
+"""The short convolution and the gated norm in traced calls: the operators of the pieces of la.nn."""
 
 from __future__ import annotations
 
@@ -62,42 +62,13 @@ def graph(fn, given, **options):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_compiled_call_is_one_graph_with_the_bits_of_the_call(name, dtype):
-    """One operator in it where there are loops; without them gradients are sums in another order."""
+    """One operator in it."""
     fn, tensors = CALLS[name]
     given = [None if x is None else x.to(getattr(torch, dtype)) for x in tensors]
     (targets,), found, expected = graph(fn, given)
-    ours = [one for one in targets if "linattn_np" in str(one)]
-    assert len(ours) == (dtype != "bfloat16")
+    assert len([one for one in targets if "linattn_np" in str(one)]) == 1
     for a, b in zip(found, expected, strict=True):
-        if dtype == "bfloat16":
-            assert (a - b).abs().max() <= 2 * torch.finfo(a.dtype).eps * b.abs().max()
-        else:
-            assert torch.equal(a, b)
-
-
-def arguments():
-    """The arguments of the operators."""
-    rows, taps = X.mT, WEIGHT.t()
-    ours = torch.ops.linattn_np
-    yield ours.short_conv, (rows, taps, None, None, False)
-    yield ours.short_conv, (rows, taps, BIAS, SEQUENCES, True)
-    for how in NORMS:
-        yield ours.gated_rms_norm, (rows, GATE, BIAS, *how)
-    yield ours.gated_rms_norm, (rows, GATE, None, *NORMS[0])
-
-
-def requiring(given):
-    return [x.clone().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in given]
-
-
-@pytest.mark.parametrize("n", range(len(list(arguments()))))
-def test_opcheck(n):
-    """Schema, autograd registration, fakes and their dispatch with symbolic shapes; of the backward operator too."""
-    operator, given = list(arguments())[n]
-    assert set(torch.library.opcheck(operator, tuple(requiring(given))).values()) == {"SUCCESS"}
-    backward = getattr(torch.ops.linattn_np, f"{operator.__name__}_backward")
-    checked = torch.library.opcheck(backward, (*given, operator(*given)), test_utils=("test_schema", "test_faketensor"))
-    assert set(checked.values()) == {"SUCCESS"}
+        assert torch.equal(a, b)
 
 
 def test_sizes_of_a_compiled_call_may_change():
@@ -122,7 +93,7 @@ def test_exported_programs_have_one_node_a_call():
     program = torch.export.export(Layer(), (X, GATE), dynamic_shapes=({2: tokens}, {1: tokens}))
     targets = [node.target for node in program.graph.nodes]
     ours = torch.ops.linattn_np
-    assert {ours.short_conv.default, ours.gated_rms_norm.default} <= {*targets}
+    assert {ours.nn_short_conv.default, ours.nn_gated_norm.default} <= {*targets}
     longer = normal(B, D, 9), normal(B, 9, D)
     assert torch.equal(program.module()(*longer), Layer()(*longer))
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 TINY = {"T": 2, "B": (), "H": 1, "K": 2, "V": 2}
 ENTRIES = entries()
 OPERATORS = operators()
-PIECES = "short_conv", "gated_rms_norm"  # vmap follows their torch operations
+PIECES = "short_conv", "gated_norm", "l2_norm"  # vmap follows their torch operations
 FUNCTIONAL = torch.autograd.functional
 close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-7)
 

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 from linattn_np.bridges import mamba_ssm, modules  # noqa: E402
 from linattn_np.bridges.causal_conv1d import causal_conv1d_fn, causal_conv1d_update  # noqa: E402
-from linattn_np.bridges.torch import pieces  # noqa: E402
 from linattn_np.ops import norms  # noqa: E402
 from linattn_np.testing import relative_error  # noqa: E402
 
@@ -38,12 +37,9 @@ def by_torch(x, weight, bias, state, activation):
     return F.silu(y) if activation else y
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["loops", "torch"])
 @pytest.mark.parametrize("activation", [None, "silu"])
 @pytest.mark.parametrize(("bias", "state"), [(None, None), (BIAS, STATE)], ids=["plain", "all"])
-def test_the_convolution_and_its_gradients(bias, state, activation, compiled, monkeypatch):
-    if not compiled:
-        monkeypatch.setattr(pieces, "FLOATS", ())
+def test_the_convolution_and_its_gradients(bias, state, activation):
     inputs = [x for x in (X, WEIGHT, bias, state) if x is not None]
     found, wanted = ([x.clone().requires_grad_() for x in inputs] for _ in range(2))
 
@@ -60,10 +56,7 @@ def test_the_convolution_and_its_gradients(bias, state, activation, compiled, mo
         close(*grads)
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["loops", "torch"])
-def test_sequences_of_one_row_are_kept_apart(compiled, monkeypatch):
-    if not compiled:
-        monkeypatch.setattr(pieces, "FLOATS", ())
+def test_sequences_of_one_row_are_kept_apart():
     seq_idx = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 2], [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 4]], dtype=torch.int32)
     x, parts = X.clone().requires_grad_(), X.clone().requires_grad_()
     y = causal_conv1d_fn(x, WEIGHT, BIAS, seq_idx, activation="silu")
