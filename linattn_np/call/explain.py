@@ -89,8 +89,8 @@ def explain_call(spec: VariantSpec, arrays: tuple[Any, ...], options: dict[str, 
         reason += f"; in {len(cut(call)[0])} pieces"
     elif call.plan.states_at is not None:
         reason += f"; the pass stores {len(call.plan.states_at)} states"
-    moved = sum(bytes_of(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
-    moved += sum(bytes_of(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
+    moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
+    moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
     return Explanation(
         spec.name,
         found.backend,
@@ -235,7 +235,7 @@ def _bytes_of_out(call: Prepared) -> int:
     change, c = call.spec.change, call.variables
     v = getattr(c, change.value)
     if change.query is None:
-        return bytes_of(v)
+        return _bytes(v)
     if (queries := getattr(c, change.query)) is None:
         return 0
     heads = max(v.shape[-2], queries.shape[-2])
@@ -252,8 +252,7 @@ WIDTH = {"float64": 8, "float32": 4, "complex128": 16, "complex64": 8, "int64": 
          "uint32": 4, "int8": 1, "uint8": 1}  # bytes per element; 2 for other dtypes  # fmt: skip
 
 
-def bytes_of(x: Any) -> int:
-    """Bytes of an array, or of a tuple of them."""
+def _bytes(x: Any) -> int:
     if isinstance(x, tuple):
-        return sum(map(bytes_of, x))
+        return sum(map(_bytes, x))
     return prod(x.shape) * WIDTH.get(dtype_name(x), 2)

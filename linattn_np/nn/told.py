@@ -21,7 +21,7 @@ WORDS = {"T": "token", "H": "head", "D": "channel", "K": "channel", "V": "channe
 
 def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Explanation:
     """How a call would be computed; operations are those of products."""
-    from ..call.explain import COVERED, WIDTH, Explanation, bytes_of
+    from ..call.explain import COVERED, WIDTH, Explanation
 
     given = piece.bound(arrays, keywords)
     if (bridge := bridge_of((), given)) is not None:
@@ -35,10 +35,11 @@ def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     if why and not c.compiled and why != EMPTY:
         slow = f"array calls: {why}; NumPy arrays take compiled loops"
     tokens = prod(c.sizes.get("...", ())) * c.sizes.get("T", 1)
-    moved = sum(bytes_of(given[n]) for n in piece.axes if given[n] is not None)
     kind = piece.kind_of(c)
-    for (shape, _), dtype in zip(piece.results(given | own), (kind, c.kinds.get("state", kind)), strict=False):
-        moved += prod(shape) * WIDTH.get(_name(c, dtype), 2)
+    each = [(x.shape, c.kinds.get(n, x.dtype)) for n in piece.axes if (x := own[n]) is not None]
+    results = zip(piece.results(given | own), (kind, c.kinds.get("state", kind)), strict=False)
+    each += [(shape, dtype) for (shape, _), dtype in results]
+    moved = sum(prod(shape) * WIDTH.get(_name(c, dtype), 2) for shape, dtype in each)
     operations = piece.kind.operations(c.sizes)
     form = FORMS.get(next(iter(piece.axes.values())), "each row")
     return Explanation(
