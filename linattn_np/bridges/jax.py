@@ -58,13 +58,6 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     return result, pullback
 
 
-def pieces() -> Any:
-    """The calls of the pieces of linattn_np.nn."""
-    from . import jax_pieces
-
-    return jax_pieces
-
-
 def _is_several(x: Any) -> bool:
     return isinstance(x, tuple) and not isinstance(x, Abstract)
 

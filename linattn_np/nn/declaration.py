@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..call import lse
-from ..call.foreign import bridge_of, tracing_bridge
+from ..call.foreign import bridge_of, calls_of_loops
 from ..call.results import Result, gradients_of
 from ..ops.sequences import Sequences
 from ..runtime import threads
@@ -113,7 +113,7 @@ class Piece:
             found = bridge.apply(self.name, self, self._rule, self.names, given)
             if found is not NotImplemented:
                 return found
-        if (traced := _compiled_calls(given)) is not None:
+        if (traced := calls_of_loops(given)) is not None:
             return traced.run(self, given)
         c, own = self.entered(given)
         to = destination.of_call(self, c, given, own)
@@ -128,7 +128,7 @@ class Piece:
             found = bridge.run_vjp(self.name, None, self._rule, (), given)
             if found is not NotImplemented:
                 return found
-        if (traced := _compiled_calls(given)) is not None:
+        if (traced := calls_of_loops(given)) is not None:
             return traced.run_vjp(self, given)
         return self._rule((), given)
 
@@ -322,13 +322,6 @@ def always(_: Any) -> bool:
 
 def _out(computed: Any) -> Array:
     return computed.out if isinstance(computed, Result) else computed
-
-
-def _compiled_calls(given: Mapping[str, Any]) -> Any:
-    """The module that calls compiled loops from a program of JAX, if backend="numba" asks for them there."""
-    if given["backend"] != "numba" or (bridge := tracing_bridge((), given)) is None:
-        return None
-    return bridge.pieces()
 
 
 PIECES: dict[str, Piece] = {}  # by name
