@@ -14,7 +14,7 @@ PLAIN = {
     **dict.fromkeys(COMPARED, "cpu.variants"),  # but mesa_net, which has a measurement of its own
     "accuracy": "cpu.accuracy", "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
     "frameworks": "cpu.frameworks", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling", "changes": "changes",
-    "distributed": "distributed", "pieces": "cpu.pieces", "selective_scan": "cpu.selective_scan",
+    "distributed": "distributed", "pieces": "cpu.pieces", "scans": "cpu.scans", "selective_scan": "cpu.selective_scan",
     "softmax": "cpu.softmax",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
     "small_states": "cpu.small_states", "states": "cpu.states", "transformers": "cpu.transformers",
