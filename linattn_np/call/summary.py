@@ -13,7 +13,8 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from ..matrix_state.composition import AxisDecays, Summary, added, beginning, composed, folded, mapped, parts
+from ..elementwise.core import Elementwise
+from ..matrix_state.composition import AxisDecays, Factors, Summary, added, beginning, composed, folded, mapped, parts
 from ..matrix_state.types import Erase, StabilisedState
 from ..runtime.arrays import Array, cast, enter, shared_heads, sum_of_groups, sum_to
 from ..spec import VariantSpec
@@ -43,8 +44,9 @@ def summary(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Summary:
     (..., H, K)     the same for each key channel, or slot
     AxisDecays      such sums of the key axis, and (..., H, V) of the value axis (gv)
     (..., H, K, K)  transfer @ state: delta rules, free rank-one terms, rotated states
+    Factors         of each channel (..., D): the product of the tokens' factors, of recurrences without heads
 
-    mlstm: e^m S is what composes; m is -1e30 where no token came before. The pullback of
+    mlstm, rwkv4: e^m S is what composes; m is -1e30 where no token came before. The pullback of
     la.vjp(la.summary, fn, *arrays, **options) takes (dtransfer=None, doffset=None) and returns gradients by name.
     Raises TypeError for a fn without such a state, ValueError for options about states, and every error of fn.
     """
@@ -151,8 +153,15 @@ def _summary(
         offset, offset_pull = run(fn, {**given, "state": beginning(array_namespace(zero.m), zero)})
     else:
         offset, offset_pull = run(fn, given)
-    if spec.erase is Erase.NONE and not spec.state.rotates:
+    of_channels = isinstance(spec.core, Elementwise)
+    if spec.state.log_decays is not None or (spec.erase is Erase.NONE and not spec.state.rotates and not of_channels):
         transfer, pull = run(LogDecays(spec), given)
+    elif of_channels:
+        xp, value = array_namespace(offset), spec.change.value
+        ones = {value: xp.zeros_like(given[value]), "state": xp.ones_like(offset)}  # h_T of h_0 = 1 alone
+        factors, whole = run(fn, {**given, **ones})
+        transfer = Factors(factors)
+        pull = None if whole is None else functools.partial(_others, functools.partial(_of_factors, whole), {value})
     else:
         call, replaced = _of_transfer(spec, given, offset)
         transfer, whole = run(fn, call)
@@ -163,6 +172,10 @@ def _summary(
 def _others(pull: Callable[[Any], Keywords], names: set[str], d: Any) -> Keywords:
     """The gradients without these names."""
     return {n: x for n, x in pull(d).items() if n not in names}
+
+
+def _of_factors(pull: Callable[[Any], Keywords], d: Factors) -> Keywords:
+    return pull(d.factors)
 
 
 def _forward(fn: Callable[..., Any], call: Keywords) -> tuple[Any, Pull]:
@@ -271,7 +284,8 @@ class LogDecays:
 def _summed(call: Prepared, g: Array) -> Array:
     """(..., T, heads, width) to (..., H, width), or (N, H, width), in the dtype of states."""
     xp, c, dtype = call.plan.xp, call.variables, call.plan.dtype
-    g = shared_heads(xp, cast(xp, g, dtype), c.sizes.H)
+    g = cast(xp, g, dtype)
+    g = shared_heads(xp, g, c.sizes.letters.get("H", g.shape[-2]))
     if c.sizes.ragged is None:
         total = xp.sum(g, axis=-3)
         return xp.asarray(xp.broadcast_to(total, (*c.sizes.batch, *total.shape[-2:])), copy=True)

@@ -26,6 +26,7 @@ class Elementwise(Core):
 
     BACKENDS = ("reference", "chunks", "numba")
     STATE_AXES = {"state": "D"}  # noqa: RUF012
+    COMPOSES = True
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
         """The plan of a call, with the state that outputs are."""

@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, sum_to
+from ..runtime.arrays import Array, Namespace, conjugate, sum_to
 from .types import BoundedState, StabilisedState
 
 
 class Summary(NamedTuple):
     """A span of tokens: the state after it is the transfer of the state before it, plus the offset.
 
-    transfer  None, a log decay (..., H) or (..., H, K), AxisDecays, or a matrix (..., H, K, K)
+    transfer  None, a log decay (..., H) or (..., H, K), AxisDecays, a matrix (..., H, K, K), or Factors (..., D)
     offset    the state after the span if nothing comes before it: (..., H, K, V), or the variant's named tuple
     """
 
@@ -32,6 +32,12 @@ class AxisDecays(NamedTuple):
 
     keys: Any
     values: Any
+
+
+class Factors(NamedTuple):
+    """Products of the factors of each channel (..., D), real or complex, of a state (..., D)."""
+
+    factors: Any
 
 
 Vjp = Callable[[Any], Any]
@@ -115,12 +121,23 @@ def added(a: Any, b: Any) -> Any:
 
 def is_matrix(transfer: Any, state: Any) -> bool:
     """Whether a transfer of these states is a matrix."""
-    return transfer is not None and not isinstance(transfer, tuple) and transfer.ndim == parts(state)[0].ndim
+    if transfer is None or isinstance(transfer, tuple) or isinstance(state, StabilisedState):
+        return False
+    return transfer.ndim == parts(state)[0].ndim
 
 
 def _product(xp: Namespace, left: Summary, right: Summary) -> tuple[Any, Vjp]:
     """(the transfer of the left span and then of the right one, its gradient -> both gradients)."""
     first, second, T = left.transfer, right.transfer, xp.matrix_transpose
+    if isinstance(first, Factors):
+        (a,), (b,) = first, second
+
+        def vjp(d: Any) -> tuple[Any, Any]:
+            if d is None:
+                return None, None
+            return Factors(d.factors * conjugate(xp, b)), Factors(d.factors * conjugate(xp, a))
+
+        return Factors(b * a), vjp
     if not is_matrix(first, left.offset):
         return added(first, second), lambda d: (d, d)
     return second @ first, lambda d: (None, None) if d is None else (T(second) @ d, d @ T(first))
@@ -131,6 +148,9 @@ def _carried(xp: Namespace, transfer: Any, state: Any) -> tuple[Any, Vjp]:
     T = xp.matrix_transpose
     if transfer is None:
         return state, lambda d: (None, d)
+    if isinstance(transfer, Factors):
+        a = transfer.factors
+        return a * state, lambda d: (Factors(d * conjugate(xp, state)), conjugate(xp, a) * d)
     if is_matrix(transfer, state):
         return transfer @ state, lambda d: (d @ T(state), T(transfer) @ d)
     logs, shapes = parts(transfer), _shapes(transfer, parts(state))
@@ -173,19 +193,29 @@ def _in_one_gauge(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
     is_before = before >= two.m
     m = xp.where(is_before, before, two.m)
     a, b = xp.exp(before - m), xp.exp(two.m - m)
-    S, n = a[..., None, None] * one.S + b[..., None, None] * two.S, a[..., None] * one.n + b[..., None] * two.n
+    S, n = (_over(a, x) * x + _over(b, y) * y for x, y in ((one.S, two.S), (one.n, two.n)))
 
     def vjp(d: Any) -> tuple[Summary, Any]:
-        da, db = (weight * (xp.sum(d.S * x.S, axis=(-2, -1)) + xp.sum(d.n * x.n, axis=-1))
+        da, db = (weight * (_sum_over(xp, d.S * x.S, weight) + _sum_over(xp, d.n * x.n, weight))
                   for weight, x in ((a, one), (b, two)))  # fmt: skip
         dm = d.m - da - db
         dbefore = da + xp.where(is_before, dm, xp.zeros_like(dm))
         dtwo = db + xp.where(is_before, xp.zeros_like(dm), dm)
-        first, second = (StabilisedState(weight[..., None, None] * d.S, weight[..., None] * d.n, dweight)
+        first, second = (StabilisedState(_over(weight, d.S) * d.S, _over(weight, d.n) * d.n, dweight)
                          for weight, dweight in ((a, dbefore), (b, dtwo)))  # fmt: skip
         return Summary(dbefore, second), first
 
     return StabilisedState(S, n, m), vjp
+
+
+def _over(weight: Array, x: Array) -> Array:
+    """A weight of heads, or of channels, as it multiplies x."""
+    return weight[(..., *(None,) * (x.ndim - weight.ndim))]
+
+
+def _sum_over(xp: Namespace, x: Array, weight: Array) -> Array:
+    """The transpose of _over: the sum over the axes that share a weight."""
+    return xp.sum(x, axis=tuple(range(weight.ndim, x.ndim))) if x.ndim > weight.ndim else x
 
 
 def _averaged(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:

@@ -49,6 +49,7 @@ def on_ranks(case: Case, arrays: dict[str, Any], state: Any, d: tuple[Any, Any],
     """The same of ranks that have so many tokens each."""
     bounds = [0, *itertools.accumulate(lengths)]
     dout, dstate = d
+    time = dout.ndim - 1 - case.spec.row_axes
 
     def work(comm: Any) -> tuple[Any, Any, dict[str, Any]]:
         start, stop = bounds[comm.rank : comm.rank + 2]
@@ -57,10 +58,10 @@ def on_ranks(case: Case, arrays: dict[str, Any], state: Any, d: tuple[Any, Any],
                                       state=state, return_state=True)  # fmt: skip
         plain = run(case.fn, **own, **case.options, **options, comm=comm, lengths=lengths, state=state)
         assert np.array_equal(plain, out)
-        return out, end, pullback(dout[..., start:stop, :, :], dstate)._asdict()
+        return out, end, pullback(dout[(slice(None),) * time + (slice(start, stop),)], dstate)._asdict()
 
     each = in_threads(len(lengths), work, timeout=30.0)
-    joined = {"out": np.concatenate([out for out, _, _ in each], dout.ndim - 3), "end": each[0][1]}
+    joined = {"out": np.concatenate([out for out, _, _ in each], time), "end": each[0][1]}
     for name, x in arrays.items():
         own, at = [grads[name] for *_, grads in each], axis(case, name, x)
         if own[0] is not None:

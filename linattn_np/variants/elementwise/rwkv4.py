@@ -146,6 +146,15 @@ def _of_maxima(c: Variables, da: Array, dk: Array, dm_0: Array) -> dict[str, Arr
     return {"k": cast(c.xp, dk, c.dtype), "w": -cast(c.xp, over_tokens(c.xp, da), c.dtype), "state": dm_0}
 
 
+def log_decays(c: Variables) -> Array:
+    """(T, D, 1)"""
+    return c.xp.broadcast_to(-cast(c.xp, c.w, c.dtype)[:, None], (c.sizes.T, c.sizes.D, 1))
+
+
+def log_decays_vjp(c: Variables, d: Array) -> dict[str, Array]:
+    return {"w": -c.xp.sum(d[..., 0], axis=0)}
+
+
 SPEC = VariantSpec(
     name="rwkv4",
     called="RWKV-4",
@@ -165,7 +174,7 @@ SPEC = VariantSpec(
     query_reads=ReadState.PREVIOUS,
     state=StateFormat(
         StabilisedState, None, pack_state, unpack_state, unpack_state_vjp, pack_state_vjp, unpack_states,
-        unpack_states_vjp, axes={"S": "D", "n": "D", "m": "D"},
+        unpack_states_vjp, axes={"S": "D", "n": "D", "m": "D"}, log_decays=(log_decays, log_decays_vjp),
     ),
 )  # fmt: skip
 
