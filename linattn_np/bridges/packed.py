@@ -21,6 +21,7 @@ ACROSS = {  # models that run across sequences, and why
         ("MambaModel", "MambaForCausalLM", "FalconMambaModel", "FalconMambaForCausalLM", "JambaModel"), UNMARKED
     ),
     "Mamba2ForCausalLM": "it does not hand the mark to its layers, Mamba2Model does",
+    "RecurrentGemmaModel": "its convolutions run across sequences",
     "xLSTMModel": UNMARKED,
     "Glm5NextModel": "its indexed attention runs across sequences",
     "Glm5NextTextModel": "its indexed attention runs across sequences",

@@ -30,7 +30,7 @@ TESTED = (5, 23), (5, 24)  # the oldest and the newest transformers
 MODELS = (
     "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "glm5_next", "granitemoehybrid", "jamba", "kimi_linear",
     "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe",
-    "qwen3_next", "qwen4_exp", "xlstm", "zamba2",
+    "qwen3_next", "qwen4_exp", "recurrent_gemma", "xlstm", "zamba2",
 )  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {  # by their names in the models' modules
     "torch_chunk_gated_delta_rule": fla.FUNCTIONS["chunk_gated_delta_rule"],
@@ -48,10 +48,11 @@ NORMS = (
     "BailingHybridRMSNormGated", "Glm5NextTextRMSNormGated", "KimiLinearRMSNormGated", "OlmoHybridRMSNormGated",
     "Qwen3NextRMSNormGated", "Qwen3_5MoeRMSNormGated", "Qwen3_5RMSNormGated", "Qwen4ExpTextRMSNormGated",
 )  # fmt: skip
-METHODS: dict[str, Callable[..., Any]] = {  # class -> its forward here
-    "MiniMaxLightningAttention": transformers_layers.lightning_attention,
-    "xLSTMBackend": transformers_layers.mlstm,
-    **dict.fromkeys(NORMS, transformers_layers.gated_norm),
+METHODS: dict[str, Callable[..., Any]] = {  # methods of classes
+    "MiniMaxLightningAttention.forward": transformers_layers.lightning_attention,
+    "RecurrentGemmaRglru._rnn_scan": transformers_layers.rnn_scan,
+    "xLSTMBackend.forward": transformers_layers.mlstm,
+    **{f"{name}.forward": transformers_layers.gated_norm for name in NORMS},
 }
 HANDED_ON = ("Mamba2Model", "Mamba2ForCausalLM", "MambaModel", "MambaForCausalLM", "FalconMambaModel",
              "FalconMambaForCausalLM", "xLSTMModel")  # classes that positions reach as other keywords  # fmt: skip
@@ -148,10 +149,11 @@ def patch_module(module: ModuleType) -> list[Replaced]:
         if callable(theirs := vars(module).get(name)):
             found.append((module, name, theirs))
             setattr(module, name, _in_place_of(theirs, ours, name))
-    for name, body in METHODS.items():
+    for label, body in METHODS.items():
+        name, method = label.split(".")
         owner = vars(module).get(name)
         if isinstance(owner, type) and owner.__module__ == module.__name__:
-            found.append(_replace(owner, _in_place_of(vars(owner)["forward"], body, name)))
+            found.append(_replace(owner, _in_place_of(vars(owner)[method], body, name), method))
     return found + _patch_sequences(module) if found else found
 
 
@@ -229,8 +231,8 @@ def _patch_sequences(module: ModuleType) -> list[Replaced]:
     return found
 
 
-def _replace(owner: type, forward: Callable[..., Any]) -> Replaced:
-    """Give a class a forward; returns the original."""
-    theirs = vars(owner)["forward"]
-    setattr(owner, "forward", forward)  # noqa: B010
-    return owner, "forward", theirs
+def _replace(owner: type, body: Callable[..., Any], method: str = "forward") -> Replaced:
+    """Give a class a method; returns the original."""
+    theirs = vars(owner)[method]
+    setattr(owner, method, body)
+    return owner, method, theirs

@@ -41,6 +41,16 @@ def selective_scan(
     return selective_scan_fn(x, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
 
 
+def rnn_scan(
+    self: Any, x: Tensor, recurrent_gate: Tensor, reset: Tensor, recurrent_states: Tensor | None = None,
+    acc_dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """RecurrentGemmaRglru._rnn_scan of (B, T, D): (h_t = a_t h_{t-1} + x_t, h_T), a_t = 0 where reset."""
+    a = (recurrent_gate * ~reset).to(acc_dtype)
+    out, end = la.scan(a, x.to(acc_dtype), state=recurrent_states, return_state=True)
+    return out.to(x.dtype), end
+
+
 def gated_norm(self: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
     """The forward of the gated RMS norms after a delta rule: norm(x) weight act(gate)."""
     how = GatedNorm(self.variance_epsilon, self.activation)

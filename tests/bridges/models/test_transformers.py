@@ -116,7 +116,8 @@ USES = {
     "prompt in chunks": functools.partial(continued, sizes=[4, 1, 4]),
     "token by token": functools.partial(continued, sizes=1),
 }
-REFUSED = [("xlstm", "beams")]  # by transformers, with and without the patch
+# by transformers, with and without the patch; RecurrentGemma returns no cache
+REFUSED = [("xlstm", "beams"), ("recurrent_gemma", "prompt in chunks"), ("recurrent_gemma", "token by token")]
 LAYERS = {("minimax", "prompt in chunks"): {"layer_types": ["full_attention", "linear_attention"]}}  # where it can
 
 
@@ -151,6 +152,7 @@ MARKS = {
     "all": {"position_ids": POSITIONS, "cu_seq_lens_q": OFFSETS, "seq_idx": NUMBERS},
 }  # fmt: skip
 ACROSS = {"mamba": "MambaForCausalLM", "falcon_mamba": "FalconMambaForCausalLM", "jamba": "JambaModel",
+          "recurrent_gemma": "RecurrentGemmaModel",
           "mamba2": "Mamba2ForCausalLM", "xlstm": "xLSTMModel", "glm5_next": "Glm5NextModel",
           "qwen4_exp": "Qwen4ExpTextModel"}  # fmt: skip
 

@@ -48,7 +48,8 @@ def replaced():
     with patch_transformers() as patch:
         found = [(owner, name) for owner, name, _ in patch.replaced]
     functions = [(owner, name, name) for owner, name in found if isinstance(owner, types.ModuleType)]
-    return functions + [(owner, name, owner.__name__) for owner, name in found if owner.__name__ in METHODS]
+    methods = [(owner, name, owner.__name__) for owner, name in found if f"{owner.__name__}.{name}" in METHODS]
+    return functions + methods
 
 
 @pytest.mark.parametrize(("owner", "name", "label"), replaced(), ids=lambda x: getattr(x, "__name__", x))
@@ -139,8 +140,8 @@ def test_the_table_names_what_transformers_has():
     patch = patch_transformers()
     assert {*patch.by_model()} == {*bridge.MODELS} == {*MODELS}
     names = {(owner.__name__, name) for owner, name, _ in patch.replaced}
-    assert {name for _, name in names} == {*FUNCTIONS, "forward"}
-    assert METHODS.keys() <= {owner for owner, _ in names}
+    assert {name for _, name in names} == {*FUNCTIONS, "forward", "_rnn_scan"}
+    assert METHODS.keys() <= {f"{owner}.{name}" for owner, name in names}
 
 
 def test_a_version_without_the_functions(monkeypatch):

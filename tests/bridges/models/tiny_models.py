@@ -43,6 +43,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> the prefix of its c
     "jamba": ("Jamba", COMMON | {
         "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
         "num_experts_per_tok": 1, "mamba_d_state": 8, "mamba_dt_rank": 3, "use_mamba_kernels": False}),
+    "recurrent_gemma": ("RecurrentGemma", COMMON | {
+        "lru_width": 32, "attention_window_size": 64, "head_dim": 16, "block_types": ["recurrent", "attention"]}),
     "bamba": ("Bamba", COMMON | MAMBA | {"attn_layer_indices": [1]}),
     "falcon_h1": ("FalconH1", COMMON | MAMBA | {"mamba_d_ssm": 64}),
     "nemotron_h": ("NemotronH", COMMON | {
