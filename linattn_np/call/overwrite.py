@@ -36,7 +36,7 @@ def check_overwritten(
     for name, S in state.items():
         if name in counts:
             _check_count(fn, name, counts[name], plan)
-        elif S.dtype not in (plan.dtype, complex_of(plan.xp, plan.dtype)) and dtype_name(S) not in NARROW:
+        elif S.dtype != plan.dtype and S.dtype != complex_of(plan.xp, plan.dtype) and dtype_name(S) not in NARROW:
             wanted = dtype_name(plan.xp.empty(0, dtype=plan.dtype))
             raise TypeError(f"{fn}: {name} has dtype {dtype_name(S)}, expected {wanted} to be overwritten")
         if getattr(getattr(S, "flags", None), "writeable", True) is False:

@@ -14,8 +14,10 @@ from ..runtime.arrays import Array, Namespace, device, is_cupy, is_numpy, transp
 from .host import kernels
 
 PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
+PRODUCT_COLUMNS = 64  # of x in one product of a gradient
 UNBLOCKED_ROWS = 128  # a multiple of PRODUCT_ROWS; up to this many rows are computed at once, without threads
 TEMPORARY_ELEMENTS = 2**17  # of one temporary of a block: 512 KiB of float32 stay in cache
+THREADED_PRODUCTS = 2**21  # of numbers, from which threads are worth starting
 THREADED_ELEMENTS = 2**18  # of a result, from which threads are worth starting
 
 
@@ -30,14 +32,36 @@ def times(xp: Namespace, x: Array, W: Array, out: np.ndarray | None = None) -> A
     if out is not None:
         whole = rows - rows % PRODUCT_ROWS
         full = (rows // PRODUCT_ROWS, PRODUCT_ROWS)
-        np.matmul(flat[:whole].reshape(*full, K), W, out=out[:whole].reshape(*full, out.shape[-1]))
+        _products(flat[:whole].reshape(*full, K), W, out[:whole].reshape(*full, out.shape[-1]))
         if whole < rows:
             out[whole:] = times(xp, flat[whole:], W)
         return out
     if rows % PRODUCT_ROWS:
         flat = xp.concat([flat, xp.zeros((blocks * PRODUCT_ROWS - rows, K), dtype=x.dtype, device=device(x))], axis=0)
-    out = xp.reshape(flat, (blocks, PRODUCT_ROWS, K)) @ W
+    flat = xp.reshape(flat, (blocks, PRODUCT_ROWS, K))
+    if is_numpy(xp):
+        out = np.empty((blocks, PRODUCT_ROWS, W.shape[-1]), np.result_type(x, W))
+        _products(flat, W, out)
+    else:
+        out = flat @ W
     return xp.reshape(xp.reshape(out, (blocks * PRODUCT_ROWS, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
+
+
+def _products(blocks: np.ndarray, W: np.ndarray, out: np.ndarray) -> None:
+    """out = blocks W, (n, R, K) and (K, M); where BLAS has one thread, ours share the blocks."""
+
+    def work(first: int, last: int) -> None:
+        np.matmul(blocks[first:last], W, out=out[first:last])
+
+    _shared(work, len(blocks), blocks.size * W.shape[-1])
+
+
+def _shared(work: Callable[[int, int], None], tasks: int, products: int) -> None:
+    """work(first, last) of all tasks, on threads where BLAS has one and there are many products."""
+    if blas.is_limited() and products >= THREADED_PRODUCTS and (count := threads.num_threads()) > 1:
+        threads.run(work, tasks, count)
+    else:
+        work(0, tasks)
 
 
 def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) -> Callable[..., Array]:
@@ -83,7 +107,20 @@ def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, out: np.ndarray | No
     lead = math.prod(x.shape[:-1])
     flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
     dx = times(xp, dy if out is None else flat_y, transposed_rows(xp, W), out)
-    return dx, xp.matrix_transpose(flat_x) @ flat_y
+    return dx, _summed(flat_x, flat_y) if is_numpy(xp) else xp.matrix_transpose(flat_x) @ flat_y
+
+
+def _summed(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """x^T dy, by a few columns of x: the same products on any number of threads."""
+    K, each = x.shape[-1], PRODUCT_COLUMNS
+    dW = np.empty((K, dy.shape[-1]), np.result_type(x, dy))
+
+    def work(first: int, last: int) -> None:
+        for n in range(first * each, min(last * each, K), each):
+            np.matmul(x[:, n : n + each].T, dy, out=dW[n : n + each])
+
+    _shared(work, -(-K // each), x.size * dy.shape[-1])
+    return dW
 
 
 def interleaved(xp: Namespace, x: Array, n: int, at: int) -> Array:
