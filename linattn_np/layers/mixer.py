@@ -40,7 +40,8 @@ class Sizes(NamedTuple):
 
     def shape(self, axes: str, groups: int | None = None) -> tuple[int, ...]:
         """The axes of an array of a variant without its tokens."""
-        letters = self._asdict() | {"Hq": groups or self.H, "Hk": groups or self.H, "P": self.K // 2}
+        own = {"Hq": groups or self.H, "Hk": groups or self.H, "P": self.K // 2, "D": self.H * self.V, "N": self.K}
+        letters = self._asdict() | own  # D of a variant: its channels; N: its states of a channel
         return tuple(letters[letter] for letter in axes.split("|")[0].split() if letter != "T")
 
 
@@ -77,17 +78,16 @@ def mix(name: str, mixer: Mixer, c: Sizes) -> Layer:
         *((n, mixer.sources.get(n, projected())(c, shape[n]), "input") for n in own),
         *more,
         ("o", function(fn, given, {n: at(*shape[n]) for n, at in mixer.parameters.items()}, **mixer.options(c)), given),
-        *_output(mixer, c),
+        *_output(mixer, c, c.shape(arrays["v" if "v" in arrays else "x"].axes)),
         given="input",
     ).named(name, "x")
 
 
-def _output(mixer: Mixer, c: Sizes) -> list[Step]:
-    """norm, gate, output projection."""
-    heads, width = (c.H, c.V), c.H * c.V
+def _output(mixer: Mixer, c: Sizes, heads: tuple[int, ...]) -> list[Step]:
+    """norm, gate, output projection; heads: the shape of a token's output."""
+    width = init.size(heads)
     steps: list[Step] = []
-    out, whole = "o", mixer.norm == "all"
-    shape: tuple[int, ...] = heads
+    out, whole, shape = "o", mixer.norm == "all", heads
     if whole:
         steps, out, shape = [("flat", merged(*heads), "o")], "flat", (width,)
     if mixer.gate is not None:

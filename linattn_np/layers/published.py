@@ -9,13 +9,15 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from .. import nn
 from ..runtime.arrays import compat
 from . import init
 from .functions import affine, by_heads, formula, function, multiply, parameter, summed
 from .layer import Layer, Step, chain
 from .mixer import Mixer, Sizes, Source, decayed, mix, projected
-from .parts import linear, rotary, short_conv
+from .parts import linear, low_rank, rotary, short_conv
 from .rwkv import TIME_MIXING
 
 silu = functools.partial(projected, activation=nn.silu)
@@ -113,6 +115,23 @@ def mamba_rates(c: Sizes) -> list[Step]:
     return [("A", parameter(nn.log_decay, RATES["A_log"](c.H), "a", formula="exp"), "")]
 
 
+def selected(c: Sizes) -> list[Step]:
+    """Mamba: dt, B and C of the convolved x, dt of low rank; A = -e^{A_log}, A_log = log 1, 2, ..., N."""
+    width, N = c.H * c.V, c.K
+    A_log = init.Init((width, N), lambda rng, shape: np.log(np.broadcast_to(np.arange(1.0, N + 1), shape)))
+    return [
+        ("dt", low_rank(width, -(-c.D // 16), width), "x"),
+        ("B", linear(width, N), "x"),
+        ("C", linear(width, N), "x"),
+        ("A", parameter(nn.log_decay, A_log, "a", formula="exp"), ""),
+    ]
+
+
+def rate_of_decay(*shape: int) -> init.Init:
+    """Lambda of RG-LRU: e^{-8 softplus(Lambda)} is uniform in [0.9, 0.999)."""
+    return init.Init(shape, lambda rng, shape: np.log(np.expm1(-np.log(rng.uniform(0.9, 0.999, shape)) / 8)))
+
+
 def forget_bias(*shape: int) -> init.Init:
     return init.spaced(*shape, first=3.0, last=6.0)
 
@@ -174,6 +193,14 @@ PUBLISHED: Mapping[str, Mixer] = {
     # a free rank-one term
     "iplr": Mixer(each(QKV, CONVOLVED), more=erased),
     "dplr": Mixer(each(QKV, CONVOLVED) | {"g": decayed("bounded", bound=-0.6065)}, more=erased, gate="silu"),
+    # channels
+    "hgrn": Mixer({"x": silu(), "g": lower_bound}, gate="silu"),
+    "min_gru": Mixer(norm=None),
+    "min_lstm": Mixer(norm=None),
+    "rg_lru": Mixer({"x": projected(conv=4)}, {"Lambda": rate_of_decay}, norm=None),
+    "diagonal_longhorn": Mixer(each(QKV, CONVOLVED) | {"beta": sigmoid()}, gate="silu"),
+    "selective_scan": Mixer({"x": projected(conv=4, conv_bias=True), "z": projected()},
+                            {"D": init.ones, "dt_bias": init.step_bias}, selected, options(dt_softplus=True), None),
     # softmax
     "softmax_attention": ATTENTION,
     "alibi": KERNEL._replace(more=lambda c: [("slopes", constant(alibi_slopes)(c), "input")]),
