@@ -90,7 +90,10 @@ class Backend(NamedTuple):
 
 
 def _loads(name: str) -> Callable[[], Any]:
-    return functools.partial(import_module, f"{__package__}.{name}")
+    def load() -> Any:
+        return import_module(f"{__package__}.{name}")
+
+    return load
 
 
 DEFINITION, ARRAY = _loads("definition"), _loads("array.chunks")
