@@ -15,6 +15,7 @@ PLAIN = {
     "accuracy": "cpu.accuracy", "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
     "frameworks": "cpu.frameworks", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling", "changes": "changes",
     "distributed": "distributed", "pieces": "cpu.pieces", "scans": "cpu.scans", "selective_scan": "cpu.selective_scan",
+    "learners": "cpu.learners",
     "softmax": "cpu.softmax",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
     "small_states": "cpu.small_states", "states": "cpu.states", "transformers": "cpu.transformers",
@@ -38,7 +39,17 @@ CUDA = {
         "vector_decay",
     )
 }
-ONE_THREAD = ("earlier", "feature_maps", "filters", "mesa_net", "scaling", "selective_scan", "softmax", "states")
+ONE_THREAD = (
+    "earlier",
+    "feature_maps",
+    "filters",
+    "learners",
+    "mesa_net",
+    "scaling",
+    "selective_scan",
+    "softmax",
+    "states",
+)
 
 
 def main() -> int:

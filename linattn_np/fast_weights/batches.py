@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace
-from .optimisers import step, step_vjp
+from .optimisers import step, step_kept, step_vjp
 from .types import Learner, State, Tree, plus
 
 SMALL = 1e-5  # added to lengths
@@ -34,18 +34,18 @@ def close_vjp(xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree,
     """(dstate, dgain, dinitial) from the gradient d of what `close` returns."""
     A, W, slots, dgain = state.anchor, state.weights, state.slots, None
     dW, dinitial = plus(d.anchor, d.weights), tuple(0 * w for w in initial)
-    if f.every != "token":
-        G, alpha, mu = _summed(f, state)
+    n, kept, given = state.n // f.mini_batch, None, (A, slots, *_summed(f, state), None)
     if f.renormed:
-        new = (
-            mixed(A, W, gain) if f.every == "token" else step(xp, f, state.n // f.mini_batch, A, slots, G, alpha, mu)[0]
-        )
+        if f.every == "token":
+            new = mixed(A, W, gain)
+        else:
+            new, _, kept = step_kept(xp, f, n, given)
         both = [_renorm_vjp(xp, w, w0, own) for w, w0, own in zip(new, initial, dW, strict=True)]
         dW, dinitial = (tuple(x) for x in zip(*both, strict=True))
     if f.every == "token":
         dA, dW, dgain = mixed_vjp(xp, A, W, gain, dW)
         return State(state.n, dA, dW, d.slots, d.sums, d.past), dgain, dinitial
-    dA, dslots, dG, _, dmu, _ = step_vjp(xp, f, state.n // f.mini_batch, (A, slots, G, alpha, mu, None), dW, d.slots)
+    dA, dslots, dG, _, dmu, _ = step_vjp(xp, f, n, given, dW, d.slots, kept)
     dsums = None if state.sums is None else dmu / f.mini_batch
     return State(state.n, plus(dA, dG), tuple(-x for x in dG), dslots, dsums, d.past), None, dinitial
 

@@ -5,7 +5,7 @@
 
 Transpose of a step, with B = b A + c A A and Y the cotangent of the new X:
 
-    dB = Y X^T,   dA = b dB + c (dB A + A dB),   dX = a Y + B Y + (dA + dA^T) X
+    dB = Y X^T,   D = dB + dB^T,   dX = a Y + B Y + (b D + c (D A + A D)) X
 """
 
 from __future__ import annotations
@@ -35,33 +35,35 @@ def _start(xp: Namespace, G: Array, name: Any) -> tuple[Array, Array, float]:
     return G / (margin * n + E), n, margin
 
 
-def _steps(xp: Namespace, G: Array, name: Any) -> list[Array]:
-    """X_0 and X after each iteration, rows no more than columns."""
-    X = [_start(xp, _turned(xp, G) if G.shape[-2] > G.shape[-1] else G, name)[0]]
+def newton_schulz_kept(xp: Namespace, G: Array, name: Any) -> tuple[Array, Any]:
+    """(the last X (..., n, m) for G (..., n, m), what the transpose reads)."""
+    tall = G.shape[-2] > G.shape[-1]
+    G = _turned(xp, G) if tall else G
+    X, n, margin = _start(xp, G, name)
+    every = []
     for a, b, c in COEFFICIENTS[name] if isinstance(name, str) else name:
-        A = xp.matmul(X[-1], _turned(xp, X[-1]))
-        X.append(a * X[-1] + xp.matmul(b * A + c * xp.matmul(A, A), X[-1]))
-    return X
+        A = xp.matmul(X, _turned(xp, X))
+        B = b * A + c * xp.matmul(A, A)
+        every.append((X, A, B))
+        X = a * X + xp.matmul(B, X)
+    return (_turned(xp, X) if tall else X), (G, n, margin, every)
 
 
 def newton_schulz(xp: Namespace, G: Array, name: Any) -> Array:
-    """The last X (..., n, m) for G (..., n, m)."""
-    X = _steps(xp, G, name)[-1]
-    return _turned(xp, X) if G.shape[-2] > G.shape[-1] else X
+    """The last X."""
+    return newton_schulz_kept(xp, G, name)[0]
 
 
-def newton_schulz_vjp(xp: Namespace, G: Array, name: Any, dX: Array) -> Array:
-    """dG; where G is 0, X is linear in it: dX / e."""
+def newton_schulz_vjp(xp: Namespace, G: Array, name: Any, dX: Array, kept: Any = None) -> Array:
+    """dG; where G is 0, X is linear in it: dX / e. A and B are symmetric, so that dA + dA^T = b D + c (D A + A D)."""
     tall = G.shape[-2] > G.shape[-1]
-    G, Y = (_turned(xp, G), _turned(xp, dX)) if tall else (G, dX)
-    every = _steps(xp, G, name)[:-1]
-    table = COEFFICIENTS[name] if isinstance(name, str) else name
-    for X, (a, b, c) in zip(reversed(every), reversed(table), strict=True):
-        A = xp.matmul(X, _turned(xp, X))
+    G, n, margin, every = newton_schulz_kept(xp, G, name)[1] if kept is None else kept
+    Y, table = _turned(xp, dX) if tall else dX, COEFFICIENTS[name] if isinstance(name, str) else name
+    for (X, A, B), (a, b, c) in zip(reversed(every), reversed(table), strict=True):
         dB = xp.matmul(Y, _turned(xp, X))
-        dA = b * dB + c * (xp.matmul(dB, A) + xp.matmul(A, dB))
-        Y = a * Y + xp.matmul(b * A + c * xp.matmul(A, A), Y) + xp.matmul(dA + _turned(xp, dA), X)
-    _, n, margin = _start(xp, G, name)
+        D = dB + _turned(xp, dB)
+        DA = xp.matmul(D, A)
+        Y = a * Y + xp.matmul(B, Y) + xp.matmul(b * D + c * (DA + _turned(xp, DA)), X)
     along = xp.sum(G * Y, axis=(-2, -1), keepdims=True)
     size = margin * n + E
     safe = xp.where(n > 0, n, xp.ones_like(n))

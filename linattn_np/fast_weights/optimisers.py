@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace
-from .muon import newton_schulz, newton_schulz_vjp
+from .muon import newton_schulz_kept, newton_schulz_vjp
 from .types import Adam, Learner, Muon, Tree
 
 Slots = tuple[Tree, ...]
+Given = tuple[Tree, Slots, Tree, Any, Any, Any]  # W, slots, G, alpha, mu, beta
 
 
 def slots_of(f: Learner, has_mu: bool) -> int:
@@ -28,18 +29,25 @@ def step(
     xp: Namespace, f: Learner, n: int, W: Tree, slots: Slots, G: Tree, alpha: Any, mu: Any, beta: Any = None
 ) -> tuple[Tree, Slots]:
     """(W', slots') of step n."""
+    return step_kept(xp, f, n, (W, slots, G, alpha, mu, beta))[:2]
+
+
+def step_kept(xp: Namespace, f: Learner, n: int, given: Given) -> tuple[Tree, Slots, Any]:
+    """(W', slots', what the transpose may read)."""
+    W, slots, G, alpha, mu, beta = given
+    kept = None
     if isinstance(f.optimiser, Adam):
         new = tuple(zip(*(_moments(f.optimiser, m, v, g) for m, v, g in zip(*slots, G, strict=True)), strict=True))
         d = tuple(_adam(xp, f.optimiser, n, m, v) for m, v in zip(*new, strict=True))
     else:
         S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
-        new, d = () if mu is None else (S,), _directions(xp, f.optimiser, S)
-    d = d if beta is None else tuple(beta * y for y in d)
-    return tuple(x + y if alpha is None else alpha * x + y for x, y in zip(W, d, strict=True)), new
+        new, kept = () if mu is None else (S,), _directions(xp, f.optimiser, S)
+        d = kept[0] if beta is None else tuple(beta * y for y in kept[0])
+    return tuple(x + y if alpha is None else alpha * x + y for x, y in zip(W, d, strict=True)), new, kept
 
 
 def step_vjp(
-    xp: Namespace, f: Learner, n: int, given: tuple[Tree, Slots, Tree, Any, Any, Any], dW: Tree, dslots: Slots
+    xp: Namespace, f: Learner, n: int, given: Given, dW: Tree, dslots: Slots, kept: Any = None
 ) -> tuple[Tree, Slots, Tree, Any, Any, Any]:
     """(dW, dslots, dG, dalpha, dmu, dbeta) of the given (W, slots, G, alpha, mu, beta)."""
     W, slots, G, alpha, mu, beta = given
@@ -50,8 +58,9 @@ def step_vjp(
         dm, dv, dG = (tuple(x) for x in zip(*each, strict=True))
         return before, (dm, dv), dG, dalpha, None, None
     S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
-    dbeta = None if beta is None else _dots(xp, dW, _directions(xp, f.optimiser, S))
-    dS = _directions_vjp(xp, f.optimiser, S, dW if beta is None else tuple(beta * d for d in dW))
+    steps, inner = _directions(xp, f.optimiser, S) if kept is None else kept
+    dbeta = None if beta is None else _dots(xp, dW, steps)
+    dS = _directions_vjp(xp, f.optimiser, S, dW if beta is None else tuple(beta * d for d in dW), inner)
     if mu is None:
         return before, (), tuple(-d for d in dS), dalpha, None, dbeta
     dS = tuple(x + y for x, y in zip(dS, dslots[0], strict=True))
@@ -69,19 +78,19 @@ def _dots(xp: Namespace, x: Tree, y: Tree) -> Array:
 # Muon
 
 
-def _directions(xp: Namespace, kind: Muon | None, S: Tree) -> Tree:
-    """S itself, or NS(S) of the matrices."""
+def _directions(xp: Namespace, kind: Muon | None, S: Tree) -> tuple[Tree, Any]:
+    """(S itself, or NS(S) of the matrices; what the transpose reads)."""
     if kind is None:
-        return S
-    found = [newton_schulz(xp, s, kind.coefficients) for s in _joined(xp, kind, S)]
-    return _split(xp, kind, S, found)
+        return S, None
+    each = [newton_schulz_kept(xp, s, kind.coefficients) for s in _joined(xp, kind, S)]
+    return _split(xp, kind, S, [x for x, _ in each]), [kept for _, kept in each]
 
 
-def _directions_vjp(xp: Namespace, kind: Muon | None, S: Tree, d: Tree) -> Tree:
+def _directions_vjp(xp: Namespace, kind: Muon | None, S: Tree, d: Tree, kept: Any) -> Tree:
     if kind is None:
         return d
-    both = zip(_joined(xp, kind, S), _joined(xp, kind, d), strict=True)
-    return _split(xp, kind, S, [newton_schulz_vjp(xp, s, kind.coefficients, y) for s, y in both])
+    each = zip(_joined(xp, kind, S), _joined(xp, kind, d), kept, strict=True)
+    return _split(xp, kind, S, [newton_schulz_vjp(xp, s, kind.coefficients, y, own) for s, y, own in each])
 
 
 def _joined(xp: Namespace, kind: Muon, S: Tree) -> Tree:
