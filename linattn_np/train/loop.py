@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,9 +51,10 @@ def fit(loss: Layer, run: Run, batch: Batch, steps: int, rate: Schedule, clip: f
                 if not math.isfinite(size):
                     raise FloatingPointError(f"fit: the gradient of step {run.step} is not finite, its loss {mean}")
                 scale = min(1.0, clip / size) if size else 1.0
-                run.optimiser.update(run.params, G, run.moments, run.step + 1, rate(run.step), scale)
-                run.step, run.position = run.step + 1, run.position + accumulate
-                run.losses.append(mean)
+                with _whole():
+                    run.optimiser.update(run.params, G, run.moments, run.step + 1, rate(run.step), scale)
+                    run.step, run.position = run.step + 1, run.position + accumulate
+                    run.losses.append(mean)
                 shown(run.losses, count / (time.perf_counter() - start))
                 if save and every and run.step % every == 0:
                     run.save(save)
@@ -59,6 +62,22 @@ def fit(loss: Layer, run: Run, batch: Batch, steps: int, rate: Schedule, clip: f
         if save:
             run.save(save)
     return run
+
+
+@contextlib.contextmanager
+def _whole() -> Iterator[None]:
+    """Ctrl-C waits for the end: no step is half done when the run is saved. Signals come to the main thread alone."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield
+        return
+    came = list[Any]()
+    before = signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(*came[0])
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -61,6 +64,24 @@ def test_an_interrupted_run_is_saved(tmp_path):
             MODEL.loss, la.train.Run.start(MODEL.loss), batch, 9, la.train.constant(1e-2), save=path, bar=False
         )
     assert la.train.Run.load(path).step == 6
+
+
+class Interrupted(la.train.AdamW):
+    """ctrl-C comes while the optimiser works."""
+
+    def update(self, *given, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        super().update(*given, **options)
+
+
+def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path):
+    path = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fit(la.train.Run.start(MODEL.loss, Interrupted()), 9, save=path)
+    saved, whole = la.train.Run.load(path), fit(la.train.Run.start(MODEL.loss), 1)
+    assert (saved.step, saved.position) == (1, 2)
+    assert saved.params.vector.tobytes() == whole.params.vector.tobytes()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run():
