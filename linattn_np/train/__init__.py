@@ -16,6 +16,7 @@ from .run import Run
 from .safetensors import load, save
 from .sampling import generate
 from .schedules import constant, cosine
+from .score import score
 
 __all__ = ["AdamW", "Flat", "Muon", "Run", "Tokens", "constant", "cosine", "fit", "generate", "load", "picture",
-           "save"]  # fmt: skip
+           "save", "score"]  # fmt: skip
