@@ -69,6 +69,7 @@ def mix(name: str, mixer: Mixer, c: Sizes) -> Layer:
     if fn is None:
         raise ValueError(f"mix: name is {shown(name)}, expected a variant of linattn_np")
     arrays, more = fn.spec.arrays, mixer.more(c)
+    values = arrays["v" if "v" in arrays else "x"]
     made = [n for outputs, _, _ in more for n in outputs.split()]
     own = [n for n, arg in arrays.items()
            if n in mixer.sources or not (arg.optional or n in made or n in mixer.parameters)]  # fmt: skip
@@ -78,7 +79,7 @@ def mix(name: str, mixer: Mixer, c: Sizes) -> Layer:
         *((n, mixer.sources.get(n, projected())(c, shape[n]), "input") for n in own),
         *more,
         ("o", function(fn, given, {n: at(*shape[n]) for n, at in mixer.parameters.items()}, **mixer.options(c)), given),
-        *_output(mixer, c, c.shape(arrays["v" if "v" in arrays else "x"].axes)),
+        *_output(mixer, c, (c.H, c.V) if "H" in values.axes.split() else c.shape(values.axes)),
         given="input",
     ).named(name, "x")
 
