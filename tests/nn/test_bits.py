@@ -96,3 +96,21 @@ def test_a_sequence_of_a_ragged_batch_alone(case, dtype):
             if name not in PARAMETERS:
                 whole = getattr(grads, name)[place.get(name, np.s_[:, a:b])]
                 np.testing.assert_array_equal(getattr(of_own, name), whole)
+
+
+@pytest.mark.parametrize(("D", "place"), [(32, 0), (32, 1), (35, 0), (48, 0)])
+@pytest.mark.parametrize("options", [{}, {"activation": "silu"}, {"activation": "silu", "residual": True}], ids=str)
+def test_results_that_are_written_past_the_caches(options, D, place, monkeypatch):
+    """Of aligned and of other rows."""
+    loops = pytest.importorskip("linattn_np.ops.cpu.short_conv")
+    x, weight, dy = normal(2, 45, D).astype("float32"), normal(D, 4).astype("float32"), normal(2, 45, D, 1)[..., 0]
+    found = []
+    for far in (1 << 40, 0):
+        monkeypatch.setattr(loops, "FAR", far)
+        memory = np.zeros(x.size + 32, np.float32)
+        out = memory[-memory.ctypes.data % 64 // 4 + place :][: x.size].reshape(x.shape)
+        la.nn.short_conv(x, weight, **options, out=out)
+        result, pullback = la.vjp(la.nn.short_conv, x, weight, **options)
+        found.append([out, result, *(d for d in pullback(dy.astype("float32")) if d is not None)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)

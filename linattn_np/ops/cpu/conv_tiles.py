@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...runtime.pieces.vectors import I64, Array, Builder, Value, emitted, fma
+from ...runtime.pieces.vectors import I64, Array, Builder, Value, emitted, fma, store_once
 from ...runtime.pieces.views import numbers_at
 from .numbers import _exp, write_exp
 
 GROUP = 4  # tokens
 
 
-def convolution(R: int, W: int, silu: bool) -> Any:
+def convolution(R: int, W: int, silu: bool, streamed: bool = False) -> Any:
     """Tokens t .. t + R - 1: z = bias + sum_i taps_{W-1-i} x_{t-i}, or silu(z).
 
     at (R + W - 1): the addresses of x_{t + R - 1 - m}; taps (W, D), bias (D,), of the channels from `first` on. The
     result of token t is `out`, that of the next one `step` bytes behind. added: x_t is added.
+    streamed: whole vectors are written past the caches, to aligned rows.
     """
 
     def python(at, taps, bias, first, added, out, step):  # type: ignore[no-untyped-def]
@@ -46,7 +47,10 @@ def convolution(R: int, W: int, silu: bool) -> Any:
                 if silu:
                     y = b.fdiv(y, b.fadd(out.every(1.0), write_exp(b, b.fneg(y))))
                 y = b.select(added, b.fadd(y, x[R - 1 - r]), y)
-                out.store(y, rows.at(to[r], j), 0, mask)
+                if streamed and mask is None:
+                    store_once(b, y, rows.at(to[r], j))
+                else:
+                    out.store(y, rows.at(to[r], j), 0, mask)
 
         rows.over(vector)
 

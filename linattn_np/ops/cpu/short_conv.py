@@ -20,9 +20,10 @@ import numpy as np
 from numba import njit
 
 from ...runtime.doorway import WHOLE, expect, expect_one_dtype, expect_whole
-from ...runtime.pieces.memory import empty
+from ...runtime.pieces.memory import address, empty
 from ...runtime.pieces.piece import Whole, WholeVector, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
+from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import numbers_at, row, start_of
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
@@ -36,9 +37,11 @@ from .row_norms import plus, rows_of
 
 BLOCK = 2**15  # numbers of a task's tokens, forward
 CHANNELS, TOKENS, NEAR = 512, 1024, 32  # of a task, backward; tokens whose dz lie in the second cache
+FAR = 1 << 24  # bytes of a result that is written past the caches
 SEGMENTS = 64  # at most: each has its own sums
 CONV = Workspace(
-    "short_conv", ("count", "D", "S", "each", "segment", "segments", "silu", "biased", "residual"), (), (), {"given": {
+    "short_conv", ("count", "D", "S", "each", "segment", "segments", "silu", "biased", "residual", "streamed"), (), (),
+    {"given": {
         "x": Field("count", "D"), "dy": Field("count", "D"), "out": Field("count", "D"), "taps": Field("W", "D"),
         "past": Field("places", "D"), "bias": Field("one", "D"), "dtaps": Field("parts", "D"),
         "dbias": Field("segments", "D"), "dz": Field("slots", "each"), "waste": Field("wasted", "each"),
@@ -88,6 +91,7 @@ def kernels(W: int) -> Kernels:
     """The loops of a width."""
     plain, silu = ([convolution(R, W, act) for R in (1, GROUP)] for act in (False, True))
     (plain_1, plain_4), (silu_1, silu_4) = plain, silu
+    plain_far, silu_far = (convolution(GROUP, W, act, True) for act in (False, True))
     (slopes_1, slopes_4), (copies_1, copies_4) = ([slopes(R, W, act) for R in (1, GROUP)] for act in (True, False))
 
     def forward(w: Work, begin: Whole, end: Whole):
@@ -102,6 +106,10 @@ def kernels(W: int) -> Kernels:
                         silu_1(at, w.taps, bias, 0, x_too, out, step)
                     else:
                         plain_1(at, w.taps, bias, 0, x_too, out, step)
+                elif w.streamed and w.silu:
+                    silu_far(at, w.taps, bias, 0, x_too, out, step)
+                elif w.streamed:
+                    plain_far(at, w.taps, bias, 0, x_too, out, step)
                 elif w.silu:
                     silu_4(at, w.taps, bias, 0, x_too, out, step)
                 else:
@@ -148,6 +156,8 @@ def kernels(W: int) -> Kernels:
             dx = numbers_at(w.zeros, start_of(w.out, t + count - 1) + shift, n)
             if count == 1:
                 plain_1(at, w.taps, row(w.zeros, 0), first, False, dx, -step)
+            elif w.streamed and not w.residual:
+                plain_far(at, w.taps, row(w.zeros, 0), first, False, dx, -step)
             else:
                 plain_4(at, w.taps, row(w.zeros, 0), first, False, dx, -step)
             t += count
@@ -301,6 +311,11 @@ def _check(x: np.ndarray, conv: Taps, tokens: Tokens, dy: np.ndarray | None = No
         raise ValueError(f"{fn}: owner has numbers outside 0..{len(past) - 1}, expected sequences of past")
 
 
+def _is_streamed(out: np.ndarray) -> bool:
+    """Whether a result is written past the caches: it is larger than they are, and its rows are aligned."""
+    return out.nbytes >= FAR and out.flags.c_contiguous and not (address(out) % BYTES or out.strides[-2] % BYTES)
+
+
 def _run(kernel: Any, arrays: dict[str, Any], conv: Taps, tokens: Tokens, blocks: tuple[int, int]) -> None:
     """A kernel over all its tasks, in threads; blocks: (each, segments)."""
     x, (W, D), (each, segments), past = arrays["x"], conv.taps.shape, blocks, tokens.past
@@ -322,7 +337,8 @@ def _run(kernel: Any, arrays: dict[str, Any], conv: Taps, tokens: Tokens, blocks
         }
     sizes = {"count": count, "D": D, "W": W, "S": 0 if past is None else past.shape[1], "each": each,
              "segment": _segment(x), "segments": segments, "silu": int(conv.silu), "biased": int(conv.bias is not None),
-             "residual": int(conv.residual), "parts": segments * W, "places": len(held["past"]), "one": 1,
+             "residual": int(conv.residual), "streamed": int(_is_streamed(arrays["out"])),
+             "parts": segments * W, "places": len(held["past"]), "one": 1,
              "slots": tasks * (NEAR + W - 1), "wasted": tasks * (W + 1), "tasks": tasks,
              "window": W + GROUP}  # fmt: skip
     over_matrices(kernel, CONV, sizes | held, tasks, dtype.name)

@@ -17,7 +17,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import lower_builtin, models, register_model
 
 from . import vectors
-from .vectors import BYTES, I32, Array, Builder, Value, broadcast, constant, converted, emitted, vector_of
+from .vectors import BYTES, Array, Builder, Value, broadcast, constant, converted, emitted, vector_of
 
 NARROW, WIDE = 4, 8  # vectors of a block; 8 sums hide the latency of an addition
 LINE = 64  # bytes of a cache line
@@ -83,8 +83,7 @@ def store_part(b: Builder, v: Value, x: Array, j: Value) -> None:
 @emitted(_store)
 def store_past_caches(b: Builder, v: Value, x: Array, j: Value) -> None:
     """`store` of one vector at an aligned address."""
-    once = b.module.add_metadata([I32(1)])
-    b.store(v, b.inttoptr(x.at(j), v.type.as_pointer()), align=BYTES).set_metadata("nontemporal", once)
+    vectors.store_once(b, v, x.at(j))
 
 
 @emitted(lambda v: v.sum(dtype=v.dtype), lambda v: v.dtype)

@@ -255,6 +255,12 @@ def loop(b: Builder, begin: Any, end: Value, step: int = 1) -> Iterator[Value]:
         yield i
 
 
+def store_once(b: Builder, x: Value, at: Value) -> None:
+    """A vector to an aligned address, past the caches."""
+    once = b.module.add_metadata([I32(1)])
+    b.store(x, b.inttoptr(at, x.type.as_pointer()), align=BYTES).set_metadata("nontemporal", once)
+
+
 def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """x y + z, rounded once; of numbers or of vectors."""
     lanes = f"v{x.type.count}" if isinstance(x.type, ir.VectorType) else ""
