@@ -23,7 +23,7 @@ from ..core import Core
 from ..matrix_state import core as matrix_state
 from ..matrix_state.readouts.mapped import MappedInputs
 from ..matrix_state.types import Erase, Inputs, ReadState
-from ..runtime.arrays import cast, shared_heads
+from ..runtime.arrays import cast, is_numpy, shared_heads
 from ..runtime.values import is_whole, shown
 from . import pools
 
@@ -76,7 +76,8 @@ class StateLog:
     float64, float16, bfloat16, or the SmallState of `pack_state`; 16 bits and less are rounded at flushes alone.
     length: a row is flushed before a token as soon as so many are in its log. options: those of fn.
 
-    Arrays are fn's, (R, T, ...) with one batch row for each row of the pool; rows: which, (R,) numbers, all by default.
+    Arrays are fn's, of NumPy, (R, T, ...) with a batch row for each row of the pool; rows: which, (R,) numbers, all by
+    default.
 
     live: (P,) tokens in the log of each row. position: (P,) tokens since the row began.
     Raises TypeError for a variant without such a step, ValueError for options about states, and every error of fn.
@@ -228,6 +229,8 @@ class StateLog:
         """The checked tokens of a call.   Raises ValueError for arrays that do not fit the pool."""
         call = prepare(self._spec, arrays, named | self._options)
         c, fn = call.variables, self._spec.name
+        if not is_numpy(call.plan.xp):
+            raise TypeError(f"StateLog: {fn} has arrays of another library, expected NumPy arrays")
         if c.sizes.batch != (len(at),):
             raise ValueError(f"StateLog: {fn} has the batch {c.sizes.batch}, expected one row each: ({len(at)},)")
         x, plan = _plain(call)

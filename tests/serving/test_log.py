@@ -249,3 +249,27 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="gla: gv is given"):
         la.StateLog(la.gla, pool).step(*x, -abs(x[0]), -abs(x[0]))
     assert (pool == 0).all()
+
+
+def test_nothing_is_a_batch_too():
+    """No rows, no tokens, and no queries."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((3, 2, 4, 2, 3))
+    log = la.StateLog(la.linear_attention, np.zeros((2, 2, 3, 3)))
+    assert log.step(*x[:, :0], rows=[]).shape == log.verify(*x[:, :0], rows=[]).shape == (0, 4, 2, 3)
+    log.accept(-1)
+    assert log.verify(*x[:, :, :0]).shape == (2, 0, 2, 3)
+    log.accept(-1)
+    log.flush([])
+    log.rollback(0)
+    assert log.position.tolist() == [0, 0]
+    assert log.step(None, *x[1:]) is None
+    assert relative_error(log.state_at(), la.linear_attention(None, *x[1:], return_state=True).state) < 1e-12
+    assert la.StateLog(la.linear_attention, np.zeros((0, 2, 3, 3))).state_at().shape == (0, 2, 3, 3)
+
+
+def test_arrays_of_other_libraries_are_refused():
+    torch = pytest.importorskip("torch")
+    log = la.StateLog(la.linear_attention, np.zeros((1, 2, 3, 3)))
+    with pytest.raises(TypeError, match="arrays of another library, expected NumPy arrays"):
+        log.step(*torch.zeros((3, 1, 4, 2, 3)))
