@@ -193,6 +193,10 @@ PUBLISHED: Mapping[str, Mixer] = {
     # a free rank-one term
     "iplr": Mixer(each(QKV, CONVOLVED), more=erased),
     "dplr": Mixer(each(QKV, CONVOLVED) | {"g": decayed("bounded", bound=-0.6065)}, more=erased, gate="silu"),
+    "momentum_delta_rule": Mixer(each(QK, projected(conv=4, then=UNIT)) | {"v": CONVOLVED, "g": decayed(divisor=16.0),
+                                 "beta": sigmoid(), "mu": sigmoid()}, gate="silu"),
+    # a decay of each entry of the state
+    "matrix_gate": Mixer({"g": decayed(rank=16, divisor=16.0)}, gate="silu"),
     # channels
     "hgrn": Mixer({"x": silu(), "g": lower_bound}, gate="silu"),
     "min_gru": Mixer(norm=None),
