@@ -10,19 +10,22 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 
 from ...runtime import threads
 from ...runtime.arrays import name_of
 from ...runtime.constants import host_constants
 from ...runtime.pieces.memory import working
 from ...runtime.pieces.piece import Double, Number, Vector, Whole, Wide, piece, workspace_kind
+from ...runtime.pieces.registers import fma, load_part, store_part
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import dot, sum_of
+from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import columns, row, rows
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 from .formulas import dense
-from .numbers import exp, number, sigmoid, sine_cosine, tanh
+from .numbers import OPTIONS, exp, number, sigmoid, sine_cosine, tanh
 from .rowwise import rotated
 
 ROWS = {"H": ("dt", "trap", "g", "shares", "ddt", "dtrap", "dA", "written"), "HP": ("angle", "dangle"),
@@ -43,15 +46,15 @@ TRAPEZOID = Workspace(
 Work = workspace_kind(TRAPEZOID)
 
 
-@piece
-def tangents(x: Vector, out: Vector):
+@njit(**OPTIONS)
+def tangents(x: Any, out: Any) -> None:
     """tanh x"""
     for j in range(len(out)):
         out[j] = tanh(x[j])
 
 
-@piece
-def add_angles(x: Vector, dt: Double, theta: Wide, out: Vector):
+@njit(**OPTIONS)
+def add_angles(x: Any, dt: Any, theta: Any, out: Any) -> None:
     """theta += pi x dt; out = theta less whole turns."""
     for p in range(len(out)):
         total = theta[p] + math.pi * dt * np.float64(x[p])
@@ -59,14 +62,14 @@ def add_angles(x: Vector, dt: Double, theta: Wide, out: Vector):
         out[p] = total - 2 * math.pi * np.rint(total * (0.5 / math.pi))
 
 
-@piece
-def cosines_and_sines(x: Vector, cosines: Vector, sines: Vector):
+@njit(**OPTIONS)
+def cosines_and_sines(x: Any, cosines: Any, sines: Any) -> None:
     for p in range(len(x)):
         sines[p], cosines[p] = sine_cosine(x[p])
 
 
-@piece
-def turned(angle: Vector, dt: Number, theta: Wide, own: Vector, turn: Vector):
+@njit(**OPTIONS)
+def turned(angle: Any, dt: Any, theta: Any, own: Any, turn: Any) -> None:
     """theta += pi tanh(angle) dt; its cosines, then its sines.   own: scratch memory of P numbers"""
     n = len(angle)
     tangents(angle, own)
@@ -74,25 +77,26 @@ def turned(angle: Vector, dt: Number, theta: Wide, own: Vector, turn: Vector):
     cosines_and_sines(own, rows(turn, 0, n), rows(turn, n, n))
 
 
+@njit(**OPTIONS)
+def copied(x: Any, a: Any, out: Any) -> None:
+    """a x"""
+    for j in range(0, len(out), BYTES // out.itemsize):
+        store_part(a * load_part(x, j), out, j)
+
+
+@njit(**OPTIONS)
+def add(x: Any, a: Any, out: Any) -> None:
+    """out += a x"""
+    for j in range(0, len(out), BYTES // out.itemsize):
+        store_part(fma(a, load_part(x, j), load_part(out, j)), out, j)
+
+
 @piece
 def rotate(x: Vector, turn: Vector, back: Whole, out: Vector):
-    """The pairs of a row by the angles of a token."""
-    n = len(turn) // 2
-    rotated(x, rows(turn, 0, n), rows(turn, n, n), back, out)
-
-
-@piece
-def copied(x: Vector, a: Number, out: Vector):
-    """a x"""
-    for j in range(len(out)):
-        out[j] = a * x[j]
-
-
-@piece
-def add(x: Vector, a: Number, out: Vector):
-    """out += a x"""
-    for j in range(len(out)):
-        out[j] += a * x[j]
+    """The pairs of a row by the angles of a token; the other channels as they are."""
+    n, rest = len(turn) // 2, len(out) - len(turn)
+    rotated(rows(x, 0, 2 * n), rows(turn, 0, n), rows(turn, n, n), back, rows(out, 0, 2 * n))
+    copied(rows(x, 2 * n, rest), number(out, 1), rows(out, 2 * n, rest))
 
 
 @piece
@@ -163,8 +167,8 @@ def forward(w: Work, first: Whole, last: Whole):
             end(w, cut[1], h, start, stop)
 
 
-@piece
-def crossed(x: Vector, d: Vector, total: Wide):
+@njit(**OPTIONS)
+def crossed(x: Any, d: Any, total: Any) -> None:
     """total += the gradient of an angle, x_even d_odd - x_odd d_even."""
     for p in range(len(total)):
         total[p] += (np.float64(x[2 * p]) * np.float64(d[2 * p + 1])
