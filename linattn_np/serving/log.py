@@ -278,7 +278,7 @@ class StateLog:
         def read(y: Array, first: Array) -> Array:
             """y (R, H, M, K) times the state after the decay `first`: (R, H, M, V)."""
             decay = _decays(first, g)
-            weights = np.sum(y * (k * decay[:-1])[..., None, :], axis=-1)[..., None]
+            weights = np.vecdot(y, (k * decay[:-1])[..., None, :])[..., None]
             out = (y * decay[-1][..., None, :]) @ S
             for n in range(len(g)):
                 out += weights[n] * u[n][..., None, :]
@@ -301,7 +301,7 @@ class StateLog:
         own = x.k
         if plan.query_reads is not ReadState.UPDATED:
             own = np.zeros_like(x.k) if tokens.bonus is None else x.k * tokens.bonus
-        out = out + np.sum(x.q * own[..., None, :], axis=-1)[..., None] * written[..., None, :]
+        out = out + np.vecdot(x.q, own[..., None, :])[..., None] * written[..., None, :]
         return written, plan.scale * out
 
     # the ring
