@@ -23,7 +23,7 @@ from .results import cells
 from .sweep import Job, Setup, model_of, task_of, train
 from .tasks import TASKS
 
-MIXERS = ("linear_attention", "simple_gla", "mamba2", "delta_rule", "delta_rule:allow_neg_eigval", "gated_delta_rule",
+MIXERS = ("linear_attention", "mamba2", "delta_rule", "delta_rule:allow_neg_eigval", "gated_delta_rule",
           "softmax_attention")  # fmt: skip
 NAMES = ("mqar", "parity", "text")
 RATES = tuple(10 ** (-3.5 + 0.4 * n) for n in range(6))  # 3e-4 to 3e-2

@@ -12,7 +12,7 @@ from .task import Batch, Task
 BYTES = 256
 
 
-def task(path: str | None = None, T: int = 128) -> Task:
+def task(path: str | None = None, T: int = 64) -> Task:
     """Windows of a file, or of Python's help; the last tenth is for the test."""
     whole = la.train.Tokens([np.frombuffer(help_text().encode(), np.uint8)] if path is None else
                             la.train.Tokens.open([path]).parts)  # fmt: skip
