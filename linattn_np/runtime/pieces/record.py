@@ -18,13 +18,14 @@ import numpy as np
 
 from ..memory import extent
 from ..recorder import Recorder
-from .memory import ALIGNED, HELD, address, destinations, empty, first_byte, handles, place
+from .memory import ALIGNED, address, destinations, empty, first_byte, handles, place
 from .piece import JIT, Whole, entry, load_pieces, piece
 from .run import Launch, scratch, start
 from .views import words
 from .workspace import up
 
 BYTE = np.dtype(np.uint8)
+LARGE = 1 << 18  # bytes; smaller results have new memory: that of the pool costs microseconds
 SHARED = 1 << 14  # bytes; smaller arrays between kernels share a buffer
 NOWHERE = 1 << 62  # as an extent, of an array that is not compared
 LAUNCHES, COUNT, ARRAYS, EXTENTS, OVERWRITTEN, PARTS, HEAD = range(7)  # words of a sequence
@@ -134,7 +135,8 @@ class LaunchSequence:
             raise LookupError("an array was allocated for something else than a kernel")
         self.read = {n for n in used if n < len(given)}  # indices of the given arrays that the kernels take
         self.allocations = [(y.shape, y.dtype) for y in own]
-        self._is_held = any(prod(shape) * dtype.itemsize >= HELD for shape, dtype in self.allocations)
+        self._makers = [(empty if prod(shape) * dtype.itemsize >= LARGE else np.empty, shape, dtype)
+                        for shape, dtype in self.allocations]  # fmt: skip
         extents = [[*extent(y.shape, y.strides, y.itemsize), y.itemsize] for y in given]
         for n in within:
             extents[n][:2] = NOWHERE, NOWHERE
@@ -153,8 +155,10 @@ class LaunchSequence:
 
     def run(self, given: list[np.ndarray], pointers: None = None) -> list[np.ndarray] | None:
         """The given arrays and those of `allocations`, filled; None if the call must be computed in full."""
-        make = np.empty if destinations.arrays is None and not self._is_held else empty
-        arrays = given + [make(shape, dtype) for shape, dtype in self.allocations]
+        if destinations.arrays is None:
+            arrays = given + [make(shape, dtype) for make, shape, dtype in self._makers]
+        else:
+            arrays = given + [empty(shape, dtype) for shape, dtype in self.allocations]
         if self._buffer:
             arrays.append(np.empty(self._buffer, BYTE))
         row, count = handles(arrays), len(arrays)
