@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..ops.activations import CUBE, ROOT, gelu_tanh, gelu_tanh_vjp
+from ..ops.activations import gelu_tanh, gelu_tanh_second, gelu_tanh_vjp
 from ..ops.gates import sigmoid
-from ..runtime.arrays import Array, Namespace
+from ..runtime.arrays import Array
 from .types import Learner
 
 Factors = tuple[tuple[Array, Array], ...]
@@ -95,12 +95,6 @@ def mlp_vjp(w: Any, kept: Any, dz: Array, dkept: Any = None) -> Array:
     dy = _plus(gelu_tanh_vjp(w.xp, y, _plus(w.transposed(1, dz), dkept, 2)), dkept, 1)
     w.add(0, x, dy)
     return _plus(w.transposed(0, dy), dkept, 0)
-
-
-def gelu_tanh_second(xp: Namespace, x: Array) -> Array:
-    """gelu'' of the tanh form: with t = tanh u(x), (1 - t^2) (u' + x u'' / 2 - x t u'^2)."""
-    t, first = xp.tanh(ROOT * (x + CUBE * x * x * x)), ROOT * (1 + 3 * CUBE * x * x)
-    return (1 - t * t) * (first + x * (3 * ROOT * CUBE * x - t * first * first))
 
 
 # swiglu

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from ..runtime.arrays import Array, Namespace
+from .gates import clip
 
 ERFC = (
     -0.6717940840566923, 0.6726432239776567, 0.04734330684190473, -0.046895610231182674, -0.009872689366406727,
@@ -23,6 +24,7 @@ ERFC = (
     4.089222480896167e-09, -2.0464670329192375e-09,
 )  # fmt: skip
 CUBE, ROOT = 0.044715, math.sqrt(2 / math.pi)
+SATURATED = (-16.0, 16.0)  # outside, tanh u is -1 or 1, and cubes of large numbers overflow
 
 
 def normal_cdf(xp: Namespace, x: Array) -> Array:
@@ -53,12 +55,21 @@ def gelu_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
 
 def gelu_tanh(xp: Namespace, x: Array) -> Array:
     """x (1 + tanh u) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    return 0.5 * x * (1 + xp.tanh(ROOT * (x + CUBE * x * x * x)))
+    y = clip(xp, x, SATURATED)
+    return 0.5 * x * (1 + xp.tanh(ROOT * (y + CUBE * y * y * y)))
 
 
 def gelu_tanh_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
-    t = xp.tanh(ROOT * (x + CUBE * x * x * x))
-    return dy * 0.5 * (1 + t + x * (1 - t * t) * ROOT * (1 + 3 * CUBE * x * x))
+    y = clip(xp, x, SATURATED)
+    t = xp.tanh(ROOT * (y + CUBE * y * y * y))
+    return dy * 0.5 * (1 + t + y * (1 - t * t) * ROOT * (1 + 3 * CUBE * y * y))
+
+
+def gelu_tanh_second(xp: Namespace, x: Array) -> Array:
+    """gelu'' of that form: with t = tanh u, (1 - t^2) (u' + x u'' / 2 - x t u'^2)."""
+    y = clip(xp, x, SATURATED)
+    t, first = xp.tanh(ROOT * (y + CUBE * y * y * y)), ROOT * (1 + 3 * CUBE * y * y)
+    return (1 - t * t) * (first + y * (3 * ROOT * CUBE * y - t * first * first))
 
 
 def squared_relu(xp: Namespace, x: Array) -> Array:

@@ -10,6 +10,7 @@ import pytest
 import linattn_np as la
 from linattn_np.fast_weights.muon import COEFFICIENTS, newton_schulz, newton_schulz_vjp
 from linattn_np.fast_weights.types import Adam, Functions, Learner, Muon
+from linattn_np.ops.activations import gelu_tanh, gelu_tanh_second, gelu_tanh_vjp
 from linattn_np.testing import relative_error, sample, sample_state
 from tests.cases import Case, cotangents, covered, parts, parts_like, with_gradients, worst
 from tests.fast_weights.learner import AXES, function_of
@@ -157,6 +158,14 @@ def test_gradients_at_the_weights_before_each_token_solve_a_system(biased, read,
     for backend in ("chunks", "numba"):
         error, what = worst(with_gradients(case, arrays, state=state, backend=backend), expected)
         assert error <= 1e-11, (backend, what, error)
+
+
+def test_gelu_of_any_number():
+    """Warnings are errors: cubes of large numbers are not formed."""
+    x = np.array([-1e300, -20.0, 20.0, 1e300])
+    np.testing.assert_array_equal(gelu_tanh(np, x), [0.0, 0.0, 20.0, 1e300])
+    np.testing.assert_array_equal(gelu_tanh_vjp(np, x, np.ones(4)), [0.0, 0.0, 1.0, 1.0])
+    np.testing.assert_array_equal(gelu_tanh_second(np, x), np.zeros(4))
 
 
 # a model and a loss of the caller

@@ -19,6 +19,7 @@ from linattn_np.runtime import held, threads
 
 pytest.importorskip("numba")
 
+from linattn_np.runtime.pieces.memory import pool
 from linattn_np.runtime.pieces.record import LaunchSequence
 from linattn_np.runtime.pieces.run import scratch
 
@@ -187,6 +188,7 @@ def test_plans_hold_no_array_of_a_call(fn):
         alive = [(way, one) for way in WAYS for seed in range(3) for one in call(fn, way, seed)]
         gc.collect()
         scratch.forget()
+        pool.clear()  # memory that kernels gave back
         snapshot = tracemalloc.take_snapshot()
     finally:
         tracemalloc.stop()

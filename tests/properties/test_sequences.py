@@ -168,6 +168,7 @@ def test_no_later_token_changes_an_earlier_output(case, form, size):
                     "positive",
                     "share",
                     "logit",
+                    "step",
                 )
                 squares = case.squares  # of keys, which are multiplied by each other
                 large = 1.0 if size == "a little" or gate else 1e3 if squares else 1e30  # short of overflow
