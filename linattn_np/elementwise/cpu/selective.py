@@ -1,9 +1,9 @@
 """The selective scan and its adjoint of real channels: readouts/selective.py has the equations.
 
-A job is a sequence and a block of its channels. Its tokens go in segments, and a segment in columns of a few vectors:
-the states of a column, N rows, stay in the first cache while its tokens pass. Before every segment the states are kept
-if a backward follows. Backward, from the last segment to the first, a column's states and decays are computed again
-from there, then
+A job is a sequence and a block of its channels. One token alone goes channel by channel (`token`). More go in segments,
+and a segment in columns of a few vectors: the states of a column, N rows, stay in the first cache while its tokens
+pass. Before every segment the states are kept if a backward follows. Backward, from the last segment to the first, a
+column's states and decays are computed again from there, then
 
     P += C_t dout_t                                      P[n]: the gradient of h_t[n]
     dB_t = <u, P>,  du = sum_n B_t P,  q = e^{dt A} P,  dg = q h_{t-1},  dA += dt dg,  P = q
@@ -24,7 +24,7 @@ from ...ops.cpu.numbers import OPTIONS, exp
 from ...runtime.pieces.piece import Whole, piece, workspace_kind
 from ...runtime.pieces.registers import NARROW, fma, folded, load_part, registers, store, store_part, total
 from ...runtime.pieces.vectors import BYTES
-from ...runtime.pieces.views import columns, row, rows
+from ...runtime.pieces.views import columns, row, row_part, rows
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 
@@ -136,6 +136,33 @@ def finish(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
             w.end[n, (first + d) * N + k] = h[k, d]
 
 
+@njit(**OPTIONS)
+def channel(A: Any, B: Any, C: Any, step: Any, u: Any, old: Any, state: Any) -> Any:
+    """<C, h> of one token of one channel, h = e^{step A} old + u B in `state`: rows of N numbers. Empty old: 0."""
+    y = zeros_of_one(A)
+    for j in range(0, len(A), BYTES // A.itemsize):
+        h = u * load_part(B, j)
+        if len(old):
+            h = fma(exp(step * load_part(A, j)), load_part(old, j), h)
+        store_part(h, state, j)
+        y = fma(load_part(C, j), h, y)
+    return total(y)
+
+
+@piece
+def token(w: Work, n: Whole, first: Whole, width: Whole):
+    """`job` of a sequence of one token: the numbers of a channel lie side by side, none are moved."""
+    N, t, mark = w.N, w.spans[n, 0], w.spans[n, 2]
+    B, C = row(w.B, t), row(w.C, t)
+    for d in range(first, first + width):
+        old, state = row_part(w.start, n, d * N, N if w.has_start else 0), row_part(w.end, n, d * N, N)
+        step = w.dt[t, d]
+        w.out[t, d] = w.scale * channel(row(w.A, d), B, C, step, step * w.x[t, d], old, state)
+        if len(w.marks):
+            for k in range(N):
+                w.marks[mark * N + k, d] = old[k] if w.has_start else 0
+
+
 @piece
 def job(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
     """out and the final states of a block of channels of sequence n."""
@@ -194,8 +221,12 @@ def forward(w: Work, first_worker: Whole, last_worker: Whole):
     """The jobs of workers."""
     for own in range(first_worker, last_worker):
         for k in range(w.jobs * own // w.workers, w.jobs * (own + 1) // w.workers):
-            first = k % w.blocks * w.each
-            job(w, own, k // w.blocks, first, min(w.each, w.D - first))
+            n, first = k // w.blocks, k % w.blocks * w.each
+            width = min(w.each, w.D - first)
+            if w.spans[n, 1] - w.spans[n, 0] == 1:
+                token(w, n, first, width)
+            else:
+                job(w, own, n, first, width)
 
 
 @piece
