@@ -24,14 +24,25 @@ def _family(call: Any) -> Any:
     return family_of(call.x, call.plan).calls
 
 
+def _reading(x: Inputs, plan: Plan) -> Inputs:
+    """With queries: passes over chunks write a state and read it, so keys take their place where nothing is read."""
+    return x._replace(q=x.k) if x.q is None and plan.causal and not policy.is_short_cuda(plan) else x
+
+
 def unsupported_reason(call: Any) -> str | None:
     """Why the kernels do not cover a call; None where they do."""
-    one = call._replace(x=steps.part(call.x, steps.cuts(call.x)[0]))
+    one = _part(call)
     return _family(one).unsupported_reason(one)
+
+
+def _part(call: Any) -> Any:
+    """The call of the first block of its keys."""
+    return call._replace(x=_reading(steps.part(call.x, steps.cuts(call.x)[0]), call.plan))
 
 
 def handles(call: Any) -> frozenset[str]:
     """The preprocessing steps that the kernels of a call, or of a block of its keys, include."""
+    call = call._replace(x=_reading(call.x, call.plan))
     blocks, module = steps.cuts(call.x), _family(call)
     if len(blocks) == 1:
         return module.handles(call)
@@ -43,7 +54,7 @@ def handles(call: Any) -> frozenset[str]:
 
 def form(call: Any) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None)."""
-    module = _family(call)
+    module = _family(call._replace(x=_reading(call.x, call.plan)))
     if module is token:
         return "recurrent form", None
     T = call.x.v.shape[-3]
@@ -57,7 +68,7 @@ def describe(call: Any) -> str:
     """The kernels of a supported call, in words."""
     handled = handles(call)
     blocks = [slice(None)] if "wide_keys" in handled else steps.cuts(call.x)
-    one = call._replace(x=steps.part(call.x, blocks[0])) if len(blocks) > 1 else call
+    one = _part(call) if len(blocks) > 1 else call._replace(x=_reading(call.x, call.plan))
     words = _family(one).how(one)
     if call.plan.micro_steps > 1 and "micro_steps" not in handled:
         words += ", after q and g have been expanded to the steps of their tokens"
@@ -68,14 +79,20 @@ def describe(call: Any) -> str:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved)."""
-    return family_of(x, plan).calls.forward(x, plan, state)
+    given = _reading(x, plan)
+    out, end, saved = family_of(given, plan).calls.forward(given, plan, state)
+    return (out, end, saved) if x.q is given.q else (None, end, saved._replace(x=saved.x._replace(q=None)))
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
     if policy.is_short_cuda(saved.plan) and any(has_step(name, saved.x, saved.plan) for name in RAW):
         return _raw_vjp(saved, dout, dstate)
-    return family_of_gradients(saved).calls.backward(saved, dout, dstate)
+    given = _reading(saved.x, saved.plan)
+    reads = given.q is saved.x.q
+    saved = saved if reads else saved._replace(x=given)
+    d, dstate = family_of_gradients(saved).calls.backward(saved, dout, dstate)
+    return d if reads else d._replace(q=None), dstate
 
 
 def _raw_vjp(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -97,7 +114,7 @@ def has_step(name: str, x: Inputs, plan: Plan) -> bool:
 
 def gradients_by_array_calls(call: Any) -> str:
     """Why `backward` makes array calls for a call; "" where kernels compute the gradients, or there are few tokens."""
-    saved = Saved(steps.part(call.x, steps.cuts(call.x)[0]), call.plan, None, None)
+    saved = Saved(_part(call).x, call.plan, None, None)
     if policy.is_short_cuda(call.plan) or family_of_gradients(saved).calls is not token:
         return ""
     return gradients.unsupported_reason(saved) or ""
