@@ -16,7 +16,8 @@ from array_api_compat import array_namespace, device
 from ..elementwise.core import Elementwise
 from ..matrix_state.composition import AxisDecays, Factors, Summary, added, beginning, composed, folded, mapped, parts
 from ..matrix_state.types import Erase, StabilisedState
-from ..runtime.arrays import Array, cast, enter, shared_heads, sum_of_groups, sum_to
+from ..ops.sums import sum_to
+from ..runtime.arrays import Array, cast, enter, shared_heads, sum_of_groups
 from ..spec import VariantSpec
 from .binding import Prepared, axes_of, bind, prepare, spec_of
 from .foreign import bridge_of
@@ -287,7 +288,7 @@ def _summed(call: Prepared, g: Array) -> Array:
     g = cast(xp, g, dtype)
     g = shared_heads(xp, g, c.sizes.letters.get("H", g.shape[-2]))
     if c.sizes.ragged is None:
-        total = xp.sum(g, axis=-3)
+        total = sum_to(xp, g, (*g.shape[:-3], 1, *g.shape[-2:]))[..., 0, :, :]
         return xp.asarray(xp.broadcast_to(total, (*c.sizes.batch, *total.shape[-2:])), copy=True)
     each = [xp.sum(xp.reshape(g, g.shape[-3:])[s.start : s.stop, ...], axis=0) for s in c.sequences]
     return xp.stack(each, axis=0)
