@@ -28,6 +28,9 @@ template <class F> LA_DEVICE void each_piece(F f) {
             const int at = (p * LA_LANES + lane_of_row()) * LA_PER;
             if (LA_D % (LA_LANES * LA_PER) == 0 || at < LA_D) f(p, at);
         }
+    } else if constexpr (LA_D % (LA_LANES * LA_PER) == 0) {   // a whole number of pieces: loads come first
+#pragma unroll 4
+        for (int p = 0; p < PIECES; p++) f(0, (p * LA_LANES + lane_of_row()) * LA_PER);
     } else
 #pragma unroll 4
         for (int at = lane_of_row() * LA_PER; at < LA_D; at += LA_LANES * LA_PER) f(0, at);

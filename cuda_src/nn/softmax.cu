@@ -121,26 +121,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy(const __grid
     ((Real*)a.lse)[row] = lse;
 }
 
-// sums of all rows: total, the number of losses, labels that are no column; of one block
-extern "C" __global__ void __launch_bounds__(1024) loss_sums(const __grid_constant__ SoftmaxArguments a) {
-    __shared__ Real parts[3][1024];
-    Real own[3] = {0, 0, 0};
-    for (u32 row = threadIdx.x; row < a.rows; row += 1024) {
-        const i64 label = a.labels[row];
-        own[0] += ((const Real*)a.loss)[row];
-        own[1] += label != a.ignored;
-        own[2] += label != a.ignored && (label < 0 || label >= LA_D);
-    }
+// Sums over all rows, y: the number of losses, labels that are no column, the total and the mean of losses; one block
+template <int N> LA_DEVICE void sum_of_block(Real (&x)[N]) {   // of 1024 threads, in thread 0
+    __shared__ Real parts[N][1024];
 #pragma unroll
-    for (int n = 0; n < 3; n++) parts[n][threadIdx.x] = own[n];
+    for (int n = 0; n < N; n++) parts[n][threadIdx.x] = x[n];
     for (u32 d = 512; d; d >>= 1) {
         __syncthreads();
         if (threadIdx.x < d)
 #pragma unroll
-            for (int n = 0; n < 3; n++) parts[n][threadIdx.x] += parts[n][threadIdx.x + d];
+            for (int n = 0; n < N; n++) parts[n][threadIdx.x] += parts[n][threadIdx.x + d];
     }
-    __syncthreads();
-    if (threadIdx.x < 3) ((Real*)a.y)[threadIdx.x] = parts[threadIdx.x][0];
+#pragma unroll
+    for (int n = 0; n < N; n++) x[n] = parts[n][threadIdx.x];
+}
+extern "C" __global__ void __launch_bounds__(1024) label_sums(const __grid_constant__ SoftmaxArguments a) {
+    Real own[2] = {0, 0};
+    for (u32 row = threadIdx.x; row < a.rows; row += 1024) {
+        const i64 label = a.labels[row];
+        own[0] += label != a.ignored;
+        own[1] += label != a.ignored && (label < 0 || label >= LA_D);
+    }
+    sum_of_block(own);
+    if (threadIdx.x) return;
+    ((Real*)a.y)[0] = own[0];
+    ((Real*)a.y)[1] = own[1];
+}
+extern "C" __global__ void __launch_bounds__(1024) loss_sums(const __grid_constant__ SoftmaxArguments a) {
+    Real own[1] = {0};
+    for (u32 row = threadIdx.x; row < a.rows; row += 1024) own[0] += ((const Real*)a.loss)[row];
+    sum_of_block(own);
+    if (threadIdx.x) return;
+    ((Real*)a.y)[2] = own[0];
+    ((Real*)a.y)[3] = own[0] / max(((const Real*)a.y)[0], (Real)1);
 }
 
 // lse: of the forward, or null

@@ -4,7 +4,7 @@
 // Arrays lie as (batch, head, token, column), of any storage dtype and stride, and are broadcast to the result; rows of
 // a formula of rows have widths of their own. Computed in float, or with LA_DOUBLE in double. LA_PER: neighbouring
 // columns of a thread, 8 where every array has them at multiples of 16 bytes, or one column for all; LA_KINDS then has
-// three bits for each of x y z u out more, its kind.
+// three bits for each of x y z u out more, its kind. LA_PARTS: warps of a row of products with a matrix.
 #include "ops/element.cuh"
 #include "ops/number_formulas.cuh"
 #include "ops/row_formulas.cuh"
@@ -13,6 +13,9 @@
 enum { ANY = 6, NONE = 7 };
 #ifndef LA_KINDS
 #define LA_KINDS 0
+#endif
+#ifndef LA_PARTS
+#define LA_PARTS 1
 #endif
 LA_DEVICE constexpr int kind_of(int n) { return LA_PER == 1 ? ANY : LA_KINDS >> 3 * n & 7; }
 template <int KIND> struct Columns {
@@ -80,19 +83,19 @@ template <class F> LA_DEVICE void of_numbers(const FormulaArguments& a, F f) {
         if (r.more.given()) put<kind_of(5)>(r.more, more, j, count);
 }
 template <class F> LA_DEVICE void of_rows(const FormulaArguments& a, F f) {
-    const i64 row = (i64)blockIdx.x * 8 + threadIdx.x / 32;
-    if (row < a.rows) f(rows_at(a, row), Lanes{(int)threadIdx.x % 32});
+    const i64 n = (i64)blockIdx.x * 8 + threadIdx.x / 32, row = LA_PARTS == 1 ? n : n / LA_PARTS;
+    if (row < a.rows) f(rows_at(a, row), Lanes{(int)threadIdx.x % 32, (int)(n - row * LA_PARTS), LA_PARTS});
 }
 
 // LA_KIND: the place of the formula among these
 extern "C" __global__ void __launch_bounds__(256) formula(const __grid_constant__ FormulaArguments a) {
     constexpr Real (*NUMBERS[])(Given, In) = {
-        copy,           filled,      scaled,          product,        added,           complement,
-        complement_vjp, log_rest,    log_rest_vjp,    step_size,      step_size_vjp,   skip_and_gate,
-        gate_vjp,       capped,      capped_vjp,      log_forget,     log_forget_vjp,  log_decay,
-        bounded,        log_sigmoid, log_sigmoid_vjp, lower_bound,    lower_bound_vjp, exponential,
-        feature,        feature_vjp, activation,      activation_vjp, swiglu};
-    constexpr Two (*PAIRS[])(Given, In) = {log_decay_vjp, bounded_vjp, exponential_vjp, swiglu_vjp};
+        copy,        filled,          scaled,         product,       added,         complement,  complement_vjp,
+        log_rest,    log_rest_vjp,    step_size,      step_size_vjp, skip_and_gate, gate_vjp,    capped,
+        capped_vjp,  log_forget,      log_forget_vjp, log_decay,     bounded,       log_sigmoid, log_sigmoid_vjp,
+        lower_bound, lower_bound_vjp, exponential,    feature,       feature_vjp,   activation,  activation_vjp,
+        swiglu,      share_sum,       decayed_sum,    average};
+    constexpr Two (*PAIRS[])(Given, In) = {log_decay_vjp, bounded_vjp, exponential_vjp, swiglu_vjp, share};
     constexpr void (*ROWS[])(const FormulaArguments&, const Rows&, const Lanes&) = {
         appended, quotient, quotient_vjp, normed,      softmax, softmax_vjp, strength,  strength_vjp, inner,
         turn,     rotated,  rotated_pair, over_length, favor,   fourier,     monomials, dpfp};

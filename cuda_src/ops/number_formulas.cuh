@@ -121,3 +121,24 @@ LA_DEVICE Two swiglu_vjp(Given, In n) {
     const Real s = sigmoid(n.y);
     return {n.z * n.y * s, n.z * n.x * s * (1 + n.y * (1 - s))};
 }
+
+// x a logarithm, y a sum: log(e^x + y), -inf of a sum that is not above 0
+LA_DEVICE Real log_of_sum(Real y) { return y <= 0 ? -(Real)__int_as_float(0x7f800000) : log(y); }
+LA_DEVICE Real log_with(Real x, Real before) {
+    const Real high = before > x ? before : x, less = fabs(high) < (Real)__int_as_float(0x7f800000) ? high : (Real)0;
+    return less + log(exp(before - less) + exp(x - less));
+}
+// y + e^x; its share e^x / (y + e^x), and log(y / (y + e^x)); 0 while the sum is 0
+LA_DEVICE Real share_sum(Given, In n) { return exp(log_with(n.x, log_of_sum(n.y))); }
+LA_DEVICE Two share(Given, In n) {
+    const Real before = log_of_sum(n.y), now = log_with(n.x, before);
+    if (now == -(Real)__int_as_float(0x7f800000)) return {0, 0};
+    return {exp(n.x - now), before - now};
+}
+// e^z x + u y, no z and no u: 1
+LA_DEVICE Real decayed_sum(Given, In n) { return (n.has_z ? exp(n.z) * n.x : n.x) + (n.has_u ? n.u * n.y : n.y); }
+// x over a y + b, or over max(|a y|, z); 0 where that is 0
+LA_DEVICE Real average(Given a, In n) {
+    const Real sum = (Real)a.a * n.y, size = fabs(sum), total = !n.has_z ? sum + (Real)a.b : size < n.z ? n.z : size;
+    return total == 0 ? (Real)0 : n.x / total;
+}

@@ -54,10 +54,13 @@ LA_DEVICE Rows rows_at(const FormulaArguments& a, i64 n) {
     return Rows(a, (u32)(n % a.tokens), (u32)(n / a.tokens % a.heads), (u32)(n / a.tokens / a.heads));
 }
 
-struct Lanes {   // a warp computes a row
-    int lane;
+struct Lanes {   // a warp computes a row, or every parts-th 32 columns of it
+    int lane, part, parts;
     template <class F> __device__ __forceinline__ void each(int n, F f) const {
         for (int j = lane; j < n; j += 32) f(j);
+    }
+    template <class F> __device__ __forceinline__ void each_of_part(int n, F f) const {
+        for (int j = 32 * part + lane; j < n; j += 32 * parts) f(j);
     }
     template <class F> __device__ __forceinline__ Real sum(int n, F f) const {
         Real total = 0;

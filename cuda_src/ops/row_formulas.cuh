@@ -111,6 +111,7 @@ LA_DEVICE void over_length(const FormulaArguments& a, const Rows& r, const Lanes
 // <x, y_j>, y_j column j of y (K, n), row by row
 LA_DEVICE Real projection(const Rows& r, int j, int n) {
     Real sum = 0;
+#pragma unroll 8
     for (int i = 0; i < r.x.width; i++) sum += r.x[i] * r.y[i * n + j];
     return sum;
 }
@@ -118,7 +119,7 @@ LA_DEVICE Real projection(const Rows& r, int j, int n) {
 LA_DEVICE void favor(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {
     const int n = a.how ? r.out.width / 2 : r.out.width;
     const Real less = (Real)(a.a * a.a) / 2 * lanes.sum(r.x.width, [&](int i) { return r.x[i] * r.x[i]; }) + (Real)a.b;
-    lanes.each(n, [&](int j) {
+    lanes.each_of_part(n, [&](int j) {
         const Real angle = projection(r, j, n);
         r.out.put(j, exp(angle - less));
         if (a.how) r.out.put(n + j, exp(-angle - less));
@@ -127,7 +128,7 @@ LA_DEVICE void favor(const FormulaArguments& a, const Rows& r, const Lanes& lane
 // a [sin(w_j . x), cos(w_j . x)], y the columns w
 LA_DEVICE void fourier(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {
     const int n = r.out.width / 2;
-    lanes.each(n, [&](int j) {
+    lanes.each_of_part(n, [&](int j) {
         const Real angle = projection(r, j, n);
         r.out.put(j, (Real)a.a * sin(angle));
         r.out.put(n + j, (Real)a.a * cos(angle));

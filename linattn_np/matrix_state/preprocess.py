@@ -27,6 +27,7 @@ from ..ops import gate_formula
 from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
 from ..ops.rotary import rotate_rows, rotation, rows_angle_vjp
 from ..ops.rows import interleaved
+from ..ops.sums import added
 from ..runtime.arrays import Array, cast, device, is_cupy, over_tokens
 from ..runtime.pools import take_rows
 from . import policy
@@ -355,7 +356,7 @@ def _wide_keys(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None
     results = [run(part(wide, c), inner, None if state is None else state[..., c, :]) for c in cuts(x)]
     out = None
     for one, _, _ in results:
-        out = one if out is None else out + one
+        out = one if out is None or one is None else added(xp, out, one)
     ends = [end for _, end, _ in results]
     if plan.states_at is None:
         end: Any = xp.concat(ends, axis=-2)
@@ -364,7 +365,7 @@ def _wide_keys(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None
     return None if out is None else cast(xp, out, x.v.dtype), end, Wide(x, plan, [rest for _, _, rest in results])
 
 
-def _wide_keys_vjp(run: Run, saved: Wide, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
+def wide_keys_vjp(run: Run, saved: Wide, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """dv, dgv and a scalar dg are summed; dq, dk, a vector dg and du are concatenated along the key axis."""
     xp, x = saved.plan.xp, saved.x
     results = [run(one, dout, _rows_of(dstate, c)) for one, c in zip(saved.rest, cuts(x), strict=True)]
@@ -395,5 +396,5 @@ PREPROCESSING = (  # in this order; core.py says when a call needs a step
     PreprocessingStep("all_pairs", pairs.forward, pairs.backward),
     PreprocessingStep("late_queries", _late_queries, _late_queries_vjp),
     PreprocessingStep("first_position", _first_position, _first_position_vjp),
-    PreprocessingStep("wide_keys", _wide_keys, _wide_keys_vjp),
+    PreprocessingStep("wide_keys", _wide_keys, wide_keys_vjp),
 )

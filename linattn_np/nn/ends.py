@@ -271,17 +271,21 @@ def _of_logits(c: Call, x: Array, labels: Array, how: Loss, ignored: int, reduct
     from ..ops.cuda import softmax_rows as launched
 
     xp, rows, flat = c.xp, x.reshape(-1, x.shape[-1]), labels.astype(np.int64, copy=False).reshape(-1)
+    sums = launched.label_sums(rows, flat, ignored)
+    wrong = launched.to_host(sums[1:2])
     losses, lse = launched.cross_entropy(rows, flat, *how, ignored)
-    sums = launched.loss_sums(rows, flat, losses, ignored)
-    total = losses.reshape(labels.shape) if reduction == "none" else sums[0]
-    number = xp.maximum(sums[1:2], xp.ones_like(sums[1:2])) if reduction == "mean" else None
-    loss = total if number is None else total / number.reshape(())
-    if not launched.is_capturing() and (wrong := _on_host(sums[2:])) is not None and wrong[0]:
+    if reduction == "none":
+        loss = losses.reshape(labels.shape)
+    else:
+        loss = launched.loss_sums(rows, losses, sums)[reduction == "mean"]
+    if wrong is not None and wrong()[0]:  # known while the losses are still computed
         _numbers(c, "labels", flat[flat != ignored], x.shape[-1])
 
     def pullback(d: Array) -> dict[str, Any]:
-        each = cast(xp, d, c.dtype) if number is None else cast(xp, d, c.dtype) / number
-        each = xp.broadcast_to(each.reshape(-1), flat.shape)
+        each = cast(xp, d, c.dtype).reshape(-1)
+        if reduction == "mean":
+            each = each / xp.maximum(sums[:1], xp.ones_like(sums[:1]))
+        each = xp.broadcast_to(each, flat.shape)
         return {"x": launched.cross_entropy_vjp(rows, flat, *how, ignored, each, lse).reshape(x.shape)}
 
     return loss, pullback

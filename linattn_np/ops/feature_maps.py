@@ -117,13 +117,13 @@ def powers(coefficients: tuple[float, ...]) -> FeatureMap:
     """phi(q) . phi(k) = sum_p c_p (q . k / sqrt(K))^p."""
 
     def f(x: Array) -> Array:
-        if isinstance(x, np.ndarray) and x.size:
+        if type(x) is np.ndarray and x.size:
             phi = polynomial_maps.powers_of_rows(np.reshape(x * _root(x), (-1, x.shape[-1])), coefficients)
             return np.reshape(phi, (*x.shape[:-1], phi.shape[-1]))
         return polynomial_maps.powers(_xp(x), x, coefficients, _root(x))
 
     def f_vjp(x: Array, dphi: Array) -> Array:
-        if isinstance(x, np.ndarray) and x.size:
+        if type(x) is np.ndarray and x.size:
             flat, d = (np.reshape(y, (-1, y.shape[-1])) for y in (x * _root(x), dphi))
             return np.reshape(_root(x) * polynomial_maps.powers_of_rows_vjp(flat, coefficients, d), x.shape)
         return _root(x) * polynomial_maps.powers_vjp(_xp(x), x * _root(x), coefficients, dphi)

@@ -43,7 +43,7 @@ def _orthogonal(rng: np.random.Generator, K: int) -> np.ndarray:
 
 def _weights(xp: Namespace, x: Array, m: int, seed: int, factor: float) -> Array:
     """(K, m) directions as columns, in x's library and dtype."""
-    if isinstance(x, np.ndarray):
+    if type(x) is np.ndarray:
         return weights_of_numpy(x.shape[-1], m, seed, factor, x.dtype)
     return constant(xp, directions(x.shape[-1], m, seed).T, x.dtype, device(x)) * factor
 
@@ -72,7 +72,7 @@ def favor(xp: Namespace, x: Array, m: int, seed: int, hyperbolic: bool = False) 
 
     The mean of phi(q) . phi(k) over seeds is e^{q . k / sqrt(K)}. No exponent exceeds |w_i|^2 / 2.
     """
-    if isinstance(x, np.ndarray):
+    if type(x) is np.ndarray:
         out = np.empty((math.prod(x.shape[:-1]), m), x.dtype)
         favor_into(np.reshape(x, (len(out), x.shape[-1])), out, seed, hyperbolic)
         return out.reshape(*x.shape[:-1], m)

@@ -74,7 +74,7 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
     def blocked(*arrays: Array) -> Array:
         first = arrays[0]
         rows = math.prod(first.shape[:-1])
-        if not isinstance(first, np.ndarray):
+        if type(first) is not np.ndarray:
             return f(*arrays)
         if rows <= UNBLOCKED_ROWS:
             return np.ascontiguousarray(f(*arrays))  # contiguous as in blocks: bits of products depend on strides

@@ -2,7 +2,8 @@
 
     share_t = e^{s_t} / N_t,        g_t = log(N_{t-1} / N_t);        both 0 while N_t = 0
 
-s (..., T, H, M), N_0 (..., H, M), or (N, H, M) for N sequences in one row. On NumPy arrays it is one kernel.
+s (..., T, H, M), N_0 (..., H, M), or (N, H, M) for N sequences in one row.
+On NumPy arrays it is one kernel, of one token on CuPy arrays two.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, cast
+from ..runtime.arrays import Array, Namespace, cast, is_cupy
 from ..runtime.shapes import Sequence
-from .host import numpy_kernels
+from .host import kernels, numpy_kernels
 
 
 class Shares(NamedTuple):
@@ -42,6 +43,8 @@ def shares(xp: Namespace, s: Array, N_0: Array, sequences: Items[Sequence], dtyp
         rows = N_0.reshape((*N_0.shape[:-2], H * M))
         _, g, share, N = accumulated(None, wide.reshape((*lead, H * M)), rows, sequences, dtype)
         return Shares(share.reshape(s.shape), g.reshape(s.shape), N.reshape(s.shape), N_0)
+    if is_cupy(xp) and s.shape[-3] == 1 and s.size and sequences[0].row is None and kernels(xp, s, N_0) is not None:
+        return _of_one_token(xp, s, N_0, dtype)
     s, z, before = cast(xp, s, dtype), [], []
     for sequence in sequences:
         part = s[..., sequence.start : sequence.stop, :, :]
@@ -54,6 +57,13 @@ def shares(xp: Namespace, s: Array, N_0: Array, sequences: Items[Sequence], dtyp
     some, zero = now != -math.inf, xp.zeros_like(now)  # NaN stays
     safe = xp.where(some, now, zero)
     return Shares(xp.where(some, xp.exp(s - safe), zero), xp.where(some, before - safe, zero), xp.exp(now), N_0)
+
+
+def _of_one_token(xp: Namespace, s: Array, N_0: Array, dtype: Any) -> Shares:
+    """The shares of calls of one token on CuPy arrays, s (..., 1, H, M)."""
+    cuda, given, out = kernels(xp, s, N_0), (s, N_0[..., None, :, :]), (s.shape, dtype)
+    share, g = cuda.both("share", given, out, dtype)
+    return Shares(share, g, cuda.compiled("share_sum", given, out, dtype), N_0)
 
 
 def _log(xp: Namespace, N: Array) -> Array:

@@ -11,6 +11,8 @@ pytest.importorskip("numba")
 from linattn_np.ops.cuda import formulas, sums
 from linattn_np.ops.cuda.activations import forward
 from linattn_np.ops.cuda.formulas import FEW, FORMULAS, PAIRS, PER
+from linattn_np.ops.shares import shares
+from linattn_np.runtime.shapes import Sequence
 from tests.cuda.emulation import device, emulated  # noqa: F401
 from tests.ops.test_formulas import ARRAYS, CASES, STORAGE, close, draw, expected
 from tests.ops.test_formulas import FORMULAS as TABLE
@@ -139,3 +141,53 @@ def test_sums_over_stretched_axes(device, shape):  # noqa: F811
     axes = tuple(n for n in range(x.ndim) if n < lead or shape[n - lead] == 1)
     found = device.see(sums.sum_to(device.bring(x), shape))
     np.testing.assert_allclose(found, wide.sum(axes).reshape(shape), rtol=0, atol=1e-5)
+
+
+def test_shares_of_one_token(device):  # noqa: F811
+    """Of numbers, of nothing yet, of a slot that stays empty, of NaN."""
+    xp, inf = device.xp, np.inf
+    s = np.array([[[[0.3, -2.0, 50.0, -inf, -inf, np.nan, 1.0]]]], np.float32)
+    N = np.array([[[2.0, 0.0, 1e-3, 0.5, 0.0, 1.0, np.nan]]], np.float32)
+    found = shares(xp, device.bring(s), device.bring(N), [Sequence(None, 0, 1)], np.float32)
+    e = np.exp(s.astype(np.float64))
+    total = N.astype(np.float64)[:, None] + e
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share, g = np.where(total == 0, 0, e / total), np.where(total == 0, 0, np.log(N[:, None] / total))
+    for x, y in ((found.share, share), (found.g, g), (found.N, total)):
+        np.testing.assert_allclose(device.see(x), y, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("least", [False, True])
+def test_averages_by_sums_apart(device, least):  # noqa: F811
+    rng = np.random.default_rng(2)
+    z, k, out = (rng.standard_normal((2, 1, 3, n)).astype(np.float32) for n in (9, 9, 5))
+    g, w, q_z = (rng.standard_normal((2, 1, 3, 1)).astype(np.float32) for _ in range(3))
+    q_z[0, 0, 0] = -0.25  # 2 q_z + 0.5 is 0
+    m = np.abs(g) * (np.arange(3) > 0)[:, None] if least else None
+    q_z[0, 0, 0] = 0 if least else q_z[0, 0, 0]
+    given = [device.bring(x) for x in (z, k, g, w)]
+    sums = formulas.compiled("decayed_sum", given, (z.shape, z.dtype), np.float32)
+    close(device.see(sums), np.exp(g.astype(np.float64)) * z + w * k, np.float32)
+    each = [None if x is None else device.bring(x.astype(np.float32)) for x in (out, q_z, m)]
+    found = formulas.compiled("average", each, (out.shape, out.dtype), np.float32, 2.0, 0.5)
+    total = 2 * q_z.astype(np.float64)
+    total = np.maximum(np.abs(total), m) if least else total + 0.5
+    with np.errstate(divide="ignore", invalid="ignore"):
+        close(device.see(found), np.where(total == 0, 0, out / total), np.float32)
+
+
+@pytest.mark.parametrize("kind", ["favor", "fourier"])
+def test_warps_share_the_columns_of_a_product(device, kind):  # noqa: F811
+    """More columns than one warp has, an odd number of them."""
+    x, W = (
+        np.random.default_rng(n).standard_normal(shape).astype(np.float32) for n, shape in ((0, (3, 8)), (1, (8, 75)))
+    )
+    columns = 150 if kind == "fourier" else 75
+    found = formulas.compiled(
+        kind, (device.bring(x), device.bring(W.ravel())), ((3, columns), x.dtype), x.dtype, 0.5, 0.25
+    )
+    angle, square = x.astype(np.float64) @ W, (x.astype(np.float64) ** 2).sum(-1, keepdims=True)
+    waves = np.concatenate([0.5 * np.sin(angle), 0.5 * np.cos(angle)], -1)
+    close(device.see(found), np.exp(angle - square / 8 - 0.25) if kind == "favor" else waves, np.float32)
+    if device.launched is not None:
+        assert dict(device.launched[-1][2])["LA_PARTS"] == 4

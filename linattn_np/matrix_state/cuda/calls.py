@@ -14,7 +14,7 @@ from ..types import Inputs, Plan, Saved, has_raw_gate
 from .choose import family_of, family_of_gradients
 from .portable import calls as portable
 from .token import calls as token
-from .token import gradients
+from .token import gradients, wide
 
 RAW = ("gates", "l2norm", "strengths", "micro_steps", "rotation")  # the kernel of a few tokens computes them forward
 
@@ -46,6 +46,8 @@ def handles(call: Any) -> frozenset[str]:
     blocks, module = steps.cuts(call.x), _family(call)
     if len(blocks) == 1:
         return module.handles(call)
+    if _is_wide(call.x, call.plan):
+        return (module.handles(call) | {"wide_keys"}) - {"pools", *RAW}
     if module.unsupported_reason(call) is not None:
         call = call._replace(x=steps.part(call.x, blocks[0]))
         module = _family(call)
@@ -67,7 +69,9 @@ def form(call: Any) -> tuple[str, int | None]:
 def describe(call: Any) -> str:
     """The kernels of a supported call, in words."""
     handled = handles(call)
-    blocks = [slice(None)] if "wide_keys" in handled else steps.cuts(call.x)
+    blocks = steps.cuts(call.x)
+    if "wide_keys" in handled and not _is_wide(call.x, call.plan):
+        blocks = [slice(None)]
     one = _part(call) if len(blocks) > 1 else call._replace(x=_reading(call.x, call.plan))
     words = _family(one).how(one)
     if call.plan.micro_steps > 1 and "micro_steps" not in handled:
@@ -79,13 +83,22 @@ def describe(call: Any) -> str:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
     """(out, final state, saved)."""
+    if _is_wide(x, plan):
+        return wide.forward(x, plan, state)
     given = _reading(x, plan)
     out, end, saved = family_of(given, plan).calls.forward(given, plan, state)
     return (out, end, saved) if x.q is given.q else (None, end, saved._replace(x=saved.x._replace(q=None)))
 
 
+def _is_wide(x: Inputs, plan: Plan) -> bool:
+    """Whether a call is launches of the kernel of a few tokens, one for each block of keys."""
+    return policy.is_short_cuda(plan) and plan.causal and wide.takes(x, plan)
+
+
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
+    if _is_wide(saved.x, saved.plan):
+        return steps.wide_keys_vjp(backward, wide.residuals(saved), dout, dstate)
     if policy.is_short_cuda(saved.plan) and any(has_step(name, saved.x, saved.plan) for name in RAW):
         return _raw_vjp(saved, dout, dstate)
     given = _reading(saved.x, saved.plan)

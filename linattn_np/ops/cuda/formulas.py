@@ -19,11 +19,13 @@ OF_NUMBERS = ("copy", "filled", "scaled", "product", "added", "complement", "com
               "log_rest_vjp", "step_size", "step_size_vjp", "skip_and_gate", "gate_vjp", "capped", "capped_vjp",
               "log_forget", "log_forget_vjp", "log_decay", "bounded", "log_sigmoid", "log_sigmoid_vjp", "lower_bound",
               "lower_bound_vjp", "exponential", "feature", "feature_vjp", "activation", "activation_vjp",
-              "swiglu")  # fmt: skip
-PAIRS = ("log_decay_vjp", "bounded_vjp", "exponential_vjp", "swiglu_vjp")  # two results of numbers
+              "swiglu", "share_sum", "decayed_sum", "average")  # fmt: skip
+PAIRS = ("log_decay_vjp", "bounded_vjp", "exponential_vjp", "swiglu_vjp", "share")  # two results of numbers
 OF_ROWS = ("appended", "quotient", "quotient_vjp", "normed", "softmax", "softmax_vjp", "strength", "strength_vjp",
            "inner", "turn", "rotated", "rotated_pair", "over_length", "favor", "fourier", "monomials",
            "dpfp")  # fmt: skip
+PRODUCTS = {"favor": 1, "fourier": 2}  # of rows with a matrix: results of each product
+MOST_PARTS = 16  # warps of a row of products
 ACTIVATIONS = ("sigmoid", "silu", "softplus", "gelu", "gelu_tanh", "squared_relu")  # LA_HOW
 FORMULAS = {name: n for n, name in enumerate((*OF_NUMBERS, *PAIRS, *OF_ROWS))}  # LA_KIND
 KINDS = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3}
@@ -144,10 +146,16 @@ def _launch(
     if not has_rows and out.size > FEW and _is_aligned(given, steps, flat, double):
         per = PER
     packed = FORMULA.pack(**fields, rows=rows, heads=heads, tokens=tokens, a=a, b=b, how=how)
-    blocks = -(-rows // (THREADS // 32)) if has_rows else -(-rows * -(-columns // per) // THREADS)
+    parts = 1
+    if name in PRODUCTS:
+        products = columns // (2 if how else PRODUCTS[name])
+        parts = 1 << min(max(-(-products // 32) - 1, 0).bit_length(), MOST_PARTS.bit_length() - 1)
+    blocks = -(-rows * parts // (THREADS // 32)) if has_rows else -(-rows * -(-columns // per) // THREADS)
     constants = {"LA_DOUBLE": int(double), "LA_KIND": FORMULAS[name], "LA_PER": per}
     if name.startswith("activation"):
         constants["LA_HOW"] = how
+    if parts > 1:
+        constants["LA_PARTS"] = parts
     if per > 1:
         kinds = [NO_KIND if y is None else KINDS[name_of(y.dtype)] for y in (*arrays, out, more)]
         constants["LA_KINDS"] = sum(kind << 3 * n for n, kind in enumerate(kinds))

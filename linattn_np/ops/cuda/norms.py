@@ -12,7 +12,8 @@ from .row_arrays import Grid, dense, grid_of, is_narrow, kind_of, launched, rows
 from .sums import over_middle
 
 SOURCE = "nn/norm.cu"
-TOGETHER, GATED_BACK = 2, 1  # rows that a lane computes together, of one piece each; in a backward with gates
+TOGETHER = 4  # rows that a lane computes together, of one piece each
+GATED, GATED_BACK = 2, 1  # and with gates: forward, backward
 PARTS = 1056  # of a sum over rows, at most: the same on every device, so that bits are
 
 
@@ -88,8 +89,9 @@ def backward(
 def _constants(
     grid: Grid, norm: Norm, D: int, x: Array, gate: Any, weight: Any, bias: Any, dy: Array
 ) -> dict[str, int]:
+    together = TOGETHER if gate is None else GATED
     return {
-        "LA_D": D, "LA_PER": grid.per, "LA_LANES": grid.lanes, "LA_ROWS": TOGETHER if grid.is_one_piece else 1,
+        "LA_D": D, "LA_PER": grid.per, "LA_LANES": grid.lanes, "LA_ROWS": together if grid.is_one_piece else 1,
         "LA_DOUBLE": int(working_dtype(x, gate, weight, bias, dy).itemsize == 8), "LA_DTYPE": kind_of(x),
         "LA_GATE": kind_of(gate), "LA_WEIGHT": kind_of(weight), "LA_BIAS": kind_of(bias), "LA_GRAD": kind_of(dy),
         "LA_MEAN": int(norm.mean), "LA_CENTRED": int(norm.centred), "LA_ACT": int(norm.sigmoid),

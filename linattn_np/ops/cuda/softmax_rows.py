@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
 
 from ...runtime.arrays import Array
 from ...runtime.cuda import launch, record
@@ -22,6 +25,7 @@ from .row_arrays import (
 )
 
 SOURCE = "nn/softmax.cu"
+SUMS = ("label_sums", "loss_sums")  # entries of one block
 
 
 def softmax(x: Array) -> Array:
@@ -53,11 +57,17 @@ def cross_entropy(x: Array, labels: Array, smoothing: float, z: float, ignored: 
     return found
 
 
-def loss_sums(x: Array, labels: Array, loss: Array, ignored: int) -> Array:
-    """(3,): the sum of the losses (R,), how many rows have one, and how many labels are no column."""
-    sums = record.empty((3,), loss.dtype)
-    _launch("loss_sums", x, None, sums, dense(labels), loss, ignored=ignored)
+def label_sums(x: Array, labels: Array, ignored: int) -> Array:
+    """(4,): how many rows have a loss, how many labels are no column, and place for `loss_sums`."""
+    sums = record.empty((4,), working_dtype(x))
+    _launch("label_sums", x, None, sums, dense(labels), ignored=ignored)
     return sums
+
+
+def loss_sums(x: Array, loss: Array, sums: Array) -> tuple[Array, Array]:
+    """The total of losses (R,) and their mean, 0 of none; sums: of `label_sums`."""
+    _launch("loss_sums", x, None, sums, None, loss)
+    return sums[2], sums[3]
 
 
 def cross_entropy_vjp(
@@ -69,10 +79,24 @@ def cross_entropy_vjp(
     return dx
 
 
-def is_capturing() -> bool:
-    """Whether launches on the current stream are recorded in a CUDA graph."""
+def to_host(x: Array) -> Callable[[], np.ndarray] | None:
+    """A function that waits for a copy of x, dense, which begins now; None while a CUDA graph is being captured.
+
+    Later launches run meanwhile.
+    """
     cuda = launch.cupy().cuda
-    return bool(cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr))
+    if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):
+        return None
+    there = np.frombuffer(cuda.alloc_pinned_memory(x.nbytes), x.dtype, x.size)
+    x.data.copy_to_host_async(there.ctypes.data, x.nbytes)
+    done = cuda.Event(disable_timing=True)
+    done.record()
+
+    def wait() -> np.ndarray:
+        done.synchronize()
+        return there
+
+    return wait
 
 
 def _launch(
@@ -90,16 +114,16 @@ def _launch(
     D = x.shape[-1]
     inner, (x, dy) = strided(D, x, dy)
     grid, rows = grid_of(D, x, dy), rows_of(x, D)
-    if lse is not None and grid.lanes > BLOCK:  # one pass: rows need not be held
+    if (lse is not None or loss is not None) and grid.lanes > BLOCK:  # one pass: rows need not be held
         grid = grid._replace(lanes=BLOCK)
     constants: dict[str, int] = {
         "LA_D": D, "LA_PER": grid.per, "LA_LANES": grid.lanes, "LA_DOUBLE": int(working_dtype(x, dy).itemsize == 8),
         "LA_DTYPE": kind_of(x), "LA_GRAD": kind_of(x if dy is None else dy),
-        "LA_NARROW": int(is_narrow(x, None if entry == "loss_sums" else y)),
+        "LA_NARROW": int(is_narrow(x, None if entry in SUMS else y)),
         "LA_SAVED": int(entry == "cross_entropy_vjp" and lse is not None),
     }  # fmt: skip
     packed = SOFTMAX.pack(x=strides_of(x, D, inner), dy=strides_of(dy, D, inner), y=address(y), labels=address(labels),
                           loss=address(loss), lse=address(lse), ignored=ignored, smoothing=smoothing, z=z, rows=rows,
                           inner=inner)  # fmt: skip
-    blocks, threads = (1, LARGE) if entry == "loss_sums" else (-(-rows // grid.beside), grid.threads)
+    blocks, threads = (1, LARGE) if entry in SUMS else (-(-rows // grid.beside), grid.threads)
     launched(SOURCE, entry, constants, blocks, threads, packed, x, dy, y, labels, loss, lse)

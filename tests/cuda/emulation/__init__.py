@@ -97,7 +97,9 @@ def emulated(monkeypatch):
 
     stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
     runtime = SimpleNamespace(streamIsCapturing=lambda ptr: False, setDevice=lambda device: None)
-    cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda device=-1: stream)
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda device=-1: stream, alloc_pinned_memory=bytearray,
+                           Event=lambda disable_timing: event)  # fmt: skip
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launch, "kernel", Kernel)
     monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))

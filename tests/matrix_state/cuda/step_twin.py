@@ -23,7 +23,8 @@ class Stub(np.ndarray):
 
     @property
     def data(self):
-        return SimpleNamespace(ptr=self.ctypes.data, device_id=0)
+        at = self.ctypes.data
+        return SimpleNamespace(ptr=at, device_id=0, copy_to_host_async=lambda to, size: ctypes.memmove(to, at, size))
 
     @property
     def _c_contiguous(self):

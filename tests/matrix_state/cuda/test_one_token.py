@@ -33,7 +33,9 @@ CALLS = {" ".join(row.split()): (getattr(la, row.split()[0]), OPTIONS[row.split(
 CALLS |= {  # keys wider than the kernel, in blocks of channels
     "gla wide": (la.gla, {}, 520), "linear_attention wide": (la.linear_attention, {}, 264),
     "linear_attention wide mean": (la.linear_attention, OPTIONS["mean"], 300),
-    "retention wide": (la.retention, {}, 257),
+    "retention wide": (la.retention, {}, 257), "simple_gla wide": (la.simple_gla, {}, 320),
+    "performer wide": (la.performer, {"num_features": 300, "seed": 3}, None),
+    "rfa wide": (la.rfa, {"num_features": 150}, None),
 }  # fmt: skip
 WIDE = ("g", "beta", "A_log", "dt_bias", "A", "D", "dt", "i", "f", "s", "gv", "b")  # float32 beside 16-bit vectors
 SLACK = 2e-5  # of sums of up to 520 products in float32, against float64
@@ -113,6 +115,17 @@ def test_results_are_numpys(public, name, how):
         again = called(fn, arrays, more, state, how, stub)
         check(first, [out, *parts(end)], SLACK)
         assert [np.asarray(x).tobytes() for x in first] == [np.asarray(x).tobytes() for x in again]
+
+
+@pytest.mark.parametrize("element", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_repeated_call_is_kernels_alone(public, name, element):
+    """No array calls around them, which take the host many times as long."""
+    fn, arrays, more, state = drawn(name)
+    arrays = {n: x if n in WIDE else x.astype(element) for n, x in arrays.items()}
+    replay.clear()
+    fn(**{n: stub(x) for n, x in arrays.items()}, **more, state=each(state, stub), return_state=True)
+    assert [plan.reason for plan in replay.by_key.values()] == [""]
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -54,8 +54,8 @@ def launched(call: Launch) -> None:
     launch.launch(STEP, "step", call.constants, call.blocks, call.threads, 0, call.packed, call.arrays)
 
 
-def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = None) -> Launch:
-    """The launch, with its results allocated."""
+def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = None, to: Array | None = None) -> Launch:
+    """The launch, with its results allocated; to: where the final states (slots, H, K, V) go."""
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x._replace(v=None))
     arrays = _arrays(xp, x._replace(r=None) if plan.erases_key else x, element)  # r is read once, as k
@@ -65,8 +65,10 @@ def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = Non
     heads = H if x.q is None else max(H, x.q.shape[-2])
     out = None if x.q is None else xp.empty((*lead, T // plan.micro_steps, heads, V), dtype=arrays["v"].dtype)
     shape = (N, H, K, V) if ragged else (*lead, H, K, V)
-    start, whole = _states(xp, state, K, V)
-    if plan.overwrite and whole:
+    start, whole = states(xp, state, K, V)
+    if to is not None:
+        end, last = to, to
+    elif plan.overwrite and whole:
         end, last = state, start
     else:
         end = xp.empty(shape, dtype=xp.float32)
@@ -121,7 +123,7 @@ def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:
     return arrays
 
 
-def _states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None, bool]:
+def states(xp: Any, state: Array | None, K: int, V: int) -> tuple[Array | None, bool]:
     """(a state as (slots, H, K, V) with contiguous rows, whether it is the caller's memory)."""
     if state is None:
         return None, False
