@@ -10,10 +10,14 @@ import numpy as np
 HMMA, HGMMA = {0x23C}, {0x9F0, 0xDF0}  # products of a warp; of a warpgroup, A in registers or in shared memory
 
 
-def spilled(log: str) -> tuple[int, int]:
-    """Bytes of registers stored to local memory, by the entry and by the functions that it calls."""
+def spilled(log: str, entry: str = "") -> tuple[int, int]:
+    """Bytes of registers stored to local memory, by the entry and by the functions that it calls.
+
+    entry: of a source with several; "": all together.
+    """
     report = r"Function properties for (\S+)\s+ptxas\s+\.\s+\d+ bytes stack frame, (\d+) bytes spill stores"
-    found = [(name.startswith("_Z"), int(size)) for name, size in re.findall(report, log)]
+    each = [(name, int(size)) for name, size in re.findall(report, log) if entry in ("", name) or name.startswith("_Z")]
+    found = [(name.startswith("_Z"), size) for name, size in each]
     own, called = (sum(size for is_called, size in found if is_called == kind) for kind in (False, True))
     return own, called
 

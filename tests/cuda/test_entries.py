@@ -7,8 +7,11 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import ml_dtypes
+import numpy as np
 import pytest
 
+import linattn_np as la
 from linattn_np.matrix_state.cuda import operands
 from linattn_np.matrix_state.cuda.delta import plan as delta_plan
 from linattn_np.matrix_state.cuda.delta.entries import delta_entries
@@ -28,6 +31,8 @@ from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.entries import SHARED, Entry
 from linattn_np.softmax.cuda import entries as softmax
 
+from . import emulation
+from .emulation import device, emulated, public  # noqa: F401
 from .machine_code import HGMMA, HMMA, operations, spilled
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
@@ -339,3 +344,40 @@ def test_portable_chunks_of_a_vector_decay(erase):
     """Every card has keys and values of up to 128 channels, one of compute capability 90 of up to 256."""
     for card, width in [*((card, 128) for card in SHARED), (90, 256)]:
         assert list(portable_entries("float32", width, width, card, erase))
+
+
+D = 4096
+PIECES = {
+    "short_conv": ({"x": (1, 40, D), "weight": (D, 4)}, {"activation": "silu"}),
+    "short_conv with a bias": ({"x": (1, 40, D), "weight": (D, 4), "bias": (D,)}, {"residual": True}),
+    "token_shift": ({"x": (1, 40, D), "mix": (D,)}, {}),
+    "rms_norm": ({"x": (64, 128), "weight": (128,)}, {}), "rms_norm of wide rows": ({"x": (4, D), "weight": (D,)}, {}),
+    "layer_norm of wide rows": ({"x": (4, D), "weight": (D,), "bias": (D,)}, {}),
+    "gated_norm": ({"x": (64, 128), "gate": (64, 128), "weight": (128,)}, {}),
+    "gated_norm of wide rows": ({"x": (4, D), "gate": (4, D), "weight": (D,)}, {"gate_first": True}),
+    "rotary": ({"x": (2, 40, 4, 128)}, {}), "softmax": ({"x": (64, 128)}, {}), "gelu": ({"x": (64, 128)}, {}),
+    "swiglu": ({"x": (64, 128), "gate": (64, 128)}, {}), "cross_entropy": ({"x": (4, 32768)}, {}),
+}  # fmt: skip
+# four blocks of gradients of a convolution share a multiprocessor, faster on an H200 than three without spills
+SPILLED = {"conv_vjp": 52}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("device", ["emulated"], indirect=True)
+def test_the_kernels_of_a_piece_compile(public, monkeypatch, name, arch):  # noqa: F811
+    """In bfloat16, forward and backward, of the sizes of large models."""
+    monkeypatch.setattr(emulation, "compiled", lambda *how: lambda *arguments: None)  # launches are listed, not run
+    shapes, options = PIECES[name]
+    given = {n: public.bring(np.ones(shape, ml_dtypes.bfloat16)) for n, shape in shapes.items()}
+    more = {"labels": public.bring(np.zeros(4, np.int64))} if name == "cross_entropy" else {}
+    y, pullback = la.vjp(getattr(la.nn, name.split()[0]), **given, **more, **options)
+    pullback(public.bring(np.ones(y.shape, y.dtype)))
+    entries = {(file, constants): set() for file, _, constants, *_ in public.launched}
+    for file, entry, constants, *_ in public.launched:
+        entries[file, constants].add(entry)
+    assert sum(map(len, entries.values())) > 1
+    for (file, constants), names in entries.items():
+        code = cuda_compile.compile_source(sources.read(file), dict(constants), arch, cached=False)
+        for entry in names:
+            assert sum(spilled(code.log, entry)) <= SPILLED.get(entry, 0), (file, entry, constants, code.log)
