@@ -38,7 +38,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "StabilisedState": ".matrix_state.types",
     "StateLog": ".serving.log",
     "StateStore": ".serving.store",
-    "Summary": ".matrix_state.composition",
+    "Summary": ".composition",
     "SwiGLUMomentum": ".fast_weights.types",
     "VARIANTS": ".catalog",
     "VariantSpec": ".spec",

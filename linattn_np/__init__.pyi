@@ -21,6 +21,7 @@ from .call.summary import compose as compose
 from .call.summary import entry_states as entry_states
 from .call.summary import summary as summary
 from .catalog import family_table as family_table
+from .composition import Summary as Summary
 from .fast_weights.types import LinearMomentum as LinearMomentum
 from .fast_weights.types import LinearState as LinearState
 from .fast_weights.types import MLPMomentum as MLPMomentum
@@ -35,7 +36,6 @@ from .filters import rls as rls
 from .filters.arguments import Filtered as Filtered
 from .filters.arguments import RLSState as RLSState
 from .filters.associative import associative_scan as associative_scan
-from .matrix_state.composition import Summary as Summary
 from .matrix_state.types import BoundedState as BoundedState
 from .matrix_state.types import LevelState as LevelState
 from .matrix_state.types import NormalisedState as NormalisedState

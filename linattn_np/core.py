@@ -127,11 +127,17 @@ class Core(Computation, Protocol):
     STATE_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({})
     STATE_COUNTS: tuple[str, ...] = ()
     TAKES_POOLS: bool = False
-    COMPOSES: bool = False
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes, /) -> Any:
         """The core's plan, from what every call has, the core's own fields of the spec, and options."""
         return plan
+
+    def transfers(self, spec: Any, /) -> str | None:
+        """How a span of tokens acts on an earlier state (`la.summary`); None: not linearly.
+
+        "decays": by its log decays. "factors": each number by its own. "matrix": along the key axis, as on values 0.
+        """
+        return None
 
     def end_shape(self, plan: Any, state: Any, part: str, shape: tuple[int, ...], /) -> tuple[int, ...]:
         """The shape of a part of one sequence's final state; `shape` is that after a call without tokens."""

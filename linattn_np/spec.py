@@ -196,9 +196,14 @@ class VariantSpec:
         return len([n for n in self.arrays[self.change.value].axes.split() if n not in ("T", "n")])
 
     @property
+    def transfers(self) -> str | None:
+        """How a span of tokens acts on an earlier state ("decays", "factors", "matrix"); None: it has no summary."""
+        return self.core.transfers(self) if self.state.composes else None
+
+    @property
     def composes(self) -> bool:
         """Whether spans of tokens have a summary."""
-        return self.core.COMPOSES and self.state.composes
+        return self.transfers is not None
 
     @property
     def grows(self) -> bool:

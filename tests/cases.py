@@ -97,6 +97,7 @@ class Case:
         one = self.spec.readout.name in ("LINEAR", "NORMALISED") and self.spec.query_reads.name == "UPDATED"
         return (
             one
+            and has_matrices(self.spec)
             and not self.maps_outputs(arrays)
             and (parts(state)[0].shape[-2] == arrays[self.spec.change.query].shape[-1])
         )
@@ -135,14 +136,19 @@ def has_decay(fn: Callable[..., Any]) -> bool:
     return fn.spec.decay.name != "NONE"
 
 
+def has_matrices(spec: Any) -> bool:
+    """Whether the states are those of the matrix-state core, or made of them."""
+    return spec.core is la.gla.spec.core
+
+
 def has_plain_state(spec: Any) -> bool:
-    """Whether state and output are the core's."""
-    return spec.state.pack is None and spec.change.from_core is None
+    """Whether state and output are those of the matrix-state core."""
+    return has_matrices(spec) and spec.state.pack is None and spec.change.from_core is None
 
 
 def cell(spec: Any) -> Any:
     """The kind of recurrence of matrix states; None if state or output are not the core's."""
-    if not has_plain_state(spec) or spec.core is not la.gla.spec.core:
+    if not has_plain_state(spec):
         return None
     return spec.decay, spec.erase, spec.erase_reads, spec.query_reads, spec.change.erase_key, spec.micro_steps
 

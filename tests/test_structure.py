@@ -18,7 +18,7 @@ LAYERS = (  # from the bottom up; what stands on one line does not import each o
     ("core",),
     ("matrix_state", "softmax", "elementwise", "fast_weights"),
     ("spec",),
-    ("products",),
+    ("products", "composition"),
     ("call", "sampling"),
     ("variants",),
     ("catalog",),

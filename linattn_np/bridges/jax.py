@@ -250,13 +250,13 @@ def mapped(
 
 
 def _is_alike(one: Program, program: Program, size: int) -> bool:
-    """Whether the sizes of the batch's residuals are the stacked sizes of its rows."""
+    """Whether the sizes of the batch's residuals are the stacked sizes of its rows; a number is that of all rows."""
     a, b = one.saved, program.saved
     if not program.can_map or a is None or b is None:
         return False
     if a.saved_results != b.saved_results or len(a.extras) != len(b.extras):
         return False
-    return all((size * prod(x.shape), x.dtype) == (prod(y.shape), y.dtype)
+    return all((size * prod(x.shape) if y.shape else 1, x.dtype) == (prod(y.shape), y.dtype)
                for x, y in zip(a.extras, b.extras, strict=True))  # fmt: skip
 
 
@@ -267,8 +267,11 @@ def _saving_mapped(programs: tuple[Program, Program], found: Any, size: int) -> 
     results, extras, key = found[:count], found[count:-1], found[-1]
     own = one.saving_results[count:-1]
     alike = _is_alike(one, program, size)
-    extras = [x.reshape(size, *y.shape) for x, y in zip(extras, own, strict=True)] if alike else [
-        jnp.zeros(0, y.dtype) for y in own]  # fmt: skip
+    if alike:
+        extras = [x.reshape(size, *y.shape) if x.shape else jnp.broadcast_to(x, (size,))
+                  for x, y in zip(extras, own, strict=True)]  # fmt: skip
+    else:
+        extras = [jnp.zeros(0, _dtype(y)) for y in own]
     key = key if alike else jnp.zeros(0, key.dtype)
     return (*results, *extras, key), (*(True,) * count, *(alike,) * len(own), False)
 
@@ -277,10 +280,10 @@ def _residuals(programs: tuple[Program, Program], rows: Sequence[Any], key: Any,
     """The saved results, residuals and key that `backward` takes for the batch; None without."""
     one, program = programs
     wanted = _residuals_of(program)
-    if is_mapped or not _is_alike(one, program, rows[0].shape[0]) or [x.size for x in rows[:-1]] != [
-        prod(y.shape) for y in wanted[:-1]]:  # fmt: skip
+    if is_mapped or not _is_alike(one, program, size := rows[0].shape[0]) or [x.size for x in rows[:-1]] != [
+        prod(y.shape) if y.shape else size for y in wanted[:-1]]:  # fmt: skip
         return None
-    return [*(x.reshape(y.shape) for x, y in zip(rows[:-1], wanted[:-1], strict=True)), key]
+    return [*(x.reshape(y.shape) if y.shape else x[0] for x, y in zip(rows[:-1], wanted[:-1], strict=True)), key]
 
 
 def _in_turn(call: Operation, is_mapped: Sequence[bool], given: Sequence[Any]) -> tuple[Any, Any]:

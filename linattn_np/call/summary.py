@@ -13,9 +13,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from ..elementwise.core import Elementwise
-from ..matrix_state.composition import AxisDecays, Factors, Summary, added, beginning, composed, folded, mapped, parts
-from ..matrix_state.types import Erase, StabilisedState
+from ..composition import AxisDecays, Factors, Summary, added, beginning, composed, folded, has_beginning, mapped, parts
 from ..ops.sums import sum_to
 from ..runtime.arrays import Array, cast, enter, shared_heads, sum_of_groups
 from ..spec import VariantSpec
@@ -149,15 +147,14 @@ def _summary(
     given = {**dict(zip(spec.arrays, arrays, strict=False)), **options}
     if spec.change.query is not None:
         given[spec.change.query] = None
-    if spec.state.parts is StabilisedState:
+    if has_beginning(spec.state.parts):
         zero = _without_tokens(fn, given)
         offset, offset_pull = run(fn, {**given, "state": beginning(array_namespace(zero.m), zero)})
     else:
         offset, offset_pull = run(fn, given)
-    of_channels = isinstance(spec.core, Elementwise)
-    if spec.state.log_decays is not None or (spec.erase is Erase.NONE and not spec.state.rotates and not of_channels):
+    if spec.transfers == "decays":
         transfer, pull = run(LogDecays(spec), given)
-    elif of_channels:
+    elif spec.transfers == "factors":
         xp, value = array_namespace(offset), spec.change.value
         ones = {value: xp.zeros_like(given[value]), "state": xp.ones_like(offset)}  # h_T of h_0 = 1 alone
         factors, whole = run(fn, {**given, **ones})

@@ -22,7 +22,7 @@ from ..call.foreign import mapped
 from ..call.results import Result, gradients_of
 from ..call.summary import summary
 from ..call.vjp import vjp
-from ..matrix_state.composition import Summary, added, after
+from ..composition import Summary, added, after
 from ..runtime.arrays import cast, enter, gradient_like
 from ..runtime.values import shown
 from .exchange import Place, exchanged

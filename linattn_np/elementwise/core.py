@@ -26,11 +26,14 @@ class Elementwise(Core):
 
     BACKENDS = ("reference", "chunks", "numba")
     STATE_AXES = {"state": "D"}  # noqa: RUF012
-    COMPOSES = True
 
     def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
         """The plan of a call, with the state that outputs are."""
         return Plan(**plan._asdict(), reads_previous=spec.query_reads.name == "PREVIOUS")
+
+    def transfers(self, spec: Any) -> str:
+        """Products of factors, or the decays of a state whose numbers share a gauge."""
+        return "factors" if spec.state.log_decays is None else "decays"
 
     def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(the states of all tokens, the final state, residuals)."""

@@ -49,7 +49,6 @@ from .types import StabilisedState as StabilisedState
 
 BACKENDS: tuple[str, ...] = ("reference", "chunks", "numba", "cuda")
 TAKES_POOLS = True
-COMPOSES = True
 
 
 class Call(NamedTuple):
@@ -229,6 +228,12 @@ def explain_memories(
     total, each = (sum(one) for one in zip(*counts, strict=True))
     arrays = next(filter(None, (backend.gradients(Call(memory, plan)) for memory in memories)), "")
     return Explained(backend.name, reason, others, *forms[-1], float(total), float(each), arrays)
+
+
+def transfers(spec: Any) -> str:
+    """Log decays where nothing mixes the rows of a state, else a matrix."""
+    decays = spec.state.log_decays is not None or (spec.erase is Erase.NONE and not spec.state.rotates)
+    return "decays" if decays else "matrix"
 
 
 def plan(plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:

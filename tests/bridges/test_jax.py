@@ -181,7 +181,7 @@ def constants(fn: Any) -> list[str]:
 
 
 WITH_QUERIES = [fn for fn in la.VARIANTS if {"q", "k", "v"} <= fn.spec.arrays.keys() and not fn.spec.micro_steps]
-ONE_OF_A_KIND = {(fn.spec.erase, bool(constants(fn))): fn for fn in WITH_QUERIES}.values()
+ONE_OF_A_KIND = {(fn.spec.core, fn.spec.erase, bool(constants(fn))): fn for fn in WITH_QUERIES}.values()
 
 
 @pytest.mark.parametrize("fn", ONE_OF_A_KIND, ids=lambda fn: fn.__name__)

@@ -128,7 +128,8 @@ def test_the_lists_that_are_written_are_up_to_date():
 
 @pytest.mark.parametrize("page", ["functions", "variants", "testing"])
 def test_the_reference_shows_the_signatures(page):
-    """Names and kinds of parameters; **options stands for the common options of a variant and nothing else."""
+    """Names and kinds of parameters; **options stands for the common options of a variant; those of a piece are left
+    out."""
     text = (ROOT.parent / "docs" / "reference" / f"{page}.md").read_text()
     heads = re.findall(r"^```text\nla\.([\w.]+)(\(.*\))$", text, re.MULTILINE)
     P = inspect.Parameter
@@ -138,9 +139,10 @@ def test_the_reference_shows_the_signatures(page):
         for part in name.split("."):
             fn = getattr(fn, part)
         shown = ast.parse(f"lambda {head[1:-1]}: 0", mode="eval").body.args  # type: ignore[attr-defined]
+        common = COMMON if hasattr(fn, "spec") else la.nn.COMMON if hasattr(fn, "piece") else ()
         each: dict[Any, list[str]] = {kind: [] for kind in type(P.POSITIONAL_ONLY)}
         for n, p in inspect.signature(fn).parameters.items():
-            each[p.kind] += [n] if not (hasattr(fn, "spec") and n in COMMON) else []
+            each[p.kind] += [n] if n not in common else []
         extra = ["options"] if hasattr(fn, "spec") else []
         assert [a.arg for a in shown.posonlyargs] == each[P.POSITIONAL_ONLY], name
         assert [a.arg for a in shown.args] == each[P.POSITIONAL_OR_KEYWORD], name

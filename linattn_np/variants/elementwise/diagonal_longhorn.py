@@ -9,6 +9,7 @@ from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
 from ...runtime.arrays import Array, cast
+from ...runtime.shapes import check_state
 from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import POSITIVE
 
@@ -69,7 +70,10 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
 
 def pack(c: Variables, state: Any) -> Any:
     """(..., D, N) as the core's (..., D N)."""
-    return None if state is None else _flat(c, state)
+    if state is None:
+        return None
+    check_state(c.name, state, c.sizes, "D N")
+    return _flat(c, state)
 
 
 SPEC = VariantSpec(

@@ -9,6 +9,7 @@ from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
 from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, over_tokens
+from ...runtime.shapes import check_state
 from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import CHANNELS
 
@@ -80,7 +81,10 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
 
 def pack(c: Variables, state: Any) -> Any:
     """(..., D, N) as the core's (..., D N)."""
-    return None if state is None else c.xp.reshape(state, (*state.shape[:-2], state.shape[-2] * state.shape[-1]))
+    if state is None:
+        return None
+    check_state(c.name, state, c.sizes, "D N", complex=True)
+    return c.xp.reshape(state, (*state.shape[:-2], state.shape[-2] * state.shape[-1]))
 
 
 def unpack(c: Variables, S: Array) -> Array:

@@ -10,6 +10,7 @@ from ...call.options import Options
 from ...fast_weights.core import FastWeights
 from ...fast_weights.types import Inputs, Learner, LinearMomentum, MomentumState
 from ...runtime.arrays import Array, count_dtype, device
+from ...runtime.shapes import check_state
 from ...runtime.values import is_word, shown
 from ...spec import ArgSpec, OptionSpec, Samples, StateFormat, Variables, VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
@@ -55,6 +56,8 @@ def pack(c: Variables, state: Any) -> Any:
     """The weights are S, also those at which the gradient is taken."""
     if state is None:
         return None
+    for part, S in state._asdict().items():
+        check_state(c.name, S, c.sizes, name=f"state.{part}")
     length = c.xp.zeros(state.S.shape[:-3], dtype=count_dtype(c.xp), device=device(state.S))
     return LinearMomentum(state.S, state.S, state.M, length)
 

@@ -43,10 +43,11 @@ def as_stub(y):
 
 
 def explained(fn, kinds, T=96, options=None, **sizes):
-    """The explanation of a call whose arrays have these dtypes by name, float32 others."""
+    """The explanation of a call whose arrays have these dtypes by name, float32 others; complex ones complex64."""
     sizes = {"B": (1,), "H": 2, "K": 64, "V": 64} | sizes
     drawn = la.testing.sample(fn, np.random.default_rng(0), T=T, optional=False, **sizes)
-    given = {n: stub(np.asarray(x, kinds.get(n, F32))) for n, x in drawn.items()}
+    kinds = {n: np.complex64 if np.iscomplexobj(x) else kinds.get(n, F32) for n, x in drawn.items()}
+    given = {n: stub(np.asarray(x, kinds[n])) for n, x in drawn.items()}
     return la.explain(fn, **given, **options or {})
 
 

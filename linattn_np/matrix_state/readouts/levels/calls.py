@@ -18,6 +18,7 @@ The adjoint of each sum is the core's, and dlam_i[l] = scale <dout_i, q_i S_i^(l
 from __future__ import annotations
 
 import sys
+from math import prod
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -100,10 +101,10 @@ def backward(residuals: Residuals, dout: Any, dstate: LevelState | None) -> tupl
     row, _, _, jobs, saved = residuals
     xp, dS = row.plan.xp, None
     if dstate is not None:
-        dS = cast(xp, xp.reshape(dstate.S, (-1, *dstate.S.shape[-4:])), row.plan.dtype)
+        dS = cast(xp, xp.reshape(dstate.S, (prod(dstate.S.shape[:-4]), *dstate.S.shape[-4:])), row.plan.dtype)
         dS = of_live(row, _of_first(row, dS), [s.last for s in row.spans])
     if dout is not None:
-        dout = cast(xp, xp.reshape(dout, (-1, *dout.shape[-2:])), row.plan.dtype)
+        dout = cast(xp, xp.reshape(dout, (prod(dout.shape[:-2]), *dout.shape[-2:])), row.plan.dtype)
     spans = [np.array(job.spans, np.int64) for job in jobs]
     tokens = [tokens_of([row.spans[n] for n in job.spans]) for job in jobs]
     each = [

@@ -96,12 +96,12 @@ class Gradients(dict[str, Any]):
 def packed(fn: str, x: LevelInputs, plan: Plan, state: LevelState | None, wanted: str | None) -> Row:
     """The call as one row.   Raises ValueError for more tokens than levels count."""
     xp, (*lead, T, _, _), H = plan.xp, x.v.shape, heads_out(x)
-    flat = x.each(lambda y: xp.reshape(y, (-1, *y.shape[-2:])))
+    flat = x.each(lambda y: xp.reshape(y, (prod(y.shape[:-2]), *y.shape[-2:])))
     flat = flat.each(lambda y: grouped(xp, y, H, -2))._replace(k=flat.k)
     sequences = plan.sequences if plan.is_ragged else [Sequence(None, b * T, (b + 1) * T) for b in range(prod(lead))]
     S, first = None, [0] * len(sequences)
     if state is not None:
-        S = cast(xp, xp.reshape(state.S, (-1, *state.S.shape[-4:])), plan.dtype)
+        S = cast(xp, xp.reshape(state.S, (len(sequences), *state.S.shape[-4:])), plan.dtype)
         first = [int(n) for n in xp.reshape(state.position, (-1,))]
     spans = tuple(Span(s.start, s.stop, n) for s, n in zip(sequences, first, strict=True))
     row = Row(fn, wanted, plan, flat._replace(v=cast(xp, flat.v, plan.dtype)), spans, None)

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, conjugate, sum_to
-from .types import BoundedState, StabilisedState
+from .matrix_state.types import BoundedState, StabilisedState
+from .runtime.arrays import Array, Namespace, conjugate, sum_to
 
 
 class Summary(NamedTuple):
@@ -44,9 +44,14 @@ Vjp = Callable[[Any], Any]
 LEAST = -1e30  # m of a StabilisedState before its first token: below every input gate, and finite
 
 
-def beginning(xp: Namespace, zero: Any) -> Any:
+def has_beginning(kind: type[Any] | None) -> bool:
+    """Whether the offsets of such states begin with another state than a call does."""
+    return kind is StabilisedState
+
+
+def beginning(xp: Namespace, zero: StabilisedState) -> StabilisedState:
     """The state that an offset begins with, from the variant's state before any token."""
-    return zero._replace(m=xp.full_like(zero.m, LEAST)) if isinstance(zero, StabilisedState) else zero
+    return zero._replace(m=xp.full_like(zero.m, LEAST))
 
 
 def after(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
