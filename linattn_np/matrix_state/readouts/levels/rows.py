@@ -111,7 +111,7 @@ def packed(fn: str, x: LevelInputs, plan: Plan, state: LevelState | None, wanted
 
 def _check_levels(row: Row) -> None:
     most = max((s.last for s in row.spans if s.stop > s.start), default=0)
-    if most > 1 << (row.levels - 1):
+    if most > (1 << row.levels) >> 1:
         need = int(most - 1).bit_length() + 1
         raise ValueError(f"{row.fn}: lam has {row.levels} levels, expected at least {need} for {most} tokens")
 
