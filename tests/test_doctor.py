@@ -8,8 +8,10 @@ import pytest
 import linattn_np as la
 from linattn_np import doctor
 from linattn_np.__main__ import main
+from linattn_np.fast_weights.core import FastWeights
 from tests.cases import one_per
 
+NAME = lambda fn: fn.__name__  # noqa: E731
 TWO = tuple(one_per(lambda spec: spec.erase.name == "NONE", (la.linear_attention, *la.VARIANTS)))
 
 
@@ -33,6 +35,14 @@ def test_all_right(few, capsys):
     assert "right  feature_map='elu+1', normalize=True\n" in text
     assert text.count("right  qk_l2norm=True\n") == 2
     assert text.endswith("checks on chunks, reference: all right\n")
+
+
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if isinstance(fn.spec.core, FastWeights)], ids=NAME)
+def test_gradients_of_learners_are_right(fn):
+    """Curved functions: a plain difference of lact is off by more than the bound."""
+    for options in fn.samples.options:
+        errors = la.testing.check_vjp(fn, **doctor._draw(fn, options), **options, backend="reference", rtol=np.inf)
+        assert max(errors.values()) <= doctor.GRADIENT
 
 
 def test_brief(few, capsys):

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Inputs, Mamba3State
+from ...ops.product import product
 from ...ops.rotary import rotate_rows, rows_angle_vjp
 from ...ops.step_size import gate_vjp, skip_and_gate, step_size_vjp
 from ...ops.sums import over_tokens
@@ -110,7 +111,8 @@ def unpack_state(c: Variables, P: Array) -> Mamba3State:
     """S = P + gamma k^T v in the frame of the last token."""
     late = _late(c)
     P = rotate_rows(c.xp, cast(c.xp, P, c.dtype), late.turn[..., None, :], back=True)
-    return Mamba3State(P + late.last.k[..., None] * (late.own * late.last.v)[..., None, :], *late.last)
+    written = product(c.xp, late.own, late.last.v, dtype=c.dtype)[..., None, :]
+    return Mamba3State(skip_and_gate(c.xp, P, late.last.k[..., None], written, None, c.dtype), *late.last)
 
 
 def unpack_state_vjp(c: Variables, P: Array, dstate: Mamba3State) -> tuple[Array, dict[str, Array]]:
