@@ -185,3 +185,11 @@ def test_no_array_has_a_state_for_every_token():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < T * D * N * 4 / 2
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunks", "numba"])
+def test_a_complex_state_of_a_real_recurrence_is_refused(backend):
+    x = la.testing.sample(la.selective_scan, np.random.default_rng(0), T=3)
+    state = la.selective_scan(**x, return_state=True).state + 1j
+    with pytest.raises(TypeError, match="selective_scan: state has dtype complex128, expected a real one"):
+        la.selective_scan(**x, state=state, backend=backend)

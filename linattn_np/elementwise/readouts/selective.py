@@ -17,7 +17,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...core import Computation, Computed, Explained, register
-from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, conjugate, device, is_complex
+from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, conjugate, device, dtype_name, is_complex
 from ...runtime.shapes import Sequence
 from ..core import CORE, MODULES, scaled, unsupported_reason
 from ..types import Inputs, Plan
@@ -60,6 +60,8 @@ class Selective(Computation):
 
     def forward(self, fn: str, x: SelectiveInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(out, the final state (..., D, N), residuals)."""
+        if state is not None and is_complex(state) and not x.is_complex:
+            raise TypeError(f"{fn}: state has dtype {dtype_name(state)}, expected a real one: A, B and C are real")
         backend = choose(fn, x, plan, wanted)
         if backend == "numba":
             from ..cpu import selective_calls
