@@ -66,8 +66,11 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
 
 
 def _value_axis(x: Any, axes: str, letter: str, batch: int) -> int | None:
-    """The axis of an array with the letter of the value channels, if it has one. batch: the number of batch axes."""
-    for choice in axes.split("|"):
+    """The axis of an array with the letter of the value channels, if it has one; a name of a rule has none.
+
+    batch: the number of batch axes.
+    """
+    for choice in axes.split("|") if hasattr(x, "ndim") else ():
         letters, lead = choice.split(), batch * shapes.has_time(choice)
         if x.ndim == len(letters) + lead and letter in letters:
             return lead + letters.index(letter)

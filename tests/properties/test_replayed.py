@@ -48,7 +48,8 @@ def test_a_call_with_default_options_is_replayed_whole(fn, T):
 
 
 # NumPy computes a part of their transposes, or of their core
-VJP_IN_PARTS = {"abc", "diagonal_longhorn", "lightning_attention", "lru", "mamba2", "matrix_gate", "mesa_net",
+VJP_IN_PARTS = {"abc", "diagonal_longhorn", "lightning_attention", "log_linear_gated_delta_rule",
+                "log_linear_gla", "lru", "mamba2", "matrix_gate", "mesa_net",
                 "min_gru", "min_lstm", "performer", "retention", "retnet", "rfa", "rg_lru", "rwkv4", "s4d",
                 "selective_scan", "transxssm"}  # fmt: skip
 LEARNERS = {fn.__name__ for fn in la.VARIANTS if isinstance(fn.spec.core, FastWeights)}  # likewise

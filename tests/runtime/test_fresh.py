@@ -14,7 +14,7 @@ from linattn_np.call.binding import axes_of, flatten, unflatten
 from linattn_np.call.layouts import LAYOUTS, ONE_TOKEN
 from linattn_np.call.replay import plans as replay
 from linattn_np.runtime.pools import put_on_device
-from tests.cases import GROWING, RECURRENCES, Case, covered
+from tests.cases import GROWING, RECURRENCES, Case, covered, in_dtype
 
 SIZES = {"H": 2, "K": 4, "V": 3}
 ROWS, FRESH, P = [4, 0, -1, 5, -1], [False, True, False, False, True], 6
@@ -43,11 +43,11 @@ def parts(state):
 def drawn(fn, T, B, dtype=np.float64):
     """(arrays, a pool in which all but rows 4 and 5 are NaN)."""
     rng = np.random.default_rng(0)
-    arrays = {n: x.astype(dtype) for n, x in la.testing.sample(fn, rng, B=B, T=T, **SIZES).items()}
+    arrays = {n: in_dtype(x, dtype) for n, x in la.testing.sample(fn, rng, B=B, T=T, **SIZES).items()}
     pool = la.testing.sample_state(fn, rng, (P,), {}, **SIZES)
 
     def marked(name, S):
-        S = S.astype(np.int64 if name in fn.spec.counts else dtype)
+        S = S.astype(np.int64) if name in fn.spec.counts else in_dtype(S, dtype)
         S[:4] = 10**9 if name in fn.spec.counts else np.nan
         return S
 
