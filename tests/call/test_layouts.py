@@ -63,6 +63,7 @@ LAYOUTS = {
     "every other entry": every_other,
     "read-only": read_only,
     "transposed": lambda x: np.ascontiguousarray(x.T).T,
+    "last axis outermost": lambda x: np.moveaxis(np.ascontiguousarray(np.moveaxis(x, -1, 0)), 0, -1) if x.ndim else x,
     "unaligned and backwards": lambda x: unaligned(x[::-1])[::-1],
 }
 

@@ -94,7 +94,7 @@ def test_a_clip_has_the_slope_one_at_its_limits():
 def test_step_sizes_at_their_limits(how, fn, dt_softplus):
     """dt at a limit goes through it unclipped, with its slope; the next number beyond has none."""
     x = la.testing.sample(fn, np.random.default_rng(0), B=(1,), T=40, H=2, K=4, V=4, optional=False)
-    dt = np.full((1, 40, 2), 0.7)
+    dt = np.full(x["dt"].shape, 0.7)
     dt[0, 3], dt[0, 4] = 0.2, 1.3
     raw = np.log(np.expm1(dt)) if dt_softplus else dt
     dt = step_size(np, raw, None, dt_softplus, (0.0, np.inf), raw.dtype)

@@ -154,10 +154,8 @@ class Call:
 
     def packed(self, s: State) -> Marks:
         """W, S and A of a state."""
-        joined = [
-            np.concatenate(tree, axis=-2).reshape(self.N * self.H * self.D, self.V)
-            for tree in (s.weights, *s.slots, s.anchor)
-        ]
+        shape, trees = (self.N * self.H * self.D, self.V), (s.weights, *s.slots, s.anchor)
+        joined = [np.ascontiguousarray(np.concatenate(tree, axis=-2).reshape(shape)) for tree in trees]
         return Marks(joined[0], joined[1] if s.slots else None, joined[-1])
 
     def unpacked(self, rows: Marks, n: int, slots: Any) -> State:
