@@ -143,7 +143,7 @@ def test_out_of_a_step_and_of_other_libraries(library):
     state = library.bring(normal(2, 3, 5).astype(np.float32))
     wanted = la.step(la.nn.short_conv, x, taps, state=state)
     out = library.bring(np.zeros((2, 5), np.float32))
-    if "read-only" in library.name or "jax" in library.name:
+    if any(word in library.name for word in ("read-only", "jax", "dask")):
         with pytest.raises((TypeError, ValueError), match="short_conv: out is "):
             la.step(la.nn.short_conv, x, taps, state=state, out=out)
         return
