@@ -21,6 +21,7 @@ def layer(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats) -> Floats:
     _, pullback = la.vjp(la.gated_delta_rule, q, k, v, g, beta)
     grads = pullback(np.ones_like(out))
     attended, lse = la.softmax_attention(q, k, v, return_lse=True)
-    assert_type(la.merge(attended, lse, attended, lse).out, Floats)
+    whole: Floats = la.merge(attended, lse, attended, lse).out
+    assert_type(whole, Floats)
     used: Floats = grads.q + grads.beta[..., None] + states.sum()
     return used + out
