@@ -8,13 +8,12 @@ shape and options.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from importlib.util import find_spec
 from math import prod
 from typing import Any
 
 from ..core import CallPlan, Computed, Core, Explained, register
+from ..ops.host import has_compiler
 from ..runtime.arrays import Array, as_computed, complex_of, device, is_complex, is_numpy
 from ..runtime.shapes import Sequence, Sizes
 from . import array, definition
@@ -168,14 +167,9 @@ def unsupported_reason(x: Any, plan: Plan, backend: str) -> str | None:
         return "the definition goes token by token; chunk_size='parallel' needs a scan"
     if backend == "numba" and not is_numpy(plan.xp):
         return "it takes NumPy arrays"
-    if backend == "numba" and not _has_compiler():
+    if backend == "numba" and not has_compiler():
         return "Numba, the compiler of its loops, is not installed"
     return None
-
-
-@functools.cache
-def _has_compiler() -> bool:
-    return find_spec("numba") is not None
 
 
 def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> str:

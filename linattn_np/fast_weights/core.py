@@ -8,13 +8,12 @@ variant has a core of its own: its learner, and the type of its state.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from math import prod
 from typing import Any, NamedTuple
 
 from ..core import CallPlan, Computation, Computed, Core, Explained, register, register_states
+from ..ops.host import has_compiler
 from ..runtime.arrays import Array, is_numpy
 from ..runtime.recorder import refuse
 from ..runtime.shapes import Sizes
@@ -144,12 +143,7 @@ def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
         return "it takes NumPy arrays"
     if f.model != "linear" or f.every != "token" or f.loss not in list(LOSSES) or f.renormed:
         return "it has linear models with a step at every token; array calls have large products"
-    return None if _has_compiler() else "Numba, the compiler of its loops, is not installed"
-
-
-@functools.cache
-def _has_compiler() -> bool:
-    return find_spec("numba") is not None
+    return None if has_compiler() else "Numba, the compiler of its loops, is not installed"
 
 
 def choose(fn: str, x: Inputs, plan: FastPlan, wanted: str | None) -> str:

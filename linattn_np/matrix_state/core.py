@@ -12,10 +12,10 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from ..core import CallPlan, Computed, Explained, register, register_states
+from ..ops.host import has_compiler
 from ..runtime.arrays import Array, is_cupy, is_numpy
 from ..runtime.shapes import Sequence as Tokens
 from ..runtime.shapes import Sizes
@@ -116,12 +116,7 @@ def _numba_unsupported(call: Call) -> str | None:
         return f"it has the recurrent form, and chunks of up to {policy.LONGEST_CPU_CHUNK}"
     if any(y is not None and y.shape[-2] > x.v.shape[-2] for y in (x.k, x.g, x.r, x.beta, x.a, x.b)):
         return "it does not cover fewer value heads than keys or gates"
-    return None if _has_compiler() else "Numba, the compiler of its loops, is not installed"
-
-
-@functools.cache
-def _has_compiler() -> bool:
-    return find_spec("numba") is not None
+    return None if has_compiler() else "Numba, the compiler of its loops, is not installed"
 
 
 def _cuda_unsupported(call: Call) -> str | None:

@@ -13,7 +13,8 @@ from ..runtime.recorder import refuse
 
 
 @functools.cache
-def _has_compiler() -> bool:
+def has_compiler() -> bool:
+    """Whether Numba, the compiler of the loops, is installed."""
     return find_spec("numba") is not None
 
 
@@ -28,7 +29,7 @@ def kernels(xp: Namespace, *arrays: Any) -> Any:
 
 def numpy_kernels(xp: Namespace, *arrays: Any) -> Any:
     """Likewise, of NumPy arrays alone: formulas without a CUDA kernel."""
-    if not is_numpy(xp) or not _has_compiler():
+    if not is_numpy(xp) or not has_compiler():
         return None
     for y in arrays:
         if y is None:

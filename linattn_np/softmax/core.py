@@ -7,13 +7,12 @@ The state is a cache of keys and values (types.py): it grows with the tokens, or
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from importlib.util import find_spec
 from math import inf, log, prod
 from typing import Any
 
 from ..core import GROWTH_SLACK, CallPlan, Computed, Core, Explained, Growth, StatesAt, register, register_states
+from ..ops.host import has_compiler
 from ..runtime.arrays import Array, accumulate, is_cupy, is_numpy
 from ..runtime.recorder import refuse
 from ..runtime.shapes import Sizes
@@ -219,14 +218,9 @@ def unsupported_reason(x: Any, plan: SoftmaxPlan, backend: str) -> str | None:
         return "the definition goes token by token; chunk_size='parallel' needs tiles"
     if backend == "numba" and not is_numpy(plan.xp):
         return "it takes NumPy arrays"
-    if backend == "numba" and not _has_compiler():
+    if backend == "numba" and not has_compiler():
         return "Numba, the compiler of its loops, is not installed"
     return None
-
-
-@functools.cache
-def _has_compiler() -> bool:
-    return find_spec("numba") is not None
 
 
 def choose(fn: str, x: Any, plan: SoftmaxPlan, wanted: str | None) -> str:
