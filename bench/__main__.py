@@ -15,14 +15,16 @@ PLAIN = {
     "accuracy": "cpu.accuracy", "earlier": "cpu.earlier", "feature_maps": "cpu.feature_maps", "filters": "cpu.filters",
     "frameworks": "cpu.frameworks", "mesa_net": "cpu.mesa_net", "scaling": "cpu.scaling", "changes": "changes",
     "distributed": "distributed", "pieces": "cpu.pieces", "scans": "cpu.scans", "selective_scan": "cpu.selective_scan",
-    "learners": "cpu.learners",
-    "softmax": "cpu.softmax",
+    "learners": "cpu.learners", "claims": "claims",
+    "softmax": "cpu.softmax", "training": "cpu.training",
     "first_call": "first_call", "host": "host", "import_time": "import_time", "memory": "memory",
-    "small_states": "cpu.small_states", "states": "cpu.states", "transformers": "cpu.transformers",
+    "same_bits": "cpu.same_bits", "small_states": "cpu.small_states", "small_steps": "cpu.small_steps",
+    "states": "cpu.states", "transformers": "cpu.transformers",
 }  # fmt: skip
 CUDA = {
     name: f"cuda.{name}"
     for name in (
+        "all",
         "deltaformer",
         "gated_delta_rule",
         "jax_bridge",
@@ -31,6 +33,8 @@ CUDA = {
         "portable_attention",
         "raw_projections",
         "scaling",
+        "scans",
+        "selective_scan",
         "simple_gla",
         "softmax",
         "states",
@@ -45,8 +49,10 @@ ONE_THREAD = (
     "filters",
     "learners",
     "mesa_net",
+    "same_bits",
     "scaling",
     "selective_scan",
+    "small_steps",
     "softmax",
     "states",
 )

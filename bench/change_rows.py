@@ -19,7 +19,7 @@ import numpy as np
 
 import linattn_np
 from linattn_np import catalog
-from linattn_np.call.binding import prepare
+from linattn_np.call.binding import inputs_of, prepare
 from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state.types import Inputs
 from linattn_np.ops.conjugate_gradients import conjugate_gradients
@@ -79,7 +79,7 @@ def pairs(B: int, H: int, D: int) -> Iterator[Pair]:
 
 def settings(spec: Any, samples: Any) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
     """(label, options, optional arrays) of a variant's rows."""
-    defaults = spec.options.defaults
+    defaults = spec.options
     yield "", {}, ()
     for options in samples.options:
         if options and options.get("causal", True) and not set(options) & set(SWITCHES):
@@ -122,7 +122,7 @@ def draw(fn: Any, sizes: tuple[int, int, int], names: tuple[str, ...], K: int | 
 
 def inputs(fn: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """The core's inputs of a call."""
-    return prepare(fn.spec, (), {**given, **options}).inputs()
+    return inputs_of(prepare(fn.spec, (), {**given, **options}))
 
 
 def memories(x: Any) -> list[Inputs]:
@@ -165,7 +165,7 @@ def cells(B: int, H: int, D: int) -> dict[Any, Cell]:
 def is_ready(fn: Any, given: Mapping[str, np.ndarray], x: Any) -> bool:
     """Whether the core's inputs are the arrays as they come."""
     spec = fn.spec
-    own = spec.change.from_core is None or (spec.state.plain is not None and spec.state.plain(spec.options.defaults))
+    own = spec.change.from_core is None or (spec.state.plain is not None and spec.state.plain(spec.options))
     return (
         isinstance(x, Inputs)
         and own

@@ -26,8 +26,8 @@ import linattn_np as la
 from bench.cuda import report
 from linattn_np.distributed import nccl
 
-FUNCTIONS = ("simple_gla", "gated_delta_rule", "kda")
-WIDTH = 128
+FUNCTIONS = ("simple_gla", "gated_delta_rule", "kda", "selective_scan")
+WIDTH, STATES = 128, 16  # of a head; of a channel of the scan
 SEGMENT, SEGMENTS = 1024, 8  # of the comparison of bits
 REPEATS, WARM = 7, 2
 TIMEOUT, SHORT = 60.0, 3.0  # seconds that a rank waits for another; when one ends
@@ -43,15 +43,29 @@ class Counting:
         self.sent.append(int(x.nbytes))
         return self._comm.all_gather(x)
 
+    def begin(self, x: Any) -> Any:
+        self.sent.append(int(x.nbytes))
+        return self._comm.begin(x)
+
 
 def draw(cp: Any, fn: str, T: int, H: int, seed: int) -> tuple[dict[str, Any], Any]:
-    """(bfloat16 arrays of a call on (1, T, H, 128), gradient of the outputs): unit q and k, log decays to -0.1."""
+    """(bfloat16 arrays of a call on (1, T, H, 128), gradient of the outputs): unit q and k, log decays to -0.1.
+
+    The scan has as many channels, with steps to 0.1.
+    """
     import ml_dtypes
 
     rng = cp.random.default_rng(seed)
 
-    def normal() -> Any:
-        return rng.standard_normal((1, T, H, WIDTH), dtype=np.float32)
+    def normal(*shape: int) -> Any:
+        return rng.standard_normal(shape or (1, T, H, WIDTH), dtype=np.float32)
+
+    if fn == "selective_scan":
+        D = H * WIDTH
+        rows = {"x": normal(1, T, D), "B": normal(1, T, STATES), "C": normal(1, T, STATES)}
+        found = {n: y.astype(ml_dtypes.bfloat16) for n, y in rows.items()}
+        found |= {"dt": 0.1 * rng.random((1, T, D), dtype=np.float32), "A": -cp.exp(normal(D, STATES))}
+        return found, normal(1, T, D).astype(ml_dtypes.bfloat16)
 
     def unit() -> Any:
         x = normal()
@@ -67,8 +81,8 @@ def draw(cp: Any, fn: str, T: int, H: int, seed: int) -> tuple[dict[str, Any], A
 
 
 def tokens(x: Any, start: int, stop: int) -> Any:
-    """A copy of these tokens."""
-    return x[:, start:stop].copy()
+    """A copy of these tokens; an array without tokens as it is."""
+    return x[:, start:stop].copy() if x.ndim > 2 else x
 
 
 def forward(fn: Any, arrays: dict[str, Any], **options: Any) -> Any:
@@ -86,7 +100,9 @@ def both(fn: Any, arrays: dict[str, Any], dout: Any, **options: Any) -> Any:
 
 
 def same_bits(cp: Any, name: str, comm: Any, H: int) -> dict[str, Any]:
-    """Whether this rank's outputs and gradients have the bits of one rank, and their errors against the plain call."""
+    """Whether this rank's outputs and gradients have the bits of one rank, with segments, and the largest error against
+    the plain call, with segments or without.
+    """
     fn, T = getattr(la, name), SEGMENT * SEGMENTS
     arrays, dout = draw(cp, name, T, H, seed=3)
     n = T // comm.size
@@ -95,12 +111,17 @@ def same_bits(cp: Any, name: str, comm: Any, H: int) -> dict[str, Any]:
     one = both(fn, arrays, dout, comm=alone, segment=SEGMENT)
     mine = {k: tokens(x, *own) for k, x in arrays.items()}
     many = both(fn, mine, tokens(dout, *own), comm=comm, segment=SEGMENT)
+    without = both(fn, mine, tokens(dout, *own), comm=comm)
     plain = both(fn, arrays, dout)
     pairs = [(many[0], one[0], plain[0])] + [
-        (a, b, c) for a, b, c in zip(many[1], one[1], plain[1], strict=True) if a is not None
+        (a, b, c) for a, b, c in zip(many[1], one[1], plain[1], strict=True) if a is not None and a.ndim > 2
+    ]
+    free = [(without[0], plain[0])] + [
+        (a, c) for a, c in zip(without[1], plain[1], strict=True) if a is not None and a.ndim > 2
     ]
     equal = all(bool(cp.array_equal(a.view(np.uint8), tokens(b, *own).view(np.uint8))) for a, b, _ in pairs)
-    return {"bits_equal": equal, "largest_error": max(error(cp, a, tokens(c, *own)) for a, _, c in pairs)}
+    both_ways = [(a, c) for a, _, c in pairs] + free
+    return {"bits_equal": equal, "largest_error": max(error(cp, a, tokens(c, *own)) for a, c in both_ways)}
 
 
 def error(cp: Any, x: Any, wanted: Any) -> float:
@@ -213,7 +234,7 @@ def groups(size: int) -> list[int]:
 
 def main(argv: list[str]) -> int:
     parser = report.parser("distributed", __doc__, peers=False)
-    parser.add_argument("--tokens", type=int, default=1 << 17, help="of one sequence")
+    parser.add_argument("--tokens", type=int, default=1 << 18, help="of one sequence")
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=140.0, help="no new function after two thirds of it")
     args = parser.parse_args(argv)

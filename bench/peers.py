@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import onnx_peer
 from bench.compare import Arrays, Calls
 
 MODELS = "transformers.models"
@@ -73,9 +74,10 @@ def sdpa(**t: Any) -> Any:
 
 
 def gated_delta_rule(arrays: Arrays, backward: bool) -> Calls:
-    """transformers' chunk and recurrent fallbacks; recurrent and plain loop only on small shapes and one thread."""
+    """onnxruntime; transformers' chunk and recurrent fallbacks, the second and a plain loop only on small shapes."""
     small = arrays["q"].size <= 2**20 and os.environ.get("OMP_NUM_THREADS", "1") == "1"
     calls: Calls = {"naive_numpy_loop": lambda: naive_loop(**arrays)} if small and not backward else {}
+    calls |= {} if backward else onnx_peer.calls("gated_delta", arrays)
     if not has_torch():
         return calls
     names = {"transformers_chunk": "torch_chunk_gated_delta_rule"}
@@ -87,12 +89,18 @@ def gated_delta_rule(arrays: Arrays, backward: bool) -> Calls:
 
 
 def kda(arrays: Arrays, backward: bool) -> Calls:
-    """transformers' chunk form of Kimi delta attention, and softmax."""
+    """onnxruntime, transformers' chunk form of Kimi delta attention, and softmax."""
+    runtime = {} if backward else onnx_peer.calls("gated_delta", arrays)
     if not has_torch():
-        return {}
+        return runtime
     modules = functions("kimi_linear.modeling_kimi_linear", {"transformers_chunk": "chunk_kimi_delta_attention"})
     found = {n: lambda q, k, v, g, beta, f=f: f(q, k, v, g, beta)[0] for n, f in modules.items()}
-    return torch_calls(found | {"torch_sdpa": sdpa}, arrays, backward)
+    return runtime | torch_calls(found | {"torch_sdpa": sdpa}, arrays, backward)
+
+
+def gla(arrays: Arrays, backward: bool) -> Calls:
+    """onnxruntime, and softmax."""
+    return ({} if backward else onnx_peer.calls("gated", arrays)) | softmax(arrays, backward)
 
 
 def softmax(arrays: Arrays, backward: bool) -> Calls:
@@ -101,9 +109,10 @@ def softmax(arrays: Arrays, backward: bool) -> Calls:
 
 
 def simple_gla(arrays: Arrays, backward: bool) -> Calls:
-    """Mamba-2's chunk scan with A dt = g, MiniMax's lightning attention with a constant decay, softmax."""
+    """onnxruntime, Mamba-2's chunk scan with A dt = g, MiniMax's attention with a constant decay, softmax."""
+    runtime = {} if backward else onnx_peer.calls("gated", arrays)
     if not has_torch():
-        return {}
+        return runtime
     found = {"torch_sdpa": sdpa}
     scan = functions("mamba2.modeling_mamba2", {"scan": "mamba2_chunk_scan"}).get("scan")
     if scan:
@@ -117,7 +126,7 @@ def simple_gla(arrays: Arrays, backward: bool) -> Calls:
     lightning = functions("minimax.modeling_minimax", {"layer": "MiniMaxLightningAttention"}).get("layer")
     if lightning:
         found["transformers_minimax"] = _lightning(lightning, arrays)
-    return torch_calls(found, arrays, backward)
+    return runtime | torch_calls(found, arrays, backward)
 
 
 def _lightning(layer: Any, arrays: Arrays) -> Callable[..., Any]:
@@ -146,9 +155,10 @@ def _lightning(layer: Any, arrays: Arrays) -> Callable[..., Any]:
 
 
 def step(arrays: Arrays, state: np.ndarray) -> Calls:
-    """One token with a state: transformers' recurrent path, and softmax over a KV cache of 1024 tokens."""
+    """One token with a state: onnxruntime, transformers' recurrent path, softmax over a KV cache of 1024 tokens."""
+    runtime = onnx_peer.calls("gated_delta", arrays, state)
     if not has_torch():
-        return {}
+        return runtime
     import torch
 
     S = torch.from_numpy(state)
@@ -163,4 +173,4 @@ def step(arrays: Arrays, state: np.ndarray) -> Calls:
     def cached(q: Any, **_: Any) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), cache[0], cache[1])
 
-    return torch_calls(found | {"torch_sdpa_1024_cached": cached}, arrays, False)
+    return runtime | torch_calls(found | {"torch_sdpa_1024_cached": cached}, arrays, False)

@@ -17,6 +17,7 @@ from typing import Any
 import linattn_np as la
 from linattn_np.call.options import COMMON
 from linattn_np.docstring import core_of
+from linattn_np.elementwise.core import CORE as ELEMENTWISE
 from linattn_np.matrix_state.types import Decay, Erase, Readout
 
 TOP = Path(__file__).resolve().parent.parent
@@ -50,9 +51,9 @@ def _scale(spec: la.VariantSpec) -> str:
 def cells(text: str) -> str:
     """The functions by decay and erase, with a read-out that is not linear."""
     rows = ["| | " + " | ".join(f"erase {erase.name}" for erase in Erase) + " |", "|---" * (1 + len(Erase)) + "|"]
-    with_heads = [s for s in la.SPECS if s.row_axes == 2]
+    in_cells = [s for s in la.SPECS if s.core is not ELEMENTWISE]
     for decay in Decay:
-        found = [", ".join(_with_readout(s) for s in with_heads if (s.decay, s.erase) == (decay, erase))
+        found = [", ".join(_with_readout(s) for s in in_cells if (s.decay, s.erase) == (decay, erase))
                  for erase in Erase]  # fmt: skip
         rows.append(" | ".join([f"| decay {decay.name}", *found]).rstrip() + " |")
     return "\n".join(rows) + "\n"
@@ -104,8 +105,6 @@ def section(name: str, thing: Any) -> str:
 
 def reference() -> dict[Path, str]:
     """The pages of docs/reference."""
-    from linattn_np.ops import feature_maps, gate_formula, gates, norms
-
     intro = "Written from the docstrings by `docs/make_lists.py`; `help(la.{})` shows the same text.\n"
     variants = [section(f"la.{fn.__name__}", fn).replace(RAISES, "")
                 for fn in sorted(la.VARIANTS, key=lambda fn: fn.__name__)]  # fmt: skip
@@ -115,8 +114,6 @@ def reference() -> dict[Path, str]:
     tests = [section(f"la.testing.{n}", f) for n, f in own(la.testing)]
     pieces = [section(f"la.nn.{n}", getattr(la.nn, n)) for n in la.nn.__all__]
     of_pieces = f"{inspect.getdoc(la.nn)}\n\nEvery function: {RAISES}"
-    modules = (feature_maps, gates, gate_formula, norms)
-    ops = [section(f"{m.__name__}.{n}", f) for m in modules for n, f in own(m)]
     options = ("`**options` are the [common options](functions.md#options). Every function raises\n"
                "ValueError or TypeError for shapes, dtypes and options that do not fit.\n")  # fmt: skip
     pages = {
@@ -124,7 +121,6 @@ def reference() -> dict[Path, str]:
         "functions.md": ["# Functions of functions\n", intro.format("vjp"), *others],
         "nn.md": ["# Pieces of layers: la.nn\n", intro.format("nn.rms_norm"), _as_markdown(of_pieces), *pieces],
         "testing.md": ["# Testing\n", intro.format("testing"), *tests],
-        "ops.md": ["# Feature maps, gates, norms\n", intro.format("feature_maps"), *ops],
     }
     return {REFERENCE / name: "\n".join(parts) for name, parts in pages.items()}
 
@@ -169,7 +165,7 @@ def typed(fn: Any) -> list[str]:
     for n, arg in spec.arrays.items():
         kind = "A" if n == spec.change.value else "Any"
         arrays.append(f"{n}: {kind}" + " = ..." * arg.optional)
-    options = {**spec.options.defaults, **COMMON}
+    options = {**spec.options, **COMMON}
     words = [
         f"{n}: {LITERALS.get(n, 'bool' if isinstance(v, bool) else 'Any')} = ..."
         for n, v in options.items()

@@ -27,9 +27,13 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "LinearState": ".fast_weights.types",
     "MLPMomentum": ".fast_weights.types",
     "MLPState": ".fast_weights.types",
+    "Mamba3State": ".matrix_state.types",
     "MomentumState": ".fast_weights.types",
     "NormalisedState": ".matrix_state.types",
     "Options": ".call.options",
+    "PastState": ".filters.arguments",
+    "PreconditionedState": ".matrix_state.types",
+    "ProjectionState": ".filters.arguments",
     "RLSState": ".filters.arguments",
     "SPECS": ".catalog",
     "SlotState": ".matrix_state.types",
@@ -43,6 +47,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "VARIANTS": ".catalog",
     "VariantSpec": ".spec",
     "WindowState": ".fast_weights.types",
+    "affine_projection": ".filters",
     "associative_scan": ".filters.associative",
     "check": ".call.check",
     "clear_cache": ".call.replay.plans",
@@ -64,6 +69,7 @@ _HOMES = {  # name -> module; the variants are found by catalog.py
     "summary": ".call.summary",
     "unpack_state": ".serving.small",
     "vjp": ".call.vjp",
+    "window_least_squares": ".filters",
 }
 _MODULES = {n: f".{n}" for n in ("distributed", "layers", "nn", "testing", "train")}
 _MODULES["feature_maps"] = ".ops.feature_maps"

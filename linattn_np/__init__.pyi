@@ -29,16 +29,22 @@ from .fast_weights.types import MLPState as MLPState
 from .fast_weights.types import MomentumState as MomentumState
 from .fast_weights.types import SwiGLUMomentum as SwiGLUMomentum
 from .fast_weights.types import WindowState as WindowState
+from .filters import affine_projection as affine_projection
 from .filters import delay_line as delay_line
 from .filters import lms as lms
 from .filters import nlms as nlms
 from .filters import rls as rls
+from .filters import window_least_squares as window_least_squares
 from .filters.arguments import Filtered as Filtered
+from .filters.arguments import PastState as PastState
+from .filters.arguments import ProjectionState as ProjectionState
 from .filters.arguments import RLSState as RLSState
 from .filters.associative import associative_scan as associative_scan
 from .matrix_state.types import BoundedState as BoundedState
 from .matrix_state.types import LevelState as LevelState
+from .matrix_state.types import Mamba3State as Mamba3State
 from .matrix_state.types import NormalisedState as NormalisedState
+from .matrix_state.types import PreconditionedState as PreconditionedState
 from .matrix_state.types import SlotState as SlotState
 from .matrix_state.types import SolvedState as SolvedState
 from .matrix_state.types import StabilisedState as StabilisedState
@@ -220,6 +226,36 @@ class _Based:
     ) -> A | Result[A]: ...
 
 based: _Based
+
+class _BlockScanGradients(NamedTuple):
+    a: Any
+    x: Any
+    state: Any
+
+class _BlockScan:
+    """The linear recurrence of short vectors, each multiplied by a matrix of the token. S_t = S_{t-1} a_t^T + x_t;  out_t = scale S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, a: Any, x: A, *, return_state: Literal[False] = ..., return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, a: Any, x: A, *, return_state: Literal[True], return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, a: Any, x: A, *, return_state: bool = ..., return_states_at: Any, scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, a: Any, x: A, *, return_state: bool, return_states_at: None = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+block_scan: _BlockScan
 
 class _CombaGradients(NamedTuple):
     q: Any
@@ -1222,6 +1258,51 @@ class _Mamba3:
 
 mamba3: _Mamba3
 
+class _Mamba3MimoGradients(NamedTuple):
+    x: Any
+    dt: Any
+    A: Any
+    B: Any
+    C: Any
+    trap: Any
+    angle: Any
+    mimo_x: Any
+    mimo_o: Any
+    D: Any
+    z: Any
+    mimo_z: Any
+    dt_bias: Any
+    state: Any
+
+class _Mamba3Mimo:
+    """Mamba-3 with several inputs and outputs: a token writes and reads R rows of one state. W_t = sum_r B_tr^T x_tr, x_tr = mimo_x_r * x_t;  S_t = e^{dt_t A_t} R_t (S_{t-1} + (1 - lambda_t) dt_t W_{t-1}) + lambda_t dt_t W_t;  out_t = sum_r mimo_o_r * (C_tr S_t + D x_tr) * silu(mimo_z_r * z_t)"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: None, trap: Any, angle: Any, mimo_x: Any, mimo_o: Any, D: Any = ..., z: Any = ..., mimo_z: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, trap: Any, angle: Any, mimo_x: Any, mimo_o: Any, D: Any = ..., z: Any = ..., mimo_z: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, trap: Any, angle: Any, mimo_x: Any, mimo_o: Any, D: Any = ..., z: Any = ..., mimo_z: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, trap: Any, angle: Any, mimo_x: Any, mimo_o: Any, D: Any = ..., z: Any = ..., mimo_z: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, x: A, dt: Any, A: Any, B: Any, C: Any, trap: Any, angle: Any, mimo_x: Any, mimo_o: Any, D: Any = ..., z: Any = ..., mimo_z: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., dt_softplus: bool = ..., dt_limit: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+mamba3_mimo: _Mamba3Mimo
+
 class _MatrixGateGradients(NamedTuple):
     q: Any
     k: Any
@@ -1501,6 +1582,90 @@ class _Performer:
     ) -> A | Result[A]: ...
 
 performer: _Performer
+
+class _PreconditionedGatedDeltaRuleGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    g_square: Any
+    beta_square: Any
+    center: Any
+    A_log: Any
+    dt_bias: Any
+    state: Any
+
+class _PreconditionedGatedDeltaRule:
+    """The gated delta rule whose key writes behind a diagonal preconditioner. A_t = e^{g_square_t} A_{t-1} + beta_square_t k_t * k_t;  m_t = span^{-softsign(log(A_t + eps) - center)};  S~ = e^{g_t} S_{t-1};  S_t = S~ + (m_t * k_t)^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+preconditioned_gated_delta_rule: _PreconditionedGatedDeltaRule
+
+class _PreconditionedKdaGradients(NamedTuple):
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    g_square: Any
+    beta_square: Any
+    center: Any
+    A_log: Any
+    dt_bias: Any
+    state: Any
+
+class _PreconditionedKda:
+    """Kimi delta attention whose key writes behind a diagonal preconditioner. A_t = e^{g_square_t} A_{t-1} + beta_square_t k_t * k_t;  m_t = span^{-softsign(log(A_t + eps) - center)};  S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + (m_t * k_t)^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t"""
+
+    __name__: str
+    spec: VariantSpec
+    samples: _Samples
+    @overload
+    def __call__(
+        self, q: None, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: None = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[None]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[False] = ..., return_states_at: None = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: Literal[True], return_states_at: None = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> Result[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool = ..., return_states_at: Any, beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> StatesResult[A]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: A, g: Any, beta: Any, g_square: Any, beta_square: Any, center: Any = ..., A_log: Any = ..., dt_bias: Any = ..., *, return_state: bool, return_states_at: None = ..., beta_sigmoid: bool = ..., allow_neg_eigval: bool = ..., lower_bound: Any = ..., span: Any = ..., eps: Any = ..., scale: float | None = ..., state: Any = ..., overwrite_state: bool = ..., state_rows: Any = ..., fresh: Any = ..., reverse: bool = ..., cu_seqlens: Any = ..., chunk_size: int | Literal["parallel"] | None = ..., chunk_states: Literal["loop", "scan"] | None = ..., precision: Literal["tf32"] | None = ..., num_threads: int | None = ..., layout: Literal["time_first", "heads_first"] = ..., backend: Literal["reference", "chunks", "numba", "cuda"] | None = ..., check: bool = ...
+    ) -> A | Result[A]: ...
+
+preconditioned_kda: _PreconditionedKda
 
 class _RebasedGradients(NamedTuple):
     q: Any
@@ -2212,6 +2377,8 @@ def vjp(fn: _Atlas, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _A
 @overload
 def vjp(fn: _Based, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _BasedGradients]]: ...
 @overload
+def vjp(fn: _BlockScan, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _BlockScanGradients]]: ...
+@overload
 def vjp(fn: _Comba, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _CombaGradients]]: ...
 @overload
 def vjp(fn: _DeltaProduct, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _DeltaProductGradients]]: ...
@@ -2266,6 +2433,8 @@ def vjp(fn: _Mamba2, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _
 @overload
 def vjp(fn: _Mamba3, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Mamba3Gradients]]: ...
 @overload
+def vjp(fn: _Mamba3Mimo, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _Mamba3MimoGradients]]: ...
+@overload
 def vjp(fn: _MatrixGate, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MatrixGateGradients]]: ...
 @overload
 def vjp(fn: _MesaNet, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _MesaNetGradients]]: ...
@@ -2281,6 +2450,10 @@ def vjp(fn: _MomentumDeltaRule, *arrays: Any, **options: Any) -> tuple[Any, Call
 def vjp(fn: _PathAttention, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _PathAttentionGradients]]: ...
 @overload
 def vjp(fn: _Performer, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _PerformerGradients]]: ...
+@overload
+def vjp(fn: _PreconditionedGatedDeltaRule, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _PreconditionedGatedDeltaRuleGradients]]: ...
+@overload
+def vjp(fn: _PreconditionedKda, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _PreconditionedKdaGradients]]: ...
 @overload
 def vjp(fn: _Rebased, *arrays: Any, **options: Any) -> tuple[Any, Callable[..., _RebasedGradients]]: ...
 @overload

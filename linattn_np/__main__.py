@@ -10,6 +10,7 @@ from .arguments import Parser
 COMMANDS = {
     "train": (".experiments.train", "train a language model on files, or on the text of Python's help"),
     "generate": (".experiments.generate", "continue a prompt with a trained model"),
+    "serve": (".experiments.serve.command", "answer requests over HTTP with a trained model, many at a time"),
     "compare": (".experiments.compare.command", "mixers on tasks: small models trained at several learning rates"),
     "bench": (
         ".experiments.bench.command",

@@ -55,20 +55,22 @@ def variants() -> tuple[VariantFunction, ...]:
 def _readouts(spec: VariantSpec) -> str:
     """The read-out; where the option `normalize` chooses it, both alternatives, the default first."""
     names = [spec.readout.name]
-    if "normalize" in spec.options.defaults and names != ["SOFTMAX"]:
-        names.insert(spec.options.defaults["normalize"], "LINEAR")
+    if "normalize" in spec.options and names != ["SOFTMAX"]:
+        names.insert(spec.options["normalize"], "LINEAR")
     return ", ".join(names)
 
 
 def family_table() -> str:
     """The family as a Markdown table, one row per variant."""
+    from .elementwise.core import CORE as ELEMENTWISE
+
     rows = ["| function | arrays | decay | erase | read-out | scale=None | equation | paper |",
             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for c in (f.spec for f in variants()):
         arrays = ", ".join(f"{n}=None" if g.optional else n for n, g in c.arrays.items())
         scale = "K^-1/2" if c.scaled else "1"
         decay, erase, readout = c.decay.name, c.erase.name, _readouts(c)
-        if c.row_axes == 1:  # of the elementwise core, which has one recurrence
+        if c.core is ELEMENTWISE:  # which has one recurrence
             decay, erase, readout = "elementwise", "-", "-"
         rows.append(
             f"| `{c.name}` | {arrays} | {decay} | {erase} | {readout} | {scale} | "

@@ -19,7 +19,8 @@ from .runtime.arrays import Array, Namespace, conjugate, sum_to
 class Summary(NamedTuple):
     """A span of tokens: the state after it is the transfer of the state before it, plus the offset.
 
-    transfer  None, a log decay (..., H) or (..., H, K), AxisDecays, a matrix (..., H, K, K), or Factors (..., D)
+    transfer  None, a log decay (..., H) or (..., H, K), AxisDecays, a matrix (..., H, K, K), Factors (..., D),
+              Stacked, or LateWrite
     offset    the state after the span if nothing comes before it: (..., H, K, V), or the variant's named tuple
     """
 
@@ -38,6 +39,24 @@ class Factors(NamedTuple):
     """Products of the factors of each channel (..., D), real or complex, of a state (..., D)."""
 
     factors: Any
+
+
+class Stacked(NamedTuple):
+    """A matrix (..., H, D, D) of the parts of a state below one another, D = 2 K; of a state (..., H, N), D = N."""
+
+    matrix: Any
+
+
+class LateWrite(NamedTuple):
+    """S_out = matrix (S + again k^T v) + U of a state with the last token's key and value, which are written once more.
+
+    k_out = kept k + its offset, and v_out so too: kept is 1 of a span without tokens, else 0. k and v may have several
+    rows, (..., H, R, K) and (..., H, R, V): k^T v is their sum.
+    """
+
+    matrix: Any  # (..., H, K, K)
+    again: Any  # (..., H)
+    kept: Any  # (..., H)
 
 
 Vjp = Callable[[Any], Any]
@@ -60,6 +79,8 @@ def after(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
         return _in_one_gauge(xp, span, state)
     if isinstance(state, BoundedState):
         return _averaged(xp, span, state)
+    if isinstance(span.transfer, LateWrite):
+        return _written_again(xp, span, state)
     out, carried_vjp = _carried(xp, span.transfer, state)
 
     def vjp(d: Any) -> tuple[Summary, Any]:
@@ -143,6 +164,12 @@ def _product(xp: Namespace, left: Summary, right: Summary) -> tuple[Any, Vjp]:
             return Factors(d.factors * conjugate(xp, b)), Factors(d.factors * conjugate(xp, a))
 
         return Factors(b * a), vjp
+    if isinstance(first, Stacked):
+        (one,), (two,), H = first, second, lambda x: T(conjugate(xp, x))
+        return Stacked(two @ one), lambda d: (d, d) if d is None else (
+            Stacked(H(two) @ d.matrix), Stacked(d.matrix @ H(one)))  # fmt: skip
+    if isinstance(first, LateWrite):
+        return _late_product(xp, first, second)
     if not is_matrix(first, left.offset):
         return added(first, second), lambda d: (d, d)
     return second @ first, lambda d: (None, None) if d is None else (T(second) @ d, d @ T(first))
@@ -156,6 +183,8 @@ def _carried(xp: Namespace, transfer: Any, state: Any) -> tuple[Any, Vjp]:
     if isinstance(transfer, Factors):
         a = transfer.factors
         return a * state, lambda d: (Factors(d * conjugate(xp, state)), conjugate(xp, a) * d)
+    if isinstance(transfer, Stacked):
+        return _mixed(xp, transfer.matrix, state)
     if is_matrix(transfer, state):
         return transfer @ state, lambda d: (d @ T(state), T(transfer) @ d)
     logs, shapes = parts(transfer), _shapes(transfer, parts(state))
@@ -172,6 +201,30 @@ def _carried(xp: Namespace, transfer: Any, state: Any) -> tuple[Any, Vjp]:
     return out, vjp
 
 
+def stacked(xp: Namespace, state: Any) -> Array:
+    """The parts of a state below one another; numbers of a head (..., H, N) are one column."""
+    return xp.concat(list(state), axis=-2) if isinstance(state, tuple) else state[..., None]
+
+
+def unstacked(X: Array, like: Any) -> Any:
+    """The inverse, of any number of columns."""
+    if not isinstance(like, tuple):
+        return X[..., 0]
+    K = X.shape[-2] // len(like)
+    return type(like)(*(X[..., n * K : (n + 1) * K, :] for n in range(len(like))))
+
+
+def _mixed(xp: Namespace, matrix: Array, state: Any) -> tuple[Any, Vjp]:
+    """(a matrix times the stacked state, its gradient -> (gradient of the transfer, gradient of the state))."""
+    X, H = stacked(xp, state), lambda x: xp.matrix_transpose(conjugate(xp, x))
+
+    def vjp(d: Any) -> tuple[Stacked, Any]:
+        D = stacked(xp, d)
+        return Stacked(D @ H(X)), unstacked(H(matrix) @ D, state)
+
+    return unstacked(matrix @ X, state), vjp
+
+
 def _like(x: Any, each: list[Any]) -> Any:
     return type(x)(*each) if isinstance(x, tuple) else each[0]
 
@@ -186,6 +239,44 @@ def _shapes(transfer: Any, state: list[Array]) -> list[list[tuple[int, ...]]]:
         return [[(*lead, K, *(1,) * (S.ndim - transfer.ndim))] for S in state]
     others = [[(*lead, *(1,) * (S.ndim - transfer.ndim), K)] for S in state[1:]]
     return [[(*lead, K, 1)], *others]
+
+
+# a token that is written once more
+
+
+def _written_again(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
+    """S = M (S_0 + h k_0^T v_0) + U; k and v of the last token."""
+    (M, h, kept), U, T = span.transfer, span.offset, xp.matrix_transpose
+    one = state.k.ndim < state.S.ndim  # row
+    k, v = (x[..., None, :] if one else x for x in (state.k, state.v))
+    pair = T(k) @ v
+    P = state.S + h[..., None, None] * pair
+    keep = kept[..., None] if one else kept[..., None, None]
+    out = type(state)(M @ P + U.S, keep * state.k + U.k, keep * state.v + U.v)
+
+    def vjp(d: Any) -> tuple[Summary, Any]:
+        dP = T(M) @ d.S
+        dpair = h[..., None, None] * dP
+        dk, dv = v @ T(dpair), k @ dpair
+        dk, dv = (y[..., 0, :] if one else y for y in (dk, dv))
+        dkept = sum_to(xp, d.k * state.k, keep.shape) + sum_to(xp, d.v * state.v, keep.shape)
+        dtransfer = LateWrite(d.S @ T(P), xp.sum(dP * pair, axis=(-2, -1)), xp.reshape(dkept, kept.shape))
+        return Summary(dtransfer, d), type(state)(dP, keep * d.k + dk, keep * d.v + dv)
+
+    return out, vjp
+
+
+def _late_product(xp: Namespace, one: LateWrite, two: LateWrite) -> tuple[LateWrite, Vjp]:
+    """Of the left span and then of the right one; a left span without tokens leaves its write to the right one."""
+    T = xp.matrix_transpose
+
+    def vjp(d: Any) -> tuple[Any, Any]:
+        if d is None:
+            return None, None
+        first = LateWrite(T(two.matrix) @ d.matrix, d.again, d.again * two.again + d.kept * two.kept)
+        return first, LateWrite(d.matrix @ T(one.matrix), one.kept * d.again, one.kept * d.kept)
+
+    return LateWrite(two.matrix @ one.matrix, one.again + one.kept * two.again, one.kept * two.kept), vjp
 
 
 # states that are no sums

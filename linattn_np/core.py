@@ -128,14 +128,17 @@ class Core(Computation, Protocol):
     STATE_COUNTS: tuple[str, ...] = ()
     TAKES_POOLS: bool = False
 
-    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes, /) -> Any:
-        """The core's plan, from what every call has, the core's own fields of the spec, and options."""
-        return plan
+    def plan(self, fields: dict[str, Any], spec: Any, options: Mapping[str, Any], sizes: Sizes, /) -> Any:
+        """The core's plan, from the fields that every call has, the core's own fields of the spec, and options."""
+        return CallPlan(**fields)
+
+    NO_SUMMARY: str = ""  # why no span of tokens has a summary (`la.summary`)
 
     def transfers(self, spec: Any, /) -> str | None:
-        """How a span of tokens acts on an earlier state (`la.summary`); None: not linearly.
+        """How a span of tokens acts on an earlier state (`la.summary`).
 
         "decays": by its log decays. "factors": each number by its own. "matrix": along the key axis, as on values 0.
+        "late": so too, after the last token before the span is written once more.
         """
         return None
 
@@ -174,13 +177,13 @@ def split_parts(dstate: Any, count: int) -> tuple[Any, ...]:
     return tuple(StatesAt(*each) for each in zip(end, at, strict=True))
 
 
-COMPUTATIONS: dict[type[Any], Computation] = {}  # by the type of the inputs
 STATES: dict[type[Any] | None, Core] = {}  # by the type of a state; None: one array, and plain tuples
 
 
 def register(computation: Computation, *inputs: type[Any]) -> None:
-    """Calls whose change of variables returns one of these types are computed by `computation`."""
-    COMPUTATIONS.update(dict.fromkeys(inputs, computation))
+    """Calls whose change of variables returns one of these types, which get the attribute, are computed by it."""
+    for kind in inputs:
+        kind.computation = computation
 
 
 def register_states(core: Core, *kinds: type[Any] | None) -> None:

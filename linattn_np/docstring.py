@@ -28,7 +28,7 @@ def docstring(spec: VariantSpec) -> str:
 
 def options_of(spec: VariantSpec) -> list[str]:
     """A variant's own options with their defaults: "name=default"."""
-    return [f"{option}={value!r}" for option, value in spec.options.defaults.items()]
+    return [f"{option}={value!r}" for option, value in spec.options.items()]
 
 
 def _shape(axes: str) -> str:

@@ -38,11 +38,12 @@ DRAWS: dict[str, Draw] = {  # the distributions by name (Samples.distributions)
     "share": lambda rng, shape: rng.uniform(0.0, 0.6, shape),
     "logit": lambda rng, shape: rng.standard_normal(shape),
     "factor": lambda rng, shape: -rng.uniform(0.0, 0.7, shape),  # or a log decay
+    "block": lambda rng, shape: rng.uniform(-1.0, 1.0, shape) / shape[-1],  # rows of sums at most 1
     "angle": lambda rng, shape: rng.uniform(0.0, 1.5, shape),
     "negative": lambda rng, shape: -rng.uniform(0.1, 1.0, shape),
 }
 
-SIZES = {"T": 12, "H": 2, "K": 5, "V": 3, "n": 2, "M": 4, "levels": 12}
+SIZES = {"T": 12, "H": 2, "K": 5, "V": 3, "n": 2, "R": 2, "M": 4, "levels": 12}
 
 
 def sizes_by_letter(**sizes: int | None) -> dict[str, int]:
@@ -81,7 +82,7 @@ def draw_state(
     spec, sizes = fn.spec, {"D": sizes["V"], "N": sizes["K"], **sizes}
     if not any("K" in arg.axes.split() for arg in spec.arrays.values()):
         sizes["K"] = 1
-    kind = spec.state.type_of({**spec.options.defaults, **options})
+    kind = spec.state.type_of({**spec.options, **options})
     axes = spec.state.axes or spec.core.STATE_AXES
     parts = ("state",) if kind is None else kind._fields
     sizes = {**SIZES, **sizes}

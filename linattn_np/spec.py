@@ -6,37 +6,73 @@ import functools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
 from .core import Core
 from .matrix_state import core as matrix_state
 from .matrix_state.types import Decay, Erase, EraseKey, Readout, ReadState
-from .runtime.arrays import Array, Namespace
-from .runtime.shapes import Sequence, Sizes
+from .runtime.arrays import Array, Library
+from .runtime.pools import StateRows
+from .runtime.shapes import Sequence, Sizes, flatten, lead
 
 CoreInputs = TypeVar("CoreInputs")  # Inputs in most variants; a read-out may have inputs of its own
 Names = Items[str]
 Gradients = dict[str, Array]  # by public name
 
 
-FIXED = ("xp", "dtype", "sizes", "options", "name", "sequences", "axes", "kernels")  # of Variables, beside the arrays
+FIXED = ("spec", "library", "options", "axes", "sizes", "batch", "plan", "rows")  # of a Call: its signature's
+STATES = ("given_state", "state", "initial")
 
 
-class Variables(SimpleNamespace):
-    """A call as a change of variables sees it: arrays by public name (None: not given), in time-first layout."""
+class Call(SimpleNamespace):
+    """A checked call: its arrays by public name (None: not given), in time-first layout, and what was found of them."""
 
-    name: str  # of the public function
-    xp: Namespace
-    dtype: Any  # the compute dtype
-    sizes: Sizes
+    spec: VariantSpec
+    library: Library
     options: dict[str, Any]
-    sequences: tuple[Sequence, ...]
     axes: Mapping[str, str]  # of the arrays, time first
+    sizes: Sizes
+    batch: tuple[int, ...]  # the batch axes
+    plan: Any  # the core's, with the fields of CallPlan
+    given_state: Any  # the caller's
+    state: Any  # the same, with a row for each sequence: what a change of variables reads
+    initial: Any  # the core's
+    rows: StateRows | None  # of given_state, if it is a pool or some sequences begin without a state
+    recorder: Any  # Recorder of kernels, for NumPy and CuPy arrays
+    name = property(attrgetter("spec.name"))  # of the public function
+    xp = property(attrgetter("plan.xp"))
+    dtype = property(attrgetter("plan.dtype"))
+    sequences = property(attrgetter("plan.sequences"))
 
-    def extended(self, more: Mapping[str, Any]) -> Variables:
-        """A copy with more attributes."""
-        return Variables(**vars(self), **more) if more else self
+    @property
+    def kernels(self) -> bool:
+        """Whether CUDA kernels may compute it."""
+        return self.options["backend"] in (None, "cuda")
+
+    @property
+    def is_ragged(self) -> bool:
+        return "sequences" in self.sizes
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading axes of states: those of the batch, or the sequences of a ragged batch."""
+        return lead(self.sizes)
+
+    @property
+    def state_parts(self) -> dict[str, Any]:
+        """The arrays of the caller's state by name; none without a state."""
+        return {} if self.given_state is None else flatten("state", self.given_state)
+
+    def changed(self, **attributes: Any) -> Call:
+        """A copy with other attributes."""
+        return Call(**vars(self) | attributes) if attributes else self
+
+    def without_arrays(self) -> Call:
+        """The call for other arrays of its signature."""
+        fixed = {n: getattr(self, n) for n in FIXED} | {"options": self.options | {"state": None}}
+        return Call(**fixed, **dict.fromkeys((*self.spec.arrays, *STATES, "recorder")))
 
 
 @dataclass(frozen=True)
@@ -71,10 +107,10 @@ class ChangeOfVariables(Generic[CoreInputs]):
     linear: whether outputs are linear in the values.
     """
 
-    to_core: Callable[[Variables], CoreInputs]
-    to_core_vjp: Callable[[Variables, CoreInputs], Gradients]
-    from_core: Callable[[Variables, Array], Array] | None = None
-    from_core_vjp: Callable[[Variables, Array, Array], tuple[Array, Gradients]] | None = None
+    to_core: Callable[[Call], CoreInputs]
+    to_core_vjp: Callable[[Call, CoreInputs], Gradients]
+    from_core: Callable[[Call, Array], Array] | None = None
+    from_core_vjp: Callable[[Call, Array, Array], tuple[Array, Gradients]] | None = None
     query: str | None = "q"
     key: str | None = "k"
     value: str = "v"
@@ -91,36 +127,42 @@ class StateFormat:
     parts: the named tuple of a state with several arrays; None: one array. option: the option that must be true for it.
     pack(c, state) returns the core's state, unpack(c, S) the public one; each is the other's transpose if linear. Else
     unpack_vjp(c, S, dstate) returns (dS of the core, gradients by name, "state" for a direct dependence on the initial
-    state) and pack_vjp(c, dS, other) the gradient of the public state, other being that "state", or None. Such a state
-    depends on tokens too: unpack_at(c, S, prefixes) and unpack_at_vjp(c, S, dstates, prefixes) are the same functions
-    of states at positions, (..., n, H, K, V) or ragged (n, H, K, V), each after the tokens of its prefix.
+    state; other names become attributes of the c of to_core_vjp) and pack_vjp(c, dS, other) the gradient of the public
+    state, other being that "state", or None. Such a state depends on tokens too: unpack_at(c, S, prefixes) and
+    unpack_at_vjp(c, S, dstates, prefixes) are the same functions of states at positions, (..., n, H, K, V) or ragged
+    (n, H, K, V), each after the tokens of its prefix.
     plain: for which options pack only checks, so that a pool of states needs no copy.
     wide: the state may have a shape other than (H, K, V).
     unit: parts that are matrices, which are the identity before the first token; the others are zero.
     axes: by part ("state" for one array), if they differ from the core's.
     is_complex: its numbers may be complex.
     rotates: whether rows of an earlier state are mixed with each other though nothing is erased (`la.summary`).
-    composes: whether the state after a token is linear in the state before it (`la.summary`), if the core's is.
+    stacks: whether a span of tokens is a matrix of all parts of a state below one another (`la.summary`).
+    no_summary: why spans of tokens have no summary (`la.summary`), if the core's have; "": they have one.
+    again: (f, f_vjp), where a token writes the one before once more: f(c) returns the weight of this write of the first
+    token of each sequence, (..., H) or (N, H), 0 without tokens; f_vjp(c, d) the gradients by name.
     log_decays: (f, f_vjp), where the core's g is not what the state decays by: f(c) returns the tokens' log decays
     (..., T, H, width), or None; f_vjp(c, d) the gradients by name.
     """
 
     parts: type[Any] | None = None
     option: str | None = None
-    pack: Callable[[Variables, Any], Any] | None = None
-    unpack: Callable[[Variables, Any], Any] | None = None
-    unpack_vjp: Callable[[Variables, Any, Any], tuple[Any, Gradients]] | None = None
-    pack_vjp: Callable[[Variables, Any, Any], Any] | None = None
-    unpack_at: Callable[[Variables, Any, list[Sequence]], Any] | None = None
-    unpack_at_vjp: Callable[[Variables, Any, Any, list[Sequence]], tuple[Any, Gradients]] | None = None
+    pack: Callable[[Call, Any], Any] | None = None
+    unpack: Callable[[Call, Any], Any] | None = None
+    unpack_vjp: Callable[[Call, Any, Any], tuple[Any, Gradients]] | None = None
+    pack_vjp: Callable[[Call, Any, Any], Any] | None = None
+    unpack_at: Callable[[Call, Any, list[Sequence]], Any] | None = None
+    unpack_at_vjp: Callable[[Call, Any, Any, list[Sequence]], tuple[Any, Gradients]] | None = None
     plain: Callable[[Mapping[str, Any]], bool] | None = None
     wide: bool = False
     unit: frozenset[str] = frozenset()
     axes: Mapping[str, str] | None = None
     is_complex: bool = False
     rotates: bool = False
-    composes: bool = True
-    log_decays: tuple[Callable[[Variables], Any], Callable[[Variables, Array], Gradients]] | None = None
+    stacks: bool = False
+    no_summary: str = ""
+    again: tuple[Callable[[Call], Array], Callable[[Call, Array], Gradients]] | None = None
+    log_decays: tuple[Callable[[Call], Any], Callable[[Call, Array], Gradients]] | None = None
 
     def type_of(self, options: Mapping[str, Any]) -> type[Any] | None:
         """The named tuple of the state of a call with these options; None: one array."""
@@ -128,22 +170,12 @@ class StateFormat:
 
 
 @dataclass(frozen=True)
-class OptionSpec:
-    """A variant's own options: their defaults, their check, and arrays that may be given as the name of a rule.
-
-    check(fn, options) raises TypeError or ValueError. names: array -> (option that receives the name, default).
-    """
-
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    check: Callable[[str, dict[str, Any]], None] | None = None
-    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class VariantSpec:
     """A variant: its core, its recurrence as a case of the core's, its arrays, and their change of variables.
 
     decay, erase, readout, query_reads, erase_reads and micro_steps are the matrix-state core's; others ignore them.
+    options: its own, with their defaults; check_options(fn, options) raises TypeError or ValueError for their values.
+    rules: arrays that may be given as the name of a rule -> (option that receives the name, default).
     paper: the source; "" for a variant that is not published. called: its title, if not the name as words.
     Raises ValueError if the change of variables names a query, key or value that is no array of the variant.
     """
@@ -163,9 +195,11 @@ class VariantSpec:
     erase_reads: ReadState = ReadState.DECAYED
     scaled: bool = True  # scale=None means K**-0.5, else 1
     shares_states: bool = True  # queries may have more heads than values, in groups that read one state
-    micro_steps: bool = False  # some arrays have an axis n after T: micro-steps, which the core treats as tokens
+    micro_steps: str = ""  # the letter of an axis after T: micro-steps, which the core treats as tokens
     state: StateFormat = StateFormat()
-    options: OptionSpec = OptionSpec()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    check_options: Callable[[str, dict[str, Any]], None] | None = None
+    rules: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     called: str = ""
 
     def __post_init__(self) -> None:
@@ -193,12 +227,19 @@ class VariantSpec:
     @functools.cached_property
     def row_axes(self) -> int:
         """How many axes the output of one token has: 2 for "T H V", 1 for "T D"."""
-        return len([n for n in self.arrays[self.change.value].axes.split() if n not in ("T", "n")])
+        return len([n for n in self.arrays[self.change.value].axes.split() if n not in ("T", self.micro_steps)])
 
     @property
     def transfers(self) -> str | None:
-        """How a span of tokens acts on an earlier state ("decays", "factors", "matrix"); None: it has no summary."""
-        return self.core.transfers(self) if self.state.composes else None
+        """How a span of tokens acts on an earlier state (`Core.transfers`, or "stacked"); None: it has no summary."""
+        if self.state.stacks:
+            return "stacked"
+        return None if self.no_summary else self.core.transfers(self)
+
+    @property
+    def no_summary(self) -> str:
+        """Why spans of tokens have no summary; "": they have one."""
+        return "" if self.state.stacks else self.state.no_summary or self.core.NO_SUMMARY
 
     @property
     def composes(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .arguments import numbers
+from .elementwise.cuda import entries as of_channels
 from .matrix_state.cuda import entries as of_matrix_states
 from .matrix_state.types import Decay, Erase
 from .ops.cuda import entries as around
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also kernels of raw projections (qk_l2norm, A_log); without erase: Mamba-2's step size",
     )
     parser.add_argument("--softmax", action="store_true", help="also kernels of softmax attention")
+    parser.add_argument("--scan", action="store_true", help="also kernels of scan, hgrn and the like")
     parser.add_argument(
         "--state",
         nargs="+",
@@ -74,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     wanted = [(arch, f"{dtype} {words} {K} x {V}: {entry.words}", entry)
               for arch, capability in capabilities.items() for dtype in args.dtype
               for words, K, V, entry in selected(args, dtype, capability)]  # fmt: skip
+    wanted += [(arch, f"{dtype}: {entry.words}", entry) for arch in capabilities for dtype in args.dtype * args.scan
+               for entry in of_channels.scan_entries(dtype, not args.forward_only)]  # fmt: skip
     for arch, words, entry in _bar(wanted):
         failed += not _compile(arch, words, entry)
     write(f"stored in {code_cache.folder_in_words(nvrtc.KIND)}\n")
@@ -136,13 +140,13 @@ def _compile_loops() -> bool:
 def _compile(arch: str, words: str, entry: Entry) -> bool:
     began = time.perf_counter()
     try:
-        code = compile_source(installed(entry.file), dict(entry.constants), arch)
+        cubin, log, path = compile_source(installed(entry.file), dict(entry.constants), arch)
     except nvrtc.CompileError as error:
         sys.stdout.write(f"{arch}  {words}  FAILED\n{error}\n")
         return False
-    how = "compiled" if code.log else "cached"
-    stored = "" if code.path else ", not stored: the cache folder is not usable"
-    sys.stdout.write(f"{arch}  {words}  {how}, {time.perf_counter() - began:.2f} s, {len(code.cubin)} bytes{stored}\n")
+    how = "compiled" if log else "cached"
+    stored = "" if path else ", not stored: the cache folder is not usable"
+    sys.stdout.write(f"{arch}  {words}  {how}, {time.perf_counter() - began:.2f} s, {len(cubin)} bytes{stored}\n")
     return True
 
 

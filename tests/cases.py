@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import linattn_np as la
-from linattn_np.call.binding import prepare
+from linattn_np.call.binding import inputs_of, prepare
 from linattn_np.fast_weights.core import FastWeights
 from linattn_np.matrix_state.types import Inputs
 from linattn_np.runtime.shapes import is_of_pairs
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def normalised(self) -> bool:
-        return self.spec.state.type_of(self.spec.options.defaults | self.options) is not None
+        return self.spec.state.type_of(self.spec.options | self.options) is not None
 
     @property
     def causal(self) -> bool:
@@ -77,8 +77,8 @@ class Case:
 
     @property
     def maps(self) -> bool:
-        """Whether tokens map the keys before them."""
-        return "direction" in map(self.fn.samples.distribution, self.given)
+        """Whether tokens map the keys, or the state, before them: the maps are multiplied."""
+        return not {"direction", "block"}.isdisjoint(map(self.fn.samples.distribution, self.given))
 
     @property
     def by_channel(self) -> bool:
@@ -98,6 +98,7 @@ class Case:
         return (
             one
             and has_matrices(self.spec)
+            and "R" not in self.given[self.spec.change.query]  # several queries, whose outputs are summed
             and not self.maps_outputs(arrays)
             and (parts(state)[0].shape[-2] == arrays[self.spec.change.query].shape[-1])
         )
@@ -108,7 +109,7 @@ class Case:
             return False
         prepared = prepare(self.spec, (), arrays | self.options)
         out = np.ones_like(arrays[self.spec.change.value])
-        return self.spec.change.from_core(prepared.variables, out) is not out
+        return self.spec.change.from_core(prepared, out) is not out
 
     def heads(self, name: str) -> int:
         """The head axis of an array, counted from its end; that of its channels where there are no heads."""
@@ -156,7 +157,7 @@ def cell(spec: Any) -> Any:
 def passes_through(fn: Callable[..., Any]) -> bool:
     """Whether every input of the core is an array of the caller, unchanged, or a constant."""
     arrays, constant = sample(fn, np.random.default_rng(0), optional=False), fn.spec.change.gate is not None
-    x = prepare(fn.spec, (), arrays).inputs()
+    x = inputs_of(prepare(fn.spec, (), arrays))
     return isinstance(x, Inputs) and all(
         y is None or (name == "g" and constant) or any(np.shares_memory(y, given) for given in arrays.values())
         for name, y in x._asdict().items()
@@ -228,15 +229,18 @@ WITHOUT_ERASE = [
     for fn in filter(passes_through, la.VARIANTS)  # with no decay, or one a head
     if (fn.spec.erase.name, fn.spec.decay.name) in (("NONE", "NONE"), ("NONE", "SCALAR"))
 ]
-PLAIN = [
-    Case(
-        fn,
-        dict(fn.samples.options[0]),
-        {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets},
-        {},
-    )
-    for fn in RECURRENT
-]  # one per variant, with every optional array except those that reinterpret another
+
+
+def plain_case(fn: Callable[..., Any]) -> Case:
+    """The first options of a function, with every optional array except those that reinterpret another."""
+    given = {n: a.axes.split("|")[0] for n, a in fn.spec.arrays.items() if not a.reinterprets}
+    return Case(fn, dict(fn.samples.options[0]), given, {})
+
+
+PLAIN = [plain_case(fn) for fn in RECURRENT]
+COMPOSING = [fn for fn in la.VARIANTS if fn.spec.composes]  # variants with a la.summary
+SPANS = [case for case in CASES if case.spec.composes]
+SPANS += [case for fn in COMPOSING if fn not in RECURRENT for case in cases_of(fn)]
 
 
 def of_matrices(cases: list[Case]) -> list[Case]:
@@ -310,7 +314,7 @@ def naive(case: Case, arrays, state=None):
     loop = case.loop or NAIVE[case.fn.__name__]
     out, end = loop(**given, state=begin, **case.options)
     ends = [S.reshape(batch + S.shape[1:]) for S in parts(end)]
-    kind = case.spec.state.type_of(case.spec.options.defaults | case.options)
+    kind = case.spec.state.type_of(case.spec.options | case.options)
     return out.reshape(batch + out.shape[1:]), ends[0] if kind is None else kind(*ends)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import re
@@ -87,6 +88,12 @@ def library(request) -> Backend:
 
 
 NEEDS = {"cupy": "a CUDA device and CuPy", "torch": "PyTorch", "jax": "JAX", "numba": "Numba"}  # by module
+
+
+def pytest_collection_finish() -> None:
+    """Takes the tests out of garbage collection: tens of thousands of them, which each `gc.collect` would look at."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -42,3 +42,12 @@ def test_changes_keep_the_first_and_the_slowest_pair_of_a_function():
     kept = changes.summary(found)
     assert [row["call"] for row in kept] == ["one", "one c", "other"]
     assert kept[1]["vjp"] == {"changed": 8.0, "ready": 2.0, "ratio": 4.0}
+
+
+def test_the_page_of_claims_is_what_was_measured():
+    from bench import claims, record
+
+    tasks = json.loads((record.RESULTS / "claims.json").read_text())["tasks"]
+    text = claims.PAGE.read_text()
+    assert claims.page(text, tasks) == text
+    assert set(tasks) <= set(claims.SETTINGS)

@@ -146,12 +146,12 @@ def chunk_size() -> dict[str, Any]:
 
 def prefix_scan() -> dict[str, Any]:
     """Chunk states by an associative scan against the sequential loop: more operations, a shorter dependency chain."""
-    from linattn_np.call.binding import prepare
+    from linattn_np.call.binding import inputs_of, prepare
     from linattn_np.matrix_state.array import chunks
 
     def make(T: int, states: str) -> Callable[[], Any]:
         ready = prepare(la.gated_delta_rule.spec, (), draw(T) | {"chunk_size": 64})
-        inputs = ready.inputs()
+        inputs = inputs_of(ready)
         return lambda: chunks.forward(inputs, ready.plan, None, states)
 
     T = [1024, 4096, 16384]

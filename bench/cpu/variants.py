@@ -71,7 +71,7 @@ def _case(name: str, shapes: list[Shape], draw: compare.Draw, peer: compare.Peer
 
 CASES = {case.name: case for case in (
     _case("gated_delta_rule", SMALL + SHAPES, draw_gated, peers.gated_delta_rule, compare.delta_work),
-    _case("gla", SHORT, compare.draw_sample("gla", "gv"), peers.softmax, compare.plain_work),
+    _case("gla", SHORT, compare.draw_sample("gla", "gv"), peers.gla, compare.plain_work),
     _case("kda", SHORT, compare.draw_sample("kda"), peers.kda, compare.delta_work),
     _case("rwkv6", SHORT, compare.draw_sample("rwkv6"), peers.softmax, compare.plain_work),
     _case("rwkv7", SHORT, compare.draw_sample("rwkv7"), peers.softmax, compare.free_work),

@@ -1,15 +1,20 @@
 """The pieces of linattn_np.nn on a GPU: their share of the rate at which the device copies the same bytes.
 
-    python -m bench pieces --backend cuda [--only rms_norm] [--no-peers] [--write]
+    python -m bench pieces --backend cuda [--only rms_norm] [--no-peers] [--seconds 60] [--write]
 
-bfloat16, arrays of (8, 4096, 4096) numbers. The bytes of a call are those that it must read and write once. Beside each
-piece stand PyTorch's own functions and FLA's Triton modules where they are installed: forward, and forward with
-backward by their autograd.
+bfloat16, arrays of (8, 4096, 4096) numbers. The bytes of a call are those that it must read and write once. Beside the
+pieces of the table of aims stand PyTorch's own functions and FLA's Triton modules where they are installed: forward,
+and forward with backward by their autograd. Processes compile their kernels side by side before anything is measured;
+their tuning runs alone. No peer begins after --seconds, and the record says so.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,42 +22,51 @@ import numpy as np
 
 import linattn_np as la
 from bench import record
-from bench.cuda import passes, timing
+from bench.cuda import passes, report, timing
 
 SHAPE, HEAD, WORDS = (8, 4096, 4096), 128, 32768
 Peers = dict[str, Callable[..., Any]]
 
 
 class Case(NamedTuple):
-    """A call, the shapes of its arrays, the arrays that its forward and its backward move, peers by name."""
+    """A call, the shapes of its arrays, the arrays that its forward and its backward move, in (8, 4096, 4096) numbers.
+
+    aims: the shares of the copy rate that forward and backward should reach, 0 for none; of those, peers are measured.
+    """
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
     moved: tuple[float, float]
     options: dict[str, Any] = {}  # noqa: RUF012
     label: str = ""
+    aims: tuple[float, float] | None = None
 
 
 B, T, D = SHAPE
 HEADS = (B, T, D // HEAD, HEAD)
+SILU = {"activation": "silu"}
 CASES = [
-    Case("short_conv", (SHAPE, (D, 4)), (2, 3), {"activation": "silu"}),
-    Case("short_conv", (SHAPE, (D, 4), (D,)), (2, 3), {"activation": "silu", "residual": True}, "bias, residual"),
-    Case("rms_norm", (HEADS, (HEAD,)), (2, 3)),
-    Case("rms_norm", (SHAPE, (D,)), (2, 3), {}, "wide"),
-    Case("layer_norm", (SHAPE, (D,), (D,)), (2, 3), {}, "wide"),
+    Case("short_conv", (SHAPE, (D, 4)), (2, 3), SILU, aims=(0.88, 0.65)),
+    Case("short_conv", (SHAPE, (D, 4), (D,)), (2, 3), SILU | {"residual": True}, "bias, residual"),
+    Case("rms_norm", (HEADS, (HEAD,)), (2, 3), aims=(0.82, 0.75)),
+    Case("gated_norm", (HEADS, HEADS, (HEAD,)), (3, 5), aims=(0.82, 0.75)),
+    Case("l2_norm", (HEADS,), (2, 3), aims=(0.85, 0)),
+    Case("rotary", (HEADS,), (2, 2), aims=(0.85, 0)),
+    Case("swiglu", (SHAPE, SHAPE), (3, 5), aims=(0.85, 0)),
+    *(Case(n, ((B, T * D // width, width), *((width,),) * arrays), (2, 3), {}, f"rows of {width}")
+      for width in (1024, D, 8192) for n, arrays in (("rms_norm", 1), ("layer_norm", 2))),
     Case("group_norm", (SHAPE, (D,), (D,)), (2, 3), {"groups": 32}),
-    Case("l2_norm", (HEADS,), (2, 3)),
-    Case("gated_norm", (HEADS, HEADS, (HEAD,)), (3, 5)),
     Case("gated_norm", (SHAPE, SHAPE, (D,)), (3, 5), {"gate_first": True}, "wide, gate first"),
-    Case("rotary", (HEADS,), (2, 2)),
     Case("xpos", (HEADS,), (2, 2), {"scale_base": 1e5}),
-    Case("swiglu", (SHAPE, SHAPE), (3, 5)),
     Case("softmax", (HEADS,), (2, 3)),
-    Case("token_shift", (SHAPE, (D,)), (2, 3)),
+    Case("token_shift", (SHAPE,), (2, 2)),
+    Case("token_shift", (SHAPE, (D,)), (2, 3), {}, "mix"),
     Case("cross_entropy", ((4096, WORDS), (4096,)), (1, 2)),
+    Case("embedding", ((B, T), (B * T, D)), (2, 2)),
+    Case("dropout", (SHAPE,), (2, 2), {"rng": 0}),
     *(Case(n, (SHAPE,), (2, 3)) for n in ("sigmoid", "silu", "softplus", "gelu", "squared_relu", "log_sigmoid")),
-]
+]  # fmt: skip
+WHOLE = {"cross_entropy": (1, WORDS), "embedding": (0, B * T)}  # which array has integers, below which number
 
 
 def torch_peers(case: Case) -> Peers:
@@ -100,34 +114,65 @@ def fla_peers(case: Case) -> Peers:
 
 
 def drawn(cp: Any, case: Case, seed: int) -> list[Any]:
-    """The arrays of a case; the second one of cross_entropy is its labels."""
+    """The arrays of a case."""
     import ml_dtypes
 
-    rng = cp.random.default_rng(seed)
-    arrays = [rng.standard_normal(shape, dtype=np.float32).astype(ml_dtypes.bfloat16) for shape in case.shapes]
-    if case.name == "cross_entropy":
-        arrays[1] = rng.integers(0, WORDS, case.shapes[1])
-    return arrays
+    rng, (whole, below) = cp.random.default_rng(seed), WHOLE.get(case.name, (None, 0))
+    return [rng.integers(0, below, shape) if n == whole
+            else rng.standard_normal(shape, dtype=np.float32).astype(ml_dtypes.bfloat16)
+            for n, shape in enumerate(case.shapes)]  # fmt: skip
 
 
-def measured(cp: Any, case: Case, copy_gbs: float, peers: bool) -> dict[str, Any]:
+def measured(cp: Any, case: Case, copy_gbs: float) -> dict[str, Any]:
     """Milliseconds, and shares of the copy rate."""
     fn, sets = getattr(la.nn, case.name), [drawn(cp, case, seed) for seed in range(2)]
     forwards = [functools.partial(fn, *arrays, **case.options) for arrays in sets]
     backwards = []
     for arrays in sets:
         y, pullback = la.vjp(fn, *arrays, **case.options)
-        backwards.append(functools.partial(pullback, drawn(cp, case, 5)[0] if y.ndim else cp.ones_like(y)))
+        d = cp.random.default_rng(5).standard_normal(y.shape, dtype=np.float32).astype(y.dtype)
+        backwards.append(functools.partial(pullback, d))
         del y
-    size = 2 * float(np.prod(case.shapes[0]))
-    row: dict[str, Any] = {"piece": f"{case.name} {case.label}".strip()}
-    for name, calls, moved in zip(("forward", "backward"), (forwards, backwards), case.moved, strict=True):
+    size = 2 * float(np.prod(SHAPE))
+    row: dict[str, Any] = {"piece": name_of(case)}
+    for n, (name, calls) in enumerate((("forward", forwards), ("backward", backwards))):
         ms = timing.median_ms(cp, calls * 2)
-        row |= {f"{name} ms": ms, f"{name} share": moved * size / ms / 1e6 / copy_gbs}
-    del forwards, backwards
-    if peers:
-        row |= peer_times(cp, case, sets)
+        row |= {f"{name} ms": ms, f"{name} share": case.moved[n] * size / ms / 1e6 / copy_gbs}
+        if case.aims is not None and case.aims[n]:
+            row[f"{name} aim"] = case.aims[n]
     return row
+
+
+def name_of(case: Case) -> str:
+    return f"{case.name} {case.label}".strip()
+
+
+def one_token(cp: Any) -> dict[str, Any]:
+    """One token of 128 sequences, with rows of a pool: microseconds in a graph, and of the host."""
+    import ml_dtypes
+
+    bf16 = ml_dtypes.bfloat16
+    x, taps, pool = (cp.ones(shape, np.float32).astype(bf16) for shape in ((128, 1, D), (D, 4), (256, 3, D)))
+    rows = cp.arange(128) * 2
+    call = functools.partial(la.nn.short_conv, x, taps, activation="silu", state=pool, state_rows=rows,
+                             overwrite_state=True)  # fmt: skip
+    return {"piece": "short_conv one token of 128 sequences", "graph us": timing.graph_ms(cp, [call] * 4) * 1e3,
+            "host us": timing.host_us(cp, call)}  # fmt: skip
+
+
+def compiled_peers(cases: list[Case]) -> list[subprocess.Popen[bytes]]:
+    """Processes that run each peer once, so that its kernels are in Triton's cache."""
+    code = "from bench.cuda import pieces; pieces.run_peers_once({})"
+    return [subprocess.Popen([sys.executable, "-c", code.format(CASES.index(case))], stderr=subprocess.DEVNULL)
+            for case in cases]  # fmt: skip
+
+
+def run_peers_once(number: int) -> None:
+    """Forward and backward of the peers of a case."""
+    import cupy as cp
+
+    timing.median_ms = lambda cp, calls, *_: [call() for call in calls[:1]] and 0.0
+    peer_times(cp, CASES[number], [drawn(cp, CASES[number], 0)])
 
 
 def peer_times(cp: Any, case: Case, sets: list[list[Any]]) -> dict[str, Any]:
@@ -164,16 +209,45 @@ def main(arguments: list[str]) -> int:
     parser = record.parser("pieces --backend cuda", __doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--no-peers", action="store_true")
-    options, rows = parser.parse_args(arguments), []
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no peer begins later than this")
+    options, began = parser.parse_args(arguments), time.monotonic()
+    os.environ.setdefault("FLA_CACHE_RESULTS", "0")  # what is tuned beside other processes is not used
     import cupy as cp
 
+    cases = [case for case in CASES if options.only in ("", case.name)]
+    beside = [] if options.no_peers else [case for case in cases if case.aims is not None]
+    waiting = compiled_peers(beside)
+    for case in cases:  # so that our own kernels are compiled, too
+        _first_call(cp, case)
+    for process in waiting:
+        process.wait()
     copy_gbs = timing.copy_gbs(cp)
-    print({"copy GB/s": copy_gbs}, flush=True)
-    for case in CASES:
-        if options.only in ("", case.name):
-            rows.append(measured(cp, case, copy_gbs, not options.no_peers))
-            print(record.cells(rows[-1]), flush=True)
-            cp.get_default_memory_pool().free_all_blocks()
+    print({"copy GB/s": copy_gbs, "seconds": time.monotonic() - began}, flush=True)
+    rows = []
+    for case in cases:
+        rows.append(measured(cp, case, copy_gbs))
+        print(record.cells(rows[-1]), flush=True)
+        cp.get_default_memory_pool().free_all_blocks()
+    if options.only in ("", "short_conv"):
+        rows.append(one_token(cp))
+        print(record.cells(rows[-1]), flush=True)
+    result = report.device(cp) | {"dtype": "bfloat16", "copy_gbs": copy_gbs, "rows": rows}
     if options.write:
-        print(record.write("cuda_pieces", {"dtype": "bfloat16", "copy_gbs": copy_gbs, "rows": rows}))
+        record.write("cuda_pieces", result)
+    for case in beside:
+        row = next(row for row in rows if row["piece"] == name_of(case))
+        if time.monotonic() - began > options.seconds:
+            row["peers"] = f"not measured after {options.seconds:g} s"
+            continue
+        row |= peer_times(cp, case, [drawn(cp, case, seed) for seed in range(2)])
+        print(record.cells(row), flush=True)
+        cp.get_default_memory_pool().free_all_blocks()
+    if options.write:
+        print(record.write("cuda_pieces", result))
     return 0
+
+
+def _first_call(cp: Any, case: Case) -> None:
+    """Forward and backward once."""
+    y, pullback = la.vjp(getattr(la.nn, case.name), *drawn(cp, case, 0), **case.options)
+    pullback(cp.ones(y.shape, np.float32).astype(y.dtype))

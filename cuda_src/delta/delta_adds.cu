@@ -3,7 +3,8 @@
 //
 // `added` is the chain from a state of zeros, M the chain of the rows of the identity without values; the first segment
 // begins with the initial state instead, so that its `added` is the state itself and its M is not needed. The last one
-// is not needed. A block is one warpgroup on 64 rows of one of the two. M is diag(d) + R in memory (tile/transfer.cuh).
+// is not needed. Between other ranks both of every segment are. A block is one warpgroup on 64 rows of one of the two.
+// M is diag(d) + R in memory (tile/transfer.cuh).
 #include "attention/delta.cuh"
 #include "tile/transfer.cuh"
 
@@ -20,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant_
               lane = threadIdx.x & 31;
     const bool transfer = blockIdx.x & 2;
     const DeltaTraversal traversal(a, blockIdx.x >> 2, segments, a.chunks);
-    if (traversal.segment >= traversal.last || (transfer && traversal.segment == 0)) return;
+    if (traversal.segment >= traversal.last + a.every || (transfer && traversal.segment == 0 && !a.every)) return;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);

@@ -5,11 +5,11 @@
 // It needs neither the states nor the written values. dS after each chunk goes to memory in bfloat16, as the
 // products of delta_grads.cu read it, and with it dW_i.v_i, from dW before it is rounded: dbeta has nothing to lose. dN
 // is an operand in two terms, since its rounding would be the largest part of dv's error. Warpgroups as in
-// delta_chain.cu. A cut sequence takes two launches: for the segments' offsets, from zeros, but for the first one;
-// then, with the gradients that they end with known, the WHOLE of all.
+// delta_chain.cu. A cut sequence takes two launches: for the segments' offsets, from zeros, but for the first one, or
+// of EVERY segment between other ranks; then, with the gradients that they end with known, the WHOLE of all.
 #include "attention/delta_chain.cuh"
 
-enum { WHOLE, ADD };
+enum { WHOLE, ADD, EVERY };
 constexpr int CHAIN_PRODUCER_REGISTERS = 72, CHAIN_CONSUMER_REGISTERS = 216;
 static_assert(CHAIN_PRODUCER_REGISTERS + 2 * CHAIN_CONSUMER_REGISTERS <= 3 * 168,
               "registers of 384 threads; a block that asks for more waits for ever");
@@ -177,9 +177,10 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
         warp_arrive(bar.empty(s), lane);
     }
     if (lane == 0) out_read();
-    if (a.which == ADD)
+    if (!outputs)
         state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1},
-                                         traversal.slot * (a.segments - 1) + traversal.segment - 1, row, lane);
+                                         traversal.slot * (a.segments - 1) + traversal.segment - (a.which == ADD), row,
+                                         lane);
     else if (traversal.segment == 0 && traversal.head % a.end_group == 0)
         state.template store<LA_V, LA_K>(a.end, traversal.slot / a.end_group, row, lane);
 }
@@ -187,10 +188,10 @@ LA_DEVICE void consumer(const DeltaArguments& a, const DeltaTraversal& traversal
 extern "C" __global__ void __launch_bounds__(384, 1) reverse(const __grid_constant__ DeltaArguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
-    DeltaTraversal traversal(a, blockIdx.x, a.segments - a.which, a.chunks);
+    const bool outputs = a.which == WHOLE;
+    DeltaTraversal traversal(a, blockIdx.x, a.segments - !outputs, a.chunks);
     if (a.which == ADD) traversal.place(traversal.segment + 1, a.chunks);
     if (traversal.segment > traversal.last) return;
-    const bool outputs = a.which != ADD;
     const Barriers bar = {shared + AT_BARRIERS};
     if (threadIdx.x == 0) bar.init();
     __syncthreads();

@@ -40,6 +40,15 @@ LA_DEVICE void load_decays(float2 (&a)[ROWS], const Lane& me, int count) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) a[r] = !LA_RAGGED || me.block * ROWS + r < count ? decay_of(a[r]) : float2{1.f, 1.f};
 }
+// Rows of a lane's readers q and writers k; those past the sequence are zeros
+LA_DEVICE void load_rows(u32 (&q)[ROWS], u32 (&k)[ROWS], u32 reader, u32 writer, const Lane& me, int count) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        q[r] = load_word(reader + lane_row(r, me.lane));
+        k[r] = load_word(writer + lane_row(r, me.lane));
+        if (LA_RAGGED && me.block * ROWS + r >= count) q[r] = k[r] = 0;
+    }
+}
 // Rows of the next sequence in the tiles of v and dO become zeros
 LA_DEVICE void clear_others(const Lane& me, int count) {
     if constexpr (LA_RAGGED)

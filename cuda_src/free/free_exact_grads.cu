@@ -19,12 +19,7 @@ LA_DEVICE void scale_rows(const Lane& me, int count) {
     load_decays(a, me, count);
     const u32 reader = me.reader(me.part) + me.own(), writer = me.writer(me.part) + me.own();
     u32 q[ROWS], k[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        q[r] = load_word(reader + lane_row(r, me.lane));
-        k[r] = load_word(writer + lane_row(r, me.lane));
-        if (LA_RAGGED && me.block * ROWS + r >= count) q[r] = k[r] = 0;
-    }
+    load_rows(q, k, reader, writer, me, count);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const float2 before = pre;

@@ -12,6 +12,9 @@
 #include "ops/formulas.cuh"
 
 constexpr bool GATED = LA_GATE != NONE, BEFORE = GATED && LA_FIRST, AFTER = GATED && !LA_FIRST;
+constexpr bool WIDE = LA_LANES > 32;                // a block has one row
+constexpr bool AHEAD = WIDE && PIECES <= 2;         // and loads the next one meanwhile
+constexpr bool KEEPS = HELD && (BEFORE || !WIDE);   // h and d as numbers; else they are unpacked in every pass
 constexpr Real SHARE = LA_MEAN ? (Real)1 / LA_D : (Real)1;
 
 LA_DEVICE Real act(Real x) { return LA_ACT ? sigmoid(x) : silu(x); }
@@ -20,7 +23,7 @@ LA_DEVICE Real act_slope(Real x) { return LA_ACT ? sigmoid_slope(x) : silu_slope
 struct Normed {   // a row, its mean and the two factors of f
     RowOf<LA_DTYPE> x;
     RowOf<LA_GATE> gate;
-    Numbers h[KEPT];
+    Numbers h[KEEPS ? KEPT : 1];
     Real mean, factor, over;
 
     __device__ __forceinline__ void begin(const NormArguments& a, u32 row) {
@@ -38,12 +41,18 @@ struct Normed {   // a row, its mean and the two factors of f
             for (int i = 0; i < LA_PER; i++) to[i] *= act(g[i]);
         }
     }
+    __device__ __forceinline__ void repack() {
+        if constexpr (!KEEPS) {
+            x.repack();
+            gate.repack();
+        }
+    }
     __device__ __forceinline__ void unpack() {
-        if constexpr (HELD) each_piece([&](int p, int column) { compute(h[p], p, column); });
+        if constexpr (KEEPS) each_piece([&](int p, int column) { compute(h[p], p, column); });
     }
     template <class F> __device__ __forceinline__ void each(F f) const {   // f(piece, column, its numbers h)
         each_piece([&](int p, int column) {
-            if constexpr (HELD) f(p, column, h[p]);
+            if constexpr (KEEPS) f(p, column, h[p]);
             else {
                 Numbers now;
                 compute(now, p, column);
@@ -54,43 +63,62 @@ struct Normed {   // a row, its mean and the two factors of f
     __device__ __forceinline__ Real normed(Real h) const { return (h - mean) * factor * over; }
 };
 
-template <int N> LA_DEVICE void squares(Normed (&rows)[N], Real root, Real (&sums)[N]) {
+// sums over N rows of e^2, and in a backward of e d, e = factor (h - mean); d(numbers, row, piece, column)
+template <int N, int M, class D> LA_DEVICE void products(Normed (&rows)[N], Real root, Real (&sums)[M], D d) {
 #pragma unroll
     for (int r = 0; r < N; r++) {
-        sums[r] = 0;
-        rows[r].each([&](int, int, const Numbers& h) {
+        Real square = 0, along = 0;
+        rows[r].each([&](int p, int column, const Numbers& h) {
+            Numbers now;
+            if constexpr (M > N) d(now, r, p, column);
 #pragma unroll
             for (int i = 0; i < LA_PER; i++) {
-                const Real d = (h[i] - rows[r].mean) * rows[r].factor;
-                sums[r] += d * d;
+                const Real e = (h[i] - rows[r].mean) * rows[r].factor;
+                square += e * e;
+                if constexpr (M > N) along += e * now[i];
             }
         });
+        sums[r] = square;
+        if constexpr (M > N) sums[N + r] = along;
     }
     combine(sums, plus);
 #pragma unroll
     for (int r = 0; r < N; r++) sums[r] = (sums[r] + root * rows[r].factor * (root * rows[r].factor)) * SHARE;
 }
 
-// mean, factor and over of N rows; the factor is a power of 2 where squares would vanish or overflow
-template <int N> LA_DEVICE void measure(Normed (&rows)[N], Real root) {
+// mean, factor and over of N rows; the factor is a power of 2 where squares would vanish or overflow. In a backward
+// share <n, d> of each, and the means of d
+template <int N, int M, class D>
+LA_DEVICE void measure(Normed (&rows)[N], Real root, Real (&sums)[M], Real (&means)[M], D d) {
     constexpr Real LEAST = LA_DOUBLE ? (Real)0x1p-900 : (Real)0x1p-100f,
                    MOST = LA_DOUBLE ? (Real)0x1p900 : (Real)0x1p100f,
                    DOWN = LA_DOUBLE ? (Real)0x1p-600 : (Real)0x1p-75f;
-    Real sums[N];
     if constexpr (LA_CENTRED) {
 #pragma unroll
         for (int r = 0; r < N; r++) {
-            sums[r] = 0;
-            rows[r].each([&](int, int, const Numbers& h) {
+            Real total = 0, other = 0;
+            rows[r].each([&](int p, int column, const Numbers& h) {
+                Numbers now;
+                if constexpr (M > N) d(now, r, p, column);
 #pragma unroll
-                for (int i = 0; i < LA_PER; i++) sums[r] += h[i];
+                for (int i = 0; i < LA_PER; i++) {
+                    total += h[i];
+                    if constexpr (M > N) other += now[i];
+                }
             });
+            means[r] = total;
+            if constexpr (M > N) means[N + r] = other;
         }
-        combine(sums, plus);
+        combine(means, plus);
 #pragma unroll
-        for (int r = 0; r < N; r++) rows[r].mean = sums[r] / LA_D;
+        for (int m = 0; m < M; m++) means[m] = means[m] / LA_D;
+#pragma unroll
+        for (int r = 0; r < N; r++) {
+            rows[r].mean = means[r];
+            rows[r].repack();
+        }
     }
-    squares(rows, root, sums);
+    products(rows, root, sums, d);
     bool odd = false;
 #pragma unroll
     for (int r = 0; r < N; r++) {
@@ -99,23 +127,32 @@ template <int N> LA_DEVICE void measure(Normed (&rows)[N], Real root) {
         odd |= rows[r].factor != 1;
     }
     if (__any_sync(0xffffffffu, odd)) {   // all lanes take part in the sums
-        squares(rows, root, sums);
+#pragma unroll
+        for (int r = 0; r < N; r++) rows[r].repack();
+        products(rows, root, sums, d);
 #pragma unroll
         for (int r = 0; r < N; r++)
             if (sums[r] == 0) rows[r].factor = 1;
     }
 #pragma unroll
-    for (int r = 0; r < N; r++) rows[r].over = sums[r] == 0 ? (Real)1 : 1 / sqrt(sums[r]);   // NaN stays NaN
+    for (int r = 0; r < N; r++) {
+        rows[r].over = sums[r] == 0 ? (Real)1 : 1 / sqrt(sums[r]);   // NaN stays NaN
+        if constexpr (M > N) sums[N + r] *= rows[r].over * SHARE;
+    }
 }
 
 // a row of weights or biases; `otherwise` where none is given
 template <int KIND> struct Parameter {
     RowOf<KIND> row;
     __device__ __forceinline__ void begin(const char* from, u32 n) {
-        if constexpr (KIND != NONE) row.begin(from + (i64)n * LA_D * bytes_of(KIND));
+        if constexpr (KIND == NONE) return;
+        from += (i64)n * LA_D * bytes_of(KIND);
+        if constexpr (WIDE) row.at = from;
+        else row.begin(from);
     }
     __device__ __forceinline__ void get(Numbers& x, int p, int column, Real otherwise) const {
-        row.get(x, p, column);
+        if constexpr (WIDE && KIND != NONE) load_elements<KIND, LA_PER>(x, row.at + column * bytes_of(KIND));
+        else row.get(x, p, column);
         if constexpr (KIND == NONE)
 #pragma unroll
             for (int i = 0; i < LA_PER; i++) x[i] = otherwise;
@@ -129,7 +166,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_norm(const __grid_cons
     for (int r = 0; r < LA_ROWS; r++) rows[r].begin(a, min(first + r, a.rows - 1));
 #pragma unroll
     for (int r = 0; r < LA_ROWS; r++) rows[r].unpack();
-    measure(rows, (Real)a.root);
+    Real sums[LA_ROWS], means[LA_ROWS];
+    measure(rows, (Real)a.root, sums, means, [](Numbers&, int, int, int) {});
 #pragma unroll
     for (int r = 0; r < LA_ROWS; r++) {
         if (first + r >= a.rows) return;
@@ -200,68 +238,70 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_norm_vjp(const __grid_
     Numbers dweight[KEPT] = {}, dbias[KEPT] = {};
     Parameter<LA_WEIGHT> weights;
     weights.begin(a.weight, group);
-    for (u32 n = begin; n < end; n += BESIDE * LA_ROWS) {   // all lanes take part in the sums
-        const u32 first = n + row_of_block() * LA_ROWS;
-        Normed rows[LA_ROWS];
-        RowOf<LA_GRAD> grads[LA_ROWS];
+    Normed rows[LA_ROWS], next[LA_ROWS];
+    RowOf<LA_GRAD> grads[LA_ROWS], next_grads[LA_ROWS];
+    const auto load = [&](Normed(&rows)[LA_ROWS], RowOf<LA_GRAD>(&grads)[LA_ROWS], u32 first) {
 #pragma unroll
         for (int r = 0; r < LA_ROWS; r++) {
             const u32 row = min(first + r, end - 1) * a.groups + group;
             rows[r].begin(a, row);
             grads[r].begin(row_at(a.dy, row, a.inner));
         }
+    };
+    const auto cotangent = [&](Numbers& d, int r, int p, int column) {
+        Numbers weight, g;
+        grads[r].get(d, p, column);
+        weights.get(weight, p, column, 1);
+        if constexpr (AFTER) rows[r].gate.get(g, p, column);
+#pragma unroll
+        for (int i = 0; i < LA_PER; i++) {
+            d[i] *= weight[i];
+            if constexpr (AFTER) d[i] *= act(g[i]);
+        }
+    };
+    if constexpr (AHEAD) load(next, next_grads, begin);
+    for (u32 n = begin; n < end; n += BESIDE * LA_ROWS) {   // all lanes take part in the sums
+        const u32 first = n + row_of_block() * LA_ROWS;
+        if constexpr (AHEAD) {
+#pragma unroll
+            for (int r = 0; r < LA_ROWS; r++) {
+                rows[r] = next[r];
+                grads[r] = next_grads[r];
+            }
+            if (n + LA_ROWS < end) load(next, next_grads, n + LA_ROWS);
+        } else load(rows, grads, first);
 #pragma unroll
         for (int r = 0; r < LA_ROWS; r++) rows[r].unpack();
-        measure(rows, (Real)a.root);
-        Real sums[LA_CENTRED ? 2 * LA_ROWS : LA_ROWS];   // <n, d>, and the sum of d
-        const auto cotangent = [&](Numbers& d, int r, int p, int column) {
-            Numbers weight, g;
-            grads[r].get(d, p, column);
-            weights.get(weight, p, column, 1);
-            if constexpr (AFTER) rows[r].gate.get(g, p, column);
+        Numbers held[LA_ROWS][KEEPS ? KEPT : 1];
+        if constexpr (KEEPS)
 #pragma unroll
-            for (int i = 0; i < LA_PER; i++) {
-                d[i] *= weight[i];
-                if constexpr (AFTER) d[i] *= act(g[i]);
-            }
+            for (int r = 0; r < LA_ROWS; r++)
+                each_piece([&](int p, int column) { cotangent(held[r][p], r, p, column); });
+        const auto d_of = [&](Numbers& d, int r, int p, int column) {
+            if constexpr (KEEPS)
+#pragma unroll
+                for (int i = 0; i < LA_PER; i++) d[i] = held[r][p][i];
+            else cotangent(d, r, p, column);
         };
-        Numbers held[LA_ROWS][KEPT];
+        Real sums[2 * LA_ROWS], means[2 * LA_ROWS] = {};
+        measure(rows, (Real)a.root, sums, means, d_of);
 #pragma unroll
         for (int r = 0; r < LA_ROWS; r++) {
-            Real along = 0, total = 0;
-            rows[r].each([&](int p, int column, const Numbers& h) {
-                Numbers d;
-                cotangent(d, r, p, column);
-#pragma unroll
-                for (int i = 0; i < LA_PER; i++) {
-                    along += rows[r].normed(h[i]) * d[i];
-                    total += d[i];
-                    if constexpr (HELD) held[r][p][i] = d[i];
-                }
-            });
-            sums[r] = along * SHARE;
-            if constexpr (LA_CENTRED) sums[LA_ROWS + r] = total / LA_D;
-        }
-        combine(sums, plus);
-#pragma unroll
-        for (int r = 0; r < LA_ROWS; r++) {
+            rows[r].repack();
+            if constexpr (!KEEPS) grads[r].repack();
             if (first + r >= end) break;
             const u32 row = (first + r) * a.groups + group;
-            const Real mean = LA_CENTRED ? sums[LA_CENTRED ? LA_ROWS + r : 0] : (Real)0;
             rows[r].each([&](int p, int column, const Numbers& h) {
                 Numbers dx, dgate, dy, weight, g, x, more;
+                d_of(dx, r, p, column);
                 grads[r].get(dy, p, column);
-                if constexpr (HELD) {
-#pragma unroll
-                    for (int i = 0; i < LA_PER; i++) dx[i] = held[r][p][i];
-                } else cotangent(dx, r, p, column);
                 weights.get(weight, p, column, 1);
                 if constexpr (GATED) rows[r].gate.get(g, p, column);
                 if constexpr (BEFORE) rows[r].x.get(x, p, column);
 #pragma unroll
                 for (int i = 0; i < LA_PER; i++) {
                     const Real n = rows[r].normed(h[i]);
-                    dx[i] = (dx[i] - mean - n * sums[r]) * rows[r].factor * rows[r].over;
+                    dx[i] = (dx[i] - means[LA_ROWS + r] - n * sums[LA_ROWS + r]) * rows[r].factor * rows[r].over;
                     more[i] = dy[i] * n;
                     if constexpr (AFTER) {
                         dgate[i] = more[i] * weight[i] * act_slope(g[i]);

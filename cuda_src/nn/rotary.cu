@@ -42,7 +42,7 @@ template <int KIND> struct Pairs {   // of a head
 struct Turn {
     Numbers c, s;
     __device__ __forceinline__ void load(const RotaryArguments& a, u32 token, u32 head, int p) {
-        const i64 at = ((i64)(token % a.period) * a.turn_heads + head) * a.P + p;
+        const i64 at = (i64)(token % a.period) * a.step + (i64)head * a.P + p;
         load_elements<TURN, PER>(c, (const char*)a.cos + at * bytes_of(TURN));
         load_elements<TURN, PER>(s, (const char*)a.sin + at * bytes_of(TURN));
 #pragma unroll

@@ -1,4 +1,4 @@
-// Rows of LA_D numbers, each held by LA_LANES lanes, LA_PER neighbours at a time: half warps, warps, or a whole block.
+// Rows of LA_D numbers, each held by LA_LANES lanes, LA_PER neighbours at a time: part of a warp, or a whole block.
 //
 // A row that does not fit into registers is read again in every pass. Sums have one order: the pieces of a lane, the
 // lanes of a warp, the warps of a block.
@@ -14,7 +14,7 @@ enum { NONE = 7 };                                                             /
 constexpr int PIECES = (LA_D + LA_PER * LA_LANES - 1) / (LA_PER * LA_LANES);   // of a lane
 constexpr bool HELD = PIECES <= 4;
 constexpr int KEPT = HELD ? PIECES : 1;
-constexpr int THREADS = LA_LANES > 256 ? LA_LANES : 256, BESIDE = THREADS / LA_LANES;   // rows side by side
+constexpr int THREADS = LA_LANES > 32 ? LA_LANES : 256, BESIDE = THREADS / LA_LANES;   // rows side by side
 typedef Real Numbers[LA_PER];
 
 LA_DEVICE int lane_of_row() { return threadIdx.x % LA_LANES; }
@@ -68,6 +68,12 @@ template <int KIND> struct RowOf {
         at = from;
         if constexpr (KIND != NONE && HELD)
             each_piece([&](int p, int column) { raw[p].load(at + column * bytes_of(KIND)); });
+    }
+    // the numbers are unpacked again afterwards, not held in registers
+    __device__ __forceinline__ void repack() {
+        if constexpr (KIND != NONE && HELD && sizeof(raw) % 4 == 0)
+#pragma unroll
+            for (u32 i = 0; i < sizeof(raw) / 4; i++) ((u32*)raw)[i] = opaque(((u32*)raw)[i]);
     }
     __device__ __forceinline__ void get(Numbers& x, int p, int column) const {
         if constexpr (KIND == NONE) return;

@@ -6,8 +6,9 @@
 //
 // Lanes have LA_PER channels each and walk along a segment of `each` tokens of a sequence, the inputs of the last W
 // tokens in registers; a warp has a segment, WARPS segments a block. Kinds: LA_DTYPE of x, y and dx, LA_WEIGHT,
-// LA_BIAS, LA_PAST of states (7: not given), LA_GRAD of dy. LA_W: W. LA_SILU, LA_RESIDUAL. A segment is walked in groups
-// of LA_GROUP tokens; groups inside of it have no conditions, and the next group is loaded while one is computed.
+// LA_BIAS, LA_PAST of states (7: not given), LA_GRAD of dy. LA_W: W. LA_SILU, LA_RESIDUAL. A segment is walked in
+// groups of LA_GROUP tokens; groups inside of it have no conditions, and the next group is loaded while one is
+// computed. LA_SHIFT: of two tokens, 1 the weights are (mix, 1 - mix), 2 y_t = x_{t-1} without weights.
 #include "arguments/ops/ConvArguments.cuh"
 #include "ops/element.cuh"
 #include "ops/formulas.cuh"
@@ -20,6 +21,8 @@ typedef float Real;
 enum { NONE = 7 };
 constexpr int W = LA_W, WARPS = 4, GROUP = LA_GROUP;   // tokens that are loaded together
 constexpr int KIND = LA_DTYPE, BYTES = bytes_of(KIND);
+enum { MIX = 1, BEFORE = 2 };
+constexpr bool WEIGHTED = LA_SHIFT != BEFORE;
 typedef Real Numbers[LA_PER];
 typedef Loaded<KIND, LA_PER> Token;
 typedef Loaded<LA_GRAD, LA_PER> Gradient;
@@ -46,6 +49,16 @@ struct Channels {   // of a lane: the first one, its taps and bias
     int d;
     Numbers w[W], bias;
     __device__ __forceinline__ Channels(const ConvArguments& a, int first) : d(first) {
+        if constexpr (!WEIGHTED) return;
+        if constexpr (LA_SHIFT == MIX) {
+            load_elements<LA_WEIGHT, LA_PER>(w[0], a.weight + (i64)d * bytes_of(LA_WEIGHT));
+#pragma unroll
+            for (int v = 0; v < LA_PER; v++) {
+                w[W - 1][v] = 1 - w[0][v];
+                bias[v] = 0;
+            }
+            return;
+        }
         constexpr int SIZE = W * LA_PER * bytes_of(LA_WEIGHT);
         Real taps[W * LA_PER];
         const char* from = a.weight + (i64)d * W * bytes_of(LA_WEIGHT);
@@ -64,18 +77,27 @@ struct Channels {   // of a lane: the first one, its taps and bias
 };
 LA_DEVICE i64 slot_of(const ConvArguments& a, int n, int slot, int d) { return ((i64)n * a.S + slot) * a.D + d; }
 
-// the input of token t < 0 of a sequence: of its state, or 0
-LA_DEVICE void before(Numbers& x, const ConvArguments& a, const Segment& s, int t, int d) {
+// the row of `past` of a sequence, -1 for none
+LA_DEVICE i64 place_of(const ConvArguments& a, i64 n) {
+    if (!a.places) return n;
+    const i64 place = LA_PLACE == 8 ? ((const i64*)a.places)[n] : (i64)((const int*)a.places)[n];
+    return place >= 0 && place < a.pool ? place : -1;
+}
+// a slot of a state; 0 without one
+LA_DEVICE void slot_in(Numbers& x, const ConvArguments& a, i64 place, i64 slot, int d) {
 #pragma unroll
     for (int v = 0; v < LA_PER; v++) x[v] = 0;
-    if constexpr (LA_PAST != NONE) {
-        const i64 place = a.places ? a.places[s.n] : s.n;
+    if constexpr (LA_PAST != NONE)
         if (place >= 0)
-            load_elements<LA_PAST, LA_PER>(x, a.past + ((place * a.S + a.S + t) * a.D + d) * bytes_of(LA_PAST));
-    }
+            load_elements<LA_PAST, LA_PER>(x, a.past + ((place * a.S + slot) * a.D + d) * bytes_of(LA_PAST));
+}
+// the input of token t < 0 of a sequence
+LA_DEVICE void before(Numbers& x, const ConvArguments& a, const Segment& s, int t, int d) {
+    slot_in(x, a, place_of(a, s.n), (i64)a.S + t, d);
 }
 struct Window {   // x_{t-W+1} .. x_{t-1}, in order
     Numbers x[W];
+    __device__ __forceinline__ Window() {}
     __device__ __forceinline__ Window(const ConvArguments& a, const Segment& s, int d) {
 #pragma unroll
         for (int i = 1; i < W; i++) {
@@ -89,9 +111,19 @@ struct Window {   // x_{t-W+1} .. x_{t-1}, in order
     __device__ __forceinline__ void convolve(Numbers& z, const Channels& c) const {
 #pragma unroll
         for (int v = 0; v < LA_PER; v++) {
-            z[v] = c.bias[v];
+            if constexpr (WEIGHTED) {
+                z[v] = c.bias[v];
 #pragma unroll
-            for (int i = 0; i < W; i++) z[v] += c.w[i][v] * x[i][v];
+                for (int i = 0; i < W; i++) z[v] += c.w[i][v] * x[i][v];
+            } else z[v] = x[0][v];
+        }
+    }
+    __device__ __forceinline__ void output(Numbers& y, const Channels& c) const {
+        convolve(y, c);
+#pragma unroll
+        for (int v = 0; v < LA_PER; v++) {
+            if (LA_SILU) y[v] = silu(y[v]);
+            if (LA_RESIDUAL) y[v] += x[W - 1][v];
         }
     }
     __device__ __forceinline__ void advance() {
@@ -131,14 +163,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv(const __grid_const
             ahead[k].get(window.x[W - 1]);
             if (INSIDE || n + k + GROUP < s.count) ahead[k].load(from);
             from += a.x.outer;
-            Numbers z;
-            window.convolve(z, c);
-#pragma unroll
-            for (int v = 0; v < LA_PER; v++) {
-                if (LA_SILU) z[v] = silu(z[v]);
-                if (LA_RESIDUAL) z[v] += window.x[W - 1][v];
-            }
-            store_elements<KIND, LA_PER>(to, z);
+            Numbers y;
+            window.output(y, c);
+            store_elements<KIND, LA_PER>(to, y);
             to += step;
             window.advance();
         }
@@ -150,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv(const __grid_const
 
 // Every token has dz once in the segment that has its input, and again, for dx alone, in the one before it.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(const __grid_constant__ ConvArguments a) {
-    __shared__ Real sums[WARPS][W + 1][32 * LA_PER];
+    __shared__ Real sums[WEIGHTED ? WARPS : 1][W + 1][32 * LA_PER];
     const u32 tiles = (a.D + 32 * LA_PER - 1) / (32 * LA_PER), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 segment = blockIdx.x / tiles * WARPS + warp, tile = blockIdx.x % tiles * 32 * LA_PER;
     const int d = tile + lane * LA_PER;
@@ -158,7 +185,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(con
     if (segment < a.count && d < a.D) {
         const Segment s(a, segment);
         const Channels c(a, d);
-        Window window(a, s, d);
+        Window window;
+        if constexpr (WEIGHTED) window = Window(a, s, d);
         Numbers dz[W] = {}, dys[LA_RESIDUAL ? W : 1] = {};   // of the last W tokens
         const i64 at = s.start + s.from, step = (i64)a.D * BYTES;
         const char* from = a.x.data + at * a.x.outer + (i64)d * BYTES;
@@ -169,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(con
         Gradient dy_ahead[GROUP];
         const auto load = [&](int k, bool present) {
             if (present) {
-                ahead[k].load(from);
+                if constexpr (WEIGHTED) ahead[k].load(from);
                 dy_ahead[k].load(grads);
             }
             from += a.x.outer;
@@ -185,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(con
                 if (!INSIDE && now >= last) break;
                 if (INSIDE || now < there) {
                     Numbers z, dy;
-                    ahead[k].get(window.x[W - 1]);
+                    if constexpr (WEIGHTED) ahead[k].get(window.x[W - 1]);
                     dy_ahead[k].get(dy);
                     load(k, INSIDE || now + GROUP < there);
                     if (LA_SILU) window.convolve(z, c);
@@ -194,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(con
                         dz[W - 1][v] = LA_SILU ? dy[v] * silu_slope(z[v]) : dy[v];
                         if constexpr (LA_RESIDUAL) dys[W - 1][v] = dy[v];
                     }
-                    if (INSIDE || now < s.count)
+                    if (WEIGHTED && (INSIDE || now < s.count))
 #pragma unroll
                         for (int v = 0; v < LA_PER; v++) {
 #pragma unroll
@@ -211,9 +239,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(con
                     Numbers dx;
 #pragma unroll
                     for (int v = 0; v < LA_PER; v++) {
-                        dx[v] = 0;
+                        dx[v] = WEIGHTED ? (Real)0 : dz[1][v];
+                        if constexpr (WEIGHTED)
 #pragma unroll
-                        for (int i = 0; i < W; i++) dx[v] += c.w[W - 1 - i][v] * dz[i][v];
+                            for (int i = 0; i < W; i++) dx[v] += c.w[W - 1 - i][v] * dz[i][v];
                         if constexpr (LA_RESIDUAL) dx[v] += dys[0][v];
                     }
                     const int slot = a.S + t - s.T;   // of the final state
@@ -228,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(con
                         store_elements<LA_PAST, LA_PER>(a.dpast + slot_of(a, s.n, a.S + t, d) * bytes_of(LA_PAST), dx);
                 }
                 to += step;
-                window.advance();
+                if constexpr (WEIGHTED) window.advance();
 #pragma unroll
                 for (int i = 0; i + 1 < W; i++)
 #pragma unroll
@@ -245,6 +274,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(con
         for (; n + GROUP <= end; n += GROUP) compute(Flag<true>(), n);
         for (; n < last; n += GROUP) compute(Flag<false>(), n);
     }
+    if constexpr (!WEIGHTED) return;
 #pragma unroll
     for (int i = 0; i <= W; i++)
 #pragma unroll
@@ -261,7 +291,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) conv_vjp(con
     }
 }
 
-// One thread a sequence and LA_PER channels. The last S of [past, x]; y may be the memory of `past`.
+// One thread a sequence and LA_PER channels. Final states y are rows of the pool (LA_POOLED), or one a sequence; they
+// may be written over `past`.
 struct Ends {
     i64 n, place, start, T;
     int d;
@@ -273,22 +304,49 @@ struct Ends {
         d = (int)(thread % each) * LA_PER;
         there = n < a.sequences;
         if (!there) return;
-        place = a.places ? a.places[n] : n;
+        place = place_of(a, n);
         start = a.offsets ? a.offsets[n] : n * a.T;
         T = a.offsets ? a.offsets[n + 1] - start : a.T;
+    }
+    __device__ __forceinline__ bool writes() const { return !LA_POOLED || place >= 0; }
+    __device__ __forceinline__ void write(const ConvArguments& a, char* to, i64 slot, const Numbers& x) const {
+        const i64 row = LA_POOLED ? place : n;
+        store_elements<LA_END, LA_PER>(to + ((row * a.S + slot) * a.D + d) * bytes_of(LA_END), x);
     }
 };
 extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_end(const __grid_constant__ ConvArguments a) {
     const Ends e(a);
-    if (!e.there || e.place < 0) return;
+    if (!e.there || !e.writes()) return;
     for (int slot = 0; slot < (int)a.S; slot++) {
         const i64 t = e.T - a.S + slot;
-        Numbers x = {};
+        Numbers x;
         if (t >= 0) load_elements<KIND, LA_PER>(x, a.x.data + (e.start + t) * a.x.outer + (i64)e.d * BYTES);
-        else if constexpr (LA_PAST != NONE)
-            load_elements<LA_PAST, LA_PER>(x, a.past + ((e.place * a.S + a.S + t) * a.D + e.d) * bytes_of(LA_PAST));
-        store_elements<LA_END, LA_PER>(a.y + ((e.place * a.S + slot) * a.D + e.d) * bytes_of(LA_END), x);
+        else slot_in(x, a, e.place, a.S + t, e.d);
+        e.write(a, a.y, slot, x);
     }
+}
+// One token a sequence: y, and the final states in `end` where it is given, a slot further.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_step(const __grid_constant__ ConvArguments a) {
+    const Ends e(a);
+    if (!e.there) return;
+    const Channels c(a, e.d);
+    Window window;
+    load_elements<KIND, LA_PER>(window.x[W - 1], a.x.data + e.start * a.x.outer + (i64)e.d * BYTES);
+    const i64 first = (i64)a.S - (W - 1);   // slot of the window
+#pragma unroll
+    for (int i = 0; i + 1 < W; i++) slot_in(window.x[i], a, e.place, first + i, e.d);
+    Numbers y;
+    window.output(y, c);
+    store_elements<KIND, LA_PER>(a.y + (e.start * a.D + e.d) * BYTES, y);
+    if (!a.end || !e.writes()) return;
+    for (i64 slot = 0; slot + 1 < first; slot++) {
+        Numbers x;
+        slot_in(x, a, e.place, slot + 1, e.d);
+        e.write(a, a.end, slot, x);
+    }
+#pragma unroll
+    for (int i = 0; i < W; i++)
+        if (first - 1 + i >= 0) e.write(a, a.end, first - 1 + i, window.x[i]);
 }
 // The gradient of past inputs through the final state alone
 extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_end_vjp(const __grid_constant__ ConvArguments a) {

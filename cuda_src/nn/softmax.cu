@@ -5,7 +5,7 @@
 //     dx = d (y (1 + 2 z lse) - (1 - s) [label] - s / D)
 //
 // Kinds: LA_DTYPE of x and of results of rows, LA_GRAD of dy. A label `ignored` has no loss; that
-// of a label that is no column is NaN. LA_SAVED: the lse of the forward is given.
+// of a label that is no column is NaN, and so is its gradient. LA_SAVED: the lse of the forward is given.
 #include "arguments/ops/SoftmaxArguments.cuh"
 #include "nn/rows.cuh"
 #include "ops/formulas.cuh"
@@ -14,14 +14,14 @@
 // what is taken off exponents: the largest number, 0 where there is none
 LA_DEVICE Real shift(Real largest) { return largest > -INFINITE ? largest : (Real)0; }
 
-struct Shares {   // a row, its largest number (0 for none) and the sum of e^{x - m}
+struct Shares {   // a row, its largest number (0 for none), the sum of e^{x - m}, and of x (LA_SMOOTH)
     RowOf<LA_DTYPE> x;
     Real m, total, sum;
-    __device__ __forceinline__ void begin(const SoftmaxArguments& a, u32 row, bool summed) {
+    __device__ __forceinline__ void begin(const SoftmaxArguments& a, u32 row) {
         x.begin(row_at(a.x, row, a.inner));
-        Real found[1] = {-INFINITE}, totals[2] = {0, 0};
-        Numbers now;
+        Real found[1] = {-INFINITE}, totals[LA_SMOOTH ? 2 : 1] = {};
         if constexpr (HELD) {
+            Numbers now;
             each_piece([&](int p, int column) {
                 x.get(now, p, column);
 #pragma unroll
@@ -29,23 +29,15 @@ struct Shares {   // a row, its largest number (0 for none) and the sum of e^{x 
             });
             combine(found, most);
             m = shift(found[0]);
-        }
-        each_piece([&](int p, int column) {
-            x.get(now, p, column);
-            if constexpr (!HELD) {   // of the pieces so far
-                const Real before = found[0];
-#pragma unroll
-                for (int i = 0; i < LA_PER; i++) found[0] = fmax(found[0], now[i]);
-                m = shift(found[0]);
-                if (found[0] > before) totals[0] *= exp_of(before - m);
-            }
-#pragma unroll
-            for (int i = 0; i < LA_PER; i++) {
-                totals[0] += exp_of(now[i] - m);
-                if (summed) totals[1] += now[i];
-            }
-        });
-        if constexpr (!HELD) {
+            each_piece([&](int p, int column) {
+                x.get(now, p, column);
+                add(totals, now);
+            });
+        } else {
+            constexpr int STEP = LA_LANES * LA_PER, AHEAD = 4;
+            int column = lane_of_row() * LA_PER;
+            for (; column + (AHEAD - 1) * STEP < LA_D; column += AHEAD * STEP) read<AHEAD, STEP>(found, totals, column);
+            for (; column < LA_D; column += STEP) read<1, STEP>(found, totals, column);
             const Real own = shift(found[0]);
             combine(found, most);
             m = shift(found[0]);
@@ -53,11 +45,37 @@ struct Shares {   // a row, its largest number (0 for none) and the sum of e^{x 
         }
         combine(totals, plus);
         total = totals[0];
-        sum = totals[1];
+        sum = totals[LA_SMOOTH ? 1 : 0];
+    }
+    // N pieces, loaded together; the sum is that of the pieces so far, over e^m of them
+    template <int N, int STEP, class T> __device__ __forceinline__ void read(Real (&found)[1], T& totals, int column) {
+        Loaded<LA_DTYPE, LA_PER> raw[N];
+        Numbers now[N];
+        const Real before = found[0];
+#pragma unroll
+        for (int n = 0; n < N; n++) raw[n].load(x.at + (i64)(column + n * STEP) * bytes_of(LA_DTYPE));
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            raw[n].get(now[n]);
+#pragma unroll
+            for (int i = 0; i < LA_PER; i++) found[0] = fmax(found[0], now[n][i]);
+        }
+        m = shift(found[0]);
+        if (found[0] > before) totals[0] *= exp_of(before - m);
+#pragma unroll
+        for (int n = 0; n < N; n++) add(totals, now[n]);
+    }
+    template <class T> __device__ __forceinline__ void add(T& totals, const Numbers& now) const {
+#pragma unroll
+        for (int i = 0; i < LA_PER; i++) {
+            totals[0] += exp_of(now[i] - m);
+            if constexpr (LA_SMOOTH) totals[1] += now[i];
+        }
     }
     __device__ __forceinline__ Real lse() const { return m + log(total); }
 };
 LA_DEVICE u32 first_row() { return blockIdx.x * BESIDE + row_of_block(); }
+LA_DEVICE bool is_column(i64 label) { return label >= 0 && label < LA_D; }
 LA_DEVICE char* dense(const SoftmaxArguments& a, u32 row, int column) {
     return a.y + ((i64)row * LA_D + column) * bytes_of(LA_DTYPE);
 }
@@ -65,7 +83,7 @@ LA_DEVICE char* dense(const SoftmaxArguments& a, u32 row, int column) {
 extern "C" __global__ void __launch_bounds__(THREADS) softmax(const __grid_constant__ SoftmaxArguments a) {
     const u32 row = first_row();
     Shares s;
-    s.begin(a, min(row, a.rows - 1), false);
+    s.begin(a, min(row, a.rows - 1));
     if (row >= a.rows) return;
     const Real over = s.total == 0 ? (Real)1 : 1 / s.total;
     each_piece([&](int p, int column) {
@@ -82,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_vjp(const __grid_c
     RowOf<LA_GRAD> grads;
     grads.begin(row_at(a.dy, from, a.inner));
     Shares s;
-    s.begin(a, from, false);
+    s.begin(a, from);
     const Real over = s.total == 0 ? (Real)1 : 1 / s.total;
     Real along[1] = {0};
     Numbers x, dy;
@@ -107,56 +125,43 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy(const __grid
     const u32 row = first_row(), from = min(row, a.rows - 1);
     const i64 label = a.labels[from];
     Shares s;
-    s.begin(a, from, true);
+    s.begin(a, from);
     if (row >= a.rows || lane_of_row()) return;
     const Real lse = s.lse(), smoothing = (Real)a.smoothing;
     Real loss = 0;
     if (label != a.ignored) {
-        const bool known = label >= 0 && label < LA_D;
-        const Real own = known ? (Real)element<LA_DTYPE>(s.x.at, label) : INFINITE - INFINITE;
+        const Real own = is_column(label) ? (Real)element<LA_DTYPE>(s.x.at, label) : INFINITE - INFINITE;
         loss = lse + (Real)a.z * lse * lse - (1 - smoothing) * own;
-        if (smoothing != 0) loss -= smoothing * (s.sum / LA_D);
+        if constexpr (LA_SMOOTH) loss -= smoothing * (s.sum / LA_D);
     }
     ((Real*)a.loss)[row] = loss;
     ((Real*)a.lse)[row] = lse;
 }
 
-// Sums over all rows, y: the number of losses, labels that are no column, the total and the mean of losses; one block
-template <int N> LA_DEVICE void sum_of_block(Real (&x)[N]) {   // of 1024 threads, in thread 0
-    __shared__ Real parts[N][1024];
-#pragma unroll
-    for (int n = 0; n < N; n++) parts[n][threadIdx.x] = x[n];
+// Sums over all rows, y: the total of losses, their mean, their number, at least 1; one block of 1024 threads
+extern "C" __global__ void __launch_bounds__(1024) loss_sums(const __grid_constant__ SoftmaxArguments a) {
+    __shared__ Real parts[2][1024];
+    Real total = 0, count = 0;
+    for (u32 row = threadIdx.x; row < a.rows; row += 1024) {
+        total += ((const Real*)a.loss)[row];
+        count += a.labels[row] != a.ignored;
+    }
+    parts[0][threadIdx.x] = total;
+    parts[1][threadIdx.x] = count;
     for (u32 d = 512; d; d >>= 1) {
         __syncthreads();
         if (threadIdx.x < d)
 #pragma unroll
-            for (int n = 0; n < N; n++) parts[n][threadIdx.x] += parts[n][threadIdx.x + d];
+            for (int n = 0; n < 2; n++) parts[n][threadIdx.x] += parts[n][threadIdx.x + d];
     }
-#pragma unroll
-    for (int n = 0; n < N; n++) x[n] = parts[n][threadIdx.x];
-}
-extern "C" __global__ void __launch_bounds__(1024) label_sums(const __grid_constant__ SoftmaxArguments a) {
-    Real own[2] = {0, 0};
-    for (u32 row = threadIdx.x; row < a.rows; row += 1024) {
-        const i64 label = a.labels[row];
-        own[0] += label != a.ignored;
-        own[1] += label != a.ignored && (label < 0 || label >= LA_D);
-    }
-    sum_of_block(own);
     if (threadIdx.x) return;
-    ((Real*)a.y)[0] = own[0];
-    ((Real*)a.y)[1] = own[1];
-}
-extern "C" __global__ void __launch_bounds__(1024) loss_sums(const __grid_constant__ SoftmaxArguments a) {
-    Real own[1] = {0};
-    for (u32 row = threadIdx.x; row < a.rows; row += 1024) own[0] += ((const Real*)a.loss)[row];
-    sum_of_block(own);
-    if (threadIdx.x) return;
-    ((Real*)a.y)[2] = own[0];
-    ((Real*)a.y)[3] = own[0] / max(((const Real*)a.y)[0], (Real)1);
+    const Real number = max(parts[1][0], (Real)1);
+    ((Real*)a.y)[0] = parts[0][0];
+    ((Real*)a.y)[1] = parts[0][0] / number;
+    ((Real*)a.y)[2] = number;
 }
 
-// lse: of the forward, or null
+// loss: the cotangent of each row, or one for all (each = 0); it is divided by the number of losses where that is given
 extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_vjp(const __grid_constant__ SoftmaxArguments a) {
     const u32 row = first_row(), from = min(row, a.rows - 1);
     const i64 label = a.labels[from];
@@ -166,11 +171,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_vjp(const __
         s.x.begin(row_at(a.x, from, a.inner));
         lse = ((const Real*)a.lse)[from];
     } else {
-        s.begin(a, from, false);
+        s.begin(a, from);
         lse = s.lse();
     }
     if (row >= a.rows) return;
-    const Real d = label == a.ignored ? (Real)0 : ((const Real*)a.loss)[row];
+    Real d = 0;
+    if (label != a.ignored) {
+        d = is_column(label) ? ((const Real*)a.loss)[(i64)row * a.each] : INFINITE - INFINITE;
+        if (a.number) d /= *(const Real*)a.number;
+    }
     const Real of_shares = d * (1 + 2 * (Real)a.z * lse), of_all = d * (Real)a.smoothing / LA_D,
                of_label = d * (1 - (Real)a.smoothing);
     each_piece([&](int p, int column) {

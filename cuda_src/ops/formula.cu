@@ -94,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(256) formula(const __grid_constant_
         log_rest,    log_rest_vjp,    step_size,      step_size_vjp, skip_and_gate, gate_vjp,    capped,
         capped_vjp,  log_forget,      log_forget_vjp, log_decay,     bounded,       log_sigmoid, log_sigmoid_vjp,
         lower_bound, lower_bound_vjp, exponential,    feature,       feature_vjp,   activation,  activation_vjp,
-        swiglu,      share_sum,       decayed_sum,    average};
-    constexpr Two (*PAIRS[])(Given, In) = {log_decay_vjp, bounded_vjp, exponential_vjp, swiglu_vjp, share};
+        swiglu,      decayed_sum,     average};
+    constexpr Two (*PAIRS[])(Given, In) = {log_decay_vjp, bounded_vjp, exponential_vjp, swiglu_vjp};
     constexpr void (*ROWS[])(const FormulaArguments&, const Rows&, const Lanes&) = {
         appended, quotient, quotient_vjp, normed,      softmax, softmax_vjp, strength,  strength_vjp, inner,
         turn,     rotated,  rotated_pair, over_length, favor,   fourier,     monomials, dpfp};

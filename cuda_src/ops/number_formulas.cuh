@@ -82,15 +82,18 @@ LA_DEVICE Two exponential_vjp(Given a, In n) {
     return {d, d};
 }
 
-// features of a channel: how 0 x + 1 where x > 0 and e^x elsewhere, 1 max(x, 0), 2 e^x, 3 silu; and y times the slope
+// features of a channel: how 0 x + 1 where x > 0 and e^x elsewhere, 1 max(x, 0), 2 e^x, 3 silu, 4 the root of
+// max(x, 0); and y times the slope
 LA_DEVICE Real feature(Given a, In n) {
     if (a.how == 0) return n.x > 0 ? n.x + 1 : exp(n.x);
     if (a.how == 1) return n.x > 0 ? n.x : (Real)0;
+    if (a.how == 4) return n.x > 0 ? sqrt(n.x) : (Real)0;
     return a.how == 2 ? exp(n.x) : silu(n.x);
 }
 LA_DEVICE Real feature_vjp(Given a, In n) {
     if (a.how == 0) return n.x > 0 ? n.y : n.y * exp(n.x);
     if (a.how == 1) return n.x > 0 ? n.y : (Real)0;
+    if (a.how == 4) return n.x > 0 ? n.y / (2 * sqrt(n.x)) : (Real)0;
     return n.y * (a.how == 2 ? exp(n.x) : silu_slope(n.x));
 }
 
@@ -122,19 +125,6 @@ LA_DEVICE Two swiglu_vjp(Given, In n) {
     return {n.z * n.y * s, n.z * n.x * s * (1 + n.y * (1 - s))};
 }
 
-// x a logarithm, y a sum: log(e^x + y), -inf of a sum that is not above 0
-LA_DEVICE Real log_of_sum(Real y) { return y <= 0 ? -(Real)__int_as_float(0x7f800000) : log(y); }
-LA_DEVICE Real log_with(Real x, Real before) {
-    const Real high = before > x ? before : x, less = fabs(high) < (Real)__int_as_float(0x7f800000) ? high : (Real)0;
-    return less + log(exp(before - less) + exp(x - less));
-}
-// y + e^x; its share e^x / (y + e^x), and log(y / (y + e^x)); 0 while the sum is 0
-LA_DEVICE Real share_sum(Given, In n) { return exp(log_with(n.x, log_of_sum(n.y))); }
-LA_DEVICE Two share(Given, In n) {
-    const Real before = log_of_sum(n.y), now = log_with(n.x, before);
-    if (now == -(Real)__int_as_float(0x7f800000)) return {0, 0};
-    return {exp(n.x - now), before - now};
-}
 // e^z x + u y, no z and no u: 1
 LA_DEVICE Real decayed_sum(Given, In n) { return (n.has_z ? exp(n.z) * n.x : n.x) + (n.has_u ? n.u * n.y : n.y); }
 // x over a y + b, or over max(|a y|, z); 0 where that is 0

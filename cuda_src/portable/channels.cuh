@@ -143,6 +143,7 @@ struct Chunk {
 #pragma unroll
         for (int c = 0; c < SPAN; c++) (LA_BACK ? x : mine)[c] *= a.scale;
         const int to = own() * ROW + half();
+        __syncwarp();   // of the last chunk all lanes have read all rows
         store8(rows(0) + to, x);
         store8(rows(1) + to, decay);
         __syncwarp();

@@ -83,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS + PRODUCERS, LA_BLOCKS)
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
-    if (traversal.segment > traversal.last || traversal.is_end())
-        return;   // nothing reads the offset of the last segment
+    if (traversal.segment > traversal.last || (traversal.is_end() && !a.every))
+        return;   // nothing reads the offset of the last segment, but other ranks
     const Ring<STAGES> ring = {shared + AT_RING};
     if (threadIdx.x == 0) ring.init(2 * PRODUCERS, 32 * WARPS);
     __syncthreads();

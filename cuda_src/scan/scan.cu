@@ -303,7 +303,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) scan(const __gr
     extern __shared__ __align__(1024) unsigned char memory[];
     const ThisTraversal traversal(a.offsets, a.T, a.heads, a.segments, a.chunks);
     if (traversal.segment > traversal.last) return;
-    if (!OUTPUTS && traversal.is_end()) return;   // nothing reads the offset of the last segment
+    if (!OUTPUTS && traversal.is_end() && !a.every)
+        return;   // nothing reads the offset of the last segment, but other ranks
     Pass pass(a, traversal, shared_address(memory));
     StateRows<TILES, KP> S;
     if (OUTPUTS) load_start<V, K>(S, a, traversal, pass.column + pass.row, pass.lane);

@@ -89,7 +89,8 @@ extern "C" __global__ void __launch_bounds__(256, LA_BLOCKS) adds(const __grid_c
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const ChunkTraversal traversal(a, a.segments - 1, a.chunks);
-    if (traversal.segment >= traversal.last) return;   // nothing reads the offset of the last segment
+    if (traversal.segment >= traversal.last + a.every)
+        return;   // nothing reads the offset of the last segment, but other ranks
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) barrier_init(shared + AT_BARRIERS + 8 * s, 1);
         barriers_made();

@@ -45,7 +45,7 @@ struct Places {
     __device__ __forceinline__ int* count() const { return (int*)(memory + AT_BARRIER + 16); }
     __device__ __forceinline__ int* inner() const {
         return (int*)(memory + AT_BARRIER + 20);
-    }   // whether its segment has a transfer: all but the last
+    }   // whether its segment has a transfer: all but the last, or every one
 };
 // By the first 64 threads: a chunk's rows on their way, roots of beta, and values for all
 LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traversal, int chunk, Places at, int thread) {
@@ -57,7 +57,7 @@ LA_DEVICE void load_chunk(const VectorArguments& a, const ChunkTraversal& traver
         tile_in<true>(t.k, a.k, at.barrier(), (u32)head / (u32)a.group_k, token, traversal.row);
         *at.count() = traversal.count(chunk);
         *at.stored() = traversal.stored + chunk;
-        if (LA_FACTORS) *at.inner() = chunk / a.chunks < traversal.last / a.chunks;
+        if (LA_FACTORS) *at.inner() = chunk / a.chunks < traversal.last / a.chunks + a.every;
     }
     at.roots()[thread] = root_of_beta(a, traversal, chunk * C + thread);
 }

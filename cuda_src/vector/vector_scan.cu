@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) scan(const __grid_constant_
     if (!PARTS) {
         const ChunkTraversal traversal = parts.traversal(blockIdx.x);
         if (traversal.segment > traversal.last) return;
-    }
+    } else if (a.segments > 1 && (int)blockIdx.x % a.segments * a.chunks * C >= max((int)a.T, 1)) return;
     if (LA_EXACT && !(a.flags[2 * blockIdx.x] | a.flags[2 * blockIdx.x + 1])) return;
     const Barriers bar = {shared + AT_BARRIERS};
     if (threadIdx.x == 0) {

@@ -188,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) transfers(const __grid_cons
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const ChunkTraversal segment(a, a.segments - 1, a.chunks);
-    if (segment.segment >= segment.last) return;   // of a packed sequence with fewer segments
-    const bool first = segment.segment == 0, loads = threadIdx.x == LOADING_THREAD;
+    if (segment.segment >= segment.last + a.every) return;   // of a packed sequence with fewer segments
+    const bool first = segment.segment == 0 && !a.every, loads = threadIdx.x == LOADING_THREAD;
     const Loader loader = {a, segment, {shared}, {shared}};
     if (loads) {
         loader.factors.init(first ? 8 : 16);

@@ -88,6 +88,11 @@ CACHES = """\
 loop: a plain loop; host: time of the host. floor: the graph's time over that of reading the cache at 4.8 TB/s, the
 vendor's rate (with decays, $b$ is read and written). PyTorch attends to the same arrays in the same run and appends
 nothing."""
+PIECES = """\
+`python -m bench pieces --backend cuda`: `la.nn`, {dtype}, arrays of 8 x 4096 x 4096 numbers (the loss: 4096 x 32768),
+on an H200, calls queued back to back. share: bytes that must move, each array once per pass, over the
+{copy_gbs:.0f} GB/s of a copy. aims: the shares that were asked for. {token[piece]}: {token[graph us]:.1f} us in a
+replayed CUDA graph, {token[host us]:.0f} us of the host a call."""
 PORTABLE = """\
 Causal calls by portable kernels, as in the section before:"""
 
@@ -404,9 +409,60 @@ def _sdpa(name: str) -> str:
     return "SDPA" + name.partition("SDPA")[2].removesuffix("_ATTENTION")
 
 
+def pieces(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Pieces of layers against a copy."""
+    yield "On a GPU: pieces of layers"
+    rows, token = [row for row in result["rows"] if "forward ms" in row], result["rows"][-1]
+    yield PIECES.format(**result, token=token)
+    passes, percent = ("forward", "backward"), lambda x: "" if x is None else f"{100 * x:.0f}"
+    yield table(
+        ["piece", *(f"{name}, {unit}" for name in passes for unit in ("ms", "share %", "aim %"))],
+        [[row["piece"], *(cell for name in passes for cell in (f"{row[f'{name} ms']:.3f}",
+          percent(row[f"{name} share"]), percent(row.get(f"{name} aim"))))] for row in rows],
+    )  # fmt: skip
+
+
+SCANS = """\
+`python -m bench scans --backend cuda`: h_t = a_t h_{{t-1}} + x_t. share: the bytes of three arrays forward and
+of five backward over the {copy_gbs:.0f} GB/s of a copy."""
+SELECTIVE = """\
+`python -m bench selective_scan --backend cuda`: {N} states a channel, {dtype}; ps of a token and channel. One token
+of a batch: its share is that of a copy of the same bytes."""
+
+
+def scans(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """The recurrence of the elementwise core against a copy."""
+    yield "On a GPU: recurrences of channels"
+    yield SCANS.format(**result)
+    yield table(
+        ["(B, T, D)", "dtype", "gate", "forward, ms", "share %", "backward, ms", "share %", "FLA hgrn, ms"],
+        [[str(tuple(row["shape"])), row["dtype"], row["gate"],
+          *(f"{row[f'{name} ms']:.3f}" if what == "ms" else f"{100 * row[f'{name} share']:.0f}"
+            for name in ("forward", "backward") for what in ("ms", "share")),
+          f"{row['fla ms']:.3f}" if "fla ms" in row else ""] for row in result["rows"]],
+    )  # fmt: skip
+
+
+def selective(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Mamba's scan."""
+    yield "On a GPU: selective scan"
+    yield SELECTIVE.format(**result)
+    calls, tokens = ([row for row in result["rows"] if key in row] for key in ("(B, T, D)", "(B, D)"))
+    yield table(
+        ["(B, T, D)", "forward, ms", "ps", "forward and backward, ms", "ps"],
+        [[row["(B, T, D)"], *(cell for name in ("forward", "both")
+          for cell in (f"{row[f'{name} ms']:.3f}", f"{row[f'{name} ps']:.1f}"))] for row in calls],
+    )  # fmt: skip
+    yield table(
+        ["one token, (B, D)", "us", "share %"],
+        [[row["(B, D)"], f"{row['us']:.1f}", f"{100 * row['share of a copy of these bytes']:.0f}"] for row in tokens],
+    )
+
+
 NAMES = {
     "cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_vector_decay": vector, "cuda_step": steps,
     "cuda_softmax": attention, "cuda_path_attention": path,
     "cuda_deltaformer": partial(path, title="DeltaFormer", words=SYSTEM, peers="array calls"),
     "cuda_portable_attention": caches, "cuda_scaling": scaling, "cuda_states": states,
+    "cuda_pieces": pieces, "cuda_scans": scans, "cuda_selective_scan": selective,
 }  # fmt: skip

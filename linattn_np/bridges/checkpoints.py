@@ -135,7 +135,7 @@ def mamba2(config: Any) -> tuple[Model, list[Tensor]]:
         tensors += [
             Tensor(f"{theirs}.norm.weight", {f"blocks/{n}/norm1/weight": ALL}),
             Tensor(f"{theirs}.mixer.in_proj.weight",
-                   _under(ours, _ranges(z=H * V, x=H * V, B=K, C=K, dt=H), "/project/weight"), DENSE),
+                   _under(f"{ours}/project", _ranges(z=H * V, x=H * V, B=K, C=K, dt=H), "/weight"), DENSE),
             Tensor(f"{theirs}.mixer.conv1d.weight", _under(ours, conv, "/conv/weight"), CONV),
             *([Tensor(f"{theirs}.mixer.conv1d.bias", _under(ours, conv, "/conv/bias"))] * config.use_conv_bias),
             Tensor(f"{theirs}.mixer.A_log", {f"{ours}/A/a": ALL}),
@@ -170,8 +170,8 @@ def qwen3_next(config: Any) -> tuple[Model, list[Tensor]]:
         tensors += own
         tensors += [Tensor(f"{theirs}.{a}.weight", {f"{ours}/{b}/weight": ALL}, FROM_ONE)
                     for a, b in (("input_layernorm", "norm1"), ("post_attention_layernorm", "norm2"))]  # fmt: skip
-        tensors += [Tensor(f"{theirs}.mlp.{a}_proj.weight", {f"{ours}/mlp/{a}/weight": ALL}, DENSE)
-                    for a in ("up", "gate", "down")]  # fmt: skip
+        tensors += [Tensor(f"{theirs}.mlp.{a}_proj.weight", {f"{ours}/mlp/{b}/weight": ALL}, DENSE)
+                    for a, b in (("up", "project/up"), ("gate", "project/gate"), ("down", "down"))]  # fmt: skip
     return model_of(config.vocab_size, D, blocks, eps), tensors
 
 
@@ -184,8 +184,8 @@ def _delta(config: Any, theirs: str, ours: str) -> tuple[Any, list[Tensor]]:
     r, theirs = H // Hk, f"{theirs}.linear_attn"
     return mix("gated_delta_rule", mixer, Sizes(config.hidden_size, H, K, V)), [
         Tensor(f"{theirs}.in_proj_qkvz.weight",
-               _under(ours, _by_head(Hk, q=K, k=K, v=r * V, z=r * V), "/project/weight"), DENSE),
-        Tensor(f"{theirs}.in_proj_ba.weight", _under(ours, _by_head(Hk, beta=r, g=r), "/project/weight"), DENSE),
+               _under(f"{ours}/project", _by_head(Hk, q=K, k=K, v=r * V, z=r * V), "/weight"), DENSE),
+        Tensor(f"{theirs}.in_proj_ba.weight", _under(f"{ours}/project", _by_head(Hk, beta=r, g=r), "/weight"), DENSE),
         Tensor(f"{theirs}.conv1d.weight", _under(ours, _ranges(q=Hk * K, k=Hk * K, v=H * V), "/conv/weight"), CONV),
         Tensor(f"{theirs}.A_log", {f"{ours}/o/A_log": ALL}),
         Tensor(f"{theirs}.dt_bias", {f"{ours}/o/dt_bias": ALL}),
@@ -201,8 +201,8 @@ def _attention(config: Any, theirs: str, ours: str) -> tuple[Any, list[Tensor]]:
     layer = gated_attention(config.hidden_size, H, K, config.num_key_value_heads, dims, rope["rope_theta"],
                             config.rms_norm_eps)  # fmt: skip
     return layer, [
-        Tensor(f"{theirs}.q_proj.weight", _under(ours, _by_head(H, q=K, z=K), "/project/weight"), DENSE),
-        *(Tensor(f"{theirs}.{n}_proj.weight", {f"{ours}/{n}/project/weight": ALL}, DENSE) for n in "kv"),
+        Tensor(f"{theirs}.q_proj.weight", _under(f"{ours}/project", _by_head(H, q=K, z=K), "/weight"), DENSE),
+        *(Tensor(f"{theirs}.{n}_proj.weight", {f"{ours}/project/{n}/weight": ALL}, DENSE) for n in "kv"),
         Tensor(f"{theirs}.o_proj.weight", {f"{ours}/out/weight": ALL}, DENSE),
         *(Tensor(f"{theirs}.{n}_norm.weight", {f"{ours}/{n}/norm/weight": ALL}, FROM_ONE) for n in "qk"),
     ]  # fmt: skip

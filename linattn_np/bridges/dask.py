@@ -22,15 +22,15 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from ..call import dispatch, vjp
-from ..call.binding import Prepared, axes_of, axes_of_states, flatten, normalise, prepare
+from ..call.binding import axes_of_states, normalise, prepare
 from ..call.explain import Explanation
 from ..call.layouts import LAYOUTS
 from ..call.pieces import time_of
 from ..call.results import Result, gradients_of
 from ..catalog import modules
 from ..runtime.arrays import enter
-from ..runtime.shapes import HEADS, check_dtype, has_time, letters_of
-from ..spec import VariantSpec
+from ..runtime.shapes import HEADS, check_dtype, flatten, has_time, letters_of
+from ..spec import Call, VariantSpec
 
 Arrays = tuple[Any, ...]
 Keywords = Mapping[str, Any]
@@ -93,9 +93,9 @@ class Blocks:
     numbers of rows (heads: of groups) of its blocks.
     """
 
-    def __init__(self, call: Prepared, given: dict[str, Any]):
-        self.call, self._batch = call, len(call.variables.sizes.batch)
-        arrays = {n: given[n] for n in call.spec.arrays if getattr(call.variables, n) is not None}
+    def __init__(self, call: Call, given: dict[str, Any]):
+        self.call, self._batch = call, len(call.batch)
+        arrays = {n: given[n] for n in call.spec.arrays if getattr(call, n) is not None}
         state = {} if call.given_state is None else flatten("state", call.given_state)
         self.labels: dict[str, Labels] = {n: self._labels_of(n, x.ndim) for n, x in arrays.items()}
         self.labels |= {n: self._state_labels(n) for n in state}
@@ -109,7 +109,7 @@ class Blocks:
 
     def _labels_of(self, name: str, ndim: int) -> Labels:
         """The labels of an array in the caller's layout."""
-        axes, layout = axes_of(self.call.spec, self.call.options)[name], LAYOUTS.get(self.call.options["layout"])
+        axes, layout = self.call.axes[name], LAYOUTS.get(self.call.options["layout"])
         for choice in (axes if layout is None else layout.axes(axes)).split("|"):
             letters = letters_of(choice)
             batch = self._batch if has_time(choice) else 0
@@ -153,23 +153,22 @@ class Blocks:
 
     def _outputs(self) -> None:
         """Shapes, dtypes and labels of the results, by name: "out" if there are queries, "state" or its parts."""
-        call, sizes = self.call, self.call.variables.sizes
+        call, sizes = self.call, self.call.sizes
         out, out_dtype, parts = _probe(call)
         states, kinds = ({n: getattr(S, of) for n, S in parts.items()} for of in ("shape", "dtype"))
-        letters = sizes.letters
         self.results: dict[str, tuple[tuple[int, ...], Any, Labels]] = {}
         if out is not None:
-            shape = (*sizes.batch, letters.get("Tq", sizes.T), *out)
+            shape = (*sizes["..."], sizes.get("Tq", sizes["T"]), *out)
             labels: Labels = (*(f"b{n}" for n in range(self._batch)), None, *(("h", None) if len(out) > 1 else (None,)))
             if call.options["layout"] != "time_first":
                 shape = LAYOUTS[call.options["layout"]].shape(shape, len(out))
                 labels = (*labels[:-3], "h", *(None,) * (len(shape) - self._batch - 1))
             self.results["out"] = shape, out_dtype, labels
-        lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
+        lead = call.lead
         for name, one in states.items():
             shape = call.spec.core.end_shape(call.plan, call.given_state, name.removeprefix("state."), one)
             counts = name.rpartition(".")[2] in call.spec.core.STATE_COUNTS
-            dtype = np.dtype(np.int64 if counts else kinds[name] if kinds[name].kind == "c" else call.plan.dtype)
+            dtype = np.dtype(np.int64 if counts else kinds[name] if kinds[name].kind == "c" else call.dtype)
             self.results[name] = (*lead, *shape), dtype, self._state_labels(name)
 
     def result(self) -> Any:
@@ -203,7 +202,7 @@ class Blocks:
 
     def _cotangents(self, dout: Any, dstate: Any) -> dict[str, Any]:
         """The checked cotangents by name: dout, dstate, dstate.S, ..."""
-        fn = self.call.spec.name
+        fn = self.call.name
         dstate = normalise(self.call.spec, "dstate", dstate, self.call.options)
         each = {"dout": dout} | ({} if dstate is None else flatten("dstate", dstate))
         given = {n: d for n, d in enter(fn, each, self.call.library)[1].items() if d is not None}
@@ -220,7 +219,7 @@ class Blocks:
 
         What lacks the axis of a label is summed over its blocks.
         """
-        name = f"{self.call.spec.name}-{tokenize(task, *given.values())}"
+        name = f"{self.call.name}-{tokenize(task, *given.values())}"
         blocks = [dict(zip(self.cuts, index, strict=True))
                   for index in itertools.product(*(range(len(n)) for n in self.cuts.values()))]  # fmt: skip
         calls: dict[Any, Any] = {}
@@ -301,33 +300,33 @@ def _at(labels: Labels, block: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(0 if label is None else block[label] for label in labels)
 
 
-def _splits_heads(call: Prepared) -> bool:
+def _splits_heads(call: Call) -> bool:
     """Whether no default array depends on the number of heads, and none of a state is of all heads, as a length is."""
-    spec, c = call.spec, call.variables
+    spec = call.spec
     has_state = call.given_state is not None or call.options["return_state"] or _lacks_queries(call)
     if spec.grows and has_state:
         return False
-    defaults = [*spec.options.names, *([spec.change.gate] if spec.change.gate is not None else [])]
-    return all(getattr(c, name) is not None for name in defaults)
+    defaults = [*spec.rules, *([spec.change.gate] if spec.change.gate is not None else [])]
+    return all(getattr(call, name) is not None for name in defaults)
 
 
-def _lacks_queries(call: Prepared) -> bool:
+def _lacks_queries(call: Call) -> bool:
     """Whether a call only writes its state."""
     query = call.spec.change.query
-    return query is not None and getattr(call.variables, query) is None
+    return query is not None and getattr(call, query) is None
 
 
-def _probe(call: Prepared) -> tuple[tuple[int, ...] | None, Any, dict[str, Any]]:
+def _probe(call: Call) -> tuple[tuple[int, ...] | None, Any, dict[str, Any]]:
     """((heads, channels) of the output, its dtype, parts of the state by name), from one token of ones."""
-    spec, c, batch = call.spec, call.variables, len(call.variables.sizes.batch)
+    spec, batch = call.spec, len(call.batch)
     given: dict[str, Any] = {}
     for name in spec.arrays:
-        if (x := getattr(c, name)) is not None:
+        if (x := getattr(call, name)) is not None:
             time = time_of(call, name)
             shape = tuple(x.shape) if time is None else (min(x.shape[time], 1), *x.shape[batch + 1 :])
             given[name] = np.ones(shape, x.dtype)
-    given |= {n: call.options[option] for n, (option, _) in spec.options.names.items() if n not in given}
-    options = {n: call.options[n] for n in spec.options.defaults}
+    given |= {n: call.options[option] for n, (option, _) in spec.rules.items() if n not in given}
+    options = {n: call.options[n] for n in spec.options}
     backend = "reference" if "reference" in spec.core.BACKENDS else None
     with np.errstate(all="ignore"):
         out, state = dispatch.run(spec, (), given | options | {"return_state": True, "backend": backend})

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..call.binding import flatten
+from ..call.binding import is_cut
 from ..runtime.arrays import CUDA, Array
 from ..runtime.cuda import launch
 from ..runtime.cuda.record import LaunchSequence, View, view_of
 from ..runtime.recorder import Recorder
+from ..runtime.shapes import flatten
 from .linearise import Linearised, computed_call, prepared
 from .programs import KEY, Program, SavedArrays, unleaves
 from .shapes import Abstract
@@ -105,7 +106,7 @@ class DeviceProgram(Program):
         call = prepared(self.signature.spec, self.signature.keywords(given), gradients)
         options = call.options
         parts = options["reverse"] or options["check"] or options["return_states_at"] is not None
-        if parts or call.is_cut or call.recorder is None:
+        if parts or is_cut(call) or call.recorder is None:
             raise LookupError("a call of several parts")
         linearised, found, _ = computed_call(call)
         return DeviceCall(given, call.recorder, linearised, list(self._public(found)))

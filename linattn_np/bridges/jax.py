@@ -21,9 +21,9 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental.buffer_callback import buffer_callback
 
-from ..call.binding import flatten, normalise
+from ..call.binding import normalise
 from ..call.results import gradients_of
-from ..runtime.shapes import has_time
+from ..runtime.shapes import flatten, has_time
 from ..spec import VariantSpec
 from .device_programs import DeviceProgram, device_of, execute
 from .jax_arguments import MOST, Operation, fixed, is_on_device, traced
@@ -89,7 +89,7 @@ def signature_of(
         raise TypeError(f"{spec.name}: {min(twice)} was given twice, by position and by keyword")
     given = {n: x for n, x in (named | dict(keywords)).items() if n in spec.arrays and not isinstance(x, str | None)}
     options = {n: x for n, x in (named | dict(keywords)).items() if n not in given and n != "state"}
-    state = normalise(spec, "state", keywords.get("state"), {**spec.options.defaults, **options})
+    state = normalise(spec, "state", keywords.get("state"), {**spec.options, **options})
     kind = type(state) if isinstance(state, tuple) else None
     given |= {} if state is None else flatten("state", state)
     static = tuple((n, fixed(spec.name, n, x)) for n, x in options.items() if n not in spec.arrays or x is not None)

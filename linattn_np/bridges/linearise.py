@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..call.binding import Prepared, prepare
+from ..call.binding import inputs_of, is_cut, is_recordable, prepare
 from ..call.dispatch import NO_LIMIT, core_of, limit
 from ..call.replay import plans
-from ..call.replay.plans import signature_of, split, vjp_key
-from ..call.replay.record import record_template
-from ..call.replay.template import Template
-from ..call.results import cotangents, finish, gradients, shape_of
+from ..call.replay.plans import names_of, signature_of, split
+from ..call.replay.vjp import record_template
+from ..call.results import Form, cotangents, finish, form_of, gradients
 from ..call.vjp import _gradients, _with_backward
 from ..core import Computation
-from ..spec import VariantSpec
+from ..spec import Call, VariantSpec
 
 Found = tuple[Any, Any]  # the public (out, state)
 
@@ -22,15 +21,15 @@ Found = tuple[Any, Any]  # the public (out, state)
 class Linearised(NamedTuple):
     """A computed call, with its residuals."""
 
-    call: Prepared
+    call: Call
     core: Computation
     computed: Any  # the core's (out, final state, residuals)
-    shape: tuple[int, ...] | None  # of the public output
+    form: Form | None  # of the public output
 
     def gradients(self, dout: Any, dstate: Any, recorder: Any = NO_LIMIT) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
-        call, core, (core_out, end, residuals), shape = self
-        given = cotangents(call, dout, dstate, shape, end)
+        call, core, (core_out, end, residuals), form = self
+        given = cotangents(call, dout, dstate, form, end)
         with limit(call.spec, {"num_threads": call.options["num_threads"]}), recorder:
             grads = _gradients(call, core.backward, residuals, core_out, given)
         return gradients(call, *grads)
@@ -41,40 +40,39 @@ def linearise(spec: VariantSpec, keywords: Mapping[str, Any]) -> tuple[Linearise
     if keywords.get("reverse") is True or keywords.get("return_states_at") is not None:
         return None
     signature = signature_of(spec, (), keywords)
-    plan = None if signature is None else plans.by_key.get(vjp_key(signature))
-    plan = getattr(plan, "otherwise", plan)
-    if signature is not None and type(plan) is Template:
+    key = None if signature is None else ("linearised", signature[0])
+    if signature is not None and (plan := plans.by_key.get(key)) is not None:
         call = plan.bind(*split(signature))
         with limit(spec, keywords):
             computed = plan.forward(call)
             return _linearised(call, plan.core, computed, finish(call, *computed[:2]))
     with limit(spec, keywords):
         call = prepared(spec, keywords, True)
-    if call.is_cut:
+    if is_cut(call):
         return None
     linearised, found, _ = computed_call(call)
-    if signature is not None and call.is_recordable:
-        record_template(call, signature, (), keywords, linearised.core)
+    if signature is not None and is_recordable(call):
+        record_template(key, call, names_of(spec, signature, (), keywords), linearised.core)
     return linearised, found
 
 
-def prepared(spec: VariantSpec, keywords: Mapping[str, Any], with_backward: bool) -> Prepared:
+def prepared(spec: VariantSpec, keywords: Mapping[str, Any], with_backward: bool) -> Call:
     """A checked call, for a forward that a backward follows, or not."""
     call = prepare(spec, (), keywords)
     return _with_backward(call) if with_backward else call
 
 
-def computed_call(call: Prepared) -> tuple[Linearised, Found, Any]:
+def computed_call(call: Call) -> tuple[Linearised, Found, Any]:
     """(call, its (out, state), the core's residuals) of a checked call."""
     with limit(call.spec, call.options), call.recorder or NO_LIMIT:
-        x = call.inputs()
+        x = inputs_of(call)
         core = core_of(x)
-        computed = core.forward(call.spec.name, x, call.plan, call.state, call.options["backend"])
+        computed = core.forward(call.name, x, call.plan, call.initial, call.options["backend"])
         return *_linearised(call, core, computed, finish(call, *computed[:2])), computed[2]
 
 
-def _linearised(call: Prepared, core: Computation, computed: Any, found: Found) -> tuple[Linearised, Found]:
+def _linearised(call: Call, core: Computation, computed: Any, found: Found) -> tuple[Linearised, Found]:
     """(call, found); the core's output is a residual only if the pullback reads it."""
-    shape = None if computed[0] is None else shape_of(call.library, found[0])
+    form = None if computed[0] is None else form_of(call.library, found[0])
     residuals = computed if call.spec.change.from_core else (None, *computed[1:])
-    return Linearised(call, core, residuals, shape), found
+    return Linearised(call, core, residuals, form), found

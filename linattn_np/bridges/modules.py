@@ -10,7 +10,7 @@ from torch import nn
 from .. import nn as pieces
 from ..ops.gated_norm import GatedNorm, check_how
 from ..runtime.doorway import WHOLE, expect, expect_whole
-from ..runtime.shapes import Sizes, check_offsets
+from ..runtime.shapes import check_offsets
 from ..runtime.values import is_word, shown
 from . import torch as _  # noqa: F401  # here, since torch.compile cannot trace the import in a first call
 
@@ -102,7 +102,7 @@ def causal_conv1d(
     if cu_seqlens is not None:
         expect(fn, {}, WHOLE, cu_seqlens=(cu_seqlens, "N"))
         if not torch.compiler.is_compiling():  # a graph cannot look at numbers
-            check_offsets(fn, cu_seqlens, Sizes((sizes["B"],), {"T": sizes["T"]}))
+            check_offsets(fn, cu_seqlens, {"...": (sizes["B"],), "T": sizes["T"]})
     sizes["N"] = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     expect(fn, sizes, initial_state=(initial_state, "N D W?"))
     y, end = convolve(x, (weight, bias, activation), initial_state, cu_seqlens, output_final_state)

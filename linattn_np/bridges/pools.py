@@ -9,7 +9,6 @@ import torch
 
 from ..runtime.doorway import WHOLE, expect
 from ..runtime.pools import NO_ROW, StateRows, check_rows, put_on_device, take_rows
-from ..runtime.shapes import Sizes
 
 Tensor = torch.Tensor
 
@@ -26,7 +25,7 @@ class Pool:
         at = torch.where(rows == pad_slot_id, NO_ROW, rows.long())
         if at.device.type == "cpu" and not torch.compiler.is_compiling():
             try:
-                check_rows(fn, xp, (at, None), Sizes((B,)), {name: (pool, "S " * (pool.ndim - 1))})
+                check_rows(fn, xp, (at, None), {"...": (B,)}, {name: (pool, "S " * (pool.ndim - 1))})
             except ValueError as error:
                 raise ValueError(str(error).replace("state_rows", name)) from None
         self.pool, self.at = pool, at.to(pool.device)

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..call.binding import flatten
 from ..call.dispatch import run
 from ..call.vjp import run_vjp
 from ..runtime.arrays import Array
-from ..spec import Variables, VariantSpec
+from ..runtime.shapes import flatten
+from ..spec import VariantSpec
 from .linearise import Linearised, linearise
 from .residuals import Separation, rebuild
 from .shapes import Abstract, result_of
@@ -129,10 +129,9 @@ class Program:
         first = len(samples)
         saved_results = tuple(n for n in range(len(self.results)) if first + n in separation.used)
         extras = tuple(Abstract(x.shape, x.dtype) for x in separation.extras)
-        call = found[0].call
-        call = call._replace(variables=Variables(), state=None, given_state=None,
-                             options={**call.options, "state": None})  # fmt: skip
-        return SavedArrays(structure, saved_results, extras, found[0]._replace(call=call, computed=None))
+        return SavedArrays(
+            structure, saved_results, extras, found[0]._replace(call=found[0].call.without_arrays(), computed=None)
+        )
 
     @property
     def saving_results(self) -> tuple[Abstract, ...]:
@@ -240,8 +239,7 @@ class Program:
         for n, x in zip(saved.saved_results, rest, strict=False):
             results[n] = x.astype(self.results[n].dtype, copy=False)
         pool = [*arrays, *results, *rest[len(saved.saved_results) :]]
-        variables, state, given_state, computed = rebuild(saved.structure, pool)
-        call = saved.linearised.call._replace(variables=variables, state=state, given_state=given_state)
+        call, computed = rebuild(saved.structure, pool)
         return saved.linearised._replace(call=call, computed=computed)
 
     def _public(self, found: tuple[Any, Any]) -> Iterator[Array]:
@@ -253,9 +251,8 @@ class Program:
     ) -> tuple[Any, Separation]:
         """The structure of the residuals, and their arrays. Results that are not dense are no place of residuals."""
         results = [x if x.flags.c_contiguous else NOTHING for x in self._public(found)]
-        separation, call = Separation([*given, *results]), linearised.call
-        saved = call.variables, call.state, call.given_state, linearised.computed
-        return separation.structure(saved, like), separation
+        separation = Separation([*given, *results])
+        return separation.structure((linearised.call, linearised.computed), like), separation
 
 
 def _whole(d: Any, like: Any) -> Any:

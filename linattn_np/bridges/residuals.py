@@ -20,14 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..runtime.memory import address
-from ..runtime.shapes import Sizes
-from ..spec import Variables, VariantSpec
+from ..spec import FIXED, Call, VariantSpec
 
 # compared by value, or the same object in every call of one signature
 VALUES = (type(None), bool, int, float, str, bytes, np.generic, np.dtype, type, Enum, ModuleType, BuiltinFunctionType,
-          VariantSpec, Sizes, slice)  # fmt: skip
+          VariantSpec, slice)  # fmt: skip
 PLAIN = (type(None), bool, int, float, str, tuple)
-FIXED = frozenset(("xp", "dtype", "sizes", "name", "sequences", "axes", "kernels", "options"))  # of Variables
 
 
 class View(NamedTuple):
@@ -113,8 +111,8 @@ class Separation:
             parts = tuple(itertools.starmap(self.structure, zip(x, _padded(likes, len(x)), strict=True)))
             plain = isinstance(x, tuple) and all(map(operator.is_, parts, x))
             return x if plain else Node(type(x), None, parts)  # plain: cores look some tuples up by identity
-        if isinstance(x, Variables):
-            values = dict(sorted(vars(x).items()))
+        if isinstance(x, Call):
+            values = {n: y for n, y in sorted(vars(x).items()) if n != "recorder"}
             fixed = {n: Fixed({**y, "state": None} if n == "options" else y) for n, y in values.items() if n in FIXED}
         elif isinstance(x, dict):
             values, fixed = x, {}
@@ -192,7 +190,7 @@ def rebuild(structure: Any, pool: list[np.ndarray]) -> Any:
     if names is None:
         return kind(*values) if hasattr(kind, "_fields") else kind(values)
     named = dict(zip(names, values, strict=True))
-    return kind(**named) if kind is Variables else kind(named)
+    return Call(**named, recorder=None) if kind is Call else kind(named)
 
 
 def _array(view: View, pool: list[np.ndarray]) -> np.ndarray:

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..call.binding import Prepared, flatten, prepare, spec_of, unflatten
+from ..call.binding import prepare, spec_of
 from ..call.dispatch import run
 from ..call.layouts import LAYOUTS
 from ..call.pieces import time_of
 from ..call.results import Result, StatesResult
 from ..runtime.arrays import STORAGE, dtype_name
-from ..runtime.shapes import is_of_pairs
-from ..spec import VariantSpec
+from ..runtime.shapes import flatten, is_of_pairs, unflatten
+from ..spec import Call, VariantSpec
 
 
 class Abstract(NamedTuple):
@@ -77,57 +77,51 @@ def result_of(spec: VariantSpec, arrays: Mapping[str, Any], state: Any, options:
     return Result(out, end) if out is None or call.options["return_state"] else out
 
 
-def _without_tokens(call: Prepared, options: Mapping[str, Any]) -> Result:
+def _without_tokens(call: Call, options: Mapping[str, Any]) -> Result:
     """The result of the call on no tokens of one batch row, time first."""
-    batch = len(call.variables.sizes.batch)
+    batch = len(call.batch)
 
     def no_tokens(name: str) -> Any:
-        x, time = getattr(call.variables, name), time_of(call, name)
+        x, time = getattr(call, name), time_of(call, name)
         if time is None:
             return x
         none = x[(slice(1),) * batch + (slice(0), ...)]
-        slots = x.shape[-1] - call.variables.sizes.T
+        slots = x.shape[-1] - call.sizes["T"]
         return none[..., :slots] if is_of_pairs(call.spec.arrays[name].axes) else none
 
     given = {name: no_tokens(name) for name in call.spec.arrays}
     given |= {name: options[name] for name in given if isinstance(options.get(name), str)}
-    ragged = call.variables.sizes.ragged is not None
+    ragged = call.is_ragged
     own = {"cu_seqlens": [0, 0] if ragged else None, "return_states_at": None, "layout": "time_first",
            "overwrite_state": False, "return_state": True}  # fmt: skip
-    lead = (slice(1),) * len(_lead(call))
+    lead = (slice(1),) * len(call.lead)
     state = each(lambda S: S[(*lead, ...)], call.given_state)
     rest = {name: value for name, value in options.items() if name not in given}
     return run(call.spec, (), {**given, "state": state, **rest, **own})
 
 
-def _lead(call: Prepared) -> tuple[int, ...]:
-    """The leading axes of states: of the batch, or the sequences of a ragged batch."""
-    sizes = call.variables.sizes
-    return sizes.batch if sizes.ragged is None else (sizes.ragged,)
-
-
-def _own(call: Prepared, S: np.ndarray | Abstract) -> tuple[int, ...]:
+def _own(call: Call, S: np.ndarray | Abstract) -> tuple[int, ...]:
     """The axes of one state."""
-    return S.shape[len(_lead(call)) :]
+    return S.shape[len(call.lead) :]
 
 
-def _end(call: Prepared, state: Any) -> Any:
+def _end(call: Call, state: Any) -> Any:
     """The final state, from that of the call without tokens."""
     core, found = call.spec.core, []
     for name, S in flatten("state", state).items():
         shape = core.end_shape(call.plan, call.given_state, name.rpartition(".")[2], _own(call, S))
-        found.append(Abstract(_lead(call) + shape, S.dtype))
+        found.append(Abstract(call.lead + shape, S.dtype))
     return unflatten(state, found)
 
 
-def _out(call: Prepared, x: np.ndarray) -> Abstract:
-    sizes, layout = call.variables.sizes, LAYOUTS.get(call.options["layout"])
-    shape = (*sizes.batch, sizes.letters.get("Tq", sizes.T), *x.shape[x.ndim - call.spec.row_axes :])
+def _out(call: Call, x: np.ndarray) -> Abstract:
+    sizes, layout = call.sizes, LAYOUTS.get(call.options["layout"])
+    shape = (*sizes["..."], sizes.get("Tq", sizes["T"]), *x.shape[x.ndim - call.spec.row_axes :])
     return Abstract(shape if layout is None else layout.shape(shape, call.spec.row_axes), x.dtype)
 
 
-def _states(call: Prepared, S: Abstract, count: int) -> Abstract:
+def _states(call: Call, S: Abstract, count: int) -> Abstract:
     """States at positions, in the dtype of the computation."""
-    lead = _lead(call) if call.variables.sizes.ragged is None else ()
-    dtype = S.dtype if S.dtype.kind in "ic" else np.dtype(call.plan.dtype)
+    lead = call.lead if not call.is_ragged else ()
+    dtype = S.dtype if S.dtype.kind in "ic" else np.dtype(call.dtype)
     return Abstract((*lead, count, *_own(call, S)), dtype)

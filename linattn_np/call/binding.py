@@ -2,83 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..core import CallPlan
 from ..runtime import shapes
-from ..runtime.arrays import Library, compute_dtype, dtype_name, enter, is_cupy, is_numpy
+from ..runtime.arrays import compute_dtype, dtype_name, enter, is_cupy, is_numpy
 from ..runtime.callers import caller
 from ..runtime.pools import StateRows, check_rows, take_rows
-from ..runtime.recorder import Recorder
-from ..runtime.shapes import sequences
+from ..runtime.recorder import Recorder, active, refuse
+from ..runtime.shapes import flatten, sequences, unflatten
 from ..runtime.values import is_finite, is_real, is_whole, is_word, shown
-from ..spec import Variables, VariantSpec
+from ..spec import Call, VariantSpec
 from . import layouts
 from .options import COMMON
 from .overwrite import check_inputs_disjoint, check_overwritten
 
 
-class Prepared(NamedTuple):
-    """A call with checked arguments."""
+def inputs_of(call: Call) -> Any:
+    """The core's inputs: the result of the change of variables."""
+    return call.spec.change.to_core(call)
 
-    spec: VariantSpec
-    library: Library
-    options: dict[str, Any]
-    variables: Variables
-    plan: Any  # the core's, with the fields of CallPlan
-    state: Any  # the core's
-    given_state: Any  # the caller's
-    rows: StateRows | None  # of given_state, if it is a pool or some sequences begin without a state
-    recorder: Any  # Recorder of kernels, for NumPy and CuPy arrays
 
-    def inputs(self) -> Any:
-        """The core's inputs: the result of the change of variables."""
-        return self.spec.change.to_core(self.variables)
+def is_cut(call: Call) -> bool:
+    """Whether a call is computed piece by piece (pieces.py), as far as that is known without its core.
 
-    @property
-    def state_parts(self) -> dict[str, Any]:
-        """The arrays of the caller's state by name; none without a state."""
-        return {} if self.given_state is None else flatten("state", self.given_state)
+    Without `unpack_at`, a state that depends on tokens too is found by calls that end at the positions.
+    """
+    at, state = call.options["return_states_at"], call.spec.state
+    return has_fewer_queries(call) or (at is not None and state.unpack_vjp is not None and state.unpack_at is None)
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether the call is computed piece by piece (pieces.py), as far as that is known without its core.
 
-        Without `unpack_at`, a state that depends on tokens too is found by calls that end at the positions.
-        """
-        at, state = self.options["return_states_at"], self.spec.state
-        return self.has_fewer_queries or (at is not None and state.unpack_vjp is not None and state.unpack_at is None)
+def lacks_states(call: Call, core: Any, x: Any) -> bool:
+    """Whether states at positions are asked for that the core does not return: the call is computed in pieces."""
+    if call.options["return_states_at"] is None:
+        return False
+    return not core.gives_states(call.name, x, call.plan, call.options["backend"])
 
-    def lacks_states(self, core: Any, x: Any) -> bool:
-        """Whether states at positions are asked for that the core does not return: the call is computed in pieces."""
-        if self.options["return_states_at"] is None:
-            return False
-        return not core.gives_states(self.spec.name, x, self.plan, self.options["backend"])
 
-    @property
-    def has_fewer_queries(self) -> bool:
-        """Whether causal queries are those of the last tokens only."""
-        letters = self.variables.sizes.letters
-        return self.plan.causal and letters.get("Tq", letters["T"]) < letters["T"]
+def has_fewer_queries(call: Call) -> bool:
+    """Whether causal queries are those of the last tokens only."""
+    T = call.sizes["T"]
+    return call.plan.causal and call.sizes.get("Tq", T) < T
 
-    @property
-    def doubtful_layout(self) -> bool:
-        """Whether the shapes suggest heads first although the layout is time first."""
-        return _is_doubtful(self.options, self.variables.sizes, self.given_state)
 
-    @property
-    def is_recordable(self) -> bool:
-        """Whether a call with this signature may be replayed: it neither warns nor looks at numbers."""
-        looks = self.options["check"] or self.doubtful_layout or self.gathers_rows
-        return not looks and all("int" in dtype_name(S) for n, S in self.state_parts.items() if n in self.spec.counts)
+def is_doubtful(call: Call) -> bool:
+    """Whether the shapes suggest heads first although the layout is time first."""
+    is_first = call.options["layout"] == "time_first" and call.given_state is None
+    return is_first and call.sizes.get("H", 0) >= 8 * call.sizes["T"] > 8
 
-    @property
-    def gathers_rows(self) -> bool:
-        """Whether the core gets states that are gathered from a pool, or of which some were set to zero."""
-        return self.rows is not None and self.plan.pool_rows is None
+
+def is_recordable(call: Call) -> bool:
+    """Whether a call with this signature may be replayed: it neither warns nor looks at numbers."""
+    looks = call.options["check"] or is_doubtful(call) or gathers_rows(call)
+    counts = (call.state_parts.get(name) for name in call.spec.counts)
+    return not looks and all(S is None or "int" in dtype_name(S) for S in counts)
+
+
+def gathers_rows(call: Call) -> bool:
+    """Whether the core gets states that are gathered from a pool, or of which some were set to zero."""
+    return call.rows is not None and call.plan.pool_rows is None
 
 
 def spec_of(caller: str, fn: Any) -> VariantSpec:
@@ -89,7 +74,7 @@ def spec_of(caller: str, fn: Any) -> VariantSpec:
     return spec
 
 
-def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Prepared:
+def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
     """Check a call. Every error about bad input is raised here or by the change of variables."""
     fn = spec.name
     given, options = bind(spec, arrays, keywords)
@@ -98,7 +83,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
         _check_kind(spec, own, options)
     (library, entered), recorder = enter(fn, {**given, **(each := flatten("state", own))}), None
     if is_numpy(library.xp):
-        recorder = Recorder()
+        recorder = Recorder() if active.recorder is None else None  # of a layer, the call is a part of whose plan
     elif is_cupy(library.xp):
         from ..ops.cuda.moves import namespace
 
@@ -114,46 +99,53 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     layout = None if options["layout"] == "time_first" else layouts.LAYOUTS[options["layout"]]
     theirs = axes if layout is None else {n: layout.axes(a) for n, a in axes.items()}
     sizes = shapes.check_arrays(fn, entered, theirs, spec.change.value, spec.complex_arrays)
-    if not spec.shares_states and sizes.letters.get("Hq", 0) > sizes.H:
+    if not spec.shares_states and sizes.get("Hq", 0) > sizes["H"]:
         query, value = spec.change.query, spec.change.value
-        raise ValueError(f"{fn}: {query} has Hq = {sizes.Hq} heads and {value} H = {sizes.H}, expected Hq to divide H")
-    sizes.letters.setdefault("K", 1)  # a variant without queries and keys
+        raise ValueError(
+            f"{fn}: {query} has Hq = {sizes['Hq']} heads and {value} H = {sizes['H']}, expected Hq to divide H"
+        )
+    sizes.setdefault("K", 1)  # a variant without queries and keys
     if layout is not None:
         layout.add_sizes(sizes)
-        entered = {n: layout.enter(xp, x, axes[n], sizes.batch) for n, x in entered.items()}
+        entered = {n: layout.enter(xp, x, axes[n], sizes["..."]) for n, x in entered.items()}
     offsets = options["cu_seqlens"] = shapes.check_offsets(fn, options["cu_seqlens"], sizes)
     if options["return_states_at"] is not None:
-        options["return_states_at"] = shapes.check_positions(fn, options["return_states_at"], sizes.T)
+        options["return_states_at"] = shapes.check_positions(fn, options["return_states_at"], sizes["T"])
         if offsets is not None and not options.get("causal", True):
             raise ValueError(f"{fn}: return_states_at with cu_seqlens and causal=False, expected causal=True")
-    if _is_doubtful(options, sizes, state):
-        warnings.warn(
-            f"{fn}: {sizes.T} tokens of {sizes.H} heads in the layout (..., T, H, K): if the arrays are "
-            "(..., H, T, K), pass layout='heads_first'",
-            UserWarning,
-            stacklevel=caller()[1],
-        )
     numbers = (S for name, S in flatten("state", state).items() if name not in spec.counts)
     dtype = compute_dtype(xp, *entered.values(), *numbers)
     plan = _plan(spec, xp, dtype, options, sizes, offsets)
     rows = _rows_of(spec, xp, options, sizes, state)
-    c = Variables(
+    call = Call(
         **entered,
-        xp=xp,
-        dtype=dtype,
-        sizes=sizes,
+        spec=spec,
+        library=library,
         options=options,
-        name=fn,
-        sequences=plan.sequences,
         axes=axes,
-        kernels=options["backend"] in (None, "cuda"),
+        sizes=sizes,
+        batch=sizes["..."],
+        plan=plan,
+        given_state=state,
+        state=state,
+        rows=rows,
+        recorder=recorder,
     )
-    core_state, plan = _enter_state(spec, c, plan, state, rows)
+    with recorder if recorder is not None and is_numpy(xp) else contextlib.nullcontext():
+        _enter_state(call)
+    if active.recorder is not None and not is_recordable(call):
+        refuse("a call warns, or looks at numbers")
+    if is_doubtful(call):
+        warnings.warn(
+            f"{fn}: {sizes['T']} tokens of {sizes['H']} heads in the layout (..., T, H, K): if the arrays are "
+            "(..., H, T, K), pass layout='heads_first'",
+            UserWarning,
+            stacklevel=caller()[1],
+        )
     if options["overwrite_state"]:
-        parts, begins = flatten("state", state), flatten("state", core_state) if spec.counts else {}
-        check_overwritten(fn, parts, plan, flatten("state", own), {n: begins[n] for n in spec.counts})
+        parts, begins = flatten("state", state), flatten("state", call.initial) if spec.counts else {}
+        check_overwritten(fn, parts, call.plan, flatten("state", own), {n: begins[n] for n in spec.counts})
         check_inputs_disjoint(fn, parts, entered)
-    call = Prepared(spec, library, options, c, plan, core_state, state, rows, recorder)
     if options["check"]:
         from .findings import enforce
 
@@ -166,21 +158,21 @@ def _plan(
 ) -> Any:
     scale = options["scale"]
     if scale is None:
-        scale = max(sizes.K, 1) ** -0.5 if spec.scaled else 1.0
-    plan = CallPlan(
-        xp,
-        dtype,
-        scale,
-        options.get("causal", True),
-        options["chunk_size"],
-        tuple(sequences(sizes.T, offsets)),
-        overwrite=options["overwrite_state"],
-        precision=options["precision"],
-        has_state=options["state"] is not None,
-        returns_state=options["return_state"] or options["overwrite_state"],
-        states_at=None if options["return_states_at"] is None else tuple(options["return_states_at"]),
-    )
-    return spec.core.plan(plan, spec, options, sizes)
+        scale = max(sizes["K"], 1) ** -0.5 if spec.scaled else 1.0
+    fields = {  # of core.py:CallPlan
+        "xp": xp,
+        "dtype": dtype,
+        "scale": scale,
+        "causal": options.get("causal", True),
+        "chunk_size": options["chunk_size"],
+        "sequences": tuple(sequences(sizes["T"], offsets)),
+        "overwrite": options["overwrite_state"],
+        "precision": options["precision"],
+        "has_state": options["state"] is not None,
+        "returns_state": options["return_state"] or options["overwrite_state"],
+        "states_at": None if options["return_states_at"] is None else tuple(options["return_states_at"]),
+    }
+    return spec.core.plan(fields, spec, options, sizes)
 
 
 # arrays and options by name
@@ -197,7 +189,7 @@ def bind(
             f"{', '.join(names)}; options go by keyword"
         )
     bound = dict(zip(names, arrays, strict=False))
-    options = {**spec.options.defaults, **COMMON}
+    options = {**spec.options, **COMMON}
     for name, value in keywords.items():
         if name in spec.arrays:
             if name in bound:
@@ -210,7 +202,7 @@ def bind(
 
             hint = did_you_mean(name, [*names, *options])
             raise TypeError(f"{fn}: unknown option {name!r}{hint}, expected one of {', '.join(options)}")
-    for name, (option, default) in spec.options.names.items():
+    for name, (option, default) in spec.rules.items():
         named = isinstance(bound.get(name), str)
         options[option] = bound[name] if named else default
         bound[name] = None if named else bound.get(name)
@@ -230,8 +222,8 @@ def bind(
         options["layout"] = "time_first"  # there are no heads
     if options["overwrite_state"] and options["state"] is None:
         raise ValueError(f"{fn}: overwrite_state=True without a state, expected state to be given")
-    if spec.options.check is not None:
-        spec.options.check(fn, options)
+    if spec.check_options is not None:
+        spec.check_options(fn, options)
     return bound, options
 
 
@@ -261,10 +253,6 @@ def _has_fewer_queries(
         found.append((shape[letters.index("T")], next(n for n, a in zip(shape, letters, strict=True) if a[0] == "H")))
     (Tq, Hq), (T, H) = found
     return bool(Tq < T and (Tq, Hq) != (H, T))
-
-
-def _is_doubtful(options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> bool:
-    return options["layout"] == "time_first" and state is None and sizes.letters.get("H", 0) >= 8 * sizes.T > 8
 
 
 # checks of options, each (fn, value) -> value
@@ -370,21 +358,9 @@ def axes_of_states(spec: VariantSpec) -> Mapping[str, str]:
     return spec.state.axes or spec.core.STATE_AXES
 
 
-def flatten(name: str, state: Any) -> dict[str, Any]:
-    """The arrays of a state by name: "state", or "state.S", "state.z", ..."""
-    if not isinstance(state, tuple):
-        return {name: state}
-    fields: Any = state  # a named tuple
-    return {f"{name}.{n}": S for n, S in fields._asdict().items()}
-
-
-def unflatten(like: Any, each: list[Any]) -> Any:
-    """The inverse of flatten."""
-    return type(like)(*each) if isinstance(like, tuple) else each[0]
-
-
-def _enter_state(spec: VariantSpec, c: Variables, plan: Any, state: Any, rows: StateRows | None) -> tuple[Any, Any]:
-    """(core state, plan); what rows of a pool hold is gathered here if variant or core do not read it by its rows."""
+def _enter_state(c: Call) -> None:
+    """Set the core's initial state; rows of a pool are gathered here if variant or core do not read it by its rows."""
+    spec, plan, state, rows = c.spec, c.plan, c.given_state, c.rows
     is_pool = rows is not None and rows.at is not None
     plain = is_pool and spec.state.plain is not None and spec.state.plain(c.options)
     if spec.state.pack is None or plain:
@@ -393,9 +369,12 @@ def _enter_state(spec: VariantSpec, c: Variables, plan: Any, state: Any, rows: S
             axes, counts = axes_of_states(spec)[name.removeprefix("state.")], name in spec.counts
             S = flatten("state", begin)[name] if counts else S  # other rows of a pool may hold anything
             shapes.check_state(c.name, S, c.sizes, axes, name, is_pool and not counts, counts, spec.state.is_complex)
-        return begin, plan._replace(pool_rows=rows) if is_pool and spec.core.TAKES_POOLS else plan
+        c.initial = begin
+        if is_pool and spec.core.TAKES_POOLS:
+            c.plan = plan._replace(pool_rows=rows)
+        return
     c.state = initial_state(spec, plan.xp, c.sizes, state, rows)
-    return spec.state.pack(c, c.state), plan
+    c.initial = spec.state.pack(c, c.state)
 
 
 def _rows_of(spec: VariantSpec, xp: Any, options: dict[str, Any], sizes: shapes.Sizes, state: Any) -> Any:
@@ -417,6 +396,6 @@ def initial_state(spec: VariantSpec, xp: Any, sizes: shapes.Sizes, state: Any, r
     """The states that the sequences of a call begin with; None without one."""
     if rows is None:
         return state
-    batch, unit = sizes.batch if sizes.ragged is None else (sizes.ragged,), spec.state.unit
+    batch, unit = shapes.lead(sizes), spec.state.unit
     each = flatten("state", state).items()
     return unflatten(state, [take_rows(xp, S, rows, batch, name.removeprefix("state.") in unit) for name, S in each])

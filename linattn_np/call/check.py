@@ -18,8 +18,8 @@ def check(fn: Callable[..., Any], /, *arrays: Any, **options: Any) -> list[Findi
     sign; a normaliser whose weights are not positive; arrays that seem to have their heads first, or a batch in the
     place of time. It reads all arrays once. The option check=True of every function does the same before it computes:
     a ValueError for errors (is_error),
-    a UserWarning for the rest. Of la.lms, la.nlms and la.rls it finds NaN and inf, steps that grow, rates that learn
-    nothing, and a memory shorter than the inputs are wide. Raises every error of fn about its arguments.
+    a UserWarning for the rest. Of adaptive filters (la.rls and others) it finds NaN and inf, steps that grow, rates
+    that learn nothing, and a memory shorter than the inputs are wide. Raises every error of fn about its arguments.
     """
     if (rule := getattr(fn, "check", None)) is not None:
         return rule(arrays, options)

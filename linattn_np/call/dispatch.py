@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..core import COMPUTATIONS, Computation
+from ..core import Computation
 from ..runtime import threads
-from ..spec import Samples, VariantSpec
+from ..spec import Call, Samples, VariantSpec
 from . import pieces
-from .binding import Prepared, prepare, threads_of
+from .binding import inputs_of, is_cut, is_recordable, lacks_states, prepare, threads_of
 from .foreign import bridge_of, symbolic_bridge
 from .options import COMMON
 from .replay import plans
-from .replay.plans import Signature, signature_of
-from .replay.record import record
-from .results import Result, StatesResult, final_state, finished
+from .replay.plans import Signature, is_storable, launches_of, names_of, signature_of
+from .replay.template import Template
+from .results import final_state, finished, returned
 
 NO_LIMIT = contextlib.nullcontext()
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +32,7 @@ def public(spec: VariantSpec, samples: Samples | None = None) -> Callable[[F], F
     """Decorator: turn a documented stub into the public function of `spec`; samples: for tests."""
 
     def decorate(stub: F) -> F:
-        call = result_of if "return_lse" in spec.options.defaults else run
+        call = result_of if "return_lse" in spec.options else run
 
         @functools.wraps(stub)
         def function(*arrays: Any, **keywords: Any) -> Any:
@@ -52,7 +52,7 @@ def _signature(spec: VariantSpec) -> inspect.Signature:
         inspect.Parameter(name, one, default=None if arg.optional else inspect.Parameter.empty)
         for name, arg in spec.arrays.items()
     ]
-    options = {**spec.options.defaults, **COMMON}
+    options = {**spec.options, **COMMON}
     return inspect.Signature(parameters + [inspect.Parameter(n, keyword, default=v) for n, v in options.items()])
 
 
@@ -73,7 +73,7 @@ def value_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, 
 
 def core_of(inputs: Any) -> Computation:
     """The core, or its read-out, that computes a call with these inputs."""
-    return COMPUTATIONS[type(inputs)]
+    return inputs.computation
 
 
 def run(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
@@ -103,37 +103,72 @@ def _of_bridge(bridge: Any, spec: VariantSpec, arrays: tuple[Any, ...], keywords
 def _replayed(signature: Signature, spec: VariantSpec, keywords: Mapping[str, Any]) -> Any:
     """The result of a call by its recorded plan; NotImplemented without one, or if the call must be checked again."""
     key, given, state, pointers = signature
-    recorded = plans.by_key.get(key)
-    if recorded is None:
+    if (plan := plans.by_key.get(key)) is None:
         return NotImplemented
-    plan, returns_state, is_limited, _ = recorded
-    if is_limited:
+    if "num_threads" in keywords:
         with limit(spec, keywords):
             found = plan(given, state, pointers)
     else:
         found = plan(given, state, pointers)
-    if found is None:
-        return NotImplemented
-    return new(Result, found) if returns_state else found[0]
+    return NotImplemented if found is None else found
 
 
-def _computed(call: Prepared, signature: Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+def _computed(call: Call, signature: Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of a checked call, whose plan is recorded: change the variables, compute, finish."""
-    if call.is_cut:
+    if is_cut(call):
         return pieces.forward(call, keywords, _run_piece, final_state)
     with call.recorder or NO_LIMIT:
-        x = call.inputs()
+        x = inputs_of(call)
         core = core_of(x)
-        if call.lacks_states(core, x):
+        if lacks_states(call, core, x):
             return pieces.forward(call, keywords, _run_piece, final_state)
-        out, end, _ = core.forward(call.spec.name, x, call.plan, call.state, call.options["backend"])
-        found = finished(call, out, end)
-    if signature is not None and call.is_recordable:
+        out, end, _ = core.forward(call.name, x, call.plan, call.initial, call.options["backend"])
+        found = returned(call, finished(call, out, end))
+    if signature is not None and is_recordable(call):
         with contextlib.suppress(MemoryError):  # the call has been computed
-            record(call, signature, arrays, keywords, (core, found, end is call.given_state))
-    if isinstance(found, StatesResult):
-        return found
-    return found if found.out is None or call.options["return_state"] else found.out
+            _record(call, signature, arrays, keywords, core, found, end is call.given_state)
+    return found
+
+
+def _record(
+    call: Call, signature: Signature, arrays: tuple[Any, ...], keywords: Mapping[str, Any], core: Any, found: Any,
+    is_own: bool,
+) -> None:  # fmt: skip
+    """Record a computed call, if it can be replayed: its kernels, if they are all that it computed, else a template.
+
+    found: the public result. is_own: whether the core's final state is the caller's own array.
+    """
+    if not is_storable(signature):
+        return
+    plan: Any = None
+    reason, overwrites = "", call.options["overwrite_state"]
+    names = names_of(call.spec, signature, arrays, keywords)
+    try:
+        plan = _whole(call, signature, found, is_own, names)
+    except LookupError as why:
+        reason = str(why)
+    several = isinstance(call.given_state, tuple) or call.options["return_states_at"] is not None
+    if plan is None and names is not None and not (overwrites and several):
+        plan = Template(signature[0], call, names, core).run
+    plans.store(signature[0], plan or plans.computed_in_full, reason)
+
+
+def _whole(call: Call, signature: Signature, found: Any, is_own: bool, names: Any) -> Any:
+    """The plan of everything that a call computed.   Raises LookupError, with the reason, where there is none."""
+    _, given, state, pointers = signature
+    overwritten = state if call.options["overwrite_state"] else None
+    if call.recorder is None:
+        raise LookupError(f"the arrays are of {call.library.name}")
+    if not call.recorder.launches:
+        raise LookupError(call.recorder.obstacle or "no kernel computed the call")
+    if names is None and pointers is None:
+        raise LookupError("an option is an array")
+    if overwritten is not None and pointers is not None and not is_own:
+        from ..ops.cuda import formulas  # which copies final states
+
+        if call.rows is not None or not formulas.takes(*call.state_parts.values()):
+            raise LookupError("the final state is copied into the caller's array")
+    return launches_of(call.xp).LaunchSequence(call.recorder, given, found, overwritten)
 
 
 def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> Any:

@@ -10,8 +10,9 @@ from math import prod
 from typing import Any
 
 from ..runtime.arrays import NARROW, STORAGE, dtype_name
-from ..spec import VariantSpec
-from .binding import Prepared, flatten, prepare, spec_of
+from ..runtime.shapes import flatten
+from ..spec import Call, VariantSpec
+from .binding import gathers_rows, inputs_of, is_cut, is_doubtful, lacks_states, prepare, spec_of
 from .dispatch import core_of
 from .foreign import bridge_of, lazy_bridge
 from .pieces import cut, with_all_queries
@@ -61,7 +62,7 @@ def explain(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Explanation
 
     `slow` says that it makes array calls instead of compiled loops or CUDA kernels, takes kernels of float32 for rows
     of two dtypes, goes token by token on a GPU, or has gradients by array calls, and what would be fast; "" if it is.
-    Of la.lms, la.nlms and la.rls it explains the call of the core, which has one token more.
+    Of adaptive filters (la.rls and others) it explains the call of the core, which has one token more.
     """
     if (rule := getattr(fn, "explain", None)) is not None:
         return rule(arrays, options)
@@ -78,19 +79,21 @@ def explain_call(spec: VariantSpec, arrays: tuple[Any, ...], options: dict[str, 
     if (bridge := lazy_bridge(arrays, options)) is not None and (block := bridge.explain(spec, arrays, options)):
         return replace(block, reason=f"of each block of dask's arrays: {block.reason}", replay="the arrays are of dask")
     call = prepare(spec, arrays, options)
-    x = with_all_queries(call).inputs()
+    x = inputs_of(with_all_queries(call))
     core = core_of(x)
     found = core.explain(spec.name, x, call.plan, call.options["backend"])
     slow = _slow(call, core, x, found)
     reason = found.reason + "".join(f"; {name} is stored in {kind}" for name, kind in stored(call.given_state).items())
     if call.options["reverse"]:
         reason += "; on tokens in reverse order"
-    if call.is_cut or call.lacks_states(core, x):
+    if is_cut(call) or lacks_states(call, core, x):
         reason += f"; in {len(cut(call)[0])} pieces"
     elif call.plan.states_at is not None:
         reason += f"; the pass stores {len(call.plan.states_at)} states"
-    moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call.variables, n)) is not None)
-    moved += sum(_bytes(S) for S in (call.state if isinstance(call.state, tuple) else [call.state]) if S is not None)
+    moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call, n)) is not None)
+    moved += sum(
+        _bytes(S) for S in (call.initial if isinstance(call.initial, tuple) else [call.initial]) if S is not None
+    )
     return Explanation(
         spec.name,
         found.backend,
@@ -98,7 +101,7 @@ def explain_call(spec: VariantSpec, arrays: tuple[Any, ...], options: dict[str, 
         found.others,
         found.form,
         found.chunk_size,
-        dtype_name(call.plan.xp.empty(0, dtype=call.plan.dtype)),
+        dtype_name(call.xp.empty(0, dtype=call.dtype)),
         round(found.operations),
         found.operations_per_token,
         moved + _bytes_of_out(call),
@@ -114,7 +117,7 @@ def _of_views(spec: VariantSpec, *arrays: Any, **options: Any) -> Explanation:
 FAST = {"numpy": ("numba", "compiled loops"), "cupy": ("cuda", "CUDA kernels")}  # by library
 
 
-def _slow(call: Prepared, core: Any, x: Any, found: Any) -> str:
+def _slow(call: Call, core: Any, x: Any, found: Any) -> str:
     """Why a call is on a slow path, and what would make it fast; "" for others."""
     name = call.library.name
     if name not in FAST:
@@ -126,7 +129,7 @@ def _slow(call: Prepared, core: Any, x: Any, found: Any) -> str:
             return ""  # products of the library are the fast path
         why = "as requested" if why == COVERED else why
         return f"array calls instead of {words}: {why}; {_remedy(call, core, x, backend)}"
-    kinds = {dtype_name(y): n for n in ("q", "k", "v") if (y := getattr(call.variables, n, None)) is not None}
+    kinds = {dtype_name(y): n for n in ("q", "k", "v") if (y := getattr(call, n, None)) is not None}
     gradients = f"gradients by array calls: {found.gradients}" if found.gradients else ""
     if not _is_fast(call, found, backend):
         words = f"token by token instead of chunks, {gradients}" if gradients else "token by token instead of chunks"
@@ -142,18 +145,18 @@ NO_REMEDY = "no dtype, width or option changes it"
 SHORT = 16  # tokens that go one after the other in any case
 
 
-def _is_fast(call: Prepared, found: Any, backend: str) -> bool:
+def _is_fast(call: Call, found: Any, backend: str) -> bool:
     """Whether a call takes compiled code, on a GPU in chunks if there are many tokens and nothing else is asked for."""
-    longest = max((s.stop - s.start for s in call.plan.sequences), default=0)
+    longest = max((s.stop - s.start for s in call.sequences), default=0)
     in_chunks = found.form != "recurrent form" or longest <= SHORT or call.options["chunk_size"] == 1
     if found.backend != backend:
         return found.others.get(backend) == COVERED  # products of the library are the fast path
     return in_chunks or backend != "cuda"
 
 
-def _remedy(call: Prepared, core: Any, x: Any, backend: str) -> str:
+def _remedy(call: Call, core: Any, x: Any, backend: str) -> str:
     """What makes the call fast, found by asking the core again: options, a dtype, widths."""
-    plan, wanted, xp = call.plan, call.options["backend"], call.plan.xp
+    plan, wanted, xp = call.plan, call.options["backend"], call.xp
     without = [n for n in ("backend", "chunk_size") if call.options[n] is not None]
     plain = plan._replace(chunk_size=None)
     tries = [("without " + " and ".join(without), x, plain)] if without else []
@@ -165,7 +168,7 @@ def _remedy(call: Prepared, core: Any, x: Any, backend: str) -> str:
             tries.append((words, _like(xp, x, dtype, widest), plain._replace(dtype=xp.float32)))
     for words, other, its_plan in tries:
         try:
-            found = core.explain(call.spec.name, other, its_plan, None)
+            found = core.explain(call.name, other, its_plan, None)
         except (ValueError, TypeError):
             continue
         if _is_fast(call, found, backend):
@@ -196,7 +199,7 @@ def _bfloat16() -> Any:
     return bfloat16
 
 
-def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
+def _replay(call: Call, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
     """ "replayed", or why not."""
     options = call.options
     if not plans.ENABLED:
@@ -209,9 +212,9 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "states at positions are returned"
     if call.options["check"]:
         return "check=True looks at the numbers"
-    if call.doubtful_layout:
+    if is_doubtful(call):
         return "the layout raises a warning"
-    if call.gathers_rows:
+    if gathers_rows(call):
         return "the rows of the pool are gathered first"
     signature = signature_of(call.spec, arrays, keywords)
     if signature is None and options["state_rows"] is not None:
@@ -222,21 +225,20 @@ def _replay(call: Prepared, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
         return "an option is an array, or the bytes of an array are swapped"
     if not has_distinct_arrays(signature):
         return "two arrays begin at one address"
-    recorded = plans.by_key.get(signature[0])
-    if isinstance(recorded, plans.Recorded) and recorded.plan is plans.computed_in_full:
+    if plans.by_key.get(signature[0]) is plans.computed_in_full:
         return "what it computes cannot be recorded"
-    if isinstance(recorded, plans.Recorded) and recorded.reason:
-        return f"{IN_PART} ({recorded.reason})"
+    if reason := plans.reasons.get(signature[0]):
+        return f"{IN_PART} ({reason})"
     return "replayed"
 
 
-def _bytes_of_out(call: Prepared) -> int:
+def _bytes_of_out(call: Call) -> int:
     """Bytes of the output: one for every query, or for every value where the variant has no queries."""
-    change, c = call.spec.change, call.variables
-    v = getattr(c, change.value)
+    change = call.spec.change
+    v = getattr(call, change.value)
     if change.query is None:
         return _bytes(v)
-    if (queries := getattr(c, change.query)) is None:
+    if (queries := getattr(call, change.query)) is None:
         return 0
     heads = max(v.shape[-2], queries.shape[-2])
     return prod(queries.shape[:-2]) * heads * v.shape[-1] * WIDTH.get(dtype_name(v), 2)

@@ -8,17 +8,15 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..runtime import shapes
 from ..runtime.arrays import NARROW, Array, Namespace, accumulate, dtype_name
 from ..runtime.callers import caller
-
-if TYPE_CHECKING:
-    from .binding import Prepared
+from ..spec import Call
 
 AXES = {"T": "token", "Tq": "token", "H": "head", "Hq": "head", "Hk": "head", "K": "channel", "V": "channel",
-        "n": "step", "M": "slot", "P": "pair", "D": "channel"}  # fmt: skip
+        "n": "step", "R": "row", "M": "slot", "P": "pair", "D": "channel"}  # fmt: skip
 FORGOTTEN = -50.0  # e^-50 is nothing beside 1 in any dtype
 LENGTHS = 1e-3, 4e-2  # squares of rows of length 1 may be off by so much in 32 bits and more, in 16 bits
 TINY = 1e-300
@@ -36,24 +34,24 @@ class Finding(NamedTuple):
         return f"{self.array} {self.message}"
 
 
-def enforce(call: Prepared) -> None:
+def enforce(call: Call) -> None:
     """The option check=True.   Raises ValueError for findings that are errors, warns of the others."""
     found = list(findings(call))
     if errors := [str(f) for f in found if f.is_error]:
-        raise ValueError(f"{call.spec.name}: " + "; ".join(errors))
+        raise ValueError(f"{call.name}: " + "; ".join(errors))
     for finding in found:
-        warnings.warn(f"{call.spec.name}: {finding}", UserWarning, stacklevel=caller()[1])
+        warnings.warn(f"{call.name}: {finding}", UserWarning, stacklevel=caller()[1])
     if not call.options["return_state"] and _is_unpacked():
         raise ValueError(
-            f"{call.spec.name}: the result is unpacked into two names but is one array, the outputs; "
+            f"{call.name}: the result is unpacked into two names but is one array, the outputs; "
             "return_state=True returns (out, state)"
         )
 
 
-def findings(call: Prepared) -> Iterator[Finding]:
+def findings(call: Call) -> Iterator[Finding]:
     """The findings of a call with checked arguments."""
-    c, spec = call.variables, call.spec
-    given = {name: x for name in spec.arrays if (x := getattr(c, name)) is not None and math.prod(x.shape)}
+    spec = call.spec
+    given = {name: x for name in spec.arrays if (x := getattr(call, name)) is not None and math.prod(x.shape)}
     given |= {n: S for n, S in call.state_parts.items() if math.prod(S.shape)}
     finite = True
     for name, x in given.items():
@@ -63,7 +61,7 @@ def findings(call: Prepared) -> Iterator[Finding]:
     if finite:
         outside = list(_ranges(call, given))
         yield from outside
-        if call.variables.sizes.T:
+        if call.sizes["T"]:
             yield from _normaliser(call) if outside else itertools.chain(_growth(call), _normaliser(call))
         yield from _lengths(call, given)
         yield from _overflow(call, given)
@@ -73,8 +71,8 @@ def findings(call: Prepared) -> Iterator[Finding]:
         yield Finding("scale", "is 0: queries read nothing, and no array but the values can have a gradient", False)
 
 
-def _not_finite(call: Prepared, name: str, x: Array) -> Iterator[Finding]:
-    xp = call.plan.xp
+def _not_finite(call: Call, name: str, x: Array) -> Iterator[Finding]:
+    xp = call.xp
     limits = _limits(call, name)
     kinds = [("NaN", xp.isnan(x))]
     inf = xp.isinf(x)
@@ -87,9 +85,9 @@ def _not_finite(call: Prepared, name: str, x: Array) -> Iterator[Finding]:
             yield Finding(name, f"is {what} at {count} of {math.prod(x.shape)} places, first at {place}", True)
 
 
-def _ranges(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
+def _ranges(call: Call, given: dict[str, Array]) -> Iterator[Finding]:
     """Values outside the limits of their array."""
-    xp, spec = call.plan.xp, call.spec
+    xp, spec = call.xp, call.spec
     outside = {}
     for name, x in given.items():
         limits = _limits(call, name)
@@ -124,7 +122,7 @@ def _ranges(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
         yield Finding(name, text, True)
 
 
-def _limits(call: Prepared, name: str) -> tuple[float, float] | None:
+def _limits(call: Call, name: str) -> tuple[float, float] | None:
     """The least and the largest sensible value of an array, or of a part of the state; None without any."""
     spec = call.spec
     if name in spec.arrays:
@@ -143,35 +141,35 @@ def _about_decays(name: str, low: float, high: float, exchanged: bool) -> str:
     return f": it is the log of a decay; perhaps -{name} is meant" if low >= 0 else ": the state would grow"
 
 
-def _is_raw(call: Prepared, name: str) -> bool:
+def _is_raw(call: Call, name: str) -> bool:
     """Whether another array or an option says that this one is something else than its limits are for."""
-    spec, c = call.spec, call.variables
-    others = [n for n, arg in spec.arrays.items() if arg.reinterprets == name and getattr(c, n) is not None]
+    spec = call.spec
+    others = [n for n, arg in spec.arrays.items() if arg.reinterprets == name and getattr(call, n) is not None]
     raw = spec.arrays[name].raw_with
-    return bool(others) or any(call.options.get(n) or getattr(c, n, None) is not None for n in raw)
+    return bool(others) or any(call.options.get(n) or getattr(call, n, None) is not None for n in raw)
 
 
-def _growth(call: Prepared) -> Iterator[Finding]:
+def _growth(call: Call) -> Iterator[Finding]:
     """Steps that multiply the state, or queries and keys, by more than 1 in absolute value."""
-    found = call.spec.core.growth(call.inputs(), call.plan)
+    found = call.spec.core.growth(call.spec.change.to_core(call), call.plan)
     if found is None:
         return
     text = f"{found.message}, expected 0 to 2: the step multiplies {found.what} by {found.factor:.4g} "
     text += "along one direction"
-    if "qk_l2norm" in call.spec.options.defaults:
+    if "qk_l2norm" in call.spec.options:
         text += "; qk_l2norm=True divides keys and queries by their length"
     elif found.is_error:
         text += f"; divide {'keys' if found.array == 'k' else found.array} by their length"
     yield Finding(found.array, text, found.is_error)
 
 
-def _normaliser(call: Prepared) -> Iterator[Finding]:
+def _normaliser(call: Call) -> Iterator[Finding]:
     """Weights that a sum normaliser divides by and that may be negative."""
-    spec, options, xp = call.spec, call.options, call.plan.xp
+    spec, options, xp = call.spec, call.options, call.xp
     if not options.get("normalize") or options.get("feature_map") != "identity":
         return
     for name in filter(None, (spec.change.query, spec.change.key)):
-        x = getattr(call.variables, name)
+        x = getattr(call, name)
         if x is not None and math.prod(x.shape) and float(xp.min(x)) < 0:
             yield Finding(
                 name,
@@ -182,9 +180,9 @@ def _normaliser(call: Prepared) -> Iterator[Finding]:
             return
 
 
-def _lengths(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
+def _lengths(call: Call, given: dict[str, Array]) -> Iterator[Finding]:
     """Queries and keys that were divided by their length along another axis than the channels."""
-    xp, change = call.plan.xp, call.spec.change
+    xp, change = call.xp, call.spec.change
     for name in dict.fromkeys(filter(None, (change.query, change.key))):
         x = given.get(name)
         if x is None or x.ndim < 3 or min(x.shape[-3:]) < 2:
@@ -206,15 +204,15 @@ def _is_unit(xp: Namespace, x: Array, axis: int, slack: float) -> bool:
     return bool(xp.all(xp.abs(xp.sum(x * x, axis=axis) - 1) <= slack))
 
 
-def _overflow(call: Prepared, given: dict[str, Array]) -> Iterator[Finding]:
+def _overflow(call: Call, given: dict[str, Array]) -> Iterator[Finding]:
     """Products of the largest numbers of queries, keys and values that the dtypes do not hold."""
-    xp, change, options = call.plan.xp, call.spec.change, call.options
+    xp, change, options = call.xp, call.spec.change, call.options
     names = [n for n in dict.fromkeys((change.query, change.key, change.value)) if n in given]
     largest = {n: math.log2(max(float(xp.max(xp.abs(accumulate(xp, given[n])))), TINY)) for n in names}
-    stored = given[change.value].dtype if change.value in names else call.plan.dtype
+    stored = given[change.value].dtype if change.value in names else call.dtype
     is_average = bool(options.get("normalize")) or call.spec.readout.name != "LINEAR"
     states = sum(largest[n] for n in names if n != change.query)
-    if states > _exponent(xp, call.plan.dtype):
+    if states > _exponent(xp, call.dtype):
         text = "the products of keys and values"
     elif not is_average and change.query in names and sum(largest.values()) > _exponent(xp, stored):
         text = "the outputs"
@@ -229,7 +227,7 @@ def _exponent(xp: Namespace, dtype: Any) -> float:
     return {"float16": 16.0, "float64": 1024.0}.get(dtype_name(xp.empty(0, dtype=dtype)), 128.0)
 
 
-def _transposed(call: Prepared) -> Iterator[Finding]:
+def _transposed(call: Call) -> Iterator[Finding]:
     """States of as many key as value channels that are transposed views: shapes do not show an exchange."""
     for name, S in call.state_parts.items():
         steps = getattr(S, "strides", None)
@@ -243,9 +241,9 @@ def _transposed(call: Prepared) -> Iterator[Finding]:
             )
 
 
-def _layout(call: Prepared) -> Iterator[Finding]:
-    sizes, options, value = call.variables.sizes, call.options, call.spec.change.value
-    T, H = sizes.T, sizes.letters.get("H", 0)
+def _layout(call: Call) -> Iterator[Finding]:
+    sizes, options, value = call.sizes, call.options, call.spec.change.value
+    T, H = sizes["T"], sizes.get("H", 0)
     has_state = options["return_state"] or call.given_state is not None
     if options["layout"] == "heads_first" and H > T > 1:
         yield Finding(
@@ -263,11 +261,11 @@ def _layout(call: Prepared) -> Iterator[Finding]:
             "layout='heads_first'",
             False,
         )
-    elif not sizes.batch and sizes.ragged is None and T > 1 and has_state:
+    elif not call.lead and T > 1 and has_state:
         yield Finding(
             value,
             f"has no batch axis: its first axis, {T}, is read as time; one token of {T} sequences is "
-            f"la.step(la.{call.spec.name}, ...)",
+            f"la.step(la.{call.name}, ...)",
             False,
         )
 
@@ -277,17 +275,17 @@ def _interval(limits: Any) -> str:
     return f"<= {high:g}" if low == -math.inf else f">= {low:g}" if high == math.inf else f"{low:g} to {high:g}"
 
 
-def _place(call: Prepared, name: str, x: Array, n: int) -> str:
+def _place(call: Call, name: str, x: Array, n: int) -> str:
     """'batch 0, token 3, head 1' of element n of x, an array in time-first layout."""
     index = []
     for size in reversed(x.shape):
         index.append(n % size)
         n //= size
     index.reverse()
-    axes = call.variables.axes.get(name)
+    axes = call.axes.get(name)
     if axes is None:
         return str(tuple(index))
-    ranks = (0, len(call.variables.sizes.batch))
+    ranks = (0, len(call.batch))
     letters = next((one for one in map(shapes.letters_of, axes.split("|")) if x.ndim - len(one) in ranks), [])
     names = ["batch"] * (x.ndim - len(letters)) + [AXES.get(letter, letter) for letter in letters]
     return ", ".join(f"{word} {i}" for word, i in zip(names, index, strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..runtime import shapes
 from ..runtime.arrays import device
-from .binding import axes_of, prepare, spec_of
+from .binding import prepare, spec_of
 from .foreign import bridge_of
 
 
@@ -36,17 +36,17 @@ def influence_matrix(fn: Callable[..., Any], *arrays: Any, **options: Any) -> An
         if found is not NotImplemented:
             return found
     call = prepare(spec, arrays, options)
-    xp, c, axes = call.plan.xp, call.variables, axes_of(spec, call.options)
-    if query is not None and getattr(c, query) is None:
+    xp, axes = call.xp, call.axes
+    if query is not None and getattr(call, query) is None:
         raise TypeError(f"influence_matrix: {query} is None, expected an array: A is what the queries read")
-    given = {n: getattr(c, n) for n in spec.arrays if getattr(c, n) is not None}
-    given |= {n: call.options[option] for n, (option, _) in spec.options.names.items() if n not in given}
+    given = {n: getattr(call, n) for n in spec.arrays if getattr(call, n) is not None}
+    given |= {n: call.options[option] for n, (option, _) in spec.rules.items() if n not in given}
     v = given[value]
-    batch, (*steps, V) = v.shape[: len(c.sizes.batch)], v.shape[len(c.sizes.batch) :]
+    batch, (*steps, V) = v.shape[: len(call.batch)], v.shape[len(call.batch) :]
     heads = [steps.pop()] if shapes.head_axis(axes[value]) else []
     count = prod(steps)
     one_hot = xp.reshape(xp.eye(count, dtype=v.dtype, device=device(v)), (*steps, *(1 for _ in heads), count))
-    same_options = {*spec.options.defaults, "scale", "cu_seqlens", "chunk_size", "reverse"}
+    same_options = {*spec.options, "scale", "cu_seqlens", "chunk_size", "reverse"}
     same = {n: x for n, x in call.options.items() if n in same_options}
     letter = axes[value].split()[-1]
     own = {n: _value_axis(given[n], axes[n], letter, len(batch)) for n in given if n != value}

@@ -52,7 +52,7 @@ class OneToken:
         return shapes.one_token(axes)
 
     def add_sizes(self, sizes: shapes.Sizes) -> None:
-        sizes.letters |= {"T": 1, "Tq": 1}
+        sizes |= {"T": 1, "Tq": 1}
 
     def enter(self, xp: Any, x: Array | None, axes: str, batch: Shape) -> Array | None:
         time = None if x is None else shapes.time_axis(shapes.one_token(axes), x.ndim, batch)

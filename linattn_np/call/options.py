@@ -24,7 +24,8 @@ class Options(TypedDict, total=False):
     reverse: the recurrence goes from the last token of each sequence to the first, where the final state is. The state
         at a position p of return_states_at is that of tokens p to the last; fewer queries are those of the first ones.
     cu_seqlens: N + 1 offsets of N sequences packed in one batch row; states are then (N, H, K, V).
-    chunk_size: 1 for the recurrent form, "parallel" for the parallel form, C for the chunk form; None chooses.
+    chunk_size: 1 for the recurrent form, "parallel" for the parallel form, C for the chunk form; None chooses. With 1
+        bits do not depend on how tokens come in calls, of array calls and loops; a backward keeps every token's state.
     chunk_states: how array calls propagate the state between chunks: "loop" (None) from one to the next, "scan" by
         composing the transfers of chunks, which needs more operations and fewer steps. Kernels and compiled loops
         do not use it.

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from ..runtime import shapes
 from ..runtime.arrays import Array, as_computed, dtype_name, is_mutable
-from ..spec import Variables
-from .binding import Prepared, axes_of, flatten, initial_state, unflatten
+from ..runtime.shapes import flatten, unflatten
+from ..spec import Call
+from .binding import has_fewer_queries, initial_state
 from .layouts import LAYOUTS
 from .results import Result, StatesResult
 
@@ -36,14 +37,14 @@ class Piece(NamedTuple):
     ends: bool  # it holds the last token of its sequences
 
 
-def cut(call: Prepared) -> tuple[list[Piece], list[int]]:
+def cut(call: Call) -> tuple[list[Piece], list[int]]:
     """(pieces, the piece at whose end each position is)."""
-    sizes, options = call.variables.sizes, call.options
-    T, offsets = sizes.T, options["cu_seqlens"]
+    sizes, options = call.sizes, call.options
+    T, offsets = sizes["T"], options["cu_seqlens"]
     positions = options["return_states_at"] or []
-    Tq = sizes.letters.get("Tq", T)
+    Tq = sizes.get("Tq", T)
     late = T - Tq if call.plan.causal else T  # the first token that has a query
-    has_queries = call.spec.change.query is None or getattr(call.variables, call.spec.change.query) is not None
+    has_queries = call.spec.change.query is None or getattr(call, call.spec.change.query) is not None
     cuts = sorted({*positions, late} - {0, T})
     pieces, at = [], {}
     for start, stop, first, last in _ranges(T, offsets, cuts):
@@ -58,16 +59,14 @@ def cut(call: Prepared) -> tuple[list[Piece], list[int]]:
     return pieces, [at.get(n, -1) for n in positions]
 
 
-def with_all_queries(call: Prepared) -> Prepared:
+def with_all_queries(call: Call) -> Call:
     """The call with zeros for the queries of the first tokens: what `explain` counts."""
-    if not call.has_fewer_queries:
+    if not has_fewer_queries(call):
         return call
-    name, c = str(call.spec.change.query), call.variables
-    q, time = getattr(c, name), time_of(call, name)
-    shape = list(q.shape)
-    shape[time] = c.sizes.T
-    c = Variables(**vars(c) | {name: call.plan.xp.zeros(tuple(shape), dtype=q.dtype)})
-    return call._replace(variables=c)
+    name = str(call.spec.change.query)
+    q, shape = getattr(call, name), [*getattr(call, name).shape]
+    shape[time_of(call, name)] = call.sizes["T"]
+    return call.changed(**{name: call.xp.zeros(tuple(shape), dtype=q.dtype)})
 
 
 def _ranges(T: int, offsets: list[int] | None, cuts: list[int]) -> list[tuple[int, int, int, int]]:
@@ -103,7 +102,7 @@ class Computed(NamedTuple):
     results: list[Any]  # what `run` returned
 
 
-def compute(call: Prepared, keywords: Mapping[str, Any], run: Run) -> tuple[Computed, Any, list[Any]]:
+def compute(call: Call, keywords: Mapping[str, Any], run: Run) -> tuple[Computed, Any, list[Any]]:
     """(pieces with the results of `run`, out in time-first layout, the state at the end of each piece).
 
     run(spec, keywords) returns (an (out, state), anything).
@@ -130,30 +129,29 @@ def continues(pieces: list[Piece], n: int) -> bool:
     return n > 0 and (pieces[n].offsets is None or not pieces[n - 1].ends)
 
 
-def _options(call: Prepared, keywords: Mapping[str, Any]) -> dict[str, Any]:
+def _options(call: Call, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The options of every piece."""
     spec = call.spec
-    names = {*spec.options.defaults, "scale", "chunk_size", "chunk_states", "precision", "num_threads", "backend"}
+    names = {*spec.options, "scale", "chunk_size", "chunk_states", "precision", "num_threads", "backend"}
     options = {n: value for n, value in keywords.items() if n in names}
-    rules = {n: call.options[option] for n, (option, _) in spec.options.names.items()}
-    return options | {n: rule for n, rule in rules.items() if getattr(call.variables, n) is None}
+    rules = {n: call.options[option] for n, (option, _) in spec.rules.items()}
+    return options | {n: rule for n, rule in rules.items() if getattr(call, n) is None}
 
 
-def _begin(call: Prepared, keywords: Mapping[str, Any], run: Run) -> Any:
+def _begin(call: Call, keywords: Mapping[str, Any], run: Run) -> Any:
     """The public initial state, one row per sequence: the caller's, or that of a call without tokens."""
-    state, c = call.given_state, call.variables
+    state = call.given_state
     if state is None:
         none = Piece(0, 0, None, 0, 1, None, True)
         given = {name: _tokens(call, name, none) for name in call.spec.arrays}
-        own = {} if c.sizes.ragged is None else {"cu_seqlens": [0] * (c.sizes.ragged + 1)}
+        own = {"cu_seqlens": [0] * (call.sizes["sequences"] + 1)} if call.is_ragged else {}
         return run(call.spec, {**given, **_options(call, keywords), **own, "return_state": True})[0][1]
-    return initial_state(call.spec, call.plan.xp, c.sizes, state, call.rows)
+    return initial_state(call.spec, call.xp, call.sizes, state, call.rows)
 
 
-def _tokens(call: Prepared, name: str, piece: Piece) -> Any:
+def _tokens(call: Call, name: str, piece: Piece) -> Any:
     """The tokens of a piece, or its queries, of an array; what has no tokens as it is."""
-    c = call.variables
-    x, time = getattr(c, name), time_of(call, name)
+    x, time = getattr(call, name), time_of(call, name)
     if name == call.spec.change.query:
         if x is None or piece.queries is None:
             return None
@@ -161,16 +159,15 @@ def _tokens(call: Prepared, name: str, piece: Piece) -> Any:
     return x if x is None or time is None else x[(slice(None),) * time + (slice(piece.start, piece.stop), ...)]
 
 
-def time_of(call: Prepared, name: str) -> Any:
+def time_of(call: Call, name: str) -> Any:
     """The time axis of an array in time-first layout; None for an array without one, or that is not given."""
-    c = call.variables
-    x = getattr(c, name)
-    return None if x is None else shapes.time_axis(axes_of(call.spec, call.options)[name], x.ndim, c.sizes.batch)
+    x = getattr(call, name)
+    return None if x is None else shapes.time_axis(call.axes[name], x.ndim, call.batch)
 
 
-def rows_of(call: Prepared, state: Any, piece: Piece) -> Any:
+def rows_of(call: Call, state: Any, piece: Piece) -> Any:
     """The states of the sequences of a piece."""
-    return state if call.variables.sizes.ragged is None else each(lambda S: S[piece.first : piece.last, ...], state)
+    return state if not call.is_ragged else each(lambda S: S[piece.first : piece.last, ...], state)
 
 
 def each(f: Callable[..., Any], *states: Any) -> Any:
@@ -182,7 +179,7 @@ def each(f: Callable[..., Any], *states: Any) -> Any:
 class Rows:
     """Outputs of pieces, assembled: in place where the library allows it."""
 
-    def __init__(self, call: Prepared):
+    def __init__(self, call: Call):
         self._call, self._count, self._parts = call, call.spec.row_axes, list[Array]()
         self._out: Any = None
 
@@ -190,12 +187,12 @@ class Rows:
         """Take the outputs of these queries."""
         if out is None or queries is None:
             return
-        sizes, xp = self._call.variables.sizes, self._call.plan.xp
+        sizes, xp = self._call.sizes, self._call.plan.xp
         if not is_mutable(xp):
             self._parts.append(out)
             return
         if self._out is None:
-            T = sizes.letters.get("Tq", sizes.T)
+            T = sizes.get("Tq", sizes["T"])
             at, where = out.ndim - self._count, self._call.library.device
             shape = (*out.shape[: at - 1], T, *out.shape[at:])
             self._out = xp.empty(shape, dtype=out.dtype, device=where)
@@ -208,15 +205,13 @@ class Rows:
         return self._out
 
 
-def states_at(call: Prepared, found: Computed, ends: list[Any]) -> Any:
+def states_at(call: Call, found: Computed, ends: list[Any]) -> Any:
     """The states at the positions: (..., n, H, K, V), of a ragged batch (n, H, K, V)."""
-    sizes, xp = call.variables.sizes, call.plan.xp
-    ragged = sizes.ragged is not None
-    axis = 0 if ragged else len(sizes.batch)
+    xp, axis = call.xp, 0 if call.is_ragged else len(call.batch)
 
     def row(n: int) -> Any:
         """The state of the sequence that the position is in, with the axis of the positions."""
-        if ragged:
+        if call.is_ragged:
             return each(lambda S: S[:1, ...] if n < 0 else S[-1:, ...], found.begin if n < 0 else ends[n])
         return each(lambda S: xp.expand_dims(S, axis=axis), found.begin if n < 0 else ends[n])
 
@@ -224,19 +219,19 @@ def states_at(call: Prepared, found: Computed, ends: list[Any]) -> Any:
     if not rows:
         none = (slice(None),) * axis + (slice(0, 0), ...)
         return each(lambda S: xp.asarray(S[none], copy=True), row(-1))
-    wide = lambda S: S if "int" in dtype_name(S) else as_computed(xp, S, call.plan.dtype)  # noqa: E731
+    wide = lambda S: S if "int" in dtype_name(S) else as_computed(xp, S, call.dtype)  # noqa: E731
     return each(lambda *parts: xp.concat([wide(S) for S in parts], axis=axis), *rows)
 
 
-def end_of(call: Prepared, found: Computed, ends: list[Any]) -> Any:
+def end_of(call: Call, found: Computed, ends: list[Any]) -> Any:
     """The public final state."""
-    if call.variables.sizes.ragged is None:
+    if not call.is_ragged:
         return ends[-1]
     last = [S for piece, S in zip(found.pieces, ends, strict=True) if piece.ends]
-    return each(lambda *parts: call.plan.xp.concat(parts, axis=0), *last)
+    return each(lambda *parts: call.xp.concat(parts, axis=0), *last)
 
 
-def forward(call: Prepared, keywords: Mapping[str, Any], run: Run, final: Callable[..., Any]) -> Any:
+def forward(call: Call, keywords: Mapping[str, Any], run: Run, final: Callable[..., Any]) -> Any:
     """The public result; final(call, S, given) makes a part of the public final state."""
     found, out, ends = compute(call, keywords, run)
     end = None
@@ -245,25 +240,23 @@ def forward(call: Prepared, keywords: Mapping[str, Any], run: Run, final: Callab
     return finished(call, found, out, ends, final, end)
 
 
-def _of_its_slots(call: Prepared, keywords: Mapping[str, Any], run: Run, begin: Any) -> Any:
+def _of_its_slots(call: Call, keywords: Mapping[str, Any], run: Run, begin: Any) -> Any:
     """The final state where it is a cache that is overwritten: all tokens written into a copy, which gains no slots."""
-    sizes, offsets = call.variables.sizes, call.options["cu_seqlens"]
-    whole = Piece(0, sizes.T, None, 0, 1 if offsets is None else len(offsets) - 1, None, True)
+    sizes, offsets = call.sizes, call.options["cu_seqlens"]
+    whole = Piece(0, sizes["T"], None, 0, 1 if offsets is None else len(offsets) - 1, None, True)
     given = {name: _tokens(call, name, whole) for name in call.spec.arrays}
-    own = {"state": each(lambda S: call.plan.xp.asarray(S, copy=True), begin), "overwrite_state": True}
+    own = {"state": each(lambda S: call.xp.asarray(S, copy=True), begin), "overwrite_state": True}
     own |= {} if offsets is None else {"cu_seqlens": offsets}
     return run(call.spec, {**given, **_options(call, keywords), **own, "return_state": True})[0][1]
 
 
-def finished(
-    call: Prepared, found: Computed, out: Any, ends: list[Any], final: Callable[..., Any], end: Any = None
-) -> Any:
+def finished(call: Call, found: Computed, out: Any, ends: list[Any], final: Callable[..., Any], end: Any = None) -> Any:
     """The public result; end: the final state, if it is not that of the pieces."""
     options, back = call.options, call.library.give_back
     states = None if options["return_states_at"] is None else each(back, states_at(call, found, ends))
     if out is not None:
         layout = LAYOUTS.get(options["layout"])
-        out = back(out if layout is None else layout.leave_rows(call.plan.xp, out, call.spec.row_axes))
+        out = back(out if layout is None else layout.leave_rows(call.xp, out, call.spec.row_axes))
     if options["return_state"] or options["overwrite_state"] or (states is None and out is None):
         end = end_of(call, found, ends) if end is None else end
         given = each(lambda S: None, end) if call.given_state is None else call.given_state

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from ..core import STATES, CallPlan, Core
 from ..runtime import shapes
 from ..runtime.arrays import Array, cast, compute_dtype, enter
-from ..runtime.shapes import Sequence
+from ..runtime.shapes import Sequence, flatten, unflatten
 from ..runtime.unchanged import check_unchanged, mark
 from ..runtime.values import is_word, shown
-from .binding import flatten, scale_of, unflatten
+from .binding import scale_of
 from .foreign import bridge_of
 
 
@@ -115,7 +115,7 @@ def _check(core: Core, q: Array, given: dict[str, Array], layout: str) -> None:
     if S.ndim < rank:
         raise ValueError(f"read: {name} has shape {tuple(S.shape)}, expected {shapes.state_shape(axes[name])}")
     own = map(int, S.shape[S.ndim - rank :])
-    sizes = shapes.Sizes(batch=tuple(S.shape[: S.ndim - rank]), letters=dict(zip(letters, own, strict=True)))
+    sizes = {"...": tuple(S.shape[: S.ndim - rank]), **dict(zip(letters, own, strict=True))}
     shapes.check_one("read", "q", q, "Hq T K" if layout == "heads_first" else "T Hq K", sizes)
     for part, each in axes.items():
         shapes.check_state("read", given[part], sizes, each, part)

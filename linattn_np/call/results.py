@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core import StatesAt
-from ..ops.host import write
+from ..ops.host import write, zeros_like
 from ..runtime import shapes
 from ..runtime.arrays import (
     Array,
@@ -28,10 +28,14 @@ from ..runtime.arrays import (
     stored_like,
 )
 from ..runtime.memory import place_of
-from ..runtime.recorder import refuse
-from .binding import Prepared, axes_of, flatten, normalise, unflatten
+from ..runtime.recorder import Recorder, refuse
+from ..runtime.shapes import flatten, unflatten
+from ..spec import Call
+from .binding import normalise
 from .layouts import LAYOUTS
 from .positions import states_at
+
+Form = tuple[tuple[int, ...], bool]  # of an array: its shape, and whether it is complex
 
 
 class Result(NamedTuple):
@@ -49,26 +53,32 @@ class StatesResult(NamedTuple):
     states: Any
 
 
-def finished(call: Prepared, core_out: Array | None, end: Any) -> Result | StatesResult:
+def finished(call: Call, core_out: Array | None, end: Any) -> Result | StatesResult:
     """The public result; its state is None if it is not asked for."""
     return finish_at(call, core_out, end) if isinstance(end, StatesAt) else Result(*finish(call, core_out, end))
 
 
-def finish(call: Prepared, core_out: Array | None, end: Array) -> tuple[Any, Any]:
+def returned(call: Call, found: Result | StatesResult) -> Any:
+    """What the public function returns: out alone, unless a state is asked for."""
+    alone = isinstance(found, Result) and found.out is not None and not call.options["return_state"]
+    return found.out if alone else found
+
+
+def finish(call: Call, core_out: Array | None, end: Array) -> tuple[Any, Any]:
     """The public (out, state) from the core's output and final state; state is None if it is not asked for."""
-    spec, xp, options = call.spec, call.plan.xp, call.options
+    spec, xp, options = call.spec, call.xp, call.options
     out = core_out
     if out is not None:
         if spec.change.from_core is not None:
-            out = spec.change.from_core(call.variables, out)
+            out = spec.change.from_core(call, out)
         if not options.get("return_lse"):  # whose channels have two dtypes (lse.py)
-            out = stored_like(xp, out, getattr(call.variables, spec.change.value))
+            out = stored_like(xp, out, getattr(call, spec.change.value))
         if options["layout"] != "time_first":
             out = LAYOUTS[options["layout"]].leave_rows(xp, out, spec.row_axes)
         out = call.library.give_back(out)
     if out is not None and not (options["return_state"] or options["overwrite_state"]):
         return out, None
-    state = spec.state.unpack(call.variables, end) if spec.state.unpack else end
+    state = spec.state.unpack(call, end) if spec.state.unpack else end
     if isinstance(state, tuple):
         given = (None,) * len(state) if call.given_state is None else call.given_state
         state = type(state)(*(final_state(call, S, own) for S, own in zip(state, given, strict=True)))
@@ -77,19 +87,19 @@ def finish(call: Prepared, core_out: Array | None, end: Array) -> tuple[Any, Any
     return out, state if out is None or options["return_state"] else None
 
 
-def finish_at(call: Prepared, core_out: Array | None, ends: StatesAt) -> StatesResult:
+def finish_at(call: Call, core_out: Array | None, ends: StatesAt) -> StatesResult:
     """The public result with states at positions."""
     states = states_at(call, ends.at)  # first: the initial state may be among them, and be overwritten
     out, state = finish(call, core_out, ends.end)
     return StatesResult(out, state if call.options["return_state"] else None, states)
 
 
-def final_state(call: Prepared, S: Array, given: Array | None) -> Any:
+def final_state(call: Call, S: Array, given: Array | None) -> Any:
     """The public final state: in the caller's array with overwrite_state, else in memory of its own."""
-    xp = call.plan.xp
+    xp = call.xp
     if call.options["overwrite_state"] and given is not None:
         if is_complex(S) and not is_complex(given):
-            raise TypeError(f"{call.spec.name}: state has dtype {dtype_name(given)}, expected {dtype_name(S)} to be "
+            raise TypeError(f"{call.name}: state has dtype {dtype_name(given)}, expected {dtype_name(S)} to be "
                             "overwritten: the recurrence is complex")  # fmt: skip
         S = cast(xp, S, given.dtype)  # the only rounding of a 16-bit state
         if is_mutable(xp):
@@ -102,16 +112,16 @@ def final_state(call: Prepared, S: Array, given: Array | None) -> Any:
                 write(xp, given, S)
             S = given
         return call.library.give_back(S)
-    if call.variables.sizes.T == 0:
+    if call.sizes["T"] == 0:
         S = xp.asarray(S, copy=True)
     return call.library.give_back(S)
 
 
 def cotangents(
-    call: Prepared, dout: Any, dstate: Any, shape: tuple[int, ...] | None, end: Array
+    call: Call, dout: Any, dstate: Any, out: Form | None, end: Array
 ) -> tuple[Array | None, Array | None, dict[str, Array]]:
-    """(dout in its own dtype, dstate of the core, gradients by name that unpack_state_vjp returns)."""
-    fn, xp = call.spec.name, call.plan.xp
+    """(dout in its own dtype, dstate of the core, gradients by name that unpack_state_vjp returns).   out: its form"""
+    fn, xp = call.name, call.xp
     if dout is None and dstate is None:
         raise TypeError(f"{fn}: the pullback got neither dout nor dstate, expected at least one")
     dstate = normalise(call.spec, "dstate", dstate, call.options)
@@ -119,64 +129,67 @@ def cotangents(
     _, entered = enter(fn, {"dout": dout, **each}, call.library)
     d_out = entered.pop("dout")
     if d_out is not None:
-        shapes.check_dtype(fn, "dout", d_out, bool(call.spec.complex_arrays))
-        if shape is None or tuple(d_out.shape) != shape:
+        shape, complex_out = (None, False) if out is None else out
+        shapes.check_dtype(fn, "dout", d_out, complex_out)
+        if tuple(d_out.shape) != shape:
             raise ValueError(f"{fn}: dout has shape {tuple(d_out.shape)}, expected {shape or 'None: there is no out'}")
         if call.options["layout"] != "time_first":
             d_out = LAYOUTS[call.options["layout"]].enter_rows(xp, d_out, call.spec.row_axes)
     if dstate is None:
         return d_out, None, {}
-    spec, c = call.spec, call.variables
-    want: Any = spec.state.unpack(c, end) if spec.state.unpack else end
+    spec = call.spec
+    with Recorder():  # for its shapes alone: a replayed pullback does not compute it
+        want: Any = spec.state.unpack(call, end) if spec.state.unpack else end
     if isinstance(want, tuple) and not isinstance(dstate, tuple):
         names = ", ".join(f"d{n}" for n in flatten("", want)).replace("d.", "d")
         raise TypeError(f"{fn}: dstate is a {type(dstate).__qualname__}, expected ({names}) as a {type(want).__name__}")
     for (name, _), S in zip(each.items(), flatten("dstate", want).values(), strict=True):
         d = entered[name]
         if name.rpartition(".")[2] not in spec.core.STATE_COUNTS:  # which have no gradient
-            shapes.check_dtype(fn, name, d, spec.state.is_complex)
+            shapes.check_dtype(fn, name, d, is_complex(S))
         if tuple(d.shape) != tuple(S.shape):
             raise ValueError(f"{fn}: {name} has shape {tuple(d.shape)}, expected {tuple(S.shape)}")
-        entered[name] = as_computed(xp, d, call.plan.dtype)
+        entered[name] = as_computed(xp, d, call.dtype)
     given = unflatten(dstate, [entered[name] for name in each])
     if spec.state.unpack_vjp is not None:
-        return d_out, *spec.state.unpack_vjp(c, end, given)
-    return d_out, spec.state.pack(c, given) if spec.state.pack else given, {}
+        return d_out, *spec.state.unpack_vjp(call, end, given)
+    return d_out, spec.state.pack(call, given) if spec.state.pack else given, {}
 
 
-def gradients(call: Prepared, grads: dict[str, Array], dstate0: Array) -> Any:
+def gradients(call: Call, grads: dict[str, Array], dstate0: Array) -> Any:
     """The gradients as a named tuple by input name; None for inputs that were not given."""
-    spec, xp, c = call.spec, call.plan.xp, call.variables
-    axes, layout = axes_of(spec, call.options), LAYOUTS.get(call.options["layout"])
+    spec, xp = call.spec, call.xp
+    axes, layout = call.axes, LAYOUTS.get(call.options["layout"])
     values: list[Any] = []
     for name in spec.arrays:
-        x = getattr(c, name)
+        x = getattr(call, name)
         if x is None:
             values.append(None)
             continue
         d = grads[name] if grads.get(name) is not None else xp.zeros_like(x)
         d = gradient_like(xp, d, x)
         if layout is not None:
-            d = layout.leave(xp, d, axes[name], c.sizes.batch)
+            d = layout.leave(xp, d, axes[name], call.batch)
         values.append(call.library.give_back(d))
     state = None
     if call.given_state is not None:
         if spec.state.pack_vjp is not None:
-            state = spec.state.pack_vjp(c, dstate0, grads.get("state"))
+            state = spec.state.pack_vjp(call, dstate0, grads.get("state"))
         else:
-            state = spec.state.unpack(c, dstate0) if spec.state.unpack else dstate0
+            state = spec.state.unpack(call, dstate0) if spec.state.unpack else dstate0
         given, counts = flatten("state", call.given_state), spec.counts
         each = [
-            call.library.give_back(xp.zeros_like(S) if n in counts else gradient_like(xp, d, S))
+            call.library.give_back(zeros_like(xp, S) if n in counts else gradient_like(xp, d, S))
             for d, (n, S) in zip(flatten("state", state).values(), given.items(), strict=True)
         ]
         state = unflatten(state, each)
     return gradients_of((*spec.arrays, "state"), *values, state)
 
 
-def shape_of(library: Library, x: Any) -> tuple[int, ...]:
-    """The shape of an array of the caller's library, which may know no more of arrays than DLPack."""
-    return tuple(x.shape if hasattr(x, "shape") else enter("shape_of", {"x": x}, library)[1]["x"].shape)
+def form_of(library: Library, x: Any) -> Form:
+    """(shape, whether it is complex) of an array of the caller's library, which may know no more than DLPack."""
+    known = x if hasattr(x, "shape") and hasattr(x, "dtype") else enter("form_of", {"x": x}, library)[1]["x"]
+    return tuple(known.shape), is_complex(known)
 
 
 def copied(library: Library, x: Any) -> Any:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..runtime.arrays import Array, enter, is_cupy, is_mutable, is_numpy
-from ..runtime.shapes import head_axis, is_of_pairs
-from ..spec import Variables, VariantSpec
-from .binding import Prepared, axes_of, flatten, normalise, prepare, unflatten
+from ..runtime.shapes import flatten, head_axis, is_of_pairs, unflatten
+from ..spec import Call, VariantSpec
+from .binding import is_cut, is_recordable, normalise, prepare
 from .layouts import LAYOUTS
 from .pieces import time_of
 from .replay import plans
@@ -31,20 +31,19 @@ def run(call_of: Run, spec: VariantSpec, arrays: Arrays, keywords: Keywords, sig
     call = prepare(spec, arrays, keywords)
     flipped = Flipped(call, arrays, keywords)
     found = flipped.result(call_of(spec, (), flipped.given(flipped.arrays_of(call), call.given_state)))
-    if signature is not None and call.is_recordable and not call.is_cut and is_storable(signature):
+    if signature is not None and is_recordable(call) and not is_cut(call) and is_storable(signature):
         names = names_of(spec, signature, arrays, keywords)
         if names is not None:
             plan = functools.partial(_repeated, flipped, names, call_of)
-            plans.store(signature[0], plans.Recorded(plan, isinstance(found, Result), False))
+            plans.store(signature[0], plan)
     return found
 
 
 def _repeated(flipped: Flipped, names: tuple[str, ...], call_of: Run, arrays: list[Array], state: Any, pointers: Any
-              ) -> tuple[Any, Any]:  # fmt: skip
+              ) -> Any:  # fmt: skip
     """The recorded plan of a call in reverse: other arrays in reverse order, and the recorded plan of that call."""
     given = dict(zip(names, without(arrays, state), strict=True))
-    found = flipped.result(call_of(flipped.spec, (), flipped.given(given, state)))
-    return found if isinstance(found, Result) else (found, None)
+    return flipped.result(call_of(flipped.spec, (), flipped.given(given, state)))
 
 
 def run_vjp(
@@ -53,7 +52,7 @@ def run_vjp(
     """(result, pullback) of a call in reverse; vjp_of is the vjp of a call in the usual direction."""
     call = prepare(spec, arrays, keywords)
     flipped = Flipped(call, arrays, keywords, has_vjp=True)
-    if signature is not None and call.is_recordable and not call.is_cut and has_distinct_arrays(signature):
+    if signature is not None and is_recordable(call) and not is_cut(call) and has_distinct_arrays(signature):
         names = names_of(spec, signature, arrays, keywords)
         if names is not None:
             repeated = functools.partial(_repeated_vjp, flipped, names, vjp_of)
@@ -69,20 +68,20 @@ def _repeated_vjp(flipped: Flipped, names: tuple[str, ...], vjp_of: Run, signatu
 class Flipped:
     """A checked call in reverse, as a call in the usual direction, for any arrays of its signature."""
 
-    def __init__(self, call: Prepared, arrays: Arrays, keywords: Keywords, has_vjp: bool = False):
-        self.spec, self.library, self.xp = call.spec, call.library, call.plan.xp
-        self._call = call._replace(variables=Variables(), state=None, given_state=None)
+    def __init__(self, call: Call, arrays: Arrays, keywords: Keywords, has_vjp: bool = False):
+        self.spec, self.library, self.xp = call.spec, call.library, call.xp
+        self._given_options = call.options
         heads_first = call.options["layout"] == "heads_first"
         self._out = -2 if heads_first else -1 - call.spec.row_axes  # the time axis of outputs
         self._is_ragged = call.options["cu_seqlens"] is not None
-        self._positions = 0 if self._is_ragged else len(call.variables.sizes.batch)  # their axis
-        axes = axes_of(call.spec, call.options)
+        self._positions = 0 if self._is_ragged else len(call.batch)  # their axis
+        axes = call.axes
         self._axes: dict[str, int | None] = {}  # the time axis of each array
         for name in call.spec.arrays:
-            if getattr(call.variables, name) is not None:
+            if getattr(call, name) is not None:
                 if is_of_pairs(axes[name]):
                     raise ValueError(
-                        f"{call.spec.name}: {name} with reverse=True, expected no {name}: all arrays in "
+                        f"{call.name}: {name} with reverse=True, expected no {name}: all arrays in "
                         "reverse order, this one on both axes of tokens, are the same call"
                     )
                 time = time_of(call, name)
@@ -91,9 +90,9 @@ class Flipped:
         self._flips_state = self._is_ragged and self._options.get("state_rows") is None
         self._overwrites = call.options["overwrite_state"] and is_mutable(self.xp)
 
-    def _usual(self, call: Prepared, given: dict[str, Any], has_vjp: bool) -> dict[str, Any]:
+    def _usual(self, call: Call, given: dict[str, Any], has_vjp: bool) -> dict[str, Any]:
         """The options of the call in the usual direction."""
-        options, T = call.options, call.variables.sizes.T
+        options, T = call.options, call.sizes["T"]
         found = {n: x for n, x in given.items() if n not in {"reverse", "check", "state", *self._axes}}
         if (offsets := options["cu_seqlens"]) is not None:
             found["cu_seqlens"] = [T - n for n in offsets[::-1]]
@@ -108,10 +107,10 @@ class Flipped:
             found["return_states_at"] = [T - n for n in options["return_states_at"][::-1]]
         return found
 
-    def arrays_of(self, call: Prepared) -> dict[str, Array]:
+    def arrays_of(self, call: Call) -> dict[str, Array]:
         """The arrays of a call in the caller's layout."""
-        layout, axes = LAYOUTS.get(call.options["layout"]), axes_of(call.spec, call.options)
-        batch, given = call.variables.sizes.batch, {name: getattr(call.variables, name) for name in self._axes}
+        layout, axes = LAYOUTS.get(call.options["layout"]), call.axes
+        batch, given = call.batch, {name: getattr(call, name) for name in self._axes}
         return given if layout is None else {n: layout.leave(self.xp, x, axes[n], batch) for n, x in given.items()}
 
     def given(self, arrays: Mapping[str, Array], state: Any) -> dict[str, Any]:
@@ -168,7 +167,7 @@ class Flipped:
 
     def _entered(self, name: str, d: Any, axis: int | None) -> Any:
         """A cotangent, flipped; what has too few axes is left to the checks of the usual direction."""
-        d = normalise(self.spec, name, d, self._call.options)
+        d = normalise(self.spec, name, d, self._given_options)
         _, entered = enter(self.spec.name, flatten(name, d), self.library)
         least = 0 if axis is None else axis + 1 if axis >= 0 else -axis  # axes that it needs
         each = [x if axis is None or x.ndim < least else flip(self.xp, x, axis) for x in entered.values()]

@@ -13,11 +13,26 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from ..composition import AxisDecays, Factors, Summary, added, beginning, composed, folded, has_beginning, mapped, parts
+from ..composition import (
+    AxisDecays,
+    Factors,
+    LateWrite,
+    Stacked,
+    Summary,
+    added,
+    beginning,
+    composed,
+    folded,
+    has_beginning,
+    mapped,
+    parts,
+    stacked,
+    unstacked,
+)
 from ..ops.sums import sum_to
 from ..runtime.arrays import Array, cast, enter, shared_heads, sum_of_groups
-from ..spec import VariantSpec
-from .binding import Prepared, axes_of, bind, prepare, spec_of
+from ..spec import Call, VariantSpec
+from .binding import axes_of, bind, inputs_of, prepare, spec_of
 from .foreign import bridge_of
 from .layouts import LAYOUTS
 from .results import Result, gradients, gradients_of
@@ -43,7 +58,10 @@ def summary(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Summary:
     (..., H, K)     the same for each key channel, or slot
     AxisDecays      such sums of the key axis, and (..., H, V) of the value axis (gv)
     (..., H, K, K)  transfer @ state: delta rules, free rank-one terms, rotated states
+    Stacked         a matrix (..., H, 2 K, 2 K) of S above M: momentum_delta_rule; (..., H, N, N): block_scan
     Factors         of each channel (..., D): the product of the tokens' factors, of recurrences without heads
+    LateWrite       mamba3, mamba3_mimo: matrix (S + again k^T v), k and v of the last token before the span, which is
+                    written once more
 
     mlstm, rwkv4: e^m S is what composes; m is -1e30 where no token came before. The pullback of
     la.vjp(la.summary, fn, *arrays, **options) takes (dtransfer=None, doffset=None) and returns gradients by name.
@@ -137,8 +155,8 @@ def _summary(
     spec = spec_of("summary", fn)
     if not spec.composes:
         raise TypeError(
-            f"summary: fn is {spec.name}, whose states do not compose, expected a variant whose state after a token is "
-            "a linear function of the state before it, of one size"
+            f"summary: fn is {spec.name}, whose states do not compose ({spec.no_summary}), expected a variant whose "
+            "state after a token is a linear function of the state before it, of one size"
         )
     for name in WITHOUT:
         if options.get(name) is not None and options[name] is not False:
@@ -160,11 +178,82 @@ def _summary(
         factors, whole = run(fn, {**given, **ones})
         transfer = Factors(factors)
         pull = None if whole is None else functools.partial(_others, functools.partial(_of_factors, whole), {value})
+    elif spec.transfers == "stacked":
+        of = _of_parts if isinstance(offset, tuple) else _of_columns
+        transfer, pull = of(spec, fn, given, offset, run)
+    elif spec.transfers == "late":
+        transfer, pull = _late_write(spec, fn, given, offset, run)
     else:
         call, replaced = _of_transfer(spec, given, offset)
         transfer, whole = run(fn, call)
         pull = None if whole is None else functools.partial(_others, whole, replaced)
     return Summary(transfer, offset), (pull, offset_pull)
+
+
+def _late_write(spec: VariantSpec, fn: Callable[..., Any], given: Keywords, offset: Any,
+                run: Callable[..., tuple[Any, Pull]]) -> tuple[LateWrite, Pull]:  # fmt: skip
+    """The transfer of a state with the last token's key and value, and its pull."""
+    zeros, kind = array_namespace(offset.S).zeros_like, type(offset)
+    call, replaced = _of_transfer(spec, given, offset.S)
+    identity = call["state"]
+    end, whole = run(fn, call | {"state": kind(identity, zeros(offset.k), zeros(offset.k))})
+    (again, kept), of_again = run(FirstWrites(spec), given)
+    if whole is None or of_again is None:
+        return LateWrite(end.S, again, kept), None
+
+    def pull(d: LateWrite) -> Keywords:
+        matrix = _others(whole, replaced, kind(d.matrix, zeros(end.k), zeros(end.v)))
+        first = of_again((d.again, d.kept))
+        return {n: added(matrix.get(n), first.get(n)) for n in first}
+
+    return LateWrite(end.S, again, kept), pull
+
+
+def _of_parts(spec: VariantSpec, fn: Callable[..., Any], given: Keywords, offset: Any,
+              run: Callable[..., tuple[Any, Pull]]) -> tuple[Stacked, Pull]:  # fmt: skip
+    """The matrix of all parts of a state, and its pull: the final state of the identity, without values."""
+    xp, (*lead, K, _), count = array_namespace(offset[0]), offset[0].shape, len(offset)
+    one = xp.eye(count * K, dtype=offset[0].dtype, device=device(offset[0]))
+    identity = xp.asarray(xp.broadcast_to(one, (*lead, count * K, count * K)), copy=True)
+    none = _no_values(spec, given, count * K)
+    end, whole = run(fn, {**given, **none, "state": unstacked(identity, offset)})
+    if whole is None:
+        return Stacked(stacked(xp, end)), None
+    return Stacked(stacked(xp, end)), lambda d: _others(whole, set(none), unstacked(d.matrix, offset))
+
+
+def _of_columns(spec: VariantSpec, fn: Callable[..., Any], given: Keywords, offset: Any,
+                run: Callable[..., tuple[Any, Pull]]) -> tuple[Stacked, Pull]:  # fmt: skip
+    """The same of a state without a value axis: each column of the identity is the state of a head of its own."""
+    xp, (*lead, N), value = array_namespace(offset), offset.shape, str(spec.change.value)
+    places = {n: _letters(spec, given, n).index("H") - len(_letters(spec, given, n)) for n in spec.arrays}
+    copies = {n: xp.repeat(given[n], N, axis=at) for n, at in places.items()}
+    one = xp.eye(N, dtype=offset.dtype, device=device(offset))
+    identity = xp.reshape(xp.asarray(xp.broadcast_to(one, (*lead, N, N)), copy=True), (*lead[:-1], lead[-1] * N, N))
+    end, whole = run(fn, {**given, **copies, value: xp.zeros_like(copies[value]), "state": identity})
+    matrix = xp.matrix_transpose(xp.reshape(end, (*lead, N, N)))
+    if whole is None:
+        return Stacked(matrix), None
+
+    def pull(d: Stacked) -> Keywords:
+        columns = xp.reshape(xp.matrix_transpose(d.matrix), identity.shape)
+        grads = _others(whole, {value, "state"}, columns)
+        return {n: _sum_of_copies(xp, x, places[n], N) for n, x in grads.items()}
+
+    return Stacked(matrix), pull
+
+
+def _sum_of_copies(xp: Any, x: Array, axis: int, N: int) -> Array:
+    """The transpose of xp.repeat."""
+    at = x.ndim + axis
+    return xp.sum(xp.reshape(x, (*x.shape[:at], x.shape[at] // N, N, *x.shape[at + 1 :])), axis=at + 1)
+
+
+def _no_values(spec: VariantSpec, given: Keywords, width: int) -> Keywords:
+    """Zeros in the place of the arrays on the value axis, of another width."""
+    on_values = [n for n in spec.arrays if _letters(spec, given, n)[-1:] == ["V"]]
+    return {n: array_namespace(given[n]).zeros((*given[n].shape[:-1], width), dtype=given[n].dtype,
+                                               device=device(given[n])) for n in on_values}  # fmt: skip
 
 
 def _others(pull: Callable[[Any], Keywords], names: set[str], d: Any) -> Keywords:
@@ -218,16 +307,15 @@ def _of_transfer(spec: VariantSpec, given: Keywords, offset: Any) -> tuple[Keywo
     xp, (*lead, K, _) = array_namespace(offset), offset.shape
     one = xp.eye(K, dtype=offset.dtype, device=device(offset))
     identity = xp.asarray(xp.broadcast_to(one, (*lead, K, K)), copy=True)
-    on_values = {n for n in spec.arrays if _letters(spec, given, n)[-1:] == ["V"]}
-    none = {n: xp.zeros((*given[n].shape[:-1], K), dtype=given[n].dtype, device=device(given[n])) for n in on_values}
-    return {**given, **none, "state": identity}, on_values
+    none = _no_values(spec, given, K)
+    return {**given, **none, "state": identity}, set(none)
 
 
 # sums of log decays
 
 
-class LogDecays:
-    """The sums of a call's log decays, in the place of the final state: of a library's own arrays by its bridge."""
+class OfTokens:
+    """What is computed of a call's tokens in the place of the final state: of a library's own arrays by its bridge."""
 
     def __init__(self, spec: VariantSpec):
         self._spec = spec
@@ -240,13 +328,41 @@ class LogDecays:
         return self.vjp((), given)[0]
 
     def vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Result, Pullback]:
-        """((None, sums), pullback)."""
+        """((None, what is computed), pullback)."""
         given = {n: x for n, x in keywords.items() if n != "return_state"}
         if (bridge := bridge_of((), given)) is not None:
             found = bridge.run_vjp("summary", None, self.vjp, (), given)
             if found is not NotImplemented:
                 return found
-        call = prepare(self._spec, (), given)
+        return self.computed(prepare(self._spec, (), given))
+
+    def computed(self, call: Call) -> tuple[Result, Pullback]:
+        """The same, of a checked call."""
+        raise NotImplementedError
+
+
+class FirstWrites(OfTokens):
+    """(again, kept) of a LateWrite."""
+
+    def computed(self, call: Call) -> tuple[Result, Pullback]:
+        xp, again = call.xp, self._spec.state.again
+        assert again is not None
+        h = cast(xp, again[0](call), call.dtype)
+        each = [xp.full(h.shape[1:] if call.is_ragged else h.shape, float(s.stop == s.start), dtype=h.dtype,
+                        device=device(h)) for s in call.sequences]  # fmt: skip
+        kept = xp.stack(each) if call.is_ragged else each[0]
+
+        def pullback(dout: Any, d: Any) -> Any:
+            (dh,) = enter("summary", {"dtransfer.again": d[0]}, call.library)[1].values()
+            return gradients(call, again[1](call, cast(xp, dh, call.dtype)), None)
+
+        return Result(None, (call.library.give_back(h), call.library.give_back(kept))), pullback
+
+
+class LogDecays(OfTokens):
+    """The sums of a call's log decays."""
+
+    def computed(self, call: Call) -> tuple[Result, Pullback]:
         logs = self._log_decays(call)
         sums = {n: _summed(call, g) for n, g in logs.items()}
         by_head = len(sums) == 1 and sums["g"].shape[-1] == 1
@@ -262,42 +378,42 @@ class LogDecays:
 
         return Result(None, total), pullback
 
-    def _log_decays(self, call: Prepared) -> dict[str, Array]:
+    def _log_decays(self, call: Call) -> dict[str, Array]:
         """The tokens' log decays (..., T, heads, width) by their name in the core."""
         own = self._spec.state.log_decays
-        x = call.inputs() if own is None else SimpleNamespace(g=own[0](call.variables))
+        x = inputs_of(call) if own is None else SimpleNamespace(g=own[0](call))
         return {n: g for n in ("g", "gv") if (g := getattr(x, n, None)) is not None}
 
-    def _log_decays_vjp(self, call: Prepared, d: dict[str, Array]) -> dict[str, Array]:
+    def _log_decays_vjp(self, call: Call, d: dict[str, Array]) -> dict[str, Array]:
         """The change of variables transposed; no other input of the core has a gradient."""
-        spec, c, plan = self._spec, call.variables, call.plan
+        spec, plan = self._spec, call.plan
         if spec.state.log_decays is not None:
-            return spec.state.log_decays[1](c, d["g"])
-        x = call.inputs()
+            return spec.state.log_decays[1](call, d["g"])
+        x = inputs_of(call)
         zeros = {n: plan.xp.zeros(y.shape, dtype=plan.dtype, device=device(y))
                  for n, y in x._asdict().items() if getattr(y, "ndim", 0) > 1}  # fmt: skip
-        return spec.change.to_core_vjp(c, x._replace(**zeros | d))
+        return spec.change.to_core_vjp(call, x._replace(**zeros | d))
 
 
-def _summed(call: Prepared, g: Array) -> Array:
+def _summed(call: Call, g: Array) -> Array:
     """(..., T, heads, width) to (..., H, width), or (N, H, width), in the dtype of states."""
-    xp, c, dtype = call.plan.xp, call.variables, call.plan.dtype
+    xp, dtype = call.xp, call.dtype
     g = cast(xp, g, dtype)
-    g = shared_heads(xp, g, c.sizes.letters.get("H", g.shape[-2]))
-    if c.sizes.ragged is None:
+    g = shared_heads(xp, g, call.sizes.get("H", g.shape[-2]))
+    if not call.is_ragged:
         total = sum_to(xp, g, (*g.shape[:-3], 1, *g.shape[-2:]))[..., 0, :, :]
-        return xp.asarray(xp.broadcast_to(total, (*c.sizes.batch, *total.shape[-2:])), copy=True)
-    each = [xp.sum(xp.reshape(g, g.shape[-3:])[s.start : s.stop, ...], axis=0) for s in c.sequences]
+        return xp.asarray(xp.broadcast_to(total, (*call.batch, *total.shape[-2:])), copy=True)
+    each = [xp.sum(xp.reshape(g, g.shape[-3:])[s.start : s.stop, ...], axis=0) for s in call.sequences]
     return xp.stack(each, axis=0)
 
 
-def _summed_vjp(call: Prepared, g: Array, d: Array) -> Array:
+def _summed_vjp(call: Call, g: Array, d: Array) -> Array:
     """Every token of a sequence gets the gradient of its sum."""
-    xp, c = call.plan.xp, call.variables
-    full = (*c.sizes.batch, *g.shape[-3:-2], *d.shape[-2:])
-    if c.sizes.ragged is None:
+    xp = call.xp
+    full = (*call.batch, *g.shape[-3:-2], *d.shape[-2:])
+    if not call.is_ragged:
         d = xp.broadcast_to(d[..., None, :, :], full)
     else:
-        rows = [xp.broadcast_to(d[s.row, ...], (s.stop - s.start, *d.shape[-2:])) for s in c.sequences]
+        rows = [xp.broadcast_to(d[s.row, ...], (s.stop - s.start, *d.shape[-2:])) for s in call.sequences]
         d = xp.reshape(xp.concat(rows, axis=0), full)
-    return sum_to(xp, sum_of_groups(xp, cast(xp, d, call.plan.dtype), g.shape[-2]), g.shape)
+    return sum_to(xp, sum_of_groups(xp, cast(xp, d, call.dtype), g.shape[-2]), g.shape)

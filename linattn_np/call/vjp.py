@@ -9,18 +9,30 @@ from typing import Any
 from ..ops.sums import added
 from ..runtime.arrays import Array, is_mutable
 from ..runtime.recorder import Recorder
+from ..runtime.shapes import flatten, unflatten
 from ..runtime.unchanged import check_unchanged, mark
-from ..spec import VariantSpec
+from ..spec import Call, VariantSpec
 from . import pieces_vjp
-from .binding import Prepared, flatten, normalise, prepare, unflatten
-from .dispatch import NO_LIMIT, core_of, limit, ndarray, new, value_of
+from .binding import inputs_of, is_cut, is_recordable, lacks_states, normalise, prepare
+from .dispatch import NO_LIMIT, core_of, limit, ndarray, value_of
 from .foreign import bridge_of, symbolic_bridge
 from .positions import core_cotangents
 from .replay import plans
 from .replay.plans import Signature, signature_of, split, vjp_key
-from .replay.record import record_forward
 from .replay.template import Template
-from .results import Result, StatesResult, copied, cotangents, final_state, finish_at, finished, gradients, shape_of
+from .replay.vjp import record_forward, record_pullback
+from .results import (
+    Result,
+    StatesResult,
+    copied,
+    cotangents,
+    final_state,
+    finish_at,
+    finished,
+    form_of,
+    gradients,
+    returned,
+)
 
 Pullback = Callable[..., Any]
 
@@ -75,7 +87,7 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             return reverse.run_vjp(run_vjp, spec, arrays, keywords, signature)
         with limit(spec, keywords):  # num_threads is checked first, as in `run`
             call = _with_backward(prepare(spec, arrays, keywords))
-        if call.is_cut:
+        if is_cut(call):
             return pieces_vjp.vjp(call, keywords, _run_piece, final_state)
         return _in_full(call, signature, arrays, keywords)
     if type(plan) is plans.Composed:
@@ -94,9 +106,6 @@ def _recorded(
     if plan.replayable:
         with limit(spec, keywords):
             found = plan(signature[1], signature[3])
-    elif plan.pullbacks and plan.otherwise is not None:
-        plans.store(plan.key, plan.otherwise)
-        return run_vjp(spec, arrays, keywords)
     if found is None:
         return _in_full(_with_backward(prepare(spec, arrays, keywords)), signature, arrays, keywords)
     (results, residuals), marks = found, mark(by_name(spec, arrays, keywords))
@@ -111,13 +120,13 @@ def _recorded(
         return grads
 
     if len(results) == 3:
-        return new(StatesResult, results), _of_states(gradients_of)
+        return results, _of_states(gradients_of)
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
         return gradients_of(dout, dstate)
 
-    return new(Result, results) if results[0] is None or keywords.get("return_state") else results[0], pullback
+    return results if results[0] is None or keywords.get("return_state") else results[0], pullback
 
 
 def _of(template: Template, arrays: list[Array], state: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
@@ -143,7 +152,7 @@ def _run_piece(spec: VariantSpec, keywords: dict[str, Any]) -> tuple[Any, Pullba
     return run_vjp(spec, (), keywords)
 
 
-def _with_backward(call: Prepared) -> Prepared:
+def _with_backward(call: Call) -> Call:
     """The call with a plan for a forward that a backward follows.   Raises ValueError for a state in place."""
     spec = call.spec
     if call.options["overwrite_state"]:
@@ -155,47 +164,42 @@ def _with_backward(call: Prepared) -> Prepared:
                           ("fresh", "set the states of sequences that begin without one to zero")):  # fmt: skip
         if call.options[name] is not None:
             raise ValueError(f"{spec.name}: {name} was given to vjp, expected None: {instead}")
-    constant_gate = spec.change.gate is not None and getattr(call.variables, spec.change.gate) is None
-    return call._replace(plan=call.plan._replace(gradients=True, gate_gradient=not constant_gate))
+    constant_gate = spec.change.gate is not None and getattr(call, spec.change.gate) is None
+    return call.changed(plan=call.plan._replace(gradients=True, gate_gradient=not constant_gate))
 
 
 def _in_full(
-    call: Prepared, signature: Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+    call: Call, signature: Signature | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Any, Pullback]:
     """The result and the pullback of a checked call; both are recorded if they can be replayed."""
     spec, recorded = call.spec, None
     with limit(spec, keywords), call.recorder or NO_LIMIT:
-        x = call.inputs()
+        x = inputs_of(call)
         core = core_of(x)
-        lacks = call.lacks_states(core, x)
+        lacks = lacks_states(call, core, x)
         if not lacks:
-            computed = core.forward(spec.name, x, call.plan, call.state, call.options["backend"])
+            computed = core.forward(spec.name, x, call.plan, call.initial, call.options["backend"])
             found = finished(call, *computed[:2])
     if lacks:
         return pieces_vjp.vjp(call, keywords, _run_piece, final_state, _without_gradients(call, core, x))
-    if signature is not None and call.is_recordable:
-        saved = computed[2], vars(call.variables), computed[0] if spec.change.from_core else None
+    if signature is not None and is_recordable(call):
+        read = computed[0] if spec.change.from_core else None, computed[1] if spec.state.unpack_vjp else None
+        saved = computed[2], vars(call), *read
         recorded = record_forward(call, signature, arrays, keywords, core, found, saved)
     return _with_pullback(call, core, computed, found, by_name(spec, arrays, keywords), recorded)
 
 
-def _without_gradients(call: Prepared, core: Any, x: Any) -> Any:
+def _without_gradients(call: Call, core: Any, x: Any) -> Any:
     """The public result of a call without a backward; None if that is computed in pieces too."""
-    plain = call._replace(plan=call.plan._replace(gradients=False))
-    if plain.lacks_states(core, x):
+    plain = call.changed(plan=call.plan._replace(gradients=False))
+    if lacks_states(plain, core, x):
         return None
     with limit(call.spec, {"num_threads": call.options["num_threads"]}):
-        return finish_at(plain, *core.forward(call.spec.name, x, plain.plan, call.state, call.options["backend"])[:2])
-
-
-def _record_pullback(recorded: Any, cotangents: tuple[Any, ...], recorder: Any, grads: Any) -> None:
-    """Record the plan of a pullback with its forward."""
-    if recorded.add_pullback(cotangents, recorder, grads):
-        plans.store(recorded.forward.key, recorded.forward)
+        return finish_at(plain, *core.forward(call.name, x, plain.plan, call.initial, call.options["backend"])[:2])
 
 
 def _with_pullback(
-    call: Prepared, core: Any, computed: Any, found: Any, given: Mapping[str, Any], recorded: Any = None,
+    call: Call, core: Any, computed: Any, found: Any, given: Mapping[str, Any], recorded: Any = None,
     backward: Any = None,
 ) -> tuple[Any, Pullback]:  # fmt: skip
     """(public result, pullback).
@@ -207,12 +211,12 @@ def _with_pullback(
     if isinstance(found, StatesResult):
         return _with_states(call, core, computed, found, given, recorded, backward)
     spec, (core_out, end, residuals) = call.spec, computed
-    shape = None if core_out is None else shape_of(call.library, found[0])
+    form = None if core_out is None else form_of(call.library, found[0])
     core_out = core_out if spec.change.from_core else None
     marks = mark(given)
-    out, state = _copied_if_read(call, core, residuals, *found) if is_mutable(call.plan.xp) else found
+    out, state = _copied_if_read(call, core, residuals, *found) if is_mutable(call.xp) else found
     threads = {"num_threads": call.options["num_threads"]}
-    call, pull = call._replace(recorder=None), backward or core.backward
+    call, pull = call.changed(recorder=None), backward or core.backward
 
     def pullback(dout: Any = None, dstate: Any = None) -> Any:
         """Gradients by input name, of every array that was given and of the state."""
@@ -220,41 +224,43 @@ def _with_pullback(
         if recorded is not None and (replayed := recorded.pullback((dout, dstate))) is not None:
             return replayed
         recorder = None if recorded is None else Recorder()
+        if recorded is not None:
+            dout, dstate = recorded.apart((dout, dstate))
         with limit(spec, threads), recorder or NO_LIMIT:
-            given = cotangents(call, dout, dstate, shape, end)
+            given = cotangents(call, dout, dstate, form, end)
             all_grads = gradients(call, *_gradients(call, pull, residuals, core_out, given))
         if recorder is not None:
-            _record_pullback(recorded, (dout, dstate), recorder, all_grads)
+            record_pullback(recorded, call, core, (dout, dstate), recorder, all_grads)
         return all_grads
 
-    return Result(out, state) if out is None or call.options["return_state"] else out, pullback
+    return returned(call, Result(out, state)), pullback
 
 
 def _gradients(
-    call: Prepared, backward: Any, residuals: Any, core_out: Any, given: tuple[Any, Any, Any]
+    call: Call, backward: Any, residuals: Any, core_out: Any, given: tuple[Any, Any, Any]
 ) -> tuple[Any, Any]:
     """(gradients by name, the core's dstate_0) from (dout, the core's dstate, gradients so far)."""
-    change, c, (d_out, d_state, grads) = call.spec.change, call.variables, given
+    change, c, (d_out, d_state, grads) = call.spec.change, call, given
     if change.from_core_vjp and d_out is not None:
         d_out, more = change.from_core_vjp(c, core_out, d_out)
-        c = c.extended({n: more.pop(n) for n in [*more] if n not in call.spec.arrays})
-        _add(call.plan.xp, grads, more)
+        _add(call.xp, grads, more)
+    c = c.changed(**{n: grads.pop(n) for n in [*grads] if n not in (*call.spec.arrays, "state")})
     d, dstate0 = backward(residuals, d_out, d_state)
-    _add(call.plan.xp, grads, change.to_core_vjp(c, d))
+    _add(call.xp, grads, change.to_core_vjp(c, d))
     return grads, dstate0
 
 
 def _with_states(
-    call: Prepared, core: Any, computed: Any, result: StatesResult, given: Mapping[str, Any], recorded: Any = None,
+    call: Call, core: Any, computed: Any, result: StatesResult, given: Mapping[str, Any], recorded: Any = None,
     backward: Any = None,
 ) -> tuple[Any, Pullback]:  # fmt: skip
     """(public result, pullback) of a call with states at positions; arguments as those of _with_pullback."""
     spec, (core_out, ends, residuals) = call.spec, computed
-    shape = None if core_out is None else shape_of(call.library, result.out)
+    form = None if core_out is None else form_of(call.library, result.out)
     core_out = core_out if spec.change.from_core else None
     marks, (out, state, states) = mark(given), result
-    call, pull = call._replace(recorder=None), backward or core.backward
-    if is_mutable(call.plan.xp):
+    call, pull = call.changed(recorder=None), backward or core.backward
+    if is_mutable(call.xp):
         out, state = _copied_if_read(call, core, residuals, out, state)
         if spec.state.unpack_at_vjp is not None:  # which reads them
             states = unflatten(states, [copied(call.library, S) for S in flatten("states", states).values()])
@@ -263,18 +269,19 @@ def _with_states(
         check_unchanged(spec.name, marks)
         if recorded is not None and (replayed := recorded.pullback(given)) is not None:
             return replayed
+        given = given if recorded is None else recorded.apart(given)
         (dout, dstate, dstates), recorder = given, None if recorded is None else Recorder()
         d_out, d_end, grads = None, None, dict[str, Array]()
         if dout is not None or dstate is not None:
-            d_out, d_end, grads = cotangents(call, dout, dstate, shape, ends.end)
+            d_out, d_end, grads = cotangents(call, dout, dstate, form, ends.end)
         elif dstates is None:
             raise TypeError(f"{spec.name}: the pullback got no cotangent, expected dout, dstate or dstates")
         with limit(spec, {"num_threads": call.options["num_threads"]}), recorder or NO_LIMIT:
             d_ends, more = core_cotangents(call, d_end, dstates, states, ends.at)
-            _add(call.plan.xp, grads, more)
+            _add(call.xp, grads, more)
             all_grads = gradients(call, *_gradients(call, pull, residuals, core_out, (d_out, d_ends, grads)))
         if recorder is not None:
-            _record_pullback(recorded, given, recorder, all_grads)
+            record_pullback(recorded, call, core, given, recorder, all_grads)
         return all_grads
 
     return StatesResult(out, state, states), _of_states(gradients_of)
@@ -285,11 +292,11 @@ def by_name(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     given = dict(zip(spec.arrays, arrays, strict=False))
     given |= {n: x for n, x in keywords.items() if n in spec.arrays}
     if (state := keywords.get("state")) is not None:
-        given |= flatten("state", normalise(spec, "state", state, {**spec.options.defaults, **keywords}))
+        given |= flatten("state", normalise(spec, "state", state, {**spec.options, **keywords}))
     return given
 
 
-def _copied_if_read(call: Prepared, core: Any, residuals: Any, out: Any, state: Any) -> tuple[Any, Any]:
+def _copied_if_read(call: Call, core: Any, residuals: Any, out: Any, state: Any) -> tuple[Any, Any]:
     """The public (out, state), copied where the pullback reads them: the caller may write to them."""
     own = functools.partial(copied, call.library)
     if core.reads_out(residuals):

@@ -7,8 +7,10 @@ comm = nccl.NCCL(rank, size, unique_id)
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,12 @@ class NCCL:
         self._comm, self._nccl = joined[0], nccl
 
     def all_gather(self, x: Any) -> Any:
+        every, wait = self.begin(x)
+        wait()
+        return every
+
+    def begin(self, x: Any) -> tuple[Any, Callable[[], None]]:
+        """(what all_gather returns, once the current stream is there; a function that waits for it)."""
         import cupy
 
         every = cupy.empty((self.size, *x.shape), x.dtype)
@@ -60,8 +68,7 @@ class NCCL:
         self._comm.allGather(x.data.ptr, every.data.ptr, x.nbytes, self._nccl.NCCL_UINT8, stream.ptr)
         done = cupy.cuda.Event(disable_timing=True)
         done.record(stream)
-        self._wait(done)
-        return every
+        return every, functools.partial(self._wait, done)
 
     def _wait(self, done: Any) -> None:
         began = time.monotonic()

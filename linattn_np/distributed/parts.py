@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..call.foreign import mapped
-from ..runtime.shapes import Sizes, check_offsets
+from ..runtime.shapes import check_offsets
 from ..runtime.values import is_whole, shown
-from .comm import Comm
+from .comm import Comm, Waiting
 from .exchange import Place, exchanged
 from .pieces import Piece, Pieces, check_lengths, cut, whole
 from .tokens import Tokens
@@ -18,10 +18,11 @@ class Parts(NamedTuple):
     """A call on this rank's tokens."""
 
     name: str  # of the function in errors
-    comm: Comm
+    comm: Waiting
     tokens: Tokens
     pieces: Pieces
     state: Any  # before the first token of all ranks
+    segment: int | None = None  # tokens of a segment, the same on any number of ranks
 
     @property
     def own(self) -> list[Piece]:
@@ -66,9 +67,9 @@ class Ranks(NamedTuple):
         tokens = Tokens(arrays, axes, value, offsets is not None)
         every = check_lengths(name, self.lengths, tokens.T, comm.rank, comm.size)
         if offsets is not None:
-            offsets = check_offsets(name, offsets, Sizes(tokens.batch, {"T": sum(every)}))
+            offsets = check_offsets(name, offsets, {"...": tokens.batch, "T": sum(every)})
         if offsets is None and segment is None:
             pieces = whole(tokens.T, comm.size)
         else:
             pieces = cut(name, offsets or [0, sum(every)], every, segment)
-        return Parts(name, comm, tokens, pieces, state)
+        return Parts(name, Waiting(comm), tokens, pieces, state, segment)

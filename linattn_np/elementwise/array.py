@@ -8,30 +8,39 @@ No decay is divided by, and no sum of logs is exponentiated: any a, 0 too, is ex
 
 from __future__ import annotations
 
-from ..ops.associative import affine, prefixes
-from ..runtime.arrays import Array, Namespace, conjugate
-from .definition import factors, gradients
+from functools import partial
+
+from ..ops.associative import prefixes
+from ..runtime.arrays import Array, Namespace
+from .definition import gradients
+from .maps import act, adjoint, composed, factors, outer, unit
 from .types import Inputs
 
 
 def forward(xp: Namespace, x: Inputs, h: Array, chunk_size: int | None) -> tuple[Array, Array]:
     """As definition.forward; chunk_size: tokens of one scan, None for all."""
+    return states_of(xp, every_token(xp, x), h, chunk_size)
+
+
+def every_token(xp: Namespace, x: Inputs) -> Inputs:
+    """Factors of every token, as they are."""
     a = factors(xp, x)
-    return states_of(xp, xp.broadcast_to(a, x.x.shape) if x.is_constant else a, x.x, h, chunk_size)
+    a = xp.broadcast_to(a, (*x.x.shape[:-1], *a.shape[-x.gate_axes :])) if x.is_constant else a
+    return Inputs(x.x, a) if x.A is None else Inputs(x.x, A=a)
 
 
-def states_of(xp: Namespace, a: Array, x: Array, h: Array, chunk_size: int | None) -> tuple[Array, Array]:
-    """(h_1..h_T, h_T) of arrays (..., T, D)."""
-    T, found = x.shape[-2], []
+def states_of(xp: Namespace, x: Inputs, h: Array, chunk_size: int | None) -> tuple[Array, Array]:
+    """(h_1..h_T, h_T) of factors of every token."""
+    T, found, of_gate = x.x.shape[-2], [], -1 - x.gate_axes
     for t in range(0, T, chunk_size or max(T, 1)):
-        part = slice(t, t + (chunk_size or T))
-        b, y = (xp.moveaxis(z[..., part, :], -2, 0) for z in (a, x))
-        y = xp.concat([y[:1, ...] + b[:1, ...] * h, y[1:, ...]], axis=0)
-        states = prefixes(xp, affine, (xp.astype(b, y.dtype), y))[1]
+        part = x.tokens(t, t + (chunk_size or T))
+        b, y = xp.moveaxis(part.gate, of_gate, 0), xp.moveaxis(part.x, -2, 0)
+        y = xp.concat([y[:1, ...] + act(xp, x, b[:1, ...], h[None, ...]), y[1:, ...]], axis=0)
+        states = prefixes(xp, partial(composed, xp, x), (xp.astype(b, y.dtype), y))[1]
         h = states[-1, ...]
         found.append(xp.moveaxis(states, 0, -2))
     if not found:
-        return x, h
+        return xp.astype(x.x, h.dtype), h
     return found[0] if len(found) == 1 else xp.concat(found, axis=-2), h
 
 
@@ -39,14 +48,17 @@ def backward(
     xp: Namespace, x: Inputs, h: Array, dout: Array | None, p: Array, chunk_size: int | None
 ) -> tuple[Inputs, Array]:
     """As definition.backward."""
-    states, _ = forward(xp, x, h, chunk_size)
-    a, T = factors(xp, x), x.x.shape[-2]
-    if not T:
+    own = every_token(xp, x)
+    states, _ = states_of(xp, own, h, chunk_size)
+    if not x.x.shape[-2]:
         return Inputs(*(None if y is None else xp.zeros_like(y) for y in x)), p
-    conj = conjugate(xp, xp.broadcast_to(a, x.x.shape) if x.is_constant else a)
-    later = xp.concat([conj[..., 1:, :], xp.ones_like(conj[..., :1, :])], axis=-2)
+    a, axis = adjoint(xp, x, own.gate), -1 - x.gate_axes
+    first = own.gates(a, 0, 1)
+    later = xp.concat([own.gates(a, 1), unit(xp, x, first)], axis=axis)
     d = xp.zeros_like(states) if dout is None else dout
-    backwards, first = states_of(xp, xp.flip(later, axis=-2), xp.flip(d, axis=-2), p, chunk_size)
-    dx = xp.flip(backwards, axis=-2)
-    before = xp.concat([xp.broadcast_to(h, first.shape)[..., None, :], states[..., :-1, :]], axis=-2)
-    return gradients(xp, x, a, dx, dx * conjugate(xp, before)), conj[..., 0, :] * first
+    backwards = own.with_gate(xp.flip(d, axis=-2), xp.flip(later, axis=axis))
+    P, begin = states_of(xp, backwards, p, chunk_size)
+    dx = xp.flip(P, axis=-2)
+    before = xp.concat([xp.broadcast_to(h, begin.shape)[..., None, :], states[..., :-1, :]], axis=-2)
+    begin = act(xp, x, xp.moveaxis(first, axis, 0)[0, ...], begin)
+    return gradients(xp, x, factors(xp, x), dx, outer(xp, x, dx, before)), begin

@@ -2,8 +2,8 @@
 
     h_t = a_t h_{t-1} + x_t,   out_t = scale h_t
 
-Channels do not meet, so a state has the axes of a token. The choice of a backend is a pure function of library, dtype,
-shape and options.
+Channels do not meet, or only N neighbours where a_t are matrices, so a state has the axes of a token. The choice of a
+backend is a pure function of library, dtype, shape and options.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from ..core import CallPlan, Computed, Core, Explained, register
+from ..core import Computed, Core, Explained, register
 from ..ops.host import has_compiler
-from ..runtime.arrays import Array, as_computed, complex_of, device, is_complex, is_numpy
+from ..runtime.arrays import Array, as_computed, complex_of, device, is_complex, is_cupy, is_numpy
 from ..runtime.shapes import Sequence, Sizes
-from . import array, definition
+from . import array, definition, policy
 from .types import Inputs, Plan, Residuals
 
 
 class Elementwise(Core):
     """A recurrence of every channel by itself."""
 
-    BACKENDS = ("reference", "chunks", "numba")
+    BACKENDS = ("reference", "chunks", "numba", "cuda")
     STATE_AXES = {"state": "D"}  # noqa: RUF012
 
-    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
+    def plan(self, fields: dict[str, Any], spec: Any, options: Mapping[str, Any], sizes: Sizes) -> Plan:
         """The plan of a call, with the state that outputs are."""
-        return Plan(**plan._asdict(), reads_previous=spec.query_reads.name == "PREVIOUS")
+        return Plan(**fields, reads_previous=spec.query_reads.name == "PREVIOUS")
 
     def transfers(self, spec: Any) -> str:
         """Products of factors, or the decays of a state whose numbers share a gauge."""
@@ -37,15 +37,13 @@ class Elementwise(Core):
     def forward(self, fn: str, x: Inputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(the states of all tokens, the final state, residuals)."""
         backend = choose(fn, x, plan, wanted)
-        if backend == "numba":
-            from .cpu import calls
-
+        if (calls := compiled(backend)) is not None:
             out, end, marks = calls.forward(plan, x, state)
         else:
             each = [MODULES[backend].forward(plan.xp, own, h, scan_length(plan))
                     for _, own, h in each_sequence(plan, x, state)]  # fmt: skip
             out, end, marks = (
-                joined(plan, x, [scaled(y, plan) for y, _ in each]),
+                joined(plan, x.x, [scaled(y, plan) for y, _ in each]),
                 gathered(plan, [h for _, h in each]),
                 None,
             )
@@ -59,9 +57,7 @@ class Elementwise(Core):
         first = None
         if plan.reads_previous and dout is not None:
             dout, first = delayed_vjp(plan, x, dout)
-        if backend == "numba":
-            from .cpu import calls
-
+        if (calls := compiled(backend)) is not None:
             grads, begin = calls.backward(residuals, dout, dstate)
         else:
             grads, begin = self._backward(residuals, dout, dstate)
@@ -77,24 +73,40 @@ class Elementwise(Core):
             grads, begin = MODULES[backend].backward(xp, own, h, part, p, scan_length(plan))
             found.append(grads)
             begins.append(begin)
-        dx = joined(plan, x, [each.x for each in found])
+        dx = joined(plan, x.x, [each.x for each in found])
         gates = [each.gate for each in found]
-        gate = sum(gates[1:], gates[0]) if x.is_constant else joined(plan, x, gates)
-        return Inputs(dx, gate) if x.g is None else Inputs(dx, None, gate), gathered(plan, begins)
+        gate = sum(gates[1:], gates[0]) if x.is_constant else joined(plan, x.gate, gates, x.gate_axes)
+        return x.with_gate(dx, gate), gathered(plan, begins)
 
     def explain(self, fn: str, x: Inputs, plan: Plan, wanted: str | None) -> Explained:
-        """Two operations a channel, eight a complex one; the prefixes of array calls take three times as many."""
+        """Two operations a factor, eight a complex one; the prefixes of array calls take three times as many."""
         backend = choose(fn, x, plan, wanted)
         others = {n: unsupported_reason(x, plan, n) or "covers the call too" for n in self.BACKENDS if n != backend}
-        form = "associative scan" if backend == "chunks" else "recurrent form"
+        form = FORMS.get(backend, "recurrent form")
         each = (8.0 if any(y is not None and is_complex(y) for y in x) else 2.0) * x.x.shape[-1]
-        each *= 3 if backend == "chunks" else 1
+        each *= x.block * (3 if backend == "chunks" else 1)
         reason = "requested" if wanted else "the default path"
+        if backend == "cuda":
+            reason = f"{reason}: {compiled(backend).described(plan, x)}"
         return Explained(backend, reason, others, form, scan_length(plan) if backend == "chunks" else None,
                          each * prod(x.x.shape[:-1]), each)  # fmt: skip
 
 
+FORMS = {"chunks": "associative scan", "cuda": "tiles"}  # by backend, of others the recurrent form
 MODULES = {"reference": definition, "chunks": array}
+
+
+def compiled(backend: str) -> Any:
+    """The calls of a backend of compiled code; None for one of array calls."""
+    if backend == "numba":
+        from .cpu import calls
+
+        return calls
+    if backend == "cuda":
+        from .cuda import calls as cuda_calls
+
+        return cuda_calls
+    return None
 
 
 def scaled(y: Array, plan: Plan) -> Array:
@@ -124,11 +136,11 @@ def each_sequence(plan: Plan, x: Inputs, state: Any) -> list[tuple[Sequence, Inp
     return found
 
 
-def joined(plan: Plan, x: Inputs, parts: list[Array]) -> Array:
-    """Rows of all sequences, one after the other."""
+def joined(plan: Plan, like: Array, parts: list[Array], axes: int = 1) -> Array:
+    """Rows of all sequences, one after the other; axes: of one token."""
     if not parts:
-        return plan.xp.zeros(x.x.shape, dtype=plan.dtype, device=device(x.x))
-    return parts[0] if len(parts) == 1 else plan.xp.concat(parts, axis=-2)
+        return plan.xp.zeros(like.shape, dtype=plan.dtype, device=device(like))
+    return parts[0] if len(parts) == 1 else plan.xp.concat(parts, axis=-1 - axes)
 
 
 def gathered(plan: Plan, states: list[Array]) -> Array:
@@ -144,7 +156,7 @@ def delayed(plan: Plan, x: Inputs, state: Any, out: Array) -> Array:
     for s, _, h in each_sequence(plan, x, state):
         rows = plan.xp.concat([scaled(h, plan)[..., None, :], out[..., s.start : s.stop, :]], axis=-2)
         parts.append(rows[..., :-1, :])
-    return joined(plan, x, parts)
+    return joined(plan, x.x, parts)
 
 
 def delayed_vjp(plan: Plan, x: Inputs, dout: Array) -> tuple[Array, Array]:
@@ -155,7 +167,7 @@ def delayed_vjp(plan: Plan, x: Inputs, dout: Array) -> tuple[Array, Array]:
         rows = xp.concat([dout[..., s.start : s.stop, :], zero], axis=-2)
         firsts.append(rows[..., 0, :])
         parts.append(rows[..., 1:, :])
-    return joined(plan, x, parts), gathered(plan, firsts)
+    return joined(plan, x.x, parts), gathered(plan, firsts)
 
 
 # the choice of a backend
@@ -169,6 +181,12 @@ def unsupported_reason(x: Any, plan: Plan, backend: str) -> str | None:
         return "it takes NumPy arrays"
     if backend == "numba" and not has_compiler():
         return "Numba, the compiler of its loops, is not installed"
+    if backend == "cuda":
+        if not is_cupy(plan.xp):
+            return "it takes CuPy arrays"
+        if x.A is not None:
+            return "it has no kernel of matrices"
+        return compiled(backend).unsupported_reason(x, plan)
     return None
 
 
@@ -180,6 +198,8 @@ def choose(fn: str, x: Inputs, plan: Plan, wanted: str | None) -> str:
         return wanted
     if unsupported_reason(x, plan, "numba") is None:
         return "numba"
+    if policy.CUDA and unsupported_reason(x, plan, "cuda") is None:
+        return "cuda"
     return "reference" if plan.chunk_size == 1 else "chunks"
 
 

@@ -1,4 +1,4 @@
-"""Sizes of the compiled loops."""
+"""Sizes of the compiled loops, and whether kernels take CuPy arrays by default."""
 
 from __future__ import annotations
 
@@ -10,3 +10,6 @@ LEAST_LINES = 4  # of memory, of a task: results of two threads do not share one
 def segment(width: int) -> int:
     """Tokens between kept states of so many numbers."""
     return max(min(SEGMENT, CACHED // max(width, 1)), LEAST)
+
+
+CUDA = True  # kernels compute calls on CuPy arrays that ask for no other backend

@@ -12,28 +12,45 @@ from ..runtime.shapes import Sequence
 class Inputs(NamedTuple):
     """Arrays of a call, or their gradients: h_t = a_t h_{t-1} + x_t, a_t = e^{g_t}. Real or complex.
 
-    Either a or g is given; without an axis of tokens it is a constant.
+    One of a, g and A is given; without an axis of tokens it is a constant. A are matrices of N neighbouring channels.
     """
 
     x: Array  # (..., T, D)
     a: Array = None  # (..., T, D) or (D,)
     g: Array = None  # (..., T, D) or (D,), natural log
+    A: Array = None  # (..., T, D / N, N, N) or (D / N, N, N)
 
     @property
     def gate(self) -> Array:
-        """a or g."""
-        return self.g if self.a is None else self.a
+        """a, g or A."""
+        return next((y for y in self[1:] if y is not None), None)
+
+    @property
+    def block(self) -> int:
+        """N, the channels that meet; 1 without matrices."""
+        return 1 if self.A is None else self.A.shape[-1]
+
+    @property
+    def gate_axes(self) -> int:
+        """Axes of the gate of one token."""
+        return 1 if self.A is None else 3
 
     @property
     def is_constant(self) -> bool:
         """Whether all tokens have one gate."""
-        return self.gate.ndim < self.x.ndim
+        return self.gate.ndim < self.x.ndim - 1 + self.gate_axes
+
+    def with_gate(self, x: Array, gate: Array) -> Inputs:
+        """Other inputs and gates of the same kind, or their gradients."""
+        return Inputs(x, *(None if y is None else gate for y in self[1:]))
+
+    def gates(self, gate: Array, start: int | None = None, stop: int | None = None) -> Array:
+        """The gates of tokens start..stop, of all tokens if they are one."""
+        return gate if self.is_constant else gate[(..., slice(start, stop), *(slice(None),) * self.gate_axes)]
 
     def tokens(self, start: int, stop: int) -> Inputs:
         """Tokens start..stop."""
-        x, gate = self.x[..., start:stop, :], self.gate
-        gate = gate if self.is_constant else gate[..., start:stop, :]
-        return Inputs(x, gate) if self.g is None else Inputs(x, None, gate)
+        return self.with_gate(self.x[..., start:stop, :], self.gates(self.gate, start, stop))
 
     def computed(self, xp: Namespace, dtype: Any) -> Inputs:
         """The arrays in the dtype of the computation, or in its complex one."""

@@ -6,6 +6,7 @@ import argparse
 import codecs
 import sys
 from pathlib import Path
+from typing import Any
 
 import linattn_np as la
 
@@ -15,8 +16,7 @@ from .train import BYTES, model_of, optimiser
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("file", type=Path, nargs="?", default=Path("train-output/run.safetensors"),
-                        help="a file that `linattn train` wrote (train-output/run.safetensors)")  # fmt: skip
+    add_file(parser)
     parser.add_argument("--prompt", default="\n", help="the text that is continued")
     number(parser, "--count", default=400, help="bytes (400)")
     real(parser, "--temperature", default=0.7, help="0 takes the likeliest byte (0.7)")
@@ -26,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the continuation; the exit status."""
     try:
-        about = la.train.Run.about_of(la.train.load(args.file)[1], args.file)
-        trained = la.train.Run.load(args.file, optimiser(about["settings"]))
+        about, model, params = loaded(args.file)
         if about["model"]["vocabulary"] != BYTES:
             raise ValueError(f"{args.file} has {about['model']['vocabulary']} tokens, expected bytes: {BYTES}")
         if not args.prompt:
@@ -37,9 +36,20 @@ def run(args: argparse.Namespace) -> int:
         return 2
     sys.stdout.write(args.prompt)
     text, prompt = codecs.getincrementaldecoder("utf-8")("replace"), args.prompt.encode()
-    logits, params = model_of(about).logits, trained.params.arrays
-    for token in la.train.generate(logits, params, prompt, args.count, args.temperature, args.seed):
+    for token in la.train.generate(model.logits, params, prompt, args.count, args.temperature, args.seed):
         sys.stdout.write(text.decode(bytes([token])))
         sys.stdout.flush()
     sys.stdout.write(text.decode(b"", final=True) + "\n")
     return 0
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """The trained model of a command."""
+    parser.add_argument("file", type=Path, nargs="?", default=Path("train-output/run.safetensors"),
+                        help="a file that `linattn train` wrote (train-output/run.safetensors)")  # fmt: skip
+
+
+def loaded(file: Path) -> tuple[dict[str, Any], la.layers.Model, dict[str, Any]]:
+    """(what a run tells about itself, its model, the parameters).   Raises OSError or ValueError for another file."""
+    about = la.train.Run.about_of(la.train.load(file)[1], file)
+    return about, model_of(about), la.train.Run.load(file, optimiser(about["settings"])).params.arrays

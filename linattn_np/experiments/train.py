@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", choices=KINDS, default="uint8", help="what files other than .npy hold (uint8: text)"
     )
     number(parser, "--vocabulary", default=BYTES, help="number of different tokens (256)")
+    parser.add_argument("--mpi", action="store_true", help="ranks of mpiexec share the batches of a step: --accumulate")
     parser.add_argument("--out", type=Path, default=Path("train-output"), help="folder of run.safetensors and loss.png")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run, with its settings but --steps")
 
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, save, draw, sample; the exit status."""
     try:
         require("tqdm", "matplotlib")
+        comm = ranks(args.mpi)
         trained, settings = resumed(args) if args.resume else begun(args)
         model = model_of(trained.about)
         data, held_out = tokens(settings).split(0.9)
@@ -62,20 +64,40 @@ def run(args: argparse.Namespace) -> int:
         return 2
     path, steps = args.out / "run.safetensors", settings["steps"]
     mixers = trained.about["model"]["mixers"]
-    sys.stderr.write(f"{', '.join(mixers)}: {model.loss.count:,} parameters, {len(data):,} tokens; {path}\n")
+    if comm.rank == 0:
+        sys.stderr.write(f"{', '.join(mixers)}: {model.loss.count:,} parameters, {len(data):,} tokens; {path}\n")
     try:
         la.train.fit(model.loss, trained, batches, steps, la.train.cosine(settings["rate"], steps), save=path,
-                     every=max(1, steps // 10), accumulate=settings["accumulate"])  # fmt: skip
+                     every=max(1, steps // 10), accumulate=settings["accumulate"], comm=comm)  # fmt: skip
     except KeyboardInterrupt:
         sys.stderr.write(f"\nstopped at step {trained.step}; linattn train --resume {path} goes on\n")
         return 130
     except FloatingPointError as problem:
         sys.stderr.write(f"linattn train: {problem}; a smaller --rate may help\n")
         return 1
+    except ValueError as problem:
+        sys.stderr.write(f"linattn train: {problem}\n")
+        return 2
+    return shown(trained, model, held_out, check, path) if comm.rank == 0 else 0
+
+
+def ranks(mpi: bool) -> la.distributed.Comm:
+    """The ranks of mpiexec, or this process alone.   Raises ModuleNotFoundError without mpi4py."""
+    if not mpi:
+        return la.distributed.Threads.of(1)[0]
+    from mpi4py import MPI
+
+    return la.distributed.MPI(MPI.COMM_WORLD)
+
+
+def shown(trained: la.train.Run, model: la.layers.Model, held_out: la.train.Tokens, check: Any, path: Path) -> int:
+    """The validation loss, the picture, a sample."""
     P = trained.params.arrays
     loss = np.mean([model.loss(P, *check(n)) for n in range(VALIDATED)])
-    picture = args.out / "loss.png"
-    la.train.picture(picture, trained.losses, "nats a byte" if settings["tokens"] == "uint8" else "nats a token")
+    picture, is_text = path.with_name("loss.png"), trained.about["settings"]["tokens"] == "uint8"
+    la.train.picture(picture, trained.losses, "nats a byte" if is_text else "nats a token")
+    first, last = np.mean(trained.losses[:1]), np.mean(trained.losses[-20:])
+    sys.stdout.write(f"{first:.2f} {la.train.in_a_line(trained.losses)} {last:.2f}\n")
     sys.stdout.write(f"validation loss {loss:.3f}; run: {path}; picture: {picture}\n")
     if trained.about["model"]["vocabulary"] == BYTES:
         prompt = held_out[:64].tolist()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from ..core import CallPlan, Computation, Computed, Core, Explained, register, register_states
+from ..core import Computation, Computed, Core, Explained, register, register_states
 from ..ops.host import has_compiler
 from ..runtime.arrays import Array, is_numpy
 from ..runtime.recorder import refuse
@@ -22,9 +22,10 @@ from .array import chunks
 from .losses import LOSSES
 from .sequences import Call
 from .states import axes_of
-from .types import FastPlan, Inputs, Learner, plus
+from .types import Adam, FastPlan, Inputs, Learner, plus
 
 BACKENDS = ("reference", "chunks", "numba")
+LARGEST = 2**18  # numbers of a layer's matrix in compiled loops
 
 
 class Residuals(NamedTuple):
@@ -49,29 +50,31 @@ class Learning(Computation):
                 f"{fn}: state.k_past has shape {shape}, expected C = window - 1 = {plan.learner.window - 1}"
             )
         backend, call, outs, ends, kept = choose(fn, x, plan, wanted), Call(plan, x, state), [], [], list[Any]()
+        is_kept = state is None and plan.gradients
+        has_end = plan.returns_state or x.q is None or plan.learner.every == "token"
         for part in call.parts:
             tokens, begin = _tokens(call, part), call.begin(part)
             given = plan.learner, plan.xp, tokens, begin, call.initial(part), call.slow
-            out, states = module_of(backend).forward(*given, state is None and plan.gradients)
+            out, states = module_of(backend).forward(*given, is_kept, has_end)
             outs.append(plan.xp.zeros_like(tokens.v) if out is None else plan.scale * out)
-            ends.append(call.end(part, states[-1]))
+            ends.append(call.end(part, states[-1]) if has_end else [])
             kept.append(states)
         out = None if x.q is None else call.left(call.joined(outs))
-        is_kept = state is None and plan.gradients
-        return out, call.gathered(ends), Residuals(x, plan, backend, state, kept if is_kept else None)
+        end = call.gathered(ends) if has_end else None
+        return out, end, Residuals(x, plan, backend, state, kept if is_kept else None)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, kept = residuals
         f, xp, module, call = plan.learner, plan.xp, module_of(backend), Call(plan, x, state)
-        found, begins = [], []
+        found, begins, has_end = [], [], dstate is not None or plan.learner.every == "token"
         dweights, dslow = (tuple(xp.zeros_like(w) for w in tree) for tree in (call.weights, call.slow))
         for n, part in enumerate(call.parts):
             tokens, initial = _tokens(call, part), call.initial(part)
             given = f, xp, tokens
-            states = kept[n] if kept else module.forward(*given, call.begin(part), initial, call.slow, True)[1]
-            dend, d = call.gradient_of_end(part, dstate, states[-1]), call.entered_gradient(dout, part)
-            dx, dbegin, dinitial, more = module.backward(*given, states, initial, call.slow, d, dend)
+            states = kept[n] if kept else module.forward(*given, call.begin(part), initial, call.slow, True, has_end)[1]
+            dend, d = call.gradient_of_end(part, dstate), call.entered_gradient(dout, part)
+            dx, dbegin, dinitial, more = module.backward(*given, states, initial, call.slow, d, dend, has_end)
             found.append(dx)
             if f.mini_batch == 1:  # the mini-batch begins at W
                 zero = tuple(xp.zeros_like(y) for y in dbegin.anchor)
@@ -91,7 +94,8 @@ class Learning(Computation):
         reason = "requested" if wanted else "the default path" if f.is_linear else "its steps are not sums of gradients"
         others = {n: unsupported_reason(x, plan, n) or "covers the call too" for n in BACKENDS if n != chosen}
         others["cuda"] = "it has no kernels of learners: its products are those of the library"
-        form, C = ("recurrent form", None) if chosen == "reference" else ("dual form", f.mini_batch)
+        C = None if chosen == "reference" else f.mini_batch
+        form = "recurrent form" if C is None else "dual form" if f.is_linear else "chunk form"
         return Explained(chosen, reason, others, form, C, each * prod(x.v.shape[:-1]), each)
 
 
@@ -104,6 +108,7 @@ class FastWeights(Learning, Core):
 
     BACKENDS = BACKENDS
     STATE_COUNTS = ("length",)
+    NO_SUMMARY = "weights learn by steps that are not linear in them"
 
     def __init__(
         self, learner: Callable[[Mapping[str, Any]], Learner], state: type[Any], axes: Mapping[str, str] | None = None
@@ -112,11 +117,11 @@ class FastWeights(Learning, Core):
         self.learner, self.kind, self.STATE_AXES = learner, state, axes or axes_of(state)
         register_states(self, state)
 
-    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> FastPlan:
+    def plan(self, fields: dict[str, Any], spec: Any, options: Mapping[str, Any], sizes: Sizes) -> FastPlan:
         """The plan of a call, with its learner."""
-        tile = plan.chunk_size if isinstance(plan.chunk_size, int) else None
+        tile = C if isinstance(C := fields["chunk_size"], int) else None
         learner, axes = self.learner(options)._replace(tile=tile), tuple(self.STATE_AXES.values())
-        return FastPlan(**plan._asdict(), learner=learner, kind=self.kind, axes=axes)
+        return FastPlan(**fields, learner=learner, kind=self.kind, axes=axes)
 
 
 def module_of(backend: str) -> Any:
@@ -131,9 +136,9 @@ def module_of(backend: str) -> Any:
 def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
     f = plan.learner
-    if backend != "reference" and f.window > 1:
-        return "a loss has several tokens"
-    if backend != "reference" and not f.is_linear:
+    if backend != "reference" and not f.is_linear and (f.decayed or isinstance(f.optimiser, Adam)):
+        return "the weights of a token are no sum of gradients, nor of directions that depend on sums of them"
+    if backend == "numba" and not f.is_linear:
         return "the weights of a token are no sum of gradients"
     if backend != "reference" and not isinstance(f.model, str):
         return "the model is a function of the caller"
@@ -141,8 +146,10 @@ def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
         return None
     if not is_numpy(plan.xp):
         return "it takes NumPy arrays"
-    if f.model != "linear" or f.every != "token" or f.loss not in list(LOSSES) or f.renormed:
-        return "it has linear models with a step at every token; array calls have large products"
+    if f.model not in ("linear", "mlp") or f.every != "token" or f.loss not in list(LOSSES) or f.renormed:
+        return "it has linear models and MLPs with a step at every token; array calls have large products"
+    if f.model == "mlp" and (len(x.rates.eta) > 1 or prod(x.weights[0].shape[1:]) > LARGEST):
+        return "its MLPs have one step size and matrices that lie in a cache"
     return None if has_compiler() else "Numba, the compiler of its loops, is not installed"
 
 

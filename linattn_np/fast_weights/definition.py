@@ -24,7 +24,7 @@ from .window import after as later
 
 
 def forward(
-    f: Learner, xp: Namespace, x: Tokens, begin: State, initial: Tree, slow: Tree, keep: bool
+    f: Learner, xp: Namespace, x: Tokens, begin: State, initial: Tree, slow: Tree, keep: bool, has_end: bool = True
 ) -> tuple[Any, list[State]]:
     """(out, the final state; keep: the states before each token and after the last one)."""
     states, out = [begin], []
@@ -80,8 +80,9 @@ def _read(f: Learner, before: State, after: State, gain: Any) -> Tree:
 
 
 def backward(
-    f: Learner, xp: Namespace, x: Tokens, states: list[State], initial: Tree, slow: Tree, dout: Any, d: State
-) -> tuple[Tokens, State, Tree, Tree]:
+    f: Learner, xp: Namespace, x: Tokens, states: list[State], initial: Tree, slow: Tree, dout: Any, d: State,
+    has_end: bool = True,
+) -> tuple[Tokens, State, Tree, Tree]:  # fmt: skip
     """(dx, dstate, dinitial, dslow) from the gradients of out and of the final state."""
     each, dinitial, dslow = [], tuple(0 * w for w in initial), tuple(0 * w for w in slow)
     for t in reversed(range(x.k.shape[-2])):

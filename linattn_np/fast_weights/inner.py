@@ -25,13 +25,13 @@ def predict(f: Learner, w: Any, slow: Tree, x: Array) -> tuple[Array, Any]:
     return x + norm(w.xp, z, slow[0], slow[1], f.eps) if f.normed else z, (z, kept)
 
 
-def predict_vjp(f: Learner, w: Any, slow: Tree, kept: Any, dy: Array, more: Any = (None, None)) -> Any:
-    """(dx, dslow); more: further cotangents of z and of what the body keeps."""
+def predict_vjp(f: Learner, w: Any, slow: Tree, kept: Any, dy: Array | None, more: Any = (None, None)) -> Any:
+    """(dx, dslow); more: further cotangents of z and of what the body keeps. dy None: 0, without a norm."""
     (z, kept), (more_z, dkept), dz, dslow = kept, more, dy, ()
     if f.normed:
         dz, dgamma = norm_vjp(w.xp, z, slow[0], dy, f.eps)
         dslow = tuple(w.xp.sum(d, axis=-2, keepdims=True) for d in (dgamma, dy))
-    dz = dz if more_z is None else dz + more_z
+    dz = more_z if dz is None else dz if more_z is None else dz + more_z
     dx = body_of(f).forward_vjp(w, kept, dz, dkept)
     return dx + dy if f.normed else dx, dslow
 
@@ -52,7 +52,8 @@ def gradient_vjp(f: Learner, w: Any, slow: Tree, v: Array, kept: Any, d: Factors
     if f.normed:
         more_z, dgamma, de = norm_vjp_vjp(w.xp, z, slow[0], e, de, f.eps)
     dy, dv = loss_of(f.loss)[1](y, v, de)
-    dk, dslow = predict_vjp(f, w, slow, (z, kept), w.xp.zeros_like(y) if dy is None else dy, (more_z, dkept))
+    dy = w.xp.zeros_like(y) if dy is None and f.normed else dy
+    dk, dslow = predict_vjp(f, w, slow, (z, kept), dy, (more_z, dkept))
     if f.normed:
         dslow = dslow[0] + w.xp.sum(dgamma, axis=-2, keepdims=True), dslow[1]
     return dk, dv, dslow
@@ -89,7 +90,7 @@ def functions_of(f: Learner, xp: Namespace, learning: int) -> Functions:
         if f.normed:
             more_z, dgamma, ddy = norm_vjp_vjp(xp, z, slow[0], dy, ddy, f.eps)
             dslow = xp.sum(dgamma, axis=-2, keepdims=True), xp.zeros_like(slow[1])
-        dx = body.forward_vjp(own, kept, xp.zeros_like(z) if more_z is None else more_z, dkept)
+        dx = body.forward_vjp(own, kept, more_z, dkept)
         return (*own.d, *dslow), dx, ddy
 
     return Functions(model, model_vjp, model_vjp_vjp)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..ops.host import numpy_kernels
 from ..runtime.arrays import Array, Namespace, device, lower_ones
 from .types import Learner, Rates, is_exact
 
@@ -36,9 +37,10 @@ def coefficients(xp: Namespace, f: Learner, rates: Rates, n: int, like: Array) -
         every = xp.concat([xp.broadcast_to(unit[:1, :B], (lower.shape[0], B)), lower], axis=1)
         kept, read, rest = None, every[:n, :], every[n:, :]
     else:
-        kept, ends = _recurrence(xp, rates, unit, B)
-        earlier = xp.concat([w for w, _ in kept[:-1]], axis=-2)
-        read = earlier if before else xp.concat([w for w, _ in kept[1:]], axis=-2)
+        kept = W, S = _recurrence(xp, rates, unit, B)
+        earlier, ends = W[..., :n, :], W[..., n:, :]
+        ends = ends if rates.mu is None else xp.concat([ends, S[..., n:, :]], axis=-2)
+        read = earlier if before else W[..., 1:, :]
         own = earlier if rates.alpha is None or not f.decayed else rates.alpha * earlier
         rest = xp.concat([ends, own], axis=-2) if is_exact(f, rates) else ends
     if rates.gain is not None:
@@ -49,18 +51,24 @@ def coefficients(xp: Namespace, f: Learner, rates: Rates, n: int, like: Array) -
     return xp.concat([read, rest], axis=-2), kept
 
 
-def _recurrence(xp: Namespace, rates: Rates, unit: Array, B: int) -> tuple[Any, Array]:
-    """((w_t, s_t) for t = 0 .. n, the last rows)."""
-    alpha, mu, beta = rates.alpha, rates.mu, rates.beta
-    zero = 0 * next(y for y in (alpha, mu, beta) if y is not None)[..., :1, :]
+def _recurrence(xp: Namespace, rates: Rates, unit: Array, B: int) -> tuple[Array, Array]:
+    """w_t and s_t for t = 0 .. n, (..., n + 1, B + n); of NumPy arrays in a compiled loop."""
+    alpha, mu, beta, n = rates.alpha, rates.mu, rates.beta, unit.shape[-1] - B
+    given = [y for y in (alpha, mu, beta) if y is not None]
+    if n and given[0].size and numpy_kernels(xp, *given) is not None:
+        from .cpu.recurrence import recurrence
+
+        return recurrence(alpha, mu, beta, n, B)
+    zero = 0 * given[0][..., :1, :]
     w, s = zero + unit[:1, :], zero + unit[1:2, :]
-    every = [(w, s)]
-    for t in range(unit.shape[-1] - B):
+    W, S = [w], [s]
+    for t in range(n):
         at = slice(t, t + 1)
         s = zero + unit[B + t : B + t + 1, :] if mu is None else unit[B + t : B + t + 1, :] + mu[..., at, :] * s
         w = (s if beta is None else beta[..., at, :] * s) + (w if alpha is None else alpha[..., at, :] * w)
-        every.append((w, s))
-    return every, w if mu is None else xp.concat([w, s], axis=-2)
+        W.append(w)
+        S.append(s)
+    return xp.concat(W, axis=-2), xp.concat(S, axis=-2)
 
 
 def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, kept: Any, d: Array) -> Rates:
@@ -74,14 +82,14 @@ def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, kept: Any, d: Arra
         read = gain * read
     if kept is None:
         return Rates((), gain=dgain)
-    dw, found = d[..., n : n + 1, :], {"alpha": list[Array](), "mu": list[Array](), "beta": list[Array]()}
+    (W, S), dw, found = kept, d[..., n : n + 1, :], {"alpha": list[Array](), "mu": list[Array](), "beta": list[Array]()}
     ds = 0 * dw if mu is None else d[..., n + 1 : n + 2, :]
     dot = lambda x, y: xp.sum(x * y, axis=-1, keepdims=True)  # noqa: E731
     for t in reversed(range(n)):
-        at, (w, s), own = slice(t, t + 1), kept[t], read[..., t : t + 1, :]
+        at, w, s, own = slice(t, t + 1), W[..., t : t + 1, :], S[..., t : t + 1, :], read[..., t : t + 1, :]
         dw = dw if before else dw + own
         if beta is not None:
-            found["beta"].append(dot(dw, kept[t + 1][1]))
+            found["beta"].append(dot(dw, S[..., t + 1 : t + 2, :]))
         ds = ds + (dw if beta is None else beta[..., at, :] * dw)
         dalpha = dot(dw, w)
         dw = dw if alpha is None else alpha[..., at, :] * dw

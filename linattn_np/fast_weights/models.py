@@ -11,7 +11,7 @@ products. That of its bias is the sum of r.
     forward(w, x)                      (z, kept)
     factors(w, kept, e)                ((l, r) of each matrix) for the cotangent e of z
     factors_vjp(w, kept, e, d)         (de, dkept) from the cotangents (dl, dr)
-    forward_vjp(w, kept, dz, dkept)    dx
+    forward_vjp(w, kept, dz, dkept)    dx; no dz: 0, where there is dkept
 
 The transposes add the gradients of the weights to w.
 """
@@ -58,7 +58,7 @@ def linear_factors_vjp(w: Any, kept: Any, e: Array, d: Factors) -> Any:
     return dr, (dl,)
 
 
-def linear_vjp(w: Any, kept: Any, dz: Array, dkept: Any = None) -> Array:
+def linear_vjp(w: Any, kept: Any, dz: Array | None, dkept: Any = None) -> Array:
     """dx = dz W^T."""
     w.add(0, kept[0], dz)
     return _plus(w.transposed(0, dz), dkept, 0)
@@ -88,7 +88,7 @@ def mlp_factors_vjp(w: Any, kept: Any, e: Array, d: Factors) -> Any:
     return dr2 + w.without_bias(1, du), (dl1, dr1 * u * gelu_tanh_second(w.xp, kept[1]), dl2)
 
 
-def mlp_vjp(w: Any, kept: Any, dz: Array, dkept: Any = None) -> Array:
+def mlp_vjp(w: Any, kept: Any, dz: Array | None, dkept: Any = None) -> Array:
     """dh = dz W2^T, dy = dh gelu'(y), dx = dy W1^T."""
     x, y, h = kept
     w.add(1, h, dz)
@@ -125,10 +125,11 @@ def swiglu_factors_vjp(w: Any, kept: Any, e: Array, d: Factors) -> Any:
     return dr3 + w.without_bias(2, ddh), (dl1 + dl2, dy, dr1 * dh * slope, dl3)
 
 
-def swiglu_vjp(w: Any, kept: Any, dz: Array, dkept: Any = None) -> Array:
+def swiglu_vjp(w: Any, kept: Any, dz: Array | None, dkept: Any = None) -> Array:
     """dh = dz W^T; dy = dh u silu'(y), du = dh silu(y); dx = dy A^T + du B^T."""
     x, y, u, s = kept
-    w.add(2, y * s * u, dz)
+    if dz is not None:
+        w.add(2, y * s * u, dz)
     dh = _plus(w.transposed(2, dz), dkept, 3)
     dy, du = _plus(dh * u * _silu_slope(y, s), dkept, 1), _plus(dh * y * s, dkept, 2)
     w.add(0, x, dy)
@@ -146,9 +147,9 @@ def _silu_second(y: Array, s: Array) -> Array:
     return s * (1 - s) * (2 + y * (1 - 2 * s))
 
 
-def _plus(x: Array, more: Any, n: int) -> Array:
-    """x + more[n], if there are more."""
-    return x if more is None else x + more[n]
+def _plus(x: Array | None, more: Any, n: int) -> Array:
+    """x + more[n], if there are both."""
+    return x if more is None else more[n] if x is None else x + more[n]
 
 
 BODIES = {

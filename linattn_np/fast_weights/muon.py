@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..ops.host import numpy_kernels
 from ..runtime.arrays import Array, Namespace
 
 E = 1e-7
@@ -22,50 +23,64 @@ POLAR_EXPRESS = ((8.1566, -22.4833, 15.8788), (4.0429, -2.8089, 0.5000), (3.8917
                  (3.2858, -2.3681, 0.4645), (2.3465, -1.7098, 0.4232))  # fmt: skip
 COEFFICIENTS = {"keller": KELLER, "lact": LACT, "polar_express": POLAR_EXPRESS}
 MARGIN = {"polar_express": 1.01}  # of |G|
+LARGEST = 2**17  # numbers of a matrix in compiled loops: threads share out matrices, and BLAS the rows of a large one
 
 
-def _turned(xp: Namespace, x: Array) -> Array:
-    return xp.matrix_transpose(x)
+def _numbers(name: Any) -> tuple[Any, float]:
+    """((a, b, c) of each iteration, margin)."""
+    return (COEFFICIENTS[name], MARGIN.get(name, 1.0)) if isinstance(name, str) else (name, 1.0)
 
 
-def _start(xp: Namespace, G: Array, name: Any) -> tuple[Array, Array, float]:
-    """(X_0, |G|, margin)."""
-    margin = MARGIN.get(name, 1.0) if isinstance(name, str) else 1.0
-    n = xp.sqrt(xp.sum(G * G, axis=(-2, -1), keepdims=True))
-    return G / (margin * n + E), n, margin
+def _kernel(xp: Namespace, name: Any, G: Array, *more: Array) -> Any:
+    """The compiled loops of NumPy arrays, or None."""
+    fits = 0 < G.shape[-2] * G.shape[-1] <= LARGEST and G.size and str(G.dtype) in ("float32", "float64")
+    if not fits or not len(_numbers(name)[0]) or numpy_kernels(xp, G, *more) is None:
+        return None
+    from .cpu.muon import newton_schulz as kernel
+
+    return kernel
 
 
-def newton_schulz_kept(xp: Namespace, G: Array, name: Any) -> tuple[Array, Any]:
-    """(the last X (..., n, m) for G (..., n, m), what the transpose reads)."""
+def newton_schulz_kept(xp: Namespace, G: Array, name: Any, keep: bool = True) -> tuple[Array, Any]:
+    """(the last X (..., n, m) for G (..., n, m), what the transpose reads; None: G alone)."""
+    table, margin = _numbers(name)
+    if (kernel := _kernel(xp, name, G)) is not None:
+        return kernel(G, table, margin, E, keep=keep)
+    return _by_arrays(xp, G, table, margin)
+
+
+def _by_arrays(xp: Namespace, G: Array, table: Any, margin: float) -> tuple[Array, Any]:
     tall = G.shape[-2] > G.shape[-1]
-    G = _turned(xp, G) if tall else G
-    X, n, margin = _start(xp, G, name)
-    every = []
-    for a, b, c in COEFFICIENTS[name] if isinstance(name, str) else name:
-        A = xp.matmul(X, _turned(xp, X))
+    G = xp.matrix_transpose(G) if tall else G
+    n = xp.sqrt(xp.sum(G * G, axis=(-2, -1), keepdims=True))
+    X, every = G / (margin * n + E), []
+    for a, b, c in table:
+        A = xp.matmul(X, xp.matrix_transpose(X))
         B = b * A + c * xp.matmul(A, A)
         every.append((X, A, B))
         X = a * X + xp.matmul(B, X)
-    return (_turned(xp, X) if tall else X), (G, n, margin, every)
+    return (xp.matrix_transpose(X) if tall else X), (G, n, every)
 
 
 def newton_schulz(xp: Namespace, G: Array, name: Any) -> Array:
     """The last X."""
-    return newton_schulz_kept(xp, G, name)[0]
+    return newton_schulz_kept(xp, G, name, keep=False)[0]
 
 
 def newton_schulz_vjp(xp: Namespace, G: Array, name: Any, dX: Array, kept: Any = None) -> Array:
     """dG; where G is 0, X is linear in it: dX / e. A and B are symmetric, so that dA + dA^T = b D + c (D A + A D)."""
-    tall = G.shape[-2] > G.shape[-1]
-    G, n, margin, every = newton_schulz_kept(xp, G, name)[1] if kept is None else kept
-    Y, table = _turned(xp, dX) if tall else dX, COEFFICIENTS[name] if isinstance(name, str) else name
+    (table, margin), tall = _numbers(name), G.shape[-2] > G.shape[-1]
+    if (kernel := _kernel(xp, name, G, dX)) is not None:
+        return kernel(G, table, margin, E, dX, kept)[0]
+    G, n, every = _by_arrays(xp, G, table, margin)[1] if kept is None else kept
+    Y = xp.matrix_transpose(dX) if tall else dX
     for (X, A, B), (a, b, c) in zip(reversed(every), reversed(table), strict=True):
-        dB = xp.matmul(Y, _turned(xp, X))
-        D = dB + _turned(xp, dB)
+        dB = xp.matmul(Y, xp.matrix_transpose(X))
+        D = dB + xp.matrix_transpose(dB)
         DA = xp.matmul(D, A)
-        Y = a * Y + xp.matmul(B, Y) + xp.matmul(b * D + c * (DA + _turned(xp, DA)), X)
+        Y = a * Y + xp.matmul(B, Y) + xp.matmul(b * D + c * (DA + xp.matrix_transpose(DA)), X)
     along = xp.sum(G * Y, axis=(-2, -1), keepdims=True)
     size = margin * n + E
     safe = xp.where(n > 0, n, xp.ones_like(n))
     d = Y / size - G * (margin * along / (safe * size * size))
-    return _turned(xp, d) if tall else d
+    return xp.matrix_transpose(d) if tall else d

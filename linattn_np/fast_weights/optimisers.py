@@ -29,11 +29,11 @@ def step(
     xp: Namespace, f: Learner, n: int, W: Tree, slots: Slots, G: Tree, alpha: Any, mu: Any, beta: Any = None
 ) -> tuple[Tree, Slots]:
     """(W', slots') of step n."""
-    return step_kept(xp, f, n, (W, slots, G, alpha, mu, beta))[:2]
+    return step_kept(xp, f, n, (W, slots, G, alpha, mu, beta), False)[:2]
 
 
-def step_kept(xp: Namespace, f: Learner, n: int, given: Given) -> tuple[Tree, Slots, Any]:
-    """(W', slots', what the transpose may read)."""
+def step_kept(xp: Namespace, f: Learner, n: int, given: Given, keep: bool = True) -> tuple[Tree, Slots, Any]:
+    """(W', slots', what the transpose may read; keep: also where that takes memory)."""
     W, slots, G, alpha, mu, beta = given
     kept = None
     if isinstance(f.optimiser, Adam):
@@ -41,7 +41,7 @@ def step_kept(xp: Namespace, f: Learner, n: int, given: Given) -> tuple[Tree, Sl
         d = tuple(_adam(xp, f.optimiser, n, m, v) for m, v in zip(*new, strict=True))
     else:
         S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
-        new, kept = () if mu is None else (S,), _directions(xp, f.optimiser, S)
+        new, kept = () if mu is None else (S,), directions(xp, f.optimiser, S, keep)
         d = kept[0] if beta is None else tuple(beta * y for y in kept[0])
     return tuple(x + y if alpha is None else alpha * x + y for x, y in zip(W, d, strict=True)), new, kept
 
@@ -58,9 +58,9 @@ def step_vjp(
         dm, dv, dG = (tuple(x) for x in zip(*each, strict=True))
         return before, (dm, dv), dG, dalpha, None, None
     S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
-    steps, inner = _directions(xp, f.optimiser, S) if kept is None else kept
+    steps, inner = directions(xp, f.optimiser, S, True) if kept is None else kept
     dbeta = None if beta is None else _dots(xp, dW, steps)
-    dS = _directions_vjp(xp, f.optimiser, S, dW if beta is None else tuple(beta * d for d in dW), inner)
+    dS = directions_vjp(xp, f.optimiser, S, dW if beta is None else tuple(beta * d for d in dW), inner)
     if mu is None:
         return before, (), tuple(-d for d in dS), dalpha, None, dbeta
     dS = tuple(x + y for x, y in zip(dS, dslots[0], strict=True))
@@ -78,15 +78,16 @@ def _dots(xp: Namespace, x: Tree, y: Tree) -> Array:
 # Muon
 
 
-def _directions(xp: Namespace, kind: Muon | None, S: Tree) -> tuple[Tree, Any]:
+def directions(xp: Namespace, kind: Muon | None, S: Tree, keep: bool) -> tuple[Tree, Any]:
     """(S itself, or NS(S) of the matrices; what the transpose reads)."""
     if kind is None:
         return S, None
-    each = [newton_schulz_kept(xp, s, kind.coefficients) for s in _joined(xp, kind, S)]
+    each = [newton_schulz_kept(xp, s, kind.coefficients, keep) for s in _joined(xp, kind, S)]
     return _split(xp, kind, S, [x for x, _ in each]), [kept for _, kept in each]
 
 
-def _directions_vjp(xp: Namespace, kind: Muon | None, S: Tree, d: Tree, kept: Any) -> Tree:
+def directions_vjp(xp: Namespace, kind: Muon | None, S: Tree, d: Tree, kept: Any) -> Tree:
+    """dS."""
     if kind is None:
         return d
     each = zip(_joined(xp, kind, S), _joined(xp, kind, d), kept, strict=True)

@@ -25,7 +25,12 @@ class Shared:
 
     def __init__(self, xp: Namespace, tree: Tree, matrices: int) -> None:
         self.xp, self.tree, self.step = xp, tree, len(tree) // matrices
-        self.d: list[Any] = [None] * len(tree)
+        self._d: list[Any] = [None] * len(tree)
+
+    @property
+    def d(self) -> Tree:
+        """The gradients."""
+        return tuple(0 * w if d is None else d for w, d in zip(self.tree, self._d, strict=True))
 
     def product(self, p: int, x: Array) -> Array:
         """x W + b."""
@@ -36,12 +41,14 @@ class Shared:
         """x W."""
         return self.xp.matmul(x, self.tree[self.step * p])
 
-    def transposed(self, p: int, d: Array) -> Array:
-        """d W^T."""
-        return self.xp.matmul(d, self.xp.matrix_transpose(self.tree[self.step * p]))
+    def transposed(self, p: int, d: Array | None) -> Any:
+        """d W^T; None is 0."""
+        return None if d is None else self.xp.matmul(d, self.xp.matrix_transpose(self.tree[self.step * p]))
 
-    def add(self, p: int, x: Array, d: Array) -> None:
-        """The transpose of `product`: dW += x^T d, db += sum d."""
+    def add(self, p: int, x: Array, d: Array | None) -> None:
+        """The transpose of `product`: dW += x^T d, db += sum d; None is 0."""
+        if d is None:
+            return
         self.add_product(p, x, d)
         if self.step == 2:
             self.add_bias(p, d)
@@ -55,13 +62,13 @@ class Shared:
         self._to(2 * p + 1, self.xp.sum(d, axis=-2, keepdims=True))
 
     def _to(self, n: int, d: Array) -> None:
-        self.d[n] = d if self.d[n] is None else self.d[n] + d
+        self._d[n] = d if self._d[n] is None else self._d[n] + d
 
 
 class Masked:
-    """Weights of each row: bases B_n with coefficients c (..., rows, 1), and factors (l, r) with masks."""
+    """Weights of each row: bases B_n with coefficients c (..., rows, 1), None: 1, and factors (l, r) with masks."""
 
-    def __init__(self, bases: list[Shared], c: list[Array], masks: list[Array], factors: Factors) -> None:
+    def __init__(self, bases: list[Shared], c: list[Array | None], masks: list[Array], factors: Factors) -> None:
         self.xp, self.bases, self.c, self.masks, self.factors = bases[0].xp, bases, c, masks, factors
         self.step = bases[0].step
         self.dc: list[Any] = [0] * len(c)
@@ -72,7 +79,8 @@ class Masked:
         """x_t W_t + b_t."""
         y = self.xp.matmul(self._scores(p, x) * self.masks[p], self.factors[p][1])
         for c, w in zip(self.c, self.bases, strict=True):
-            y = y + c * w.product(p, x)
+            base = w.product(p, x)
+            y = y + (base if c is None else c * base)
         return y
 
     def transposed(self, p: int, d: Array) -> Array:
@@ -80,7 +88,7 @@ class Masked:
         l, r = self.factors[p]
         x = self.xp.matmul(self.xp.matmul(d, self.xp.matrix_transpose(r)) * self.masks[p], l)
         for c, w in zip(self.c, self.bases, strict=True):
-            x = x + w.transposed(p, c * d)
+            x = x + w.transposed(p, d if c is None else c * d)
         return x
 
     def add(self, p: int, x: Array, d: Array) -> None:
@@ -91,8 +99,9 @@ class Masked:
         dl = dl + xp.matmul(xp.matrix_transpose(G * self.masks[p]), x)
         self.dfactors[p] = dl, dr + xp.matmul(xp.matrix_transpose(S * self.masks[p]), d)
         for n, (c, w) in enumerate(zip(self.c, self.bases, strict=True)):
-            self.dc[n] = self.dc[n] + xp.sum(d * w.product(p, x), axis=-1, keepdims=True)
-            w.add(p, x, c * d)
+            if c is not None:
+                self.dc[n] = self.dc[n] + xp.sum(d * w.product(p, x), axis=-1, keepdims=True)
+            w.add(p, x, d if c is None else c * d)
 
     def _scores(self, p: int, x: Array) -> Array:
         """x l^T, and 1 more with a bias."""

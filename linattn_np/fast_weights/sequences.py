@@ -151,10 +151,10 @@ class Call:
 
     # gradients
 
-    def gradient_of_end(self, part: Part, dstate: Any, end: State) -> State:
+    def gradient_of_end(self, part: Part, dstate: Any) -> State:
         """The gradient of the State that a part ends with."""
-        flat = None if dstate is None else [self._flat(S) for S in dstate]
-        return self.state_of(part._replace(n=end.n), flat, tuple(self.xp.zeros_like(w) for w in self.initial(part)))
+        flat, n = None if dstate is None else [self._flat(S) for S in dstate], part.n + part.stop - part.start
+        return self.state_of(part._replace(n=n), flat, tuple(self.xp.zeros_like(w) for w in self.initial(part)))
 
     def gradients(self, each: list[Tokens], dweights: Tree, dslow: Tree) -> Inputs:
         """Gradients as arrays of the call, from those of the parts."""

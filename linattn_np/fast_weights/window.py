@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(xp: Namespace, f: Learner, x: Tokens, state: State) -> Rows:
-    """The rows of a token."""
+    """The rows of some tokens."""
     own = Rows(x.k, x.v, x.rates.share)
     if f.window == 1:
         return own
@@ -30,17 +30,18 @@ def rows_of(xp: Namespace, f: Learner, x: Tokens, state: State) -> Rows:
 
 
 def after(f: Learner, rows: Rows, past: Tree) -> Tree:
-    """The state's tokens after that token."""
-    return past if f.window == 1 else tuple(y[..., 1:, :] for y in rows)
+    """The state's tokens after those tokens."""
+    return past if f.window == 1 else tuple(y[..., y.shape[-2] - f.window + 1 :, :] for y in rows)
 
 
 def rows_vjp(xp: Namespace, f: Learner, d: Rows, dpast: Tree) -> tuple[Rows, Tree]:
-    """(gradients of the token's own row, of the state's tokens) from those of the rows, and of the tokens after it."""
+    """(gradients of own rows, of the state's tokens) from those of all rows, and of the state's tokens afterwards."""
     if f.window == 1:
         return d, dpast
+    c = f.window - 1
 
     def added(y: Array, more: Array) -> Array:
-        return y + xp.concat([xp.zeros_like(y[..., :1, :]), more], axis=-2)
+        return y + xp.concat([xp.zeros_like(y[..., : y.shape[-2] - c, :]), more], axis=-2)
 
     whole = [added(y, more) for y, more in zip(d, dpast, strict=True)]
-    return Rows(*(y[..., -1:, :] for y in whole)), tuple(y[..., :-1, :] for y in whole)
+    return Rows(*(y[..., c:, :] for y in whole)), tuple(y[..., :c, :] for y in whole)

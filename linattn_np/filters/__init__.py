@@ -6,8 +6,12 @@
     nlms   W_t = W_{t-1} + mu_t x_t^T e_t / (eps + |x_t|^2)
     rls    W_t = argmin_W sum_{j <= t} lambda^{t-j} |d_j - x_j W|^2 + delta lambda^t |W|^2
 
+    affine_projection      W_t = W_{t-1} + mu_t X^T (X X^T + eps I)^{-1} (D - X W_{t-1})
+    window_least_squares   W_t = argmin_W sum_{t - c < j <= t} w_tj |d_j - x_j W|^2 + delta |W|^2
+
 The first two are delta rules (gradient.py), the third is mesa_net's memory (least_squares.py), with keys x and
-values d.
+values d. affine_projection is kda on micro-steps (projection.py); windows are systems in array calls
+(local_fits.py).
 """
 
 from __future__ import annotations
@@ -17,17 +21,27 @@ from typing import Any
 
 from ..runtime.arrays import device, enter
 from ..runtime.values import is_whole, shown
-from . import gradient
+from . import gradient, projection
 from . import least_squares as fit
-from .arguments import Filter, Filtered
+from .arguments import Filter, Filtered, PastState, ProjectionState, RLSState
 from .findings import check
 from .gradient import gradient_filter
 from .least_squares import least_squares
+from .local_fits import window_filter
+from .projection import projection_filter
 
 LMS = Filter("lms", "mu", None, {}, gradient.core_call, gradient_filter)
 NLMS = Filter("nlms", "mu", 1.0, {"eps": 0.0}, gradient.core_call, gradient_filter)
 RLS = Filter("rls", "forgetting", 1.0, {"delta": 1.0}, fit.core_call, least_squares,
-             ("solver", "iterations", "tolerance"))  # fmt: skip
+             ("solver", "iterations", "tolerance"), RLSState,
+             {"state.S": "K V", "state.Z": "K K", "state.ridge": ""}, forgets=True)  # fmt: skip
+PROJECTION = Filter("affine_projection", "mu", 1.0, {"order": 4, "eps": 0.0}, projection.core_call,
+                    projection_filter, (), ProjectionState,
+                    {"state.W": "K V", "state.x": "N K", "state.d": "N V"},
+                    past=lambda numbers: numbers["order"] - 1)  # fmt: skip
+WINDOW = Filter("window_least_squares", "forgetting", 1.0, {"window": 64, "delta": 1e-3, "bandwidth": None}, None,
+                window_filter, (), PastState, {"state.x": "N K", "state.d": "N V", "state.rate": "N"}, forgets=True,
+                past=lambda numbers: numbers["window"])  # fmt: skip
 
 
 def lms(x: Any, d: Any, mu: Any, *, state: Any = None, **options: Any) -> Filtered:
@@ -83,7 +97,58 @@ def rls(x: Any, d: Any, forgetting: Any = 1.0, *, delta: float = 1.0, state: Any
     return RLS((x, d, forgetting), {"delta": delta, "state": state, **options})
 
 
-for _fn, _filter in ((lms, LMS), (nlms, NLMS), (rls, RLS)):  # the rules of la.vjp, la.step, la.explain, la.check
+def affine_projection(
+    x: Any, d: Any, mu: Any = 1.0, *, order: int = 4, eps: float = 0.0, state: Any = None, **options: Any
+) -> Filtered:
+    """Affine projection: a step onto the weights that fit the last `order` tokens.
+
+        y_t = x_t W_{t-1},   W_t = W_{t-1} + mu_t X^T (X X^T + r I)^{-1} (D - X W_{t-1})
+
+    The rows of X and D are those of the tokens t - order + 1 to t.
+
+
+    x      (..., T, K)          inputs
+    d      (..., T, V)          desired outputs
+    mu     number or (..., T)   step size; stable for 0 < mu < 2
+    order  whole number         tokens of a step; 1 is nlms
+    eps    number >= 0          r = max(eps, order epsilon trace(X X^T)): not below the rounding error of X X^T
+    state  ProjectionState      of an earlier call
+
+    With mu=1 the new weights fit all of them, up to r; the nearest ones to W_{t-1} that do. Rows before the first token
+    are zeros. Options: chunk_size, backend, num_threads, precision. Results as in lms; state is a ProjectionState.
+    Ozeki, Umeda, An adaptive filtering algorithm using an orthogonal projection to an affine subspace, 1984.
+    """
+    return PROJECTION((x, d, mu), {"order": order, "eps": eps, "state": state, **options})
+
+
+def window_least_squares(
+    x: Any, d: Any, forgetting: Any = 1.0, *, window: int = 64, delta: float = 1e-3, bandwidth: float | None = None,
+    state: Any = None,
+) -> Filtered:  # fmt: skip
+    """Sliding-window least squares: the weights are the fit of the last tokens, or of those that are near.
+
+        W_t = argmin_W sum_{t - window < j <= t} w_tj |d_j - x_j W|^2 + delta |W|^2,   y_t = x_t W_{t-1}
+        w_tj = lambda_{j+1} .. lambda_t, and with bandwidth h times e^{-|x_{t+1} - x_j|^2 / (2 h^2)}
+
+    x           (..., T, K)          inputs; a column of ones makes the fit affine
+    d           (..., T, V)          desired outputs
+    forgetting  number or (..., T)   lambda, in (0, 1]
+    window      whole number         tokens of a fit
+    delta       number > 0           ridge, not below K epsilon trace(X^T w X), the rounding error
+    bandwidth   number > 0           of a kernel around the input that is predicted; None: all weigh the same
+    state       PastState            the last tokens of an earlier call
+
+    Each window is summed anew: nothing is subtracted, so that what has left a window leaves no rounding error. Its cost
+    is window K^2 + K^3 a token. With a bandwidth this is locally weighted regression, and the weights that are returned
+    are those around the last input. Results as in lms; state is a PastState.
+    Cleveland, Devlin, Locally weighted regression, 1988; Wang, Shi, Fox, Test-time regression, arXiv 2501.12352.
+    """
+    return WINDOW((x, d, forgetting), {"window": window, "delta": delta, "bandwidth": bandwidth, "state": state})
+
+
+for _fn, _filter in ((lms, LMS), (nlms, NLMS), (rls, RLS), (affine_projection, PROJECTION),
+                     (window_least_squares, WINDOW)):  # fmt: skip
+    # the rules of la.vjp, la.step, la.explain, la.check
     for _name in ("vjp", "step", "step_vjp", "explain"):
         setattr(_fn, _name, getattr(_filter, _name))
     setattr(_fn, "check", functools.partial(check, _filter))  # noqa: B010

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..call.explain import Explanation, explain_call
 from ..call.foreign import symbolic_bridge
 from ..call.results import gradients_of
-from ..runtime.arrays import Array, Library, Namespace, cast, compute_dtype, device, enter
+from ..runtime.arrays import Array, Library, Namespace, cast, compute_dtype, device, dtype_name, enter
 from ..runtime.shapes import check_dtype
-from ..runtime.values import is_finite, is_real, shown
+from ..runtime.values import is_finite, is_real, is_whole, shown
 from ..spec import VariantSpec
 
 OPTIONS = ("chunk_size", "backend", "num_threads", "precision")
@@ -33,6 +35,22 @@ class RLSState(NamedTuple):
     ridge: Any
 
 
+class PastState(NamedTuple):
+    """State of window_least_squares: the last x (..., N, K), d (..., N, V) and lambda (..., N), N = window."""
+
+    x: Any
+    d: Any
+    rate: Any
+
+
+class ProjectionState(NamedTuple):
+    """State of affine_projection: weights W (..., K, V), the last x (..., N, K) and d (..., N, V), N = order - 1."""
+
+    W: Any
+    x: Any
+    d: Any
+
+
 class Signals(NamedTuple):
     """The checked arguments of a filter, in the compute dtype."""
 
@@ -42,8 +60,8 @@ class Signals(NamedTuple):
     x: Array  # (..., T, K)
     d: Array  # (..., T, V)
     rate: Array  # (..., T)  mu or forgetting
-    state: Any  # an array, an RLSState, or None
-    numbers: dict[str, float]  # eps or delta
+    state: Any  # an array, a named tuple, or None
+    numbers: dict[str, Any]  # eps, delta, window, ...
     options: dict[str, Any]  # of the core
     kinds: dict[str, Any]  # dtypes of the caller's arrays by name
     is_token: bool  # the caller's arrays are of one token, without T
@@ -59,18 +77,28 @@ Pullback = Callable[[Filtered], tuple[Array, Array, Array, Any]]
 class Filter(NamedTuple):
     """A filter: its name, its rate with a default, its numbers with defaults, how it is computed, own options.
 
-    core(signals) returns (spec, keywords, saved) of the call that computes it. compute(signals, gradients) returns
-    (Filtered in the compute dtype, pullback or None); the pullback maps cotangents, None where there are none, to
-    (dx, dd, drate, dstate).
+    state: the named tuple of its state, None: one array. axes: of its parts; past(numbers) is their N.
+    forgets: rates are numbers in (0, 1]. core(signals) returns (spec, keywords, saved) of the call that computes it,
+    None: array calls do. compute(signals, gradients) returns (Filtered in the compute dtype, pullback or None); the
+    pullback maps cotangents, None where there are none, to (dx, dd, drate, dstate).
     """
 
     name: str
     rate: str
     default: float | None
-    numbers: Mapping[str, float]
-    core: Callable[[Signals], tuple[VariantSpec, dict[str, Any], Any]]
+    numbers: Mapping[str, Any]
+    core: Callable[[Signals], tuple[VariantSpec, dict[str, Any], Any]] | None
     compute: Callable[[Signals, bool], tuple[Filtered, Pullback | None]]
     more: tuple[str, ...] = ()
+    state: Any = None
+    axes: Mapping[str, str] = MappingProxyType({"state": "K V"})
+    forgets: bool = False
+    past: Callable[[Mapping[str, Any]], int] = lambda numbers: 0
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the options of its core."""
+        return () if self.core is None else (*OPTIONS, *self.more)
 
     def __call__(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any], is_token: bool = False) -> Filtered:
         s = self.enter(arrays, keywords, is_token)
@@ -86,6 +114,8 @@ class Filter(NamedTuple):
 
     def explain(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Explanation:
         """The explanation of the call that computes it."""
+        if self.core is None:
+            return of_array_calls(self.name, self.enter(arrays, keywords))
         spec, call, _ = self.core(self.enter(arrays, keywords))
         return explain_call(spec, (), call)
 
@@ -111,7 +141,7 @@ class Filter(NamedTuple):
         named = [back(cast(s.xp, y, s.kinds[n])) if n in s.kinds else None for n, y in one.items()]
         state = None
         if s.state is not None:
-            each = [back(cast(s.xp, y, s.kinds[n])) for n, y in parts(self.name, dstate).items()]
+            each = [back(cast(s.xp, y, s.kinds[n])) for n, y in parts(self, dstate).items()]
             state = type(s.state)(*each) if isinstance(s.state, tuple) else each[0]
         return gradients_of((*one, "state"), *named, state)
 
@@ -120,7 +150,7 @@ class Filter(NamedTuple):
         fn, names = self.name, ("x", "d", self.rate)
         if len(arrays) > len(names):
             raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {', '.join(names)}")
-        known = (*names, *self.numbers, "state", *OPTIONS, *self.more)
+        known = (*names, *self.numbers, "state", *self.options)
         for name in keywords:
             if name not in known:
                 raise TypeError(f"{fn}: unknown option {name!r}, expected one of {', '.join(known)}")
@@ -128,36 +158,45 @@ class Filter(NamedTuple):
         for name in names:
             if given.get(name) is None:
                 raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
-        numbers = {n: number(fn, n, given[n], least=n == "delta") for n in self.numbers}
+        numbers = {n: own_number(fn, n, given[n], default) for n, default in self.numbers.items()}
         rate = given[self.rate]
         each = {"x": given["x"], "d": given["d"], self.rate: None if is_real(rate) else rate,
-                **parts(fn, given.get("state"))}  # fmt: skip
+                **parts(self, given.get("state"))}  # fmt: skip
         library, entered = enter(fn, each)
         for name, y in entered.items():
             if y is not None:
                 check_dtype(fn, name, y)
-        check_shapes(fn, entered, self.rate, is_token)
+        check_shapes(self, entered, numbers, is_token)
         dtype = compute_dtype(library.xp, *entered.values())
         kinds = {name: y.dtype for name, y in entered.items() if y is not None}
         x, d, array, *state = self._cast(library.xp, entered, dtype)
         if array is not None:
-            check_rates(fn, self.rate, library.xp, array)
+            check_rates(self, library.xp, array)
         if is_token:
             x, d, array = x[..., None, :], d[..., None, :], None if array is None else array[..., None]
         if array is None:
             one = number(fn, self.rate, rate, least=False)
-            if fn == "rls" and not 0 < one <= 1:
-                raise ValueError(f"rls: forgetting is {shown(rate)}, expected a number in (0, 1]")
+            if self.forgets and not 0 < one <= 1:
+                raise ValueError(f"{fn}: {self.rate} is {shown(rate)}, expected a number in (0, 1]")
             info = library.xp.finfo(dtype)
-            if one > float(info.max) or (fn == "rls" and one < float(info.smallest_normal)):
+            if one > float(info.max) or (self.forgets and one < float(info.smallest_normal)):
                 raise ValueError(f"{fn}: {self.rate} is {shown(rate)}, expected a number that its dtype holds")
             array = library.xp.full(x.shape[:-1], one, dtype=dtype, device=device(x))
-        options = {n: keywords[n] for n in (*OPTIONS, *self.more) if n in keywords}
-        begin = RLSState(*state) if len(state) > 1 else next(iter(state), None)
+        options = {n: keywords[n] for n in self.options if n in keywords}
+        begin = self.state(*state) if len(state) > 1 else next(iter(state), None)
         return Signals(fn, library, dtype, x, d, array, begin, numbers, options, kinds, is_token)
 
     def _cast(self, xp: Namespace, entered: Mapping[str, Any], dtype: Any) -> list[Any]:
         return [None if y is None else cast(xp, y, dtype) for y in entered.values()]
+
+
+def own_number(fn: str, name: str, x: Any, default: Any) -> Any:
+    """A number of a filter: whole where its default is, None where that is None."""
+    if type(default) is int:
+        if not is_whole(x):
+            raise ValueError(f"{fn}: {name} is {shown(x)}, expected a whole number from 1")
+        return int(x)
+    return None if default is None and x is None else number(fn, name, x, least=name in ("delta", "bandwidth"))
 
 
 def number(fn: str, name: str, x: Any, least: bool) -> float:
@@ -167,15 +206,15 @@ def number(fn: str, name: str, x: Any, least: bool) -> float:
     return float(x)
 
 
-def check_rates(fn: str, name: str, xp: Namespace, y: Array) -> None:
+def check_rates(own: Filter, xp: Namespace, y: Array) -> None:
     """Raise ValueError unless an array of rates has the values that a number may have; arrays without numbers pass."""
     if symbolic_bridge((y,), {}) is not None:
         return
-    right = (y > 0) & (y <= 1) if fn == "rls" else (y >= 0) & (y < float("inf"))
+    right = (y > 0) & (y <= 1) if own.forgets else (y >= 0) & (y < float("inf"))
     if not bool(xp.all(right)):
         n = first_of(xp, ~right)
-        wanted = "numbers in (0, 1]" if fn == "rls" else "finite numbers >= 0"
-        raise ValueError(f"{fn}: {name} is {float(y[n]):.4g} at {n}, expected {wanted}")
+        wanted = "numbers in (0, 1]" if own.forgets else "finite numbers >= 0"
+        raise ValueError(f"{own.name}: {own.rate} is {float(y[n]):.4g} at {n}, expected {wanted}")
 
 
 def first_of(xp: Namespace, wrong: Array) -> tuple[int, ...]:
@@ -187,28 +226,30 @@ def first_of(xp: Namespace, wrong: Array) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-def parts(fn: str, state: Any) -> dict[str, Any]:
+def parts(own: Filter, state: Any) -> dict[str, Any]:
     """The arrays of a state by name."""
-    if fn != "rls" or state is None:
+    if own.state is None or state is None:
         return {} if state is None else {"state": state}
-    if not isinstance(state, tuple) or len(state) != len(RLSState._fields):
-        raise TypeError(f"rls: state is a {type(state).__qualname__}, expected (S, Z, ridge) as an RLSState")
-    return {f"state.{n}": y for n, y in zip(RLSState._fields, state, strict=True)}
+    names = own.state._fields
+    if not isinstance(state, tuple) or len(state) != len(names):
+        wanted = f"({', '.join(names)}) as a{'n' * (own.name == 'rls')} {own.state.__name__}"
+        raise TypeError(f"{own.name}: state is a {type(state).__qualname__}, expected {wanted}")
+    return {f"state.{n}": y for n, y in zip(names, state, strict=True)}
 
 
-def check_shapes(fn: str, arrays: Mapping[str, Any], rate: str, is_token: bool) -> None:
+def check_shapes(own: Filter, arrays: Mapping[str, Any], numbers: Mapping[str, Any], is_token: bool) -> None:
     """Raise ValueError unless x is (..., T, K), d (..., T, V), and the others fit; is_token: all without T."""
-    x, d, least = arrays["x"], arrays["d"], 1 if is_token else 2
+    fn, x, d, least = own.name, arrays["x"], arrays["d"], 1 if is_token else 2
     if x.ndim < least or d.ndim < least or tuple(d.shape[:-1]) != tuple(x.shape[:-1]):
         expected = "(..., K) and (..., V)" if is_token else "(..., T, K) and (..., T, V)"
         raise ValueError(
             f"{fn}: x has shape {tuple(x.shape)} and d {tuple(d.shape)}, expected {expected}"
             + _missing_axes(x, d, is_token)
         )
-    lead, T, K, V = x.shape[: x.ndim - least], () if is_token else x.shape[-2:-1], x.shape[-1], d.shape[-1]
-    wanted = {"state": (*lead, K, V), "state.S": (*lead, K, V), "state.Z": (*lead, K, K), "state.ridge": tuple(lead),
-              rate: (*lead, *T)}  # fmt: skip
-    for name, shape in wanted.items():
+    lead, T = x.shape[: x.ndim - least], () if is_token else x.shape[-2:-1]
+    sizes = {"K": x.shape[-1], "V": d.shape[-1], "N": own.past(numbers)}
+    wanted = {n: (*lead, *(sizes[letter] for letter in axes.split())) for n, axes in own.axes.items()}
+    for name, shape in (wanted | {own.rate: (*lead, *T)}).items():
         y: Any = arrays.get(name)
         if y is not None and tuple(y.shape) != shape:
             raise ValueError(f"{fn}: {name} has shape {tuple(y.shape)}, expected {shape}")
@@ -253,6 +294,16 @@ def given_back(s: Signals, found: Filtered) -> Filtered:
     signals = ((z[..., 0, :] if s.is_token else z) for z in (found.prediction, found.error))
     y, e = (back(cast(s.xp, z, kind)) for z in signals)
     return Filtered(y, e, state if not isinstance(state, tuple) else back(found.weights), state)
+
+
+def of_array_calls(fn: str, s: Signals) -> Explanation:
+    """The explanation of a filter that no core computes: sums over each window, and a system for each token."""
+    K, V, c = s.x.shape[-1], s.d.shape[-1], s.numbers["window"]
+    each, tokens = 2.0 * c * K * (K + V) + 2 / 3 * K**3 + 2 * K * K * V, prod(s.x.shape[:-1])
+    size = s.xp.finfo(s.dtype).bits // 8
+    return Explanation(fn, "chunks", "sums and systems are array calls", {}, "a system for each token", None,
+                       dtype_name(s.x), round(each * tokens), each, 2 * size * tokens * (K + V),
+                       "a filter of array calls is not recorded")  # fmt: skip
 
 
 # tokens of the core: the state before a token is read, so tokens are written one late, and there is one more of them

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ..ops.associative import prefixes
 from ..runtime.arrays import Array, Library, Namespace, conjugate, enter, is_complex
+from ..runtime.shapes import check_dtype
 from ..runtime.values import is_whole, shown
 
 FN = "associative_scan"
@@ -53,7 +54,8 @@ def associative_scan(op: Any, items: Any, *, state: Any = None, axis: int = 0, r
     library, given, start = _entered(op, items, state, axis, reverse)
     xp = library.xp
     found = prefixes(xp, _checked(op), given) if callable(op) else _affine(xp, given, start)
-    return tuple(library.give_back(_turned(xp, y, axis, reverse, back=True)) for y in found)
+    found = tuple(xp.asarray(y, copy=True) if y is x else y for y, x in zip(found, given, strict=True))  # of one item
+    return tuple(library.give_back(_axis_first(xp, y, axis, reverse, back=True)) for y in found)
 
 
 def associative_scan_vjp(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Callable[..., AffineMaps]]:
@@ -64,8 +66,8 @@ def associative_scan_vjp(arrays: tuple[Any, ...], options: dict[str, Any]) -> tu
     state, axis, reverse = named.get("state"), named.get("axis", 0), named.get("reverse", False)
     library, (A, x), start = _entered(named.get("op"), named.get("items"), state, axis, reverse)
     xp = library.xp
-    P, h = _affine(xp, (A, x), start)
-    result = tuple(library.give_back(_turned(xp, y, axis, reverse, back=True)) for y in (P, h))
+    P, h = (xp.asarray(y, copy=True) if y is z else y for y, z in zip(_affine(xp, (A, x), start), (A, x), strict=True))
+    result = tuple(library.give_back(_axis_first(xp, y, axis, reverse, back=True)) for y in (P, h))
 
     def pullback(dP: Any = None, dh: Any = None) -> AffineMaps:
         """Gradients of A, x and the state."""
@@ -73,11 +75,14 @@ def associative_scan_vjp(arrays: tuple[Any, ...], options: dict[str, Any]) -> tu
             raise TypeError(f"{FN}: the pullback got neither dP nor dh, expected at least one")
         _, given = enter(FN, {"dP": dP, "dh": dh}, library)
         for name, like in (("dP", result[0]), ("dh", result[1])):
-            if given[name] is not None and tuple(given[name].shape) != tuple(like.shape):
+            if given[name] is None:
+                continue
+            check_dtype(FN, name, given[name], is_complex(P if name == "dP" else h))
+            if tuple(given[name].shape) != tuple(like.shape):
                 raise ValueError(f"{FN}: {name} has shape {tuple(given[name].shape)}, expected {tuple(like.shape)}")
-        turned = (None if d is None else _turned(xp, d, axis, reverse) for d in given.values())
-        dA, dx, dstate = _affine_vjp(xp, (A, x, start), (P, h), *turned)
-        each = [library.give_back(_turned(xp, y, axis, reverse, back=True)) for y in (dA, dx)]
+        moved = (None if d is None else _axis_first(xp, d, axis, reverse) for d in given.values())
+        dA, dx, dstate = _affine_vjp(xp, (A, x, start), (P, h), *moved)
+        each = [library.give_back(_axis_first(xp, y, axis, reverse, back=True)) for y in (dA, dx)]
         return AffineMaps(each[0], each[1], None if state is None else library.give_back(dstate))
 
     return result, pullback
@@ -185,12 +190,12 @@ def _entered(op: Any, items: Any, state: Any, axis: Any, reverse: Any) -> tuple[
         lengths.append(y.shape[axis])
         if lengths[-1] != lengths[0]:
             raise ValueError(f"{FN}: {name} has {lengths[-1]} items along axis {axis}, expected {lengths[0]}")
-    turned = tuple(_turned(library.xp, y, axis, reverse) for y in given.values())
+    moved = tuple(_axis_first(library.xp, y, axis, reverse) for y in given.values())
     if op == "affine":
-        _check_affine(turned, start)
+        _check_affine(moved, start)
     elif state is not None:
         raise ValueError(f"{FN}: state is given, expected None with an op of your own: it is an item before the first")
-    return library, turned, start
+    return library, moved, start
 
 
 def _check_affine(items: Items, start: Array | None) -> None:
@@ -204,7 +209,7 @@ def _check_affine(items: Items, start: Array | None) -> None:
         raise ValueError(f"{FN}: state has shape {tuple(start.shape)}, expected {x[1:]}")
 
 
-def _turned(xp: Namespace, y: Array, axis: int, reverse: bool, back: bool = False) -> Array:
+def _axis_first(xp: Namespace, y: Array, axis: int, reverse: bool, back: bool = False) -> Array:
     """The axis in front, in reverse order if asked; back: the inverse."""
     y = xp.flip(y, axis=0) if back and reverse else y
     y = xp.moveaxis(y, *((0, axis) if back else (axis, 0))) if axis else y

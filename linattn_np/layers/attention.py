@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from .. import nn
-from ..catalog import variants
-from .functions import by_heads, function, merged, multiply
+from .functions import by_heads, function, merged, multiply, variant
 from .layer import Layer, chain, compose
-from .parts import linear, rms_norm, rotary
+from .parts import linear, linears, rms_norm, rotary
 
 
 def gated_attention(D: int, H: int, K: int, groups: int, dims: int | None = None, base: float = 1e4,
@@ -15,16 +14,16 @@ def gated_attention(D: int, H: int, K: int, groups: int, dims: int | None = None
 
     groups: heads of k and v. dims: channels that are rotated, all by default.
     """
-    softmax = next(f for f in variants() if f.__name__ == "softmax_attention")
-    turned = lambda heads: chain(project=linear(D, heads * K), heads=by_heads(heads, K), norm=rms_norm(K, eps),  # noqa: E731
-                                 rotary=rotary(base=base, dims=dims))  # fmt: skip
+    rotated = lambda heads: chain(heads=by_heads(heads, K), norm=rms_norm(K, eps), rotary=rotary(base=base, dims=dims))  # noqa: E731
+    widths = {"q": H * K, "k": groups * K, "v": groups * K, "z": H * K}
     return compose(
-        ("q", turned(H), "x"),
-        ("k", turned(groups), "x"),
-        ("v", chain(project=linear(D, groups * K), heads=by_heads(groups, K)), "x"),
-        ("o", function(softmax, "q k v"), "q k v"),
+        ("project: q_in k_in v_in z_in", linears(D, widths), "x"),
+        ("q", rotated(H), "q_in"),
+        ("k", rotated(groups), "k_in"),
+        ("v", by_heads(groups, K), "v_in"),
+        ("o", function(variant("softmax_attention"), "q k v"), "q k v"),
         ("flat", merged(H, K), "o"),
-        ("z", chain(project=linear(D, H * K), activation=function(nn.sigmoid)), "x"),
+        ("z", function(nn.sigmoid), "z_in"),
         ("gated", multiply(), "flat z"),
         ("out", linear(H * K, D), "gated"),
     )

@@ -8,10 +8,12 @@ from typing import Any
 
 from ..call.results import Result
 from ..call.vjp import vjp
+from ..catalog import variants
 from ..ops.sums import sum_to
 from ..runtime.arrays import compat
+from ..runtime.values import shown
 from .init import Init, size
-from .layer import Layer, Mode, Named, Values
+from .layer import Layer, Mode, Named, Values, plus
 
 NO_PARAMETERS: dict[str, Init] = {}
 
@@ -48,6 +50,13 @@ def function(fn: Callable[..., Any], given: str = "x", parameters: Mapping[str, 
     return Layer(run, parameters, names, name=getattr(fn, "__name__", "function"))
 
 
+def variant(name: str) -> Any:
+    """The function of a variant.   Raises ValueError for a name without one."""
+    if (fn := next((f for f in variants() if f.__name__ == name), None)) is None:
+        raise ValueError(f"mix: name is {shown(name)}, expected a variant of linattn_np")
+    return fn
+
+
 def evaluated(mode: Mode, fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Any]:
     """(the result of fn, its pullback if one is wanted)."""
     return vjp(fn, *arrays, **options) if mode.pullback else (fn(*arrays, **options), None)
@@ -70,24 +79,6 @@ def formula(f: Callable[..., Any], f_vjp: Callable[..., Any], given: str = "x",
     return Layer(run, parameters, names)
 
 
-def split(*widths: int) -> Layer:
-    """x (..., sum of widths) as several arrays (..., width)."""
-    ends = [sum(widths[: n + 1]) for n in range(len(widths))]
-
-    def run(mode: Mode, params: Named, xs: Values, states: Named) -> Any:
-        (x,) = xs
-
-        def pullback(dys: Values, dends: Named) -> tuple[Named, Values, Named]:
-            xp = compat.array_namespace(x)
-            each = [xp.zeros_like(y) if dy is None else dy for dy, y in zip(dys, parts, strict=True)]
-            return {}, [xp.concat(each, axis=-1)], {}
-
-        parts = [x[..., end - width : end] for end, width in zip(ends, widths, strict=True)]
-        return parts, {}, pullback
-
-    return Layer(run, {}, ["x"], [f"y{n}" for n in range(len(widths))])
-
-
 def by_heads(*shape: int) -> Layer:
     """(..., H K) as (..., H, K)."""
     width = size(shape)
@@ -102,7 +93,7 @@ def merged(*shape: int) -> Layer:
 
 def add() -> Layer:
     """x + y of one shape."""
-    return formula(lambda x, y: x + y, lambda dy, x, y: [dy, dy], "x y")
+    return formula(plus, lambda dy, x, y: [dy, dy], "x y")
 
 
 def multiply(given: str = "x y", parameters: Mapping[str, Init] = NO_PARAMETERS) -> Layer:

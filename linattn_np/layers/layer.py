@@ -14,6 +14,7 @@ same kind of paths.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,11 @@ import numpy as np
 
 from ..call.results import Result, gradients_of
 from ..call.step import without_time
+from ..nn import replays
+from ..ops.sums import added
+from ..runtime.arrays import compat
+from ..runtime.recorder import active
+from ..runtime.unchanged import check_unchanged, mark, marked_by_caller
 from .init import Init, size
 
 Array = Any
@@ -76,11 +82,13 @@ class Layer:
         return self._vjp(*arrays, **keywords)
 
     def _vjp(self, params: Named, *arrays: Array, state: Named | None = None, return_state: bool = False) -> Any:
-        found, pull = self._computed(Mode(True, return_state), params, arrays, state)
-        xs = arrays
+        xs, marks = arrays, mark(dict(params) | dict(zip(self.given, arrays, strict=False)) | _arrays_of(state or {}))
+        with marked_by_caller():
+            found, pull = self._computed(Mode(True, return_state), params, arrays, state)
 
         def pullback(dout: Any = None, dstate: Named | None = None) -> Any:
             """Gradients: params by path, the arrays and the state."""
+            check_unchanged(self.__name__, marks)
             dys = (dout,) if len(self.gives) == 1 else (dout or (None,) * len(self.gives))
             dp, dxs, dbegin = pull(dys, dstate or {})
             whole = {n: dp[n] if dp.get(n) is not None else 0 * params[n] for n in self.parameters}
@@ -119,24 +127,47 @@ class Layer:
                 raise ValueError(f"{fn}: {n} has shape {tuple(params[n].shape)}, expected {p.shape}")
 
 
-Step = tuple[str, Layer, str]  # (names of the outputs, layer, names of its arrays)
+_numbers = itertools.count()
+Step = tuple[str, Layer, str]  # (names of the outputs, layer, names of its arrays); "name: outputs" names the step
 
 
 def compose(*steps: Step, given: str = "x", gives: str = "") -> Layer:
-    """The steps one after the other; their parameters and states have the name of the step's first output before them.
+    """The steps one after the other; their parameters and states have the step's name before them: the first output,
+    or what is before a colon, as in "project: q k v".
 
     given: names of the arrays. gives: names of the outputs, those of the last step if none is named. A step may give a
     name anew: later steps read the new value. Raises ValueError for a name that has no value, and for a parameter that
     two steps have.
     """
-    lines = [_Line(out.split()[0], out.split(), layer, names.split()) for out, layer, names in steps]
+    lines, own_name = [_line(*step) for step in steps], replays.Named(f"layer {next(_numbers)}")
     inputs, outputs = given.split(), gives.split() or lines[-1].gives
     parameters = _parameters(lines, inputs)
 
     def run(mode: Mode, params: Named, xs: Values, states: Named) -> Any:
+        if mode.states or not mode.pullback or states:
+            return in_lines(mode, params, xs, states)
+
+        def compute() -> tuple[Any, Any]:
+            ys, _, pull = in_lines(mode, params, xs, {})
+
+            def gradients(*dys: Any) -> Any:
+                dparams, dxs, _ = pull(dys, {})
+                return tuple(dparams.get(n) for n in parameters), tuple(dxs)
+
+            return tuple(ys), gradients
+
+        found, pull = replays.vjp_by_kernels(own_name, (*xs, *(params[n] for n in parameters)), compute)
+
+        def pullback(dys: Values, dends: Named) -> tuple[Named, Values, Named]:
+            dparams, dxs = pull(*dys)
+            return dict(zip(parameters, dparams, strict=True)), dxs, {}
+
+        return found, {}, pullback
+
+    def in_lines(mode: Mode, params: Named, xs: Values, states: Named) -> Any:
         values, ends, pulls = dict(zip(inputs, xs, strict=True)), dict[str, Any](), []
         for line in lines:
-            own = below(params, line.name) if line.layer.parameters else {}
+            own = {n: params[path] for n, path in line.paths}
             begin = below(states, line.name) if states else {}
             ys, end, pull = line.layer.run(mode, own, [values[n] for n in line.given], begin)
             values.update(zip(line.gives, ys, strict=True))
@@ -154,7 +185,7 @@ def compose(*steps: Step, given: str = "x", gives: str = "") -> Layer:
                 dstates |= under(begin, line.name)
                 for n, dx in zip(line.given, dxs, strict=True):
                     if dx is not None:
-                        d[n] = dx if d.get(n) is None else d[n] + dx
+                        d[n] = dx if d.get(n) is None else plus(d[n], dx)
             return dparams, [d.get(n) for n in inputs], dstates
 
         return [values[n] for n in outputs], ends, pullback if mode.pullback else None
@@ -168,6 +199,11 @@ def chain(**layers: Layer) -> Layer:
     return compose(*((n, layer, names[i]) for i, (n, layer) in enumerate(layers.items())))
 
 
+def plus(x: Array, y: Array) -> Array:
+    """x + y of one shape; in a recorded layer by a kernel."""
+    return x + y if active.recorder is None else added(compat.array_namespace(x), x, y)
+
+
 class _Line(NamedTuple):
     """A step of `compose`."""
 
@@ -175,6 +211,14 @@ class _Line(NamedTuple):
     gives: list[str]
     layer: Layer
     given: list[str]
+    paths: list[tuple[str, str]]  # of its parameters: without its name, with it
+
+
+def _line(outputs: str, layer: Layer, names: str) -> _Line:
+    name, _, gives = outputs.rpartition(":")
+    name = name or gives.split()[0]
+    paths = list(zip(layer.parameters, under(layer.parameters, name), strict=True))
+    return _Line(name, gives.split(), layer, names.split(), paths)
 
 
 def _parameters(lines: Sequence[_Line], inputs: Sequence[str]) -> dict[str, Init]:
@@ -200,6 +244,12 @@ def below(named: Mapping[str, Any], name: str) -> Named:
 def under(named: Mapping[str, Any], name: str) -> Named:
     """The entries with a name before them."""
     return {f"{name}/{path}": x for path, x in named.items()}
+
+
+def _arrays_of(states: Mapping[str, Any]) -> Named:
+    """States by path, the parts of a tuple under its own."""
+    parts = {f"{n}/{i}": x for n, s in states.items() for i, x in enumerate(s if isinstance(s, tuple) else ())}
+    return parts | {n: s for n, s in states.items() if not isinstance(s, tuple)}
 
 
 def _is_floating(x: Any) -> bool:

@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .. import nn
-from ..catalog import variants
-from ..runtime.values import shown
 from . import init
-from .functions import by_heads, function, merged
+from .functions import by_heads, function, merged, variant
 from .layer import Layer, Step, chain, compose
-from .parts import gated_norm, linear, low_rank, rms_norm, short_conv
+from .parts import gated_norm, linear, linears, rms_norm, short_conv
 
 
 class Sizes(NamedTuple):
@@ -30,6 +28,8 @@ class Sizes(NamedTuple):
     V: int = 16  # value channels of a head
     M: int = 16  # slots
     n: int = 2  # micro-steps
+    levels: int = 16  # of log-linear attention: of sequences of up to 2^15 tokens
+    R: int = 4  # rows of a token
     layer: int = 0
     layers: int = 1
 
@@ -45,7 +45,15 @@ class Sizes(NamedTuple):
         return tuple(letters[letter] for letter in axes.split("|")[0].split() if letter != "T")
 
 
-Source = Callable[[Sizes, tuple[int, ...]], Layer]  # (sizes, shape of a token's array) -> the layer of x
+class Projected(NamedTuple):
+    """An array of a mixer: a dense layer of x, and a layer of its result."""
+
+    width: int
+    bias: init.Init | None = None
+    then: Layer | None = None
+
+
+Source = Callable[[Sizes, tuple[int, ...]], Projected]  # of sizes and the shape of a token's array
 
 
 class Mixer(NamedTuple):
@@ -60,14 +68,13 @@ class Mixer(NamedTuple):
     gate_first: bool = False  # before the norm
     gate_rank: int | None = None
     groups: int | None = None  # heads of queries and keys, if they are fewer
+    sizes: Callable[[Sizes], Sizes] = lambda c: c  # other sizes of its arrays
     eps: float = 1e-5
 
 
 def mix(name: str, mixer: Mixer, c: Sizes) -> Layer:
     """The layer x (B, T, D) -> (B, T, D) of a variant.   Its steps call it "input": some variants have an array x."""
-    fn = next((f for f in variants() if f.__name__ == name), None)
-    if fn is None:
-        raise ValueError(f"mix: name is {shown(name)}, expected a variant of linattn_np")
+    fn, c = variant(name), mixer.sizes(c)
     arrays, more = fn.spec.arrays, mixer.more(c)
     values = arrays["v" if "v" in arrays else "x"]
     made = [n for outputs, _, _ in more for n in outputs.split()]
@@ -75,13 +82,30 @@ def mix(name: str, mixer: Mixer, c: Sizes) -> Layer:
            if n in mixer.sources or not (arg.optional or n in made or n in mixer.parameters)]  # fmt: skip
     given = " ".join(n for n in arrays if n in own or n in made)
     shape = {n: c.shape(arg.axes, mixer.groups) for n, arg in arrays.items()}
+    heads = c.shape(values.axes[max(values.axes.find("H"), 0) :])  # of a token's output: without micro-steps
+    sources = {n: mixer.sources.get(n, projected())(c, shape[n]) for n in own}
+    if mixer.gate is not None:
+        has_bias = mixer.gate_rank is not None
+        one = heads if mixer.norm != "all" else (init.size(heads),)
+        sources["z"] = projected(rank=mixer.gate_rank, bias=init.zeros if has_bias else None)(c, one)
     return compose(
-        *((n, mixer.sources.get(n, projected())(c, shape[n]), "input") for n in own),
+        *_sources(c.D, sources),
         *more,
         ("o", function(fn, given, {n: at(*shape[n]) for n, at in mixer.parameters.items()}, **mixer.options(c)), given),
-        *_output(mixer, c, (c.H, c.V) if "H" in values.axes.split() else c.shape(values.axes)),
+        *_output(mixer, c, heads),
         given="input",
     ).named(name, "x")
+
+
+def _sources(D: int, sources: Mapping[str, Projected]) -> list[Step]:
+    """The arrays of a mixer by name: their dense layers are one product."""
+    project = linears(D, {n: s.width for n, s in sources.items()},
+                      {n: s.bias for n, s in sources.items() if s.bias is not None})  # fmt: skip
+    names = [n if s.then is None else f"{n}_in" for n, s in sources.items()]
+    return [
+        (f"project: {' '.join(names)}", project, "input"),
+        *((n, s.then, f"{n}_in") for n, s in sources.items() if s.then is not None),
+    ]
 
 
 def _output(mixer: Mixer, c: Sizes, heads: tuple[int, ...]) -> list[Step]:
@@ -93,8 +117,6 @@ def _output(mixer: Mixer, c: Sizes, heads: tuple[int, ...]) -> list[Step]:
         steps, out, shape = [("flat", merged(*heads), "o")], "flat", (width,)
     if mixer.gate is not None:
         how = {"activation": mixer.gate, "gate_first": mixer.gate_first, "eps": mixer.eps}
-        gates = linear(c.D, width) if mixer.gate_rank is None else low_rank(c.D, mixer.gate_rank, width, True)
-        steps.append(("z", chain(project=gates, heads=by_heads(*shape)), "input"))
         steps.append(("norm", gated_norm(shape[-1], mixer.norm != "plain", **how), f"{out} z"))
     elif mixer.norm is not None:
         steps.append(("norm", rms_norm(shape[-1], mixer.eps), out))
@@ -116,17 +138,20 @@ def projected(conv: int | None = None, activation: Callable[..., Any] | None = N
     rank: x W_1 W_2. bias: its initialisation, of a shape.
     """
 
-    def source(c: Sizes, shape: tuple[int, ...]) -> Layer:
-        width = init.size(shape)
-        own = bias(width) if bias is not None else False
-        layers = {"project": linear(c.D, width, own) if rank is None else low_rank(c.D, rank, width, own)}
+    def source(c: Sizes, shape: tuple[int, ...]) -> Projected:
+        width, layers = init.size(shape), dict[str, Layer]()
+        own = None if bias is None else bias(width)
+        if rank is not None:
+            layers["up"] = linear(rank, width, own or False)
         if conv is not None:
             layers["conv"] = short_conv(width, conv, bias=conv_bias)
         if activation is not None:
             layers["activation"] = function(activation)
         if len(shape) > 1:
             layers["heads"] = by_heads(*shape)
-        return chain(**layers, **{n: make(c) for n, make in then.items()})
+        layers |= {n: make(c) for n, make in then.items()}
+        rest = chain(**layers) if layers else None
+        return Projected(width, own, rest) if rank is None else Projected(rank, None, rest)
 
     return source
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import nn
+from ..ops.rows import all_times, all_times_vjp
+from ..ops.sums import over_tokens
 from . import init
 from .functions import evaluated, function
 from .layer import Layer, Mode, Named, Values, chain, compose
@@ -12,8 +18,55 @@ from .layer import Layer, Mode, Named, Values, chain, compose
 
 def linear(D: int, M: int, bias: bool | init.Init = False, std: float | None = None) -> Layer:
     """y = x W + b; W is normal with std D^{-1/2}, b zero or as given."""
-    more = {} if bias is False else {"bias": init.zeros(M) if bias is True else bias}
-    return function(nn.linear, "x", {"weight": init.normal(D, M, std=std)} | more)
+    own = {} if bias is False else {"bias": init.zeros(M) if bias is True else bias}
+    return _dense({"": {"weight": init.normal(D, M, std=std)} | own})
+
+
+def linears(D: int, widths: Mapping[str, int], biases: Mapping[str, init.Init] = {}) -> Layer:
+    """y_n = x W_n + b_n: dense layers of one x, which is read once; parameters are n/weight, and n/bias if given."""
+    own = lambda n: {"bias": biases[n]} if n in biases else {}  # noqa: E731
+    return _dense({f"{n}/": {"weight": init.normal(D, M)} | own(n) for n, M in widths.items()})
+
+
+def _dense(each: Mapping[str, Mapping[str, init.Init]]) -> Layer:
+    """nn.linear of one x with several weights, by the beginning of their names."""
+
+    def run(mode: Mode, params: Named, xs: Values, states: Named) -> Any:
+        (x,), Ws = xs, [params[f"{n}weight"] for n in each]
+        if not _are_alike(x, *Ws):
+            found = [evaluated(mode, nn.linear, x, W, params.get(f"{n}bias")) for n, W in zip(each, Ws, strict=True)]
+            return [y for y, _ in found], {}, functools.partial(_summed_vjp, list(each), [pull for _, pull in found])
+        ys = all_times(x, Ws, [params.get(f"{n}bias") for n in each])
+
+        def pullback(dys: Values, dends: Named) -> tuple[Named, Values, Named]:
+            known = [(n, W, dy) for n, W, dy in zip(each, Ws, dys, strict=True) if dy is not None]
+            dx, dWs = all_times_vjp(x, [W for _, W, _ in known], [dy for _, _, dy in known])
+            grads = {f"{n}weight": dW for (n, _, _), dW in zip(known, dWs, strict=True)}
+            biases = {n: over_tokens(np, dy) for n, _, dy in known if f"{n}bias" in params}
+            return grads | {f"{n}bias": d for n, d in biases.items()}, [dx], {}
+
+        return ys, {}, pullback
+
+    parameters = {f"{n}{name}": p for n, own in each.items() for name, p in own.items()}
+    return Layer(run, parameters, ["x"], [f"y{n}" for n in range(len(each))], name="linear")
+
+
+def _summed_vjp(names: Sequence[str], pulls: Sequence[Any], dys: Values, dends: Named) -> tuple[Named, Values, Named]:
+    """The gradients of dense layers by their own pullbacks."""
+    grads, dx = dict[str, Any](), None
+    for n, pull, dy in zip(names, pulls, dys, strict=True):
+        if dy is not None:
+            d = pull(dy)
+            grads |= {f"{n}weight": d.weight} | ({} if d.bias is None else {f"{n}bias": d.bias})
+            dx = d.x if dx is None else dx + d.x
+    return grads, [dx], {}
+
+
+def _are_alike(*arrays: Any) -> bool:
+    """Whether arrays are NumPy's and of one dtype that is computed with, and x has rows."""
+    kind = getattr(arrays[0], "dtype", None)
+    return (arrays[0].ndim if type(arrays[0]) is np.ndarray else 0) > 0 and kind in (np.float32, np.float64) and all(
+        type(x) is np.ndarray and x.dtype == kind for x in arrays)  # fmt: skip
 
 
 def low_rank(D: int, rank: int, M: int, bias: bool | init.Init = False) -> Layer:
@@ -60,8 +113,7 @@ def rotary(**options: Any) -> Layer:
 def swiglu(D: int, F: int, scale: float = 1.0) -> Layer:
     """y = (x W_up * silu(x W_gate)) W_down. Shazeer, arXiv 2002.05202."""
     return compose(
-        ("up", linear(D, F), "x"),
-        ("gate", linear(D, F), "x"),
+        ("project: up gate", linears(D, {"up": F, "gate": F}), "x"),
         ("hidden", function(nn.swiglu, "x gate"), "up gate"),
         ("down", linear(F, D, std=scale * F**-0.5), "hidden"),
     )

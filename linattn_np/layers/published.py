@@ -16,9 +16,11 @@ from ..runtime.arrays import compat
 from . import init
 from .functions import affine, by_heads, formula, function, multiply, parameter, summed
 from .layer import Layer, Step, chain
-from .mixer import Mixer, Sizes, Source, decayed, mix, projected
-from .parts import linear, low_rank, rotary, short_conv
-from .rwkv import TIME_MIXING
+from .learners import LEARNERS
+from .mixer import Mixer, Projected, Sizes, Source, decayed, mix, projected
+from .parts import linear, low_rank, rms_norm, rotary, short_conv
+from .rwkv import TIME_MIXING, tanh
+from .scans import SCANS
 
 silu = functools.partial(projected, activation=nn.silu)
 sigmoid = functools.partial(projected, activation=nn.sigmoid)
@@ -140,7 +142,63 @@ def input_bias(*shape: int) -> init.Init:
     return init.normal(*shape, std=0.1)
 
 
-def lower_bound(c: Sizes, shape: tuple[int, ...]) -> Layer:
+def heavy_tail(c: Sizes) -> Layer:
+    """A = -max(f(x), 1e-4),   f(x) = 1 + x where x >= 0, else 1 / (1 - x)."""
+
+    def value(x: Any) -> Any:
+        xp = compat.array_namespace(x)
+        y = xp.where(x >= 0, 1 + x, 1 / (1 + xp.abs(x)))
+        return -xp.where(y > 1e-4, y, xp.full_like(y, 1e-4))
+
+    def slope(dy: Any, x: Any) -> list[Any]:
+        xp, y = compat.array_namespace(x), value(x)
+        inner = xp.where(y < -1e-4, y * y, xp.zeros_like(y))  # (1 / (1 - x))^2
+        return [-dy * xp.where(x >= 0, xp.ones_like(y), inner)]
+
+    return formula(value, slope)
+
+
+def of_heads(c: Sizes) -> Layer:
+    """(..., P) as (..., H, P), the same of every head."""
+
+    def wide(x: Any) -> Any:
+        return compat.array_namespace(x).broadcast_to(x[..., None, :], (*x.shape[:-1], c.H, x.shape[-1]))
+
+    return formula(wide, lambda dy, x: [compat.array_namespace(dy).sum(dy, axis=-2)])
+
+
+def angles(c: Sizes, shape: tuple[int, ...]) -> Projected:
+    """Angles of half of the channel pairs, the same of every head."""
+    P = max(c.K // 4, 1)
+    return Projected(P, None, chain(heads=of_heads(c)))
+
+
+def normed(c: Sizes, shape: tuple[int, ...]) -> Projected:
+    """B and C of Mamba-3: one for all heads, or R rows, normalised, plus a bias of each head."""
+    *rows, _, K = shape
+    plus = formula(lambda x, bias: x + bias, lambda dy, x, bias: [summed(dy, x), summed(dy, bias)], "x",
+                   {"bias": init.ones(*rows, c.H, K)})  # fmt: skip
+    return projected(then={"norm": lambda c: rms_norm(K), "plus": lambda c: plus})(c, (*rows, 1, K))
+
+
+def over_rows(*shape: int) -> init.Init:
+    """1 / R, of vectors (H, R, V)."""
+    return init.full(*shape, value=1 / shape[1])
+
+
+def level_weights(c: Sizes, shape: tuple[int, ...]) -> Projected:
+    """lam = softplus(x W L), L (H, levels) at first 1. Guo et al., arXiv 2506.04761."""
+    return projected(then={"scale": lambda c: multiply("x", {"L": init.ones(c.H, c.levels)}),
+                           "softplus": lambda c: function(nn.softplus)})(c, shape)  # fmt: skip
+
+
+def rated(c: Sizes, shape: tuple[int, ...]) -> Projected:
+    """g = -e^{A_log} softplus(x W + dt_bias), of Mamba-2 and Gated DeltaNet."""
+    gate = function(nn.log_decay, "a", {"A_log": RATES["A_log"](c.H), "bias": RATES["dt_bias"](c.H)})
+    return Projected(c.H, None, chain(gate=gate))
+
+
+def lower_bound(c: Sizes, shape: tuple[int, ...]) -> Projected:
     """HGRN-2's decay, bounded by the share of layers below."""
     return decayed("lower_bound", bound=c.layer / c.layers)(c, shape)
 
@@ -148,8 +206,16 @@ def lower_bound(c: Sizes, shape: tuple[int, ...]) -> Layer:
 MAMBA = Mixer({"x": projected(conv=4, conv_bias=True), "B": projected(conv=4, conv_bias=True),
                "C": projected(conv=4, conv_bias=True)}, {"D": init.ones, "dt_bias": init.step_bias}, mamba_rates,
               options(dt_softplus=True), "all", "silu", True, groups=1)  # fmt: skip
+MAMBA3 = Mixer({"B": normed, "C": normed, "A": projected(then={"tail": heavy_tail}), "angle": angles, "z": projected()},
+               {"D": init.ones, "dt_bias": init.step_bias}, options=options(dt_softplus=True), norm=None)  # fmt: skip
 DELTA_NET = Mixer(each(QKV, CONVOLVED), options=options(**STRENGTH))
 GATED_DELTA_NET = Mixer(each(QKV, CONVOLVED) | {"g": projected()}, RATES, options=options(**STRENGTH), gate="silu")
+KIMI = GATED_DELTA_NET._replace(sources=each(QKV, CONVOLVED) | {"g": projected(rank=16)}, gate="sigmoid", gate_rank=16)
+PRECONDITIONED = each(QK, projected(conv=4, then=UNIT)) | {
+    "v": CONVOLVED,
+    "g_square": decayed(),
+    "beta_square": sigmoid(),
+}
 RETENTION = Mixer(norm="plain", gate="silu")
 KERNEL = Mixer(norm=None)  # normalised by itself
 ATTENTION = Mixer(each(QK, ROTATED), norm=None)
@@ -172,6 +238,12 @@ PUBLISHED: Mapping[str, Mixer] = {
     "mlstm": Mixer({"i": projected(bias=input_bias), "f": projected(bias=forget_bias)},
                    options=options(soft_cap=15.0), gate="sigmoid"),
     "mesa_net": Mixer(each(QK, projected(conv=4, then=UNIT)) | {"g": decayed(), "beta": sigmoid()}, more=ridge),
+    "mamba3": MAMBA3,
+    "mamba3_mimo": MAMBA3._replace(
+        parameters={**MAMBA3.parameters, "mimo_x": over_rows, "mimo_o": over_rows, "mimo_z": init.ones}),
+    "log_linear_gla": Mixer(each(QKV, CONVOLVED) | {"g": rated, "lam": level_weights}, gate="silu"),
+    "log_linear_gated_delta_rule": Mixer(each(QK, projected(conv=4, then=UNIT)) | {
+        "v": CONVOLVED, "g": rated, "beta": sigmoid(), "lam": level_weights}, gate="silu"),
     # a decay of each channel
     "gla": Mixer({"g": decayed(rank=16, bias=init.zeros, divisor=16.0)}, gate="silu"),
     "dfw": Mixer({"g": decayed(), "gv": decayed()}),
@@ -186,8 +258,11 @@ PUBLISHED: Mapping[str, Mixer] = {
     "gated_delta_rule": GATED_DELTA_NET,
     "comba": Mixer(each(QK, projected(conv=4, then=UNIT)) | {"v": CONVOLVED, "g": projected()}, RATES, comba_vectors,
                    options(beta_sigmoid=True), gate="silu"),
-    "kda": GATED_DELTA_NET._replace(sources=each(QKV, CONVOLVED) | {"g": projected(rank=16)}, gate="sigmoid",
-                                    gate_rank=16),
+    "kda": KIMI,
+    "preconditioned_gated_delta_rule": GATED_DELTA_NET._replace(
+        sources=PRECONDITIONED | {"g": projected()}, options=options(beta_sigmoid=True)),
+    "preconditioned_kda": KIMI._replace(sources=PRECONDITIONED | {"g": projected(rank=16)},
+                                        options=options(beta_sigmoid=True)),
     "gdn2": GATED_DELTA_NET._replace(sources=each(QKV, CONVOLVED) | {"g": projected(rank=16), "b": sigmoid(rank=16),
                                      "w": sigmoid(rank=16)}, options=options(**DELTA)),
     # a free rank-one term
@@ -201,6 +276,8 @@ PUBLISHED: Mapping[str, Mixer] = {
     "hgrn": Mixer({"x": silu(), "g": lower_bound}, gate="silu"),
     "min_gru": Mixer(norm=None),
     "min_lstm": Mixer(norm=None),
+    "block_scan": Mixer({"a": projected(then={"tanh": lambda c: tanh(), "share": lambda c: affine(1 / c.K)})},
+                        norm=None),
     "rg_lru": Mixer({"x": projected(conv=4)}, {"Lambda": rate_of_decay}, norm=None),
     "diagonal_longhorn": Mixer(each(QKV, CONVOLVED) | {"beta": sigmoid()}, gate="silu"),
     "selective_scan": Mixer({"x": projected(conv=4, conv_bias=True), "z": projected()},
@@ -213,7 +290,12 @@ PUBLISHED: Mapping[str, Mixer] = {
     "deltaformer": KERNEL._replace(sources={"k": projected(then=UNIT), "beta": sigmoid()}),
     "path_attention": KERNEL._replace(more=directions),
     "householder_positions": KERNEL._replace(more=directions),
+    # weights that learn at test time
+    **LEARNERS,
 }  # fmt: skip
+
+
+COMPOSED: Mapping[str, Callable[..., Layer]] = {**TIME_MIXING, **SCANS}  # layers of their own
 
 
 def mixer(name: str, c: Sizes, **options: Any) -> Layer:
@@ -221,10 +303,10 @@ def mixer(name: str, c: Sizes, **options: Any) -> Layer:
 
     Raises ValueError for a name without one.
     """
-    if name in TIME_MIXING:
-        return TIME_MIXING[name](c, **options)
+    if name in COMPOSED:
+        return COMPOSED[name](c, **options)
     if name not in PUBLISHED:
-        known = ", ".join(sorted([*PUBLISHED, *TIME_MIXING]))
+        known = ", ".join(sorted([*PUBLISHED, *COMPOSED]))
         raise ValueError(f"mixer: name is {name!r}, expected one of {known}")
     own = PUBLISHED[name]
     return mix(name, own._replace(options=lambda c: own.options(c) | options), c)

@@ -1,4 +1,4 @@
-"""RWKV-6 and RWKV-7: time mixing (a token mixer) and channel mixing (a hidden layer). arXiv 2404.05892, 2503.14456.
+"""RWKV-4, 6 and 7: time mixing (a token mixer) and channel mixing (a hidden layer). arXiv 2404.05892, 2503.14456.
 
 Their norms before the mixers are the stack's.
 """
@@ -11,16 +11,39 @@ from typing import Any
 import numpy as np
 
 from .. import nn
-from ..catalog import variants
 from ..runtime.arrays import compat
 from . import init
-from .functions import add, affine, by_heads, formula, function, merged, multiply, summed
+from .functions import add, affine, by_heads, formula, function, merged, multiply, parameter, summed, variant
 from .init import Init
 from .layer import Layer, Step, chain, compose
 from .mixer import Sizes
 from .parts import linear
 
 EPS = 64e-5  # of the norm of each head
+
+
+def time_mixing_4(c: Sizes, **options: Any) -> Layer:
+    """y = (sigmoid(r) rwkv4(k, v; w, u)) W_o,   r, k, v of the token and the one before, w = e^{decay}.
+
+    Peng et al., arXiv 2305.13048.
+    """
+    width = c.H * c.V
+    speed = Init((width,), lambda rng, shape: -5 + 8 * _ramp(width) ** (0.7 + 1.3 * _depth(c)))
+    u = Init((width,), lambda rng, shape: np.log(0.3) + 0.5 * ((np.arange(width) + 1) % 3 - 1))
+    shifted = lambda *powers: function(nn.token_shift, "x", {"mix": share(c, *powers)})  # noqa: E731
+    return compose(
+        ("x_k", shifted(1.0), "x"),
+        ("x_v", shifted(1.0, 0.3), "x"),
+        ("x_r", shifted(0.5), "x"),
+        ("k", linear(c.D, width), "x_k"),
+        ("v", linear(c.D, width), "x_v"),
+        ("r", chain(project=linear(c.D, width), activation=function(nn.sigmoid)), "x_r"),
+        ("rate", parameter(nn.log_decay, speed, "a", formula="exp"), ""),
+        ("w", affine(-1.0), "rate"),
+        ("o", function(variant("rwkv4"), "k v w", {"u": u}, **options), "k v w"),
+        ("gated", multiply(), "o r"),
+        ("out", linear(width, c.D, std=c.out_scale * width**-0.5), "gated"),
+    ).named("rwkv4")
 
 
 def time_mixing_6(c: Sizes, **options: Any) -> Layer:
@@ -42,7 +65,7 @@ def time_mixing_6(c: Sizes, **options: Any) -> Layer:
         ]  # fmt: skip
     decay = chain(down=linear(c.D, rank), tanh=tanh(), up=_dense(init.uniform(rank, width, bound=0.01), _speed_6(c)),
                   heads=by_heads(c.H, c.K), gate=function(nn.log_decay, "a", formula="exp"))  # fmt: skip
-    operator = function(_variant("rwkv6"), "q k v g", {"u": _bonus_6(c)}, **options)
+    operator = function(variant("rwkv6"), "q k v g", {"u": _bonus_6(c)}, **options)
     return compose(
         *steps,
         *((n, _heads(c), f"x_{n}") for n in ("r", "k", "v")),
@@ -85,7 +108,7 @@ def time_mixing_7(c: Sizes, **options: Any) -> Layer:
         ("kept", kept(init.ones(c.H, c.K)), "k a"),
         ("erased", affine(-1.0), "kappa"),
         ("b", multiply(), "kappa a"),
-        ("o", function(_variant("rwkv7"), "q k v g a b", **options), "r kept v decay erased b"),
+        ("o", function(variant("rwkv7"), "q k v g a b", **options), "r kept v decay erased b"),
         ("bonus", bonus(init.full(c.H, c.K, value=-0.04)), "r kept v"),
         *_output(c, "bonus"),
         given="x" if first else "x v",
@@ -117,8 +140,16 @@ def channel_mixing_7(D: int, F: int, scale: float = 1.0) -> Layer:
     )
 
 
-TIME_MIXING: Mapping[str, Callable[..., Layer]] = {"rwkv6": time_mixing_6, "rwkv7": time_mixing_7}
-CHANNEL_MIXING: Mapping[str, Callable[..., Layer]] = {"rwkv6": channel_mixing_6, "rwkv7": channel_mixing_7}
+TIME_MIXING: Mapping[str, Callable[..., Layer]] = {
+    "rwkv4": time_mixing_4,
+    "rwkv6": time_mixing_6,
+    "rwkv7": time_mixing_7,
+}
+CHANNEL_MIXING: Mapping[str, Callable[..., Layer]] = {
+    "rwkv4": channel_mixing_6,
+    "rwkv6": channel_mixing_6,
+    "rwkv7": channel_mixing_7,
+}
 
 
 # published initial values; r = layer / (layers - 1), s = 1 - layer / layers
@@ -163,10 +194,6 @@ def _bonus_6(c: Sizes) -> Init:
 
 
 # parts
-
-
-def _variant(name: str) -> Any:
-    return next(f for f in variants() if f.__name__ == name)
 
 
 def _dense(weight: Init, bias: Init | None = None) -> Layer:

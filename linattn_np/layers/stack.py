@@ -19,6 +19,7 @@ from .parts import embedding, linear, rms_norm, squared_relu, swiglu
 from .published import mixer
 from .rwkv import CHANNEL_MIXING
 
+Named = str | Callable[[Sizes], Layer]  # a token mixer
 MLPS: Mapping[str, Callable[..., Layer]] = {"swiglu": swiglu, "squared_relu": squared_relu, **CHANNEL_MIXING}
 
 
@@ -51,12 +52,13 @@ class Model(NamedTuple):
     loss: Layer  # ids, labels (B, T) -> the mean cross-entropy of the labels that are not -100
 
 
-def language_model(vocabulary: int, D: int = 64, layers: int = 2, mixers: str | Sequence[str] = "gated_delta_rule",
+def language_model(vocabulary: int, D: int = 64, layers: int = 2, mixers: str | Sequence[Named] = "gated_delta_rule",
                    heads: int = 2, K: int | None = None, V: int | None = None, mlp: str | None = None,
                    hidden: int | None = None, options: Mapping[str, Mapping[str, Any]] = {}) -> Model:  # fmt: skip
     """A language model whose layers have these token mixers, again and again.
 
-    mixers   names of variants: "gla", or ["gated_delta_rule"] * 3 + ["softmax_attention"] for a hybrid
+    mixers   names of variants: "gla", or ["gated_delta_rule"] * 3 + ["softmax_attention"] for a hybrid; or functions
+             from Sizes to a layer x (B, T, D) -> (B, T, D)
     K, V     channels of a head, D / heads by default
     mlp      "swiglu", "squared_relu", "rwkv6", "rwkv7", or "none"; None: that of the mixer, else "swiglu"
     hidden   channels of its hidden layer, 8/3 D of swiglu and 4 D of others by default
@@ -64,18 +66,20 @@ def language_model(vocabulary: int, D: int = 64, layers: int = 2, mixers: str | 
 
     Raises ValueError for an unknown mixer or mlp.
     """
-    names = [mixers] if isinstance(mixers, str) else list(mixers)
+    names: list[Named] = [mixers] if isinstance(mixers, str) else list(mixers)
     K = D // heads if K is None else K
     blocks = []
     for n in range(layers):
         name = names[n % len(names)]
         c = Sizes(D, heads, K, K if V is None else V, layer=n, layers=layers)
-        kind = (name if name in CHANNEL_MIXING else "swiglu") if mlp is None else mlp
+        own_mlp = name if isinstance(name, str) and name in CHANNEL_MIXING else "swiglu"
+        kind = own_mlp if mlp is None else mlp
         if kind != "none" and kind not in MLPS:
             raise ValueError(f"language_model: mlp is {shown(mlp)}, expected one of {', '.join([*MLPS, 'none'])}")
         F = hidden or (8 * D // 3 if kind == "swiglu" else 4 * D)
         own = None if kind == "none" else MLPS[kind](D, F, c.out_scale)
-        blocks.append(block(D, mixer(name, c, **options.get(name, {})), own))
+        mixed = mixer(name, c, **options.get(name, {})) if isinstance(name, str) else name(c)
+        blocks.append(block(D, mixed, own))
     return model_of(vocabulary, D, blocks)
 
 

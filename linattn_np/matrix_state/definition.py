@@ -172,7 +172,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
 def _segments(plan: Plan, sequence: Sequence) -> Segments:
     """A sequence token by token."""
     cuts = segments(sequence, plan.states_at or ())
-    return Segments(TOKEN_LOOP, [SegmentTable([Chunk(s.start, s.stop)], s.at) for s in cuts])
+    return Segments(TOKEN_LOOP, [SegmentTable([Chunk(s.start, s.stop)], at) for s, at in cuts])
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..runtime.arrays import is_cupy, is_numpy
 from ..runtime.config import config
-from .types import Decay, Erase, Inputs, Plan
+from .types import Erase, Inputs, Plan
 
 # chunks
 
@@ -58,6 +58,7 @@ LONGEST_DIRECT = 4096  # tokens that see each other without features: 36 pairs o
 
 CPU_COLUMNS = 32  # value columns: a state is shared out in multiples of it where there are fewer heads than threads
 STEP_COLUMNS = 128  # the same of the recurrent form
+LEVEL_TOKENS = 64  # of a sequence whose levels are updated token by token: far levels begin behind it
 STEP_TOKENS = 32  # tokens of the recurrent form whose vectors are in memory at once
 DECAY_BLOCK = 16  # tokens of a sub-block of a vector decay: pairs inside, a product with those before
 GATE_FLOOR = -1.0e4  # a log decay below it means the same as -inf, and sums of it stay finite
@@ -70,7 +71,7 @@ UNIT_ELEMENTS = 2**15  # numbers of a task that divides rows by their length
 CHECKPOINT_BYTES = 10 << 20  # of the states of chunks that an adjoint stores at once, for each thread, if it can choose
 TIME_BLOCK = 256  # tokens after which heads alternate: cache lines shared with a neighbour are still in the cache
 ALTERNATING_HEADS = 8  # heads that alternate, at most
-REMEMBERED_ROWS = 32  # sequences up to which a call's tasks are cached for the next
+CACHED_TASKS = 1024  # of a call, up to which they are cached for the next: 96 bytes each
 STORED_BYTES = 8 << 20  # of states between blocks of time that a forward stores for its backward: longer blocks above
 LONGEST_BLOCK = 2048  # tokens of a block of time of a backward: of 128 channels its states are 6 % of its keys
 
@@ -174,15 +175,6 @@ def is_short(plan: Plan, T: int) -> bool:
     return plan.chunk_size is None and T <= SHORT_ARRAY
 
 
-def cpu_chunk(x: Inputs, plan: Plan) -> int:
-    """C of the compiled loops, forward and backward, at most T."""
-    C: Any = plan.chunk_size
-    channels = x.decay is Decay.VECTOR or x.gv is not None
-    is_short = x.erase is not Erase.NONE or (channels and x.k.shape[-1] <= SHORT_CPU_WIDTH)
-    C = C if isinstance(C, int) and C > 1 else SHORT_CPU_CHUNK if is_short else CPU_CHUNK
-    return max(1, min(C, x.v.shape[-3]))
-
-
 def is_short_cuda(plan: Plan) -> bool:
     """Whether the CUDA kernels use the recurrent form: chunk_size=1, or by default for few tokens."""
     if plan.chunk_size is None:
@@ -205,4 +197,4 @@ def recurs_cuda(x: Inputs, plan: Plan) -> bool:
 
 def saves_factors(size: int) -> bool:
     """Whether the forward on CUDA stores `size` bytes of factors; else its backward recomputes them."""
-    return size <= config.values.cuda_saved_mib << 20
+    return size <= config.cuda_saved_mib << 20

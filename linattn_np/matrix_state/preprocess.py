@@ -1,7 +1,8 @@
 """Preprocessing steps for features that a backend does not implement itself, each with its transpose.
 
-A step wraps the rest of the call, `run`: its forward changes the inputs, runs the rest and changes the results; its
-backward does the same with gradients in reverse order.
+A step is a pair of functions, forward(run, module, x, plan, state) and backward(run, saved, dout, dstate), which wrap
+the rest of the call, `run`: forward changes the inputs, runs the rest and changes the results; backward does the same
+with gradients in reverse order. module: the backend's, which may have its own unit_rows.
 
     gates         g = -e^{A_log} softplus(raw + bias), or lower_bound sigmoid(e^{A_log} (raw + bias))
                   (ops/gate_formula.py)
@@ -19,7 +20,8 @@ backward does the same with gradients in reverse order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..core import StatesAt
@@ -32,22 +34,10 @@ from ..runtime.arrays import Array, cast, device, is_cupy, over_tokens
 from ..runtime.pools import take_rows
 from . import policy
 from .array import pairs
-from .types import Decay, Erase, EraseKey, Inputs, Plan, both
+from .types import Decay, Erase, EraseKey, Inputs, Plan, Saved, both
 
 Rows = tuple[Array | None, ...]  # queries, keys
 Run = Callable[..., Any]
-
-
-class PreprocessingStep(NamedTuple):
-    """One step: `forward(run, module, x, plan, state)` and `backward(run, saved, dout, dstate)`.
-
-    module: the backend's module, which may have its own unit_rows.
-    """
-
-    name: str
-    forward: Callable[..., tuple[Array | None, Array, Any]]
-    backward: Callable[..., tuple[Inputs, Array]]
-    inputs: Any = None  # (module, x, plan) -> (x, plan), of a step that changes inputs alone
 
 
 class Changed(NamedTuple):
@@ -59,7 +49,10 @@ class Changed(NamedTuple):
     rest: Any
 
 
-def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., Inputs]) -> PreprocessingStep:
+Step = tuple[Callable[..., tuple[Array | None, Any, Any]], Callable[..., tuple[Inputs, Any]]]
+
+
+def of_inputs(inputs: Callable[..., Any], inputs_vjp: Callable[..., Inputs]) -> Step:
     """A step that changes nothing but inputs."""
 
     def forward(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Any, Any, Changed]:
@@ -70,7 +63,7 @@ def of_inputs(name: str, inputs: Callable[..., Any], inputs_vjp: Callable[..., I
         d, dstate0 = run(saved.rest, dout, dstate)
         return inputs_vjp(saved.module, saved.x, saved.plan, d), dstate0
 
-    return PreprocessingStep(name, forward, backward, inputs)
+    return forward, backward
 
 
 # log decays before their formula
@@ -224,21 +217,23 @@ def _pools_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -
 
 
 def _rotation(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Any]:
-    xp, turn = plan.xp, None
+    xp, cos_sin = plan.xp, None
     if state is not None:
-        turn = rotation(xp, x.theta[None, :], xp.ones((1, 1), dtype=x.theta.dtype, device=device(x.theta)), plan.dtype)
-        state = rotate_rows(xp, cast(xp, state, plan.dtype), turn, back=True)
+        cos_sin = rotation(
+            xp, x.theta[None, :], xp.ones((1, 1), dtype=x.theta.dtype, device=device(x.theta)), plan.dtype
+        )
+        state = rotate_rows(xp, cast(xp, state, plan.dtype), cos_sin, back=True)
     out, end, rest = run(x._replace(theta=None), plan, state)
-    return out, end, (x, plan, turn, state, rest)
+    return out, end, (x, plan, cos_sin, state, rest)
 
 
 def _rotation_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    x, plan, turn, state, rest = saved
+    x, plan, cos_sin, state, rest = saved
     xp, (d, dstate0) = plan.xp, run(rest, dout, dstate)
     if state is None:
         return d._replace(theta=xp.zeros_like(x.theta)), dstate0
-    dangle = xp.sum(rows_angle_vjp(xp, state, dstate0, x.theta.shape[0]), axis=-1)
-    return d._replace(theta=-over_tokens(xp, dangle)), rotate_rows(xp, dstate0, turn)
+    dangle = rows_angle_vjp(xp, state, dstate0, x.theta.shape[0], dstate0.dtype, -1.0)
+    return d._replace(theta=over_tokens(xp, dangle)), rotate_rows(xp, dstate0, cos_sin)
 
 
 # queries that read the final state
@@ -386,15 +381,30 @@ def _rows_of(dstate: Any, channels: slice) -> Any:
     return None if dstate is None else dstate[..., channels, :]
 
 
-PREPROCESSING = (  # in this order; core.py says when a call needs a step
-    of_inputs("gates", _gates, gates_vjp),
-    of_inputs("l2norm", _l2norm, _l2norm_vjp),
-    of_inputs("strengths", _strengths, _strengths_vjp),
-    PreprocessingStep("micro_steps", _micro_steps, _micro_steps_vjp),
-    PreprocessingStep("pools", _pools, _pools_vjp),
-    PreprocessingStep("rotation", _rotation, _rotation_vjp),
-    PreprocessingStep("all_pairs", pairs.forward, pairs.backward),
-    PreprocessingStep("late_queries", _late_queries, _late_queries_vjp),
-    PreprocessingStep("first_position", _first_position, _first_position_vjp),
-    PreprocessingStep("wide_keys", _wide_keys, wide_keys_vjp),
-)
+OF_INPUTS = {  # steps that change inputs alone: (module, x, plan) -> (x, plan), and the transpose
+    "gates": (_gates, gates_vjp),
+    "l2norm": (_l2norm, _l2norm_vjp),
+    "strengths": (_strengths, _strengths_vjp),
+}
+PREPROCESSING: dict[str, Step] = {  # in this order; core.py says when a call needs a step
+    **{name: of_inputs(*pair) for name, pair in OF_INPUTS.items()},
+    "micro_steps": (_micro_steps, _micro_steps_vjp),
+    "pools": (_pools, _pools_vjp),
+    "rotation": (_rotation, _rotation_vjp),
+    "all_pairs": (pairs.forward, pairs.backward),
+    "late_queries": (_late_queries, _late_queries_vjp),
+    "first_position": (_first_position, _first_position_vjp),
+    "wide_keys": (_wide_keys, wide_keys_vjp),
+}
+
+
+def backward_behind(
+    names: Sequence[str], module: Any, saved: Saved, dout: Array | None, dstate: Any
+) -> tuple[Inputs, Any]:
+    """The module's backward of a call whose forward has computed these steps in its kernels."""
+    back: Any = module.backward
+    begin: Any = lambda x, plan, state: (None, None, Saved(x, plan, state, saved.starts))  # noqa: E731
+    for name in reversed(names):
+        forward, backward = PREPROCESSING[name]
+        begin, back = functools.partial(forward, begin, module), functools.partial(backward, back)
+    return back(begin(saved.x, saved.plan, saved.state)[2], dout, dstate)

@@ -10,10 +10,20 @@ import numpy as np
 from ..core import CallPlan
 from ..runtime.arrays import Array, Namespace
 from .array.read import read_fwd, read_vjp
-from .types import PARTS, LevelState, Mamba3State, NormalisedState, Plan, SolvedState, StabilisedState
+from .types import (
+    PARTS,
+    LevelState,
+    Mamba3State,
+    NormalisedState,
+    Plan,
+    PreconditionedState,
+    SolvedState,
+    StabilisedState,
+)
 
 STATE_AXES: Mapping[str, str] = {"state": PARTS["S"], **PARTS}
 STATE_LIMITS: Mapping[str, tuple[float, float]] = {}
+SINGLE = (Mamba3State, PreconditionedState)  # states whose first part alone is read
 STATE_COUNTS: tuple[str, ...] = ("position",)
 
 
@@ -23,13 +33,13 @@ def end_shape(plan: Plan, state: Any, part: str, shape: tuple[int, ...]) -> tupl
 
 
 def readable(state: Any) -> Any:
-    """A state for `la.read`: an array, or (S, z), (S, n, m) or a Mamba3State.   Raises TypeError for others."""
+    """A state for `la.read`: an array, (S, z), (S, n, m), or one of SINGLE.   Raises TypeError for others."""
     if isinstance(state, SolvedState):
         raise TypeError(
             "read: state is a SolvedState, expected one that is read without a ridge: call mesa_net with "
             "beta = 0 and g = 0"
         )
-    if not isinstance(state, tuple) or isinstance(state, Mamba3State):
+    if not isinstance(state, tuple) or isinstance(state, SINGLE):
         return state
     kind = {2: NormalisedState, 3: StabilisedState}.get(len(state))
     if kind is None or any(S is None for S in state):
@@ -43,10 +53,10 @@ def readable(state: Any) -> Any:
 def read(plan: CallPlan, q: Array, state: Any) -> tuple[Array, Callable[[Array], tuple[Array, Any]]]:
     """scale q S, over the sum of weights if the state has one; and the pullback dout -> (dq, dstate)."""
     own = Plan(**plan._asdict())
-    if isinstance(state, Mamba3State):
-        zero = [plan.xp.zeros_like(y) for y in state[1:]]
+    if isinstance(state, SINGLE):
+        zero, kind = [plan.xp.zeros_like(y) for y in state[1:]], type(state)
         read_S_vjp = lambda dout: read_vjp(own, q, state.S, dout)  # noqa: E731
-        return read_fwd(own, q, state.S), lambda dout: ((d := read_S_vjp(dout))[0], Mamba3State(d[1], *zero))
+        return read_fwd(own, q, state.S), lambda dout: ((d := read_S_vjp(dout))[0], kind(d[1], *zero))
     if isinstance(state, tuple):
         return _read_average(own, q, state)
     return read_fwd(own, q, state), lambda dout: read_vjp(own, q, state, dout)
@@ -101,7 +111,8 @@ def draw_state(rng: Any, kind: type[Any] | None, shapes: Mapping[str, tuple[int,
     if kind is LevelState:
         levels = np.arange(S.shape[-3])
         position = rng.integers(1 << (len(levels) - 2), size=next(each))
-        return kind(S * ((position[..., None] >> levels) & 1)[..., None, :, None, None], position)
+        is_live = ((position[..., None] >> levels) & 1)[..., None, :, None, None] == 1
+        return kind(np.where(is_live, S, 0.0), position)
     if kind is SolvedState:  # Z is a sum of outer products: positive semidefinite
         *lead, K = next(each)[:-1]
         keys = rng.standard_normal((*lead, K + 2, K))

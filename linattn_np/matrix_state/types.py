@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..ops.map_steps import Steps
 from ..runtime.arrays import Array, Namespace
@@ -77,12 +77,20 @@ class StabilisedState(NamedTuple):
 class Mamba3State(NamedTuple):
     """State of mamba3: S (..., H, K, V), and key k (..., H, K) and value v (..., H, V) of the last token.
 
-    S and k are in the frame of the last token. The next token writes k and v once more.
+    S and k are in the frame of the last token. The next token writes k and v once more. Of mamba3_mimo k and v are the
+    keys (..., H, R, K) and values (..., H, R, V) of its R rows.
     """
 
     S: Any
     k: Any
     v: Any
+
+
+class PreconditionedState(NamedTuple):
+    """State of a preconditioned delta rule: S (..., H, K, V), and A (..., H, K), the sum of squared keys."""
+
+    S: Any
+    A: Any
 
 
 class SolvedState(NamedTuple):
@@ -124,6 +132,7 @@ PARTS = {  # axes of the parts of a state
     "n": "H K",
     "m": "H",
     "Z": "H K K",
+    "A": "H K",
     "W": "H K M",
     "N": "H M",
     "k": "H K",
@@ -189,6 +198,21 @@ class Average(NamedTuple):
     out: Array = None  # (..., T, heads, V)  the quotients; backward reads both
 
 
+class Neighbours(Protocol):
+    """Other ranks that a sequence comes from and goes on to.
+
+    Kernels that cut a sequence into segments sum these up first; here they ask for the state that enters them.
+    """
+
+    def state(self, transfer: Array | None, offset: Array) -> Array | None:
+        """The state before the tokens of a call, None for zeros, from what they do to any state, as la.summary says."""
+        ...
+
+    def gradient(self, dstate: Array) -> Array | None:
+        """The gradient of the state after them, None for zeros, from that of the one before if nothing follows."""
+        ...
+
+
 class Plan(NamedTuple):
     """How a call is computed: everything that is not an array.
 
@@ -224,6 +248,7 @@ class Plan(NamedTuple):
     complement_keys: bool = False  # k is 1 - e^g: a backend may return dg - e^g dk as dg, and None as dk
     computed: tuple[str, ...] = ()  # inputs that the call computed of others: kernels may round them to 16 bits
     states_at: tuple[int, ...] | None = None  # numbers of tokens after which states are returned (StatesAt)
+    neighbours: Neighbours | None = None  # ranks that have the initial state, of kernels that handle "neighbours"
 
     @property
     def is_ragged(self) -> bool:

@@ -10,11 +10,12 @@ computes in float32 or float64, and returns the dtype of its first floating arra
 any number of axes, "?" an array that may be left out; "whole ..." is an array of integers, without a gradient. A piece
 with an array `state` returns (out, final states), pullback(dout, dstate): the rest is in states.py. An option that is
 a random generator comes to the body as a seed drawn from it, so that a recomputed call draws the same numbers.
-What la.explain and la.check say of a piece is in told.py, the option `out` in destination.py.
+What la.explain and la.check say of a piece is in explained.py, the option `out` in destination.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -29,10 +30,10 @@ from ..ops.sequences import Sequences
 from ..runtime import threads
 from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_dtype, dtype_name, enter, is_cupy
 from ..runtime.doorway import expect
-from ..runtime.shapes import Sizes, check_offsets
+from ..runtime.shapes import check_offsets
 from ..runtime.unchanged import check_unchanged, mark
 from ..runtime.values import check_word, is_real, is_whole, shown
-from . import destination, states, told
+from . import destination, explained, replays, states
 
 WHOLE, ANY = "whole ", "...?"  # in front of the axes of integers; an array whose axes the body checks
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -44,7 +45,7 @@ Body = Callable[..., tuple[Any, Pullback]]
 
 
 class Call(NamedTuple):
-    """What a body is told besides its arguments."""
+    """What a body gets besides its arguments."""
 
     fn: str
     library: Library
@@ -60,6 +61,13 @@ class Call(NamedTuple):
     @property
     def xp(self) -> Namespace:
         return self.library.xp
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether kernels read states, and their rows of a pool, where they lie."""
+        if self.states is None or not (self.stored or self.compiled) or not self.states.is_dense:
+            return False
+        return self.stored or self.kinds["state"] == self.dtype
 
     @property
     def sequences(self) -> Sequences:
@@ -78,6 +86,7 @@ class Kind(NamedTuple):
     array_calls: Callable[[Mapping[str, Any]], str] = lambda given: ""  # why loops do not compute these arguments
     operations: Callable[[Mapping[str, Any]], int] = lambda sizes: 0  # of its products, from the sizes
     doubts: Callable[..., Iterable[Any]] = lambda c, arrays, given: ()  # findings besides NaN and inf
+    recheck: Callable[[Mapping[str, Any]], bool] | None = None  # of integers: raises, or whether kernels may compute
     infinite: tuple[str, ...] = ()  # arrays in which -inf is a number like others
 
 
@@ -105,9 +114,35 @@ class Piece:
         self.defaults = {p.name: p.default for p in own}
         self.whole = [n for n, each in axes.items() if each.startswith(WHOLE)]
         self.names = tuple(n for n in axes if n not in self.whole)  # of the arrays that have a gradient
-        self.hidden = {*more, "cu_seqlens"}  # options that a body does not see
+        hidden = {*more, "cu_seqlens"}  # options that a body does not see
+        self.seen = tuple(n for n in self.defaults if n not in hidden)
+        self.is_replayed = "rng" not in self.defaults
+        self._named, self._one = replays.Named(f"nn.{self.name}"), replays.Named(f"nn.{self.name} of one token")
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
+        return self._replayed(self._named, self._computed, arrays, keywords)
+
+    def _replayed(
+        self, named: replays.Named, compute: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> Any:
+        """compute(arrays, keywords), or what was recorded of it."""
+        if (signature := self._signature(named, arrays, keywords)) is None:
+            return compute(arrays, keywords)
+        if (found := replays.known(signature)) is not None:
+            return found
+        own = self if named is self._named else None
+        return replays.recorded(signature, own, arrays, keywords, lambda: compute(arrays, keywords))
+
+    def signature_of(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+        """What a recording of the call is found by; None if it cannot be recorded."""
+        return self._signature(self._named, arrays, keywords)
+
+    def _signature(self, named: replays.Named, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+        if self.kind.recheck is not None or not self.is_replayed or keywords.get("cu_seqlens") is not None:
+            replays.refuse_inside(self.name)
+        return replays.signature_of(named, arrays, keywords) if self.is_replayed else None
+
+    def _computed(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         given = self.bound(arrays, keywords)
         if (bridge := bridge_of((), given)) is not None:
             found = bridge.apply(self.name, self, self._rule, self.names, given)
@@ -115,7 +150,10 @@ class Piece:
                 return found
         if (traced := calls_of_loops(given)) is not None:
             return traced.run(self, given)
-        c, own = self.entered(given)
+        return self.finished(given, *self.entered(given))
+
+    def finished(self, given: Mapping[str, Any], c: Call, own: dict[str, Any]) -> Any:
+        """The public result of a checked call."""
         to = destination.of_call(self, c, given, own)
         with threads.limited(given["num_threads"]), destination.filled(self, c, to, own):
             computed = self.body(c, **own)[0]
@@ -123,6 +161,11 @@ class Piece:
 
     def vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
         """The rule of la.vjp: (result, pullback)."""
+        signature = self.signature_of(arrays, keywords)
+        if (plan := replays.plan_of_vjp(signature)) is not None:
+            by_name = dict(zip(self.positional, arrays, strict=False)) | dict(keywords)
+            if (found := self._by_plan(plan, signature, by_name)) is not None:
+                return found
         given = self.bound(arrays, keywords)
         if (bridge := bridge_of((), given)) is not None:
             found = bridge.run_vjp(self.name, None, self._rule, (), given)
@@ -130,10 +173,13 @@ class Piece:
                 return found
         if (traced := calls_of_loops(given)) is not None:
             return traced.run_vjp(self, given)
-        return self._rule((), given)
+        return self._rule((), given, signature)
 
     def step(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         """The rule of la.step, for pieces with a state: one token, x (..., D)."""
+        return self._replayed(self._one, self._of_one_token, arrays, keywords)
+
+    def _of_one_token(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         found, to = self(**self._with_time(arrays, keywords)), self.bound(arrays, keywords)["out"]
         out = _out(found)[..., 0, :] if to is None else to
         return Result(out, found.state) if isinstance(found, Result) else out
@@ -157,19 +203,31 @@ class Piece:
             raise ValueError(f"{self.name}: x has shape (), expected (..., D)")
         return given | {n: given[n][..., None, :] for n in ("x", "out") if hasattr(given[n], "shape")}
 
-    def _rule(self, _: Any, given: Mapping[str, Any]) -> tuple[Any, Pullback]:
-        """(result, pullback) of arguments by name."""
+    def _rule(self, _: Any, given: Mapping[str, Any], signature: Any = None) -> tuple[Any, Pullback]:
+        """(result, pullback) of arguments by name; signature: of a call that has no plan."""
         for name in ("overwrite_state", "state_rows"):
             if given.get(name):
                 raise ValueError(f"{self.name}: {name} was given to vjp, expected a state for each sequence, "
                                  "which is not overwritten: the pullback needs it")  # fmt: skip
         if given.get("out") is not None:
             raise ValueError(f"{self.name}: out was given to a call that is differentiated, expected None")
-        c, own = self.entered(given)
+        if signature is not None:
+            return self._in_full(given, signature)
+        signature = self.signature_of((), given)
+        plan = replays.plan_of_vjp(signature)
+        found = None if plan is None else self._by_plan(plan, signature, dict(given))
+        return self._in_full(given, signature) if found is None else found
+
+    def _in_full(self, given: Mapping[str, Any], signature: Any, plan: Any = None) -> tuple[Any, Pullback]:
+        """(result, pullback), recorded under a signature if they can be replayed; plan: whose checks are known."""
         marks = mark({n: given[n] for n in self.names})
-        with threads.limited(given["num_threads"]):
+        recorder = None if signature is None else replays.recorder(signature[3] is not None)
+        with recorder or contextlib.nullcontext(), threads.limited(given["num_threads"]):
+            c, own = (plan or self).entered(given)  # which casts
             computed, pull = self.body(c, **own)
-        result = self._given_back(c, computed)
+            result = self._given_back(c, computed)
+        otherwise = None if signature is None else replays.checked(signature, self, (), given)
+        residuals = replays.recorded_forward(signature, recorder, result, pull, otherwise)
         shapes = {"dout": tuple(_out(computed).shape)}
         if c.states is not None and c.states.returned:
             shapes["dstate"] = tuple(computed.state.shape)
@@ -178,9 +236,40 @@ class Piece:
             """Gradients by input name; None for what was not given."""
             check_unchanged(self.name, marks)
             each = self._cotangents(c, shapes, cotangents, named)
-            with threads.limited(given["num_threads"]):
-                grads = pull(*each)
-            return gradients_of(self.names, *(self._gradient(c, n, own[n], grads.get(n)) for n in self.names))
+
+            def computed() -> Any:
+                with threads.limited(given["num_threads"]):
+                    grads = pull(*each)
+                return gradients_of(self.names, *(self._gradient(c, n, own[n], grads.get(n)) for n in self.names))
+
+            return replays.pulled(residuals, tuple(each), computed)
+
+        return result, pullback
+
+    def _by_plan(self, plan: Any, signature: Any, by_name: dict[str, Any]) -> tuple[Any, Pullback] | None:
+        """(result, pullback) by the plan of a vjp; None if it must be computed in full. by_name: what was given."""
+        if type(plan) is replays.Checked:
+            return self._in_full(self.defaults | by_name, None, plan)
+        if self.kind.recheck is not None and not self.kind.recheck(self.defaults | by_name):
+            return None
+        if (found := plan(signature[1], signature[3])) is None:
+            return None
+        (result, residuals), marks = found, mark({n: by_name.get(n) for n in self.names})
+        parts = result if isinstance(result, Result) else (result,)
+        shapes = {n: tuple(y.shape) for n, y in zip(("dout", "dstate"), parts, strict=False)}
+
+        def pullback(*cotangents: Any, **named: Any) -> Any:
+            """Gradients by input name; None for what was not given."""
+            check_unchanged(self.name, marks)
+            given_all = not named and len(cotangents) == len(shapes)
+            if given_all and (found := residuals.pullback(cotangents)) is not None:
+                return found
+            given = self.defaults | by_name
+            c, _ = (plan.otherwise or self).entered(given)
+            each = tuple(self._cotangents(c, shapes, cotangents, named))
+            if (found := residuals.pullback(each)) is not None:
+                return found
+            return self._in_full(given, signature)[1](*each)  # of another layout: the forward, too
 
         return result, pullback
 
@@ -215,23 +304,32 @@ class Piece:
         library, entered = enter(fn, {n: given[n] for n in self.axes})
         sizes, offsets = self._sizes(entered), None
         if given.get("cu_seqlens") is not None:
-            offsets = check_offsets(fn, given["cu_seqlens"], Sizes(sizes["..."], {"T": sizes["T"]}))
+            offsets = check_offsets(fn, given["cu_seqlens"], {**sizes})
         own_states = None
         if "state" in self.axes:
             N = None if offsets is None else len(offsets) - 1
             own_states = states.states_of(fn, library, given, entered["state"], sizes | {"tail": self.axes["state"]}, N)
-            entered["state"] = own_states.begin(library)
         floating = {n: entered[n] for n in self.names}
         dtype = compute_dtype(library.xp, *floating.values())
         kinds_of = {n: x.dtype for n, x in floating.items() if x is not None}
         first = next(iter(floating.values()))
         compiled = type(first) is np.ndarray and first.size > 0 and given["backend"] != "reference"
-        own = {n: x for n, x in given.items() if n not in (*self.hidden, *self.axes)} | entered
         on_device = is_cupy(library.xp) and first.size > 0 and given["backend"] != "reference" and _are_known(floating)
+        own = {**given, **entered}
         stored = on_device and self.kind.stored(own)
-        if not stored:
-            own |= {n: x if x is None else cast(library.xp, x, dtype) for n, x in floating.items()}
-        return Call(fn, library, dtype, sizes, kinds_of, offsets, compiled, on_device, stored, own_states), own
+        c = Call(fn, library, dtype, sizes, kinds_of, offsets, compiled, on_device, stored, own_states)
+        return c, self.own(c, own)
+
+    def own(self, c: Call, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of the body, of those that were checked."""
+        own = {n: given[n] for n in self.seen}
+        if c.states is not None and not c.reads_states:
+            own["state"] = c.states.begin(c.library)
+        if c.compiled:
+            from ..ops.cpu import formulas  # noqa: F401   by which `cast` converts, so that it can be recorded
+        if not c.stored:
+            own |= {n: cast(c.xp, x, c.dtype) for n in self.names if (x := own[n]) is not None}
+        return own
 
     def _sizes(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes by letter.   Raises TypeError or ValueError for arrays that do not fit their axes."""
@@ -354,7 +452,7 @@ def piece(kind: Kind | None = None, /, **axes: str) -> Callable[[Body], Callable
             return call(*arrays, **keywords)
 
         function.vjp, function.piece = rule, own  # type: ignore[attr-defined]
-        for rule_of in (told.explain, told.check):
+        for rule_of in (explained.explain, explained.check):
             setattr(function, rule_of.__name__, functools.partial(rule_of, own))
         if "state" in axes:
             function.step, function.step_vjp = own.step, own.step_vjp  # type: ignore[attr-defined]

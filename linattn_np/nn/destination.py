@@ -13,6 +13,7 @@ import numpy as np
 
 from ..runtime.arrays import Array, dtype_name, enter, is_mutable
 from ..runtime.memory import overlap, overlaps_itself, place_of
+from ..runtime.recorder import refuse
 
 
 def of_call(piece: Any, c: Any, given: Mapping[str, Any], arrays: Mapping[str, Any]) -> Array | None:
@@ -61,5 +62,6 @@ def filled(piece: Any, c: Any, to: Array | None, arrays: Mapping[str, Any]) -> A
 def put(to: Array, found: Array, theirs: Any) -> Any:
     """The caller's array, with the result."""
     if found is not to:
+        refuse("the result is copied into out")
         to[...] = found
     return theirs if isinstance(theirs, np.ndarray) else to

@@ -10,10 +10,12 @@ import numpy as np
 from ..call.foreign import symbolic_bridge
 from ..ops import softmax_rows
 from ..ops.rows import PRODUCT_ROWS, times, times_vjp
-from ..runtime.arrays import Array, add_to, cast, constant, count_dtype, device, is_numpy, over_tokens
+from ..ops.sums import over_tokens
+from ..runtime.arrays import Array, add_to, cast, constant, count_dtype, device, is_numpy
+from ..runtime.recorder import refuse
 from ..runtime.values import is_finite, is_whole, is_word, shown
-from . import doubts
-from .declaration import Call, Kind, Pullback, piece
+from . import doubts, integers
+from .declaration import Call, Kind, Pullback, always, piece
 
 Computed = tuple[Any, Pullback]
 NUMBERS = 2**20  # of the logits that exist at once
@@ -22,12 +24,16 @@ REDUCTIONS = ("mean", "sum", "none")
 NO_LABEL = -1 << 63  # no label is ignored: only rows with a loss come to the kernels
 
 
+def _why_blas(given: Any) -> str:
+    """Why loops do not compute a dense layer."""
+    from ..ops.cpu.linear import fits
+
+    item = max(4, *(given[n].dtype.itemsize for n in ("x", "weight")))
+    return "" if fits(given["weight"].size, item) else "products of BLAS, of 64 rows each: the weight is large"
+
+
 @piece(
-    Kind(
-        "... M",
-        array_calls=lambda given: "products of BLAS, of 64 rows each",
-        operations=lambda n: 2 * prod(n["..."]) * n["K"] * n["M"],
-    ),
+    Kind("... M", array_calls=_why_blas, operations=lambda n: 2 * prod(n["..."]) * n["K"] * n["M"]),
     x="... K",
     weight="K M",
     bias="M?",
@@ -41,21 +47,19 @@ def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
     weight  (K, M)    the transpose of PyTorch's
     bias    (M,)
 
-    Products are BLAS's, of 64 rows each: a row of the result does not depend on the others, not in the last bit.
+    A row of the result does not depend on the others, not in the last bit. Weights of up to 256 KiB are multiplied by
+    compiled loops on a CPU, larger ones by BLAS, 64 rows at a time.
     Returns y (..., M) in x's dtype.
     """
 
     def pullback(dy: Array) -> dict[str, Any]:
-        dx = _rows_of(c, x)
-        found, dweight = times_vjp(c.xp, x, weight, dy, None if dx is None else dx.reshape(-1, x.shape[-1]))
-        return {"x": found if dx is None else dx, "weight": dweight,
-                "bias": None if bias is None else over_tokens(c.xp, dy)}  # fmt: skip
+        dx, dweight = times_vjp(c.xp, x, weight, dy, c.compiled)
+        return {"x": dx, "weight": dweight, "bias": None if bias is None else over_tokens(c.xp, dy)}
 
-    y = _product(c, x, weight)
-    return y if bias is None else _plus(c, y, bias), pullback
+    return times(c.xp, x, weight, bias, c.compiled), pullback
 
 
-@piece(Kind("... D"), ids="whole ...", weight="V D")
+@piece(Kind("... D", stored=always, recheck=integers.check_ids), ids="whole ...", weight="V D")
 def embedding(c: Call, ids: Any, weight: Any) -> Computed:
     """Rows of a table.
 
@@ -64,9 +68,15 @@ def embedding(c: Call, ids: Any, weight: Any) -> Computed:
     ids     (...)     integers in 0..V - 1
     weight  (V, D)
 
-    Returns y (..., D) in weight's dtype. Raises ValueError for a number outside of the table.
+    Returns y (..., D) in weight's dtype. Raises ValueError for a number outside of the table; on CuPy arrays, whose
+    numbers the host does not read, its row is NaN and has no gradient.
     """
     xp, (V, D) = c.xp, weight.shape
+    if c.on_device:
+        return _gathered(ids, weight)
+    if c.compiled and weight.size:
+        integers.check_ids({"ids": ids, "weight": weight})
+        return _by_loops(ids.shape, ids.reshape(-1), weight)
     flat = _numbers(c, "ids", ids, V)
     y = xp.reshape(xp.take(weight, flat, axis=0), (*ids.shape, D)) if prod(ids.shape) else xp.zeros(
         (*ids.shape, D), dtype=c.dtype, device=device(weight))  # fmt: skip
@@ -75,10 +85,6 @@ def embedding(c: Call, ids: Any, weight: Any) -> Computed:
         rows = xp.reshape(dy, (-1, D)) if prod(dy.shape) else dy
         if not prod(dy.shape):
             return {}
-        if isinstance(rows, np.ndarray) and c.compiled:
-            from ..ops.cpu.scatter import add_rows
-
-            return {"weight": add_rows(rows, flat, V)}
         every, total = xp.arange(V, dtype=flat.dtype, device=device(weight)), xp.zeros_like(weight)
         for n in range(0, rows.shape[0], ROWS):
             last = min(n + ROWS, rows.shape[0])
@@ -89,26 +95,22 @@ def embedding(c: Call, ids: Any, weight: Any) -> Computed:
     return y, pullback
 
 
-def _rows_of(c: Call, x: Array, M: int | None = None) -> np.ndarray | None:
-    """Memory for rows like those of x, or of M numbers; None where the array's library has its own."""
-    if not c.compiled or M == 0:
-        return None
-    from ..runtime.pieces.memory import empty
+def _by_loops(shape: tuple[int, ...], flat: Array, weight: Array) -> Computed:
+    """embedding by compiled loops."""
+    from ..ops.cpu.scatter import add_rows, rows_at
 
-    return empty((*x.shape[:-1], x.shape[-1] if M is None else M), x.dtype)
-
-
-def _product(c: Call, x: Array, weight: Array) -> Array:
-    """x W"""
-    if (out := _rows_of(c, x, weight.shape[-1])) is None:
-        return times(c.xp, x, weight)
-    times(c.xp, x.reshape(-1, x.shape[-1]), weight, out.reshape(-1, weight.shape[-1]))
-    return out
+    V, D = weight.shape
+    y = rows_at(weight, flat).reshape(*shape, D)
+    return y, lambda dy: {"weight": add_rows(dy.reshape(-1, D), flat, V)}
 
 
-def _plus(c: Call, y: Array, bias: Array) -> Array:
-    """y + bias, in the place of y where that can be written to."""
-    return c.xp.add(y, bias, out=y) if c.compiled else y + bias
+def _gathered(ids: Array, weight: Array) -> Computed:
+    """embedding by CUDA kernels."""
+    from ..ops.cuda import embedding as launched
+
+    flat = ids.astype(np.int64, copy=False).reshape(-1)
+    y = launched.gather(flat, weight).reshape(*ids.shape, weight.shape[1])
+    return y, lambda dy: {"weight": launched.gather_vjp(flat, weight, dy)}
 
 
 class Loss(NamedTuple):
@@ -126,6 +128,7 @@ class Loss(NamedTuple):
         doubts=doubts.of_labels,
         infinite=("x", "bias"),
         stored=lambda given: given["weight"] is None,
+        recheck=integers.check_labels,
     ),
     x="... D",
     labels="whole ...",
@@ -146,9 +149,11 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     z_loss           z           keeps lse near 0
     reduction        "mean" over the positions that have a loss, "sum", "none" (0 where there is none)
 
-    Logits of hidden states are computed at positions with a loss only, and again in the pullback, so many rows at a
-    time that there are a million of them, or 64 rows, however many tokens there are. Returns the loss (), or (...)
-    without a reduction, in float32, or float64 if an array is. Raises ValueError for a label that is no column.
+    Logits of hidden states are computed at positions with a loss only, so many rows at a time that there are a million
+    of them, or 64 rows, however many tokens there are; more of them are computed again in the pullback. Returns the
+    loss (), or (...) without a reduction, in float32, or float64 if an array is. Raises ValueError for a label that is
+    no column; for logits that are CuPy arrays the host does not read the labels, and the loss and the gradient of its
+    row are NaN.
     """
     xp, V = c.xp, x.shape[-1] if weight is None else weight.shape[-1]
     if weight is None and bias is not None:
@@ -156,33 +161,44 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     how = _loss_options(c, label_smoothing, z_loss, reduction, ignore_index)
     if c.on_device and weight is None:
         return _of_logits(c, x, labels, how, int(ignore_index), reduction)
+    if c.compiled and weight is None:
+        integers.check_labels({"x": x, "labels": labels, "weight": None, "ignore_index": ignore_index})
+        return _of_rows(x, labels, how, int(ignore_index), reduction)
+    if c.compiled and 0 < labels.size * V <= NUMBERS and integers.have_losses(labels, ignore_index):
+        integers.check_labels({"x": x, "labels": labels, "weight": weight, "ignore_index": ignore_index})
+        return _of_hidden(c, x, weight, bias, labels, how, int(ignore_index), reduction)
+    refuse("positions without a loss are left out, or logits are computed again")
     total, given = prod(labels.shape), _on_host(labels)
     if given is None:  # their values are not known: every position has a loss, some of them 0
-        places, has_loss = np.arange(total), xp.reshape(xp.astype(labels != ignore_index, c.dtype), (-1,))
+        places, has_loss = np.arange(total), xp.reshape(labels != ignore_index, (-1,))
         flat = _numbers(c, "labels", xp.where(labels == ignore_index, xp.zeros_like(labels), labels), V)
-        number = xp.sum(has_loss)
+        number = xp.sum(xp.astype(has_loss, c.dtype))
         share = 1 / xp.where(number > 0, number, xp.ones_like(number)) if reduction == "mean" else 1.0
     else:
         places, has_loss = np.flatnonzero(given != ignore_index), None
         flat = _numbers(c, "labels", constant(xp, given[places], count_dtype(xp), device(x)), V)
         share = 1.0 / max(len(places), 1) if reduction == "mean" else 1.0
     rows, count = xp.reshape(x, (total, x.shape[-1])), len(places)
-    each = max(NUMBERS // max(V, 1) // PRODUCT_ROWS, 1) * PRODUCT_ROWS if has_loss is None else max(count, 1)
+    each = max(NUMBERS // max(V, 1) // PRODUCT_ROWS, 1) * PRODUCT_ROWS
+    each = each if has_loss is None or c.on_device else max(count, 1)
 
     def part(n: int) -> tuple[Array, Array, Array]:
         """(rows x, logits, labels) of some positions."""
         last = min(n + each, count)
         h = _at(c, rows, places[n:last], total)
-        l = h if weight is None else _product(c, h, weight)
-        return h, l if bias is None else _plus(c, l, bias), flat[n:last]
+        return h, h if weight is None else times(xp, h, weight, bias, c.compiled), flat[n:last]
+
+    def with_loss(n: int, y: Array) -> Array:
+        """y, 0 of positions without a loss."""
+        return y if has_loss is None else xp.where(has_loss[n : n + each], y, xp.zeros_like(y))
 
     def losses_of(n: int) -> Array:
         _, l, at = part(n)
-        return _losses(c, l, at, how)
+        return with_loss(n, _losses(c, l, at, how))
 
     starts = range(0, count, each)
-    losses = [losses_of(n) for n in starts]
-    losses = losses if has_loss is None else [y * has_loss for y in losses]
+    whole = [part(n) for n in starts] if len(starts) == 1 and has_loss is None else []  # few logits are kept
+    losses = [_losses(c, l, at, how) for _, l, at in whole] or [losses_of(n) for n in starts]
     if reduction == "none":
         loss = xp.reshape(_put(c, losses, places, total), labels.shape)
     else:
@@ -192,26 +208,26 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
         dx, dweight, dbias = [], None, None
         each_d = _at(c, xp.reshape(d, (total, 1)), places, total) if reduction == "none" else None
         for n in starts:
-            h, l, at = part(n)
+            h, l, at = whole[n] if whole else part(n)
             one = share * d if each_d is None else each_d[n : min(n + each, count), 0]
             one = one + xp.zeros(l.shape[:1], dtype=c.dtype, device=device(x))
-            dl = _losses_vjp(c, l, at, how, one if has_loss is None else one * has_loss)
+            dl = _losses_vjp(c, l, at, how, with_loss(n, one))
             if weight is None:
                 dx.append(dl)
             else:
-                dh, more = times_vjp(xp, h, weight, dl)
+                dh, more = times_vjp(xp, h, weight, dl, c.compiled)
                 dx.append(dh)
                 dweight = more if dweight is None else add_to(dweight, more)
             if bias is not None:
                 dbias = xp.sum(dl, axis=0) if dbias is None else dbias + xp.sum(dl, axis=0)
             del l, dl  # the next rows take their memory
-        whole = xp.reshape(_put(c, dx, places, total, x.shape[-1:]), x.shape) if dx else None
-        return {"x": whole, "weight": dweight, "bias": dbias}
+        found = xp.reshape(_put(c, dx, places, total, x.shape[-1:]), x.shape) if dx else None
+        return {"x": found, "weight": dweight, "bias": dbias}
 
     return loss, pullback
 
 
-@piece(Kind(array_calls=lambda given: "NumPy draws the numbers"), x="...")
+@piece(Kind(array_calls=lambda given: "NumPy draws the numbers", stored=always), x="...")
 def dropout(c: Call, x: Any, *, rng: Any, p: float = 0.1) -> Computed:
     """Elements set to 0 with probability p, the others divided by 1 - p.
 
@@ -221,22 +237,33 @@ def dropout(c: Call, x: Any, *, rng: Any, p: float = 0.1) -> Computed:
     rng  numpy.random.Generator, from which one number is drawn, or a whole number, the seed
     p    in [0, 1)
 
-    Returns y (...) in x's dtype. Raises TypeError without a generator. Srivastava et al., 2014.
+    The mask is that of NumPy's default generator, from the same seed the same with every library. A CUDA graph repeats
+    the mask of its capture. Returns y (...) in x's dtype. Raises TypeError without a generator. Srivastava et
+    al., 2014.
     """
     if not is_whole(rng, 0):
         raise TypeError(f"dropout: rng is {shown(rng)}, expected a numpy.random.Generator or a whole number >= 0")
     if not is_finite(p) or not 0 <= p < 1:
         raise ValueError(f"dropout: p is {shown(p)}, expected a number in [0, 1)")
+    if c.on_device:
+        from ..ops.cuda.dropout import dropout as launched
+
+        return launched(x, int(rng), p), lambda dy: {"x": launched(dy, int(rng), p)}
     draws = np.random.default_rng(int(rng)).random(x.shape, np.float32)
     factor = constant(c.xp, np.where(draws >= p, 1 / (1 - p), 0.0), c.dtype, device(x))
     return x * factor, lambda dy: {"x": dy * factor}
 
 
 def _on_host(x: Array) -> np.ndarray | None:
-    """Integers (N,) as a NumPy array; None of arrays whose values are not known."""
+    """Integers (N,) as a NumPy array; None of arrays whose values are not known, as in a CUDA graph's capture."""
     if symbolic_bridge((x,), {}) is not None:
         return None
     if hasattr(x, "get"):  # CuPy
+        from ..runtime.cuda.launch import is_capturing
+
+        if is_capturing():
+            return None
+        refuse("the host reads labels")
         x = x.get()
     return np.asarray(x if hasattr(x, "__array__") else np.from_dlpack(x)).reshape(-1)
 
@@ -246,10 +273,8 @@ def _numbers(c: Call, name: str, ids: Array, V: int) -> Array:
     xp = c.xp
     flat = xp.reshape(xp.astype(ids, count_dtype(xp)), (-1,))
     given = _on_host(ids)
-    if given is not None and given.size:
-        low, high = int(given.min()), int(given.max())
-        if low < 0 or high >= V:
-            raise ValueError(f"{c.fn}: {name} has the number {low if low < 0 else high}, expected 0..{V - 1}")
+    if given is not None:
+        integers.check_numbers(c.fn, name, given, V)
     return flat
 
 
@@ -267,26 +292,49 @@ def _loss_options(c: Call, smoothing: Any, z: Any, reduction: Any, ignored: Any)
 
 
 def _of_logits(c: Call, x: Array, labels: Array, how: Loss, ignored: int, reduction: str) -> Computed:
-    """cross_entropy of logits by CUDA kernels; labels are checked unless a CUDA graph is being captured."""
+    """cross_entropy of logits by CUDA kernels; the host does not read the labels."""
     from ..ops.cuda import softmax_rows as launched
 
     xp, rows, flat = c.xp, x.reshape(-1, x.shape[-1]), labels.astype(np.int64, copy=False).reshape(-1)
-    sums = launched.label_sums(rows, flat, ignored)
-    wrong = launched.to_host(sums[1:2])
     losses, lse = launched.cross_entropy(rows, flat, *how, ignored)
-    if reduction == "none":
-        loss = losses.reshape(labels.shape)
-    else:
-        loss = launched.loss_sums(rows, losses, sums)[reduction == "mean"]
-    if wrong is not None and wrong()[0]:  # known while the losses are still computed
-        _numbers(c, "labels", flat[flat != ignored], x.shape[-1])
+    sums = None if reduction == "none" else launched.loss_sums(rows, flat, losses, ignored)
+    loss = losses.reshape(labels.shape) if sums is None else sums.mean if reduction == "mean" else sums.total
 
     def pullback(d: Array) -> dict[str, Any]:
-        each = cast(xp, d, c.dtype).reshape(-1)
-        if reduction == "mean":
-            each = each / xp.maximum(sums[:1], xp.ones_like(sums[:1]))
-        each = xp.broadcast_to(each, flat.shape)
-        return {"x": launched.cross_entropy_vjp(rows, flat, *how, ignored, each, lse).reshape(x.shape)}
+        d = cast(xp, d, c.dtype)
+        number = sums.number if sums is not None and reduction == "mean" else None
+        dx = launched.cross_entropy_vjp(rows, flat, *how, ignored, d if sums else d.reshape(-1), lse, number)
+        return {"x": dx.reshape(x.shape)}
+
+    return loss, pullback
+
+
+def _of_rows(x: Array, labels: Array, how: Loss, ignored: int, reduction: str) -> Computed:
+    """cross_entropy of logits by compiled loops."""
+    from ..ops.cpu import softmax_rows as loops
+
+    rows, flat, own = x.reshape(-1, x.shape[-1]), labels.reshape(-1), loops.Rows(*how, ignored)
+    losses, sums = loops.cross_entropy(rows, flat, own), None
+    if reduction != "none":
+        sums = loops.loss_sums(rows, flat, own, losses, reduction == "mean")
+    loss = losses.reshape(labels.shape) if sums is None else sums[:1].reshape(())
+
+    def pullback(d: Array) -> dict[str, Any]:
+        return {"x": loops.cross_entropy_vjp(rows, flat, own, d.reshape(-1), sums).reshape(x.shape)}
+
+    return loss, pullback
+
+
+def _of_hidden(c: Call, x: Array, weight: Array, bias: Any, labels: Array, how: Loss, ignored: int,
+               reduction: str) -> Computed:  # fmt: skip
+    """cross_entropy of hidden states that all have a loss, of few logits, by compiled loops."""
+    logits = times(c.xp, x, weight, bias, True)
+    loss, pull = _of_rows(logits, labels, how, ignored, reduction)
+
+    def pullback(d: Array) -> dict[str, Any]:
+        dl = pull(d)["x"]
+        dx, dweight = times_vjp(c.xp, x, weight, dl, True)
+        return {"x": dx, "weight": dweight, "bias": None if bias is None else over_tokens(c.xp, dl)}
 
     return loss, pullback
 
@@ -297,9 +345,9 @@ def _losses(c: Call, l: Array, labels: Array, how: Loss) -> Array:
 
         return launched(l, labels, *how, NO_LABEL).loss
     if c.compiled:
-        from ..ops.cpu.softmax_rows import cross_entropy as loops
+        from ..ops.cpu import softmax_rows as loops
 
-        return loops(l, labels, *how)
+        return loops.cross_entropy(l, labels, loops.Rows(*how, NO_LABEL))
     return softmax_rows.cross_entropy(c.xp, l, labels, *how)
 
 
@@ -309,9 +357,9 @@ def _losses_vjp(c: Call, l: Array, labels: Array, how: Loss, d: Array) -> Array:
 
         return launched(l, labels, *how, NO_LABEL, d)
     if c.compiled:
-        from ..ops.cpu.softmax_rows import cross_entropy_vjp as loops
+        from ..ops.cpu import softmax_rows as loops
 
-        return loops(l, labels, *how, d)
+        return loops.cross_entropy_vjp(l, labels, loops.Rows(*how, NO_LABEL), d)
     return softmax_rows.cross_entropy_vjp(c.xp, l, labels, *how, d)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from ..ops import gates
@@ -12,6 +11,7 @@ from ..runtime.values import is_finite, is_word, shown
 from . import doubts
 from .declaration import Call, Kind, Pullback, always, piece
 
+FUNCTIONS = ("softplus", "sigmoid", "log_sigmoid")
 FORMULAS = ("softplus", "bounded", "log_sigmoid", "lower_bound", "exp")
 
 
@@ -40,9 +40,10 @@ def log_decay(c: Call, a: Any, A_log: Any = None, bias: Any = None, *, formula: 
                              f"{tuple(a.shape)}")  # fmt: skip
     if c.on_device:
         return _launched(c, a, A_log, bias, (formula, bound, divisor))
+    if c.compiled:
+        return _by_loops(a, A_log, bias, (formula, bound, divisor))
     rate = 1.0 if A_log is None else xp.exp(A_log)
-
-    softplus, sigmoid, log_sigmoid = _functions(c)
+    softplus, sigmoid, log_sigmoid = (functools.partial(getattr(gates, n), xp) for n in FUNCTIONS)
 
     def parts() -> tuple[Array, Array, Array | None]:
         """(g, dg/db, dg/dA_log or None)."""
@@ -72,14 +73,30 @@ def log_decay(c: Call, a: Any, A_log: Any = None, bias: Any = None, *, formula: 
     return parts()[0], pullback
 
 
-def _functions(c: Call) -> list[Callable[[Array], Array]]:
-    """softplus, sigmoid and log_sigmoid, in compiled loops where there are some."""
-    names = ("softplus", "sigmoid", "log_sigmoid")
-    if not c.compiled:
-        return [functools.partial(getattr(gates, n), c.xp) for n in names]
-    from ..ops.cpu import activations
+def _by_loops(a: Any, A_log: Any, bias: Any, how: tuple[str, float, float]) -> tuple[Any, Pullback]:
+    from ..ops.cpu import formulas, sums
+    from ..ops.cpu.elementwise import EXPONENTIAL, LOG_SIGMOID, LOWER_BOUND
+    from ..runtime.pieces.memory import empty
 
-    return [getattr(activations, n).forward for n in names]
+    (word, bound, divisor), dtype, rate = how, a.dtype, A_log
+    name, number, kind = {
+        "softplus": ("log_decay", 0.0, 0), "bounded": ("bounded", bound, 0),
+        "log_sigmoid": ("decay", divisor, LOG_SIGMOID), "lower_bound": ("decay", bound, LOWER_BOUND),
+        "exp": ("decay", 0.0, EXPONENTIAL)}[word]  # fmt: skip
+    if A_log is None and word == "softplus":
+        rate = formulas.constant_of(0.0, dtype)
+    g = formulas.compiled(name, (a, bias, rate), empty(a.shape, dtype), dtype, number, how=kind)
+
+    def pullback(dg: Array) -> dict[str, Any]:
+        arrays, where = (a, bias, rate, dg), (a.shape, dtype)
+        if name == "decay":
+            da = of_rate = formulas.compiled("decay_vjp", arrays, where, dtype, number, how=kind)
+        else:
+            da, of_rate = formulas.both(f"{name}_vjp", arrays, where, dtype, number, more=A_log is not None)
+        return {"a": da, "bias": None if bias is None else sums.sum_to(da, tuple(bias.shape)),
+                "A_log": None if A_log is None else sums.sum_to(of_rate, tuple(A_log.shape))}  # fmt: skip
+
+    return g, pullback
 
 
 def _launched(c: Call, a: Any, A_log: Any, bias: Any, how: tuple[str, float, float]) -> tuple[Any, Pullback]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from ..call.results import Result
 from ..ops.sequences import Sequences
 from ..ops.short_conv import ShortConv, short_conv_vjp
 from ..ops.short_conv import short_conv as convolved
-from ..runtime.arrays import cast, over_tokens
+from ..runtime.arrays import over_tokens
 from ..runtime.values import is_word, shown
-from .declaration import Call, Kind, Pullback, piece
+from .declaration import Call, Kind, Pullback, always, piece
 
 Computed = tuple[Any, Pullback]
 ACTIVATIONS = ("silu", "swish")
@@ -64,24 +66,29 @@ def short_conv(c: Call, x: Any, weight: Any, bias: Any = None, *, state: Any = N
     if c.on_device and W <= WIDEST:
         return _launched(c, x, conv, state, S)
     if c.compiled:
-        from ..ops.cpu import short_conv as loops
+        from ..ops.cpu.formulas import dense
 
-        y, f_vjp = loops.forward(sequences, x, conv, state), loops.backward
-    else:
-        y, f_vjp = convolved(sequences, x, conv, state), short_conv_vjp
+        found, pull = _by_loops(c, x, conv, state, S)
+
+        def with_weight(dy: Any, dstate: Any = None) -> dict[str, Any]:
+            grads = pull(dy, dstate)
+            dtaps = grads["weight"]
+            return grads | {"weight": None if dtaps is None else dense(dtaps.T, dtaps.dtype)}
+
+        return found, with_weight
 
     def pullback(dy: Any, dstate: Any = None) -> dict[str, Any]:
-        grads = {} if dy is None else f_vjp(sequences, x, conv, state, dy)._asdict()
+        grads = {} if dy is None else short_conv_vjp(sequences, x, conv, state, dy)._asdict()
         return _with_end(sequences, (x, state), grads, dstate)
 
-    return Result(y, sequences.last(x, state, S)), pullback
+    return Result(convolved(sequences, x, conv, state), sequences.last(x, state, S)), pullback
 
 
 @piece(
     Kind(
         slots=lambda sizes: 1,
         array_calls=lambda given: "" if given["mix"] is not None else "a copy of tokens",
-        stored=lambda given: given["mix"] is not None,
+        stored=always,
     ),
     x="... T D",
     mix="D?",
@@ -102,17 +109,14 @@ def token_shift(c: Call, x: Any, mix: Any = None, *, state: Any = None, cu_seqle
     sequences, S = c.sequences, 1 if state is None else state.shape[-2]
     if S < 1:
         raise ValueError(f"token_shift: state has shape {tuple(state.shape)}, expected (..., S, D) with S >= 1")
-    if c.on_device and mix is not None:
-        taps = ShortConv(c.xp.stack([cast(c.xp, mix, c.dtype), 1 - cast(c.xp, mix, c.dtype)], axis=-1))
-        found, pull = _launched(c, x, taps, state, S)
-
-        def mixed_vjp(dy: Any, dstate: Any = None) -> dict[str, Any]:
-            grads = pull(dy, dstate)
-            return grads | {"mix": grads["weight"][:, 0] - grads["weight"][:, 1]}
-
-        return found, mixed_vjp
+    if c.on_device:
+        found, pull = _launched(c, x, ShortConv(mix), state, S)
+        return found, lambda dy, dstate=None: (grads := pull(dy, dstate)) | {"mix": grads["weight"]}
     if c.compiled and mix is not None:
         return _mixed(c, x, mix, state, S)
+    if c.reads_states:
+        assert c.states is not None  # of this piece
+        state = c.states.begin(c.library)
     before = sequences.before(x, state, 1)
 
     def pullback(dy: Any, dstate: Any = None) -> dict[str, Any]:
@@ -129,34 +133,79 @@ def token_shift(c: Call, x: Any, mix: Any = None, *, state: Any = None, cu_seqle
 
 
 def _mixed(c: Call, x: Any, mix: Any, state: Any, S: int) -> Computed:
-    """x_t + mix (x_{t-1} - x_t) as a convolution with the weights (mix, 1 - mix)."""
-    from ..ops.cpu import short_conv as loops
+    """x_t + mix (x_{t-1} - x_t) as a convolution with the taps mix and 1 - mix."""
+    from ..ops.cpu import formulas
+    from ..runtime.pieces.memory import working
 
-    sequences, conv = c.sequences, ShortConv(c.xp.stack([mix, 1 - mix], axis=-1))
+    D, dtype = mix.shape, mix.dtype
+
+    def less(one: Any, other: Any, out: Any) -> Any:
+        """one - other"""
+        minus = formulas.compiled("scaled", (other,), (D, dtype), dtype, -1.0)
+        return formulas.compiled("added", (one, minus), out, dtype)
+
+    taps = working((2, *D), dtype)
+    formulas.put(taps[0], mix)
+    less(formulas.constant_of(1.0, dtype), mix, taps[1])
+    found, pull = _by_loops(c, x, ShortConv(taps.T), state, S)
 
     def pullback(dy: Any, dstate: Any = None) -> dict[str, Any]:
-        grads: dict[str, Any] = {}
-        if dy is not None:
-            dx, dweight, _, dpast = loops.backward(sequences, x, conv, state, dy)
-            grads = {"x": dx, "mix": dweight[:, 0] - dweight[:, 1], "state": dpast}
-        return _with_end(sequences, (x, state), grads, dstate)
+        grads = pull(dy, dstate)
+        dtaps = grads["weight"]
+        return grads | {"mix": None if dtaps is None else less(dtaps[0], dtaps[1], (D, dtype))}
 
-    return Result(loops.forward(sequences, x, conv, state), sequences.last(x, state, S)), pullback
+    return found, pullback
+
+
+def _by_loops(c: Call, x: Any, conv: ShortConv, state: Any, S: int) -> Computed:
+    """short_conv and token_shift by compiled loops; `weight` of the gradients is (W, D)."""
+    from ..ops.cpu import conv_states, short_conv
+    from ..ops.cpu.formulas import zeros
+
+    sequences, states, end = c.sequences, c.states, x[..., :0, :]
+    assert states is not None  # these pieces have one
+    rows = states.rows.at if c.reads_states and states.rows is not None else None
+    y = short_conv.forward(sequences, x, conv, state, rows)
+    if states.returned or states.overwritten:
+        in_place = states.overwritten and c.reads_states and not np.may_share_memory(x, state)
+        end = conv_states.end_of(sequences, x, state, S, rows, in_place)
+
+    def pullback(dy: Any, dstate: Any = None) -> dict[str, Any]:
+        if dy is None:
+            grads: dict[str, Any] = {"x": zeros(x.shape, x.dtype), "weight": None, "bias": None, "state": None}
+            if state is not None:
+                grads["state"] = zeros(state.shape, state.dtype)
+        else:
+            grads = short_conv.backward(sequences, x, conv, state, dy)._asdict()
+        if dstate is not None:
+            conv_states.add_end_vjp(sequences, grads["x"], grads["state"], dstate)
+        return grads
+
+    return Result(y, end), pullback
 
 
 def _launched(c: Call, x: Any, conv: ShortConv, state: Any, S: int) -> Computed:
-    """short_conv by CUDA kernels."""
+    """short_conv and token_shift by CUDA kernels; a dense state is read and overwritten where it lies."""
     from ..ops.cuda import short_conv as launched
 
-    sequences = c.sequences
+    sequences, states, end = c.sequences, c.states, x[..., :0, :]
+    assert states is not None  # these pieces have one
+    is_own = state is not None and state is states.whole
+    places = states.rows.at if is_own and states.rows is not None else None
+    if states.returned or states.overwritten:
+        kind = x.dtype if state is None else state.dtype
+        end = state if is_own and states.overwritten else launched.room_for_end(sequences, x, S, kind)
+    if x.shape[-2] == 1 and sequences.offsets is None:
+        y = launched.step(sequences, x, conv, state, end if end.size else None, places)
+    else:
+        y = launched.forward(sequences, x, conv, state, places)
+        launched.end(sequences, x, state, end, places)
 
     def pullback(dy: Any, dstate: Any = None) -> dict[str, Any]:
         dy = c.xp.zeros_like(x) if dy is None else dy
         return launched.backward(sequences, x, conv, state, dy, dstate)._asdict()
 
-    end = x[..., :0, :] if c.states is None or not (c.states.returned or c.states.overwritten) else launched.end(
-        sequences, x, state, S, x.dtype if state is None else state.dtype)  # fmt: skip
-    return Result(launched.forward(sequences, x, conv, state), end), pullback
+    return Result(y, end), pullback
 
 
 def _with_end(sequences: Sequences, given: tuple[Any, Any], grads: dict[str, Any], dstate: Any) -> dict[str, Any]:

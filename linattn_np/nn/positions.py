@@ -50,22 +50,40 @@ def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: i
         return _rotated(c, x, _turns(c, x, P, offset, (_positive(c, "base", base),)), interleaved)
     shared, angle = angle.ndim == x.ndim - 1, cast(xp, angle, c.dtype)
     theta = _summed(c, angle, shared, reverse=False) if cumulative else angle
-    c_s = [f(theta[..., None, :] if shared else theta) for f in (xp.cos, xp.sin)]
+    c_s = _turned(c, theta[..., None, :] if shared else theta)
     y, pull = _rotated(c, x, c_s, interleaved)
 
     def pullback(dy: Array) -> dict[str, Any]:
-        if c.on_device:
-            from ..ops.cuda.rotary import angles_vjp as launched
-
-            d = launched(x, c_s[0], c_s[1], interleaved, dy)
-            d = d[..., 0, :] if shared else d
-        else:
-            again = _rotated(c, x, c_s, interleaved)[0]
-            d = pairs.angles_vjp(again, dy, P, interleaved)
-            d = xp.sum(d, axis=-2) if shared else d
+        d = _angles_vjp(c, x, c_s, interleaved, dy)
+        d = d[..., 0, :] if shared else d
         return {**pull(dy), "angle": _summed(c, d, shared, reverse=True) if cumulative else d}
 
     return y, pullback
+
+
+def _turned(c: Call, theta: Array) -> list[Array]:
+    """(cos, sin) of angles."""
+    if c.compiled and theta.size:
+        from ..ops.cpu.pairs import turns_of
+
+        return turns_of(theta)
+    return [c.xp.cos(theta), c.xp.sin(theta)]
+
+
+def _angles_vjp(c: Call, x: Array, cos_sin: list[Array], interleaved: bool, dy: Array) -> Array:
+    """dangle, in the shape of (cos, sin)."""
+    cos, sin = cos_sin
+    if c.on_device:
+        from ..ops.cuda.rotary import angles_vjp as launched
+
+        return launched(x, cos, sin, interleaved, dy)
+    again, shape = _rotated(c, x, cos_sin, interleaved)[0], tuple(cos.shape)
+    if c.compiled and cos.size:
+        from ..ops.cpu.pairs import angles_vjp
+
+        return angles_vjp(again, dy, shape, interleaved)
+    d = pairs.angles_vjp(again, dy, shape[-1], interleaved)
+    return d if tuple(d.shape) == shape else c.xp.sum(d, axis=-2, keepdims=True)
 
 
 @piece(Kind(doubts=doubts.of_xpos, stored=always), x="... T H K")
@@ -91,9 +109,9 @@ def xpos(c: Call, x: Any, *, inverse: bool = False, base: float = 10000.0, scale
     return _rotated(c, x, _turns(c, x, _pairs(c, c.sizes["K"], dims), offset, (*numbers, inverse)), interleaved)
 
 
-def _rotated(c: Call, x: Array, turn: list[Array], interleaved: bool) -> Computed:
+def _rotated(c: Call, x: Array, cos_sin: list[Array], interleaved: bool) -> Computed:
     """x rotated by (cos, sin) (T, P), or (..., T, H or 1, P)."""
-    cos, sin = turn
+    cos, sin = cos_sin
     P, H = cos.shape[-1], x.shape[-2]
     if c.on_device:
         from ..ops.cuda.rotary import rotate as launched
@@ -103,10 +121,9 @@ def _rotated(c: Call, x: Array, turn: list[Array], interleaved: bool) -> Compute
         from ..ops.cpu.pairs import rotate
 
         share = 1 if cos.ndim > 2 and cos.shape[-2] == H else H
-        loops = functools.partial(rotate, c=cos.reshape(-1, P), s=sin.reshape(-1, P), share=share,
-                                  interleaved=interleaved)  # fmt: skip
+        loops = functools.partial(rotate, c=cos, s=sin, share=share, interleaved=interleaved)
         return loops(x, back=False), lambda dy: {"x": loops(dy, back=True)}
-    cos, sin = (y[:, None, :] if y.ndim == 2 else y for y in turn)
+    cos, sin = (y[:, None, :] if y.ndim == 2 else y for y in cos_sin)
     return pairs.rotate(c.xp, x, cos, sin, interleaved), lambda dy: {
         "x": pairs.rotate(c.xp, dy, cos, -sin, interleaved)
     }
@@ -166,6 +183,10 @@ def _check_angle(c: Call, x: Array, angle: Array, dims: Any) -> None:
 
 def _summed(c: Call, angle: Array, shared: bool, reverse: bool) -> Array:
     """Sums over the tokens of a sequence up to each one, or from each one on."""
+    if c.compiled and angle.size:
+        from ..ops.cpu.running import over_tokens
+
+        return over_tokens(c.sequences, angle, 1 if shared else 2, reverse)
     xp, axis = c.xp, angle.ndim - (2 if shared else 3)
     edges = c.offsets or [0, angle.shape[axis]]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..call.overwrite import check_overwritten
 from ..runtime.arrays import STORAGE, Array, Library, cast, is_mutable
 from ..runtime.doorway import expect
 from ..runtime.pools import StateRows, check_rows, put_rows, take_rows
-from ..runtime.shapes import Sizes
+from ..runtime.recorder import refuse
 
 OPTIONS = {"state": None, "return_state": False, "overwrite_state": False, "state_rows": None}
 
@@ -23,17 +24,23 @@ class States(NamedTuple):
     returned: bool
     overwritten: bool
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether a kernel reads it, and its rows of a pool, where it lies."""
+        return self.whole is not None and bool(self.whole.flags.c_contiguous)
+
     def begin(self, library: Library) -> Array | None:
         """The states that sequences begin with."""
         return self.whole if self.rows is None else take_rows(library.xp, self.whole, self.rows, self.lead)
 
     def end(self, library: Library, S: Array) -> Array:
         """The final states, written to the caller's array with overwrite_state."""
-        if self.whole is None:
+        if self.whole is None or S is self.whole:
             return S
         S = cast(library.xp, S, self.whole.dtype)
         if not self.overwritten or not is_mutable(library.xp):
             return S
+        refuse("the final state is copied into the caller's array")
         put_rows(library.xp, self.whole, self.rows or StateRows(None), S)
         return self.whole
 
@@ -56,10 +63,9 @@ def states_of(
     expect(fn, {k: n for k, n in sizes.items() if k != "..."} | ({} if pool else {"...": lead}), STORAGE,
            state=(state, f"{'P' if pool else '...'} {letters}"))  # fmt: skip
     if pool:
-        batch = Sizes(sizes["..."], {}, N)
+        batch = {"...": sizes["..."]} | ({} if N is None else {"sequences": N})
         rows = check_rows(fn, library.xp, (given["state_rows"], None), batch, {"state": (state, letters)})
     if given["overwrite_state"]:
-        plan = Sizes()  # any dtype that holds the inputs
-        plan.dtype = state.dtype  # type: ignore[attr-defined]
+        plan = SimpleNamespace(dtype=state.dtype)  # any dtype that holds the inputs
         check_overwritten(fn, {"state": state}, plan, {"state": state})
     return States(state, rows, lead, given["return_state"], given["overwrite_state"])

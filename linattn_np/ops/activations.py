@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from ..runtime.arrays import Array, Namespace
-from .gates import clip
+from .clip import clip
 
 ERFC = (
     -0.6717940840566923, 0.6726432239776567, 0.04734330684190473, -0.046895610231182674, -0.009872689366406727,

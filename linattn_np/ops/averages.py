@@ -9,7 +9,7 @@ import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast, device, is_numpy, shared_heads
 from ..runtime.memory import is_next_column
-from .host import kernels
+from .host import kernels, numpy_kernels
 
 
 def with_ones(xp: Namespace, v: Array, dtype: Any = None, factor: Array | None = None) -> Array:
@@ -40,6 +40,13 @@ def divide(xp: Namespace, out: Array, eps: float) -> tuple[Array, Array]:
     if (cpu := kernels(xp, out)) is not None:
         return cpu.compiled("quotient", (out,), (_of_numerators(out), out.dtype), out.dtype, eps), sums
     return quotient(xp, out[..., :-1], sums), sums
+
+
+def divided_vjp(xp: Namespace, out: Array, eps: float, dout: Array, dtype: Any) -> Array:
+    """d [num, den] (..., V + 1) in `dtype` from that of num / (den + eps), both from `out` = [num, den]."""
+    if (cpu := numpy_kernels(xp, out, dout)) is not None:
+        return cpu.compiled("quotient_vjp", (out, dout), (out.shape, dtype), dtype, eps)
+    return divide_vjp(xp, *divide(xp, out, eps), cast(xp, dout, dtype))
 
 
 def divide_by_most(xp: Namespace, out: Array, least: Array) -> Array:

@@ -1,61 +1,125 @@
-"""Gate functions and their derivatives, without overflow for any argument."""
+"""Gate functions and their derivatives, without overflow for any argument; on NumPy and CuPy arrays by kernels."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..runtime.arrays import Array, Namespace, cast, device, is_numpy
-from .host import kernels
+from ..runtime.arrays import Array, Namespace, cast, device, is_cupy
+from .clip import number
+from .host import kernels, numpy_kernels
 
 LOG_DECAY_FLOOR = -1.0e4  # e^{-1e4} is 0 in every dtype: a log decay below it acts as -inf
 
 
+EXP, ROOT = 2, 4  # kinds of a formula
+
+
+def _forward(xp: Namespace, name: str, x: Array) -> Array | None:
+    """An activation by its kernel; None where array calls compute it."""
+    if not x.size or kernels(xp, x) is None:
+        return None
+    if is_cupy(xp):
+        from .cuda import activations
+
+        return activations.forward(name, x)
+    from .cpu import activations as loops
+
+    return getattr(loops, name).forward(x) if x.dtype.itemsize > 2 else None
+
+
+def _backward(xp: Namespace, name: str, x: Array, dy: Array) -> Array | None:
+    """dy times the slope of an activation by its kernel; None where array calls compute it."""
+    if not x.size or x.shape != dy.shape or kernels(xp, x, dy) is None:
+        return None
+    if is_cupy(xp):
+        from .cuda import activations
+
+        return activations.backward(name, x, dy)
+    from .cpu import activations as loops
+
+    return getattr(loops, name).backward(x, dy) if x.dtype == dy.dtype and x.dtype.itemsize > 2 else None
+
+
 def sigmoid(xp: Namespace, x: Array) -> Array:
     """1 / (1 + e^{-x})."""
+    if (y := _forward(xp, "sigmoid", x)) is not None:
+        return y
     small = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, _number(xp, x, 1), small) / (1 + small)
+    return xp.where(x >= 0, number(xp, x, 1), small) / (1 + small)
 
 
 def sigmoid_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    if (dx := _backward(xp, "sigmoid", x, dy)) is not None:
+        return dx
     small = xp.exp(-xp.abs(x))
     return dy * (small / ((1 + small) * (1 + small)))
 
 
 def log_sigmoid(xp: Namespace, x: Array) -> Array:
     """-log(1 + e^{-x})."""
+    if (y := _forward(xp, "log_sigmoid", x)) is not None:
+        return y
     return -softplus(xp, -x)
 
 
 def log_sigmoid_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    if (dx := _backward(xp, "log_sigmoid", x, dy)) is not None:
+        return dx
     return dy * sigmoid(xp, -x)
 
 
 def softplus(xp: Namespace, x: Array) -> Array:
     """log(1 + e^x)."""
+    if (y := _forward(xp, "softplus", x)) is not None:
+        return y
     return xp.where(x > 0, x, _zero(xp, x)) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
 def _zero(xp: Namespace, x: Array) -> Array:
-    return _number(xp, x, 0)
-
-
-def _number(xp: Namespace, x: Array, value: float) -> Array:
-    """A number for xp.where: a scalar in NumPy, where full_like takes half the time of a small softplus."""
-    return x.dtype.type(value) if is_numpy(xp) else xp.full_like(x, value)
+    return number(xp, x, 0)
 
 
 def softplus_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    if (dx := _backward(xp, "softplus", x, dy)) is not None:
+        return dx
     return dy * sigmoid(xp, x)
 
 
 def silu(xp: Namespace, x: Array) -> Array:
     """x sigmoid(x)."""
+    if (y := _forward(xp, "silu", x)) is not None:
+        return y
     return x * sigmoid(xp, x)
 
 
 def silu_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
+    if (dx := _backward(xp, "silu", x, dy)) is not None:
+        return dx
     s = sigmoid(xp, x)
     return dy * s * (1 + x * (1 - s))
+
+
+def exponential(xp: Namespace, x: Array, dtype: Any) -> Array:
+    """e^x in `dtype`."""
+    if (cpu := numpy_kernels(xp, x)) is not None:
+        return cpu.compiled("feature", (x,), (x.shape, dtype), dtype, how=EXP)
+    return xp.exp(cast(xp, x, dtype))
+
+
+def root(xp: Namespace, x: Array, dtype: Any) -> Array:
+    """sqrt(max(x, 0)) in `dtype`."""
+    if (cpu := kernels(xp, x)) is not None:
+        return cpu.compiled("feature", (x,), (x.shape, dtype), dtype, how=ROOT)
+    x = cast(xp, x, dtype)
+    return xp.sqrt(xp.where(x > 0, x, _zero(xp, x)))
+
+
+def root_vjp(xp: Namespace, x: Array, dy: Array, dtype: Any) -> Array:
+    """dy / (2 sqrt(x)) in `dtype`; 0 from x = 0 down."""
+    if (cpu := kernels(xp, x, dy)) is not None:
+        return cpu.compiled("feature_vjp", (x, dy), (x.shape, dtype), dtype, how=ROOT)
+    x, is_above = cast(xp, x, dtype), x > 0
+    return xp.where(is_above, dy / (2 * xp.sqrt(xp.where(is_above, x, xp.ones_like(x)))), xp.zeros_like(x))
 
 
 def soft_cap(xp: Namespace, x: Array, cap: float | None, dtype: Any) -> Array:
@@ -89,15 +153,3 @@ def soft_cap_vjp(xp: Namespace, x: Array, cap: float | None, dy: Array, dtype: A
         return cpu.compiled("capped_vjp", (x, dy), (x.shape, dtype), dtype, cap)
     dy = cast(xp, dy, dtype)
     return dy if cap is None else dy * (1 - xp.tanh(cast(xp, x, dtype) / cap) ** 2)
-
-
-def clip(xp: Namespace, x: Array, limits: tuple[float, float]) -> Array:
-    """x inside the limits."""
-    low, high = limits
-    x = xp.where(x < low, _number(xp, x, low), x)
-    return x if high == float("inf") else xp.where(x > high, _number(xp, x, high), x)
-
-
-def clip_vjp(xp: Namespace, x: Array, limits: tuple[float, float], dy: Array) -> Array:
-    """dy inside the limits, 0 where x was clipped."""
-    return xp.where((x >= limits[0]) & (x <= limits[1]), dy, xp.zeros_like(dy))

@@ -41,6 +41,13 @@ def numpy_kernels(xp: Namespace, *arrays: Any) -> Any:
     return formulas
 
 
+def zeros_like(xp: Namespace, x: Array) -> Array:
+    """Zeros in the shape and dtype of x, also of whole numbers: a gradient that a call gives to its caller."""
+    if (cpu := numpy_kernels(xp)) is None or (kind := f"float{8 * x.dtype.itemsize}") not in STORAGE:
+        return xp.zeros_like(x)
+    return cpu.zeros((x.size,), np.dtype(kind)).view(x.dtype).reshape(x.shape)
+
+
 def write(xp: Namespace, to: Array, x: Array) -> None:
     """to[...] = x"""
     if (cpu := kernels(xp, to, x)) is not None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runtime.held import Cached
+from ..runtime.held import cached
 from . import polynomial_maps, random_maps
 
 SLACK = 64  # padding behind a table, since vector loads may read past its end
@@ -86,7 +86,7 @@ def _width(kind: str, arguments: tuple[Any, ...], K: int) -> int:
     return m + m % 2 if hyperbolic else m
 
 
-@Cached
+@cached
 def _tables(kind: str, arguments: tuple[Any, ...], K: int, name: str) -> Tables:
     dtype, m = np.dtype(name), _width(kind, arguments, K)
     if kind == "monomials":

@@ -65,7 +65,7 @@ def orthogonal(G: Array, name: str = "keller") -> Array:
     return xp.matrix_transpose(X) if tall else X
 
 
-def turned(p: Array, g: Array, m: Array, keep: float, rate: float, momentum: float, nesterov: bool,
+def muon(p: Array, g: Array, m: Array, keep: float, rate: float, momentum: float, nesterov: bool,
            name: str = "keller") -> None:  # fmt: skip
     """A step of Muon on a matrix (D, M), in place; p and m change.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..runtime.arrays import Array, Namespace, constant, device, is_cupy
 from ..runtime.constants import constant_array
-from ..runtime.held import Cached
+from ..runtime.held import cached
 from .host import kernels
 
 
@@ -34,7 +34,7 @@ def _monomials(K: int, p: int) -> tuple[list[int], list[int], list[float], list[
             [weight[n] * (m.count(i) + 1) for i, m, n in joined])  # fmt: skip
 
 
-@Cached
+@cached
 def _tables(K: int, p: int) -> tuple[np.ndarray, ...]:
     parent, last, weight, joined, slope = _monomials(K, p)
     as_places = functools.partial(np.asarray, dtype=np.int64)
@@ -78,7 +78,7 @@ def _on_device(xp: Namespace, x: Array, coefficients: tuple[float, ...], n: int)
     return constant_array(xp, ("monomials", n, K, coefficients, str(x.dtype)), where, make)
 
 
-@Cached
+@cached
 def _products_of_two(K: int, coefficients: tuple[float, ...]) -> np.ndarray:
     """(weights, first and second channels, -1 for none) of the monomials of degrees up to 2: (3, M)."""
     rows = []

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..runtime.arrays import Array, Namespace, constant, device, is_cupy
 from ..runtime.constants import constant_array
-from ..runtime.held import Cached
+from ..runtime.held import cached
 from .host import kernels
 from .rows import times
 
@@ -24,7 +24,7 @@ def favor_features(K: int) -> int:
     return max(2, round(K * log(max(K, 1))))
 
 
-@Cached
+@cached
 def directions(K: int, m: int, seed: int) -> np.ndarray:
     """(m, K): blocks of K orthogonal rows, with the norms of normal vectors: each row is normally distributed."""
     rng = np.random.default_rng(seed)
@@ -61,7 +61,7 @@ def _columns(xp: Namespace, x: Array, m: int, seed: int, factor: float) -> Array
     return constant_array(xp, key, where, make)
 
 
-@Cached
+@cached
 def weights_of_numpy(K: int, m: int, seed: int, factor: float, dtype: np.dtype) -> np.ndarray:
     """(K, m) directions as columns, times a factor."""
     return np.ascontiguousarray(directions(K, m, seed).T, dtype) * dtype.type(factor)
@@ -96,8 +96,7 @@ def favor_into(x: np.ndarray, out: np.ndarray, seed: int, hyperbolic: bool) -> N
         np.subtract(angle, half, out=out[:, : m // 2])
         np.negative(angle + half, out=out[:, m // 2 :])
     else:
-        times(np, x, W, out)
-        out -= half
+        np.subtract(times(np, x, W), half, out=out)
     np.exp(out, out=out)
 
 

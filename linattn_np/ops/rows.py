@@ -4,37 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..runtime import blas, threads
-from ..runtime.arrays import Array, Namespace, device, is_cupy, is_numpy, transposed_rows
-from .host import kernels
+from ..runtime.arrays import Array, Namespace, compat, device, is_cupy, is_numpy, transposed_rows
+from ..runtime.pieces.memory import empty
+from ..runtime.recorder import refuse
+from .host import has_compiler, kernels
 
 PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
 PRODUCT_COLUMNS = 64  # of x in one product of a gradient
+FEW_COLUMNS = 4 * PRODUCT_COLUMNS  # up to which its rows are cut into parts
+SUMMED_ROWS, SUMMED_PARTS = 512, 8  # least rows of a part, most parts
 UNBLOCKED_ROWS = 128  # a multiple of PRODUCT_ROWS; up to this many rows are computed at once, without threads
 TEMPORARY_ELEMENTS = 2**17  # of one temporary of a block: 512 KiB of float32 stay in cache
 THREADED_PRODUCTS = 2**21  # of numbers, from which threads are worth starting
 THREADED_ELEMENTS = 2**18  # of a result, from which threads are worth starting
 
 
-def times(xp: Namespace, x: Array, W: Array, out: np.ndarray | None = None) -> Array:
-    """x W for every row: (..., K) and (K, M) to (..., M); for NumPy rows (R, K) optionally into `out`."""
+def times(xp: Namespace, x: Array, W: Array, bias: Array | None = None, compiled: bool = False) -> Array:
+    """x W + bias for every row: (..., K), (K, M) and (M,) to (..., M).
+
+    NumPy arrays, if W is small, by compiled loops where `compiled`; else products of BLAS, of PRODUCT_ROWS rows each.
+    """
+    if compiled and (loops := _loops(x, W)) is not None and (bias is None or loops.takes(x, W, bias[None])):
+        return loops.all_times(x, [W], [bias])[0]
+    y = _by_blas(xp, x, W)
+    return y if bias is None else y + bias
+
+
+def _loops(*arrays: Array) -> Any:
+    """The compiled loops, if they multiply rows, the first array, with all others; None if they do not."""
+    if type(arrays[0]) is not np.ndarray or not has_compiler():
+        return None
+    from .cpu import linear
+
+    return linear if linear.takes(*arrays) else None
+
+
+def _by_blas(xp: Namespace, x: Array, W: Array) -> Array:
+    refuse("BLAS computes products")
     if not (is_numpy(xp) or is_cupy(xp)):
         return x @ W
     lead, K = tuple(x.shape[:-1]), x.shape[-1]
     rows = math.prod(lead)
     blocks = -(-rows // PRODUCT_ROWS)
     flat = xp.reshape(x, (rows, K))
-    if out is not None:
-        whole = rows - rows % PRODUCT_ROWS
-        full = (rows // PRODUCT_ROWS, PRODUCT_ROWS)
-        _products(flat[:whole].reshape(*full, K), W, out[:whole].reshape(*full, out.shape[-1]))
-        if whole < rows:
-            out[whole:] = times(xp, flat[whole:], W)
+    if is_numpy(xp) and rows >= PRODUCT_ROWS:
+        out = empty((*lead, W.shape[-1]), np.result_type(x, W))
+        add_products([(out.reshape(rows, W.shape[-1]), [(flat, W)])])
         return out
     if rows % PRODUCT_ROWS:
         flat = xp.concat([flat, xp.zeros((blocks * PRODUCT_ROWS - rows, K), dtype=x.dtype, device=device(x))], axis=0)
@@ -48,7 +72,7 @@ def times(xp: Namespace, x: Array, W: Array, out: np.ndarray | None = None) -> A
 
 
 def _products(blocks: np.ndarray, W: np.ndarray, out: np.ndarray) -> None:
-    """out = blocks W, (n, R, K) and (K, M); where BLAS has one thread, ours share the blocks."""
+    """out = blocks W, (n, R, K) and (K, M)."""
 
     def work(first: int, last: int) -> None:
         np.matmul(blocks[first:last], W, out=out[first:last])
@@ -56,12 +80,74 @@ def _products(blocks: np.ndarray, W: np.ndarray, out: np.ndarray) -> None:
     _shared(work, len(blocks), blocks.size * W.shape[-1])
 
 
+Sum = tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]  # rows (R, M), and pairs of rows (R, K) and (K, M)
+
+
+def add_products(sums: Sequence[Sum]) -> None:
+    """out = x_1 W_1 + x_2 W_2 + ... of several `out` with as many rows, a few rows of all after the other."""
+    R = len(sums[0][0])
+    n, whole = R // PRODUCT_ROWS, R - R % PRODUCT_ROWS
+    inside = [(_in_products(out[:whole]), [(_in_products(x[:whole]), W) for x, W in pairs]) for out, pairs in sums]
+
+    def work(first: int, last: int) -> None:
+        for out, ((x, W), *more) in inside:
+            here = np.matmul(x[first:last], W, out=out[first:last])
+            for x, W in more:
+                here += np.matmul(x[first:last], W)
+
+    refuse("BLAS computes products")
+    with blas.one_thread():
+        if n:
+            _shared(work, n, sum(x.size * W.shape[-1] for _, pairs in inside for x, W in pairs))
+        if whole < R:
+            xp = compat.array_namespace(sums[0][0])
+            for out, pairs in sums:
+                out[whole:] = functools.reduce(operator.iadd, [_by_blas(xp, x[whole:], W) for x, W in pairs])
+
+
+def _in_products(x: np.ndarray) -> np.ndarray:
+    """Rows (n R, K) as (n, R, K)."""
+    return x.reshape(len(x) // PRODUCT_ROWS, PRODUCT_ROWS, x.shape[-1])
+
+
 def _shared(work: Callable[[int, int], None], tasks: int, products: int) -> None:
-    """work(first, last) of all tasks, on threads where BLAS has one and there are many products."""
-    if blas.is_limited() and products >= THREADED_PRODUCTS and (count := threads.num_threads()) > 1:
-        threads.run(work, tasks, count)
-    else:
-        work(0, tasks)
+    """work(first, last) of all tasks, by our threads if there are many products.
+
+    BLAS has one thread: its own would wait for each other longer than a product of a few rows takes.
+    """
+    count = threads.num_threads() if products >= THREADED_PRODUCTS else 1
+    with blas.one_thread():
+        if count > 1:
+            threads.run(work, tasks, count)
+        else:
+            work(0, tasks)
+
+
+def all_times(x: np.ndarray, Ws: Sequence[np.ndarray], biases: Sequence[Any]) -> list[np.ndarray]:
+    """x W_n + b_n of every n, of NumPy rows (..., K) of one dtype: the bits of `times`; None: no bias."""
+    if (loops := _loops(x, *Ws, *(b[None] for b in biases if b is not None))) is not None:
+        return loops.all_times(x, Ws, biases)
+    outs = [empty((*x.shape[:-1], W.shape[-1]), x.dtype) for W in Ws]
+    R = math.prod(x.shape[:-1])
+    flat = x.reshape(R, x.shape[-1])
+    add_products([(y.reshape(R, y.shape[-1]), [(flat, W)]) for y, W in zip(outs, Ws, strict=True)])
+    for y, b in zip(outs, biases, strict=True):
+        if b is not None:
+            y += b
+    return outs
+
+
+def all_times_vjp(
+    x: np.ndarray, Ws: Sequence[np.ndarray], dys: Sequence[np.ndarray]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """(dx, every dW)."""
+    if (loops := _loops(x, *Ws)) is not None:
+        return loops.all_times_vjp(x, Ws, dys)
+    dx, R = empty(x.shape, x.dtype), math.prod(x.shape[:-1])
+    flat = [dy.reshape(R, dy.shape[-1]) for dy in dys]
+    pairs = [(dy, np.ascontiguousarray(W.T)) for dy, W in zip(flat, Ws, strict=True)]  # BLAS is faster so
+    add_products([(dx.reshape(R, x.shape[-1]), pairs)])
+    return dx, _summed(x.reshape(R, x.shape[-1]), *flat)
 
 
 def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) -> Callable[..., Array]:
@@ -102,25 +188,33 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
     return blocked
 
 
-def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, out: np.ndarray | None = None) -> tuple[Array, Array]:
-    """(dx, dW).   dx = dy W^T, for NumPy rows optionally into `out`, dW = sum over rows of x^T dy."""
+def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, compiled: bool = False) -> tuple[Array, Array]:
+    """(dx, dW).   dx = dy W^T, dW = sum over rows of x^T dy."""
+    if compiled and dy.dtype == x.dtype and (loops := _loops(x, W)) is not None:
+        dx, dWs = loops.all_times_vjp(x, [W], [dy])
+        return dx, dWs[0]
     lead = math.prod(x.shape[:-1])
     flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
-    dx = times(xp, dy if out is None else flat_y, transposed_rows(xp, W), out)
-    return dx, _summed(flat_x, flat_y) if is_numpy(xp) else xp.matrix_transpose(flat_x) @ flat_y
+    dx = _by_blas(xp, dy, transposed_rows(xp, W))
+    return dx, _summed(flat_x, flat_y)[0] if is_numpy(xp) else xp.matrix_transpose(flat_x) @ flat_y
 
 
-def _summed(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    """x^T dy, by a few columns of x: the same products on any number of threads."""
-    K, each = x.shape[-1], PRODUCT_COLUMNS
-    dW = np.empty((K, dy.shape[-1]), np.result_type(x, dy))
+def _summed(x: np.ndarray, *dys: np.ndarray) -> list[np.ndarray]:
+    """x^T dy, by a few columns of x, of few by parts of the rows: the same bits on any number of threads."""
+    refuse("BLAS computes products")
+    R, K = x.shape
+    parts = min(max(R // SUMMED_ROWS, 1), SUMMED_PARTS) if K <= FEW_COLUMNS else 1
+    each, width = -(-R // parts), min(PRODUCT_COLUMNS, max(K, 1))
+    sums = [np.empty((parts, K, dy.shape[-1]), np.result_type(x, dy)) for dy in dys]
+    tasks = [(part, block, n) for part in range(parts) for block in range(-(-K // width)) for n in range(len(dys))]
 
     def work(first: int, last: int) -> None:
-        for n in range(first * each, min(last * each, K), each):
-            np.matmul(x[:, n : n + each].T, dy, out=dW[n : n + each])
+        for part, block, n in tasks[first:last]:
+            rows, columns = slice(part * each, (part + 1) * each), slice(block * width, (block + 1) * width)
+            np.matmul(x[rows, columns].T, dys[n][rows], out=sums[n][part, columns])
 
-    _shared(work, -(-K // each), x.size * dy.shape[-1])
-    return dW
+    _shared(work, len(tasks), x.size * sum(dy.shape[-1] for dy in dys))
+    return [y[0] if parts == 1 else y.sum(axis=0) for y in sums]
 
 
 def interleaved(xp: Namespace, x: Array, n: int, at: int) -> Array:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, constant, count_dtype, device
-from ..runtime.held import Cached
+from ..runtime.held import cached
 
 
 class Table(NamedTuple):
@@ -27,7 +27,7 @@ class Table(NamedTuple):
     length: np.ndarray  # (N,)
 
 
-@Cached
+@cached
 def table(offsets: tuple[int, ...]) -> Table:
     """The table of cu_seqlens."""
     edges = np.array(offsets, np.int64)

@@ -44,17 +44,19 @@ def softmax_vjp(xp: Namespace, x: Array, dy: Array) -> Array:
 def cross_entropy(xp: Namespace, x: Array, labels: Array, smoothing: float, z: float) -> Array:
     """lse - (1 - s) x_label - s mean x + z lse^2 of rows (R, D)."""
     lse = log_sum_exp(xp, x)[:, 0]
-    loss = lse + z * lse * lse - (1 - smoothing) * xp.sum(x * _hot(xp, x, labels), axis=-1)
+    own = xp.sum(xp.where(_is_label(xp, x, labels), x, xp.zeros_like(x)), axis=-1)  # other columns may be -inf
+    loss = lse - (1 - smoothing) * own
+    loss = loss + z * lse * lse if z else loss
     return loss - smoothing * xp.mean(x, axis=-1) if smoothing else loss
 
 
 def cross_entropy_vjp(xp: Namespace, x: Array, labels: Array, smoothing: float, z: float, d: Array) -> Array:
     lse = log_sum_exp(xp, x)
     p = shares(xp, x, lse) * (1 + 2 * z * lse)
-    return d[:, None] * (p - (1 - smoothing) * _hot(xp, x, labels) - smoothing / x.shape[-1])
+    hot = xp.astype(_is_label(xp, x, labels), x.dtype)
+    return d[:, None] * (p - (1 - smoothing) * hot - smoothing / x.shape[-1])
 
 
-def _hot(xp: Namespace, x: Array, labels: Array) -> Array:
-    """Rows with 1 at their label."""
-    columns = xp.arange(x.shape[-1], dtype=labels.dtype, device=device(x))
-    return xp.astype(labels[:, None] == columns, x.dtype)
+def _is_label(xp: Namespace, x: Array, labels: Array) -> Array:
+    """(R, D): which column is the label of a row."""
+    return labels[:, None] == xp.arange(x.shape[-1], dtype=labels.dtype, device=device(x))

@@ -29,9 +29,11 @@ class Gauge(NamedTuple):
 
 def gauge(
     xp: Namespace, a: Array, b: Array, m_0: Array, sequences: Items[Sequence], dtype: object,
-    positions: Items[int] = (),
+    positions: Items[int] | None = (),
 ) -> Gauge:  # fmt: skip
     """The gauge of every sequence; m of its last token and at positions is rounded to `dtype`, the dtype of a state.
+
+    positions: tokens before them; None: m of every token is rounded.
 
     a and b have the dtype of sums; decay, write and least are rounded to `dtype`. Of NumPy and CuPy arrays by a kernel.
     If m_t = a_t + m_{t-1}, the stabilised log decay is exactly 0 and the state is multiplied by 1.
@@ -44,7 +46,11 @@ def gauge(
     elif numpy_kernels(xp, a, b, m_0) is not None:
         from .cpu import stabiliser
 
-        ends = tuple(sorted({*(s.stop - 1 for s in sequences), *(p - 1 for p in positions)}))
+        ends = (
+            None
+            if positions is None
+            else tuple(sorted({*(s.stop - 1 for s in sequences), *(p - 1 for p in positions)}))
+        )
         return Gauge(a, b, m_0, *stabiliser.accumulated(a, b, m_0, sequences, dtype, ends))
     m_0 = cast(xp, m_0, a.dtype)
     maxima, earlier = [], []
@@ -52,7 +58,9 @@ def gauge(
         t, begin = slice(s.start, s.stop), row(m_0, s)
         m = running_maximum(xp, a[..., t, :], b[..., t, :], begin)
         m = xp.concat([m[..., :-1, :], cast(xp, cast(xp, m[..., -1:, :], dtype), m.dtype)], axis=-2)
-        if own := [p - s.start - 1 for p in positions if s.start < p < s.stop]:
+        if positions is None:
+            m = cast(xp, cast(xp, m, dtype), m.dtype)
+        elif own := [p - s.start - 1 for p in positions if s.start < p < s.stop]:
             is_at = xp.any(xp.arange(s.stop - s.start, device=device(m))[:, None]
                            == xp.asarray(own, device=device(m))[None, :], axis=-1)  # fmt: skip
             m = xp.where(is_at[:, None], cast(xp, cast(xp, m, dtype), m.dtype), m)
@@ -84,6 +92,10 @@ def last_of_each(xp: Namespace, at: Gauge, prefixes: Items[Sequence]) -> Array:
 
 def last_vjp(xp: Namespace, at: Gauge, sequences: Items[Sequence], dm: Array) -> tuple[Array, Array, Array]:
     """(da, db, dm_0) from the gradient dm of `last`."""
+    if numpy_kernels(xp, at.a, at.b, at.m, at.m_0, dm) is not None:
+        from .cpu import stabiliser_vjp
+
+        return stabiliser_vjp.maximum_vjp(at.a, at.b, at.m, at.m_0, sequences, dm)
     da: list[Array] = []
     db: list[Array] = []
     dm_0: list[Array] = []
@@ -107,7 +119,7 @@ def last_of_each_vjp(
         given = {p.stop: dm[n, ...] if s.row is not None else dm[..., n, :]
                  for n, p in enumerate(prefixes) if p.row == s.row}  # fmt: skip
         carry, parts = xp.zeros_like(begin), []
-        for start, stop, _ in reversed(segments(s, sorted(given))):
+        for (_, start, stop), _ in reversed(segments(s, sorted(given))):
             carry = carry + given.get(stop, 0.0) if stop > start else carry
             t, before = slice(start, stop), begin if start == s.start else at.m[..., start - 1, :]
             a, b, carry = last_maximum_vjp(xp, at.a[..., t, :], at.b[..., t, :], at.m[..., t, :], before, carry)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast
-from .gates import clip, clip_vjp, silu, silu_vjp, softplus, softplus_vjp
+from .clip import clip, clip_vjp
+from .gates import silu, silu_vjp, softplus, softplus_vjp
 from .host import kernels
 
 Limits = tuple[float, float]

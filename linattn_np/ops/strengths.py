@@ -15,6 +15,7 @@ from typing import Any
 from ..runtime.arrays import Array, Namespace, cast, shared_heads, sum_of_groups
 from .host import kernels
 from .product import product
+from .sums import over_rows
 
 NEAR = 0.1  # below, f' is its Taylor series to this power, above a difference that loses one digit
 SERIES = [(-1) ** n * n / factorial(n + 1) for n in range(1, 12)]
@@ -52,7 +53,7 @@ def strength_vjp(xp: Namespace, k: Array, beta: Array, implicit: bool, db: Array
     if (cpu := kernels(xp, k, beta, db)) is not None and few:
         each = (k[..., None, :], beta.reshape(*lead, few, heads // few, 1), db.reshape(*lead, few, heads // few, 1))
         dbeta, ds = cpu.both("strength_vjp", each, (each[1].shape, db.dtype), db.dtype, how=int(implicit))
-        ds = sum_of_groups(xp, ds.reshape(*lead, heads, 1), few)
+        ds = over_rows(xp, ds)
         return product(xp, ds, k, dtype=db.dtype), dbeta.reshape(*lead, heads)
     k, beta, x = _rates(xp, k, beta, db.dtype)
     if implicit:

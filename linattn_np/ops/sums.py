@@ -4,26 +4,64 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..runtime.arrays import Array, Namespace, cast, is_cupy
 from ..runtime.arrays import over_tokens as by_array_calls
 from ..runtime.arrays import sum_to as sum_by_array_calls
-from .host import kernels
+from .host import kernels, numpy_kernels
 
 
 def added(xp: Namespace, x: Array, y: Array) -> Array:
-    """x + y of one shape."""
-    if x.shape == y.shape and x.dtype == y.dtype and (cpu := kernels(xp, x, y)) is not None:
-        return cpu.compiled("added", (x, y), (x.shape, x.dtype), x.dtype)
+    """x + y of one shape; of two dtypes in the wider one."""
+    if x.shape == y.shape and (cpu := kernels(xp, x, y)) is not None:
+        wider = max(x.dtype, y.dtype, key=lambda dtype: dtype.itemsize)
+        if x.dtype == y.dtype or wider.itemsize > 2:
+            return cpu.compiled("added", (x, y), (x.shape, wider), wider)
     return x + y
 
 
-def inner(xp: Namespace, x: Array, y: Array, z: Array, u: Array | None, dtype: Any) -> Array:
-    """<x, y> + z u of rows x, y (..., D) and numbers z, u (...), u = 1 if it is None: (...) in `dtype`."""
-    if (cpu := kernels(xp, x, y, z, u)) is not None:
-        each = (x, y, z[..., None], None if u is None else u[..., None])
-        return cpu.compiled("inner", each, ((*z.shape, 1), dtype), dtype)[..., 0]
-    x, y, z = (cast(xp, a, dtype) for a in (x, y, z))
-    return xp.sum(x * y, axis=-1) + (z if u is None else z * cast(xp, u, dtype))
+def difference(xp: Namespace, x: Array, y: Array) -> Array:
+    """x - y of one shape."""
+    if kernels(xp, x, y) is not None:
+        from .product import multiple
+
+        return added(xp, x, multiple(xp, -1.0, y, x.dtype))
+    return x - y
+
+
+def inner(xp: Namespace, x: Array, y: Array, z: Array | None, u: Array | None, dtype: Any) -> Array:
+    """<x, y> + z u of rows x, y (..., D) and numbers z, u (...), z = 0 and u = 1 if None: (...) in `dtype`."""
+    if (cpu := (numpy_kernels if z is None else kernels)(xp, x, y, z, u)) is not None:
+        each = (x, y, *(None if a is None else a[..., None] for a in (z, u)))
+        return cpu.compiled("inner", each, ((*x.shape[:-1], 1), dtype), dtype)[..., 0]
+    along = xp.sum(cast(xp, x, dtype) * cast(xp, y, dtype), axis=-1)
+    if z is None:
+        return along
+    return along + (cast(xp, z, dtype) if u is None else cast(xp, z, dtype) * cast(xp, u, dtype))
+
+
+def inner_of_matrices(xp: Namespace, x: Array, y: Array, dtype: Any) -> Array:
+    """<x, y> of matrices (..., K, V): (...) in `dtype`."""
+    if (cpu := numpy_kernels(xp, x, y)) is not None:
+        rows = [a.reshape((*a.shape[:-2], a.shape[-2] * a.shape[-1])) for a in (x, y)]
+        return cpu.compiled("inner", rows, ((*x.shape[:-2], 1), dtype), dtype)[..., 0]
+    return cast(xp, xp.sum(x * y, axis=(-2, -1)), dtype)
+
+
+def row_inner(xp: Namespace, x: Array, y: Array, dtype: Any) -> Array:
+    """<x, y> of rows (..., D) that are broadcast: (...) in `dtype`."""
+    if (cpu := numpy_kernels(xp, x, y)) is not None:
+        shape = np.broadcast_shapes(x.shape, y.shape)
+        return cpu.compiled("inner", (x, y), ((*shape[:-1], 1), dtype), dtype)[..., 0]
+    return xp.sum(cast(xp, x, dtype) * cast(xp, y, dtype), axis=-1)
+
+
+def over_rows(xp: Namespace, x: Array) -> Array:
+    """The sum of the rows of matrices (..., n, D): (..., D)."""
+    if numpy_kernels(xp, x) is None:
+        return xp.sum(x, axis=-2)
+    return sum_to(xp, x, (*x.shape[:-2], 1, x.shape[-1]))[..., 0, :]
 
 
 def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:

@@ -5,14 +5,19 @@
 
     S_t = e^{g_t} (S_{t-1} + h_t k_{t-1}^T x_{t-1}) + gamma_t k_t^T x_t,   k_t = B_t R(theta_t), q_t = C_t R(theta_t)
 
-A token reads its own write, gamma_t (q_t . k_t) x_t, beside the state. Less that write the state is that of keys and
+k, x and q are R rows each, the rank of a token: k^T x is a sum over the rows, and every query reads all of them. A
+token reads its own write, gamma_t (q_t k_t^T) x_t, beside the state. Less that write the state is that of keys and
 values that come one token late, with one weight each:
 
     P_t = S_t - gamma_t k_t^T x_t = e^{g_t} P_{t-1} + k_{t-1}^T (w_t x_{t-1}),   w_t = e^{g_t} (h_t + gamma_{t-1})
-    q_t S_t = q_t P_t + gamma_t (C_t . B_t) x_t
+    q_t S_t = q_t P_t + gamma_t (C_t B_t^T) x_t
 
-Before the first token are a state and its last key and value, whose gamma is in the state already. Arrays are
-(..., T, heads, width), numbers of tokens (..., T, H). Of NumPy arrays each direction is one pass (cpu/trapezoid.py).
+The core has R steps a token, each writes one row, and reads it with one query: the first decays. Query r has not read
+the rows s > r of its own token, of which it reads later_rs = (q_t k_{t-1}^T)_rs times w_t x_{t-1,s} beside the state.
+
+Before the first token are a state and its last keys and values, whose gamma is in the state already. Arrays are
+(..., T, R, heads, width), those of the core (..., T R, heads, width), numbers of tokens (..., T, H). Of NumPy arrays
+each direction is one pass (cpu/trapezoid.py).
 """
 
 from __future__ import annotations
@@ -21,42 +26,54 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, cast, device, shared_heads, sum_dtype, sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, device, lower_ones, shared_heads, sum_dtype, sum_of_groups
 from ..runtime.shapes import Sequence
 from .gates import sigmoid
 from .host import numpy_kernels
-from .rotary import rotate, rotate_vjp, rotation
+from .rotary import rotate, rotate_rows, rotate_vjp, rotation
+from .rows import interleaved
 from .sequences import Sequences
+from .step_size import skip_and_gate
 from .sums import over_tokens
 
 
 class Tokens(NamedTuple):
     """The arrays of tokens; dt are the step sizes, in the compute dtype."""
 
-    x: Array
+    x: Array  # (..., T, R, H, V)
     dt: Array
     A: Array  # (..., T, H) or (H,)
-    B: Array
-    C: Array  # None: nothing reads
+    B: Array  # (..., T, R, Hk, K)
+    C: Array  # (..., T, R, Hq, K), None: nothing reads
     trap: Array
     angle: Array  # (..., T, H, P)
 
 
 class Last(NamedTuple):
-    """The last token of each sequence, or before the first one: key and value, (..., H, width)."""
+    """The last token of each sequence, or before the first one: keys and values, (..., H, R, width)."""
 
     k: Array
     v: Array
 
 
+class Ends(NamedTuple):
+    """Gradients of the last tokens: of their keys and values, of gamma (..., H), of the angles (..., H, P) in sums."""
+
+    k: Array
+    v: Array
+    own: Array
+    theta: Array
+
+
 class Late(NamedTuple):
-    """The core's inputs, the factors of x that add each token's own write, and what the state needs."""
+    """The core's inputs, the factors of rows that each query reads beside the state, and what the state needs."""
 
     q: Array
     k: Array
     v: Array
-    g: Array  # (..., T, H)
-    shares: Array  # scale gamma_t (C_t . B_t) + D
+    g: Array  # (..., T R, H)
+    shares: Array  # (..., T, H, R, R): scale gamma_t C_t B_t^T, + D on the diagonal, factors of x_t
+    later: Array  # (..., T, H, R, R): scale q_t k_{t-1}^T above the diagonal, factors of v; None if R = 1
     last: Last
     own: Array  # (..., H, 1): gamma of the last token
     turn: Array  # (2, ..., H, P): its rotation
@@ -75,67 +92,101 @@ class Writes(NamedTuple):
 def late_writes(how: Writes, x: Tokens, last: Last | None) -> Late:
     """The core's inputs of tokens x, `last` before them; None: zeros."""
     if (cpu := _kernels(how, x, last)) is not None:
-        q, k, v, g, shares, *ends = cpu.late_writes(x, last, how.D, how.scale, how.sequences, how.dtype)
-        return Late(q, k, v, g, shares, Last(*ends[:2]), *ends[2:])
+        q, k, v, g, shares, later, *ends = cpu.late_writes(x, last, how.D, how.scale, how.sequences, how.dtype)
+        return Late(q, k, v, g, shares, later, Last(*ends[:2]), *ends[2:])
+    xp, R = how.xp, x.x.shape[-3]
     weights, theta = _weights(how, x), _angles(how, x)
-    turn = _turn(how, theta)
+    turn, values = _turn(how, theta), cast(xp, x.x, how.dtype)
     B = _every(how, x.B, x)
-    v = weights.w[..., None] * _late(how, cast(how.xp, x.x, how.dtype), last and last.v)
-    k = _late(how, rotate(how.xp, B, turn, how.dtype), last and last.k)
-    q = None if x.C is None else rotate(how.xp, _every(how, x.C, x), turn, how.dtype)
-    ends = Last(_last(how, B, last and last.k), _last(how, cast(how.xp, x.x, how.dtype), last and last.v))
-    shares = None if q is None else weights.own * _overlaps(how, x)
-    if shares is not None and how.D is not None:
-        shares = shares + cast(how.xp, how.D, how.dtype)
-    own = _last(how, weights.own[..., None], None)
-    return Late(q, k, v, weights.g, None if shares is None else shares[..., None], ends, own,
-                _turn(how, _last(how, theta, None)))  # fmt: skip
+    v = _of_rows(weights.w) * _late(how, values, last and last.v)
+    k = _late(how, _turned(how, B, turn), last and last.k)
+    q = None if x.C is None else _turned(how, _every(how, x.C, x), turn)
+    ends = Last(_last(how, B, last and last.k), _last(how, values, last and last.v))
+    shares, later = None, None
+    if q is not None:
+        shares = weights.own[..., None, None] * _overlaps(how, x)
+        shares = shares if how.D is None else shares + _diagonal(how, x)
+        later = None if R == 1 else _above(how, how.scale * _products(how, q, k))
+    own = _last(how, _of_rows(weights.own), None)[..., 0, :]
+    turn = _turn(how, _last(how, theta[..., None, :, :], None)[..., 0, :])
+    q, k, v = (None if y is None else in_line(xp, y) for y in (q, k, v))
+    g = interleaved(xp, weights.g[..., None], R, 0)[..., 0]
+    return Late(q, k, v, g, shares, later, ends, own, turn)
 
 
 def late_writes_vjp(
-    how: Writes, x: Tokens, last: Last | None, d: Any, dout: Array | None
+    how: Writes, x: Tokens, last: Last | None, late: Late | None, d: Any, dout: Array | None, ends: Ends | None
 ) -> tuple[Tokens, Array | None, Last | None]:
-    """Gradients (of the tokens, of the shares, of `last`) from d of the core's inputs and dout of (out + shares x)."""
-    xp, x = how.xp, x if dout is not None else x._replace(C=None)
+    """Gradients (of the tokens, of D before its sum over tokens, of `last`) from d of the core's inputs and dout.
+
+    dout: the gradient of the core's output, and so of what queries read beside the state. late: the forward's, if R > 1
+    ends: of what a final state has of the last tokens, which is `last` where there are none; None: 0.
+    """
+    xp, R, x = how.xp, x.x.shape[-3], x if dout is not None else x._replace(C=None)
     if (cpu := _kernels(how, x, last)) is not None and numpy_kernels(xp, d.q, d.k, d.v, d.g, dout) is not None:
-        made = cpu.late_writes_vjp(x, last, how.D, how.scale, how.sequences, how.dtype, d, dout)
+        made = cpu.late_writes_vjp(x, last, how.D, how.scale, how.sequences, how.dtype, d, dout, late, ends)
         grads = Tokens(*(made.get(f"d{n}") for n in Tokens._fields))
         dlast = None if last is None else Last(made["dpast_k"], made["dpast_v"])
         return _of_groups(how, x, grads), made.get("written"), dlast
     weights, turn = _weights(how, x), _turn(how, _angles(how, x))
-    wide = sum_dtype(xp, x.dt)
-    dw = xp.sum(d.v * _late(how, cast(xp, x.x, how.dtype), last and last.v), axis=-1)
-    dx, dlast_v = _late_vjp(how, weights.w[..., None] * d.v, last and last.v)
-    dk, dlast_k = _late_vjp(how, d.k, last and last.k)
-    dB, dtheta = rotate_vjp(xp, rotate(xp, _every(how, x.B, x), turn, how.dtype), turn, dk, dtype=wide)
+    wide, values = sum_dtype(xp, x.dt), cast(xp, x.x, how.dtype)
+    before = _late(how, values, last and last.v)
+    dq, dk, dv = (None if y is None else in_ranks(xp, y, R) for y in (d.q, d.k, d.v))
+    read = None if x.C is None else in_ranks(xp, cast(xp, dout, how.dtype), R)
+    if read is not None and late is not None and R > 1:
+        dlater = _above(how, how.scale * _products(how, read, in_ranks(xp, late.v, R)))
+        dq = dq + _mixed(how, dlater, in_ranks(xp, late.k, R))
+        dk = dk + _mixed(how, xp.matrix_transpose(dlater), in_ranks(xp, late.q, R))
+        dv = dv + _mixed(how, xp.matrix_transpose(late.later), read)
+    dw = xp.sum(dv * before, axis=(-3, -1))
+    dx, dlast_v = _late_vjp(how, _of_rows(weights.w) * dv, last and last.v)
+    dk, dlast_k = _late_vjp(how, dk, last and last.k)
+    dB, dtheta = _turned_vjp(how, _every(how, x.B, x), turn, dk, wide)
     dagain = xp.exp(weights.g) * dw
-    down = _late_vjp(how, dagain[..., None], None)[0][..., 0]
+    down = _late_vjp(how, _of_rows(dagain), None)[0][..., 0, :, 0]
     dC, written = None, None
-    if x.C is not None:
-        B, C, dout = _every(how, x.B, x), _every(how, x.C, x), cast(xp, dout, how.dtype)
-        dC, dangle = rotate_vjp(xp, rotate(xp, C, turn, how.dtype), turn, d.q, dtype=wide)
-        written = xp.sum(dout * cast(xp, x.x, how.dtype), axis=-1)
-        overlaps, share = _overlaps(how, x), (how.scale * weights.own * written)[..., None]
-        factor = weights.own * overlaps if how.D is None else weights.own * overlaps + cast(xp, how.D, how.dtype)
-        dx, dB, dC, dtheta = dx + factor[..., None] * dout, dB + share * C, dC + share * B, dtheta + dangle
-        down = down + overlaps * written
-    grads = _weights_vjp(how, x, down, dagain, d.g[..., 0] + weights.w * dw, dtheta)
+    if read is not None:
+        B, C, overlaps = _every(how, x.B, x), _every(how, x.C, x), _overlaps(how, x)
+        dC, dangle = _turned_vjp(how, C, turn, dq, wide)
+        dshares = _products(how, read, values)
+        shares, share = weights.own[..., None, None] * overlaps, how.scale * weights.own[..., None, None] * dshares
+        shares = shares if how.D is None else shares + _diagonal(how, x)
+        dx = dx + _mixed(how, xp.matrix_transpose(shares), read)
+        dB = dB + _mixed(how, xp.matrix_transpose(share), C)
+        dC, dtheta = dC + _mixed(how, share, B), dtheta + dangle
+        down = down + xp.sum(overlaps * dshares, axis=(-2, -1))
+        written = xp.sum(dshares * _one(how, x), axis=(-2, -1))
+    if ends is not None:
+        dB, dlast_k = _plus_last(how, ends.k, dB, last and last.k, dlast_k)
+        dx, dlast_v = _plus_last(how, ends.v, dx, last and last.v, dlast_v)
+        down = _plus_last(how, ends.own[..., None, None], _of_rows(down), None, None)[0][..., 0, :, 0]
+        dtheta = _plus_last(how, ends.theta[..., None, :], dtheta[..., None, :, :], None, None)[0][..., 0, :, :]
+    grads = _weights_vjp(how, x, down, dagain, in_ranks(xp, d.g, R)[..., 0, :, 0] + weights.w * dw, dtheta)
     dlast = None if last is None else Last(dlast_k, dlast_v)
     return _of_groups(how, x, grads._replace(x=dx, B=dB, C=dC)), written, dlast
 
 
-def last_vjp(
-    how: Writes, x: Tokens, last: Last | None, d: Last, down: Array, dtheta: Array
-) -> tuple[Tokens, Last | None]:
-    """Gradients (of the tokens, of `last`) from those of the last tokens' keys, values, gamma (..., H) and angles."""
-    B = _every(how, x.B, x)
-    dB, dlast_k = _last_vjp(how, d.k, B, last and last.k)
-    dx, dlast_v = _last_vjp(how, d.v, x.x, last and last.v)
-    down = _last_vjp(how, down[..., None], x.dt[..., None], None)[0][..., 0]
-    dtheta = _last_vjp(how, dtheta, _angles(how, x), None)[0]
-    grads = _weights_vjp(how, x, down, how.xp.zeros_like(down), None, dtheta)
-    grads = grads._replace(x=dx, B=sum_of_groups(how.xp, dB, x.B.shape[-2]))
-    return grads, None if last is None else Last(dlast_k, dlast_v)
+def _plus_last(how: Writes, d: Array, dx: Array, last: Array | None, dlast: Array | None) -> tuple[Array, Array | None]:
+    """(dx, dlast) with d of the last tokens (..., H, R, D) added."""
+    more, dpast = _last_vjp(how, d, dx, last)
+    return dx + more, dlast if dlast is None or dpast is None else dlast + dpast
+
+
+def settled(xp: Namespace, P: Array, late: Late, dtype: Any) -> Array:
+    """S = P + gamma k^T v of the last token, in its frame: the rows of P (..., H, K, V) are rotated back."""
+    P = cast(xp, P, dtype)
+    if P.size and numpy_kernels(xp, P, late.own, late.turn, *late.last) is not None:
+        from .cpu import trapezoid
+
+        return trapezoid.settled(P, late)
+    S, k, written = (
+        rotate_rows(xp, P, late.turn[..., None, :], back=True),
+        late.last.k,
+        late.own[..., None] * late.last.v,
+    )
+    for r in range(k.shape[-2]):
+        S = skip_and_gate(xp, S, k[..., r, :, None], written[..., r, None, :], None, dtype)
+    return S
 
 
 def _kernels(how: Writes, x: Tokens, last: Last | None) -> Any:
@@ -167,11 +218,11 @@ class Weights(NamedTuple):
 
 def _weights(how: Writes, x: Tokens) -> Weights:
     own, g = x.dt * sigmoid(how.xp, cast(how.xp, x.trap, how.dtype)), x.dt * cast(how.xp, x.A, how.dtype)
-    before = _late(how, own[..., None], None)[..., 0]
+    before = _late(how, _of_rows(own), None)[..., 0, :, 0]
     return Weights(own, x.dt - own, g, how.xp.exp(g) * ((x.dt - own) + before))
 
 
-def _weights_vjp(how: Writes, x: Tokens, down: Array, dagain: Array, dg: Array | None, dtheta: Array) -> Tokens:
+def _weights_vjp(how: Writes, x: Tokens, down: Array, dagain: Array, dg: Array, dtheta: Array) -> Tokens:
     """Gradients of dt, A, trap and angle: dt reaches the weights, the decay and the angle."""
     xp, lam, A = how.xp, sigmoid(how.xp, cast(how.xp, x.trap, how.dtype)), cast(how.xp, x.A, how.dtype)
     slope = xp.tanh(cast(xp, x.angle, dtheta.dtype))
@@ -179,8 +230,6 @@ def _weights_vjp(how: Writes, x: Tokens, down: Array, dagain: Array, dg: Array |
     dangle = dphi * (1 - slope * slope) * cast(xp, x.dt, dphi.dtype)[..., None]
     ddt = cast(xp, xp.sum(dphi * slope, axis=-1), how.dtype) + lam * down + (1 - lam) * dagain
     dtrap = lam * (1 - lam) * x.dt * (down - dagain)
-    if dg is None:
-        return Tokens(None, ddt, None, None, None, dtrap, dangle)
     return Tokens(None, ddt + A * dg, x.dt * dg, None, None, dtrap, dangle)
 
 
@@ -209,13 +258,76 @@ def _turn(how: Writes, theta: Array) -> Array:
 
 
 def _overlaps(how: Writes, x: Tokens) -> Array:
-    """scale C_t . B_t of every head."""
-    return how.scale * how.xp.sum(_every(how, x.C, x) * _every(how, x.B, x), axis=-1)
+    """scale C_t B_t^T of every head: (..., T, H, R, R)."""
+    return how.scale * _products(how, _every(how, x.C, x), _every(how, x.B, x))
+
+
+def _diagonal(how: Writes, x: Tokens) -> Array:
+    """D on the diagonals of (H, R, R)."""
+    return cast(how.xp, how.D, how.dtype)[:, None, None] * _one(how, x)
+
+
+def _one(how: Writes, x: Tokens) -> Array:
+    """The identity (R, R)."""
+    return how.xp.eye(x.x.shape[-3], dtype=how.dtype, device=device(x.dt))
+
+
+def _above(how: Writes, x: Array) -> Array:
+    """x above the diagonal, 0 on and below it."""
+    lower = lower_ones(how.xp, x.shape[-1], how.xp.bool, device(x))
+    return how.xp.where(lower, how.xp.zeros_like(x), x)
 
 
 def _every(how: Writes, x: Array, tokens: Tokens) -> Array:
     """Rows that groups of heads share, of every head."""
     return shared_heads(how.xp, cast(how.xp, x, how.dtype), tokens.x.shape[-2])
+
+
+# ranks
+
+
+def in_line(xp: Namespace, x: Array) -> Array:
+    """(..., T, R, H, D) as the core's (..., T R, H, D)."""
+    return xp.reshape(x, (*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:]))
+
+
+def in_ranks(xp: Namespace, x: Array, R: int) -> Array:
+    """The inverse of in_line."""
+    return xp.reshape(x, (*x.shape[:-3], x.shape[-3] // R, R, *x.shape[-2:]))
+
+
+def _by_head(how: Writes, x: Array) -> Array:
+    """(..., T, R, H, D) as matrices (..., T, H, R, D), and back."""
+    return how.xp.moveaxis(x, -3, -2)
+
+
+def _products(how: Writes, x: Array, y: Array) -> Array:
+    """x_r . y_s of rows (..., T, R, H, D): (..., T, H, R, R)."""
+    if x.shape[-3] == 1:
+        return how.xp.sum(x * y, axis=-1)[..., 0, :, None, None]
+    return _by_head(how, x) @ how.xp.moveaxis(y, -3, -1)
+
+
+def _mixed(how: Writes, factors: Array, x: Array) -> Array:
+    """sum_s f_rs x_s of factors (..., T, H, R, R) and rows (..., T, R, H, D)."""
+    if x.shape[-3] == 1:
+        return _of_rows(factors[..., 0, 0]) * x
+    return _by_head(how, factors @ _by_head(how, x))
+
+
+def _of_rows(x: Array) -> Array:
+    """Numbers of tokens (..., T, H) as they multiply rows (..., T, R, H, D)."""
+    return x[..., None, :, None]
+
+
+def _turned(how: Writes, x: Array, turn: Array) -> Array:
+    return rotate(how.xp, x, turn[..., None, :, :], how.dtype)
+
+
+def _turned_vjp(how: Writes, x: Array, turn: Array, dy: Array, wide: Any) -> tuple[Array, Array]:
+    """(dx, gradient of the angle (..., T, H, P), in the dtype of sums)."""
+    dx, dangle = rotate_vjp(how.xp, _turned(how, x, turn), turn[..., None, :, :], dy, dtype=wide)
+    return dx, how.xp.sum(dangle, axis=-3)
 
 
 # the token before, and the last one
@@ -227,31 +339,41 @@ def _sequences(how: Writes) -> Sequences:
 
 
 def _in_line(how: Writes, x: Array) -> Array:
-    """(..., H, D) as (..., H D)."""
-    return how.xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+    """(..., R, H, D) as (..., R H D)."""
+    return how.xp.reshape(x, (*x.shape[:-3], math.prod(x.shape[-3:])))
 
 
 def _past(how: Writes, last: Array | None) -> Array | None:
-    """As one row of tokens (..., 1, H D)."""
-    return None if last is None else _in_line(how, cast(how.xp, last, how.dtype))[..., None, :]
+    """Rows (..., H, R, D) as one row of tokens (..., 1, R H D)."""
+    return None if last is None else _in_line(how, _by_head(how, cast(how.xp, last, how.dtype)))[..., None, :]
 
 
 def _late(how: Writes, x: Array, last: Array | None) -> Array:
-    """x (..., T, H, D) of the token before."""
+    """x (..., T, R, H, D) of the token before."""
     return how.xp.reshape(_sequences(how).before(_in_line(how, x), _past(how, last), 1), x.shape)
 
 
 def _late_vjp(how: Writes, d: Array, last: Array | None) -> tuple[Array, Array | None]:
     dx, dpast = _sequences(how).before_vjp(_in_line(how, d), _past(how, last), 1)
-    return how.xp.reshape(dx, d.shape), None if last is None else how.xp.reshape(dpast, last.shape)
+    return how.xp.reshape(dx, d.shape), _as_last(how, dpast, last)
+
+
+def _as_last(how: Writes, dpast: Array | None, last: Array | None) -> Array | None:
+    """The inverse of _past."""
+    if last is None or dpast is None:
+        return None
+    H, R, D = last.shape[-3:]
+    return _by_head(how, how.xp.reshape(dpast, (*last.shape[:-3], R, H, D)))
 
 
 def _last(how: Writes, x: Array, last: Array | None) -> Array:
-    """x (..., T, H, D) of the last token of each sequence: (..., H, D); without tokens that before, or 0."""
+    """x (..., T, R, H, D) of the last token of each sequence: (..., H, R, D); without tokens that before, or 0."""
     found = _sequences(how).last(_in_line(how, x), _past(how, last), 1)[..., 0, :]
-    return how.xp.reshape(found, (*found.shape[:-1], *x.shape[-2:]))
+    return _by_head(how, how.xp.reshape(found, (*found.shape[:-1], *x.shape[-3:])))
 
 
 def _last_vjp(how: Writes, d: Array, x: Array, last: Array | None) -> tuple[Array, Array | None]:
-    dx, dpast = _sequences(how).last_vjp(_in_line(how, d)[..., None, :], _in_line(how, x), _past(how, last))
-    return how.xp.reshape(dx, x.shape), None if last is None else how.xp.reshape(dpast, last.shape)
+    """(dx, dlast) from d (..., H, R, D)."""
+    rows = _in_line(how, _by_head(how, d))[..., None, :]
+    dx, dpast = _sequences(how).last_vjp(rows, _in_line(how, x), _past(how, last))
+    return how.xp.reshape(dx, x.shape), _as_last(how, dpast, last)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import array_api_compat as compat
 import numpy as np
 
-from .held import Cached
+from .held import cached
 
 Array = Any
 Namespace = Any
@@ -269,7 +269,7 @@ def transposed_rows(xp: Namespace, x: Array) -> Array:
     return np.ascontiguousarray(T) if is_numpy(xp) else T
 
 
-@Cached
+@cached
 def _lower_ones(xp: Namespace, n: int, dtype: Any, where: Any, strict: bool) -> Array:
     rows, columns = xp.arange(n, device=where)[:, None], xp.arange(n, device=where)[None, :]
     return xp.astype(rows > columns if strict else rows >= columns, dtype, copy=False)

@@ -50,11 +50,6 @@ def one_thread() -> Iterator[None]:
                 _limit = None
 
 
-def is_limited() -> bool:
-    """Whether this thread is inside of `one_thread`."""
-    return _own.inside > 0
-
-
 def _forget() -> None:
     """A forked child has only the thread that forked: limits of other threads are restored."""
     global _lock, _inside, _limit

@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
-
-
-class Values(NamedTuple):
-    """The values of all settings at one time; part of the key of every call that is replayed on a GPU."""
-
-    cuda_saved_mib: int
-    training_bits: bool
 
 
 class Config:
@@ -22,19 +14,20 @@ class Config:
         False, the default: calls without gradients are faster, and last bits may differ with decays of the key channels
         in bfloat16 on compute capability 90 (`gla`, `rwkv6`, `hgrn2`, `gsa`).
 
+    values: (cuda_saved_mib, training_bits) at one time, part of the key of every call that is replayed on a GPU.
     Raises TypeError for a value of another type, ValueError for a negative number, AttributeError for other names.
     """
 
     __slots__ = ("_lock", "values")
-    values: Values
+    values: tuple[int, bool]
 
     def __init__(self) -> None:
-        self._lock, self.values = threading.Lock(), Values(cuda_saved_mib=1024, training_bits=False)
+        self._lock, self.values = threading.Lock(), (1024, False)
 
     @property
     def cuda_saved_mib(self) -> int:
         """MiB that a forward on a GPU may store for its backward."""
-        return self.values.cuda_saved_mib
+        return self.values[0]
 
     @cuda_saved_mib.setter
     def cuda_saved_mib(self, value: int) -> None:
@@ -42,12 +35,13 @@ class Config:
             raise TypeError(f"config: cuda_saved_mib is {value!r} of type {type(value).__name__}, expected an int")
         if value < 0:
             raise ValueError(f"config: cuda_saved_mib is {value}, expected at least 0 MiB")
-        self._replace(cuda_saved_mib=value)
+        with self._lock:
+            self.values = value, self.training_bits
 
     @property
     def training_bits(self) -> bool:
         """Whether calls without gradients have the bits of calls with them."""
-        return self.values.training_bits
+        return self.values[1]
 
     @training_bits.setter
     def training_bits(self, value: bool) -> None:
@@ -55,14 +49,11 @@ class Config:
             raise TypeError(
                 f"config: training_bits is {value!r} of type {type(value).__name__}, expected True or False"
             )
-        self._replace(training_bits=value)
-
-    def _replace(self, **changed: Any) -> None:
         with self._lock:
-            self.values = self.values._replace(**changed)
+            self.values = self.cuda_saved_mib, value
 
     def __repr__(self) -> str:
-        return repr(self.values).replace("Values", "Config", 1)
+        return f"Config(cuda_saved_mib={self.cuda_saved_mib}, training_bits={self.training_bits})"
 
 
 config = Config()

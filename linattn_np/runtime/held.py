@@ -6,7 +6,7 @@ import functools
 import gc
 from collections.abc import Callable, Hashable
 from types import FunctionType, ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,32 +23,27 @@ def empty_all() -> None:
         empty()
 
 
-class Cached(Generic[R]):
+def cached(function: Callable[..., R]) -> Any:
     """Decorator: the latest results of a function of hashable arguments are cached, up to MOST_BYTES of NumPy arrays.
 
     They must not be written to.
     """
+    results, sizes = dict[Hashable, R](), dict[Hashable, int]()
 
-    def __init__(self, function: Callable[..., R]):
-        functools.update_wrapper(self, function)
-        self.__wrapped__, self._results, self._sizes = function, dict[Hashable, R](), dict[Hashable, int]()
-        emptying.append(self.cache_clear)
-
-    def __call__(self, *arguments: Any) -> R:
-        if arguments in self._results and (found := self._results.get(arguments)) is not None:
+    @functools.wraps(function)
+    def call(*arguments: Any) -> R:
+        if arguments in results and (found := results.get(arguments)) is not None:
             return found  # another thread may have removed it
-        found = self._results[arguments] = self.__wrapped__(*arguments)
-        self._sizes[arguments] = LEAST + held_bytes(found)
-        while sum(self._sizes.values()) > MOST_BYTES:
-            oldest, *_ = self._sizes  # in one step: other threads may call
-            self._sizes.pop(oldest, None)
-            self._results.pop(oldest, None)
+        found = results[arguments] = function(*arguments)
+        sizes[arguments] = LEAST + held_bytes(found)
+        while sum(sizes.values()) > MOST_BYTES:
+            oldest, *_ = sizes  # in one step: other threads may call
+            sizes.pop(oldest, None)
+            results.pop(oldest, None)
         return found
 
-    def cache_clear(self) -> None:
-        """Forget all results."""
-        self._results.clear()
-        self._sizes.clear()
+    emptying.extend((results.clear, sizes.clear))
+    return call
 
 
 def held_bytes(owner: Any) -> int:

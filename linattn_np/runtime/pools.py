@@ -11,7 +11,7 @@ import array_api_compat as compat
 import numpy as np
 
 from .arrays import Array, Namespace, device, dtype_name
-from .shapes import Sizes, check_plain, state_shape
+from .shapes import Sizes, check_plain, lead, state_shape
 from .values import shown
 
 NO_ROW = -1  # of a sequence that has no row of the pool
@@ -39,7 +39,7 @@ def check_rows(
     Values on a CUDA device are not checked: reading them would synchronise with the device. Raises TypeError or
     ValueError unless there is one integer per sequence, in range and unique, or NO_ROW, and one boolean.
     """
-    (rows, fresh), batch = given, sizes.batch if sizes.ragged is None else (sizes.ragged,)
+    (rows, fresh), batch = given, lead(sizes)
     for name, (S, axes) in states.items():
         letters = axes.split()
         if rows is not None and S.ndim != len(letters) + 1:

@@ -4,7 +4,8 @@ with Recorder() as recorder:
     ...                          kernels and allocations of this thread are appended
 
 A recorded call is its launches on other arrays. Whoever computes something by other means, or looks at the numbers of
-an array, says so by `refuse`: the call is then computed anew each time.
+an array, says so by `refuse`: the call is then computed anew each time. A kernel looks at numbers, too: it sets a flag
+where a repeated call must be computed in full, because it is an error.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Recorder:
         self.launches: list[Any] = []
         self.allocated: list[Array] = []
         self.constants: list[Array] = []  # arrays that depend on nothing but the options of the call
+        self.flags: list[Array] = []  # allocated numbers 0, which kernels set to 1
         self.obstacle = ""  # why the call cannot be recorded
         self.left = MOST_BYTES  # that may still be allocated
 
@@ -35,11 +37,12 @@ class Recorder:
     def __exit__(self, *error: object) -> None:
         active.recorder = self._before
 
-    def give_up(self) -> None:
-        """Record no more, and hold nothing: the call takes too much memory."""
+    def give_up(self, reason: str) -> None:
+        """Record no more, and hold nothing."""
         self.launches.clear()
         self.allocated.clear()
-        self.obstacle, active.recorder = "it takes too much memory", None
+        self.flags.clear()
+        self.obstacle, active.recorder = reason, None
 
 
 class Active(threading.local):
@@ -60,7 +63,7 @@ def allocated(x: Array, is_counted: bool = False) -> Array:
         recorder.allocated.append(x)
         recorder.left -= x.nbytes if is_counted else 0
         if recorder.left < 0:
-            recorder.give_up()
+            recorder.give_up("it takes too much memory")
     return x
 
 
@@ -71,7 +74,14 @@ def constant(x: Array) -> Array:
     return x
 
 
+def flag(x: Array) -> Array:
+    """x, an allocated number 0: a call is computed in full, and its next launches not executed, where it becomes 1."""
+    if active.recorder is not None:
+        active.recorder.flags.append(x)
+    return x
+
+
 def refuse(reason: str) -> None:
     """The call that is being recorded does more than its launches."""
     if active.recorder is not None:
-        active.recorder.obstacle = active.recorder.obstacle or reason
+        active.recorder.give_up(reason)

@@ -1,9 +1,9 @@
 """Axes such as "T H K": binds sizes, checks every array, formats the error messages.
 
 Letters: T tokens, Tq tokens of the queries, H states (the heads of v), Hq and Hk heads of queries and keys,
-K key width, V value width, D channels without heads, N states of a channel, n micro-steps of a token, P pairs of
-channels, L slots of a cache. Axes with T or Tq are preceded by the batch axes of the call, others are not. "t" is no
-axis: one token, preceded by the batch axes. "|" separates alternatives.
+K key width, V value width, D channels without heads, N states of a channel, n micro-steps of a token, R rows of a
+token, P pairs of channels, L slots of a cache. Axes with T or Tq are preceded by the batch axes of the call, others
+are not. "t" is no axis: one token, preceded by the batch axes. "|" separates alternatives.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -25,19 +24,12 @@ HEADS = ("H", "Hq", "Hk")
 MEMORIES = ("state", "state.S", "state.W", "state.k", "state.v")  # (parts of) states that may be stored in 16 bits
 
 
-@dataclass
-class Sizes:
-    """The sizes of one call by letter."""
+Sizes = dict[str, Any]  # of a call, by letter; "...": the batch axes; "sequences": their number, with cu_seqlens
 
-    batch: tuple[int, ...] = ()
-    letters: dict[str, int] = field(default_factory=dict)
-    ragged: int | None = None  # number of sequences, if the call has cu_seqlens
 
-    def __getattr__(self, letter: str) -> int:
-        try:
-            return self.letters[letter]
-        except KeyError:
-            raise AttributeError(letter) from None
+def lead(sizes: Sizes) -> tuple[int, ...]:
+    """The leading axes of states: those of the batch, or the sequences of a ragged batch."""
+    return (sizes["sequences"],) if "sequences" in sizes else sizes["..."]
 
 
 def has_time(axes: str) -> bool:
@@ -103,7 +95,7 @@ def check_arrays(
     if anchor.ndim < rank:
         near = "; a sequence of one head is x[:, None, :]" if letters[:2] == ["T", "H"] and anchor.ndim == 2 else ""
         raise ValueError(f"{fn}: {value} has shape {tuple(anchor.shape)}, expected (..., {', '.join(letters)}){near}")
-    sizes = Sizes(batch=tuple(int(n) for n in anchor.shape[: anchor.ndim - rank]))
+    sizes: Sizes = {"...": tuple(int(n) for n in anchor.shape[: anchor.ndim - rank])}
     given = {n: x for n in (value, *(n for n in axes if n != value)) if (x := arrays[n]) is not None}
     try:
         for name, x in given.items():
@@ -119,12 +111,12 @@ def check_arrays(
 def _agree(fn: str, arrays: Mapping[str, Array], axes: Mapping[str, str], without: str) -> Sizes | None:
     """The sizes of all arrays but one, for an error that names the one that differs; None if others differ too."""
     others = {name: x for name, x in arrays.items() if name != without}
-    sizes = None
+    sizes: Sizes | None = None
     try:
         for name, x in others.items():
             if sizes is None:
                 rank = x.ndim - len(letters_of(axes[name].split("|")[0]))
-                sizes = Sizes(batch=tuple(map(int, x.shape[: max(rank, 0)])) if has_time(axes[name]) else ())
+                sizes = {"...": tuple(map(int, x.shape[: max(rank, 0)])) if has_time(axes[name]) else ()}
             _bind(fn, name, x, axes[name], sizes)
     except ValueError:
         return None
@@ -155,23 +147,23 @@ def _choices(axes: str) -> tuple[tuple[tuple[str, ...], bool], ...]:
 
 def _bind(fn: str, name: str, x: Array, axes: str, sizes: Sizes) -> None:
     """Check x against its axes and bind new letters."""
-    shape, bound = tuple(map(int, x.shape)), sizes.letters
+    shape = tuple(map(int, x.shape))
     for letters, on_tokens in _choices(axes):
-        batch = sizes.batch if on_tokens else ()
+        batch = sizes["..."] if on_tokens else ()
         if len(shape) != len(batch) + len(letters) or shape[: len(batch)] != batch:
             continue
         tail = shape[len(batch) :]
         for letter, n in zip(letters, tail, strict=True):
-            if bound.get(letter, n) != n:
+            if sizes.get(letter, n) != n:
                 break
         else:
-            bound.update(zip(letters, tail, strict=True))
+            sizes.update(zip(letters, tail, strict=True))
             return
     from .hints import channels
 
     raise ValueError(
         f"{fn}: {name} has shape {shape}, expected {expected(axes, sizes)}"
-        f"{channels(fn, name, shape, axes, len(sizes.batch))}"
+        f"{channels(fn, name, shape, axes, len(sizes['...']))}"
     )
 
 
@@ -180,9 +172,9 @@ def expected(axes: str, sizes: Sizes) -> str:
     texts = []
     for choice in axes.split("|"):
         letters = letters_of(choice)
-        batch = sizes.batch if has_time(choice) else ()
+        batch = sizes["..."] if has_time(choice) else ()
         names = ["B"] if len(batch) == 1 else [f"B{i + 1}" for i in range(len(batch))]
-        numbers = [str(n) for n in batch] + [str(sizes.letters.get(letter, letter)) for letter in letters]
+        numbers = [str(n) for n in batch] + [str(sizes.get(letter, letter)) for letter in letters]
         texts.append(f"{_tuple(names + letters)} = {_tuple(numbers)}")
     return " or ".join(texts)
 
@@ -193,8 +185,8 @@ def _tuple(words: list[str]) -> str:
 
 def _check_heads(fn: str, sizes: Sizes) -> None:
     """Heads: H states; keys may be shared by groups of them; queries may be fewer or more."""
-    H = sizes.letters.get("H", 1)
-    Hk, Hq = sizes.letters.get("Hk", H), sizes.letters.get("Hq", H)
+    H = sizes.get("H", 1)
+    Hk, Hq = sizes.get("Hk", H), sizes.get("Hq", H)
     if Hk != H and (Hk == 0 or H % Hk):
         raise ValueError(f"{fn}: keys have Hk = {Hk} heads and values H = {H}, expected Hk to divide H")
     if Hq != H and (min(Hq, H) == 0 or max(Hq, H) % min(Hq, H)):
@@ -222,12 +214,13 @@ def check_state(
         raise TypeError(f"{fn}: {name} has dtype {dtype_name(state)}, expected float32 or float64")
     letters = axes.split()
     for letter, n in zip(letters, state.shape[-len(letters) :], strict=False):
-        sizes.letters.setdefault(letter, int(n))
-    lead = sizes.batch if sizes.ragged is None else (sizes.ragged,)
-    names = (["B"] if len(lead) == 1 else [f"B{i + 1}" for i in range(len(lead))]) if sizes.ragged is None else ["N"]
+        sizes.setdefault(letter, int(n))
+    own, names = lead(sizes), ["N"]
+    if "sequences" not in sizes:
+        names = ["B"] if len(own) == 1 else [f"B{i + 1}" for i in range(len(own))]
     if pool:
-        lead, names = (int(state.shape[0]),), ["P"]
-    want = lead + tuple(sizes.letters[letter] for letter in letters)
+        own, names = (int(state.shape[0]),), ["P"]
+    want = own + tuple(sizes[letter] for letter in letters)
     if tuple(state.shape) != want:
         raise ValueError(
             f"{fn}: {name} has shape {tuple(state.shape)}, "
@@ -254,6 +247,19 @@ def state_shape(axes: str, lead: str = "...") -> str:
     return _tuple([lead, *axes.split()])
 
 
+def flatten(name: str, state: Any) -> dict[str, Any]:
+    """The arrays of a state by name: "state", or "state.S", "state.z", ..."""
+    if not isinstance(state, tuple):
+        return {name: state}
+    fields: Any = state  # a named tuple
+    return {f"{name}.{n}": S for n, S in fields._asdict().items()}
+
+
+def unflatten(like: Any, each: list[Any]) -> Any:
+    """The inverse of flatten."""
+    return type(like)(*each) if isinstance(like, tuple) else each[0]
+
+
 def check_plain(fn: str, name: str, x: Any) -> None:
     """Raise TypeError for a masked array."""
     if isinstance(x, np.ma.MaskedArray):
@@ -266,7 +272,7 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
     """cu_seqlens as plain integers: first 0, last T, never decreasing, over one packed batch row."""
     if cu_seqlens is None:
         return None
-    T = sizes.letters["T"]
+    T = sizes["T"]
     check_plain(fn, "cu_seqlens", cu_seqlens)
     kind = str(getattr(cu_seqlens, "dtype", "int")).rsplit(".", 1)[-1]
     if "int" not in kind:
@@ -278,8 +284,8 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
     if not whole or any(isinstance(n, bool) for n in values):
         raise TypeError(f"{fn}: cu_seqlens is {shown(values)}, expected integers")
     values = [int(n) for n in values]
-    if any(n != 1 for n in sizes.batch):
-        raise ValueError(f"{fn}: cu_seqlens needs one packed batch row, got batch axes {sizes.batch}")
+    if any(n != 1 for n in sizes["..."]):
+        raise ValueError(f"{fn}: cu_seqlens needs one packed batch row, got batch axes {sizes['...']}")
     if len(values) < 2:
         raise ValueError(f"{fn}: cu_seqlens is {values!r}, expected at least two offsets: 0 and T = {T}")
     if values[0] != 0:
@@ -289,7 +295,7 @@ def check_offsets(fn: str, cu_seqlens: Any, sizes: Sizes) -> list[int] | None:
             raise ValueError(f"{fn}: cu_seqlens decreases from {a} to {b} at {n + 1}, expected offsets in order")
     if values[-1] != T:
         raise ValueError(f"{fn}: cu_seqlens ends at {values[-1]}, expected T = {T}")
-    sizes.ragged = len(values) - 1
+    sizes["sequences"] = len(values) - 1
     return values
 
 
@@ -320,14 +326,6 @@ class Sequence(NamedTuple):
     stop: int
 
 
-class Segment(NamedTuple):
-    """Tokens start..stop of a sequence, and the index of the position at its end, -1 if there is none."""
-
-    start: int
-    stop: int
-    at: int
-
-
 class Chunk(NamedTuple):
     """Tokens start..stop."""
 
@@ -342,11 +340,15 @@ def sequences(T: int, offsets: list[int] | None) -> list[Sequence]:
     return [Sequence(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(offsets))]
 
 
-def segments(sequence: Sequence, positions: Iterable[int]) -> list[Segment]:
-    """A sequence, cut at the positions in it; a position at its start belongs to the sequence before."""
+def segments(sequence: Sequence, positions: Iterable[int]) -> list[tuple[Sequence, int]]:
+    """A sequence, cut at the positions in it, each part with the index of the position at its end, -1 without one.
+
+    A position at the start of the sequence belongs to the sequence before.
+    """
     at = {p: n for n, p in enumerate(positions) if sequence.start < p <= sequence.stop}
     ends = [*(p for p in at if p < sequence.stop), sequence.stop]
-    return [Segment(a, b, at.get(b, -1) if a < b else -1) for a, b in itertools.pairwise([sequence.start, *ends])]
+    return [(sequence._replace(start=a, stop=b), at.get(b, -1) if a < b else -1)
+            for a, b in itertools.pairwise([sequence.start, *ends])]  # fmt: skip
 
 
 def prefixes(every: Iterable[Sequence], positions: Iterable[int]) -> list[Sequence]:
@@ -356,6 +358,6 @@ def prefixes(every: Iterable[Sequence], positions: Iterable[int]) -> list[Sequen
     return [s._replace(stop=p) for s, p in zip(owners, positions, strict=True)]
 
 
-def chunks(sequence: Sequence | Segment, C: int) -> list[Chunk]:
+def chunks(sequence: Sequence, C: int) -> list[Chunk]:
     """The chunks of C tokens of a sequence; the last one may be shorter."""
     return [Chunk(s, min(s + C, sequence.stop)) for s in range(sequence.start, sequence.stop, C)]

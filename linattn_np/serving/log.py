@@ -12,52 +12,44 @@ and on the tokens after it alone: not on other branches, on tokens that were tak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..call.binding import Prepared, prepare, spec_of
+from ..call.binding import inputs_of, prepare, spec_of
 from ..call.results import finish
 from ..core import Core
 from ..matrix_state import core as matrix_state
+from ..matrix_state.preprocess import OF_INPUTS
 from ..matrix_state.readouts.mapped import MappedInputs
 from ..matrix_state.types import Erase, Inputs, ReadState
+from ..runtime import threads
 from ..runtime.arrays import cast, is_numpy, shared_heads
 from ..runtime.values import is_whole, shown
+from ..spec import Call
 from . import pools
+from .small import BITS, SmallState
 
 WITHOUT = ("state", "return_state", "overwrite_state", "state_rows", "fresh", "return_states_at", "reverse",
            "cu_seqlens", "backend", "chunk_size")  # fmt: skip
 Array = np.ndarray
-Rows = Array | slice
-
-
-class Token(NamedTuple):
-    """One token of each row, in the dtype of the computation, every array with the heads of the state."""
-
-    q: Array  # (R, H, M, K)  the queries that read one state; M = 0 without queries
-    k: Array  # (R, H, K)
-    v: Array  # (R, H, V)
-    g: Array  # (R, H, 1 or K)
-    r: Array | None = None  # (R, H, K), beta (R, H, 1)
-    beta: Array | None = None
 
 
 class Tokens(NamedTuple):
-    """The tokens of a call."""
+    """The tokens of a call, as the kernels take them."""
 
-    call: Prepared
-    plan: Any  # of inputs that are computed
-    bonus: Array | None  # (H, K), on a token's own write
-    each: list[Token]
+    call: Call
+    T: int
+    values: dict[str, Any]
 
 
 class Tree(NamedTuple):
     """The nodes of the last `verify`, which none of them has been accepted of."""
 
     rows: Array  # (R,)
-    paths: Array  # (R, N, depth) slots of a node, its parent, ... and of the log; the last ones are NONE
+    parents: Array  # (R, N)
     depths: Array  # (R, N) nodes from the root to this one
 
 
@@ -85,7 +77,7 @@ class StateLog:
 
     def __init__(self, fn: Callable[..., Any], state: Any, *, length: int = 16, **options: Any):
         self._spec = spec = spec_of("StateLog", fn)
-        if (why := unsupported_reason(spec, {**spec.options.defaults, **options})) is not None:
+        if (why := unsupported_reason(spec, {**spec.options, **options})) is not None:
             raise TypeError(f"StateLog: fn is {spec.name}, {why}")
         if not is_whole(length):
             raise ValueError(f"StateLog: length is {shown(length)}, expected a whole number from 1")
@@ -100,9 +92,14 @@ class StateLog:
         P = pools.shape_of(state)[0]
         self.live, self.position = np.zeros(P, np.int64), np.zeros(P, np.int64)
         self._start = np.zeros(P, np.int64)  # of the ring: the slot of the oldest token
-        self._size = 2 * self.length  # slots of the ring; then NONE, zeros, and one for each node of a tree
-        self._logs: dict[str, Array] = {}  # k (P, slots, H, K), u (P, slots, H, V), g (P, slots, H, 1 or K)
+        self._size = 2 * self.length  # slots of the ring; then one for each node of a tree
+        self._logs: dict[str, Array] = {}  # k (P, H, slots, K), u (P, H, slots, V), g (P, H, slots, 1 or K)
         self._tree: Tree | None = None
+        self._checked: tuple[Any, dict[str, Any]] = (
+            None,
+            {},
+        )  # the signature of the last call, and it without its arrays
+        self._launches: dict[str, Any] = {}
 
     # tokens
 
@@ -110,16 +107,17 @@ class StateLog:
         """The outputs of the next T tokens of each row, which are appended to its log."""
         at = self._rows("step", rows)
         tokens = self._tokens(arrays, named, at)
-        self._tree, outs = None, []
-        S: Array | None = None
-        for token in tokens.each:
-            if self._flush_full(at) or S is None:
-                S = self._states(at)
-            path = self._ring(at)
-            u, out = self._read(tokens, token, S, path, at)
-            self._append(at, token.k, u, token.g)
-            outs.append(out)
-        return self._finished(tokens.call, outs, at)
+        self._tree, t = None, 0
+        while t < tokens.T:
+            self._flush_full(at)
+            live = self.live[at]
+            n = min(tokens.T - t, self.length - int(live.max(initial=0)))
+            slots = ((self._start[at] + live)[:, None] + np.arange(n)) % self._size
+            self._computed(at, tokens, t, np.arange(n) - 1, slots)
+            self.live[at] += n
+            self.position[at] += n
+            t += n
+        return self._finished(tokens)
 
     def verify(self, *arrays: Any, parents: Any = None, rows: Any = None, **named: Any) -> Any:
         """The outputs of N drafted tokens of each row, that form a tree; nothing is appended until `accept`.
@@ -129,28 +127,12 @@ class StateLog:
         """
         at = self._rows("verify", rows)
         tokens = self._tokens(arrays, named, at)
-        R, N = len(at), len(tokens.each)
-        above = _parents(parents, R, N)
+        above = _parents(parents, len(at), tokens.T)
         self._flush_full(at)
-        self._make_slots(N)
-        S, ring = self._states(at), self._ring(at)
-        none = np.full((R, N), self._size)
-        paths = np.concatenate([ring, none], axis=1)[:, None].repeat(N + 1, axis=1)  # the last one: of the root
-        depths, outs = np.zeros((R, N + 1), np.int64), []
-        each, longest = np.arange(R), self.live[at]
-        for n, token in enumerate(tokens.each):
-            before = above[:, n]
-            depth = depths[each, before]
-            path = paths[each, before]
-            u, out = self._read(tokens, token, S, path[:, : int((depth + longest).max(initial=0))], at)
-            slot = self._size + 1 + n
-            for name, x in (("k", token.k), ("u", u), ("g", token.g)):
-                self._logs[name][at, slot] = x
-            paths[:, n, 0], paths[:, n, 1:] = slot, path[:, :-1]
-            depths[:, n] = depth + 1
-            outs.append(out)
-        self._tree = Tree(at, paths[:, :N], depths[:, :N])
-        return self._finished(tokens.call, outs, at)
+        self._make_slots(tokens.T)
+        depths = self._computed(at, tokens, 0, above, self._size + np.arange(tokens.T))
+        self._tree = Tree(at, above, depths)
+        return self._finished(tokens)
 
     def accept(self, node: Any) -> None:
         """Append the path to a node of the last `verify`: one number, or (R,); -1 appends nothing. The rest is dropped.
@@ -159,17 +141,19 @@ class StateLog:
         """
         if self._tree is None:
             raise ValueError("StateLog.accept: no tree is verified, expected a call of verify before")
-        at, paths, depths = self._tree
+        at, parents, depths = self._tree
         R, N = depths.shape
         last = _numbers("accept", "node", node, R)
         if (last < -1).any() or (last >= N).any():
             raise ValueError(f"StateLog.accept: node is {shown(node)}, expected numbers from -1 to {N - 1}")
         self._tree = None
         count = np.where(last < 0, 0, depths[np.arange(R), last] if N else 0)
-        for n in range(int(count.max(initial=0))):
+        slots, node = np.full((R, int(count.max(initial=0))), -1), last
+        for n in range(slots.shape[1]):  # of the path, from its end
             some = np.flatnonzero(count > n)
-            slot = paths[some, last[some], count[some] - 1 - n]
-            self._append(at[some], *(self._logs[name][at[some], slot] for name in ("k", "u", "g")))
+            slots[some, count[some] - 1 - n] = self._size + node[some]
+            node = np.where(count > n + 1, parents[np.arange(R), node], node)
+        self._append(at, slots, count)
 
     def rollback(self, count: Any, rows: Any = None) -> None:
         """Take the last tokens back: one number, or one for each row.
@@ -206,7 +190,9 @@ class StateLog:
             raise ValueError(f"StateLog.state_at: position is {shown(position)}, expected numbers {reach}")
         if not self._logs:
             return np.array(pools.take(self.state, at))
-        return self._folded(at, live - (last - n))
+        S = np.array(pools.take(self.state, at))
+        self._fold_into(self._plain_states(S), np.arange(len(at)), at, live - (last - n))
+        return S
 
     def reset(self, rows: Any = None, state: Any = None) -> None:
         """Begin new sequences in these rows, from states (R, H, K, V), or from zeros: their logs are empty then."""
@@ -227,149 +213,173 @@ class StateLog:
 
     def _tokens(self, arrays: tuple[Any, ...], named: dict[str, Any], at: Array) -> Tokens:
         """The checked tokens of a call.   Raises ValueError for arrays that do not fit the pool."""
-        call = prepare(self._spec, arrays, named | self._options)
-        c, fn = call.variables, self._spec.name
-        if not is_numpy(call.plan.xp):
+        call, fn = self._call(arrays, named), self._spec.name
+        if not is_numpy(call.xp):
             raise TypeError(f"StateLog: {fn} has arrays of another library, expected NumPy arrays")
-        if c.sizes.batch != (len(at),):
-            raise ValueError(f"StateLog: {fn} has the batch {c.sizes.batch}, expected one row each: ({len(at)},)")
+        if call.batch != (len(at),):
+            raise ValueError(f"StateLog: {fn} has the batch {call.batch}, expected one row each: ({len(at)},)")
         x, plan = _plain(call)
         if x.gv is not None:
             raise ValueError(f"StateLog: {fn}: gv is given, expected none: a log has decays of key channels alone")
         _, H, K, V = pools.shape_of(self.state)
-        found = (c.sizes.H, x.k.shape[-1], x.v.shape[-1])
+        found = (call.sizes["H"], x.k.shape[-1], x.v.shape[-1])
         if found != (H, K, V):
             raise ValueError(f"StateLog: {fn} has states of shape {found}, expected the pool's {(H, K, V)}")
         T, width = x.v.shape[-3], 1 if x.g is None else x.g.shape[-1]
         if not self._logs:
-            self._logs = {n: np.zeros((len(self.live), self._size + 1, H, D), self._dtype)
+            self._logs = {n: np.zeros((len(self.live), H, self._size, D), self._dtype)
                           for n, D in (("k", K), ("u", V), ("g", width))}  # fmt: skip
 
+        R = len(at)
+
         def own(y: Array, heads: int = H) -> Array:
-            """(R, T, heads, D) in the dtype of the computation."""
-            y = shared_heads(np, cast(np, y, self._dtype), heads)
-            return np.broadcast_to(y, (len(at), T, *y.shape[-2:]))
+            """(R T heads, D) in the dtype of the computation."""
+            shape, width = (R, T, heads, y.shape[-1]), y.shape[-1]
+            if y.dtype == self._dtype and y.shape == shape and y.flags.c_contiguous:
+                return y.reshape(R * T * heads, width)
+            y = cast(np, y, self._dtype)
+            y = y if y.shape == shape else np.broadcast_to(shared_heads(np, y, heads), shape)
+            return np.ascontiguousarray(y).reshape(R * T * heads, width)
 
-        of = {n: own(y) for n in ("k", "v", "g", "r", "beta") if (y := getattr(x, n)) is not None}
-        of["g"] = of["g"] if "g" in of else np.zeros((len(at), T, H, 1), self._dtype)
         queries = 0 if x.q is None else max(x.q.shape[-2], H)
-        q = np.zeros((len(at), T, 0, K), self._dtype) if x.q is None else own(x.q, queries)
-        of["q"] = q.reshape(len(at), T, H, queries // max(H, 1), K)
-        each: Any = [{n: y[:, t] for n, y in of.items()} for t in range(T)]
-        bonus = None if x.u is None else cast(np, x.u, self._dtype)
-        return Tokens(call, plan, bonus, [Token(**one) for one in each])
+        each, erases = queries // max(H, 1), x.r is not None and x.beta is not None
+        of: dict[str, Any] = {"k": own(x.k), "v": own(x.v), "T": T, "queries": each, "erases": int(erases),
+                              "updated": int(plan.query_reads is ReadState.UPDATED), "bonuses": int(x.u is not None),
+                              "early": int(plan.erase_reads is ReadState.PREVIOUS), "scale": plan.scale}  # fmt: skip
+        of["g"] = np.zeros((R * T * H, 1), self._dtype) if x.g is None else own(x.g)
+        if erases:
+            of |= {"erase": own(x.r), "beta": own(x.beta).reshape(-1)}
+        if x.q is not None:
+            of["q"] = own(x.q, queries)
+        if x.u is not None:
+            of["bonus"] = np.ascontiguousarray(np.broadcast_to(cast(np, x.u, self._dtype), (H, K)))
+        of["out"] = np.empty((R * T * queries, V), self._dtype)
+        return Tokens(call, T, of | {"given": R * T * H, "asked": R * T * queries})
 
-    def _finished(self, call: Prepared, outs: list[Array], at: Array) -> Any:
+    def _call(self, arrays: tuple[Any, ...], named: dict[str, Any]) -> Call:
+        """The checked call; one on arrays with the signature of the last one is not checked again."""
+        given = dict(zip(self._spec.arrays, arrays, strict=False)) | named
+        is_plain = len(given) == len(arrays) + len(named) and all(type(x) is np.ndarray for x in given.values())
+        key = tuple((n, x.shape, x.dtype) for n, x in given.items()) if is_plain else None
+        if key is not None and key == self._checked[0] and not self._options.get("check"):
+            call = Call(**self._checked[1])
+            vars(call).update(given)
+            return call
+        call = prepare(self._spec, arrays, named | self._options)
+        self._checked = key, vars(call.without_arrays())
+        return call
+
+    def _finished(self, tokens: Tokens) -> Any:
         """The public outputs (R, T, heads, V), with the read-out of fn; None without queries."""
-        q = getattr(call.variables, str(self._spec.change.query))
+        call, out = tokens.call, tokens.values["out"]
+        q = getattr(call, str(self._spec.change.query))
         if q is None:
             return None
         _, H, _, V = pools.shape_of(self.state)
-        out = np.stack(outs, axis=1) if outs else np.zeros((0,), self._dtype)
-        return finish(call, out.reshape(len(at), len(outs), max(q.shape[-2], H), V), None)[0]
+        shape = (*call.batch, tokens.T, max(q.shape[-2], H), V)
+        return finish(call, out.reshape(shape), None)[0]
 
-    # one token
+    # kernels
 
-    def _read(self, tokens: Tokens, x: Token, S: Array, path: Array, at: Array) -> tuple[Array, Array]:
-        """(u (R, H, V), out (R, H, M, V)) of a token; path: (R, n) slots before it, the last one first."""
-        plan = tokens.plan
-        k, u, g = (self._logs[n][at, path.T] for n in ("k", "u", "g"))  # (n, R, H, D)
+    def _launch(self, kernel: str, at: Array, longest: int, **values: Any) -> None:
+        """A kernel on the logs of rows."""
+        from . import log_loops as loops
 
-        def read(y: Array, first: Array) -> Array:
-            """y (R, H, M, K) times the state after the decay `first`: (R, H, M, V)."""
-            decay = _decays(first, g)
-            weights = np.vecdot(y, (k * decay[:-1])[..., None, :])[..., None]
-            out = (y * decay[-1][..., None, :]) @ S
-            for n in range(len(g)):
-                out += weights[n] * u[n][..., None, :]
-            return out
+        _, H, K, V = pools.shape_of(self.state)
+        logs = {f"log_{n}": x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for n, x in self._logs.items()}
+        shared = {"R": len(at), "H": H, "K": K, "V": V, "W": self._logs["g"].shape[-1], "ring": self._size,
+                  "slots": self._logs["k"].shape[2], "logged": len(logs["log_k"]), "at": at, "start": self._start[at],
+                  "live": self.live[at]}  # fmt: skip
+        with threads.limited(self._options.get("num_threads")):
+            loops.launch(getattr(loops, kernel), shared | logs | values, longest, self._launches)
 
-        q_first = x.g if plan.query_reads is ReadState.UPDATED else np.zeros_like(x.g)
-        written = x.v
-        if x.r is not None and x.beta is not None:
-            r, r_first = x.r[..., None, :], x.g
-            if plan.erase_reads is ReadState.PREVIOUS:
-                r_first = np.zeros_like(x.g)
-            if r_first is q_first:  # one pass over the states
-                both = read(np.concatenate([r, x.q], axis=-2), x.g)
-                predicted, out = both[..., 0, :], both[..., 1:, :]
-            else:
-                predicted, out = read(r, r_first)[..., 0, :], read(x.q, q_first)
-            written = x.beta * (x.v - predicted)
-        else:
-            out = read(x.q, q_first)
-        own = x.k
-        if plan.query_reads is not ReadState.UPDATED:
-            own = np.zeros_like(x.k) if tokens.bonus is None else x.k * tokens.bonus
-        out = out + np.vecdot(x.q, own[..., None, :])[..., None] * written[..., None, :]
-        return written, plan.scale * out
+    def _computed(self, at: Array, tokens: Tokens, t: int, parents: Array, slots: Array) -> Array:
+        """Compute tokens from t on, and write them to slots; the tokens (R, N) on the paths to them."""
+        R, N = len(at), slots.shape[-1]
+        direct = self._is_direct
+        states = self._stored() if direct else self._plain_states(pools.take(self.state, at))
+        parents, slots = (np.ascontiguousarray(np.broadcast_to(x, (R, N)), np.int64) for x in (parents, slots))
+        depths = np.zeros((R, N), np.int64)
+        own = {"state": at if direct else np.arange(R), "N": N, "t": t, "parents": parents, "to": slots,
+               "depths": depths}  # fmt: skip
+        own |= states
+        self._launch("tokens", at, N + self._size, **tokens.values, **own)
+        return depths
+
+    @property
+    def _is_direct(self) -> bool:
+        """Whether kernels read and write the pool itself."""
+        return isinstance(self.state, SmallState) or self.state.dtype == self._dtype
+
+    def _stored(self) -> dict[str, Any]:
+        """The pool as kernels take it."""
+        if not isinstance(self.state, SmallState):
+            return self._plain_states(self.state)
+        codes, scale, *low = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in self.state.arrays)
+        found: dict[str, Any] = {"bits": BITS[self.state.kind], "states": len(codes), "scales": scale,
+                                 "heads": len(scale)}  # fmt: skip
+        found |= {"low": low[0], "half": low[0].shape[-1]} if low else {}
+        return found | {"whole" if codes.dtype == np.int16 else "upper": codes}
+
+    def _plain_states(self, S: Array) -> dict[str, Any]:
+        flat = S.reshape(math.prod(S.shape[:-1]), S.shape[-1])
+        return {"S": flat, "states": len(flat)}
 
     # the ring
 
-    def _ring(self, at: Array) -> Array:
-        """(R, n) the slots of the logs, the last token first, NONE after the oldest one."""
-        live, n = self.live[at][:, None], np.arange(int(self.live[at].max(initial=0)))
-        slot = (self._start[at][:, None] + live - 1 - n) % self._size
-        return np.where(n < live, slot, self._size)
-
-    def _append(self, at: Array, k: Array, u: Array, g: Array) -> None:
-        """One token at the end of each row; where the ring is full its oldest tokens are flushed."""
-        full = at[self.live[at] == self._size]
-        if len(full):
-            self._fold(full, np.full(len(full), self.length))
-        slot = (self._start[at] + self.live[at]) % self._size
-        for name, x in (("k", k), ("u", u), ("g", g)):
-            self._logs[name][at, slot] = x
-        self.live[at] += 1
-        self.position[at] += 1
+    def _append(self, at: Array, slots: Array, count: Array) -> None:
+        """Slots (R, N) at the end of each row, so many of it; where the ring is full its oldest tokens are flushed."""
+        done, n = np.zeros(len(at), np.int64), np.arange(slots.shape[1])
+        while (done < count).any():
+            full = at[(done < count) & (self.live[at] == self._size)]
+            if len(full):
+                self._fold(full, np.full(len(full), self.length))
+            stop = np.minimum(count, done + self._size - self.live[at])
+            now = np.where((n >= done[:, None]) & (n < stop[:, None]), slots, -1)
+            self._launch("move", at, 0, N=len(n), to=now, live=self.live[at] - done)
+            self.live[at] += stop - done
+            self.position[at] += stop - done
+            done = stop
 
     def _make_slots(self, nodes: int) -> None:
         """Slots of the nodes of a tree."""
         for name, x in self._logs.items():
-            if (more := self._size + 1 + nodes - x.shape[1]) > 0:
-                new = np.zeros((x.shape[0], more, *x.shape[2:]), x.dtype)
-                self._logs[name] = np.concatenate([x, new], axis=1)
+            if (more := self._size + nodes - x.shape[2]) > 0:
+                new = np.zeros((*x.shape[:2], more, x.shape[3]), x.dtype)
+                self._logs[name] = np.concatenate([x, new], axis=2)
 
     # checkpoints
 
-    def _states(self, at: Array) -> Array:
-        """The checkpoints (R, H, K, V), to read."""
-        return pools.take(self.state, slice(None) if len(at) == len(self.live) and (np.diff(at) == 1).all() else at)
-
-    def _flush_full(self, at: Array) -> bool:
-        """Flush the oldest `length` tokens wherever so many are in the log; whether there were any."""
-        some = False
+    def _flush_full(self, at: Array) -> None:
+        """Flush the oldest `length` tokens wherever so many are in the log."""
         while len(full := at[self.live[at] >= self.length]):
             self._fold(full, np.full(len(full), self.length))
-            some = True
-        return some
 
     def _fold(self, at: Array, count: Array) -> None:
         """Move checkpoints so many tokens forward."""
         some = np.flatnonzero(count)  # others are not rounded again
         if len(some):
-            pools.put(self.state, at[some], self._folded(at[some], count[some]))
+            rows, own = at[some], count[some]
+            if self._is_direct:
+                self._fold_into(self._stored(), rows, rows, own)
+            else:
+                S = np.array(pools.take(self.state, rows))
+                self._fold_into(self._plain_states(S), np.arange(len(rows)), rows, own)
+                pools.put(self.state, rows, S)
         self._start[at] = (self._start[at] + count) % self._size
         self.live[at] -= count
 
-    def _folded(self, at: Array, count: Array) -> Array:
-        """The states so many tokens after the checkpoints: (I o e^G) S_0 + sum_j (k_j o e^G)^T u_j."""
-        n = np.arange(self._size)[:, None]  # always so many, so that bits do not depend on other rows
-        slot = np.where(n < count, (self._start[at] + count - 1 - n) % self._size, self._size)
-        k, u, g = (self._logs[name][at, slot] for name in ("k", "u", "g"))
-        decay = _decays(np.zeros_like(g[0]), g)
-        k, u = np.moveaxis(k * decay[:-1], 0, -1), np.moveaxis(u, 0, -2)  # (R, H, K, n), (R, H, n, V)
-        S = np.ascontiguousarray(k) @ np.ascontiguousarray(u)
-        S += decay[-1][..., None] * pools.take(self.state, at)
-        return S
+    def _fold_into(self, states: dict[str, Any], state: Array, at: Array, count: Array) -> None:
+        """Move states, those of these numbers, so many tokens of the rows `at` forward.
 
-
-def _decays(first: Array, g: Array) -> Array:
-    """e^{G} (n + 1, R, H, 1 or K) of log decays g, the last token first: of each token, and of the checkpoint."""
-    decay = np.concatenate([first[None], g])
-    for n in range(len(g)):
-        decay[n + 1] += decay[n]
-    return np.exp(decay, out=decay)
+        Raises ValueError for small states that are not finite; all are as they were then.
+        """
+        wrong = np.zeros(len(at), np.int64)
+        for writes in (0, 1) if "bits" in states else (1,):  # small states are looked at first
+            self._launch("fold", at, self._size, **states, state=state, live=count, wrong=wrong,
+                         writes_state=writes)  # fmt: skip
+            if wrong.any():
+                raise ValueError("StateLog: state has inf or NaN, expected finite numbers")
 
 
 def unsupported_reason(spec: Any, options: dict[str, Any]) -> str | None:
@@ -384,15 +394,15 @@ def unsupported_reason(spec: Any, options: dict[str, Any]) -> str | None:
     return None
 
 
-def _plain(call: Prepared) -> tuple[Inputs, Any]:
+def _plain(call: Call) -> tuple[Inputs, Any]:
     """(inputs whose gates, norms, strengths and features are computed, the plan of the rest)."""
-    x, plan = call.inputs(), call.plan
+    x, plan = inputs_of(call), call.plan
     if isinstance(x, MappedInputs):
         q, k = (None if y is None else x.map[0](cast(np, y, plan.dtype)) for y in (x.q, x.k))
         x = Inputs(q, k, x.v, x.g)
-    for step in matrix_state.preprocessing(matrix_state.REFERENCE, x, plan):
-        if step.inputs is not None:
-            x, plan = step.inputs(matrix_state.REFERENCE.load(), x, plan)
+    for name in matrix_state.preprocessing(matrix_state.REFERENCE, x, plan):
+        if name in OF_INPUTS:
+            x, plan = OF_INPUTS[name][0](matrix_state.REFERENCE.load(), x, plan)
     return x, plan
 
 

@@ -82,7 +82,9 @@ def unpack_state(small: SmallState) -> Any:
     """The states (..., H, K, V) in float32."""
     codes = small.codes
     if small.low is not None:
-        four = np.stack([small.low & 15, small.low >> 4], axis=-1).reshape(*small.low.shape[:-1], -1)
+        four = np.stack([small.low & 15, small.low >> 4], axis=-1).reshape(
+            *small.low.shape[:-1], 2 * small.low.shape[-1]
+        )
         codes = (codes.astype(np.int16) << 4) | four[..., : codes.shape[-1]]
     S = codes.astype(np.float32)
     S *= small.scale

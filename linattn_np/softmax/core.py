@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import inf, log, prod
 from typing import Any
 
-from ..core import GROWTH_SLACK, CallPlan, Computed, Core, Explained, Growth, StatesAt, register, register_states
+from ..core import GROWTH_SLACK, Computed, Core, Explained, Growth, StatesAt, register, register_states
 from ..ops.host import has_compiler
 from ..runtime.arrays import Array, accumulate, is_cupy, is_numpy
 from ..runtime.recorder import refuse
@@ -41,8 +41,9 @@ class Softmax(states.GivesStates, Core):
     STATE_AXES = {"k": "L Hk K", "v": "L H V", "b": "L Hq", "length": ""}  # noqa: RUF012
     STATE_LIMITS = {"b": (-inf, 0.0), "length": (0.0, inf)}  # noqa: RUF012
     STATE_COUNTS = ("length",)
+    NO_SUMMARY = "the state keeps a row of every token"
 
-    def plan(self, plan: CallPlan, spec: Any, options: Mapping[str, Any], sizes: Sizes) -> SoftmaxPlan:
+    def plan(self, fields: dict[str, Any], spec: Any, options: Mapping[str, Any], sizes: Sizes) -> SoftmaxPlan:
         """The plan of a call, with window and normalize."""
         own = {
             "window": options.get("window"),
@@ -51,7 +52,7 @@ class Softmax(states.GivesStates, Core):
             "slots": slots_of(options["state"]),
             "lse": options.get("return_lse", False),
         }
-        return SoftmaxPlan(**plan._asdict() | own)
+        return SoftmaxPlan(**fields | own)
 
     def forward(self, fn: str, x: Inputs, plan: SoftmaxPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""

@@ -53,7 +53,9 @@ def parts_of(plan: SoftmaxPlan, x: Inputs, cache: Any) -> Parts:
     xp, G = plan.xp, groups(x)
     q, k, v, w, bias = (None if y is None else split(xp, cast(xp, y, plan.dtype), G) for y in (*x[:3], x.w, x.bias))
     g, beta = (None if y is None else split(xp, cast(xp, y, plan.dtype)[..., None], G)[..., 0] for y in (x.g, x.beta))
-    sinks = None if x.sinks is None else xp.reshape(cast(xp, x.sinks, plan.dtype), (G, -1, 1, 1))
+    sinks = (
+        None if x.sinks is None else xp.reshape(cast(xp, x.sinks, plan.dtype), (G, x.sinks.shape[0] // max(G, 1), 1, 1))
+    )
     return Parts(None if q is None else plan.scale * q, k, v, g, sinks, _past(plan, cache, G), w, beta, bias)
 
 

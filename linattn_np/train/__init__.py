@@ -7,7 +7,7 @@ la.train.fit(model.loss, run, data.batches(8, 256), steps=500, rate=la.train.cos
 la.train.picture("loss.png", run.losses)
 """
 
-from .curve import picture
+from .curve import in_a_line, picture
 from .data import Tokens
 from .flat import Flat
 from .loop import fit
@@ -18,5 +18,5 @@ from .sampling import generate
 from .schedules import constant, cosine
 from .score import score
 
-__all__ = ["AdamW", "Flat", "Muon", "Run", "Tokens", "constant", "cosine", "fit", "generate", "load", "picture",
-           "save", "score"]  # fmt: skip
+__all__ = ["AdamW", "Flat", "Muon", "Run", "Tokens", "constant", "cosine", "fit", "generate", "in_a_line", "load",
+           "picture", "save", "score"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The picture of a loss curve."""
+"""The picture of a loss curve, in a file and in a line of text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def picture(path: str | Path, losses: Sequence[float] | Mapping[str, Sequence[float]], unit: str = "nats a token",
@@ -32,3 +34,16 @@ def picture(path: str | Path, losses: Sequence[float] | Mapping[str, Sequence[fl
     if any(curves):
         axes.legend()
     figure.savefig(path, dpi=100)
+
+
+def in_a_line(losses: Sequence[float], width: int = 60) -> str:
+    """Losses as bars of eight heights: means of up to `width` groups of steps, from the least to the largest.
+
+    Raises ValueError for no losses.
+    """
+    if not len(losses):
+        raise ValueError("in_a_line: losses is empty, expected one or more")
+    means = np.array([x.mean() for x in np.array_split(np.asarray(losses, np.float64), min(width, len(losses)))])
+    low, high = means.min(), means.max()
+    heights = np.round((means - low) / (high - low or 1) * (len(BARS) - 1)).astype(int)
+    return "".join(BARS[n] for n in heights.tolist())

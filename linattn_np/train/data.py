@@ -72,7 +72,7 @@ class Tokens:
 
         def batch(n: int) -> tuple[np.ndarray, np.ndarray]:
             each = np.stack([window(B * n + b) for b in range(B)])
-            return each[:, :-1], each[:, 1:]
+            return np.ascontiguousarray(each[:, :-1]), np.ascontiguousarray(each[:, 1:])
 
         return batch
 

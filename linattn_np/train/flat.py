@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,25 +23,30 @@ class Flat(NamedTuple):
             raise ValueError("Flat: arrays is empty, expected an array or more")
         if len(kinds := {str(x.dtype) for x in arrays.values()}) > 1:
             raise TypeError(f"Flat: the arrays have the dtypes {', '.join(sorted(kinds))}, expected one")
-        first = next(iter(arrays.values()))
-        xp = compat.array_namespace(first)
-        vector = xp.concat([xp.reshape(x, (-1,)) for x in arrays.values()])
+        vector = _joined(arrays.values())
         return cls(vector, _views(vector, arrays))
 
-    def like(self, value: float = 0.0) -> Flat:
-        """A number everywhere."""
-        vector = compat.array_namespace(self.vector).full_like(self.vector, value)
+    def like(self, vector: Any) -> Flat:
+        """The same paths in another vector."""
         return Flat(vector, _views(vector, self.arrays))
+
+    def zeros(self) -> Flat:
+        """The same paths in a vector of zeros."""
+        return self.like(compat.array_namespace(self.vector).zeros_like(self.vector))
+
+    def joined(self, arrays: Mapping[str, Any]) -> Any:
+        """Arrays of the same paths as a vector."""
+        return _joined(arrays[path] for path in self.arrays)
 
     def set(self, arrays: Mapping[str, Any]) -> None:
         """Writes arrays of the same paths."""
         for path, x in self.arrays.items():
             x[...] = arrays[path]
 
-    def add(self, arrays: Mapping[str, Any]) -> None:
-        """Adds arrays of the same paths."""
-        for path, x in self.arrays.items():
-            x += arrays[path]
+
+def _joined(arrays: Iterable[Any]) -> Any:
+    rows = [x.reshape(-1) for x in arrays]
+    return compat.array_namespace(rows[0]).concat(rows)
 
 
 def _views(vector: Any, like: Mapping[str, Any]) -> dict[str, Any]:

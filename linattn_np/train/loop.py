@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import signal
 import sys
@@ -12,18 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..call.vjp import vjp
+from ..distributed import Comm
 from ..layers import Layer
 from ..ops.optimisers import norm
 from ..runtime import blas
 from ..runtime.arrays import compat
+from ..runtime.values import is_whole, shown
 from .data import Batch
+from .gradient import ALONE, check_alike, gradient
 from .run import Run
 from .schedules import Schedule
 
 
 def fit(loss: Layer, run: Run, batch: Batch, steps: int, rate: Schedule, clip: float = 1.0, accumulate: int = 1,
-        save: str | Path | None = None, every: int = 0, bar: bool = True) -> Run:  # fmt: skip
+        save: str | Path | None = None, every: int = 0, bar: bool = True, comm: Comm = ALONE) -> Run:  # fmt: skip
     """Trains to step number `steps`; `run` changes in place. A run that is resumed has the bits of one that was not.
 
     loss        layer of (ids, labels); its result is the mean loss
@@ -33,35 +36,52 @@ def fit(loss: Layer, run: Run, batch: Batch, steps: int, rate: Schedule, clip: f
     accumulate  batches of a step; their gradients are averaged
     save        a file, written every `every` steps, at the end, and when an exception or ctrl-C ends the loop
     bar         loss and tokens a second on standard error
+    comm        ranks that share the batches of a step, as many each (la.distributed); all have equal runs, rank 0 alone
+                saves and has a bar. On 2, 4, 8, ... ranks the run has the bits of one rank
 
-    Raises FloatingPointError for a gradient that is not finite; the parameters are those before it.
+    Raises FloatingPointError for a gradient that is not finite; the parameters are those before it. Raises ValueError
+    for `accumulate` that is no multiple of the ranks and for runs that differ, RankError for a rank that is gone.
     """
-    G, xp = run.params.like(), compat.array_namespace(run.params.vector)
+    if not is_whole(accumulate) or accumulate % comm.size:
+        wanted = f"a multiple of the {comm.size} ranks" if comm.size > 1 else "a whole number from 1"
+        raise ValueError(f"fit: accumulate is {shown(accumulate)}, expected {wanted}")
+    if comm.size > 1:
+        check_alike(run, comm)
+        save, bar = (None, False) if comm.rank else (save, bar)
+    xp = compat.array_namespace(run.params.vector)
     try:
-        with blas.one_thread(), _bar(run.step, steps, bar) as shown:
+        with blas.one_thread(), _few_collections(), _bar(run.step, steps, bar) as told:
             while run.step < steps:
-                start, mean, count = time.perf_counter(), 0.0, 0
-                for n in range(accumulate):
-                    ids, labels = map(xp.asarray, batch(run.position + n))
-                    found, pullback = vjp(loss, run.params.arrays, ids, labels)
-                    grads = pullback(1.0 / accumulate).params
-                    (G.add if n else G.set)(grads)
-                    mean, count = mean + float(found) / accumulate, count + ids.size
-                size = norm(xp, G.vector)
+                start = time.perf_counter()
+                g = gradient(loss, run.params, batch, run.position, accumulate, comm)
+                size = norm(xp, g.of.vector)
                 if not math.isfinite(size):
-                    raise FloatingPointError(f"fit: the gradient of step {run.step} is not finite, its loss {mean}")
+                    raise FloatingPointError(f"fit: the gradient of step {run.step} is not finite, its loss {g.loss}")
                 scale = min(1.0, clip / size) if size else 1.0
                 with _whole():
-                    run.optimiser.update(run.params, G, run.moments, run.step + 1, rate(run.step), scale)
+                    run.optimiser.update(run.params, g.of, run.moments, run.step + 1, rate(run.step), scale)
                     run.step, run.position = run.step + 1, run.position + accumulate
-                    run.losses.append(mean)
-                shown(run.losses, count / (time.perf_counter() - start))
+                    run.losses.append(g.loss)
+                told(run.losses, comm.size * g.tokens / (time.perf_counter() - start))
                 if save and every and run.step % every == 0:
                     run.save(save)
     finally:
         if save:
             run.save(save)
     return run
+
+
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """Objects that exist are not searched for cycles again and again: a step makes thousands of small ones."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class AdamW(NamedTuple):
     def start(self, params: Mapping[str, Any]) -> tuple[Flat, dict[str, Flat]]:
         """(the parameters, their moments): vectors in which the arrays that decay come first."""
         P = Flat.of(dict(sorted(params.items(), key=lambda each: not self.decays(each[0], each[1].shape))))
-        return P, {"m": P.like(), "v": P.like()}
+        return P, {"m": P.zeros(), "v": P.zeros()}
 
     def update(self, P: Flat, G: Flat, moments: Mapping[str, Flat], step: int, rate: float, clip: float = 1.0) -> None:
         """Step number `step`, from 1, in place; clip multiplies the gradients."""
@@ -74,7 +74,7 @@ class Muon(NamedTuple):
         own = {n: x for n, x in params.items() if self.matrices(n, x.shape)}
         first, moments = self.others.start({n: x for n, x in params.items() if n not in own})
         P = Flat.of(first.arrays | own)
-        return P, {"m": P.like(), "v": moments["v"]}
+        return P, {"m": P.zeros(), "v": moments["v"]}
 
     def update(self, P: Flat, G: Flat, moments: Mapping[str, Flat], step: int, rate: float, clip: float = 1.0) -> None:
         """Step number `step`, from 1, in place; clip multiplies the gradients."""
@@ -84,5 +84,5 @@ class Muon(NamedTuple):
         self.others.update(part(P), part(G), {"m": part(m), "v": moments["v"]}, step, rate, clip)
         own = self.rate * rate
         for path in P.arrays.keys() - rest.keys():
-            ops.turned(P.arrays[path], clip * G.arrays[path], m.arrays[path], 1 - own * self.decay, own,
+            ops.muon(P.arrays[path], clip * G.arrays[path], m.arrays[path], 1 - own * self.decay, own,
                        self.momentum, self.nesterov, self.coefficients)  # fmt: skip

@@ -27,12 +27,16 @@ def generate(logits: Layer, params: dict[str, Any], prompt: Sequence[int], count
     found, state = logits(params, np.array([list(prompt)], np.int64), return_state=True)
     last = found[:, -1]
     for n in range(count):
-        x = on_host(last)[0].astype(np.float64)
-        if temperature:
-            p = nn.softmax(x / temperature)
-            token = int(rng.choice(len(p), p=p / p.sum()))
-        else:
-            token = int(np.argmax(x))
+        token = draw(on_host(last)[0], temperature, rng)
         yield token
         if n + 1 < count:
             last, state = step(logits, params, np.array([token]), state=state, return_state=True)
+
+
+def draw(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
+    """One token from logits (V,)."""
+    x = logits.astype(np.float64)
+    if not temperature:
+        return int(np.argmax(x))
+    p = nn.softmax(x / temperature)
+    return int(rng.choice(len(p), p=p / p.sum()))

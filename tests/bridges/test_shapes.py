@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.bridges.programs import Program, Signature
 from linattn_np.bridges.shapes import Abstract, abstract, abstract_result
 from linattn_np.call.layouts import ONE_TOKEN
 
@@ -80,3 +81,11 @@ def test_a_rule_by_name_and_the_errors_of_the_call():
     assert found == x
     with pytest.raises(ValueError, match=r"gla: g has shape \(2, 4, 4, 7\), expected"):
         abstract_result(la.gla, {"q": x, "k": x, "v": x, "g": Abstract((2, 4, 4, 7), x.dtype)}, None, {})
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_residuals_of_every_variant_are_arrays(fn):
+    """Else a framework that traces computes the forward once more before each backward."""
+    arrays = la.testing.sample(fn, np.random.default_rng(0), T=5, H=2, K=4, V=3)
+    given = {n: Abstract(x.shape, np.dtype(np.float32)) for n, x in arrays.items() if isinstance(x, np.ndarray)}
+    assert Program(Signature(fn.spec, tuple(given), None, ()), tuple(given.values())).saved is not None

@@ -16,7 +16,9 @@ from tests.cases import (
     PLAIN,
     Case,
     call,
+    cases_of,
     cotangents,
+    covered,
     draw,
     of_matrices,
     parts,
@@ -351,7 +353,7 @@ def poison_empty(monkeypatch):
     import array_api_compat.numpy as xp
 
     def empty(shape, dtype=float, **_):
-        return np.full(shape, np.nan, dtype=dtype)
+        return np.full(shape, 0xFF if np.dtype(dtype) == np.uint8 else np.nan, dtype=dtype)  # bytes of NaN
 
     def empty_like(x, dtype=None, **_):
         return np.full(x.shape, np.nan, dtype=dtype or x.dtype)
@@ -406,3 +408,12 @@ def test_num_threads_is_a_whole_number(count):
         la.simple_gla(**x, num_threads=count)
     with pytest.raises(ValueError, match=wanted):
         la.vjp(la.simple_gla, **x, num_threads=count)
+
+
+@pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
+def test_outputs_without_tokens_have_the_dtype_of_others(fn):
+    """Complex ones too: pieces of a call without tokens get cotangents of the whole output."""
+    case, *_ = cases_of(fn)
+    for how in covered(case, [{"backend": "chunks"}, {"backend": "reference"}]):
+        given = (la.testing.sample(fn, np.random.default_rng(0), T=T, H=2, K=4, V=3) for T in (0, 2))
+        assert len({fn(**x, **how).dtype for x in given}) == 1, how

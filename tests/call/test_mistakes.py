@@ -282,7 +282,7 @@ def test_good_calls_raise_no_doubt(fn, dtype):
         drawn = la.testing.sample(fn, np.random.default_rng(1), T=16, K=6, V=6)
         drawn = {n: in_dtype(x, dtype) for n, x in drawn.items()}
         state = la.testing.sample_state(fn, np.random.default_rng(2), (2,), options, K=6, V=6)
-        axes = axes_of(fn.spec, {**COMMON, **fn.spec.options.defaults, **options})
+        axes = axes_of(fn.spec, {**COMMON, **fn.spec.options, **options})
         turned = {n: LAYOUTS["heads_first"].leave(np, x, axes[n], (2,)) for n, x in drawn.items()}
         for arrays, layout in ((drawn, "time_first"), (turned, "heads_first")):
             found = la.check(fn, **arrays, **options, state=state, layout=layout)

@@ -22,9 +22,7 @@ VALUES = {
     "numpy bool": np.True_, "bytes": b"x", "complex": 1j, "function": len, "type": float, "range": range(2),
     "masked": np.ma.array([0, 1], mask=[0, 1]), "-1": -1, "0": 0, "2.5": 2.5, "int64": np.int64(3),
 }  # fmt: skip
-OPTIONS = [
-    (fn, name) for fn in one_per(lambda spec: tuple(spec.options.defaults) or None) for name in fn.spec.options.defaults
-]
+OPTIONS = [(fn, name) for fn in one_per(lambda spec: tuple(spec.options) or None) for name in fn.spec.options]
 OPTIONS += [
     (fn, name) for name in COMMON for fn in one_per(lambda spec: spec.erase if spec.state.parts is None else None)
 ]

@@ -10,9 +10,9 @@ from linattn_np.testing import check_vjp, relative_error, sample
 from tests.cases import one_per
 from tests.naive import NAIVE
 
-RULES = [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options.defaults]
-DECLARED = [fn for fn in la.VARIANTS if "gate_lower_bound" in fn.spec.options.defaults]
-GATED = [fn for fn in RULES if "lower_bound" in fn.spec.options.defaults]
+RULES = [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options]
+DECLARED = [fn for fn in la.VARIANTS if "gate_lower_bound" in fn.spec.options]
+GATED = [fn for fn in RULES if "lower_bound" in fn.spec.options]
 every_rule = pytest.mark.parametrize("fn", RULES, ids=lambda f: f.__name__)
 gated = pytest.mark.parametrize("fn", GATED, ids=lambda f: f.__name__)
 BACKENDS = pytest.mark.parametrize("backend", ["chunks", "reference", "numba"])

@@ -309,7 +309,7 @@ def test_the_bytes_of_recorded_plans_are_limited(where):
     """The oldest plans are removed, for a plan that has grown too; one that exceeds the bound alone is not stored."""
 
     def plan(part):
-        return SimpleNamespace(**{"nbytes": 0, where: int(replay.MOST_BYTES / part)})
+        return SimpleNamespace(**{"nbytes": 0, where: int(replay.MOST_BYTES / part) - replay.LEAST})
 
     replay.clear()
     for n in range(5):
@@ -317,7 +317,7 @@ def test_the_bytes_of_recorded_plans_are_limited(where):
     assert list(replay.by_key) == [1, 2, 3, 4]
     replay.store(3, plan(2))
     assert list(replay.by_key) == [2, 3, 4]
-    replay.store(5, replay.Recorded(MethodType(len, plan(1e9)), False, False))
+    replay.store(5, MethodType(len, plan(1e9)))
     assert list(replay.by_key) == [2, 3, 4, 5]
     replay.store(6, plan(0.5))
     assert replay.count() == 0

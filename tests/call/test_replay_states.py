@@ -23,7 +23,7 @@ def nothing_remembered():
 # the state
 
 
-SEVERAL = [fn for fn in la.VARIANTS if fn.spec.state.type_of(fn.spec.options.defaults) is not None]
+SEVERAL = [fn for fn in la.VARIANTS if fn.spec.state.type_of(fn.spec.options) is not None]
 
 
 @pytest.mark.parametrize("fn", SEVERAL, ids=lambda fn: fn.__name__)

@@ -11,7 +11,7 @@ import array_api_strict
 
 import linattn_np as la
 from linattn_np.call.replay import plans as replay
-from linattn_np.call.replay.host import RecordedFunction
+from linattn_np.call.replay.template import RecordedFunction
 from linattn_np.matrix_state import core
 from linattn_np.matrix_state.cpu import loops
 from linattn_np.matrix_state.types import Inputs, Plan, Readout
@@ -109,7 +109,7 @@ def test_inputs_of_another_layout_are_computed_in_full():
         count += 1
         return core.forward("f", inputs, plan, state, "numba")
 
-    recorded = RecordedFunction(forward)
+    recorded = RecordedFunction(np, forward)
     for _ in range(4):
         recorded(Inputs(q, k, v, r=k), S)
         assert count == 1
@@ -145,7 +145,7 @@ def test_explain_says_whether_a_call_is_replayed(arrays, options, expected, monk
     replay.clear()
     for _ in range(2):
         la.hgrn2(*arrays, **options)
-    plans = [one.plan for one in replay.by_key.values()]
+    plans = [*replay.by_key.values()]
     assert (expected == "replayed") == (bool(plans) and plans[0] is not replay.computed_in_full)
     monkeypatch.setattr(replay, "ENABLED", False)
     assert la.explain(la.hgrn2, *arrays, **options).replay == "LINATTN_REPLAY is 0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -13,8 +14,7 @@ from linattn_np.testing import relative_error
 from tests import cases
 from tests.cases import draw, parts, parts_like
 
-CASES, PLAIN = ([c for c in every if c.spec.composes] for every in (cases.CASES, cases.PLAIN))
-RECURRENT = [fn for fn in cases.RECURRENT if fn.spec.composes]
+CASES, PLAIN = cases.SPANS, [cases.plain_case(fn) for fn in cases.COMPOSING]
 CUTS = (0, 4, 4, 9, 11)
 
 
@@ -151,15 +151,21 @@ def test_a_ragged_batch_has_a_summary_a_sequence(case):
         assert_same(getattr(grads, name), joined, 1e-11)
 
 
-@pytest.mark.parametrize("fn", RECURRENT, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", cases.COMPOSING, ids=lambda fn: fn.__name__)
 def test_a_transfer_is_no_larger_than_the_variant_needs(fn):
     """A matrix only where a token mixes channels; log decays of head or channels; nothing without a decay."""
     case = next(c for c in PLAIN if c.fn is fn)
     arrays, _ = drawn(case)
     found = la.summary(fn, **tokens(case, arrays, 0, 5), **case.options)
     S, transfer = parts(found.offset)[0], found.transfer
-    if isinstance(fn.spec.core, Elementwise):
+    if fn.spec.state.stacks:
+        D = 2 * S.shape[-2] if isinstance(found.offset, tuple) else S.shape[-1]
+        assert transfer.matrix.shape == (*S.shape[: -2 if isinstance(found.offset, tuple) else -1], D, D)
+    elif isinstance(fn.spec.core, Elementwise):
         assert parts(transfer)[0].shape == S.shape
+    elif fn.spec.state.again is not None:
+        assert transfer.matrix.shape == (*S.shape[:-1], S.shape[-2])
+        assert transfer.again.shape == transfer.kept.shape == S.shape[:-2]
     elif fn.spec.erase.name != "NONE" or fn.spec.state.rotates:
         assert transfer.shape == (*S.shape[:-1], S.shape[-2])
     elif fn.spec.decay.name == "NONE" or fn is la.abc:
@@ -172,7 +178,7 @@ def test_a_transfer_is_no_larger_than_the_variant_needs(fn):
         assert transfer.shape == S.shape[:-1]
 
 
-@pytest.mark.parametrize("fn", RECURRENT, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", cases.COMPOSING, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("how", [{"backend": "reference"}, {"backend": "chunks"}, {"layout": "heads_first"}], ids=str)
 def test_every_backend_and_layout(fn, how):
     case = next(c for c in PLAIN if c.fn is fn)
@@ -188,12 +194,25 @@ def test_every_backend_and_layout(fn, how):
         assert d is None or d.shape == given[name].shape
 
 
-OTHERS = [fn for fn in la.VARIANTS if not fn.spec.composes]
+REASONS = {  # of every variant without a summary; those of a core are one
+    "log_linear_gla": "levels are places of tokens", "log_linear_gated_delta_rule": "levels are places of tokens",
+    "preconditioned_gated_delta_rule": "not linear in the state", "preconditioned_kda": "not linear in the state",
+    "titans_linear": "a span alone does not know its own",
+    **{fn.__name__: "keeps a row of every token" for fn in cases.GROWING},
+    **dict.fromkeys(("atlas", "lact", "titans", "ttt_linear", "ttt_mlp"), "not linear in them"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fn", OTHERS, ids=lambda fn: fn.__name__)
+def test_every_variant_has_a_summary_or_a_reason():
+    found = {fn.__name__: fn.spec.no_summary for fn in la.VARIANTS if not fn.spec.composes}
+    assert found.keys() == REASONS.keys()
+    assert all(REASONS[name] in why for name, why in found.items()), found
+
+
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if not fn.spec.composes], ids=lambda fn: fn.__name__)
 def test_states_that_do_not_compose_have_no_summary(fn):
-    with pytest.raises(TypeError, match=f"summary: fn is {fn.__name__}, whose states do not compose"):
+    words = f"summary: fn is {fn.__name__}, whose states do not compose ({fn.spec.no_summary})"
+    with pytest.raises(TypeError, match=re.escape(words)):
         la.summary(fn, np.zeros((2, 1, 3)), np.zeros((2, 1, 3)), np.zeros((2, 1, 3)))
 
 
@@ -222,7 +241,9 @@ def test_log_decays_of_minus_infinity_cut_a_span_off():
     assert all(np.isfinite(d).all() for d in grads if d is not None)
 
 
-@pytest.mark.parametrize("fn", [la.kda, la.gla, la.mlstm], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [la.kda, la.gla, la.mlstm, la.momentum_delta_rule, la.block_scan], ids=lambda fn: fn.__name__
+)
 def test_autograd_goes_through_summaries(fn):
     torch = pytest.importorskip("torch")
     case = next(c for c in PLAIN if c.fn is fn)
@@ -246,7 +267,9 @@ def test_autograd_goes_through_summaries(fn):
         assert_same(a.grad.numpy(), b, 1e-11)
 
 
-@pytest.mark.parametrize("fn", [la.gated_delta_rule, la.simple_gla], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [la.gated_delta_rule, la.simple_gla, la.momentum_delta_rule, la.block_scan], ids=lambda fn: fn.__name__
+)
 def test_jax_differentiates_summaries_inside_jit(fn):
     jax = pytest.importorskip("jax")
     case = next(c for c in PLAIN if c.fn is fn)
@@ -256,11 +279,11 @@ def test_jax_differentiates_summaries_inside_jit(fn):
         first, second = ({n: x[:, a:b] if case.on_tokens(n) else x for n, x in given.items()}
                          for a, b in ((0, 4), (4, 11)))  # fmt: skip
         end = la.entry_states([la.summary(fn, **first), la.summary(fn, **second)], S)[-1]
-        return (end * end).sum()
+        return sum((y * y).sum() for y in parts(end))
 
     grads, dstate = jax.jit(jax.grad(loss, argnums=(0, 1)))(arrays, state)
     (_, whole), pullback = la.vjp(fn, **tokens(case, arrays, 0, 11), state=state, return_state=True)
-    wanted = pullback(None, 2 * whole)
+    wanted = pullback(None, parts_like(whole, [2 * y for y in parts(whole)]))
     assert_same(dstate, wanted.state, 1e-5)
     for name in (n for n in case.given if n != case.spec.change.query):
         assert_same(grads[name], getattr(wanted, name), 1e-5)

@@ -9,7 +9,7 @@ from linattn_np.call.dispatch import public
 from linattn_np.call.options import Options
 from linattn_np.core import CallPlan, Computed, Core, Explained, register, register_states
 from linattn_np.runtime.arrays import Array, cast, device
-from linattn_np.spec import ArgSpec, ChangeOfVariables, StateFormat, Variables, VariantSpec
+from linattn_np.spec import ArgSpec, Call, ChangeOfVariables, StateFormat, VariantSpec
 
 
 class MeanInputs(NamedTuple):
@@ -128,12 +128,12 @@ register(CORE, MeanInputs)
 register_states(CORE, MeanState)
 
 
-def to_core(c: Variables) -> MeanInputs:
+def to_core(c: Call) -> MeanInputs:
     """The core's arrays are the caller's."""
     return MeanInputs(c.x, c.g)
 
 
-def to_core_vjp(c: Variables, d: MeanInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: MeanInputs) -> dict[str, Array]:
     """Gradients by public name."""
     return d._asdict()
 

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from linattn_np.elementwise.cuda import arguments as elementwise
 from linattn_np.matrix_state.cuda import arguments as core
 from linattn_np.ops.cuda import arguments as ops
 from linattn_np.runtime.cuda import nvrtc, sources
@@ -25,7 +26,7 @@ OFFSETS_ARE_COMPARED = """
 
 
 def declared():
-    return {x for module in (core, ops, softmax) for x in vars(module).values() if isinstance(x, Struct)}
+    return {x for module in (core, elementwise, ops, softmax) for x in vars(module).values() if isinstance(x, Struct)}
 
 
 def test_values_are_at_the_offsets_of_their_names():
@@ -52,7 +53,7 @@ def test_there_is_no_other_packing():
             bodies = re.findall(rf"struct {kind} {{([^}}]*)}}", text)
             assert kind in names or bodies, path
             assert set(re.findall(r"(\w+) \w+;", " ".join(bodies))) <= names, path
-    for module in ("matrix_state", "ops", "softmax"):
+    for module in ("elementwise", "matrix_state", "ops", "softmax"):
         for path in (sources.PACKAGE / module / "cuda").glob("*.py"):
             assert "import struct" not in path.read_text(encoding="utf-8"), path
 
@@ -68,7 +69,7 @@ def test_the_compiler_checks_the_layout(monkeypatch):
         '#include "arguments/matrix_state/ScanArguments.cuh"\n'
         'extern "C" __global__ void entry(const __grid_constant__ ScanArguments a) { *a.dots = a.read; }\n'
     )
-    assert compile_source(sources.of_text("one.cu", text), {}, "sm_80", cached=False).cubin
+    assert compile_source(sources.of_text("one.cu", text), {}, "sm_80", cached=False)[0]
     monkeypatch.setitem(core.SCAN.offsets, "sums", core.SCAN.offsets["sums"] + 8)
     with pytest.raises(nvrtc.CompileError, match=r"ScanArguments.sums"):
         compile_source(sources.of_text("one.cu", text), {}, "sm_80", cached=False)

@@ -11,8 +11,8 @@ from tests import cases
 from tests.cases import parts
 from tests.distributed.ranks import assert_close, assert_same_bits, cotangents, cut, drawn, on_one, on_ranks
 
-CAUSAL = [case for case in cases.CASES if case.causal and case.spec.composes]
-PLAIN = [case for case in cases.PLAIN if case.spec.composes]
+CAUSAL = [case for case in cases.SPANS if case.causal]
+PLAIN = [cases.plain_case(fn) for fn in cases.COMPOSING]
 OFFSETS = [0, 3, 3, 14, 15, 15]  # an empty sequence, one over three ranks, an empty one at the end
 
 

@@ -90,3 +90,21 @@ def test_a_repeated_call_has_the_same_bits(kind, gate):
     for n in reversed(range(3)):
         for a, b in zip(first[n], FUNCTIONS[gate](x + n, y, state=h, return_state=True), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@every_gate
+@every_kind
+def test_gradients_of_constant_gates_are_replayed(kind, gate):
+    """Their sums over sequences, and the slope of an exponential, are loops too."""
+    from linattn_np.call.replay import plans
+    from linattn_np.call.replay.vjp import Forward
+
+    x, y, h = drawn(gate, kind, constant=True, T=9, D=5, B=(3,))
+    plans.clear()
+    calls = [computed(FUNCTIONS[gate], x, y, h) for _ in range(3)]
+    (plan,) = plans.by_key.values()
+    assert isinstance(plan, Forward)
+    assert plan.replayable
+    for found in calls[1:]:
+        for a, b in zip(found, calls[0], strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -29,11 +29,17 @@ def drawn(T=23, D=3, N=4, kind="real", B=(2,), sequences=None, seed=0, dtype=np.
             for n, x in arrays.items()}, state  # fmt: skip
 
 
+def kind_like(x, dtype):
+    """An array in a dtype, or in its complex one."""
+    return x.astype(np.result_type(dtype, np.complex64) if x.dtype.kind == "c" else dtype)
+
+
 def pulled(arrays, state, **options):
     """(out, final state, gradients by name) with random cotangents."""
     (out, end), pull = la.vjp(la.selective_scan, **arrays, state=state, dt_softplus=True, return_state=True, **options)
     rng = np.random.default_rng(1)
-    grads = pull(rng.standard_normal(out.shape).astype(out.dtype), rng.standard_normal(end.shape).astype(end.dtype))
+    dout, dend = (rng.standard_normal(y.shape) + 1j * rng.standard_normal(y.shape) for y in (out, end))
+    grads = pull(dout.real.astype(out.dtype), (dend if end.dtype.kind == "c" else dend.real).astype(end.dtype))
     return out, end, {n: d for n, d in grads._asdict().items() if d is not None}
 
 
@@ -72,11 +78,13 @@ def test_a_complex_number_counts_with_its_conjugate(form):
 
 @pytest.mark.parametrize(("T", "D", "N"), [(5, 1, 1), (70, 17, 3), (33, 64, 16), (40, 300, 5), (65, 530, 2)])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=lambda d: np.dtype(d).name)
-def test_blocks_columns_and_segments_are_the_definition(dtype, T, D, N):
+@every_kind
+def test_blocks_columns_and_segments_are_the_definition(kind, dtype, T, D, N):
     """Channels that fill no vector, several blocks, tokens that fill no segment."""
-    arrays, state = drawn(T, D, N, dtype=dtype)
-    out, end, grads = pulled(arrays, state.astype(dtype))
-    expected, last, exact = pulled({n: x.astype(np.float64) for n, x in arrays.items()}, state, backend="reference")
+    arrays, state = drawn(T, D, N, kind, dtype=dtype)
+    out, end, grads = pulled(arrays, kind_like(state, dtype))
+    wide = {n: kind_like(x, np.float64) for n, x in arrays.items()}
+    expected, last, exact = pulled(wide, state, backend="reference")
     bound = 64 * np.finfo(dtype).eps
     assert relative_error(out, expected) <= bound
     assert relative_error(end, last) <= bound
@@ -98,9 +106,10 @@ def test_packed_sequences_are_one_by_one_to_the_bit(kind, form):
     check_vjp(la.selective_scan, **arrays, state=state, cu_seqlens=offsets, dt_softplus=True, **form)
 
 
-def test_no_bit_depends_on_threads_batches_or_runs():
-    arrays, state = drawn(50, 600, 3, B=(3,), dtype=np.float32)
-    state = state.astype(np.float32)
+@every_kind
+def test_no_bit_depends_on_threads_batches_or_runs(kind):
+    arrays, state = drawn(50, 600, 3, kind, B=(3,), dtype=np.float32)
+    state = kind_like(state, np.float32)
     first = pulled(arrays, state, num_threads=1)
     for threads in (1, 2, 3):
         out, end, grads = pulled(arrays, state, num_threads=threads)
@@ -113,8 +122,9 @@ def test_no_bit_depends_on_threads_batches_or_runs():
 
 
 @every_form
-def test_no_later_token_changes_an_earlier_output(form):
-    arrays, _ = drawn(37)
+@every_kind
+def test_no_later_token_changes_an_earlier_output(kind, form):
+    arrays, _ = drawn(37, kind=kind)
     out = la.selective_scan(**arrays, dt_softplus=True, **form)
     for t in (1, 16, 32, 36):
         later = {n: x.copy() for n, x in arrays.items()}
@@ -155,8 +165,9 @@ def test_halves_steps_positions_and_reverse(kind, form):
     np.testing.assert_array_equal(back[:, ::-1], whole)
 
 
-def test_one_token_in_place():
-    arrays, state = drawn(1)
+@every_kind
+def test_one_token_in_place(kind):
+    arrays, state = drawn(1, kind=kind)
     expected, end = la.selective_scan(**arrays, state=state, dt_softplus=True, return_state=True)
     own = state.copy()
     out, same = la.selective_scan(**arrays, state=own, dt_softplus=True, return_state=True, overwrite_state=True)
@@ -165,9 +176,10 @@ def test_one_token_in_place():
     np.testing.assert_array_equal(own, end)
 
 
-def test_strided_and_read_only_arrays_are_inputs():
+@every_kind
+def test_strided_and_read_only_arrays_are_inputs(kind):
     """The layout (B, D, T) of other libraries is a view of ours."""
-    arrays, state = drawn(35, 20)
+    arrays, state = drawn(35, 20, kind=kind)
     expected = la.selective_scan(**arrays, state=state, dt_softplus=True)
     moved = {n: np.ascontiguousarray(x.T).T if x.ndim > 1 else x for n, x in arrays.items()}
     for x in moved.values():
@@ -175,16 +187,27 @@ def test_strided_and_read_only_arrays_are_inputs():
     np.testing.assert_array_equal(la.selective_scan(**moved, state=state, dt_softplus=True), expected)
 
 
-def test_no_array_has_a_state_for_every_token():
+@every_kind
+def test_no_array_has_a_state_for_every_token(kind):
     """Forward and backward allocate less than half of T D N numbers."""
     T, D, N = 4096, 64, 32
-    arrays, _ = drawn(T, D, N, B=(1,), dtype=np.float32)
+    arrays, _ = drawn(T, D, N, kind, B=(1,), dtype=np.float32)
     pulled(arrays, None)
     tracemalloc.start()
     pulled(arrays, None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < T * D * N * 4 / 2
+
+
+def test_a_step_of_complex_channels_has_the_bits_of_the_token_in_a_long_call():
+    arrays, state = drawn(7, 33, 5, "complex", dtype=np.float32)
+    state = kind_like(state, np.float32)
+    out = la.selective_scan(**arrays, state=state, chunk_size=1)
+    for t in range(7):
+        own = {n: x[:, t] if n in ("x", "dt", "B", "C", "z") else x for n, x in arrays.items()}
+        y, state = la.step(la.selective_scan, **own, state=state, return_state=True)
+        np.testing.assert_array_equal(y, out[:, t])
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunks", "numba"])

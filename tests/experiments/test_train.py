@@ -25,7 +25,9 @@ def book(tmp_path):
 def test_a_text_is_trained_and_continued(book, tmp_path, capsys):
     assert train(tmp_path, book, "--steps", 6, "--mixer", "gla,softmax_attention") == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("validation loss ")
+    curve, last = printed.out.splitlines()[:2]
+    assert len(curve.split()[1]) == 6
+    assert last.startswith("validation loss ")
     assert "step 6 of 6: loss" in printed.err
     assert (tmp_path / "out" / "loss.png").read_bytes()[:4] == b"\x89PNG"
     run = str(tmp_path / "out" / "run.safetensors")
@@ -61,7 +63,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(book, tmp_path, monkeypatch, cap
 def test_token_ids_are_trained(tmp_path, capsys):
     np.save(tmp_path / "ids.npy", np.arange(500) % 7)
     assert train(tmp_path, tmp_path / "ids.npy", "--steps", 2, "--vocabulary", 7) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 2
     assert main(["generate", str(tmp_path / "out" / "run.safetensors")]) == 2
     assert "has 7 tokens, expected bytes: 256" in capsys.readouterr().err
 

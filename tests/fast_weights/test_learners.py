@@ -26,6 +26,7 @@ HOW = {  # optimiser, every, rates
     "momentum": (None, "token", ("mu",)),
     "momentum, decay, gain": (None, "token", ("g", "mu", "gain")),
     "Muon": (MILD, "token", ("mu",)),
+    "Muon, decay, gain": (MILD, "token", ("g", "mu", "gain")),
     "Adam": (ADAM, "token", ()),
     "a step per mini-batch": (None, "mini_batch", ("mu",)),
     "Muon per mini-batch": (MILD, "mini_batch", ("mu",)),
@@ -90,11 +91,9 @@ def test_gradients_with_lengths_that_return(how):
     check(case_of(("swiglu", False, False), "dot", how, "before", 3, renormed=True))
 
 
-@pytest.mark.parametrize(
-    "how", [n for n, (optimiser, every, _) in HOW.items() if optimiser is None or every != "token"]
-)
+@pytest.mark.parametrize("how", [n for n in HOW if n != "Adam"])
 @pytest.mark.parametrize(("body", "read"), product(BODIES, ("before", "after")), ids=str)
-def test_the_dual_form_is_the_recurrence(body, how, read):
+def test_the_chunk_form_is_the_recurrence(body, how, read):
     fn = case_of(body, "l2", how, read, 4)
     arrays, state = drawn(fn, T=19)
     case = Case(fn, {}, {}, {})
@@ -104,12 +103,33 @@ def test_the_dual_form_is_the_recurrence(body, how, read):
         assert error <= 1e-11, (how, what, error)
 
 
-def test_steps_that_are_no_sums_have_no_dual_form():
-    fn = case_of(("linear", False, False), "l2", "Muon", "after", 3)
+@pytest.mark.parametrize("how", ["Muon", "Adam"])
+def test_steps_that_are_no_sums_have_no_dual_form(how):
+    fn = case_of(("linear", False, False), "l2", how, "after", 3)
     arrays, _ = drawn(fn)
-    assert la.explain(fn, **arrays).backend == "reference"
-    with pytest.raises(ValueError, match="'chunks' does not cover this call: the weights of a token are no sum of"):
-        fn(**arrays, backend="chunks")
+    explained = la.explain(fn, **arrays)
+    assert (explained.backend, explained.form) == {
+        "Muon": ("chunks", "chunk form"), "Adam": ("reference", "recurrent form")}[how]  # fmt: skip
+    with pytest.raises(ValueError, match="'numba' does not cover this call: the weights of a token are no sum of"):
+        fn(**arrays, backend="numba")
+    if how == "Adam":
+        with pytest.raises(ValueError, match="'chunks' does not cover this call: the weights of a token are no sum"):
+            fn(**arrays, backend="chunks")
+
+
+@pytest.mark.parametrize(("read", "muon"), product(("before", "after"), (None, MILD.coefficients)), ids=str)
+@pytest.mark.parametrize(("mini_batch", "window", "most"), [(4, 3, 2), (4, 6, 64), (1, 2, 64), (16, 4, 5)])
+def test_steps_of_windows_in_chunks_are_the_recurrence(mini_batch, window, most, read, muon, monkeypatch):
+    monkeypatch.setattr("linattn_np.fast_weights.array.chunks.tokens_of", lambda anchor: most)
+    options = {"mini_batch": mini_batch, "window": window, "read": read, "muon": muon}
+    arrays, state = drawn(la.atlas, T=11, **options)
+    for given in (None, state):
+        expected, found = (
+            with_gradients(Case(la.atlas, options, {}, {}), arrays, state=given, backend=name)
+            for name in ("reference", "chunks")
+        )
+        error, what = worst(found, expected)
+        assert error <= 1e-11, (what, error)
 
 
 @pytest.mark.parametrize("read", ["before", "after"])

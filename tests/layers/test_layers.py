@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.layers import affine, chain, compose, function, linear, multiply, short_conv, squared_relu, swiglu
+from linattn_np.layers import (
+    affine,
+    chain,
+    compose,
+    function,
+    linear,
+    linears,
+    multiply,
+    short_conv,
+    squared_relu,
+    swiglu,
+)
+from linattn_np.runtime import blas, threads
 
 B, T, D = 2, 7, 6
 
@@ -107,12 +119,14 @@ def test_an_output_that_nobody_reads_has_no_gradient():
 def test_bad_parameters_are_named():
     layer, x = swiglu(D, 5).named("mlp"), normal(B, T, D)
     params = layer.init(np.random.default_rng(0), np.float64)
-    with pytest.raises(ValueError, match=r"mlp: params has no 'up/weight', expected an array of shape \(6, 5\)"):
-        layer({n: p for n, p in params.items() if n != "up/weight"}, x)
+    with pytest.raises(
+        ValueError, match=r"mlp: params has no 'project/up/weight', expected an array of shape \(6, 5\)"
+    ):
+        layer({n: p for n, p in params.items() if n != "project/up/weight"}, x)
     with pytest.raises(ValueError, match=r"mlp: params has 'other', which is no parameter"):
         layer({**params, "other": x}, x)
-    with pytest.raises(ValueError, match=r"mlp: up/weight has shape \(5, 6\), expected \(6, 5\)"):
-        layer({**params, "up/weight": params["up/weight"].T}, x)
+    with pytest.raises(ValueError, match=r"mlp: project/up/weight has shape \(5, 6\), expected \(6, 5\)"):
+        layer({**params, "project/up/weight": params["project/up/weight"].T}, x)
     with pytest.raises(TypeError, match=r"mlp: 2 arrays were given, expected x"):
         layer(params, x, x)
     with pytest.raises(TypeError, match=r"mlp: params is a ndarray, expected a dict of arrays by path"):
@@ -132,3 +146,40 @@ def test_a_function_without_a_gradient_of_integers():
     grads = la.vjp(layer, params, ids)[1](np.ones((1, 3, 3)))
     assert grads.ids is None
     assert grads.params["weight"][:, 0].tolist() == [1, 0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("rows", [(2, 3), (5, 417)])
+def test_dense_layers_of_one_array_are_those_of_each_weight(rows):
+    """One product for all of them has the bits of nn.linear, on one thread and on three."""
+    layer = linears(D, {"a": 5, "b": 2, "c": 70}, {"b": la.layers.init.ones(2)})
+    x, params = normal(*rows, D), layer.init(np.random.default_rng(0), np.float64)
+    ys, pull = la.vjp(layer, params, x)
+    dys = [normal(*y.shape) for y in ys]
+    grads = pull(tuple(dys))
+    dx = 0
+    for n, y, dy in zip("abc", ys, dys, strict=True):
+        bias = params.get(f"{n}/bias")
+        alone, pull_alone = la.vjp(la.nn.linear, x, params[f"{n}/weight"], bias)
+        assert np.array_equal(alone, y)
+        own = pull_alone(dy)
+        assert np.array_equal(own.weight, grads.params[f"{n}/weight"])
+        assert bias is None or np.array_equal(own.bias, grads.params[f"{n}/bias"])
+        dx = dx + own.x
+    assert np.allclose(dx, grads.x, rtol=1e-14, atol=1e-14)
+    with blas.one_thread(), threads.limited(3):
+        again = la.vjp(layer, params, x)[1](tuple(dys))
+    assert np.array_equal(again.x, grads.x)
+    assert all(np.array_equal(again.params[n], d) for n, d in grads.params.items())
+
+
+def test_an_input_that_changes_before_the_pullback_is_named():
+    layer, x = swiglu(D, 5).named("mlp"), normal(B, T, D)
+    params = layer.init(np.random.default_rng(0), np.float64)
+    y, pull = la.vjp(layer, params, x)
+    params["down/weight"] *= 2
+    with pytest.raises(RuntimeError, match="mlp: down/weight was changed in place after vjp"):
+        pull(y)
+    _, pull = la.vjp(layer, params, x)
+    x += 1
+    with pytest.raises(RuntimeError, match="mlp: x was changed in place after vjp"):
+        pull(y)

@@ -65,7 +65,7 @@ def test_builds_with_positions_spill_no_more_than_addresses(name, at):
     file, constants = BUILDS[name]
     plain, with_positions = dict(constants(0)), dict(constants(at))
     assert with_positions == plain | {"LA_AT": at}
-    log = compile_source(sources.read(file), with_positions, "sm_90a", cached=False).log
+    log = compile_source(sources.read(file), with_positions, "sm_90a", cached=False)[1]
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
     assert spilled
     assert max(spilled) <= {"scan": 8, "dots": 16}.get(name, 16 * (at - 1))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.call.replay import plans
 from tests.nn.table import SMALL, normal
 
 every = pytest.mark.parametrize("case", SMALL, ids=lambda c: f"{c.name} {c.label}".strip())
@@ -28,6 +29,7 @@ def test_bytes_of_another_order(case):
             assert a.dtype.isnative
     options = {**swapped, **case.whole, **case.options}
     plain = {**case.arrays, **case.whole, **case.options}
+    plans.clear()  # explain says how other tests' calls were recorded
     assert la.explain(case.fn, **options) == la.explain(case.fn, **plain)
     assert la.check(case.fn, **options) == la.check(case.fn, **plain)
 
@@ -61,3 +63,15 @@ def test_numbers_without_axes_and_one_row(case):
     assert out.shape == ()
     assert all(d.shape == () for d in pullback(np.asarray(1.0)))
     assert out == case()[0, 0, 0] or case.name == "dropout"
+
+
+@pytest.mark.parametrize(("lead", "K", "M"), [((2, 3), 4, 0), ((2, 70), 4, 0), ((70,), 0, 3), ((0,), 4, 3), ((), 5, 0)])
+def test_a_dense_layer_of_empty_arrays(lead, K, M):
+    x, weight, bias = np.ones((*lead, K), np.float32), np.ones((K, M), np.float32), np.ones(M, np.float32)
+    for layer in ({}, {"bias": bias}):
+        y, pullback = la.vjp(la.nn.linear, x, weight, **layer)
+        np.testing.assert_array_equal(y, np.full((*lead, M), K + len(layer)))
+        assert la.nn.linear(x, weight, **layer).shape == y.shape
+        grads = pullback(np.ones_like(y))
+        np.testing.assert_array_equal(grads.x, np.full(x.shape, M))
+        np.testing.assert_array_equal(grads.weight, np.full(weight.shape, np.prod(lead, dtype=int)))

@@ -155,6 +155,27 @@ def test_ragged_sequences_are_calls_of_their_own(name):
         near(getattr(grads, weight), total, 1e-13)
 
 
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_columns_of_logits_without_a_share_change_no_loss(backend, dtype):
+    """-inf in columns that are no label, also in the first one, which stands for ignored labels in a traced call."""
+    x, few = normal(5, 7).astype(dtype), [1, 3, 4, 6]
+    x[:, [0, 2, 5]] = -np.inf
+    labels = np.array([1, 6, -100, 3, 4])
+    how = {"z_loss": 0.01, "backend": backend}
+    loss, pullback = la.vjp(la.nn.cross_entropy, x, labels, **how)
+    expected, wanted = la.vjp(la.nn.cross_entropy, x[:, few], np.array([0, 3, -100, 1, 2]), **how)
+    eps = 8 * np.finfo(dtype).eps
+    near([loss, pullback(1.0).x[:, few]], [expected, wanted(1.0).x], eps)
+    assert not pullback(1.0).x[:, [0, 2, 5]].any()
+    if backend is None:
+        jax = pytest.importorskip("jax")
+        with jax.enable_x64(True):
+            found = jax.jit(jax.value_and_grad(lambda x, labels: la.nn.cross_entropy(x, labels, z_loss=0.01)))(
+                jax.numpy.asarray(x), jax.numpy.asarray(labels))  # fmt: skip
+        near([np.asarray(found[0]), np.asarray(found[1])[:, few]], [expected, wanted(1.0).x], eps)
+
+
 @pytest.mark.parametrize("name", ["short_conv", "token_shift"])
 def test_tokens_one_by_one_in_the_rows_of_a_pool_are_the_whole(name):
     case = next(c for c in CASES if c.name == name and c.label in ("all", "mix"))

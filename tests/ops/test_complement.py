@@ -43,9 +43,8 @@ def test_kernels_may_have_added_the_gradient_through_the_keys():
 
 def test_keys_divided_by_their_length_are_not_those_of_log_decays():
     """A backend must not take them for 1 - e^g."""
-    step = next(step for step in preprocess.PREPROCESSING if step.name == "l2norm")
     q = np.ones((1, 2, 1, 4))
     plan = Plan(np, np.float64, 1.0, l2norm=True, complement_keys=True)
-    x, inner = step.inputs(None, Inputs(q, q, q, -q), plan)
+    x, inner = preprocess.OF_INPUTS["l2norm"][0](None, Inputs(q, q, q, -q), plan)
     assert np.allclose(x.k, 0.5)
     assert not inner.complement_keys

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numba")
 
 import linattn_np as la
-from linattn_np.ops import averages, gates, polynomial_maps
+from linattn_np.ops import averages, clip, polynomial_maps
 from linattn_np.ops.feature_maps import FEATURE_MAPS, t2r, t2r_vjp
 from linattn_np.ops.step_size import step_size
 
@@ -81,15 +81,13 @@ def test_gradients_of_queries_and_keys_at_zero(how, feature_map, at_zero):
 def test_a_clip_has_the_slope_one_at_its_limits():
     low, high = 0.25, 1.5
     x = np.array([np.nextafter(low, 0), low, np.nextafter(low, 1), np.nextafter(high, 0), high, np.nextafter(high, 2)])
-    np.testing.assert_array_equal(gates.clip_vjp(np, x, (low, high), np.full(6, 3.0)), [0, 3, 3, 3, 3, 0])
-    np.testing.assert_array_equal(gates.clip_vjp(np, x, (low, low), np.full(6, 3.0)), [0, 3, 0, 0, 0, 0])
-    np.testing.assert_array_equal(gates.clip_vjp(np, x, (0.0, np.inf), np.full(6, 3.0)), np.full(6, 3.0))
+    np.testing.assert_array_equal(clip.clip_vjp(np, x, (low, high), np.full(6, 3.0)), [0, 3, 3, 3, 3, 0])
+    np.testing.assert_array_equal(clip.clip_vjp(np, x, (low, low), np.full(6, 3.0)), [0, 3, 0, 0, 0, 0])
+    np.testing.assert_array_equal(clip.clip_vjp(np, x, (0.0, np.inf), np.full(6, 3.0)), np.full(6, 3.0))
 
 
 @every_backend
-@pytest.mark.parametrize(
-    "fn", [f for f in la.VARIANTS if "dt_softplus" in f.spec.options.defaults], ids=lambda fn: fn.__name__
-)
+@pytest.mark.parametrize("fn", [f for f in la.VARIANTS if "dt_softplus" in f.spec.options], ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("dt_softplus", [False, True])
 def test_step_sizes_at_their_limits(how, fn, dt_softplus):
     """dt at a limit goes through it unclipped, with its slope; the next number beyond has none."""

@@ -221,7 +221,7 @@ def test_a_norm_over_all_heads_is_another_function():
     [
         fn
         for fn in la.VARIANTS
-        if {"normalize", "eps"} <= fn.spec.options.defaults.keys() and "feature_map" not in fn.spec.options.defaults
+        if {"normalize", "eps"} <= fn.spec.options.keys() and "feature_map" not in fn.spec.options
     ],
     ids=lambda fn: fn.__name__,
 )
@@ -271,7 +271,7 @@ def test_features_in_chunks_are_those_that_are_made_first(name, heads):
 
 
 LEFT_TO_THE_LOOPS = [f.spec.name for f in VARIANTS
-                     if f.spec.state.option and "feature_map" not in f.spec.options.defaults]  # fmt: skip
+                     if f.spec.state.option and "feature_map" not in f.spec.options]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LEFT_TO_THE_LOOPS)

@@ -80,8 +80,11 @@ def bounded_vjp(x, y, z, u, a, how):
     return a * u * s * (1 - s) * (rate * raw if how else rate)
 
 
-def quotient_vjp(x, y, z):
+def quotient_vjp(x, y, z, eps):
     num, den = x[..., :-1], x[..., -1:]
+    if z is None:
+        dnum = y / (den + eps)
+        return np.concatenate([dnum, -(dnum * num).sum(-1, keepdims=True) / (den + eps)], -1)
     dnum = y / np.maximum(np.abs(den), z)
     dden = np.where(np.abs(den) > z, -np.sign(den) * (dnum * num).sum(-1, keepdims=True) / np.abs(den), 0)
     return np.concatenate([dnum, dden], -1)
@@ -99,8 +102,40 @@ def pair(x, c, s, how):
     return np.concatenate([even * c - odd * s, even * s + odd * c], -1)
 
 
-FEATURES = (lambda x: np.where(x > 0, x + 1, np.exp(x)), lambda x: np.maximum(x, 0), np.exp, silu)
-SLOPES = (lambda x: np.where(x > 0, 1, np.exp(x)), lambda x: x > 0, np.exp, silu_slope)
+def decay(x, y, z, a, how):
+    b = x + (0 if y is None else y)
+    return [np.log(sigmoid(b)) / a, np.log(a + (1 - a) * sigmoid(b)), -np.exp(b)][how]
+
+
+def decay_slope(x, y, z, a, how):
+    b = x + (0 if y is None else y)
+    s = sigmoid(b)
+    return [(1 - s) / a, (1 - a) * s * (1 - s) / (a + (1 - a) * s), -np.exp(b)][how]
+
+
+def angle_of_pair(x, y):
+    (even, odd), (d_even, d_odd) = np.split(x, 2, -1), np.split(y, 2, -1)
+    return (even * d_odd - odd * d_even).sum(-1, keepdims=True)
+
+
+def held(x, y, z):
+    """The parts of dt A, then those of (e^{dt A} - 1) / A."""
+    A, dt = -np.exp(y) + 1j * z, np.exp(x)
+    return np.concatenate([c.astype(complex).view(float) for c in (dt * A, np.expm1(dt * A) / A)], -1)
+
+
+def held_vjp(x, y, z, u):
+    """The gradients of y and z, and the terms of that of x."""
+    A, dt, (dz, db) = -np.exp(y) + 1j * z, np.exp(x), np.split(np.ascontiguousarray(u).view(complex), 2, -1)
+    e = np.exp(dt * A)
+    dA = dt * dz + db * np.conj((dt * e - np.expm1(dt * A) / A) / A)
+    return np.concatenate([A.real * dA.real, dA.imag, dt * (dz * A.conj() + db * e.conj()).real], -1)
+
+
+FEATURES = (lambda x: np.where(x > 0, x + 1, np.exp(x)), lambda x: np.maximum(x, 0), np.exp, silu,
+            lambda x: np.sqrt(np.maximum(x, 0)))  # fmt: skip
+SLOPES = (lambda x: np.where(x > 0, 1, np.exp(x)), lambda x: x > 0, np.exp, silu_slope,
+          lambda x: np.where(x > 0, 0.5 / np.sqrt(np.where(x > 0, x, 1)), 0))  # fmt: skip
 # kind: formula of (x, y, z, u, a, b, how) in float64; a, b, the forms
 FORMULAS = {
     "copy": (lambda x, y, z, u, a, b, how: x, 0, 0, [0]),
@@ -132,10 +167,10 @@ FORMULAS = {
     "log_rest_vjp": (lambda x, y, z, u, a, b, how: y - z / (1 - x), 0, 0, [0]),
     "inner": (lambda x, y, z, u, a, b, how: (x * y).sum(-1, keepdims=True) + (
         0 if z is None else z * (1 if u is None else u)), 0, 0, [0]),
-    "quotient_vjp": (lambda x, y, z, u, a, b, how: quotient_vjp(x, y, z), 0, 0, [0]),
+    "quotient_vjp": (lambda x, y, z, u, a, b, how: quotient_vjp(x, y, z, a), 0.3, 0, [0]),
     "strength_vjp": (lambda x, y, z, u, a, b, how: flow_slopes(x, y, z, how), 0, 0, [0, 1, 2, 3]),
-    "feature": (lambda x, y, z, u, a, b, how: FEATURES[how](x), 0, 0, [0, 1, 2, 3]),
-    "feature_vjp": (lambda x, y, z, u, a, b, how: y * SLOPES[how](x), 0, 0, [0, 1, 2, 3]),
+    "feature": (lambda x, y, z, u, a, b, how: FEATURES[how](x), 0, 0, [0, 1, 2, 3, 4]),
+    "feature_vjp": (lambda x, y, z, u, a, b, how: y * SLOPES[how](x), 0, 0, [0, 1, 2, 3, 4]),
     "over_length": (lambda x, y, z, u, a, b, how: x / np.sqrt((y**2).sum(-1, keepdims=True) + a**2), 0.2, 0, [0]),
     "appended": (lambda x, y, z, u, a, b, how: (1 if u is None else u) * np.concatenate(
         [x, np.ones_like(x[..., :1]) if y is None else y + 0 * x[..., :1]], -1), 0, 0, [0]),
@@ -148,6 +183,11 @@ FORMULAS = {
     "turn": (lambda x, y, z, u, a, b, how: np.concatenate([np.cos(x * y), np.sin(x * y)], -1), 0, 0, [0]),
     "rotated": (lambda x, y, z, u, a, b, how: turned(x, y, z, how), 0, 0, [0, 1]),
     "rotated_pair": (lambda x, y, z, u, a, b, how: pair(x, y, z, how), 0, 0, [0, 1]),
+    "decay": (lambda x, y, z, u, a, b, how: decay(x, y, z, a, how), 0.3, 0, [0, 1, 2]),
+    "decay_vjp": (lambda x, y, z, u, a, b, how: u * decay_slope(x, y, z, a, how), 0.3, 0, [0, 1, 2]),
+    "angle_of_pair": (lambda x, y, z, u, a, b, how: a * angle_of_pair(x, y), -0.7, 0, [0]),
+    "hold": (lambda x, y, z, u, a, b, how: held(x, y, z), 0, 0, [0]),
+    "hold_vjp": (lambda x, y, z, u, a, b, how: held_vjp(x, y, z, u), 0, 0, [0]),
 }  # fmt: skip
 # which arrays a formula has, and the widths of its rows, or their difference from the first one's
 ARRAYS = {
@@ -160,12 +200,22 @@ ARRAYS = {
     "softmax_vjp": ["xy"], "feature": ["x"], "feature_vjp": ["xy"], "over_length": ["xy"], "strength": ["xy"],
     "log_decay_vjp": ["xzu", "xyzu"], "bounded_vjp": ["xu", "xyu", "xyzu"],
     "added": ["xy"], "capped_vjp": ["xy"], "log_forget_vjp": ["xy"], "log_rest_vjp": ["xyz"],
-    "inner": ["xy", "xyz", "xyzu"], "quotient_vjp": ["xyz"], "strength_vjp": ["xyz"],
-    "turn": ["xy"], "rotated": ["xyz"], "rotated_pair": ["xyz"],
+    "inner": ["xy", "xyz", "xyzu"], "quotient_vjp": ["xy", "xyz"], "strength_vjp": ["xyz"],
+    "turn": ["xy"], "rotated": ["xyz"], "rotated_pair": ["xyz"], "angle_of_pair": ["xy"],
+    "decay": ["x", "xy"], "decay_vjp": ["xu", "xyu"], "hold": ["xyz"], "hold_vjp": ["xyzu"],
 }  # fmt: skip
 WIDTHS = {"appended": {"y": 1, "u": 1}, "quotient": {"y": 1}, "strength": {"y": 1}, "turn": {"y": 1},
           "inner": {"z": 1, "u": 1}, "quotient_vjp": {"y": -1, "z": 1}, "strength_vjp": {"y": 1, "z": 1},
-          "rotated": {"y": 3, "z": 3}, "rotated_pair": {"y": 1, "z": 1}}  # fmt: skip
+          "rotated": {"y": 3, "z": 3}, "rotated_pair": {"y": 1, "z": 1}, "hold": {"x": 1},
+          "hold_vjp": {"x": 1, "u": lambda width: 4 * width}}  # fmt: skip
+OF_A_CPU = {
+    ("angle_of_pair", "xy"),
+    ("quotient_vjp", "xy"),
+    ("hold", "xyz"),
+    ("hold_vjp", "xyzu"),
+    *(("decay", n) for n in ("x", "xy")),
+    *(("decay_vjp", n) for n in ("xu", "xyu")),
+}  # on a GPU array calls compute them
 CASES = [(kind, names, how) for kind, (_, _, _, hows) in FORMULAS.items() for names in ARRAYS[kind] for how in hows]
 every = pytest.mark.parametrize(("kind", "names", "how"), CASES, ids=lambda one: str(one))
 
@@ -182,6 +232,7 @@ def draw(kind, names, lead, width, dtypes):
             found.append(None)
             continue
         own = WIDTHS.get(kind, {}).get(n, width)
+        own = own(width) if callable(own) else own
         shape = (*(lead if n != names[-1] or n == "x" else lead[-1:]), own if own > 0 else width + own)
         y = rng.uniform(0.1, 0.9, shape) * (-1 if kind.startswith("complement") and n == "x" else 1)
         y -= 0.5 * (n == "x" and kind.startswith(("feature", "dpfp")))

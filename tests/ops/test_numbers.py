@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 pytest.importorskip("numba")
 
+import linattn_np as la
 from linattn_np.ops.cpu import numbers
 from linattn_np.runtime.pieces.piece import JIT, piece
 from tests.ops.sheets import Sheet, run
@@ -56,3 +59,37 @@ def test_at_the_ends(name, dtype):
     with np.errstate(all="ignore"):
         exact = FUNCTIONS[name](x.astype(np.float64))
     np.testing.assert_allclose(w.h, exact, rtol=4 * np.finfo(dtype).eps, atol=0)
+
+
+GATES = {
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "log_sigmoid": lambda x: np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x))),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+@dtypes
+def test_gates_of_vectors_are_within_two_eps(name, dtype):
+    x = np.concatenate([s * np.random.default_rng(0).standard_normal(1001) for s in (1e-20, 1e-3, 1, 10, 40)])
+    x = x[np.abs(x) < 87].astype(dtype)
+    exact = GATES[name](x.astype(np.longdouble))
+    assert (np.abs(getattr(la.nn, name)(x) - exact) <= 2 * np.finfo(dtype).eps * np.abs(exact)).all()
+
+
+@pytest.mark.parametrize("name", GATES)
+@dtypes
+def test_gates_of_vectors_at_the_ends(name, dtype):
+    x = np.array([-np.inf, -1e30, -800, 800, 1e30, np.inf, np.nan, -0.0], dtype)
+    with np.errstate(all="ignore"):
+        exact = GATES[name](x.astype(np.float64))
+        np.testing.assert_allclose(getattr(la.nn, name)(x), exact, rtol=4 * np.finfo(dtype).eps, atol=0)
+
+
+@dtypes
+def test_gelu_is_as_exact_as_its_exponent(dtype):
+    x = np.concatenate([np.linspace(-12, 12, 4001), [0, 1e-20, -1e-5]]).astype(dtype)
+    exact = np.array([y * math.erfc(-y * math.sqrt(0.5)) / 2 for y in x.astype(np.float64)])
+    error = np.abs(la.nn.gelu(x).astype(np.float64) - exact)
+    assert (error <= 4 * np.finfo(dtype).eps * (1 + x * x / 2) * np.abs(exact)).all()

@@ -9,7 +9,7 @@ pytest.importorskip("numba")
 
 from linattn_np.ops import shares as shares_module
 from linattn_np.ops import stabiliser
-from linattn_np.ops.shares import shares
+from linattn_np.ops.shares import shares, shares_vjp
 from linattn_np.ops.stabiliser import gauge
 from linattn_np.runtime.shapes import Sequence
 
@@ -69,3 +69,45 @@ def test_kernels_equal_array_calls(monkeypatch):
     for f, each in zip(compute, found, strict=True):
         for x, y in zip(f(), each, strict=True):
             np.testing.assert_allclose(y, x, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("sequences", "lead", "states"), [(WHOLE, (2,), (2,)), (RAGGED, (1,), (3,)), (WHOLE, (), ())])
+@pytest.mark.parametrize("M", [5, 200])
+def test_the_transpose_of_shares_is_that_of_each_step(sequences, lead, states, M, dtype):
+    rng = np.random.default_rng(0)
+    s = (2 * rng.standard_normal((*lead, 7, 3, M))).astype(dtype)
+    s[..., :2, 0, 0], s[..., 3:, 1, 1] = -np.inf, -np.inf
+    N_0 = rng.random((*states, 3, M)).astype(dtype)
+    N_0[..., 0, 0] = 0
+    at = shares(np, s, N_0, sequences, np.dtype(dtype))
+    dshare, dg = rng.standard_normal((2, *s.shape)).astype(dtype)
+    ds, dN_0 = shares_vjp(np, at, dshare, dg, sequences)
+    assert (ds.shape, dN_0.shape) == (s.shape, N_0.shape)
+    for q in sequences:
+        one = (slice(None),) * len(states) if q.row is None else q.row
+        N, dz = N_0[one].astype(np.float64), np.zeros(np.broadcast_shapes(N_0[one].shape, (*lead[:-1], 3, M)))
+        for t in reversed(range(q.start, q.stop)):
+            w, e, dw, own = (y[..., t, :, :].astype(np.float64) for y in (at.share, np.exp(at.g), dshare, dg))
+            exact = w * (e * dw - own + dz)
+            dz = e * dz - w * (e * dw - own)
+            np.testing.assert_allclose(ds[..., t, :, :], exact.reshape(ds[..., t, :, :].shape), rtol=0,
+                                       atol=32 * np.finfo(dtype).eps)  # fmt: skip
+        exact = np.where(N > 0, dz.reshape(N.shape) / np.where(N > 0, N, 1), 0)
+        np.testing.assert_allclose(dN_0[one], exact, rtol=64 * np.finfo(dtype).eps, atol=64 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize(("sequences", "lead", "states"), [(WHOLE, (2,), (2,)), (RAGGED, (1,), (3,)), (WHOLE, (), ())])
+def test_the_transpose_of_a_running_maximum_goes_where_it_is_attained(sequences, lead, states):
+    rng = np.random.default_rng(0)
+    a, b, m_0 = -rng.random((*lead, 7, 3)), 3 * rng.standard_normal((*lead, 7, 3)), rng.standard_normal((*states, 3))
+    b[..., 1] = -50  # m_0 stays the largest
+    at = gauge(np, a, b, m_0, sequences, np.dtype(np.float64))
+    dm = rng.standard_normal(m_0.shape)
+    da, db, dm_0 = stabiliser.last_vjp(np, at, sequences, dm)
+    expected = [stabiliser.last_maximum_vjp(np, *(y[..., q.start : q.stop, :] for y in (a, b, at.m)),
+                                          *(stabiliser.row(y, q) for y in (m_0, dm))) for q in sequences]  # fmt: skip
+    for q, (ea, eb, e0) in zip(sequences, expected, strict=True):
+        np.testing.assert_array_equal(da[..., q.start : q.stop, :], ea)
+        np.testing.assert_array_equal(db[..., q.start : q.stop, :], eb)
+        np.testing.assert_array_equal(stabiliser.row(dm_0, q), e0.reshape(stabiliser.row(dm_0, q).shape))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call.binding import prepare
+from linattn_np.call.binding import inputs_of, prepare
 from linattn_np.matrix_state.types import Inputs
 from linattn_np.testing import check_vjp, relative_error
 from tests.cases import (
@@ -233,12 +233,12 @@ def test_one_sum_where_a_key_also_erases(case):
     """A backend may return the gradients of key and erase vector as one sum."""
     arrays, state = draw(case)
     prepared = prepare(case.fn.spec, (), {**arrays, **case.options, "state": state})
-    x = prepared.inputs()
+    x = inputs_of(prepared)
     if not isinstance(x, Inputs) or not prepared.plan.erases_key:
         pytest.skip("nothing erases, or a vector of its own does")
     rng = np.random.default_rng(0)
     d = Inputs(*(None if y is None else rng.standard_normal(y.shape) for y in x))
-    apart = case.fn.spec.change.to_core_vjp(prepared.variables, d)
-    summed = case.fn.spec.change.to_core_vjp(prepared.variables, d._replace(k=d.k + d.r, r=None))
+    apart = case.fn.spec.change.to_core_vjp(prepared, d)
+    summed = case.fn.spec.change.to_core_vjp(prepared, d._replace(k=d.k + d.r, r=None))
     for name, y in apart.items():
         assert relative_error(summed[name], y) < 1e-14, name

@@ -8,7 +8,7 @@ import pytest
 import linattn_np as la
 from linattn_np.matrix_state.types import Decay, Erase, EraseKey, ReadState
 from linattn_np.testing import relative_error, sample_state
-from tests.cases import RECURRENCES, WITHOUT_ERASE, has_decay
+from tests.cases import RECURRENCES, WITHOUT_ERASE, cases_of, has_decay, in_dtype, kind_like
 
 pytestmark = pytest.mark.gpu
 CASES = [(fn, n) for fn in la.VARIANTS for n in range(len(fn.samples.options))]
@@ -31,7 +31,7 @@ def draw(fn, options, T=97, K=20, V=12, seed=0, **sizes):
 def to(cp, x, dtype=None):
     if isinstance(x, tuple):
         return type(x)(*(to(cp, y, dtype) for y in x))
-    return cp.asarray(x if dtype is None else x.astype(dtype))
+    return cp.asarray(x if dtype is None else in_dtype(x, dtype))
 
 
 def parts(result):
@@ -47,7 +47,7 @@ def both(cp, fn, arrays, options, dtype):
     """(out, state, gradients) on NumPy in float64 and on CuPy in dtype, on the same rounded inputs."""
 
     def rounded(x):
-        return type(x)(*map(rounded, x)) if isinstance(x, tuple) else x.astype(dtype).astype(np.float64)
+        return type(x)(*map(rounded, x)) if isinstance(x, tuple) else in_dtype(in_dtype(x, dtype), np.float64)
 
     arrays = {n: rounded(x) for n, x in arrays.items()}
     there = {n: to(cp, x, dtype) for n, x in arrays.items()}
@@ -66,7 +66,7 @@ def test_float64_is_numpys(cp, fn, n, chunk_size):
     options = {**fn.samples.options[n], "chunk_size": chunk_size}
     expected, actual = both(cp, fn, draw(fn, options, T=41), options, np.float64)
     assert all(isinstance(y, cp.ndarray) for y in actual)
-    assert all(y.dtype == np.float64 for y in numbers(actual))
+    assert all(y.dtype == kind_like(y, np.float64) for y in numbers(actual))
     assert max(map(relative_error, actual, expected)) < 1e-11
 
 
@@ -74,8 +74,21 @@ def test_float64_is_numpys(cp, fn, n, chunk_size):
 def test_float32(cp, fn, n):
     options = fn.samples.options[n]
     expected, actual = both(cp, fn, draw(fn, options), options, np.float32)
-    assert all(y.dtype == np.float32 for y in numbers(actual))
-    assert max(map(relative_error, actual, expected)) < 200 * 2.0**-23  # 50 eps, 4 for 97 tokens of sums
+    assert all(y.dtype == kind_like(y, np.float32) for y in numbers(actual))
+    most = 200 * 2.0**-23  # 50 eps, 4 for 97 tokens of sums
+    if cases_of(fn)[0].learns:  # inner steps may magnify a rounding of the inputs
+        nearby, _ = both(np, fn, scaled(np.random.default_rng(2), draw(fn, options)), options, np.float64)
+        most = max([most, *(4 * relative_error(x, y) for x, y in zip(nearby, expected, strict=True))])
+    assert max(map(relative_error, actual, expected)) < most
+
+
+def scaled(rng, x):
+    """Arrays whose numbers differ by at most an eps of float32."""
+    if isinstance(x, dict):
+        return {n: scaled(rng, y) for n, y in x.items()}
+    if isinstance(x, tuple):
+        return type(x)(*(scaled(rng, y) for y in x))
+    return x * (1 + 2.0**-23 * rng.uniform(-1, 1, x.shape)) if x.dtype.kind == "f" else x
 
 
 @pytest.mark.parametrize("fn", WITHOUT_ERASE, ids=lambda fn: fn.__name__)
@@ -94,12 +107,12 @@ def test_float16_storage(cp, fn):
     options = fn.samples.options[0]
     arrays = draw(fn, options)
     arrays.pop("state")
-    there = {n: cp.asarray(x.astype(np.float16)) for n, x in arrays.items()}
-    wide = {n: x.astype(np.float32) for n, x in there.items()}
+    there = {n: to(cp, x, np.float16) for n, x in arrays.items()}
+    wide = {n: in_dtype(x, np.float32) for n, x in there.items()}
     out, state = fn(**there, **options, return_state=True)
     expected, expected_state = fn(**wide, **options, return_state=True)
-    assert out.dtype == np.float16
-    assert all(y.dtype == np.float32 for y in numbers(parts((state,))))
+    assert out.dtype == kind_like(out, np.float16)
+    assert all(y.dtype == kind_like(y, np.float32) for y in numbers(parts((state,))))
     kernels = la.explain(fn, **there, **options).backend == "cuda"  # their products take 16-bit operands
     assert relative_error(out, expected) <= (4 if kernels else 1) * 2.0**-11
     solves = fn.spec.erase is Erase.DELTA  # rounded operands enter the system
@@ -113,7 +126,7 @@ def test_float16_storage(cp, fn):
 def test_explain(cp, fn, T, dtype):
     options = fn.samples.options[0]
     arrays = la.testing.sample(fn, np.random.default_rng(0), T=T, K=16, V=8)
-    found = la.explain(fn, **{n: cp.asarray(x.astype(dtype)) for n, x in arrays.items()}, **options)
+    found = la.explain(fn, **{n: to(cp, x, dtype) for n, x in arrays.items()}, **options)
     assert found.backend in ("cuda", "chunks", "reference")
     assert found.operations >= 0
     assert found.bytes > 0
@@ -216,9 +229,7 @@ def test_reverse(cp, T, offsets):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("T", [1, 70])
-@pytest.mark.parametrize(
-    "fn", [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options.defaults], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("fn", [fn for fn in la.VARIANTS if "l2norm_eps" in fn.spec.options], ids=lambda f: f.__name__)
 def test_raw_projections_as_published(cp, fn, T, dtype):
     """An eps in the norm, the sigmoid of beta, a gate with a lower bound: forward and gradients against float64."""
     from tests.call.test_raw_formulas import raw

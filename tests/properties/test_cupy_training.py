@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.softmax import policy as softmax_policy
-from tests.cases import cases_of, draw, parts, parts_like
+from tests.cases import cases_of, draw, in_dtype, parts, parts_like
 
 pytestmark = pytest.mark.gpu
 CASES = [case for fn in la.VARIANTS for case in cases_of(fn)]
@@ -31,9 +31,9 @@ def check(case, dtype, T, K, *, with_state=True, **options):
     cupy, kind = pytest.importorskip("cupy"), pytest.importorskip("ml_dtypes").bfloat16
     kind = kind if dtype == "bfloat16" else np.dtype(dtype)
     arrays, state = draw(case, T=T, H=2, K=K, V=K)
-    there = {n: cupy.asarray(x.astype(kind)) if isinstance(x, np.ndarray) else x for n, x in arrays.items()}
+    there = {n: cupy.asarray(in_dtype(x, kind)) if isinstance(x, np.ndarray) else x for n, x in arrays.items()}
     if with_state:
-        there["state"] = parts_like(state, [cupy.asarray(S.astype(np.float32)) for S in parts(state)])
+        there["state"] = parts_like(state, [cupy.asarray(in_dtype(S, np.float32)) for S in parts(state)])
     options |= case.options | {"return_state": True}
     expected = bits(case.fn(**there, **options))
     for _ in range(2):

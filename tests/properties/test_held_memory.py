@@ -19,9 +19,9 @@ from linattn_np.runtime import held, threads
 
 pytest.importorskip("numba")
 
+from linattn_np.runtime.pieces import memory
 from linattn_np.runtime.pieces.memory import pool
 from linattn_np.runtime.pieces.record import LaunchSequence
-from linattn_np.runtime.pieces.run import scratch
 
 SIZES = {"B": (4,), "T": 80, "H": 16, "K": 16, "V": 16}
 SMALLEST = 4 * 80 * 16 * 4  # bytes of a number for each token and head; tables of plans are smaller
@@ -76,14 +76,14 @@ def calls():
 
 
 def test_clear_cache_empties_every_cache(calls):
-    caches = [one.__self__ for one in held.emptying if isinstance(getattr(one, "__self__", None), held.Cached)]
+    caches = [one.__self__ for one in held.emptying if isinstance(getattr(one, "__self__", None), dict)]
     assert replay.count() > 0
-    assert sum(len(cache._results) for cache in caches) >= 3
-    assert scratch.held is not None
+    assert sum(map(len, caches)) >= 6
+    assert memory.own.size > 0
     la.clear_cache()
     assert replay.count() == 0
-    assert not any(cache._results or cache._sizes for cache in caches)
-    assert scratch.held is None
+    assert not any(caches)
+    assert not memory.own.__dict__
     assert not any(replay.held)
 
 
@@ -111,12 +111,12 @@ def test_a_cache_keeps_the_latest_results_up_to_its_bytes(monkeypatch):
     monkeypatch.setattr(held, "MOST_BYTES", 100_000)
     made = []
 
-    @held.Cached
+    @held.cached
     def table(n):
         made.append(n)
         return np.zeros(n, np.uint8)
 
-    held.emptying.remove(table.cache_clear)
+    del held.emptying[-2:]  # of this cache
     for n in (40_000, 40_001, 40_000, 40_002, 40_001, 40_000, 200_000, 200_000):
         assert table(n).shape == (n,)
     assert made == [40_000, 40_001, 40_002, 40_000, 200_000, 200_000]
@@ -182,12 +182,12 @@ def test_plans_hold_no_array_of_a_call(fn):
         call(fn, way, 0)
     replay.clear()
     gc.collect()
-    scratch.forget()
+    memory.forget_scratch()
     tracemalloc.start()
     try:
         alive = [(way, one) for way in WAYS for seed in range(3) for one in call(fn, way, seed)]
         gc.collect()
-        scratch.forget()
+        memory.forget_scratch()
         pool.clear()  # memory that kernels gave back
         snapshot = tracemalloc.take_snapshot()
     finally:

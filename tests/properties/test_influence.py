@@ -20,7 +20,7 @@ def test_influence_matrix_is_the_call(case):
         return check_influence_of_other_queries(case)
     v = arrays[case.spec.change.value]
     A = la.influence_matrix(case.fn, **arrays, **case.options)
-    if case.spec.micro_steps:
+    if case.spec.micro_steps == "n":  # values of the steps
         return check_influence_of_micro_steps(case, arrays, A)
     head = "h" if case.spec.row_axes == 2 else ""
     channel = "e" if case.by_channel else ""  # one matrix a value channel

@@ -20,7 +20,9 @@ def stays(case, name, backend):
     """Whether docs/accuracy.md says that earlier tokens of the chunk never see it, in a chunk form."""
     if case.learns:  # coefficients of all pairs of a tile
         return name == case.spec.change.query
-    if name in ("v", "x", "beta", "a", "b", "p", "w", "dt", "i", "f", "trap") or (name == "A" and "trap" in case.given):
+    if name in ("v", "x", "beta", "a", "b", "p", "w", "dt", "i", "f", "trap", "g_square", "beta_square") or (
+        name == "A" and "trap" in case.given
+    ):
         return False
     if name == "k":
         return not case.erases

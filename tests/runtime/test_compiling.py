@@ -10,7 +10,6 @@ import pytest
 from linattn_np.runtime import code_cache, compiling
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc
-from linattn_np.runtime.cuda.sources import Source
 
 
 @pytest.fixture
@@ -66,13 +65,13 @@ def test_nvrtc_says_it_but_not_for_code_from_the_disk(time, caplog, tmp_path, mo
         return b"cubin", ""
 
     monkeypatch.setattr(nvrtc, "compile_program", program)
-    source = Source("token/step.cu", "text", {}, "digest")
+    source = ("token/step.cu", "text", {})
     first, again = (cuda_compile.compile_source(source, {}, "sm_90a") for _ in range(2))
-    assert first.cubin == again.cubin == b"cubin"
+    assert first[0] == again[0] == b"cubin"
     (record,) = caplog.records
     assert "token/step.cu by NVRTC" in record.getMessage()
     assert str(tmp_path) in record.getMessage()
-    assert code_cache.load(first.path) == b"cubin"
+    assert code_cache.load(first[2]) == b"cubin"
 
 
 def test_numba_says_it_but_not_for_code_from_the_disk(time, caplog, tmp_path, monkeypatch):

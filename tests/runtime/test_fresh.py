@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call.binding import axes_of, flatten, unflatten
+from linattn_np.call.binding import axes_of
 from linattn_np.call.layouts import LAYOUTS, ONE_TOKEN
 from linattn_np.call.replay import plans as replay
 from linattn_np.runtime.pools import put_on_device
+from linattn_np.runtime.shapes import flatten, unflatten
 from tests.cases import GROWING, RECURRENCES, Case, covered, in_dtype
 
 SIZES = {"H": 2, "K": 4, "V": 3}

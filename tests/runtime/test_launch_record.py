@@ -20,7 +20,7 @@ launched = step_calls.launched
 
 def written(arrays, pointers, first=b""):
     packed = first + b"".join(struct.pack("<q", y.data.ptr) for y in pointers)
-    return launch.LaunchRecord("double", "double", (), 1, 32, 0, packed, arrays)
+    return launch.Launch(launch.Kernel("double", "double", 32), 1, packed, arrays)
 
 
 def seen(launches, allocated):
@@ -52,15 +52,15 @@ def test_arrays_that_are_made_anew_and_constants_that_are_not(launched, monkeypa
     fired = []
     cuda = launch.cupy().cuda
     monkeypatch.setattr(cuda.driver, "launchKernel", lambda *how: fired.append(how))
-    monkeypatch.setattr(constants, "_kept", {})
+    monkeypatch.setattr(constants, "_cached", {})
     x, y, fixed = (stub(np.zeros(4, np.float32)) for _ in range(3))
-    constants._kept["it"] = fixed
+    constants._cached["it"] = fixed
     assert constants.at(fixed.data.ptr) is fixed
     assert constants.at(x.data.ptr) is None
     sequence = LaunchSequence(seen([written((x, y, fixed), (y, fixed, x))], [y]), [x])
     other = stub(np.ones(4, np.float32))
     pointers = [other.data.ptr]
-    (made,) = sequence.run(pointers)
+    (made,) = sequence.make(pointers)
     assert (made.shape, made.dtype) == (y.shape, y.dtype)
     assert made.data.ptr != y.data.ptr
     assert pointers == [other.data.ptr, made.data.ptr]
@@ -83,14 +83,14 @@ def test_arrays_that_are_kept_together_share_memory(launched):
     sequence, sizes = of([(3,), (200,), (5, 2), (7,)])
     sequence.keep([{1, 0}, {3}])
     pointers = [0]
-    a, b, scratch, c = sequence.run(pointers)
+    a, b, scratch, c = sequence.make(pointers)
     assert sizes == [512 + 1024, 512]
     assert [x.shape for x in (a, b, c)] == [(3,), (200,), (7,)]
     assert pointers[1:] == [a.data.ptr, a.data.ptr + 512, scratch.ptr, c.data.ptr]
     for n, x in enumerate((a, b, c)):
         x[...] = n
     assert [set(np.asarray(x)) for x in (a, b, c)] == [{0}, {1}, {2}]
-    again = sequence.run([0])
+    again = sequence.make([0])
     assert not any(np.shares_memory(x, y) for x in (a, b, c) for y in again if isinstance(y, np.ndarray))
 
 
@@ -98,7 +98,7 @@ def test_memory_that_is_held_is_no_array_and_takes_what_only_launches_read(launc
     sequence, sizes = of([(100,), (300,), (50,)])
     sequence.keep([{0}], held={1, 0})
     pointers = [0]
-    a, held, scratch = sequence.run(pointers)
+    a, held, scratch = sequence.make(pointers)
     assert sizes == [1536 + 512]
     assert a.shape == (100,)
     assert held is scratch
@@ -109,7 +109,7 @@ def test_little_that_only_launches_read_lies_beside_a_large_array(launched):
     for size, count in ((1024, 0), (100000, 1)):  # an array alone takes its memory itself
         sequence, sizes = of([(64, 1024), (size,)])
         sequence.keep([{0}])
-        large, _ = sequence.run([0])
+        large, _ = sequence.make([0])
         assert large.shape == (64, 1024)
         assert sizes == ([262144 + 4096] if not count else [400384])
 
@@ -121,7 +121,7 @@ def test_a_part_of_an_array_is_found_in_another_array(launched, monkeypatch):
     inside = x[2:]
     sequence = LaunchSequence(seen([written((x, inside, y), (inside, y, x))], [y]), [x])
     pointers = [4096]
-    (made,) = sequence.run(pointers)
+    (made,) = sequence.make(pointers)
     assert list(sequence._launches[0][0]) == [4096 + 64, made.data.ptr, 4096]
     with pytest.raises(LookupError):
         LaunchSequence(seen([written((x[1:], y), (x[1:], y))], [y]), [stub(np.zeros(4, np.float32))])
@@ -136,14 +136,14 @@ def test_a_thread_has_a_context_before_it_launches(launched, monkeypatch):
     x, y = (stub(np.zeros(4, np.float32)) for _ in range(2))
     sequence = LaunchSequence(seen([written((x, y), (y, x))], [y]), [x])
     for _ in range(2):
-        thread = threading.Thread(target=lambda: [sequence.run([x.data.ptr]) for _ in range(2)])
+        thread = threading.Thread(target=lambda: [sequence.make([x.data.ptr]) for _ in range(2)])
         thread.start()
         thread.join()
     assert fired == [0] * 4
 
 
 def test_a_constant_is_of_its_device_and_its_key(launched, monkeypatch):
-    monkeypatch.setattr(constants, "_kept", {})
+    monkeypatch.setattr(constants, "_cached", {})
     monkeypatch.setattr(constants, "MOST", 3)
     made = []
 
@@ -156,7 +156,7 @@ def test_a_constant_is_of_its_device_and_its_key(launched, monkeypatch):
     for (key, where), found in kept.items():
         same = constants.once(CUPY, key, where, make) is found
         assert same == ((key, where) != ("b", 1))  # as many as are kept: no more, and none is let go
-    assert len(constants._kept) == 3
+    assert len(constants._cached) == 3
     assert constants.once(np, "a", 0, lambda: 5) == 5  # of NumPy arrays none
     assert constants.once(np, "a", 0, lambda: 6) == 6
 

@@ -8,9 +8,10 @@ import pytest
 pytest.importorskip("numba")
 
 import linattn_np as la
-from linattn_np.call.replay.host import Forward, Plan, Residuals
+from linattn_np.call.replay.vjp import Forward, Residuals
 from linattn_np.ops.cpu.sums import sum_to
 from linattn_np.runtime.constants import constant_array
+from linattn_np.runtime.pieces import record
 from linattn_np.runtime.pieces.memory import destinations, empty
 from linattn_np.runtime.pieces.record import LaunchSequence, view_of
 from linattn_np.runtime.recorder import MOST_BYTES, Recorder, active, refuse
@@ -34,12 +35,11 @@ def test_other_arrays_give_the_bits_of_a_direct_call():
     x = drawn(0)
     with Recorder() as recorder:
         out = totals(x)
-    sequence = LaunchSequence(recorder, [x])
+    sequence = LaunchSequence(recorder, [x], out)
     for seed in range(1, 4):
         y = drawn(seed)
-        given, found = sequence.run([y])
-        assert given is y
-        assert bits(found.reshape(out.shape)) == bits(totals(y))
+        found = sequence([y])
+        assert bits(found) == bits(totals(y))
         assert not np.shares_memory(found, y)
 
 
@@ -50,23 +50,23 @@ def test_arrays_that_are_no_results_share_one_buffer():
         out = sum_to(x, (1, 1, 4))
     made = [y for y in recorder.allocated if np.shares_memory(y, out)]
     assert len(made) < len(recorder.allocated) - 1
-    sequence = LaunchSequence(recorder, [x], results=made)
+    sequence = LaunchSequence(recorder, [x], out)
     other = np.zeros(recorder.allocated[0].shape, np.float32)
     for seed in range(1, 3):
         y = drawn(seed, x.shape)
         with destinations.filled([other]) as left:
-            pool = sequence.run([y])
+            found = sequence([y])
         assert left == [other]
-        assert bits(view_of(out, [x, *made])(pool)) == bits(sum_to(y, (1, 1, 4)))
+        assert bits(found) == bits(sum_to(y, (1, 1, 4)))
     assert [(y.shape, y.dtype) for y in made] == sequence.allocations  # the others are small
 
 
 def test_a_view_of_a_given_array_is_read_at_its_offset():
     x = drawn(0, (4, 5, 4))
     with Recorder() as recorder:
-        totals(x[1:])
+        out = totals(x[1:])
     y = drawn(1, (4, 5, 4))
-    assert bits(LaunchSequence(recorder, [x]).run([y])[1].reshape(5, 4)) == bits(totals(y[1:]))
+    assert bits(LaunchSequence(recorder, [x], out)([y])) == bits(totals(y[1:]))
 
 
 def test_what_numpy_computes_has_no_plan():
@@ -74,24 +74,24 @@ def test_what_numpy_computes_has_no_plan():
     with Recorder() as recorder:
         totals(x * 2)
     with pytest.raises(LookupError, match="NumPy computed an array"):
-        LaunchSequence(recorder, [x])
+        LaunchSequence(recorder, [x], ())
     with Recorder() as recorder:
         out = totals(x) + 1
     with pytest.raises(LookupError, match="NumPy computed a result"):
-        Plan(recorder, [x], (out, None), ())
+        LaunchSequence(recorder, [x], (out, None))
     with Recorder() as recorder:
         totals(x)
         empty((2,), np.dtype(np.float32))[...] = 1
     with pytest.raises(LookupError, match="something else"):
-        LaunchSequence(recorder, [x])
+        LaunchSequence(recorder, [x], ())
     with Recorder() as recorder:
         totals(x)
         refuse("a reason")
         refuse("another one")
     with pytest.raises(LookupError, match="a reason"):
-        LaunchSequence(recorder, [x])
+        LaunchSequence(recorder, [x], ())
     with pytest.raises(LookupError, match="no compiled kernel"):
-        LaunchSequence(Recorder(), [x])
+        LaunchSequence(Recorder(), [x], ())
 
 
 def test_a_freed_array_is_not_taken_for_a_new_one():
@@ -102,7 +102,7 @@ def test_a_freed_array_is_not_taken_for_a_new_one():
             totals(x * 2)
             empty(x.shape, x.dtype)
     with pytest.raises(LookupError):
-        LaunchSequence(recorder, [x])
+        LaunchSequence(recorder, [x], ())
 
 
 def test_one_address_of_two_arrays_has_no_plan():
@@ -110,7 +110,7 @@ def test_one_address_of_two_arrays_has_no_plan():
     with Recorder() as recorder:
         totals(x)
     with pytest.raises(LookupError, match="begin at one place"):
-        LaunchSequence(recorder, [x, x[:1]])
+        LaunchSequence(recorder, [x, x[:1]], ())
 
 
 def test_interleaved_arrays_are_told_apart():
@@ -119,15 +119,15 @@ def test_interleaved_arrays_are_told_apart():
     with Recorder() as recorder:
         found = totals(x, y)
     assert [bits(z) for z in found] == [bits(totals(x)), bits(totals(y))]
-    pool = LaunchSequence(recorder, [x, y]).run([y, x])
-    assert [bits(z.reshape(x.shape[1:])) for z in pool[2:]] == [bits(found[1]), bits(found[0])]
+    exchanged = LaunchSequence(recorder, [x, y], found)([y, x])
+    assert [bits(z) for z in exchanged] == [bits(found[1]), bits(found[0])]
 
 
 def test_an_overwritten_array_inside_another_and_a_misaligned_one_are_computed_in_full():
     x, S = drawn(0), drawn(1)
     with Recorder() as recorder:
         totals(x, S)
-    sequence = LaunchSequence(recorder, [x, S], overwritten=[1])
+    sequence = LaunchSequence(recorder, [x, S], (), overwritten=S)
     memory = np.zeros(200, np.float32)
     apart = memory[:60].reshape(x.shape), memory[60:120].reshape(x.shape)
     assert sequence.run(list(apart)) is not None
@@ -142,34 +142,32 @@ def test_a_plan_keeps_its_constants():
     with Recorder() as recorder:
         for _ in range(2):
             ones = constant_array(np, "ones of a test", "cpu", lambda: np.ones(x.shape, x.dtype))
-            totals(ones)
-    sequence, expected = LaunchSequence(recorder, [x]), bits(totals(ones))
-    del ones, recorder
+            out = totals(ones)
+    sequence, expected = LaunchSequence(recorder, [x], out), bits(totals(ones))
+    del ones, out, recorder
     la.clear_cache()
     drawn(1, (50, 50, 50))
-    assert bits(sequence.run([x])[1].reshape(5, 4)) == expected
+    assert bits(sequence([x])) == expected
 
 
 def test_results_are_views_of_what_kernels_fill():
     x = drawn(0)
     for n, view in enumerate((lambda y: y, lambda y: y[1:, ::2], lambda y: y.swapaxes(0, 1), lambda y: y[::-1])):
-        found = view_of(view(x), [x])
-        assert (found == 0) == (n == 0)
         y = drawn(1)
-        z = y if found == 0 else found([y])
+        z = view_of(view(x), [x])([y])
+        assert (z is y) == (n == 0)
         assert bits(z) == bits(view(y))
         assert z.strides == view(y).strides
     with pytest.raises(LookupError):
         view_of(x.copy(), [x])
 
 
-def test_a_pullback_recorded_after_the_forward_of_a_call_needs_what_that_holds():
-    """A replayed forward holds what the pullbacks before it read."""
+def test_pullbacks_of_other_layouts_read_what_a_replayed_forward_holds():
     x, y, d = drawn(0), drawn(1), drawn(2, (5, 4))
     with Recorder() as recorder:
         sums = totals(x, y)
-    forward = Forward("key", recorder, [x, y], (None, None), None)
-    in_full = Residuals(forward, [x, y, *recorder.allocated])
+    forward = Forward(record, "key", recorder, [x, y], (None, None), sums)
+    in_full = Residuals(forward, [x, y, *record.owners(sums, recorder)], None)
 
     def add(which, cotangents):
         with Recorder() as pull:
@@ -180,9 +178,25 @@ def test_a_pullback_recorded_after_the_forward_of_a_call_needs_what_that_holds()
     _, early = forward([y, x], None)
     add(1, (d, d.copy()))
     assert bits(early.pullback((d, None))[0]) == bits(sum_to(sums[1], (4,)))
-    assert early.pullback((d, d.copy())) is None
-    _, late = forward([y, x], None)
-    assert bits(late.pullback((d, d.copy()))[0]) == bits(sum_to(sums[0], (4,)))
+    for residuals in (early, forward([y, x], None)[1]):
+        assert bits(residuals.pullback((d, d.copy()))[0]) == bits(sum_to(sums[0], (4,)))
+    assert early.pullback((d, 1.0)) is None
+
+
+def test_a_result_that_a_pullback_reads_is_copied():
+    """The caller may write to it."""
+    x, d = drawn(0), drawn(2, (5, 4))
+    with Recorder() as recorder:
+        sums = totals(x)
+    forward = Forward(record, "key", recorder, [x], (sums, None), sums)
+    with Recorder() as pull:
+        found = sum_to(sums, (4,))
+    assert Residuals(forward, [x, *record.owners(sums, recorder)], None).add_pullback((d, None), pull, (found,))
+    y = drawn(1)
+    (out, _), residuals = forward([y], None)
+    expected = bits(sum_to(totals(y), (4,)))
+    out[...] = 0
+    assert bits(residuals.pullback((d, None))[0]) == expected
 
 
 def test_a_call_of_large_arrays_is_not_recorded_and_nothing_of_it_is_held():
@@ -192,4 +206,4 @@ def test_a_call_of_large_arrays_is_not_recorded_and_nothing_of_it_is_held():
     assert recorder.allocated == []
     assert active.recorder is None
     with pytest.raises(LookupError, match="memory"):
-        LaunchSequence(recorder, [])
+        LaunchSequence(recorder, [], ())

@@ -35,7 +35,7 @@ def test_a_new_result_has_the_memory_of_one_that_is_gone():
     assert memory.address(y) == place
     assert y.flags.c_contiguous
     assert y.flags.writeable
-    assert place % memory.ALIGNED == 0
+    assert place % memory.PAGE == 0
 
 
 def test_memory_of_another_size_is_not_taken():

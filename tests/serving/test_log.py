@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.serving import log_loops
 from linattn_np.serving.log import unsupported_reason
 from linattn_np.testing import relative_error
 from tests import cases
@@ -13,7 +17,7 @@ from tests.cases import draw, tokens
 
 
 def has_log(case):
-    options = {**case.spec.options.defaults, **case.options}
+    options = {**case.spec.options, **case.options}
     return unsupported_reason(case.spec, options) is None and case.causal and "gv" not in case.given
 
 
@@ -177,6 +181,22 @@ def test_random_calls_are_the_tokens_that_remain(case):
         assert relative_error(log.state_at(rows=[r]), end) < 1e-11
 
 
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_tokens_between_two_flushes_are_one_launch(monkeypatch, case):
+    """A flush is one more, and the nodes of an accepted path are one."""
+    names, launch = [], log_loops.launch
+    monkeypatch.setattr(log_loops, "launch", lambda f, *x: (names.append(f.__name__), launch(f, *x)))
+    arrays, state = drawn(case, T=8, dtype=np.float32)
+    log = log_of(case, arrays, state, length=6)
+    pool = log.state
+    log.step(**cut(case, arrays, range(8)))
+    assert names == ["tokens", "fold", "tokens"]
+    assert not np.array_equal(pool, state)  # where it lies
+    log.verify(**cut(case, arrays, [0, 1, 2]))
+    log.accept(2)
+    assert names[3:] == ["tokens", "move"]
+
+
 def test_hard_resets_in_a_tree_cut_off_what_came_before():
     rng = np.random.default_rng(5)
     q, k, v = rng.standard_normal((3, 1, 5, 2, 4))
@@ -207,7 +227,7 @@ def test_a_new_sequence_in_a_row_begins_anew():
 def test_a_variant_without_such_a_step_is_refused(fn):
     """Every variant has a log, or is told why not."""
     pool = np.zeros((1, 2, 4, 4), np.float32)
-    defaults = dict(fn.spec.options.defaults)
+    defaults = dict(fn.spec.options)
     if unsupported_reason(fn.spec, defaults) is None:
         assert la.StateLog(fn, pool).live.tolist() == [0]
     else:
@@ -273,3 +293,26 @@ def test_arrays_of_other_libraries_are_refused():
     log = la.StateLog(la.linear_attention, np.zeros((1, 2, 3, 3)))
     with pytest.raises(TypeError, match="arrays of another library, expected NumPy arrays"):
         log.step(*torch.zeros((3, 1, 4, 2, 3)))
+
+
+def test_calls_after_the_first_are_checked_and_hold_no_arrays():
+    """Arrays of the last call's signature are not checked again; others are."""
+    case = next(c for c in PLAIN if c.fn is la.gated_delta_rule)
+    arrays, state = drawn(case, T=8, dtype=np.float32)
+    log, fresh = log_of(case, arrays, state, length=3), log_of(case, arrays, state, length=3)
+    for t in range(4):
+        log.step(**cut(case, arrays, [t]))
+    with pytest.raises(ValueError, match="beta has shape"):
+        log.step(**cut(case, arrays, [4]) | {"beta": arrays["beta"][:, 4:6]})
+    with pytest.raises(TypeError, match="gated_delta_rule"):
+        log.step(**cut(case, arrays, [4]) | {"beta": None})
+    strided = {n: np.asfortranarray(x) for n, x in cut(case, arrays, [4, 5]).items()}
+    wide = {n: x.astype(np.float64) for n, x in cut(case, arrays, [6]).items()}
+    last = cut(case, arrays, [7])
+    held = [weakref.ref(x) for x in last.values()]
+    out = [log.step(**strided), log.step(**wide), log.step(**last)]
+    whole = fresh.step(**arrays)
+    assert np.array_equal(np.concatenate(out, 1), whole[:, 4:])
+    del last
+    gc.collect()
+    assert not any(x() is not None for x in held)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.serving import pools
+from linattn_np.serving import log_loops, pools
 
 KINDS = {"int16": 16, "int12": 12, "int8": 8}
 
@@ -76,6 +76,54 @@ def test_a_log_of_small_states_rounds_at_flushes_alone(kind):
     assert log.state is pool
     assert np.allclose(out, np.concatenate(outs, 1), atol=1e-5)
     assert not np.allclose(out[:, 4:], la.gated_delta_rule(*x, state=S)[:, 4:], atol=1e-7)
+
+
+def drawn_tokens(rng, R, T, H, K, V):
+    q, k = rng.standard_normal((2, R, T, H, K)).astype(np.float32) / 2
+    v = rng.standard_normal((R, T, H, V)).astype(np.float32)
+    return q, k, v, -rng.random((R, T, H), np.float32), rng.random((R, T, H), np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("V", [4, 35, 100])
+def test_loops_read_and_write_the_rows_as_they_are_packed(monkeypatch, kind, V, T):
+    """To the bit, one task at a time on threads too; other rows stay. Panels are 16 to 64 channels wide."""
+    rng = np.random.default_rng(7)
+    R, H, K = 3, 2, 5
+    S = rng.standard_normal((R, H, K, V)).astype(np.float32)
+    S[1, :, :, 1] = 0  # a channel without a scale
+    small = la.pack_state(S, kind)
+    x = drawn_tokens(rng, R, T, H, K, V)
+    pairs = zip((small, la.unpack_state(small)), (2, 1), strict=True)
+    log, plain = (la.StateLog(la.gated_delta_rule, pool, num_threads=n) for pool, n in pairs)
+    monkeypatch.setattr(pools, "take", None)
+    monkeypatch.setattr(log_loops, "GRAIN", 1)
+    out = log.step(*x)
+    monkeypatch.undo()
+    assert np.array_equal(out, plain.step(*x))
+    wanted = la.pack_state(log.state_at(), kind)
+    before = small.mapped(np.copy)
+    monkeypatch.setattr(pools, "put", None)
+    log.flush([2, 1])
+    for own, new, old in zip(small.arrays, wanted.arrays, before.arrays, strict=True):
+        assert np.array_equal(own[1:], new[1:])
+        assert np.array_equal(own[0], old[0])
+
+
+@pytest.mark.parametrize("number", [np.inf, np.nan])
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_that_are_not_finite_are_refused_and_nothing_is_stored(kind, number):
+    x = drawn_tokens(np.random.default_rng(8), 2, 2, 2, 3, 4)
+    x[2][1, 1, 1, 2] = number
+    small = la.pack_state(np.ones((2, 2, 3, 4), np.float32), kind)
+    before = small.mapped(np.copy)
+    log = la.StateLog(la.gated_delta_rule, small)
+    log.step(*x)
+    with pytest.raises(ValueError, match="StateLog: state has inf or NaN, expected finite numbers"):
+        log.flush()
+    assert all(np.array_equal(a, b) for a, b in zip(small.arrays, before.arrays, strict=True))
+    assert log.live.tolist() == [2, 2]
 
 
 def test_small_states_are_kept_by_a_store():

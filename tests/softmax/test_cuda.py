@@ -21,7 +21,7 @@ FUNCTIONS = [
     if fn.spec.core is CORE
     and fn.spec.readout is Readout.SOFTMAX
     and not {"w", "beta"} & fn.spec.arrays.keys()
-    and "attend_current" not in fn.spec.options.defaults
+    and "attend_current" not in fn.spec.options
 ]
 BY_TOKEN = [fn for fn in FUNCTIONS if all(x.axes.startswith("T") or x.optional for x in fn.spec.arrays.values())]
 BOUND = {"bfloat16": 1.2e-2, "float16": 2e-3}  # of the norm; a gradient that cancels is compared with its terms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -75,6 +76,7 @@ class Interrupted(la.train.AdamW):
 
 
 def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
     path = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         fit(la.train.Run.start(MODEL.loss, Interrupted()), 9, save=path)
@@ -82,6 +84,20 @@ def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path):
     assert (saved.step, saved.position) == (1, 2)
     assert saved.params.vector.tobytes() == whole.params.vector.tobytes()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_collector_of_garbage_is_as_before():
+    """Objects that were there before are not searched during training; afterwards they are."""
+    gc.unfreeze()  # of the collected tests
+    frozen = []
+
+    def batch(n):
+        frozen.append(gc.get_freeze_count())
+        return DATA.batches(B, T)(n)
+
+    la.train.fit(MODEL.loss, la.train.Run.start(MODEL.loss), batch, 1, la.train.constant(1e-3), bar=False)
+    assert frozen[0] > 0
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run():
@@ -137,3 +153,11 @@ def test_a_curve_is_drawn(tmp_path):
     la.train.picture(tmp_path / "one.png", [3.0, 2.0, 1.0])
     la.train.picture(tmp_path / "two.png", {"a": [3.0], "b": []})
     assert all((tmp_path / n).read_bytes()[:4] == b"\x89PNG" for n in ("one.png", "two.png"))
+
+
+def test_losses_in_a_line_fall_from_the_highest_bar_to_the_lowest():
+    assert la.train.in_a_line([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]) == "█▇▆▅▄▃▂▁"
+    assert la.train.in_a_line([3.0, 1.0, 1.0, 1.0, 2.0, 0.0], width=3) == "█▁▁"
+    assert la.train.in_a_line([2.0]) == "▁"
+    with pytest.raises(ValueError, match="in_a_line: losses is empty"):
+        la.train.in_a_line([])

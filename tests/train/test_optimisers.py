@@ -32,7 +32,7 @@ def test_adamw_is_its_equation_and_gains_do_not_decay(dtype, error):
     P, moments = optimiser.start(start)
     assert list(P.arrays) == ["a", "b", "empty", "gain"]
     for t, grads in enumerate(steps, 1):
-        G = P.like()
+        G = P.zeros()
         G.set(grads)
         optimiser.update(P, G, moments, t, 0.05, clip=0.5)
     for n, x in P.arrays.items():
@@ -74,7 +74,7 @@ def test_muon_turns_hidden_matrices_alone():
     params = {n: rng.standard_normal(s) for n, s in shapes.items()}
     muon = la.train.Muon(decay=0.0, others=la.train.AdamW(decay=0.0))
     P, moments = muon.start(params)
-    G = P.like()
+    G = P.zeros()
     G.set({n: rng.standard_normal(s) for n, s in shapes.items()})
     muon.update(P, G, moments, 1, 0.01)
     assert moments["v"].arrays.keys() == shapes.keys() - {"blocks/q/weight"}
@@ -96,7 +96,7 @@ def test_steps_are_those_of_torch():
     tensors = {n: torch.tensor(x, requires_grad=True) for n, x in start.items()}
     theirs = torch.optim.AdamW(tensors.values(), lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.2)
     for t, grads in enumerate(steps, 1):
-        G = P.like()
+        G = P.zeros()
         G.set(grads)
         optimiser.update(P, G, moments, t, 0.01)
         for n, x in tensors.items():

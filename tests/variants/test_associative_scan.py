@@ -150,6 +150,26 @@ def test_errors_name_function_and_argument(kind, message, given):
         la.associative_scan(given.pop("op"), given.pop("items"), **given)
 
 
+@every_form
+def test_results_of_one_item_are_arrays_of_their_own(blocks):
+    A, x, _ = drawn(blocks, T=1)
+    for result in (la.associative_scan("affine", (A, x)), la.vjp(la.associative_scan, "affine", (A, x))[0],
+                   la.associative_scan(lambda first, second: second, (A, x))):  # fmt: skip
+        for y, given in zip(result, (A, x), strict=True):
+            np.testing.assert_array_equal(y, given)
+            assert not np.shares_memory(y, given)
+
+
+@every_form
+def test_a_complex_cotangent_of_a_real_result_is_an_error(blocks):
+    A, x, _ = drawn(blocks)
+    _, pullback = la.vjp(la.associative_scan, "affine", (A, x))
+    with pytest.raises(TypeError, match="associative_scan: dh has dtype complex128, expected one of"):
+        pullback(dh=x + 1j)
+    with pytest.raises(TypeError, match="associative_scan: dP has dtype complex128, expected one of"):
+        pullback(dP=A + 1j)
+
+
 def test_vjp_of_ones_own_operation_is_an_error():
     with pytest.raises(TypeError, match="associative_scan: op is a function, expected 'affine' for vjp"):
         la.vjp(la.associative_scan, lambda a, b: a, (x,))

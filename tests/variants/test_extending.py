@@ -1,7 +1,7 @@
 """A new variant is its file and its loop: no test, list or function needs a word more.
 
 The variants of extended/new are written as docs/internals/adding_a_variant.md says, and found by the catalog: an output
-gate, no paper, a Formula of the values, and output gates of queries that share states.
+gate, no paper, a function of the values, and output gates of queries that share states.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_docstring_has_equation_options_and_paper(fn, text):
     assert "Raises" in text
     assert "Returns" in text
     assert f"scale=None means {'K**-0.5' if fn.spec.scaled else '1'}." in text
-    for option in fn.spec.options.defaults:
+    for option in fn.spec.options:
         assert option in text, f"{fn.__name__} does not explain {option}"
     for source in re.findall(r"arXiv [\d.]+", fn.spec.paper) or [fn.spec.paper]:  # "": not published
         assert source in text, f"{fn.__name__}: {source} is on its spec only"
@@ -108,7 +108,7 @@ def test_the_signature_is_that_of_the_spec(fn):
         "backend",
         "check",
     ]
-    assert list(parameters)[len(arrays) :] == [*fn.spec.options.defaults, *common]
+    assert list(parameters)[len(arrays) :] == [*fn.spec.options, *common]
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)

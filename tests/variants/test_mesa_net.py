@@ -217,3 +217,48 @@ def test_a_singular_system_is_named_by_its_token_and_head():
         beta[0, :, head] = 0.0  # the head's keys are never written
         with pytest.raises(ValueError, match=f"the system of token {token}, head {head} is singular"):
             la.mesa_net(**x | {"ridge": ridge, "beta": beta}, cu_seqlens=[0, 4, 9])
+
+
+@pytest.mark.parametrize("options", [{}, CG], ids=["exact", "conjugate gradients"])
+def test_a_replayed_call_raises_the_same_errors_and_leaves_the_state(options):
+    """Kernels look at the ridge, and at exact solutions: at numbers, which are no part of the signature."""
+    x = {n: y.astype(np.float32) for n, y in drawn(B=(), T=3, K=6, ridge="H K").items()}
+    state = la.mesa_net(**x, return_state=True).state
+    keywords = options | {"overwrite_state": True, "return_state": True}
+    own = type(state)(*(S.copy() for S in state))
+    for _ in range(2):
+        la.mesa_net(**x, **keywords, state=own)
+    assert la.explain(la.mesa_net, **x, **keywords, state=own).replay == "replayed"
+    zero = type(state)(*(np.zeros_like(S) for S in state))
+    wrong = [("ridge has an entry -1, expected none below 0", {"ridge": -np.ones_like(x["ridge"])}, own),
+             ("the system of token 0, head 0 is singular", {"ridge": 0 * x["ridge"]}, zero)]  # fmt: skip
+    if not options:
+        equal = {"k": np.ones_like(x["k"]), "g": 0 * x["g"], "beta": np.ones_like(x["beta"])}
+        lost = equal | {"ridge": np.full_like(x["ridge"], 1e-30)}  # by rounding
+        wrong.append(("a system is singular in the numbers of its dtype", lost, zero))
+    for words, more, given in wrong:
+        before = [S.copy() for S in given]
+        with pytest.raises(ValueError, match=f"mesa_net: {words}"):
+            la.mesa_net(**x | more, **keywords, state=given)
+        for S, S_before in zip(given, before, strict=True):
+            np.testing.assert_array_equal(S, S_before)
+    x["ridge"][:, 0] = 0  # which the keys span
+    np.testing.assert_array_equal(la.mesa_net(**x, **options, state=state), la.mesa_net(**x, **options, state=state))
+
+
+@pytest.mark.parametrize("options", [{}, CG], ids=["exact", "conjugate gradients"])
+@pytest.mark.parametrize("T", [1, 40])
+def test_a_vjp_is_replayed_whole(T, options):
+    from linattn_np.call.replay import plans
+
+    x = {n: y.astype(np.float32) for n, y in drawn(B=(1,), T=T, K=6).items()}
+    state = la.mesa_net(**x, return_state=True).state
+    plans.clear()
+    both = []
+    for _ in range(2):
+        out, pullback = la.vjp(la.mesa_net, **x, **options, state=state)
+        both.append([out, *(grads := pullback(np.ones_like(out)))[:-1], *grads.state])
+    (plan,) = plans.by_key.values()
+    assert plan.replayable
+    for y, z in zip(*both, strict=True):
+        np.testing.assert_array_equal(y, z)

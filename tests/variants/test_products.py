@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import array_api_compat.numpy as xp
@@ -14,8 +15,8 @@ import linattn_np as la
 from linattn_np.call.dispatch import public
 from linattn_np.call.replay import plans as replay
 from linattn_np.matrix_state.types import Decay, Erase, Inputs
-from linattn_np.products import Formula, products
-from linattn_np.spec import ArgSpec, Samples, Variables, VariantSpec
+from linattn_np.products import products
+from linattn_np.spec import ArgSpec, Call, Samples, VariantSpec
 from linattn_np.testing import check_vjp, relative_error, sample
 from tests.call import test_calls, test_layouts, test_pullback, test_replay, test_replay_vjp, test_stored_states
 from tests.cases import cases_of
@@ -164,10 +165,11 @@ def test_an_array_alone_is_passed_unchanged_and_a_product_in_the_dtype_of_the_co
     assert la.vjp(watched, **x)[1](x["v"]).w.dtype == ml_dtypes.bfloat16
 
 
-def test_a_formula_among_products():
+def test_a_function_among_products():
     """Both of its paths: the gate makes the key, as in HGRN-2."""
-    key = Formula(lambda c: -np.expm1(c.g), lambda c, dk: {"g": -np.exp(c.g) * dk}, "g")
-    fn = variant(products("q", "v", "g", k=key), {"q": "T Hq K", "v": "T H V", "g": "T H K"}, decay=Decay.VECTOR,
+    key = (lambda c: -np.expm1(c.g), lambda c, dk: {"g": -np.exp(c.g) * dk})
+    change = replace(products("q", "v", "g", k=key), key="g")
+    fn = variant(change, {"q": "T Hq K", "v": "T H V", "g": "T H K"}, decay=Decay.VECTOR,
                  scaled=False)  # fmt: skip
     x = sample(fn, np.random.default_rng(0), T=20)
     np.testing.assert_allclose(fn(**x), la.hgrn2(**x), rtol=0, atol=1e-14)
@@ -289,6 +291,7 @@ def test_efla_with_long_keys_forgets_what_they_held():
 def test_the_gradient_of_an_array_without_tokens_is_the_cores_own():
     """No sum over no axes, which would be a copy, on a device a launch that no recorded pullback replays."""
     x = sample(la.rwkv6, np.random.default_rng(0), T=5, H=2, K=3, V=2)
-    variables = Variables(**x, axes={n: arg.axes for n, arg in la.rwkv6.spec.arrays.items()}, xp=xp)
+    axes = {n: arg.axes for n, arg in la.rwkv6.spec.arrays.items()}
+    call = Call(**x, axes=axes, batch=(), plan=SimpleNamespace(xp=xp))
     du = np.ones((2, 3))
-    assert la.rwkv6.spec.change.to_core_vjp(variables, Inputs(*[None] * 8)._replace(u=du))["u"] is du
+    assert la.rwkv6.spec.change.to_core_vjp(call, Inputs(*[None] * 8)._replace(u=du))["u"] is du

@@ -190,7 +190,8 @@ struct Producer {
             __syncwarp();
         }
         if (ADDS && warp == 0) {
-            float* to = a.sums + (traversal.of.slot * (a.segments - 1) + traversal.segment - 1) * WIDE + lane * PER;
+            float* to =
+                a.sums + (traversal.of.slot * (a.segments - 1) + traversal.segment - !a.every) * WIDE + lane * PER;
 #pragma unroll
             for (int c = 0; c < PER; c++) to[c] = running[c];
         }

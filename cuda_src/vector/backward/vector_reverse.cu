@@ -81,8 +81,8 @@ struct Consumer {
         if (lane == 0) out_read();
         const i64 slot = traversal.of.slot;
         if (ADDS || OFFSETS)
-            state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot * (a.segments - 1) + traversal.segment - 1,
-                                             16 * warp, lane);
+            state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1},
+                                             slot * (a.segments - 1) + traversal.segment - !a.every, 16 * warp, lane);
         else if (traversal.segment == 0) state.template store<LA_V, LA_K>(a.end, slot, 16 * warp, lane);
     }
     // dv^T = dO^T P, begun
@@ -244,8 +244,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) reverse(const __grid_consta
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const ReverseTraversal traversal(a, blockIdx.x);
-    if (traversal.segment > traversal.last || ((ADDS || OFFSETS) && traversal.segment == 0))
-        return;   // nothing reads the offset of the first segment
+    if (traversal.segment > traversal.last || ((ADDS || OFFSETS) && traversal.segment == 0 && !a.every))
+        return;   // nothing reads the offset of the first segment, but other ranks
     const Ring<STAGES> ring = {shared + AT_RING};
     if (threadIdx.x == 0) {
         ring.init(8 * ARRIVALS, 4 * GROUPS_OF_VALUES * ARRIVALS);

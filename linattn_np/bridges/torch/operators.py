@@ -23,13 +23,14 @@ import torch
 
 from ... import catalog
 from ...call.binding import bind
-from ...call.foreign import leaves
+from ...call.foreign import bridges, leaves
 from ...call.results import Result, StatesResult
 from ...call.vjp import run_vjp
 from ...runtime.arrays import name_of
 from ...spec import VariantSpec
-from . import eager, saving, shapes_of
-from .autograd import SECOND, once
+from . import saving, shapes_of
+from .autograd import SECOND, likes, once
+from .autograd import cotangents as cotangents_of
 from .views import Tensor
 
 NAMESPACE = "linattn_np"
@@ -81,7 +82,7 @@ def defined() -> bool:
 
 def traced(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """The result of a public function by its operator."""
-    bound, names = dict(zip(spec.arrays, arrays, strict=False)), {*spec.options.names}
+    bound, names = dict(zip(spec.arrays, arrays, strict=False)), {*spec.rules}
     bound.update(keywords)
     plain = {
         n: known(x)
@@ -108,7 +109,7 @@ def is_differentiated(*given: Tensor | None) -> bool:
 
 def structured(spec: VariantSpec, options: Mapping[str, Any], found: list[Tensor], bound: Mapping[str, Any]) -> Any:
     """The public result from the list of an operator."""
-    kind = spec.state.type_of({**spec.options.defaults, **options})
+    kind = spec.state.type_of({**spec.options, **options})
     count, query = 1 if kind is None else len(kind._fields), spec.change.query
     left = list(found)
     out = left.pop(0) if query is None or bound.get(query) is not None else None
@@ -163,7 +164,7 @@ def keywords_of(spec: VariantSpec, given: tuple[Any, ...]) -> dict[str, Any]:
     if spec.change.query is not None:
         found.setdefault(spec.change.query, None)
     if state:
-        kind = spec.state.type_of({**spec.options.defaults, **found})
+        kind = spec.state.type_of({**spec.options, **found})
         found["state"] = state[0] if kind is None else kind(*state)
     return found
 
@@ -172,13 +173,14 @@ def keywords_of(spec: VariantSpec, given: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _listed(result: Any) -> list[Tensor]:
-    """The tensors of a result, with the strides of their shapes, as the fake tensors have."""
-    return [x.contiguous() for x in leaves(result) if x is not None]
+    """The tensors of a result, or of its list, with the strides of their shapes, as the fake tensors have."""
+    return [x.contiguous() for x in leaves(tuple(result) if isinstance(result, list) else result) if x is not None]
 
 
 def _forward(spec: VariantSpec, *given: Any) -> list[Tensor]:
+    bridge = bridges[Tensor]  # calls.py, which imports this module
     with torch.no_grad():
-        return _listed(eager.computed(spec, (), keywords_of(spec, given)))
+        return _listed(bridge.computed(spec, (), keywords_of(spec, given)))
 
 
 def _backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
@@ -186,29 +188,15 @@ def _backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
     keywords = keywords_of(spec, tuple(given_first))
     with torch.no_grad():
         result, pullback = run_vjp(spec, (), keywords)
-        grads = pullback(*_cotangents(result, cotangents))
+        grads = pullback(*cotangents_of(likes(result), cotangents, keywords[spec.change.value].device))
     return _listed(tuple(getattr(grads, n) for n in (*spec.arrays, "state")))
-
-
-def _cotangents(result: Any, given: list[Tensor | None]) -> list[Any]:
-    """Arguments of the pullback: zeros for a part of a state without a cotangent."""
-    left, found = list(given), list[Any]()
-    for part in result if isinstance(result, tuple) else (result,):
-        each = leaves(part) if part is not None else []
-        own: list[Any] = [left.pop(0) for _ in each]
-        if all(d is None for d in own):
-            found.append(None)
-            continue
-        own = [torch.zeros_like(x) if d is None else d for x, d in zip(each, own, strict=True)]
-        found.append(type(part)(*own) if isinstance(part, tuple) else own[0])
-    return found
 
 
 def _saving(spec: VariantSpec, *given: Any) -> list[Tensor]:
     keywords = keywords_of(spec, given)
     with torch.no_grad():
         if (found := saving.computed(spec, keywords)) is not None:
-            return [*_listed(tuple(found[0])), found[1]]
+            return [*_listed(found[0]), found[1]]
         return [*_forward(spec, *given), keywords[spec.change.value].new_zeros(1, dtype=torch.uint8)]
 
 
@@ -217,7 +205,7 @@ def _saved_backward(spec: VariantSpec, *given: Any) -> list[Tensor]:
     keywords = keywords_of(spec, tuple(first))
     with torch.no_grad():
         found = saving.gradients(spec, keywords, residuals, cotangents)
-    return _backward(spec, *first, cotangents) if found is None else _listed(tuple(found))
+    return _backward(spec, *first, cotangents) if found is None else _listed(found)
 
 
 def _fake(spec: VariantSpec, *given: Any) -> list[Tensor]:

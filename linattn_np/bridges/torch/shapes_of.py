@@ -75,7 +75,7 @@ def _after(spec: VariantSpec, options: dict[str, Any], T: Any, parts: list[Any])
             "of offsets: the state has a slot for each token of the longest sequence"
         )
     own = CallPlan(None, None, 1.0, sequences=tuple(shapes.sequences(T, offsets)))  # type: ignore[arg-type]
-    plan, names = spec.core.plan(own, spec, options, shapes.Sizes()), spec.state.parts._fields  # type: ignore
+    plan, names = spec.core.plan(own._asdict(), spec, options, {}), spec.state.parts._fields  # type: ignore
     return [(spec.core.end_shape(plan, state, name, shape), dtype)
             for name, (shape, dtype) in zip(names, parts, strict=True)]  # fmt: skip
 

@@ -3,8 +3,9 @@
 Checking and planning a small call takes longer than computing it. A successful call is therefore recorded under its
 signature: everything that its checks and its plan depend on, except the numbers in its arrays.
 
-    host.py, device.py   the kernels of the whole call, on other addresses
-    template.py          all other calls: checked options, sizes and plan, to which other arrays are bound
+    runtime/pieces/record.py, runtime/cuda/record.py   the kernels of the whole call, on other addresses
+    template.py                                        all other calls: other arrays are bound to the checked call
+    vjp.py                                             a forward and its pullbacks
 
 Row numbers of a state pool on the host, and which sequences begin without a state, are part of a key with their
 values, on NumPy up to 512; on a device only launches read them. Without a signature: ragged batches, other row numbers
@@ -16,13 +17,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...runtime.arrays import is_cupy
 from ...runtime.held import empty_all
 from ...runtime.memory import is_next_column
 from ...runtime.pieces.memory import first_byte
+from ...runtime.recorder import active
 from ...spec import VariantSpec
 from ..options import PLAIN, is_plain_tuple
 
@@ -33,51 +37,43 @@ LEAST = 16 << 10  # bytes of the Python objects of a plan, where it does not say
 ENABLED = os.environ.get("LINATTN_REPLAY", "1") != "0"
 
 
-class Recorded(NamedTuple):
-    """The recorded plan of a plain call.
-
-    plan: (arrays, state, pointers) -> (out, state), or None if the call must be computed in full.
-    returns_state: whether the call returns (out, state). is_limited: whether it has the option num_threads.
-    reason: why the plan does not compute the whole call; empty if it does.
-    """
-
-    plan: Callable[[Any, Any, Any], tuple[Any, Any] | None]
-    returns_state: bool
-    is_limited: bool
-    reason: str = ""
-
-
 class Composed(NamedTuple):
     """The vjp of a call that is composed of others, which are replayed: from its signature."""
 
     vjp: Callable[[Any], Any]
 
 
-by_key: dict[Hashable, Any] = {}  # by key: Recorded; of a vjp Template, Composed, host.Forward or device.Forward
+# by key: of a plain call a function (arrays, state, pointers) -> the public result, or None if it must be computed in
+# full; of a vjp Template, Composed or Forward
+by_key: dict[Hashable, Any] = {}
+reasons: dict[Hashable, str] = {}  # why a plan does not compute the whole call
 held: tuple[dict[Hashable, int], dict[Hashable, int]] = {}, {}  # bytes of each plan in host memory, and on a device
 
 
-def store(key: Hashable, plan: Any) -> None:
+def store(key: Hashable, plan: Any, reason: str = "") -> None:
     """Record a plan, in place of the oldest ones if all would exceed MOST or MOST_BYTES.
 
-    A plan, or the object that it is a method of, says what it holds: `nbytes` in host memory, LEAST without, and
-    `device_nbytes`, 0 without. A plan that has grown is stored again.
+    reason: why it does not compute the whole call.
+
+    A plan, or the object that it is a method of, says how many bytes it holds beside LEAST: `nbytes` in host memory,
+    `device_nbytes` on a device. A plan that has grown is stored again.
     """
     if not ENABLED:
         return
     by_key[key], (host, device) = plan, held
+    if reason:
+        reasons[key] = reason
     host[key], device[key] = size_of(plan)
     while len(host) > MOST or max(sum(host.values()), sum(device.values())) > MOST_BYTES:
         oldest, *_ = host  # in one step: other threads may record
-        for each in (by_key, host, device):
+        for each in (by_key, host, device, reasons):
             each.pop(oldest, None)
 
 
 def size_of(plan: Any) -> tuple[int, int]:
     """Bytes of a plan in host memory and on a device."""
-    run = plan.plan if type(plan) is Recorded else plan
-    owner = getattr(run, "__self__", run)
-    return getattr(owner, "nbytes", LEAST), getattr(owner, "device_nbytes", 0)
+    owner = getattr(plan, "__self__", plan)
+    return LEAST + getattr(owner, "nbytes", 0), getattr(owner, "device_nbytes", 0)
 
 
 def count() -> int:
@@ -87,7 +83,7 @@ def count() -> int:
 
 def clear() -> None:
     """Delete every recorded plan."""
-    for each in (by_key, *held):
+    for each in (by_key, *held, reasons):
         each.clear()
 
 
@@ -126,7 +122,9 @@ def vjp_key(signature: Signature) -> Hashable:
 
 
 def signature_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signature | None:
-    """The signature of a call; None if its plan depends on more than a signature holds."""
+    """The signature of a call; None if its plan depends on more than a signature holds, and inside of a recording."""
+    if active.recorder is not None:
+        return None
     first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
     if first is not ndarray and (other := makers.get(first)) is not None:
         return other(spec, arrays, keywords)
@@ -222,3 +220,9 @@ def has_distinct_arrays(signature: Signature) -> bool:
     """Whether no two arrays begin at one address: a plan would take two different arrays for one."""
     places = signature[3] or [first_byte(y) for y in signature[1]]
     return len(set(places)) == len(places)
+
+
+def launches_of(xp: Any) -> Any:
+    """The module of the recorded kernels of NumPy or of CuPy arrays."""
+    name = "cuda" if is_cupy(xp) else "pieces"
+    return import_module(f"{__package__.split('.')[0]}.runtime.{name}.record")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from math import gcd, prod
+from math import gcd, lcm, prod
 from typing import Any
 
 import numpy as np
 
+from ...ops.parts import from_parts
+from ...ops.sums import over_tokens
 from ...runtime import threads
-from ...runtime.arrays import cast, complex_of, is_complex, over_tokens
-from ...runtime.constants import constant_zeros, host_constants
+from ...runtime.arrays import cast, complex_of, is_complex
+from ...runtime.constants import constant_zeros
 from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.registers import LINE
 from ...runtime.pieces.run import over_matrices
 from ..policy import LEAST_LINES, segment
 from ..types import Inputs, Plan, Residuals
 from . import scan
+from .spans import SPAN, spans_of
 
 
 def forward(plan: Plan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -32,13 +35,12 @@ def backward(residuals: Residuals, dout: np.ndarray | None, dstate: Any) -> tupl
     x, plan, _, state, marks = residuals
     call = Call(plan, x, state)
     dx, begin = empty(x.x.shape, call.kind), empty(call.state_shape, call.kind)
-    dgate = empty((call.N, call.D) if x.is_constant else x.x.shape, call.kind)
+    dgate = empty((call.N, call.D * x.block) if x.is_constant else x.gate.shape, call.kind)
     d = constant_zeros(np, (call.D,), call.kind, "cpu") if dout is None else dout
     call.run(scan.backward, {"dx": dx, "dgate": dgate, "dout": d, "marks": marks}, dstate, begin)
     if x.is_constant:
-        dgate = over_tokens(np, dgate)
-        dgate = dgate if x.g is None else np.exp(cast(np, x.g, call.kind)).conj() * dgate
-    return (Inputs(dx, dgate) if x.g is None else Inputs(dx, None, dgate)), begin
+        dgate = over_tokens(np, dgate.view(call.real)).view(call.kind).reshape(x.gate.shape)
+    return x.with_gate(dx, dgate), begin
 
 
 class Call:
@@ -51,29 +53,20 @@ class Call:
         self.kind = np.dtype(complex_of(np, self.real)) if self.is_complex else self.real
         self.width = self.D * (1 + self.is_complex)  # real numbers of a row
         self.segment = segment(self.width)
-        if plan.sequences[0].row is None:
-            starts = range(0, prod(lead) * T, T) if T else [0] * prod(lead)
-            ends = tuple((t, t + T) for t in starts)
-        else:
-            lead, ends = [len(plan.sequences)], tuple((s.start, s.stop) for s in plan.sequences)
-        self.N, self.state_shape = len(ends), (*lead, self.D)
-        counts = [-(-(stop - start) // self.segment) for start, stop in ends]
-        self.places = sum(counts)
-        firsts = np.cumsum([0, *counts])
-        spans = [(start, stop, first) for (start, stop), first in zip(ends, firsts, strict=False)]
-        self.spans = host_constants.once(
-            ("spans", ends, self.segment), lambda: np.array(spans, np.int64).reshape(-1, 3)
-        )
+        own = spans_of(plan, tuple(lead), T, self.segment)
+        self.N, self.places, self.spans, self.state_shape = own.count, own.places, own.table, (*own.lead, self.D)
 
     def marks(self) -> np.ndarray:
         """Memory for the states before every segment."""
         return working((self.places, self.D), self.kind)
 
-    def rows(self, y: np.ndarray) -> np.ndarray:
-        """An array in the dtype of the computation, as rows of real numbers side by side."""
+    def rows(self, y: np.ndarray, width: int) -> np.ndarray:
+        """An array in the dtype of the computation, as rows of real numbers side by side; width: numbers of a row."""
+        if self.is_complex and not is_complex(y):
+            y = from_parts(np, y, None, self.real)
         y = cast(np, y.real if is_complex(y) and not self.is_complex else y, self.kind)
         y = y if y.strides[-1] == y.itemsize or y.shape[-1] == 1 else np.ascontiguousarray(y)
-        y = y.reshape(-1, self.D)
+        y = y.reshape(-1, width)
         return y.view(self.real) if self.is_complex else y
 
     def run(self, kernel: Any, arrays: dict[str, np.ndarray | None], start: Any, end: np.ndarray) -> None:
@@ -83,22 +76,25 @@ class Call:
         x, N = self.x, self.N
         count = prod(x.x.shape[:-1])
         given = {"gate": x.gate, "x": x.x, "start": start, "end": end, **arrays}
-        held = {name: self.rows(y) for name, y in given.items() if y is not None}
+        wide = x.block * self.D
+        held = {name: self.rows(y, wide if name in ("gate", "dgate") else self.D) for name, y in given.items()
+                if y is not None}  # fmt: skip
         if "dout" in held and len(held["dout"]) != count:  # zeros
             held["dout"] = np.broadcast_to(held["dout"], (count, self.width))
         if x.g is not None:
             held["factors"] = working((N, self.width), self.real)
         blocks, each = self.blocks()
         sizes = {"count": count, "gates": len(held["gate"]), "D": self.width, "N": N, "each": each, "blocks": blocks,
+                 "block": x.block, "wide": x.block * self.width,
                  "segment": self.segment if "marks" in held else 0, "places": self.places, "starts": N, "owners": N,
-                 "dgates": len(held.get("dgate", ())), "span": scan.SPAN, "is_log": int(x.g is not None),
+                 "dgates": len(held.get("dgate", ())), "span": SPAN, "is_log": int(x.g is not None),
                  "is_complex": int(self.is_complex), "is_constant": int(x.is_constant),
                  "has_start": int(start is not None), "scale": self.plan.scale}  # fmt: skip
         over_matrices(kernel, scan.SCAN, sizes | held | {"spans": self.spans}, N * blocks, self.real.name)
 
     def blocks(self) -> tuple[int, int]:
-        """(blocks of channels, numbers of one): tasks for every thread, of whole lines of memory."""
-        line, count = LINE // self.real.itemsize, threads.num_threads()
+        """(blocks of channels, numbers of one): tasks for every thread, of whole lines of memory and whole matrices."""
+        line, count = lcm(LINE // self.real.itemsize, self.x.block * (1 + self.is_complex)), threads.num_threads()
         blocks = count // gcd(self.N, count)
         each = max(-(-self.width // blocks // line) * line, LEAST_LINES * line)
         return -(-self.width // each), each

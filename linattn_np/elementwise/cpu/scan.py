@@ -8,7 +8,7 @@ into the rows of dx, which lie in the second cache until p takes their place:
     p += scale dout_t,  da_t = p dx_t,  dx_t = p,  p = a_t p       backwards
 
 A constant gate is one row for all tokens; each sequence sums its own row of dgate. Factors a = e^g have a row a
-sequence. Complex numbers are pairs; D and `each` count real ones.
+sequence. Complex numbers are pairs; D and `each` count real ones. A row of matrices is `block` times as wide.
 """
 
 from __future__ import annotations
@@ -19,12 +19,22 @@ from numba import njit
 
 from ...ops.cpu.numbers import OPTIONS
 from ...runtime.pieces.memory import STREAMED
-from ...runtime.pieces.piece import Truth, Vector, Whole, piece, workspace_kind
+from ...runtime.pieces.piece import Number, Truth, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import row_part as part
 from ...runtime.pieces.views import start_of
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
+from .block_rows import back as block_back
+from .block_rows import keep as block_keep
+from .block_rows import of_constant as block_of_constant
+from .block_rows import of_factor as block_of_factor
+from .block_rows import step as block_step
+from .complex_block_rows import back as complex_block_back
+from .complex_block_rows import keep as complex_block_keep
+from .complex_block_rows import of_constant as complex_block_of_constant
+from .complex_block_rows import of_factor as complex_block_of_factor
+from .complex_block_rows import step as complex_block_step
 from .complex_rows import back as complex_back
 from .complex_rows import keep as complex_keep
 from .complex_rows import of_constant as complex_of_constant
@@ -34,11 +44,10 @@ from .complex_rows import power as complex_power
 from .complex_rows import step as complex_step
 from .rows import back, keep, of_constant, of_factor, of_log, power, step, stream, stream_back
 
-SPAN = 3  # of a sequence: its first row, the row after its last one, its first mark
 FLAGS = ("is_log", "is_complex", "is_constant", "has_start")
-SCAN = Workspace("scan", ("each", "blocks", "segment", *FLAGS), ("scale",), (), {"given": {
-    "gate": Field("gates", "D"), "x": Field("count", "D"), "out": Field("count", "D"), "dout": Field("count", "D"),
-    "dx": Field("count", "D"), "dgate": Field("dgates", "D"), "factors": Field("owners", "D"),
+SCAN = Workspace("scan", ("each", "blocks", "segment", "block", *FLAGS), ("scale",), (), {"given": {
+    "gate": Field("gates", "wide"), "x": Field("count", "D"), "out": Field("count", "D"), "dout": Field("count", "D"),
+    "dx": Field("count", "D"), "dgate": Field("dgates", "wide"), "factors": Field("owners", "D"),
     "start": Field("starts", "D"), "end": Field("N", "D"), "marks": Field("places", "D"),
     "spans": Field("N", "span", dtype="int64"),
 }})  # fmt: skip
@@ -81,7 +90,7 @@ def begin(w: Work, n: Whole, first: Whole, width: Whole):
 @piece
 def is_streamed(w: Work, results: Whole, first: Whole, width: Whole) -> Whole:
     """Whether rows of results are vectors of memory, of an array larger than the caches, which begins at an address."""
-    size, is_plain = w.x.itemsize, not w.is_complex and not w.is_constant
+    size, is_plain = w.x.itemsize, not w.is_complex and not w.is_constant and w.block == 1
     is_whole = (results | (w.D * size) | (first * size) | (width * size)) % BYTES == 0
     return 1 if is_plain and is_whole and w.count * w.D * size >= STREAMED else 0
 
@@ -91,6 +100,39 @@ def factor(w: Work, n: Whole, t: Whole, first: Whole, width: Whole):
     """The factors of token t, where they are exponentials."""
     if w.is_log and not w.is_constant:
         exponentials(part(w.gate, t, first, width), w.is_complex != 0, part(w.factors, n, first, width))
+
+
+@piece
+def step_of_blocks(a: Vector, x: Vector, h: Vector, out: Vector, scale: Number, N: Whole, is_complex: Truth):
+    """`step` of matrices."""
+    if is_complex:
+        complex_block_step(a, x, h, out, scale, N)
+    else:
+        block_step(a, x, h, out, scale, N)
+
+
+@piece
+def keep_of_blocks(a: Vector, x: Vector, h: Vector, out: Vector, N: Whole, is_complex: Truth):
+    """`keep` of matrices."""
+    if is_complex:
+        complex_block_keep(a, x, h, out, N)
+    else:
+        block_keep(a, x, h, out, N)
+
+
+@piece
+def back_of_blocks(a: Vector, dout: Vector, p: Vector, dx: Vector, d: Vector, scale: Number, N: Whole,
+                   is_complex: Truth, is_constant: Truth):  # fmt: skip
+    """`back` of matrices."""
+    if is_complex:
+        if is_constant:
+            complex_block_back(complex_block_of_constant, a, dout, p, dx, d, scale, N)
+        else:
+            complex_block_back(complex_block_of_factor, a, dout, p, dx, d, scale, N)
+    elif is_constant:
+        block_back(block_of_constant, a, dout, p, dx, d, scale, N)
+    else:
+        block_back(block_of_factor, a, dout, p, dx, d, scale, N)
 
 
 @piece
@@ -107,8 +149,14 @@ def forward(w: Work, first_task: Whole, last_task: Whole):
                 copy(h, part(w.marks, mark + (t - row) // S, first, width))
             x, out, later = part(w.x, t, first, width), part(w.out, t, first, width), min(t + 1, stop - 1)
             factor(w, n, t, first, width)
-            a = part(w.factors, n, first, width) if w.is_log else part(w.gate, t * step_of_gate, first, width)
-            if is_complex:
+            a = (
+                part(w.factors, n, first, width)
+                if w.is_log
+                else part(w.gate, t * step_of_gate, first * w.block, width * w.block)
+            )
+            if w.block > 1:
+                step_of_blocks(a, x, h, out, scale, w.block, is_complex)
+            elif is_complex:
                 complex_step(a, x, h, out, scale)
             elif past:
                 stream(a, x, h, out, scale, part(w.gate, later, first, width), part(w.x, later, first, width))
@@ -123,8 +171,11 @@ def states(w: Work, n: Whole, t: Whole, last: Whole, mark: Whole, first: Whole, 
     for s in range(t, last - 1):
         h, x, out = part(w.dx, s, first, width), part(w.x, s, first, width), part(w.dx, s + 1, first, width)
         factor(w, n, s, first, width)
-        a = part(w.factors, n, first, width) if w.is_log else part(w.gate, 0 if w.is_constant else s, first, width)
-        if w.is_complex:
+        at = 0 if w.is_constant else s
+        a = part(w.factors, n, first, width) if w.is_log else part(w.gate, at, first * w.block, width * w.block)
+        if w.block > 1:
+            keep_of_blocks(a, x, h, out, w.block, w.is_complex != 0)
+        elif w.is_complex:
             complex_keep(a, x, h, out)
         else:
             keep(a, x, h, out)
@@ -140,9 +191,12 @@ def token_back(w: Work, n: Whole, t: Whole, first: Whole, width: Whole, past: Wh
         w.scale,
     )
     factor(w, n, t, first, width)
-    a = part(w.factors, n, first, width) if w.is_log else part(w.gate, 0 if w.is_constant else t, first, width)
-    d = part(w.dgate, n if w.is_constant else t, first, width)
-    if w.is_constant:
+    at = 0 if w.is_constant else t
+    a = part(w.factors, n, first, width) if w.is_log else part(w.gate, at, first * w.block, width * w.block)
+    d = part(w.dgate, n if w.is_constant else t, first * w.block, width * w.block)
+    if w.block > 1:
+        back_of_blocks(a, dout, p, dx, d, scale, w.block, w.is_complex != 0, w.is_constant != 0)
+    elif w.is_constant:
         if w.is_complex:
             complex_back(complex_of_constant, a, dout, p, dx, d, scale)
         else:
@@ -164,6 +218,17 @@ def token_back(w: Work, n: Whole, t: Whole, first: Whole, width: Whole, past: Wh
 
 
 @piece
+def of_logarithms(a: Vector, is_complex: Truth, d: Vector):
+    """d = a* d: the gradient of log factors from that of factors."""
+    if is_complex:
+        for j in range(len(d) // 2):
+            d[2 * j], d[2 * j + 1] = complex_of_log(a[2 * j], a[2 * j + 1], d[2 * j], d[2 * j + 1], (d[0], d[0]))
+    else:
+        for j in range(len(d)):
+            d[j] = a[j] * d[j]
+
+
+@piece
 def backward(w: Work, first_task: Whole, last_task: Whole):
     """dx, dgate; end: from the gradient of the final state to that of the initial one."""
     for task in range(first_task, last_task):
@@ -173,9 +238,11 @@ def backward(w: Work, first_task: Whole, last_task: Whole):
         row, stop, mark = w.spans[n, 0], w.spans[n, 1], w.spans[n, 2]
         past = is_streamed(w, start_of(w.dgate, 0), first, width)
         if w.is_constant:
-            clear(part(w.dgate, n, first, width))
+            clear(part(w.dgate, n, first * w.block, width * w.block))
         for s in range((stop - row + S - 1) // S - 1, -1, -1):
             start, last = row + s * S, min(row + (s + 1) * S, stop)
             states(w, n, start, last, mark + s, first, width)
             for t in range(last - 1, start - 1, -1):
                 token_back(w, n, t, first, width, past)
+        if w.is_constant and w.is_log:
+            of_logarithms(part(w.factors, n, first, width), w.is_complex != 0, part(w.dgate, n, first, width))

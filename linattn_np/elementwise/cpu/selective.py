@@ -1,6 +1,9 @@
 """The selective scan and its adjoint of real channels: readouts/selective.py has the equations.
 
-A job is a sequence and a block of its channels. One token alone goes channel by channel (`token`). More go in segments,
+complex_selective.py has those of complex channels, in the same memory: N counts real numbers.
+
+A job is a sequence and a block of its channels. One token alone goes channel by channel (`token`),
+unless it is to have the bits that it has among others. More go in segments,
 and a segment in columns of a few vectors: the states of a column, N rows, stay in the first cache while its tokens
 pass. Before every segment the states are kept if a backward follows. Backward, from the last segment to the first, a
 column's states and decays are computed again from there, then
@@ -10,8 +13,7 @@ column's states and decays are computed again from there, then
     dx = dt du,  ddt = x du + sum_n A dg
 
 dB and dC are sums of each block of channels, dA of each sequence: whoever adds them up does so in one order. A worker
-has memory of its own and does its jobs in turn; `tile` and the functions after it take the functions that load and
-store a column: four vectors, or one that ends with the row.
+has memory of its own and does its jobs in turn. columns.py has the loops over the tokens of a column.
 """
 
 from __future__ import annotations
@@ -20,85 +22,28 @@ from typing import Any
 
 from numba import njit
 
-from ...ops.cpu.numbers import OPTIONS, exp
+from ...ops.cpu.numbers import OPTIONS
 from ...runtime.pieces.piece import Whole, piece, workspace_kind
-from ...runtime.pieces.registers import NARROW, fma, folded, load_part, registers, store, store_part, total
+from ...runtime.pieces.registers import NARROW, load_part, registers, store, store_part
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import columns, row, row_part, rows
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
+from .columns import again, back, channel, tile, zeros_of_one
 
 zeros, load = registers(NARROW)
-zeros_of_one, _ = registers(1)
-SPAN = 3  # of a sequence: its first row, the row after its last one, its first mark
 TOKENS = ("x", "dt", "out", "dout", "dx", "ddt")
-SIZES = ("jobs", "workers", "blocks", "each", "segment", "has_start")
+SIZES = ("jobs", "workers", "blocks", "each", "segment", "has_start", "in_columns", "is_constant")
 SELECTIVE = Workspace("selective", SIZES, ("scale",), (), {"given": {
-    **{name: Field("count", "D") for name in TOKENS}, "B": Field("count", "N"), "C": Field("count", "N"),
-    "A": Field("D", "N"), "start": Field("starts", "DN"), "end": Field("owners", "DN"), "marks": Field("marked", "D"),
+    **{name: Field("count", "D") for name in TOKENS}, "B": Field("inputs", "N"), "C": Field("inputs", "N"),
+    "A": Field("D", "N"), "B_rows": Field("weights", "each"), "C_rows": Field("weights", "each"),
+    "start": Field("starts", "DN"), "end": Field("owners", "DN"), "marks": Field("marked", "D"),
     "dA": Field("rows", "D"), "dB": Field("partial", "N"), "dC": Field("partial", "N"),
     "A_rows": Field("scratch", "each"), "h": Field("scratch", "each"),
     "states": Field("kept", "column"), "decays": Field("kept", "column"),
     "spans": Field("owners", "span", dtype="int64"),
 }})  # fmt: skip
 Work = workspace_kind(SELECTIVE)
-
-
-@njit(**OPTIONS)
-def tile(load: Any, save: Any, zeros: Any, x: Any, dt: Any, B: Any, C: Any, A: Any, h: Any, out: Any, j: Any,
-         scale: Any) -> None:  # fmt: skip
-    """out and h of a column of channels; rows of x, dt, B, C and out are tokens, those of A and h the N states."""
-    for t in range(len(x)):
-        step = load(row(dt, t), j)
-        u = step * load(row(x, t), j)
-        y = zeros(dt)
-        for n in range(len(A)):
-            own = row(h, n)
-            state = fma(exp(step * load(row(A, n), j)), load(own, j), B[t, n] * u)
-            save(state, own, j)
-            y = fma(C[t, n], state, y)
-        save(scale * y, row(out, t), j)
-
-
-@njit(**OPTIONS)
-def again(load: Any, save: Any, x: Any, dt: Any, B: Any, A: Any, h: Any, dout: Any, states: Any, decays: Any, dC: Any,
-          j: Any, scale: Any) -> None:  # fmt: skip
-    """states: h before each token, and after the last one; decays; dC += <dout, h>.   h: before the first token"""
-    N = len(A)
-    for n in range(N):
-        save(load(row(h, n), j), row(states, n), 0)
-    for t in range(len(x)):
-        step = load(row(dt, t), j)
-        u, dy = step * load(row(x, t), j), scale * load(row(dout, t), j)
-        for n in range(N):
-            decay = exp(step * load(row(A, n), j))
-            state = fma(decay, load(row(states, t * N + n), 0), B[t, n] * u)
-            save(decay, row(decays, t * N + n), 0)
-            save(state, row(states, (t + 1) * N + n), 0)
-            dC[t, n] += total(folded(dy * state))
-
-
-@njit(**OPTIONS)
-def back(load: Any, save: Any, zeros: Any, x: Any, dt: Any, B: Any, C: Any, A: Any, P: Any, dout: Any, states: Any,
-         decays: Any, dB: Any, dA: Any, dx: Any, ddt: Any, j: Any, scale: Any) -> None:  # fmt: skip
-    """dx, ddt, and dA, dB, P of a column."""
-    N = len(A)
-    for t in range(len(x) - 1, -1, -1):
-        step, own = load(row(dt, t), j), load(row(x, t), j)
-        u, dy = step * own, scale * load(row(dout, t), j)
-        du, dstep = zeros(dt), zeros(dt)
-        for n in range(N):
-            p, rate, dgate = row(P, n), row(A, n), row(dA, n)
-            d = fma(C[t, n], dy, load(p, j))
-            dB[t, n] += total(folded(u * d))
-            du = fma(B[t, n], d, du)
-            q = d * load(row(decays, t * N + n), 0)
-            dg = q * load(row(states, t * N + n), 0)
-            dstep = fma(dg, load(rate, j), dstep)
-            save(fma(step, dg, load(dgate, j)), dgate, j)
-            save(q, p, j)
-        save(step * du, row(dx, t), j)
-        save(fma(own, du, dstep), row(ddt, t), j)
 
 
 @njit(**OPTIONS)
@@ -134,19 +79,6 @@ def finish(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
     for d in range(width):
         for k in range(N):
             w.end[n, (first + d) * N + k] = h[k, d]
-
-
-@njit(**OPTIONS)
-def channel(A: Any, B: Any, C: Any, step: Any, u: Any, old: Any, state: Any) -> Any:
-    """<C, h> of one token of one channel, h = e^{step A} old + u B in `state`: rows of N numbers. Empty old: 0."""
-    y = zeros_of_one(A)
-    for j in range(0, len(A), BYTES // A.itemsize):
-        h = u * load_part(B, j)
-        if len(old):
-            h = fma(exp(step * load_part(A, j)), load_part(old, j), h)
-        store_part(h, state, j)
-        y = fma(load_part(C, j), h, y)
-    return total(y)
 
 
 @piece
@@ -223,7 +155,7 @@ def forward(w: Work, first_worker: Whole, last_worker: Whole):
         for k in range(w.jobs * own // w.workers, w.jobs * (own + 1) // w.workers):
             n, first = k // w.blocks, k % w.blocks * w.each
             width = min(w.each, w.D - first)
-            if w.spans[n, 1] - w.spans[n, 0] == 1:
+            if w.spans[n, 1] - w.spans[n, 0] == 1 and not w.in_columns:
                 token(w, n, first, width)
             else:
                 job(w, own, n, first, width)

@@ -7,30 +7,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...ops.cpu.formulas import dense
+from ...ops.host import write
+from ...ops.parts import from_parts
+from ...ops.sums import over_tokens
 from ...runtime import threads
-from ...runtime.arrays import cast
-from ...runtime.constants import constant_zeros, host_constants
+from ...runtime.arrays import cast, complex_of, is_complex
+from ...runtime.constants import constant_ones, constant_zeros
 from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.registers import NARROW
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.vectors import BYTES
-from ...runtime.recorder import refuse
 from ..types import Plan
-from . import selective
+from . import complex_selective, selective
+from .spans import SPAN, spans_of
 
 if TYPE_CHECKING:
     from ..readouts.selective import SelectiveInputs
 
 SEGMENT = 32  # tokens between kept states
+COMPLEX = ("A", "B", "C", "start", "end")  # of complex channels; all else is real
 BLOCK = 1024  # bytes of a row: the channels of a job, whose sums of dB and dC do not depend on the threads
 
 
 def forward(plan: Plan, x: SelectiveInputs, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """(out, the final states, the states before every segment of tokens if a backward follows)."""
     call = Call(plan, x)
-    out, end = empty(x.x.shape, call.dtype), empty(call.state_shape, call.dtype)
+    out, end = empty(x.x.shape, call.dtype), empty(call.state_shape, call.kind)
     marks = call.marks() if plan.gradients else None
-    call.run(selective.forward, {"out": out, "marks": marks}, state, end)
+    call.run("forward", {"out": out, "marks": marks}, state, end)
     return out, end, marks
 
 
@@ -38,67 +43,80 @@ def backward(
     plan: Plan, x: SelectiveInputs, state: Any, marks: np.ndarray, dout: np.ndarray | None, dstate: Any
 ) -> tuple[SelectiveInputs, np.ndarray]:
     """(gradients of the inputs, of the initial states)."""
-    refuse("NumPy adds sums of blocks")
     call = Call(plan, x)
-    dx, ddt, begin = (empty(s, call.dtype) for s in (x.x.shape, x.x.shape, call.state_shape))
-    sums = {n: working((call.blocks, call.count, call.N), call.dtype) for n in ("dB", "dC")}
-    dA = working((call.owners, call.N, call.D), call.dtype)
+    dx, begin, kinds = empty(x.x.shape, call.dtype), empty(call.state_shape, call.kind), 3 if x.dt is None else 1
+    sums = working((call.owners, kinds * call.N, call.D), call.dtype)
     d = np.broadcast_to(constant_zeros(np, (call.D,), call.dtype, "cpu"), x.x.shape) if dout is None else dout
-    made = {"dx": dx, "ddt": ddt, "dA": dA, "dout": d, "marks": marks} | sums
-    call.run(selective.backward, made, dstate, begin)
-    dB, dC = (np.sum(y, axis=0).reshape(x.B.shape) for y in sums.values())
-    return x._replace(x=dx, dt=ddt, A=np.sum(dA, axis=0).T, B=dB, C=dC), begin
+    made = {"dx": dx, "dA": sums, "dout": d, "marks": marks}
+    if x.dt is None:
+        call.run("backward", made, dstate, begin)
+        dA, dB, dC = call.of_channels(over_tokens(np, sums, 2), kinds)
+        return x._replace(x=dx, A=dA, B=dB, C=dC), begin
+    ddt, tokens = empty(x.x.shape, call.dtype), [working((call.blocks, call.count, call.N), call.dtype) for _ in "BC"]
+    call.run("backward", made | {"ddt": ddt, "dB": tokens[0], "dC": tokens[1]}, dstate, begin)
+    dB, dC = (over_tokens(np, y, 2).view(call.kind).reshape(x.B.shape) for y in tokens)
+    dA = over_tokens(np, sums, 2)
+    dA = call.of_channels(dA, 1)[0] if x.is_complex else dA.T
+    return x._replace(x=dx, dt=ddt, A=dA, B=dB, C=dC), begin
 
 
 class Call:
     """The arrays of a call as rows, its sequences and its blocks of channels."""
 
     def __init__(self, plan: Plan, x: SelectiveInputs):
-        (*lead, T, self.D), self.N, self.plan, self.x = x.x.shape, x.A.shape[1], plan, x
+        (*lead, T, self.D), self.plan, self.x = x.x.shape, plan, x
         self.dtype = np.dtype(plan.dtype)
+        self.kind = np.dtype(complex_of(np, self.dtype)) if x.is_complex else self.dtype
+        self.N = x.A.shape[1] * (1 + x.is_complex)  # real numbers of a channel
         self.each = BLOCK // self.dtype.itemsize
         self.blocks, self.count = -(-self.D // self.each), prod(lead) * T
-        if plan.sequences[0].row is None:
-            ends = tuple((n * T, n * T + T) for n in range(prod(lead)))
-        else:
-            lead, ends = [len(plan.sequences)], tuple((s.start, s.stop) for s in plan.sequences)
-        self.owners, self.state_shape = len(ends), (*lead, self.D, self.N)
-        counts = [-(-(stop - start) // SEGMENT) for start, stop in ends]
-        self.places = sum(counts)
-        spans = [(*end, first) for end, first in zip(ends, np.cumsum([0, *counts]), strict=False)]
-        self.spans = host_constants.once(
-            ("spans", ends, SEGMENT), lambda: np.array(spans, np.int64).reshape(-1, selective.SPAN)
-        )
+        own = spans_of(plan, tuple(lead), T, SEGMENT)
+        self.owners, self.places, self.spans = own.count, own.places, own.table
+        self.state_shape = (*own.lead, *x.A.shape)
 
     def marks(self) -> np.ndarray:
         """Memory for the states before every segment."""
         return working((self.places * self.N, self.D), self.dtype)
 
-    def rows(self, y: np.ndarray, width: int) -> np.ndarray:
-        """An array in the dtype of the computation, as rows of numbers side by side."""
-        y = cast(np, y, self.dtype)
+    def rows(self, y: np.ndarray, width: int, kind: Any) -> np.ndarray:
+        """An array in a dtype, as rows of real numbers side by side."""
+        if kind != self.dtype and not is_complex(y):
+            y = from_parts(np, y, None, self.dtype)
+        y = cast(np, y, kind)
         y = y if y.strides[-1] == y.itemsize or y.shape[-1] == 1 else np.ascontiguousarray(y)
-        return y.reshape(-1, width)
+        return y.view(self.dtype).reshape(-1, width)
 
-    def run(self, kernel: Any, made: dict[str, Any], start: Any, end: np.ndarray) -> None:
-        """A kernel over all its jobs."""
+    def of_channels(self, sums: np.ndarray, kinds: int) -> list[np.ndarray]:
+        """Sums (kinds N, D) as arrays of channels (D, N), complex if the numbers are."""
+        each = dense(sums.T, self.dtype).reshape(self.D, kinds, self.N)
+        return [each[:, n].view(self.kind) for n in range(kinds)]
+
+    def run(self, name: str, made: dict[str, Any], start: Any, end: np.ndarray) -> None:
+        """The kernel `forward` or `backward` over all its jobs."""
         x, D, N = self.x, self.D, self.N
         if not D or not N or not self.owners:
-            end[...] = 0
+            zero = constant_zeros(np, (1,), self.dtype, "cpu")
+            for y in (end, *(y for name, y in made.items() if name not in ("dout", "marks"))):
+                write(np, y, zero)
             return
         jobs = self.owners * self.blocks
         workers, column = min(threads.num_threads(), jobs), NARROW * BYTES // self.dtype.itemsize
-        given = {"x": (x.x, D), "dt": (x.dt, D), "B": (x.B, N), "C": (x.C, N), "A": (x.A, N), "end": (end, D * N)}
+        given = {"x": (x.x, D), "end": (end, D * N), "B": (x.B, N), "C": (x.C, N), "A": (x.A, N)}
+        given["dt"] = (np.broadcast_to(constant_ones(D, self.dtype), x.x.shape) if x.dt is None else x.dt), D
         given |= {n: (y, N if n in ("dB", "dC") else D) for n, y in made.items() if y is not None}
         given |= {} if start is None else {"start": (start, D * N)}
-        held = {n: self.rows(y, width) for n, (y, width) in given.items()}
-        kept = workers * (SEGMENT + 1) * N
-        held |= {n: working((workers * N, self.each), self.dtype) for n in ("A_rows", "h")}
-        if "dx" in held:
-            held |= {n: working((kept, column), self.dtype) for n in ("states", "decays")}
+        held = {n: self.rows(y, width, self.kind if n in COMPLEX else self.dtype) for n, (y, width) in given.items()}
+        kept, scratch = workers * (SEGMENT + 1) * N, ("A_rows", "h", *(("B_rows", "C_rows") if x.dt is None else ()))
+        held |= {n: working((workers * N, self.each), self.dtype) for n in scratch}
+        more = (*(("states",) if "dx" in held else ()), *(("decays",) if "dx" in held or x.is_complex else ()))
+        held |= {n: working((kept, column), self.dtype) for n in more}
         sizes = {"jobs": jobs, "workers": workers, "blocks": self.blocks, "each": self.each, "segment": SEGMENT,
-                 "has_start": int(start is not None), "scale": self.plan.scale,
+                 "has_start": int(start is not None), "in_columns": int(self.plan.chunk_size == 1),
+                 "is_constant": int(x.dt is None), "scale": (1 + x.is_complex) * self.plan.scale,
                  "count": self.count, "D": D, "N": N, "DN": D * N, "starts": self.owners, "owners": self.owners,
-                 "marked": len(held.get("marks", ())), "rows": self.owners * N, "partial": self.blocks * self.count,
-                 "scratch": workers * N, "kept": kept, "column": column, "span": selective.SPAN}  # fmt: skip
+                 "inputs": len(held["B"]), "weights": workers * N if x.dt is None else 0,
+                 "marked": len(held.get("marks", ())), "rows": len(held.get("dA", ())),
+                 "partial": self.blocks * self.count, "scratch": workers * N, "kept": kept, "column": column,
+                 "span": SPAN}  # fmt: skip
+        kernel = getattr(complex_selective if x.is_complex else selective, name)
         over_matrices(kernel, selective.SELECTIVE, sizes | held | {"spans": self.spans}, workers, self.dtype.name)

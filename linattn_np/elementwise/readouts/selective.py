@@ -8,16 +8,28 @@ its own output and all later ones, is that of the elementwise core, of g = dt A 
     dC_t = sum_d dout h*,  dB_t = sum_d u P,  du = sum_n B* P,  dA = sum_t dt dg,  ddt = sum_n A* dg + x du,  dx = dt du
 
 By array calls a few tokens at a time are channels of that core, so that no array has T x D x N numbers; in compiled
-loops (cpu/selective.py) the states of a segment.
+loops (cpu/selective.py) and kernels (cuda/selective.py) the states of a few tokens.
 """
 
 from __future__ import annotations
 
+import math
 from math import prod
 from typing import Any, NamedTuple
 
 from ...core import Computation, Computed, Explained, register
-from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, conjugate, device, dtype_name, is_complex
+from ...runtime.arrays import (
+    Array,
+    Namespace,
+    as_computed,
+    cast,
+    complex_of,
+    conjugate,
+    device,
+    dtype_name,
+    is_complex,
+    is_cupy,
+)
 from ...runtime.shapes import Sequence
 from ..core import CORE, MODULES, scaled, unsupported_reason
 from ..types import Inputs, Plan
@@ -25,14 +37,34 @@ from ..types import Inputs, Plan
 TOKENS = 64  # of one scan of array calls
 
 
+class Raw(NamedTuple):
+    """What makes steps of dt and finishes outputs, or gradients: dt <- clip(dt + dt_bias, or softplus of it, limits)
+    and out <- (out + D x) silu(z)."""
+
+    z: Array = None  # (..., T, D)
+    D: Array = None  # (D,)
+    dt_bias: Array = None  # (D,)
+    soft: bool = False
+    limits: tuple[float, float] = (0.0, math.inf)
+
+
 class SelectiveInputs(NamedTuple):
-    """Arrays of a call, or their gradients. A, B and C may be complex."""
+    """Arrays of a call, or their gradients. A, B and C may be complex. raw: dt and outputs are made by the kernels.
+
+    Of a constant system (diagonal.py) dt is None, and B and C are (D, N).
+    """
 
     x: Array  # (..., T, D)
     dt: Array  # (..., T, D)
     A: Array  # (D, N)
     B: Array  # (..., T, N)
     C: Array  # (..., T, N)
+    raw: Raw | None = None
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All that are given."""
+        return *self[:5], *(() if self.raw is None else (y for y in self.raw[:3] if y is not None))
 
     @property
     def is_complex(self) -> bool:
@@ -40,7 +72,7 @@ class SelectiveInputs(NamedTuple):
 
     def tokens(self, start: int, stop: int) -> SelectiveInputs:
         """Tokens start..stop."""
-        x, dt, A, B, C = self
+        x, dt, A, B, C = self[:5]
         own = lambda y: y[..., start:stop, :]  # noqa: E731
         return SelectiveInputs(own(x), own(dt), A, own(B), own(C))
 
@@ -68,6 +100,11 @@ class Selective(Computation):
 
             out, end, marks = selective_calls.forward(plan, x, state)
             return out, end, Residuals(x, plan, backend, state, marks)
+        if backend == "cuda":
+            from ..cuda import selective
+
+            out, end, marks = selective.forward(plan, x, state)
+            return out, end, Residuals(x, plan, backend, state, marks)
         outs, ends, pieces = list[Array](), list[Array](), list[list[Array]]()
         for s, own, h in each_sequence(plan, x, state):
             pieces.append([])
@@ -85,6 +122,10 @@ class Selective(Computation):
             from ..cpu import selective_calls
 
             return selective_calls.backward(plan, x, state, marks, dout, dstate)
+        if backend == "cuda":
+            from ..cuda import selective
+
+            return selective.backward(plan, x, marks, dout, dstate)
         xp, found, begins = plan.xp, [], []
         dout = xp.zeros(x.x.shape, dtype=plan.dtype, device=device(x.x)) if dout is None else dout
         d = scaled(cast(xp, dout, plan.dtype), plan)
@@ -104,11 +145,15 @@ class Selective(Computation):
         """Six operations of a state's number, of which one is an exponential."""
         backend = choose(fn, x, plan, wanted)
         others = {n: reason(x, plan, n) or "covers the call too" for n in CORE.BACKENDS if n != backend}
-        form = "associative scan" if backend == "chunks" else "recurrent form"
+        form = FORMS.get(backend, "recurrent form")
         each = (18.0 if x.is_complex else 6.0) * prod(x.A.shape)
         length = length_of(plan) if backend == "chunks" else None
-        why = "requested" if wanted else reason(x, plan, "numba") or "the default path"
+        fast = "cuda" if is_cupy(plan.xp) else "numba"
+        why = "requested" if wanted else reason(x, plan, fast) or "the default path"
         return Explained(backend, why, others, form, length, each * prod(x.x.shape[:-1]), each)
+
+
+FORMS = {"chunks": "associative scan", "cuda": "tiles of tokens in turn"}  # by backend
 
 
 # array calls, of a few tokens of one sequence
@@ -177,7 +222,7 @@ def parts(plan: Plan, s: Sequence) -> list[tuple[int, int]]:
 def each_sequence(plan: Plan, x: SelectiveInputs, state: Any) -> list[tuple[Sequence, SelectiveInputs, Array]]:
     """(sequence, its tokens, its initial state (..., D, N)) in the dtype of the computation."""
     xp, shape, found = plan.xp, (*x.x.shape[:-2], *x.A.shape), []
-    x = SelectiveInputs(*(as_computed(xp, y, plan.dtype) for y in x))
+    x = SelectiveInputs(*(as_computed(xp, y, plan.dtype) for y in x[:5]))
     kind = complex_of(xp, plan.dtype) if x.is_complex else plan.dtype
     for s in plan.sequences:
         if state is None:
@@ -205,7 +250,7 @@ def gathered(plan: Plan, states: list[Array]) -> Array:
 def together(plan: Plan, x: SelectiveInputs, each: list[SelectiveInputs]) -> SelectiveInputs:
     """The gradients of all pieces: those of A add up, from the last piece of a sequence to the first."""
     if not each:
-        return SelectiveInputs(*map(plan.xp.zeros_like, x))
+        return SelectiveInputs(*map(plan.xp.zeros_like, x[:5]))
     dA = sum((d.A for d in each[-2::-1]), each[-1].A)
     rows = {n: joined(plan, x.x, [getattr(d, n) for d in each]) for n in ("x", "dt", "B", "C")}
     return SelectiveInputs(**rows, A=dA)
@@ -216,9 +261,18 @@ def together(plan: Plan, x: SelectiveInputs, each: list[SelectiveInputs]) -> Sel
 
 def reason(x: SelectiveInputs, plan: Plan, backend: str) -> str | None:
     """Why a backend does not compute a call; None if it does."""
-    if backend == "numba" and x.is_complex:
-        return "its loops are those of real numbers"
+    if backend == "cuda":
+        return kernels_reason(x, plan.xp, plan.dtype)
     return unsupported_reason(x, plan, backend)
+
+
+def kernels_reason(x: SelectiveInputs, xp: Namespace, dtype: Any) -> str | None:
+    """Why CUDA kernels do not compute a call; None if they do, and then steps, skip and gate too."""
+    if not is_cupy(xp):
+        return "it takes CuPy arrays"
+    from ..cuda import selective
+
+    return selective.unsupported_reason(x, xp, dtype)
 
 
 def choose(fn: str, x: SelectiveInputs, plan: Plan, wanted: str | None) -> str:
@@ -227,8 +281,9 @@ def choose(fn: str, x: SelectiveInputs, plan: Plan, wanted: str | None) -> str:
         if (why := reason(x, plan, wanted)) is not None:
             raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {why}")
         return wanted
-    if reason(x, plan, "numba") is None:
-        return "numba"
+    for backend in ("cuda", "numba"):
+        if reason(x, plan, backend) is None:
+            return backend
     return "reference" if plan.chunk_size == 1 else "chunks"
 
 

@@ -92,7 +92,7 @@ def vectors(fn: Any, series: np.ndarray, T: int, H: int, D: int) -> dict[str, np
     for name, x in arrays.items():
         axes = fn.spec.arrays[name].axes.split("|")[0].split()
         kind = fn.samples.distribution(name)
-        if axes[0] != "T" or "n" in axes or axes[-1] not in "KV" or kind not in ("normal", "unit"):
+        if axes[0] != "T" or "n" in axes or axes[-1] not in "KVN" or kind not in ("normal", "unit"):
             continue
         wide = int(np.prod(x.shape[2:]))
         y = (windows @ rng.standard_normal((windows.shape[1], wide)) / windows.shape[1] ** 0.5).reshape(x.shape)

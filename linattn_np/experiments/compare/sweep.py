@@ -9,6 +9,7 @@ import numpy as np
 
 import linattn_np as la
 
+from .ablations import ABLATIONS, layer_of
 from .tasks import TASKS, text
 from .tasks.task import Batch, Draw, Task
 
@@ -67,7 +68,8 @@ def model_of(job: Job, vocabulary: int) -> la.layers.Model:
     """Blocks of the mixer and an MLP."""
     name, options = parsed(job.mixer)
     s = job.setup
-    return la.layers.language_model(vocabulary, D=s.width, layers=s.layers, mixers=name, heads=s.heads, mlp=s.mlp,
+    own = name if name not in ABLATIONS else lambda c: layer_of(name, c, options)
+    return la.layers.language_model(vocabulary, D=s.width, layers=s.layers, mixers=[own], heads=s.heads, mlp=s.mlp,
                                     options={name: options} if options else {})  # fmt: skip
 
 

@@ -6,27 +6,32 @@ The gradients of a tile are taken at once, at the anchor A, as factors l_j^T r_j
     x R_t = c_t x W + d_t x S + a_t x A - sum_j m_tj eta_j (x . l_j) r_j
 
 for every product of the model (products.py). Its transpose goes back through reading, steps, gradient and rates.
+Steps that are no sums of gradients are those of steps.py.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from ...ops.triangular import solve, solve_transposed, unit_lower
 from ...runtime.arrays import Array, Namespace, device, keep_lower
-from ..batches import close, close_vjp
+from ..batches import close_kept, close_vjp
 from ..inner import gradient, gradient_vjp, predict, predict_vjp
 from ..masks import coefficients, coefficients_vjp, names_of
 from ..models import Factors, body_of
 from ..products import Masked, Shared
 from ..types import Learner, Rates, State, Tokens, Tree, filled, is_exact, joined, plus
+from .steps import Steps, tokens_of
 
 TILE = 64  # tokens, where each reads weights of its own
+MOST_KEPT = 2**24  # numbers that a forward keeps for its backward, beside states
+ROWS_KEPT, ITERATED = 2, 24  # arrays of a layer's width and numbers of iterations for each of a matrix, about
 
 
-def tiles(f: Learner, rates: Rates, n: int, T: int) -> list[tuple[int, int]]:
+def tiles(f: Learner, rates: Rates, n: int, T: int, anchor: Tree) -> list[tuple[int, int]]:
     """(start, stop) of the tiles of T tokens after n: none crosses the end of a mini-batch, unless it is solved."""
-    found, t, most = [], 0, f.tile or TILE
+    found, t, most = [], 0, f.tile or (TILE if f.is_linear else min(TILE, tokens_of(anchor)))
     if is_exact(f, rates):
         return [(t, min(t + most, T)) for t in range(0, T, most)]
     while t < T:
@@ -38,45 +43,89 @@ def tiles(f: Learner, rates: Rates, n: int, T: int) -> list[tuple[int, int]]:
 
 
 def forward(
-    f: Learner, xp: Namespace, x: Tokens, begin: State, initial: Tree, slow: Tree, keep: bool
-) -> tuple[Any, list[State]]:
-    """(out, the final state; keep: the states before each tile and after the last one)."""
-    states, out = [begin], []
-    for a, b in tiles(f, x.rates, begin.n, x.k.shape[-2]):
-        tile = Tile(f, xp, x.cut(a, b), states[-1], slow)
-        out.append(None if x.q is None else tile.read()[0])
-        states[len(states) if keep else 0 :] = [tile.end(initial)]
-    return None if x.q is None or not out else xp.concat(out, axis=-2), states
+    f: Learner, xp: Namespace, x: Tokens, begin: State, initial: Tree, slow: Tree, keep: bool, has_end: bool = True
+) -> tuple[Any, list[Any]]:
+    """(out, the final state; keep: for each tile (the state before it, its arrays or None), and the final state).
+
+    has_end: the final state is wanted; else a last step that no query reads is left out.
+    """
+    state, out, kept, left = begin, [], list[Any](), MOST_KEPT * keep
+    of = Tile if f.is_linear else Steps
+    for a, b in tiles(f, x.rates, begin.n, x.k.shape[-2], begin.anchor):
+        tile = of(f, xp, x.cut(a, b), state, slow, has_end or b < x.k.shape[-2])
+        left -= tile.numbers
+        tile.keep = left > 0
+        out.append(None if x.q is None else tile.read())
+        state = tile.end(initial)
+        if keep:
+            kept.append((tile.state, tile.saved if tile.keep else None))
+    return None if x.q is None or not out else xp.concat(out, axis=-2), [*kept, state]
 
 
 def backward(
-    f: Learner, xp: Namespace, x: Tokens, states: list[State], initial: Tree, slow: Tree, dout: Any, d: State
-) -> tuple[Tokens, State, Tree, Tree]:
-    """(dx, dstate, dinitial, dslow) from the gradients of out and of the final state."""
+    f: Learner, xp: Namespace, x: Tokens, states: list[Any], initial: Tree, slow: Tree, dout: Any, d: State,
+    has_end: bool = True,
+) -> tuple[Tokens, State, Tree, Tree]:  # fmt: skip
+    """(dx, dstate, dinitial, dslow) from the gradients of out and of the final state.
+
+    has_end: the latter is not 0.
+    """
     each, dinitial, dslow = [], tuple(0 * w for w in initial), tuple(0 * w for w in slow)
-    every = tiles(f, x.rates, states[0].n, x.k.shape[-2])
-    for (a, b), state in zip(reversed(every), reversed(states[:-1]), strict=True):
-        tile = Tile(f, xp, x.cut(a, b), state, slow)
-        dx, d, more, more_slow = tile.vjp(initial, None if dout is None else dout[..., a:b, :], d)
+    every, of = tiles(f, x.rates, d.n - x.k.shape[-2], x.k.shape[-2], d.anchor), Tile if f.is_linear else Steps
+    for (a, b), (state, saved) in zip(reversed(every), reversed(states[:-1]), strict=True):
+        learns = has_end or b < x.k.shape[-2]
+        tile = of(f, xp, x.cut(a, b), state, slow, learns, saved)
+        dx, d, more, more_slow = tile.vjp(initial, None if dout is None else dout[..., a:b, :], d, learns)
         each.append(dx)
         dinitial, dslow = plus(dinitial, more), plus(dslow, more_slow)
     return joined(xp, each[::-1], x), d, dinitial, dslow
 
 
 class Tile:
-    """Tokens of one mini-batch, with the state before them."""
+    """Tokens of one mini-batch, with the state before them. keep: arrays that the transpose reads are saved."""
 
-    def __init__(self, f: Learner, xp: Namespace, x: Tokens, state: State, slow: Tree) -> None:
+    keep = False
+    reading: Any = None
+    closing: Any = None
+
+    def __init__(
+        self, f: Learner, xp: Namespace, x: Tokens, state: State, slow: Tree, learns: bool = True, saved: Any = None
+    ) -> None:
+        """learns: the state after the tile is wanted; it always is where queries read steps of the tile.
+
+        saved: of the forward's tile.
+        """
         self.f, self.xp, self.x, self.state, self.slow = f, xp, x, state, slow
         self.n, self.last = x.k.shape[-2], state.n + x.k.shape[-2]
         self.A, P, self.is_exact = self._shared(state.anchor), body_of(f).matrices, is_exact(f, x.rates)
+        self.learns = learns or f.every == "token"
+        if not self.learns:
+            self.reading = None if saved is None else saved["reading"]
+            return
         self.eta_of = [p * len(x.rates.eta) // P for p in range(P)]  # the step size of each matrix
         # a step per token: rows for the queries, then for the end; else W' = W - sum eta_j G_j, and mu is for the end
         self.rates = x.rates if f.every == "token" else Rates(x.rates.eta)
         self.names = names_of(self.rates)
+        self.is_sum = all(y is None for y in self.rates[1:])  # W' = W - sum eta_j G_j: the column of W is 1
+        if saved is not None:
+            vars(self).update(saved)
+            return
         self.c, self.steps_kept = self._coefficients()
         self.masks = [-xp.matrix_transpose(eta) * self.c[..., len(self.names) :] for eta in x.rates.eta]
         self.factors, self.kept = self._solved() if self.is_exact else gradient(f, self.A, slow, x.k, x.v)
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """What the transpose reads beside the state, as arrays."""
+        names = ("c", "steps_kept", "masks", "factors", "kept", "closing") if self.learns else ()
+        return {n: getattr(self, n) for n in (*names, "reading")}
+
+    @property
+    def numbers(self) -> int:
+        """About as many are kept: some rows of each layer, and some matrices of iterations."""
+        widths = sum(w.shape[-1] + w.shape[-2] for w in self.state.anchor)
+        each = ITERATED * sum(w.shape[-1] * w.shape[-2] for w in self.state.anchor) if self.f.optimiser else 0
+        return prod(self.x.k.shape[:-2]) * (ROWS_KEPT * self.n * widths + each)
 
     def _shared(self, tree: Any) -> Shared:
         return Shared(self.xp, tree, body_of(self.f).matrices)
@@ -94,8 +143,14 @@ class Tile:
         trees = {"W": self.state.weights, "S": slots, "A": self.state.anchor}
         return {name: trees[name] for name in self.names}
 
-    def _column(self, n: int, rows: slice) -> Array:
-        return self.c[..., rows, n : n + 1]
+    def _column(self, n: int, rows: slice) -> Array | None:
+        """The coefficients of base n; None: 1."""
+        return None if self.is_sum else self.c[..., rows, n : n + 1]
+
+    def _times(self, n: int, row: slice, tree: Any) -> Tree:
+        """c_n B of one row."""
+        c = self._column(n, row)
+        return tuple(tree) if c is None else tuple(c * y for y in tree)
 
     # gradients at the weights before each token: (I - m * K K^T) R = K (c W + d S) - V, m strictly lower
 
@@ -129,16 +184,26 @@ class Tile:
 
     # reading
 
-    def read(self) -> tuple[Array, Any]:
-        """(out, (weights, kept))."""
-        w: Any = self.A
-        if self.f.every == "token":
-            rows = slice(0, self.n)
-            masks = [self.masks[n][..., rows, :] for n in self.eta_of]
-            c = [self._column(n, rows) for n in range(len(self.names))]
-            w = Masked([self._shared(tree) for tree in self.bases.values()], c, masks, self.factors)
-        out, kept = predict(self.f, w, self.slow, self.x.q)
-        return out, (w, kept)
+    def _weights(self) -> Any:
+        """The weights that queries read, which collect their gradients."""
+        if self.f.every != "token":
+            return self.A
+        rows = slice(0, self.n)
+        masks = [self.masks[n][..., rows, :] for n in self.eta_of]
+        c = [self._column(n, rows) for n in range(len(self.names))]
+        return Masked([self._shared(tree) for tree in self.bases.values()], c, masks, self.factors)
+
+    def read(self) -> Array:
+        """The outputs."""
+        out, kept = predict(self.f, self._weights(), self.slow, self.x.q)
+        self.reading = kept if self.keep else None
+        return out
+
+    def _read_vjp(self, dout: Array) -> tuple[Any, Array, Tree]:
+        """(the weights with their gradients, dq, dslow)."""
+        w = self._weights()
+        kept = self.reading or predict(self.f, w, self.slow, self.x.q)[1]
+        return w, *predict_vjp(self.f, w, self.slow, kept, dout)
 
     # the state after the tile
 
@@ -158,9 +223,15 @@ class Tile:
         return State(self.last, self.state.anchor, weights, slots, sums)
 
     def end(self, initial: Tree) -> State:
-        """The state after the tile."""
+        """The state after the tile, or before it if it is not wanted."""
+        if not self.learns:
+            return self.state
         after = self.before_close()
-        return after if self.last % self.f.mini_batch else close(self.xp, self.f, after, self._last_gain(), initial)
+        if self.last % self.f.mini_batch:
+            return after
+        closed, kept = close_kept(self.xp, self.f, after, self._last_gain(), initial, self.keep)
+        self.closing = (after, kept) if self.keep else None
+        return closed
 
     def _last_gain(self) -> Any:
         return None if self.x.rates.gain is None else self.x.rates.gain[..., -1:, :]
@@ -175,23 +246,31 @@ class Tile:
                 found.append(xp.sum(r, axis=-2, keepdims=True))
         total = tuple(found)
         for n, tree in enumerate(self.bases.values()):
-            total = plus(total, [self._column(n, row) * y for y in tree])
+            total = plus(total, self._times(n, row, tree))
         return total
 
     # the transpose
 
-    def vjp(self, initial: Tree, dout: Any, d: State) -> tuple[Tokens, State, Tree, Tree]:
+    def vjp(self, initial: Tree, dout: Any, d: State, has_end: bool) -> tuple[Tokens, State, Tree, Tree]:
         """(dx, dstate before the tile, dinitial, dslow)."""
         f, xp, x = self.f, self.xp, self.x
         dinitial, dslow, last_gain = tuple(0 * w for w in initial), tuple(0 * w for w in self.slow), None
+        self.A = self._shared(self.state.anchor)  # without the gradients of another pullback
+        if not has_end and f.every != "token":
+            dq, dA = None, d.anchor
+            if dout is not None:
+                _, dq, dslow = self._read_vjp(dout)
+                dA = plus(dA, self.A.d)
+            dx = filled(xp, Tokens(dq, None, None, Rates((None,) * len(x.rates.eta))), x)
+            return dx, d._replace(n=self.state.n, anchor=dA), dinitial, dslow
         if self.last % f.mini_batch == 0:
-            d, last_gain, dinitial = close_vjp(xp, f, self.before_close(), self._last_gain(), initial, d)
+            after, kept = self.closing or (self.before_close(), None)
+            d, last_gain, dinitial = close_vjp(xp, f, after, self._last_gain(), initial, d, kept)
         P, dq = len(self.factors), None
         self.dfactors: list[Any] = [(0, 0)] * P
         dc, dmasks, dbases = self._ends_vjp(d)
         if dout is not None:
-            w, kept = self.read()[1]
-            dq, more = predict_vjp(f, w, self.slow, kept, dout)
+            w, dq, more = self._read_vjp(dout)
             dslow = plus(dslow, more)
             if f.every == "token":
                 self.dfactors = [(a + c, b + e) for (a, b), (c, e) in zip(self.dfactors, w.dfactors, strict=True)]
@@ -218,11 +297,11 @@ class Tile:
 
     def _ends_vjp(self, d: State) -> tuple[list[Any], list[Any], list[Tree]]:
         """(gradients of the columns of each last row, of its masks, of the bases); those of factors are added."""
-        xp, dc, dmasks = self.xp, [], []
-        dbases = [tuple(0 * y for y in tree) for tree in self.bases.values()]
+        xp, dc, dmasks, dbases = self.xp, [], [], list[Tree]()
         for row, own in zip(self.ends, (d.weights, *d.slots), strict=False):
-            dc.append([_dots(xp, own, tree) for tree in self.bases.values()])
-            dbases = [plus(y, [self._column(n, row) * z for z in own]) for n, y in enumerate(dbases)]
+            dc.append([] if self.is_sum else [_dots(xp, own, tree) for tree in self.bases.values()])
+            each = [self._times(n, row, own) for n in range(len(self.names))]
+            dbases = [plus(y, z) for y, z in zip(dbases, each, strict=True)] if dbases else each
             found = []
             for p, (l, r) in enumerate(self.factors):
                 m, dW = xp.matrix_transpose(self.masks[self.eta_of[p]][..., row, :]), own[self.A.step * p]

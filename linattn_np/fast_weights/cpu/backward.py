@@ -12,7 +12,17 @@ from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import columns, row, rows, transposed
-from .forward import begin_task, begin_tile, column_of, combined, copy, error, gradient, read, restore
+from .ends import close_back, restore_rows
+from .forward import begin_task, begin_tile, combined, error, gradient, read
+from .hidden_backward import (
+    begin_hidden,
+    end_hidden_back,
+    hidden_factors_back,
+    hidden_queries_back,
+    hidden_rows_back,
+    open_hidden,
+)
+from .memory import column_of, copy
 from .norm import project, standard
 from .workspace import Work
 
@@ -20,18 +30,11 @@ from .workspace import Work
 @piece
 def open_again(w: Work):
     """Back through the end of a mini-batch."""
-    add(w.dA, w.dW)
-    clear(w.dA)
     if w.gain:
         combined(w, 0, w.Y)
-        f, total = w.gains[w.place], 0.0
-        for i in range(w.D):
-            y, a, d, da = row(w.Y, i), row(w.A, i), row(w.dW, i), row(w.dA, i)
-            total += dot(d, y, w.V) - dot(d, a, w.V)
-            for j in range(len(d)):
-                da[j] = (1 - f) * d[j]
-                d[j] *= f
-        w.dgains[w.place] = number(w.Y, total)
+    total = close_back(w, w.Y, w.A, w.dW, w.dA)
+    if w.gain:
+        w.dgains[w.place] = number(w.dW, total)
 
 
 @piece
@@ -80,12 +83,15 @@ def base_back(w: Work, x: Matrix, d: Matrix, dx: Matrix, base: Matrix, at: Whole
 @piece
 def outputs_back(w: Work):
     """R = dO: back through q + LN(O)."""
-    clear(w.dq)
+    to = w.dq
+    if w.hidden:
+        to = w.dxq
+    clear(to)
     if w.normed:
         standard(w.O, w.eps, w.XO, w.over_O)
         a, g, dg, db, over = w.a, w.weight, w.dweight, w.dshift, w.over_O
         for i in range(w.n):
-            d, x, dq = row(w.dout, i), row(w.XO, i), row(w.dq, i)
+            d, x, dq = row(w.dout, i), row(w.XO, i), row(to, i)
             for j in range(len(d)):
                 a[j] = g[j] * d[j]
                 dg[j] += d[j] * x[j]
@@ -102,6 +108,8 @@ def read_back(w: Work):
     load(w.in_dout, (w.BATCH, w.HEAD, w.START), (0, w.V), w.dout)
     read(w)
     outputs_back(w)
+    if w.hidden:
+        clear(w.dq)
     transpose(w.r, w.rT)
     product(FULL, w.R, w.rT, w.G)
     product(FULL, w.q, w.kT, w.P)
@@ -119,7 +127,11 @@ def read_back(w: Work):
         base_back(w, w.q, w.R, w.dq, w.S, w.mask_row, 1, w.nS)
     if w.gain:
         base_back(w, w.q, w.R, w.dq, w.A, w.mask_row, w.B - 1, w.nA)
-    save(columns(w.dq, 0, w.K), w.out_dq, (w.BATCH, w.HEAD, w.START), (0, w.K))
+    dq = w.dq
+    if w.hidden:
+        hidden_queries_back(w)
+        dq = w.dxq
+    save(columns(dq, 0, w.K), w.out_dq, (w.BATCH, w.HEAD, w.START), (0, w.K))
 
 
 @piece
@@ -144,6 +156,8 @@ def through_norm(w: Work, i: Whole, de: Vector, dz: Vector):
 def prediction_back(w: Work, i: Whole, de: Vector, dz: Vector):
     """dk and dz += of y = k + LN(z), from dy = de; through_norm has been there."""
     x, dk, g, dg, db, p, a = row(w.X, i), row(w.dk, i), w.weight, w.dweight, w.dshift, row(w.T, i), w.a
+    if w.hidden:
+        dk = row(w.dx, i)
     for j in range(len(de)):
         dk[j] += de[j]
         dg[j] += de[j] * x[j]
@@ -157,6 +171,8 @@ def prediction_back(w: Work, i: Whole, de: Vector, dz: Vector):
 @piece
 def gradient_back(w: Work):
     """Back through the inner gradient, from dr: dv, dk, and nA; R: dz, O: de."""
+    if w.hidden:
+        hidden_factors_back(w)
     for i in range(w.n):
         dr, de, dz, v = row(w.dr, i), row(w.O, i), row(w.R, i), row(w.v, i)
         if w.normed:
@@ -170,6 +186,8 @@ def gradient_back(w: Work):
     product(FULL, w.kT, w.R, w.nA, added=w.nA)
     transpose(w.A, w.back)
     product(FULL, w.R, w.back, w.dk, added=w.dk)
+    if w.hidden:
+        hidden_rows_back(w)
 
 
 @piece
@@ -199,7 +217,10 @@ def solved_back(w: Work):
 def save_gradients(w: Work):
     """dv, which lies in v, and dk."""
     save(w.v, w.out_dv, (w.BATCH, w.HEAD, w.START), (0, w.V))
-    save(columns(w.dk, 0, w.K), w.out_dk, (w.BATCH, w.HEAD, w.START), (0, w.K))
+    dk = w.dk
+    if w.hidden:
+        dk = w.dx
+    save(columns(dk, 0, w.K), w.out_dk, (w.BATCH, w.HEAD, w.START), (0, w.K))
 
 
 @piece
@@ -208,6 +229,10 @@ def tile_back(w: Work):
     gradient(w)
     if w.CLOSES:
         open_again(w)
+        if w.hidden:
+            open_hidden(w)
+    if w.hidden:
+        begin_hidden(w)
     clear(w.dr)
     clear(w.dk)
     clear(w.nW)
@@ -216,6 +241,10 @@ def tile_back(w: Work):
     end_back(w, 0, w.dW)
     if w.momentum:
         end_back(w, 1, w.dS)
+    if w.hidden:
+        end_hidden_back(w, 0, w.dW1)
+        if w.momentum:
+            end_hidden_back(w, 1, w.dS1)
     if w.has_dout:
         read_back(w)
     if w.exact:
@@ -226,12 +255,16 @@ def tile_back(w: Work):
     copy(w.nW, w.dW)
     copy(w.nS, w.dS)
     copy(w.nA, w.dA)
+    if w.hidden:
+        copy(w.nW1, w.dW1)
+        copy(w.nS1, w.dS1)
+        copy(w.nA1, w.dA1)
 
 
 @piece
-def backward(w: Work, first: Whole, last: Whole):
-    """Gradients of the tasks first..last; last_W, ...: of the final states, first_W, ...: of the initial ones."""
-    for task in range(first, last):
+def backward(w: Work, first_task: Whole, last_task: Whole):
+    """Gradients of the tasks; last_W, ...: of the final states, first_W, ...: of the initial ones."""
+    for task in range(first_task, last_task):
         begin_task(w, task)
         at = w.PLACE * w.D
         copy(rows(w.last_W, at, w.D), w.dW)
@@ -239,18 +272,32 @@ def backward(w: Work, first: Whole, last: Whole):
         clear(w.dS)
         if w.momentum:
             copy(rows(w.last_S, at, w.D), w.dS)
+        first = w.PLACE * w.X_D
+        if w.hidden:
+            copy(rows(w.last_W1, first, w.X_D), w.dW1)
+            copy(rows(w.last_A1, first, w.X_D), w.dA1)
+            clear(w.dS1)
+            if w.momentum:
+                copy(rows(w.last_S1, first, w.X_D), w.dS1)
         dg, db = w.dweight, w.dshift
         for j in range(len(dg)):
             dg[j], db[j] = 0, 0
         for n in range(w.tiles):
             tile = w.tiles - 1 - n
             begin_tile(w, tile)
-            restore(w, w.place * w.D, w.marks_W, w.marks_S, w.marks_A)
+            restore_rows(w, w.place * w.D, w.marks_W, w.marks_S, w.marks_A, w.W, w.S, w.A)
+            if w.hidden:
+                restore_rows(w, w.place * w.X_D, w.marks_W1, w.marks_S1, w.marks_A1, w.W1, w.S1, w.A1)
             tile_back(w)
         copy(w.dW, rows(w.first_W, at, w.D))
         copy(w.dA, rows(w.first_A, at, w.D))
         if w.momentum:
             copy(w.dS, rows(w.first_S, at, w.D))
+        if w.hidden:
+            copy(w.dW1, rows(w.first_W1, first, w.X_D))
+            copy(w.dA1, rows(w.first_A1, first, w.X_D))
+            if w.momentum:
+                copy(w.dS1, rows(w.first_S1, first, w.X_D))
         if w.normed:
             g, b = row(w.dweights, w.PLACE), row(w.dshifts, w.PLACE)
             for j in range(len(dg)):

@@ -1,4 +1,4 @@
-"""The compiled backend: linear models with a step at every token, on NumPy arrays, tile by tile.
+"""The compiled backend: linear models and MLPs with a step at every token, on NumPy arrays, tile by tile.
 
 The coefficients of all tiles are array calls (masks.py); all else is in the kernels.
 """
@@ -6,19 +6,19 @@ The coefficients of all tiles are array calls (masks.py); all else is in the ker
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...runtime import threads
-from ...runtime.held import Cached
+from ...runtime.held import cached
 from ...runtime.pieces.memory import working
-from ...runtime.pieces.run import Tasks, conversions, launch_of, stored_array
+from ...runtime.pieces.run import conversions, launch_of, stored_array
 from ...runtime.pieces.workspace import ARRAY, SHARED, Layout
 from ..masks import coefficients, coefficients_vjp, names_of
 from ..types import Learner, Rates, State, Tokens, Tree, filled, is_exact
+from . import muon
 from .backward import backward as backward_kernel
 from .forward import forward as forward_kernel
 from .workspace import ARRAYS, LEARNER, TASK, TILE
@@ -29,7 +29,12 @@ FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they give
 
 def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
     """All kernels by purpose, without the words of a call; warmup compiles them."""
-    return {"linear learners": ((forward_kernel,), ""), "linear learners, gradients": ((backward_kernel,), "adjoint")}
+    return {
+        "linear learners": ((forward_kernel,), ""),
+        "linear learners, gradients": ((backward_kernel,), "adjoint"),
+        "Newton-Schulz iterations": ((muon.forward,), "fresh"),
+        "Newton-Schulz iterations, gradients": ((muon.backward,), "adjoint fresh"),
+    }
 
 
 def tiles(f: Learner, rates: Rates, n: int, T: int) -> list[tuple[int, int, int]]:
@@ -48,15 +53,23 @@ def tiles(f: Learner, rates: Rates, n: int, T: int) -> list[tuple[int, int, int]
 
 
 class Marks(NamedTuple):
-    """The states before each tile, as rows of matrices."""
+    """States, as rows of a matrix for each layer: at the ends of sequences, or before each tile."""
 
     W: Any
     S: Any
     A: Any
 
 
+class Layer(NamedTuple):
+    """The matrix of a layer, with the row of its bias; name: what its fields end in."""
+
+    name: str
+    rows: int
+    columns: int
+
+
 def forward(
-    f: Learner, xp: Any, x: Tokens, begin: State, initial: Tree, slow: Tree, keep: bool
+    f: Learner, xp: Any, x: Tokens, begin: State, initial: Tree, slow: Tree, keep: bool, has_end: bool = True
 ) -> tuple[Any, list[Any]]:
     """(out, [Marks or None, the final state])."""
     call = Call(f, x, begin.n, initial, slow)
@@ -67,8 +80,9 @@ def forward(
 
 
 def backward(
-    f: Learner, xp: Any, x: Tokens, states: list[Any], initial: Tree, slow: Tree, dout: Any, d: State
-) -> tuple[Tokens, State, Tree, Tree]:
+    f: Learner, xp: Any, x: Tokens, states: list[Any], initial: Tree, slow: Tree, dout: Any, d: State,
+    has_end: bool = True,
+) -> tuple[Tokens, State, Tree, Tree]:  # fmt: skip
     """(dx, dstate, dinitial, dslow) from the gradients of out and of the final state."""
     marks, end = states
     call = Call(f, x, end.n - x.k.shape[-2], initial, slow)
@@ -96,8 +110,12 @@ class Call:
     def __init__(self, f: Learner, x: Tokens, seen: int, initial: Tree, slow: Tree) -> None:
         (self.N, self.H, self.T, self.K), self.V = x.k.shape, x.v.shape[-1]
         self.f, self.x, self.slow, self.dtype = f, x, slow, x.k.dtype
-        self.biased, self.names = len(initial) == 2, names_of(x.rates)
-        self.D, self.B, self.tiles = self.K + self.biased, len(self.names), tiles(f, x.rates, seen, self.T)
+        self.names, self.hidden = names_of(x.rates), int(f.model == "mlp")
+        self.biased = len(initial) == 2 * (1 + self.hidden)
+        M = initial[0].shape[-1] if self.hidden else self.K
+        self.layers = [Layer("1", self.K + self.biased, M)] if self.hidden else []
+        self.layers = [Layer("", M + self.biased, self.V), *self.layers]
+        self.B, self.tiles = len(self.names), tiles(f, x.rates, seen, self.T)
         self.size = max((n for _, n, _ in self.tiles), default=1)
         self.places = self.N * self.H * len(self.tiles)
         self.exact = is_exact(f, x.rates)
@@ -148,22 +166,33 @@ class Call:
 
     # states as rows of matrices, a bias below its matrix
 
-    def rows(self, count: int = 1) -> np.ndarray:
-        """Memory for matrices, `count` for each head."""
-        return working((self.N * self.H * count * self.D, self.V), self.dtype)
+    def rows(self, count: int = 1) -> tuple[np.ndarray, ...]:
+        """Memory for the matrix of each layer, `count` for each head."""
+        heads = self.N * self.H * count
+        return tuple(working((heads * layer.rows, layer.columns), self.dtype) for layer in self.layers)
 
     def packed(self, s: State) -> Marks:
         """W, S and A of a state."""
-        shape, trees = (self.N * self.H * self.D, self.V), (s.weights, *s.slots, s.anchor)
-        joined = [np.ascontiguousarray(np.concatenate(tree, axis=-2).reshape(shape)) for tree in trees]
+        joined = [self._packed(tree) for tree in (s.weights, *s.slots, s.anchor)]
         return Marks(joined[0], joined[1] if s.slots else None, joined[-1])
+
+    def _packed(self, tree: Tree) -> tuple[np.ndarray, ...]:
+        step = 1 + self.biased
+        each = [np.concatenate(tree[n : n + step], axis=-2) for n in range(0, len(tree), step)]
+        shapes = [(self.N * self.H * layer.rows, layer.columns) for layer in self.layers]
+        both = zip((each[-1], *each[:-1]), shapes, strict=True)
+        return tuple(np.ascontiguousarray(y).reshape(shape) for y, shape in both)
 
     def unpacked(self, rows: Marks, n: int, slots: Any) -> State:
         """The inverse."""
 
-        def own(y: np.ndarray) -> Tree:
-            y = y.reshape(self.N, self.H, self.D, self.V)
-            return (y[..., : self.K, :], y[..., self.K :, :]) if self.biased else (y,)
+        def own(trees: tuple[np.ndarray, ...]) -> Tree:
+            each = [y.reshape(self.N, self.H, layer.rows, layer.columns)
+                    for y, layer in zip(trees, self.layers, strict=True)]  # fmt: skip
+            each = [*each[1:], each[0]]
+            if not self.biased:
+                return tuple(each)
+            return tuple(part for y in each for part in (y[..., :-1, :], y[..., -1:, :]))
 
         return State(n, own(rows.A), own(rows.W), (own(rows.S),) if slots else ())
 
@@ -175,13 +204,17 @@ class Call:
     ) -> Marks:  # fmt: skip
         """A kernel for every head; ends: the states that it begins with, whose counterparts are returned."""
         x, found = self.x, Marks(*(self.rows() for _ in range(3)))
-        if not self.places or not self.V:
-            return Marks(*(y if y is None else y.copy() for y in ends))
+        if not self.places or not self.V or not all(layer.rows and layer.columns for layer in self.layers):
+            for name, y in arrays.items():
+                if y is not None and name != "in_dout":
+                    y[...] = 0
+            return Marks(*(y if y is None else tuple(z.copy() for z in y) for y in ends))
         has_momentum, is_back = x.rates.mu is not None, bool(words)
         first, last = (found, ends) if is_back else (ends, found)
         values: dict[str, Any] = {}
         for name, each in (("first", first), ("last", last), ("marks", marks)):
-            values |= {f"{name}_{n}": y for n, y in zip("WSA", each or (), strict=False) if y is not None}
+            values |= {f"{name}_{n}{layer.name}": y for n, trees in zip("WSA", each or (), strict=False)
+                       for y, layer in zip(trees or (), self.layers, strict=False)}  # fmt: skip
         heads = [(b, h, b * self.H + h) for b in range(self.N) for h in range(self.H)]
         gain = x.rates.gain
         if gain is not None:
@@ -201,24 +234,27 @@ class Call:
                 numbers[ARRAYS.index(name)] = stored_array(y, y.strides, 1)
         flags = {"biased": self.biased, "normed": self.f.normed, "squared": self.f.loss == "l2",
                  "has_q": x.q is not None, "has_dout": arrays.get("in_dout") is not None, "momentum": has_momentum,
-                 "gain": gain is not None, "keep": marks is not None, "exact": self.exact}  # fmt: skip
-        sizes = {"n": self.size, "N": self.size, "D": self.D, "K": self.K, "V": self.V, "H": self.H, "B": self.B,
+                 "gain": gain is not None, "keep": marks is not None, "exact": self.exact,
+                 "hidden": self.hidden}  # fmt: skip
+        sizes = {"n": self.size, "N": self.size, "D": self.layers[0].rows, "K": self.K, "V": self.V,
+                 "M": self.layers[0].rows - self.biased, "X_D": self.K + self.biased, "H": self.H, "B": self.B,
                  "tiles": len(self.tiles), "places": self.places, "states": self.N * self.H, "tasks_count": len(heads),
                  "mask_rows": len(values["masks"]), "block": self.block, "task_fields": len(TASK),
                  "tile_fields": len(TILE)}  # fmt: skip
-        sizes |= {f"{name}_rows": len(values.get(f"{name}_W", ())) for name in ("first", "marks", "last")}
-        operations = 8.0 * prod(x.k.shape) * self.V
+        sizes |= {f"{name}{end}_rows": len(values.get(f"{name}_W{end}", ())) for name in ("first", "marks", "last")
+                  for end in ("", "1")}  # fmt: skip
+        operations = 8.0 * self.N * self.H * self.T * sum(layer.rows * layer.columns for layer in self.layers)
         share = 1 if operations < FEW_OPERATIONS else threads.num_threads()
-        tasks = Tasks(list(range(len(heads) + 1)), 1 if share > 1 else len(heads), share)
-        named = frozenset(words.split())
+        bounds, each = ([*range(len(heads) + 1)], 1) if share > 1 else ([0, len(heads)], len(heads))
+        named = frozenset(words.split()) | frozenset(("hidden",) if self.hidden else ())
         launch = launch_of(kernel, LEARNER, self.dtype.name, layout(self.dtype.name, tuple(sizes.items()), named),
                            values | {n: int(y) for n, y in flags.items()} | {"eps": self.f.eps},
-                           conversions(numbers, self.dtype.name) | named, tasks)  # fmt: skip
+                           conversions(numbers, self.dtype.name) | named, bounds, each)  # fmt: skip
         launch.with_arrays(LEARNER, numbers, (values, arrays, x)).run()
         return Marks(found.W, found.S if has_momentum else None, found.A)
 
 
-@Cached
+@cached
 def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]) -> Layout:
     """The table of a kind of call, with the matrices of a thread's own memory."""
     return LEARNER.layout(dict(sizes), dtype, words)

@@ -10,17 +10,11 @@ from ...ops.cpu.rows import hadamard_to, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
 from ...runtime.pieces.views import row, rows
+from .ends import close, restore_rows, store_rows
+from .hidden import end_hidden, hidden_gradient, hidden_queries, hidden_rows
+from .memory import column_of
 from .norm import project, standard
 from .workspace import Work
-
-
-@piece
-def copy(A: Matrix, out: Matrix):
-    """out = A"""
-    for i in range(len(out)):
-        a, to = row(A, i), row(out, i)
-        for j in range(len(to)):
-            to[j] = a[j]
 
 
 @piece
@@ -40,21 +34,26 @@ def begin_tile(w: Work, tile: Whole):
     w.place = w.PLACE * w.tiles + tile
     w.mask_row = w.place * w.block
     at = (w.BATCH, w.HEAD, w.START)
-    load(w.in_k, at, (0, w.K), w.k)
+    k, q = w.k, w.q
+    if w.hidden:
+        k, q = w.x, w.xq
+    load(w.in_k, at, (0, w.K), k)
     load(w.in_v, at, (0, w.V), w.v)
     if w.has_q:
-        load(w.in_q, at, (0, w.K), w.q)
+        load(w.in_q, at, (0, w.K), q)
     if w.biased:
-        k, q, last = w.k, w.q, w.K
         for i in range(w.n):
-            k[i, last], q[i, last] = 1, 1
-    transpose(w.k, w.kT)
+            k[i, w.K], q[i, w.K] = 1, 1
+    if not w.hidden:
+        transpose(w.k, w.kT)
 
 
 @piece
 def error(w: Work, i: Whole, e: Vector):
     """e = dl/dy of a token: y - v, or -v."""
     v, k, z, x = row(w.v, i), row(w.k, i), row(w.Z, i), row(w.X, i)
+    if w.hidden:
+        k = row(w.x, i)
     if not w.squared:
         for j in range(len(e)):
             e[j] = -v[j]
@@ -65,14 +64,6 @@ def error(w: Work, i: Whole, e: Vector):
     else:
         for j in range(len(e)):
             e[j] = z[j] - v[j]
-
-
-@piece
-def column_of(w: Work, at: Whole, n: Whole):
-    """The coefficients of base n, from row `at` on."""
-    c, to = rows(w.c, at, w.n), w.column
-    for i in range(len(to)):
-        to[i] = c[i, n]
 
 
 @piece
@@ -119,16 +110,23 @@ def gradient_at_anchor(w: Work):
 
 @piece
 def gradient(w: Work):
-    """r, the cotangents of k A, or of k times the weights before each token."""
+    """r, the cotangents of k A, or of k times the weights before each token; those of a hidden layer too."""
+    if w.hidden:
+        hidden_rows(w)
+        transpose(w.k, w.kT)
     if w.exact:
         solved(w)
     else:
         gradient_at_anchor(w)
+    if w.hidden:
+        hidden_gradient(w)
 
 
 @piece
 def read(w: Work):
     """O, the products of queries with the weights that they read."""
+    if w.hidden:
+        hidden_queries(w)
     product(FULL, w.q, w.kT, w.P)
     hadamard_to(rows(w.masks, w.mask_row, w.n), w.P)
     product(LEFT_LOWER, w.P, w.r, w.O)
@@ -147,6 +145,8 @@ def save_outputs(w: Work):
         g, b = w.weight, w.shift
         for i in range(w.n):
             x, q, to = row(w.X, i), row(w.q, i), row(w.O, i)
+            if w.hidden:
+                q = row(w.xq, i)
             for j in range(len(to)):
                 to[j] = q[j] + g[j] * x[j] + b[j]
     save(w.O, w.out, (w.BATCH, w.HEAD, w.START), (0, w.V))
@@ -173,36 +173,12 @@ def combined(w: Work, end: Whole, out: Matrix):
 @piece
 def end_tile(w: Work):
     """W, S and A after the tile."""
+    if w.hidden:
+        end_hidden(w)
     combined(w, 0, w.Y)
     if w.momentum:
         combined(w, 1, w.S)
-    copy(w.Y, w.W)
-    if w.CLOSES:
-        if w.gain:
-            f = w.gains[w.place]
-            for i in range(w.D):
-                to, a = row(w.W, i), row(w.A, i)
-                for j in range(len(to)):
-                    to[j] = a[j] + f * (to[j] - a[j])
-        copy(w.W, w.A)
-
-
-@piece
-def store(w: Work, first: Whole, W: Matrix, S: Matrix, A: Matrix):
-    """W, S and A as rows from `first` on."""
-    copy(w.W, rows(W, first, w.D))
-    copy(w.A, rows(A, first, w.D))
-    if w.momentum:
-        copy(w.S, rows(S, first, w.D))
-
-
-@piece
-def restore(w: Work, first: Whole, W: Matrix, S: Matrix, A: Matrix):
-    """The inverse."""
-    copy(rows(W, first, w.D), w.W)
-    copy(rows(A, first, w.D), w.A)
-    if w.momentum:
-        copy(rows(S, first, w.D), w.S)
+    close(w, w.Y, w.W, w.A)
 
 
 @piece
@@ -210,15 +186,21 @@ def forward(w: Work, first: Whole, last: Whole):
     """Outputs and final states of the tasks first..last."""
     for task in range(first, last):
         begin_task(w, task)
-        restore(w, w.PLACE * w.D, w.first_W, w.first_S, w.first_A)
+        restore_rows(w, w.PLACE * w.D, w.first_W, w.first_S, w.first_A, w.W, w.S, w.A)
+        if w.hidden:
+            restore_rows(w, w.PLACE * w.X_D, w.first_W1, w.first_S1, w.first_A1, w.W1, w.S1, w.A1)
         for tile in range(w.tiles):
             begin_tile(w, tile)
             if w.keep:
-                store(w, w.place * w.D, w.marks_W, w.marks_S, w.marks_A)
+                store_rows(w, w.W, w.S, w.A, w.place * w.D, w.marks_W, w.marks_S, w.marks_A)
+                if w.hidden:
+                    store_rows(w, w.W1, w.S1, w.A1, w.place * w.X_D, w.marks_W1, w.marks_S1, w.marks_A1)
             gradient(w)
             if w.has_q:
                 read(w)
             end_tile(w)
             if w.has_q:
                 save_outputs(w)
-        store(w, w.PLACE * w.D, w.last_W, w.last_S, w.last_A)
+        store_rows(w, w.W, w.S, w.A, w.PLACE * w.D, w.last_W, w.last_S, w.last_A)
+        if w.hidden:
+            store_rows(w, w.W1, w.S1, w.A1, w.PLACE * w.X_D, w.last_W1, w.last_S1, w.last_A1)

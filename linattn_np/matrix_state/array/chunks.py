@@ -22,11 +22,11 @@ from ..types import Inputs, Plan, Saved
 from . import parallel, running, scan
 
 
-def form(call: Any) -> tuple[str, int]:
+def form(x: Inputs, plan: Plan) -> tuple[str, int]:
     """(form, tokens of a chunk)."""
-    T = call.x.v.shape[-3]
-    name = "parallel form in tiles" if policy.is_parallel(call.plan, T) else "chunk form"
-    return name, min(policy.array_chunk(call.plan, T), max(T, 1))
+    T = x.v.shape[-3]
+    name = "parallel form in tiles" if policy.is_parallel(plan, T) else "chunk form"
+    return name, min(policy.array_chunk(plan, T), max(T, 1))
 
 
 def _form_of(core: Inputs, plan: Plan, T: int, states: str | None) -> Any:
@@ -50,7 +50,7 @@ class _Job(NamedTuple):
 def _jobs(core: Inputs, plan: Plan) -> list[_Job]:
     """All blocks of the first sequence, of the second, ..."""
     lengths = [policy.array_chunk(plan, s.stop - s.start) for s in plan.sequences]
-    return [_Job(s, [SegmentTable(chunks(part, C), part.at) for part in segments(s, plan.states_at or ())], block)
+    return [_Job(s, [SegmentTable(chunks(part, C), at) for part, at in segments(s, plan.states_at or ())], block)
             for s, C in zip(plan.sequences, lengths, strict=True) for block in blocks_of(core, plan, C)]  # fmt: skip
 
 

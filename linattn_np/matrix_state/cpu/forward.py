@@ -16,10 +16,10 @@ from ...ops.cpu.formulas import put
 from ...runtime import threads
 from ...runtime.arrays import cast
 from ...runtime.memory import overlaps_itself, place_of
-from ...runtime.pieces.memory import address, empty
-from ...runtime.pieces.run import Tasks, conversions, launch_of
+from ...runtime.pieces.memory import address, empty, up
+from ...runtime.pieces.run import conversions, launch_of
 from ...runtime.pieces.vectors import lane
-from ...runtime.pieces.workspace import Layout, up
+from ...runtime.pieces.workspace import Layout
 from .. import policy
 from ..array import chunks as array_chunks
 from ..readouts.systems import Solver
@@ -31,22 +31,30 @@ from .tasks import (
     LATER,
     STOP,
     TO,
+    Cell,
+    Table,
+    add_results,
     block_counts,
     checkpoint_block,
     count_sequences,
     from_pool,
+    key_width,
+    layout,
     lengths,
     sequences,
+    state_shape,
+    store_every,
+    table_of,
     time_blocks,
+    token_layout,
 )
-from .workspace import EXPONENTIALS, MONOMIALS, WAVES, WORK, Cell, Table, key_width, layout, state_shape, token_layout
+from .workspace import EXPONENTIALS, MONOMIALS, WAVES, WORK
 
 HANDLES = frozenset(("wide_keys", "recompute", "features", "averages", "conjugate_gradients", "states_at"))
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The capabilities for a call."""
-    x, plan = call
     found, plain = set(HANDLES), plan.causal and plan.features is None and x.v.size and x.k.size
     if plain and plan.average is plan.states_at is None and (plan.pool_rows is None or plan.pool_rows.is_plain):
         found.add("pools")
@@ -57,28 +65,37 @@ def handles(call: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def form(call: Any) -> tuple[str, int | None]:
+def form(x: Inputs, plan: Plan) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None)."""
-    if is_stepwise(*call, sequences(call.plan, 1)).all():
+    if is_stepwise(x, plan, sequences(plan, 1)).all():
         return "recurrent form", None
-    return "chunk form", policy.cpu_chunk(*call)
+    return "chunk form", chunk_length(x, plan)
 
 
-def describe(call: Any) -> str:
+def describe(x: Inputs, plan: Plan) -> str:
     """What is special about a call, in words."""
-    if call.x.gv is None:
+    if x.gv is None:
         return ""
     return "a decay on the value axis takes the recurrent form forward, and chunks backward"
+
+
+def chunk_length(x: Inputs, plan: Plan) -> int:
+    """C of both passes, at most T."""
+    C: Any = plan.chunk_size
+    channels = x.decay is Decay.VECTOR or x.gv is not None
+    is_short = x.erase is not Erase.NONE or (channels and x.k.shape[-1] <= policy.SHORT_CPU_WIDTH)
+    C = C if isinstance(C, int) else policy.SHORT_CPU_CHUNK if is_short else policy.CPU_CHUNK
+    return max(1, min(C, x.v.shape[-3]))
 
 
 def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray | None, Any, Saved]:
     """(out, final state or StatesAt, saved)."""
     if not (x.v.size and x.k.size):  # no tokens
         return array_chunks.forward(x, plan, state)
-    C, rows = policy.cpu_chunk(x, plan), sequences(plan, prod(x.v.shape[:-3]))
+    C, rows = chunk_length(x, plan), sequences(plan, prod(x.v.shape[:-3]))
     is_mine = state is not None and in_place(x, plan, state)
-    table = Table(x, plan)
-    table.results(x, plan, state, is_mine)
+    table = table_of(x, plan)
+    out, end, at = add_results(table, x, plan, state, is_mine)
     if plan.pool_rows is not None:
         from_pool(rows, plan.pool_rows.at, is_mine)
     stepwise = is_stepwise(x, plan, rows)
@@ -89,10 +106,11 @@ def forward(x: Inputs, plan: Plan, state: np.ndarray | None) -> tuple[np.ndarray
     for form, own in ((steps, rows[stepwise]), (chunks, rows[~stepwise])):
         if len(own):
             form(x, plan, table, own, every)
-    out, end, at = table.out, table.end, table.at
     if starts is not None:
         last = rows[rows[:, LATER] == 0]
-        put(end.reshape(-1, *end.shape[-3:]), _at(starts, last[:, TO] + block_counts(last, every) - 1))
+        put(
+            end.reshape(prod(end.shape[:-3]), *end.shape[-3:]), _at(starts, last[:, TO] + block_counts(last, every) - 1)
+        )
     saved = Saved(x, plan, state, starts)
     return None if out is None else cast(plan.xp, out, x.v.dtype), end if at is None else StatesAt(end, at), saved
 
@@ -109,6 +127,8 @@ def block_of_time(x: Inputs, plan: Plan, rows: np.ndarray, C: int) -> int:
 
     A forward in the recurrent form is replayed if it stores none.
     """
+    if plan.chunk_size == 1:  # states as the recurrent form makes them, each
+        return store_every(rows, 1)
     few = bool(is_stepwise(x, plan, rows).all())
     return checkpoint_block(rows, state_shape(x, plan), np.dtype(plan.dtype).itemsize, C, few)
 
@@ -124,11 +144,13 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0
     columns = V if plan.average is not None or solver is not None else columns_of(V, states, count)
     cell = cell_of(x, plan, columns, "chunk", started="in_state" in table.arrays)
     if solver is not None:
-        cell = cell._replace(words=cell.words | {"solved"}, iterations=solver.iterations)
-        if (lengths(rows) == 1).all():
+        cell = cell._replace(words=cell.words | {"solved"}, iterations=0 if solver.exact else solver.iterations)
+        if solver.exact or (lengths(rows) == 1).all():
             cell = cell._replace(C=1, words=cell.words - {"direct_q", "direct_v"} | {"formed"})
         enough = square_of(solver.tolerance, float(np.finfo(plan.dtype).eps))
         operations = 2.0 * solver.iterations * cell.queries * (1 + cell.C / V)
+        if solver.exact:
+            cell, operations = cell._replace(words=cell.words | {"exact"}), V + 2.0 * cell.queries
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, max(1, states // count), every)
     shares = shares_of(tasks, bounds, operations * tokens(rows) * H * cell.K * V)
     run(forward_kernel, cell, layout(cell), plan, table, tasks, shares, enough=enough)
@@ -176,27 +198,28 @@ def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0)
     cell = cell_of(x, plan, columns, "tokens", started=state is not None, direct=direct)
     made = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, every)
-    run(step, cell, made, plan, table, tasks, Tasks(bounds, len(tasks), count), H=H)
+    bounds = bounds if count > 1 else [0, len(tasks)]
+    run(step, cell, made, plan, table, tasks, (bounds, len(tasks)), H=H)
 
 
 # both
 
 
-def run(body: Any, cell: Cell, made: Layout, plan: Plan, table: Table, tasks: np.ndarray, shares: Tasks,
-        **more: float) -> None:  # fmt: skip
-    """A kernel for a kind of call, on its arrays; more: further numbers."""
+def run(body: Any, cell: Cell, made: Layout, plan: Plan, table: Table, tasks: np.ndarray,
+        shares: tuple[list[int], int], **more: float) -> None:  # fmt: skip
+    """A kernel for a kind of call, on its arrays; shares: bounds and each of its launch; more: further numbers."""
     values = {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps,
               "root": sqrt(plan.l2norm_eps), "strongest": plan.beta_sigmoid, "lower_bound": plan.lower_bound or 0.0,
               "tasks": tasks, "tasks_count": len(tasks)} | more  # fmt: skip
     words = cell.words | conversions(table.numbers, cell.dtype)
-    launch_of(body, WORK, cell.dtype, made, values, words, shares).with_arrays(WORK, table.numbers, table).run()
+    launch_of(body, WORK, cell.dtype, made, values, words, *shares).with_arrays(WORK, table.numbers, table).run()
 
 
-def shares_of(tasks: np.ndarray, bounds: list[int], operations: float) -> Tasks:
-    """How threads share tasks; few operations are executed by the calling thread alone."""
-    few = operations < policy.FEW_OPERATIONS
-    each = len(tasks) if few else max(1, int(len(tasks) * policy.MANY_OPERATIONS / operations))
-    return Tasks(bounds, each, 1 if few else threads.num_threads())
+def shares_of(tasks: np.ndarray, bounds: list[int], operations: float) -> tuple[list[int], int]:
+    """Bounds and each of a launch: how threads share tasks; few operations are executed by the calling thread alone."""
+    if operations < policy.FEW_OPERATIONS:
+        return [0, len(tasks)], len(tasks)
+    return bounds, max(1, int(len(tasks) * policy.MANY_OPERATIONS / operations))
 
 
 def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cell:
@@ -226,7 +249,7 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
         "normalised": plan.l2norm, "before_sigmoid": plan.beta_sigmoid > 0,
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])
-    return Cell(dtype, key_width(x, plan), columns, policy.cpu_chunk(x, plan), queries,
+    return Cell(dtype, key_width(x, plan), columns, chunk_length(x, plan), queries,
                 frozenset([word for word, is_true in is_so.items() if is_true]), map_sizes(x, plan))  # fmt: skip
 
 

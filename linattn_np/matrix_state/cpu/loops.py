@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from math import prod
 from typing import Any
@@ -17,9 +16,19 @@ from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.workspace import SHARED
 from .. import policy
 from ..array import chunks as array_chunks
-from ..preprocess import PREPROCESSING, Changed, gates_vjp
+from ..preprocess import backward_behind, gates_vjp
 from ..types import Erase, Inputs, Plan, Saved, has_raw_gate
-from .forward import block_of_time, cell_of, columns_of, forward, goes_back_elsewhere, run, shares_of, tokens
+from .forward import (
+    block_of_time,
+    cell_of,
+    chunk_length,
+    columns_of,
+    forward,
+    goes_back_elsewhere,
+    run,
+    shares_of,
+    tokens,
+)
 from .forward import describe as describe
 from .forward import form as form
 from .forward import handles as handles
@@ -28,22 +37,34 @@ from .l2norm import unit_rows_vjp as unit_rows_vjp
 from .scan import backward as backward_kernel
 from .scan import reverse
 from .solve import solve as solve
-from .tasks import AT, FIRST, HEAD, STOP, count_sequences, sequences, time_blocks
-from .workspace import Cell, Table, layout, state_shape
-
-RAW = ("l2norm", "strengths")  # the kernels compute them forward (raw.py), and gates backward too
+from .tasks import (
+    AT,
+    FIRST,
+    HEAD,
+    STOP,
+    Cell,
+    Table,
+    count_sequences,
+    layout,
+    query_heads,
+    sequences,
+    state_shape,
+    table_of,
+    time_blocks,
+)
 
 
 def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
     """Gradients of every input, in the dtype of the computation, and of the initial state."""
     x, plan, state, starts = saved
-    if plan.l2norm or plan.beta_sigmoid:
-        return _raw_vjp(saved, dout, dstate)
+    if plan.l2norm or plan.beta_sigmoid:  # the kernels compute both forward (raw.py), and gates backward too
+        raw = [name for name, is_so in (("l2norm", plan.l2norm), ("strengths", plan.beta_sigmoid > 0)) if is_so]
+        return backward_behind(raw, sys.modules[__name__], saved, dout, dstate)
     if not (x.v.size and x.k.size) or goes_back_elsewhere(x):
         _, _, residuals = array_chunks.forward(x, plan, state)
         return array_chunks.backward(residuals, dout, dstate)
-    (*lead, _, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), Table(x, plan)
-    C, has_queries = policy.cpu_chunk(x, plan), x.q is not None and dout is not None
+    (*lead, _, H, V), dtype, table = x.v.shape, np.dtype(plan.dtype), table_of(x, plan)
+    C, has_queries = chunk_length(x, plan), x.q is not None and dout is not None
     rows, (dend, dat) = sequences(plan, prod(lead)), dstate if isinstance(dstate, StatesAt) else (dstate, None)
     count = count_sequences(rows)
     every = block_of_time(x, plan, rows, C)
@@ -58,8 +79,8 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     table.states("in_dstates", dat)
     table.states("out_dstate", dS)
     if has_queries:
-        table.tokens("in_dout", dout, table.query_heads)
-        table.tokens("out", None if plan.average is None else plan.average.out, table.query_heads)
+        table.tokens("in_dout", dout, query_heads(x))
+        table.tokens("out", None if plan.average is None else plan.average.out, query_heads(x))
     table.states("starts", starts)
     cell = cell_of(
         x if has_queries else x._replace(q=None),
@@ -89,19 +110,6 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     return gates_vjp(None, x, plan, d) if has_raw_gate(x, plan) else d, dS
 
 
-def _raw_vjp(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs, np.ndarray]:
-    """backward behind the norms and strengths that a forward has computed in its kernels, and their transposes."""
-    (x, plan, state, starts), inner, before = saved, backward, []
-    for step in (step for step in PREPROCESSING if step.name in RAW):
-        if plan.l2norm if step.name == "l2norm" else plan.beta_sigmoid:
-            before.append((step, x, plan))
-            x, plan = step.inputs(sys.modules[__name__], x, plan)
-    rest: Any = Saved(x, plan, state, starts)
-    for step, x, plan in reversed(before):
-        inner, rest = functools.partial(step.backward, inner), Changed(sys.modules[__name__], x, plan, rest)
-    return inner(rest, dout, dstate)
-
-
 def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.ndarray, cell: Cell,
                every: int) -> None:  # fmt: skip
     """Gradients of the states between time blocks, by blocks of value columns."""
@@ -123,8 +131,8 @@ def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: in
         if y is not None:
             make = zeros if name == "q" and not has_queries else empty
             made[name] = make((*lead, *y.shape[-3:]), dtype)
-            table.tokens(row, made[name], table.query_heads if name == "q" else table.H)
+            table.tokens(row, made[name], query_heads(x) if name == "q" else x.v.shape[-2])
     if x.u is not None:
         made["u"] = zeros((count, *x.u.shape), dtype)
-        table.tokens("out_du", made["u"], table.H)
+        table.tokens("out_du", made["u"], x.v.shape[-2])
     return made

@@ -17,7 +17,7 @@ from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, rea
 from .chunk_vjp import chunk_vjp, read_rows
 from .decay import decays
 from .raw import load_gate
-from .systems import form, solve_rows
+from .systems import factor, form, solve_exactly, solve_rows
 from .workspace import Work
 
 
@@ -62,8 +62,12 @@ def forward(w: Work, first: Whole, last: Whole):
             writes(w)
             if w.formed:
                 form(w)
+            if w.exact:
+                factor(w)
             for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
-                if w.iterations:
+                if w.exact:
+                    solve_exactly(w, j)
+                elif w.iterations:
                     solve_rows(w, j)
                 else:
                     read(w, j, tokens_of(w.out, w.scale, (w.BATCH, j, w.t), w.c, (w.COLUMN, w.V)))

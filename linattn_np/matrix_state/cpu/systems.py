@@ -1,4 +1,4 @@
-"""The systems of a SOLVED read-out by conjugate gradients in compiled loops: readouts/systems.py's `iterated`.
+"""The systems of a SOLVED read-out in compiled loops, by conjugate gradients or exactly: readouts/systems.py's.
 
 The forward kernel writes the solutions where other calls have what queries read.
 
@@ -6,21 +6,22 @@ The forward kernel writes the solutions where other calls have what queries read
     p A_i = p^_i Z + sum_{j <= i} gram(p, k)_ij beta_j k_j + ridge_i (.) p_i
 
 Of a sequence of one token Z_t is formed first, Z_t = e^g Z + k^T beta k, in rows of whole blocks of columns, which stay
-in the cache: a step is then one pass over it and two over vectors.
+in the cache: a step is then one pass over it and two over vectors. Exact solutions of all tokens are found so: with
+rows in the order of their pivots Z_t + diag(ridge_t) = L U, and x is found from x L U = q, U first.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...ops.cpu.products import LEFT_LOWER, OUT_LOWER, product
+from ...ops.cpu.products import FULL, LEFT_LOWER, OUT_LOWER, product
 from ...ops.cpu.rows import add_hadamard, add_weighted_rows, clear, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, piece
 from ...runtime.pieces.registers import WIDE, fma, registers, store
-from ...runtime.pieces.tiles import dot
+from ...runtime.pieces.tiles import copy_row, dot
 from ...runtime.pieces.vectors import BYTES
-from ...runtime.pieces.views import as_row, row
+from ...runtime.pieces.views import as_row, columns, row, rows, tokens_of
 from .chunk import load_queries, read_state
 from .decay import weigh
 from .passes import block_pass
@@ -97,7 +98,7 @@ def descend(w: Work, n: Whole) -> Whole:
             add_weighted_rows(None, as_row(p), step, row(w.found, i))
             add_weighted_rows(None, as_row(pA), -step, r)
             after = dot(r, r, n)
-            turn(after / before, r, p)
+            next_direction(after / before, r, p)
             w.squares[i] = after
             if not after <= limit:
                 left += 1
@@ -105,7 +106,7 @@ def descend(w: Work, n: Whole) -> Whole:
 
 
 @piece
-def turn(ratio: Number, r: Vector, p: Vector):
+def next_direction(ratio: Number, r: Vector, p: Vector):
     """p = r + ratio p"""
     for d in range(len(p)):
         p[d] = r[d] + ratio * p[d]
@@ -130,3 +131,59 @@ def solve_rows(w: Work, j: Whole):
         if descend(w, w.K_lanes) == 0:
             break
     save(w.found, w.out, (w.BATCH, j, w.t), (0, w.K))
+
+
+@piece(of="exact")
+def factor(w: Work):
+    """L U = Z + diag(ridge) with its rows in the order of `pivots`: upper = U and more below it, lower = 1 - L."""
+    A, L, K = w.upper, w.lower, w.K
+    load(w.in_r, (w.BATCH, w.HEAD, w.t), (0, K), w.ridge)
+    for i in range(K):
+        copy_row(row(w.S, i), row(A, i), K)
+        A[i, i] += w.ridge[0, i]
+        w.pivots[i] = i
+    for j in range(K - 1):
+        at = j
+        for i in range(j + 1, K):
+            at = i if abs(A[i, j]) > abs(A[at, j]) else at
+        if at != j:
+            exchange(row(A, j), row(A, at))
+            exchange(row(L, j), row(L, at))
+            w.pivots[j], w.pivots[at] = w.pivots[at], w.pivots[j]
+        for i in range(j + 1, K):
+            L[i, j] = -A[i, j] / A[j, j]
+        first, below = (j + 1) // w.lane * w.lane, K - j - 1
+        rest = columns(rows(A, j + 1, below), first, w.K_lanes - first)
+        pivot = columns(rows(A, j, 1), first, w.K_lanes - first)
+        product(FULL, columns(rows(L, j + 1, below), j, 1), pivot, rest, None, rest)
+
+
+@piece(of="exact")
+def exchange(x: Vector, y: Vector):
+    """Exchange two rows."""
+    for d in range(len(x)):
+        x[d], y[d] = y[d], x[d]
+
+
+@piece(of="exact")
+def solve_exactly(w: Work, j: Whole):
+    """x of query head j, from x L U = q; the flag is set where x is not finite, because a pivot was 0."""
+    load_queries(w, j)
+    K = w.K
+    scaled(w.q, None, w.residual)
+    x = row(w.residual, 0)
+    for i in range(K):
+        u = row(w.upper, i)
+        x[i] = x[i] / u[i]
+        for d in range(i + 1, K):
+            x[d] -= x[i] * u[d]
+    for n in range(K):
+        i = K - 1 - n
+        below = row(w.lower, i)
+        for d in range(i):
+            x[d] += x[i] * below[d]
+    for i in range(K):
+        w.found[0, w.pivots[i]] = x[i]
+        if x[i] - x[i] != 0:
+            tokens_of(w.flag, w.scale, (0, 0, 0), 1, (0, 1))[0, 0] = 1
+    save(w.found, w.out, (w.BATCH, j, w.t), (0, K))

@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 
 from ...ops.cuda.arguments import BYTES, FLOATS, OUT_BYTES, OUT_FLOATS, ROWS, address
 from ...runtime.arrays import Array
-from ...runtime.cuda.structs import FLOAT, I64, INT, U32, Scalar, Struct, pointer
-from ...runtime.cuda.tensor_map import TENSOR_MAP
+from ...runtime.cuda.structs import FLOAT, I64, INT, INVERSE, TENSOR_MAP, U32, Struct, pointer
 
 OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
-INVERSE = Scalar("Inverse", "I", 4, 4)  # step.cu
 
 # element (row, column) of the state in slot n: data[n * slot + row * this row + column * this column]
 STATES = Struct("matrix_state/States", ("data", OUT_FLOATS), ("slot row column", I64))
@@ -30,7 +28,7 @@ SCAN = Struct(  # scan.cu, scan_wgmma.cu, adds_wgmma.cu
     ("dots", OUT_FLOATS),  # (value blocks, heads, tokens)
     ("states", OUT_BYTES), ("products", OUT_FLOATS), ("marks", I64),  # every LA_MARK tokens; slots a sequence
     ("tokens", I64),  # of the whole batch
-    ("T heads segments chunks", INT), ("read write", FLOAT),  # chunks: of a segment
+    ("T heads segments chunks every", INT), ("read write", FLOAT),  # chunks: of a segment
     *POSITIONS,
 )  # fmt: skip
 WRITES = Struct(  # writes_wgmma.cu
@@ -73,7 +71,7 @@ DELTA = Struct(  # the delta rule by warpgroup products
     ("T heads segments chunks", INT),  # chunks: of a segment
     ("group_q group_k group_v", INT),  # heads that share one of q's, k's, v's
     ("start_group end_group", INT),  # heads that share an initial, a final state
-    ("which", INT), ("scale", FLOAT),  # which: of the reverse chain, WHOLE or ADD
+    ("which every", INT), ("scale", FLOAT),  # which: of the reverse chain, WHOLE, ADD or EVERY
     ("eps", FLOAT),  # with LA_UNIT, added to the squared lengths
     *POSITIONS,
 )  # fmt: skip
@@ -103,7 +101,7 @@ VECTOR_REVERSE = Struct(  # vector_reverse.cu
     ("grams inverses", BYTES), ("ends", OUT_BYTES),  # P, of every chunk N and beta; G = dL/dS after it
     ("start end", STATES), ("start_group", INT),  # gradient of the last state, of the first
     ("begins added sums", OUT_FLOATS),  # of segments: G after each but the last; what each adds, its decays
-    ("slots", I64), ("T heads segments chunks", INT),  # chunks: of a segment
+    ("slots", I64), ("T heads segments chunks every", INT),  # chunks: of a segment
     ("group_q group_k group_v", INT), ("scale", FLOAT),
     *POSITIONS,
 )  # fmt: skip
@@ -141,7 +139,7 @@ VECTOR = Struct(  # vector/: one decay a token and key channel, by warpgroup pro
     ("flags", pointer("int")),  # of segments of a scan, two each, that take the exact path
     ("handed", OUT_BYTES),  # of the scan's blocks: a state that the one before leaves, and whether it is there
     ("slots", I64),  # chunks of a head over the whole batch
-    ("T heads segments chunks", INT),  # chunks: of a segment
+    ("T heads segments chunks every", INT),  # chunks: of a segment
     ("steps more", INT),  # chunks of a block of the scan; blocks that have one more
     ("group_q group_k group_v group_g group_u", INT),  # heads that share one of q's, k's, v's, g's, u's
     ("start_group end_group", INT), ("scale", FLOAT),  # heads that share an initial, a final state

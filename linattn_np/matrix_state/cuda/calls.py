@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import Any
 
 from ...ops.cuda import unit_rows as kernel
 from ...runtime.arrays import Array, cast
 from .. import policy
 from .. import preprocess as steps
-from ..types import Inputs, Plan, Saved, has_raw_gate
+from ..types import Erase, Inputs, Plan, Saved, has_raw_gate
 from .choose import family_of, family_of_gradients
 from .portable import calls as portable
 from .token import calls as token
@@ -19,66 +17,67 @@ from .token import gradients, wide
 RAW = ("gates", "l2norm", "strengths", "micro_steps", "rotation")  # the kernel of a few tokens computes them forward
 
 
-def _family(call: Any) -> Any:
-    """The module that computes a call."""
-    return family_of(call.x, call.plan).calls
-
-
 def _reading(x: Inputs, plan: Plan) -> Inputs:
     """With queries: passes over chunks write a state and read it, so keys take their place where nothing is read."""
     return x._replace(q=x.k) if x.q is None and plan.causal and not policy.is_short_cuda(plan) else x
 
 
-def unsupported_reason(call: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why the kernels do not cover a call; None where they do."""
-    one = _part(call)
-    return _family(one).unsupported_reason(one)
+    x = _part(_plain(x, plan), plan)
+    return family_of(x, plan).unsupported_reason(x, plan)
 
 
-def _part(call: Any) -> Any:
-    """The call of the first block of its keys."""
-    return call._replace(x=_reading(steps.part(call.x, steps.cuts(call.x)[0]), call.plan))
+def _plain(x: Inputs, plan: Plan) -> Inputs:
+    """The inputs of the launches of a call: without the erase term where they compute it as values."""
+    return wide.without_erase(x, plan) if policy.is_short_cuda(plan) and wide.takes(x, plan) else x
 
 
-def handles(call: Any) -> frozenset[str]:
+def _part(x: Inputs, plan: Plan) -> Inputs:
+    """The inputs of the first block of keys."""
+    return _reading(steps.part(x, steps.cuts(x)[0]), plan)
+
+
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernels of a call, or of a block of its keys, include."""
-    call = call._replace(x=_reading(call.x, call.plan))
-    blocks, module = steps.cuts(call.x), _family(call)
+    x = _reading(_plain(x, plan), plan)
+    blocks, family = steps.cuts(x), family_of(x, plan)
     if len(blocks) == 1:
-        return module.handles(call)
-    if _is_wide(call.x, call.plan):
-        return (module.handles(call) | {"wide_keys"}) - {"pools", *RAW}
-    if module.unsupported_reason(call) is not None:
-        call = call._replace(x=steps.part(call.x, blocks[0]))
-        module = _family(call)
-    return module.handles(call) - {"states_at", "pools", *RAW}
+        return family.handles(x, plan)
+    if _is_wide(x, plan):
+        return (family.handles(x, plan) | {"wide_keys"}) - {"pools", "neighbours", *RAW}
+    if family.unsupported_reason(x, plan) is not None:
+        x = steps.part(x, blocks[0])
+        family = family_of(x, plan)
+    return family.handles(x, plan) - {"states_at", "pools", "neighbours", *RAW}
 
 
-def form(call: Any) -> tuple[str, int | None]:
+def form(x: Inputs, plan: Plan) -> tuple[str, int | None]:
     """(form, tokens of a chunk or None)."""
-    module = _family(call._replace(x=_reading(call.x, call.plan)))
-    if module is token:
+    x = _reading(x, plan)
+    family, T = family_of(x, plan), x.v.shape[-3]
+    if family is token:
         return "recurrent form", None
-    T = call.x.v.shape[-3]
-    if module is portable:
+    if family is portable:
         return "chunk form", min(policy.PORTABLE_CHUNK, max(T, 1))
-    name = "parallel form in tiles" if policy.is_parallel(call.plan, T) else "chunk form"
-    return name, min(policy.array_chunk(call.plan, T), max(T, 1))
+    name = "parallel form in tiles" if policy.is_parallel(plan, T) else "chunk form"
+    return name, min(policy.array_chunk(plan, T), max(T, 1))
 
 
-def describe(call: Any) -> str:
+def describe(x: Inputs, plan: Plan) -> str:
     """The kernels of a supported call, in words."""
-    handled = handles(call)
-    blocks = steps.cuts(call.x)
-    if "wide_keys" in handled and not _is_wide(call.x, call.plan):
+    handled = handles(x, plan)
+    x = _plain(x, plan)
+    blocks = steps.cuts(x)
+    if "wide_keys" in handled and not _is_wide(x, plan):
         blocks = [slice(None)]
-    one = _part(call) if len(blocks) > 1 else call._replace(x=_reading(call.x, call.plan))
-    words = _family(one).how(one)
-    if call.plan.micro_steps > 1 and "micro_steps" not in handled:
+    one = _part(x, plan) if len(blocks) > 1 else _reading(x, plan)
+    words = family_of(one, plan).how(one, plan)
+    if plan.micro_steps > 1 and "micro_steps" not in handled:
         words += ", after q and g have been expanded to the steps of their tokens"
-    if call.plan.l2norm:
+    if plan.l2norm:
         words += f", {'which divide' if 'l2norm' in handled else 'after one that divides'} q and k by their length"
-    return words if len(blocks) == 1 else f"{words}; keys of {call.x.k.shape[-1]} channels in {len(blocks)} blocks"
+    return words if len(blocks) == 1 else f"{words}; keys of {x.k.shape[-1]} channels in {len(blocks)} blocks"
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, Array, Saved]:
@@ -86,7 +85,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
     if _is_wide(x, plan):
         return wide.forward(x, plan, state)
     given = _reading(x, plan)
-    out, end, saved = family_of(given, plan).calls.forward(given, plan, state)
+    out, end, saved = family_of(given, plan).forward(given, plan, state)
     return (out, end, saved) if x.q is given.q else (None, end, saved._replace(x=saved.x._replace(q=None)))
 
 
@@ -97,26 +96,16 @@ def _is_wide(x: Inputs, plan: Plan) -> bool:
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
-    if _is_wide(saved.x, saved.plan):
+    if _is_wide(saved.x, saved.plan) and saved.x.erase is Erase.NONE:
         return steps.wide_keys_vjp(backward, wide.residuals(saved), dout, dstate)
-    if policy.is_short_cuda(saved.plan) and any(has_step(name, saved.x, saved.plan) for name in RAW):
-        return _raw_vjp(saved, dout, dstate)
+    raw = [name for name in RAW if has_step(name, saved.x, saved.plan)] if policy.is_short_cuda(saved.plan) else []
+    if raw:  # the forward's kernel has computed these steps
+        return steps.backward_behind(raw, sys.modules[__name__], saved._replace(starts=None), dout, dstate)
     given = _reading(saved.x, saved.plan)
     reads = given.q is saved.x.q
     saved = saved if reads else saved._replace(x=given)
-    d, dstate = family_of_gradients(saved).calls.backward(saved, dout, dstate)
+    d, dstate = family_of_gradients(given, saved.plan).backward(saved, dout, dstate)
     return d if reads else d._replace(q=None), dstate
-
-
-def _raw_vjp(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
-    """backward behind the steps that the forward's kernel has computed."""
-    found = [step for step in steps.PREPROCESSING if step.name in RAW and has_step(step.name, saved.x, saved.plan)]
-    back: Any = backward
-    begin: Any = lambda x, plan, state: (None, None, Saved(x, plan, state, None))  # noqa: E731
-    for step in reversed(found):
-        begin = functools.partial(step.forward, begin, sys.modules[__name__])
-        back = functools.partial(step.backward, back)
-    return back(begin(saved.x, saved.plan, saved.state)[2], dout, dstate)
 
 
 def has_step(name: str, x: Inputs, plan: Plan) -> bool:
@@ -125,12 +114,12 @@ def has_step(name: str, x: Inputs, plan: Plan) -> bool:
             "micro_steps": plan.micro_steps > 1, "rotation": x.theta is not None}[name]  # fmt: skip
 
 
-def gradients_by_array_calls(call: Any) -> str:
+def gradients_by_array_calls(x: Inputs, plan: Plan) -> str:
     """Why `backward` makes array calls for a call; "" where kernels compute the gradients, or there are few tokens."""
-    saved = Saved(_part(call).x, call.plan, None, None)
-    if policy.is_short_cuda(call.plan) or family_of_gradients(saved).calls is not token:
+    x = _part(x, plan)
+    if policy.is_short_cuda(plan) or family_of_gradients(x, plan) is not token:
         return ""
-    return gradients.unsupported_reason(saved) or ""
+    return gradients.unsupported_reason(x, plan) or ""
 
 
 def unit_rows(plan: Plan, rows: steps.Rows) -> steps.Rows:

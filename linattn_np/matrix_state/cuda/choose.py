@@ -1,15 +1,17 @@
 """Which family of kernels computes a call: one table, which calls.py and `explain` use and cuda_src/README.md shows.
 
-A call of a few tokens is one launch of the token kernel, in every cell. A longer one belongs to a cell: the kind of its
-decay and of its erase term. The first family of its row that covers the call computes it, else array calls do.
+A family is a module: `unsupported_reason(x, plan)`, `unsupported_gradients(x, plan)`, `how(x, plan)`,
+`handles(x, plan)`, `forward` and `backward`. A call of a few tokens is one launch of the token kernel, in every cell.
+A longer one belongs to a cell: the kind of its decay and of its erase term. The first family of its row that covers the
+call computes it, else array calls do.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import policy
-from ..types import Decay, Erase, Inputs, Plan, Saved
+from ..types import Decay, Erase, Inputs, Plan
 from .delta import calls as delta
 from .free import calls as free
 from .free import delta as free_delta
@@ -24,95 +26,64 @@ from .vector import widths as vector_widths
 
 ELEMENTS = ("bfloat16", "float16", "float32")
 NONE_OR_SCALAR, KEYS, VALUES, BOTH = "none, scalar", "key channels", "value channels", "key and value channels"
+Family = Any  # one of these modules
 
-
-class FamilyCall(NamedTuple):
-    """The inputs and the plan of one call."""
-
-    x: Inputs
-    plan: Plan
-
-
-class Family(NamedTuple):
-    """Kernels that compute calls together. calls: the module that covers, computes and differentiates them.
-
-    is_own: for compute capability 90 and bfloat16 alone. follows: takes calls that families before it do not cover.
-    """
-
-    calls: Any
-    is_own: bool = False
-    follows: bool = False
-
-    def takes(self, capability: int, element: str) -> bool:
-        """Whether the family has kernels for a device and an element type."""
-        return not self.is_own or (capability == 90 and element == "bfloat16" and not policy.PORTABLE)
-
-
-class Cell(NamedTuple):
-    """A row of the table: the axes that decay, the erase term."""
-
-    decay: str
-    erase: str
-
-
-FAMILIES = {
-    "token": Family(token, follows=True),
-    "scan": Family(scan),
-    "delta": Family(delta, is_own=True),
-    "vector": Family(vector, is_own=True),
-    "vector/delta": Family(vector_delta, is_own=True),
-    "vector/widths": Family(vector_widths, is_own=True),
-    "vector/value": Family(vector_value, is_own=True),
-    "free": Family(free, is_own=True),
-    "free/delta": Family(free_delta, is_own=True),
-    "portable": Family(portable, follows=True),
-    "portable/delta": Family(portable_delta, follows=True),
+OWN = {  # for compute capability 90 and bfloat16 alone
+    "delta": delta,
+    "vector": vector,
+    "vector/delta": vector_delta,
+    "vector/widths": vector_widths,
+    "vector/value": vector_value,
+    "free": free,
+    "free/delta": free_delta,
 }
-CELLS = {
-    Cell(NONE_OR_SCALAR, "none"): ("scan",),
-    Cell(NONE_OR_SCALAR, "delta"): ("delta", "portable/delta"),
-    Cell(NONE_OR_SCALAR, "delta, r is not k"): ("portable/delta",),
-    Cell(KEYS, "none"): ("vector", "vector/widths", "portable", "token"),
-    Cell(KEYS, "delta"): ("vector/delta", "vector/widths", "portable", "token"),
-    Cell(KEYS, "delta, r is not k"): ("free/delta", "token"),
-    Cell(VALUES, "none"): ("vector/value", "token"),
-    Cell(BOTH, "none"): ("token",),
-    Cell("none, key channels", "free"): ("free", "token"),
-    Cell("scalar", "free"): ("token",),
+FAMILIES = OWN | {"token": token, "scan": scan, "portable": portable, "portable/delta": portable_delta}
+CELLS = {  # (axes that decay, erase term): the names of families
+    (NONE_OR_SCALAR, "none"): ("scan",),
+    (NONE_OR_SCALAR, "delta"): ("delta", "portable/delta"),
+    (NONE_OR_SCALAR, "delta, r is not k"): ("portable/delta",),
+    (KEYS, "none"): ("vector", "vector/widths", "portable", "token"),
+    (KEYS, "delta"): ("vector/delta", "vector/widths", "portable", "token"),
+    (KEYS, "delta, r is not k"): ("free/delta", "token"),
+    (VALUES, "none"): ("vector/value", "token"),
+    (BOTH, "none"): ("token",),
+    ("none, key channels", "free"): ("free", "token"),
+    ("scalar", "free"): ("token",),
 }
-TOKEN = FAMILIES["token"]
 
 
-def cell_of(x: Inputs, plan: Plan) -> Cell:
+def cell_of(x: Inputs, plan: Plan) -> tuple[str, str]:
     """The cell of a call."""
     if x.erase is Erase.FREE:
-        return Cell("scalar" if x.decay is Decay.SCALAR else "none, key channels", "free")
+        return "scalar" if x.decay is Decay.SCALAR else "none, key channels", "free"
     keys = x.decay is Decay.VECTOR
     if x.erase is Erase.DELTA:
-        return Cell(KEYS if keys else NONE_OR_SCALAR, "delta" if plan.erases_key else "delta, r is not k")
-    return Cell(BOTH if keys and x.gv is not None else KEYS if keys else VALUES if x.gv is not None else NONE_OR_SCALAR,
-                "none")  # fmt: skip
+        return KEYS if keys else NONE_OR_SCALAR, "delta" if plan.erases_key else "delta, r is not k"
+    return (
+        BOTH if keys and x.gv is not None else KEYS if keys else VALUES if x.gv is not None else NONE_OR_SCALAR,
+        "none",
+    )
 
 
-def first(cell: Cell, capability: int, element: str) -> str:
+def first(cell: tuple[str, str], capability: int, element: str) -> str:
     """The family of a cell on a device, where its shapes and options are covered."""
-    return next(name for name in CELLS[cell] if FAMILIES[name].takes(capability, element))
+    own = capability == 90 and element == "bfloat16" and not policy.PORTABLE
+    return next(name for name in CELLS[cell] if own or name not in OWN)
 
 
 def family_of(x: Inputs, plan: Plan) -> Family:
     """The family that computes a call; where none does, the one whose `unsupported_reason` says why."""
     if policy.is_short_cuda(plan):
-        return TOKEN
-    row = [FAMILIES[name] for name in CELLS[cell_of(x, plan)]]
-    covering = (family for family in row if family.calls.unsupported_reason(FamilyCall(x, plan)) is None)
-    return next(covering, [family for family in row if not family.follows or family is row[0]][-1])
+        return token
+    row = CELLS[cell_of(x, plan)]
+    covering = (FAMILIES[name] for name in row if FAMILIES[name].unsupported_reason(x, plan) is None)
+    return next(covering, FAMILIES[[name for name in row if name in OWN or name is row[0]][-1]])
 
 
-def family_of_gradients(saved: Saved) -> Family:
+def family_of_gradients(x: Inputs, plan: Plan) -> Family:
     """The family that computes the gradients of a call; the token family has array calls for what no kernel covers.
 
     A few tokens are one chunk, and a backward by chunks needs no residuals of it.
     """
-    row = [FAMILIES[name] for name in CELLS[cell_of(saved.x, saved.plan)]]
-    chunks = [family for family in row if family is not TOKEN]
-    return next((one for one in chunks if one.calls.unsupported_gradients(saved) is None), TOKEN)
+    chunks = (FAMILIES[name] for name in CELLS[cell_of(x, plan)] if name != "token")
+    return next((one for one in chunks if one.unsupported_gradients(x, plan) is None), token)

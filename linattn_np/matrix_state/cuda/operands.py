@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...core import StatesAt
-from ...runtime.arrays import Array, cast, dtype_name, sum_of_groups, sum_to
+from ...ops.sums import sum_to
+from ...runtime.arrays import Array, cast, dtype_name, sum_of_groups
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS
@@ -115,6 +116,11 @@ def gives_states(plan: Plan) -> bool:
 def states_handled(plan: Plan) -> frozenset[str]:
     """The preprocessing step of states at positions, if kernels of such chunks include it."""
     return frozenset({"states_at"} if gives_states(plan) else ())
+
+
+def neighbours_handled(plan: Plan) -> frozenset[str]:
+    """Ranks before and after the tokens, if there are no sequences of several lengths and no positions."""
+    return frozenset(() if plan.is_ragged or plan.states_at is not None else {"neighbours"})
 
 
 def ends_chunks(plan: Plan, length: int) -> bool:

@@ -12,7 +12,7 @@ import sys
 from typing import Any, NamedTuple
 
 from ...core import Computed, Explained, register
-from ...ops.averages import divide, divide_by_most, divide_vjp, most, quotient, with_ones, with_sums
+from ...ops.averages import divide, divide_by_most, divided_vjp, most, quotient, with_ones, with_sums
 from ...runtime.arrays import Array, cast, is_cupy
 from .. import core
 from ..types import Inputs, Plan
@@ -94,7 +94,7 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Ave
 def _divided_vjp(xp: Any, x: AveragedInputs, out: Array, dout: Array) -> Array:
     """The gradient of numerators and denominator; where `least` is the larger, the denominator has none."""
     if x.least is None:
-        return divide_vjp(xp, *divide(xp, out, x.eps), dout)
+        return divided_vjp(xp, out, x.eps, dout, dout.dtype)
     num, den = out[..., :-1], out[..., -1:]
     denominator, is_den = most(xp, den, x.least)
     dnum = quotient(xp, dout, denominator)

@@ -86,7 +86,7 @@ def is_compiled(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> boo
     if plan.chunk_size == 1 or 0 in (*x.v.shape, *x.k.shape) or not plan.causal or not is_numpy(plan.xp):
         return False
     one = x.memories(plan.xp)[0]
-    return "features" in core.choose(fn, one, plan, wanted).handles(core.Call(one, plan))
+    return "features" in core.choose(fn, one, plan, wanted).handles(one, plan)
 
 
 def in_chunks(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> bool:
@@ -105,7 +105,7 @@ def explain(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> Explain
     if x.widened(plan).dtype != plan.dtype:
         words = "in float64, since terms of features cancel; " + words
     if in_chunks(fn, x, plan, wanted):
-        others = core.reasons_against(core.CHUNKS, core.Call(x.memories(plan.xp)[0], plan))
+        others = core.reasons_against(core.CHUNKS, x.memories(plan.xp)[0], plan)
         return polynomial.explain(core.reason_for("chunks"), others, _polynomial(x, plan), plan)
     plan = x.widened(plan)
     if is_compiled(fn, x, plan, wanted):

@@ -140,7 +140,7 @@ def residuals_of(x: Polynomial, plan: Plan, state: Array | None) -> PolynomialRe
         rows: Any = plan.pool_rows
         state = take_rows(xp, state, rows, rows.at.shape if plan.is_ragged else lead)
     x = x._replace(**{n: _flat(xp, y) for n, y in (("q", x.q), ("k", x.k), ("v", x.v)) if y is not None})
-    flat = state if state is None or plan.is_ragged else xp.reshape(state, (-1, *state.shape[-3:]))
+    flat = state if state is None or plan.is_ragged else _flat(xp, state)
     returns_state = plan.returns_state or x.q is None
     plan = plan._replace(pool_rows=None, has_state=state is not None, returns_state=returns_state)
     return PolynomialResiduals(x, plan, flat, lead)
@@ -155,7 +155,7 @@ def backward(saved: PolynomialResiduals, dout: Array | None, dstate: Array | Non
     buffers = {n: TokenBuffer(xp, tuple(y.shape), plan.dtype, device(y)) for n, y in given.items()}
     d = None if dout is None else split(xp, _flat(xp, dout), G)
     if dstate is not None and not plan.is_ragged:
-        dstate = xp.reshape(dstate, (-1, *dstate.shape[-3:]))
+        dstate = _flat(xp, dstate)
     parts: dict[int, dict[str, Any]] = {}
     for n, s, block, heads in _jobs(x, plan):
         if n not in parts:
@@ -168,7 +168,7 @@ def backward(saved: PolynomialResiduals, dout: Array | None, dstate: Array | Non
 
 
 def _flat(xp: Any, y: Array) -> Array:
-    """(..., T, H, D) as (B, T, H, D)."""
+    """(..., T, H, D) as (B, T, H, D), or a state (..., H, K, V) as (B, H, K, V)."""
     return xp.reshape(y, (prod(y.shape[:-3]), *y.shape[-3:]))
 
 

@@ -19,10 +19,13 @@ from math import prod
 from typing import Any, NamedTuple
 
 import array_api_compat as compat
+import numpy as np
 
 from ...core import Explained, join_parts, register, split_parts
-from ...ops.product import product_of_heads
-from ...runtime.arrays import Array, Namespace, add_to, is_cupy, sum_to
+from ...ops.host import numpy_kernels
+from ...ops.product import multiple, product, product_of_heads
+from ...ops.sums import added, inner, sum_to
+from ...runtime.arrays import Array, Namespace, is_cupy, is_numpy
 from ...runtime.recorder import refuse
 from .. import core
 from ..operations import readers_of
@@ -89,6 +92,17 @@ def forward(
     return out, join_parts((S_end, Z_end)), residuals
 
 
+def least_entry(fn: str, xp: Namespace, ridge: Array) -> Any:
+    """The least entry of ridge, an array (), for `least_of`; on NumPy arrays what that returns."""
+    if numpy_kernels(xp, ridge) is not None:  # before the core: a kernel, which a repeated call has, too
+        from ..cpu.solve import is_positive
+
+        if is_positive(ridge):
+            return math.inf
+    least = xp.min(ridge) if prod(ridge.shape) else math.inf
+    return least_of(fn, least) if is_numpy(xp) else least
+
+
 def least_of(fn: str, least: Any) -> float:
     """0 if an entry of ridge is 0, else infinity: a number that does not differ between calls.
 
@@ -129,13 +143,19 @@ def _written(fn: str, keys: Inputs, plan: Plan, Z: Array | None, wanted: str | N
 
 
 def _solve(
-    fn: str, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None, wanted: str | None
+    fn: str, keys: Inputs, x: SolvedInputs, plan: Plan, Z: Array | None, wanted: str | None, checks: bool = True
 ) -> tuple[Array, Any]:
-    """(x_t, Z after the last token, or a StatesAt).   Raises ValueError where the library finds a system singular."""
+    """(x_t, Z after the last token, or a StatesAt).   Raises ValueError where the library finds a system singular.
+
+    checks: whether exact solutions of compiled loops are looked at; not those of a transpose, whose call was.
+    """
     at, solver = plan.states_at, _iterating(fn, x, plan, wanted)
     apart = at is not None and (solver is systems or at[:1] in ((), (0,)))
     try:
-        read, end = solver.solve(keys, x.ridge, x.solver, plan._replace(states_at=None) if apart else plan, Z)
+        once = plan._replace(states_at=None) if apart else plan
+        read, end = solver.solve(keys, x.ridge, x.solver, once, Z)
+        if checks and x.solver.exact and solver is not systems and not _is_finite(read):
+            systems.solve(keys, x.ridge, x.solver, once._replace(states_at=None), Z)  # raises if one is singular
         return read, _written(fn, keys, plan, Z, wanted) if apart else end
     except Exception as error:
         if "LinAlgError" not in type(error).__name__:
@@ -148,8 +168,15 @@ def _iterating(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Any:
     """The module that solves: the memories' backend if it has conjugate gradients, else systems.py."""
     like = Inputs(x.q, x.k, x.v, x.g)  # of the memories' shapes
     backend = core.choose(fn, like, plan, wanted)
-    iterates = "conjugate_gradients" in backend.handles(core.Call(like, plan))
-    return backend.load() if iterates and not x.solver.exact and 0 not in (*x.v.shape, *x.k.shape) else systems
+    iterates = "conjugate_gradients" in backend.handles(like, plan)
+    return backend.load() if iterates and 0 not in (*x.v.shape, *x.k.shape) else systems
+
+
+def _is_finite(read: Array) -> bool:
+    """Whether all solutions are numbers: no pivot was 0. In a repeated call their kernel looks."""
+    if not (found := bool(np.isfinite(read).all())):
+        refuse("a solution of its systems is not finite")
+    return found
 
 
 def explain(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Explained:
@@ -157,7 +184,7 @@ def explain(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Explain
     memory, solver = x.memory(x.v), x.solver
     where = "array calls" if _iterating(fn, x, plan, wanted) is systems else "compiled loops"
     words = (f"systems by at most {solver.iterations} steps of conjugate gradients, in {where}" if not solver.exact else
-             "every system is formed and solved by the array library")  # fmt: skip
+             f"every system is formed and factored, in {where}")  # fmt: skip
     found = core.explain_memories(fn, [memory], plan, wanted, words)
     each = operations_per_token(x, found.chunk_size or 1, readers_of(memory))
     return found._replace(
@@ -186,7 +213,7 @@ def backward(
         if _by_kernel(x, plan, wanted):
             y, _ = _kernel().solve(x._replace(q=d.q), plan, transposed)
         else:
-            y, _ = _solve(fn, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed, wanted)
+            y, _ = _solve(fn, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed, wanted, False)
     minus = plan._replace(scale=-1.0, overwrite=False)
     key_residuals = core.residuals_of(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)
@@ -195,33 +222,32 @@ def backward(
 
 def _gradients(xp: Namespace, x: SolvedInputs, d: Inputs, e: Inputs, read: Array, y: Array) -> SolvedInputs:
     """From the gradients d of the memory of values (beta v) and e of that of keys (beta k)."""
-    H, Hk = x.v.shape[-2], x.k.shape[-2]
-    k = broadcast_heads(x.k, H)
-    dbeta = (xp.vecdot(d.v, x.v) + xp.vecdot(e.v, k))[..., None]
+    H, Hk, dtype, dq, dridge = x.v.shape[-2], x.k.shape[-2], x.v.dtype, None, None
+    along_k = inner(xp, _by_group(e.v, Hk), x.k[..., :, None, :], None, None, dtype)
+    dbeta = inner(xp, d.v, x.v, xp.reshape(along_k, x.v.shape[:-1]), None, dtype)[..., None]
     if y is None:
         dq, dridge = None if x.q is None else xp.zeros_like(x.q), xp.zeros_like(x.ridge)
     else:
         dq = sum_heads(y, x.q.shape[-2]) if x.q.shape[-2] < H else y
-        dridge = sum_to(xp, sum_heads(-read * y, H), x.ridge.shape)
-    dk = add_to(add_to(sum_heads(x.beta * e.v, Hk), d.k), e.k)
-    return SolvedInputs(dq, dk, x.beta * d.v, add_to(d.g, e.g), dbeta, dridge)
+        along = sum_to(xp, sum_heads(product(xp, read, y, dtype=dtype), H), x.ridge.shape)
+        dridge = multiple(xp, -1.0, along, dtype)
+    dk = added(xp, sum_heads(product(xp, x.beta, e.v, dtype=dtype), Hk), added(xp, d.k, e.k))
+    return SolvedInputs(dq, dk, product(xp, x.beta, d.v, dtype=dtype), added(xp, d.g, e.g), dbeta, dridge)
 
 
-def broadcast_heads(y: Array, H: int) -> Array:
-    """(..., T, Hk, D) broadcast to H heads: each of the Hk serves a group."""
-    *lead, Hk, D = y.shape
-    if Hk == H:
-        return y
-    xp = compat.array_namespace(y)
-    return xp.reshape(xp.broadcast_to(y[..., :, None, :], (*lead, Hk, H // max(Hk, 1), D)), (*lead, H, D))
+def _by_group(y: Array, Hk: int) -> Array:
+    """(..., T, H, D) as (..., T, Hk, H / Hk, D): each of the Hk serves a group."""
+    *lead, H, D = y.shape
+    return compat.array_namespace(y).reshape(y, (*lead, Hk, H // max(Hk, 1), D))
 
 
 def sum_heads(y: Array, Hk: int) -> Array:
-    """The transpose of broadcast_heads: a sum over each group."""
+    """A sum over each of Hk groups of heads."""
     *lead, H, D = y.shape
     if Hk == H:
         return y
-    return compat.array_namespace(y).sum(compat.array_namespace(y).reshape(y, (*lead, Hk, H // max(Hk, 1), D)), axis=-2)
+    xp = compat.array_namespace(y)
+    return xp.reshape(sum_to(xp, _by_group(y, Hk), (*lead, Hk, 1, D)), (*lead, Hk, D))
 
 
 def gives_states(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numpy.polynomial.chebyshev import cheb2poly, poly2cheb
 
 from ...runtime.pieces.memory import empty
 from ...runtime.pieces.piece import Whole, piece, workspace_kind
@@ -21,8 +22,9 @@ from ...runtime.pieces.views import rows
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 from ..activations import CUBE, ERFC, ROOT
+from .formulas import dense
 from .loops import over
-from .numbers import OPTIONS, exp, series, size_of
+from .numbers import OPTIONS, exp, one_plus_exp, series, size_of
 from .numbers import softplus as soft
 
 EACH, NEAR = 2**13, 512  # numbers of a task: a few arrays of it lie in the second cache, or in the first one
@@ -70,7 +72,7 @@ def named(body: Any, like: Any) -> Any:
 def run(kernel: Any, arrays: dict[str, np.ndarray], results: tuple[str, ...] = ("out",)) -> list[np.ndarray]:
     """New arrays, written by a kernel."""
     like = next(iter(arrays.values()))
-    values = {n: np.ascontiguousarray(x).reshape(-1) for n, x in arrays.items()}
+    values = {n: dense(x, x.dtype).reshape(-1) for n, x in arrays.items()}
     found = {n: empty(like.shape, like.dtype) for n in results}
     values |= {n: y.reshape(-1) for n, y in found.items()}
     over_matrices(kernel, NUMBERS, {"count": like.size} | values, -(-like.size // EACH), like.dtype.name)
@@ -81,7 +83,7 @@ def run(kernel: Any, arrays: dict[str, np.ndarray], results: tuple[str, ...] = (
 
 
 def sigmoid_of(x: Any, *_: Any) -> Any:
-    return 1.0 / (1.0 + exp(-x))
+    return 1.0 / one_plus_exp(-x)
 
 
 def sigmoid_slope(x: Any, dy: Any, *_: Any) -> Any:
@@ -90,11 +92,11 @@ def sigmoid_slope(x: Any, dy: Any, *_: Any) -> Any:
 
 
 def silu_of(x: Any, *_: Any) -> Any:
-    return x / (1.0 + exp(-x))
+    return x / one_plus_exp(-x)
 
 
 def silu_slope(x: Any, dy: Any, *_: Any) -> Any:
-    s = 1.0 / (1.0 + exp(-x))
+    s = 1.0 / one_plus_exp(-x)
     return dy * (s * (1.0 + x * (1.0 - s)))
 
 
@@ -103,7 +105,7 @@ def softplus_of(x: Any, *_: Any) -> Any:
 
 
 def softplus_slope(x: Any, dy: Any, *_: Any) -> Any:
-    return dy / (1.0 + exp(-x))
+    return dy / one_plus_exp(-x)
 
 
 def log_sigmoid_of(x: Any, *_: Any) -> Any:
@@ -111,7 +113,7 @@ def log_sigmoid_of(x: Any, *_: Any) -> Any:
 
 
 def log_sigmoid_slope(x: Any, dy: Any, *_: Any) -> Any:
-    return dy / (1.0 + exp(x))
+    return dy / one_plus_exp(x)
 
 
 @njit(**OPTIONS)
@@ -134,7 +136,7 @@ def gelu_slope(x: Any, dy: Any, *_: Any) -> Any:
 @njit(**OPTIONS)
 def tanh_share(x: Any) -> Any:
     """(1 + tanh u) / 2 = 1 / (1 + e^{-2 u})"""
-    return 1.0 / (1.0 + exp(-2.0 * ROOT * (x + CUBE * x * x * x)))
+    return 1.0 / one_plus_exp(-2.0 * ROOT * (x + CUBE * x * x * x))
 
 
 def gelu_tanh_of(x: Any, *_: Any) -> Any:
@@ -156,7 +158,8 @@ def squared_relu_slope(x: Any, dy: Any, *_: Any) -> Any:
 
 
 HALF, DENSITY = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
-erfc_series = series(*ERFC)
+TERMS = 13  # of Chebyshev polynomials, in float32: the others add up to 7e-9
+erfc_series = series(*ERFC, single=tuple(cheb2poly(poly2cheb(ERFC)[:TERMS])))
 sigmoid = Pointwise(sigmoid_of, sigmoid_slope)
 silu = Pointwise(silu_of, silu_slope)
 softplus = Pointwise(softplus_of, softplus_slope)
@@ -171,12 +174,12 @@ squared_relu = Pointwise(squared_relu_of, squared_relu_slope)
 
 @njit(**OPTIONS)
 def gated(x: Any, gate: Any, *_: Any) -> Any:
-    return x * (gate / (1.0 + exp(-gate)))
+    return x * (gate / one_plus_exp(-gate))
 
 
 @njit(**OPTIONS)
 def gate_slope(x: Any, gate: Any, dy: Any, _: Any) -> Any:
-    s = 1.0 / (1.0 + exp(-gate))
+    s = 1.0 / one_plus_exp(-gate)
     return dy * x * (s * (1.0 + gate * (1.0 - s)))
 
 

@@ -1,26 +1,42 @@
 """The register tiles of the short convolution: R tokens, and all channels of a block, one vector after the other.
 
-The R + W - 1 inputs and the W taps of R tokens are loaded once. The taps of a token are added in one order in every
-tile, so bits do not depend on R. What each tile does stands above it in Python.
+The R + W - 1 inputs and the W taps of R tokens are loaded once; e^x is computed of all R vectors together, as one chain
+of it waits for its own results. Processors fetch no data ahead beyond a page, which is a few rows: `fetch` does. The
+taps of a token are added in one order in every tile, so bits do not depend on R. What each tile does stands above it
+in Python.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...runtime.pieces.vectors import I64, Array, Builder, Value, emitted, fma, store_once
+from ...runtime.pieces.vectors import (
+    I64,
+    Array,
+    Builder,
+    Value,
+    broadcast,
+    emitted,
+    fma,
+    in_every_lane,
+    joined,
+    parts,
+    prefetch,
+    store_once,
+    whole_type,
+)
 from ...runtime.pieces.views import numbers_at
-from .numbers import _exp, write_exp
+from .numbers import _exp, write_one_plus_exp
 
 GROUP = 4  # tokens
 
 
-def convolution(R: int, W: int, silu: bool, streamed: bool = False) -> Any:
+def convolution(R: int, W: int, silu: bool, streamed: bool = False, ahead: bool = False) -> Any:
     """Tokens t .. t + R - 1: z = bias + sum_i taps_{W-1-i} x_{t-i}, or silu(z).
 
     at (R + W - 1): the addresses of x_{t + R - 1 - m}; taps (W, D), bias (D,), of the channels from `first` on. The
     result of token t is `out`, that of the next one `step` bytes behind. added: x_t is added.
-    streamed: whole vectors are written past the caches, to aligned rows.
+    streamed: whole vectors are written past the caches, to aligned rows.   ahead: the next R inputs are fetched.
     """
 
     def python(at, taps, bias, first, added, out, step):  # type: ignore[no-untyped-def]
@@ -39,14 +55,19 @@ def convolution(R: int, W: int, silu: bool, streamed: bool = False) -> Any:
              step: Value) -> None:  # fmt: skip
         rows = _Rows(b, (R, W), at, taps, bias, first, out)
         to = [b.add(out.start, b.mul(I64(r), step)) for r in range(R)]
+        bits = whole_type(out.vector)
+        all_or_none = broadcast(b, b.sext(added, bits.element), bits)  # of the bits of x: no branch in the loop
 
         def vector(j: Value, mask: Any) -> None:
             x, z = rows.linear(j, mask)
+            if ahead and mask is None:
+                rows.fetch(R, j)
+            if silu:
+                every = joined(b, z)
+                z = parts(b, b.fdiv(every, write_one_plus_exp(b, b.fneg(every))), R)
             for r in range(R):
-                y = z[r]
-                if silu:
-                    y = b.fdiv(y, b.fadd(out.every(1.0), write_exp(b, b.fneg(y))))
-                y = b.select(added, b.fadd(y, x[R - 1 - r]), y)
+                own = b.bitcast(b.and_(b.bitcast(x[R - 1 - r], bits), all_or_none), out.vector)
+                y = b.fadd(z[r], own)
                 if streamed and mask is None:
                     store_once(b, y, rows.at(to[r], j))
                 else:
@@ -89,14 +110,14 @@ def slopes(R: int, W: int, silu: bool) -> Any:
 
         def vector(j: Value, mask: Any) -> None:
             x, z = own.linear(j, mask) if silu else (own.inputs(j, mask), [])
-            one, dz = out.every(1.0), []
+            dz = [out.load(own.at(row, j), 0, mask) for row in dy]
+            if silu:
+                every = joined(b, z)
+                one = in_every_lane(every.type, 1.0)
+                s = b.fdiv(one, write_one_plus_exp(b, b.fneg(every)))
+                dz = parts(b, b.fmul(joined(b, dz), b.fmul(s, fma(b, every, b.fsub(one, s), one))), R)
             for r in range(R):
-                d = out.load(own.at(dy[r], j), 0, mask)
-                if silu:
-                    s = b.fdiv(one, b.fadd(one, write_exp(b, b.fneg(z[r]))))
-                    d = b.fmul(d, b.fmul(s, fma(b, z[r], b.fsub(one, s), one)))
-                out.store(d, own.at(to[r], j), 0, mask)
-                dz.append(d)
+                out.store(dz[r], own.at(to[r], j), 0, mask)
             for i in range(W):
                 total = out.load(own.at(dtaps[W - 1 - i], j), 0, mask)
                 for r in range(R):
@@ -132,6 +153,12 @@ class _Rows:
     def inputs(self, j: Value, mask: Any) -> list[Value]:
         """The vectors of all inputs from channel j on."""
         return [self.out.load(self.at(p, j), 0, mask) for p in self._x]
+
+    def fetch(self, R: int, j: Value) -> None:
+        """The vectors from channel j on of the R tokens after these come into the first cache."""
+        further = self.b.mul(I64(R), self.b.sub(self._x[0], self._x[1]))
+        for p in self._x[:R]:
+            prefetch(self.b, self.at(self.b.add(p, further), j), 1)
 
     def linear(self, j: Value, mask: Any) -> tuple[list[Value], list[Value]]:
         """(the inputs, z of the R tokens)."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.registers import times
-from .numbers import exp, expm1, log1p, number, sigmoid, softplus, tanh
+from .numbers import exp, expm1, log, log1p, number, sigmoid, softplus, tanh
 
 
 @piece(of="copy")
@@ -170,15 +170,51 @@ def bounded(x: Vector, y: Vector, z: Vector, bound: Number, out: Vector):
         out[j] = bound * sigmoid(exp(z[j]) * raw if len(z) else raw)
 
 
+LOG_SIGMOID, LOWER_BOUND, EXPONENTIAL = range(3)
+
+
+@piece(of="decay")
+def decay(x: Vector, y: Vector, z: Vector, kind: Whole, a: Number, out: Vector):
+    """Of b = x + y: log sigmoid(b) / a; log(a + (1 - a) sigmoid(b)); -e^z e^b.  No y, no z: 0"""
+    one = number(out, 1)
+    if kind == LOG_SIGMOID:
+        for j in range(len(out)):
+            out[j] = -softplus(-(x[j] + y[j] if len(y) else x[j])) / a
+    elif kind == LOWER_BOUND:
+        for j in range(len(out)):
+            out[j] = log(a + (one - a) * sigmoid(x[j] + y[j] if len(y) else x[j]))
+    else:
+        for j in range(len(out)):
+            g = -exp(x[j] + y[j] if len(y) else x[j])
+            out[j] = exp(z[j]) * g if len(z) else g
+
+
+@piece(of="decay_vjp")
+def decay_vjp(x: Vector, y: Vector, z: Vector, u: Vector, kind: Whole, a: Number, out: Vector):
+    """u times the derivative of `decay` by x; that of e^z e^b by z is the same"""
+    one = number(out, 1)
+    if kind == LOG_SIGMOID:
+        for j in range(len(out)):
+            out[j] = u[j] * sigmoid(-(x[j] + y[j] if len(y) else x[j])) / a
+    elif kind == LOWER_BOUND:
+        for j in range(len(out)):
+            s = sigmoid(x[j] + y[j] if len(y) else x[j])
+            out[j] = u[j] * ((one - a) * s * (one - s) / (a + (one - a) * s))
+    else:
+        for j in range(len(out)):
+            g = -exp(x[j] + y[j] if len(y) else x[j])
+            out[j] = u[j] * (exp(z[j]) * g if len(z) else g)
+
+
 # feature maps
 
 
-ELU_PLUS_ONE, RELU, EXP, SILU = range(4)
+ELU_PLUS_ONE, RELU, EXP, SILU, ROOT = range(5)
 
 
 @piece(of="feature")
 def feature(x: Vector, kind: Whole, out: Vector):
-    """x + 1 where x > 0 and e^x elsewhere; max(x, 0); e^x; x sigmoid(x)"""
+    """x + 1 where x > 0 and e^x elsewhere; max(x, 0); e^x; x sigmoid(x); sqrt(max(x, 0))"""
     one, none = number(out, 1), number(out, 0)
     if kind == ELU_PLUS_ONE:
         for j in range(len(out)):
@@ -189,6 +225,9 @@ def feature(x: Vector, kind: Whole, out: Vector):
     elif kind == EXP:
         for j in range(len(out)):
             out[j] = exp(x[j])
+    elif kind == ROOT:
+        for j in range(len(out)):
+            out[j] = np.sqrt(x[j]) if x[j] > 0 else none
     else:
         for j in range(len(out)):
             out[j] = x[j] * sigmoid(x[j])
@@ -207,6 +246,9 @@ def feature_vjp(x: Vector, y: Vector, kind: Whole, out: Vector):
     elif kind == EXP:
         for j in range(len(out)):
             out[j] = y[j] * exp(x[j])
+    elif kind == ROOT:
+        for j in range(len(out)):
+            out[j] = y[j] / (np.sqrt(x[j]) + np.sqrt(x[j])) if x[j] > 0 else none
     else:
         for j in range(len(out)):
             s = sigmoid(x[j])

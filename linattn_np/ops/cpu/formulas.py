@@ -21,6 +21,8 @@ from .elementwise import (
     complement,
     complement_vjp,
     copy,
+    decay,
+    decay_vjp,
     feature,
     feature_vjp,
     gate_vjp,
@@ -38,8 +40,11 @@ from .elementwise import (
 )
 from .grid import Work, begin_task, begin_tile, end_tile, over_grid, takes
 from .rowwise import (
+    angle_of_pair,
     appended,
     dpfp,
+    hold,
+    hold_vjp,
     inner,
     normed,
     over_length,
@@ -57,14 +62,16 @@ from .rowwise import (
 OF_NUMBERS = ("copy", "scaled", "product", "complement", "complement_vjp", "log_rest", "step_size", "step_size_vjp",
               "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded", "feature",
               "feature_vjp", "added", "capped_vjp", "log_forget_vjp", "log_rest_vjp",
-              "log_decay_vjp", "bounded_vjp")  # fmt: skip
+              "log_decay_vjp", "bounded_vjp", "decay", "decay_vjp")  # fmt: skip
 OF_ROWS = ("appended", "quotient", "normed", "over_length", "softmax", "softmax_vjp", "strength", "turn", "rotated",
-           "rotated_pair", "dpfp", "inner", "quotient_vjp", "strength_vjp")  # fmt: skip
+           "rotated_pair", "dpfp", "inner", "quotient_vjp", "strength_vjp",
+           "angle_of_pair", "hold", "hold_vjp")  # fmt: skip
 KINDS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}
 (COPY, SCALED, PRODUCT, COMPLEMENT, COMPLEMENT_VJP, LOG_REST, STEP_SIZE, STEP_SIZE_VJP, SKIP_AND_GATE, GATE_VJP,
  CAPPED, LOG_FORGET, LOG_DECAY, BOUNDED, FEATURE, FEATURE_VJP, ADDED, CAPPED_VJP, LOG_FORGET_VJP, LOG_REST_VJP,
- LOG_DECAY_VJP, BOUNDED_VJP, APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP, STRENGTH, TURN, ROTATED,
- ROTATED_PAIR, DPFP, INNER, QUOTIENT_VJP, STRENGTH_VJP) = KINDS.values()  # fmt: skip
+ LOG_DECAY_VJP, BOUNDED_VJP, DECAY, DECAY_VJP, APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP,
+ STRENGTH, TURN, ROTATED, ROTATED_PAIR, DPFP, INNER, QUOTIENT_VJP, STRENGTH_VJP, ANGLE_OF_PAIR, HOLD, HOLD_VJP
+ ) = KINDS.values()  # fmt: skip
 
 
 @piece
@@ -137,7 +144,7 @@ def compute(w: Work):
         elif kind == INNER:
             inner(x, y, z, u, out)
         elif kind == QUOTIENT_VJP:
-            quotient_vjp(x, y, z, out)
+            quotient_vjp(x, y, z, a, out)
         elif kind == LOG_REST_VJP:
             log_rest_vjp(x, y, z, out)
         elif kind == STRENGTH_VJP:
@@ -146,6 +153,16 @@ def compute(w: Work):
             log_decay_vjp(x, y, z, u, how, out)
         elif kind == BOUNDED_VJP:
             bounded_vjp(x, y, z, u, a, how, out)
+        elif kind == DECAY:
+            decay(x, y, z, how, a, out)
+        elif kind == DECAY_VJP:
+            decay_vjp(x, y, z, u, how, a, out)
+        elif kind == ANGLE_OF_PAIR:
+            angle_of_pair(x, y, a, out)
+        elif kind == HOLD:
+            hold(x, y, z, out)
+        elif kind == HOLD_VJP:
+            hold_vjp(x, y, z, u, out)
 
 
 @piece
@@ -195,15 +212,20 @@ def dense(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """x in a dtype and in C order."""
     if x.dtype == dtype and x.flags.c_contiguous:
         return x
-    to = empty(x.shape, np.dtype(dtype))
+    to = working(x.shape, np.dtype(dtype))
     put(to, x)
     return to
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """A new array of zeros."""
-    zero = constant_array(np, ("zero", np.dtype(dtype).name), "cpu", lambda: np.zeros(1, dtype))
-    return compiled("copy", (zero,), (shape, dtype), np.dtype(dtype))
+    return compiled("copy", (constant_of(0.0, dtype),), (shape, dtype), np.dtype(dtype))
+
+
+def constant_of(x: float, dtype: np.dtype) -> np.ndarray:
+    """A number as a constant (1,)."""
+    name = np.dtype(dtype).name
+    return constant_array(np, ("number", x, name), "cpu", lambda: np.full(1, x, dtype))
 
 
 def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

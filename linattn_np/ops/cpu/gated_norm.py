@@ -12,18 +12,21 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from ...runtime.constants import constant_ones
 from ...runtime.doorway import expect, expect_one_dtype
-from ...runtime.pieces.memory import empty
+from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Number, Truth, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 from ..gated_norm import GatedNorm, check_how
+from .formulas import dense
 from .loops import over, sweep
-from .numbers import OPTIONS, exp, number
+from .numbers import OPTIONS, number, one_plus_exp
 from .row_norms import norm_slope, rows_of, weighted
-from .rows import Length, length_of
+from .rows import Length, fill, length_of
+from .sums import over_first
 
 BLOCK = 2**15  # numbers of a task
 ARRAYS = ("x", "gate", "dy", "out", "dgate")
@@ -39,22 +42,22 @@ Work = workspace_kind(NORM)
 
 @njit(**OPTIONS)
 def silu(x: Any, g: Any, z: Any, f: Any) -> Any:
-    return x * (g / (1.0 + exp(-g)))
+    return x * (g / one_plus_exp(-g))
 
 
 @njit(**OPTIONS)
 def sigmoid(x: Any, g: Any, z: Any, f: Any) -> Any:
-    return x / (1.0 + exp(-g))
+    return x / one_plus_exp(-g)
 
 
 @njit(**OPTIONS)
 def normed_silu(x: Any, weight: Any, g: Any, f: Any) -> Any:
-    return f[0] * x * f[1] * weight * (g / (1.0 + exp(-g)))
+    return f[0] * x * f[1] * weight * (g / one_plus_exp(-g))
 
 
 @njit(**OPTIONS)
 def normed_sigmoid(x: Any, weight: Any, g: Any, f: Any) -> Any:
-    return f[0] * x * f[1] * weight / (1.0 + exp(-g))
+    return f[0] * x * f[1] * weight / one_plus_exp(-g)
 
 
 @piece
@@ -94,7 +97,7 @@ def normed(w: Work, first: Whole, last: Whole):
 @njit(**OPTIONS)
 def after_silu(x: Any, g: Any, dy: Any, weight: Any, dweight: Any, f: Any) -> Any:
     """(d, dgate, dweight, terms of <n, d>), n = f x, d = dy a weight, a = g s, s = sigma(g), dgate = dy n weight a'."""
-    s, n = 1.0 / (1.0 + exp(-g)), f[0] * x * f[1]
+    s, n = 1.0 / one_plus_exp(-g), f[0] * x * f[1]
     given = dy * (g * s)
     d = given * weight
     return d, dy * n * weight * (s * (1.0 + g * (1.0 - s))), dweight + given * n, n * d
@@ -102,7 +105,7 @@ def after_silu(x: Any, g: Any, dy: Any, weight: Any, dweight: Any, f: Any) -> An
 
 @njit(**OPTIONS)
 def after_sigmoid(x: Any, g: Any, dy: Any, weight: Any, dweight: Any, f: Any) -> Any:
-    s, n = 1.0 / (1.0 + exp(-g)), f[0] * x * f[1]
+    s, n = 1.0 / one_plus_exp(-g), f[0] * x * f[1]
     given = dy * s
     d = given * weight
     return d, dy * n * weight * (s * (1.0 - s)), dweight + given * n, n * d
@@ -119,13 +122,13 @@ def before(x: Any, dy: Any, weight: Any, dweight: Any, z: Any, f: Any) -> Any:
 @njit(**OPTIONS)
 def before_silu(x: Any, g: Any, d: Any, weight: Any, z: Any, f: Any) -> Any:
     """(dx, dgate, z, 0) = (d a, d x a')"""
-    s = 1.0 / (1.0 + exp(-g))
+    s = 1.0 / one_plus_exp(-g)
     return d * (g * s), d * x * (s * (1.0 + g * (1.0 - s))), z, 0.0 * x
 
 
 @njit(**OPTIONS)
 def before_sigmoid(x: Any, g: Any, d: Any, weight: Any, z: Any, f: Any) -> Any:
-    s = 1.0 / (1.0 + exp(-g))
+    s = 1.0 / one_plus_exp(-g)
     return d * s, d * x * (s * (1.0 - s)), z, 0.0 * x
 
 
@@ -138,6 +141,8 @@ def normed_vjp(w: Work, first: Whole, last: Whole):
     for task in range(first, last):
         begin, end, n = task * w.each, min((task + 1) * w.each, w.count), row(w.scratch, task)
         group = begin % w.groups
+        for i in range(task * w.groups, (task + 1) * w.groups):
+            fill(row(w.dweight, i), 0.0)
         for r in range(begin, end):
             x, g, dy, dx, dg = row(w.x, r), row(w.gate, r), row(w.dy, r), row(w.out, r), row(w.dgate, r)
             weight, dweight = row(w.weight, group), row(w.dweight, task * w.groups + group)
@@ -193,16 +198,17 @@ def _check(
 def _run(kernel: Any, arrays: dict[str, np.ndarray], weight: np.ndarray | None, how: GatedNorm) -> np.ndarray:
     """A kernel over all its tasks, in threads; the sum of the weight's gradients."""
     x = arrays["x"]
-    width, D = x.shape[-1], how.group or x.shape[-1]
-    weight = np.ones(width, x.dtype) if weight is None else np.ascontiguousarray(weight, x.dtype)
+    width, D, dtype = x.shape[-1], how.group or x.shape[-1], x.dtype
+    weight = constant_ones(width, dtype) if weight is None else dense(weight, dtype)
     if not x.size:
-        return np.zeros(width, x.dtype)
+        return np.zeros(width, dtype)
     count, each, groups = x.size // D, max(BLOCK // D, 1), width // D
-    tasks = -(-count // each)
+    tasks, sums = -(-count // each), weight
     held = {n: rows_of(y, D) for n, y in arrays.items()} | {"weight": weight.reshape(groups, D)}
     if kernel is normed_vjp:
-        held |= {"dweight": np.zeros((tasks * groups, D), x.dtype), "scratch": np.empty((tasks, D), x.dtype)}
+        sums = working((tasks * groups, D), dtype)
+        held |= {"dweight": sums, "scratch": working((tasks, D), dtype)}
     sizes = {"count": count, "D": D, "groups": groups, "each": each, "silu": int(how.activation == "silu"),
              "first": int(how.gate_first), "tasks": tasks, "parts": tasks * groups}  # fmt: skip
-    over_matrices(kernel, NORM, sizes | held | {"root": sqrt(D * how.eps)}, tasks, x.dtype.name)
-    return held["dweight"].reshape(tasks, width).sum(axis=0) if "dweight" in held else weight
+    over_matrices(kernel, NORM, sizes | held | {"root": sqrt(D * how.eps)}, tasks, dtype.name)
+    return weight if sums is weight else over_first(sums.reshape(1, tasks, width))[0]

@@ -20,7 +20,7 @@ from ...runtime.arrays import name_of
 from ...runtime.held import emptying
 from ...runtime.pieces.memory import first_byte, working
 from ...runtime.pieces.piece import Matrix, Stored, Whole, piece, workspace_kind
-from ...runtime.pieces.run import STORAGES, Launch, Tasks, launch_of
+from ...runtime.pieces.run import STORAGES, Launch, launch_of
 from ...runtime.pieces.views import FLOAT32, FLOAT64, address_of, columns, field_of, point, row, start_of
 from ...runtime.pieces.workspace import ARRAY, AT, CHANNEL, CHANNELS, STORAGE, TOKEN, Workspace
 from ...runtime.pieces.workspace import Matrix as M
@@ -209,9 +209,9 @@ def _prepared(body: Any, kind: tuple[str, int, int], dtype: str, numbers: tuple[
     fields |= {f"{n}_width": wide.get(n, 0) if has_rows else tile_columns * (n in wide) for n in (*NAMES, "out")}
     is_small = batch * heads * tokens * widest <= 2 * TASK
     each = tasks if is_small else -(-tasks // (CALLS * count))  # tasks of one call of the kernel
-    shares = Tasks([*range(0, tasks, each), tasks], each, 1 if is_small else count)
     values = {"a": numbers[0], "b": numbers[1], "tasks": np.empty((tasks, 0), np.int64), "tasks_count": tasks}
-    launch = launch_of(body, GRID, dtype, GRID.layout(fields, dtype), values, frozenset(words), shares)
+    launch = launch_of(body, GRID, dtype, GRID.layout(fields, dtype), values, frozenset(words),
+                       [*range(0, tasks, each), tasks], each)  # fmt: skip
     rows, at = np.zeros((len(NAMES) + 1, ARRAY), np.int64), [*map(NAMES.index, names), len(NAMES)]
     rows[at] = [(0, b, t, h, c, 1, storage, batch, tokens, heads, width)
                 for (b, h, t, c), storage, width in zip(steps, storages, widths, strict=True)]  # fmt: skip

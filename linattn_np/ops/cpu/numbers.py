@@ -55,12 +55,13 @@ def horner(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
     return y
 
 
-def series(*coefficients: float) -> Any:
-    """c_0 + x (c_1 + x (c_2 + ...)) as a function of x, in its dtype."""
+def series(*coefficients: float, single: Sequence[float] = ()) -> Any:
+    """c_0 + x (c_1 + x (c_2 + ...)) as a function of x, in its dtype.   single: those of float32, if not the same"""
+    of = (single or coefficients, coefficients)
 
-    @emitted(lambda x: np.polyval(coefficients[::-1], x), lambda x: x)
+    @emitted(lambda x: np.polyval(of[x.dtype == np.float64][::-1], x), lambda x: x)
     def evaluated(b: Builder, x: Value) -> Any:
-        return horner(b, x, coefficients)
+        return horner(b, x, of[is_double(x)])
 
     return evaluated
 
@@ -106,8 +107,11 @@ def is_double(x: Value) -> bool:
     return getattr(x.type, "element", x.type) == F64
 
 
-def write_exp(b: Builder, x: Value) -> Value:
-    """n is rounded by adding a number so large that its last bit is 1: the sum's last bits are n + bias."""
+def write_exp(b: Builder, x: Value, is_summand: bool = False) -> Value:
+    """n is rounded by adding a number so large that its last bit is 1: the sum's last bits are n + bias.
+
+    is_summand: of a sum with 1, in which numbers below the smallest normal one need not become 0.
+    """
     own, c = EXP[is_double(x)], lambda y: in_every_lane(x.type, y)
     low = b.select(b.fcmp_ordered("<", x, c(own.least)), c(own.least), x)
     inside = b.select(b.fcmp_ordered(">", low, c(own.most)), c(own.most), low)
@@ -118,7 +122,7 @@ def write_exp(b: Builder, x: Value) -> Value:
     bits = whole_type(x.type)
     power = b.shl(b.bitcast(shifted, bits), in_every_lane(bits, own.mantissa))
     y = b.fmul(horner(b, r, own.p), b.bitcast(power, x.type))
-    return b.select(b.fcmp_ordered("<", x, c(own.least)), c(0.0), y)
+    return y if is_summand else b.select(b.fcmp_ordered("<", x, c(own.least)), c(0.0), y)
 
 
 def write_size(b: Builder, x: Value) -> Value:
@@ -135,6 +139,17 @@ def exp(b: Builder, x: Value) -> Any:
     -inf gives 0, NaN gives NaN, and overflow inf.
     """
     return write_exp(b, x)
+
+
+def write_one_plus_exp(b: Builder, x: Value) -> Value:
+    """1 + e^x"""
+    return b.fadd(in_every_lane(x.type, 1.0), write_exp(b, x, True))
+
+
+@emitted(lambda x: 1 + _exp(x), lambda x: x)
+def one_plus_exp(b: Builder, x: Value) -> Any:
+    """1 + e^x of a number, or of a vector's; as `exp`."""
+    return write_one_plus_exp(b, x)
 
 
 @emitted(lambda x: np.abs(x), lambda x: x)
@@ -247,7 +262,7 @@ def sigmoid(x: Any) -> Any:
 @both_widths(sigmoid)
 def _sigmoid(F: Any) -> Any:
     one = F(1)
-    return lambda x: one / (one + exp(-x))
+    return lambda x: one / one_plus_exp(-x)
 
 
 def _faded(x: Any, w: Any) -> Any:

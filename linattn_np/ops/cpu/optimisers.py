@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 
 from ...runtime.pieces.piece import Number, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
+from ...runtime.pieces.vectors import F64, I64, Array, Builder, Value, constant, converted, emitted, fma, total
 from ...runtime.pieces.views import rows
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
@@ -45,15 +49,22 @@ def adamw_tasks(w: Work, first: Whole, last: Whole):
         step(p, g, m, v, w.keep[t], w.rate[t], w.a, w.b, w.first, w.second, w.eps, w.clip)
 
 
+@emitted(lambda g: float(np.square(g, dtype=np.float64).sum()), types.float64)
+def squared_length(b: Builder, g: Array) -> Value:
+    """The sum of squares in float64, a sum for each lane."""
+    n, wide = g.shape[0], ir.VectorType(F64, g.vector.count)
+    sums = cgutils.alloca_once_value(b, constant(wide, None))
+    with g.vectors(I64(0), n) as j:
+        y = converted(b, g.load(g.at(j), 0, g.masks(n, j, 1)[0]), wide)
+        b.store(fma(b, y, y, b.load(sums)), sums)
+    return total(b, b.load(sums))
+
+
 @piece
 def squares(w: Squares, first: Whole, last: Whole):
     """The sum of squares of each task, in float64."""
     for t in range(first, last):
-        g = rows(w.g, t * EACH, min(EACH, w.size - t * EACH))
-        total = 0.0
-        for j in range(len(g)):
-            total += np.float64(g[j]) * np.float64(g[j])
-        w.sums[t] = total
+        w.sums[t] = squared_length(rows(w.g, t * EACH, min(EACH, w.size - t * EACH)))
 
 
 def adamw(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, groups: Any, **numbers: float) -> None:

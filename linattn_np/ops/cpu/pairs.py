@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ...runtime.pieces.memory import empty
+from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Truth, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.registers import load_part, registers, store, store_part
 from ...runtime.pieces.run import over_matrices
@@ -15,14 +15,16 @@ from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import numbers_at, row, start_of
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
+from .formulas import compiled, constant_of
 from .loops import over
 from .numbers import OPTIONS
 from .row_norms import rows_of
+from .rows import fill
 
 BLOCK = 2**15  # numbers of a task
-PAIRS = Workspace("pairs", ("count", "K", "P", "turns", "share", "each", "interleaved", "back"), (), (), {"given": {
-    "x": Field("count", "K"), "c": Field("turns", "P"), "s": Field("turns", "P"),
-    "out": Field("count", "K")}})  # fmt: skip
+PAIRS = Workspace("pairs", ("count", "K", "P", "rotations", "share", "each", "interleaved", "back"), (), (), {"given": {
+    "x": Field("count", "K"), "c": Field("rotations", "P"), "s": Field("rotations", "P"),
+    "out": Field("count", "K"), "dy": Field("count", "K"), "angles": Field("rotations", "P")}})  # fmt: skip
 Work = workspace_kind(PAIRS)
 _, load = registers(1)
 
@@ -66,7 +68,7 @@ def neighbours(x: Vector, c: Vector, s: Vector, back: Truth, out: Vector):
 def rotated(w: Work, first: Whole, last: Whole):
     """out = the rows of tasks first..last rotated; `share` rows have one rotation."""
     for r in range(first * w.each, min(last * w.each, w.count)):
-        x, out, n = row(w.x, r), row(w.out, r), r // w.share % w.turns
+        x, out, n = row(w.x, r), row(w.out, r), r // w.share % w.rotations
         if w.interleaved:
             neighbours(x, row(w.c, n), row(w.s, n), w.back != 0, out)
         else:
@@ -76,12 +78,51 @@ def rotated(w: Work, first: Whole, last: Whole):
         over(same, tail, tail, tail, 0, numbers_at(x, start_of(w.out, r) + 2 * w.P * size, rest))
 
 
+@piece
+def angles(w: Work, first: Whole, last: Whole):
+    """dangle = sum of y_a dy_b - y_b dy_a over the `share` rows of a rotation, of tasks first..last; y: x."""
+    P, size = w.P, w.x.itemsize
+    for n in range(first * w.each, min(last * w.each, w.rotations)):
+        out = row(w.angles, n)
+        fill(out, 0.0)
+        for r in range(n * w.share, (n + 1) * w.share):
+            y, dy = row(w.x, r), row(w.dy, r)
+            if w.interleaved:
+                for p in range(P):
+                    out[p] += y[2 * p] * dy[2 * p + 1] - y[2 * p + 1] * dy[2 * p]
+            else:
+                b, db = numbers_at(y, start_of(w.x, r) + P * size, P), numbers_at(y, start_of(w.dy, r) + P * size, P)
+                for p in range(P):
+                    out[p] += y[p] * db[p] - b[p] * dy[p]
+
+
 def rotate(x: np.ndarray, c: np.ndarray, s: np.ndarray, share: int, interleaved: bool, back: bool) -> np.ndarray:
-    """Rows x (..., K), not empty; c, s (turns, P): row r is rotated by number r // share mod turns."""
+    """Rows x (..., K), not empty; c, s (..., P): row r is rotated by number r // share mod their count."""
     out, K = empty(x.shape, x.dtype), x.shape[-1]
-    count, each, (turns, P) = x.size // K, max(BLOCK // K, 1), c.shape
-    sizes = {"count": count, "K": K, "P": P, "turns": turns, "share": share, "each": each,
+    count, each, P = x.size // K, max(BLOCK // K, 1), c.shape[-1]
+    sizes = {"count": count, "K": K, "P": P, "rotations": c.size // P, "share": share, "each": each,
              "interleaved": int(interleaved), "back": int(back)}  # fmt: skip
-    held = {"x": rows_of(x, K), "c": np.ascontiguousarray(c), "s": np.ascontiguousarray(s), "out": out.reshape(-1, K)}
+    held = {"x": rows_of(x, K), "c": rows_of(c, P), "s": rows_of(s, P), "out": out.reshape(-1, K)}
     over_matrices(rotated, PAIRS, sizes | held, -(-count // each), x.dtype.name)
     return out
+
+
+def angles_vjp(y: np.ndarray, dy: np.ndarray, shape: tuple[int, ...], interleaved: bool) -> np.ndarray:
+    """dangle (..., P) of the result y (..., K), in this shape; where it has fewer numbers, rows share an angle."""
+    (*_, K), P = y.shape, shape[-1]
+    out = working(shape, y.dtype)
+    rotations, count = out.size // P, y.size // K
+    share = count // rotations
+    each = max(BLOCK // (share * K), 1)
+    sizes = {"count": count, "K": K, "P": P, "rotations": rotations, "share": share, "each": each,
+             "interleaved": int(interleaved)}  # fmt: skip
+    held = {"x": rows_of(y, K), "dy": rows_of(dy, K), "angles": out.reshape(-1, P)}
+    over_matrices(angles, PAIRS, sizes | held, -(-rotations // each), y.dtype.name)
+    return out
+
+
+def turns_of(angle: np.ndarray) -> list[np.ndarray]:
+    """(cos, sin) of angles (..., P), as halves of rows."""
+    P, dtype = angle.shape[-1], angle.dtype
+    out = compiled("turn", (angle, constant_of(1.0, dtype)), ((*angle.shape[:-1], 2 * P), dtype), dtype)
+    return [out[..., :P], out[..., P:]]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from ...runtime.constants import constant_ones
 from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
@@ -21,7 +22,7 @@ from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
-from .formulas import zeros
+from .formulas import dense
 from .loops import over, sweep
 from .numbers import OPTIONS, number
 from .rows import Length, length_of
@@ -134,6 +135,12 @@ def norm_vjp(w: Work, first: Whole, last: Whole):
     for task in range(first, last):
         begin, end = task * w.each, min((task + 1) * w.each, w.count)
         g, centred = begin % w.groups, row(w.scratch, task)
+        if w.weighted:
+            for n in range(task * w.groups, (task + 1) * w.groups):
+                dweight, dbias = row(w.dweight, n), row(w.dbias, n)
+                for i in range(w.D):
+                    dweight[i] = 0.0
+                    dbias[i] = 0.0
         for r in range(begin, end):
             x, dy, dx = row(w.x, r), row(w.dy, r), row(w.out, r)
             if w.centred:
@@ -159,7 +166,7 @@ def rows_of(x: np.ndarray, D: int) -> np.ndarray:
         strides = [x.shape[n + 1] * x.strides[n + 1] == x.strides[n] for n in range(x.ndim - 2)]
         if all(strides) and x.strides[-2] > 0:
             return x
-    return np.ascontiguousarray(x).reshape(-1, D)
+    return dense(x, x.dtype).reshape(-1, D)
 
 
 def forward(x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, how: Norm, D: int) -> np.ndarray:
@@ -175,7 +182,8 @@ def backward(
     """(dx, dweight, dbias), the last two (groups D,), or None."""
     dx = empty(x.shape, x.dtype)
     found = _run(norm_vjp, {"x": rows_of(x, D), "dy": rows_of(dy, D), "out": dx.reshape(-1, D)}, weight, bias, how)
-    sums = [over_first(found[n][None])[0] if n in found else None for n in ("dweight", "dbias")]
+    wanted = {"dweight": weight is not None, "dbias": bias is not None}
+    sums = [over_first(found[n][None])[0] if wanted[n] else None for n in ("dweight", "dbias")]
     return dx, *sums
 
 
@@ -186,17 +194,18 @@ def _run(
     out = arrays["out"]
     (count, D), dtype = out.shape, out.dtype
     groups = 1 if weight is None and bias is None else max(y.size for y in (weight, bias) if y is not None) // D
-    weight = np.ones(groups * D, dtype) if weight is None and bias is not None else weight
+    if weight is None and bias is not None:
+        weight = constant_ones(groups * D, dtype)
     each = max(BLOCK // D, 1)
     tasks = -(-count // each)
     sizes = {"count": count, "D": D, "groups": groups, "each": each, "tasks": tasks, "parts": tasks * groups,
              "centred": int(how.centred), "weighted": int(weight is not None), "biased": int(bias is not None),
              "size": sqrt(D) if how.mean else 1.0, "root": sqrt(how.eps * (D if how.mean else 1))}  # fmt: skip
-    held = arrays | {n: np.ascontiguousarray(y).reshape(groups, D) for n, y in (("weight", weight), ("bias", bias))
+    held = arrays | {n: dense(y, dtype).reshape(groups, D) for n, y in (("weight", weight), ("bias", bias))
                      if y is not None}  # fmt: skip
     sums = {}
     if kernel is norm_vjp:
-        sums = {n: zeros((tasks * groups, D), dtype) for n in ("dweight", "dbias") if weight is not None}
+        sums = {n: working((tasks * groups, D), dtype) for n in ("dweight", "dbias") if weight is not None}
         held |= sums | {"scratch": working((tasks, D), dtype)}
     over_matrices(kernel, ROWS, sizes | held, tasks, dtype.name)
     return {n: y.reshape(tasks, groups * D) for n, y in sums.items()}

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numba import njit
 
 from ...runtime.pieces.piece import Number, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot, max_of, sum_of
 from ...runtime.pieces.vectors import BYTES, I64, Array, Builder, Value, broadcast, constant, emitted, fma, lanes, loop
 from ...runtime.pieces.views import rows
-from .numbers import exp, expm1, number, series, sine_cosine
+from .numbers import OPTIONS, exp, expm1, number, series, sine_cosine
 from .rows import length_of
 
 
@@ -82,6 +83,14 @@ def rotated_pair(x: Vector, c: Vector, s: Vector, back: Whole, out: Vector):
         even, odd = x[j], x[n + j]
         out[j] = even * cosine - odd * sine
         out[n + j] = even * sine + odd * cosine
+
+
+@piece(of="angle_of_pair")
+def angle_of_pair(x: Vector, y: Vector, factor: Number, out: Vector):
+    """factor (<x_even, y_odd> - <x_odd, y_even>) of rows side by side: the gradient of the angle that led to x"""
+    n = len(x) // 2
+    even, odd, d_even, d_odd = rows(x, 0, n), rows(x, n, n), rows(y, 0, n), rows(y, n, n)
+    out[0] = factor * (dot(even, d_odd, n) - dot(odd, d_even, n))
 
 
 @piece(of="quotient")
@@ -182,17 +191,23 @@ def inner(x: Vector, y: Vector, z: Vector, u: Vector, out: Vector):
 
 
 @piece(of="quotient_vjp")
-def quotient_vjp(x: Vector, y: Vector, z: Vector, out: Vector):
-    """[y / m, -sign(d) <y / m, n> / m where |d| > z] of x = [n, d], m = max(|d|, z); 0 for m = 0"""
+def quotient_vjp(x: Vector, y: Vector, z: Vector, eps: Number, out: Vector):
+    """[y / m, -sign(d) <y / m, n> / m where |d| > z] of x = [n, d], m = max(|d|, z); 0 for m = 0
+
+    No z: [y / m, -<y / m, n> / m], m = d + eps.
+    """
     n = len(y)
-    d, none = x[n], number(out, 0)
-    size = -d if d < 0 else d
-    over = size if size > z[0] else z[0]
-    share = number(out, 1) / over if over > 0 else none
+    d, none, signed = x[n], number(out, 0), len(z) == 0
+    size = d + eps if signed else -d if d < 0 else d
+    over = size if signed or size > z[0] else z[0]
+    share = number(out, 1) / over if over != 0 else none
     for j in range(n):
         out[j] = share * y[j]
     along = dot(out, x, n) * share
-    out[n] = (along if d < 0 else -along) if size > z[0] else none
+    if signed:
+        out[n] = -along
+    else:
+        out[n] = (along if d < 0 else -along) if size > z[0] else none
 
 
 @piece(of="strength")
@@ -203,3 +218,54 @@ def strength(x: Vector, y: Vector, implicit: Whole, out: Vector):
         out[0] = y[0] / (number(out, 1) + step)
     else:
         out[0] = y[0] if step == 0 else y[0] * (-expm1(-step) / step)
+
+
+# a zero-order hold (ops/zero_order_hold.py): z = dt A, b = (e^z - 1) / A; pairs of numbers are complex ones
+
+NEAR_HOLD, TERMS = 0.5, 14  # |z| up to which a difference that cancels is a series; its terms
+
+
+@njit(**OPTIONS)
+def of_system(dt: Any, log_rate: Any, w: Any) -> Any:
+    """Re A, the parts of e^z - 1, exact near 0, and those of 1 / A."""
+    one = dt / dt
+    r = -exp(log_rate)
+    less, (s, c) = expm1(dt * r), sine_cosine((one / (one + one)) * dt * w)
+    two = s * s + s * s
+    most = max(abs(r), abs(w))
+    a, b = r / most, w / most
+    over = one / (most * (a * a + b * b))
+    return r, less * (one - two) - two, (less + one) * (s * c + s * c), a * over, -b * over
+
+
+@piece(of="hold")
+def hold(x: Vector, y: Vector, z: Vector, out: Vector):
+    """The pairs of z, then those of b; x: log dt, y: log -Re A, z: Im A"""
+    N, dt = len(y), exp(x[0])
+    steps, gains = rows(out, 0, 2 * N), rows(out, 2 * N, 2 * N)
+    for n in range(N):
+        r, re, im, p, q = of_system(dt, y[n], z[n])
+        steps[2 * n], steps[2 * n + 1] = dt * r, dt * z[n]
+        gains[2 * n], gains[2 * n + 1] = re * p - im * q, re * q + im * p
+
+
+@piece(of="hold_vjp")
+def hold_vjp(x: Vector, y: Vector, z: Vector, u: Vector, out: Vector):
+    """The gradients of y and z, and the terms of that of x, from those of z and b, which u has one after the other"""
+    N, dt, one = len(y), exp(x[0]), number(out, 1)
+    dsteps, dgains = rows(u, 0, 2 * N), rows(u, 2 * N, 2 * N)
+    drates, dangles, dlog = rows(out, 0, N), rows(out, N, N), rows(out, 2 * N, N)
+    for n in range(N):
+        r, re, im, p, q = of_system(dt, y[n], z[n])
+        w, v, s, t = dt * r, dt * z[n], one, number(out, 0)
+        for k in range(TERMS, 0, -1):
+            ratio = number(out, (k + 1) / (k * (k + 2)))
+            s, t = one + ratio * (w * s - v * t), ratio * (w * t + v * s)
+        half = dt * dt / (one + one)
+        a, b = dt * (re + one) - (re * p - im * q), dt * im - (re * q + im * p)  # dt e^z - b
+        is_near = w * w + v * v < NEAR_HOLD * NEAR_HOLD
+        a, b = (half * s, half * t) if is_near else (a * p - b * q, a * q + b * p)  # db / dA
+        e, f, g, h = dsteps[2 * n], dsteps[2 * n + 1], dgains[2 * n], dgains[2 * n + 1]
+        drates[n] = r * (dt * e + (g * a + h * b))
+        dangles[n] = dt * f + (h * a - g * b)
+        dlog[n] = dt * ((e * r + f * z[n]) + (g * (re + one) + h * im))

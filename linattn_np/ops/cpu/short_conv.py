@@ -1,72 +1,93 @@
 """The causal short convolution in compiled loops: ops/short_conv.py has the equations.
 
-Rows are the tokens of all sequences, one after the other; `place` is the number of a token within its sequence, `owner`
-its sequence. Taps that reach before the first token read the last of the S inputs `past` of the sequence, or nothing.
+Rows are the tokens of all sequences, one after the other: `length` of each; in a ragged batch `place` is the number of
+a token within its sequence, and `owner` its sequence. Taps that reach before the first token read the last of the S
+inputs `past` of the sequence, of its row of a pool, or nothing.
 Four tokens are computed together: their inputs and taps are loaded once. Tasks are blocks of tokens, forward. Backward,
 they are blocks of channels times segments of tokens, which go from the last token to the first:
 
     dz_t = dy_t act'(z_t)      dx_t = sum_i taps_{W-1-i} dz_{t+i} (+ dy_t)      dtaps_{W-1-i} += dz_t x_{t-i}
 
-Sums over segments have one order, whatever the number of threads.
+Sums over segments have one order, whatever the number of threads. dz of the first W - 1 tokens of a sequence is
+computed again for the gradient of `past`. All that a call computes is kernels: it can be recorded.
 """
 
 from __future__ import annotations
 
 import functools
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from ...runtime.doorway import WHOLE, expect, expect_one_dtype, expect_whole
-from ...runtime.pieces.memory import address, empty
+from ...runtime.constants import constant_zeros
+from ...runtime.pieces.memory import address, empty, working
 from ...runtime.pieces.piece import Whole, WholeVector, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import numbers_at, row, start_of
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
+from ...runtime.recorder import constant
 from ..sequences import Sequences, table
 from ..short_conv import ShortConv, ShortConvGrads
-from ..short_conv import short_conv_vjp as array_vjp
 from .conv_tiles import GROUP, convolution, slopes
+from .formulas import dense
 from .loops import over
 from .numbers import OPTIONS
 from .row_norms import plus, rows_of
+from .rows import fill
+from .sums import over_first
 
 BLOCK = 2**15  # numbers of a task's tokens, forward
-CHANNELS, TOKENS, NEAR = 512, 1024, 32  # of a task, backward; tokens whose dz lie in the second cache
+CHANNELS, TOKENS, NEAR = 2048, 512, 16  # of a task, backward; tokens whose dz lie in the second cache
 FAR = 1 << 24  # bytes of a result that is written past the caches
 SEGMENTS = 64  # at most: each has its own sums
 CONV = Workspace(
-    "short_conv", ("count", "D", "S", "each", "segment", "segments", "silu", "biased", "residual", "streamed"), (), (),
-    {"given": {
+    "short_conv", ("count", "D", "S", "each", "few", "segment", "segments", "silu", "biased", "residual", "streamed",
+                   "length", "pooled"), (), (), {"given": {
         "x": Field("count", "D"), "dy": Field("count", "D"), "out": Field("count", "D"), "taps": Field("W", "D"),
         "past": Field("places", "D"), "bias": Field("one", "D"), "dtaps": Field("parts", "D"),
         "dbias": Field("segments", "D"), "dz": Field("slots", "each"), "waste": Field("wasted", "each"),
         "zeros": Field("one", "D"), "at": Field("tasks", "window", dtype="int64"),
         "place": Field("count", dtype="int64"), "owner": Field("count", dtype="int64"),
-    }})  # fmt: skip
+        "start": Field("N", dtype="int64"), "size": Field("N", dtype="int64"), "rows": Field("N", dtype="int64"),
+        "dpast": Field("slots_of_past", "D")}})  # fmt: skip
 Work = workspace_kind(CONV)
+
+
+@piece
+def place_of(w: Work, t: Whole) -> Whole:
+    """The number of a token within its sequence."""
+    return t % w.length if w.length else w.place[t]
+
+
+@piece
+def before(w: Work, t: Whole, i: Whole) -> Whole:
+    """The address of the input i >= 1 before the first token of the sequence of t, or of zeros."""
+    if w.S == 0:
+        return start_of(w.zeros, 0)
+    n = t // w.length if w.length else w.owner[t]
+    n = w.rows[n] if w.pooled else n
+    return start_of(w.zeros, 0) if n < 0 else start_of(w.past, n * w.S + w.S - i)
 
 
 @piece
 def find(w: Work, t: Whole, at: WholeVector):
     """at_i = the address of x_{t - i}: a token, an input before the first one, or zeros."""
-    place = w.place[t]
+    place = place_of(w, t)
     reach = min(place, w.W - 1)
     for i in range(reach + 1):
         at[i] = start_of(w.x, t - i)
     for i in range(reach + 1, w.W):
-        at[i] = start_of(w.past, w.owner[t] * w.S + w.S + place - i) if w.S else start_of(w.zeros, 0)
+        at[i] = before(w, t, i - place)
 
 
 @piece
 def together(w: Work, t: Whole, stop: Whole, at: WholeVector) -> Whole:
     """How many tokens R are computed together, 1 near a first token; at_m = the address of x_{t + R - 1 - m}."""
-    last = t + GROUP - 1
-    if last < stop and w.place[t] >= w.W - 1 and w.place[last] == w.place[t] + GROUP - 1:
+    last, place = t + GROUP - 1, place_of(w, t)
+    if last < stop and place >= w.W - 1 and place_of(w, last) == place + GROUP - 1:
         for m in range(GROUP + w.W - 1):
             at[m] = start_of(w.x, last - m)
         return GROUP
@@ -79,19 +100,26 @@ def same(x: Any, *_: Any) -> Any:
     return x
 
 
+@njit(**OPTIONS)
+def plus_product(x: Any, y: Any, z: Any, _: Any) -> Any:
+    return x + y * z
+
+
 class Kernels(NamedTuple):
-    """Forward and backward of one width."""
+    """Forward and backward of one width, and the gradient of the inputs before."""
 
     forward: Any
     backward: Any
+    past: Any
 
 
 @functools.cache
 def kernels(W: int) -> Kernels:
     """The loops of a width."""
-    plain, silu = ([convolution(R, W, act) for R in (1, GROUP)] for act in (False, True))
-    (plain_1, plain_4), (silu_1, silu_4) = plain, silu
-    plain_far, silu_far = (convolution(GROUP, W, act, True) for act in (False, True))
+    plain_1, silu_1 = (convolution(1, W, act) for act in (False, True))
+    plain_4, silu_4 = (convolution(GROUP, W, act, ahead=True) for act in (False, True))
+    plain_far, silu_far = (convolution(GROUP, W, act, streamed=True, ahead=True) for act in (False, True))
+    back_4, back_far = (convolution(GROUP, W, False, streamed=far) for far in (False, True))
     (slopes_1, slopes_4), (copies_1, copies_4) = ([slopes(R, W, act) for R in (1, GROUP)] for act in (True, False))
 
     def forward(w: Work, begin: Whole, end: Whole):
@@ -147,19 +175,19 @@ def kernels(W: int) -> Kernels:
         n, shift, own = min(w.each, w.D - first), first * w.zeros.itemsize, task * (NEAR + W - 1) - base
         step, none = start_of(w.out, 1) - start_of(w.out, 0), start_of(w.zeros, 0)
         while t < stop:
-            far, count = t + GROUP + W - 2, 1
-            if t + GROUP <= stop and far < w.count and w.place[far] == w.place[t] + GROUP + W - 2:
+            far, count, place = t + GROUP + W - 2, 1, place_of(w, t)
+            if t + GROUP <= stop and far < w.count and place_of(w, far) == place + GROUP + W - 2:
                 count = GROUP
             for m in range(count + W - 1):
-                inside = t + m < w.count and w.place[min(t + m, w.count - 1)] == w.place[t] + m
+                inside = count > 1 or (t + m < w.count and place_of(w, min(t + m, w.count - 1)) == place + m)
                 at[m] = start_of(w.dz, own + t + m) - shift if inside else none
             dx = numbers_at(w.zeros, start_of(w.out, t + count - 1) + shift, n)
             if count == 1:
                 plain_1(at, w.taps, row(w.zeros, 0), first, False, dx, -step)
             elif w.streamed and not w.residual:
-                plain_far(at, w.taps, row(w.zeros, 0), first, False, dx, -step)
+                back_far(at, w.taps, row(w.zeros, 0), first, False, dx, -step)
             else:
-                plain_4(at, w.taps, row(w.zeros, 0), first, False, dx, -step)
+                back_4(at, w.taps, row(w.zeros, 0), first, False, dx, -step)
             t += count
 
     slope, back = named(gradients, W), named(inputs, W)
@@ -171,6 +199,9 @@ def kernels(W: int) -> Kernels:
             n, size, own = min(w.each, w.D - first), w.zeros.itemsize, task * (NEAR + W - 1)
             stop = min((segment + 1) * w.segment, w.count)
             base = stop - NEAR
+            for i in range(W + 1):
+                to = start_of(w.dtaps, segment * W + i) if i < W else start_of(w.dbias, segment)
+                fill(numbers_at(w.zeros, to + first * size, n), 0.0)
             slope(w, task, stop, min(stop + W - 1, w.count), base, 1)
             while stop > segment * w.segment:
                 t = max(stop - NEAR, segment * w.segment)
@@ -184,7 +215,27 @@ def kernels(W: int) -> Kernels:
                     over(plus, dx, numbers_at(dx, start_of(w.dy, r) + first * size, n), dx, 0, dx)
                 stop, base = t, t - NEAR
 
-    return Kernels(named(forward, W), named(backward, W))
+    def past(w: Work, begin: Whole, end: Whole):
+        """dpast_j = sum_i taps_{W-1-i-j} dz_i of the tokens i < W - j of a sequence, j before its first one."""
+        for task in range(begin, end):
+            at, dz, step = row(w.at, task), row(w.dz, task), start_of(w.waste, 1) - start_of(w.waste, 0)
+            for n in range(task * w.few, min((task + 1) * w.few, w.N)):
+                first, count = (n * w.length, w.length) if w.length else (w.start[n], w.size[n])
+                for s in range(n * w.S, (n + 1) * w.S):
+                    fill(row(w.dpast, s), 0.0)
+                for i in range(min(count, W - 1)):
+                    find(w, first + i, at)
+                    none = start_of(w.waste, task * (W + 1))
+                    sums = (start_of(w.dy, first + i), 0, 0, none, step, none + W * step)
+                    if w.silu:
+                        slopes_1(at, w.taps, row(w.bias, 0), 0, sums, dz)
+                    else:
+                        copies_1(at, w.taps, row(w.bias, 0), 0, sums, dz)
+                    for j in range(1, W - i):
+                        d = row(w.dpast, n * w.S + w.S - j)
+                        over(plus_product, d, dz, row(w.taps, W - 1 - i - j), 0, d)
+
+    return Kernels(named(forward, W), named(backward, W), named(past, W))
 
 
 def named(body: Any, W: int) -> Any:
@@ -193,99 +244,96 @@ def named(body: Any, W: int) -> Any:
     return piece(body)
 
 
-def forward(sequences: Sequences, x: np.ndarray, conv: ShortConv, state: np.ndarray | None) -> np.ndarray:
-    """As ops/short_conv.py, x not empty."""
-    return _computed(x, *_told(sequences, x, conv, state))
+def forward(
+    sequences: Sequences, x: np.ndarray, conv: ShortConv, state: np.ndarray | None, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """As ops/short_conv.py, x not empty; rows (N,): where `state` is a pool (P, S, D), -1: none."""
+    out, each = empty(x.shape, x.dtype), max(BLOCK // x.shape[-1], 1)
+    held, sizes = _arguments(sequences, x, conv, state, rows)
+    tasks = -(-sizes["count"] // each)
+    held |= {"out": rows_of(out, x.shape[-1]), "at": _windows(tasks, sizes)}
+    sizes |= {"each": each, "tasks": tasks, "streamed": int(_is_streamed(out))}
+    over_matrices(kernels(sizes["W"]).forward, CONV, sizes | held, tasks, x.dtype.name)
+    return out
 
 
 def backward(
     sequences: Sequences, x: np.ndarray, conv: ShortConv, state: np.ndarray | None, dy: np.ndarray
 ) -> ShortConvGrads:
-    """Likewise; only the first W - 1 tokens of a sequence have a part in the gradient of its state."""
-    dx, dtaps, dbias = _gradients(x, *_told(sequences, x, conv, state), dy)
-    dstate = None if state is None else _state_vjp(sequences, x, conv, state, dy)
-    return ShortConvGrads(dx, np.ascontiguousarray(dtaps.T), dbias, dstate)
-
-
-def _told(sequences: Sequences, x: np.ndarray, conv: ShortConv, state: np.ndarray | None) -> tuple[Taps, Tokens]:
-    """The arguments of the loops."""
-    *lead, T, D = x.shape
-    if sequences.offsets is None:
-        place = np.broadcast_to(np.arange(T), (*lead, T))
-        owner = None if state is None else np.repeat(np.arange(x.size // (T * D)), T).reshape(place.shape)
-    else:
-        at = table(sequences.offsets)
-        place, owner = (y.reshape(*lead, T) for y in (at.place, at.owner))
-    past = None if state is None else state.reshape(prod(state.shape[:-2]), *state.shape[-2:])
-    return Taps(conv.weight.T, conv.bias, conv.activation == "silu", conv.residual), Tokens(place, owner, past)
-
-
-def _state_vjp(
-    sequences: Sequences, x: np.ndarray, conv: ShortConv, state: np.ndarray, dy: np.ndarray
-) -> np.ndarray | None:
-    """dstate, by array calls on the first W - 1 tokens of each sequence."""
-    reach = max(conv.weight.shape[-1] - 1, 1)
-    if sequences.offsets is None:
-        return array_vjp(sequences, x[..., :reach, :], conv, state, dy[..., :reach, :]).state
-    at = table(sequences.offsets)
-    rows = at.start[:, None] + np.arange(reach)[None]
-    there = (np.arange(reach)[None] < at.length[:, None])[..., None]
-    heads, d = (np.where(there, y.reshape(-1, y.shape[-1])[np.minimum(rows, y.shape[-2] - 1)], 0) for y in (x, dy))
-    return array_vjp(Sequences(sequences.xp), heads.astype(x.dtype), conv, state, d.astype(x.dtype)).state
-
-
-class Taps(NamedTuple):
-    """Weights (W, D), the last one for the token itself; bias (D,) or None; silu; whether x is added."""
-
-    taps: np.ndarray
-    bias: np.ndarray | None = None
-    silu: bool = False
-    residual: bool = False
-
-
-class Tokens(NamedTuple):
-    """place, owner (..., T): a token's number in its sequence, its sequence; past (N, S, D), S >= W - 1."""
-
-    place: np.ndarray
-    owner: np.ndarray | None = None
-    past: np.ndarray | None = None
-
-
-def short_conv(x: np.ndarray, conv: Taps, tokens: Tokens) -> np.ndarray:
-    """Of x (..., T, D), float32 or float64.
-
-    Raises TypeError or ValueError for arrays that do not fit, W = 0, a place before the first token or after t.
-    """
-    _check(x, conv, tokens)
-    return _computed(x, conv, tokens)
-
-
-def _computed(x: np.ndarray, conv: Taps, tokens: Tokens) -> np.ndarray:
-    """The same of arrays that fit."""
-    out = empty(x.shape, x.dtype)
-    each = max(BLOCK // max(x.shape[-1], 1), 1)
-    _run(kernels(len(conv.taps)).forward, {"x": x, "out": out}, conv, tokens, (each, 1))
-    return out
-
-
-def short_conv_vjp(
-    x: np.ndarray, conv: Taps, tokens: Tokens, dy: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(dx, dtaps, dbias). Raises as short_conv, and where dy does not have the shape of x."""
-    _check(x, conv, tokens, dy)
-    return _gradients(x, conv, tokens, dy)
+    """Likewise, but dtaps (W, D) in the place of dweight."""
+    held, sizes = _arguments(sequences, x, conv, state)
+    held |= {"dy": rows_of(dy, x.shape[-1])}
+    dx, dtaps, dbias = _gradients(x, dict(held), dict(sizes))
+    dstate = None if state is None else _past_vjp(state, held, sizes)
+    return ShortConvGrads(dx, dtaps, None if conv.bias is None else dbias, dstate)
 
 
 def _gradients(
-    x: np.ndarray, conv: Taps, tokens: Tokens, dy: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The same of arrays that fit."""
-    dx, (W, D) = empty(x.shape, x.dtype), conv.taps.shape
-    segments = max(-(-x.size // max(D, 1) // _segment(x)), 1)
-    dtaps, dbias = np.zeros((segments, W, D), x.dtype), np.zeros((segments, D), x.dtype)
-    _run(kernels(W).backward, {"x": x, "dy": dy, "out": dx, "dtaps": dtaps.reshape(segments * W, D), "dbias": dbias},
-         conv, tokens, (CHANNELS, segments))  # fmt: skip
-    return dx, dtaps.sum(axis=0), None if conv.bias is None else dbias.sum(axis=0)
+    x: np.ndarray, held: dict[str, np.ndarray], sizes: dict[str, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(dx, dtaps, dbias)"""
+    dx, W, D, dtype = empty(x.shape, x.dtype), sizes["W"], sizes["D"], x.dtype
+    segment, each = _segment(x), min(CHANNELS, D)
+    segments = -(-sizes["count"] // segment)
+    tasks = -(-D // each) * segments
+    dtaps, dbias = working((segments * W, D), dtype), working((segments, D), dtype)
+    held |= {
+        "out": rows_of(dx, D),
+        "dtaps": dtaps,
+        "dbias": dbias,
+        "at": _windows(tasks, sizes),
+        "dz": working((tasks * (NEAR + W - 1), each), dtype),
+        "waste": working((tasks * (W + 1), each), dtype),
+    }
+    sizes |= {"each": each, "segment": segment, "segments": segments, "tasks": tasks, "parts": segments * W,
+              "slots": tasks * (NEAR + W - 1), "wasted": tasks * (W + 1),
+              "streamed": int(_is_streamed(dx))}  # fmt: skip
+    over_matrices(kernels(W).backward, CONV, sizes | held, tasks, dtype.name)
+    sums = [over_first(y.reshape(1, segments, -1))[0] for y in (dtaps, dbias)]
+    return dx, sums[0].reshape(W, D), sums[1]
+
+
+def _past_vjp(state: np.ndarray, held: dict[str, np.ndarray], sizes: dict[str, int]) -> np.ndarray:
+    """The gradient of the inputs before the first tokens, in the shape of `state`."""
+    dpast, D, dtype = empty(state.shape, state.dtype), sizes["D"], state.dtype
+    if not state.size:
+        return dpast
+    W, N = sizes["W"], dpast.size // (sizes["S"] * D)
+    each = max(BLOCK // (D * W), 1)
+    tasks = -(-N // each)
+    held = held | {"dpast": dpast.reshape(-1, D), "at": _windows(tasks, sizes), "dz": working((tasks, D), dtype),
+                   "waste": working((tasks * (W + 1), D), dtype)}  # fmt: skip
+    sizes = sizes | {"each": D, "N": N, "tasks": tasks, "slots": tasks, "wasted": tasks * (W + 1),
+                     "slots_of_past": N * sizes["S"]}  # fmt: skip
+    over_matrices(kernels(W).past, CONV, sizes | {"few": each} | held, tasks, dtype.name)
+    return dpast
+
+
+def _windows(tasks: int, sizes: dict[str, int]) -> np.ndarray:
+    """Of each task the addresses of the inputs of a few tokens."""
+    return working((tasks, sizes["window"]), np.dtype(np.int64))
+
+
+def _arguments(
+    sequences: Sequences, x: np.ndarray, conv: ShortConv, state: np.ndarray | None, rows: np.ndarray | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """(arrays, sizes) of all kernels."""
+    (W, D), dtype, S = conv.weight.shape[::-1], x.dtype, 0 if state is None else state.shape[-2]
+    none = constant_zeros(np, (1, D), dtype, "cpu")
+    held = {"x": rows_of(x, D), "taps": dense(conv.weight.T, dtype), "zeros": none,
+            "bias": none if conv.bias is None else dense(conv.bias, dtype)[None],
+            "past": none if state is None or not state.size else dense(state, dtype).reshape(-1, D)}  # fmt: skip
+    sizes = {"count": x.size // D, "D": D, "W": W, "S": S, "silu": int(conv.activation == "silu"),
+             "biased": int(conv.bias is not None), "residual": int(conv.residual), "pooled": int(rows is not None),
+             "places": len(held["past"]), "one": 1, "window": W + GROUP}  # fmt: skip
+    if sequences.offsets is None:
+        sizes |= {"length": x.shape[-2], "N": sizes["count"] // x.shape[-2]}
+    else:
+        held |= dict(zip(("place", "owner", "start", "size"), map(constant, table(sequences.offsets)), strict=True))
+        sizes |= {"length": 0, "N": len(held["start"])}
+    if rows is not None:
+        held["rows"] = constant(np.ascontiguousarray(rows, np.int64))
+    return held, sizes
 
 
 def _segment(x: np.ndarray) -> int:
@@ -294,51 +342,6 @@ def _segment(x: np.ndarray) -> int:
     return max(TOKENS, -(-count // SEGMENTS // NEAR) * NEAR)
 
 
-def _check(x: np.ndarray, conv: Taps, tokens: Tokens, dy: np.ndarray | None = None) -> None:
-    """Raise unless everything that the loops read or write lies in the arrays."""
-    fn, kinds = "short_conv", ("float32", "float64")
-    (taps, bias, *_), (place, owner, past) = conv, tokens
-    sizes = expect(fn, None, kinds, x=(x, "... T D"), taps=(taps, "W D"), bias=(bias, "D?"), dy=(dy, "... T D?"))
-    expect(fn, {"D": sizes["D"]}, kinds, past=(past, "N S D?"))
-    expect_one_dtype(fn, x=x, taps=taps, bias=bias, dy=dy, past=past)
-    expect(fn, sizes, WHOLE, place=(place, "... T"), owner=(owner, "... T?"))
-    expect_whole(fn, "W of taps", sizes["W"])
-    if place.size and (place.min() < 0 or (place > np.arange(sizes["T"])).any()):
-        raise ValueError(f"{fn}: place has numbers outside 0..t, expected the number of each token t in its sequence")
-    if past is not None and (owner is None or past.shape[1] < sizes["W"] - 1):
-        raise ValueError(f"{fn}: past has shape {past.shape}, expected (N, S, D) with S >= {sizes['W'] - 1}, and owner")
-    if past is not None and owner.size and not 0 <= owner.min() <= owner.max() < len(past):
-        raise ValueError(f"{fn}: owner has numbers outside 0..{len(past) - 1}, expected sequences of past")
-
-
 def _is_streamed(out: np.ndarray) -> bool:
     """Whether a result is written past the caches: it is larger than they are, and its rows are aligned."""
     return out.nbytes >= FAR and out.flags.c_contiguous and not (address(out) % BYTES or out.strides[-2] % BYTES)
-
-
-def _run(kernel: Any, arrays: dict[str, Any], conv: Taps, tokens: Tokens, blocks: tuple[int, int]) -> None:
-    """A kernel over all its tasks, in threads; blocks: (each, segments)."""
-    x, (W, D), (each, segments), past = arrays["x"], conv.taps.shape, blocks, tokens.past
-    if not x.size:
-        return
-    count, dtype, is_forward = x.size // D, x.dtype, "dy" not in arrays
-    tasks = -(-count // each) if is_forward else -(-D // each) * segments
-    none = np.zeros((1, D), dtype)
-    held = {n: rows_of(y, D) for n, y in arrays.items()} | {
-        "taps": np.ascontiguousarray(conv.taps), "zeros": none, "at": np.empty((tasks, W + GROUP), np.int64),
-        "bias": none if conv.bias is None else np.ascontiguousarray(conv.bias)[None],
-        "past": none if past is None else np.ascontiguousarray(past).reshape(-1, D),
-        "place": np.ascontiguousarray(tokens.place, np.int64).reshape(-1)}  # fmt: skip
-    held["owner"] = held["place"] if past is None else np.ascontiguousarray(tokens.owner, np.int64).reshape(-1)
-    if not is_forward:
-        held |= {
-            "dz": np.empty((tasks * (NEAR + W - 1), each), dtype),
-            "waste": np.empty((tasks * (W + 1), each), dtype),
-        }
-    sizes = {"count": count, "D": D, "W": W, "S": 0 if past is None else past.shape[1], "each": each,
-             "segment": _segment(x), "segments": segments, "silu": int(conv.silu), "biased": int(conv.bias is not None),
-             "residual": int(conv.residual), "streamed": int(_is_streamed(arrays["out"])),
-             "parts": segments * W, "places": len(held["past"]), "one": 1,
-             "slots": tasks * (NEAR + W - 1), "wasted": tasks * (W + 1), "tasks": tasks,
-             "window": W + GROUP}  # fmt: skip
-    over_matrices(kernel, CONV, sizes | held, tasks, dtype.name)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from ...runtime.pieces.memory import empty
+from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Number, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import dot, max_of, sum_of
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
+from .formulas import dense
 from .loops import over
 from .numbers import OPTIONS, exp, number
 from .row_norms import rows_of
+from .rows import fill
 
 BLOCK = 2**14  # numbers of a task
 ROWS = Workspace("softmax_rows", ("count", "D", "each"), (), (), {
     "given": {name: Field("count", "D") for name in ("x", "dy", "out")}})  # fmt: skip
 Work = workspace_kind(ROWS)
-LOSS = Workspace("cross_entropy", ("count", "D", "each"), ("smoothing", "z"), (), {
-    "given": {"x": Field("count", "D"), "dx": Field("count", "D"), "out": Field("count"),
-              "scratch": Field("tasks", "D"), "labels": Field("count", dtype="int64")}})  # fmt: skip
+LOSS = Workspace("cross_entropy", ("count", "D", "each", "ignored", "is_mean", "each_d"), ("smoothing", "z"), (), {
+    "given": {"x": Field("count", "D"), "dx": Field("count", "D"), "out": Field("count"), "d": Field("given_d"),
+              "sums": Field("two"), "scratch": Field("tasks", "D"),
+              "labels": Field("count", dtype="int64")}})  # fmt: skip
 Loss = workspace_kind(LOSS)
 
 
@@ -80,10 +83,26 @@ def losses(w: Loss, first: Whole, last: Whole):
     """out_r = lse - (1 - s) x_label - s mean x + z lse^2, of tasks first..last of `each` rows; lse = log sum e^x."""
     for r in range(first * w.each, min(last * w.each, w.count)):
         x, y, n = row(w.x, r), row(w.scratch, first), w.D
+        if w.labels[r] == w.ignored:
+            w.out[r] = 0.0
+            continue
         m = largest(x)
         over(exp_less, x, x, x, m, y)
         lse = m + np.log(sum_of(y, n))
-        w.out[r] = lse + w.z * lse * lse - (1.0 - w.smoothing) * x[w.labels[r]] - w.smoothing / n * sum_of(x, n)
+        loss = lse + w.z * lse * lse - (1.0 - w.smoothing) * x[w.labels[r]]
+        w.out[r] = loss - w.smoothing / n * sum_of(x, n) if w.smoothing else loss  # columns may be -inf
+
+
+@piece
+def total(w: Loss, first: Whole, last: Whole):
+    """sums = (the mean loss of the rows that have one, or their sum; the number of these rows)"""
+    loss, number = 0.0, 0.0
+    for r in range(w.count):
+        if w.labels[r] != w.ignored:
+            loss += w.out[r]
+            number += 1.0
+    w.sums[0] = loss / max(number, 1.0) if w.is_mean else loss
+    w.sums[1] = max(number, 1.0) if w.is_mean else 1.0
 
 
 @njit(**OPTIONS)
@@ -93,9 +112,13 @@ def slope(p: Any, x: Any, y: Any, numbers: Any) -> Any:
 
 @piece
 def slopes(w: Loss, first: Whole, last: Whole):
-    """dx = d_r (p (1 + 2 z lse) - (1 - s) [j = label] - s / D)"""
+    """dx = d_r (p (1 + 2 z lse) - (1 - s) [j = label] - s / D);  d_r: one of each row, or one over sums[1] of all"""
     for r in range(first * w.each, min(last * w.each, w.count)):
-        x, dx, n, d = row(w.x, r), row(w.dx, r), w.D, w.out[r]
+        x, dx, n = row(w.x, r), row(w.dx, r), w.D
+        if w.labels[r] == w.ignored:
+            fill(dx, 0.0)
+            continue
+        d = w.d[r] if w.each_d else w.d[0] / w.sums[1]
         m = largest(x)
         over(exp_less, x, x, x, m, dx)
         total = sum_of(dx, n)
@@ -104,30 +127,50 @@ def slopes(w: Loss, first: Whole, last: Whole):
         dx[w.labels[r]] -= d * (1.0 - w.smoothing)
 
 
-def cross_entropy(x: np.ndarray, labels: np.ndarray, smoothing: float, z: float) -> np.ndarray:
-    """Losses (R,) of rows (R, D), R and D from 1; labels (R,) in 0..D - 1."""
-    out = np.empty(len(x), x.dtype)
-    _run_losses(losses, x, {"out": out}, labels, (smoothing, z))
+class Rows(NamedTuple):
+    """How losses of rows are formed: s, z, and the label of rows without a loss."""
+
+    smoothing: float
+    z: float
+    ignored: int
+
+
+def cross_entropy(x: np.ndarray, labels: np.ndarray, how: Rows) -> np.ndarray:
+    """Losses (R,) of rows (R, D), R and D from 1; labels (R,) in 0..D - 1, or ignored."""
+    out, tasks = empty((len(x),), x.dtype), _tasks(x)
+    _run_losses(losses, x, {"out": out, "scratch": working((tasks, x.shape[1]), x.dtype)}, labels, how, tasks)
     return out
 
 
-def cross_entropy_vjp(x: np.ndarray, labels: np.ndarray, smoothing: float, z: float, d: np.ndarray) -> np.ndarray:
-    """dx (R, D) from the cotangents of the losses (R,)."""
+def loss_sums(x: np.ndarray, labels: np.ndarray, how: Rows, losses: np.ndarray, is_mean: bool) -> np.ndarray:
+    """(loss, number of rows that it is divided by) of all rows."""
+    sums = working((2,), x.dtype)
+    arrays = {"out": losses, "sums": sums}
+    _run_losses(total, x, arrays, labels, how, 1, {"is_mean": int(is_mean), "two": 2})
+    return sums
+
+
+def cross_entropy_vjp(
+    x: np.ndarray, labels: np.ndarray, how: Rows, d: np.ndarray, sums: np.ndarray | None = None
+) -> np.ndarray:
+    """dx (R, D) from the cotangents of the losses (R,), or of loss_sums: (1,)."""
     dx = empty(x.shape, x.dtype)
-    _run_losses(slopes, x, {"dx": dx, "out": np.ascontiguousarray(d)}, labels, (smoothing, z))
+    arrays = {"dx": dx, "d": dense(d, x.dtype)} | ({} if sums is None else {"sums": sums})
+    sizes = {"each_d": int(sums is None), "given_d": d.size, "two": 2}
+    _run_losses(slopes, x, arrays, labels, how, _tasks(x), sizes)
     return dx
 
 
-def _run_losses(
-    kernel: Any, x: np.ndarray, arrays: dict[str, Any], labels: np.ndarray, how: tuple[float, float]
-) -> None:
-    (count, D), (smoothing, z) = x.shape, how
-    each = max(BLOCK // D, 1)
-    tasks = -(-count // each)
-    held = arrays | {"x": rows_of(x, D), "labels": np.ascontiguousarray(labels, np.int64),
-                     "scratch": np.empty((tasks, D), x.dtype)}  # fmt: skip
-    sizes = {"count": count, "D": D, "each": each, "tasks": tasks, "smoothing": smoothing, "z": z}
-    over_matrices(kernel, LOSS, sizes | held, tasks, x.dtype.name)
+def _tasks(x: np.ndarray) -> int:
+    return -(-len(x) // max(BLOCK // x.shape[1], 1))
+
+
+def _run_losses(kernel: Any, x: np.ndarray, arrays: dict[str, Any], labels: np.ndarray, how: Rows, tasks: int,
+                sizes: dict[str, int] = {}) -> None:  # noqa: B006  # fmt: skip
+    count, D = x.shape
+    held = arrays | {"x": rows_of(x, D), "labels": np.ascontiguousarray(labels, np.int64)}
+    sizes = {"count": count, "D": D, "each": max(BLOCK // D, 1), "tasks": tasks} | sizes
+    over_matrices(kernel, LOSS, sizes | held | how._asdict(), tasks, x.dtype.name)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:

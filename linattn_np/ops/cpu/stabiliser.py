@@ -79,10 +79,27 @@ def accumulate(w: Work, first: Whole, last: Whole):
                         row(level, i))  # fmt: skip
 
 
-def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tuple[int, ...] = ()) -> tuple[Any, ...]:
+def cuts(batch: int, T: int, sequences: Any) -> np.ndarray:
+    """Of each sequence its batch row, its state, its first token and the one after its last."""
+
+    def make() -> np.ndarray:
+        if sequences[0].row is None:
+            return np.array([(n, n, 0, T) for n in range(batch)], np.int64)
+        return np.array([(0, s.row, s.start, s.stop) for s in sequences], np.int64)
+
+    return host_constants.once(("cuts", batch, T, tuple(sequences)), make)
+
+
+def blocks_of(numbers: int, H: int) -> int:
+    """Blocks of columns of a call, for threads."""
+    return 1 if numbers <= ALONE else -(-H // COLUMNS)
+
+
+def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tuple[int, ...] | None = ()
+                ) -> tuple[Any, ...]:  # fmt: skip
     """(m in float64; decay, write and level in `dtype`) of b (..., T, H) in float64, and of a, None: of a sum.
 
-    m_0 (states, H): before the first tokens. ends: the tokens that round m.
+    m_0 (states, H): before the first tokens. ends: the tokens that round m; None: all.
     """
     (*_, T, H), dtype, sums = b.shape, np.dtype(dtype), a is None
     batch = b.size // max(T * H, 1)
@@ -95,16 +112,11 @@ def accumulated(a: Any, b: Any, m_0: Any, sequences: Any, dtype: Any, ends: tupl
     a, b = (y if y is None or y.flags.c_contiguous else compiled("copy", (y,), (y.shape, y.dtype), np.float64)
             for y in (a, b))  # fmt: skip
 
-    def cuts() -> np.ndarray:
-        if sequences[0].row is None:
-            return np.array([(n, n, 0, T) for n in range(batch)], np.int64)
-        return np.array([(0, s.row, s.start, s.stop) for s in sequences], np.int64)
-
     def rounds() -> np.ndarray:
-        return np.isin(np.arange(T), ends).astype(np.int64)
+        return np.isin(np.arange(T), np.arange(T) if ends is None else ends).astype(np.int64)
 
-    key, blocks = ("cuts", batch, T, tuple(sequences)), 1 if b.size <= ALONE else -(-H // COLUMNS)
-    cut, rounding = host_constants.once(key, cuts), host_constants.once((*key, ends), rounds)
+    cut, blocks = cuts(batch, T, sequences), blocks_of(b.size, H)
+    rounding = host_constants.once(("rounds", T, ends), rounds)
     sizes = {"count": batch * T, "T": T, "H": H, "states": m_0.size // H, "sequences": len(cut), "four": 4,
              "sums": int(sums), "blocks": blocks, "each": -(-H // blocks),
              "given": 0 if sums else batch * T}  # fmt: skip

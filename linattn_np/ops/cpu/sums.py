@@ -13,6 +13,7 @@ from ...runtime.pieces.tiles import copy_row
 from ...runtime.pieces.views import row
 from ...runtime.pieces.workspace import Matrix, Workspace
 
+SMALL = 2**15  # numbers that one thread adds
 BLOCK = 64  # terms that are added one by one; of more there are sums of sums
 SUMS = Workspace("sums", ("terms", "blocks", "each"), (), (), {"given": {
     "x": Matrix("all", "width"), "out": Matrix("count", "width")}})  # fmt: skip
@@ -39,7 +40,8 @@ def over_first(x: np.ndarray) -> np.ndarray:
         out = empty((count * blocks, width), x.dtype)
         sizes = {"terms": terms, "blocks": blocks, "each": BLOCK, "all": count * terms, "count": len(out),
                  "width": width}  # fmt: skip
-        over_matrices(summed, SUMS, sizes | {"x": x.reshape(-1, width), "out": out}, len(out), x.dtype.name)
+        arrays = {"x": x.reshape(-1, width), "out": out}
+        over_matrices(summed, SUMS, sizes | arrays, len(out), x.dtype.name, is_small=x.size <= SMALL)
         x = out.reshape(count, blocks, width)
     return x[:, 0]
 

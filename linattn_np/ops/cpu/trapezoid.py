@@ -1,7 +1,8 @@
 """Rotated keys and weighted values that come one token late, and their transpose: one pass each (ops/trapezoid.py).
 
 A task is a sequence, or some of its heads: its tokens in turn forward; backward the angles in turn, then the tokens
-from the last to the first, since an angle turns all later ones. Rows are the tokens of the batch, one after the other.
+from the last to the first, since an angle turns all later ones. Rows are the tokens of the batch, one after the other;
+row r of a token's R, of head h, is at column (r H + h) of its arrays, at (h R + r) of what is of a head.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import njit
 
 from ...runtime import threads
 from ...runtime.arrays import name_of
 from ...runtime.constants import host_constants
-from ...runtime.pieces.memory import working
+from ...runtime.pieces import vectors
+from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Double, Number, Vector, Whole, Wide, piece, workspace_kind
-from ...runtime.pieces.registers import fma, load_part, store_part
+from ...runtime.pieces.registers import fma, load_part, registers, store, store_part
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import dot, sum_of
-from ...runtime.pieces.vectors import BYTES
+from ...runtime.pieces.vectors import BYTES, I64, Array, Builder, Value, constant, converted, emitted, lanes, loop
 from ...runtime.pieces.views import columns, row, rows
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
@@ -28,19 +31,25 @@ from .formulas import dense
 from .numbers import OPTIONS, exp, number, sigmoid, sine_cosine, tanh
 from .rowwise import rotated
 
-ROWS = {"H": ("dt", "trap", "g", "shares", "ddt", "dtrap", "dA", "written"), "HP": ("angle", "dangle"),
-        "HK": ("q", "k", "dq", "dk", "dB", "dC"), "HV": ("x", "v", "dv", "dout", "dx"), "HkK": ("B",),
-        "HqK": ("C",), "HPP": ("turns",)}  # fmt: skip
-ENDS = {"H": ("end_own",), "HK": ("past_k", "end_k", "dpast_k"), "HV": ("past_v", "end_v", "dpast_v"),
-        "HPP": ("end_turn",)}  # fmt: skip
-SCRATCH = {"theta": "P", "turn": "PP", "near": "P", "late": "K", "own": "two"}  # of each head of each sequence
+_, load = registers(1)
+ROWS = {"H": ("dt", "trap", "ddt", "dtrap", "dA", "written"), "RH": ("g",), "HRR": ("shares", "later"),
+        "HP": ("angle", "dangle"), "RHK": ("q", "k", "dq", "dk", "dB", "dC"), "RHV": ("x", "v", "dv", "dout", "dx"),
+        "RHkK": ("B",), "RHqK": ("C",), "HPP": ("turns",)}  # fmt: skip
+ENDS = {"H": ("end_own", "dend_own"), "RHK": ("past_k", "end_k", "dpast_k", "dend_k"),
+        "RHV": ("past_v", "end_v", "dpast_v", "dend_v"), "HP": ("dend_theta",), "HPP": ("end_turn",)}  # fmt: skip
+SUMS = ("theta", "dend_theta")  # in float64
+SCRATCH = {"theta": "P", "turn": "PP", "near": "P", "key": "K", "late": "RK", "back": "RV",
+           "own": "two"}  # of each head of each sequence  # fmt: skip
+SMALL = 2**15  # numbers of states that one thread computes
 TRAPEZOID = Workspace(
-    "trapezoid", ("T", "H", "Hk", "Hq", "K", "V", "P", "blocks", "each", "reads", "begun", "skips", "shifts"),
+    "trapezoid", ("T", "R", "H", "Hk", "Hq", "K", "V", "P", "blocks", "each", "reads", "begun", "ended", "skips",
+                  "shifts"),
     ("scale",), (), {"given": {
         **{name: Field("count", width) for width, names in ROWS.items() for name in names},
-        **{name: Field("states", width) for width, names in ENDS.items() for name in names},
+        **{name: Field("states", width, dtype="float64" if name in SUMS else "") for width, names in ENDS.items()
+           for name in names},
         "A": Field("rates", "H"), "D": Field("one", "H"), "none": Field("one", "widest"),
-        **{name: Field("all", width, dtype="float64" if name == "theta" else "") for name, width in SCRATCH.items()},
+        **{name: Field("all", width, dtype="float64" if name in SUMS else "") for name, width in SCRATCH.items()},
         "cuts": Field("sequences", "four", dtype="int64"),
     }})  # fmt: skip
 Work = workspace_kind(TRAPEZOID)
@@ -78,17 +87,29 @@ def turned(angle: Any, dt: Any, theta: Any, own: Any, turn: Any) -> None:
 
 
 @njit(**OPTIONS)
+def whole_of(x: Any) -> Any:
+    """The numbers of a row in whole vectors: no mask, whose stores the next load of a row waits for."""
+    return len(x) // (BYTES // x.itemsize) * (BYTES // x.itemsize)
+
+
+@njit(**OPTIONS)
 def copied(x: Any, a: Any, out: Any) -> None:
     """a x"""
-    for j in range(0, len(out), BYTES // out.itemsize):
-        store_part(a * load_part(x, j), out, j)
+    whole = whole_of(out)
+    for j in range(0, whole, BYTES // out.itemsize):
+        store(a * load(x, j), out, j)
+    if whole < len(out):
+        store_part(a * load_part(x, whole), out, whole)
 
 
 @njit(**OPTIONS)
 def add(x: Any, a: Any, out: Any) -> None:
     """out += a x"""
-    for j in range(0, len(out), BYTES // out.itemsize):
-        store_part(fma(a, load_part(x, j), load_part(out, j)), out, j)
+    whole = whole_of(out)
+    for j in range(0, whole, BYTES // out.itemsize):
+        store(fma(a, load(x, j), load(out, j)), out, j)
+    if whole < len(out):
+        store_part(fma(a, load_part(x, whole), load_part(out, whole)), out, whole)
 
 
 @piece
@@ -101,54 +122,68 @@ def rotate(x: Vector, turn: Vector, back: Whole, out: Vector):
 
 @piece
 def begin(w: Work, n: Whole, h: Whole):
-    """The state of head h before the first token of sequence n: no angle, the last key, its gamma in the state."""
-    at, none = n * w.H + h, row(w.none, 0)
+    """The state of head h before the first token of sequence n: no angle, the last keys, their gamma in the state."""
+    at, K, none = n * w.H + h, w.K, row(w.none, 0)
     theta, one = row(w.theta, at), number(none, 1)
     for p in range(len(theta)):
         theta[p] = 0
     w.own[at, 0] = 0
-    copied(row(columns(w.past_k, h * w.K, w.K), n) if w.begun else rows(none, 0, w.K), one, row(w.late, at))
+    for r in range(w.R):
+        key = row(columns(w.past_k, (h * w.R + r) * K, K), n) if w.begun else rows(none, 0, K)
+        copied(key, one, rows(row(w.late, at), r * K, K))
 
 
 @piece
 def token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
-    """q, k, v, g and shares of head h of row i."""
-    at, K, V, P, one = n * w.H + h, w.K, w.V, w.P, number(row(w.none, 0), 1)
-    B, turn, late = row(columns(w.B, h * w.Hk // w.H * K, K), i), row(w.turn, at), row(w.late, at)
-    dt, before, value = w.dt[i, h], w.own[at, 0], rows(row(w.none, 0), 0, V)
-    if is_first == 0:
-        value = row(columns(w.x, h * V, V), i - 1)
-    elif w.begun:
-        value = row(columns(w.past_v, h * V, V), n)
+    """q, k, v, g, shares and later of head h of row i."""
+    at, R, K, V, P, one = n * w.H + h, w.R, w.K, w.V, w.P, number(row(w.none, 0), 1)
+    B, C, hk, hq = w.B, w.C, h * w.Hk // w.H, h * w.Hq // w.H
+    turn, late, dt, before = row(w.turn, at), row(w.late, at), w.dt[i, h], w.own[at, 0]
     turned(row(columns(w.angle, h * P, P), i), dt, row(w.theta, at), row(w.near, at), turn)
     own, g = dt * sigmoid(w.trap[i, h]), dt * w.A[i if w.shifts else 0, h]
-    w.g[i, h], w.own[at, 0] = g, own
-    copied(late, one, row(columns(w.k, h * K, K), i))
-    copied(value, exp(g) * ((dt - own) + before), row(columns(w.v, h * V, V), i))
-    rotate(B, turn, 0, late)
+    weight = exp(g) * ((dt - own) + before)
+    w.own[at, 0] = own
+    for r in range(R):
+        value = rows(row(w.none, 0), 0, V)
+        if is_first == 0:
+            value = row(columns(w.x, (r * w.H + h) * V, V), i - 1)
+        elif w.begun:
+            value = row(columns(w.past_v, (h * R + r) * V, V), n)
+        w.g[i, r * w.H + h] = g if r == 0 else number(late, 0)
+        copied(rows(late, r * K, K), one, row(columns(w.k, (r * w.H + h) * K, K), i))
+        copied(value, weight, row(columns(w.v, (r * w.H + h) * V, V), i))
     if w.reads:
-        C = row(columns(w.C, h * w.Hq // w.H * K, K), i)
-        rotate(C, turn, 0, row(columns(w.q, h * K, K), i))
-        share = w.scale * own * dot(C, B, K)
-        w.shares[i, h] = share + w.D[0, h] if w.skips else share
+        for r in range(R):
+            query, q = row(columns(C, (r * w.Hq + hq) * K, K), i), row(columns(w.q, (r * w.H + h) * K, K), i)
+            rotate(query, turn, 0, q)
+            for s in range(R):
+                pair = (h * R + r) * R + s
+                if R > 1:
+                    w.later[i, pair] = w.scale * dot(q, rows(late, s * K, K), K) if s > r else number(late, 0)
+                share = w.scale * own * dot(query, row(columns(B, (s * w.Hk + hk) * K, K), i), K)
+                w.shares[i, pair] = share + w.D[0, h] if w.skips and s == r else share
+    for r in range(R):
+        rotate(row(columns(B, (r * w.Hk + hk) * K, K), i), turn, 0, rows(late, r * K, K))
 
 
 @piece
 def end(w: Work, n: Whole, h: Whole, first: Whole, stop: Whole):
-    """Key, value, gamma and rotation of the last token, or of the state if there is none."""
-    at, K, V, P, none = n * w.H + h, w.K, w.V, w.P, row(w.none, 0)
-    key, value, turn, one = row(w.late, at), rows(none, 0, V), row(w.turn, at), number(none, 1)
-    if w.begun:
-        value = row(columns(w.past_v, h * V, V), n)
-    if stop > first:
-        key = row(columns(w.B, h * w.Hk // w.H * K, K), stop - 1)
-        value = row(columns(w.x, h * V, V), stop - 1)
-    else:
+    """Keys, values, gamma and rotation of the last token, or of the state if there is none."""
+    at, R, K, V, P, none = n * w.H + h, w.R, w.K, w.V, w.P, row(w.none, 0)
+    turn, one, hk = row(w.turn, at), number(none, 1), h * w.Hk // w.H
+    for r in range(R):
+        key, value = rows(row(w.late, at), r * K, K), rows(none, 0, V)
+        if stop > first:
+            key = row(columns(w.B, (r * w.Hk + hk) * K, K), stop - 1)
+            value = row(columns(w.x, (r * w.H + h) * V, V), stop - 1)
+        elif w.begun:
+            value = row(columns(w.past_v, (h * R + r) * V, V), n)
+        copied(key, one, row(columns(w.end_k, (h * R + r) * K, K), n))
+        copied(value, one, row(columns(w.end_v, (h * R + r) * V, V), n))
+    if stop == first:
         for p in range(P):
             turn[p], turn[P + p] = 1, 0
     w.end_own[n, h] = w.own[at, 0]
-    copied(key, one, row(columns(w.end_k, h * K, K), n))
-    copied(value, one, row(columns(w.end_v, h * V, V), n))
     copied(turn, one, row(columns(w.end_turn, 2 * h * P, 2 * P), n))
 
 
@@ -167,10 +202,34 @@ def forward(w: Work, first: Whole, last: Whole):
             end(w, cut[1], h, start, stop)
 
 
+def _crossed_vectors(x: Any, d: Any, count: int, total: Any) -> None:
+    even, odd, x, d = slice(0, 2 * count, 2), slice(1, 2 * count, 2), np.asarray(x, float), np.asarray(d, float)
+    total[:count] += x[even] * d[odd] - x[odd] * d[even]
+
+
+@emitted(_crossed_vectors)
+def crossed_vectors(b: Builder, x: Array, d: Array, count: Value, total: Array) -> None:
+    """`crossed` of `count` pairs, in whole vectors of the sums."""
+    W, pairs = total.vector.count, ir.VectorType(x.number, 2 * total.vector.count)
+
+    def every_other(y: Array, p: Value, first: int) -> Value:
+        both = b.load(b.inttoptr(y.at(b.mul(p, I64(2))), pairs.as_pointer()), align=y.size)
+        half = b.shuffle_vector(both, constant(pairs, ir.Undefined), lanes(range(first, 2 * W, 2)))
+        return converted(b, half, total.vector)
+
+    with loop(b, 0, count, W) as p:
+        less = b.fmul(every_other(x, p, 1), every_other(d, p, 0))
+        more = b.fsub(total.load(total.at(p)), less)
+        total.store(vectors.fma(b, every_other(x, p, 0), every_other(d, p, 1), more), total.at(p))
+
+
 @njit(**OPTIONS)
 def crossed(x: Any, d: Any, total: Any) -> None:
     """total += the gradient of an angle, x_even d_odd - x_odd d_even."""
-    for p in range(len(total)):
+    each = BYTES // total.itemsize
+    whole = len(total) // each * each
+    crossed_vectors(x, d, whole, total)
+    for p in range(whole, len(total)):
         total[p] += (np.float64(x[2 * p]) * np.float64(d[2 * p + 1])
                      - np.float64(x[2 * p + 1]) * np.float64(d[2 * p]))  # fmt: skip
 
@@ -186,46 +245,87 @@ def angle_vjp(dt: Double, total: Wide, own: Vector, dangle: Vector) -> Number:
 
 
 @piece
+def reads_vjp(w: Work, n: Whole, i: Whole, h: Whole) -> Number:
+    """Gradients of what the queries of row i read beside the state; returns that of gamma.
+
+    late and back: of the late keys and values, to which those of the rows s > r are added.
+    """
+    at, R, K, V, H = n * w.H + h, w.R, w.K, w.V, w.H
+    hk, hq, none, one = h * w.Hk // w.H, h * w.Hq // w.H, number(row(w.none, 0), 0), number(row(w.none, 0), 1)
+    turn, total, key = row(columns(w.turns, 2 * h * w.P, 2 * w.P), i), row(w.theta, at), row(w.key, at)
+    late, back, own = row(w.late, at), row(w.back, at), w.dt[i, h] * sigmoid(w.trap[i, h])
+    down, along = none, none
+    for r in range(R):
+        C, dC = row(columns(w.C, (r * w.Hq + hq) * K, K), i), row(columns(w.dC, (r * H + h) * K, K), i)
+        dout, dq = row(columns(w.dout, (r * H + h) * V, V), i), row(columns(w.dq, (r * H + h) * K, K), i)
+        if r + 1 < R:
+            copied(dq, one, key)
+            q = row(columns(w.q, (r * H + h) * K, K), i)
+            for s in range(r + 1, R):
+                d = w.scale * dot(dout, row(columns(w.v, (s * H + h) * V, V), i), V)
+                add(row(columns(w.k, (s * H + h) * K, K), i), d, key)
+                add(q, d, rows(late, s * K, K))
+                add(dout, w.later[i, (h * R + r) * R + s], rows(back, s * V, V))
+            rotate(key, turn, 1, dC)
+        else:
+            rotate(dq, turn, 1, dC)
+        crossed(C, dC, total)
+        for s in range(R):
+            B, dB = row(columns(w.B, (s * w.Hk + hk) * K, K), i), row(columns(w.dB, (s * H + h) * K, K), i)
+            x, dx = row(columns(w.x, (s * H + h) * V, V), i), row(columns(w.dx, (s * H + h) * V, V), i)
+            written, overlap = dot(dout, x, V), w.scale * dot(C, B, K)
+            down += overlap * written
+            share = overlap * own
+            if r == s:
+                along += written
+                share = share + w.D[0, h] if w.skips else share
+            add(dout, share, dx)
+            add(C, w.scale * own * written, dB)
+            add(B, w.scale * own * written, dC)
+    w.written[i, h] = along
+    return down
+
+
+@piece
 def token_vjp(w: Work, n: Whole, i: Whole, h: Whole, start: Whole, stop: Whole):
     """Gradients of row i of head h, after those of all later rows."""
-    at, K, V, P, none = n * w.H + h, w.K, w.V, w.P, row(w.none, 0)
-    one, nothing, total, near = number(none, 1), number(none, 0), row(w.theta, at), row(w.near, at)
-    B, C = row(columns(w.B, h * w.Hk // w.H * K, K), i), row(columns(w.C, h * w.Hq // w.H * K, K), i)
-    x, turn = row(columns(w.x, h * V, V), i), row(columns(w.turns, 2 * h * P, 2 * P), i)
-    dB, dx, dv = row(columns(w.dB, h * K, K), i), row(columns(w.dx, h * V, V), i), columns(w.dv, h * V, V)
-    dt, lam, later, weight = (
-        w.dt[i, h],
-        sigmoid(w.trap[i, h]),
-        w.own[at, 0],
-        w.own[at, 1],
-    )  # of the token after: e^g dw, w
-    own, down, before, value = lam * dt, later, nothing, rows(none, 0, V)
-    if i + 1 < stop:
-        rotate(row(columns(w.dk, h * K, K), i + 1), turn, 1, dB)
-        crossed(B, dB, total)
-        copied(row(dv, i + 1), weight, dx)
-    else:
-        copied(rows(none, 0, K), one, dB)
-        copied(rows(none, 0, V), one, dx)
+    at, R, K, V, P, H, none = n * w.H + h, w.R, w.K, w.V, w.P, w.H, row(w.none, 0)
+    one, total, near = number(none, 1), row(w.theta, at), row(w.near, at)
+    late, back, turn, hk = row(w.late, at), row(w.back, at), row(columns(w.turns, 2 * h * P, 2 * P), i), h * w.Hk // w.H
+    # of the token after: e^g dw, w, and the gradients of its late keys and values
+    dt, lam, down, weight = w.dt[i, h], sigmoid(w.trap[i, h]), w.own[at, 0], w.own[at, 1]
+    for r in range(R):
+        dB, dx = row(columns(w.dB, (r * H + h) * K, K), i), row(columns(w.dx, (r * H + h) * V, V), i)
+        if i + 1 < stop:
+            rotate(rows(late, r * K, K), turn, 1, dB)
+            crossed(row(columns(w.B, (r * w.Hk + hk) * K, K), i), dB, total)
+            copied(rows(back, r * V, V), weight, dx)
+        elif w.ended:
+            copied(row(columns(w.dend_k, (h * R + r) * K, K), n), one, dB)
+            copied(row(columns(w.dend_v, (h * R + r) * V, V), n), one, dx)
+        else:
+            copied(rows(none, 0, K), one, dB)
+            copied(rows(none, 0, V), one, dx)
+        copied(row(columns(w.dk, (r * H + h) * K, K), i), one, rows(late, r * K, K))
+        copied(row(columns(w.dv, (r * H + h) * V, V), i), one, rows(back, r * V, V))
+    own, rate, before, is_first = lam * dt, w.A[i if w.shifts else 0, h], number(none, 0), 1
     if i > start:
-        before, value = w.dt[i - 1, h] * sigmoid(w.trap[i - 1, h]), row(columns(w.x, h * V, V), i - 1)
-    elif w.begun:
-        value = row(columns(w.past_v, h * V, V), n)
+        before, is_first = w.dt[i - 1, h] * sigmoid(w.trap[i - 1, h]), 0
+    fade = exp(dt * rate)
+    weight = fade * ((dt - own) + before)
+    w.own[at, 1] = weight
     if w.reads:
-        dC, dout = row(columns(w.dC, h * K, K), i), row(columns(w.dout, h * V, V), i)
-        rotate(row(columns(w.dq, h * K, K), i), turn, 1, dC)
-        crossed(C, dC, total)
-        written, overlap = dot(dout, x, V), w.scale * dot(C, B, K)
-        down += overlap * written
-        share = overlap * own
-        add(dout, share + w.D[0, h] if w.skips else share, dx)
-        w.written[i, h] = written
-        add(C, w.scale * own * written, dB)
-        add(B, w.scale * own * written, dC)
-    rate = w.A[i if w.shifts else 0, h]
-    fade, dw = exp(dt * rate), dot(row(dv, i), value, V)
-    weight, later = fade * ((dt - own) + before), fade * dw
-    w.own[at, 0], w.own[at, 1] = later, weight
+        down += reads_vjp(w, n, i, h)
+    dw = number(none, 0)
+    for r in range(R):
+        value = rows(none, 0, V)
+        if is_first == 0:
+            value = row(columns(w.x, (r * H + h) * V, V), i - 1)
+        elif w.begun:
+            value = row(columns(w.past_v, (h * R + r) * V, V), n)
+        dw += dot(rows(back, r * V, V), value, V)
+    later = fade * dw
+    w.own[at, 0] = later
     dg = w.g[i, h] + weight * dw
     tangents(row(columns(w.angle, h * P, P), i), near)
     ddt = angle_vjp(np.float64(dt), total, near, row(columns(w.dangle, h * P, P), i))
@@ -236,13 +336,16 @@ def token_vjp(w: Work, n: Whole, i: Whole, h: Whole, start: Whole, stop: Whole):
 
 @piece
 def begin_vjp(w: Work, n: Whole, h: Whole, start: Whole, stop: Whole):
-    """Gradients of the last key and value before the first token."""
-    at, K, V, none = n * w.H + h, w.K, w.V, row(w.none, 0)
-    dk, dv, by = rows(none, 0, K), rows(none, 0, V), number(none, 1)
-    if stop > start:
-        dk, dv, by = row(columns(w.dk, h * K, K), start), row(columns(w.dv, h * V, V), start), w.own[at, 1]
-    copied(dk, number(none, 1), row(columns(w.dpast_k, h * K, K), n))
-    copied(dv, by, row(columns(w.dpast_v, h * V, V), n))
+    """Gradients of the last keys and values before the first token."""
+    at, R, K, V, none = n * w.H + h, w.R, w.K, w.V, row(w.none, 0)
+    for r in range(R):
+        dk, dv, by = rows(none, 0, K), rows(none, 0, V), number(none, 1)
+        if w.ended:
+            dk, dv = row(columns(w.dend_k, (h * R + r) * K, K), n), row(columns(w.dend_v, (h * R + r) * V, V), n)
+        if stop > start:
+            dk, dv, by = rows(row(w.late, at), r * K, K), rows(row(w.back, at), r * V, V), w.own[at, 1]
+        copied(dk, number(none, 1), row(columns(w.dpast_k, (h * R + r) * K, K), n))
+        copied(dv, by, row(columns(w.dpast_v, (h * R + r) * V, V), n))
 
 
 @piece
@@ -261,6 +364,10 @@ def backward(w: Work, first: Whole, last: Whole):
         for h in range(low, high):
             begin(w, cut[1], h)  # the theta of a head is now the sum of the gradients of later angles
             w.own[cut[1] * w.H + h, 1] = 0
+            if w.ended:
+                w.own[cut[1] * w.H + h, 0] = w.dend_own[cut[1], h]
+                for p in range(w.P):
+                    w.theta[cut[1] * w.H + h, p] = w.dend_theta[cut[1], h * w.P + p]
         for i in range(stop - 1, start - 1, -1):
             for h in range(low, high):
                 token_vjp(w, cut[1], i, h, start, stop)
@@ -269,11 +376,48 @@ def backward(w: Work, first: Whole, last: Whole):
                 begin_vjp(w, cut[1], h, start, stop)
 
 
+# the state after the last token
+
+STATES = Workspace(
+    "states", ("R", "K", "V", "P"), (), (), {"given": {
+        "begin": Field("rows", "V"), "S": Field("rows", "V"), "k": Field("all", "RK"), "v": Field("all", "RV"),
+        "turn": Field("all", "PP"), "own": Field("all", "one"),
+    }})  # fmt: skip
+Settling = workspace_kind(STATES)
+
+
+@piece
+def settle(w: Settling, first: Whole, last: Whole):
+    """S of heads first..last: rows of P, of each pair rotated back, + sum_r gamma k_r^T v_r."""
+    R, K, V, P = w.R, w.K, w.V, w.P
+    for at in range(first, last):
+        turn, k, v, own = row(w.turn, at), row(w.k, at), row(w.v, at), w.own[at, 0]
+        for p in range(P):
+            n, c, s = at * K + 2 * p, turn[p], turn[P + p]
+            x, y, to_x, to_y = row(w.begin, n), row(w.begin, n + 1), row(w.S, n), row(w.S, n + 1)
+            for j in range(0, V, BYTES // v.itemsize):
+                even, odd = load_part(x, j), load_part(y, j)
+                total, other = fma(s, odd, c * even), fma(-s, even, c * odd)
+                for r in range(R):
+                    value = load_part(rows(v, r * V, V), j)
+                    total = fma(own * k[r * K + 2 * p], value, total)
+                    other = fma(own * k[r * K + 2 * p + 1], value, other)
+                store_part(total, to_x, j)
+                store_part(other, to_y, j)
+        for n in range(2 * P, K):
+            x, to_x = row(w.begin, at * K + n), row(w.S, at * K + n)
+            for j in range(0, V, BYTES // v.itemsize):
+                total = load_part(x, j)
+                for r in range(R):
+                    total = fma(own * k[r * K + n], load_part(rows(v, r * V, V), j), total)
+                store_part(total, to_x, j)
+
+
 # Python
 
 
 class Call(NamedTuple):
-    """The arrays of a call and their sizes: (..., T, heads, width), states (..., heads, width) or ragged (N, ..)."""
+    """The arrays of a call and their sizes: rows (..., T, R, heads, width), states (..., H, R, width) or (N, ..)."""
 
     given: dict[str, Any]
     sizes: dict[str, int]
@@ -281,15 +425,22 @@ class Call(NamedTuple):
     owners: tuple[int, ...]  # those of states
     dtype: np.dtype
 
-    def tokens(self, name: str) -> np.ndarray:
-        """A new array of tokens."""
+    def tokens(self, name: str, *own: str) -> np.ndarray:
+        """A new array of tokens; own: the axes of one token, by default its heads and their columns."""
         H, width = self.sizes["H"], self.sizes[TRAPEZOID.matrices[name].columns]
-        return working((*self.lead, self.sizes["T"], H, width // H), self.dtype)
+        shape = [self.sizes[n] for n in own] if own else [H, width // H]
+        return working((*self.lead, self.sizes["T"], *shape), self.dtype)
 
-    def states(self, name: str) -> np.ndarray:
+    def steps(self, name: str) -> np.ndarray:
+        """A new array of the core's rows (..., T R, H, width)."""
+        T, R, H, width = *(self.sizes[n] for n in "TRH"), self.sizes[TRAPEZOID.matrices[name].columns]
+        return working((*self.lead, T * R, H, width // (R * H)), self.dtype)
+
+    def states(self, name: str, *own: str) -> np.ndarray:
         """A new array of the ends of sequences."""
         H, width = self.sizes["H"], self.sizes[TRAPEZOID.matrices[name].columns]
-        return working((*self.owners, H, width // H), self.dtype)
+        shape = [self.sizes[n] for n in own] if own else [H, width // H]
+        return working((*self.owners, *shape), self.dtype)
 
     def run(self, kernel: Any, made: dict[str, np.ndarray]) -> None:
         """Heads are shared out where there are fewer sequences than threads; a head has the same bits in any share."""
@@ -307,8 +458,8 @@ class Call(NamedTuple):
 
 
 def call_of(x: Any, last: Any, D: Any, scale: float, sequences: Any, dtype: Any, more: dict[str, Any] = {}) -> Call:  # noqa: B006
-    """The call of tokens x, the last key and value before them, and a skip connection D (H,); None: there are none."""
-    *lead, T, H, V = x.x.shape
+    """The call of tokens x, the last keys and values before them, a skip connection D (H,); None: there are none."""
+    *lead, T, R, H, V = x.x.shape
     K, P, batch, dtype = x.B.shape[-1], x.angle.shape[-1], math.prod(lead), np.dtype(dtype)
     ragged = sequences[0].row is not None if sequences else True
     owners = (len(sequences),) if ragged else tuple(lead)
@@ -324,36 +475,68 @@ def call_of(x: Any, last: Any, D: Any, scale: float, sequences: Any, dtype: Any,
     given |= {} if x.C is None else {"C": x.C}
     given |= {} if D is None else {"D": D}
     given |= {} if last is None else {"past_k": last[0], "past_v": last[1]}
-    given = {n: dense(y, dtype) for n, y in given.items()} | {"cuts": cut, "none": zeros}
+    given = {n: dense(y, np.dtype(np.float64) if n in SUMS else dtype) for n, y in given.items()} | {
+        "cuts": cut,
+        "none": zeros,
+    }
     Hk, Hq, states = x.B.shape[-2], 1 if x.C is None else x.C.shape[-2], math.prod(owners)
-    sizes = {"T": T, "H": H, "Hk": Hk, "Hq": Hq, "K": K, "V": V, "P": P, "count": batch * T, "states": states,
+    sizes = {"T": T, "R": R, "H": H, "Hk": Hk, "Hq": Hq, "K": K, "V": V, "P": P, "count": batch * T, "states": states,
              "sequences": states, "four": 4, "one": 1, "widest": max(K, V), "all": states * H, "two": 2, "PP": 2 * P,
-             "HK": H * K, "HV": H * V, "HP": H * P, "HPP": 2 * H * P, "HkK": Hk * K, "HqK": Hq * K,
+             "RH": R * H, "HRR": H * R * R, "RHK": R * H * K, "RHV": R * H * V, "HP": H * P, "HPP": 2 * H * P,
+             "RHkK": R * Hk * K, "RHqK": R * Hq * K, "RK": R * K, "RV": R * V,
              "rates": x.A.size // max(H, 1), "shifts": int(x.A.ndim > 1), "reads": int(x.C is not None),
-             "begun": int(last is not None), "skips": int(D is not None), "scale": scale}  # fmt: skip
+             "begun": int(last is not None), "ended": int("dend_k" in given),
+             "skips": int(D is not None), "scale": scale}  # fmt: skip
     return Call(given, sizes, tuple(lead), owners, dtype)
 
 
 def late_writes(x: Any, last: Any, D: Any, scale: float, sequences: Any, dtype: Any) -> tuple[Any, ...]:
-    """As ops/trapezoid.py: q, k, v, g, shares, and of the last token key, value, gamma and rotation."""
+    """As ops/trapezoid.py: q, k, v, g, shares, later, and of the last token keys, values, gamma and rotation."""
     call = call_of(x, last, D, scale, sequences, dtype)
-    names = ("k", "v", "g") if x.C is None else ("q", "k", "v", "g", "shares")
-    made = {n: call.tokens(n) for n in names} | {n: call.states(n) for n in ("end_k", "end_v", "end_own", "end_turn")}
+    pairs = () if x.C is None else ("shares",) if call.sizes["R"] == 1 else ("shares", "later")
+    made = {n: call.steps(n) for n in ("k", "v", "g", *(() if x.C is None else ("q",)))}
+    made |= {n: call.tokens(n, "H", "R", "R") for n in pairs}
+    made |= {"end_k": call.states("end_k", "H", "R", "K"), "end_v": call.states("end_v", "H", "R", "V")}
+    made |= {n: call.states(n) for n in ("end_own", "end_turn")}
     call.run(forward, made)
     turn = made["end_turn"].reshape((*call.owners, call.sizes["H"], 2, call.sizes["P"]))
-    return (made.get("q"), made["k"], made["v"], made["g"][..., 0], made.get("shares"), made["end_k"], made["end_v"],
-            made["end_own"], np.moveaxis(turn, -2, 0))  # fmt: skip
+    return (made.get("q"), made["k"], made["v"], made["g"][..., 0], made.get("shares"), made.get("later"),
+            made["end_k"], made["end_v"], made["end_own"], np.moveaxis(turn, -2, 0))  # fmt: skip
 
 
-def late_writes_vjp(x: Any, last: Any, D: Any, scale: float, sequences: Any, dtype: Any, d: Any, dout: Any) -> Any:
-    """Gradients (of the tokens by name; of the last key and value before them) from those of q, k, v, g and outputs.
+def late_writes_vjp(
+    x: Any, last: Any, D: Any, scale: float, sequences: Any, dtype: Any, d: Any, dout: Any, late: Any, ends: Any
+) -> Any:
+    """Gradients (of the tokens by name; of the last keys and values before them) from those of q, k, v, g and outputs.
 
-    d: of the core's inputs. dout: of (out + shares x), None without queries.
+    d: of the core's inputs. dout: of out and of what is read beside it, None without queries. late: if R > 1.
+    ends: of the last tokens, or None.
     """
-    more = {"dk": d.k, "dv": d.v, "g": d.g} | ({} if x.C is None else {"dq": d.q, "dout": dout})
+    more = {"dk": d.k, "dv": d.v, "g": d.g}
+    more |= {} if ends is None else {f"dend_{n}": y for n, y in ends._asdict().items()}
+    if x.C is not None:
+        more |= {"dq": d.q, "dout": dout}
+        more |= {} if late is None else {n: getattr(late, n) for n in ("q", "k", "v", "later")}
     call = call_of(x, last, D, scale, sequences, dtype, more)
-    names = ("dx", "dB", "ddt", "dtrap", "dA", "dangle", *(() if x.C is None else ("dC", "written")))
-    made = {n: call.tokens(n) for n in names}
-    made |= {} if last is None else {n: call.states(n) for n in ("dpast_k", "dpast_v")}
+    reads = () if x.C is None else ("dC",)
+    made = {n: call.tokens(n) for n in ("ddt", "dtrap", "dA", "dangle", *(() if x.C is None else ("written",)))}
+    made |= {n: call.tokens(n, "R", "H", "V" if n == "dx" else "K") for n in ("dx", "dB", *reads)}
+    if last is not None:
+        made |= {"dpast_k": call.states("dpast_k", "H", "R", "K"), "dpast_v": call.states("dpast_v", "H", "R", "V")}
     call.run(backward, made | {"turns": call.tokens("turns")})
     return {n: y[..., 0] if n in ("ddt", "dtrap", "dA", "written") else y for n, y in made.items()}
+
+
+def settled(P: np.ndarray, late: Any) -> np.ndarray:
+    """As ops/trapezoid.py: S."""
+    *lead, H, K, V = P.shape
+    R, pairs, dtype = late.last.k.shape[-2], late.turn.shape[-1], P.dtype
+    heads = math.prod(lead) * H
+    sizes = {"R": R, "K": K, "V": V, "P": pairs, "all": heads, "rows": heads * K, "RK": R * K, "RV": R * V,
+             "PP": 2 * pairs, "one": 1}  # fmt: skip
+    S, turn = empty(P.shape, dtype), np.moveaxis(late.turn, 0, -2)
+    given = {"begin": P, "k": late.last.k, "v": late.last.v, "turn": turn, "own": late.own}
+    arrays = {n: dense(y, dtype).reshape([sizes[m] for m in (STATES.matrices[n].rows, STATES.matrices[n].columns)])
+              for n, y in (given | {"S": S}).items()}  # fmt: skip
+    over_matrices(settle, STATES, sizes | arrays, heads, name_of(dtype), is_small=P.size <= SMALL)
+    return S

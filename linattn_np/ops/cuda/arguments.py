@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from ...runtime.arrays import Array
-from ...runtime.cuda.structs import DOUBLE, FLOAT, I64, INT, U32, Struct, pointer
+from ...runtime.cuda.structs import DOUBLE, FLOAT, I64, INT, U32, U64, Struct, pointer
 
 FLOATS, OUT_FLOATS, BYTES, OUT_BYTES = (pointer(x) for x in ("const float", "float", "const char", "char"))
 
@@ -62,7 +62,11 @@ FORMULA = Struct("ops/FormulaArguments", ("x y z u out more", FORMULA_ARRAY), ("
 
 GAUGE = Struct(  # gauge.cu: dense arrays
     "ops/GaugeArguments", ("a b", pointer("const double")), ("m_0", FLOATS), ("m", pointer("double")),
-    ("decay write least", OUT_FLOATS), ("offsets", pointer("const i64")), ("sequences T heads", I64),
+    ("decay write least", OUT_FLOATS), ("offsets", pointer("const i64")), ("T heads", I64),
+)  # fmt: skip
+SHARES = Struct(  # shares.cu: dense arrays (tokens, columns); begin, dbegin (sequences, columns)
+    "ops/SharesArguments", ("s begin", BYTES), ("share g N", OUT_BYTES), ("dshare dg", BYTES), ("ds dbegin", OUT_BYTES),
+    ("offsets", pointer("const i64")), ("T columns", I64),
 )  # fmt: skip
 
 
@@ -77,21 +81,35 @@ NORM = Struct(  # nn/norm.cu: gate and dgate, weight and dweight, bias and dbias
 SOFTMAX = Struct(  # nn/softmax.cu
     "ops/SoftmaxArguments",
     ("x dy", STRIDED), ("y", OUT_BYTES), ("labels", pointer("const i64")),
-    ("loss lse", pointer("void")),  # losses or their cotangents
-    ("ignored", I64), ("smoothing z", DOUBLE), ("rows inner", U32),
+    ("loss lse number", pointer("void")),  # losses or cotangents of them, `each` 0: one of all; how many, or null
+    ("ignored", I64), ("smoothing z", DOUBLE), ("rows inner each", U32),
 )  # fmt: skip
 CONV = Struct(  # nn/short_conv.cu: x and dy of tokens
     "ops/ConvArguments",
     ("x dy", STRIDED), ("weight bias past dend", BYTES),  # (D, W), (D), (sequences or a pool, S, D), (sequences, S, D)
-    ("y dpast parts", OUT_BYTES),  # y, dx or the final state; dpast; sums over blocks (parts, W + 1, D): dweight, dbias
-    ("places offsets", pointer("const i64")),  # of sequences: rows of the pool or null, cu_seqlens or null
+    ("y end dpast parts", OUT_BYTES),  # y, dx or the final state; of a step; dpast; sums over blocks (parts, W + 1, D)
+    ("places", pointer("const void")), ("offsets", pointer("const i64")),  # rows of the pool, cu_seqlens; or null
     ("segments", pointer("const int")),  # of ragged calls: (sequence, first token in it)
     ("D S T each", U32), ("count per_sequence sequences", U32),  # count: segments of `each` tokens
+    ("pool", I64),  # rows of it
 )  # fmt: skip
 ROTARY = Struct(  # nn/rotary.cu: x (tokens, heads, K)
     "ops/RotaryArguments",
-    ("x dy", STRIDED), ("cos sin", pointer("const void")),  # (period, turn_heads, P)
-    ("y", OUT_BYTES), ("tokens heads period turn_heads K P", U32),
+    ("x dy", STRIDED), ("cos sin", pointer("const void")),  # (period, turn_heads, P), `step` numbers a token
+    ("y", OUT_BYTES), ("tokens heads period turn_heads K P step", U32),
+)  # fmt: skip
+DROPOUT_JUMP = Struct("ops/DropoutJump", ("a_high a_low c_high c_low", U64))
+DROPOUT = Struct(  # nn/dropout.cu: dense arrays of `size` numbers
+    "ops/DropoutArguments",
+    ("x", BYTES), ("y", OUT_BYTES), ("size", I64), ("state_high state_low", U64), ("jumps", DROPOUT_JUMP, 48),
+    ("factor", DOUBLE), ("p", FLOAT),
+)  # fmt: skip
+EMBEDDING = Struct(  # nn/embedding.cu: rows of D numbers; ids (N,), a table (V, D)
+    "ops/EmbeddingArguments",
+    ("x", STRIDED), ("y", OUT_BYTES), ("ids", pointer("const i64")),  # x: the table, or dy
+    ("from_keys from_order", pointer("const u32")), ("to_keys to_order counts", pointer("u32")),  # of the sort
+    ("parts", pointer("void")),  # (chunks, 2, D)
+    ("N V D shift blocks first", U32),
 )  # fmt: skip
 
 

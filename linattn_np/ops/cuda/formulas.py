@@ -19,8 +19,8 @@ OF_NUMBERS = ("copy", "filled", "scaled", "product", "added", "complement", "com
               "log_rest_vjp", "step_size", "step_size_vjp", "skip_and_gate", "gate_vjp", "capped", "capped_vjp",
               "log_forget", "log_forget_vjp", "log_decay", "bounded", "log_sigmoid", "log_sigmoid_vjp", "lower_bound",
               "lower_bound_vjp", "exponential", "feature", "feature_vjp", "activation", "activation_vjp",
-              "swiglu", "share_sum", "decayed_sum", "average")  # fmt: skip
-PAIRS = ("log_decay_vjp", "bounded_vjp", "exponential_vjp", "swiglu_vjp", "share")  # two results of numbers
+              "swiglu", "decayed_sum", "average")  # fmt: skip
+PAIRS = ("log_decay_vjp", "bounded_vjp", "exponential_vjp", "swiglu_vjp")  # two results of numbers
 OF_ROWS = ("appended", "quotient", "quotient_vjp", "normed", "softmax", "softmax_vjp", "strength", "strength_vjp",
            "inner", "turn", "rotated", "rotated_pair", "over_length", "favor", "fourier", "monomials",
            "dpfp")  # fmt: skip

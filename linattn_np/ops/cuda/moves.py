@@ -1,4 +1,4 @@
-"""CuPy's namespace while calls are recorded: functions that move numbers are launches of one kernel (formula.cu).
+"""CuPy's namespace, whose allocations are recorded; its moves of numbers are launches of one kernel (formula.cu).
 
 Casts, copies, concatenations and constants of few numbers; of more they are CuPy's own, which are not recorded.
 """
@@ -14,15 +14,26 @@ import numpy as np
 
 from ...runtime.arrays import Array
 from ...runtime.cuda import launch
-from ...runtime.cuda.record import RecordedNamespace, Shape, empty
+from ...runtime.cuda.record import Shape, empty
 from ...runtime.recorder import active as recording
+from ...runtime.recorder import allocated
 from . import formulas
 
 MOST = 1 << 20  # numbers; of more, a launch is not what takes the time
 
 
-class MovingNamespace(RecordedNamespace):
-    """The namespace `xp`; its casts, copies, concatenations and constants are reported to the recorder."""
+class Namespace:
+    """The namespace `xp`, which reports to the recorder that is entered: allocations, and moves of numbers."""
+
+    def __init__(self, xp: Any):
+        self._xp = xp
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._xp, name)
+
+    def empty(self, shape: Shape, **options: Any) -> Array:
+        """A new array."""
+        return allocated(self._xp.empty(shape, **options))
 
     def astype(self, x: Array, dtype: Any, **options: Any) -> Array:
         """x in another dtype."""
@@ -88,6 +99,6 @@ def _wide(dtype: Any) -> str:
 
 
 @functools.cache
-def namespace(xp: Any) -> MovingNamespace:
+def namespace(xp: Any) -> Namespace:
     """CuPy's namespace, whose allocations and moves are recorded."""
-    return MovingNamespace(xp)
+    return Namespace(xp)

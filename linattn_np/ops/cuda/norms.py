@@ -8,13 +8,26 @@ from typing import Any, NamedTuple
 from ...runtime.arrays import Array
 from ...runtime.cuda import record
 from .arguments import NORM, address
-from .row_arrays import Grid, dense, grid_of, is_narrow, kind_of, launched, rows_of, strided, strides_of, working_dtype
+from .row_arrays import (
+    WARP,
+    Grid,
+    dense,
+    is_narrow,
+    kind_of,
+    launched,
+    rows_of,
+    spread_of,
+    strided,
+    strides_of,
+    working_dtype,
+)
 from .sums import over_middle
 
 SOURCE = "nn/norm.cu"
 TOGETHER = 4  # rows that a lane computes together, of one piece each
 GATED, GATED_BACK = 2, 1  # and with gates: forward, backward
 PARTS = 1056  # of a sum over rows, at most: the same on every device, so that bits are
+WIDE = 264 * 256  # lanes of all blocks, at most, where a row has more lanes than a warp
 
 
 class Norm(NamedTuple):
@@ -43,7 +56,7 @@ def forward(
     y, rows = record.empty(tuple(x.shape), x.dtype), rows_of(x, D)
     inner, (x, gate) = strided(D, x, gate)
     weight, bias = dense(weight), dense(bias)
-    grid = grid_of(D, x, gate, weight, bias)
+    grid = spread_of(D, x, gate, weight, bias)
     constants = _constants(grid, norm, D, x, gate, weight, bias, x) | {"LA_NARROW": int(is_narrow(y))}
     each = grid.beside * constants["LA_ROWS"]
     packed = _packed(x, gate, None, weight, bias, norm, D, inner, y=address(y), rows=rows)
@@ -65,15 +78,15 @@ def backward(
     dgate = None if gate is None else record.empty(tuple(gate.shape), gate.dtype)
     inner, (x, gate, dy) = strided(D, x, gate, dy)
     weight, bias = dense(weight), dense(bias)
-    grid, wide = grid_of(D, x, gate, dy, weight, bias), working_dtype(x, gate, dy, weight, bias)
+    grid, wide = spread_of(D, x, gate, dy, weight, bias), working_dtype(x, gate, dy, weight, bias)
     constants = _constants(grid, norm, D, x, gate, weight, bias, dy) | {"LA_NARROW": int(is_narrow(dx, dgate))}
-    if gate is not None and grid.is_one_piece:
+    if gate is not None:
         constants["LA_ROWS"] = GATED_BACK
     groups = max((y.size // D for y in (weight, bias) if y is not None), default=1)
     each, count = grid.beside * constants["LA_ROWS"], rows // groups
     block = each
     if weight is not None or bias is not None:
-        most = max(PARTS // groups, 1)
+        most = max((PARTS if grid.lanes <= WARP else WIDE // grid.lanes) // groups, 1)
         block = -(-count // (most * each)) * each
     parts = -(-count // block)
     sums = [None if y is None else record.empty((1, parts, groups * D), wide) for y in (weight, bias)]
@@ -90,8 +103,9 @@ def _constants(
     grid: Grid, norm: Norm, D: int, x: Array, gate: Any, weight: Any, bias: Any, dy: Array
 ) -> dict[str, int]:
     together = TOGETHER if gate is None else GATED
+    one_piece = grid.lanes <= WARP and grid.lanes * grid.per >= D
     return {
-        "LA_D": D, "LA_PER": grid.per, "LA_LANES": grid.lanes, "LA_ROWS": together if grid.is_one_piece else 1,
+        "LA_D": D, "LA_PER": grid.per, "LA_LANES": grid.lanes, "LA_ROWS": together if one_piece else 1,
         "LA_DOUBLE": int(working_dtype(x, gate, weight, bias, dy).itemsize == 8), "LA_DTYPE": kind_of(x),
         "LA_GATE": kind_of(gate), "LA_WEIGHT": kind_of(weight), "LA_BIAS": kind_of(bias), "LA_GRAD": kind_of(dy),
         "LA_MEAN": int(norm.mean), "LA_CENTRED": int(norm.centred), "LA_ACT": int(norm.sigmoid),

@@ -21,8 +21,8 @@ def rotate(x: Array, c: Array, s: Array, interleaved: bool, back: bool) -> Array
 
 
 def angles_vjp(x: Array, c: Array, s: Array, interleaved: bool, dy: Array) -> Array:
-    """The gradient of angles (..., T, H or 1, P), in the dtype of c."""
-    d = record.empty(tuple(c.shape), c.dtype)
+    """The gradient of angles (..., T, H or 1, P) of every token of x, in the dtype of c."""
+    d = record.empty((*x.shape[:-2], 1 if c.ndim == 2 else c.shape[-2], c.shape[-1]), c.dtype)
     _launch("angles", x, dy, c, s, d, interleaved, False)
     return d
 
@@ -33,7 +33,11 @@ def _launch(
     *lead, H, K = x.shape
     tokens, P, heads = prod(lead), c.shape[-1], 1 if c.ndim == 2 else c.shape[-2]
     x, dy = (None if one is None else strided(K, one)[1][0] for one in (x, dy))
-    c, s, per = dense(c), dense(s), 16 // x.itemsize
+    step, per = heads * P, 16 // x.itemsize
+    if c.ndim == 2 and c.strides == s.strides and c.strides[1] == c.itemsize:
+        step = c.strides[0] // c.itemsize
+    else:
+        c, s = dense(c), dense(s)
     moved, rotated = 2 if interleaved else 1, (x, dy, y if dy is None else None)  # pairs may lie together
     while per > 1 and (
         P % per or (K - 2 * P) % per or not (is_aligned(moved * per, *rotated) and is_aligned(per, c, s, y))
@@ -45,7 +49,7 @@ def _launch(
     }  # fmt: skip
     packed = ROTARY.pack(x=strides_of(x, K, H), dy=strides_of(dy, K, H), cos=address(c), sin=address(s), y=address(y),
                          tokens=tokens, heads=H, period=prod(c.shape[:-1]) // heads, turn_heads=heads, K=K,
-                         P=P)  # fmt: skip
+                         P=P, step=step)  # fmt: skip
     each = P // per + (K - 2 * P) // per if entry == "rotate" else P // per
     threads = tokens * each * (-(-H // HEADS) if entry == "rotate" else heads)
     launched(SOURCE, entry, constants, -(-threads // THREADS), THREADS, packed, x, dy, c, s, y)

@@ -27,15 +27,11 @@ class Grid(NamedTuple):
 
     @property
     def threads(self) -> int:
-        return max(self.lanes, BLOCK)
+        return self.lanes if self.lanes > WARP else BLOCK
 
     @property
     def beside(self) -> int:
         return self.threads // self.lanes
-
-    @property
-    def is_one_piece(self) -> bool:
-        return self.lanes <= WARP
 
 
 def kind_of(x: Array | None) -> int:
@@ -72,9 +68,7 @@ def tokens_of(x: Any) -> tuple[Any, Strides]:
 
 def grid_of(D: int, first: Array, *arrays: Array | None) -> Grid:
     """The grid of rows of D numbers of these arrays."""
-    per = 16 // first.itemsize
-    while per > 1 and (D % per or not is_aligned(per, first, *arrays)):
-        per //= 2
+    per = _per(D, first, *arrays)
     pieces = -(-D // per)
     lanes = BLOCK if pieces <= HELD * BLOCK else LARGE
     if pieces <= HELD * WARP:
@@ -82,6 +76,22 @@ def grid_of(D: int, first: Array, *arrays: Array | None) -> Grid:
         while lanes < min(pieces, WARP):
             lanes *= 2
     return Grid(per, lanes)
+
+
+def spread_of(D: int, first: Array, *arrays: Array | None) -> Grid:
+    """The grid with one or two pieces of a row for each lane, up to 2 BLOCK lanes."""
+    per, lanes = _per(D, first, *arrays), 1
+    while lanes < 2 * BLOCK and lanes * per * (1 if lanes < WARP else 2) < D:
+        lanes *= 2
+    return Grid(per, lanes)
+
+
+def _per(D: int, first: Array, *arrays: Array | None) -> int:
+    """Numbers that a lane moves together."""
+    per = 16 // first.itemsize
+    while per > 1 and (D % per or not is_aligned(per, first, *arrays)):
+        per //= 2
+    return per
 
 
 def _misaligned(x: Array, size: int) -> bool:

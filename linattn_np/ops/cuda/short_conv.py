@@ -25,6 +25,7 @@ WIDEST = 8
 BYTES = 8  # that a lane moves together
 GROUP, GROUP_BACK = 4, 4  # tokens that are loaded together
 BLOCKS = 4  # of a multiprocessor, in a backward
+MIX, BEFORE = 1, 2  # LA_SHIFT
 
 
 class Cut(NamedTuple):
@@ -43,29 +44,45 @@ def takes(W: int) -> bool:
     return 1 <= W <= WIDEST
 
 
-def forward(sequences: Sequences, x: Array, conv: ShortConv, past: Array | None) -> Array:
+# Weights of a convolution: (D, W); of a token shift (D,), the share of the token before, or None: that token. Past
+# inputs are one state a sequence, or with `places` (N,) rows of a pool.
+
+
+def forward(sequences: Sequences, x: Array, conv: ShortConv, past: Array | None, places: Array | None = None) -> Array:
     """y (..., T, D), dense, in the dtype of x."""
     y = record.empty(tuple(x.shape), x.dtype)
-    _launch("conv", sequences, x, conv, past, EACH, {"y": y})
+    _launch("conv", sequences, x, conv, past, EACH, {"y": y, "places": places})
     return y
 
 
-def end(sequences: Sequences, x: Array, past: Array | None, S: int, dtype: Any) -> Array:
-    """The last S of [past, x], zeros before: one of each sequence, in `dtype`."""
-    D = x.shape[-1]
+def step(
+    sequences: Sequences, x: Array, conv: ShortConv, past: Array | None, end: Array | None, places: Array | None = None
+) -> Array:
+    """y (..., 1, D) of one token a sequence; final states are written to `end`: `past` itself, or one a sequence."""
+    y = record.empty(tuple(x.shape), x.dtype)
+    own = {"y": y, "end": end, "places": places}
+    _launch("conv_step", sequences, x, conv, past, 0, own, 0 if end is None else end.shape[-2])
+    return y
+
+
+def room_for_end(sequences: Sequences, x: Array, S: int, dtype: Any) -> Array:
+    """Memory for one final state a sequence, in `dtype`."""
     lead = tuple(x.shape[:-2]) if sequences.offsets is None else (len(sequences.offsets) - 1,)
-    y = record.empty((*lead, S, D), dtype)
-    if y.size:
+    return record.empty((*lead, S, x.shape[-1]), dtype)
+
+
+def end(sequences: Sequences, x: Array, past: Array | None, to: Array, places: Array | None = None) -> None:
+    """The last S of [past, x], zeros before, into `to` (..., S, D): `past` itself, or one a sequence."""
+    if to.size:
         conv = ShortConv(x)  # its weights are not read
-        _launch("conv_end", sequences, x, conv, past, 0, {"y": y}, S)
-    return y
+        _launch("conv_end", sequences, x, conv, past, 0, {"y": to, "places": places}, to.shape[-2])
 
 
 def backward(
     sequences: Sequences, x: Array, conv: ShortConv, past: Array | None, dy: Array, dend: Array | None = None
 ) -> ShortConvGrads:
     """Gradients in the dtypes of their arrays; dend: the cotangent of the final states."""
-    dx, (D, W) = record.empty(tuple(x.shape), x.dtype), conv.weight.shape
+    dx = record.empty(tuple(x.shape), x.dtype)
     dpast = None if past is None else record.empty(tuple(past.shape), past.dtype)
     dend = dense(dend)
     S = 0 if dend is None else dend.shape[-2]
@@ -73,14 +90,20 @@ def backward(
         _launch("conv_end_vjp", sequences, x, conv, past, 0, {"dpast": dpast, "dend": dend}, S)
     own = {"y": dx, "dpast": dpast, "dend": dend, "dy": dy}
     parts = _launch("conv_vjp", sequences, x, conv, past, EACH_BACK, own, S)
+    if parts is None:
+        return ShortConvGrads(dx, None, None, dpast)
+    D, W = x.shape[-1], _width(conv)
     sums = over_middle(parts)[0].reshape(W + 1, D)
-    dweight = record.empty((D, W), conv.weight.dtype)
-    put(dweight, sums[:W].T)
-    dbias = None
+    dweight, dbias = record.empty(tuple(conv.weight.shape), conv.weight.dtype), None
+    put(dweight, sums[:W].T if conv.weight.ndim == 2 else sums[0] - sums[1])
     if conv.bias is not None:
         dbias = record.empty((D,), conv.bias.dtype)
         put(dbias, sums[W])
     return ShortConvGrads(dx, dweight, dbias, dpast)
+
+
+def _width(conv: ShortConv) -> int:
+    return conv.weight.shape[1] if conv.weight is not None and conv.weight.ndim == 2 else 2
 
 
 def _launch(
@@ -88,35 +111,40 @@ def _launch(
     S: int = 0,
 ) -> Any:  # fmt: skip
     """own: arrays that the entry has besides x, weights and past. S: of states where there is no past."""
-    D, dy, dend = x.shape[-1], own.get("dy"), own.get("dend")
+    D, dy, dend, places = x.shape[-1], own.get("dy"), own.get("dend"), own.get("places")
     is_end = entry.startswith("conv_end")
     weight, bias, past = None if is_end else dense(conv.weight), None if is_end else dense(conv.bias), dense(past)
     (x, x_rows), (dy, dy_rows) = tokens_of(x), tokens_of(dy)
     cut = _cut(sequences, x, each or 1)
     wide = working_dtype(x, weight, bias, past, dy, dend)
     per = BYTES // x.itemsize if x.itemsize < 8 else 1
-    given = (x, bias, past, dy, *own.values())
+    states = [own[n] for n in ("y", "end", "dpast", "dend") if own.get(n) is not None]
+    given = (x, bias, past, dy, *states, weight if weight is not None and weight.ndim == 1 else None)
     while per > 1 and (D % per or not is_aligned(per, *given)):
         per //= 2
-    state, W = own["y"] if entry == "conv_end" else dend, 1 if is_end else conv.weight.shape[1]
+    state = own["y"] if entry == "conv_end" else own.get("end", dend)
+    W, shift = (1, 0) if is_end else (_width(conv), BEFORE if weight is None else MIX if weight.ndim == 1 else 0)
     constants = {
         "LA_PER": per, "LA_W": W, "LA_DOUBLE": int(wide.itemsize == 8),
-        "LA_DTYPE": kind_of(x), "LA_WEIGHT": 2 if weight is None else kind_of(weight), "LA_BIAS": kind_of(bias),
+        "LA_DTYPE": kind_of(x), "LA_WEIGHT": kind_of(weight), "LA_BIAS": kind_of(bias),
         "LA_PAST": kind_of(past), "LA_END": 2 if state is None else kind_of(state),
         "LA_GRAD": kind_of(x if dy is None else dy), "LA_SILU": int(conv.activation == "silu"),
         "LA_RESIDUAL": int(conv.residual), "LA_GROUP": GROUP_BACK if entry == "conv_vjp" else GROUP,
         "LA_BLOCKS": BLOCKS if W <= 4 and wide.itemsize == 4 else 1,
-        "LA_NARROW": int(is_narrow(own.get("y", x), own.get("dpast"))),
+        "LA_NARROW": int(is_narrow(own.get("y", x), own.get("dpast"))), "LA_SHIFT": shift,
+        "LA_PLACE": 8 if places is None else places.itemsize,
+        "LA_POOLED": int(places is not None and state is not None and state is past),
     }  # fmt: skip
     tiles, steps = -(-D // (32 * per)), -(-cut.pieces // WARPS)
-    parts = record.empty((1, steps, (W + 1) * D), wide) if entry == "conv_vjp" else None
+    parts = record.empty((1, steps, (W + 1) * D), wide) if entry == "conv_vjp" and shift != BEFORE else None
     packed = CONV.pack(
         x=x_rows, dy=dy_rows, weight=address(weight), bias=address(bias), past=address(past),
-        dend=address(dend), y=address(own.get("y")), dpast=address(own.get("dpast")), parts=address(parts), places=0,
+        dend=address(dend), y=address(own.get("y")), end=address(own.get("end")), dpast=address(own.get("dpast")),
+        parts=address(parts), places=address(places), pool=0 if places is None else past.shape[0],
         offsets=address(cut.offsets), segments=address(cut.segments), D=D, S=S if past is None else past.shape[-2],
         T=cut.T, each=each, count=cut.pieces, per_sequence=cut.per_sequence, sequences=cut.sequences,
     )  # fmt: skip
-    blocks = -(-cut.sequences * -(-D // per) // (32 * WARPS)) if is_end else tiles * steps
+    blocks = -(-cut.sequences * -(-D // per) // (32 * WARPS)) if each == 0 else tiles * steps
     arrays = (x, dy, weight, bias, past, *own.values(), parts, cut.offsets, cut.segments)
     launched(SOURCE, entry, constants, blocks, 32 * WARPS, packed, *{id(y): y for y in arrays}.values())
     return parts

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from ...runtime.arrays import Array
-from ...runtime.cuda import launch, record
+from ...runtime.cuda import record
 from .arguments import SOFTMAX, address
 from .row_arrays import (
     BLOCK,
@@ -25,7 +22,7 @@ from .row_arrays import (
 )
 
 SOURCE = "nn/softmax.cu"
-SUMS = ("label_sums", "loss_sums")  # entries of one block
+SUMS = "loss_sums"  # an entry of one block
 
 
 def softmax(x: Array) -> Array:
@@ -57,46 +54,38 @@ def cross_entropy(x: Array, labels: Array, smoothing: float, z: float, ignored: 
     return found
 
 
-def label_sums(x: Array, labels: Array, ignored: int) -> Array:
-    """(4,): how many rows have a loss, how many labels are no column, and place for `loss_sums`."""
-    sums = record.empty((4,), working_dtype(x))
-    _launch("label_sums", x, None, sums, dense(labels), ignored=ignored)
-    return sums
+class Sums(NamedTuple):
+    """Of losses: (), in the dtype of the computation. number: how many rows have one, at least 1."""
+
+    total: Array
+    mean: Array
+    number: Array
 
 
-def loss_sums(x: Array, loss: Array, sums: Array) -> tuple[Array, Array]:
-    """The total of losses (R,) and their mean, 0 of none; sums: of `label_sums`."""
-    _launch("loss_sums", x, None, sums, None, loss)
-    return sums[2], sums[3]
+def loss_sums(x: Array, labels: Array, loss: Array, ignored: int) -> Sums:
+    """Sums of losses (R,)."""
+    sums = record.empty((3,), working_dtype(x))
+    _launch("loss_sums", x, None, sums, dense(labels), loss, ignored=ignored)
+    return Sums(*(sums[n : n + 1].reshape(()) for n in range(3)))
 
 
 def cross_entropy_vjp(
-    x: Array, labels: Array, smoothing: float, z: float, ignored: int, d: Array, lse: Array | None = None
+    x: Array,
+    labels: Array,
+    smoothing: float,
+    z: float,
+    ignored: int,
+    d: Array,
+    lse: Array | None = None,
+    number: Array | None = None,
 ) -> Array:
-    """dx (R, D) in the dtype of x; d (R,) in the dtype of the computation. lse: that of the forward."""
-    dx = record.empty(tuple(x.shape), x.dtype)
-    _launch("cross_entropy_vjp", x, None, dx, dense(labels), dense(d), lse, smoothing, z, ignored)
-    return dx
+    """dx (R, D) in the dtype of x; d (R,), or () for all, in the dtype of the computation, is divided by `number`.
 
-
-def to_host(x: Array) -> Callable[[], np.ndarray] | None:
-    """A function that waits for a copy of x, dense, which begins now; None while a CUDA graph is being captured.
-
-    Later launches run meanwhile.
+    lse: that of the forward.
     """
-    cuda = launch.cupy().cuda
-    if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):
-        return None
-    there = np.frombuffer(cuda.alloc_pinned_memory(x.nbytes), x.dtype, x.size)
-    x.data.copy_to_host_async(there.ctypes.data, x.nbytes)
-    done = cuda.Event(disable_timing=True)
-    done.record()
-
-    def wait() -> np.ndarray:
-        done.synchronize()
-        return there
-
-    return wait
+    dx = record.empty(tuple(x.shape), x.dtype)
+    _launch("cross_entropy_vjp", x, None, dx, dense(labels), dense(d), lse, smoothing, z, ignored, number)
+    return dx
 
 
 def _launch(
@@ -110,6 +99,7 @@ def _launch(
     smoothing: float = 0.0,
     z: float = 0.0,
     ignored: int = 0,
+    number: Array | None = None,
 ) -> None:
     D = x.shape[-1]
     inner, (x, dy) = strided(D, x, dy)
@@ -119,11 +109,12 @@ def _launch(
     constants: dict[str, int] = {
         "LA_D": D, "LA_PER": grid.per, "LA_LANES": grid.lanes, "LA_DOUBLE": int(working_dtype(x, dy).itemsize == 8),
         "LA_DTYPE": kind_of(x), "LA_GRAD": kind_of(x if dy is None else dy),
-        "LA_NARROW": int(is_narrow(x, None if entry in SUMS else y)),
+        "LA_NARROW": int(is_narrow(x, None if entry == SUMS else y)), "LA_SMOOTH": int(smoothing != 0),
         "LA_SAVED": int(entry == "cross_entropy_vjp" and lse is not None),
     }  # fmt: skip
     packed = SOFTMAX.pack(x=strides_of(x, D, inner), dy=strides_of(dy, D, inner), y=address(y), labels=address(labels),
-                          loss=address(loss), lse=address(lse), ignored=ignored, smoothing=smoothing, z=z, rows=rows,
-                          inner=inner)  # fmt: skip
-    blocks, threads = (1, LARGE) if entry in SUMS else (-(-rows // grid.beside), grid.threads)
-    launched(SOURCE, entry, constants, blocks, threads, packed, x, dy, y, labels, loss, lse)
+                          loss=address(loss), lse=address(lse), number=address(number), ignored=ignored,
+                          smoothing=smoothing, z=z, rows=rows, inner=inner,
+                          each=int(loss is not None and loss.ndim))  # fmt: skip
+    blocks, threads = (1, LARGE) if entry == SUMS else (-(-rows // grid.beside), grid.threads)
+    launched(SOURCE, entry, constants, blocks, threads, packed, x, dy, y, labels, loss, lse, number)

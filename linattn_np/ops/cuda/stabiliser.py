@@ -12,16 +12,21 @@ from ...runtime.cuda import launch
 from ...runtime.cuda.record import empty
 from ...runtime.shapes import Sequence
 from .arguments import GAUGE, address
-from .unit_rows import THREADS
 
 SOURCE = "ops/gauge.cu"
-MOST_TOKENS = 4096  # of more, array calls over all tokens at once take less time
+THREADS, LANES = 1024, 32  # of a block: 32 columns of a sequence, 32 parts of its tokens
 
 
-def takes(a: Array, sequences: Items[Sequence], dtype: Any, positions: Items[int]) -> bool:
+def takes(a: Array, sequences: Items[Sequence], dtype: Any, positions: Items[int] | None) -> bool:
     """Whether the kernel computes the gates of a call; a (..., T, H) in float64."""
-    few = 0 < a.shape[-2] <= MOST_TOKENS and a.size > 0 and not positions
-    return few and a.dtype == np.float64 and np.dtype(dtype) == np.float32 and launch.unusable() is None
+    return (
+        a.size > 0
+        and positions is not None
+        and not positions
+        and a.dtype == np.float64
+        and np.dtype(dtype) == np.float32
+        and launch.unusable() is None
+    )
 
 
 def gauge(xp: Any, a: Array, b: Array, m_0: Array, sequences: Items[Sequence]) -> tuple[Array, ...]:
@@ -30,11 +35,21 @@ def gauge(xp: Any, a: Array, b: Array, m_0: Array, sequences: Items[Sequence]) -
     T, H = a.shape[-2:]
     m = empty(a.shape, np.dtype(np.float64))
     gates = [empty(a.shape, np.dtype(np.float32)) for _ in range(3)]
-    ragged = sequences[0].row is not None
-    offsets = xp.asarray([0, *(s.stop for s in sequences)], dtype=xp.int64) if ragged else None
+    offsets = offsets_of(xp, sequences)
     arrays = dict(zip(("a", "b", "m_0", "m", "decay", "write", "least", "offsets"),
                       (a, b, m_0, m, *gates, offsets), strict=True))  # fmt: skip
-    count = m_0.size // H
-    packed = GAUGE.pack(**{n: address(y) for n, y in arrays.items()}, sequences=count, T=T, heads=H)
-    launch.launch(SOURCE, "gauge", (), -(-count * H // THREADS), THREADS, 0, packed, tuple(arrays.values()))
+    packed = GAUGE.pack(**{n: address(y) for n, y in arrays.items()}, T=T, heads=H)
+    launch.launch(SOURCE, "gauge", (), blocks_of(m_0.size, H), THREADS, 0, packed, tuple(arrays.values()))
     return m, *gates
+
+
+def offsets_of(xp: Any, sequences: Items[Sequence]) -> Array | None:
+    """The first tokens of sequences in one row, and the end; None where each has a row."""
+    if sequences[0].row is None:
+        return None
+    return xp.asarray([0, *(s.stop for s in sequences)], dtype=xp.int64)
+
+
+def blocks_of(size: int, columns: int) -> int:
+    """Blocks of sequences whose first values (sequences, columns) are `size` numbers."""
+    return size // columns * -(-columns // LANES)

@@ -9,22 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from .. import code_cache
 from ..compiling import compiling
 from . import nvrtc
-from .sources import Source
+from .sources import Source, digest
 
 FLAGS = ("-std=c++17", "-default-device", "--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
 
 
-class Code(NamedTuple):
-    """Machine code, the compiler's log (empty where the code came from the cache), and its file, if it has one."""
-
-    cubin: bytes
-    log: str
-    path: Path | None
+Code = tuple[bytes, str, Path | None]  # machine code, the log (empty from the cache), the file in the cache
 
 
 def architecture(capability: int) -> str:
@@ -46,16 +40,16 @@ def options_of(constants: Mapping[str, int], arch: str) -> tuple[str, ...]:
 
 def key_of(source: Source, options: tuple[str, ...]) -> str:
     """Hash of the source and its includes, the options, the compiler's version."""
-    text = "\n".join([source.name, source.digest, *options, ".".join(map(str, nvrtc.version()))])
+    text = "\n".join([source[0], digest(*source), *options, ".".join(map(str, nvrtc.version()))])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def compile_source(source: Source, constants: Mapping[str, int], arch: str, cached: bool = True) -> Code:
-    """The machine code of a source.   Raises nvrtc.CompileError with the log and numbered source."""
+    """The code of a source.   Raises nvrtc.CompileError with the log and numbered source."""
     options = options_of(constants, arch)
     path = code_cache.file_of(nvrtc.KIND, f"{key_of(source, options)}.cubin") if cached else None
     if path is not None and (cubin := code_cache.load(path)) is not None:
-        return Code(cubin, "", path)
-    with compiling(f"{source.name} by NVRTC", path):
-        cubin, log = nvrtc.compile_program(source.name, source.text, source.headers, options)
-    return Code(cubin, log, path if path is not None and code_cache.store(path, cubin) else None)
+        return cubin, "", path
+    with compiling(f"{source[0]} by NVRTC", path):
+        cubin, log = nvrtc.compile_program(*source, options)
+    return cubin, log, path if path is not None and code_cache.store(path, cubin) else None

@@ -11,7 +11,7 @@ from . import launch
 Array = Any
 MOST, MOST_BYTES = 256, 8 << 20  # cached arrays at most, of all GPUs; none is freed: another stream may be reading it
 
-_kept: dict[Hashable, Array] = {}
+_cached: dict[Hashable, Array] = {}
 
 
 def once(xp: Any, key: Hashable, where: Any, make: Callable[[], Array]) -> Array:
@@ -23,7 +23,7 @@ def once(xp: Any, key: Hashable, where: Any, make: Callable[[], Array]) -> Array
     if not xp.__name__.endswith("cupy"):
         return make()
     key = (str(where), key)
-    if (array := _kept.get(key)) is None:
+    if (array := _cached.get(key)) is None:
         recorder, recording.recorder = recording.recorder, None  # no part of the call
         try:
             array, cuda = make(), launch.cupy().cuda
@@ -32,15 +32,15 @@ def once(xp: Any, key: Hashable, where: Any, make: Callable[[], Array]) -> Array
         stream = cuda.get_current_stream(array.device.id)
         if is_cacheable(array.nbytes) and not cuda.runtime.streamIsCapturing(stream.ptr):
             stream.synchronize()
-            _kept[key] = array
+            _cached[key] = array
     return array
 
 
 def is_cacheable(size: int) -> bool:
     """Whether there is place for an array of `size` bytes."""
-    return len(_kept) < MOST and size + sum(x.nbytes for x in list(_kept.values())) <= MOST_BYTES
+    return len(_cached) < MOST and size + sum(x.nbytes for x in list(_cached.values())) <= MOST_BYTES
 
 
 def at(pointer: int) -> Array | None:
     """The cached array at an address."""
-    return next((x for x in list(_kept.values()) if x.data.ptr == pointer), None)
+    return next((x for x in list(_cached.values()) if x.data.ptr == pointer), None)

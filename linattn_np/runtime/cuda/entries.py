@@ -15,11 +15,3 @@ class Entry(NamedTuple):
     words: str
     file: str
     constants: Constants
-
-
-class KernelEntry(NamedTuple):
-    """An entry function: its source file, its name, threads of a block."""
-
-    file: str
-    entry: str
-    threads: int

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..recorder import active as recording
+from .elements import Constants
 
 LARGEST_GRID = 2**31 - 1
 
@@ -79,11 +80,17 @@ def _multiprocessors(device: int) -> int:
     return int(cupy().cuda.Device(device).attributes["MultiProcessorCount"])
 
 
+def is_capturing() -> bool:
+    """Whether launches on the current stream become part of a CUDA graph."""
+    cuda = cupy().cuda
+    return bool(cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr))
+
+
 _codes: dict[tuple[Any, ...], Future[Any]] = {}
 _lock = threading.Lock()
 
 
-def _begin(file: str, constants: tuple[tuple[str, int], ...], capability: int, beside: bool) -> Future[Any]:
+def _begin(file: str, constants: Constants, capability: int, beside: bool) -> Future[Any]:
     """A future of the machine code of a source: compiled once per process, by this thread or, `beside`, by another."""
     key = (file, constants, capability)
     with _lock:
@@ -121,26 +128,26 @@ if hasattr(os, "register_at_fork"):
 
 
 @functools.lru_cache(maxsize=1024)
-def prepare(wanted: tuple[tuple[str, tuple[tuple[str, int], ...]], ...], capability: int) -> None:
+def prepare(wanted: tuple[tuple[str, Constants], ...], capability: int) -> None:
     """Start compiling every (file, constants) that will be launched; a launch waits for its own."""
     for file, constants in wanted:
         _begin(file, constants, capability, beside=True)
 
 
-def kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int) -> Any:
+def kernel(file: str, entry: str, constants: Constants, shared: int) -> Any:
     """The entry of a source on the current device, ready to be launched with `shared` bytes of shared memory."""
     return _kernel(file, entry, constants, shared, current_device())
 
 
 @functools.cache
-def _kernel(file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int, device: int) -> Any:
+def _kernel(file: str, entry: str, constants: Constants, shared: int, device: int) -> Any:
     code = _begin(file, constants, capability(), beside=False).result()
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:  # CuPy reads machine code from files only
         path = os.path.join(folder, "kernel.cubin")
         with open(path, "wb") as file_:
-            file_.write(code.cubin)
+            file_.write(code[0])
         function = cupy().RawModule(path=path).get_function(entry)
         function.max_dynamic_shared_size_bytes = shared  # loads the module
     return function
@@ -162,15 +169,30 @@ def cupy() -> Any:
     return import_module("cupy")
 
 
-class LaunchRecord(NamedTuple):
-    """A launch, and the arrays whose pointers are among its arguments; None if they were not named."""
+class Kernel(NamedTuple):
+    """An entry function of a source: the threads of a block, the constants that it is compiled for."""
 
     file: str
     entry: str
-    constants: tuple[tuple[str, int], ...]
-    blocks: int
     threads: int
-    shared: int
+    constants: Constants = ()
+    shared: int = 0  # bytes of a block
+    parts: int = 1  # blocks of a sequence and head
+
+    def built(self, constants: Constants) -> Kernel:
+        """The kernel with constants; LA_SHARED is the shared memory of a block."""
+        return self._replace(constants=constants, shared=dict(constants).get("LA_SHARED", 0))
+
+    def launch(self, blocks: int, arguments: bytes, arrays: tuple[Any, ...] | None = None) -> None:
+        """`launch` of this kernel."""
+        launch(self.file, self.entry, self.constants, blocks, self.threads, self.shared, arguments, arrays)
+
+
+class Launch(NamedTuple):
+    """A recorded launch, and the arrays whose pointers are among its arguments; None if they were not named."""
+
+    kernel: Kernel
+    blocks: int
     arguments: bytes
     arrays: tuple[Any, ...] | None
 
@@ -196,7 +218,7 @@ def bind() -> None:
 def launch(
     file: str,
     entry: str,
-    constants: tuple[tuple[str, int], ...],
+    constants: Constants,
     blocks: int,
     threads: int,
     shared: int,
@@ -215,5 +237,5 @@ def launch(
     function = kernel(file, entry, constants, shared)
     function((blocks,), (threads,), (np.void(arguments),), shared_mem=shared)
     if recording.recorder is not None:
-        record = LaunchRecord(file, entry, constants, blocks, threads, shared, arguments, arrays)
-        recording.recorder.launches.append(record)
+        kernel_ = Kernel(file, entry, threads, constants, shared)
+        recording.recorder.launches.append(Launch(kernel_, blocks, arguments, arrays))

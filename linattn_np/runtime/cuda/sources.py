@@ -10,7 +10,6 @@ import hashlib
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 from .structs import Struct
 
@@ -18,15 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 GENERATED = re.compile(r"arguments/((\w+)/\w+)\.cuh")
 Files = dict[str, tuple[str, list[str]]]  # by name: the text and its includes
-
-
-class Source(NamedTuple):
-    """A .cu file, its headers by include name, and a digest of all of them."""
-
-    name: str
-    text: str
-    headers: dict[str, str]
-    digest: str
+Source = tuple[str, str, dict[str, str]]  # name and text of a .cu file, its headers by include name
 
 
 def root() -> Path:
@@ -61,7 +52,7 @@ def of_text(name: str, text: str, folder: Path | None = None, known: Files | Non
                 known[header] = content, INCLUDE.findall(content)
             headers[header], included = known[header]
             pending += included
-    return Source(name, text, headers, digest(name, text, headers))
+    return name, text, headers
 
 
 def generated(header: str) -> str | None:

@@ -10,29 +10,29 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
+
+INT, U32, FLOAT, I64, U64, DOUBLE = "int", "u32", "float", "i64", "u64", "double"
+INVERSE, TENSOR_MAP = "Inverse", "TensorMap"  # token/step.cu, tile/bulk.cuh
+CODES = {INT: "i", U32: "I", FLOAT: "f", I64: "q", U64: "Q", DOUBLE: "d", INVERSE: "I", TENSOR_MAP: "128s"}  # of struct
 
 
-class Scalar(NamedTuple):
-    """A type that is packed as one value: its name in C++, its code in Python's struct, bytes, alignment."""
-
-    name: str
-    code: str
-    size: int
-    align: int
+def pointer(to: str) -> str:
+    """The type of a pointer, packed as its address: pointer("const float")."""
+    return f"{to}*"
 
 
-INT, U32, FLOAT = Scalar("int", "i", 4, 4), Scalar("u32", "I", 4, 4), Scalar("float", "f", 4, 4)
-I64, DOUBLE = Scalar("i64", "q", 8, 8), Scalar("double", "d", 8, 8)
-
-
-def pointer(to: str) -> Scalar:
-    """A pointer, packed as its address: pointer("const float")."""
-    return Scalar(f"{to}*", "Q", 8, 8)
+def layout_of(kind: Any) -> tuple[str, str, int, int]:
+    """(name, code, bytes, alignment) of a type: of a Struct, or of one value, by its name in C++."""
+    if isinstance(kind, Struct):
+        return kind.name, kind.code, kind.size, kind.align
+    code = "Q" if kind.endswith("*") else CODES[kind]
+    size = struct.calcsize(code)
+    return kind, code, size, min(size, 64)
 
 
 class Struct:
-    """A struct of scalars, other structs and arrays of structs, in the layout that C++ gives it.
+    """A struct of values, other structs and arrays of structs, in the layout that C++ gives it.
 
     fields: ("names of one type", type), or ("name", type, n) for an array of n. Padding is not declared.
     """
@@ -42,19 +42,19 @@ class Struct:
         self.fields = [(name, kind, *count) for names, kind, *count in fields for name in names.split()]
         self.offsets, self.code, at, self.align = {}, "", 0, 1
         for name, kind, *count in self.fields:
-            n = count[0] if count else 1
-            padding = -at % kind.align
+            (_, code, size, align), n = layout_of(kind), count[0] if count else 1
+            padding = -at % align
             self.offsets[name] = at + padding
-            self.code += "x" * padding + kind.code * n
-            at += padding + kind.size * n
-            self.align = max(self.align, kind.align)
+            self.code += "x" * padding + code * n
+            at += padding + size * n
+            self.align = max(self.align, align)
         self.size = at + -at % self.align
         self.code += "x" * (self.size - at)
         self._struct = struct.Struct("<" + self.code)
         self._runs = list(self._getters())
 
     def _getters(self) -> Iterator[Callable[[dict[str, Any]], Sequence[Any]]]:
-        """Getters of the values of fields, in order: of a nested struct, of a run of scalars."""
+        """Getters of the values of fields, in order: of a nested struct, of a run of values."""
         for nested, run in groupby(self.fields, lambda field: isinstance(field[1], Struct)):
             names = [name for name, *_ in run]
             if nested or len(names) == 1:
@@ -94,7 +94,9 @@ class Struct:
     def header(self) -> str:
         """The C++ of the struct and of nested ones, with assertions that the compiler's layout is that of `pack`."""
         within = dict.fromkeys(kind.path for _, kind, *_ in self.fields if isinstance(kind, Struct))
-        declared = (f"    {kind.name} {name}{f'[{count[0]}]' if count else ''};" for name, kind, *count in self.fields)
+        declared = (
+            f"    {layout_of(kind)[0]} {name}{f'[{count[0]}]' if count else ''};" for name, kind, *count in self.fields
+        )
         offsets = (
             f'static_assert(__builtin_offsetof({self.name}, {name}) == {at}, "{self.name}.{name}");'
             for name, at in self.offsets.items()

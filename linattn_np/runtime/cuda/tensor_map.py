@@ -8,10 +8,8 @@ import sys
 from typing import Any
 
 from . import launch
-from .structs import Scalar
 
 BYTES = 128
-TENSOR_MAP = Scalar("TensorMap", "128s", BYTES, 64)  # tile/bulk.cuh
 BOX, ROW = 64, 128  # tokens of a box, and bytes of a row of it: 64 columns of 16 bits, 32 of 32
 BFLOAT16, FLOAT32 = 9, 7  # the driver's numbers of elements
 SWIZZLE_128, L2_128 = 3, 2  # rows of 128 bytes permuted by their number; 128 bytes fetched at once

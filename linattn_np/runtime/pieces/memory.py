@@ -18,11 +18,12 @@ from math import prod
 import numpy as np
 
 from ..held import emptying
-from ..recorder import allocated
+from ..recorder import allocated, flag
 
 HEADER = object.__basicsize__
 RETAINED = 16 << 20  # bytes of scratch memory that a thread holds; a larger buffer is freed after its tasks
 ALIGNED = 64  # bytes of the widest vector
+PAGE = 4096  # bytes; processors compare addresses of loads with those of earlier stores mod PAGE
 POOLED = 64 << 20  # bytes of freed results that are held, all together
 HELD = 1 << 16  # bytes; results of this size or more lie in memory of the pool
 STREAMED = 1 << 20  # bytes; results of this size or more are aligned and written past the caches
@@ -60,6 +61,11 @@ class Destinations(threading.local):
 destinations = Destinations()
 
 
+def up(n: int, whole: int) -> int:
+    """n rounded up to a multiple of `whole`."""
+    return -(-n // whole) * whole
+
+
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """A new array that a kernel fills, or one of the destinations."""
     return allocated(_empty(shape, dtype), is_counted=True)
@@ -72,6 +78,11 @@ def working(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return empty(shape, dtype)
     finally:
         destinations.arrays = before
+
+
+def new_flag() -> np.ndarray:
+    """A number 0, for a kernel that sets it to 1 where the call must be computed in full (recorder.py)."""
+    return flag(allocated(np.zeros(1, np.int64)))
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -98,7 +109,8 @@ class Block:
 class Pool:
     """Memory of large results that are gone, up to POOLED bytes: the system clears each page of new memory.
 
-    Blocks have sizes m 2^k with m = 8..16: up to an eighth more than is asked for.
+    Blocks begin at a page, large NumPy arrays a few bytes behind one: mod PAGE, a loop stores to addresses before those
+    of its next loads, and no load waits for a store. Sizes are m 2^k with m = 8..16: up to an eighth more than asked.
     """
 
     def __init__(self) -> None:
@@ -114,7 +126,7 @@ class Pool:
         except KeyError:  # another thread has it
             memory = None
         if memory is None:
-            memory = aligned_empty((size,), np.dtype(np.uint8))
+            memory = aligned_empty((size,), np.dtype(np.uint8), PAGE)
         return np.asarray(Block(memory, self.give_back))
 
     def give_back(self, memory: np.ndarray) -> None:
@@ -138,10 +150,10 @@ pool = Pool()
 emptying.append(pool.clear)
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A new array that begins at a multiple of ALIGNED bytes."""
-    memory = np.empty(prod(shape) * dtype.itemsize + ALIGNED, np.uint8)
-    return np.ndarray(shape, dtype, memory, -address(memory) % ALIGNED)
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype, multiple: int = ALIGNED) -> np.ndarray:
+    """A new array that begins at a multiple of `multiple` bytes."""
+    memory = np.empty(prod(shape) * dtype.itemsize + multiple, np.uint8)
+    return np.ndarray(shape, dtype, memory, -address(memory) % multiple)
 
 
 def address(y: np.ndarray) -> int:
@@ -176,22 +188,23 @@ def place(row: array[int]) -> int:
     return row.buffer_info()[0]
 
 
-class Scratch(threading.local):
-    """A thread's scratch memory; `place` is the first aligned address in `held`."""
+own = threading.local()  # memory: a thread's scratch memory; place: its first aligned address; size: bytes from there
 
-    held: np.ndarray | None = None
-    size = place = 0
 
-    def take(self, count: int) -> tuple[np.ndarray, int]:
-        """(owner, address) of at least `count` bytes; the caller holds a reference to the owner while it uses them."""
-        if self.held is not None and self.size >= count:
-            return self.held, self.place
-        held = np.empty(count + ALIGNED, np.uint8)
-        place = -(-address(held) // ALIGNED) * ALIGNED
-        if count <= RETAINED:
-            self.held, self.size, self.place = held, count, place
-        return held, place
+def scratch(count: int) -> tuple[np.ndarray, int]:
+    """(owner, address) of at least `count` bytes; the caller holds a reference to the owner while it uses them."""
+    if getattr(own, "size", 0) >= count:
+        return own.memory, own.place
+    memory = np.empty(count + ALIGNED, np.uint8)
+    at = -(-address(memory) // ALIGNED) * ALIGNED
+    if count <= RETAINED:
+        own.memory, own.size, own.place = memory, count, at
+    return memory, at
 
-    def forget(self) -> None:
-        """Free the buffer."""
-        self.held, self.size, self.place = None, 0, 0
+
+def forget_scratch() -> None:
+    """Free the buffer."""
+    own.__dict__.clear()
+
+
+emptying.append(forget_scratch)

@@ -1,34 +1,37 @@
 """Recorded kernels on other NumPy arrays: the addresses in their tables change, and all else stays.
 
-    sequence = LaunchSequence(recorder, given)     raises LookupError if NumPy computed a part of the call
-    arrays = sequence.run(other given arrays)      these, and new arrays in the place of the allocated ones
+    sequence = LaunchSequence(recorder, given, results)   raises LookupError if NumPy computed a part of the call
+    results = sequence(other given arrays)                the same kernels, and views of what they fill
+
+A kernel that sets a flag (memory.py: new_flag) is the last one: the call is computed in full.
 
 A kernel takes an array by the address of its first element. The address lies in a given array, in an array of `empty`
-(memory.py), or in a constant (recorder.py). Another address is of an array that NumPy computed.
+(memory.py), or in a constant (recorder.py). Another address is of an array that NumPy computed. The functions of
+runtime/cuda/record.py have the same names.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
-from math import prod
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from ..memory import extent
+from ..memory import extent, is_next_column
 from ..recorder import Recorder
-from .memory import ALIGNED, address, destinations, empty, first_byte, handles, place
+from .memory import ALIGNED, HELD, PAGE, address, destinations, empty, first_byte, handles, place, scratch, up, working
 from .piece import JIT, Whole, entry, load_pieces, piece
-from .run import Launch, scratch, start
+from .run import Launch, start
 from .views import words
-from .workspace import up
 
 BYTE = np.dtype(np.uint8)
+new = tuple.__new__  # calling a NamedTuple class takes three times as long
 LARGE = 1 << 18  # bytes; smaller results have new memory: that of the pool costs microseconds
-SHARED = 1 << 14  # bytes; smaller arrays between kernels share a buffer
 NOWHERE = 1 << 62  # as an extent, of an array that is not compared
-LAUNCHES, COUNT, ARRAYS, EXTENTS, OVERWRITTEN, PARTS, HEAD = range(7)  # words of a sequence
+LAUNCHES, COUNT, ARRAYS, EXTENTS, OVERWRITTEN, PARTS, FLAGS, FLAG_COUNT, HEAD = range(9)  # words of a sequence
 
 
 @piece
@@ -58,6 +61,17 @@ def is_refused(sequence: Whole, handles: Whole) -> Whole:
 
 
 @piece
+def is_flagged(sequence: Whole, handles: Whole) -> Whole:
+    """Whether a kernel has set a flag."""
+    s = words(sequence, HEAD)
+    flags = words(s[FLAGS], s[FLAG_COUNT])
+    for j in range(s[FLAG_COUNT]):
+        if words(words(words(handles, flags[j] + 1)[flags[j]], 1)[0], 1)[0] != 0:
+            return 1
+    return 0
+
+
+@piece
 def check(sequence: Whole, handles: Whole, flag: Whole):
     """Write 1 to the word `flag` behind the handles where the launches must not be executed."""
     words(handles, flag + 1)[flag] = is_refused(sequence, handles)
@@ -65,7 +79,7 @@ def check(sequence: Whole, handles: Whole, flag: Whole):
 
 @piece
 def execute(sequence: Whole, handles: Whole, base: Whole, flag: Whole):
-    """All tasks of all launches, by this thread, unless they are refused; base: working memory."""
+    """All tasks of all launches, by this thread, unless they are refused or one sets a flag; base: working memory."""
     if is_refused(sequence, handles):
         words(handles, flag + 1)[flag] = 1
         return
@@ -73,6 +87,9 @@ def execute(sequence: Whole, handles: Whole, base: Whole, flag: Whole):
     for n in range(s[COUNT]):
         one = words(s[LAUNCHES] + 24 * n, 3)
         start(one[0], handles, base, one[1], one[2])
+        if is_flagged(sequence, handles):
+            words(handles, flag + 1)[flag] = 1
+            return
 
 
 @functools.cache
@@ -82,89 +99,91 @@ def loops() -> tuple[Any, Any]:
     return (entry(execute, "float32"), entry(check, "float32")) if JIT else (execute, check)
 
 
-class Span(NamedTuple):
-    """An array of a call: the bytes that it reaches over."""
-
-    first: int
-    last: int
-    begin: int  # address of the first element
-
-    @classmethod
-    def of(cls, y: np.ndarray) -> Span:
-        low, high = extent(y.shape, y.strides, y.itemsize)
-        begin = first_byte(y)
-        return cls(begin + low, begin + high, begin)
+def span_of(y: np.ndarray) -> tuple[int, int, int]:
+    """(first byte, one past the last, address of the first element) of an array."""
+    low, high = extent(y.shape, y.strides, y.itemsize)
+    begin = first_byte(y)
+    return begin + low, begin + high, begin
 
 
 class LaunchSequence:
     """The kernels of a call on other arrays of the same layout; `empty` made all arrays that are not given."""
 
-    def __init__(self, recorder: Recorder, given: Sequence[np.ndarray], overwritten: Collection[int] = (),
-                 within: Collection[int] = (), results: Sequence[np.ndarray] | None = None):  # fmt: skip
-        """overwritten: indices of given arrays that the kernels write to. within: of columns of these arrays.
+    def __init__(self, recorder: Recorder, given: Sequence[np.ndarray], results: Any, overwritten: Any = None,
+                 held: Any = (), backward: bool = False):  # fmt: skip
+        """results, held: nested tuples of arrays, for the caller in memory of their own, and for a backward.
 
-        results: arrays in whose memory the results lie, all by default; other small allocated ones share one buffer.
+        overwritten: a state, among the given arrays, that the kernels write to. backward: whether it is a pullback.
         Raises LookupError unless the kernels are all that the call computed.
         """
         if recorder.obstacle:
             raise LookupError(recorder.obstacle)
         if not recorder.launches:
             raise LookupError("no compiled kernel computed the call")
-        results = recorder.allocated if results is None else results
-        known, places, self._buffer = {id(y) for y in results}, list[int](), 0
-        rest = [y for y in recorder.allocated if id(y) not in known]
-        apart, shared = ([y for y in rest if (y.nbytes < SHARED) == is_small] for is_small in (False, True))
-        for y in shared:
-            places.append(self._buffer)
-            self._buffer += up(y.nbytes, ALIGNED)
-        own = [*results, *apart]
-        first, pool = len(given) + len(own), [*given, *own, *shared]
+        public, written = arrays_of(results), parts_of(given, overwritten)
+        if any(np.may_share_memory(x, y) for n, y in enumerate(given) if n not in written for x in public):
+            raise LookupError("a result lies in an array that is given")
+        own = owners((public, held, recorder.flags), recorder)
+        known = {id(y) for y in own}
+        between = [y for y in recorder.allocated if id(y) not in known]
+        first, pool = len(given) + len(own), [*given, *own, *between]
         constants = [*{id(y): y for y in recorder.constants}.values()]
         if len({first_byte(y) for y in pool if y.size}) < sum(y.size > 0 for y in pool):
             raise LookupError("two arrays begin at one place")
-        spans = [Span.of(y) for y in (*pool, *constants)]
+        spans = [span_of(y) for y in (*pool, *constants)]
+        each = [[(slot, *_source(int(launch.table[slot]), spans, len(pool))) for slot in launch.slots]
+                for launch in recorder.launches]  # fmt: skip
+        used = {n for found in each for _, n, _ in found}
+        places, self._buffer = placed(between, [{n - first for _, n, _ in found} for found in each])
         self._launches: list[Launch] = []
-        used = set[int]()
-        for launch in recorder.launches:
-            found = [(slot, *_source(int(launch.table[slot]), spans, len(pool))) for slot in launch.slots]
-            used |= {n for _, n, _ in found}
+        for launch, found in zip(recorder.launches, each, strict=True):
             moved = [(slot, n, at) if n < first else (slot, first, at + places[n - first])
                      for slot, n, at in found if n < len(pool)]  # fmt: skip
             self._launches.append(launch.on(moved))
         if not used.issuperset(n for n in range(len(given), len(pool)) if pool[n].size):
             raise LookupError("an array was allocated for something else than a kernel")
         self.read = {n for n in used if n < len(given)}  # indices of the given arrays that the kernels take
+        self.get, self.held = finder(results, pool[:first]), finder(held, pool[:first], constants)
         self.allocations = [(y.shape, y.dtype) for y in own]
-        self._makers = [(empty if prod(shape) * dtype.itemsize >= LARGE else np.empty, shape, dtype)
-                        for shape, dtype in self.allocations]  # fmt: skip
+        self._flags = [n for n, y in enumerate(pool) if any(y is one for one in recorder.flags)]
+        self._makers = [(np.zeros if n in self._flags else empty if y.nbytes >= LARGE else np.empty, y.shape, y.dtype)
+                        for n, y in enumerate(own, len(given))]  # fmt: skip
         extents = [[*extent(y.shape, y.strides, y.itemsize), y.itemsize] for y in given]
-        for n in within:
-            extents[n][:2] = NOWHERE, NOWHERE
-        self._prepare(np.array(extents, np.int64), np.array(sorted(overwritten), np.int64), constants)
+        if len(written) > 1 and is_next_column(given[written[0]], given[written[1]]):
+            extents[written.pop(1)][:2] = NOWHERE, NOWHERE  # z is the column behind S, of one array
+        self._prepare(np.array(extents, np.int64), np.array(written, np.int64), constants)
 
     def _prepare(self, extents: np.ndarray, parts: np.ndarray, constants: Sequence[np.ndarray]) -> None:
         """The words that the compiled loop reads."""
-        alone = [one for one in self._launches if one.tasks.are_one]
+        alone = [one for one in self._launches if one.is_one_task]
         self._is_alone, self._bytes = len(alone) == len(self._launches), max(one.bytes for one in self._launches)
-        rows = np.array([[one.at, one.tasks.bounds[0], one.tasks.bounds[-1]] for one in self._launches], np.int64)
-        table = np.array(
-            [address(rows), len(rows), len(extents), address(extents), address(parts), len(parts)], np.int64
-        )
-        self._at, self._alive = address(table), (extents, rows, parts, table, list(constants))
+        rows = np.array([[one.at, one.bounds[0], one.bounds[-1]] for one in self._launches], np.int64)
+        flags = np.array(self._flags, np.int64)
+        table = np.array([address(rows), len(rows), len(extents), address(extents), address(parts), len(parts),
+                          address(flags), len(flags)], np.int64)  # fmt: skip
+        self._at, self._alive = address(table), (extents, rows, parts, flags, table, list(constants))
         self._execute, self._check = loops()
+        self.nbytes = sum(y.nbytes for y in (extents, rows, parts, table, *constants))  # of the host
+        self.nbytes += sum(one.nbytes for one in self._launches)
+
+    def __call__(self, given: list[np.ndarray], state: Any = None, pointers: None = None) -> Any:
+        """The results; None if the call must be computed in full."""
+        pool = self.run(given)
+        return None if pool is None else self.get(pool)
 
     def run(self, given: list[np.ndarray], pointers: None = None) -> list[np.ndarray] | None:
         """The given arrays and those of `allocations`, filled; None if the call must be computed in full."""
         if destinations.arrays is None:
             arrays = given + [make(shape, dtype) for make, shape, dtype in self._makers]
         else:
-            arrays = given + [empty(shape, dtype) for shape, dtype in self.allocations]
+            arrays = given + [(np.zeros if make is np.zeros else empty)(*how) for make, *how in self._makers]
         if self._buffer:
-            arrays.append(np.empty(self._buffer, BYTE))
+            size = self._buffer
+            arrays.append(np.empty(size, BYTE) if size < LARGE else working((size,), BYTE))
         row, count = handles(arrays), len(arrays)
         at = place(row)
         if self._is_alone:
-            _held, base = scratch.take(self._bytes)
+            _held, base = scratch(self._bytes)
             self._execute(self._at, at, base, count)
             return None if row[count] else arrays
         self._check(self._at, at, count)
@@ -172,42 +191,100 @@ class LaunchSequence:
             return None
         for launch in self._launches:
             launch.execute(at)
+            if any(arrays[n][0] for n in self._flags):
+                return None
         return arrays
 
 
-def _source(at: int, spans: Sequence[Span], count: int) -> tuple[int, int]:
+def placed(arrays: Sequence[np.ndarray], launches: Sequence[set[int]]) -> tuple[list[int], int]:
+    """(places of arrays in one buffer, its bytes): an array lies where others were that no launch takes any more.
+
+    launches: the indices of the arrays that each of them takes; others among them are ignored.
+    """
+    last = {n: i for i, taken in enumerate(launches) for n in taken}
+    places, size, alive = [0] * len(arrays), 0, list[tuple[int, int, int]]()  # (place, end, index), in order
+    seen = set[int]()
+    for i, taken in enumerate(launches):
+        for n in sorted(n for n in taken - seen if 0 <= n < len(arrays)):
+            step = PAGE if arrays[n].nbytes >= HELD else ALIGNED
+            at, bytes_of = 0, up(max(arrays[n].nbytes, 1), ALIGNED)
+            for begin, end, _ in alive:
+                if at + bytes_of <= begin:
+                    break
+                at = up(end, step)
+            places[n], size = at, max(size, at + bytes_of)
+            alive = sorted([*alive, (at, at + bytes_of, n)])
+        seen |= taken
+        alive = [each for each in alive if last[each[2]] > i]
+    return places, size
+
+
+def _source(at: int, spans: Sequence[tuple[int, int, int]], count: int) -> tuple[int, int]:
     """(index, offset) of the array that an address lies in; those from index `count` on are constants.
 
     Raises LookupError if it lies in none, or in several.
     """
-    found = [n for n, span in enumerate(spans) if span.begin == at]
-    found = found or [n for n, span in enumerate(spans) if span.first <= at < span.last]
+    found = [n for n, (_, _, begin) in enumerate(spans) if begin == at]
+    found = found or [n for n, (first, last, _) in enumerate(spans) if first <= at < last]
     if not found or (len(found) > 1 and found[0] < count):
         raise LookupError("NumPy computed an array of the call" if not found else "two arrays overlap")
-    return found[0], at - spans[found[0]].begin
+    return found[0], at - spans[found[0]][2]
 
 
-class View(NamedTuple):
-    """An array that the caller gets: a view of one of the pool."""
-
-    of: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    offset: int
-    strides: tuple[int, ...]
-
-    def __call__(self, pool: list[np.ndarray]) -> np.ndarray:
-        return np.ndarray(self.shape, self.dtype, pool[self.of], self.offset, self.strides)
+# results, and arrays in nested tuples
 
 
-def view_of(x: np.ndarray, pool: list[np.ndarray]) -> int | View:
-    """The index in a pool of x, or x as a view of one of its arrays.   Raises LookupError for another array."""
+def arrays_of(x: Any) -> list[np.ndarray]:
+    """The arrays among nested tuples, lists and dicts."""
+    if isinstance(x, np.ndarray):
+        return [x]
+    x = tuple(x.values()) if isinstance(x, dict) else x
+    return [y for part in x for y in arrays_of(part)] if isinstance(x, tuple | list) else []
+
+
+def owners(x: Any, recorder: Recorder) -> list[np.ndarray]:
+    """The allocated arrays in whose memory the arrays of x lie."""
+    arrays = arrays_of(x)
+    return [y for y in recorder.allocated if any(np.may_share_memory(x, y) for x in arrays)]
+
+
+def parts_of(given: Sequence[np.ndarray], state: Any) -> list[int]:
+    """The indices of given arrays that are the parts of a state."""
+    parts = state if isinstance(state, tuple | list) else (state,)
+    return [n for n, x in enumerate(given) if any(x is S for S in parts)]
+
+
+def finder(x: Any, pool: list[np.ndarray], constants: Sequence[np.ndarray] = ()) -> Callable[[list[np.ndarray]], Any]:
+    """The function of another pool that returns what x, nested tuples of arrays, is there.
+
+    What is no array is the same in every call. Raises LookupError for an array that NumPy computed.
+    """
+    if isinstance(x, np.ndarray):
+        return (lambda pool: x) if any(np.may_share_memory(x, y) for y in constants) else view_of(x, pool)
+    if isinstance(x, dict | list | SimpleNamespace):
+        raise LookupError(f"the core keeps a {type(x).__name__} for its backward")
+    if not isinstance(x, tuple) or not arrays_of(x):
+        return lambda pool: x
+    kind, parts = type(x), [finder(part, pool, constants) for part in x]
+    return lambda pool: new(kind, [part(pool) for part in parts])
+
+
+def view_of(x: np.ndarray, pool: list[np.ndarray]) -> Callable[[list[np.ndarray]], np.ndarray]:
+    """Of one array: one of the pool, or a view of one; of an empty array, whose place says nothing, a new one."""
+    if not x.size:
+        return lambda pool: np.empty(x.shape, x.dtype)
     for n, y in enumerate(pool):
         if first_byte(x) == first_byte(y) and (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype):
-            return n
-    low, high, begin = Span.of(x)
+            return itemgetter(n)
+    low, high, begin = span_of(x)
     for n, y in enumerate(pool):
-        span = Span.of(y)
-        if span.first <= low and high <= span.last and y.flags.c_contiguous:
-            return View(n, x.shape, x.dtype, begin - span.begin, x.strides)
+        first, last, start = span_of(y)
+        if first <= low and high <= last and y.flags.c_contiguous:
+            how = x.shape, x.dtype, begin - start, x.strides
+            return lambda pool, n=n: np.ndarray(*how[:2], pool[n], *how[2:])  # type: ignore[misc]
     raise LookupError("NumPy computed a result of the call")
+
+
+def layout_of(arrays: Sequence[np.ndarray]) -> tuple[Hashable, None]:
+    """(how arrays lie: recorded kernels take others that lie so, their pointers: None on NumPy)."""
+    return tuple((y.shape, y.strides, y.dtype) for y in arrays), None

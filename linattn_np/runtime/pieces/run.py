@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .. import threads
 from ..arrays import dtype_name
 from ..doorway import check_fields
-from ..held import emptying
 from ..recorder import active
-from .memory import Scratch, address, first_byte
+from .memory import address, first_byte, scratch
 from .piece import JIT, Whole, entry, load_pieces, piece
 from .vectors import emitted, indirect_call
 from .views import words
@@ -22,10 +21,8 @@ from .workspace import ARRAY, AT, CHANNEL, CHANNELS, STORAGE, Layout, PythonWork
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16", "int64"))}
 CONVERTED = frozenset(("converted",))  # of pieces
+MOST_BOUNDS = 1024  # of the tasks of a launch: neighbouring tasks of more are done in turn
 OWN = -1  # a place in a thread's own memory; others are indices of handles
-
-scratch = Scratch()
-emptying.append(scratch.forget)
 
 
 def stored_array(y: np.ndarray, steps: tuple[int, ...], shared: int) -> np.ndarray:
@@ -58,14 +55,16 @@ def put(declaration: Workspace, table: np.ndarray, values: Mapping[str, Any], dt
     return table
 
 
-def over_matrices(kernel: Any, declaration: Workspace, values: Mapping[str, Any], tasks: int, dtype: str) -> None:
-    """A kernel for all tasks, shared out to threads; values: its fields, see `put`."""
+def over_matrices(
+    kernel: Any, declaration: Workspace, values: Mapping[str, Any], tasks: int, dtype: str, is_small: bool = False
+) -> None:
+    """A kernel for all tasks, shared out to threads; values: its fields, see `put`. is_small: one thread is enough."""
     check_fields(declaration, values, dtype)
     table = put(declaration, np.zeros(declaration.size, np.int64), values)
     slots = [declaration.slots[name] for name, y in values.items() if isinstance(y, np.ndarray) and y.size]
-    shares = Tasks(list(range(tasks + 1)), max(tasks, 1), 1 if tasks == 1 else threads.num_threads())
-    layout = Layout(table, [], table.nbytes)
-    Launch(function_of(kernel, declaration, dtype), layout, shares, slots, values).run()
+    share = max(tasks, 1) if is_small else -(-tasks // MOST_BOUNDS) or 1
+    layout, bounds = (table, list[int](), table.nbytes), [*range(0, tasks, share), tasks]
+    Launch(function_of(kernel, declaration, dtype), layout, bounds, max(tasks, 1), slots, values).run()
 
 
 @functools.cache
@@ -117,35 +116,37 @@ def starter() -> Any:
     return entry(start, "float32") if JIT else start
 
 
-class Tasks(NamedTuple):
-    """Tasks bounds[n]..bounds[n + 1] are executed in turn by one of `count` threads, `each` at a time."""
-
-    bounds: list[int]
-    each: int
-    count: int
-
-    @property
-    def are_one(self) -> bool:
-        """Whether the calling thread executes all of them at once."""
-        return self.count == 1 and self.bounds[0] + self.each >= self.bounds[-1]
-
-
 class Launch:
     """A kernel, the table of its fields, and its tasks.
 
+    Tasks bounds[n]..bounds[n + 1] are executed in turn by one thread, `each` at a time; threads share out the n.
+    A launch that is made where there is one thread has one n.
     slots: the fields of the table that are addresses of arrays. owners: what keeps them, and the tasks, alive.
     """
 
-    def __init__(self, function: int, layout: Layout, tasks: Tasks, slots: Sequence[int] = (), owners: Any = None,
-                 fixed: Any = None):  # fmt: skip
+    def __init__(self, function: int, layout: Layout, bounds: list[int], each: int, slots: Sequence[int] = (),
+                 owners: Any = None, fixed: Any = None):  # fmt: skip
         """fixed: owners that a launch on other arrays has too."""
-        self.function, self.tasks, self.slots, self.owners, self._fixed = function, tasks, slots, owners, fixed
-        self.table, self.bytes, self._layout = layout.table, layout.bytes, layout
+        self.function, self.each = function, each
+        self.bounds = bounds if len(bounds) == 2 or threads.num_threads() > 1 else [bounds[0], bounds[-1]]
+        self.slots, self.owners, self._fixed = slots, owners, fixed
+        self.table, self._own, self.bytes = layout
         self._places(np.empty((0, 2), np.int64), self.table)
+
+    @property
+    def is_one_task(self) -> bool:
+        """Whether the calling thread executes all tasks at once."""
+        return len(self.bounds) <= 2 and self.bounds[0] + self.each >= self.bounds[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its table, and of the tasks and other arrays that no call owns."""
+        fixed = self._fixed.values() if isinstance(self._fixed, Mapping) else ()
+        return self.table.nbytes + sum(y.nbytes for y in fixed if isinstance(y, np.ndarray))
 
     def _places(self, sources: np.ndarray, table: np.ndarray) -> None:
         """sources: rows (handle, field), to which the address of the handle's array is added."""
-        places = np.array([*([OWN, at] for at in self._layout.own), *sources], np.int64).reshape(-1, 2)
+        places = np.array([*([OWN, at] for at in self._own), *sources], np.int64).reshape(-1, 2)
         row = np.array([self.function, address(table), table.size, address(places), len(places)], np.int64)
         self.at, self._alive = address(row), (row, table, places)
         self._start = starter()
@@ -155,7 +156,8 @@ class Launch:
         table, first = self.table.copy(), declaration.slots[declaration.arrays[0]]
         table[first : first + arrays.size] = arrays.reshape(-1)
         slots = [first + ARRAY * n for n in np.flatnonzero(arrays[:, AT] * (arrays[:, CHANNELS] > 0))]
-        return Launch(self.function, self._layout._replace(table=table), self.tasks, slots, owners, self._fixed)
+        layout = table, self._own, self.bytes
+        return Launch(self.function, layout, self.bounds, self.each, slots, owners, self._fixed)
 
     def on(self, sources: Sequence[tuple[int, int, int]]) -> Launch:
         """The launch with other arrays; sources: (field, handle, offset) of each."""
@@ -174,8 +176,8 @@ class Launch:
 
     def execute(self, handles: int) -> None:
         """All tasks; handles: address of a row of handles."""
-        bounds, each, count = self.tasks
-        if self.tasks.are_one:
+        bounds, each = self.bounds, self.each
+        if self.is_one_task:
             self(handles, bounds[0], bounds[-1])
             return
 
@@ -186,15 +188,16 @@ class Launch:
                     break
                 self(handles, n, min(n + each, end))
 
-        threads.run(task, len(bounds) - 1, count)
+        threads.run(task, len(bounds) - 1, threads.num_threads())
 
     def __call__(self, handles: int, first: int, last: int) -> None:
-        _held, base = scratch.take(self.bytes)
+        _held, base = scratch(self.bytes)
         self._start(self.at, handles, base, first, last)
 
 
 def launch_of(body: Any, declaration: Workspace, dtype: str, layout: Layout, values: Mapping[str, Any],
-              words: frozenset[str], tasks: Tasks) -> Launch:  # fmt: skip
+              words: frozenset[str], bounds: list[int], each: int) -> Launch:  # fmt: skip
     """A kernel, whose matrices lie in a thread's own memory, without the arrays of a call; values: see `put`."""
-    table = put(declaration, layout.table.copy(), values)
-    return Launch(function_of(body, declaration, dtype, words), layout._replace(table=table), tasks, fixed=values)
+    table, own, size = layout
+    layout = put(declaration, table.copy(), values), own, size
+    return Launch(function_of(body, declaration, dtype, words), layout, bounds, each, fixed=values)

@@ -222,11 +222,11 @@ def word(b: Builder, table: Value, n: Any, kind: ir.Type = I64) -> Value:
     return b.inttoptr(b.add(table, n), kind.as_pointer())
 
 
-def prefetch(b: Builder, address: Value) -> None:
-    """Prefetch the line at an address into the second-level cache."""
+def prefetch(b: Builder, address: Value, cache: int = 2) -> None:
+    """Prefetch the line at an address into the first or second cache; it need not exist."""
     kinds = [ir.PointerType(), I32, I32, I32]
     fn = known(b, "llvm.prefetch.p0", ir.VoidType(), kinds)
-    b.call(fn, [b.inttoptr(address, kinds[0]), I32(0), I32(2), I32(1)])
+    b.call(fn, [b.inttoptr(address, kinds[0]), I32(0), I32(4 - cache), I32(1)])
 
 
 def known(b: Builder, name: str, result: ir.Type, kinds: list[ir.Type]) -> ir.Function:
@@ -245,6 +245,20 @@ def broadcast(b: Builder, x: Value, vector: ir.VectorType) -> Value:
     none = ir.Constant(vector, ir.Undefined)
     first = ir.Constant(ir.VectorType(I32, vector.count), None)
     return b.shuffle_vector(b.insert_element(none, x, I32(0)), none, first)
+
+
+def joined(b: Builder, vectors: list[Value]) -> Value:
+    """Vectors behind one another as one of as many registers; their number is a power of two."""
+    while len(vectors) > 1:
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [b.shuffle_vector(x, y, lanes(range(2 * x.type.count))) for x, y in pairs]
+    return vectors[0]
+
+
+def parts(b: Builder, x: Value, count: int) -> list[Value]:
+    """The vectors that were joined."""
+    n = x.type.count // count
+    return [b.shuffle_vector(x, x, lanes(range(i * n, i * n + n))) for i in range(count)]
 
 
 @contextlib.contextmanager

@@ -136,7 +136,7 @@ def words(b: Builder, address: Value, count: Value) -> Any:
 
 
 def _point(w: PythonWorkspace, field: int, address: int, step: int) -> None:
-    w.table[field : field + 2] = address, step
+    w._table[field : field + 2] = address, step
 
 
 @emitted(_point)

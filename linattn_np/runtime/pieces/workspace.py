@@ -17,11 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .memory import ALIGNED
+from .memory import ALIGNED, up
 from .vectors import lane
 
 AT, BATCH, TOKEN, HEAD, CHANNEL, SHARED, STORAGE, BATCHES, TOKENS, HEADS, CHANNELS = range(11)  # of an array
 ARRAY = 11
+
+
+Layout = tuple[np.ndarray, list[int], int]  # table, fields of it that are places, bytes: see Workspace.layout
 
 
 class Matrix(NamedTuple):
@@ -65,7 +68,11 @@ class Workspace:
 
     def layout(self, sizes: Mapping[str, int], dtype: Any, words: frozenset[str] = frozenset(),
                copies: Mapping[str, int] = {}) -> Layout:  # fmt: skip
-        """The table of a kernel whose matrices have at most these sizes; copies: slots of fields with several."""
+        """The table of a kernel whose matrices have at most these sizes; copies: slots of fields with several.
+
+        And which fields are places in the memory of a thread, and the bytes of that memory, which begins with the
+        thread's copy of the table; the matrices follow.
+        """
         table, W, own, total = np.zeros(self.size, np.int64), lane(dtype), [], up(8 * self.size, ALIGNED)
         for field, m in self.declared:
             if not m.of <= words:
@@ -89,29 +96,7 @@ class Workspace:
         for field, size in sizes.items():
             if field in self.slots:
                 table[self.slots[field]] = size
-        return Layout(table, own, total)
-
-
-def up(n: int, whole: int) -> int:
-    """n rounded up to a multiple of `whole`."""
-    return -(-n // whole) * whole
-
-
-class Layout(NamedTuple):
-    """A table, its fields that are places in the memory of a thread, and the bytes of that memory.
-
-    A thread's memory begins with its copy of the table; the matrices follow.
-    """
-
-    table: np.ndarray
-    own: list[int]
-    bytes: int
-
-    def placed(self, address: int) -> np.ndarray:
-        """The table for memory that begins at an address."""
-        table = self.table.copy()
-        table[self.own] += up(address, ALIGNED)
-        return table
+        return table, own, total
 
 
 # in Python, for kernels that are not compiled
@@ -144,16 +129,16 @@ def array_at(address: int, dtype: np.dtype, shape: tuple[int, ...], strides: tup
 
 
 class PythonWorkspace:
-    """Fields of a table as NumPy arrays."""
+    """Fields of a table as NumPy arrays. Its own attributes begin with _, which no field does."""
 
     def __init__(self, declaration: Workspace, table: np.ndarray, dtype: Any):
-        self.__dict__.update(declaration=declaration, table=table, dtype=np.dtype(dtype))
+        self.__dict__.update(_declaration=declaration, _table=table, _dtype=np.dtype(dtype))
 
     def __getattr__(self, name: str) -> Any:
-        declaration, table = self.declaration, self.table
+        declaration, table = self._declaration, self._table
         at = declaration.slots[name]
         if name in declaration.numbers:
-            return self.dtype.type(table[at : at + 1].view(np.float64)[0])
+            return self._dtype.type(table[at : at + 1].view(np.float64)[0])
         if name in declaration.arrays:
             return StoredArray(table[at : at + ARRAY])
         if name in declaration.wholes:
@@ -161,8 +146,8 @@ class PythonWorkspace:
         return self._matrix(declaration.matrices[name], at)
 
     def _matrix(self, m: Matrix, at: int) -> np.ndarray:
-        address, row, step = (int(x) for x in self.table[at : at + 3])
-        dtype = np.dtype(m.dtype or self.dtype)
+        address, row, step = (int(x) for x in self._table[at : at + 3])
+        dtype = np.dtype(m.dtype or self._dtype)
         if not address:  # this kind of call does not use it
             return np.empty((0, 0) if m.columns else 0, dtype)
         if m.slot:
@@ -171,8 +156,8 @@ class PythonWorkspace:
         return array_at(address, dtype, shape, (row, dtype.itemsize) if m.columns else (dtype.itemsize,))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        at = self.declaration.slots[name]
-        if name in self.declaration.numbers:
-            self.table[at : at + 1].view(np.float64)[0] = value
+        at = self._declaration.slots[name]
+        if name in self._declaration.numbers:
+            self._table[at : at + 1].view(np.float64)[0] = value
         else:
-            self.table[at] = value
+            self._table[at] = value

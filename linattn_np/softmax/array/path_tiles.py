@@ -81,7 +81,7 @@ class PathGradients:
     def done(self) -> tuple[dict[str, Array], Array | None]:
         """(gradients of the sequence, of the keys of the cache)."""
         n = self.m.R.shape[-3]
-        each = [self.xp.reshape(y.total, (*y.shape[:-2], n, -1, y.shape[-1]))
+        each = [self.xp.reshape(y.total, (*y.shape[:-2], n, y.shape[-2] // n, y.shape[-1]))
                 for y in (self.own_q, self.own_k, self.E, self.X, self.q, self.k, self.R)]  # fmt: skip
         d = mapped_vjp(self.xp, self.m, MappedGradients(*each), self.T)
         d["q"] = self.plan.scale * d["q"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime import threads
-from ...runtime.held import Cached
-from ...runtime.pieces.run import Tasks, conversions, launch_of, stored_array
+from ...runtime.held import cached
+from ...runtime.pieces.memory import up
+from ...runtime.pieces.run import conversions, launch_of, stored_array
 from ...runtime.pieces.vectors import lane
-from ...runtime.pieces.workspace import ARRAY, SHARED, Layout, up
+from ...runtime.pieces.workspace import ARRAY, SHARED, Layout
 from ...runtime.recorder import refuse
 from .. import policy
 from . import delta, stick
@@ -50,7 +50,7 @@ class ArrayTable:
         self.numbers[ARRAYS.index(name)] = stored_array(y, y.strides, max(self.heads // max(y.shape[-2], 1), 1))
 
 
-@Cached
+@cached
 def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]) -> Layout:
     """The table of a kind of call."""
     given, W = dict(sizes), lane(dtype)
@@ -67,8 +67,8 @@ def run(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float],
              "strict": name.startswith("delta"), "stick": name.startswith("stick"),
              "adjoint": name == "backward" or name.endswith("_vjp")}  # fmt: skip
     words = frozenset(word for word, is_true in is_so.items() if is_true)
-    shares = Tasks(list(range(len(tasks) + 1)), 1, 1 if operations < policy.FEW_OPERATIONS else threads.num_threads())
+    bounds = [0, len(tasks)] if operations < policy.FEW_OPERATIONS else list(range(len(tasks) + 1))
     values = numbers | {"tasks": tasks, "tasks_count": len(tasks)}
     launch = launch_of(KERNELS[name], ATTENTION, dtype, layout(dtype, tuple(sizes.items()), words), values,
-                       conversions(table.numbers, dtype), shares)  # fmt: skip
+                       conversions(table.numbers, dtype), bounds, 1)  # fmt: skip
     launch.with_arrays(ATTENTION, table.numbers, table).run()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ...ops.cuda.arguments import FLOATS, OUT_BYTES, OUT_FLOATS, ROWS
-from ...runtime.cuda.structs import FLOAT, I64, INT, Struct, pointer
-from ...runtime.cuda.tensor_map import TENSOR_MAP
+from ...runtime.cuda.structs import FLOAT, I64, INT, TENSOR_MAP, Struct, pointer
 
 OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
 DECAYS = pointer("const float4")  # (batch, heads, tokens): log2 decay since the last reset as hi + lo, resets so far

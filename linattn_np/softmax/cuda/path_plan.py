@@ -6,22 +6,22 @@ import functools
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
-from ...runtime.cuda.entries import KernelEntry
+from ...runtime.cuda.launch import Kernel
 from .plan import BLOCK, PANEL, SoftmaxKind
 
 SMALLEST = 2.0**-40  # a strength in its place is as good as 0
 RADIX = 8  # blocks, or groups of blocks, of a group
 KERNELS = {
-    "factors": KernelEntry("path/factors.cu", "factors", 256),
-    "groups": KernelEntry("path/groups.cu", "groups", 384),
-    "forward": KernelEntry("path/forward.cu", "forward", 384),
-    "mapped": KernelEntry("path/mapped.cu", "mapped", 256),
-    "queries": KernelEntry("path/queries.cu", "queries", 384),
-    "keys": KernelEntry("path/keys.cu", "keys", 384),
-    "diagonal": KernelEntry("path/diagonal.cu", "diagonal", 256),
-    "map_grads": KernelEntry("path/map_grads.cu", "map_grads", 384),
-    "groups_adjoint": KernelEntry("path/groups_adjoint.cu", "groups_adjoint", 256),
-    "factors_adjoint": KernelEntry("path/factors_adjoint.cu", "factors_adjoint", 256),
+    "factors": Kernel("path/factors.cu", "factors", 256),
+    "groups": Kernel("path/groups.cu", "groups", 384),
+    "forward": Kernel("path/forward.cu", "forward", 384),
+    "mapped": Kernel("path/mapped.cu", "mapped", 256),
+    "queries": Kernel("path/queries.cu", "queries", 384),
+    "keys": Kernel("path/keys.cu", "keys", 384),
+    "diagonal": Kernel("path/diagonal.cu", "diagonal", 256),
+    "map_grads": Kernel("path/map_grads.cu", "map_grads", 384),
+    "groups_adjoint": Kernel("path/groups_adjoint.cu", "groups_adjoint", 256),
+    "factors_adjoint": Kernel("path/factors_adjoint.cu", "factors_adjoint", 256),
 }
 OF_PAIRS = ("forward", "queries", "keys", "diagonal")  # with values and gates
 PAIRS = BLOCK * BLOCK * 2  # bytes of X of a block

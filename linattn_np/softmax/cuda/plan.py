@@ -6,7 +6,7 @@ import functools
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
-from ...runtime.cuda.entries import KernelEntry
+from ...runtime.cuda.launch import Kernel
 from .. import policy
 
 BLOCK, PANEL = 128, 64  # rows of a block; columns of a panel in shared memory
@@ -14,13 +14,13 @@ ROWS = 64  # queries of a tile of the backward
 
 
 KERNELS = {
-    "forward": KernelEntry("softmax/forward.cu", "forward", 384),
-    "dots": KernelEntry("softmax/dots.cu", "dots", 256),
-    "backward": KernelEntry("softmax/backward.cu", "backward", 384),
-    "dq": KernelEntry("softmax/dq.cu", "dq", 256),
-    "decays": KernelEntry("softmax/gates.cu", "decays", 256),
-    "norms": KernelEntry("softmax/norms.cu", "norms", 256),
-    "gates": KernelEntry("softmax/gates.cu", "gates", BLOCK),
+    "forward": Kernel("softmax/forward.cu", "forward", 384),
+    "dots": Kernel("softmax/dots.cu", "dots", 256),
+    "backward": Kernel("softmax/backward.cu", "backward", 384),
+    "dq": Kernel("softmax/dq.cu", "dq", 256),
+    "decays": Kernel("softmax/gates.cu", "decays", 256),
+    "norms": Kernel("softmax/norms.cu", "norms", 256),
+    "gates": Kernel("softmax/gates.cu", "gates", BLOCK),
 }  # fmt: skip
 
 

@@ -6,15 +6,15 @@ import functools
 from typing import NamedTuple
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
-from ...runtime.cuda.entries import KernelEntry
+from ...runtime.cuda.launch import Kernel
 from .. import policy
 
 KERNELS = {
-    "forward": KernelEntry("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 rows of a block
-    "pieces": KernelEntry("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 keys of a tile
-    "cache": KernelEntry("softmax_portable/cache.cu", "cache", 128),
-    "queries": KernelEntry("softmax_portable/queries.cu", "portable_queries", 32),
-    "keys": KernelEntry("softmax_portable/keys.cu", "portable_keys", 32),
+    "forward": Kernel("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 rows of a block
+    "pieces": Kernel("softmax_portable/forward.cu", "portable_forward", 32),  # for every 16 keys of a tile
+    "cache": Kernel("softmax_portable/cache.cu", "cache", 128),
+    "queries": Kernel("softmax_portable/queries.cu", "portable_queries", 32),
+    "keys": Kernel("softmax_portable/keys.cu", "portable_keys", 32),
 }  # fmt: skip
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
-from ...runtime.cuda.entries import KernelEntry
+from ...runtime.cuda.launch import Kernel
 from .. import policy
 from .portable_plan import PortableKind
 
 KERNELS = {  # threads for every 16 rows of a block
-    "forward": KernelEntry("softmax_portable/stick_forward.cu", "stick_forward", 32),
-    "queries": KernelEntry("softmax_portable/stick_queries.cu", "stick_queries", 32),
-    "keys": KernelEntry("softmax_portable/stick_keys.cu", "stick_keys", 32),
+    "forward": Kernel("softmax_portable/stick_forward.cu", "stick_forward", 32),
+    "queries": Kernel("softmax_portable/stick_queries.cu", "stick_queries", 32),
+    "keys": Kernel("softmax_portable/stick_keys.cu", "stick_keys", 32),
 }  # fmt: skip
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS, Constants
-from ...runtime.cuda.entries import KernelEntry
+from ...runtime.cuda.launch import Kernel
 from .. import policy
 from .portable_plan import PortableKind
 
 KERNELS = {  # threads for every 16 rows of a block
-    "forward": KernelEntry("softmax_portable/system_forward.cu", "system_forward", 32),
-    "backward": KernelEntry("softmax_portable/system_backward.cu", "system_backward", 32),
+    "forward": Kernel("softmax_portable/system_forward.cu", "system_forward", 32),
+    "backward": Kernel("softmax_portable/system_backward.cu", "system_backward", 32),
 }  # fmt: skip
 
 

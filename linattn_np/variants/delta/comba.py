@@ -10,7 +10,7 @@ from ...matrix_state.types import Decay, Erase, ReadState
 from ...products import products
 from ...spec import ArgSpec, VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
-from ..shared.projections import LOG_DECAY, SAMPLES, GatedStrengthOptions, gate_arrays, raw_options
+from ..shared.projections import LOG_DECAY, SAMPLES, GatedStrengthOptions, check_raw, gate_arrays, raw_options
 
 SPEC = VariantSpec(
     name="comba",
@@ -26,11 +26,12 @@ SPEC = VariantSpec(
         "beta": STRENGTH,
         **gate_arrays(),
     },
-    change=products("q", "k", "v", "beta", g=LOG_DECAY, r="p"),
+    change=products("q", "k", "v", "beta", r="p", **LOG_DECAY),
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     erase_reads=ReadState.PREVIOUS,
     options=raw_options(),
+    check_options=check_raw,
 )
 
 

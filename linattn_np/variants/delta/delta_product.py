@@ -7,39 +7,52 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Erase, EraseKey, Inputs, both
 from ...runtime.arrays import Array
-from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, VariantSpec
 from ..shared.arguments import GATE, LOG_DECAY, QUERIES, SIGMOID, STRENGTHS
-from ..shared.projections import SAMPLES, GatedStrengthOptions, gate_arrays, raw_gate, raw_gate_vjp, raw_options
+from ..shared.projections import (
+    SAMPLES,
+    GatedStrengthOptions,
+    check_raw,
+    gate_arrays,
+    gate_bias,
+    gate_bias_vjp,
+    raw_gate,
+    raw_gate_vjp,
+    raw_options,
+)
 
 
-def _in_line(c: Variables, x: Array) -> Array:
+def _in_line(c: Call, x: Array) -> Array:
     """(..., T, n, H, D) as (..., T n, H, D)."""
-    lead = len(c.sizes.batch)
+    lead = len(c.batch)
     return c.xp.reshape(x, (*x.shape[:lead], x.shape[lead] * x.shape[lead + 1], *x.shape[lead + 2 :]))
 
 
-def _by_token(c: Variables, x: Array) -> Array:
+def _by_token(c: Call, x: Array) -> Array:
     """(..., T n, H, D) as (..., T, n, H, D)."""
-    lead = len(c.sizes.batch)
-    return c.xp.reshape(x, (*x.shape[:lead], c.sizes.T, c.sizes.n, *x.shape[lead + 1 :]))
+    lead = len(c.batch)
+    return c.xp.reshape(x, (*x.shape[:lead], c.sizes["T"], c.sizes["n"], *x.shape[lead + 1 :]))
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """T n micro-steps: a token decays the state at its first and reads it at its last (plan.micro_steps)."""
-    if c.sizes.n < 1:
+    if c.sizes["n"] < 1:
         raise ValueError(f"{c.name}: k has n = 0 micro-steps per token, expected 1 or more")
     k, beta = _in_line(c, c.k), _in_line(c, c.beta[..., None])
-    g, A_log, bias = raw_gate(c)
-    return Inputs(c.q, k, _in_line(c, c.v), g, r=k, beta=beta, A_log=A_log, bias=bias)
+    return Inputs(c.q, k, _in_line(c, c.v), raw_gate(c), r=k, beta=beta, A_log=c.A_log, bias=gate_bias(c))
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """The gradients, with the axis n of micro-steps restored."""
     grads = {"k": _by_token(c, both(d.k, d.r)), "v": _by_token(c, d.v), "beta": _by_token(c, d.beta)[..., 0]}
     if c.q is not None:
         grads["q"] = d.q
     if c.g is not None:
-        grads |= raw_gate_vjp(c, d.g, d.A_log, d.bias)
+        grads |= raw_gate_vjp(c, d.g)
+    if c.A_log is not None:
+        grads["A_log"] = d.A_log
+    if c.dt_bias is not None:
+        grads |= gate_bias_vjp(c, d.bias)
     return grads
 
 
@@ -63,8 +76,9 @@ SPEC = VariantSpec(
     change=ChangeOfVariables(to_core, to_core_vjp, erase_key=EraseKey.KEY),
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
-    micro_steps=True,
+    micro_steps="n",
     options=raw_options(),
+    check_options=check_raw,
 )
 
 

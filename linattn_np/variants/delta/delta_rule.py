@@ -9,7 +9,7 @@ from ...matrix_state.types import Erase
 from ...products import products
 from ...spec import VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, UNIT_KEYS, VALUES
-from ..shared.projections import SAMPLES, MappedStrengthOptions, raw_options, with_feature_map
+from ..shared.projections import SAMPLES, MappedStrengthOptions, check_raw, raw_options, with_feature_map
 
 SPEC = with_feature_map(
     VariantSpec(
@@ -21,6 +21,7 @@ SPEC = with_feature_map(
         change=products("q", "k", "v", "beta", r="k"),
         erase=Erase.DELTA,
         options=raw_options(gate=False),
+        check_options=check_raw,
     )
 )
 

@@ -9,7 +9,15 @@ from ...matrix_state.types import Decay, Erase
 from ...products import products
 from ...spec import VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
-from ..shared.projections import LOG_DECAY, SAMPLES, MappedGatedOptions, gate_arrays, raw_options, with_feature_map
+from ..shared.projections import (
+    LOG_DECAY,
+    SAMPLES,
+    MappedGatedOptions,
+    check_raw,
+    gate_arrays,
+    raw_options,
+    with_feature_map,
+)
 
 SPEC = with_feature_map(
     VariantSpec(
@@ -18,10 +26,11 @@ SPEC = with_feature_map(
         equation="S~ = e^{g_t} S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t",
         paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks, arXiv 2412.06464",
         arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "g": TOKEN_DECAY, "beta": STRENGTH, **gate_arrays()},
-        change=products("q", "k", "v", "beta", g=LOG_DECAY, r="k"),
+        change=products("q", "k", "v", "beta", r="k", **LOG_DECAY),
         decay=Decay.SCALAR,
         erase=Erase.DELTA,
         options=raw_options(),
+        check_options=check_raw,
     )
 )
 

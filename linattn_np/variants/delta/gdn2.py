@@ -10,7 +10,7 @@ from ...matrix_state.types import Decay, Erase
 from ...products import products
 from ...spec import ArgSpec, VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, STRENGTHS, UNIT_KEYS, VALUES
-from ..shared.projections import LOG_DECAY, SAMPLES, GateOptions, gate_arrays, raw_options
+from ..shared.projections import LOG_DECAY, SAMPLES, GateOptions, check_raw, gate_arrays, raw_options
 
 SPEC = VariantSpec(
     name="gdn2",
@@ -27,10 +27,11 @@ SPEC = VariantSpec(
         "w": ArgSpec("T H V", "write gate of the value channels"),
         **gate_arrays("H K"),
     },
-    change=products("q", "k", g=LOG_DECAY, v=("w", "v"), r=("b", "k")),
+    change=products("q", "k", v=("w", "v"), r=("b", "k"), **LOG_DECAY),
     decay=Decay.VECTOR,
     erase=Erase.DELTA,
     options=raw_options(beta=False),
+    check_options=check_raw,
 )
 
 

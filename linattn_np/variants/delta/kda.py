@@ -9,7 +9,7 @@ from ...matrix_state.types import Decay, Erase
 from ...products import products
 from ...spec import VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, STRENGTH, UNIT_KEYS, VALUES
-from ..shared.projections import LOG_DECAY, SAMPLES, GatedStrengthOptions, gate_arrays, raw_options
+from ..shared.projections import LOG_DECAY, SAMPLES, GatedStrengthOptions, check_raw, gate_arrays, raw_options
 
 SPEC = VariantSpec(
     name="kda",
@@ -18,10 +18,11 @@ SPEC = VariantSpec(
     equation="S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + k_t^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t",
     paper="Kimi Team, Kimi Linear, arXiv 2510.26692",
     arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "g": CHANNEL_DECAY, "beta": STRENGTH, **gate_arrays("H K")},
-    change=products("q", "k", "v", "beta", g=LOG_DECAY, r="k"),
+    change=products("q", "k", "v", "beta", r="k", **LOG_DECAY),
     decay=Decay.VECTOR,
     erase=Erase.DELTA,
     options=raw_options(),
+    check_options=check_raw,
 )
 
 

@@ -8,17 +8,17 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Erase
 from ...ops.strengths import strength, strength_vjp
-from ...products import Formula, products
+from ...products import products
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec, Variables, VariantSpec
+from ...spec import ArgSpec, Call, VariantSpec
 from ..shared.arguments import POSITIVE, QUERIES, VALUES
 
 
-def _strength(c: Variables) -> Array:
+def _strength(c: Call) -> Array:
     return strength(c.xp, c.k, c.beta, True, c.dtype)
 
 
-def _strength_vjp(c: Variables, db: Array) -> dict[str, Array]:
+def _strength_vjp(c: Call, db: Array) -> dict[str, Array]:
     dk, dbeta = strength_vjp(c.xp, c.k, c.beta, True, cast(c.xp, db, c.dtype))
     return {"k": dk, "beta": dbeta}
 
@@ -35,7 +35,7 @@ SPEC = VariantSpec(
         "v": VALUES,
         "beta": ArgSpec("T H", "weight of the token's error, >= 0", limits=POSITIVE),
     },
-    change=products("q", "k", "v", r="k", beta=Formula(_strength, _strength_vjp)),
+    change=products("q", "k", "v", r="k", beta=(_strength, _strength_vjp)),
     erase=Erase.DELTA,
     scaled=False,
 )

@@ -2,73 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+import functools
+from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
-from ...runtime.arrays import Array, cast
+from ...ops.product import multiple, product, rest
+from ...ops.strengths import strength, strength_vjp
+from ...ops.sums import added, difference, over_rows, row_inner
+from ...runtime.arrays import Array
 from ...runtime.shapes import check_state
-from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import POSITIVE
 
 
-class Step(NamedTuple):
-    """k (..., T, N), v (..., T, D), 1 + beta |k|^2 and b = beta / that (..., T, D)."""
-
-    k: Array
-    v: Array
-    whole: Array
-    b: Array
+def _strength(c: Call) -> Array:
+    """b = beta / (1 + beta |k|^2), as a column (..., T, D, 1) of (..., T, D, N): one key of D strengths."""
+    return strength(c.xp, c.k[..., None, :], c.beta, True, c.dtype)
 
 
-def _step(c: Variables) -> Step:
-    k, v, beta = (cast(c.xp, y, c.dtype) for y in (c.k, c.v, c.beta))
-    whole = 1 + beta * c.xp.sum(k * k, axis=-1, keepdims=True)
-    return Step(k, v, whole, beta / whole)
-
-
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """a = 1 - b k^2, x = b v k: (..., T, D N)"""
-    k, v, _, b = _step(c)
-    a, x = 1 - b[..., None] * (k * k)[..., None, :], (b * v)[..., None] * k[..., None, :]
-    return Inputs(_flat(c, x), _flat(c, a))
+    b, k = _strength(c), c.k[..., None, :]
+    x = product(c.xp, b, c.v[..., None], k, dtype=c.dtype)
+    return Inputs(_flat(c, x), _flat(c, rest(c.xp, b, product(c.xp, k, k, dtype=c.dtype), c.dtype)))
 
 
-def _flat(c: Variables, y: Array) -> Array:
+def _flat(c: Call, y: Array) -> Array:
     return c.xp.reshape(y, (*y.shape[:-2], y.shape[-2] * y.shape[-1]))
 
 
-def _apart(c: Variables, y: Array) -> Array:
+def _apart(c: Call, y: Array) -> Array:
     """(..., D N) as (..., D, N)."""
     return c.xp.reshape(y, (*y.shape[:-1], c.v.shape[-1], c.k.shape[-1]))
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
-    """db = -<da, k^2> + <dx, v k>; dbeta = db / whole^2, dk gets -2 beta b db / whole k."""
-    xp, (k, v, whole, b) = c.xp, _step(c)
-    da, dx = _apart(c, d.a), _apart(c, d.x)
-    along = xp.sum(dx * k[..., None, :], axis=-1)  # (..., T, D)
-    db = v * along - xp.sum(da * (k * k)[..., None, :], axis=-1)
-    dk = xp.sum((b * v)[..., None] * dx - 2 * b[..., None] * da * k[..., None, :], axis=-2)
-    dk = dk - 2 * k * xp.sum(b * b * db, axis=-1, keepdims=True)
-    return {"k": dk, "v": b * along, "beta": db / (whole * whole)}
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
+    """db = <dx, v k> - <da, k^2>; dk through x, through a, and through b."""
+    xp, b, k, da, dx = c.xp, _strength(c), c.k[..., None, :], _apart(c, d.a), _apart(c, d.x)
+    times = functools.partial(product, xp, dtype=c.dtype)
+    along = row_inner(xp, dx, k, c.dtype)  # (..., T, D)
+    db = difference(xp, times(c.v, along), row_inner(xp, da, times(k, k), c.dtype))
+    of_strength, dbeta = strength_vjp(xp, k, c.beta, True, db[..., None])
+    dk = added(xp, over_rows(xp, times(dx, b, c.v[..., None])), of_strength[..., 0, :])
+    dk = difference(xp, dk, multiple(xp, 2.0, times(c.k, over_rows(xp, times(da, b))), c.dtype))
+    return {"k": dk, "v": times(b[..., 0], along), "beta": dbeta}
 
 
-def from_core(c: Variables, out: Array) -> Array:
+def from_core(c: Call, out: Array) -> Array:
     """sum_n q_n h_n"""
-    return c.xp.sum(_apart(c, out) * cast(c.xp, c.q, c.dtype)[..., None, :], axis=-1)
+    return row_inner(c.xp, _apart(c, out), c.q[..., None, :], c.dtype)
 
 
-def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """dh = q dout, dq = sum_d dout_d h_d"""
-    xp, dout = c.xp, cast(c.xp, dout, c.dtype)[..., None]
-    dh = dout * cast(xp, c.q, c.dtype)[..., None, :]
-    return _flat(c, dh), {"q": xp.sum(dout * _apart(c, out), axis=-2)}
+    xp, dout = c.xp, dout[..., None]
+    dh = product(xp, dout, c.q[..., None, :], dtype=c.dtype)
+    return _flat(c, dh), {"q": over_rows(xp, product(xp, dout, _apart(c, out), dtype=c.dtype))}
 
 
-def pack(c: Variables, state: Any) -> Any:
+def pack(c: Call, state: Any) -> Any:
     """(..., D, N) as the core's (..., D N)."""
     if state is None:
         return None

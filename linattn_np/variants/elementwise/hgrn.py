@@ -11,16 +11,16 @@ from ...elementwise.types import Inputs
 from ...ops.complement import complement, complement_vjp
 from ...ops.product import product
 from ...runtime.arrays import Array
-from ...spec import ChangeOfVariables, Variables, VariantSpec
+from ...spec import Call, ChangeOfVariables, VariantSpec
 from ..shared.arguments import CHANNELS, DECAY
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """(1 - e^g) x, g"""
     return Inputs(product(c.xp, complement(c.xp, c.g, c.dtype), c.x, dtype=c.dtype), None, c.g)
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """The gate decays and writes: two paths."""
     dk = product(c.xp, c.x, d.x, dtype=c.dtype)
     dx = product(c.xp, complement(c.xp, c.g, c.dtype), d.x, dtype=c.dtype)

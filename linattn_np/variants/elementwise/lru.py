@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
-from ...runtime.arrays import Array, as_computed, cast, complex_of, conjugate, over_tokens
-from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...ops.gates import exponential
+from ...ops.parts import from_parts, times_real
+from ...ops.product import multiple, product
+from ...ops.sums import added, over_tokens
+from ...runtime.arrays import Array, is_complex
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 
 
-def _log_eigenvalues(c: Variables) -> Array:
-    """-exp(nu_log) + i exp(theta_log)"""
-    kind = complex_of(c.xp, c.dtype)
-    nu, theta = (c.xp.astype(c.xp.exp(cast(c.xp, y, c.dtype)), kind) for y in (c.nu_log, c.theta_log))
-    return -nu + 1j * theta
+def _exp(c: Call, x: Array) -> Array:
+    return exponential(c.xp, x, c.dtype)
 
 
-def to_core(c: Variables) -> Inputs:
-    """exp(gamma_log) x"""
-    x = as_computed(c.xp, c.x, c.dtype)
-    x = x if c.gamma_log is None else c.xp.exp(cast(c.xp, c.gamma_log, c.dtype)) * x
-    return Inputs(x, None, _log_eigenvalues(c))
+def to_core(c: Call) -> Inputs:
+    """exp(gamma_log) x; g = -exp(nu_log) + i exp(theta_log)"""
+    g = from_parts(c.xp, multiple(c.xp, -1.0, _exp(c, c.nu_log), c.dtype), _exp(c, c.theta_log), c.dtype)
+    x = c.x if c.gamma_log is None else times_real(c.xp, _exp(c, c.gamma_log), c.x, c.dtype)
+    return Inputs(x, None, g)
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """Gradients of exponentials."""
-    xp = c.xp
-    nu, theta = (xp.exp(cast(xp, y, c.dtype)) for y in (c.nu_log, c.theta_log))
-    grads = {"nu_log": -nu * xp.real(d.g), "theta_log": theta * xp.imag(d.g)}
+    xp, times = c.xp, functools.partial(product, c.xp, dtype=c.dtype)
+    grads = {"nu_log": multiple(xp, -1.0, times(_exp(c, c.nu_log), xp.real(d.g)), c.dtype),
+             "theta_log": times(_exp(c, c.theta_log), xp.imag(d.g))}  # fmt: skip
     if c.gamma_log is None:
         return {"x": d.x} | grads
-    gamma, x = xp.exp(cast(xp, c.gamma_log, c.dtype)), as_computed(xp, c.x, c.dtype)
-    return {"x": gamma * d.x, "gamma_log": over_tokens(xp, xp.real(gamma * d.x * conjugate(xp, x)))} | grads
+    gamma, parts = _exp(c, c.gamma_log), (xp.real, xp.imag) if is_complex(c.x) else (xp.real,)
+    along = functools.reduce(functools.partial(added, xp), (times(gamma, part(d.x), part(c.x)) for part in parts))
+    dx = times_real(xp, gamma, d.x if is_complex(c.x) else xp.real(d.x), c.dtype)
+    return {"x": dx, "gamma_log": over_tokens(xp, along)} | grads
 
 
 SPEC = VariantSpec(

@@ -8,53 +8,56 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
-from ...runtime.arrays import Array, cast, shared_heads, sum_of_groups
+from ...ops.product import product
+from ...ops.sums import over_rows, row_inner
+from ...runtime.arrays import Array, shared_heads, sum_of_groups
 from ...runtime.shapes import check_state
-from ...spec import ArgSpec, ChangeOfVariables, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """x = k^T v and g with H K V channels."""
-    k, v = _heads(c, c.k), cast(c.xp, c.v, c.dtype)
-    return Inputs(_flat(c, k[..., None] * v[..., None, :]), None, _flat(c, c.g))
+    return Inputs(_flat(c, product(c.xp, _heads(c, c.k)[..., None], c.v[..., None, :], dtype=c.dtype)), None,
+                  _flat(c, c.g))  # fmt: skip
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """dk = dx v^T, dv = k dx."""
-    xp, dx, v = c.xp, _apart(c, d.x), cast(c.xp, c.v, c.dtype)
-    dk = sum_of_groups(xp, xp.sum(dx * v[..., None, :], axis=-1), c.k.shape[-2])
-    return {"k": dk, "v": xp.sum(_heads(c, c.k)[..., None] * dx, axis=-2), "g": _apart(c, d.g)}
+    xp, dx = c.xp, _apart(c, d.x)
+    dk = sum_of_groups(xp, row_inner(xp, dx, c.v[..., None, :], c.dtype), c.k.shape[-2])
+    dv = over_rows(xp, product(xp, _heads(c, c.k)[..., None], dx, dtype=c.dtype))
+    return {"k": dk, "v": dv, "g": _apart(c, d.g)}
 
 
-def from_core(c: Variables, out: Array) -> Array:
+def from_core(c: Call, out: Array) -> Array:
     """q S"""
-    return c.xp.sum(_heads(c, c.q)[..., None] * _apart(c, out), axis=-2)
+    return over_rows(c.xp, product(c.xp, _heads(c, c.q)[..., None], _apart(c, out), dtype=c.dtype))
 
 
-def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """(q^T dout, dq = S dout^T)."""
-    xp, dout = c.xp, cast(c.xp, dout, c.dtype)[..., None, :]
-    dq = sum_of_groups(xp, xp.sum(_apart(c, out) * dout, axis=-1), c.q.shape[-2])
-    return _flat(c, _heads(c, c.q)[..., None] * dout), {"q": dq}
+    xp, dout = c.xp, dout[..., None, :]
+    dq = sum_of_groups(xp, row_inner(xp, _apart(c, out), dout, c.dtype), c.q.shape[-2])
+    return _flat(c, product(xp, _heads(c, c.q)[..., None], dout, dtype=c.dtype)), {"q": dq}
 
 
-def _heads(c: Variables, x: Array) -> Array:
+def _heads(c: Call, x: Array) -> Array:
     """Queries or keys of every state."""
-    return shared_heads(c.xp, cast(c.xp, x, c.dtype), c.sizes.H)
+    return shared_heads(c.xp, x, c.sizes["H"])
 
 
-def _flat(c: Variables, x: Array) -> Array:
+def _flat(c: Call, x: Array) -> Array:
     """(..., H, K, V) as (..., H K V)."""
-    return c.xp.reshape(x, (*x.shape[:-3], c.sizes.H * c.sizes.K * c.sizes.V))
+    return c.xp.reshape(x, (*x.shape[:-3], c.sizes["H"] * c.sizes["K"] * c.sizes["V"]))
 
 
-def _apart(c: Variables, x: Array) -> Array:
+def _apart(c: Call, x: Array) -> Array:
     """(..., H K V) as (..., H, K, V)."""
-    return c.xp.reshape(x, (*x.shape[:-1], c.sizes.H, c.sizes.K, c.sizes.V))
+    return c.xp.reshape(x, (*x.shape[:-1], c.sizes["H"], c.sizes["K"], c.sizes["V"]))
 
 
-def pack_state(c: Variables, state: Array | None) -> Array | None:
+def pack_state(c: Call, state: Array | None) -> Array | None:
     if state is None:
         return None
     check_state(c.name, state, c.sizes)

@@ -9,21 +9,24 @@ from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
 from ...ops.gates import sigmoid, sigmoid_vjp
+from ...ops.product import multiple, product
+from ...ops.sums import difference
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, VariantSpec
 from ..shared.arguments import CHANNELS
 
 
-def to_core(c: Variables) -> Inputs:
-    """sigmoid(z) x, and a = 1 - sigmoid(z) = sigmoid(-z)"""
-    x, z = cast(c.xp, c.x, c.dtype), cast(c.xp, c.z, c.dtype)
-    return Inputs(sigmoid(c.xp, z) * x, sigmoid(c.xp, -z))
+def to_core(c: Call) -> Inputs:
+    """The shares that are taken in and kept: sigmoid(z) x, sigmoid(-z)."""
+    xp, z = c.xp, cast(c.xp, c.z, c.dtype)
+    return Inputs(product(xp, sigmoid(xp, z), c.x, dtype=c.dtype), sigmoid(xp, multiple(xp, -1.0, z, c.dtype)))
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
-    """The gate decays and writes: two paths."""
-    x, z = cast(c.xp, c.x, c.dtype), cast(c.xp, c.z, c.dtype)
-    return {"x": sigmoid(c.xp, z) * d.x, "z": sigmoid_vjp(c.xp, z, d.x * x - d.a)}
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
+    """The slope of sigmoid(-z) is that of -sigmoid(z)."""
+    xp, z = c.xp, cast(c.xp, c.z, c.dtype)
+    ds = difference(xp, product(xp, d.x, c.x, dtype=c.dtype), d.a)
+    return {"x": product(xp, sigmoid(xp, z), d.x, dtype=c.dtype), "z": sigmoid_vjp(xp, z, ds)}
 
 
 SPEC = VariantSpec(

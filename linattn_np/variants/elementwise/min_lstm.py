@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
-from ...ops.gates import sigmoid, sigmoid_vjp, softplus
+from ...ops.gates import log_sigmoid, log_sigmoid_vjp, sigmoid, sigmoid_vjp
+from ...ops.product import multiple, product
+from ...ops.sums import difference
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, VariantSpec
 from ..shared.arguments import CHANNELS
 
 
-def _balance(c: Variables) -> Array:
+def _balance(c: Call) -> Array:
     """log of the quotient of the gates: sigmoid(f) / (sigmoid(f) + sigmoid(i)) is its sigmoid."""
-    f, i = cast(c.xp, c.f, c.dtype), cast(c.xp, c.i, c.dtype)
-    return softplus(c.xp, -i) - softplus(c.xp, -f)
+    return difference(c.xp, *(log_sigmoid(c.xp, cast(c.xp, y, c.dtype)) for y in (c.f, c.i)))
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """The gates over their sum."""
-    y = _balance(c)
-    return Inputs(sigmoid(c.xp, -y) * cast(c.xp, c.x, c.dtype), sigmoid(c.xp, y))
+    xp, y = c.xp, _balance(c)
+    rest = sigmoid(xp, multiple(xp, -1.0, y, c.dtype))
+    return Inputs(product(xp, rest, c.x, dtype=c.dtype), sigmoid(xp, y))
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """Through the balance of the gates."""
     xp, y = c.xp, _balance(c)
-    dy = sigmoid_vjp(xp, y, d.a - d.x * cast(xp, c.x, c.dtype))
-    df, di = (s * sigmoid(xp, -cast(xp, z, c.dtype)) for s, z in ((dy, c.f), (-dy, c.i)))
-    return {"x": sigmoid(xp, -y) * d.x, "f": df, "i": di}
+    negative = functools.partial(multiple, xp, -1.0, dtype=c.dtype)
+    dy = sigmoid_vjp(xp, y, difference(xp, d.a, product(xp, d.x, c.x, dtype=c.dtype)))
+    df, di = (log_sigmoid_vjp(xp, cast(xp, z, c.dtype), s) for s, z in ((dy, c.f), (negative(dy), c.i)))
+    return {"x": product(xp, sigmoid(xp, negative(y)), d.x, dtype=c.dtype), "f": df, "i": di}
 
 
 SPEC = VariantSpec(

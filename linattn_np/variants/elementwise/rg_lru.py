@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
-from ...ops.gates import sigmoid, sigmoid_vjp, softplus, softplus_vjp
-from ...runtime.arrays import Array, cast, over_tokens
-from ...spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from ...ops.complement import complement, complement_vjp
+from ...ops.gates import root, root_vjp, sigmoid, sigmoid_vjp, softplus, softplus_vjp
+from ...ops.product import multiple, product
+from ...ops.sums import over_tokens
+from ...runtime.arrays import Array, cast
+from ...spec import ArgSpec, Call, ChangeOfVariables, VariantSpec
 from ..shared.arguments import CHANNELS
 
 RATE = 8.0  # c of the paper
 
 
-def _log_decay(c: Variables) -> Array:
+def _rate(c: Call) -> Array:
+    """-c softplus(Lambda)"""
+    return multiple(c.xp, -RATE, softplus(c.xp, cast(c.xp, c.Lambda, c.dtype)), c.dtype)
+
+
+def _log_decay(c: Call) -> Array:
     """g = -c softplus(Lambda) sigmoid(r)"""
-    Lambda, r = cast(c.xp, c.Lambda, c.dtype), cast(c.xp, c.r, c.dtype)
-    return -RATE * softplus(c.xp, Lambda) * sigmoid(c.xp, r)
+    return product(c.xp, _rate(c), sigmoid(c.xp, cast(c.xp, c.r, c.dtype)), dtype=c.dtype)
 
 
-def _root(c: Variables, g: Array) -> Array:
-    """sqrt(1 - e^{2 g})"""
-    return c.xp.sqrt(-c.xp.expm1(2 * g))
+def _rest(c: Call, g: Array) -> Array:
+    """1 - e^{2 g}"""
+    return complement(c.xp, multiple(c.xp, 2.0, g, c.dtype), c.dtype)
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """sqrt(1 - a^2) sigmoid(i) x, log a"""
     g = _log_decay(c)
-    return Inputs(_root(c, g) * sigmoid(c.xp, cast(c.xp, c.i, c.dtype)) * cast(c.xp, c.x, c.dtype), None, g)
+    gate = sigmoid(c.xp, cast(c.xp, c.i, c.dtype))
+    return Inputs(product(c.xp, root(c.xp, _rest(c, g), c.dtype), gate, c.x, dtype=c.dtype), None, g)
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """The decay decays and scales the input: two paths. The slope of the root is taken as 0 where a is 1."""
     xp, g = c.xp, _log_decay(c)
-    x, i, r, Lambda = (cast(xp, y, c.dtype) for y in (c.x, c.i, c.r, c.Lambda))
-    root, gate = _root(c, g), sigmoid(xp, i)
-    is_open = root > 0
-    slope = xp.where(is_open, xp.exp(2 * g) / xp.where(is_open, root, xp.ones_like(root)), xp.zeros_like(root))
-    dg = d.g - d.x * gate * x * slope
-    rate = -RATE * softplus(xp, Lambda)
-    return {"x": root * gate * d.x, "i": sigmoid_vjp(xp, i, root * x * d.x), "r": sigmoid_vjp(xp, r, rate * dg),
-            "Lambda": softplus_vjp(xp, Lambda, over_tokens(xp, -RATE * sigmoid(xp, r) * dg))}  # fmt: skip
+    times = functools.partial(product, xp, dtype=c.dtype)
+    i, r, Lambda = (cast(xp, y, c.dtype) for y in (c.i, c.r, c.Lambda))
+    rest, gate = _rest(c, g), sigmoid(xp, i)
+    driven = times(d.x, c.x)  # the gradient of sqrt(rest) sigmoid(i)
+    drest = root_vjp(xp, rest, times(driven, gate), c.dtype)
+    dg = complement_vjp(xp, multiple(xp, 2.0, g, c.dtype), d.g, multiple(xp, 2.0, drest, c.dtype), c.dtype)
+    of_rate = multiple(xp, -RATE, times(sigmoid(xp, r), dg), c.dtype)
+    scale = root(xp, rest, c.dtype)
+    return {"x": times(scale, gate, d.x), "i": sigmoid_vjp(xp, i, times(scale, driven)),
+            "r": sigmoid_vjp(xp, r, times(_rate(c), dg)),
+            "Lambda": softplus_vjp(xp, Lambda, over_tokens(xp, of_rate))}  # fmt: skip
 
 
 SPEC = VariantSpec(

@@ -2,94 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.types import Inputs
-from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, over_tokens
-from ...runtime.shapes import check_state
-from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...elementwise.readouts.diagonal import SystemInputs
+from ...ops.product import product
+from ...ops.step_size import skip_and_gate
+from ...ops.sums import over_tokens
+from ...ops.zero_order_hold import hold, hold_vjp
+from ...runtime.arrays import Array, cast
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import CHANNELS
 
 
-class System(NamedTuple):
-    """A continuous system and its steps: dt (D, 1), A, z = dt A, e^z - 1 (D, N)."""
-
-    dt: Array
-    A: Array
-    z: Array
-    gain: Array
+def to_core(c: Call) -> SystemInputs:
+    """Log factors dt A; every channel drives its states by (e^{dt A} - 1) / A x."""
+    return SystemInputs(c.x, *hold(c.xp, c.dt_log, c.A_log, c.A_imag, c.dtype), c.C)
 
 
-def _system(c: Variables) -> System:
-    xp, kind = c.xp, complex_of(c.xp, c.dtype)
-    dt, decay, angle = (cast(xp, y, c.dtype) for y in (c.dt_log, c.A_log, c.A_imag))
-    dt, decay = xp.exp(dt)[:, None], -xp.exp(decay)
-    A = xp.astype(decay, kind) + 1j * xp.astype(angle, kind)
-    return System(dt, A, xp.astype(dt, kind) * A, complex_expm1(xp, dt * decay, dt * angle, kind))
+def to_core_vjp(c: Call, d: SystemInputs) -> dict[str, Array]:
+    grads = hold_vjp(c.xp, c.dt_log, c.A_log, c.A_imag, d.A, d.B, c.dtype)
+    return dict(zip(("x", "C", "dt_log", "A_log", "A_imag"), (d.x, d.C, *grads), strict=True))
 
 
-def complex_expm1(xp: Namespace, u: Array, v: Array, kind: Any) -> Array:
-    """e^{u + iv} - 1, exact near 0"""
-    half = xp.sin(v / 2)
-    re, im = xp.expm1(u) * xp.cos(v) - 2 * half * half, xp.exp(u) * xp.sin(v)
-    return xp.astype(re, kind) + 1j * xp.astype(im, kind)
+def from_core(c: Call, out: Array) -> Array:
+    """out + D x"""
+    return out if c.D is None else skip_and_gate(c.xp, out, c.D, c.x, None, c.dtype)
 
 
-def to_core(c: Variables) -> Inputs:
-    """Every channel drives N states: (e^z - 1) / A x, log factors z."""
-    xp, at = c.xp, _system(c)
-    x = cast(xp, c.x, c.dtype)
-    driven = (at.gain / at.A) * xp.astype(x, at.A.dtype)[..., None]
-    D, N = at.z.shape
-    return Inputs(xp.reshape(driven, (*x.shape[:-1], D * N)), None, xp.reshape(at.z, (D * N,)))
-
-
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
-    """Of the gain (e^z - 1) / A through z and through A."""
-    xp, at = c.xp, _system(c)
-    x, dx = cast(xp, c.x, c.dtype), xp.reshape(d.x, (*c.x.shape, at.z.shape[-1]))
-    dgain = over_tokens(xp, dx * xp.astype(x, dx.dtype)[..., None], 2)
-    over = xp.conj(1 / at.A)
-    dz = xp.reshape(d.g, at.z.shape) + dgain * over * xp.conj(at.gain + 1)
-    dA = xp.astype(at.dt, dz.dtype) * dz - dgain * xp.conj(at.gain) * over * over
-    ddt = xp.sum(xp.real(dz * xp.conj(at.A)), axis=-1)
-    return {"x": xp.sum(xp.real(dx * xp.conj(at.gain / at.A)), axis=-1), "dt_log": at.dt[:, 0] * ddt,
-            "A_log": xp.real(at.A) * xp.real(dA), "A_imag": xp.imag(dA)}  # fmt: skip
-
-
-def from_core(c: Variables, out: Array) -> Array:
-    """2 Re(sum_n C_n h_n) + D x"""
-    xp, C = c.xp, as_computed(c.xp, c.C, c.dtype)
-    y = 2 * xp.sum(xp.real(C * xp.reshape(out, (*c.x.shape, C.shape[-1]))), axis=-1)
-    return y if c.D is None else y + cast(xp, c.D, c.dtype) * cast(xp, c.x, c.dtype)
-
-
-def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
-    """dh_n = 2 dout C_n*, dC_n = sum 2 dout h_n*"""
-    xp, C, dout = c.xp, as_computed(c.xp, c.C, c.dtype), cast(c.xp, dout, c.dtype)
-    h = xp.reshape(out, (*c.x.shape, C.shape[-1]))
-    twice = xp.astype(2 * dout, h.dtype)[..., None]
-    C = xp.astype(C, h.dtype)
-    grads = {"C": over_tokens(xp, twice * xp.conj(h), 2)}
-    if c.D is not None:
-        grads |= {"D": over_tokens(xp, dout * cast(xp, c.x, c.dtype)), "x": dout * cast(xp, c.D, c.dtype)}
-    return xp.reshape(twice * xp.conj(C), out.shape), grads
-
-
-def pack(c: Variables, state: Any) -> Any:
-    """(..., D, N) as the core's (..., D N)."""
-    if state is None:
-        return None
-    check_state(c.name, state, c.sizes, "D N", complex=True)
-    return c.xp.reshape(state, (*state.shape[:-2], state.shape[-2] * state.shape[-1]))
-
-
-def unpack(c: Variables, S: Array) -> Array:
-    """The inverse of pack."""
-    return c.xp.reshape(S, (*S.shape[:-1], *c.A_log.shape))
+def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+    """(gradient of out, gradients of D and the skip's part of x)."""
+    if c.D is None:
+        return dout, {}
+    dout = cast(c.xp, dout, c.dtype)
+    dD = over_tokens(c.xp, product(c.xp, dout, c.x, dtype=c.dtype))
+    return dout, {"D": dD, "x": product(c.xp, dout, c.D, dtype=c.dtype)}
 
 
 SPEC = VariantSpec(
@@ -110,7 +59,7 @@ SPEC = VariantSpec(
     change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp, query=None, key=None, value="x"),
     core=CORE,
     scaled=False,
-    state=StateFormat(pack=pack, unpack=unpack, axes={"state": "D N"}, is_complex=True),
+    state=StateFormat(axes={"state": "D N"}, is_complex=True),
 )
 
 
@@ -128,7 +77,7 @@ def s4d(x: Any, dt_log: Any, A_log: Any, A_imag: Any, C: Any, D: Any = None, **o
     C        (D, N)        weights of the states, complex; or real
     D        (D,)          weight of the input itself; optional
 
-    A call makes arrays of T D N complex numbers. A state stands for itself and its conjugate. scale=None means 1.
+    A state stands for itself and its conjugate. scale=None means 1.
     Returns out (..., T, D), and the state (..., D, N) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: elementwise. Common options: linattn_np.Options.

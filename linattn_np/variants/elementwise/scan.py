@@ -10,15 +10,15 @@ from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
 from ...runtime.arrays import Array
 from ...runtime.values import shown
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """The core's arrays are the caller's."""
     return Inputs(c.x, None, c.a) if c.options["log"] else Inputs(c.x, c.a)
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """Gradients by public name."""
     return {"a": d.gate, "x": d.x}
 
@@ -48,7 +48,8 @@ SPEC = VariantSpec(
     core=CORE,
     scaled=False,
     state=StateFormat(is_complex=True),
-    options=OptionSpec({"log": False}, check_options),
+    options={"log": False},
+    check_options=check_options,
 )
 SAMPLES = Samples({"a": "factor"}, ({}, {"log": True}))
 
@@ -65,7 +66,8 @@ def scan(a: Any, x: Any, **options: Unpack[ScanOptions]) -> Any:
 
     Any a is exact: 0 (a hard reset; with log=True -inf), negative numbers, numbers over 1. Arrays may be complex; out
     and state are complex if anything is, and gradients of complex arrays are dRe + i dIm. Axes behind the tokens are
-    one axis D: reshape others. scale=None means 1. Returns out (..., T, D), and the state (..., D) if return_state.
+    one axis D: reshape others. `block_scan` has matrices of channels that meet. scale=None means 1.
+    Returns out (..., T, D), and the state (..., D) if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.
     Core: elementwise. Common options: linattn_np.Options.
     Blelloch, Prefix sums and their applications, CMU-CS-90-190.

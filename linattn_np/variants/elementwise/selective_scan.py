@@ -9,36 +9,46 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...elementwise.core import CORE
-from ...elementwise.readouts.selective import SelectiveInputs
+from ...elementwise.readouts.selective import Raw, SelectiveInputs, kernels_reason
 from ...ops.product import product
 from ...ops.step_size import gate_vjp, skip_and_gate, step_size_vjp
 from ...ops.sums import over_tokens
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import CHANNELS, LOG_DECAY, POSITIVE
-from ..shared.step_sizes import STEP_OPTIONS, StepOptions, limits, steps
+from ..shared.step_sizes import STEP_OPTIONS, StepOptions, check_options, limits, steps
 
 
-def to_core(c: Variables) -> SelectiveInputs:
+def fused(c: Call) -> SelectiveInputs | None:
+    """The inputs of kernels that compute steps, skip and gate too; None where there are none."""
+    x = SelectiveInputs(c.x, c.dt, c.A, c.B, c.C, Raw(c.z, c.D, c.dt_bias, c.options["dt_softplus"], limits(c)))
+    return x if c.kernels and kernels_reason(x, c.xp, c.dtype) is None else None
+
+
+def to_core(c: Call) -> SelectiveInputs:
     """The step sizes after their formula."""
-    return SelectiveInputs(c.x, steps(c), c.A, c.B, c.C)
+    return fused(c) or SelectiveInputs(c.x, steps(c), c.A, c.B, c.C)
 
 
-def to_core_vjp(c: Variables, d: SelectiveInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: SelectiveInputs) -> dict[str, Array]:
     """ddt has both paths, of the decay and of the input."""
+    if d.raw is not None:
+        return dict(zip(("x", "dt", "A", "B", "C", "z", "D", "dt_bias"), (*d[:5], *d.raw[:3]), strict=True))
     ddt = step_size_vjp(c.xp, c.dt, c.dt_bias, c.options["dt_softplus"], limits(c), d.dt)
-    grads = d._asdict() | {"dt": ddt}
+    grads = dict(zip(("x", "dt", "A", "B", "C"), (d.x, ddt, *d[2:5]), strict=True))
     return grads if c.dt_bias is None else grads | {"dt_bias": over_tokens(c.xp, ddt)}
 
 
-def from_core(c: Variables, out: Array) -> Array:
+def from_core(c: Call, out: Array) -> Array:
     """(out + D x) silu(z)."""
-    return out if c.D is None and c.z is None else skip_and_gate(c.xp, out, c.D, c.x, c.z, c.dtype)
+    return out if (c.D is None and c.z is None) or fused(c) else skip_and_gate(c.xp, out, c.D, c.x, c.z, c.dtype)
 
 
-def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """(gradient of out, gradients of D, z and the skip's part of x)."""
     xp, grads = c.xp, dict[str, Array]()
+    if fused(c):
+        return dout, grads
     if c.z is not None:
         grads["z"] = gate_vjp(xp, skip_and_gate(xp, out, c.D, c.x, None, c.dtype), c.z, dout, c.dtype)
         dout = skip_and_gate(xp, dout, None, None, c.z, c.dtype)
@@ -70,6 +80,7 @@ SPEC = VariantSpec(
     scaled=False,
     state=StateFormat(axes={"state": "D N"}, is_complex=True),
     options=STEP_OPTIONS,
+    check_options=check_options,
 )
 SAMPLES = Samples(
     {"dt": "positive", "A": "negative"}, ({"dt_softplus": True}, {"dt_softplus": True, "dt_limit": (0.3, 1.0)})

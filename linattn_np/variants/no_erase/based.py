@@ -7,12 +7,12 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Readout
 from ...ops.feature_maps import FeatureMap, taylor
-from ...spec import OptionSpec, Samples, Variables, VariantSpec
+from ...spec import Call, Samples, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
 
-def maps(c: Variables) -> tuple[FeatureMap, FeatureMap]:
+def maps(c: Call) -> tuple[FeatureMap, FeatureMap]:
     return (taylor(c.options["order"]),) * 2
 
 
@@ -41,7 +41,8 @@ SPEC = VariantSpec(
     readout=Readout.NORMALISED,
     scaled=False,
     state=SIMILARITY.state,
-    options=OptionSpec({"order": 2} | defaults(), check_options),
+    options={"order": 2} | defaults(),
+    check_options=check_options,
 )
 SAMPLES = Samples(options=({"normalize": False}, {}, {"order": 3}, {"causal": False}))
 

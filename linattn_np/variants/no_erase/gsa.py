@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Any, Unpack
 
-import numpy as np
-
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.readouts.slots import SlotInputs
 from ...matrix_state.types import BoundedState, Decay, Readout, SlotState
 from ...ops.complement import log_rest, log_rest_vjp
-from ...ops.shares import Shares, shares
+from ...ops.shares import Shares, last_sum_vjp, shares, shares_vjp
 from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_zeros
 from ...runtime.shapes import Sequence, check_state, segments
-from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 
 
-def to_core(c: Variables) -> SlotInputs:
+def to_core(c: Call) -> SlotInputs:
     """g = log(1 - s) where it is not given."""
     g = log_rest(c.xp, c.s, c.dtype) if c.g is None else c.g
     return SlotInputs(c.q, c.k, c.v, cast(c.xp, c.s, c.dtype), g)
 
 
-def to_core_vjp(c: Variables, d: SlotInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: SlotInputs) -> dict[str, Array]:
     """Without g: dg / ds = -1 / (1 - s); 0 for an emptied slot, s = 1."""
     xp, grads = c.xp, {"q": d.q, "k": d.k, "v": d.v, "s": d.s, "g": d.g}
     if c.g is None:
@@ -34,7 +32,7 @@ def to_core_vjp(c: Variables, d: SlotInputs) -> dict[str, Array]:
     return grads
 
 
-def pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
+def pack_state(c: Call, state: Any) -> tuple[Array, Array] | None:
     if state is None:
         return None
     if not isinstance(state, SlotState):
@@ -42,13 +40,13 @@ def pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
     return _memories(c, state)
 
 
-def _memories(c: Variables, state: Any) -> tuple[Array, Array]:
+def _memories(c: Call, state: Any) -> tuple[Array, Array]:
     for part, axes in (("S", "H M V"), ("W", "H K M")):
         check_state(c.name, getattr(state, part), c.sizes, axes, f"state.{part}")
     return cast(c.xp, state.S, c.dtype), cast(c.xp, state.W, c.dtype)
 
 
-def unpack_state(c: Variables, state: tuple[Array, Array]) -> SlotState:
+def unpack_state(c: Call, state: tuple[Array, Array]) -> SlotState:
     return SlotState(*state)
 
 
@@ -98,7 +96,7 @@ def gsa(q: Any, k: Any, v: Any, s: Any, g: Any = None, **options: Unpack[Options
 # attention with bounded memory control: the slots' weights are a running softmax
 
 
-def _shares(c: Variables) -> Shares:
+def _shares(c: Call) -> Shares:
     """The shares of the tokens, computed once a call; N_0 = 0 without a state."""
     if "shares" not in vars(c):
         state = getattr(c, "state", None)
@@ -106,57 +104,26 @@ def _shares(c: Variables) -> Shares:
     return c.shares
 
 
-def _zeros(c: Variables) -> Array:
+def _zeros(c: Call) -> Array:
     """N_0 of a call without a state."""
-    lead, where = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,), device(c.v)
+    lead, where = c.lead, device(c.v)
     return constant_zeros(c.xp, (*lead, *c.s.shape[-2:]), c.dtype, where)
 
 
-def _reverse_sums(xp: Any, a: Array, b: Array) -> Array:
-    """y_t = b_t + a_t y_{t+1} along the tokens, y = 0 after the last."""
-    if isinstance(b, np.ndarray) and b.shape[-3]:
-        y = [b[..., -1, :, :]]
-        for t in range(b.shape[-3] - 2, -1, -1):
-            y.append(b[..., t, :, :] + a[..., t, :, :] * y[-1])
-        return xp.stack(y[::-1], axis=-3)
-    n = 1
-    while n < b.shape[-3]:
-        b = xp.concat([b[..., :-n, :, :] + a[..., :-n, :, :] * b[..., n:, :, :], b[..., -n:, :, :]], axis=-3)
-        a = xp.concat([a[..., :-n, :, :] * a[..., n:, :, :], a[..., -n:, :, :]], axis=-3)
-        n *= 2
-    return b
-
-
-def abc_to_core(c: Variables) -> SlotInputs:
+def abc_to_core(c: Call) -> SlotInputs:
     """s = e^{s_t} / N_t, g = log(N_{t-1} / N_t): gsa's."""
     at = _shares(c)
     return SlotInputs(c.q, c.k, c.v, at.share, at.g)
 
 
-def abc_to_core_vjp(c: Variables, d: SlotInputs) -> dict[str, Array]:
-    """p_t, the gradient of z_t: of the weight and decay of t, and y_{t+1}, what z_t has of the decay of t + 1.
-
-    p_t = y_{t+1} - dg_t - w_t dw_t, and y_t = dg_t + e^{g_t} p_t.
-    """
-    xp, x = c.xp, abc_to_core(c)
-    keep, parts, before = xp.exp(x.g), [], []
-    zero = xp.zeros((*x.s.shape[:-3], 1, *x.s.shape[-2:]), dtype=x.s.dtype, device=device(x.s))
-    for start, stop in ((q.start, q.stop) for q in c.sequences):
-        dg, dw, w, e = (y[..., start:stop, :, :] for y in (d.g, d.s, x.s, keep))
-        own = dg + w * dw
-        y = xp.concat([_reverse_sums(xp, e, dg - e * own), zero], axis=-3)
-        before.append(y[..., 0, :, :])
-        parts.append(w * (dw + y[..., 1:, :, :] - own))
-    grads = {"q": d.q, "k": d.k, "v": d.v, "s": xp.concat(parts, axis=-3)}
-    if c.state is not None:
-        N = cast(xp, c.state.N, c.dtype)
-        dz = before[0] if c.sizes.ragged is None else xp.stack([xp.reshape(p, N.shape[1:]) for p in before], axis=0)
-        some = ~(N <= 0)
-        grads["state"] = xp.where(some, dz / xp.where(some, N, xp.ones_like(N)), xp.zeros_like(N))
-    return grads
+def abc_to_core_vjp(c: Call, d: SlotInputs) -> dict[str, Array]:
+    """The transpose of the shares; N_0 of a given state has its part."""
+    ds, dN_0 = shares_vjp(c.xp, _shares(c), d.s, d.g, c.sequences)
+    grads = {"q": d.q, "k": d.k, "v": d.v, "s": ds}
+    return grads if c.state is None else grads | {"state": dN_0}
 
 
-def abc_pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
+def abc_pack_state(c: Call, state: Any) -> tuple[Array, Array] | None:
     if state is None:
         return None
     if not isinstance(state, BoundedState):
@@ -165,49 +132,50 @@ def abc_pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
     return _memories(c, state)
 
 
-def abc_unpack_state(c: Variables, state: tuple[Array, Array]) -> BoundedState:
+def abc_unpack_state(c: Call, state: tuple[Array, Array]) -> BoundedState:
     """N = N_0 + sum of e^s."""
     return BoundedState(*state, _sums_after(c, c.sequences))
 
 
-def _sums_after(c: Variables, sequences: Items[Sequence]) -> Array:
+def _sums_after(c: Call, sequences: Items[Sequence]) -> Array:
     """N after the last token of each sequence: (..., H, M), of a ragged batch (N, H, M)."""
     ends = [_shares(c).after(s) for s in sequences]
-    if c.sizes.ragged is None:
+    if not c.is_ragged:
         return ends[0]
     return c.xp.stack([c.xp.reshape(N, N.shape[-2:]) for N in ends], axis=0)
 
 
-def abc_unpack_state_vjp(c: Variables, state: Any, dstate: Any) -> tuple[tuple[Array, Array], dict[str, Array]]:
+def abc_unpack_state_vjp(c: Call, state: Any, dstate: Any) -> tuple[tuple[Array, Array], dict[str, Array]]:
     """dN reaches every s_t, times e^{s_t}, and N_0."""
-    xp, e = c.xp, c.xp.exp(cast(c.xp, c.s, c.dtype))
-    if c.sizes.ragged is None:
-        ds = e * dstate.N[..., None, :, :]
+    xp, dN = c.xp, dstate.N
+    if not c.is_ragged:
+        ds = last_sum_vjp(xp, c.s, dN[..., None, :, :], c.dtype)
     else:
-        ds = xp.concat([e[..., q.start : q.stop, :, :] * dstate.N[q.row, ...] for q in c.sequences], axis=-3)
-    return (dstate.S, dstate.W), {"s": ds, "state": dstate.N}
+        each = [last_sum_vjp(xp, c.s[..., q.start : q.stop, :, :], dN[q.row, ...], c.dtype) for q in c.sequences]
+        ds = xp.concat(each, axis=-3)
+    return (dstate.S, dstate.W), {"s": ds, "state": dN}
 
 
-def abc_unpack_states(c: Variables, state: tuple[Array, Array], prefixes: list[Sequence]) -> BoundedState:
+def abc_unpack_states(c: Call, state: tuple[Array, Array], prefixes: list[Sequence]) -> BoundedState:
     if not prefixes:
         return BoundedState(*state, c.xp.zeros((*state[0].shape[:-3], *c.s.shape[-2:]), dtype=c.dtype))
-    if c.sizes.ragged is not None:
+    if c.is_ragged:
         return BoundedState(*state, _sums_after(c, prefixes))
     return BoundedState(*state, c.xp.stack([_shares(c).after(p) for p in prefixes], axis=-3))
 
 
 def abc_unpack_states_vjp(
-    c: Variables, state: Any, dstates: Any, prefixes: list[Sequence]
+    c: Call, state: Any, dstates: Any, prefixes: list[Sequence]
 ) -> tuple[tuple[Array, Array], dict[str, Array]]:
     """dN of a position reaches the tokens before it, times e^{s_t}, and N_0."""
-    xp, e, ragged = c.xp, c.xp.exp(cast(c.xp, c.s, c.dtype)), c.sizes.ragged is not None
+    xp, e, ragged = c.xp, c.xp.exp(cast(c.xp, c.s, c.dtype)), c.is_ragged
     ds: list[Array] = []
     dN_0: list[Array] = []
     for q in c.sequences:
         given = {p.stop: dstates.N[n, ...] if ragged else dstates.N[..., n, :, :]
                  for n, p in enumerate(prefixes) if p.row == q.row}  # fmt: skip
-        dN, parts = xp.zeros((*c.sizes.batch, *e.shape[-2:]), dtype=e.dtype, device=device(e)), []
-        for start, stop, _ in reversed(segments(q, sorted(given))):
+        dN, parts = xp.zeros((*c.batch, *e.shape[-2:]), dtype=e.dtype, device=device(e)), []
+        for (_, start, stop), _ in reversed(segments(q, sorted(given))):
             dN = dN + given.get(stop, 0.0) if stop > start else dN
             parts.append(e[..., start:stop, :, :] * dN[..., None, :, :])
         dN_0.append(dN + given.get(q.start, 0.0))
@@ -216,15 +184,15 @@ def abc_unpack_states_vjp(
     return (dstates.S, dstates.W), {"s": xp.concat(ds, axis=-3), "state": begin}
 
 
-def abc_log_decays(c: Variables) -> None:
+def abc_log_decays(c: Call) -> None:
     """None: the averages have weights, which add."""
 
 
-def abc_log_decays_vjp(c: Variables, d: Array) -> dict[str, Array]:
+def abc_log_decays_vjp(c: Call, d: Array) -> dict[str, Array]:
     return {}
 
 
-def abc_pack_state_vjp(c: Variables, d: tuple[Array, Array], other: Array | None) -> BoundedState:
+def abc_pack_state_vjp(c: Call, d: tuple[Array, Array], other: Array | None) -> BoundedState:
     return BoundedState(*d, other)
 
 

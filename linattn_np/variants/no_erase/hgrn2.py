@@ -8,18 +8,18 @@ from ...call.dispatch import public
 from ...matrix_state.types import Decay, Inputs
 from ...ops.complement import complement, complement_vjp
 from ...runtime.arrays import Array, dtype_name
-from ...spec import ChangeOfVariables, Variables, VariantSpec
+from ...spec import Call, ChangeOfVariables, VariantSpec
 from ..shared.arguments import CHANNEL_DECAY, QUERIES, VALUES
 from ..shared.bounded_gates import BOUNDED_GATES, BoundedGateOptions
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """k = 1 - e^g; the kernels of a bfloat16 call round it, as all factors of their products."""
     stored = c.v.dtype if c.kernels and dtype_name(c.v) == "bfloat16" else None
     return Inputs(c.q, complement(c.xp, c.g, c.dtype, stored), c.v, c.g)
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """The gate decays and makes the key: two paths, whose gradients kernels may have added."""
     return {"q": d.q, "v": d.v, "g": d.g if d.k is None else complement_vjp(c.xp, c.g, d.g, d.k, c.dtype)}
 

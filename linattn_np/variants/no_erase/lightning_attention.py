@@ -10,10 +10,11 @@ import numpy as np
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Inputs
 from ...ops.product import multiple
+from ...ops.sums import over_tokens
 from ...runtime.arrays import Array, device
 from ...runtime.constants import constant_array
 from ...runtime.values import LARGEST, is_whole, is_word, shown
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, VariantSpec
 from ..shared.arguments import KEYS, POSITIVE, QUERIES, VALUES
 from ..shared.projections import MappedOptions, with_feature_map
 
@@ -40,11 +41,11 @@ def published_slopes(rule: str, H: int, layer: int, num_layers: int) -> np.ndarr
 RULES = ("lightning", "minimax", "fla")
 
 
-def _log_decay(c: Variables) -> Array:
+def _log_decay(c: Call) -> Array:
     xp = c.xp
     if c.slopes is not None:
         return multiple(xp, -1.0, c.slopes, c.dtype)
-    rule = (c.options["rule"], c.sizes.H, c.options["layer"], c.options["num_layers"])
+    rule = (c.options["rule"], c.sizes["H"], c.options["layer"], c.options["num_layers"])
 
     def make() -> Array:
         return xp.asarray((-published_slopes(*rule)).tolist(), dtype=c.dtype, device=device(c.v))
@@ -52,15 +53,17 @@ def _log_decay(c: Variables) -> Array:
     return constant_array(xp, ("lightning", *rule, str(c.dtype)), device(c.v), make)
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """g = -slope of the head, at every token."""
     g = _log_decay(c)
-    return Inputs(c.q, c.k, c.v, c.xp.broadcast_to(g[None, :, None], (c.sizes.T, c.sizes.H, 1)))
+    return Inputs(c.q, c.k, c.v, c.xp.broadcast_to(g[None, :, None], (c.sizes["T"], c.sizes["H"], 1)))
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     grads = {"q": d.q, "k": d.k, "v": d.v}
-    return grads if c.slopes is None else grads | {"slopes": -c.xp.sum(d.g, axis=(0, 2))}
+    if c.slopes is None:
+        return grads
+    return grads | {"slopes": multiple(c.xp, -1.0, over_tokens(c.xp, d.g, 2)[:, 0], c.dtype)}
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
@@ -99,7 +102,9 @@ SPEC = with_feature_map(
         change=ChangeOfVariables(to_core, to_core_vjp, gate="slopes"),
         decay=Decay.SCALAR,
         scaled=False,
-        options=OptionSpec({"layer": 0, "num_layers": 1}, check_options, {"slopes": ("rule", "lightning")}),
+        options={"layer": 0, "num_layers": 1},
+        check_options=check_options,
+        rules={"slopes": ("rule", "lightning")},
     )
 )
 

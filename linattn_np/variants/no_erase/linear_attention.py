@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Readout
 from ...ops.feature_maps import feature_map_pair
-from ...spec import OptionSpec, Samples, VariantSpec
+from ...spec import Samples, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, defaults
 
@@ -42,7 +42,8 @@ SPEC = VariantSpec(
     readout=Readout.NORMALISED,
     scaled=False,
     state=replace(SIMILARITY.state, plain=is_plain),
-    options=OptionSpec({"feature_map": "identity"} | defaults(normalize=False), check_options),
+    options={"feature_map": "identity"} | defaults(normalize=False),
+    check_options=check_options,
 )
 SAMPLES = Samples(
     options=(

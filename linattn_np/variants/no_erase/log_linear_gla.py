@@ -44,7 +44,8 @@ def log_linear_gla(q: Any, k: Any, v: Any, g: Any, lam: Any, **options: Unpack[O
     S_t[l] is the part of S_t that tokens of level l have written, so lam = 1 is the plain recurrence. T tokens need
     1 + bit_length(T - 1) levels; earlier tokens of a state count.
     The state is a LevelState(S (..., H, levels, K, V), position (...)): S[..., l - 1, :, :] is that of level l after
-    `position` tokens, and nothing where bit l - 1 of the position is 0.
+    `position` tokens, and nothing where bit l - 1 of the position is 0: such entries are not read, and where the
+    state is overwritten those of levels that were and stay empty are left as they are.
 
     scale=None means K**-0.5. Returns out (..., T, max(Hq, H), V), and the state if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit.

@@ -10,7 +10,7 @@ from ...matrix_state.types import Decay
 from ...spec import ArgSpec, ChangeOfVariables, Samples, VariantSpec
 from ..shared.arguments import LOG_DECAY, POSITIVE
 from ..shared.rotated import ROTATED_STATE, THETA, Rotated
-from ..shared.step_sizes import STEP_OPTIONS, StepOptions, from_core, from_core_vjp, to_core, to_core_vjp
+from ..shared.step_sizes import STEP_OPTIONS, StepOptions, check_options, from_core, from_core_vjp, to_core, to_core_vjp
 
 SPEC = VariantSpec(
     name="mamba2",
@@ -33,6 +33,7 @@ SPEC = VariantSpec(
     scaled=False,
     shares_states=False,
     options=STEP_OPTIONS,
+    check_options=check_options,
 )
 SAMPLES = Samples(
     {"dt": "positive", "A": "negative", "B": "unit", "theta": "angle"},

@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
-from ...matrix_state.readouts.solved import SolvedInputs, least_of
+from ...matrix_state.readouts.solved import SolvedInputs, least_entry
 from ...matrix_state.readouts.systems import Solver
 from ...matrix_state.types import Decay, Readout, SolvedState
-from ...runtime.arrays import Array, cast, is_numpy
+from ...runtime.arrays import Array, cast
 from ...runtime.shapes import check_state
 from ...runtime.values import is_finite, is_word, shown
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import LOG_DECAY, POSITIVE, QUERIES, VALUES
 from ..shared.similarity import check_whole
 
 
-def to_core(c: Variables) -> SolvedInputs:
+def to_core(c: Call) -> SolvedInputs:
     """The arrays in the dtype of the computation, g and beta with an axis of one channel."""
     xp = c.xp
     k, v, g, beta, ridge = (cast(xp, x, c.dtype) for x in (c.k, c.v, c.g, c.beta, c.ridge))
     q = None if c.q is None else cast(xp, c.q, c.dtype)
-    least = xp.min(ridge) if math.prod(ridge.shape) else math.inf
     o = c.options
     solver = Solver(o["solver"] == "exact", o["iterations"], float(o["tolerance"]))
-    if is_numpy(xp):  # before the core, whose kernels a repeated call replays
-        least = least_of(c.name, least)
+    least = least_entry(c.name, xp, ridge)
     ridge = ridge[None, ...] if ridge.ndim == 2 else ridge
     return SolvedInputs(q, k, v, g[..., None], beta[..., None], ridge, solver, least)
 
 
-def to_core_vjp(c: Variables, d: SolvedInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: SolvedInputs) -> dict[str, Array]:
     dridge = d.ridge[0, ...] if c.ridge.ndim == 2 else d.ridge
     return {"q": d.q, "k": d.k, "v": d.v, "g": d.g[..., 0], "beta": d.beta[..., 0], "ridge": dridge}
 
 
-def pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
+def pack_state(c: Call, state: Any) -> tuple[Array, Array] | None:
     if state is None:
         return None
     if not isinstance(state, SolvedState):
@@ -47,7 +44,7 @@ def pack_state(c: Variables, state: Any) -> tuple[Array, Array] | None:
     return cast(c.xp, state.S, c.dtype), cast(c.xp, state.Z, c.dtype)
 
 
-def unpack_state(c: Variables, state: tuple[Array, Array]) -> SolvedState:
+def unpack_state(c: Call, state: tuple[Array, Array]) -> SolvedState:
     return SolvedState(*state)
 
 
@@ -88,7 +85,8 @@ SPEC = VariantSpec(
     readout=Readout.SOLVED,
     scaled=False,
     state=StateFormat(SolvedState, pack=pack_state, unpack=unpack_state),
-    options=OptionSpec({"solver": "exact", "iterations": 30, "tolerance": 1e-7}, check_options),
+    options={"solver": "exact", "iterations": 30, "tolerance": 1e-7},
+    check_options=check_options,
 )
 SAMPLES = Samples(
     {"k": "unit", "ridge": "ridge"}, ({}, {"solver": "conjugate_gradients", "iterations": 60, "tolerance": 0.0})

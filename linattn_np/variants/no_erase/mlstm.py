@@ -12,33 +12,34 @@ from ...ops.averages import divide_by_most, divide_by_most_vjp, with_ones, with_
 from ...ops.gates import log_forget, log_forget_vjp, soft_cap, soft_cap_vjp
 from ...ops.product import product
 from ...ops.stabiliser import Gauge, gauge, last, last_of_each, last_of_each_vjp, last_vjp
-from ...ops.sums import inner
-from ...runtime.arrays import Array, cast, device, is_numpy, sum_dtype
+from ...ops.sums import added, difference, inner, inner_of_matrices
+from ...runtime.arrays import Array, cast, device, sum_dtype
 from ...runtime.constants import constant_zeros
 from ...runtime.shapes import Sequence, check_state
 from ...runtime.values import is_finite, is_word, shown
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.similarity import sums_are_apart
 
 
-def _gauge(c: Variables) -> Gauge:
+def _gauge(c: Call) -> Gauge:
     """log f_t and i_t in the gauge m_t = max(log f_t + m_{t-1}, i_t), computed once a call; m_0 = 0 without a state."""
     if "gauge" not in vars(c):
         xp, cap, wide = c.xp, c.options["soft_cap"], sum_dtype(c.xp, c.v)
         i, log_f = soft_cap(xp, c.i, cap, wide), log_forget(xp, c.f, cap, c.options["forget_gate"] == "exp", wide)
-        state, positions = getattr(c, "state", None), c.options["return_states_at"] or ()
+        state = getattr(c, "state", None)
+        positions = None if c.options["chunk_size"] == 1 else c.options["return_states_at"] or ()  # None: all
         c.gauge = gauge(xp, log_f, i, _zeros(c) if state is None else state.m, c.sequences, c.dtype, positions)
     return c.gauge
 
 
-def _zeros(c: Variables) -> Array:
+def _zeros(c: Call) -> Array:
     """m_0 of a call without a state."""
-    lead = c.sizes.batch if c.sizes.ragged is None else (c.sizes.ragged,)
-    return constant_zeros(c.xp, (*lead, c.sizes.H), c.dtype, device(c.v))
+    lead = c.lead
+    return constant_zeros(c.xp, (*lead, c.sizes["H"]), c.dtype, device(c.v))
 
 
-def to_core(c: Variables) -> Inputs | AveragedInputs:
+def to_core(c: Call) -> Inputs | AveragedInputs:
     """k, e^{i~ - m} [v, 1], g = log f + m_{t-1} - m_t: the last column of the state is n."""
     at = _gauge(c)
     if sums_are_apart(c):
@@ -46,7 +47,7 @@ def to_core(c: Variables) -> Inputs | AveragedInputs:
     return Inputs(c.q, c.k, with_ones(c.xp, c.v, c.dtype, at.write[..., None]), at.decay[..., None])
 
 
-def to_core_vjp(c: Variables, d: Inputs | AveragedInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs | AveragedInputs) -> dict[str, Array]:
     """At fixed m, since outputs do not depend on it."""
     if isinstance(d, AveragedInputs):
         return {"q": d.q, "k": d.k, "v": d.v} | _gates_vjp(c, _gauge(c).write * d.w, d.g[..., 0])
@@ -56,7 +57,7 @@ def to_core_vjp(c: Variables, d: Inputs | AveragedInputs) -> dict[str, Array]:
     return grads | _gates_vjp(c, product(xp, write, dwrite, dtype=c.dtype), d.g[..., 0])
 
 
-def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
+def _gates_vjp(c: Call, di: Array, dlog_f: Array) -> dict[str, Array]:
     """Gradients of the arrays i and f from the gradients of the log gates."""
     xp, cap, wide = c.xp, c.options["soft_cap"], sum_dtype(c.xp, c.v)
     di = soft_cap_vjp(xp, c.i, cap, di, wide)
@@ -64,31 +65,31 @@ def _gates_vjp(c: Variables, di: Array, dlog_f: Array) -> dict[str, Array]:
     return {"i": cast(xp, di, c.dtype), "f": cast(xp, df, c.dtype)}
 
 
-def from_core(c: Variables, out: Array) -> Array:
+def from_core(c: Call, out: Array) -> Array:
     """num / max(|den|, e^{-m}), 0 where the denominator is 0."""
     return out if sums_are_apart(c) else divide_by_most(c.xp, out, _gauge(c).least)
 
 
-def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """dnum = dout / denominator; where |den| is the larger, dden = -sign(den) <dnum, num> / denominator."""
     if sums_are_apart(c):
         return dout, {}
     return divide_by_most_vjp(c.xp, out, _gauge(c).least, dout, c.dtype), {}
 
 
-def log_decays(c: Variables) -> Array:
+def log_decays(c: Call) -> Array:
     """log f, by which e^m S decays."""
     return _gauge(c).a[..., None]
 
 
-def log_decays_vjp(c: Variables, d: Array) -> dict[str, Array]:
+def log_decays_vjp(c: Call, d: Array) -> dict[str, Array]:
     return {"f": _gates_vjp(c, c.xp.zeros_like(d[..., 0]), d[..., 0])["f"]}
 
 
 # the state
 
 
-def pack_state(c: Variables, state: Any) -> Array | None:
+def pack_state(c: Call, state: Any) -> Array | None:
     """(S, n) as one (..., H, K, V + 1) state; m is the initial m_0 of the gauge."""
     if state is None:
         return None
@@ -100,56 +101,62 @@ def pack_state(c: Variables, state: Any) -> Array | None:
     return c.joined
 
 
-def _parts(c: Variables, state: Any) -> tuple[Array, Array]:
+def _parts(c: Call, state: Any) -> tuple[Array, Array]:
     """(S, n) in the dtype of the computation."""
     return cast(c.xp, state.S, c.dtype), cast(c.xp, state.n, c.dtype)
 
 
-def _joined(c: Variables, state: Any) -> Array:
+def _joined(c: Call, state: Any) -> Array:
     """[S, n]; without tokens it is a result, which shares no memory."""
-    return with_sums(c.xp, state.S, state.n, c.dtype, view=c.sizes.T > 0)
+    return with_sums(c.xp, state.S, state.n, c.dtype, view=c.sizes["T"] > 0)
 
 
-def unpack_state(c: Variables, S: Any) -> StabilisedState:
+def unpack_state(c: Call, S: Any) -> StabilisedState:
     S, n = S if isinstance(S, tuple) else (S[..., :-1], S[..., -1])
     return StabilisedState(S, n, cast(c.xp, last(c.xp, _gauge(c), c.sequences), c.dtype))
 
 
-def unpack_state_vjp(c: Variables, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
+def unpack_state_vjp(c: Call, S: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:
     """The stored state is e^{-m_T} times the represented one: dm_T = dm - <dS, S> - <dn, n>, by last_vjp."""
     xp, at = c.xp, _gauge(c)
     dS = _parts(c, dstate) if isinstance(S, tuple) else _joined(c, dstate)
-    dm = cast(xp, dstate.m - _inner(xp, dS, S), at.m.dtype)
+    dm = _dm(c, dstate.m, dS, S)
     dlog_f, di, dm_0 = last_vjp(xp, at, c.sequences, dm)
     return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
 
 
-def unpack_states(c: Variables, S: Array, prefixes: list[Sequence]) -> StabilisedState:
+def unpack_states(c: Call, S: Array, prefixes: list[Sequence]) -> StabilisedState:
     return StabilisedState(S[..., :-1], S[..., -1], cast(c.xp, last_of_each(c.xp, _gauge(c), prefixes), c.dtype))
 
 
-def unpack_states_vjp(c: Variables, S: Array, dstates: Any, prefixes: list[Sequence]) -> tuple[Array, dict[str, Array]]:
+def unpack_states_vjp(c: Call, S: Array, dstates: Any, prefixes: list[Sequence]) -> tuple[Array, dict[str, Array]]:
     """As unpack_state_vjp, of every position."""
     xp, at = c.xp, _gauge(c)
     dS = _joined(c, dstates)
-    dm = cast(xp, dstates.m - xp.sum(xp.vecdot(dS, S), axis=-1), at.m.dtype)
+    dm = _dm(c, dstates.m, dS, S)
     dlog_f, di, dm_0 = last_of_each_vjp(xp, at, c.sequences, prefixes, dm)
     return dS, _gates_vjp(c, di, dlog_f) | {"state": dm_0}
 
 
-def pack_state_vjp(c: Variables, dS: Array, dm: Array | None) -> StabilisedState:
+def _dm(c: Call, dm: Array, dS: Any, S: Any) -> Array:
+    """dm - <dS, S> of each head, in the dtype of sums."""
+    d = difference(c.xp, cast(c.xp, dm, c.dtype), _inner(c.xp, dS, S, c.dtype))  # rounded as between two calls
+    return cast(c.xp, d, _gauge(c).m.dtype)
+
+
+def pack_state_vjp(c: Call, dS: Array, dm: Array | None) -> StabilisedState:
     """C_0 = e^{m_0} S_0, so dm_0 = <dS_0, S_0> + <dn_0, n_0>, plus the part of m_T."""
     xp = c.xp
-    dm_0 = _inner(xp, dS, c.joined)
+    dm_0 = _inner(xp, dS, c.joined, c.dtype)
     dS, dn = dS if isinstance(dS, tuple) else (dS[..., :-1], dS[..., -1])
-    return StabilisedState(dS, dn, dm_0 if dm is None else dm_0 + cast(xp, dm, dm_0.dtype))
+    return StabilisedState(dS, dn, dm_0 if dm is None else added(xp, dm_0, cast(xp, dm, dm_0.dtype)))
 
 
-def _inner(xp: Any, dS: Any, S: Any) -> Array:
-    """<dS, S> of each head; NumPy's makes no array of the products."""
+def _inner(xp: Any, dS: Any, S: Any, dtype: Any) -> Array:
+    """<dS, S> of each head, or <dS, S> + <dn, n>."""
     if isinstance(S, tuple):
-        return xp.sum(dS[0] * S[0], axis=(-2, -1)) + xp.sum(dS[1] * S[1], axis=-1)
-    return xp.sum(xp.vecdot(dS, S), axis=-1) if is_numpy(xp) else xp.sum(dS * S, axis=(-2, -1))
+        return cast(xp, xp.sum(dS[0] * S[0], axis=(-2, -1)) + xp.sum(dS[1] * S[1], axis=-1), dtype)
+    return inner_of_matrices(xp, dS, S, dtype)
 
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
@@ -196,7 +203,8 @@ SPEC = VariantSpec(
         unpack_states_vjp,
         log_decays=(log_decays, log_decays_vjp),
     ),
-    options=OptionSpec({"soft_cap": None, "forget_gate": "sigmoid"}, check_options),
+    options={"soft_cap": None, "forget_gate": "sigmoid"},
+    check_options=check_options,
 )
 SAMPLES = Samples({"f": "log decay"}, ({}, {"soft_cap": 1.5}, {"forget_gate": "exp"}))
 

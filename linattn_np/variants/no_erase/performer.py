@@ -8,12 +8,12 @@ from ...call.dispatch import public
 from ...matrix_state.types import Readout
 from ...ops.feature_maps import FeatureMap, favor_plus
 from ...runtime.values import shown
-from ...spec import OptionSpec, Samples, Variables, VariantSpec
+from ...spec import Call, Samples, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
 
-def maps(c: Variables) -> tuple[FeatureMap, FeatureMap]:
+def maps(c: Call) -> tuple[FeatureMap, FeatureMap]:
     o = c.options
     return (favor_plus(o["num_features"], o["seed"], o["hyperbolic"]),) * 2
 
@@ -52,7 +52,8 @@ SPEC = VariantSpec(
     readout=Readout.NORMALISED,
     scaled=False,
     state=SIMILARITY.state,
-    options=OptionSpec({"num_features": None, "seed": 0, "hyperbolic": False} | defaults(), check_options),
+    options={"num_features": None, "seed": 0, "hyperbolic": False} | defaults(),
+    check_options=check_options,
 )
 SAMPLES = Samples(
     options=({"normalize": False}, {}, {"hyperbolic": True, "num_features": 6, "seed": 3}, {"causal": False})

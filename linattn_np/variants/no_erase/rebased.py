@@ -11,7 +11,7 @@ from ...ops.feature_maps import SQUARE
 from ...ops.norms import layer_norm, weighted_layer_norm_vjp
 from ...ops.sums import added
 from ...runtime.arrays import Array, cast
-from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
+from ...spec import ArgSpec, Call, Samples, VariantSpec
 from ..shared.arguments import VALUES
 from ..shared.similarity import CoreInputs, Similarity, SimilarityOptions, check_eps, defaults, rows_are_narrow
 
@@ -21,15 +21,15 @@ NORM_EPS = 1e-5
 SIMILARITY = Similarity(lambda c: (SQUARE,) * 2)
 
 
-def to_core(c: Variables) -> CoreInputs:
+def to_core(c: Call) -> CoreInputs:
     """The core's inputs for normed queries and keys."""
     norm = lambda x: layer_norm(c.xp, x, NORM_EPS, c.gamma, c.shift, c.dtype)  # noqa: E731
     normed = {n: None if x is None else norm(x) for n, x in (("q", c.q), ("k", c.k))}
-    c.normed = type(c)(**vars(c) | normed)
+    c.normed = c.changed(**normed)
     return SIMILARITY.to_core(c.normed, rows_are_narrow(c))
 
 
-def to_core_vjp(c: Variables, d: CoreInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: CoreInputs) -> dict[str, Array]:
     """The norm's transpose; gamma and shift belong to q and to k, so they get a sum over all tokens of both."""
     xp, grads = c.xp, SIMILARITY.to_core_vjp(c.normed, d)
     for n, x in (("q", c.q), ("k", c.k)):
@@ -61,7 +61,8 @@ SPEC = VariantSpec(
     readout=Readout.NORMALISED,
     scaled=False,
     state=SIMILARITY.state,
-    options=OptionSpec(defaults(), check_eps),
+    options=defaults(),
+    check_options=check_eps,
 )
 SAMPLES = Samples({"q": "spread", "k": "spread", "gamma": "positive"}, ({"normalize": False}, {}, {"causal": False}))
 

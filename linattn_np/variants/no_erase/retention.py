@@ -8,10 +8,11 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, Inputs
+from ...ops.sums import over_tokens
 from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_array
 from ...runtime.values import shown
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 from ..shared.projections import MappedOptions, with_feature_map
 from ..shared.rotated import ROTATED_STATE, THETA, Rotated
@@ -27,29 +28,29 @@ def published_decays(xp: Any, H: int, dtype: Any, where: Any) -> Array:
     return constant_array(xp, ("retention", H, str(dtype)), where, make)
 
 
-def every_token(c: Variables, g: Array) -> Array:
+def every_token(c: Call, g: Array) -> Array:
     """A decay (H,) or (H, K) of the head as the decay (T, H, 1 or K) of every token, with stride 0 over tokens."""
     xp = c.xp
     g = cast(xp, g, c.dtype)
     g = g[:, None] if g.ndim == 1 else g
-    return xp.broadcast_to(g[None, :, :], (c.sizes.T, *g.shape))
+    return xp.broadcast_to(g[None, :, :], (c.sizes["T"], *g.shape))
 
 
-def every_token_vjp(c: Variables, g: Array, dg: Array) -> Array:
+def every_token_vjp(c: Call, g: Array, dg: Array) -> Array:
     """The sum over tokens, in g's shape."""
-    return c.xp.reshape(c.xp.sum(dg, axis=0), g.shape)
+    return c.xp.reshape(over_tokens(c.xp, dg, 2), g.shape)
 
 
-def head_decays(c: Variables) -> Array:
+def head_decays(c: Call) -> Array:
     """g, or the published one."""
-    return published_decays(c.xp, c.sizes.H, c.dtype, device(c.v)) if c.g is None else c.g
+    return published_decays(c.xp, c.sizes["H"], c.dtype, device(c.v)) if c.g is None else c.g
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     return Inputs(c.q, c.k, c.v, every_token(c, head_decays(c)))
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     grads = {"q": d.q, "k": d.k, "v": d.v}
     return grads if c.g is None else grads | {"g": every_token_vjp(c, c.g, d.g)}
 
@@ -91,26 +92,26 @@ def retention(q: Any, k: Any, v: Any, g: Any = None, **options: Unpack[MappedOpt
     """
 
 
-def xpos_decays(c: Variables) -> Array:
+def xpos_decays(c: Call) -> Array:
     """log zeta_p / 512 of both channels of each pair, zeta_p = (p / P + 0.4) / 1.4; 0 where K is odd: (1, K)."""
-    xp, K = c.xp, c.sizes.K
+    xp, K = c.xp, c.sizes["K"]
     P = K // 2
     pair = xp.arange(P, dtype=c.dtype, device=device(c.v)) / max(P, 1)
     both = xp.reshape(xp.stack([xp.log((pair + 0.4) / 1.4) / 512] * 2, axis=-1), (1, 2 * P))
     return xp.concat([both, xp.zeros((1, K - 2 * P), dtype=c.dtype, device=device(c.v))], axis=-1)
 
 
-def retnet_to_core(c: Variables) -> Inputs:
+def retnet_to_core(c: Call) -> Inputs:
     """Retention's inputs; the log decay is the sum of the head's and xPos' of the channels."""
     if not c.options["xpos"]:
         return to_core(c)
     make = lambda: cast(c.xp, head_decays(c), c.dtype)[:, None] + xpos_decays(c)  # noqa: E731
-    key = ("xpos", c.sizes.H, c.sizes.K, str(c.dtype))
+    key = ("xpos", c.sizes["H"], c.sizes["K"], str(c.dtype))
     g = constant_array(c.xp, key, device(c.v), make) if c.g is None else make()
     return Inputs(c.q, c.k, c.v, every_token(c, g))
 
 
-def retnet_to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def retnet_to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     if c.options["xpos"] and d.g is not None:
         d = d._replace(g=c.xp.sum(d.g, axis=-1, keepdims=True))
     return to_core_vjp(c, d)
@@ -137,7 +138,8 @@ RETNET = replace(
     arrays={**SPEC.arrays, "g": replace(SPEC.arrays["g"], axes="H"), "theta": THETA},
     change=Rotated(replace(SPEC.change, to_core=retnet_to_core, to_core_vjp=retnet_to_core_vjp)).change,
     state=ROTATED_STATE,
-    options=OptionSpec({"xpos": False}, check_options),
+    options={"xpos": False},
+    check_options=check_options,
 )
 
 

@@ -13,14 +13,15 @@ from ...ops.averages import with_ones
 from ...ops.complement import complement, complement_vjp
 from ...ops.feature_maps import FeatureMap, random_fourier
 from ...ops.product import product
-from ...runtime.arrays import Array, cast
+from ...ops.sums import inner
+from ...runtime.arrays import Array
 from ...runtime.values import is_finite, shown
-from ...spec import ArgSpec, OptionSpec, Samples, Variables, VariantSpec
+from ...spec import ArgSpec, Call, Samples, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 from ..shared.similarity import CoreInputs, Similarity, SimilarityOptions, check_eps, check_whole, defaults
 
 
-def maps(c: Variables) -> tuple[FeatureMap, FeatureMap]:
+def maps(c: Call) -> tuple[FeatureMap, FeatureMap]:
     o = c.options
     return (random_fourier(o["num_features"], o["seed"], float(o["sigma"])),) * 2
 
@@ -28,7 +29,7 @@ def maps(c: Variables) -> tuple[FeatureMap, FeatureMap]:
 SIMILARITY = Similarity(maps)
 
 
-def to_core(c: Variables) -> CoreInputs:
+def to_core(c: Call) -> CoreInputs:
     """With a gate: its g, and v or [v, 1] times 1 - e^g."""
     x = SIMILARITY.to_core(c)
     if c.g is None:
@@ -44,16 +45,16 @@ def to_core(c: Variables) -> CoreInputs:
     return x._replace(v=v, g=c.g[..., None])
 
 
-def to_core_vjp(c: Variables, d: CoreInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: CoreInputs) -> dict[str, Array]:
     """The gate decays the state and scales the write: two paths."""
     if c.g is None:
         return SIMILARITY.to_core_vjp(c, d)
     xp = c.xp
     if isinstance(d, AveragedInputs):
         return SIMILARITY.to_core_vjp(c, d) | {"g": complement_vjp(xp, c.g, d.g[..., 0], d.w, c.dtype)}
-    grads = SIMILARITY.to_core_vjp(c, d._replace(v=complement(xp, c.g, c.dtype)[..., None] * d.v))
-    v = cast(xp, c.v, c.dtype)
-    written = xp.sum(d.v[..., : v.shape[-1]] * v, axis=-1) + (d.v[..., -1] if c.options["normalize"] else 0.0)
+    taken_in, V = complement(xp, c.g, c.dtype)[..., None], c.v.shape[-1]
+    grads = SIMILARITY.to_core_vjp(c, d._replace(v=product(xp, taken_in, d.v, dtype=c.dtype)))
+    written = inner(xp, d.v[..., :V], c.v, d.v[..., V] if c.options["normalize"] else None, None, c.dtype)
     return grads | {"g": complement_vjp(xp, c.g, d.g[..., 0], written, c.dtype)}
 
 
@@ -92,7 +93,8 @@ SPEC = VariantSpec(
     readout=Readout.NORMALISED,
     scaled=False,
     state=SIMILARITY.state,
-    options=OptionSpec({"num_features": 64, "seed": 0, "sigma": 1.0} | defaults(), check_options),
+    options={"num_features": 64, "seed": 0, "sigma": 1.0} | defaults(),
+    check_options=check_options,
 )
 SAMPLES = Samples(options=({"normalize": False}, {}, {"num_features": 16, "seed": 3, "sigma": 2.0}, {"causal": False}))
 

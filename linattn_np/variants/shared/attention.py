@@ -6,7 +6,7 @@ from typing import Any
 
 from ...call.options import Options
 from ...runtime.values import LARGEST, is_whole, shown
-from ...spec import ArgSpec, OptionSpec
+from ...spec import ArgSpec
 from .arguments import LOG_DECAY, STRENGTHS
 
 QUERY_DECAY = ArgSpec("T Hq", "log decay of the token, <= 0", limits=LOG_DECAY)
@@ -42,5 +42,5 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
     options["window"] = int(window)
 
 
-ATTENTION = OptionSpec({"window": None, "normalize": True}, check_options)
-BOTH_WAYS = OptionSpec({"window": None, "normalize": True, "causal": True, "return_lse": False}, check_options)
+ATTENTION: dict[str, Any] = {"window": None, "normalize": True}
+BOTH_WAYS = ATTENTION | {"causal": True, "return_lse": False}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...call.options import Options
-from ...spec import OptionSpec
 
 
 class BoundedGateOptions(Options, total=False):
@@ -12,4 +11,4 @@ class BoundedGateOptions(Options, total=False):
     gate_lower_bound: float | None
 
 
-BOUNDED_GATES = OptionSpec({"gate_lower_bound": None})
+BOUNDED_GATES = {"gate_lower_bound": None}

@@ -9,7 +9,7 @@ from ...call.options import Options
 from ...fast_weights.types import COEFFICIENTS, Inputs, Rates
 from ...runtime.arrays import Array, cast
 from ...runtime.values import is_whole, is_word, shown
-from ...spec import ArgSpec, ChangeOfVariables, Variables
+from ...spec import ArgSpec, Call, ChangeOfVariables
 from .arguments import LOG_DECAY, POSITIVE
 
 RATE = ArgSpec("T H", "step size of the token, >= 0", limits=POSITIVE)
@@ -36,10 +36,10 @@ def learns(*weights: str, slow: tuple[str, ...] = (), etas: tuple[str, ...] = ("
     decay, momentum and gain of the variant, where it has them.
     """
 
-    def rate(c: Variables, name: str) -> Any:
+    def rate(c: Call, name: str) -> Any:
         return None if getattr(c, name, None) is None else cast(c.xp, getattr(c, name), c.dtype)[..., None]
 
-    def to_core(c: Variables) -> Inputs:
+    def to_core(c: Call) -> Inputs:
         """Rates get an axis of one channel; alpha = e^g."""
         g = rate(c, "g")
         eta = tuple(factor * rate(c, n) if factor != 1 else rate(c, n) for n in etas)
@@ -47,7 +47,7 @@ def learns(*weights: str, slow: tuple[str, ...] = (), etas: tuple[str, ...] = ("
         rates = Rates(eta, None if g is None else c.xp.exp(g), *others)
         return Inputs(c.q, c.k, c.v, rates, tuple(getattr(c, n) for n in weights), tuple(getattr(c, n) for n in slow))
 
-    def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+    def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
         """dg = e^g dalpha."""
         found = dict(zip(("q", "k", "v"), d[:3], strict=True))
         found |= dict(zip(weights, d.weights, strict=True)) | dict(zip(slow, d.slow, strict=True))

@@ -23,10 +23,9 @@ from typing import Any
 from ...call.options import Options
 from ...matrix_state.types import Inputs, both
 from ...ops.feature_maps import feature_map_pair
-from ...products import Formula
 from ...runtime.arrays import Array
 from ...runtime.shapes import check_state
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from .similarity import Similarity
 
 
@@ -54,20 +53,25 @@ class GatedStrengthOptions(StrengthOptions, GateOptions, total=False):
     """Raw strengths and gates with a lower bound."""
 
 
-def raw_options(beta: bool = True, gate: bool = True) -> OptionSpec:
+def raw_options(beta: bool = True, gate: bool = True) -> dict[str, Any]:
     """The options of a variant; beta: it has strengths, gate: it has the arrays of the gate formula."""
     defaults: dict[str, Any] = {"qk_l2norm": False, "l2norm_eps": 0.0}
     if beta:
         defaults |= {"beta_sigmoid": False, "allow_neg_eigval": False}
     if gate:
         defaults["lower_bound"] = None
-    return OptionSpec(defaults, _check)
+    return defaults
 
 
-def _check(fn: str, options: dict[str, Any]) -> None:
+def check_raw(fn: str, options: dict[str, Any]) -> None:
     """Raise ValueError for an option that needs another one."""
     if options["l2norm_eps"] and not options["qk_l2norm"]:
         raise ValueError(f"{fn}: l2norm_eps is {options['l2norm_eps']} without a norm, expected qk_l2norm=True")
+    check_strengths(fn, options)
+
+
+def check_strengths(fn: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for twice a sigmoid that there is not."""
     if options.get("allow_neg_eigval") and not options["beta_sigmoid"]:
         raise ValueError(f"{fn}: allow_neg_eigval=True without a sigmoid, expected beta_sigmoid=True, or beta doubled")
 
@@ -82,8 +86,8 @@ def gate_arrays(bias: str = "H") -> dict[str, ArgSpec]:
             "dt_bias": ArgSpec(bias, "added to the raw g", optional=True, reinterprets="g")}  # fmt: skip
 
 
-def raw_gate(c: Variables) -> tuple[Array | None, Array | None, Array | None]:
-    """The core's g, A_log and bias.   Raises ValueError if a part of the formula is missing."""
+def raw_gate(c: Call) -> Array | None:
+    """The core's g.   Raises ValueError if a part of the formula is missing."""
     bounded = c.options["lower_bound"] is not None
     if c.g is None and bounded:
         raise ValueError(f"{c.name}: lower_bound is given without g, expected g to be the raw projection")
@@ -91,24 +95,32 @@ def raw_gate(c: Variables) -> tuple[Array | None, Array | None, Array | None]:
         raise ValueError(f"{c.name}: dt_bias is given without A_log, expected both, A_log alone, or lower_bound")
     if c.g is None and c.A_log is not None:
         raise ValueError(f"{c.name}: A_log is given without g, expected g to be the raw projection")
-    if c.g is None or _by_channel(c):
-        return c.g, c.A_log, c.dt_bias
-    return c.g[..., None], c.A_log, None if c.dt_bias is None else c.dt_bias[..., None]
+    return c.g if c.g is None or _by_channel(c) else c.g[..., None]
 
 
-def raw_gate_vjp(c: Variables, dg: Array, dA: Array | None, dbias: Array | None) -> dict[str, Array]:
-    """Gradients of g and, if given, of A_log and dt_bias."""
-    grads = {"g": dg if _by_channel(c) else dg[..., 0]}
-    grads |= {} if dA is None else {"A_log": dA}
-    return grads if dbias is None else grads | {"dt_bias": c.xp.reshape(dbias, tuple(c.dt_bias.shape))}
+def raw_gate_vjp(c: Call, dg: Array) -> dict[str, Array]:
+    return {"g": dg if _by_channel(c) else dg[..., 0]}
 
 
-LOG_DECAY = Formula(raw_gate, raw_gate_vjp, beside=("A_log", "bias"))
+def gate_bias(c: Call) -> Array | None:
+    """The core's bias, which is added to the channels of g."""
+    return c.dt_bias if c.dt_bias is None or _by_channel(c) else c.dt_bias[..., None]
 
 
-def _by_channel(c: Variables) -> bool:
+def gate_bias_vjp(c: Call, dbias: Array) -> dict[str, Array]:
+    return {"dt_bias": c.xp.reshape(dbias, tuple(c.dt_bias.shape))}
+
+
+LOG_DECAY: dict[str, Any] = {  # inputs of `products`: log decays, or raw projections and the arrays of their formula
+    "g": (raw_gate, raw_gate_vjp),
+    "A_log": (lambda c: c.A_log, lambda c, dA: {"A_log": dA}),
+    "bias": (gate_bias, gate_bias_vjp),
+}
+
+
+def _by_channel(c: Call) -> bool:
     """Whether g is (..., T, H, K)."""
-    return c.g.ndim == len(c.sizes.batch) + 3
+    return c.g.ndim == len(c.batch) + 3
 
 
 # feature maps of queries and keys
@@ -131,7 +143,7 @@ class MappedGatedOptions(GatedStrengthOptions, MappedOptions, total=False):
 SIMILARITY = Similarity(lambda c: feature_map_pair(c.name, c.options["feature_map"]))
 
 
-def _mapped(base: ChangeOfVariables[Inputs], c: Variables) -> Inputs:
+def _mapped(base: ChangeOfVariables[Inputs], c: Call) -> Inputs:
     """The core's inputs by `base`, with feature maps of its queries and keys."""
     x = base.to_core(c)
     if is_plain(c.options):
@@ -140,7 +152,7 @@ def _mapped(base: ChangeOfVariables[Inputs], c: Variables) -> Inputs:
     return x._replace(q=mapped["q"], k=mapped["k"], r=mapped["k"] if x.r is x.k else x.r)
 
 
-def _mapped_vjp(base: ChangeOfVariables[Inputs], c: Variables, d: Inputs) -> dict[str, Array]:
+def _mapped_vjp(base: ChangeOfVariables[Inputs], c: Call, d: Inputs) -> dict[str, Array]:
     """phi(k) is the key and the erase vector: both gradients are added, then mapped back once."""
     if is_plain(c.options):
         return base.to_core_vjp(c, d)
@@ -153,7 +165,7 @@ def is_plain(options: Any) -> bool:
     return isinstance(options["feature_map"], str) and options["feature_map"] == "identity"
 
 
-def pack_state(c: Variables, state: Any) -> Any:
+def pack_state(c: Call, state: Any) -> Any:
     """Checks that the state is as wide as the mapped keys."""
     if state is not None and is_plain(c.options):
         check_state(c.name, state, c.sizes)
@@ -166,16 +178,12 @@ def with_feature_map(spec: VariantSpec) -> VariantSpec:
     """The variant with the option feature_map."""
     change = replace(spec.change, to_core=partial(_mapped, spec.change), to_core_vjp=partial(_mapped_vjp, spec.change))
     state = StateFormat(pack=pack_state, plain=is_plain, wide=True)
-    options = replace(spec.options, defaults={**spec.options.defaults, "feature_map": "identity"},
-                      check=_checked(spec.options))  # fmt: skip
-    return replace(spec, change=change, state=state, options=options)
+    options = {**spec.options, "feature_map": "identity"}
+    return replace(spec, change=change, state=state, options=options, check_options=partial(_check, spec.check_options))
 
 
-def _checked(own: OptionSpec) -> Callable[[str, dict[str, Any]], None]:
-    def check(fn: str, options: dict[str, Any]) -> None:
-        if own.check is not None:
-            own.check(fn, options)
-        if not is_plain(options):
-            feature_map_pair(fn, options["feature_map"])
-
-    return check
+def _check(own: Callable[[str, dict[str, Any]], None] | None, fn: str, options: dict[str, Any]) -> None:
+    if own is not None:
+        own(fn, options)
+    if not is_plain(options):
+        feature_map_pair(fn, options["feature_map"])

@@ -22,7 +22,7 @@ from ...ops.feature_maps import FeatureMap, identity, identity_vjp
 from ...runtime.arrays import NARROW, STORAGE, Array, cast, dtype_name, is_cupy, is_numpy
 from ...runtime.shapes import check_state
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
-from ...spec import ChangeOfVariables, StateFormat, Variables
+from ...spec import Call, ChangeOfVariables, StateFormat
 
 CoreInputs = Inputs | MappedInputs | AveragedInputs
 
@@ -59,9 +59,9 @@ def check_whole(fn: str, options: dict[str, Any], *names: str, least: int = 1) -
 class Similarity(NamedTuple):
     """The change of variables of one variant; maps(c) gives the feature maps of q and of k for the call c."""
 
-    maps: Callable[[Variables], tuple[FeatureMap, FeatureMap]]
+    maps: Callable[[Call], tuple[FeatureMap, FeatureMap]]
 
-    def to_core(self, c: Variables, is_narrow: bool | None = None) -> CoreInputs:
+    def to_core(self, c: Call, is_narrow: bool | None = None) -> CoreInputs:
         """phi(q), phi(k), v or [v, 1]; or q, k, v and the map for the core.   is_narrow: see rows_are_narrow."""
         xp, (map_q, map_k) = c.xp, self.maps(c)
         eps = float(c.options["eps"]) if c.options["normalize"] else None
@@ -73,7 +73,7 @@ class Similarity(NamedTuple):
         v = averages.with_ones(xp, c.v, c.dtype) if c.options["normalize"] else c.v
         return Inputs(**self.mapped(c), v=v)
 
-    def mapped(self, c: Variables) -> dict[str, Array]:
+    def mapped(self, c: Call) -> dict[str, Array]:
         """phi(q) and phi(k) by name."""
         map_q, map_k = self.maps(c)
         k = _mapped(c, "k", map_k)
@@ -85,7 +85,7 @@ class Similarity(NamedTuple):
             )
         return c.features
 
-    def is_left_to_the_core(self, c: Variables, map_q: FeatureMap, x: MappedInputs) -> bool:
+    def is_left_to_the_core(self, c: Call, map_q: FeatureMap, x: MappedInputs) -> bool:
         """Whether the core evaluates the map: one with steps (causal, NumPy arrays), or a polynomial of q . k."""
         steps = getattr(x.map[0], "steps", None)
         if steps is None or steps != getattr(map_q[0], "steps", None) or c.k.shape[-1] == 0:
@@ -94,13 +94,13 @@ class Similarity(NamedTuple):
             return False  # a float32 state is rounded already: float32 features are as exact
         return (is_numpy(c.xp) and c.options["causal"]) or x.is_polynomial
 
-    def to_core_vjp(self, c: Variables, d: CoreInputs) -> dict[str, Array]:
+    def to_core_vjp(self, c: Call, d: CoreInputs) -> dict[str, Array]:
         """Applies the transposes of the maps; the column of ones has no gradient."""
         if isinstance(d, MappedInputs):
             return {"q": d.q, "k": d.k, "v": d.v[..., : c.v.shape[-1]]}
         return {"v": d.v[..., : c.v.shape[-1]]} | self.mapped_vjp(c, {"q": d.q, "k": d.k})
 
-    def mapped_vjp(self, c: Variables, d: Mapping[str, Array]) -> dict[str, Array]:
+    def mapped_vjp(self, c: Call, d: Mapping[str, Array]) -> dict[str, Array]:
         """Gradients of q and k from the gradients of their features."""
         xp, (map_q, map_k), grads = c.xp, self.maps(c), dict[str, Array]()
         for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d["k"]), ("q", c.q, map_q, d["q"])):
@@ -117,7 +117,7 @@ class Similarity(NamedTuple):
                     )
         return grads
 
-    def pack_state(self, c: Variables, state: Any) -> Array | None:
+    def pack_state(self, c: Call, state: Any) -> Array | None:
         """(S, z) as one (..., H, M, V + 1) state; M is the width of the mapped keys."""
         if state is None:
             return None
@@ -133,15 +133,15 @@ class Similarity(NamedTuple):
         self.check(c, state.z, "state.z", "H M")
         if sums_are_apart(c):
             return cast(c.xp, state.S, c.dtype), cast(c.xp, state.z, c.dtype)
-        return averages.with_sums(c.xp, state.S, state.z, c.dtype, view=c.sizes.T > 0)
+        return averages.with_sums(c.xp, state.S, state.z, c.dtype, view=c.sizes["T"] > 0)
 
-    def check(self, c: Variables, state: Array, name: str = "state", axes: str = "H M V") -> None:
-        if "M" not in c.sizes.letters:  # the width of the mapped keys
+    def check(self, c: Call, state: Array, name: str = "state", axes: str = "H M V") -> None:
+        if "M" not in c.sizes:  # the width of the mapped keys
             f: Any = self.maps(c)[1][0]
             if getattr(f, "steps", None) is not None:
-                c.sizes.letters["M"] = f.steps.width(c.k.shape[-1])
+                c.sizes["M"] = f.steps.width(c.k.shape[-1])
             else:
-                c.sizes.letters["M"] = int(_checked(c, "k", f(cast(c.xp, c.k[..., :0, :, :], c.dtype))).shape[-1])
+                c.sizes["M"] = int(_checked(c, "k", f(cast(c.xp, c.k[..., :0, :, :], c.dtype))).shape[-1])
         check_state(c.name, state, c.sizes, axes, name)
 
     @property
@@ -153,12 +153,12 @@ class Similarity(NamedTuple):
         return StateFormat(NormalisedState, "normalize", self.pack_state, unpack_state, wide=True)
 
 
-def rows_are_narrow(c: Variables) -> bool:
+def rows_are_narrow(c: Call) -> bool:
     """Whether queries and keys are stored in 16 bits, and CUDA kernels may take float32 features of them."""
     return is_cupy(c.xp) and all(x is None or dtype_name(x) in NARROW for x in (c.q, c.k))
 
 
-def _mapped(c: Variables, name: str, feature_map: FeatureMap) -> Array:
+def _mapped(c: Call, name: str, feature_map: FeatureMap) -> Array:
     x = getattr(c, name)
     if feature_map[0] is identity:  # unchanged, also in 16 bits
         return x
@@ -172,7 +172,7 @@ def _mapped(c: Variables, name: str, feature_map: FeatureMap) -> Array:
     return y
 
 
-def _checked(c: Variables, name: str, y: Any, who: str = "feature_map") -> Array:
+def _checked(c: Call, name: str, y: Any, who: str = "feature_map") -> Array:
     """The result of a map, checked to be an array of a supported dtype."""
     if not hasattr(y, "shape") or not hasattr(y, "dtype"):
         raise TypeError(f"{c.name}: {who} makes {name} a {type(y).__qualname__}, expected an array")
@@ -181,31 +181,30 @@ def _checked(c: Variables, name: str, y: Any, who: str = "feature_map") -> Array
     return y
 
 
-def divide(c: Variables, out: Array) -> Array:
+def divide(c: Call, out: Array) -> Array:
     """Numerator / (denominator + eps), 0 for a zero denominator; unchanged if the core has divided."""
     return averages.divide(c.xp, out, c.options["eps"])[0] if _is_left(c, out) else out
 
 
-def _is_left(c: Variables, out: Array) -> bool:
+def _is_left(c: Call, out: Array) -> bool:
     """Whether the core's outputs still have the denominator as their last column."""
     return out.shape[-1] > c.v.shape[-1]
 
 
-def divide_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def divide_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """d num = dout / den, d den = -<dout, num / den> / den."""
     if not _is_left(c, out):
         return dout, {}
-    xp, (average, sums) = c.xp, averages.divide(c.xp, out, c.options["eps"])
-    return averages.divide_vjp(xp, average, sums, cast(xp, dout, c.dtype)), {}
+    return averages.divided_vjp(c.xp, out, c.options["eps"], dout, c.dtype), {}
 
 
-def sums_are_apart(c: Variables) -> bool:
+def sums_are_apart(c: Call) -> bool:
     """Whether the core divides by sums of weights that are no column of the state: one token on CuPy arrays."""
-    plain = c.sizes.T == 1 and c.sizes.ragged is None and c.options["return_states_at"] is None
+    plain = c.sizes["T"] == 1 and not c.is_ragged and c.options["return_states_at"] is None
     return is_cupy(c.xp) and c.kernels and plain and c.options.get("causal", True)
 
 
-def unpack_state(c: Variables, S: Any) -> Any:
+def unpack_state(c: Call, S: Any) -> Any:
     if isinstance(S, tuple):
         return NormalisedState(*S)
     return NormalisedState(S[..., :-1], S[..., -1]) if c.options["normalize"] else S

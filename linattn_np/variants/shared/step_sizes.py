@@ -15,11 +15,10 @@ from ...call.options import Options
 from ...matrix_state.types import Inputs
 from ...ops.product import product
 from ...ops.step_size import gate_vjp, skip_and_gate, step_size, step_size_vjp
-from ...ops.sums import inner, over_tokens
+from ...ops.sums import inner, over_tokens, sum_to
 from ...runtime.arrays import Array, cast, is_cupy
 from ...runtime.values import is_real, shown
-from ...spec import OptionSpec, Variables
-from .rotated import rotates_state
+from ...spec import Call
 
 
 class StepOptions(Options, total=False):
@@ -36,37 +35,33 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
         raise ValueError(f"{fn}: dt_limit is {shown(limit)}, expected (low, high) with low <= high")
 
 
-STEP_OPTIONS = OptionSpec({"dt_softplus": False, "dt_limit": (0.0, math.inf)}, check_options)
+STEP_OPTIONS: dict[str, Any] = {"dt_softplus": False, "dt_limit": (0.0, math.inf)}
 
 
-def steps(c: Variables) -> Array:
+def steps(c: Call) -> Array:
     """dt after its formula."""
     return step_size(c.xp, c.dt, c.dt_bias, c.options["dt_softplus"], limits(c), c.dtype)
 
 
-def limits(c: Variables) -> tuple[float, float]:
+def limits(c: Call) -> tuple[float, float]:
     low, high = c.options["dt_limit"]
     return float(low), float(high)
 
 
-def _kernels(c: Variables, *others: Array | None) -> Any:
-    """The kernels for the change of variables, or None; others: arrays that they must support too.
-
-    Rotated rows, and so v, have the compute dtype.
-    """
-    plain = c.name == "mamba2" or rotates_state(c)
-    if not (c.kernels and plain and is_cupy(c.xp) and c.dtype == c.xp.float32):
+def _kernels(c: Call, *others: Array | None) -> Any:
+    """The kernels for the change of variables, or None; others: arrays that they must support too."""
+    if not (c.kernels and is_cupy(c.xp) and c.dtype == c.xp.float32):
         return None
     from ...ops.cuda import step_size
 
     return step_size if step_size.takes(c.xp, c.x, *others) else None
 
 
-def _step(c: Variables, kernels: Any) -> Any:
+def _step(c: Call, kernels: Any) -> Any:
     return kernels.StepInputs(c.dt, c.dt_bias, c.A, c.options["dt_softplus"], limits(c))
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """q = C, k = B, v = dt x, g = dt A."""
     if (kernels := _kernels(c)) is not None:
         v, g = kernels.values(c.xp, c.x, _step(c, kernels))
@@ -76,7 +71,7 @@ def to_core(c: Variables) -> Inputs:
     return Inputs(c.C, c.B, v, g[..., None])
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """dt reaches the state by two paths, the value and the decay."""
     if (kernels := _kernels(c)) is not None:
         skipped = getattr(c, "dskipped", None)
@@ -90,13 +85,13 @@ def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
     return grads if c.dt_bias is None else grads | {"dt_bias": over_tokens(xp, ddt)}
 
 
-def _finishing(c: Variables, *others: Array) -> Any:
+def _finishing(c: Call, *others: Array) -> Any:
     """The kernels for from_core, or None."""
     one = (c.D is not None or c.z is not None) and (c.D is None or c.D.ndim == 1)
     return _kernels(c, c.z, *others) if one else None
 
 
-def from_core(c: Variables, out: Array) -> Array:
+def from_core(c: Call, out: Array) -> Array:
     """(out + D x) silu(z)."""
     if c.D is None and c.z is None:
         return out
@@ -105,7 +100,7 @@ def from_core(c: Variables, out: Array) -> Array:
     return skip_and_gate(c.xp, out, skip(c), c.x, c.z, c.dtype)
 
 
-def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """(gradient of out, gradients of D, z and the skip's part of x)."""
     if (kernels := _finishing(c, dout)) is not None:  # to_core_vjp adds the skip's part of dx
         dz = {}
@@ -120,10 +115,10 @@ def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[st
         dout = cast(xp, dout, c.dtype)
         grads["x"] = product(xp, dout, D, dtype=c.dtype)
         dD = over_tokens(xp, product(xp, dout, c.x, dtype=c.dtype), axes=2)
-        grads["D"] = dD if c.D.ndim == 2 else xp.sum(dD, axis=-1)
+        grads["D"] = dD if c.D.ndim == 2 else sum_to(xp, dD, (dD.shape[0], 1))[:, 0]
     return dout, grads
 
 
-def skip(c: Variables) -> Array | None:
+def skip(c: Call) -> Array | None:
     """D as (H, 1) or (H, V)."""
     return c.D if c.D is None or c.D.ndim == 2 else c.D[:, None]

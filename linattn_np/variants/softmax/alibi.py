@@ -10,19 +10,19 @@ from ...ops.product import multiple
 from ...runtime.arrays import Array, over_tokens
 from ...softmax.core import CORE
 from ...softmax.types import GatedCache, Inputs
-from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, POSITIVE, QUERIES, VALUES
-from ..shared.attention import ATTENTION, AttentionOptions
+from ..shared.attention import ATTENTION, AttentionOptions, check_options
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """g = -slope of the head, at every token."""
     g = multiple(c.xp, -1.0, c.slopes, c.dtype)
-    g = c.xp.broadcast_to(g, (*c.sizes.batch, c.sizes.T, g.shape[0]))
+    g = c.xp.broadcast_to(g, (*c.batch, c.sizes["T"], g.shape[0]))
     return Inputs(c.q, c.k, c.v, g)
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """A slope acts at every token."""
     return {"q": d.q, "k": d.k, "v": d.v, "slopes": -over_tokens(c.xp, d.g)}
 
@@ -45,6 +45,7 @@ SPEC = VariantSpec(
     readout=Readout.SOFTMAX,
     state=StateFormat(GatedCache, wide=True),
     options=ATTENTION,
+    check_options=check_options,
 )
 
 

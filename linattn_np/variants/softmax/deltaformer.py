@@ -11,7 +11,7 @@ from ...runtime.arrays import Array
 from ...softmax.core import CORE
 from ...softmax.readouts.deltaformer import DeltaInputs
 from ...softmax.types import GatedCache
-from ...spec import ArgSpec, ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, STRENGTHS, VALUES
 
 
@@ -21,12 +21,12 @@ class DeltaformerOptions(Options, total=False):
     normalize: bool
 
 
-def to_core(c: Variables) -> DeltaInputs:
+def to_core(c: Call) -> DeltaInputs:
     """The core's arrays are the caller's."""
     return DeltaInputs(c.q, c.k, c.v, c.beta, c.w, c.g)
 
 
-def to_core_vjp(c: Variables, d: DeltaInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: DeltaInputs) -> dict[str, Array]:
     """Gradients by public name."""
     return d._asdict()
 
@@ -48,7 +48,7 @@ SPEC = VariantSpec(
     erase=Erase.DELTA,
     readout=Readout.SOFTMAX,
     state=StateFormat(GatedCache, wide=True, axes={"k": "L Hk K", "v": "L H V", "b": "L H", "length": ""}),
-    options=OptionSpec({"normalize": True}),
+    options={"normalize": True},
 )  # fmt: skip
 
 

@@ -9,17 +9,17 @@ from ...matrix_state.types import Decay, Readout
 from ...runtime.arrays import Array
 from ...softmax.core import CORE
 from ...softmax.types import GatedCache, Inputs
-from ...spec import ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...spec import Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
-from ..shared.attention import ATTENTION, QUERY_DECAY, AttentionOptions
+from ..shared.attention import ATTENTION, QUERY_DECAY, AttentionOptions, check_options
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """The core's arrays are the caller's."""
     return Inputs(c.q, c.k, c.v, c.g)
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """Gradients by public name."""
     return {"q": d.q, "k": d.k, "v": d.v, "g": d.g}
 
@@ -36,6 +36,7 @@ SPEC = VariantSpec(
     readout=Readout.SOFTMAX,
     state=StateFormat(GatedCache, wide=True),
     options=ATTENTION,
+    check_options=check_options,
 )
 
 

@@ -10,17 +10,17 @@ from ...runtime.arrays import Array
 from ...softmax.core import CORE
 from ...softmax.readouts.householder import HouseholderInputs
 from ...softmax.types import HouseholderCache
-from ...spec import ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...spec import Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
-from ..shared.attention import ATTENTION, DIRECTIONS, MAP_STRENGTH, AttentionOptions
+from ..shared.attention import ATTENTION, DIRECTIONS, MAP_STRENGTH, AttentionOptions, check_options
 
 
-def to_core(c: Variables) -> HouseholderInputs:
+def to_core(c: Call) -> HouseholderInputs:
     """The core's arrays are the caller's."""
     return HouseholderInputs(c.q, c.k, c.v, c.w, c.beta)
 
 
-def to_core_vjp(c: Variables, d: HouseholderInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: HouseholderInputs) -> dict[str, Array]:
     """Gradients by public name."""
     return d._asdict()
 
@@ -42,6 +42,7 @@ SPEC = VariantSpec(
         axes={"k": "L Hk K", "v": "L H V", "P": "Hk K K", "length": ""},
     ),
     options=ATTENTION,
+    check_options=check_options,
 )
 
 

@@ -9,22 +9,22 @@ from ...matrix_state.types import Decay, Readout
 from ...runtime.arrays import Array, device
 from ...softmax.core import CORE
 from ...softmax.types import GatedCache, Inputs, Ungated
-from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
-from ..shared.attention import ATTENTION, DIRECTIONS, MAP_STRENGTH, AttentionOptions
+from ..shared.attention import ATTENTION, DIRECTIONS, MAP_STRENGTH, AttentionOptions, check_options
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """The core's arrays; without g there is no decay."""
-    g, heads = c.g, c.sizes.letters.get("Hq", c.sizes.H)
+    g, heads = c.g, c.sizes.get("Hq", c.sizes["H"])
     if g is None:
-        zero = c.xp.zeros((1,) * (len(c.sizes.batch) + 2), dtype=c.dtype, device=device(c.v))
-        g = c.xp.broadcast_to(zero, (*c.sizes.batch, c.sizes.T, heads))
+        zero = c.xp.zeros((1,) * (len(c.batch) + 2), dtype=c.dtype, device=device(c.v))
+        g = c.xp.broadcast_to(zero, (*c.batch, c.sizes["T"], heads))
         return Ungated(c.q, c.k, c.v, g, None, c.w, c.beta)
     return Inputs(c.q, c.k, c.v, g, None, c.w, c.beta)
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """Gradients by public name."""
     return {"q": d.q, "k": d.k, "v": d.v, "w": d.w, "beta": d.beta, "g": d.g}
 
@@ -50,6 +50,7 @@ SPEC = VariantSpec(
     readout=Readout.SOFTMAX,
     state=StateFormat(GatedCache, wide=True),
     options=ATTENTION,
+    check_options=check_options,
 )
 
 

@@ -10,25 +10,25 @@ from ...runtime.arrays import Array
 from ...softmax.core import CORE
 from ...softmax.readouts.biased import BiasedInputs
 from ...softmax.types import Inputs, KeyValueCache
-from ...spec import ArgSpec, ChangeOfVariables, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
-from ..shared.attention import BOTH_WAYS, CausalOptions
+from ..shared.attention import BOTH_WAYS, CausalOptions, check_options
 
 
-def to_core(c: Variables) -> Inputs | BiasedInputs:
+def to_core(c: Call) -> Inputs | BiasedInputs:
     """The core's arrays are the caller's."""
     if c.bias is None:
         return Inputs(c.q, c.k, c.v, None, c.sinks)
-    slots, columns = c.sizes.letters.get("L", 0), c.bias.shape[-1]
-    if columns != slots + c.sizes.T:
+    slots, columns = c.sizes.get("L", 0), c.bias.shape[-1]
+    if columns != slots + c.sizes["T"]:
         raise ValueError(
-            f"{c.name}: bias has {columns} columns, expected L + T = {slots} + {c.sizes.T}: one for each "
+            f"{c.name}: bias has {columns} columns, expected L + T = {slots} + {c.sizes['T']}: one for each "
             "slot of the state, then one for each token"
         )
     return BiasedInputs(c.q, c.k, c.v, c.sinks, c.bias)
 
 
-def to_core_vjp(c: Variables, d: Inputs | BiasedInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs | BiasedInputs) -> dict[str, Array]:
     """Gradients by public name."""
     return {"q": d.q, "k": d.k, "v": d.v, "sinks": d.sinks, "bias": d.bias}
 
@@ -50,6 +50,7 @@ SPEC = VariantSpec(
     readout=Readout.SOFTMAX,
     state=StateFormat(KeyValueCache, wide=True),
     options=BOTH_WAYS,
+    check_options=check_options,
 )
 
 

@@ -11,7 +11,7 @@ from ...runtime.arrays import Array
 from ...softmax.core import CORE
 from ...softmax.readouts.stick_breaking import StickInputs
 from ...softmax.types import KeyValueCache
-from ...spec import ChangeOfVariables, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 
 
@@ -21,12 +21,12 @@ class StickBreakingOptions(Options, total=False):
     attend_current: bool
 
 
-def to_core(c: Variables) -> StickInputs:
+def to_core(c: Call) -> StickInputs:
     """The core's arrays are the caller's."""
     return StickInputs(c.q, c.k, c.v)
 
 
-def to_core_vjp(c: Variables, d: StickInputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: StickInputs) -> dict[str, Array]:
     """Gradients by public name."""
     return d._asdict()
 
@@ -42,7 +42,7 @@ SPEC = VariantSpec(
     core=CORE,
     readout=Readout.SOFTMAX,
     state=StateFormat(KeyValueCache, wide=True),
-    options=OptionSpec({"attend_current": False}),
+    options={"attend_current": False},
 )
 
 

@@ -8,7 +8,7 @@ from ...call.dispatch import public
 from ...fast_weights.core import FastWeights
 from ...fast_weights.types import Learner, Muon, WindowState
 from ...runtime.values import is_whole, shown
-from ...spec import ArgSpec, OptionSpec, Samples, StateFormat, VariantSpec
+from ...spec import ArgSpec, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, POSITIVE, QUERIES, VALUES
 from ..shared.learners import DECAY, MOMENTUM, RATE, LearnerOptions, check_learner, check_muon, learns
 
@@ -49,7 +49,8 @@ SPEC = VariantSpec(
     scaled=False,
     shares_states=False,
     state=StateFormat(WindowState, wide=True),
-    options=OptionSpec({"mini_batch": 16, "window": 4, "muon": "keller", "read": "after"}, check),
+    options={"mini_batch": 16, "window": 4, "muon": "keller", "read": "after"},
+    check_options=check,
 )  # fmt: skip
 PLAIN = {"muon": None}  # for tests: small steps are too curved for Muon
 SAMPLES = Samples({"k": "unit", "q": "unit", "share": "positive", "eta": "step", "mu": "share", "g": "log decay",

@@ -8,7 +8,7 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...fast_weights.core import FastWeights
 from ...fast_weights.types import Learner, Muon, SwiGLUMomentum
-from ...spec import ArgSpec, OptionSpec, Samples, StateFormat, VariantSpec
+from ...spec import ArgSpec, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.learners import MILD, MOMENTUM, RATE, check_learner, check_muon, learns
 
@@ -49,7 +49,8 @@ SPEC = VariantSpec(
     scaled=False,
     shares_states=False,
     state=StateFormat(SwiGLUMomentum, wide=True),
-    options=OptionSpec({"mini_batch": 2048, "muon": "lact", "stacked": False}, check),
+    options={"mini_batch": 2048, "muon": "lact", "stacked": False},
+    check_options=check,
 )  # fmt: skip
 SAMPLES = Samples({"k": "unit", "q": "unit", "eta_A": "positive", "eta_B": "positive", "eta_W": "positive",
                    "mu": "share", "A": "spread", "B": "spread", "W": "spread"},

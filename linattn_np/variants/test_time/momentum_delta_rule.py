@@ -12,7 +12,7 @@ from ...fast_weights.types import Inputs, Learner, LinearMomentum, MomentumState
 from ...runtime.arrays import Array, count_dtype, device
 from ...runtime.shapes import check_state
 from ...runtime.values import is_word, shown
-from ...spec import ArgSpec, OptionSpec, Samples, StateFormat, Variables, VariantSpec
+from ...spec import ArgSpec, Call, Samples, StateFormat, VariantSpec
 from ..shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
 from ..shared.learners import MOMENTUM, RATE, learns
 
@@ -37,22 +37,22 @@ def check(fn: str, options: dict[str, Any]) -> None:
 BASE = learns()
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """Without eta it is 1; the initial weights are 0."""
     ones = c.xp.ones((1,) * c.beta.ndim, dtype=c.dtype, device=device(c.v))
     eta = c.xp.broadcast_to(ones, c.beta.shape) if c.eta is None else c.eta
-    x = BASE.to_core(Variables(**{**vars(c), "eta": eta}))
+    x = BASE.to_core(c.changed(eta=eta))
     zero = c.xp.zeros((1, 1, 1), dtype=c.dtype, device=device(c.v))
-    return x._replace(weights=(c.xp.broadcast_to(zero, (c.sizes.H, c.sizes.K, c.sizes.V)),))
+    return x._replace(weights=(c.xp.broadcast_to(zero, (c.sizes["H"], c.sizes["K"], c.sizes["V"])),))
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """As of other learners, without initial weights."""
     found = BASE.to_core_vjp(c, d._replace(weights=()))
     return found if c.eta is not None else {n: y for n, y in found.items() if n != "eta"}
 
 
-def pack(c: Variables, state: Any) -> Any:
+def pack(c: Call, state: Any) -> Any:
     """The weights are S, also those at which the gradient is taken."""
     if state is None:
         return None
@@ -62,17 +62,17 @@ def pack(c: Variables, state: Any) -> Any:
     return LinearMomentum(state.S, state.S, state.M, length)
 
 
-def pack_vjp(c: Variables, d: Any, other: Any) -> Any:
+def pack_vjp(c: Call, d: Any, other: Any) -> Any:
     """dS has two parts."""
     return MomentumState(d.W + d.W_start, d.W_momentum)
 
 
-def unpack(c: Variables, S: Any) -> Any:
+def unpack(c: Call, S: Any) -> Any:
     """S and M."""
     return MomentumState(S.W, S.W_momentum)
 
 
-def unpack_vjp(c: Variables, S: Any, d: Any) -> tuple[Any, dict[str, Array]]:
+def unpack_vjp(c: Call, S: Any, d: Any) -> tuple[Any, dict[str, Array]]:
     """The other parts have no gradient."""
     return LinearMomentum(d.S, 0 * d.S, d.M, S.length), {}
 
@@ -89,8 +89,10 @@ SPEC = VariantSpec(
     core=FastWeights(learner, LinearMomentum),
     shares_states=False,
     state=StateFormat(MomentumState, pack=pack, unpack=unpack, pack_vjp=pack_vjp, unpack_vjp=unpack_vjp,
-                      axes={"S": "H K V", "M": "H K V"}),
-    options=OptionSpec({"predict": "decayed"}, check),
+                      axes={"S": "H K V", "M": "H K V"},
+                      stacks=True),
+    options={"predict": "decayed"},
+    check_options=check,
 )  # fmt: skip
 SAMPLES = Samples({"k": "unit", "beta": "positive", "mu": "share", "eta": "positive"},
                   options=({}, {"predict": "previous"}))  # fmt: skip

@@ -7,13 +7,13 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...fast_weights.core import FastWeights
 from ...fast_weights.types import Learner, LinearMomentum, MLPMomentum
-from ...spec import ArgSpec, OptionSpec, Samples, StateFormat, VariantSpec
+from ...spec import ArgSpec, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.learners import DECAY, MOMENTUM, RATE, LearnerOptions, check_learner, learns
 
 GATES = {"eta": RATE, "mu": MOMENTUM, "g": DECAY}
 PAPER = "Behrouz, Zhong, Mirrokni, Titans, arXiv 2501.00663"
-OPTIONS = OptionSpec({"mini_batch": 16, "read": "after"}, check_learner)
+OPTIONS = {"mini_batch": 16, "read": "after"}
 STEPS = (
     "S_t = mu_t S_{t-1} - eta_t d/dA |f_A(k_t) - v_t|^2;  W_t = e^{g_t} W_{t-1} + S_t;  out_t = scale f_{W_t}(q_t),"
     " A: W when the mini-batch began"
@@ -36,8 +36,14 @@ LINEAR = VariantSpec(
     core=FastWeights(learner("linear"), LinearMomentum),
     scaled=False,
     shares_states=False,
-    state=StateFormat(LinearMomentum, wide=True),
+    state=StateFormat(
+        LinearMomentum,
+        wide=True,
+        no_summary="mini-batches begin at places counted from the first token: a span alone does not know its own; "
+        "with mini_batch=1 it is momentum_delta_rule of beta = 1, which has one",
+    ),
     options=OPTIONS,
+    check_options=check_learner,
 )
 DEEP = VariantSpec(
     name="titans",
@@ -52,6 +58,7 @@ DEEP = VariantSpec(
     shares_states=False,
     state=StateFormat(MLPMomentum, wide=True),
     options=OPTIONS,
+    check_options=check_learner,
 )  # fmt: skip
 SAMPLES = Samples({"k": "unit", "q": "unit", "eta": "step", "mu": "share", "g": "log decay", "W": "half unit",
                    "W1": "unit", "W2": "unit"},

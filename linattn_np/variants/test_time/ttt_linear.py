@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...fast_weights.core import FastWeights
 from ...fast_weights.types import Learner, LinearState
-from ...spec import ArgSpec, OptionSpec, Samples, StateFormat, VariantSpec
+from ...spec import ArgSpec, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES
 from ..shared.learners import GAIN, NORM, RATE, LearnerOptions, check_learner, learns
 
@@ -33,7 +33,8 @@ SPEC = VariantSpec(
     shares_states=False,
     state=StateFormat(LinearState, wide=True,
                       axes={"W": "H K K", "b": "H K", "W_start": "H K K", "b_start": "H K", "length": ""}),
-    options=OptionSpec({"mini_batch": 16, "read": "after"}, check_learner),
+    options={"mini_batch": 16, "read": "after"},
+    check_options=check_learner,
 )  # fmt: skip
 SAMPLES = Samples({"k": "unit", "q": "unit", "eta": "step", "gain": "positive", "W": "half unit", "b": "spread",
                    "weight": "ridge"},

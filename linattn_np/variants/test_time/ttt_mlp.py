@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...fast_weights.core import FastWeights
 from ...fast_weights.types import Learner, MLPState
-from ...spec import ArgSpec, OptionSpec, Samples, StateFormat, VariantSpec
+from ...spec import ArgSpec, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES
 from ..shared.learners import GAIN, NORM, RATE, LearnerOptions, check_learner, learns
 
@@ -35,7 +35,8 @@ SPEC = VariantSpec(
     state=StateFormat(MLPState, wide=True,
                       axes={n + s: axes for s in ("", "_start") for n, axes in
                             (("W1", "H K M"), ("b1", "H M"), ("W2", "H M K"), ("b2", "H K"))} | {"length": ""}),
-    options=OptionSpec({"mini_batch": 16, "read": "after"}, check_learner),
+    options={"mini_batch": 16, "read": "after"},
+    check_options=check_learner,
 )  # fmt: skip
 SAMPLES = Samples({"k": "unit", "q": "unit", "eta": "step", "gain": "positive", "W1": "half unit", "b1": "half unit",
                    "W2": "half unit", "b2": "spread", "weight": "ridge"},

@@ -10,7 +10,6 @@ begins with the entry and names an argument, unless the axes still agree. A cras
 from __future__ import annotations
 
 import faulthandler
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -104,18 +103,9 @@ def outcome(row: Row, name: str, given: Mapping[str, Any], legal: bool) -> str |
 
 
 def of_ops() -> Iterator[Row]:
-    from linattn_np.ops.cpu import gated_norm, short_conv
+    from linattn_np.ops.cpu import gated_norm
     from linattn_np.ops.gated_norm import GatedNorm
 
-    place = np.arange(10).reshape(2, 5) % 5
-    numbers = tuple(("place", place + n) for n in (-1, 1, 1 << 40))
-    axes = {"x": "B T D", "taps": "W D", "bias": "D", "place": "B T"}
-
-    def loops(fn: Any, *, x: Any, taps: Any, bias: Any, place: Any, **dy: Any) -> Any:
-        return fn(x, short_conv.Taps(taps, bias, True), short_conv.Tokens(place), **dy)
-
-    for fn, more in ((short_conv.short_conv, {}), (short_conv.short_conv_vjp, {"dy": "B T D"})):
-        yield Row("short_conv", functools.partial(loops, fn), axes | more, {"place": place}, numbers)
     how, axes = GatedNorm(group=1), {"x": "B T D", "gate": "B T D", "weight": "D"}
     yield Row("gated_rms_norm", lambda **a: gated_norm.gated_rms_norm(**a, how=how), axes)
     yield Row("gated_rms_norm", lambda **a: gated_norm.gated_rms_norm_vjp(**a, how=how), axes | {"dy": "B T D"})

@@ -43,12 +43,12 @@ def _folder() -> Path:
 def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> Any:
     """A function of (address of the arguments, blocks, threads)."""
     source, own = sources.installed(file), [HERE / "device.h", HERE / "tile/types.cuh"]
-    text = "\n".join([source.digest, entry, repr(constants), *FLAGS, *(path.read_text() for path in own)])
+    text = "\n".join([sources.digest(*source), entry, repr(constants), *FLAGS, *(path.read_text() for path in own)])
     library = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=_folder()) as name:
             folder = Path(name)
-            for header in source.headers:
+            for header in source[2]:
                 if (generated := sources.generated(header)) is not None:
                     (folder / header).parent.mkdir(parents=True, exist_ok=True)
                     (folder / header).write_text(generated)
@@ -89,6 +89,11 @@ class Kernel:
 launched: list[tuple[Any, ...]] = []  # by the test
 
 
+def poison(dtype: Any) -> Any:
+    """What new arrays hold: nothing that a kernel could take for a result."""
+    return np.iinfo(dtype).max if np.dtype(dtype).kind in "iu" else np.nan
+
+
 @pytest.fixture
 def emulated(monkeypatch):
     """The list of launches (file, entry, constants, blocks, threads) of the test; kernels run on this machine."""
@@ -102,11 +107,11 @@ def emulated(monkeypatch):
                            Event=lambda disable_timing: event)  # fmt: skip
     monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(launch, "kernel", Kernel)
-    monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, np.nan, dtype)))
+    monkeypatch.setattr(launch, "array_type", lambda: lambda shape, dtype: stub(np.full(shape, poison(dtype), dtype)))
     monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "unusable", lambda: None)
     monkeypatch.setattr(launch, "multiprocessors", lambda: 132)
-    monkeypatch.setattr(cached_constants, "_kept", {})
+    monkeypatch.setattr(cached_constants, "_cached", {})
     launched.clear()
     return launched
 
@@ -124,8 +129,9 @@ def device(request):
 
 @pytest.fixture
 def public(request, device, monkeypatch):
-    """The same, with public functions of linattn_np.nn that take its arrays."""
+    """The same, with public functions of linattn_np, its pieces and cores, that take its arrays."""
     if device.launched is not None:
+        from linattn_np.call import binding, results, reverse
         from linattn_np.nn import declaration
         from linattn_np.runtime.arrays import Library, enter
         from tests.matrix_state.cuda.step_twin import CUPY, Stub
@@ -135,5 +141,6 @@ def public(request, device, monkeypatch):
                 return Library(CUPY, 0, lambda x: x, "cupy", "x"), dict(arrays)
             return enter(fn, arrays, beside)
 
-        monkeypatch.setattr(declaration, "enter", entering)
+        for module in (declaration, binding, results, reverse):
+            monkeypatch.setattr(module, "enter", entering)
     return device

@@ -61,6 +61,17 @@ static inline int __float_as_int(float x) { return bits_as<int>(x); }
 static inline double __hiloint2double(int hi, int lo) {
     return bits_as<double>((uint64_t)(uint32_t)hi << 32 | (uint32_t)lo);
 }
+static inline int __double2loint(double x) { return (int)(uint32_t)bits_as<uint64_t>(x); }
+static inline int __double2hiint(double x) { return (int)(uint32_t)(bits_as<uint64_t>(x) >> 32); }
+static inline unsigned atomicAdd(unsigned* to, unsigned x) {
+    const unsigned before = *to;
+    *to += x;
+    return before;
+}
+static inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+    return (unsigned long long)((unsigned __int128)x * y >> 64);
+}
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 template <class T> static T __ldg(const T* p) { return *p; }
 template <class T> static T __ldcs(const T* p) { return *p; }
 template <class T> static void __stcs(T* p, T x) { *p = x; }

@@ -133,3 +133,12 @@ def test_the_answer_stands_in_the_haystack(level):
             name = text.rsplit(b"secret of ", 1)[1].split(b"?")[0]
             assert b" The secret of " + name + b" is " + answer + b". " in text
             assert text.endswith(b"It is " + answer[:-1])
+
+
+def test_exchanges_move_two_items_or_none():
+    each = list(itertools.permutations(range(5)))
+    ids, labels = TASKS["s5_swaps"]().draw(np.random.default_rng(0), 3)
+    assert {sum(i != x for i, x in enumerate(each[t])) for t in ids.ravel()} == {0, 2}
+    whole, _ = TASKS["s5"]().draw(np.random.default_rng(0), 3)
+    assert {sum(i != x for i, x in enumerate(each[t])) for t in whole.ravel()} > {0, 2}
+    assert (labels[:, 0] == ids[:, 0]).all()

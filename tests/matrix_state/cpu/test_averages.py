@@ -14,9 +14,9 @@ from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
 from linattn_np.testing import check_vjp, relative_error
 
-MAPPED = {fn.__name__: (fn, {"eps": 4.0} | {n: 9 for n in fn.spec.options.defaults if n == "num_features"})
-          for fn in la.VARIANTS if {"normalize", "eps"} <= fn.spec.options.defaults.keys()
-          and fn.spec.options.defaults["normalize"]}  # fmt: skip  # eps: no sum is near 0
+MAPPED = {fn.__name__: (fn, {"eps": 4.0} | {n: 9 for n in fn.spec.options if n == "num_features"})
+          for fn in la.VARIANTS if {"normalize", "eps"} <= fn.spec.options.keys()
+          and fn.spec.options["normalize"]}  # fmt: skip  # eps: no sum is near 0
 SIZES = [  # B, T, heads of q, of k, of v, K, V
     (2, 77, 2, 1, 2, 5, 7), (1, 300, 4, 2, 2, 16, 64), (3, 33, 1, 1, 1, 3, 1),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ pytest.importorskip("numba")
 
 import linattn_np as la
 
-RANDOM_MAPS = [fn for fn in la.VARIANTS if "num_features" in fn.spec.options.defaults]
+RANDOM_MAPS = [fn for fn in la.VARIANTS if "num_features" in fn.spec.options]
 
 
 @pytest.mark.parametrize("fn", RANDOM_MAPS, ids=lambda fn: fn.__name__)

@@ -12,7 +12,7 @@ from linattn_np.ops.cpu.formulas import compiled
 from linattn_np.testing import relative_error
 from tests.cases import parts
 
-RAW = [fn for fn in la.VARIANTS if "qk_l2norm" in fn.spec.options.defaults]
+RAW = [fn for fn in la.VARIANTS if "qk_l2norm" in fn.spec.options]
 GATED = [fn for fn in RAW if "A_log" in fn.spec.arrays]
 BOUNDS = {"float64": 1e-11, "float32": 2e-5}
 every_length = pytest.mark.parametrize("T", [1, 5, 70])
@@ -54,7 +54,7 @@ def check(fn, arrays, state, options, dtype):
 def test_norms_and_strengths(fn, T, doubled, dtype):
     arrays, state = drawn(fn, T, dtype)
     options = {"qk_l2norm": True, "l2norm_eps": 1e-3}
-    if "beta_sigmoid" in fn.spec.options.defaults:
+    if "beta_sigmoid" in fn.spec.options:
         options |= {"beta_sigmoid": True, "allow_neg_eigval": doubled}
     check(fn, arrays, state, options, dtype)
 

@@ -277,8 +277,12 @@ def run_solve(heads, constants, arguments):
 
 def recorded_plans():
     """The recorded plans of calls on CuPy arrays, or on stubs of them."""
-    from linattn_np.call.replay import device as device_plans
     from linattn_np.call.replay import plans as replay
+    from linattn_np.call.replay.vjp import Forward
+    from linattn_np.runtime.cuda import record
 
-    plans = [getattr(getattr(plan, "plan", plan), "__self__", plan) for plan in replay.by_key.values()]
-    return [plan for plan in plans if isinstance(plan, device_plans.Plan | device_plans.Forward)]
+    return [
+        plan
+        for plan in replay.by_key.values()
+        if type(plan) is record.LaunchSequence or (type(plan) is Forward and plan.module is record)
+    ]

@@ -9,26 +9,23 @@ import pytest
 
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls, choose
-from linattn_np.matrix_state.types import EraseKey, Saved
+from linattn_np.matrix_state.types import EraseKey
 from linattn_np.runtime.cuda import launch, sources
 from tests.core_cases import case
 from tests.matrix_state.cuda.step_twin import CUPY, KINDS, stub
 
 README = (sources.root() / "README.md").read_text("utf-8")
 WORDS = {  # the cell of a call of tests/core_cases.py
-    choose.Cell(choose.NONE_OR_SCALAR, "none"): (("none", "none"), ("scalar", "none")),
-    choose.Cell(choose.NONE_OR_SCALAR, "delta"): (("none", "delta"), ("scalar", "delta")),
-    choose.Cell(choose.NONE_OR_SCALAR, "delta, r is not k"): (
-        ("none", "delta undecayed"),
-        ("scalar", "delta undecayed"),
-    ),
-    choose.Cell(choose.KEYS, "none"): (("vector", "none"),),
-    choose.Cell(choose.KEYS, "delta"): (("vector", "delta"),),
-    choose.Cell(choose.KEYS, "delta, r is not k"): (("vector", "delta"),),
-    choose.Cell(choose.VALUES, "none"): (("value", "none"),),
-    choose.Cell(choose.BOTH, "none"): (("outer", "none"),),
-    choose.Cell("none, key channels", "free"): (("none", "free"), ("vector", "free")),
-    choose.Cell("scalar", "free"): (("scalar", "free"),),
+    (choose.NONE_OR_SCALAR, "none"): (("none", "none"), ("scalar", "none")),
+    (choose.NONE_OR_SCALAR, "delta"): (("none", "delta"), ("scalar", "delta")),
+    (choose.NONE_OR_SCALAR, "delta, r is not k"): (("none", "delta undecayed"), ("scalar", "delta undecayed")),
+    (choose.KEYS, "none"): (("vector", "none"),),
+    (choose.KEYS, "delta"): (("vector", "delta"),),
+    (choose.KEYS, "delta, r is not k"): (("vector", "delta"),),
+    (choose.VALUES, "none"): (("value", "none"),),
+    (choose.BOTH, "none"): (("outer", "none"),),
+    ("none, key channels", "free"): (("none", "free"), ("vector", "free")),
+    ("scalar", "free"): (("scalar", "free"),),
 }
 CASES = [(cell, *words) for cell, each in WORDS.items() for words in each]
 
@@ -39,7 +36,7 @@ def call_of(cell, decay, erase, element, T=40, K=16):
     kinds = dict.fromkeys(x._fields, KINDS[choose.ELEMENTS.index(element)]) | {"beta": np.float32}
     there = x._replace(**{n: stub(y.astype(kinds[n])) for n, y in x._asdict().items() if y is not None})
     erase_key = EraseKey.OWN
-    if cell.erase == "delta":
+    if cell[1] == "delta":
         there, erase_key = there._replace(r=there.k), EraseKey.KEY
     return there, plan._replace(xp=CUPY, dtype=np.float32, erase_key=erase_key)
 
@@ -61,26 +58,26 @@ def test_a_call_takes_the_family_of_the_table(card, cell, decay, erase, element)
     assert choose.cell_of(x, plan) == cell
     family = choose.FAMILIES[choose.first(cell, card, element)]
     assert choose.family_of(x, plan) is family
-    assert calls.unsupported_reason(choose.FamilyCall(x, plan)) is None
-    assert calls.describe(choose.FamilyCall(x, plan)) == family.calls.how(choose.FamilyCall(x, plan))
-    own = family.calls.unsupported_gradients(Saved(x, plan, None, None)) if family is not choose.TOKEN else ""
-    assert choose.family_of_gradients(Saved(x, plan, None, None)) is (family if own is None else choose.TOKEN)
+    assert calls.unsupported_reason(x, plan) is None
+    assert calls.describe(x, plan) == family.how(x, plan)
+    own = family.unsupported_gradients(x, plan) if family is not choose.token else ""
+    assert choose.family_of_gradients(x, plan) is (family if own is None else choose.token)
 
 
 @pytest.mark.parametrize(("cell", "decay", "erase"), CASES, ids=str)
 def test_a_few_tokens_take_one_kernel_in_every_cell(card, cell, decay, erase):
     x, plan = call_of(cell, decay, erase, "bfloat16", T=policy.SHORT_CUDA)
-    assert choose.family_of(x, plan) is choose.TOKEN
+    assert choose.family_of(x, plan) is choose.token
 
 
 @pytest.mark.parametrize("element", choose.ELEMENTS)
 @pytest.mark.parametrize("T", [40, policy.FLOAT32_RECURRENCE + 1])
 def test_keys_too_wide_for_a_family_are_cut_before_it(card, element, T):
     """Blocks of 256 channels, but where the kernels of 128 channels cut the call themselves."""
-    x, plan = call_of(choose.Cell(choose.KEYS, "none"), "vector", "none", element, T, K=512)
+    x, plan = call_of((choose.KEYS, "none"), "vector", "none", element, T, K=512)
     inside = card == 90 and element == "bfloat16"
-    assert ("wide_keys" in calls.handles(choose.FamilyCall(x, plan))) == inside
-    assert ("in 2 blocks" in calls.describe(choose.FamilyCall(x, plan))) != inside
+    assert ("wide_keys" in calls.handles(x, plan)) == inside
+    assert ("in 2 blocks" in calls.describe(x, plan)) != inside
 
 
 def test_every_cell_has_a_row_and_every_family_a_cell():
@@ -100,7 +97,7 @@ def test_the_readme_shows_the_table():
     for cell in choose.CELLS:
         named = [choose.first(cell, *on) for on in ((90, "bfloat16"), (90, "float32"), (80, "bfloat16"))]
         assert named[1] == named[2] == choose.first(cell, 120, "float16")
-        expected.append([cell.decay, cell.erase, *(f"`{name}`" for name in named[:2])])
+        expected.append([*cell, *(f"`{name}`" for name in named[:2])])
     assert rows_of("Which family computes a call") == expected
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.replay import plans as replay
+from linattn_np.call.replay.vjp import Forward
 from linattn_np.matrix_state.cuda.delta import launch as delta_launch
 from linattn_np.matrix_state.cuda.free import gradients as free_gradients
 from linattn_np.matrix_state.cuda.free import launch as free_launch
@@ -159,3 +160,17 @@ def test_a_forward_starts_to_compile_what_its_backward_launches(launches, monkey
     by_forward = set(wanted)
     pull(stub(np.ones(out.shape, BFLOAT16)))
     assert wanted == by_forward
+
+
+def test_calls_with_slots_are_recorded_whole(launches, monkeypatch):
+    """Two memories, one with its decay on the value axis: nothing is allocated that no launch takes."""
+    monkeypatch.setattr(launch, "capability", lambda: 90)
+    drawn = la.testing.sample(la.gsa, np.random.default_rng(0), B=(2,), T=200, H=4, K=64, V=64, M=64, optional=False)
+    arrays = {n: stub(x.astype(BFLOAT16)) for n, x in drawn.items()}
+    la.gsa(**arrays)
+    out, pullback = la.vjp(la.gsa, **arrays)
+    pullback(stub(np.ones(out.shape, BFLOAT16)))
+    assert la.explain(la.gsa, **arrays).replay == "replayed"
+    (forward,) = [plan for plan in replay.by_key.values() if isinstance(plan, Forward)]
+    assert forward.replayable
+    assert all(forward.pullbacks.values())

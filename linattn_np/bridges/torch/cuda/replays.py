@@ -1,6 +1,6 @@
 """Recorded plans of calls on tensors on a device: launches on their pointers, with outputs by torch.empty.
 
-No CuPy array is made. The plans are those that the calls on CuPy views recorded (call/device_plans.py).
+No CuPy array is made. The plans are those that the calls on CuPy views recorded (call/replay).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
+from ....call import vjp
 from ....call.dispatch import new
 from ....call.options import PLAIN as PLAIN_OPTIONS
 from ....call.options import is_plain_tuple
-from ....call.replay import device as device_plans
 from ....call.replay import plans
+from ....call.replay.vjp import Forward
 from ....call.results import Result, StatesResult
 from ....runtime.config import config
-from ....runtime.cuda.record import LaunchSequence, get
+from ....runtime.cuda.record import LaunchSequence, get, places
 from ....runtime.memory import is_on_device
 from ....spec import VariantSpec
-from ..arguments import Arrays, Keywords, is_followed
-from ..views import PLAIN, Tensor, dense
-from .autograd import Replayed
+from ..autograd import Differentiable, Tensors
+from ..views import PLAIN, Arrays, Keywords, Tensor, dense, is_followed, on_views
 from .views import numpy_dtype, torch_dtype
 
 # key, state, pointers of all tensors in order, whether autograd follows one of them
@@ -81,24 +81,21 @@ def replayed(signature: Signature, arrays: Arrays, keywords: Keywords) -> Any:
     if followed:
         plan = forward_of(signature)
         return None if plan is None else plan.differentiated(arrays, keywords, pointers)
-    if (recorded := plans.by_key.get(key)) is None:
-        return None
-    if (found := recorded[0](None, state, pointers)) is None:
-        return None
-    return new(Result, found) if recorded[1] else found[0]
+    plan = plans.by_key.get(key)
+    return None if plan is None else plan(None, state, pointers)
 
 
-def record(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keywords], result: Any) -> None:
+def record(known: Signature | None, spec: VariantSpec, views: tuple[Arrays, Keywords]) -> None:
     """Record the plan of a call that was just computed on CuPy views, under the signature of its tensors."""
     if known is None or known[0] in plans.by_key or not plans.ENABLED:
         return
     plan: Any = plans.computed_in_full
     own = plans.signature_of(spec, *views)
     found = None if own is None else plans.by_key.get(own[0])
-    of = None if found is None else getattr(found.plan, "__self__", None)
-    if isinstance(of, device_plans.Plan | device_plans.StatesPlan):
-        plan = of.by(Launches(of.sequence, known[0][2], of.results()).results).run
-    plans.store(known[0], plans.Recorded(plan, isinstance(result, Result), False))
+    if isinstance(found, LaunchSequence):
+        at = {n - found.count for x in found.results for n in places(x) if n >= found.count}
+        plan = Launches(found, known[0][2], at).call
+    plans.store(known[0], plan)
 
 
 class Launches:
@@ -111,6 +108,7 @@ class Launches:
     def __init__(self, sequence: LaunchSequence, index: int, own: Iterable[int], stays: Iterable[int] = ()):
         """index: of the device."""
         self._launch, self._index, self._device = sequence.launch, index, torch.device("cuda", index)
+        self._sequence, self._given = sequence, [None] * sequence.count
         self._steps: list[tuple[int, Any, Any]] = []  # (0, shape, dtype), or (1 other memory or 2 what stays, offset)
         self._sizes = [0, 0, 0]
         own, stays = set(own), set(stays)
@@ -147,9 +145,12 @@ class Launches:
         """The offset of an allocated array in its piece of memory."""
         return self._steps[n][1]
 
-    def results(self, pointers: list[int]) -> list[Any]:
-        """The tensors alone."""
-        return self(pointers)[0]
+    def call(self, given: None, state: Any, pointers: list[int]) -> Any:
+        """The public result; None if the call must be computed in full."""
+        if self._sequence.overwritten and self._sequence.overlaps(pointers):
+            return None
+        found = self._sequence.get(self._given + self(pointers)[0])
+        return found._replace(state=state) if self._sequence.overwritten and isinstance(found, Result) else found
 
 
 # vjp
@@ -165,7 +166,7 @@ def record_forward(known: Signature | None, spec: VariantSpec, views: tuple[Arra
     """Record the forward of a vjp, and its pullbacks, if the pullbacks of the call on CuPy views are recorded."""
     own = None if known is None or not plans.ENABLED else plans.signature_of(spec, *views)
     plan = None if own is None else plans.by_key.get(plans.vjp_key(own))
-    if known is not None and type(plan) is device_plans.Forward and plan.replayable:
+    if known is not None and type(plan) is Forward and plan.replayable:
         plans.store(_vjp_key(known), ReplayedForward(plan, known[0][2], spec, views))
 
 
@@ -190,7 +191,7 @@ def _vjp_key(signature: Signature) -> Any:
 class ReplayedForward:
     """A recorded forward on tensors, and its pullbacks by the layout of their cotangents."""
 
-    def __init__(self, plan: device_plans.Forward, index: int, spec: VariantSpec, views: tuple[Arrays, Keywords]):
+    def __init__(self, plan: Forward, index: int, spec: VariantSpec, views: tuple[Arrays, Keywords]):
         """index: of the device. views: the call that was recorded."""
         arrays, keywords = views
         named = [*zip(spec.arrays, arrays, strict=False), *keywords.items()]
@@ -198,12 +199,13 @@ class ReplayedForward:
         self.spec, self.names = spec, [*given]
         self.layouts = [(tuple(x.shape), tuple(n // x.itemsize for n in x.strides)) for x in given.values()]
         self._plan, self._index, self._count = plan, index, (count := len(self.names))
-        own = {n - count for x in plan.results for n in device_plans.places(x) if n >= count}
-        self._launches = Launches(plan.sequence, index, own, {n - count for n in plan.residuals} - own)
+        self._results, self._residuals = plan.sequence.results, plan.sequence.places_held
+        own = {n - count for x in self._results for n in places(x) if n >= count}
+        self._launches = Launches(plan.sequence, index, own, {n - count for n in self._residuals} - own)
         self._pullbacks: dict[Any, Any] = {}
-        self.reads_results = not own.isdisjoint(n - count for n in plan.residuals)
-        self.memory_bytes, self.read_count = self._launches.memory_bytes, len(plan.residuals)
-        dense = all(x is None or (type(x) is int and x >= count) for x in plan.results)
+        self.reads_results = not own.isdisjoint(n - count for n in self._residuals)
+        self.memory_bytes, self.read_count = self._launches.memory_bytes, len(self._residuals)
+        dense = all(x is None or (type(x) is int and x >= count) for x in self._results)
         self._has_gradients = dense and {*self.names} <= {*spec.arrays, "state"}
 
     @property
@@ -217,15 +219,15 @@ class ReplayedForward:
             return None
         given = [x for x in (*arrays, *keywords.values()) if type(x) in PLAIN]
         results, read, memory = self.launched(given, pointers)
-        known = pointers[: self._count] + [pointers[n] for n in self._plan.residuals]
+        known = pointers[: self._count] + [pointers[n] for n in self._residuals]
         return self.public(results, keywords), functools.partial(self._pullback, given + read, known, memory)
 
     def launched(self, given: list[Any], pointers: list[int]) -> tuple[list[Any], list[Any], Tensor | None]:
         """(the results, the residuals: None for those in the memory that stays, that memory)."""
         made, memory = self._launches(pointers)
         pool = given + made
-        results = [pool[x] if type(x) is int else get(x, pool) for x in self._plan.results]
-        return results, [pool[n] for n in self._plan.residuals], memory
+        results = [pool[x] if type(x) is int else get(x, pool) for x in self._results]
+        return results, [pool[n] for n in self._residuals], memory
 
     def public(self, results: Iterable[Any], keywords: Keywords) -> Any:
         """What the public function returns."""
@@ -242,8 +244,28 @@ class ReplayedForward:
                 given.append(x)
             else:
                 options[n] = x
-        each = iter(Replayed.apply(self, options, pointers, *given))
-        return self.public([None if x is None else next(each) for x in self._plan.results], keywords)
+        forward = functools.partial(self._forward, pointers)
+        backward = functools.partial(self._backward, pointers[: self._count], options)
+        each = iter(Differentiable.apply(self.spec.name, forward, backward, *given))
+        return self.public([None if x is None else next(each) for x in self._results], keywords)
+
+    def _forward(self, pointers: list[int], given: Tensors) -> tuple[Tensors, Tensors]:
+        """(the tensors of the result, what a backward reads: tensors too, so that hooks for saved ones reach it)."""
+        results, read, memory = self.launched(list(given), pointers)
+        return tuple(x for x in results if x is not None), (*read, memory)
+
+    def _backward(
+        self, pointers: list[int], options: Keywords, given: Tensors, saved: Tensors, cotangents: Tensors
+    ) -> list[Any]:
+        """The gradients. pointers: of the tensors given to forward; options: the keywords that are no tensors."""
+        *read, memory = saved
+        if any(x.data_ptr() != pointer for x, pointer in zip(given, pointers, strict=True)):
+            given = tuple(_like(x, *layout) for x, layout in zip(given, self.layouts, strict=True))
+        if (grads := self.gradients(list(given), read, memory, cotangents)) is None:  # the forward is recomputed
+            rule = functools.partial(vjp.run_vjp, self.spec)
+            keywords = dict(zip(self.names, given, strict=True)) | dict(options)
+            grads = on_views(rule, given[0].device, (), keywords)[1](*self.cotangents(cotangents))
+        return [getattr(grads, n) for n in self.names]
 
     def gradients(
         self, given: list[Any], read: list[Any], memory: Tensor | None, cotangents: Iterable[Tensor | None]
@@ -255,13 +277,13 @@ class ReplayedForward:
         base = 0 if memory is None else memory.data_ptr()
         known = [x.data_ptr() for x in given]
         known += [base + self._launches.place(n - self._count) if x is None else x.data_ptr()
-                  for n, x in zip(self._plan.residuals, read, strict=True)]  # fmt: skip
+                  for n, x in zip(self._residuals, read, strict=True)]  # fmt: skip
         return self._pullback(given + read, known, memory, self.cotangents(cotangents))
 
     def cotangents(self, given: Iterable[Tensor | None]) -> tuple[Any, ...]:
         """The arguments of a pullback from the cotangents of the results that there are."""
         each = iter(given)
-        return tuple(None if x is None else next(each) for x in self._plan.results)
+        return tuple(None if x is None else next(each) for x in self._results)
 
     def _pullback(self, held: list[Any], known: list[int], memory: Any, cotangents: tuple[Any, ...]) -> Any:
         """The gradients; None without a recorded pullback. memory: memory that it reads."""
@@ -271,35 +293,38 @@ class ReplayedForward:
             return None
         if (found := self._pullbacks.get(layout)) is None and (found := self._of(layout, len(held), given)) is None:
             return None
-        launches, kind, places = found
-        pool = held + given
-        pool += launches([*known, *[x.data_ptr() for x in given]])[0]
-        return new(kind, [pool[n] if type(n) is int else get(n, pool) for n in places])
+        launches, plan = found
+        return plan.get(held + given + launches([*known, *[x.data_ptr() for x in given]])[0])
 
     def _layout(self, cotangents: tuple[Any, ...]) -> Any:
-        """The key of a pullback on CuPy arrays (device_plans.py); None unless all are plain tensors of the device."""
+        """The key of a pullback on CuPy arrays (replay/vjp.py); None unless all are plain tensors of the device."""
         key: list[Any] = [current_device()]
         for x in cotangents:
             if x is None:
-                key.append(None)
-            elif type(x) not in PLAIN or x.get_device() != self._index:
+                continue
+            if type(x) not in PLAIN or x.get_device() != self._index:
                 return None
-            else:
-                size = x.element_size()
-                strides = x.is_contiguous() or tuple(n * size for n in x.stride())
-                if strides is not True and x.is_neg():
-                    return None
-                key += tuple(x.shape), strides, numpy_dtype(x.dtype), x.data_ptr() & 15, self._index
-        return tuple(key)
+            size = x.element_size()
+            strides = x.is_contiguous() or tuple(n * size for n in x.stride())
+            if strides is not True and x.is_neg():
+                return None
+            key += tuple(x.shape), strides, numpy_dtype(x.dtype), x.data_ptr() & 15, self._index
+        return tuple([x is None for x in cotangents]), tuple(key)
 
     def _of(self, layout: Any, held: int, given: list[Any]) -> Any:
         """(launches, type of the gradients, where each is) of a pullback; None if a gradient is no new array."""
         if (plan := self._plan.pullbacks.get(layout)) is None:
             return None
         first = held + len(given)
-        places = {n for x in plan.gradients for n in device_plans.places(x)}
-        if any(n < first for n in places):
+        at = {n for x in plan.results for n in places(x)}
+        if any(n < first for n in at):
             return None
-        launches = Launches(plan.sequence, self._index, {n - first for n in places})
-        self._pullbacks[layout] = launches, plan.kind, plan.gradients
+        self._pullbacks[layout] = Launches(plan, self._index, {n - first for n in at}), plan
         return self._pullbacks[layout]
+
+
+def _like(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """A saved tensor with the strides of the recorded call: a hook may have stored it otherwise."""
+    if x.stride() == strides and not x.data_ptr() & 15:
+        return x
+    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import cupy
+import ml_dtypes
 import numpy as np
 import torch
 
-from ..views import Tensor, bfloat16
-
+Tensor = torch.Tensor
 streams: dict[tuple[int, int], Any] = {}  # CuPy's streams by device and handle
 
 
@@ -42,7 +42,7 @@ class Handle:
 @functools.cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """A dtype of PyTorch as NumPy's."""
-    return bfloat16() if dtype is torch.bfloat16 else np.dtype(str(dtype).removeprefix("torch."))
+    return np.dtype(ml_dtypes.bfloat16 if dtype is torch.bfloat16 else str(dtype).removeprefix("torch."))
 
 
 @functools.cache
@@ -93,13 +93,9 @@ def _allocate(device: torch.device, size: int) -> Any:
     return cupy.cuda.MemoryPointer(TensorMemory(memory, size), 0)
 
 
-class Context:
-    """Called, a context in which CuPy computes a call on the tensors of a device."""
-
-    def __init__(self, device: torch.device):
-        self._index, self._allocate = device.index, functools.partial(_allocate, device)
-
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        with cupy.cuda.Device(self._index), stream(self._index), cupy.cuda.using_allocator(self._allocate):
-            yield
+@contextlib.contextmanager
+def context(device: torch.device) -> Iterator[None]:
+    """A context in which CuPy computes a call on the tensors of a device."""
+    allocate = functools.partial(_allocate, device)
+    with cupy.cuda.Device(device.index), stream(device.index), cupy.cuda.using_allocator(allocate):
+        yield

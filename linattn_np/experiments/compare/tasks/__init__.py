@@ -20,6 +20,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "s3": lambda: tracking.permutations(3),
     "s4": lambda: tracking.permutations(4),
     "s5": lambda: tracking.permutations(5),
+    "s5_swaps": lambda: tracking.permutations(5, swaps=True),
     "mad_recall": mad.recall,
     "mad_noisy": mad.noisy,
     "mad_fuzzy": mad.fuzzy,

@@ -54,17 +54,21 @@ def arithmetic(m: int = 5) -> Task:
     return _task("arithmetic", m + 3, words, 1 / m)
 
 
-def permutations(n: int) -> Task:
-    """The product of all permutations of n items so far; tokens and labels are permutations."""
+def permutations(n: int, swaps: bool = False) -> Task:
+    """The product of all permutations of n items so far; labels are permutations, and so are tokens.
+
+    swaps: tokens exchange two items or none.
+    """
     each = np.array(list(itertools.permutations(range(n))))
     number = {tuple(p): i for i, p in enumerate(each.tolist())}
     product = np.array([[number[tuple(q[p].tolist())] for q in each] for p in each])  # of p after q
+    tokens = np.flatnonzero((each != np.arange(n)).sum(axis=1) <= 2) if swaps else np.arange(len(each))
 
     def words(rng: np.random.Generator, B: int, T: int) -> Batch:
-        ids = rng.integers(len(each), size=(B, T))
+        ids = rng.choice(tokens, size=(B, T))
         labels = ids.copy()
         for t in range(1, T):
             labels[:, t] = product[ids[:, t], labels[:, t - 1]]
         return ids, labels
 
-    return _task(f"s{n}", len(each), words, 1 / len(each))
+    return _task(f"s{n}_swaps" if swaps else f"s{n}", len(each), words, 1 / len(each))

@@ -17,7 +17,7 @@ from .. import arguments, operands
 from ..arguments import NO_STATES, States, gate_of
 from . import plan as cuts
 
-WHOLE, ADD = range(2)  # modes of the reverse scan
+WHOLE, ADD, EVERY = range(3)  # modes of the reverse scan
 NO_ARRAYS = dict.fromkeys(("q", "k", "v", "dout", "dv", "dq", "dk"), bytes(MAP)) | dict.fromkeys(
     ("checkpoints", "ends", "begins", "added", "transfers", "dg", "dbeta"), 0)  # fmt: skip
 
@@ -33,6 +33,7 @@ class DeltaBatch(operands.ChunkSizes):
 
 
 def batch_of(x: Inputs, plan: Plan) -> DeltaBatch:
+    """Sizes of a call and the cut of its sequences."""
     sizes = operands.sizes_of(x, plan)
     _, T, heads, _, _, _, N, offsets, tokens = sizes
     longest = -(-tokens // policy.GROUP_CHUNK)
@@ -43,7 +44,7 @@ def batch_of(x: Inputs, plan: Plan) -> DeltaBatch:
         *sizes,
         longest,
         slots,
-        -(-longest // each),
+        -(-longest // each) + (0 if plan.neighbours is None else cuts.MORE),
         each,
         x.g is not None,
         plan.l2norm,
@@ -85,9 +86,10 @@ def launch_one(
     end: States = NO_STATES,
     **more: Any,
 ) -> None:
-    """Launch one kernel. more: out, other (arrays of rows), which, scale, chunks; arrays by the names of NO_ARRAYS."""
-    how, maps, heads = cuts.KERNELS[name], cuts.MAPS[name], batch.heads
+    """Launch one kernel. more: out, other (arrays of rows), which, every, scale, chunks; arrays by NO_ARRAYS' names."""
+    maps, heads = cuts.MAPS[name], batch.heads
     which, scale, chunks = more.pop("which", WHOLE), more.pop("scale", 1.0), more.pop("chunks", batch.chunks)
+    every = int(more.pop("every", False))
     rows, at = {n: more.pop(n, None) for n in ("out", "other")}, end if name == "chain" else start
     fields = {**NO_ARRAYS, **_shared_fields(batch, arrays)}
     for n in maps:
@@ -98,7 +100,7 @@ def launch_one(
         "out": _token_rows(rows["out"], heads, batch.steps if name in cuts.STEPPED else 1),
         "other": _token_rows(rows["other"], heads, 1), "start": start.values(), "end": end.values(),
         "segments": batch.segments, "chunks": chunks, "start_group": start.group, "end_group": end.group,
-        "which": which, "scale": scale, "eps": batch.eps, **at.fields_of_positions(),
+        "which": which, "every": every, "scale": scale, "eps": batch.eps, **at.fields_of_positions(),
     }  # fmt: skip
     packed = arguments.DELTA.packed(fields)
     named = None
@@ -106,7 +108,7 @@ def launch_one(
         whole = (*rows.values(), start.array, end.array, *more.values(), *at.arrays_of_positions())
         named = (*(arrays[n] for n in (*maps, "g", "beta")), batch.offsets, *whole)
     constants = cuts.constants(name, batch.K, batch.V, batch.decay, reverse, batch.unit, batch.steps, at.build_at)
-    launch.launch(how.file, how.entry, constants, grid, how.threads, dict(constants)["LA_SHARED"], packed, named)
+    cuts.KERNELS[name].built(constants).launch(grid, packed, named)
 
 
 def _token_rows(y: Array | None, heads: int, steps: int) -> tuple[int, ...]:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 
 from ....runtime.cuda.elements import Constants
-from ....runtime.cuda.entries import KernelEntry
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from .. import shared_memory
 
 FACTORS, CHAIN, ADDS = "delta/delta_block.cu", "delta/delta_chain.cu", "delta/delta_adds.cu"
 SEGMENTS = "delta/delta_segments.cu"
 REVERSE, GRADS = "delta/delta_reverse.cu", "delta/delta_grads.cu"
+MORE = 2  # segments of a sequence between other ranks (../neighbours.py)
 
 
 KERNELS = {
-    "block": KernelEntry(FACTORS, "block", 128),
-    "chain": KernelEntry(CHAIN, "chain", 384),
-    "adds": KernelEntry(ADDS, "adds", 128),
-    "segments": KernelEntry(SEGMENTS, "segments", 256),
-    "reverse": KernelEntry(REVERSE, "reverse", 384),
-    "grads": KernelEntry(GRADS, "grads", 512),
+    "block": Kernel(FACTORS, "block", 128),
+    "chain": Kernel(CHAIN, "chain", 384),
+    "adds": Kernel(ADDS, "adds", 128),
+    "segments": Kernel(SEGMENTS, "segments", 256),
+    "reverse": Kernel(REVERSE, "reverse", 384),
+    "grads": Kernel(GRADS, "grads", 512),
 }
 MAPS = {  # the arrays whose tiles a kernel copies in or out
     "block": ("k",), "chain": ("q", "k", "v"), "adds": ("k", "v"), "segments": (), "reverse": ("q", "k", "dout"),

@@ -9,7 +9,7 @@ docs/internals/free_rank_one.md has the equations.
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....runtime.arrays import Array
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
@@ -21,39 +21,34 @@ from .launch import KERNELS_OF_BACKWARD, PLAIN, arrays_of, batch_of, factors_of,
 from .plan import CHAIN, FACTORS, Build
 
 
-def unsupported_reason(call: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why the kernels do not cover a call with erase FREE; None where they do."""
-    x = call.x
     if x.erase is not Erase.FREE or x.decay is Decay.SCALAR:
         return "the kernels are of a free rank-one term with a decay of the key channels, or none"
-    if call.plan.query_reads is not ReadState.UPDATED:
+    if plan.query_reads is not ReadState.UPDATED:
         return "the kernels of a free rank-one term read each token after its own write"
-    return vector.unsupported_arrays(x if x.g is not None else x._replace(g=x.k), call.plan)
+    return vector.unsupported_arrays(x if x.g is not None else x._replace(g=x.k), plan)
 
 
 unsupported_gradients = unsupported_reason
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The kernels of a call that is covered, in words."""
     return "chains of chunks by warpgroup products (wgmma), exact where a chunk of 64 tokens decays by over 62 nats"
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernels include: states at positions where no backward adds their gradients."""
-    by_chunks = not (call.plan.gradients or call.plan.is_ragged)
-    return operands.states_handled(call.plan) if by_chunks else frozenset()
-
-
-class FreeResiduals(NamedTuple):
-    """What a forward may store of every chunk: the state before it and the corrections w."""
-
-    states: Array
-    corrections: Array
+    by_chunks = not (plan.gradients or plan.is_ragged)
+    return operands.states_handled(plan) if by_chunks else frozenset()
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None) -> tuple[Array, Array, Saved]:
-    """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
+    """(out, final state, saved).
+
+    keep: with residuals, by default for a backward, unless too large: the state before every chunk, the corrections w.
+    """
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     sizes = residual_sizes(batch)
     if keep is None:
@@ -71,7 +66,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     stored = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
     launch_one(CHAIN, batch, batch.N * batch.heads, arrays, build, start=start, end=last, **stored,
                **factors_of(xp, batch, arrays, plan.scale, PLAIN))  # fmt: skip
-    return out, public_ends(end, at, batch), Saved(x, plan, state, FreeResiduals(**stored) if keep else None)
+    return out, public_ends(end, at, batch), Saved(x, plan, state, stored or None)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:

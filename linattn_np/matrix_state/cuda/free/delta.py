@@ -9,7 +9,7 @@ One kernel makes a and the values, another maps the gradients back (free/erase_v
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....ops.cuda.arguments import address, rows_of
 from ....runtime.arrays import Array, cast, dtype_name, sum_of_groups
@@ -25,15 +25,8 @@ SOURCE, WARPS = "free/erase_vectors.cu", policy.ROW_WARPS
 GATES = ("bfloat16", "float32")
 
 
-class FreeDeltaResiduals(NamedTuple):
-    """What the call with erase FREE has saved."""
-
-    inner: Saved
-
-
-def unsupported_reason(call: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why the kernels do not cover a call with erase vectors of its own; None where they do."""
-    x = call.x
     if x.erase is not Erase.DELTA or x.decay is not Decay.VECTOR:
         return "the kernels are of the delta rule with a decay of the key channels"
     heads = x.v.shape[-2]
@@ -41,33 +34,33 @@ def unsupported_reason(call: Any) -> str | None:
         return "log decays, erase vectors or strengths are not of the heads of the values"
     if dtype_name(x.r) not in GATES or dtype_name(x.g) not in GATES or dtype_name(x.beta) != "float32":
         return "the kernels take erase vectors and log decays in bfloat16 or float32, strengths in float32"
-    return calls.unsupported_reason(call._replace(x=_free(x, x.r, x.v)))
+    return calls.unsupported_reason(_free(x, x.r, x.v), plan)
 
 
 unsupported_gradients = unsupported_reason
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The kernels of a call that is covered, in words."""
-    return f"as a free rank-one term: {calls.how(call)}"
+    return f"as a free rank-one term: {calls.how(x, plan)}"
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernels include."""
-    return calls.handles(call)
+    return calls.handles(x, plan)
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved)."""
     out, end, inner = calls.forward(_changed(x, plan), plan, state)
-    return out, end, Saved(x, plan, state, FreeDeltaResiduals(inner))
+    return out, end, Saved(x, plan, state, inner)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
-    x, plan, state, residuals = saved
+    x, plan, state, inner = saved
     xp = plan.xp
-    inner = Saved(_changed(x, plan), plan, state, None) if residuals is None else residuals.inner
+    inner = Saved(_changed(x, plan), plan, state, None) if inner is None else inner
     d, first = calls.backward(inner, dout, dstate)
     shape, one_each = x.v.shape[:-1], x.k.shape[-2] == x.v.shape[-2]
     dg, db = (xp.ascontiguousarray(y) for y in (d.g, d.b))

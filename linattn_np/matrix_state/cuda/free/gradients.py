@@ -12,7 +12,8 @@ from math import prod
 from typing import Any
 
 from ....ops.cuda.arguments import address, rows_of
-from ....runtime.arrays import Array, cast, sum_to
+from ....ops.sums import sum_to
+from ....runtime.arrays import Array, cast
 from ....runtime.cuda import launch
 from ....runtime.cuda.tensor_map import moves
 from ...types import Inputs, Saved
@@ -49,7 +50,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     reverse = {n: arrays[n] for n in READ} | {"v": arrays["dout"], "out": arrays["dv"]}
     launch_one(CHAIN, batch, batch.N * batch.heads, reverse, BACKWARD, start=last, end=states_at(first, batch),
                      **of_chain, **factors_of(xp, batch, arrays, plan.scale, BACKWARD))  # fmt: skip
-    given = {"states": residuals.states, "ends": of_chain["states"], "corrections": residuals.corrections,
+    given = {"states": residuals["states"], "ends": of_chain["states"], "corrections": residuals["corrections"],
              "grad_corrections": of_chain["corrections"],
              "flags": xp.empty(batch.N * batch.heads * batch.chunks, dtype=xp.int32)}  # fmt: skip
     for name in (GRADS, EXACT_GRADS):
@@ -72,7 +73,7 @@ def _add_gradients(xp: Any, batch: FreeBatch, arrays: dict[str, Any], x: Inputs,
 
 def _gradients(name: str, batch: FreeBatch, arrays: dict[str, Any], scale: float, given: dict[str, Array]) -> None:
     """dq, dk, dg, da, db of all chunks, or of those that the first kernel has flagged."""
-    kernel, heads, items = cuts.KERNELS[name], batch.heads, given["flags"].size
+    heads, items = batch.heads, given["flags"].size
     maps, written = (*READ, "v", "dout"), tuple(f"d{n}" for n in READ)
     fields: dict[str, Any] = {n: launches.map_of(arrays, n) for n in maps} | {n: address(y) for n, y in given.items()}
     fields |= {f"rows_{n}": rows_of(arrays[n], heads) for n in READ} | {n: rows_of(arrays[n], heads) for n in written}
@@ -80,13 +81,11 @@ def _gradients(name: str, batch: FreeBatch, arrays: dict[str, Any], scale: float
         "offsets": address(batch.offsets), "slots": batch.slots, "T": batch.T, "heads": heads, "chunks": batch.chunks,
         "items": items, "scale": scale, **{f"group_{n}": heads // arrays[n].shape[-2] for n in (*READ, "v")},
     }  # fmt: skip
-    constants = cuts.constants(name, batch.kind)
     named = None
     if moves():
         named = (*(arrays[n] for n in (*maps, *written)), batch.offsets, *given.values())
     grid = min(items, launch.multiprocessors()) if name == EXACT_GRADS else items
-    launch.launch(kernel.file, kernel.entry, constants, grid, cuts.threads(name, batch.K, batch.V),
-                  dict(constants)["LA_SHARED"], arguments.FREE_GRADS.packed(fields), named)  # fmt: skip
+    cuts.kernel(name, batch.kind).launch(grid, arguments.FREE_GRADS.packed(fields), named)
 
 
 def _grads(xp: Any, batch: FreeBatch, x: Inputs, arrays: dict[str, Any]) -> Inputs:

@@ -95,8 +95,7 @@ def launch_one(
     **given: Array | None,
 ) -> None:
     """One kernel. given: arrays by the names of NO_ARRAYS."""
-    kernel, maps, heads = cuts.KERNELS[name], MAPS[name], batch.heads
-    constants = cuts.constants(name, batch.kind, build)
+    maps, heads = MAPS[name], batch.heads
     fields: dict[str, Any] = NO_ARRAYS | {n: address(y) for n, y in given.items()}
     fields |= {n: launches.map_of(arrays, n) for n in maps}
     if name == CHAIN:
@@ -111,5 +110,4 @@ def launch_one(
     if moves():
         named = (*(arrays[n] for n in maps), batch.offsets, start.array, end.array, *given.values(),
                  *end.arrays_of_positions())  # fmt: skip
-    launch.launch(kernel.file, kernel.entry, constants, grid, cuts.threads(name, batch.K, batch.V),
-                  dict(constants)["LA_SHARED"], arguments.FREE.packed(fields), named)  # fmt: skip
+    cuts.kernel(name, batch.kind, build).launch(grid, arguments.FREE.packed(fields), named)

@@ -6,7 +6,7 @@ import functools
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import ELEMENTS, Constants
-from ....runtime.cuda.entries import KernelEntry
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from .. import shared_memory
 from ..shared_memory import PANEL, round_up
@@ -14,10 +14,10 @@ from ..vector.plan import ALIGN, CHUNK
 
 FACTORS, CHAIN, GRADS, EXACT_GRADS = "factors", "chain", "grads", "exact grads"
 KERNELS = {
-    FACTORS: KernelEntry("free/free_factors.cu", "factors", 256),
-    CHAIN: KernelEntry("free/free_chain.cu", "chain", 384),
-    GRADS: KernelEntry("free/free_grads.cu", "grads", 512),
-    EXACT_GRADS: KernelEntry("free/free_exact_grads.cu", "grads", 512),
+    FACTORS: Kernel("free/free_factors.cu", "factors", 256),
+    CHAIN: Kernel("free/free_chain.cu", "chain", 384),
+    GRADS: Kernel("free/free_grads.cu", "grads", 512),
+    EXACT_GRADS: Kernel("free/free_exact_grads.cu", "grads", 512),
 }
 
 
@@ -74,8 +74,9 @@ def groups(V: int) -> int:
     return round_up(V, PANEL) // PANEL
 
 
-def threads(name: str, K: int, V: int) -> int:
-    """Of a block."""
+def kernel(name: str, kind: FreeKind, build: Build = Build()) -> Kernel:  # noqa: B008, a tuple
+    """A kernel for a kind of call; of narrow keys or values, with fewer threads."""
+    found = KERNELS[name].built(constants(name, kind, build))
     if name == CHAIN:
-        return 128 * (groups(V) + 1)
-    return 256 * groups(K) if name in (GRADS, EXACT_GRADS) else KERNELS[name].threads
+        return found._replace(threads=128 * (groups(kind.V) + 1))
+    return found._replace(threads=256 * groups(kind.K)) if name in (GRADS, EXACT_GRADS) else found

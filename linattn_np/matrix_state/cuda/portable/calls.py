@@ -9,7 +9,7 @@ then dk and dg (portable/channels.cu). With the delta rule all of them read e = 
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....core import StatesAt
 from ....runtime.arrays import Array, cast, sum_of_groups
@@ -23,9 +23,8 @@ from . import segments
 from .launch import Arrays, PortableBatch, batch_of, dense, enqueue, run
 
 
-def unsupported_reason(call: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why the kernels do not cover the forward of a call; None where they do."""
-    x, plan = call.x, call.plan
     if not policy.PORTABLE_CHUNKS:
         return "portable chunks are off"
     if x.decay is not Decay.VECTOR or x.gv is not None or x.erase is Erase.FREE:
@@ -47,12 +46,12 @@ def unsupported_reason(call: Any) -> str | None:
     return _too_large(x, plan, "values")
 
 
-def unsupported_gradients(saved: Saved) -> str | None:
+def unsupported_gradients(x: Inputs, plan: Plan) -> str | None:
     """Why the kernels do not cover the gradients of a call; None where they do."""
-    if policy.is_short_cuda(saved.plan):
+    if policy.is_short_cuda(plan):
         return "gradients of a few tokens are those of the definition"
-    too_large = (_too_large(saved.x, saved.plan, n, True) for n in ("values", "channels"))
-    return unsupported_reason(saved) or next(filter(None, too_large), None)
+    too_large = (_too_large(x, plan, n, True) for n in ("values", "channels"))
+    return unsupported_reason(x, plan) or next(filter(None, too_large), None)
 
 
 def _too_large(x: Inputs, plan: Plan, name: str, backward: bool = False) -> str | None:
@@ -64,26 +63,18 @@ def _too_large(x: Inputs, plan: Plan, name: str, backward: bool = False) -> str 
     return f"keys are {K} and values {V} wide in {element}, more than a block of the kernels holds"
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The kernels of a call that is covered, in words."""
     return f"chunks of {cuts.CHUNK} tokens by tensor cores (mma.sync), their pairs exact"
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernels include."""
     return frozenset()
 
 
-class Kept(NamedTuple):
-    """What the backward does not compute again."""
-
-    error: Array | None  # with the delta rule, of every token
-    starts: Array | None  # of segments: states, how they change what was before
-    transfers: Array | None
-
-
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
-    """(out, final state, saved)."""
+    """(out, final state, saved): with the delta rule e of every token; of segments states and their transfers."""
     xp, batch = plan.xp, batch_of(x, plan)
     shape, start = batch.shape, dense(xp, state)
     batch, M, starts = _in_segments(xp, batch, start)
@@ -94,7 +85,9 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     end = xp.empty(batch.shape, dtype=xp.float32)
     run("values", batch, start=start if starts is None else starts, end=end)
     end = end if starts is None else segments.outer(batch, end, True).reshape(shape)
-    saved = Saved(x, plan, state, Kept(made.get("error"), starts, M) if plan.gradients else None)
+    saved = Saved(
+        x, plan, state, {"error": made.get("error"), "starts": starts, "transfers": M} if plan.gradients else None
+    )
     return cast(xp, made["out"].reshape(x.v.shape), x.v.dtype), end, saved
 
 
@@ -118,8 +111,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
         dstate = dstate.end
     batch = batch_of(x, plan, xp.zeros(x.v.shape, dtype=x.v.dtype) if dout is None else dout)
     shape, start, last = batch.shape, dense(xp, state), dense(xp, dstate)
-    if given is not None and given.starts is not None:
-        pieces, M, starts = segments.cut(xp, batch), given.transfers, given.starts
+    given = given or dict.fromkeys(("error", "starts", "transfers"))
+    if given["starts"] is not None:
+        pieces, M, starts = segments.cut(xp, batch), given["transfers"], given["starts"]
         batch = batch if pieces is None else pieces
     else:
         batch, M, starts = _in_segments(xp, batch, start)
@@ -127,7 +121,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     start = start if starts is None else starts
     stored: Arrays = {}
     if batch.kind.erase:
-        made["error"], made["out"] = None if given is None else given.error, None
+        made["error"], made["out"] = given["error"], None
         if made["error"] is None:
             made["error"] = batch.empty(xp, V, xp.float32)
             run("values", batch, start=start)
@@ -164,5 +158,5 @@ def _add_bonus(xp: Any, batch: PortableBatch) -> Array:
     tokens = prod(batch.lead) * T
     blocks = -(-tokens // cuts.BONUS_TOKENS)
     parts = xp.empty((blocks, heads, K), dtype=xp.float32)
-    enqueue(batch, cuts.BONUS, cuts.bonus_constants(kind), blocks * heads, 0, {"parts": parts}, tokens)
+    enqueue(batch, cuts.BONUS.built(cuts.bonus_constants(kind)), blocks * heads, {"parts": parts}, tokens)
     return xp.sum(parts, axis=0)

@@ -10,10 +10,11 @@ offset and the transfer matrix of each, delta_scan_segments.cu its initial state
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....ops.cuda.arguments import address, rows_of
-from ....runtime.arrays import Array, cast, sum_to
+from ....ops.sums import sum_to
+from ....runtime.arrays import Array, cast
 from ....runtime.cuda import launch
 from ... import policy
 from ...policy import saves_factors
@@ -25,9 +26,8 @@ from .delta_launch import PortableDeltaBatch, batch_of, cotangent_of, launch_cha
 from .delta_plan import ADDS, WRITES, too_large
 
 
-def unsupported_reason(call: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why the kernels do not cover a call with erase DELTA; None where they do."""
-    x, plan = call.x, call.plan
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
     if x.decay is Decay.VECTOR:
@@ -50,26 +50,18 @@ def unsupported_reason(call: Any) -> str | None:
 unsupported_gradients = unsupported_reason
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The kernels of a call that is covered, in words."""
     return "portable chains of chunks (mma.sync)"
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernels include."""
     return frozenset()
 
 
-class PortableDeltaResiduals(NamedTuple):
-    """What forward stores for backward: T_inv of the chunks; initial states and transfer matrices of the segments."""
-
-    inverses: Array | None
-    begins: States | None
-    transfers: States | None
-
-
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
-    """(out, final state, saved)."""
+    """(out, final state, saved): T_inv of the chunks; initial states and transfer matrices of the segments."""
     xp, batch = plan.xp, batch_of(x, plan)
     limit = launch.shared_limit()
     wanted = cuts.passes(batch.kind, limit, plan.gradients)
@@ -84,7 +76,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
         batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, last, v=batch.v, out=out, scale=plan.scale
     )
     stored = inverses if plan.gradients and saves_factors(inverses.nbytes) else None
-    saved = Saved(x, plan, state, PortableDeltaResiduals(stored, begins, transfers))
+    saved = Saved(x, plan, state, {"inverses": stored, "begins": begins, "transfers": transfers})
     return cast(xp, out, x.v.dtype), operands.public_state(end, batch), saved
 
 
@@ -97,10 +89,9 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     dout = cotangent_of(xp, batch, dout, shape)
     start = operands.states_at(operands.as_state(xp, state, batch), batch, batch.group)
     last = operands.states_at(operands.one_head_each(xp, operands.as_state(xp, dstate, batch), batch), batch)
-    if residuals is None:
-        residuals = PortableDeltaResiduals(None, None, None)
-    inverses = _inverses(xp, batch) if residuals.inverses is None else residuals.inverses
-    begins, transfers = residuals.begins, residuals.transfers
+    residuals = residuals or dict.fromkeys(("inverses", "begins", "transfers"))
+    inverses, begins, transfers = (residuals[n] for n in ("inverses", "begins", "transfers"))
+    inverses = _inverses(xp, batch) if inverses is None else inverses
     if begins is None:
         begins, transfers = _begins(xp, batch, inverses, start)
     new_values, dv = (xp.empty((*shape, batch.V), dtype=dtype) for _ in range(2))
@@ -196,13 +187,8 @@ def _sum_up(
         offsets=address(batch.offsets), added=address(added.array), transfers=address(transfers.array),
         begins=address(begins.array), start=start.values(), start_group=start.group, T=batch.T, heads=batch.heads,
         segments=batch.segments, chunks=batch.chunks)  # fmt: skip
-    launch.launch(
-        how.file,
-        how.entry,
-        how.constants,
+    how.launch(
         batch.N * batch.heads * how.parts,
-        how.threads,
-        how.shared,
         packed,
         (batch.offsets, added.array, transfers.array, begins.array, start.array),
     )
@@ -224,13 +210,8 @@ def _grads(
         offsets=address(batch.offsets), states=states.data.ptr, ends=ends.data.ptr, dg=address(gates.get("g")),
         dbeta=address(gates["beta"]), slots=batch.slots, T=batch.T, heads=heads, segments=batch.chunks_longest,
         unused=0, scale=scale)  # fmt: skip
-    launch.launch(
-        how.file,
-        how.entry,
-        how.constants,
+    how.launch(
         batch.N * heads * batch.chunks_longest,
-        how.threads,
-        how.shared,
         packed,
         (*rows.values(), batch.g, batch.beta, batch.offsets, states, ends, *gates.values()),
     )

@@ -9,11 +9,12 @@ from typing import Any
 from ....ops.cuda.arguments import address, rows_of
 from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
+from ....runtime.cuda.launch import Kernel
 from ...types import Inputs, Plan, ReadState
 from .. import arguments, operands
 from ..arguments import NO_STATES, States, gate_of
 from . import delta_plan as cuts
-from .delta_plan import Pass, PortableDeltaKind
+from .delta_plan import PortableDeltaKind
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ def cotangent_of(xp: Any, batch: PortableDeltaBatch, dout: Array | None, shape: 
 
 
 def launch_chain(
-    batch: PortableDeltaBatch, how: Pass, inverses: Array, start: States, end: States, **more: Any
+    batch: PortableDeltaBatch, how: Kernel, inverses: Array, start: States, end: States, **more: Any
 ) -> None:
     """Launch a scan, or the inverses. more: v, out, writes, states, transfers, and other fields of DELTA_SCAN."""
     heads, rows = batch.heads, {n: more.pop(n, None) for n in ("v", "out", "writes")}
@@ -78,15 +79,8 @@ def launch_chain(
     if "segments" in more:  # every chunk is a segment
         blocks = batch.N * heads * batch.chunks_longest
     packed = arguments.DELTA_SCAN.pack(**fields | more)
-    launch.launch(
-        how.file,
-        how.entry,
-        how.constants,
-        blocks,
-        how.threads,
-        how.shared,
-        packed,
-        (*arrays_of(batch), *rows.values(), inverses, states, start.array, end.array, transfers.array),
+    how.launch(
+        blocks, packed, (*arrays_of(batch), *rows.values(), inverses, states, start.array, end.array, transfers.array)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import BYTES, ELEMENTS, Constants
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from .. import shared_memory
 from ..shared_memory import delta_chunk as chunk_length
@@ -13,17 +14,6 @@ from ..shared_memory import round_up
 INVERSE, SCAN = "portable/delta_inverse.cu", "portable/delta_scan.cu"
 REVERSE, GRADS = "portable/delta_scan_reverse.cu", "portable/delta_scan_grads.cu"
 SEGMENTS = "portable/delta_scan_segments.cu"
-
-
-class Pass(NamedTuple):
-    """One compiled scan, or the inverse."""
-
-    file: str
-    entry: str
-    constants: Constants
-    shared: int
-    threads: int
-    parts: int  # blocks over the value columns
 
 
 class PortableDeltaKind(NamedTuple):
@@ -50,11 +40,11 @@ def _constants(kind: PortableDeltaKind, **more: int) -> Constants:
     return tuple(sorted((values | more).items()))
 
 
-def inverse_pass(kind: PortableDeltaKind) -> Pass:
+def inverse_pass(kind: PortableDeltaKind) -> Kernel:
     """T_inv of every chunk."""
     C, shared = chunk_length(kind.element), shared_memory.delta_inverse(kind)
     constants = _constants(kind, LA_WARPS=C // 16, LA_SHARED=shared)
-    return Pass(INVERSE, "inverse", constants, shared, 2 * C, 1)
+    return Kernel(INVERSE, "inverse", 2 * C, constants, shared)
 
 
 OUTPUTS, WRITES, ADDS = 1, 0, 2  # what a scan computes: LA_OUTPUTS
@@ -74,7 +64,7 @@ ALONE = (Cut(1, 1, 2, 2), Cut(1, 1, 2, 1), Cut(1, 1, 1, 1))
 WIDE = Cut(2, 2, 2, 1)  # half as many warps read each operand from shared memory: for batches that fill the device
 
 
-def chain_pass(kind: PortableDeltaKind, limit: int, reverse: bool = False, what: int = OUTPUTS) -> Pass:
+def chain_pass(kind: PortableDeltaKind, limit: int, reverse: bool = False, what: int = OUTPUTS) -> Kernel:
     """The scan, forward or in reverse, within `limit` bytes of shared memory."""
     wide = kind.element == "bfloat16" and kind.K <= 128 and kind.V > 64 and not kind.cut
     cuts: tuple[Cut, ...] = NARROW if kind.V <= 64 else ()
@@ -88,7 +78,7 @@ def chain_pass(kind: PortableDeltaKind, limit: int, reverse: bool = False, what:
     return _chain_pass(kind, reverse, what, ALONE[-1])
 
 
-def _chain_pass(kind: PortableDeltaKind, reverse: bool, what: int, cut: Cut) -> Pass:
+def _chain_pass(kind: PortableDeltaKind, reverse: bool, what: int, cut: Cut) -> Kernel:
     C, V, tiles = chunk_length(kind.element), kind.V, cut.tiles
     warps = 1
     while warps < 8 // tiles and warps * 16 * tiles < V:
@@ -109,13 +99,13 @@ def _chain_pass(kind: PortableDeltaKind, reverse: bool, what: int, cut: Cut) -> 
         LA_OUTPUTS=what,
     )
     parts = -(-V // rows) + (-(-kind.K // rows) if what == ADDS and not reverse else 0)
-    return Pass(REVERSE if reverse else SCAN, "reverse" if reverse else "scan", constants, shared, 32 * warps, parts)
+    return Kernel(REVERSE if reverse else SCAN, "reverse" if reverse else "scan", 32 * warps, constants, shared, parts)
 
 
-def segments_pass(kind: PortableDeltaKind, reverse: bool) -> Pass:
+def segments_pass(kind: PortableDeltaKind, reverse: bool) -> Kernel:
     """Initial states of segments, or in reverse their final gradients."""
     constants = _constants(kind, LA_REVERSE=int(reverse), LA_WARPS=8)
-    return Pass(SEGMENTS, "segments", constants, 0, 256, -(-kind.V // 16))
+    return Kernel(SEGMENTS, "segments", 256, constants, 0, -(-kind.V // 16))
 
 
 def segments(blocks: int, chunks: int, multiprocessors: int) -> int:
@@ -127,7 +117,7 @@ def segments(blocks: int, chunks: int, multiprocessors: int) -> int:
     return max(1, min(places, (places + 3) // 2, chunks // policy.SEGMENT_CHUNKS))
 
 
-def grads_pass(kind: PortableDeltaKind, limit: int) -> Pass:
+def grads_pass(kind: PortableDeltaKind, limit: int) -> Kernel:
     """All other gradients, one block per chunk; keys in pieces narrow enough for two resident blocks, or one."""
     C, narrow = chunk_length(kind.element), kind.element != "float32"
     # groups of warps, columns of a piece
@@ -139,10 +129,10 @@ def grads_pass(kind: PortableDeltaKind, limit: int) -> Pass:
     constants = _constants(
         kind, LA_WARPS=groups * C // 16, LA_PIECE=piece, LA_SHARED=shared, LA_BLOCKS=2 if pair else 1
     )
-    return Pass(GRADS, "grads", constants, shared, groups * C * 2, 1)
+    return Kernel(GRADS, "grads", groups * C * 2, constants, shared)
 
 
-def passes(kind: PortableDeltaKind, limit: int, gradients: bool) -> dict[str, Pass]:
+def passes(kind: PortableDeltaKind, limit: int, gradients: bool) -> dict[str, Kernel]:
     """All launches of a call and its backward, by description."""
     kernels = {"inverse": inverse_pass(kind), "out": chain_pass(kind, limit)}
     if kind.cut:

@@ -26,7 +26,7 @@ def portable_entries(
         found = plan.launch_of(name, kind, SHARED[capability] * 1024, back)
         if found is not None:
             words = f"portable chunks of a vector decay, {name}{', from the last chunk' * back}"
-            yield Entry(words, found.kernel.file, found.constants)
+            yield Entry(words, found.file, found.constants)
     if bonus and backward:
         constants = plan.bonus_constants(kind)
         yield Entry("portable chunks of a vector decay, bonus", plan.BONUS.file, constants)

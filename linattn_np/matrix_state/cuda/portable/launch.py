@@ -9,6 +9,7 @@ from typing import Any
 from ....ops.cuda.arguments import NO_ROWS, address, rows_of
 from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from ...types import Erase, Inputs, Plan, ReadState
 from .. import arguments
@@ -78,11 +79,10 @@ def run(name: str, batch: PortableBatch, back: bool = False, **given: Array | No
     (N, _, heads), found = batch.sizes, cuts.launch_of(name, batch.kind, launch.shared_limit(), back)
     if found is None:
         raise RuntimeError(f"a block of {name} does not fit the device")
-    enqueue(batch, found.kernel, found.constants, N * heads * found.parts, found.shared, given)
+    enqueue(batch, found, N * heads * found.parts, given)
 
 
-def enqueue(batch: PortableBatch, kernel: cuts.KernelEntry, constants: Any, blocks: int, shared: int, given: Arrays,
-            tokens: int = 0) -> None:  # fmt: skip
+def enqueue(batch: PortableBatch, kernel: Kernel, blocks: int, given: Arrays, tokens: int = 0) -> None:
     """The launch of a kernel. tokens: of all sequences."""
     made, (_, T, heads) = batch.made, batch.sizes
     given = {"u": made["u"], **given}
@@ -94,13 +94,4 @@ def enqueue(batch: PortableBatch, kernel: cuts.KernelEntry, constants: Any, bloc
                "group_u": 1 if made["u"] is None else heads // made["u"].shape[0]}  # fmt: skip
     arrays = (*(made.get(n) for n in ROWS), *given.values(), batch.offsets)
     named = tuple(y for y in arrays if y is not None)
-    launch.launch(
-        kernel.file,
-        kernel.entry,
-        constants,
-        blocks,
-        kernel.threads,
-        shared,
-        arguments.VECTOR_PORTABLE.packed(fields),
-        named,
-    )
+    kernel.launch(blocks, arguments.VECTOR_PORTABLE.packed(fields), named)

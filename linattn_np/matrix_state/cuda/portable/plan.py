@@ -6,12 +6,12 @@ import functools
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import ELEMENTS, Constants
-from ....runtime.cuda.entries import KernelEntry
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from ..shared_memory import portable_channels, portable_values
 
 FILES = {"values": "portable/values.cu", "channels": "portable/channels.cu"}
-BONUS = KernelEntry("portable/bonus.cu", "bonus", 256)
+BONUS = Kernel("portable/bonus.cu", "bonus", 256)
 CHUNK, MARK, BONUS_TOKENS = policy.PORTABLE_CHUNK, policy.RECURRENCE_MARK, 64
 
 
@@ -29,24 +29,11 @@ class PortableKind(NamedTuple):
     long: bool = False  # exact sums over many chunks
 
 
-class PortableLaunch(NamedTuple):
-    """A kernel with its constants, and the blocks of a sequence and head."""
-
-    kernel: KernelEntry
-    constants: Constants
-    parts: int
-
-    @property
-    def shared(self) -> int:
-        """Bytes of a block."""
-        return dict(self.constants)["LA_SHARED"]
-
-
 SHARED = {"values": portable_values, "channels": portable_channels}
 
 
 @functools.cache
-def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> PortableLaunch | None:
+def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> Kernel | None:
     """A kernel, "values" or "channels"; None if a block does not fit. back: from the last chunk to the first."""
     width = kind.V if name == "values" else kind.K
     cuts = [-(-width // columns) for columns in (policy.PORTABLE_COLUMNS >> n for n in range(3))]
@@ -64,7 +51,7 @@ def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> 
         "LA_SHARED": shared, "LA_BLOCKS": 2 if two else 1,
         **({"LA_MARK": MARK} if name == "channels" else {}),
     }.items()))  # fmt: skip
-    return PortableLaunch(KernelEntry(FILES[name], name, 32 * warps), constants, parts)
+    return Kernel(FILES[name], name, 32 * warps, constants, shared, parts)
 
 
 def _sizes(kind: PortableKind) -> dict[str, int]:

@@ -4,14 +4,15 @@ One pass over the tokens (cuda_src/scan/scan.cu) computes the forward and, with 
 every gradient; the inputs are the only residuals. On compute capability 90 the pass uses warpgroup products
 (scan_wgmma.cu), and one pass computes dk and dv (writes_wgmma.cu). Where batch and heads leave multiprocessors idle,
 sequences are cut into segments: a first pass computes the offset that each segment adds to the state, and a small
-kernel the initial state of each segment.
+kernel the initial state of each segment. Between other ranks the two passes are apart (neighbours.py).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ....runtime.arrays import Array, cast, dtype_name, sum_to
+from ....ops.sums import sum_to
+from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
@@ -26,14 +27,13 @@ from ..operands import (
     states_at,
     sum_shared_heads,
 )
+from . import neighbours, wgmma
 from . import plan as cuts
-from . import wgmma
 from .launch import Dots, ScanBatch, begins_of, gate_grad, prepare, scan, wants_dots, writes, writes_at_once
 
 
-def unsupported_reason(call: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why the kernels do not support a call; None if they do."""
-    x, plan = call.x, call.plan
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
     if x.erase is not Erase.NONE or x.decay is Decay.VECTOR or x.gv is not None:
@@ -55,24 +55,25 @@ def unsupported_reason(call: Any) -> str | None:
 unsupported_gradients = unsupported_reason
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the passes include: states at positions, whose gradients they add.
 
     The offsets of segments are computed without positions.
     """
-    x, plan = call.x, call.plan
-    rows = as_rows(plan.xp, x.q, x.k, x.v)
+    rows, between = as_rows(plan.xp, x.q, x.k, x.v), operands.neighbours_handled(plan)
+    if dtype_name(rows[0]) == "float32":  # gradients between ranks are less exact than those of one
+        between = frozenset()
     if not _wgmma(*rows):
-        return frozenset()
+        return between
     batch = _batch(x, plan, *rows) if plan.gradients else None
     whole = batch is None or (batch.segments == 1 and writes_at_once(batch))
-    return operands.states_handled(plan) if whole else frozenset()
+    return between | operands.states_handled(plan) if whole else between
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The passes of a supported call, in words."""
-    q, k, v = as_rows(call.plan.xp, call.x.q, call.x.k, call.x.v)
-    tf32 = ", tf32 products" if _products(q, call.plan) == "tf32" else ""
+    q, k, v = as_rows(plan.xp, x.q, x.k, x.v)
+    tf32 = ", tf32 products" if _products(q, plan) == "tf32" else ""
     return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else f"portable passes (mma.sync){tf32}"
 
 
@@ -97,7 +98,10 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     end = xp.empty((batch.N, batch.H, batch.K, batch.V), dtype=xp.float32)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     start = states_at(as_state(xp, state, batch), batch, batch.group)
-    begins = begins_of(xp, batch, k, v, g, start, 1.0, reverse=False)
+    if plan.neighbours is None:
+        begins = begins_of(xp, batch, k, v, g, start, 1.0, reverse=False)
+    else:
+        begins, state = neighbours.entered(xp, plan, batch, k, v, g)
     at = operands.empty_positions(xp, plan, batch)
     last = operands.with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
     scan(batch, (q, k, v, out), g, begins or start, last, (plan.scale, 1.0))
@@ -114,10 +118,11 @@ def backward(saved: Saved, dout: Array | None, dstate: Any, values: bool = True)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     dq, dk, dv = (xp.empty((*batch.lead, batch.T, batch.heads, D), dtype=v.dtype) for D in (batch.K, batch.K, batch.V))
     dend, dat = operands.split_gradients(xp, dstate, batch)
+    between = None if plan.neighbours is None else neighbours.left(xp, plan, batch, q, dout, g)
     last = states_at(one_head_each(xp, as_state(xp, dend, batch), batch), batch)
     last = operands.with_positions(xp, last, dat, plan, batch)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
-    later = begins_of(xp, batch, q, dout, g, last, plan.scale, reverse=True) or last
+    later = between or begins_of(xp, batch, q, dout, g, last, plan.scale, reverse=True) or last
     dots = Dots(xp, batch) if wants_dots(batch, plan) else None
     if writes_at_once(batch):
         writes(
@@ -177,15 +182,16 @@ def _batch(x: Inputs, plan: Plan, *arrays: Array) -> ScanBatch:
     sizes = sizes_of(x, plan)
     _, _, heads, _, K, V, N, _, longest = sizes
     element, by_groups = _products(arrays[0], plan), _wgmma(*arrays[:3])
-    chunks = max(-(-longest // (policy.GROUP_CHUNK if by_groups else policy.SCAN_CHUNK)), 1)
+    chunks = max(-(-longest // cuts.chunk_of(by_groups)), 1)
     each = -(-chunks // _segments(element, K, V, by_groups, N * heads, longest))
-    return ScanBatch(*sizes, element, x.g is not None, alignment(arrays, K, V), -(-chunks // each), each, by_groups)
+    segments = -(-chunks // each) + (plan.neighbours is not None)
+    return ScanBatch(*sizes, element, x.g is not None, alignment(arrays, K, V), segments, each, by_groups)
 
 
 def _segments(element: str, K: int, V: int, by_groups: bool, slots: int, tokens: int) -> int:
     """Number of segments of the sequences of `slots` sequences and heads."""
     if by_groups:
         one = wgmma.scan_pass(K, V, True)
-        return cuts.segments(slots * one.parts, tokens, one.resident, launch.multiprocessors())
+        return cuts.segments(slots * one.parts, tokens, cuts.constant(one, "LA_BLOCKS"), launch.multiprocessors())
     parts = cuts.scan_pass(cuts.ScanKind(element, K, V, 16, True), policy.LEAST_SHARED).parts
     return cuts.segments(slots * parts, tokens, 2, launch.multiprocessors())

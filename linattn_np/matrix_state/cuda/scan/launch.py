@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ....ops.cuda.arguments import address, rows_of
 from ....runtime.arrays import Array
 from ....runtime.cuda import launch
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from ...types import Plan
 from .. import arguments
@@ -46,9 +47,11 @@ class Dots:
         self.how = _pass(batch, batch.V, batch.K, False, True, True)
         self.marks = -(-max(batch.longest, 1) // policy.MARK_TOKENS[batch.element])
         slots = batch.N * batch.heads * self.marks
-        self.tokens = [xp.empty((self.how.dot_parts, batch.heads, batch.tokens), dtype=xp.float32) for _ in range(2)]
-        self.states = xp.empty((slots, self.how.mark_floats), dtype=xp.float32)
-        self.products = xp.empty((slots, self.how.dot_parts * self.how.warps), dtype=xp.float32)
+        self.tokens = [
+            xp.empty((cuts.dot_parts(self.how), batch.heads, batch.tokens), dtype=xp.float32) for _ in range(2)
+        ]
+        self.states = xp.empty((slots, cuts.mark_floats(self.how)), dtype=xp.float32)
+        self.products = xp.empty((slots, cuts.all_warps(self.how)), dtype=xp.float32)
 
     def of(self, x: Array, which: int) -> DotsOfPass:
         """which: 0 the readers (q with dq), 1 the writers (k with dk)."""
@@ -66,7 +69,7 @@ def wants_dots(batch: ScanBatch, plan: Plan) -> bool:
     return batch.decay and plan.gate_gradient
 
 
-def _pass(batch: ScanBatch, K: int, V: int, reverse: bool, outputs: bool, dots: bool, at: int = 0) -> cuts.Pass:
+def _pass(batch: ScanBatch, K: int, V: int, reverse: bool, outputs: bool, dots: bool, at: int = 0) -> Kernel:
     if batch.wgmma:
         return wgmma.scan_pass(K, V, batch.decay, reverse, outputs, dots, at)
     kind = cuts.ScanKind(batch.element, K, V, batch.align, batch.decay, reverse, outputs, dots)
@@ -74,8 +77,7 @@ def _pass(batch: ScanBatch, K: int, V: int, reverse: bool, outputs: bool, dots: 
 
 
 def _small(batch: ScanBatch, decay: bool, reverse: bool) -> cuts.Constants:
-    chunk = policy.GROUP_CHUNK if batch.wgmma else policy.SCAN_CHUNK
-    return cuts.common_constants(batch.element, decay, reverse, chunk)
+    return cuts.common_constants(batch.element, decay, reverse, cuts.chunk_of(batch.wgmma))
 
 
 def prepare(batch: ScanBatch, plan: Plan) -> None:
@@ -107,8 +109,12 @@ def scan(
     factors: tuple[float, float],
     reverse: bool = False,
     dots: DotsOfPass | None = None,
+    every: bool = False,
 ) -> None:
-    """One pass over q, k, v, out; without q and out the offsets of segments, to `end`. factors: of reads, of writes."""
+    """One pass over q, k, v, out; without q and out the offsets of segments, to `end`. factors: of reads, of writes.
+
+    every: the offset of the last segment too.
+    """
     q, k, v, out = arrays
     heads, end, of, (read, write) = batch.heads, end or NO_STATES, dots or DotsOfPass(), factors
     how = _pass(batch, k.shape[-1], v.shape[-1], reverse, q is not None, dots is not None, end.build_at)
@@ -118,9 +124,8 @@ def scan(
         g=gate_of(g, heads), offsets=address(batch.offsets), start=start.values(), end=end.values(),
         start_group=start.group, end_group=end.group, sums=address(end.sums), dots=dot_sums, states=states,
         products=products, marks=marks, tokens=batch.tokens, T=batch.T, heads=heads, segments=batch.segments,
-        chunks=batch.chunks, read=read, write=write, **end.fields_of_positions())  # fmt: skip
-    launch.launch(how.file, "scan", how.constants, batch.N * batch.segments * heads * how.parts, how.threads,
-                  how.shared, packed,
+        chunks=batch.chunks, every=int(every), read=read, write=write, **end.fields_of_positions())  # fmt: skip
+    how.launch(batch.N * batch.segments * heads * how.parts, packed,
                   (q, k, v, of.x, out, g, batch.offsets, start.array, end.array, end.sums, *of.arrays,
                    *end.arrays_of_positions()))  # fmt: skip
 
@@ -144,13 +149,8 @@ def writes(
         start_group=start.group, end_group=1, dots=dot_sums, states=states, marks=marks, tokens=batch.tokens,
         T=batch.T, heads=batch.heads, segments=batch.segments, chunks=batch.chunks, write=write,
         **start.fields_of_positions())  # fmt: skip
-    launch.launch(
-        how.file,
-        "writes",
-        how.constants,
+    how.launch(
         batch.N * batch.segments * batch.heads,
-        how.threads,
-        how.shared,
         packed,
         (*arrays, g, batch.offsets, start.array, end.array, *of.arrays[:2], *start.arrays_of_positions()),
     )
@@ -162,10 +162,21 @@ def begins_of(
     """The initial state of each segment, in the direction of the scan; None for one segment."""
     if batch.segments == 1:
         return None
-    slots = batch.N * batch.heads * batch.segments
-    states = States(xp.empty((slots, batch.V, batch.K), dtype=xp.float32), batch.K * batch.V, batch.K, 1,
-                    xp.empty(slots, dtype=xp.float32))  # fmt: skip
+    states = empty_states(xp, batch)
     scan(batch, (None, k, v, None), g, NO_STATES, states, (1.0, write), reverse)
+    sum_segments(batch, states, start, reverse)
+    return states._replace(group=0)
+
+
+def empty_states(xp: Any, batch: ScanBatch) -> States:
+    """A state and a sum of log2 decays for each segment."""
+    slots = batch.N * batch.heads * batch.segments
+    return States(xp.empty((slots, batch.V, batch.K), dtype=xp.float32), batch.K * batch.V, batch.K, 1,
+                  xp.empty(slots, dtype=xp.float32))  # fmt: skip
+
+
+def sum_segments(batch: ScanBatch, states: States, start: States, reverse: bool) -> None:
+    """From the offsets of segments to the states that they begin with, in place."""
     blocks = -(-batch.K * batch.V // 256)
     packed = arguments.SEGMENTS.pack(
         states=states.values(), start=start.values(), start_group=start.group, sums=address(states.sums),
@@ -181,7 +192,6 @@ def begins_of(
         packed,
         (states.array, start.array, states.sums, batch.offsets),
     )
-    return states._replace(group=0)
 
 
 def gate_grad(xp: Any, batch: ScanBatch, g: Array, dots: Dots) -> Array:
@@ -200,8 +210,8 @@ def gate_grad(xp: Any, batch: ScanBatch, g: Array, dots: Dots) -> Array:
         blocks=blocks,
         T=batch.T,
         heads=batch.heads,
-        parts=dots.how.dot_parts,
-        warps=dots.how.warps,
+        parts=cuts.dot_parts(dots.how),
+        warps=cuts.all_warps(dots.how) // cuts.dot_parts(dots.how),
     )
     launch.launch(
         GATE,

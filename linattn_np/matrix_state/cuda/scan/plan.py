@@ -6,6 +6,7 @@ import functools
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import ELEMENTS, Constants
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from .. import shared_memory
 from ..shared_memory import round_up
@@ -14,27 +15,24 @@ PRODUCTS = ELEMENTS | {"tf32": 3}  # element types of products: tf32 is float32 
 SCAN = "scan/scan.cu"
 
 
-class Pass(NamedTuple):
-    """One compiled pass: its source and constants, and what a launch depends on."""
+def constant(kernel: Kernel, name: str) -> int:
+    """A constant that a pass is compiled for; LA_BLOCKS is the number of resident blocks of a multiprocessor."""
+    return dict(kernel.constants)[name]
 
-    file: str
-    constants: Constants
-    shared: int  # bytes
-    threads: int
-    parts: int  # blocks over the value columns
-    chunk: int  # tokens
-    dot_parts: int  # partial sums of a dot product of two tokens
-    warps: int  # of each partial sum
 
-    @property
-    def resident(self) -> int:
-        """Resident blocks per multiprocessor."""
-        return dict(self.constants)["LA_BLOCKS"]
+def all_warps(kernel: Kernel) -> int:
+    """Warps of a sequence and head, in all blocks."""
+    return kernel.parts * constant(kernel, "LA_WARPS")
 
-    @property
-    def mark_floats(self) -> int:
-        """Floats of a checkpointed state, all parts."""
-        return self.dot_parts * self.warps * dict(self.constants)["LA_MARK_BYTES"] // 4
+
+def dot_parts(kernel: Kernel) -> int:
+    """Partial sums of a dot product of two tokens: of blocks over the value columns, or of warpgroups."""
+    return kernel.parts if kernel.file == SCAN else all_warps(kernel) // 4
+
+
+def mark_floats(kernel: Kernel) -> int:
+    """Floats of a checkpointed state, all parts."""
+    return all_warps(kernel) * constant(kernel, "LA_MARK_BYTES") // 4
 
 
 def tiles(element: str, K: int, V: int, outputs: bool, dots: bool) -> tuple[int, int]:
@@ -69,16 +67,16 @@ class ScanKind(NamedTuple):
 
 
 @functools.cache
-def scan_pass(kind: ScanKind, limit: int) -> Pass:
+def scan_pass(kind: ScanKind, limit: int) -> Kernel:
     """The constants of scan.cu within `limit` bytes of shared memory."""
     warps, each = tiles(kind.element, kind.K, kind.V, kind.outputs, kind.dots)
     how = _scan_pass(kind, limit, warps, each)
-    if kind.element == "float32" and each == 2 and (how.resident < 2 or dict(how.constants)["LA_STAGES"] < 2):
+    if kind.element == "float32" and each == 2 and (constant(how, "LA_BLOCKS") < 2 or constant(how, "LA_STAGES") < 2):
         return _scan_pass(kind, limit, _warps(kind.V, 1), 1)
     return how
 
 
-def _scan_pass(kind: ScanKind, limit: int, warps: int, each: int) -> Pass:
+def _scan_pass(kind: ScanKind, limit: int, warps: int, each: int) -> Kernel:
     element, outputs, dots = kind.element, kind.outputs, kind.dots
     C, threads = policy.SCAN_CHUNK, 32 * warps
     registers = min(255, each * (round_up(kind.K, 16) + C) // 2 + policy.SCAN_REGISTERS[element])
@@ -93,7 +91,7 @@ def _scan_pass(kind: ScanKind, limit: int, warps: int, each: int) -> Pass:
         "LA_SHARED": shared, "LA_BLOCKS": max(1, min(blocks, (limit + 1024) // (shared + 1024))),
     }  # fmt: skip
     parts = -(-kind.V // (16 * each * warps))
-    return Pass(SCAN, tuple(sorted(constants.items())), shared, threads, parts, C, parts, warps)
+    return Kernel(SCAN, "scan", threads, tuple(sorted(constants.items())), shared, parts)
 
 
 def _stages(kind: ScanKind, warps: int, tiles: int, limit: int, blocks: int) -> tuple[int, bool]:
@@ -104,6 +102,11 @@ def _stages(kind: ScanKind, warps: int, tiles: int, limit: int, blocks: int) -> 
                 if shared_memory.scan(kind, warps, tiles, n, separate) <= most:
                     return n, separate
     return 1, False
+
+
+def chunk_of(by_groups: bool) -> int:
+    """Tokens of a chunk of the passes, with warpgroup products or without."""
+    return policy.GROUP_CHUNK if by_groups else policy.SCAN_CHUNK
 
 
 def common_constants(element: str, decay: bool, reverse: bool, chunk: int = policy.SCAN_CHUNK) -> Constants:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from .. import shared_memory
 from ..shared_memory import PANEL, round_up
-from .plan import Pass
 
 SCAN, ADDS = "scan/scan_wgmma.cu", "scan/adds_wgmma.cu"
 WRITES = "scan/writes_wgmma.cu"  # one pass for dk and dv
@@ -28,7 +28,7 @@ def takes_writes(K: int, V: int) -> bool:
 @functools.cache
 def scan_pass(
     K: int, V: int, decay: bool, reverse: bool = False, outputs: bool = True, dots: bool = False, at: int = 0
-) -> Pass:
+) -> Kernel:
     """The constants of scan_wgmma.cu, or without outputs of adds_wgmma.cu, for key width K and value width V."""
     groups = round_up(V, PANEL) // PANEL
     sizes = {n: shared_memory.scan_wgmma(K, groups, n, outputs, dots) for n in (6, 4, 3, 2)}
@@ -38,7 +38,7 @@ def scan_pass(
 
 
 @functools.cache
-def writes_pass(K: int, V: int, decay: bool, dots: bool, at: int = 0) -> Pass:
+def writes_pass(K: int, V: int, decay: bool, dots: bool, at: int = 0) -> Kernel:
     """The constants of writes_wgmma.cu; dots: it also computes the terms of the gate gradient.
 
     at: it adds gradients of states at positions, as scan_pass stores these states.
@@ -54,7 +54,9 @@ def _positions(at: int) -> dict[str, int]:
     return {"LA_AT": at} if at else {}
 
 
-def _pass(file: str, K: int, V: int, decay: bool, groups: int, stages: int, shared: int, flags: dict[str, int]) -> Pass:
+def _pass(
+    file: str, K: int, V: int, decay: bool, groups: int, stages: int, shared: int, flags: dict[str, int]
+) -> Kernel:
     resident = 3 - groups
     constants = {
         "LA_DTYPE": 0, "LA_DECAY": int(decay), "LA_ALIGN": policy.ROW_BYTES, "LA_K": K, "LA_V": V,
@@ -64,4 +66,4 @@ def _pass(file: str, K: int, V: int, decay: bool, groups: int, stages: int, shar
         **{name: int(value) for name, value in flags.items()},
     }  # fmt: skip
     threads = 128 * groups + 128  # a producer warpgroup copies tiles
-    return Pass(file, tuple(sorted(constants.items())), shared, threads, 1, policy.GROUP_CHUNK, groups, 4)
+    return Kernel(file, "writes" if file == WRITES else "scan", threads, tuple(sorted(constants.items())), shared)

@@ -13,7 +13,7 @@ from ....runtime.cuda import launch
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan
 from . import wide
-from .launch import Sums, launched, prepared
+from .launch import Sums, launched
 
 
 def takes(x: Inputs, plan: Plan, state: Any) -> bool:
@@ -39,9 +39,8 @@ def forward(x: Inputs, plan: Plan, state: Any, w: Array | None, least: Array | N
     w, least = (None if y is None else cast(plan.xp, y, plan.xp.float32) for y in (w, least))
     if x.k.shape[-1] > policy.WIDEST_CUDA:
         return _of_wide_keys(x, plan, S, Sums(w, least, eps, z))
-    call = prepared(x, plan, S, Sums(w, least, eps, z))
-    launched(call)
-    return cast(plan.xp, call.out, x.v.dtype), (call.end, call.z_end)
+    out, end, z_end = launched(x, plan, S, Sums(w, least, eps, z))
+    return cast(plan.xp, out, x.v.dtype), (end, z_end)
 
 
 def _of_wide_keys(x: Inputs, plan: Plan, S: Array | None, sums: Sums) -> tuple[Any, Any]:

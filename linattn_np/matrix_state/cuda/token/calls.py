@@ -9,12 +9,11 @@ from ....runtime.cuda import launch
 from ... import policy
 from ...types import WITHOUT_GATES, Inputs, Plan, Saved
 from . import gradients
-from .launch import launched, prepared
+from .launch import launched
 
 
-def unsupported_reason(call: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why the kernel does not support a call in recurrent form; None if it does."""
-    x, plan = call.x, call.plan
     if not plan.xp.__name__.endswith("cupy"):
         return "the arrays are not CuPy arrays"
     if plan.dtype == plan.xp.float64:
@@ -37,14 +36,14 @@ def unsupported_reason(call: Any) -> str | None:
     return launch.unusable()
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The kernel of a call that is covered, in words."""
-    return f"{'a few tokens' if policy.is_short_cuda(call.plan) else 'token by token'} in one kernel"
+    return f"{'a few tokens' if policy.is_short_cuda(plan) else 'token by token'} in one kernel"
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernel includes, forward. Its backward needs the inputs alone."""
-    found, plan = {"recompute"}, call.plan
+    found = {"recompute"}
     if plan.causal:
         found.add("pools")
         if policy.is_short_cuda(plan):
@@ -57,9 +56,8 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array | None, A
 
     A state stored in 16 bits is read as it is; if overwritten, it is rounded once, when it is stored.
     """
-    call = prepared(x, plan, state)
-    launched(call)
-    return None if call.out is None else cast(plan.xp, call.out, x.v.dtype), call.end, Saved(x, plan, state, None)
+    out, end, _ = launched(x, plan, state)
+    return None if out is None else cast(plan.xp, out, x.v.dtype), end, Saved(x, plan, state, None)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Array]:

@@ -14,7 +14,6 @@ from typing import Any
 from ....core import StatesAt
 from ....ops.cuda.arguments import address, rows_of
 from ....runtime.arrays import Array, cast, dtype_name, shared_heads, sum_of_groups
-from ....runtime.cuda import launch
 from ....runtime.cuda.elements import BYTES, ELEMENTS
 from ... import definition, policy
 from ...array import chunks as array_calls
@@ -27,9 +26,8 @@ GIVEN, VECTORS = ("q", "k", "v", "g", "a", "b", "dout"), ("q", "k", "v", "a", "b
 Arrays = dict[str, Any]
 
 
-def unsupported_reason(saved: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why the kernels do not compute the gradients of a call that the recurrence has computed; None if they do."""
-    x, plan = saved.x, saved.plan
     if not policy.RECURRENCE_BACKWARD:
         return "gradients token by token are off"
     if x.gv is not None or x.decay is Decay.SCALAR or (x.decay is Decay.NONE and x.erase is not Erase.FREE):
@@ -48,7 +46,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     """Gradients of every input and of the initial state: by the kernels, else by array calls."""
     if policy.is_short_cuda(saved.plan):
         return definition.backward(saved, dout, dstate)
-    if unsupported_reason(saved) is None:
+    if unsupported_reason(saved.x, saved.plan) is None:
         return by_kernels(saved, dout, dstate)
     return array_calls.backward(array_calls.forward(saved.x, saved.plan, saved.state)[2], dout, dstate)
 
@@ -164,21 +162,11 @@ def _is_wide(y: Array) -> bool:
 
 def _launch(name: str, kind: cuts.RecurrenceKind, back: bool, arrays: Arrays, sizes: Arrays, given: Arrays) -> None:
     """One traversal. given: arrays by the names of the struct."""
-    kernel, heads = cuts.VALUES if name == "values" else cuts.CHANNELS, sizes["heads"]
+    kernel, heads = cuts.kernel(name, kind, back), sizes["heads"]
     rows = {n: y for n, y in arrays.items() if n != "u"}
     pointers = ("u", "w", "dw", "start", "end", "marks", "dots", "offsets")
     fields: Arrays = {n: rows_of(y, heads) for n, y in rows.items()} | {n: address(given.get(n)) for n in pointers}
     fields |= {n: sizes[n] for n in ("T", "heads", "scale", "marks_of_sequence")}
     fields["group_u"] = 1 if arrays["u"] is None else heads // arrays["u"].shape[0]
-    constants, grid = cuts.constants(name, kind, back), sizes["slots"] * cuts.parts(name, kind)
     named = tuple(y for y in (*rows.values(), *(given.get(n) for n in pointers)) if y is not None)
-    launch.launch(
-        kernel.file,
-        kernel.entry,
-        constants,
-        grid,
-        kernel.threads,
-        cuts.shared(name, kind),
-        arguments.RECURRENCE.packed(fields),
-        named,
-    )
+    kernel.launch(sizes["slots"] * kernel.parts, arguments.RECURRENCE.packed(fields), named)

@@ -6,12 +6,12 @@ import functools
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import ELEMENTS, Constants
-from ....runtime.cuda.entries import KernelEntry
+from ....runtime.cuda.launch import Kernel
 from ... import policy
-from ..shared_memory import recurrence_channels, recurrence_tokens, recurrence_values, round_up
+from ..shared_memory import recurrence_channels, recurrence_values, round_up
 
-VALUES = KernelEntry("token/values.cu", "values", 256)
-CHANNELS = KernelEntry("token/channels.cu", "channels", 256)
+VALUES = Kernel("token/values.cu", "values", 256)
+CHANNELS = Kernel("token/channels.cu", "channels", 256)
 MARK, COLUMNS, LANES = policy.RECURRENCE_MARK, policy.RECURRENCE_COLUMNS, policy.RECURRENCE_CHANNELS
 
 
@@ -41,19 +41,14 @@ def constants(name: str, kind: RecurrenceKind, back: bool) -> Constants:
     }.items()))  # fmt: skip
 
 
-def shared(name: str, kind: RecurrenceKind) -> int:
-    """Bytes of a block."""
-    return recurrence_values(kind) if name == "values" else recurrence_channels(kind)
-
-
-def parts(name: str, kind: RecurrenceKind) -> int:
-    """Blocks of a sequence and head."""
-    return -(-kind.V // COLUMNS) if name == "values" else round_up(kind.K, LANES) // LANES
+def kernel(name: str, kind: RecurrenceKind, back: bool) -> Kernel:
+    """A kernel, with its blocks of a sequence and head."""
+    if name == "values":
+        built = VALUES.built(constants(name, kind, back))
+        return built._replace(shared=recurrence_values(kind), parts=-(-kind.V // COLUMNS))
+    return CHANNELS.built(constants(name, kind, back))._replace(parts=round_up(kind.K, LANES) // LANES)
 
 
 def marks(tokens: int) -> int:
     """Marks of a sequence."""
     return -(-tokens // MARK)
-
-
-__all__ = ["CHANNELS", "MARK", "VALUES", "RecurrenceKind", "constants", "marks", "parts", "recurrence_tokens", "shared"]

@@ -10,8 +10,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ....runtime.arrays import Array, cast, dtype_name
-from ....runtime.cuda import launch
-from ....runtime.cuda.elements import ELEMENTS, Constants
+from ....runtime.cuda.elements import ELEMENTS
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from ...types import WITHOUT_GATES, Inputs, Plan
 from .. import arguments
@@ -36,26 +36,10 @@ class Sums(NamedTuple):
     z: Array | None  # (..., H, K)  before the call; None: zeros
 
 
-class Launch(NamedTuple):
-    """A launch of step.cu, and its results."""
-
-    constants: Constants
-    blocks: int
-    threads: int
-    packed: bytes
-    arrays: tuple[Array | None, ...]
-    out: Array | None
-    end: Array
-    z_end: Array | None = None
-
-
-def launched(call: Launch) -> None:
-    """Launch the kernel."""
-    launch.launch(STEP, "step", call.constants, call.blocks, call.threads, 0, call.packed, call.arrays)
-
-
-def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = None, to: Array | None = None) -> Launch:
-    """The launch, with its results allocated; to: where the final states (slots, H, K, V) go."""
+def launched(
+    x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = None, to: Array | None = None
+) -> tuple[Array | None, Array, Array | None]:
+    """(out, final state, final sums of weights) of one launch; to: where the final states (slots, H, K, V) go."""
     xp, lead, (T, H, V) = plan.xp, tuple(x.v.shape[:-3]), x.v.shape[-3:]
     K, element = x.k.shape[-1], element_of(x._replace(v=None))
     arrays = _arrays(xp, x._replace(r=None) if plan.erases_key else x, element)  # r is read once, as k
@@ -100,8 +84,9 @@ def prepared(x: Inputs, plan: Plan, state: Array | None, sums: Sums | None = Non
         "steps": plan.micro_steps, "eps": 0.0 if sums is None else sums.eps, "root": plan.l2norm_eps**0.5,
         "bound": plan.lower_bound or 0.0, "strongest": plan.beta_sigmoid,
     }  # fmt: skip
-    packed = arguments.STEP.packed(fields)
-    return Launch(constants, N * H * parts, 32 * values["LA_WARPS"], packed, pointers, out, end, z_end)
+    kernel = Kernel(STEP, "step", 32 * values["LA_WARPS"], constants)
+    kernel.launch(N * H * parts, arguments.STEP.packed(fields), pointers)
+    return out, end, z_end
 
 
 def _arrays(xp: Any, x: Inputs, element: str) -> dict[str, Any]:

@@ -5,13 +5,13 @@ runs twice: products that divide by decays of up to 80 nats in 16 tokens, and, i
 decays by more, which the first flags, exact ones. Equally long sequences and heads that are more than multiprocessors
 are cut into equal shares, whose blocks hand states over (vector/parts.cuh). Where batch and heads leave multiprocessors
 idle, sequences are cut into segments: the offset of each (vector_adds.cu) and its decay, from which a small
-kernel makes the state that each begins with. Gradients: gradients.py.
+kernel makes the state that each begins with, between other ranks as neighbours.py says. Gradients: gradients.py.
 """
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....runtime.arrays import Array, dtype_name
 from ....runtime.config import config
@@ -23,16 +23,16 @@ from ..arguments import States
 from ..operands import as_state, empty_positions, public_ends, states_at, with_positions
 from ..shared_memory import VECTOR_HANDED, vector_gram, vector_state
 from . import gradients as vector_backward
+from . import neighbours
 from . import plan as cuts
 from .launch import GATES, PLAIN, VectorBatch, arrays_of, batch_of, begin_compiling, launch_one, sum_segments
 
 
-def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan, widths: tuple[int, int] | None = None) -> str | None:
     """Why the kernels do not cover a call with a vector decay and no erase, K and V as given; None where they do."""
-    x = call.x
     if x.erase is not Erase.NONE or x.decay is not Decay.VECTOR or x.gv is not None:
         return "the chunk kernels of a vector decay cover decays of the key channels, without an erase term"
-    return unsupported_arrays(x, call.plan, widths)
+    return unsupported_arrays(x, plan, widths)
 
 
 unsupported_gradients = unsupported_reason
@@ -59,16 +59,16 @@ def unsupported_arrays(x: Inputs, plan: Plan, widths: tuple[int, int] | None = N
     return None
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The kernels of a call that is covered, in words."""
-    if is_bounded(call.plan):
+    if is_bounded(plan):
         return "a scan of chunks by warpgroup products (wgmma), one reference each, exact where one loses over 64 nats"
     return "a scan of chunks by warpgroup products (wgmma), exact where a block of 16 tokens decays by over 80 nats"
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernels include."""
-    return operands.states_handled(call.plan)
+    return operands.states_handled(plan) | operands.neighbours_handled(plan)
 
 
 def is_bounded(plan: Plan) -> bool:
@@ -85,20 +85,16 @@ def _element(x: Inputs, computed: tuple[str, ...]) -> str:
     return "bfloat16" if fits else "float32"
 
 
-class VectorResiduals(NamedTuple):
-    """What a forward may store: the state before every chunk, P of every chunk, the first states of segments."""
-
-    states: Array | None
-    grams: Array | None
-    begins: Array | None
-
-
 def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None) -> tuple[Array, Array, Saved]:
-    """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
+    """(out, final state, saved).
+
+    keep: with residuals, by default for a backward, unless too large: the state before every chunk, P of every chunk,
+    the first states of segments.
+    """
     xp, batch, arrays = plan.xp, batch_of(x, plan), arrays_of(plan.xp, x)
     if keep is None:
         keep = keeps(plan, batch.slots * batch.heads * (vector_state(False) + vector_gram(False)))
-    two_terms = keep or plan.gradients or config.values.training_bits
+    two_terms = keep or plan.gradients or config.training_bits
     redone = cuts.Build(True, keep, operands.build_at(plan), two_term_keys=two_terms)
     builds = [redone._replace(exact=False, bounded=is_bounded(plan)), redone]
     _prepare(batch, builds)
@@ -113,7 +109,11 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     blocks = cuts.scan_blocks(traversals, batch.segments, batch.kind.ragged, launch.multiprocessors())
     flags = xp.empty(2 * traversals, dtype=xp.int32)
     handed = xp.empty((blocks, VECTOR_HANDED), dtype=xp.int8) if blocks < traversals else None
-    begins = _begins(xp, batch, arrays, start)
+    if plan.neighbours is None:
+        begins = _begins(xp, batch, arrays, start)
+    else:
+        begins, state = neighbours.entered(xp, plan, batch, arrays)
+        start = states_at(state, batch, batch.group)
     stored = batch.slots * batch.heads if keep else 0
     sizes = vector_state(False), vector_gram(False)
     states, grams = (xp.empty((stored, n), dtype=xp.int8) if keep else None for n in sizes)
@@ -135,7 +135,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
             u=arrays["u"],
             scale=plan.scale,
         )
-    residuals = VectorResiduals(states, grams, begins) if keep else None
+    residuals = {"states": states, "grams": grams, "begins": begins} if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 

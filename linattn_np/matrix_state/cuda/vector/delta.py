@@ -4,17 +4,18 @@ As vector/calls.py: compute capability 90, bfloat16, K and V up to 128. What a c
 state, all chunks at once (vector/vector_inverse.cu), then the chain of the chunks (vector_chain.cu); in both a chunk
 with a block of 16 tokens that decays by more than 80 nats is recomputed with exact products. Where batch and heads
 leave multiprocessors idle, sequences are cut into segments: what each does to the state is a transfer matrix and an
-offset (vector_transfers.cu), multiplied by the kernel of the scalar delta rule (delta/delta_segments.cu). Gradients:
-gradients.py.
+offset (vector_transfers.cu), multiplied by the kernel of the scalar delta rule (delta/delta_segments.cu), between other
+ranks by ../neighbours.py. Gradients: gradients.py.
 """
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....runtime.arrays import Array
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
+from .. import neighbours
 from ..arguments import States
 from ..delta import plan as delta_plan
 from ..operands import as_state, build_at, empty_positions, public_ends, states_at, with_positions
@@ -26,9 +27,8 @@ from . import plan as cuts
 from .launch import PLAIN
 
 
-def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan, widths: tuple[int, int] | None = None) -> str | None:
     """Why no kernel covers a call with a vector decay and an erase DELTA, K and V as given; None where one does."""
-    x, plan = call.x, call.plan
     if x.erase is not Erase.DELTA or x.decay is not Decay.VECTOR:
         return "the kernels are of the delta rule with a decay of the key channels"
     if not plan.erases_key or plan.erase_reads is not ReadState.DECAYED:
@@ -41,31 +41,22 @@ def unsupported_reason(call: Any, widths: tuple[int, int] | None = None) -> str 
 unsupported_gradients = unsupported_reason
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The kernels of a call that is covered, in words."""
     return "chains of chunks by warpgroup products (wgmma), exact where a block of 16 tokens decays by over 80 nats"
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernels include."""
-    return vector.handles(call)
-
-
-class VectorDeltaResiduals(NamedTuple):
-    """What a forward may store of every chunk: the state before it, P, N and beta, the new values; of segments: the
-    states that they begin with, their transfer matrices.
-    """
-
-    states: Array
-    grams: Array
-    inverses: Array
-    new_values: Array
-    begins: Array | None
-    transfers: Array | None
+    return vector.handles(x, plan)
 
 
 def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None) -> tuple[Array, Array, Saved]:
-    """(out, final state, saved). keep: with Residuals; by default for a backward, unless too large."""
+    """(out, final state, saved).
+
+    keep: with residuals, by default for a backward, unless too large: of every chunk the state before it, P, N and
+    beta, the new values; of segments the states that they begin with, their transfer matrices.
+    """
     xp, batch, arrays = plan.xp, launches.batch_of(x, plan), launches.arrays_of(plan.xp, x)
     chunks, sizes = batch.slots * batch.heads, {"states": DELTA_END, "grams": SQUARE, "new_values": TILE}
     if keep is None:
@@ -78,9 +69,13 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
     at = empty_positions(xp, plan, batch)
     start = states_at(as_state(xp, state, batch), batch, batch.group)
     last = with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
-    inverses, factors = _inverses(xp, batch, arrays)
+    between = plan.neighbours is not None
+    inverses, factors = _inverses(xp, batch, arrays, between)
     begins, transfers = None, None
-    if factors is not None:
+    if between:
+        begins, transfers, state = _entered(xp, plan, batch, arrays, inverses, factors)
+        start = states_at(state, batch, batch.group)
+    elif factors is not None:
         begins, transfers = _begins(xp, batch, arrays, inverses, factors, start)
     arrays["out"] = out if out.ndim == 4 else out.reshape(prod(batch.lead), *out.shape[-3:])
     stored = {n: xp.empty((chunks, size), dtype=xp.int8) for n, size in sizes.items()} if keep else {}
@@ -98,7 +93,7 @@ def forward(x: Inputs, plan: Plan, state: Array | None, keep: bool | None = None
         scale=plan.scale,
         **stored,
     )
-    residuals = VectorDeltaResiduals(inverses=inverses, begins=begins, transfers=transfers, **stored) if keep else None
+    residuals = stored | {"inverses": inverses, "begins": begins, "transfers": transfers} if keep else None
     return out, public_ends(end, at, batch), Saved(x, plan, state, residuals)
 
 
@@ -116,13 +111,14 @@ def _prepare(batch: launches.VectorBatch, keep: bool, at: int) -> None:
     launches.begin_compiling(batch, wanted, ((delta_plan.SEGMENTS, launches.transfer_constants(batch)),) if cut else ())
 
 
-def _inverses(xp: Any, batch: launches.VectorBatch, arrays: dict[str, Any]) -> tuple[Array, Array | None]:
-    """A of every chunk; where sequences are cut also what transfers take of it."""
+def _inverses(xp: Any, batch: launches.VectorBatch, arrays: dict[str, Any], every: bool) -> tuple[Array, Array | None]:
+    """A of every chunk; where sequences are cut also what transfers take of it. every: of the last segment too."""
     chunks, cut = batch.slots * batch.heads, batch.segments > 1
     inverses = xp.empty((chunks, VECTOR_INVERSE), dtype=xp.int8)
     factors = xp.empty((chunks, VECTOR_FACTORS), dtype=xp.int8) if cut else None
     blocks = batch.N * batch.heads * batch.segments * batch.chunks
-    launches.launch_one("inverse", batch, blocks, arrays, cuts.Build(keep=cut), inverses=inverses, factors=factors)
+    build, made = cuts.Build(keep=cut), {"inverses": inverses, "factors": factors}
+    launches.launch_one("inverse", batch, blocks, arrays, build, every=every, **made)
     return inverses, factors
 
 
@@ -147,3 +143,16 @@ def _begins(
     )
     launches.multiply_transfers(batch, begins=begins, added=added, transfers=transfers)
     return begins, transfers
+
+
+def _entered(
+    xp: Any, plan: Plan, batch: launches.VectorBatch, arrays: dict[str, Any], inverses: Array, factors: Array | None
+) -> tuple[Array, Array, Array | None]:
+    """(the state that each segment begins with, transfer matrices, the one before all) between other ranks."""
+    added, transfers = neighbours.empty_offsets(xp, batch), neighbours.empty_transfers(xp, batch)
+    given = {"inverses": inverses, "factors": factors}
+    to = {"added": neighbours.second(added), "transfers": neighbours.second(transfers)}
+    grid = batch.N * batch.heads * (batch.segments - 1)
+    launches.launch_one("transfers", batch, grid, arrays, every=True, **given, **to)
+    begins, state = neighbours.entered(xp, plan, batch, added, transfers)
+    return begins, transfers, state

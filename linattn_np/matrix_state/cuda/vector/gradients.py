@@ -14,13 +14,15 @@ from typing import Any
 
 from ....core import StatesAt
 from ....ops.cuda.arguments import address, rows_of
-from ....runtime.arrays import Array, cast, dtype_name, sum_to
+from ....ops.sums import sum_to
+from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
 from ....runtime.cuda.tensor_map import BYTES as MAP
 from ....runtime.cuda.tensor_map import moves
 from ... import policy
-from ...types import Inputs, Saved
+from ...types import Inputs, Plan, Saved
 from .. import arguments
+from .. import neighbours as between
 from ..arguments import NO_STATES, States, gate_of
 from ..delta import plan as delta_plan
 from ..operands import (
@@ -34,6 +36,7 @@ from ..operands import (
     with_positions,
 )
 from ..shared_memory import BONUS_CHANNELS, vector_ends
+from . import neighbours
 from . import plan as cuts
 from .launch import (
     VectorBatch,
@@ -56,7 +59,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     erase = x.beta is not None
     xp, batch = plan.xp, batch_of(x, plan)
     at = isinstance(dstate, StatesAt) and dstate.at is not None
-    if at or (erase and batch.segments < policy.REVERSE_SEGMENTS):  # what segments add is computed without positions
+    few = plan.neighbours is None and batch.segments < policy.REVERSE_SEGMENTS
+    if at or (erase and few):  # what segments add is computed without positions
         batch = batch_of(x, plan, cut=False)
     prepare(batch, erase, build_at(plan) if at else 0)
     arrays = arrays_of(xp, x)
@@ -64,12 +68,15 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     ends = xp.empty((batch.slots * batch.heads, vector_ends(erase)), dtype=xp.int8)
     first = xp.empty((batch.N, batch.heads, batch.K, batch.V), dtype=xp.float32)
     dend, dat = split_gradients(xp, dstate, batch)
-    last = states_at(one_head_each(xp, as_state(xp, dend, batch), batch), batch)
-    last = with_positions(xp, last, dat, plan, batch)
-    of_forward = residuals._asdict()
-    inverses, new_values = of_forward.get("inverses"), of_forward.get("new_values")
-    chain = {"grams": residuals.grams, "inverses": inverses}
-    begins = _begins(xp, batch, arrays, last, plan.scale, chain, of_forward.get("transfers"))
+    inverses, new_values = residuals.get("inverses"), residuals.get("new_values")
+    chain = {"grams": residuals["grams"], "inverses": inverses}
+    if plan.neighbours is None:
+        last = states_at(one_head_each(xp, as_state(xp, dend, batch), batch), batch)
+        last = with_positions(xp, last, dat, plan, batch)
+        begins = _begins(xp, batch, arrays, last, plan.scale, chain, residuals.get("transfers"))
+    else:
+        begins, dend = _left(xp, plan, batch, arrays, chain, residuals.get("transfers"))
+        last = states_at(dend, batch)
     _reverse(
         batch, arrays, scale=plan.scale, start=last, end=states_at(first, batch), ends=ends, begins=begins, **chain
     )
@@ -81,7 +88,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
             arrays,
             exact,
             plan.scale,
-            states=residuals.states,
+            states=residuals["states"],
             ends=ends,
             new_values=new_values,
             flags=flags,
@@ -103,10 +110,10 @@ def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
     x, plan, _, residuals = saved
     xp, batch = plan.xp, batch_of(x, plan)
     arrays = arrays_of(xp, x)
-    _add_gradients(xp, batch, arrays, dout, x.v.dtype)
-    dq = arrays["dq"] = xp.empty((prod(batch.lead), batch.T, batch.heads, batch.K), dtype=dtype)
+    _add_gradients(xp, batch, arrays, dout, x.v.dtype, of_queries=dtype)
+    dq: Array = arrays["dq"]
     flags = xp.empty(_items(batch), dtype=xp.int32)
-    states = residuals.states
+    states = residuals["states"]
     builds = [cuts.grads_constants(batch.kind, False, exact, dtype_name(dq)) for exact in (False, True)]
     launch.prepare(tuple((cuts.GRADS.file, constants) for constants in builds), launch.capability())
     for exact in (False, True):
@@ -138,13 +145,19 @@ def prepare(batch: VectorBatch, erase: bool, at: int = 0) -> None:
     launch.prepare(tuple(wanted), launch.capability())
 
 
-def _add_gradients(xp: Any, batch: VectorBatch, arrays: Arrays, dout: Array | None, dtype: Any) -> None:
-    """dout, and dq, dk, dv, dg to be written; no dk where dg has the gradients through the keys."""
+def _add_gradients(
+    xp: Any, batch: VectorBatch, arrays: Arrays, dout: Array | None, dtype: Any, of_queries: Any = None
+) -> None:
+    """dout, and dq, dk, dv, dg to be written; no dk where dg has the gradients through the keys.
+
+    of_queries: the dtype of dq where no dv is wanted.
+    """
     tokens = (prod(batch.lead), batch.T, batch.heads)
     if dout is None:
         dout = xp.zeros((*tokens, batch.V), dtype=dtype)
     arrays["dout"] = row_array(cast(xp, dout, dtype))
-    kinds = {"dq": dtype, "dv": dtype, "dg": arrays["g"].dtype} | ({} if batch.kind.complement else {"dk": dtype})
+    kinds = {"dq": dtype, "dv": dtype} if of_queries is None else {"dq": of_queries}
+    kinds |= {"dg": arrays["g"].dtype} | ({} if batch.kind.complement else {"dk": dtype})
     arrays["dk"] = None
     for name, kind in kinds.items():
         arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
@@ -179,6 +192,19 @@ def _begins(
     return begins
 
 
+def _left(
+    xp: Any, plan: Plan, batch: VectorBatch, arrays: Arrays, chain: Arrays, transfers: Array | None
+) -> tuple[Array, Array | None]:
+    """(G after every segment, after the last one) between other ranks."""
+    if transfers is not None:
+        added = between.empty_offsets(xp, batch)
+        _reverse(batch, arrays, scale=plan.scale, every=True, added=added, **chain)
+        return between.left(xp, plan, batch, added, transfers)
+    added, sums = neighbours.empty(xp, batch)
+    _reverse(batch, arrays, scale=plan.scale, every=True, added=added, sums=sums)
+    return neighbours.left(xp, plan, batch, arrays, added, sums)
+
+
 def _reverse(
     batch: VectorBatch,
     arrays: Arrays,
@@ -186,9 +212,13 @@ def _reverse(
     scale: float,
     start: States = NO_STATES,
     end: States = NO_STATES,
+    every: bool = False,
     **given: Array | None,
 ) -> None:
-    """The reverse chain; with `added`, what segments add. given: grams, inverses, ends, begins, added, sums."""
+    """The reverse chain; with `added`, what segments add, `every` one or all but the first.
+
+    given: grams, inverses, ends, begins, added, sums.
+    """
     adds, erase, heads = given.get("added") is not None, given.get("inverses") is not None, batch.heads
     names = ("grams", "inverses", "ends", "begins", "added", "sums")
     maps = ("q", "dout") if adds and not erase else ("q", "k", "dout", "dv", *(("v",) if erase else ()))
@@ -196,7 +226,7 @@ def _reverse(
     fields |= {n: address(given.get(n)) for n in names} | {
         "g": rows_of(arrays["g"], heads), "out": rows_of(arrays["dv"], heads), "offsets": address(batch.offsets),
         "start": start.values(), "end": end.values(), "start_group": start.group, "slots": batch.slots, "T": batch.T,
-        "heads": heads, "segments": batch.segments, "chunks": batch.chunks, "scale": scale,
+        "heads": heads, "segments": batch.segments, "chunks": batch.chunks, "every": int(every), "scale": scale,
         **{f"group_{n}": heads // arrays[n].shape[-2] for n in ("q", "k", "v")}, **start.fields_of_positions(),
     }  # fmt: skip
     named = None
@@ -205,16 +235,7 @@ def _reverse(
                  *start.arrays_of_positions())  # fmt: skip
     constants = cuts.reverse_constants(batch.kind, erase, adds, start.build_at)
     grid = batch.N * heads * batch.segments
-    launch.launch(
-        cuts.REVERSE.file,
-        cuts.REVERSE.entry,
-        constants,
-        grid,
-        cuts.REVERSE.threads,
-        dict(constants)["LA_SHARED"],
-        arguments.VECTOR_REVERSE.packed(fields),
-        named,
-    )
+    cuts.REVERSE.built(constants).launch(grid, arguments.VECTOR_REVERSE.packed(fields), named)
 
 
 def _items(batch: VectorBatch) -> int:
@@ -239,16 +260,7 @@ def _gradients(batch: VectorBatch, arrays: Arrays, exact: bool, scale: float, **
         named = (*(arrays[n] for n in (*names, values, "dout", "u")), batch.offsets, *given.values())
     constants = cuts.grads_constants(batch.kind, erase, exact, dtype_name(arrays["dq"]))
     grid = min(_items(batch), policy.EXACT_GRADIENT_BLOCKS * launch.multiprocessors()) if exact else _items(batch)
-    launch.launch(
-        cuts.GRADS.file,
-        cuts.GRADS.entry,
-        constants,
-        grid,
-        cuts.GRADS.threads,
-        dict(constants)["LA_SHARED"],
-        arguments.VECTOR_GRADS.packed(fields),
-        named,
-    )
+    cuts.GRADS.built(constants).launch(grid, arguments.VECTOR_GRADS.packed(fields), named)
 
 
 def _strengths(xp: Any, batch: VectorBatch, x: Inputs, ends: Array, made: Arrays) -> None:
@@ -260,15 +272,8 @@ def _strengths(xp: Any, batch: VectorBatch, x: Inputs, ends: Array, made: Arrays
         ends=address(ends), erase_dots=address(made["erase_dots"]), beta=gate_of(beta, batch.heads),
         dbeta=address(made["dbeta"]), offsets=address(batch.offsets), slots=batch.slots, tokens=batch.tokens,
         items=items, T=batch.T, heads=batch.heads, chunks=batch.chunks_longest)  # fmt: skip
-    launch.launch(
-        cuts.STRENGTHS.file,
-        cuts.STRENGTHS.entry,
-        cuts.small_constants(batch.kind, True),
-        -(-items // 4),
-        cuts.STRENGTHS.threads,
-        0,
-        packed,
-        (ends, made["erase_dots"], beta, made["dbeta"], batch.offsets),
+    cuts.STRENGTHS.built(cuts.small_constants(batch.kind, True)).launch(
+        -(-items // 4), packed, (ends, made["erase_dots"], beta, made["dbeta"], batch.offsets)
     )
 
 
@@ -278,9 +283,8 @@ def _bonus(xp: Any, batch: VectorBatch, made: Arrays) -> None:
     packed = arguments.VECTOR_BONUS.pack(
         parts=address(made["du_parts"]), du=address(made["du"]), offsets=address(batch.offsets), slots=batch.slots,
         T=batch.T, heads=batch.heads, sequences=batch.N)  # fmt: skip
-    launch.launch(cuts.BONUS.file, cuts.BONUS.entry, cuts.small_constants(batch.kind, False),
-                  batch.heads * -(-batch.K // BONUS_CHANNELS), cuts.BONUS.threads, 0, packed,
-                  (made["du_parts"], made["du"], batch.offsets))  # fmt: skip
+    kernel = cuts.BONUS.built(cuts.small_constants(batch.kind, False))
+    kernel.launch(batch.heads * -(-batch.K // BONUS_CHANNELS), packed, (made["du_parts"], made["du"], batch.offsets))
 
 
 def _grads(xp: Any, batch: VectorBatch, x: Inputs, arrays: Arrays, made: Arrays) -> Inputs:

@@ -51,10 +51,11 @@ def batch_of(x: Inputs, plan: Plan, cut: bool = True) -> VectorBatch:
     slots = N * longest if offsets is None else T // cuts.CHUNK + N
     pieces = cuts.segments(N * heads, longest, launch.multiprocessors()) if cut else 1
     each = -(-longest // pieces)
+    more = 0 if plan.neighbours is None else cuts.MORE[x.beta is not None]
     gate = "bfloat16" if dtype_name(x.g) == "bfloat16" else "float32"
     before, bonus, complement = plan.query_reads is not ReadState.UPDATED, x.u is not None, plan.complement_keys
     kind = cuts.VectorKind(K, V, gate, before, bonus, offsets is not None, complement)
-    return VectorBatch(*sizes, longest, slots, -(-longest // each), each, kind)
+    return VectorBatch(*sizes, longest, slots, -(-longest // each) + more, each, kind)
 
 
 def arrays_of(xp: Any, x: Inputs) -> dict[str, Array | None]:
@@ -81,26 +82,17 @@ def sum_segments(
     launch_one(name, batch, batch.N * batch.heads * (cuts.STATE // 1024), arrays, start=start, **given)
 
 
-def multiply_transfers(batch: VectorBatch, reverse: bool = False, **given: Array) -> None:
+def multiply_transfers(batch: ChunkSizes, reverse: bool = False, **given: Array) -> None:
     """The same from offsets and transfer matrices, reverse by their transposes: the delta rule's kernel."""
     kernel, constants = delta_plan.KERNELS["segments"], transfer_constants(batch, reverse)
     packed = arguments.DELTA.packed(NO_FIELDS | {n: address(y) for n, y in given.items()} | {
         "offsets": address(batch.offsets), "T": batch.T, "heads": batch.heads, "segments": batch.segments,
         "chunks": batch.chunks,
     })  # fmt: skip
-    launch.launch(
-        kernel.file,
-        kernel.entry,
-        constants,
-        batch.N * batch.heads * 8,
-        kernel.threads,
-        dict(constants)["LA_SHARED"],
-        packed,
-        (batch.offsets, *given.values()),
-    )
+    kernel.built(constants).launch(batch.N * batch.heads * 8, packed, (batch.offsets, *given.values()))
 
 
-def transfer_constants(batch: VectorBatch, reverse: bool = False) -> Constants:
+def transfer_constants(batch: ChunkSizes, reverse: bool = False) -> Constants:
     """The constants of the delta rule's kernel that multiplies transfer matrices."""
     return delta_plan.constants("segments", batch.K, batch.V, True, reverse)
 
@@ -121,6 +113,7 @@ def launch_one(
     start: States = NO_STATES,
     end: States = NO_STATES,
     scale: float = 1.0,
+    every: bool = False,
     **given: Array | None,
 ) -> None:
     """One kernel. given: arrays by the names of NO_ARRAYS."""
@@ -132,7 +125,7 @@ def launch_one(
     if name in ROWS:
         fields["to"] = rows_of(arrays["out"], heads)
     steps, more = cuts.shares(batch.N * heads * batch.segments, batch.chunks, grid) if name == "scan" else (0, 0)
-    fields |= {"steps": steps, "more": more, "start": start.values(), "end": end.values(),
+    fields |= {"steps": steps, "more": more, "every": int(every), "start": start.values(), "end": end.values(),
                "start_group": start.group, "end_group": end.group, "scale": scale,
                **end.fields_of_positions()}  # fmt: skip
     named = None
@@ -146,16 +139,7 @@ def launch_one(
             arrays["beta"],
             *end.arrays_of_positions(),
         )
-    launch.launch(
-        kernel.file,
-        kernel.entry,
-        constants,
-        grid,
-        kernel.threads,
-        dict(constants)["LA_SHARED"],
-        arguments.VECTOR.packed(fields),
-        named,
-    )
+    kernel.built(constants).launch(grid, arguments.VECTOR.packed(fields), named)
 
 
 def _shared_fields(batch: VectorBatch, arrays: dict[str, Any]) -> dict[str, Any]:

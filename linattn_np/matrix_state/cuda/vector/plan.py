@@ -6,22 +6,23 @@ import functools
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import ELEMENTS, Constants
-from ....runtime.cuda.entries import KernelEntry
+from ....runtime.cuda.launch import Kernel
 from ... import policy
 from .. import shared_memory
 
 CHUNK, WIDEST = policy.GROUP_CHUNK, policy.WIDEST_GROUP  # tokens; columns of a tile
 ALIGN = policy.ROW_BYTES // 2  # columns of 16 bits that every width is a multiple of
 STATE = shared_memory.DELTA_STATE
+MORE = 1, 2  # segments of a sequence between other ranks, with the delta rule (../neighbours.py)
 
 KERNELS = {
-    "scan": KernelEntry("vector/vector_scan.cu", "scan", 512),
-    "adds": KernelEntry("vector/vector_adds.cu", "adds", 256),
-    "segments": KernelEntry("vector/vector_segments.cu", "segments", 256),
-    "segments in reverse": KernelEntry("vector/vector_segments.cu", "segments", 256),
-    "inverse": KernelEntry("vector/vector_inverse.cu", "inverse", 256),
-    "chain": KernelEntry("vector/vector_chain.cu", "chain", 512),
-    "transfers": KernelEntry("vector/vector_transfers.cu", "transfers", 512),
+    "scan": Kernel("vector/vector_scan.cu", "scan", 512),
+    "adds": Kernel("vector/vector_adds.cu", "adds", 256),
+    "segments": Kernel("vector/vector_segments.cu", "segments", 256),
+    "segments in reverse": Kernel("vector/vector_segments.cu", "segments", 256),
+    "inverse": Kernel("vector/vector_inverse.cu", "inverse", 256),
+    "chain": Kernel("vector/vector_chain.cu", "chain", 512),
+    "transfers": Kernel("vector/vector_transfers.cu", "transfers", 512),
 }
 
 
@@ -119,10 +120,10 @@ def shares(traversals: int, chunks: int, blocks: int) -> tuple[int, int]:
 
 # the backward
 
-REVERSE = KernelEntry("vector/backward/vector_reverse.cu", "reverse", 512)
-GRADS = KernelEntry("vector/backward/vector_grads.cu", "grads", 256)
-STRENGTHS = KernelEntry("vector/backward/vector_strengths.cu", "strengths", 256)
-BONUS = KernelEntry("vector/backward/vector_bonus.cu", "bonus", 256)
+REVERSE = Kernel("vector/backward/vector_reverse.cu", "reverse", 512)
+GRADS = Kernel("vector/backward/vector_grads.cu", "grads", 256)
+STRENGTHS = Kernel("vector/backward/vector_strengths.cu", "strengths", 256)
+BONUS = Kernel("vector/backward/vector_bonus.cu", "bonus", 256)
 
 
 def _common(kind: VectorKind, erase: bool) -> dict[str, int]:

@@ -17,9 +17,8 @@ from . import calls as vector
 from . import gradients as vector_backward
 
 
-def unsupported_reason(call: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why the kernels do not cover a call with a decay of the value channels; None where they do."""
-    x, plan = call.x, call.plan
     if x.erase is not Erase.NONE or x.decay is not Decay.NONE or x.gv is None:
         return "the kernels are of a decay of the value channels alone"
     if x.u is not None or plan.query_reads is not ReadState.UPDATED:
@@ -37,12 +36,12 @@ def unsupported_reason(call: Any) -> str | None:
 unsupported_gradients = unsupported_reason
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The kernels of a call that is covered, in words."""
-    return f"the transposed state: {vector.how(call)}"
+    return f"the transposed state: {vector.how(x, plan)}"
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernels include."""
     return frozenset()
 

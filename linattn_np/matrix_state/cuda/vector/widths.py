@@ -30,12 +30,6 @@ class Widths(NamedTuple):
     V: int
 
 
-class VectorWidthsResiduals(NamedTuple):
-    """What the call of narrower heads has saved."""
-
-    inner: Saved
-
-
 def widths_of(x: Inputs) -> Widths:
     """How the widths of a call are cut."""
     return Widths(*_blocks(x.k.shape[-1]), *_blocks(x.v.shape[-1]))
@@ -51,28 +45,28 @@ def needed(x: Inputs) -> bool:
     return widths_of(x) != (1, x.k.shape[-1], 1, x.v.shape[-1])
 
 
-def unsupported_reason(call: Any) -> str | None:
+def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     """Why a call is not computed by narrower heads; None where it is."""
-    x, w = call.x, widths_of(call.x)
+    w = widths_of(x)
     if not needed(x):
-        return _inner(x).unsupported_reason(call)
+        return _inner(x).unsupported_reason(x, plan)
     if x.erase is Erase.DELTA and w.keys > 1:
         return f"an erase term couples the channels of keys, the kernels have up to {cuts.WIDEST} of them"
     if x.q is not None and x.q.shape[-2] > x.v.shape[-2]:
         return "queries of several heads read one state, which is wider than the kernels' states"
-    return _inner(x).unsupported_reason(call, (w.K, w.V))
+    return _inner(x).unsupported_reason(x, plan, (w.K, w.V))
 
 
 unsupported_gradients = unsupported_reason
 
 
-def how(call: Any) -> str:
+def how(x: Inputs, plan: Plan) -> str:
     """The kernels of a call that is covered, in words."""
-    w = widths_of(call.x)
-    return f"{_inner(call.x).how(call)}; in {w.keys} x {w.values} blocks of {w.K} x {w.V} channels"
+    w = widths_of(x)
+    return f"{_inner(x).how(x, plan)}; in {w.keys} x {w.values} blocks of {w.K} x {w.V} channels"
 
 
-def handles(call: Any) -> frozenset[str]:
+def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the kernels include."""
     return frozenset({"wide_keys"})
 
@@ -82,15 +76,15 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     xp, w = plan.xp, widths_of(x)
     out, end, inner = _inner(x).forward(_narrower(xp, x, w), plan, _narrower_state(xp, state, w))
     return (_wider_values(xp, out, w, x.v.shape), _wider_state(xp, end, w, x),
-            Saved(x, plan, state, VectorWidthsResiduals(inner)))  # fmt: skip
+            Saved(x, plan, state, inner))  # fmt: skip
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state."""
-    x, plan, _, residuals = saved
+    x, plan, _, inner = saved
     xp, w = plan.xp, widths_of(x)
     dout = None if dout is None else _narrower_values(xp, cast(xp, dout, x.v.dtype), w)
-    inner = _saved(saved, w) if residuals is None else residuals.inner
+    inner = _saved(saved, w) if inner is None else inner
     d, dstate = _inner(x).backward(inner, dout, _narrower_state(xp, dstate, w))
     grads: dict[str, Array | None] = {"beta": d.beta, "v": _wider_values(xp, d.v, w, x.v.shape)}
     for name in ("q", "k", "g", "u"):

@@ -4,8 +4,9 @@
     out_t   = scale sum over l of lam_t[l] q_t S_t^(l)
 
 With A_ij = scale q_i M_i ... M_{j+1} k_j, the influence without weights, out_i = sum over j <= i of
-A_ij lam_i[level(i, j)] v_j. Levels are those of the positions of tokens (blocks.py). Short spans go token by token
-(steps.py). Others are four sums, each of which calls the core:
+A_ij lam_i[level(i, j)] v_j. Levels are those of the positions of tokens (blocks.py). Short spans go token by token, on
+NumPy arrays in compiled loops (loops.py, cpu/levels.py), else by calls of the core (steps.py). Others are four sums,
+each of which calls the core:
 
     near   levels 0 .. c, inside of aligned chunks of 2^c positions
     far    each level l > c, by blocks of 2^l positions
@@ -29,7 +30,7 @@ from ....runtime.arrays import Array, cast, count_dtype, device
 from ....runtime.recorder import refuse
 from ... import core, policy
 from ...types import LevelState, Plan
-from . import steps, sums
+from . import loops, steps, sums
 from .blocks import Span
 from .rows import Gradients, Row, of_groups, of_live, packed, part, taken, tokens_of
 from .rows import LevelInputs as LevelInputs
@@ -38,7 +39,7 @@ from .rows import LevelInputs as LevelInputs
 class Job(NamedTuple):
     """Spans that are computed together, by their numbers."""
 
-    form: ModuleType  # steps or sums
+    form: ModuleType  # loops, steps or sums
     spans: list[int]
 
 
@@ -51,9 +52,15 @@ class Residuals(NamedTuple):
     jobs: list[Job]
     saved: list[Any]
 
+    def backward(self, dout: Any, dstate: LevelState | None) -> tuple[LevelInputs, LevelState | None]:
+        """Gradients of every input, and of the initial state."""
+        return _backward(self, dout, dstate)
+
 
 def forward(fn: str, x: LevelInputs, plan: Plan, state: LevelState | None, wanted: str | None) -> Computed:
     """(out, state after the last token, residuals).   Raises ValueError for too few levels."""
+    if loops.takes(fn, x, plan, wanted) and (found := loops.compiled().forward(x, plan, state)) is not None:
+        return found
     refuse("the sums depend on the positions of the tokens")
     row = packed(fn, x, plan, state, wanted)
     jobs = jobs_of(row)
@@ -71,8 +78,19 @@ def jobs_of(row: Row) -> list[Job]:
     by_form: dict[int, list[int]] = {}
     for n, s in enumerate(row.spans):
         length = s.stop - s.start
-        by_form.setdefault(length if is_short(row, length) else -1, []).append(n)
-    return [Job(sums if length < 0 else steps, spans) for length, spans in by_form.items()] or [Job(steps, [])]
+        by_form.setdefault(key_of(row, length), []).append(n)
+    return [Job(FORMS.get(length, steps), spans) for length, spans in by_form.items()] or [Job(steps, [])]
+
+
+LONG, IN_LOOPS = -1, -2
+FORMS = {LONG: sums, IN_LOOPS: loops}
+
+
+def key_of(row: Row, length: int) -> int:
+    """Spans of one key are computed together: of array calls those of one length."""
+    if length and loops.is_short(row.fn, row.x, row.plan, row.wanted, length):
+        return IN_LOOPS
+    return length if is_short(row, length) else LONG
 
 
 def is_short(row: Row, length: int) -> bool:
@@ -96,8 +114,13 @@ def _end(row: Row, x: LevelInputs, S: Array, state: LevelState | None) -> LevelS
     return LevelState(xp.reshape(S, (*lead, *S.shape[1:])), position)
 
 
-def backward(residuals: Residuals, dout: Any, dstate: LevelState | None) -> tuple[LevelInputs, LevelState | None]:
+def backward(residuals: Any, dout: Any, dstate: LevelState | None) -> tuple[LevelInputs, LevelState | None]:
     """Gradients of every input, and of the initial state."""
+    gradients: tuple[LevelInputs, LevelState | None] = residuals.backward(dout, dstate)
+    return gradients
+
+
+def _backward(residuals: Residuals, dout: Any, dstate: LevelState | None) -> tuple[LevelInputs, LevelState | None]:
     row, _, _, jobs, saved = residuals
     xp, dS = row.plan.xp, None
     if dstate is not None:
@@ -147,7 +170,7 @@ def explain(fn: str, x: LevelInputs, plan: Plan, wanted: str | None) -> Explaine
     """Backend, form and operations: one pass for near levels, one for each level above them."""
     row = Row(fn, wanted, plan, x, tuple(Span(s.start, s.stop, 0) for s in plan.sequences), None)
     T = max((s.stop - s.start for s in plan.sequences), default=0)
-    if is_short(row, T):
+    if key_of(row, T) != LONG:
         return core.explain_memories(fn, [x.core], plan, wanted, f"token by token, {row.levels + 1} levels each")
     c = sums.last_near(row)
     far = max(int(T - 1).bit_length() - c, 0)

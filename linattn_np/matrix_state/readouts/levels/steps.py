@@ -55,7 +55,7 @@ def backward(saved: Saved, dout: Any, dS: Any) -> Gradients:
     xp, N, d = row.plan.xp, len(row.spans), Gradients()
     x, each, dlams = _by_span(row), list[Inputs](), list[Array]()
     if dout is not None:
-        dout = xp.reshape(dout, (N, -1, *dout.shape[1:])) if N and tokens else dout
+        dout = xp.reshape(dout, (N, len(tokens), *dout.shape[1:]))
     dS = row.zeros(row.state_shape) if dS is None else dS
     dS = _with_level_0(row, xp.permute_dims(dS, (2, 0, 1, 3, 4)))
     for t, (y, residuals) in reversed([*enumerate(tokens)]):

@@ -39,7 +39,7 @@ def refusal(K=64, V=64, dtype="float32", Hk=2, T=100, xp=XP, device=0, compute=n
         Array(1, T, 2, V, dtype=dtype, device=device),
         **more,
     )
-    return cuda_scan.unsupported_reason(SimpleNamespace(x=x, plan=Plan(xp, compute, 1.0, chunk_size=chunk_size)))
+    return cuda_scan.unsupported_reason(x, Plan(xp, compute, 1.0, chunk_size=chunk_size))
 
 
 @pytest.mark.parametrize(

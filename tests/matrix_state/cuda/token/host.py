@@ -15,6 +15,9 @@ import linattn_np as la
 from linattn_np.call import binding, results
 from linattn_np.call.replay import device as device_plans
 from linattn_np.call.replay import plans as replay
+from linattn_np.elementwise.cuda import plan as elementwise
+from linattn_np.elementwise.cuda import selective
+from linattn_np.elementwise.cuda.arguments import CLEAR, SCAN, SELECTIVE
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import choose
 from linattn_np.matrix_state.cuda.arguments import SOLVE
@@ -29,12 +32,25 @@ from linattn_np.ops.cuda import (
     gate_formula,
     moves,
     product,
+    rotary,
+    shares,
     stabiliser,
     step_size,
     sums,
     unit_rows,
 )
-from linattn_np.ops.cuda.arguments import COMPLEMENT, FORMULA, GATE_FORMULA, GAUGE, PRODUCT, STEP_SIZE, SUMS, UNIT_ROWS
+from linattn_np.ops.cuda.arguments import (
+    COMPLEMENT,
+    FORMULA,
+    GATE_FORMULA,
+    GAUGE,
+    PRODUCT,
+    ROTARY,
+    SHARES,
+    STEP_SIZE,
+    SUMS,
+    UNIT_ROWS,
+)
 from linattn_np.runtime import pools as rows
 from linattn_np.runtime.arrays import Library, enter
 from linattn_np.runtime.cuda import constants, launch
@@ -64,7 +80,9 @@ def array(shape, dtype, at=None):
 
 STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE: GATE_FORMULA, sums.SOURCE: SUMS,
            unit_rows.SOURCE: UNIT_ROWS, product.SOURCE: PRODUCT, step_size.SOURCE: STEP_SIZE,
-           formulas.SOURCE: FORMULA, stabiliser.SOURCE: GAUGE}  # fmt: skip
+           formulas.SOURCE: FORMULA, stabiliser.SOURCE: GAUGE, shares.SOURCE: SHARES,
+           rotary.SOURCE: ROTARY, elementwise.SOURCE: SCAN,
+           **dict.fromkeys((selective.FORWARD, selective.BACKWARD, selective.STEP), SELECTIVE)}  # fmt: skip
 
 
 @pytest.fixture
@@ -78,6 +96,7 @@ def launched(monkeypatch):
             self.file, self.entry, self.constants = file, entry, constants
             self.kernel = SimpleNamespace(ptr=len(kernels))
             self.size = STRUCTS[file].size if file in STRUCTS else step_twin.SIZE
+            self.size = CLEAR.size if entry == "clear" else self.size
             kernels.append(self)
 
         def __call__(self, grid, block, arguments, shared_mem):
@@ -109,6 +128,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "device_function", lambda: lambda: 0)
     monkeypatch.setattr(launch, "unusable", lambda: None)
     monkeypatch.setattr(launch, "shared_limit", lambda: 227 << 10)
+    monkeypatch.setattr(launch, "multiprocessors", lambda: 132)
     return found
 
 
@@ -135,11 +155,11 @@ def public(launched, monkeypatch):
     monkeypatch.setattr(array_api_compat, "array_namespace",
                         lambda *x, **how: CUPY if any(isinstance(y, Stub) for y in x) else real(*x, **how))  # fmt: skip
 
-    def prepared(x, *rest):  # maps are functions of NumPy's arrays here
-        return token_launch.prepared(Inputs(*(stub(y) if type(y) is np.ndarray else y for y in x)), *rest)
+    def launched_stubs(x, *rest):  # maps are functions of NumPy's arrays here
+        return token_launch.launched(Inputs(*(stub(y) if type(y) is np.ndarray else y for y in x)), *rest)
 
     for module in (token_calls, token_averages):
-        monkeypatch.setattr(module, "prepared", prepared)
+        monkeypatch.setattr(module, "launched", launched_stubs)
     monkeypatch.setattr(
         rows,
         "compat",
@@ -151,14 +171,14 @@ def public(launched, monkeypatch):
     )
     monkeypatch.setitem(replay.makers, Stub, device_plans.signature_maker(Stub))
     monkeypatch.setattr(replay, "by_key", {})
-    monkeypatch.setattr(constants, "_kept", {})
+    monkeypatch.setattr(constants, "_cached", {})
     return launched
 
 
 def backward_by_array_calls(monkeypatch):
     """No kernel computes gradients."""
-    monkeypatch.setattr(cuda_calls, "family_of_gradients", lambda saved: choose.TOKEN)
-    monkeypatch.setattr(gradients, "unsupported_reason", lambda saved: "there is no GPU")
+    monkeypatch.setattr(cuda_calls, "family_of_gradients", lambda x, plan: choose.token)
+    monkeypatch.setattr(gradients, "unsupported_reason", lambda x, plan: "there is no GPU")
 
 
 def arrays_of(fn, T=1, H=4, Hk=2, K=8, V=4, seed=0):

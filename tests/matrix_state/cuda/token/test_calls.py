@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda.token import calls as cuda_step
@@ -39,5 +38,5 @@ def test_every_cell(launched, cell, sizes):
     assert np.abs(out2 - expected).max() < 1e-5
     assert np.abs(end2 - end).max() < 1e-5
     assert not np.isnan(out2).any()
-    assert cuda_step.unsupported_reason(matrix_state.Call(x2, plan._replace(xp=CUPY))) is None
+    assert cuda_step.unsupported_reason(x2, plan._replace(xp=CUPY)) is None
     assert policy.is_short_cuda(plan)

@@ -50,7 +50,7 @@ def test_a_plan_holds_no_array_of_its_call(public, monkeypatch, case, way):
     assert replay.count()
     assert len(made) > 10
     held = [x() for x in made]
-    assert not [x.shape for x in held if x is not None and not any(x is y for y in constants._kept.values())]
+    assert not [x.shape for x in held if x is not None and not any(x is y for y in constants._cached.values())]
 
 
 def test_constants_hold_little_memory(public, monkeypatch):

@@ -10,7 +10,7 @@ from linattn_np.call import binding
 from linattn_np.matrix_state import definition as recurrence
 from linattn_np.matrix_state.cuda.token import calls as cuda_step
 from linattn_np.matrix_state.types import Inputs
-from tests.cases import RECURRENCES, has_decay, one_per
+from tests.cases import RECURRENCES, has_decay, in_dtype, one_per
 from tests.core_cases import CELLS, case
 from tests.matrix_state.cuda.device_arrays import error, same, typed
 
@@ -154,15 +154,15 @@ def test_sequences_of_a_pool_that_begin_without_a_state(cp, fn, T, kind):
     """
     rng, P = np.random.default_rng(0), 3
     drawn = la.testing.sample(fn, rng, B=(5,), T=T, H=2, K=16, V=16, optional=False)
-    arrays = {n: cp.asarray(x.astype(np.float32)) for n, x in drawn.items()}
+    arrays = {n: cp.asarray(in_dtype(x, np.float32)) for n, x in drawn.items()}
     start = la.testing.sample_state(fn, rng, (P,), {}, H=2, K=16, V=16)
     named = binding.flatten("state", start)
-    factor = 0 if T > 1 else 16 if max(S.shape[-2] for S in named.values() if S.ndim == 4) > 16 else 1
+    factor = 0 if T > 1 else 16 if max([S.shape[-2] for S in named.values() if S.ndim == 4], default=0) > 16 else 1
     agrees = lambda x, y: same(x, y) or error(x, y.get()) <= factor * BOUND[str(x.dtype)]  # noqa: E731
-    wide = {n: cp.asarray(S.astype(np.float32)) for n, S in named.items()}
+    wide = {n: cp.asarray(in_dtype(S, np.float32)) for n, S in named.items()}
     for n, S in wide.items():
-        S[:2] = np.nan
-        if n in ("state", "state.S") and kind != "float32":
+        S[:2] = 12345 if S.dtype.kind == "i" else np.nan  # of tokens; numbers
+        if n in ("state", "state.S") and kind != "float32" and S.dtype.kind == "f":
             wide[n] = S.astype(typed(kind))
     hows = [([2, -1, 0, -1, -1], [False, False, True, False, True]), ([-1] * 5, [False] * 5),
             ([-1, 2, -1, -1, 1], [True, True, False, False, True])]  # fmt: skip
@@ -185,7 +185,7 @@ def test_sequences_of_a_pool_that_begin_without_a_state(cp, fn, T, kind):
             for n in owned:
                 assert agrees(x[rows[n]], end[n])
             for n in others:
-                assert bool(cp.array_equal(x[n].astype(np.float32), before[n].astype(np.float32), equal_nan=True))
+                assert bool(cp.array_equal(in_dtype(x[n], np.float32), in_dtype(before[n], np.float32), equal_nan=True))
 
 
 @pytest.mark.parametrize(

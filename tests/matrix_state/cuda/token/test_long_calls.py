@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda import calls
 from linattn_np.runtime.cuda import launch
@@ -24,7 +23,7 @@ def card(monkeypatch):
 def unsupported_reason(dtype, T, **changes):
     x, plan, *_ = case("vector", "none", "after", T, None, heads=(1, 1, 1), B=1)
     there = type(x)(*(None if y is None else stub(y.astype(dtype)) for y in x))
-    return calls.unsupported_reason(matrix_state.Call(there, plan._replace(xp=CUPY, dtype=np.float32, **changes)))
+    return calls.unsupported_reason(there, plan._replace(xp=CUPY, dtype=np.float32, **changes))
 
 
 @pytest.mark.parametrize("C", [32, 64])

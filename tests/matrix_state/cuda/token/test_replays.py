@@ -97,7 +97,7 @@ def test_a_published_decay_is_made_once(public, monkeypatch, capturing):
         arrays = arrays_of(la.retention, T=2, H=H, Hk=H)
         out = la.retention(**{n: stub(x) for n, x in arrays.items()})
         assert np.abs(out - la.retention(**arrays)).max() < 1e-5
-    assert len(constants._kept) == len(recorded_plans()) == (0 if capturing else 2)
+    assert len(constants._cached) == len(recorded_plans()) == (0 if capturing else 2)
 
 
 def test_a_pullback_that_computes_on_the_way_goes_the_whole_way(public, monkeypatch):

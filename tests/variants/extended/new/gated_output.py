@@ -9,25 +9,25 @@ from linattn_np.call.options import Options
 from linattn_np.matrix_state.types import Decay, Inputs
 from linattn_np.ops.gates import sigmoid
 from linattn_np.runtime.arrays import Array, cast
-from linattn_np.spec import ArgSpec, ChangeOfVariables, Variables, VariantSpec
+from linattn_np.spec import ArgSpec, Call, ChangeOfVariables, VariantSpec
 from linattn_np.variants.shared.arguments import KEYS, QUERIES, TOKEN_DECAY, VALUES
 
 
-def to_core(c: Variables) -> Inputs:
+def to_core(c: Call) -> Inputs:
     """The values in the compute dtype: the output is rounded once, after the gate."""
     return Inputs(c.q, c.k, cast(c.xp, c.v, c.dtype), c.g[..., None])
 
 
-def to_core_vjp(c: Variables, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     return {"q": d.q, "k": d.k, "v": d.v, "g": d.g[..., 0]}
 
 
-def from_core(c: Variables, out: Array) -> Array:
+def from_core(c: Call, out: Array) -> Array:
     """sigmoid(z) out."""
     return out * sigmoid(c.xp, cast(c.xp, c.z, c.dtype))
 
 
-def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     dout = cast(c.xp, dout, c.dtype)
     s = sigmoid(c.xp, cast(c.xp, c.z, c.dtype))
     return dout * s, {"z": dout * out * s * (1 - s)}

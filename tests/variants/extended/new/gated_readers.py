@@ -9,24 +9,24 @@ from linattn_np.call.dispatch import public
 from linattn_np.call.options import Options
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.gates import sigmoid
-from linattn_np.products import Formula, products
+from linattn_np.products import products
 from linattn_np.runtime.arrays import Array, cast, shared_heads, sum_of_groups
-from linattn_np.spec import ArgSpec, Samples, Variables, VariantSpec
+from linattn_np.spec import ArgSpec, Call, Samples, VariantSpec
 from linattn_np.variants.shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
 
-UNROUNDED = Formula(lambda c: cast(c.xp, c.v, c.dtype), lambda c, dv: {"v": dv})  # the output is rounded after the gate
+UNROUNDED = (lambda c: cast(c.xp, c.v, c.dtype), lambda c, dv: {"v": dv})  # the output is rounded after the gate
 
 
-def _gate(c: Variables, heads: int) -> Array:
+def _gate(c: Call, heads: int) -> Array:
     return shared_heads(c.xp, sigmoid(c.xp, cast(c.xp, c.z, c.dtype)), heads)
 
 
-def from_core(c: Variables, out: Array) -> Array:
+def from_core(c: Call, out: Array) -> Array:
     """sigmoid(z) out; a gate of fewer heads than the output is shared by groups."""
     return out * _gate(c, out.shape[-2])
 
 
-def from_core_vjp(c: Variables, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
+def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     dout = cast(c.xp, dout, c.dtype)
     s = _gate(c, out.shape[-2])
     return dout * s, {"z": sum_of_groups(c.xp, dout * out * s * (1 - s), c.z.shape[-2])}

@@ -9,17 +9,17 @@ from linattn_np.call.dispatch import public
 from linattn_np.call.options import Options
 from linattn_np.matrix_state.types import Erase
 from linattn_np.ops.gates import silu, silu_vjp
-from linattn_np.products import Formula, products
+from linattn_np.products import products
 from linattn_np.runtime.arrays import Array, cast
-from linattn_np.spec import Samples, Variables, VariantSpec
+from linattn_np.spec import Call, Samples, VariantSpec
 from linattn_np.variants.shared.arguments import QUERIES, STRENGTH, UNIT_KEYS, VALUES
 
 
-def values(c: Variables) -> Array:
+def values(c: Call) -> Array:
     return silu(c.xp, cast(c.xp, c.v, c.dtype))
 
 
-def values_vjp(c: Variables, dv: Array) -> dict[str, Array]:
+def values_vjp(c: Call, dv: Array) -> dict[str, Array]:
     return {"v": silu_vjp(c.xp, cast(c.xp, c.v, c.dtype), dv)}
 
 
@@ -29,7 +29,7 @@ SPEC = VariantSpec(
     equation="S_t = S_{t-1} + k_t^T beta_t (silu(v_t) - k_t S_{t-1});  out_t = scale q_t S_t",
     paper="Doe, Roe, Silu values, arXiv 2699.00002",
     arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "beta": STRENGTH},
-    change=replace(products("q", "k", "beta", r="k", v=Formula(values, values_vjp)), linear=False),
+    change=replace(products("q", "k", "beta", r="k", v=(values, values_vjp)), linear=False),
     erase=Erase.DELTA,
 )
 

@@ -1,0 +1,63 @@
+"""A variant over ranks whose kernels ask for the state that enters them: one pass over the tokens.
+
+They sum up their segments before they compute outputs. In between the summary of the rank is exchanged, backward the
+gradient of the state before it; a call on one rank has no exchange, and no other difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..call import neighbours
+from ..composition import Summary
+from ..runtime.arrays import is_cupy
+from .entry import Entry
+from .local import Local
+
+
+class Between:
+    """The ranks around this one, as kernels see them.   end: the gradient of the last state, by sequence."""
+
+    def __init__(self, local: Local):
+        self._local, self.end = local, dict[int, Any]()
+        self.entry: Entry | None = None
+
+    def state(self, transfer: Any, offset: Any) -> Any:
+        if self.entry is None:  # else a backward runs the forward again
+            self.entry = Entry(self._local, whole=True, spans=[Summary(transfer, offset)])
+        return self.entry.state
+
+    def gradient(self, dstate: Any) -> Any:
+        (own,) = self._local.parts.own
+        return self.entry.gradients({own.place: dstate}, self.end)[own.place]  # type: ignore[union-attr]
+
+
+def prepared(local: Local, gradients: bool) -> Any:
+    """The checked call of kernels that ask for their state; None where there are none, or segments of fixed length."""
+    parts = local.parts
+    plain = parts.comm.size > 1 and parts.segment is None and not parts.tokens.is_packed
+    if not plain or not is_cupy(parts.tokens.xp):
+        return None
+    found = neighbours.prepared(local.spec, local.call(parts.state, return_state=True), gradients)
+    parts.comm.is_late = found is not None
+    return found
+
+
+def run(local: Local, call: Any) -> tuple[Any, Any, Entry]:
+    """(out, the state after the tokens of this rank, the states between ranks)."""
+    between, (checked, x) = Between(local), call
+    out, end = neighbours.run(checked, x, between)
+    return out, end, between.entry  # type: ignore[return-value]
+
+
+def run_vjp(local: Local, call: Any) -> tuple[Any, Any, Entry, Callable[..., Any]]:
+    """The same, and pull(dout, end): the gradients of a call from those of its outputs, and of last states."""
+    between, (checked, x), keywords = Between(local), call, local.call(local.parts.state, return_state=True)
+    (out, state), pullback = neighbours.run_vjp(checked, x, between, keywords)
+
+    def pull(dout: Any, end: dict[int, Any]) -> Any:
+        between.end = end
+        return pullback(local.parts.tokens.xp.zeros_like(out) if dout is None else dout)
+
+    return out, state, between.entry, pull  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""The elementwise core on CuPy arrays, in CUDA kernels."""

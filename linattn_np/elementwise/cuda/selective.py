@@ -1,0 +1,183 @@
+"""The selective scan of CuPy arrays by the kernels of cuda_src/elementwise/selective*: raw steps, skip and gate too.
+
+A forward that a backward follows keeps the states before every tile of tokens; the backward computes the others again.
+Sums over channels and tokens are sums of blocks, which are added in order: every run has the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...ops.cuda.arguments import address
+from ...ops.cuda.formulas import KINDS, compiled
+from ...ops.cuda.row_arrays import dense, is_aligned, is_narrow, kind_of, launched, tokens_of
+from ...ops.cuda.sums import over_middle
+from ...runtime.arrays import Array, Namespace, dtype_name, is_cupy
+from ...runtime.constants import constant_array
+from ...runtime.cuda import launch, record
+from ..types import Plan
+from . import selective_plan
+from .arguments import SELECTIVE
+from .selective_plan import Grid
+
+if TYPE_CHECKING:
+    from ..readouts.selective import SelectiveInputs
+
+FORWARD, BACKWARD, STEP = (f"elementwise/selective{n}.cu" for n in ("", "_vjp", "_step"))
+MOST_BYTES = 1 << 26  # from a token to the next one
+Made = dict[str, Array | None]
+
+
+def unsupported_reason(x: SelectiveInputs, xp: Namespace, dtype: Any) -> str | None:
+    """Why the kernels do not compute a call; None if they do."""
+    if not is_cupy(xp):
+        return "it takes CuPy arrays"
+    if x.is_complex:
+        return "its kernels are those of real numbers"
+    if any(dtype_name(y) not in KINDS for y in x.arrays):
+        return "an array has a dtype that its kernels do not read"
+    most = selective_plan.MOST_DOUBLE if dtype == xp.float64 else selective_plan.MOST
+    if x.A.shape[1] > most:
+        return f"a state has {x.A.shape[1]} numbers a channel, the kernels take up to {most}"
+    if not prod(x.x.shape) * x.A.shape[1]:
+        return "there is nothing to compute"
+    return launch.unusable()
+
+
+def forward(plan: Plan, x: SelectiveInputs, state: Array | None) -> tuple[Array, Array, Array | None]:
+    """(out, the final states, the states before every tile of tokens if a backward follows)."""
+    call, start = Call(plan, x), dense(state)
+    out = record.empty(tuple(x.x.shape), x.x.dtype)
+    own = plan.overwrite and start is state and start is not None and start.dtype == call.dtype
+    end = start if own else record.empty(call.state_shape, call.dtype)
+    if call.longest == call.shortest == 1 and not plan.gradients:
+        call.step(start, {"out": out, "end": end})
+        return out, end, None
+    grid = selective_plan.forward(call.N, call.double)
+    marks = record.empty((call.marks(grid.tile), call.D, call.N), call.dtype) if plan.gradients else None
+    call.passes(FORWARD, ("carry", "selective"), grid, start, {"out": out, "end": end, "marks": marks})
+    return out, end, marks
+
+
+def backward(
+    plan: Plan, x: SelectiveInputs, marks: Array, dout: Array | None, dstate: Array | None
+) -> tuple[SelectiveInputs, Array]:
+    """(gradients of the inputs, of the initial states)."""
+    call = Call(plan, x)
+    z, D, bias = call.raw[:3]
+    if dout is None:
+        dout = compiled("filled", (), (tuple(x.x.shape), x.x.dtype), call.dtype)
+    grid = selective_plan.backward(call.N, call.double)
+    tiles, (segments, _) = -(-call.D // grid.channels), call.cut(grid)
+    made = {n: record.empty(tuple(y.shape), y.dtype) for n, y in (("dx", x.x), ("ddt", x.dt))}
+    made["dz"] = None if z is None else record.empty(tuple(z.shape), z.dtype)
+    made["end"] = record.empty(call.state_shape, call.dtype)
+    sums = {n: record.empty((1, tiles, call.tokens * call.N), call.dtype) for n in ("dB", "dC")}
+    widths = {"dA": call.D * call.N, "dskip": call.D, "dbias": call.D}
+    sums |= {n: record.empty((1, call.sequences * segments, width), call.dtype) for n, width in widths.items()}
+    call.passes(BACKWARD, ("carry_back", "selective_vjp"), grid, dense(dstate), made | sums | {"marks": marks}, dout)
+    each = {"dB": x.B, "dC": x.C, "dA": x.A, "dskip": D, "dbias": bias}
+    dB, dC, dA, dD, dbias = (None if y is None else over_middle(sums[n], y.dtype).reshape(y.shape)
+                             for n, y in each.items())  # fmt: skip
+    grads = x._replace(x=made["dx"], dt=made["ddt"], A=dA, B=dB, C=dC)
+    return grads._replace(raw=call.raw._replace(z=made["dz"], D=dD, dt_bias=dbias)), made["end"]
+
+
+class Call:
+    """The arrays of a call and its sequences."""
+
+    def __init__(self, plan: Plan, x: SelectiveInputs):
+        assert x.raw is not None, "kernels compute steps, skip and gate too"
+        (*lead, T, self.D), self.N, self.plan, self.x, self.raw = x.x.shape, x.A.shape[1], plan, x, x.raw
+        self.double = plan.dtype == plan.xp.float64
+        self.dtype = np.dtype(np.float64 if self.double else np.float32)
+        self.tokens, self.T, self.offsets = prod(lead) * T, T, None
+        if plan.sequences[0].row is None:
+            self.sequences, self.longest, self.shortest = prod(lead), T, T
+            self.state_shape = (*lead, self.D, self.N)
+        else:
+            edges = (*(s.start for s in plan.sequences), plan.sequences[-1].stop)
+            each = [b - a for a, b in pairwise(edges)]
+            self.sequences, self.longest, self.shortest = len(each), max(each), min(each)
+            self.state_shape = (self.sequences, self.D, self.N)
+            self.offsets = constant_array(plan.xp, ("offsets", edges), x.x.device,
+                                          lambda: plan.xp.asarray(np.array(edges, np.int64)))  # fmt: skip
+
+    def marks(self, tile: int) -> int:
+        """Number of the kept states; a sequence's begin at its first token / tile + its number."""
+        return self.tokens // tile + self.sequences
+
+    def cut(self, grid: Grid) -> tuple[int, int]:
+        """(segments of a sequence, tokens of one)"""
+        blocks = self.sequences * -(-self.D // grid.channels)
+        return selective_plan.segments(blocks, self.longest, launch.multiprocessors() * grid.blocks, grid.tile)
+
+    def passes(
+        self, file: str, entries: tuple[str, str], grid: Grid, start: Array | None, made: Made,
+        dout: Array | None = None,
+    ) -> None:  # fmt: skip
+        """The pass over all tokens; of segments after the passes that find what they begin with."""
+        carry, entry = entries
+        segments, each = self.cut(grid)
+        made = made | {"begins": None, "sums": None}
+        if segments > 1:
+            shape = (self.sequences, segments, self.D)
+            made |= {"begins": record.empty((*shape, self.N), self.dtype), "sums": record.empty(shape, self.dtype)}
+            blocks = -(-self.sequences * self.D * self.N // 128)
+            self._launch(file, carry, grid, start, made, dout, (segments, each))
+            self._launch(FORWARD, "chain", grid, start, made, dout, (segments, each), blocks,
+                         {"LA_BACK": int(file == BACKWARD)})  # fmt: skip
+        self._launch(file, entry, grid, start, made, dout, (segments, each))
+
+    def step(self, start: Array | None, made: Made) -> None:
+        """One token of every sequence."""
+        self._launch(STEP, "selective_step", selective_plan.step(self.N, self.double), start, made, None, (1, 1))
+
+    def _launch(
+        self, file: str, entry: str, grid: Grid, start: Array | None, made: Made, dout: Array | None,
+        cut: tuple[int, int], blocks: int | None = None, more: dict[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        x, plan, tiles, one = self.x, self.plan, -(-self.D // grid.channels), file == STEP
+        given = {"x": x.x, "dt": x.dt, "z": self.raw.z, "B": x.B, "C": x.C, "dout": dout}
+        arrays, rows = {}, {}
+        for n, y in given.items():
+            arrays[n], rows[n] = tokens_of(y)
+            if rows[n][1] >= MOST_BYTES:  # a tile is reached by 32 bits
+                arrays[n], rows[n] = tokens_of(dense(y))
+        arrays |= {"A": dense(x.A), "skip": dense(self.raw.D), "bias": dense(self.raw.dt_bias), "start": start}
+        kinds = {f"LA_{n.upper()}": kind_of(arrays[n]) for n in ("x", "dt", "z", "B", "C")}
+        beside = (arrays["x"], arrays["dt"], arrays["z"], arrays["dout"], made.get("out"), made.get("dx"),
+                  made.get("ddt"), made.get("dz"))  # fmt: skip
+        low, high = self.raw.limits
+        is_open = low <= 0 and high == math.inf
+        per = 1 if one or self.D % 2 or not is_aligned(2, *beside) else 2
+        vectors = (arrays["B"], arrays["C"], *((start, made["end"]) if one else ()))
+        per_n = 4 if one else 2
+        per_n = 1 if self.N % per_n or not is_aligned(per_n, *vectors) else per_n
+        constants = grid.constants(self.double) | kinds | {
+            "LA_N": self.N, "LA_SOFT": int(self.raw.soft), "LA_CLIP": int(not (self.raw.soft and is_open)),
+            "LA_PER": per, "LA_PER_N": per_n, "LA_GRAD": 2 if dout is None else kind_of(dout),
+            "LA_NARROW": int(is_narrow(arrays["x"]) and not self.double), "LA_BACK": 0,
+            "LA_START": kind_of(start) if one and start is not None else 2 + self.double,
+            "LA_EACH": selective_plan.STEP_EACH,
+        } | (more or {})  # fmt: skip
+        names = ("out", "end", "marks", "begins", "sums", "dx", "ddt", "dz", "dB", "dC", "dA", "dskip", "dbias")
+        segments, each = cut
+        kind_names = {f"{n}_kind": kind_of(arrays[n]) for n in ("A", "skip", "bias", "start")}
+        packed = SELECTIVE.pack(
+            **rows, **{n: address(arrays[n]) for n in ("A", "skip", "bias", "start")},
+            **{n: address(made.get(n)) for n in names}, **kind_names, offsets=address(None if one else self.offsets),
+            tokens=self.tokens, scale=plan.scale, low=low, high=high, T=self.T, D=self.D,
+            sequences=self.tokens if one else self.sequences, segments=segments, each=each, tiles=tiles,
+        )  # fmt: skip
+        if blocks is None:
+            rows_of = -(-self.sequences // selective_plan.STEP_EACH) if one else self.sequences * segments
+            blocks = tiles * rows_of
+        held = [*arrays.values(), *made.values(), *(() if one else (self.offsets,))]
+        launched(file, entry, constants, blocks, grid.threads if entry != "chain" else 128, packed,
+                 *{id(y): y for y in held if y is not None}.values())  # fmt: skip

@@ -1,0 +1,111 @@
+"""A constant diagonal system: a state of N complex numbers a channel, which is read as the real part of a sum.
+
+    h_t[d, n] = e^{A[d, n]} h_{t-1}[d, n] + B[d, n] x_t[d],   out_t[d] = 2 scale Re sum_n C[d, n] h_t[d, n]
+
+In compiled loops it is the selective scan whose steps are 1, with an A, B and C of each channel (cpu/): no array has
+T x D x N numbers. By array calls, and on a GPU, D N channels of the core have one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...core import Computation, Computed, Explained, register
+from ...ops.sums import over_tokens
+from ...runtime.arrays import Array, as_computed, cast, conjugate
+from ..core import CORE, unsupported_reason
+from ..types import Inputs, Plan
+from ..types import Residuals as CoreResiduals
+from .selective import SelectiveInputs
+
+
+class SystemInputs(NamedTuple):
+    """Arrays of a call, or their gradients. A is complex, B and C may be."""
+
+    x: Array  # (..., T, D)
+    A: Array  # (D, N), log factors
+    B: Array  # (D, N)
+    C: Array  # (D, N)
+
+    @property
+    def selective(self) -> SelectiveInputs:
+        """As those of the selective scan, with steps of 1."""
+        return SelectiveInputs(self.x, None, *self[1:])
+
+
+class Residuals(NamedTuple):
+    """Residuals of a forward pass."""
+
+    x: SystemInputs
+    plan: Plan
+    state: Any
+    marks: Any  # of the compiled loops: the states that segments of tokens begin with
+    states: Any  # else: those of all tokens
+    core: CoreResiduals | None
+
+
+class Diagonal(Computation):
+    """The computation of SystemInputs."""
+
+    def forward(self, fn: str, x: SystemInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
+        """(out, the final state (..., D, N), residuals)."""
+        if is_compiled(x, plan, wanted):
+            from ..cpu import selective_calls
+
+            out, end, marks = selective_calls.forward(plan, x.selective, state)
+            return out, end, Residuals(x, plan, state, marks, None, None)
+        xp, C = plan.xp, as_computed(plan.xp, x.C, plan.dtype)
+        states, end, core = CORE.forward(
+            fn, driven(plan, x), plan, None if state is None else flat(plan, state), wanted
+        )
+        states = apart(plan, states, x)
+        out = 2 * xp.sum(xp.real(C * states), axis=-1)
+        return out, apart(plan, end, x), Residuals(x, plan, state, None, states, core)
+
+    def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[SystemInputs, Any]:
+        """Gradients of the inputs and of the initial state."""
+        x, plan, state, marks, states, core = residuals
+        if core is None:
+            from ..cpu import selective_calls
+
+            grads, begin = selective_calls.backward(plan, x.selective, state, marks, dout, dstate)
+            return SystemInputs(grads.x, *grads[2:5]), begin
+        xp, dC, dstates = plan.xp, plan.xp.zeros_like(as_computed(plan.xp, x.C, plan.dtype)), None
+        if dout is not None:
+            twice = xp.astype(2 * cast(xp, dout, plan.dtype), states.dtype)[..., None]
+            dC = over_tokens(xp, twice * xp.conj(states), 2)
+            dstates = flat(plan, twice * conjugate(xp, as_computed(xp, x.C, plan.dtype)))
+        d, begin = CORE.backward(core, dstates, None if dstate is None else flat(plan, dstate))
+        dx, B = apart(plan, d.x, x), as_computed(xp, x.B, plan.dtype)
+        dB = over_tokens(xp, dx * xp.astype(cast(xp, x.x, plan.dtype), dx.dtype)[..., None], 2)
+        dx = xp.sum(xp.real(dx * conjugate(xp, B)), axis=-1)
+        return SystemInputs(dx, xp.reshape(d.g, x.A.shape), dB, dC), apart(plan, begin, x)
+
+    def explain(self, fn: str, x: SystemInputs, plan: Plan, wanted: str | None) -> Explained:
+        """As the core explains D N channels."""
+        return CORE.explain(fn, driven(plan, x), plan, wanted)
+
+
+def is_compiled(x: SystemInputs, plan: Plan, wanted: str | None) -> bool:
+    """Whether the compiled loops compute a call."""
+    return wanted in (None, "numba") and unsupported_reason(x.selective, plan, "numba") is None
+
+
+def driven(plan: Plan, x: SystemInputs) -> Inputs:
+    """D N channels of the core: B x, of log factors A."""
+    xp, B = plan.xp, as_computed(plan.xp, x.B, plan.dtype)
+    u = B * xp.astype(cast(xp, x.x, plan.dtype), B.dtype)[..., None]
+    return Inputs(flat(plan, u), None, xp.reshape(x.A, (x.A.shape[0] * x.A.shape[1],)))
+
+
+def flat(plan: Plan, y: Array) -> Array:
+    """(..., D, N) as (..., D N)."""
+    return plan.xp.reshape(y, (*y.shape[:-2], y.shape[-2] * y.shape[-1]))
+
+
+def apart(plan: Plan, y: Array, x: SystemInputs) -> Array:
+    """The inverse."""
+    return plan.xp.reshape(y, (*y.shape[:-1], *x.A.shape))
+
+
+register(Diagonal(), SystemInputs)

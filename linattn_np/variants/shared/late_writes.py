@@ -1,0 +1,193 @@
+"""Mamba-3's variants: a scalar decay whose channel pairs rotate, and tokens that write the one before again.
+
+ops/trapezoid.py has the equations: the core computes simple_gla on rotated queries, and on rotated keys and weighted
+values that come one token late; each token's own write is added to its output, and to the final state. A token has
+R rows, one without an axis R.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...matrix_state.types import Inputs, Mamba3State
+from ...ops.gates import sigmoid
+from ...ops.ranks import spread
+from ...ops.rotary import rotate_rows, rows_angle_vjp
+from ...ops.step_size import skip_and_gate, step_size_vjp
+from ...ops.sums import inner_of_matrices, over_tokens, row_inner
+from ...ops.trapezoid import Ends, Last, Late, Tokens, Writes, late_writes, late_writes_vjp, settled
+from ...runtime.arrays import Array, cast, device, sum_dtype
+from ...runtime.shapes import Sequence, check_state
+from ...spec import ArgSpec, Call, StateFormat
+from .arguments import LOG_DECAY, POSITIVE
+from .step_sizes import limits, steps
+
+ARRAYS = {
+    "x": ArgSpec("T H V", "inputs (the values)"),
+    "dt": ArgSpec("T H", "step sizes", limits=POSITIVE, raw_with=("dt_softplus", "dt_bias")),
+    "A": ArgSpec("T H|H", "decay rate, < 0", limits=LOG_DECAY),
+    "B": ArgSpec("T Hk K", "input vectors (the keys), shared by groups of heads"),
+    "C": ArgSpec("T Hq K", "output vectors (the queries), shared by groups of heads"),
+    "trap": ArgSpec("T H", "lambda = sigmoid(trap) is the token's share of the step, the rest is the one before"),
+    "angle": ArgSpec("T H P", "channels (2 p, 2 p + 1) rotate by pi tanh(angle) dt, 2 P <= K"),
+}
+
+
+def rank(c: Call) -> int:
+    return int(c.sizes.get("R", 1))
+
+
+def of_rows(c: Call, x: Array) -> Array:
+    """An array (..., T, H, D) of a token with one row as (..., T, R, H, D)."""
+    return x if x is None or "R" in c.sizes else x[..., None, :, :]
+
+
+def of_ends(c: Call, x: Array) -> Array:
+    """A part (..., H, D) of a state with one row as (..., H, R, D)."""
+    return x if "R" in c.sizes else x[..., None, :]
+
+
+def values(c: Call) -> Array:
+    """The values (..., T, R, H, V): x, of several rows mimo_x_r * x, computed once a call."""
+    if "R" not in c.sizes:
+        return of_rows(c, c.x)
+    if "values" not in vars(c):
+        c.values = spread(c.xp, c.x, c.mimo_x, c.dtype)
+    return c.values
+
+
+def sequences(c: Call) -> tuple[Sequence, ...]:
+    """The sequences in tokens; those of the plan are in rows."""
+    R = rank(c)
+    return c.sequences if R == 1 else tuple(Sequence(s.row, s.start // R, s.stop // R) for s in c.sequences)
+
+
+def _tokens(c: Call) -> Tokens:
+    return Tokens(values(c), steps(c), c.A, of_rows(c, c.B), of_rows(c, c.C), c.trap, c.angle)
+
+
+def _writes(c: Call) -> Writes:
+    scale, D = c.options["scale"], None if c.D is None or c.D.ndim > 1 else c.D
+    return Writes(c.xp, sequences(c), 1.0 if scale is None else scale, D, c.dtype)
+
+
+def _before(c: Call) -> Last | None:
+    """The last keys and values before the call."""
+    return None if c.state is None else Last(of_ends(c, c.state.k), of_ends(c, c.state.v))
+
+
+def late(c: Call) -> Late:
+    """Computed once a call."""
+    if "late" not in vars(c):
+        if 2 * c.angle.shape[-1] > c.sizes["K"]:
+            shape = tuple(c.angle.shape)
+            raise ValueError(f"{c.name}: angle has shape {shape}, expected (..., P) with 2 P <= K = {c.sizes['K']}")
+        c.late = late_writes(_writes(c), _tokens(c), _before(c))
+    return c.late
+
+
+def to_core(c: Call) -> Inputs:
+    found = late(c)
+    return Inputs(found.q, found.k, found.v, found.g[..., None])
+
+
+def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
+    """Gradients by name, that of x of the values.
+
+    dread: of the core's output, and of what queries read beside it. dends: of the last tokens in the final state.
+    """
+    dread, dends = getattr(c, "dread", None), getattr(c, "dends", None)
+    read = late(c) if rank(c) > 1 else None
+    grads, written, dlast = late_writes_vjp(_writes(c), _tokens(c), _before(c), read, d, dread, dends)
+    found = _by_name(c, grads)
+    if c.D is not None and c.D.ndim == 1 and written is not None:
+        found["D"] = over_tokens(c.xp, written)
+    return found if dlast is None else found | {"state": dlast}
+
+
+def _by_name(c: Call, grads: Tokens) -> dict[str, Array]:
+    """Gradients of the arrays, from those of tokens."""
+    found = {n: d for n, d in grads._asdict().items() if d is not None}
+    if "R" not in c.sizes:
+        found |= {n: d[..., 0, :, :] for n, d in found.items() if n in ("x", "B", "C")}
+    found["dt"] = step_size_vjp(c.xp, c.dt, c.dt_bias, c.options["dt_softplus"], limits(c), grads.dt)
+    return found if c.dt_bias is None else found | {"dt_bias": over_tokens(c.xp, found["dt"])}
+
+
+# the state
+
+
+def pack_state(c: Call, state: Any) -> Array | None:
+    """The core's state before the first token is S: nothing is written again yet."""
+    if state is None:
+        return None
+    if not isinstance(state, Mamba3State):
+        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, k, v) as a Mamba3State")
+    for name, axes in (c.spec.state.axes or STATE_AXES).items():
+        check_state(c.name, getattr(state, name), c.sizes, axes, f"state.{name}")
+    return state.S
+
+
+def unpack_state(c: Call, P: Array) -> Mamba3State:
+    """S = P + gamma k^T v in the frame of the last token."""
+    found = late(c)
+    k, v = found.last if "R" in c.sizes else (y[..., 0, :] for y in found.last)
+    return Mamba3State(settled(c.xp, P, found, c.dtype), k, v)
+
+
+def unpack_state_vjp(c: Call, P: Array, dstate: Mamba3State) -> tuple[Array, dict[str, Array]]:
+    """(gradient of P, gradients of the last tokens: to_core_vjp takes them on)."""
+    xp, found, dS, (k, v) = c.xp, late(c), dstate.S, late(c).last
+    turn, own, wide = found.turn[..., None, :], found.own[..., None], sum_dtype(xp, c.dt)
+    of_k = row_inner(xp, v[..., :, None, :], dS[..., None, :, :], c.dtype)  # v dS^T
+    of_v = row_inner(xp, k[..., :, None, :], xp.matrix_transpose(dS)[..., None, :, :], c.dtype)  # k dS
+    dk = skip_and_gate(xp, of_ends(c, dstate.k), own, of_k, None, c.dtype)
+    dv = skip_and_gate(xp, of_ends(c, dstate.v), own, of_v, None, c.dtype)
+    dtheta = rows_angle_vjp(xp, rotate_rows(xp, P, turn, back=True), dS, c.angle.shape[-1], wide, -1.0)
+    return rotate_rows(xp, dS, turn), {"dends": Ends(dk, dv, inner_of_matrices(xp, of_v, v, c.dtype), dtheta)}
+
+
+def pack_state_vjp(c: Call, dS: Array, dlast: Last) -> Mamba3State:
+    return Mamba3State(dS, *(dlast if "R" in c.sizes else (y[..., 0, :] for y in dlast)))
+
+
+# what a span does to the token before it (la.summary)
+
+
+def again(c: Call) -> Array:
+    """h = (1 - lambda) dt of the first token of each sequence."""
+    xp, (rest, dt) = c.xp, _rest(c)
+    h, lead = rest * dt, c.batch if not c.is_ragged else ()
+    none = xp.zeros((*lead, c.sizes["H"]), dtype=c.dtype, device=device(c.dt))
+    each = [h[..., s.start, :] if s.stop > s.start else none for s in sequences(c)]
+    return xp.stack([xp.reshape(x, none.shape) for x in each]) if c.is_ragged else xp.broadcast_to(each[0], none.shape)
+
+
+def again_vjp(c: Call, d: Array) -> dict[str, Array]:
+    xp, (rest, dt) = c.xp, _rest(c)
+    rows = []
+    for s in sequences(c):
+        if s.stop > s.start:
+            one = d if s.row is None else xp.reshape(d[s.row, ...], (*rest.shape[:-2], rest.shape[-1]))
+            more = xp.zeros((*one.shape[:-1], s.stop - s.start - 1, one.shape[-1]), dtype=one.dtype, device=device(one))
+            rows.append(xp.concat([one[..., None, :], more], axis=-2))
+    dh = xp.zeros_like(rest) if not rows else rows[0] if len(rows) == 1 else xp.concat(rows, axis=-2)
+    return _by_name(c, Tokens(None, rest * dh, None, None, None, -rest * (1 - rest) * dt * dh, None))
+
+
+def _rest(c: Call) -> tuple[Array, Array]:
+    """(1 - lambda, dt) of the tokens (..., T, H)."""
+    return 1 - sigmoid(c.xp, cast(c.xp, c.trap, c.dtype)), steps(c)
+
+
+STATE_AXES = {"S": "H K V", "k": "H K", "v": "H V"}
+STATE = StateFormat(
+    Mamba3State,
+    None,
+    pack_state,
+    unpack_state,
+    unpack_state_vjp,
+    pack_state_vjp,
+    rotates=True,
+    again=(again, again_vjp),
+)
