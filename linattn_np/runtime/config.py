@@ -12,7 +12,7 @@ class Config:
         the backward recomputes them. Default 1024; 0 stores none.
     training_bits: True: on a GPU a call without gradients has the bits of the same call under `vjp` in every case.
         False, the default: calls without gradients are faster, and last bits may differ with decays of the key channels
-        in bfloat16 on compute capability 90 (`gla`, `rwkv6`, `hgrn2`, `gsa`).
+        in bfloat16 on compute capability 90 (`gla`, `rwkv6`, `hgrn2`, `gsa`), and for one token of `selective_scan`.
 
     values: (cuda_saved_mib, training_bits) at one time, part of the key of every call that is replayed on a GPU.
     Raises TypeError for a value of another type, ValueError for a negative number, AttributeError for other names.

@@ -18,6 +18,7 @@ from ...ops.cuda.formulas import KINDS, compiled
 from ...ops.cuda.row_arrays import dense, is_aligned, is_narrow, kind_of, launched, tokens_of
 from ...ops.cuda.sums import over_middle
 from ...runtime.arrays import Array, Namespace, dtype_name, is_cupy
+from ...runtime.config import config
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch, record
 from ..types import Plan
@@ -55,7 +56,7 @@ def forward(plan: Plan, x: SelectiveInputs, state: Array | None) -> tuple[Array,
     out = record.empty(tuple(x.x.shape), x.x.dtype)
     own = plan.overwrite and start is state and start is not None and start.dtype == call.dtype
     end = start if own else record.empty(call.state_shape, call.dtype)
-    if call.longest == call.shortest == 1 and not plan.gradients:
+    if call.longest == call.shortest == 1 and not plan.gradients and not config.training_bits:
         call.step(start, {"out": out, "end": end})
         return out, end, None
     grid = selective_plan.forward(call.N, call.double)
