@@ -60,8 +60,13 @@ PLAIN = frozenset((bool, int, float, str))  # types of values of which a copy is
 
 
 def is_plain_tuple(x: Any) -> bool:
-    """Whether an option is a tuple of plain values, such as limits."""
-    return type(x) is tuple and all(type(y) in PLAIN for y in x)
+    """Whether an option is a tuple of plain values, such as limits, or of such tuples, such as triples of numbers."""
+    return type(x) is tuple and all(type(y) in PLAIN or is_plain_tuple(y) for y in x)
+
+
+def types_in(x: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The types of the values in such a tuple: 1 and 1.0 are equal, but different options."""
+    return tuple(types_in(y) if type(y) is tuple else type(y) for y in x)
 
 
 COMMON: dict[str, Any] = {

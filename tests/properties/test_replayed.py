@@ -7,12 +7,14 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.explain import IN_PART
-from linattn_np.call.replay import plans
+from linattn_np.call.replay import device, plans
 from linattn_np.call.replay import plans as replay
 from linattn_np.call.replay.vjp import Forward
 from linattn_np.fast_weights.core import FastWeights
+from linattn_np.runtime.cuda import launch
 from linattn_np.runtime.pieces import record
-from tests.cases import CASES, draw
+from tests.cases import CASES, cases_of, draw
+from tests.matrix_state.cuda.step_twin import Stub, stub
 
 pytest.importorskip("numba")
 
@@ -130,6 +132,36 @@ def test_explain_says_why_a_call_is_replayed_in_part(options, reason):
     beta = x[0, ..., 0].copy()
     la.delta_rule(*x[:3], beta, **options)
     assert la.explain(la.delta_rule, *x[:3], beta, **options).replay == f"{IN_PART} ({reason})"
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Signatures of arrays that look like CuPy's."""
+    monkeypatch.setattr(launch, "device_function", lambda: lambda: 0)
+    return device.signature_maker(Stub)
+
+
+def has_functions(x):
+    """Whether an option is or has a function."""
+    return callable(x) or (isinstance(x, tuple) and any(map(has_functions, x)))
+
+
+@pytest.mark.parametrize("case", [case for fn in la.VARIANTS for case in cases_of(fn)], ids=str)
+def test_options_without_functions_have_a_key(case, on_device):
+    """Of NumPy and of CuPy arrays: a call that explain calls recorded can be."""
+    x, _ = draw(case, (1,), T=5, H=2, K=4, V=4, dtype=np.float32)
+    there = {n: stub(y) for n, y in x.items()}
+    has_key = not any(map(has_functions, case.options.values()))
+    for own, maker in ((x, plans.signature_of), (there, on_device)):
+        assert (maker(case.spec, (), own | case.options) is not None) == has_key
+
+
+def test_values_in_tuples_have_their_types_in_the_key(on_device):
+    """1, 1.0 and True are equal, but not the same option."""
+    x = {"q": np.zeros((1, 5, 2, 4), np.float32)}
+    for own, maker in ((x, plans.signature_of), ({"q": stub(x["q"])}, on_device)):
+        keys = {maker(la.lact.spec, (), own | {"muon": ((one, 2.0, 3.0),)})[0] for one in (1, 1.0, True)}
+        assert len(keys) == 3
 
 
 def test_a_fault_of_the_recorder_is_not_hidden(monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 from ...runtime.config import config
 from ...runtime.cuda import launch
 from ...spec import VariantSpec
-from ..options import PLAIN, is_plain_tuple
+from ..options import PLAIN, is_plain_tuple, types_in
 
 Array = Any
 
@@ -55,7 +55,7 @@ def signature_maker(kind: Any) -> Callable[..., Any]:
             elif x is several:
                 continue  # its arrays come last
             elif is_plain_tuple(x) and x is not keywords.get("state_rows"):
-                parts += tuple(map(type, x)), x
+                parts += types_in(x), x
             elif isinstance(x, list) and id(x) == id(keywords.get("return_states_at")) and is_plain_tuple(tuple(x)):
                 parts += list, tuple(map(type, x)), tuple(x)
             else:

@@ -28,7 +28,7 @@ from ...runtime.memory import is_next_column
 from ...runtime.pieces.memory import first_byte
 from ...runtime.recorder import active
 from ...spec import VariantSpec
-from ..options import PLAIN, is_plain_tuple
+from ..options import PLAIN, is_plain_tuple, types_in
 
 MOST = 512  # recorded plans at most
 MOST_BYTES = 64 << 20  # of all plans in host memory, and as many on a device
@@ -166,7 +166,7 @@ def signature_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[s
         elif name in ROWS and kind in (list, tuple) and len(x) <= MOST_ROWS and set(map(type, x)) <= {int, bool}:
             parts += name, kind, tuple(map(type, x)), tuple(x)
         elif is_plain_tuple(x := tuple(x) if kind is list else x) and name not in ON_HOST:
-            parts += name, kind, tuple(map(type, x)), x
+            parts += name, kind, types_in(x), x
         else:
             other = None if given else signature_maker(kind)
             return None if other is None else other(spec, arrays, keywords)

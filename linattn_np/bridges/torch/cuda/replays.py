@@ -15,7 +15,7 @@ import torch
 from ....call import vjp
 from ....call.dispatch import new
 from ....call.options import PLAIN as PLAIN_OPTIONS
-from ....call.options import is_plain_tuple
+from ....call.options import is_plain_tuple, types_in
 from ....call.replay import plans
 from ....call.replay.vjp import Forward
 from ....call.results import Result, StatesResult
@@ -63,7 +63,7 @@ def signature(spec: VariantSpec, arrays: Arrays, keywords: Keywords, follows: bo
             elif type(x) in PLAIN_OPTIONS:
                 parts += type(x), x
             elif is_plain_tuple(x) and x is not keywords.get("state_rows"):
-                parts += tuple(map(type, x)), x
+                parts += types_in(x), x
             elif x is positions and isinstance(x, list) and is_plain_tuple(tuple(x)):
                 parts += list, tuple(map(type, x)), tuple(x)
             else:
