@@ -58,7 +58,7 @@ def backward(
     d = xp.zeros_like(states) if dout is None else dout
     backwards = own.with_gate(xp.flip(d, axis=-2), xp.flip(later, axis=axis))
     P, begin = states_of(xp, backwards, p, chunk_size)
-    dx = xp.flip(P, axis=-2)
+    dx = xp.asarray(xp.flip(P, axis=-2), copy=True)  # not a view: other libraries take no negative strides
     before = xp.concat([xp.broadcast_to(h, begin.shape)[..., None, :], states[..., :-1, :]], axis=-2)
     begin = act(xp, x, xp.moveaxis(first, axis, 0)[0, ...], begin)
     return gradients(xp, x, factors(xp, x), dx, outer(xp, x, dx, before)), begin

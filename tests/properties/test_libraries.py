@@ -56,6 +56,16 @@ def test_numbers_kind_dtype_and_device(library, case):
     check_both(library, case, library.dtypes[-1], T=T)
 
 
+@pytest.mark.parametrize("case", KINDS, ids=str)
+def test_results_go_backwards_nowhere(case):
+    """Strides of array calls' results are not negative: PyTorch and JAX take no such memory."""
+    arrays, state = draw(case, **SIZES)
+    backend = "chunks" if "chunks" in la.explain(case.fn, **arrays, **case.options).others else None
+    result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True, backend=backend)
+    for x in parts(result) + parts(tuple(pullback(*cotangents(result)))):
+        assert min(x.strides, default=0) >= 0
+
+
 @pytest.mark.parametrize("case", RAW, ids=str)
 def test_raw_projections_in_float32(library, case):
     check_both(library, case, "float32", T=2 if library.quick else 1)
