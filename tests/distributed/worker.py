@@ -1,6 +1,6 @@
 """A rank that is a process: `python -m tests.distributed.worker mpi FOLDER TASK`, or `torch RANK SIZE FOLDER TASK`.
 
-compute   write this rank's outputs, final states and gradients of a variant of each kind to FOLDER/RANK.npz
+compute   write this rank's outputs, final states and gradients of every variant that composes to FOLDER/RANK.npz
 silent    rank 1 does not answer; the others print their RankError
 gone      rank 1 ends; the others print their RankError
 """
@@ -16,33 +16,33 @@ import numpy as np
 
 import linattn_np as la
 from linattn_np.distributed import MPI, RankError, TorchDistributed, run
-from linattn_np.testing import sample
+from tests.cases import COMPOSING, draw, parts, plain_case
 
 T, SEGMENT = 24, 2
-FUNCTIONS = (la.linear_attention, la.simple_gla, la.gla, la.gated_delta_rule, la.kda, la.rwkv7, la.mlstm)
 OFFSETS = [0, 5, 5, 19, 24]
 
 
-def arrays_of(fn, batch):
-    """(arrays of all tokens, gradient of the outputs)."""
-    rng = np.random.default_rng(3)
-    arrays = {n: x.astype(np.float32) for n, x in sample(fn, rng, T=T, B=batch, optional=False).items()}
-    return arrays, rng.standard_normal(arrays["v"].shape).astype(np.float32)
+def arrays_of(case, batch, options):
+    """(arrays of all tokens, gradient of the outputs, float32)."""
+    arrays, _ = draw(case, T=T, B=batch, K=4, dtype=np.float32, seed=3)
+    out = case.fn(**arrays, **case.options, **options)
+    return arrays, np.random.default_rng(3).standard_normal(out.shape).astype(out.dtype)
 
 
 def computed(comm):
-    """Results by name: every variant, dense and ragged; cut along the axis of tokens, -3 from the end of v's."""
+    """Results by name: every variant, dense and ragged; cut along the axis of tokens, the second."""
     found, n = {}, T // comm.size
     own = slice(comm.rank * n, (comm.rank + 1) * n)
-    for fn in FUNCTIONS:
+    for case in map(plain_case, COMPOSING):
         for batch, options in (((2,), {}), ((1,), {"cu_seqlens": OFFSETS})):
-            arrays, dout = arrays_of(fn, batch)
-            mine = {name: x[:, own] for name, x in arrays.items()}
-            (out, end), pullback = la.vjp(run, fn, **mine, **options, comm=comm, segment=SEGMENT, return_state=True)
-            grads = pullback(dout[:, own])._asdict()
-            head = f"{fn.__name__} {len(batch)} {bool(options)}"
-            found |= {f"{head} {name}": d for name, d in (grads | {"out": out}).items() if d is not None}
-            found |= {f"{head} end {k}": S for k, S in enumerate(end if isinstance(end, tuple) else (end,))}
+            arrays, dout = arrays_of(case, batch, options)
+            mine = {name: x[:, own] if name in case.given and case.on_tokens(name) else x for name, x in arrays.items()}
+            (out, end), pullback = la.vjp(run, case.fn, **mine, **case.options, **options, comm=comm, segment=SEGMENT,
+                                          return_state=True)  # fmt: skip
+            grads = {name: d for name, d in pullback(dout[:, own])._asdict().items() if name in case.given}
+            head = f"{case.fn.__name__} {'ragged' if options else 'dense'}"
+            found |= {f"{head} {name}": d for name, d in grads.items() if case.on_tokens(name)} | {f"{head} out": out}
+            found |= {f"{head} end {k}": S for k, S in enumerate(parts(end))}
     return found
 
 
