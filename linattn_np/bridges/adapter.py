@@ -93,13 +93,13 @@ class Library(NamedTuple):
     unsupported: Sequence[str]  # options that must have their default
     check: Callable[[str, Given], None]  # raises for arguments that have no translation
     prepare: Callable[[Given], None]  # before the translation
-    state_of: Callable[[Given, Any], Any]  # our final state -> theirs
+    results: Callable[[Given, Any, Any], tuple[Any, ...]]  # our output and final state, or None -> what they return
 
 
 def adapter(
     name: str, translate: Callable[[str, Given], Translated], text: str, library: Library
 ) -> Callable[..., Any]:
-    """A function `name` with the parameters `text`, which returns (o, state), state None if not asked for.
+    """A function `name` with the parameters `text`, which returns (o, state), or what `library` says.
 
     Raises ValueError for unsupported arguments, and the errors of our function, with both names in front.
     """
@@ -125,6 +125,8 @@ def adapter(
             result = getattr(la, fn)(**arrays, **options)
         except (TypeError, ValueError) as error:
             raise renamed(name, error) from error
-        return (result[0], library.state_of(given, result[1])) if options["return_state"] else (result, None)
+        out, state = result if options["return_state"] else (result, None)
+        return library.results(given, out, state)
 
-    return with_signature(call, name, known, f"{name}({', '.join(known.names)}) of FLA -> (o, final state or None)")
+    states = "S or None, A or None" if "initial_A_state" in known.names else "final state or None"
+    return with_signature(call, name, known, f"{name}({', '.join(known.names)}) of FLA -> (o, {states})")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..matrix_state.types import NormalisedState, SlotState
+from ..matrix_state.types import NormalisedState, PreconditionedState, SlotState
 from ..runtime.values import shown
 from .adapter import Given, Library, Translated, adapter
 from .modules import l2norm
@@ -25,10 +25,11 @@ DEFAULTS: dict[str, Any] = {
     "scale": None, "initial_state": None, "output_final_state": False, "state_v_first": False, "cu_seqlens": None,
     "use_qk_l2norm_in_kernel": False, "use_gate_in_kernel": False, "A_log": None, "dt_bias": None,
     "use_beta_sigmoid_in_kernel": False, "allow_neg_eigval": False, "lower_bound": None, "safe_gate": False,
+    "initial_A_state": None, "transpose_state_layout": False, "x": 1.5, "eps": 1e-6, "log_atk_scale": None,
     "overwrite_state": False,  # ours: the final state is written into initial_state; not differentiable
     # these have no effect
     "cu_seqlens_cpu": None, "chunk_indices": None, "chunk_size": None, "disable_recompute": False,
-    "checkpoint_level": 2, "use_graph": False, "max_num_seqs": None,
+    "checkpoint_level": 2, "use_graph": False, "max_num_seqs": None, "solve_tril_precision": None,
     # and these are not supported
     "cp_context": None, "return_intermediate_states": False, "reverse": False, "output_attentions": False,
 }  # fmt: skip
@@ -38,23 +39,30 @@ UNSUPPORTED = ("cp_context", "return_intermediate_states", "reverse", "output_at
 # FLA's arguments -> ours
 
 
-RANKS = {"q": 4, "r": 4, "k": 4, "v": 4, "kk": 4, "a": 4, "beta": 3}  # of arrays whose sizes a translation needs
-TENSORS = (*RANKS, "g", "g_gamma", "dt_bias")
+# of arrays whose sizes a translation needs
+AXES = {"q": "(B, T, H, D)", "r": "(B, T, H, D)", "k": "(B, T, H, D)", "v": "(B, T, H, D)", "kk": "(B, T, H, D)",
+        "a": "(B, T, H, D)", "beta": "(B, T, H)", "g_atk": "(B, T, H)", "beta_atk": "(B, T, H)",
+        "log_atk_scale": "(H,)", "initial_A_state": "(N, H, K)"}  # fmt: skip
+TENSORS = (*AXES, "g", "g_gamma", "dt_bias")
 
 
 def check(fn: str, given: Given) -> None:
     """Raise unless the arrays that a translation reads are tensors with their axes; our function checks the others."""
     for name in TENSORS:
-        x, rank = given.get(name), RANKS.get(name)
+        x, axes = given.get(name), AXES.get(name)
         if x is not None and not isinstance(x, torch.Tensor):
             raise TypeError(f"{fn}: {name} is {shown(x)}, expected a tensor")
-        if x is not None and rank is not None and x.ndim != rank:
-            axes = "(B, T, H, D)" if rank == 4 else "(B, T, H)"
+        if x is not None and axes is not None and x.ndim != len(axes.strip("(,)").split(",")):
             raise ValueError(f"{fn}: {name} has shape {tuple(x.shape)}, expected {axes}")
     state = given["initial_state"]
-    each = state if isinstance(state, tuple | list) and len(state) == 2 else (state,)
+    may_be_pair = "initial_A_state" not in given
+    each = state if may_be_pair and isinstance(state, tuple | list) and len(state) == 2 else (state,)
     if state is not None and not all(isinstance(S, torch.Tensor) for S in each):
-        raise TypeError(f"{fn}: initial_state is {shown(state)}, expected a tensor or a pair of them")
+        words = "a tensor or a pair of them" if may_be_pair else "a tensor"
+        raise TypeError(f"{fn}: initial_state is {shown(state)}, expected {words}")
+    if fn == "chunk_precond_kda" and not given["use_qk_l2norm_in_kernel"]:
+        raise ValueError(f"{fn}: use_qk_l2norm_in_kernel is {shown(given['use_qk_l2norm_in_kernel'])}, expected True; "
+                         "fused_recurrent_precond_kda has both")  # fmt: skip
 
 
 def normalise_one_token(given: Given) -> None:
@@ -114,10 +122,15 @@ def delta(fn: str, given: Given) -> Translated:
     return Translated("delta_rule", some(given, "q k v beta"), options_of(given))
 
 
-def gated_delta(fn: str, given: Given) -> Translated:
+def check_decays(fn: str, given: Given) -> None:
+    """Raise ValueError for decays of channels."""
     for name in ("gk", "gv"):
         if given.get(name) is not None:
             raise ValueError(f"{fn}: {name} is given, expected g (B, T, H) alone; kda has decays of key channels")
+
+
+def gated_delta(fn: str, given: Given) -> Translated:
+    check_decays(fn, given)
     if given["beta"] is None:
         given["beta"] = torch.ones_like(given["v"][..., 0])
     if given["g"] is None:
@@ -131,6 +144,55 @@ def kda(fn: str, given: Given) -> Translated:
     if "dt_bias" in arrays:
         arrays["dt_bias"] = arrays["dt_bias"].reshape(given["g"].shape[-2:])
     return Translated("kda", some(given, "q k v g beta") | arrays, options_of(given) | options)
+
+
+def preconditioned_gated_delta(fn: str, given: Given) -> Translated:
+    check_decays(fn, given)
+    if given["g"] is None:
+        given["g"] = given["v"].new_zeros(given["v"].shape[:3])
+    return preconditioned(fn, given, "preconditioned_gated_delta_rule")
+
+
+def preconditioned_kda(fn: str, given: Given) -> Translated:
+    arrays, options = gates_of(fn, given)
+    if "dt_bias" in arrays:
+        arrays["dt_bias"] = arrays["dt_bias"].reshape(given["g"].shape[-2:])
+    found = preconditioned(fn, given, "preconditioned_kda")
+    return found._replace(arrays=found.arrays | arrays, options=found.options | options)
+
+
+def preconditioned(fn: str, given: Given, ours: str) -> Translated:
+    """What preconditions a key is that of its head: g_atk, beta_atk (B, T, H), log_atk_scale (H,), A (N, H, K)."""
+    for name in ("g_atk", "beta_atk"):
+        if given[name] is None:
+            raise ValueError(f"{fn}: {name} is None, expected (B, T, H)")
+    if given["beta"] is None:
+        given["beta"] = torch.ones_like(given["v"][..., 0])
+    if given["use_qk_l2norm_in_kernel"]:
+        given |= {n: l2norm(given[n], L2NORM_EPS) for n in ("q", "k")}
+    S, A = given["initial_state"], given["initial_A_state"]
+    options = options_of(given | {"use_qk_l2norm_in_kernel": False, "initial_state": None})
+    if S is not None or A is not None:
+        v, heads = given["v"], values_per_key(given)
+        if S is None:
+            S = A.new_zeros((A.shape[0], v.shape[2], A.shape[2], v.shape[3]))
+        elif given["transpose_state_layout"]:
+            S = S.mT
+        A = S.new_zeros(S.shape[:-1]) if A is None else repeated(A, heads, 1)
+        options |= {"state": PreconditionedState(S, A), "overwrite_state": bool(given["overwrite_state"])}
+    arrays = some(given, "q k v g beta", g_square="g_atk", beta_square="beta_atk", center="log_atk_scale")
+    for name, axis in (("g_square", 2), ("beta_square", 2), ("center", 0)):
+        arrays[name] = None if arrays[name] is None else repeated(arrays[name], values_per_key(given), axis)
+    return Translated(ours, arrays, options | {"span": given["x"], "eps": given["eps"]})
+
+
+def values_per_key(given: Given) -> int:
+    """How many heads of values share one of keys."""
+    return max(given["v"].shape[2] // max(given["k"].shape[2], 1), 1)
+
+
+def repeated(x: Any, count: int, axis: int) -> Any:
+    return x if count == 1 else x.repeat_interleave(count, dim=axis)
 
 
 def gdn2(fn: str, given: Given) -> Translated:
@@ -231,6 +293,20 @@ def gsa(fn: str, given: Given) -> Translated:
     return Translated("gsa", some(given, "q k v s g"), options)
 
 
+def results(given: Given, out: Any, state: Any) -> tuple[Any, ...]:
+    """(o, final state); of preconditioned rules (o, S, A), A of each head of keys."""
+    if "initial_A_state" not in given:
+        return out, state_of(given, state)
+    if state is None:
+        return out, None, None
+    S, A, heads = state.S, state.A, values_per_key(given)
+    S, A = (S.mT if given["transpose_state_layout"] else S), (A if heads == 1 else A[:, ::heads])
+    if not given["overwrite_state"]:
+        return out, S, A
+    begin = given["initial_state"], given["initial_A_state"]
+    return out, S if begin[0] is None else begin[0], A if begin[1] is None else begin[1].copy_(A)
+
+
 def state_of(given: Given, state: Any) -> Any:
     """The final state as FLA stores it."""
     if given["overwrite_state"] and given["initial_state"] is not None:
@@ -247,6 +323,8 @@ def state_of(given: Given, state: Any) -> Any:
 CALL, PACKED = "scale initial_state output_final_state ", "cu_seqlens cu_seqlens_cpu "
 L2NORM, V_FIRST, LAYERS = "use_qk_l2norm_in_kernel ", "state_v_first ", "layer_idx num_layers "
 BETA, GATE, ANY = "use_beta_sigmoid_in_kernel allow_neg_eigval ", "use_gate_in_kernel ", " A_log dt_bias "
+PRECOND, BOUNDS = "initial_state initial_A_state output_final_state ", "transpose_state_layout x eps log_atk_scale "
+NORMED = "use_qk_l2norm_in_kernel=True "
 KDA = "safe_gate lower_bound disable_recompute return_intermediate_states "
 TABLE = {
     "chunk_gated_delta_rule": (gated_delta, "q k v g beta " + CALL + L2NORM + BETA + V_FIRST + PACKED
@@ -259,6 +337,16 @@ TABLE = {
                   + "cp_context use_graph max_num_seqs " + ANY),
     "fused_recurrent_kda": (kda, "q k v g beta " + ANY + CALL + L2NORM + GATE + BETA + "lower_bound " + V_FIRST
                             + "cu_seqlens"),
+    "chunk_precond_gated_delta_rule": (preconditioned_gated_delta, "q k v g_atk g beta_atk beta scale " + PRECOND
+                                       + NORMED + PACKED + "cp_context " + BOUNDS),
+    "fused_recurrent_precond_gated_delta_rule": (preconditioned_gated_delta,
+                                                 "q k v g=None gk=None gv=None beta=None g_atk=None beta_atk=None "
+                                                 + "scale " + PRECOND + NORMED + "cu_seqlens " + BOUNDS),
+    "chunk_precond_kda": (preconditioned_kda, "q k v g g_atk beta_atk beta scale " + PRECOND + GATE
+                          + "safe_gate lower_bound " + PACKED + "chunk_indices cp_context " + BOUNDS
+                          + "solve_tril_precision disable_recompute return_intermediate_states " + NORMED + ANY),
+    "fused_recurrent_precond_kda": (preconditioned_kda, "q k v g g_atk beta_atk beta" + ANY + "scale " + PRECOND
+                                    + NORMED + GATE + "lower_bound cu_seqlens " + BOUNDS),
     "chunk_gdn2": (gdn2, "q k v g b w " + CALL + L2NORM + GATE + PACKED + KDA + V_FIRST + "cp_context " + ANY),
     "fused_recurrent_gdn2": (gdn2, "q k v g b w " + ANY + CALL + L2NORM + GATE + "lower_bound " + V_FIRST
                              + "cu_seqlens"),
@@ -292,8 +380,9 @@ TABLE = {
     "chunk_gsa": (gsa, "q k v s g=None " + CALL + "checkpoint_level " + PACKED),
     "fused_recurrent_gsa": (gsa, "q k v s g=None " + CALL + "reverse cu_seqlens"),
 }  # fmt: skip
-ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
-FLA = Library(DEFAULTS, ("chunk_size", "overwrite_state"), UNSUPPORTED, check, normalise_one_token, state_of)
+ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule",
+           "fused_recurrent_pgdn": "fused_recurrent_precond_gated_delta_rule"}  # fmt: skip
+FLA = Library(DEFAULTS, ("chunk_size", "overwrite_state"), UNSUPPORTED, check, normalise_one_token, results)
 FUNCTIONS = {name: adapter(name, translate, text, FLA)
              for name, (translate, text) in TABLE.items()}  # fmt: skip
 globals().update(FUNCTIONS | {name: FUNCTIONS[of] for name, of in ALIASES.items()})
