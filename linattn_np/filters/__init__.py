@@ -41,7 +41,7 @@ PROJECTION = Filter("affine_projection", "mu", 1.0, {"order": 4, "eps": 0.0}, pr
                     past=lambda numbers: numbers["order"] - 1)  # fmt: skip
 WINDOW = Filter("window_least_squares", "forgetting", 1.0, {"window": 64, "delta": 1e-3, "bandwidth": None}, None,
                 window_filter, (), PastState, {"state.x": "N K", "state.d": "N V", "state.rate": "N"}, forgets=True,
-                past=lambda numbers: numbers["window"])  # fmt: skip
+                past=lambda numbers: numbers["window"], queries=True)  # fmt: skip
 
 
 def lms(x: Any, d: Any, mu: Any, *, state: Any = None, **options: Any) -> Filtered:
@@ -122,17 +122,19 @@ def affine_projection(
 
 
 def window_least_squares(
-    x: Any, d: Any, forgetting: Any = 1.0, *, window: int = 64, delta: float = 1e-3, bandwidth: float | None = None,
-    state: Any = None,
+    x: Any, d: Any, forgetting: Any = 1.0, *, q: Any = None, window: int = 64, delta: float = 1e-3,
+    bandwidth: float | None = None, state: Any = None,
 ) -> Filtered:  # fmt: skip
     """Sliding-window least squares: the weights are the fit of the last tokens, or of those that are near.
 
         W_t = argmin_W sum_{t - window < j <= t} w_tj |d_j - x_j W|^2 + delta |W|^2,   y_t = x_t W_{t-1}
         w_tj = lambda_{j+1} .. lambda_t, and with bandwidth h times e^{-|x_{t+1} - x_j|^2 / (2 h^2)}
+        with queries  y_t = q_t W_t,   w_tj around q_t instead of x_{t+1}
 
     x           (..., T, K)          inputs; a column of ones makes the fit affine
     d           (..., T, V)          desired outputs
     forgetting  number or (..., T)   lambda, in (0, 1]
+    q           (..., T, K)          queries of an attention with keys x and values d: q_t reads token t too
     window      whole number         tokens of a fit
     delta       number > 0           ridge, not below K epsilon trace(X^T w X), the rounding error
     bandwidth   number > 0           of a kernel around the input that is predicted; None: all weigh the same
@@ -143,7 +145,8 @@ def window_least_squares(
     are those around the last input. Results as in lms; state is a PastState.
     Cleveland, Devlin, Locally weighted regression, 1988; Wang, Shi, Fox, Test-time regression, arXiv 2501.12352.
     """
-    return WINDOW((x, d, forgetting), {"window": window, "delta": delta, "bandwidth": bandwidth, "state": state})
+    numbers = {"window": window, "delta": delta, "bandwidth": bandwidth}
+    return WINDOW((x, d, forgetting), {"q": q, "state": state, **numbers})
 
 
 for _fn, _filter in ((lms, LMS), (nlms, NLMS), (rls, RLS), (affine_projection, PROJECTION),

@@ -65,13 +65,14 @@ class Signals(NamedTuple):
     options: dict[str, Any]  # of the core
     kinds: dict[str, Any]  # dtypes of the caller's arrays by name
     is_token: bool  # the caller's arrays are of one token, without T
+    q: Any = None  # (..., T, K), queries
 
     @property
     def xp(self) -> Namespace:
         return self.library.xp
 
 
-Pullback = Callable[[Filtered], tuple[Array, Array, Array, Any]]
+Pullback = Callable[[Filtered], tuple[Any, ...]]
 
 
 class Filter(NamedTuple):
@@ -80,7 +81,8 @@ class Filter(NamedTuple):
     state: the named tuple of its state, None: one array. axes: of its parts; past(numbers) is their N.
     forgets: rates are numbers in (0, 1]. core(signals) returns (spec, keywords, saved) of the call that computes it,
     None: array calls do. compute(signals, gradients) returns (Filtered in the compute dtype, pullback or None); the
-    pullback maps cotangents, None where there are none, to (dx, dd, drate, dstate).
+    pullback maps cotangents, None where there are none, to (dx, dd, drate, dstate), with dq behind them if the filter
+    takes queries (queries).
     """
 
     name: str
@@ -94,6 +96,7 @@ class Filter(NamedTuple):
     axes: Mapping[str, str] = MappingProxyType({"state": "K V"})
     forgets: bool = False
     past: Callable[[Mapping[str, Any]], int] = lambda numbers: 0
+    queries: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -128,16 +131,16 @@ class Filter(NamedTuple):
         assert pull is not None
 
         def pullback(dprediction: Any = None, derror: Any = None, dweights: Any = None, dstate: Any = None) -> Any:
-            """Gradients of x, d, the rate if it is an array, and the state."""
+            """Gradients of x, d, the rate if it is an array, queries, and the state."""
             return self._gradients(s, pull(cotangents(s, found, (dprediction, derror, dweights, dstate))))
 
         return given_back(s, found), pullback
 
-    def _gradients(self, s: Signals, grads: tuple[Array, Array, Array, Any]) -> Any:
-        back, (dx, dd, drate, dstate) = s.library.give_back, grads
-        one = {"x": dx, "d": dd, self.rate: drate}
+    def _gradients(self, s: Signals, grads: tuple[Any, ...]) -> Any:
+        back, (dx, dd, drate, dstate, *dq) = s.library.give_back, grads
+        one = {"x": dx, "d": dd, self.rate: drate} | dict(zip(["q"], dq, strict=False))
         if s.is_token:
-            one = {"x": dx[..., 0, :], "d": dd[..., 0, :], self.rate: drate[..., 0]}
+            one = {n: y[..., 0] if n == self.rate else y[..., 0, :] for n, y in one.items()}
         named = [back(cast(s.xp, y, s.kinds[n])) if n in s.kinds else None for n, y in one.items()]
         state = None
         if s.state is not None:
@@ -150,7 +153,7 @@ class Filter(NamedTuple):
         fn, names = self.name, ("x", "d", self.rate)
         if len(arrays) > len(names):
             raise TypeError(f"{fn}: {len(arrays)} arrays were given by position, expected at most {', '.join(names)}")
-        known = (*names, *self.numbers, "state", *self.options)
+        known = (*names, *(["q"] if self.queries else []), *self.numbers, "state", *self.options)
         for name in keywords:
             if name not in known:
                 raise TypeError(f"{fn}: unknown option {name!r}, expected one of {', '.join(known)}")
@@ -160,7 +163,7 @@ class Filter(NamedTuple):
                 raise TypeError(f"{fn}: {name} is missing, expected the arrays {', '.join(names)}")
         numbers = {n: own_number(fn, n, given[n], default) for n, default in self.numbers.items()}
         rate = given[self.rate]
-        each = {"x": given["x"], "d": given["d"], self.rate: None if is_real(rate) else rate,
+        each = {"x": given["x"], "d": given["d"], self.rate: None if is_real(rate) else rate, "q": given.get("q"),
                 **parts(self, given.get("state"))}  # fmt: skip
         library, entered = enter(fn, each)
         for name, y in entered.items():
@@ -169,11 +172,12 @@ class Filter(NamedTuple):
         check_shapes(self, entered, numbers, is_token)
         dtype = compute_dtype(library.xp, *entered.values())
         kinds = {name: y.dtype for name, y in entered.items() if y is not None}
-        x, d, array, *state = self._cast(library.xp, entered, dtype)
+        x, d, array, q, *state = self._cast(library.xp, entered, dtype)
         if array is not None:
             check_rates(self, library.xp, array)
         if is_token:
             x, d, array = x[..., None, :], d[..., None, :], None if array is None else array[..., None]
+            q = None if q is None else q[..., None, :]
         if array is None:
             one = number(fn, self.rate, rate, least=False)
             if self.forgets and not 0 < one <= 1:
@@ -184,7 +188,7 @@ class Filter(NamedTuple):
             array = library.xp.full(x.shape[:-1], one, dtype=dtype, device=device(x))
         options = {n: keywords[n] for n in self.options if n in keywords}
         begin = self.state(*state) if len(state) > 1 else next(iter(state), None)
-        return Signals(fn, library, dtype, x, d, array, begin, numbers, options, kinds, is_token)
+        return Signals(fn, library, dtype, x, d, array, begin, numbers, options, kinds, is_token, q)
 
     def _cast(self, xp: Namespace, entered: Mapping[str, Any], dtype: Any) -> list[Any]:
         return [None if y is None else cast(xp, y, dtype) for y in entered.values()]
@@ -249,7 +253,7 @@ def check_shapes(own: Filter, arrays: Mapping[str, Any], numbers: Mapping[str, A
     lead, T = x.shape[: x.ndim - least], () if is_token else x.shape[-2:-1]
     sizes = {"K": x.shape[-1], "V": d.shape[-1], "N": own.past(numbers)}
     wanted = {n: (*lead, *(sizes[letter] for letter in axes.split())) for n, axes in own.axes.items()}
-    for name, shape in (wanted | {own.rate: (*lead, *T)}).items():
+    for name, shape in (wanted | {own.rate: (*lead, *T), "q": tuple(x.shape)}).items():
         y: Any = arrays.get(name)
         if y is not None and tuple(y.shape) != shape:
             raise ValueError(f"{fn}: {name} has shape {tuple(y.shape)}, expected {shape}")

@@ -15,7 +15,7 @@ from .gradient import strengths
 def check(own: Filter, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Finding]:
     """The findings about a call of the filter."""
     s = own.enter(arrays, keywords)
-    each = {"x": s.x, "d": s.d, **parts(own, s.state)}
+    each = {"x": s.x, "d": s.d, **({} if s.q is None else {"q": s.q}), **parts(own, s.state)}
     found = [one for name, y in each.items() if (one := _not_finite(s, name, y))]
     if not found and prod(s.rate.shape):
         found += _of_rates(s, own)

@@ -4,6 +4,8 @@
     w_ti = lambda_{i+1} .. lambda_{t-1} e^{-|x_t - x_i|^2 / (2 h^2)}
     (X^T w X + r I) W = X^T w D,   y_t = x_t W_t
 
+With queries, q_t is in the place of x_t, and its fit has token t: out_t = q_t W_{t+1}, the read of t + 1.
+
 The sums are those of the rows themselves: nothing is subtracted that has left the window. With M the solution of
 (X^T w X + r I) M = dW, E = D - X W the errors, and the rows of a window below each other,
 
@@ -27,7 +29,7 @@ class Rows(NamedTuple):
     x: Array  # (..., T + c, K)
     d: Array  # (..., T + c, V)
     log: Array  # (..., T + c, 1)
-    at: Array  # (..., T + 1, K): x_t, and x of the last token once more
+    at: Array  # (..., T + 1, K): x_t, and x of the last token once more; with queries x of the last token, and q_t
 
 
 class Window(NamedTuple):
@@ -50,7 +52,13 @@ def rows_of(s: Signals) -> tuple[Rows, PastState]:
         past = PastState(x, d, xp.ones((*lead, c), dtype=s.dtype, device=device(s.x)))
     x, d = xp.concat([past.x, s.x], axis=-2), xp.concat([past.d, s.d], axis=-2)
     log = xp.log(xp.concat([past.rate, s.rate], axis=-1))[..., None]
-    return Rows(x, d, log, xp.concat([s.x, x[..., T + c - 1 :, :]], axis=-2)), past
+    at = [s.x, x[..., T + c - 1 :, :]] if s.q is None else [x[..., c - 1 : c, :], s.q]
+    return Rows(x, d, log, xp.concat(at, axis=-2)), past
+
+
+def first_read(s: Signals) -> int:
+    """The first read that anything needs: queries need none before the first token, but for the weights of no token."""
+    return 0 if s.q is None else min(1, s.x.shape[-2])
 
 
 def fit(s: Signals, rows: Rows, a: int, b: int) -> Window:
@@ -94,7 +102,7 @@ def parts_of(s: Signals) -> list[tuple[int, int]]:
     for n in lead:
         count *= n
     each = max(MOST // max(count, 1), 1)
-    return [(a, min(a + each, T + 1)) for a in range(0, T + 1, each)]
+    return [(a, min(a + each, T + 1)) for a in range(first_read(s), T + 1, each)]
 
 
 def window_filter(s: Signals, gradients: bool) -> tuple[Filtered, Pullback | None]:
@@ -111,32 +119,30 @@ def window_filter(s: Signals, gradients: bool) -> tuple[Filtered, Pullback | Non
     if not gradients:
         return found, None
 
-    def pullback(d: Filtered) -> tuple[Array, Array, Array, PastState]:
+    def pullback(d: Filtered) -> tuple[Array, Array, Array, PastState, Array]:
         dy = xp.zeros_like(s.d) if d.prediction is None else d.prediction
-        dy = dy if d.error is None else dy - d.error
-        none = xp.zeros_like(found.weights)
-        dx, dd, dlog = (xp.zeros_like(z) for z in rows[:3])
-        own_x = []
+        dy = _between(xp, dy if d.error is None else dy - d.error, int(s.q is not None), T + 1)
+        dx, dd, dlog, dat = (xp.zeros_like(z) for z in rows)
         for a, b in parts_of(s):
-            own, at = fit(s, rows, a, b), rows.at[..., a:b, :]
-            part = dy[..., a : min(b, T), :]
-            dW = at[..., : part.shape[-2], :, None] * part[..., None, :]
-            dq = xp.matmul(own.W[..., : part.shape[-2], :, :], part[..., None])[..., 0]
-            if b > T:
-                last = none if d.weights is None else d.weights
-                dW = xp.concat([dW, last[..., None, :, :]], axis=-3)
-                dq = xp.concat([dq, xp.zeros_like(at[..., :1, :])], axis=-2)
+            own, part = fit(s, rows, a, b), dy[..., a:b, :]
+            dW = rows.at[..., a:b, :, None] * part[..., None, :]
+            if b > T and d.weights is not None:
+                dW = xp.concat([dW[..., :-1, :, :], dW[..., -1:, :, :] + d.weights[..., None, :, :]], axis=-3)
             more = fit_vjp(s, own, dW)
-            dx, dd, dlog = (z + _between(xp, m, a, z.shape[-2]) for z, m in zip((dx, dd, dlog), more[:3], strict=True))
-            own_x.append(dq + more.at)
-        dat = xp.concat(own_x, axis=-2)
-        dx = dx + _between(xp, dat[..., :T, :], c, T + c) + _between(xp, dat[..., T:, :], T + c - 1, T + c)
+            dread = xp.matmul(own.W, part[..., None])[..., 0] + more.at
+            each = zip((dx, dd, dlog, dat), (*more[:3], dread), strict=True)
+            dx, dd, dlog, dat = (z + _between(xp, m, a, z.shape[-2]) for z, m in each)
+        if s.q is None:
+            dx = dx + _between(xp, dat[..., :T, :], c, T + c) + _between(xp, dat[..., T:, :], T + c - 1, T + c)
+        else:
+            dx = dx + _between(xp, dat[..., :1, :], c - 1, T + c)
         drate = dlog[..., 0] / rate
         if d.state is not None:
             dx, dd = (z + _between(xp, m, T, T + c) for z, m in zip((dx, dd), d.state[:2], strict=True))
             drate = drate + _between(xp, d.state.rate[..., None], T, T + c)[..., 0]
         dd_own = dd[..., c:, :] if d.error is None else dd[..., c:, :] + d.error
-        return dx[..., c:, :], dd_own, drate[..., c:], PastState(dx[..., :c, :], dd[..., :c, :], drate[..., :c])
+        dpast = PastState(dx[..., :c, :], dd[..., :c, :], drate[..., :c])
+        return dx[..., c:, :], dd_own, drate[..., c:], dpast, dat[..., 1:, :]
 
     return found, pullback
 
