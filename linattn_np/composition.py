@@ -48,15 +48,15 @@ class Stacked(NamedTuple):
 
 
 class LateWrite(NamedTuple):
-    """S_out = matrix (S + again k^T v) + U of a state with the last token's key and value, which are written once more.
+    """S_out = matrix (S + weight k^T v) + U; k and v are those of the last token, which the next one writes once more.
 
-    k_out = kept k + its offset, and v_out so too: kept is 1 of a span without tokens, else 0. k and v may have several
-    rows, (..., H, R, K) and (..., H, R, V): k^T v is their sum.
+    k_out = retained k + its offset, and v_out likewise: retained is 1 for a span without tokens, else 0. k and v may
+    have several rows, (..., H, R, K) and (..., H, R, V): k^T v is their sum.
     """
 
     matrix: Any  # (..., H, K, K)
-    again: Any  # (..., H)
-    kept: Any  # (..., H)
+    weight: Any  # (..., H)
+    retained: Any  # (..., H)
 
 
 Vjp = Callable[[Any], Any]
@@ -80,7 +80,7 @@ def after(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
     if isinstance(state, BoundedState):
         return _averaged(xp, span, state)
     if isinstance(span.transfer, LateWrite):
-        return _written_again(xp, span, state)
+        return _after_late_write(xp, span, state)
     out, carried_vjp = _carried(xp, span.transfer, state)
 
     def vjp(d: Any) -> tuple[Summary, Any]:
@@ -244,14 +244,14 @@ def _shapes(transfer: Any, state: list[Array]) -> list[list[tuple[int, ...]]]:
 # a token that is written once more
 
 
-def _written_again(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
+def _after_late_write(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
     """S = M (S_0 + h k_0^T v_0) + U; k and v of the last token."""
-    (M, h, kept), U, T = span.transfer, span.offset, xp.matrix_transpose
+    (M, h, retained), U, T = span.transfer, span.offset, xp.matrix_transpose
     one = state.k.ndim < state.S.ndim  # row
     k, v = (x[..., None, :] if one else x for x in (state.k, state.v))
     pair = T(k) @ v
     P = state.S + h[..., None, None] * pair
-    keep = kept[..., None] if one else kept[..., None, None]
+    keep = retained[..., None] if one else retained[..., None, None]
     out = type(state)(M @ P + U.S, keep * state.k + U.k, keep * state.v + U.v)
 
     def vjp(d: Any) -> tuple[Summary, Any]:
@@ -259,8 +259,8 @@ def _written_again(xp: Namespace, span: Summary, state: Any) -> tuple[Any, Vjp]:
         dpair = h[..., None, None] * dP
         dk, dv = v @ T(dpair), k @ dpair
         dk, dv = (y[..., 0, :] if one else y for y in (dk, dv))
-        dkept = sum_to(xp, d.k * state.k, keep.shape) + sum_to(xp, d.v * state.v, keep.shape)
-        dtransfer = LateWrite(d.S @ T(P), xp.sum(dP * pair, axis=(-2, -1)), xp.reshape(dkept, kept.shape))
+        dretained = sum_to(xp, d.k * state.k, keep.shape) + sum_to(xp, d.v * state.v, keep.shape)
+        dtransfer = LateWrite(d.S @ T(P), xp.sum(dP * pair, axis=(-2, -1)), xp.reshape(dretained, retained.shape))
         return Summary(dtransfer, d), type(state)(dP, keep * d.k + dk, keep * d.v + dv)
 
     return out, vjp
@@ -273,10 +273,10 @@ def _late_product(xp: Namespace, one: LateWrite, two: LateWrite) -> tuple[LateWr
     def vjp(d: Any) -> tuple[Any, Any]:
         if d is None:
             return None, None
-        first = LateWrite(T(two.matrix) @ d.matrix, d.again, d.again * two.again + d.kept * two.kept)
-        return first, LateWrite(d.matrix @ T(one.matrix), one.kept * d.again, one.kept * d.kept)
+        first = LateWrite(T(two.matrix) @ d.matrix, d.weight, d.weight * two.weight + d.retained * two.retained)
+        return first, LateWrite(d.matrix @ T(one.matrix), one.retained * d.weight, one.retained * d.retained)
 
-    return LateWrite(two.matrix @ one.matrix, one.again + one.kept * two.again, one.kept * two.kept), vjp
+    return LateWrite(two.matrix @ one.matrix, one.weight + one.retained * two.weight, one.retained * two.retained), vjp
 
 
 # states that are no sums

@@ -139,8 +139,8 @@ class StateFormat:
     rotates: whether rows of an earlier state are mixed with each other though nothing is erased (`la.summary`).
     stacks: whether a span of tokens is a matrix of all parts of a state below one another (`la.summary`).
     no_summary: why spans of tokens have no summary (`la.summary`), if the core's have; "": they have one.
-    again: (f, f_vjp), where a token writes the one before once more: f(c) returns the weight of this write of the first
-    token of each sequence, (..., H) or (N, H), 0 without tokens; f_vjp(c, d) the gradients by name.
+    first_weight: (f, f_vjp), where a token writes the previous one once more: f(c) returns the weight of that write by
+    the first token of each sequence, (..., H) or (N, H), 0 without tokens; f_vjp(c, d) the gradients by name.
     log_decays: (f, f_vjp), where the core's g is not what the state decays by: f(c) returns the tokens' log decays
     (..., T, H, width), or None; f_vjp(c, d) the gradients by name.
     """
@@ -161,7 +161,7 @@ class StateFormat:
     rotates: bool = False
     stacks: bool = False
     no_summary: str = ""
-    again: tuple[Callable[[Call], Array], Callable[[Call, Array], Gradients]] | None = None
+    first_weight: tuple[Callable[[Call], Array], Callable[[Call, Array], Gradients]] | None = None
     log_decays: tuple[Callable[[Call], Any], Callable[[Call, Array], Gradients]] | None = None
 
     def type_of(self, options: Mapping[str, Any]) -> type[Any] | None:

@@ -79,17 +79,17 @@ LA_DEVICE void store_rows(char* rows, i64 stride, u32 base, int token, int T, in
 // written.
 template <class X, int C, int WIDTH>
 LA_DEVICE void store_group_rows(char* rows, i64 stride, u32 base, int token, int T, int row, int column, int thread) {
-    constexpr int STEP = LA_REVERSE ? -1 : 1, TURNS = C / 16;
+    constexpr int STEP = LA_REVERSE ? -1 : 1, ROW_BLOCKS = C / 16;
     const int r0 = thread >> 3, c = thread & 7, byte = (column + row + c * 8) * 2;
-    u32 x[TURNS][4];
+    u32 x[ROW_BLOCKS][4];
 #pragma unroll
-    for (int n = 0; n < TURNS; n++)
+    for (int n = 0; n < ROW_BLOCKS; n++)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[n][0]), "=r"(x[n][1]), "=r"(x[n][2]), "=r"(x[n][3])
                      : "r"(base + X::piece(r0 + n * 16, row / 8 + c)));
     char* to = rows + (token + r0 * STEP) * stride + byte;
 #pragma unroll
-    for (int n = 0; n < TURNS; n++) {
+    for (int n = 0; n < ROW_BLOCKS; n++) {
         if ((u32)(token + (r0 + n * 16) * STEP) < (u32)T && (WIDTH % 64 == 0 || byte < WIDTH * 2))
             asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[n][0]), "r"(x[n][1]), "r"(x[n][2]),
                          "r"(x[n][3])

@@ -10,7 +10,7 @@
 // behind the state that the group begins with. So a sequence has the same bits alone, in a batch and in a ragged one.
 // Tiles are taken by ticket, earlier ones first, so that a tile only waits for blocks that run.
 //
-// A backward begins a tile with the state that the forward has kept there, every LA_MARK tokens.
+// A backward begins a tile with the state that the forward stored there, every LA_MARK tokens.
 // Tokens behind the end of a sequence have a = 1 and x = dout = 0.
 //
 // LA_DTYPE, LA_GATE, LA_DOUT: kinds of x (out, dx), the gate, dout. LA_LOG: the gate is log a. LA_CONSTANT: one gate

@@ -27,7 +27,7 @@ struct alignas(16) Four {
 };
 constexpr int SHARED =
     (int)sizeof(Step) * TILE * CHANNELS + 2 * TILE * WIDTH * (int)sizeof(Real) + WARPS * TILE * (int)sizeof(Sums);
-constexpr bool KEPT = SHARED + TILE / PART * STATES * THREADS * (int)sizeof(Real) <= 48 * 1024;
+constexpr bool CHECKPOINTS = SHARED + TILE / PART * STATES * THREADS * (int)sizeof(Real) <= 48 * 1024;
 
 LA_DEVICE Real cotangent(Real dout, Real z) { return LA_Z == NONE ? dout : dout * silu(z); }
 
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
     __shared__ Step steps[TILE][CHANNELS];
     __shared__ __align__(16) Real B[TILE][WIDTH], C[TILE][WIDTH];
     __shared__ __align__(16) Sums sums[WARPS][TILE];
-    __shared__ Four kept[KEPT ? TILE / PART : 1][KEPT ? STATES / 4 : 1][KEPT ? THREADS : 1];
+    __shared__ Four checkpoints[CHECKPOINTS ? TILE / PART : 1][CHECKPOINTS ? STATES / 4 : 1][CHECKPOINTS ? THREADS : 1];
     const Segment s(a);
     const Row row(a, s.d);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, q = lane / BESIDE;
@@ -186,13 +186,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
 #pragma unroll
             for (int k = 0; k < STATES; k++) h[k] = decay(step, rate[k]) * h[k] + u * Bt[k];
         };
-        if constexpr (KEPT) {
+        if constexpr (CHECKPOINTS) {
 #pragma unroll 1
             for (int part = 0;; part += PART) {
 #pragma unroll
                 for (int g = 0; g < STATES / 4; g++)
-                    kept[part / PART][g][threadIdx.x] = {begin[4 * g], begin[4 * g + 1], begin[4 * g + 2],
-                                                         begin[4 * g + 3]};
+                    checkpoints[part / PART][g][threadIdx.x] = {begin[4 * g], begin[4 * g + 1], begin[4 * g + 2],
+                                                                begin[4 * g + 3]};
                 if (part + PART == TILE) break;
 #pragma unroll
                 for (int t = 0; t < PART; t++) follow(begin, part + t);
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
 #pragma unroll 1
         for (int part = TILE - PART; part >= 0; part -= PART) {
             State first;
-            if constexpr (!KEPT) {
+            if constexpr (!CHECKPOINTS) {
 #pragma unroll
                 for (int k = 0; k < STATES; k++) first[k] = begin[k];
 #pragma unroll 4
@@ -211,8 +211,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
 #pragma unroll
             for (int g = 0; g < STATES / 4; g++) {
                 Real h[PART + 1][4], decays[PART][4], dB[4], dC[4];   // dB, dC: of 4 tokens
-                if constexpr (KEPT) {
-                    const Four from = kept[part / PART][g][threadIdx.x];
+                if constexpr (CHECKPOINTS) {
+                    const Four from = checkpoints[part / PART][g][threadIdx.x];
 #pragma unroll
                     for (int i = 0; i < 4; i++) h[0][i] = from.x[i];
                 } else

@@ -23,7 +23,7 @@ LA_DEVICE Real act_slope(Real x) { return LA_ACT ? sigmoid_slope(x) : silu_slope
 struct Normed {   // a row, its mean and the two factors of f
     RowOf<LA_DTYPE> x;
     RowOf<LA_GATE> gate;
-    Numbers h[KEEPS ? KEPT : 1];
+    Numbers h[KEEPS ? REGISTER_PIECES : 1];
     Real mean, factor, over;
 
     __device__ __forceinline__ void begin(const NormArguments& a, u32 row) {
@@ -195,7 +195,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_norm(const __grid_cons
 constexpr bool SUMMED = LA_WEIGHT != NONE, ADDED = LA_BIAS != NONE;
 
 // what a row adds to a sum over rows: in registers, or in the memory of this block
-LA_DEVICE void add_row(Numbers (&sums)[KEPT], Real* memory, bool begins, int p, int column, const Numbers& x) {
+LA_DEVICE void add_row(Numbers (&sums)[REGISTER_PIECES], Real* memory, bool begins, int p, int column,
+                       const Numbers& x) {
     if constexpr (HELD) {
 #pragma unroll
         for (int i = 0; i < LA_PER; i++) sums[p][i] += x[i];
@@ -204,11 +205,11 @@ LA_DEVICE void add_row(Numbers (&sums)[KEPT], Real* memory, bool begins, int p, 
         for (int i = 0; i < LA_PER; i++) memory[column + i] = begins ? x[i] : memory[column + i] + x[i];
 }
 // the sums over the rows side by side in a block
-LA_DEVICE void store_sums(const Numbers (&sums)[KEPT], Real* to) {
+LA_DEVICE void store_sums(const Numbers (&sums)[REGISTER_PIECES], Real* to) {
     if constexpr (!HELD) return;
     __shared__ Real beside[BESIDE > 1 ? THREADS : 1][LA_PER];
 #pragma unroll
-    for (int p = 0; p < KEPT; p++) {
+    for (int p = 0; p < REGISTER_PIECES; p++) {
         const int column = (p * LA_LANES + lane_of_row()) * LA_PER;
         Numbers x;
 #pragma unroll
@@ -235,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_norm_vjp(const __grid_
     const u32 begin = part * a.block, end = min(begin + a.block, count);
     Real* const sums_weight = SUMMED ? (Real*)a.dweight + blockIdx.x * (i64)LA_D : nullptr;
     Real* const sums_bias = ADDED ? (Real*)a.dbias + blockIdx.x * (i64)LA_D : nullptr;
-    Numbers dweight[KEPT] = {}, dbias[KEPT] = {};
+    Numbers dweight[REGISTER_PIECES] = {}, dbias[REGISTER_PIECES] = {};
     Parameter<LA_WEIGHT> weights;
     weights.begin(a.weight, group);
     Normed rows[LA_ROWS], next[LA_ROWS];
@@ -272,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_norm_vjp(const __grid_
         } else load(rows, grads, first);
 #pragma unroll
         for (int r = 0; r < LA_ROWS; r++) rows[r].unpack();
-        Numbers held[LA_ROWS][KEEPS ? KEPT : 1];
+        Numbers held[LA_ROWS][KEEPS ? REGISTER_PIECES : 1];
         if constexpr (KEEPS)
 #pragma unroll
             for (int r = 0; r < LA_ROWS; r++)

@@ -13,7 +13,7 @@ typedef double Real;
 #else
 typedef float Real;
 #endif
-constexpr int HEADS = 4, PER = LA_PER, TURN = LA_DOUBLE ? 3 : 2;
+constexpr int HEADS = 4, PER = LA_PER, ANGLE_KIND = LA_DOUBLE ? 3 : 2;
 constexpr int FIRST = LA_INTERLEAVED ? 2 * PER : PER;   // neighbours that are moved together
 typedef Real Numbers[PER];
 
@@ -39,12 +39,12 @@ template <int KIND> struct Pairs {   // of a head
         }
     }
 };
-struct Turn {
+struct Rotation {
     Numbers c, s;
     __device__ __forceinline__ void load(const RotaryArguments& a, u32 token, u32 head, int p) {
         const i64 at = (i64)(token % a.period) * a.step + (i64)head * a.P + p;
-        load_elements<TURN, PER>(c, (const char*)a.cos + at * bytes_of(TURN));
-        load_elements<TURN, PER>(s, (const char*)a.sin + at * bytes_of(TURN));
+        load_elements<ANGLE_KIND, PER>(c, (const char*)a.cos + at * bytes_of(ANGLE_KIND));
+        load_elements<ANGLE_KIND, PER>(s, (const char*)a.sin + at * bytes_of(ANGLE_KIND));
 #pragma unroll
         for (int i = 0; i < PER; i++)
             if (LA_BACK) s[i] = -s[i];
@@ -70,21 +70,22 @@ extern "C" __global__ void __launch_bounds__(256) rotate(const __grid_constant__
     }
     const int p = packet * PER;
     Pairs<LA_DTYPE> x[HEADS];
-    Turn turn;
+    Rotation rotation;
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
         if (h < count) x[h].load(from + h * a.x.inner, p, a.P);
-    turn.load(a, token, a.turn_heads == 1 ? 0 : first, p);
+    rotation.load(a, token, a.angle_heads == 1 ? 0 : first, p);
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
         if (h >= count) return;
-        if (h && a.turn_heads > 1) turn.load(a, token, first + h, p);
+        if (h && a.angle_heads > 1) rotation.load(a, token, first + h, p);
         Numbers one, other;
         Real both[2 * PER];
         x[h].get(one, other);
 #pragma unroll
         for (int i = 0; i < PER; i++) {
-            const Real u = one[i] * turn.c[i] - other[i] * turn.s[i], v = other[i] * turn.c[i] + one[i] * turn.s[i];
+            const Real u = one[i] * rotation.c[i] - other[i] * rotation.s[i],
+                       v = other[i] * rotation.c[i] + one[i] * rotation.s[i];
             both[LA_INTERLEAVED ? 2 * i : i] = u;
             both[LA_INTERLEAVED ? 2 * i + 1 : PER + i] = v;
         }
@@ -100,13 +101,13 @@ extern "C" __global__ void __launch_bounds__(256) rotate(const __grid_constant__
 
 // A thread has LA_PER angles, and adds the heads that share them in order.
 extern "C" __global__ void __launch_bounds__(256) angles(const __grid_constant__ RotaryArguments a) {
-    const u32 packets = a.P / PER, share = a.heads / a.turn_heads;
+    const u32 packets = a.P / PER, share = a.heads / a.angle_heads;
     const i64 n = (i64)blockIdx.x * 256 + threadIdx.x, row = n / packets;
     const int p = (int)(n % packets) * PER;
-    if (row >= (i64)a.tokens * a.turn_heads) return;
-    const u32 token = (u32)(row / a.turn_heads), own = (u32)(row % a.turn_heads);
-    Turn turn;
-    turn.load(a, token, own, p);
+    if (row >= (i64)a.tokens * a.angle_heads) return;
+    const u32 token = (u32)(row / a.angle_heads), own = (u32)(row % a.angle_heads);
+    Rotation rotation;
+    rotation.load(a, token, own, p);
     Numbers sum = {};
     for (u32 h = 0; h < share; h++) {
         Pairs<LA_DTYPE> x;
@@ -118,9 +119,10 @@ extern "C" __global__ void __launch_bounds__(256) angles(const __grid_constant__
         dy.get(done, dother);
 #pragma unroll
         for (int i = 0; i < PER; i++) {
-            const Real u = one[i] * turn.c[i] - other[i] * turn.s[i], v = other[i] * turn.c[i] + one[i] * turn.s[i];
+            const Real u = one[i] * rotation.c[i] - other[i] * rotation.s[i],
+                       v = other[i] * rotation.c[i] + one[i] * rotation.s[i];
             sum[i] += u * dother[i] - v * done[i];
         }
     }
-    store_elements<TURN, PER>(a.y + (row * a.P + p) * bytes_of(TURN), sum);
+    store_elements<ANGLE_KIND, PER>(a.y + (row * a.P + p) * bytes_of(ANGLE_KIND), sum);
 }

@@ -13,7 +13,7 @@ typedef float Real;
 enum { NONE = 7 };                                                             // the kind of an array that is not given
 constexpr int PIECES = (LA_D + LA_PER * LA_LANES - 1) / (LA_PER * LA_LANES);   // of a lane
 constexpr bool HELD = PIECES <= 4;
-constexpr int KEPT = HELD ? PIECES : 1;
+constexpr int REGISTER_PIECES = HELD ? PIECES : 1;
 constexpr int THREADS = LA_LANES > 32 ? LA_LANES : 256, BESIDE = THREADS / LA_LANES;   // rows side by side
 typedef Real Numbers[LA_PER];
 
@@ -63,7 +63,7 @@ LA_DEVICE Real most(Real x, Real y) { return fmax(x, y); }
 // A row in memory, LA_PER numbers at a time; in registers as it was stored if it fits
 template <int KIND> struct RowOf {
     const char* at;
-    Loaded<KIND == NONE ? 2 : KIND, LA_PER> raw[KIND == NONE ? 1 : KEPT];
+    Loaded<KIND == NONE ? 2 : KIND, LA_PER> raw[KIND == NONE ? 1 : REGISTER_PIECES];
     __device__ __forceinline__ void begin(const char* from) {
         at = from;
         if constexpr (KIND != NONE && HELD)

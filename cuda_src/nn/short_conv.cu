@@ -4,9 +4,9 @@
 //     dz_t = act'(z_t) dy_t      dx_t = sum_i weight_{W-1-i} dz_{t+i} (+ dy_t)      dweight_{W-1-i} = sum_t dz_t
 //     x_{t-i}
 //
-// Lanes have LA_PER channels each and walk along a segment of `each` tokens of a sequence, the inputs of the last W
+// Lanes have LA_PER channels each and traverse a segment of `each` tokens of a sequence, the inputs of the last W
 // tokens in registers; a warp has a segment, WARPS segments a block. Kinds: LA_DTYPE of x, y and dx, LA_WEIGHT,
-// LA_BIAS, LA_PAST of states (7: not given), LA_GRAD of dy. LA_W: W. LA_SILU, LA_RESIDUAL. A segment is walked in
+// LA_BIAS, LA_PAST of states (7: not given), LA_GRAD of dy. LA_W: W. LA_SILU, LA_RESIDUAL. A segment is traversed in
 // groups of LA_GROUP tokens; groups inside of it have no conditions, and the next group is loaded while one is
 // computed. LA_SHIFT: of two tokens, 1 the weights are (mix, 1 - mix), 2 y_t = x_{t-1} without weights.
 #include "arguments/ops/ConvArguments.cuh"

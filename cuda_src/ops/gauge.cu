@@ -19,12 +19,12 @@ extern "C" __global__ void __launch_bounds__(SEGMENTS* LANES) gauge(const __grid
         in[1] = x.b[t * x.heads + s.column];
     };
     Faded own{0, -(double)__int_as_float(0x7f800000)};
-    walk<false, 2, 2, double>(
+    traverse<false, 2, 2, double>(
         s, load, [&](i64, const double (&in)[2]) { own = {own.sum + in[0], larger_of(in[1], in[0] + own.most)}; });
     double before = s.given ? (double)x.m_0[s.sequence * x.heads + s.column] : 0;
     before =
         entering<false>(maps, own, before, [](const Faded& map, double m) { return larger_of(map.most, map.sum + m); });
-    walk<false, 2, 2, double>(s, load, [&](i64 t, const double (&in)[2]) {
+    traverse<false, 2, 2, double>(s, load, [&](i64 t, const double (&in)[2]) {
         const i64 at = t * x.heads + s.column;
         const double faded = in[0] + before;
         double most = larger_of(in[1], faded);

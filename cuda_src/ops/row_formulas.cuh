@@ -68,7 +68,7 @@ LA_DEVICE void strength_vjp(const FormulaArguments& a, const Rows& r, const Lane
     r.out.put(0, z * (a.how ? 1 / ((1 + step) * (1 + step)) : exp(-step)));
     r.more.put(0, z * (a.how ? -2 * b * b : 2 * y * y * flow_slope(step)));
 }
-LA_DEVICE void turn(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {   // cos(x y), then sin(x y)
+LA_DEVICE void cos_sin(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {   // cos(x y), then sin(x y)
     const int n = r.x.width;
     lanes.each(n, [&](int j) {
         const Real angle = r.x[j] * r.y[0];

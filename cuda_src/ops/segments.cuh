@@ -2,7 +2,7 @@
 // tokens.
 //
 // Each warp composes the maps of its tokens, applies the compositions of the parts before its own to the first value,
-// and walks its part from there. Parts depend on the length of the sequence alone, so that results do, too.
+// and traverses its part from there. Parts depend on the length of the sequence alone, so that results do, too.
 #pragma once
 #include "tile/types.cuh"
 
@@ -24,7 +24,7 @@ struct Segment {   // of a block's sequence and columns; stop <= first: no token
     }
 };
 
-// the value before the own part, or after it where parts are walked from the last token on (BACK)
+// the value before the own part, or after it where parts are traversed from the last token on (BACK)
 template <bool BACK, class Map, class Value, class Apply>
 LA_DEVICE Value entering(Map (*maps)[LANES], const Map& own, Value x, Apply apply) {
     const int lane = threadIdx.x % LANES, part = threadIdx.x / LANES;
@@ -38,7 +38,7 @@ LA_DEVICE Value entering(Map (*maps)[LANES], const Map& own, Value x, Apply appl
 }
 // f(token, numbers of N arrays) of every token of a part, in order; those of TOGETHER tokens are loaded ahead
 template <bool BACK, int N, int TOGETHER, class Real, class Load, class F>
-LA_DEVICE void walk(const Segment& s, Load load, F f) {
+LA_DEVICE void traverse(const Segment& s, Load load, F f) {
     for (i64 n = 0; n < s.stop - s.first; n += TOGETHER) {
         Real x[TOGETHER][N];
         const int count = (int)min((i64)TOGETHER, s.stop - s.first - n);

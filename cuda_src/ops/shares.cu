@@ -41,11 +41,11 @@ extern "C" __global__ void __launch_bounds__(SEGMENTS* LANES) shares(const __gri
     const Segment s(a.offsets, a.T, a.columns);
     const auto load = [&](i64 t, Real(&in)[1]) { in[0] = (Real)element<LA_DTYPE>(a.s, t * a.columns + s.column); };
     Sum own{0, 0};
-    walk<false, 1, 4, Real>(s, load, [&](i64, const Real(&in)[1]) { own = with(own, in[0]); });
+    traverse<false, 1, 4, Real>(s, load, [&](i64, const Real(&in)[1]) { own = with(own, in[0]); });
     Sum x{0, 0};
     if (s.given) x = first_of(element<LA_WIDE>(a.begin, s.sequence * a.columns + s.column));
     x = entering<false>(maps, own, x, [](const Sum& map, const Sum& before) { return merged(before, map); });
-    walk<false, 1, 4, Real>(s, load, [&](i64 t, const Real(&in)[1]) {
+    traverse<false, 1, 4, Real>(s, load, [&](i64 t, const Real(&in)[1]) {
         const i64 at = t * a.columns + s.column;
         const Sum before = x;
         x = with(x, in[0]);
@@ -77,12 +77,12 @@ extern "C" __global__ void __launch_bounds__(SEGMENTS* LANES) shares_vjp(const _
     };
     const auto own_of = [](const Real(&in)[4]) { return in[3] + in[0] * in[2]; };
     Affine own{1, 0};
-    walk<true, 4, 2, Real>(s, load, [&](i64, const Real(&in)[4]) {
+    traverse<true, 4, 2, Real>(s, load, [&](i64, const Real(&in)[4]) {
         own = {own.factor * in[1], in[3] - in[1] * own_of(in) + in[1] * own.first};
     });
     Real y = entering<true>(maps, own, (Real)0,
                             [](const Affine& map, Real after) { return map.first + map.factor * after; });
-    walk<true, 4, 2, Real>(s, load, [&](i64 t, const Real(&in)[4]) {
+    traverse<true, 4, 2, Real>(s, load, [&](i64 t, const Real(&in)[4]) {
         const Real d = own_of(in);
         put_element<LA_WIDE>(a.ds, t * a.columns + s.column, in[0] * (in[2] + y - d));
         y = in[3] - in[1] * d + in[1] * y;

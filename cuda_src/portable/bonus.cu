@@ -5,7 +5,7 @@
 //     parts[block] = sum_t dd_t q_t k_t, whose sum is du
 #include "portable/chunk.cuh"
 
-constexpr int TURNS = (K + 127) / 128;   // a lane has four channels in 128
+constexpr int PASSES = (K + 127) / 128;   // a lane has four channels in 128
 constexpr int WIDE = LA_ALIGN >= 4 * bytes_of(KIND) && K % 4 == 0;
 
 LA_DEVICE int held(int width, int column) { return max(0, min(4, width - column)); }
@@ -19,11 +19,11 @@ LA_DEVICE void store_some(char* to, const float (&x)[4], int count) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) bonus(const __grid_constant__ VectorPortableArguments a) {
-    __shared__ float sums[WARPS][TURNS * 128];
+    __shared__ float sums[WARPS][PASSES * 128];
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, head = blockIdx.x % a.heads;
     const i64 block = blockIdx.x / a.heads;
     const float* const u = a.u + (i64)(head / a.group_u) * K;
-    float du[TURNS][4] = {};
+    float du[PASSES][4] = {};
     for (int n = warp; n < LA_TOKENS; n += WARPS) {
         const i64 of = block * LA_TOKENS + n;
         if (of >= a.tokens) break;
@@ -43,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) bonus(const __grid_constan
         for (int step = 1; step < 32; step <<= 1) d += __shfl_xor_sync(0xffffffffu, d, step);
         d *= a.scale;
 #pragma unroll
-        for (int turn = 0; turn < TURNS; turn++) {
-            const int c = turn * 128 + lane * 4, count = held(K, c), at = c * bytes_of(KIND);
+        for (int pass = 0; pass < PASSES; pass++) {
+            const int c = pass * 128 + lane * 4, count = held(K, c), at = c * bytes_of(KIND);
             Vec4<KIND> q, k, dq, dk;
             q.template load<WIDE>(row(a.q) + at, count);
             k.template load<WIDE>(row(a.k) + at, count);
@@ -56,14 +56,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) bonus(const __grid_constan
                 const float bonus = j < count ? d * u[c + j] : 0.f;
                 x[j] = fmaf(bonus, k[j], dq[j]);
                 y[j] = fmaf(bonus, q[j], dk[j]);
-                du[turn][j] = fmaf(d * q[j], k[j], du[turn][j]);
+                du[pass][j] = fmaf(d * q[j], k[j], du[pass][j]);
             }
             store_some(row(a.dq) + at, x, count);
             store_some(row(a.dk) + at, y, count);
         }
     }
 #pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) *(float4*)(sums[warp] + turn * 128 + lane * 4) = *(const float4*)du[turn];
+    for (int pass = 0; pass < PASSES; pass++) *(float4*)(sums[warp] + pass * 128 + lane * 4) = *(const float4*)du[pass];
     __syncthreads();
     for (int c = threadIdx.x; c < K; c += THREADS) {
         float sum = 0.f;

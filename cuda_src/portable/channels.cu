@@ -225,8 +225,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     State S = {};
     if (a.start) block.each(S, at.slot, [&](float& x, int, i64 i) { x = a.start[i]; });
     block.request_vectors(token_of(0));
-    for (int turn = 0; turn < TURNS; turn++)
-        if ((warp + turn * WARPS) * 16 < VALUES) block.request_values(turn, token_of(0));
+    for (int pass = 0; pass < PASSES; pass++)
+        if ((warp + pass * WARPS) * 16 < VALUES) block.request_values(pass, token_of(0));
     copy_commit();
     float later = 0.f, mine[SPAN], beta = 0.f;
     if (LA_ERASE) beta = block.beta_of(token_of(0) + block.own());
@@ -237,8 +237,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (LA_BACK && marked) later = block.restart(S, mark);
         copy_wait<0>();
 #pragma unroll 1
-        for (int turn = 0; turn < TURNS; turn++)
-            if ((warp + turn * WARPS) * 16 < VALUES) block.take_values(turn, next, beta);
+        for (int pass = 0; pass < PASSES; pass++)
+            if ((warp + pass * WARPS) * 16 < VALUES) block.take_values(pass, next, beta);
         if (LA_ERASE) beta = block.beta_of(next + block.own());
         block.take_vectors(mine, next);
         copy_commit();

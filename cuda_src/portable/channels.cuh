@@ -6,7 +6,7 @@
 #ifndef LA_MARK   // tokens from one mark to the next
 #define LA_MARK 128
 #endif
-constexpr int EARLY = LA_BEFORE, TILES = VALUES / 8, TURNS = (VALUES / 16 + WARPS - 1) / WARPS;
+constexpr int EARLY = LA_BEFORE, TILES = VALUES / 8, PASSES = (VALUES / 16 + WARPS - 1) / WARPS;
 constexpr int ACTIVE = VALUES / 16 < WARPS ? VALUES / 16 : WARPS, PARTS = (K + 16 * WARPS - 1) / (16 * WARPS),
               SQUARE = C * C, READ = VALUES + 8;
 constexpr int WRITTEN = LA_ERASE ? 2 : KIND;   // the kind of v, or of e and du
@@ -21,8 +21,8 @@ typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Dots;   // of two rows
 // writes (and reads; k, k Pre); D of the warps (and E); D (and E); rows that the state is multiplied with, columns that
 // are written; Pre_last (in two terms)
 constexpr int PIECES = pieces_of(KIND) * THREADS * 16, STAGE = 2 * PIECES + pieces_of(LA_GATE) * THREADS * 16;
-constexpr int WRITTEN_PIECES = pieces_of(WRITTEN) * THREADS * 16, TURN = PIECES + (1 + LA_ERASE) * WRITTEN_PIECES;
-constexpr int AT_ROWS = STAGE + TURNS * TURN, AT_PARTS = AT_ROWS + WARPS * ROWS * C * ROW * 4;
+constexpr int WRITTEN_PIECES = pieces_of(WRITTEN) * THREADS * 16, PASS_BYTES = PIECES + (1 + LA_ERASE) * WRITTEN_PIECES;
+constexpr int AT_ROWS = STAGE + PASSES * PASS_BYTES, AT_PARTS = AT_ROWS + WARPS * ROWS * C * ROW * 4;
 constexpr int AT_D = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_READ = AT_D + (1 + LA_ERASE) * C * ROW * 4;
 constexpr int AT_WRITE = AT_READ + READS * C * READ * 4, AT_LAST = AT_WRITE + WRITES * VALUES * COLUMN * 4;
 static_assert(LA_SHARED == AT_LAST + WARPS * (1 + LA_LONG) * C * 4, "LA_SHARED is the size that the launch requests");
@@ -56,9 +56,9 @@ struct Chunk {
         request<KIND, K>(shared + PIECES, rows_of(a.k, at.s, at.head), a.k.token, t, at.s.T, channel);
         request<LA_GATE, K>(shared + 2 * PIECES, rows_of(a.g, at.s, at.head), a.g.token, t, at.s.T, channel);
     }
-    __device__ __forceinline__ void request_values(int turn, int token) const {
-        const int t = token + own(), column = (warp + turn * WARPS) * 16 + half();
-        char* const to = shared + STAGE + turn * TURN;
+    __device__ __forceinline__ void request_values(int pass, int token) const {
+        const int t = token + own(), column = (warp + pass * WARPS) * 16 + half();
+        char* const to = shared + STAGE + pass * PASS_BYTES;
         const Rows& written = LA_ERASE ? a.error : a.v;
         request<WRITTEN, V>(to, rows_of(written, at.s, at.head), written.token, t, at.s.T, column);
         request<KIND, V>(to + WRITTEN_PIECES, rows_of(a.dout, at.s, at.head), a.dout.token, t + EARLY, at.s.T, column);
@@ -74,9 +74,9 @@ struct Chunk {
     }
     // the rows that a state is multiplied with, the columns that are written, and their products; beta: of the lane's
     // token
-    __device__ __forceinline__ void take_values(int turn, int next, float beta) const {
-        const int column = (warp + turn * WARPS) * 16 + half();
-        const char* const from = shared + STAGE + turn * TURN;
+    __device__ __forceinline__ void take_values(int pass, int next, float beta) const {
+        const int column = (warp + pass * WARPS) * 16 + half();
+        const char* const from = shared + STAGE + pass * PASS_BYTES;
         float x[SPAN], y[SPAN], z[SPAN], strength = 0.f;
         receive<WRITTEN>(LA_BACK ? x : y, from);
         receive<KIND>(LA_BACK ? y : x, from + WRITTEN_PIECES);
@@ -95,20 +95,20 @@ struct Chunk {
         store8(floats(AT_READ) + own() * READ + column, x);
         store_column(AT_WRITE, y, column);
         __syncwarp();
-        request_values(turn, next);
-        multiply_rows(turn, column - half(), 0);
+        request_values(pass, next);
+        multiply_rows(pass, column - half(), 0);
         if constexpr (LA_ERASE) {
-            multiply_rows(turn, column - half(), 1);
+            multiply_rows(pass, column - half(), 1);
             strength += __shfl_xor_sync(0xffffffffu, strength, 1);
-            if (!LA_BACK && (lane & 1) == 0) add_part(ACTIVE * SQUARE + own() * (C + 1), strength, turn);
+            if (!LA_BACK && (lane & 1) == 0) add_part(ACTIVE * SQUARE + own() * (C + 1), strength, pass);
         }
     }
-    __device__ __forceinline__ void add_part(int entry, float s, int turn) const {
+    __device__ __forceinline__ void add_part(int entry, float s, int pass) const {
         float& part = floats(AT_PARTS)[warp * SQUARE + entry];
-        part = turn ? part + s : s;
+        part = pass ? part + s : s;
     }
     // D of 16 columns, or E but for its diagonal
-    __device__ __forceinline__ void multiply_rows(int turn, int column, int of) const {
+    __device__ __forceinline__ void multiply_rows(int pass, int column, int of) const {
         const int row = lane / 4, value = column + (lane & 3) * 2;
         const auto element = [&](bool write, int n, int t, int v) {
             return write ? floats(AT_WRITE)[(n * VALUES + v) * COLUMN + t] : floats(AT_READ)[(n * C + t) * READ + v];
@@ -128,7 +128,7 @@ struct Chunk {
         for (int n = 0; n < 8; n++) {
             const int i = row + (n & 2) * 4, j = (n & 4) * 2 + (lane & 3) * 2 + (n & 1);
             if (!of || i != j)
-                add_part(of * ACTIVE * SQUARE + (LA_BACK ? j * C + i : i * C + j), c[n / 4][n % 4], turn);
+                add_part(of * ACTIVE * SQUARE + (LA_BACK ? j * C + i : i * C + j), c[n / 4][n % 4], pass);
         }
     }
     // the rows of k, or scale q, decays, the written values; `mine`: the lane's row of q, or k

@@ -10,7 +10,8 @@
 #include "portable/chunk.cuh"
 
 typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Tf32;
-constexpr int TILES = KEYS / 8, TURNS = (KEYS / 16 + WARPS - 1) / WARPS, ACTIVE = KEYS / 16 < WARPS ? KEYS / 16 : WARPS;
+constexpr int TILES = KEYS / 8, PASSES = (KEYS / 16 + WARPS - 1) / WARPS,
+              ACTIVE = KEYS / 16 < WARPS ? KEYS / 16 : WARPS;
 constexpr int SLICES = (V + 16 * WARPS - 1) / (16 * WARPS), BUFFERS = K > 128 || LA_ERASE ? 1 : 2;
 constexpr int READ = KEYS + 8,
               SQUARE = C * C;   // floats of a row that reads the state: pairs of eight rows in all banks
@@ -19,7 +20,7 @@ constexpr int READ = KEYS + 8,
 // (N beta or beta N, T); rows that read; k Pre, as rows that read or columns that write; columns that write; Pre_last
 // (in two terms)
 constexpr int STAGE_GATE = 2 * pieces_of(KIND) * THREADS * 16, STAGE = STAGE_GATE + pieces_of(LA_GATE) * THREADS * 16;
-constexpr int AT_ROWS = TURNS * STAGE, AT_PARTS = AT_ROWS + WARPS * (2 + LA_ERASE) * C * ROW * 4;
+constexpr int AT_ROWS = PASSES * STAGE, AT_PARTS = AT_ROWS + WARPS * (2 + LA_ERASE) * C * ROW * 4;
 constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_P + C * COLUMN * 4,
               AT_L = AT_T + LA_ERASE * C * COLUMN * 4;
 constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4,
@@ -40,19 +41,19 @@ struct Chunk {
         return floats(AT_ROWS) + (warp * (2 + LA_ERASE) + n) * C * ROW;
     }
 
-    __device__ __forceinline__ void request_block(int turn, int token) const {
-        const int channel = (warp + turn * WARPS) * 16 + (lane & 1) * SPAN, own = token + lane / 2;
-        char* const to = shared + turn * STAGE;
+    __device__ __forceinline__ void request_block(int pass, int token) const {
+        const int channel = (warp + pass * WARPS) * 16 + (lane & 1) * SPAN, own = token + lane / 2;
+        char* const to = shared + pass * STAGE;
         request<KIND, K>(to, rows_of(a.q, at.s, at.head), a.q.token, own, at.s.T, channel);
         request<KIND, K>(to + pieces_of(KIND) * THREADS * 16, rows_of(a.k, at.s, at.head), a.k.token, own, at.s.T,
                          channel);
         request<LA_GATE, K>(to + STAGE_GATE, rows_of(a.g, at.s, at.head), a.g.token, own, at.s.T, channel);
     }
     // all that 16 channels are in the chunk's products; `next`: the token of the next chunk, which is requested
-    __device__ __forceinline__ void scale_block(int turn, int next, float* writes) const {
-        const int block = warp + turn * WARPS, j = lane / 2, half = (lane & 1) * SPAN, channel = block * 16 + half;
+    __device__ __forceinline__ void scale_block(int pass, int next, float* writes) const {
+        const int block = warp + pass * WARPS, j = lane / 2, half = (lane & 1) * SPAN, channel = block * 16 + half;
         float q[SPAN], k[SPAN], decay[SPAN], x[SPAN], g[SPAN];
-        const char* const from = shared + turn * STAGE;
+        const char* const from = shared + pass * STAGE;
         receive<KIND>(q, from);
         receive<KIND>(k, from + pieces_of(KIND) * THREADS * 16);
         receive<LA_GATE>(g, from + STAGE_GATE);
@@ -67,7 +68,7 @@ struct Chunk {
         store8(mine + C * ROW, decay);
         if constexpr (LA_ERASE) store8(mine + 2 * C * ROW, k);
         __syncwarp();
-        request_block(turn, next);
+        request_block(pass, next);
         float own = LA_BEFORE ? 0.f : dot8(q, k);
         if constexpr (LA_BONUS) {
             const float* const u = a.u + (i64)(at.head / a.group_u) * K;
@@ -86,10 +87,10 @@ struct Chunk {
             load8(other, rows(0) + i * ROW + half);
             if (!LA_BEFORE && i > j) scale8(x, step);
             const float s = dot8(other, x);
-            add_part(part + i * C, i == j ? own : s, turn);
+            add_part(part + i * C, i == j ? own : s, pass);
             if constexpr (LA_ERASE) {
                 load8(other, rows(2) + i * ROW + half);
-                add_part(part + ACTIVE * SQUARE + i * C, dot8(other, x), turn);
+                add_part(part + ACTIVE * SQUARE + i * C, dot8(other, x), pass);
             }
             if (LA_BEFORE && i > j) scale8(x, step);
         }
@@ -115,9 +116,9 @@ struct Chunk {
                 x[c] = j ? y : 1.f;
             }
     }
-    __device__ __forceinline__ void add_part(float* to, float s, int turn) const {
+    __device__ __forceinline__ void add_part(float* to, float s, int pass) const {
         s += __shfl_xor_sync(0xffffffffu, s, 1);
-        if ((lane & 1) == 0) *to = turn ? *to + s : s;
+        if ((lane & 1) == 0) *to = pass ? *to + s : s;
     }
     static __device__ __forceinline__ void store_rounded(float* to, float (&x)[SPAN]) {
 #pragma unroll
@@ -284,8 +285,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
     const auto token_of = [&](int n) { return (LA_BACK ? chunks - 1 - n : n) * C; };
     State S = {};
     if (a.start) block.each(S, [&](float& x, i64 i) { x = a.start[i]; });
-    for (int turn = 0; turn < TURNS; turn++)
-        if ((warp + turn * WARPS) * 16 < KEYS) block.request_block(turn, chunks ? token_of(0) : 0);
+    for (int pass = 0; pass < PASSES; pass++)
+        if ((warp + pass * WARPS) * 16 < KEYS) block.request_block(pass, chunks ? token_of(0) : 0);
     copy_commit();
     for (int n = 0; n < chunks; n++) {
         const int token = token_of(n), next = n + 1 < chunks ? token_of(n + 1) : at.s.T;
@@ -294,8 +295,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
         block.load_values(x, LA_BACK ? a.dout : a.v, token);
         copy_wait<0>();
 #pragma unroll 1
-        for (int turn = 0; turn < TURNS; turn++)
-            if ((warp + turn * WARPS) * 16 < KEYS) block.scale_block(turn, next, writes);
+        for (int pass = 0; pass < PASSES; pass++)
+            if ((warp + pass * WARPS) * 16 < KEYS) block.scale_block(pass, next, writes);
         copy_commit();
         __syncthreads();
         block.sum_pairs(token);

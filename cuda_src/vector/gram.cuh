@@ -148,9 +148,9 @@ template <int QUERIES, bool EXACT, class F> LA_DEVICE void make_gram(const Tiles
     producers_barrier();   // all quotients have been read
     read();
     const u32 own_lane = opaque(lane), own_row = own_lane >> 2;   // no address is held over the chunk: it would spill
-    const u32 gram = t.gates + own_row * 128 + (own_lane & 3) * 4, turn = (own_row & 7) << 4;
+    const u32 gram = t.gates + own_row * 128 + (own_lane & 3) * 4, swizzle = (own_row & 7) << 4;
     auto put = [&](int i, int j, Packed x, Packed rest) {
-        const u32 at = gram + i * BLOCK_BYTES + ((panel * 16 + j * 32) ^ turn);
+        const u32 at = gram + i * BLOCK_BYTES + ((panel * 16 + j * 32) ^ swizzle);
         store_word(at, x.low);
         store_word(at + 8 * 128, x.high);
         if (X::TWO_TERMS) store_word(at + PANEL, rest.low);
@@ -161,7 +161,7 @@ template <int QUERIES, bool EXACT, class F> LA_DEVICE void make_gram(const Tiles
     if (block < 2) put(block ? 3 : 2, block, other, other_rest);
 #pragma unroll
     for (int j = 1; j < 4; j++) {
-        const u32 at = gram + block * BLOCK_BYTES + ((panel * 16 + j * 32) ^ turn);
+        const u32 at = gram + block * BLOCK_BYTES + ((panel * 16 + j * 32) ^ swizzle);
         store_word_if(j > block, at, 0);
         store_word_if(j > block, at + 8 * 128, 0);
         store_word_if(X::TWO_TERMS && j > block, at + PANEL, 0);

@@ -233,7 +233,7 @@ def mapped(
     spec, options = signature.spec, dict(signature.options)
     has_batch = all(is_state(n) or has_time(spec.arrays[n].axes) for n in signature.names)
     if options.get("cu_seqlens") is not None or not has_batch or not any(is_mapped[:count]):
-        return _in_turn(call, is_mapped, given)
+        return _sequentially(call, is_mapped, given)
     rows = [x if own else jnp.broadcast_to(x, (size, *x.shape)) for x, own in zip(given, is_mapped, strict=True)]
     arrays = rows[:count]
     one = program_of(signature, tuple(Abstract(x.shape[1:], np.dtype(x.dtype)) for x in arrays))
@@ -286,7 +286,7 @@ def _residuals(programs: tuple[Program, Program], rows: Sequence[Any], key: Any,
     return [*(x.reshape(y.shape) if y.shape else x[0] for x, y in zip(rows[:-1], wanted[:-1], strict=True)), key]
 
 
-def _in_turn(call: Operation, is_mapped: Sequence[bool], given: Sequence[Any]) -> tuple[Any, Any]:
+def _sequentially(call: Operation, is_mapped: Sequence[bool], given: Sequence[Any]) -> tuple[Any, Any]:
     """The calls one after the other."""
 
     def one(rows: Sequence[Any]) -> Any:

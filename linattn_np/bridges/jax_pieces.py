@@ -139,7 +139,7 @@ def operation(call: Traced, is_backward: bool) -> Operation:
 
     def rule(size: int, is_mapped: Sequence[bool], *given: Any) -> Any:
         if not _are_batched(call, is_mapped):
-            return _in_turn(one, is_mapped, given)
+            return _sequentially(one, is_mapped, given)
         rows = [x if own else jnp.broadcast_to(x, (size, *x.shape)) for x, own in zip(given, is_mapped, strict=True)]
         found = one(*rows)
         return found, (True,) * len(found)
@@ -156,7 +156,7 @@ def _are_batched(call: Traced, is_mapped: Sequence[bool]) -> bool:
         is_mapped[: len(call.arrays)])  # fmt: skip
 
 
-def _in_turn(one: Operation, is_mapped: Sequence[bool], given: Sequence[Any]) -> Any:
+def _sequentially(one: Operation, is_mapped: Sequence[bool], given: Sequence[Any]) -> Any:
     """The calls one after the other."""
 
     def row(own: Sequence[Any]) -> Any:

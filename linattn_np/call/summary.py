@@ -60,7 +60,7 @@ def summary(fn: Callable[..., Any], *arrays: Any, **options: Any) -> Summary:
     (..., H, K, K)  transfer @ state: delta rules, free rank-one terms, rotated states
     Stacked         a matrix (..., H, 2 K, 2 K) of S above M: momentum_delta_rule; (..., H, N, N): block_scan
     Factors         of each channel (..., D): the product of the tokens' factors, of recurrences without heads
-    LateWrite       mamba3, mamba3_mimo: matrix (S + again k^T v), k and v of the last token before the span, which is
+    LateWrite       mamba3, mamba3_mimo: matrix (S + weight k^T v), k and v of the last token before the span, which is
                     written once more
 
     mlstm, rwkv4: e^m S is what composes; m is -1e30 where no token came before. The pullback of
@@ -197,16 +197,16 @@ def _late_write(spec: VariantSpec, fn: Callable[..., Any], given: Keywords, offs
     call, replaced = _of_transfer(spec, given, offset.S)
     identity = call["state"]
     end, whole = run(fn, call | {"state": kind(identity, zeros(offset.k), zeros(offset.k))})
-    (again, kept), of_again = run(FirstWrites(spec), given)
-    if whole is None or of_again is None:
-        return LateWrite(end.S, again, kept), None
+    (weight, retained), of_first = run(FirstWrites(spec), given)
+    if whole is None or of_first is None:
+        return LateWrite(end.S, weight, retained), None
 
     def pull(d: LateWrite) -> Keywords:
         matrix = _others(whole, replaced, kind(d.matrix, zeros(end.k), zeros(end.v)))
-        first = of_again((d.again, d.kept))
+        first = of_first((d.weight, d.retained))
         return {n: added(matrix.get(n), first.get(n)) for n in first}
 
-    return LateWrite(end.S, again, kept), pull
+    return LateWrite(end.S, weight, retained), pull
 
 
 def _of_parts(spec: VariantSpec, fn: Callable[..., Any], given: Keywords, offset: Any,
@@ -342,21 +342,21 @@ class OfTokens:
 
 
 class FirstWrites(OfTokens):
-    """(again, kept) of a LateWrite."""
+    """(weight, retained) of a LateWrite."""
 
     def computed(self, call: Call) -> tuple[Result, Pullback]:
-        xp, again = call.xp, self._spec.state.again
-        assert again is not None
-        h = cast(xp, again[0](call), call.dtype)
+        xp, first_weight = call.xp, self._spec.state.first_weight
+        assert first_weight is not None
+        h = cast(xp, first_weight[0](call), call.dtype)
         each = [xp.full(h.shape[1:] if call.is_ragged else h.shape, float(s.stop == s.start), dtype=h.dtype,
                         device=device(h)) for s in call.sequences]  # fmt: skip
-        kept = xp.stack(each) if call.is_ragged else each[0]
+        retained = xp.stack(each) if call.is_ragged else each[0]
 
         def pullback(dout: Any, d: Any) -> Any:
-            (dh,) = enter("summary", {"dtransfer.again": d[0]}, call.library)[1].values()
-            return gradients(call, again[1](call, cast(xp, dh, call.dtype)), None)
+            (dh,) = enter("summary", {"dtransfer.weight": d[0]}, call.library)[1].values()
+            return gradients(call, first_weight[1](call, cast(xp, dh, call.dtype)), None)
 
-        return Result(None, (call.library.give_back(h), call.library.give_back(kept))), pullback
+        return Result(None, (call.library.give_back(h), call.library.give_back(retained))), pullback
 
 
 class LogDecays(OfTokens):

@@ -18,7 +18,7 @@ from .series import help_text
 
 BYTES, VALIDATED = 256, 16  # tokens of a text; batches of the validation loss
 KINDS = ("uint8", "uint16", "uint32", "int32", "int64")
-KEPT = ("files", "tokens", "batch", "length", "steps", "rate", "optimiser", "decay", "accumulate", "seed")
+SETTINGS = ("files", "tokens", "batch", "length", "steps", "rate", "optimiser", "decay", "accumulate", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,7 @@ def begun(args: argparse.Namespace) -> tuple[la.train.Run, dict[str, Any]]:
     """A new run, and its settings."""
     if args.width % args.heads:
         raise ValueError(f"--width is {args.width}, expected a multiple of --heads {args.heads}")
-    settings = {n: getattr(args, n) for n in KEPT} | {"files": [str(Path(x).resolve()) for x in args.files]}
+    settings = {n: getattr(args, n) for n in SETTINGS} | {"files": [str(Path(x).resolve()) for x in args.files]}
     sizes = {"vocabulary": args.vocabulary, "D": args.width, "layers": args.layers, "heads": args.heads}
     about = {"model": sizes | {"mixers": list(args.mixer), "mlp": args.mlp}, "settings": settings}
     return la.train.Run.start(model_of(about).loss, optimiser(settings), args.seed, about), settings

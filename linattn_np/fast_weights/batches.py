@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace
-from .optimisers import step_kept, step_vjp
+from .optimisers import step_fwd, step_vjp
 from .types import Learner, State, Tree, plus
 
 SMALL = 1e-5  # added to lengths
@@ -20,34 +20,34 @@ SMALL = 1e-5  # added to lengths
 
 def close(xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree) -> State:
     """The state that the next mini-batch begins with; gain (..., H, 1, 1): of the last token."""
-    return close_kept(xp, f, state, gain, initial, False)[0]
+    return close_fwd(xp, f, state, gain, initial, False)[0]
 
 
-def close_kept(
+def close_fwd(
     xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree, keep: bool = True
 ) -> tuple[State, Any]:
     """(that state, what the transpose may read; keep: also where that takes memory)."""
-    W, slots, kept = _stepped(xp, f, state, gain, keep)
+    W, slots, residuals = _stepped(xp, f, state, gain, keep)
     new = tuple(_renorm(xp, w, w0) for w, w0 in zip(W, initial, strict=True)) if f.renormed else W
-    return State(state.n, new, new, slots, None if state.sums is None else 0 * state.sums, state.past), (W, kept)
+    return State(state.n, new, new, slots, None if state.sums is None else 0 * state.sums, state.past), (W, residuals)
 
 
 def _stepped(xp: Namespace, f: Learner, state: State, gain: Any, keep: bool) -> tuple[Tree, Any, Any]:
     """(W, slots, what the transpose of the optimiser may read) before lengths return."""
     if f.every == "token":
         return mixed(state.anchor, state.weights, gain), state.slots, None
-    return step_kept(xp, f, state.n // f.mini_batch, (state.anchor, state.slots, *_summed(f, state), None), keep)
+    return step_fwd(xp, f, state.n // f.mini_batch, (state.anchor, state.slots, *_summed(f, state), None), keep)
 
 
 def close_vjp(
-    xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree, d: State, kept: Any = None
+    xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree, d: State, residuals: Any = None
 ) -> tuple[State, Any, Tree]:
     """(dstate, dgain, dinitial) from the gradient d of what `close` returns."""
     A, W, slots = state.anchor, state.weights, state.slots
     dW, dinitial = plus(d.anchor, d.weights), tuple(0 * w for w in initial)
-    if kept is None and f.renormed:
-        kept = close_kept(xp, f, state, gain, initial)[1]
-    new, inner = ((), None) if kept is None else kept
+    if residuals is None and f.renormed:
+        residuals = close_fwd(xp, f, state, gain, initial)[1]
+    new, inner = ((), None) if residuals is None else residuals
     if f.renormed:
         both = [_renorm_vjp(xp, w, w0, own) for w, w0, own in zip(new, initial, dW, strict=True)]
         dW, dinitial = (tuple(x) for x in zip(*both, strict=True))

@@ -29,13 +29,13 @@ LARGEST = 2**18  # numbers of a layer's matrix in compiled loops
 
 
 class Residuals(NamedTuple):
-    """Residuals of a forward pass. kept: the states of each part before its tiles, if none was given at first."""
+    """Residuals of a forward pass. states: of each part before its tiles, if none was given at first."""
 
     x: Inputs
     plan: FastPlan
     backend: str
     state: Any
-    kept: Any
+    states: Any
 
 
 class Learning(Computation):
@@ -49,30 +49,32 @@ class Learning(Computation):
             raise ValueError(
                 f"{fn}: state.k_past has shape {shape}, expected C = window - 1 = {plan.learner.window - 1}"
             )
-        backend, call, outs, ends, kept = choose(fn, x, plan, wanted), Call(plan, x, state), [], [], list[Any]()
-        is_kept = state is None and plan.gradients
+        backend, call, outs, ends, before = choose(fn, x, plan, wanted), Call(plan, x, state), [], [], list[Any]()
+        stores_states = state is None and plan.gradients
         has_end = plan.returns_state or x.q is None or plan.learner.every == "token"
         for part in call.parts:
             tokens, begin = _tokens(call, part), call.begin(part)
             given = plan.learner, plan.xp, tokens, begin, call.initial(part), call.slow
-            out, states = module_of(backend).forward(*given, is_kept, has_end)
+            out, states = module_of(backend).forward(*given, stores_states, has_end)
             outs.append(plan.xp.zeros_like(tokens.v) if out is None else plan.scale * out)
             ends.append(call.end(part, states[-1]) if has_end else [])
-            kept.append(states)
+            before.append(states)
         out = None if x.q is None else call.left(call.joined(outs))
         end = call.gathered(ends) if has_end else None
-        return out, end, Residuals(x, plan, backend, state, kept if is_kept else None)
+        return out, end, Residuals(x, plan, backend, state, before if stores_states else None)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
-        x, plan, backend, state, kept = residuals
+        x, plan, backend, state, before = residuals
         f, xp, module, call = plan.learner, plan.xp, module_of(backend), Call(plan, x, state)
         found, begins, has_end = [], [], dstate is not None or plan.learner.every == "token"
         dweights, dslow = (tuple(xp.zeros_like(w) for w in tree) for tree in (call.weights, call.slow))
         for n, part in enumerate(call.parts):
             tokens, initial = _tokens(call, part), call.initial(part)
             given = f, xp, tokens
-            states = kept[n] if kept else module.forward(*given, call.begin(part), initial, call.slow, True, has_end)[1]
+            states = (
+                before[n] if before else module.forward(*given, call.begin(part), initial, call.slow, True, has_end)[1]
+            )
             dend, d = call.gradient_of_end(part, dstate), call.entered_gradient(dout, part)
             dx, dbegin, dinitial, more = module.backward(*given, states, initial, call.slow, d, dend, has_end)
             found.append(dx)

@@ -20,40 +20,40 @@ from .types import Functions, Learner, Tree
 
 
 def predict(f: Learner, w: Any, slow: Tree, x: Array) -> tuple[Array, Any]:
-    """(y, kept)."""
-    z, kept = body_of(f).forward(w, x)
-    return x + norm(w.xp, z, slow[0], slow[1], f.eps) if f.normed else z, (z, kept)
+    """(y, residuals)."""
+    z, residuals = body_of(f).forward(w, x)
+    return x + norm(w.xp, z, slow[0], slow[1], f.eps) if f.normed else z, (z, residuals)
 
 
-def predict_vjp(f: Learner, w: Any, slow: Tree, kept: Any, dy: Array | None, more: Any = (None, None)) -> Any:
+def predict_vjp(f: Learner, w: Any, slow: Tree, residuals: Any, dy: Array | None, more: Any = (None, None)) -> Any:
     """(dx, dslow); more: further cotangents of z and of what the body keeps. dy None: 0, without a norm."""
-    (z, kept), (more_z, dkept), dz, dslow = kept, more, dy, ()
+    (z, residuals), (more_z, dresiduals), dz, dslow = residuals, more, dy, ()
     if f.normed:
         dz, dgamma = norm_vjp(w.xp, z, slow[0], dy, f.eps)
         dslow = tuple(w.xp.sum(d, axis=-2, keepdims=True) for d in (dgamma, dy))
     dz = more_z if dz is None else dz if more_z is None else dz + more_z
-    dx = body_of(f).forward_vjp(w, kept, dz, dkept)
+    dx = body_of(f).forward_vjp(w, residuals, dz, dresiduals)
     return dx + dy if f.normed else dx, dslow
 
 
 def gradient(f: Learner, w: Any, slow: Tree, k: Array, v: Array) -> tuple[Factors, Any]:
-    """(the factors of each matrix, kept)."""
-    y, (z, kept) = predict(f, w, slow, k)
+    """(the factors of each matrix, residuals)."""
+    y, (z, residuals) = predict(f, w, slow, k)
     e = loss_of(f.loss)[0](y, v)
     dz = norm_vjp(w.xp, z, slow[0], e, f.eps)[0] if f.normed else e
-    return body_of(f).factors(w, kept, dz), (y, z, kept, e, dz)
+    return body_of(f).factors(w, residuals, dz), (y, z, residuals, e, dz)
 
 
-def gradient_vjp(f: Learner, w: Any, slow: Tree, v: Array, kept: Any, d: Factors) -> tuple[Array, Array, Tree]:
+def gradient_vjp(f: Learner, w: Any, slow: Tree, v: Array, residuals: Any, d: Factors) -> tuple[Array, Array, Tree]:
     """(dk, dv, dslow)."""
-    y, z, kept, e, dz = kept
-    de, dkept = body_of(f).factors_vjp(w, kept, dz, d)
+    y, z, residuals, e, dz = residuals
+    de, dresiduals = body_of(f).factors_vjp(w, residuals, dz, d)
     more_z, dgamma = None, None
     if f.normed:
         more_z, dgamma, de = norm_vjp_vjp(w.xp, z, slow[0], e, de, f.eps)
     dy, dv = loss_of(f.loss)[1](y, v, de)
     dy = w.xp.zeros_like(y) if dy is None and f.normed else dy
-    dk, dslow = predict_vjp(f, w, slow, (z, kept), dy, (more_z, dkept))
+    dk, dslow = predict_vjp(f, w, slow, (z, residuals), dy, (more_z, dresiduals))
     if f.normed:
         dslow = dslow[0] + w.xp.sum(dgamma, axis=-2, keepdims=True), dslow[1]
     return dk, dv, dslow
@@ -81,16 +81,16 @@ def functions_of(f: Learner, xp: Namespace, learning: int) -> Functions:
 
     def model_vjp_vjp(w: Tree, x: Array, dy: Array, c: Tree) -> tuple[Tree, Array, Array]:
         own, slow = of(w)
-        z, kept = predict(f, own, slow, x)[1]
+        z, residuals = predict(f, own, slow, x)[1]
         dz = norm_vjp(xp, z, slow[0], dy, f.eps)[0] if f.normed else dy
-        factors = body.factors(own, kept, dz)
+        factors = body.factors(own, residuals, dz)
         d = tuple(_factors_vjp(xp, own.step, c, n, *lr) for n, lr in enumerate(factors))
-        ddy, dkept = body.factors_vjp(own, kept, dz, d)
+        ddy, dresiduals = body.factors_vjp(own, residuals, dz, d)
         more_z, dslow = None, tuple[Any, ...]()
         if f.normed:
             more_z, dgamma, ddy = norm_vjp_vjp(xp, z, slow[0], dy, ddy, f.eps)
             dslow = xp.sum(dgamma, axis=-2, keepdims=True), xp.zeros_like(slow[1])
-        dx = body.forward_vjp(own, kept, more_z, dkept)
+        dx = body.forward_vjp(own, residuals, more_z, dresiduals)
         return (*own.d, *dslow), dx, ddy
 
     return Functions(model, model_vjp, model_vjp_vjp)

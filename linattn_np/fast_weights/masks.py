@@ -35,9 +35,9 @@ def coefficients(xp: Namespace, f: Learner, rates: Rates, n: int, like: Array) -
         rows = [sums[0], xp.ones((1, n), **kind), *([sums[1]] if is_exact(f, rates) else [])]
         lower = xp.concat(rows, axis=0)
         every = xp.concat([xp.broadcast_to(unit[:1, :B], (lower.shape[0], B)), lower], axis=1)
-        kept, read, rest = None, every[:n, :], every[n:, :]
+        residuals, read, rest = None, every[:n, :], every[n:, :]
     else:
-        kept = W, S = _recurrence(xp, rates, unit, B)
+        residuals = W, S = _recurrence(xp, rates, unit, B)
         earlier, ends = W[..., :n, :], W[..., n:, :]
         ends = ends if rates.mu is None else xp.concat([ends, S[..., n:, :]], axis=-2)
         read = earlier if before else W[..., 1:, :]
@@ -46,9 +46,9 @@ def coefficients(xp: Namespace, f: Learner, rates: Rates, n: int, like: Array) -
     if rates.gain is not None:
         own = read
         read = unit[B - 1 : B, :] + rates.gain * (own - unit[B - 1 : B, :])
-        kept = kept, own
+        residuals = residuals, own
         rest = xp.broadcast_to(rest, (*read.shape[:-2], *rest.shape[-2:]))
-    return xp.concat([read, rest], axis=-2), kept
+    return xp.concat([read, rest], axis=-2), residuals
 
 
 def _recurrence(xp: Namespace, rates: Rates, unit: Array, B: int) -> tuple[Array, Array]:
@@ -71,18 +71,22 @@ def _recurrence(xp: Namespace, rates: Rates, unit: Array, B: int) -> tuple[Array
     return xp.concat(W, axis=-2), xp.concat(S, axis=-2)
 
 
-def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, kept: Any, d: Array) -> Rates:
+def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, residuals: Any, d: Array) -> Rates:
     """Gradients of alpha, mu, gain and beta from those of the rows."""
     alpha, mu, gain, beta, B = rates.alpha, rates.mu, rates.gain, rates.beta, len(names_of(rates))
     n, before = d.shape[-1] - B, f.read == "before"
     read, points, dgain = d[..., :n, :], d[..., -n:, :] if is_exact(f, rates) else None, None
     if gain is not None:
-        kept, own = kept
+        residuals, own = residuals
         dgain = xp.sum(read * own, axis=-1, keepdims=True) - read[..., B - 1 : B]
         read = gain * read
-    if kept is None:
+    if residuals is None:
         return Rates((), gain=dgain)
-    (W, S), dw, found = kept, d[..., n : n + 1, :], {"alpha": list[Array](), "mu": list[Array](), "beta": list[Array]()}
+    (W, S), dw, found = (
+        residuals,
+        d[..., n : n + 1, :],
+        {"alpha": list[Array](), "mu": list[Array](), "beta": list[Array]()},
+    )
     ds = 0 * dw if mu is None else d[..., n + 1 : n + 2, :]
     dot = lambda x, y: xp.sum(x * y, axis=-1, keepdims=True)  # noqa: E731
     for t in reversed(range(n)):

@@ -41,7 +41,7 @@ def _kernel(xp: Namespace, name: Any, G: Array, *more: Array) -> Any:
     return kernel
 
 
-def newton_schulz_kept(xp: Namespace, G: Array, name: Any, keep: bool = True) -> tuple[Array, Any]:
+def newton_schulz_fwd(xp: Namespace, G: Array, name: Any, keep: bool = True) -> tuple[Array, Any]:
     """(the last X (..., n, m) for G (..., n, m), what the transpose reads; None: G alone)."""
     table, margin = _numbers(name)
     if (kernel := _kernel(xp, name, G)) is not None:
@@ -64,15 +64,15 @@ def _by_arrays(xp: Namespace, G: Array, table: Any, margin: float) -> tuple[Arra
 
 def newton_schulz(xp: Namespace, G: Array, name: Any) -> Array:
     """The last X."""
-    return newton_schulz_kept(xp, G, name, keep=False)[0]
+    return newton_schulz_fwd(xp, G, name, keep=False)[0]
 
 
-def newton_schulz_vjp(xp: Namespace, G: Array, name: Any, dX: Array, kept: Any = None) -> Array:
+def newton_schulz_vjp(xp: Namespace, G: Array, name: Any, dX: Array, residuals: Any = None) -> Array:
     """dG; where G is 0, X is linear in it: dX / e. A and B are symmetric, so that dA + dA^T = b D + c (D A + A D)."""
     (table, margin), tall = _numbers(name), G.shape[-2] > G.shape[-1]
     if (kernel := _kernel(xp, name, G, dX)) is not None:
-        return kernel(G, table, margin, E, dX, kept)[0]
-    G, n, every = _by_arrays(xp, G, table, margin)[1] if kept is None else kept
+        return kernel(G, table, margin, E, dX, residuals)[0]
+    G, n, every = _by_arrays(xp, G, table, margin)[1] if residuals is None else residuals
     Y = xp.matrix_transpose(dX) if tall else dX
     for (X, A, B), (a, b, c) in zip(reversed(every), reversed(table), strict=True):
         dB = xp.matmul(Y, xp.matrix_transpose(X))

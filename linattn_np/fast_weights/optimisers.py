@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace
-from .muon import newton_schulz_kept, newton_schulz_vjp
+from .muon import newton_schulz_fwd, newton_schulz_vjp
 from .types import Adam, Learner, Muon, Tree
 
 Slots = tuple[Tree, ...]
@@ -29,25 +29,25 @@ def step(
     xp: Namespace, f: Learner, n: int, W: Tree, slots: Slots, G: Tree, alpha: Any, mu: Any, beta: Any = None
 ) -> tuple[Tree, Slots]:
     """(W', slots') of step n."""
-    return step_kept(xp, f, n, (W, slots, G, alpha, mu, beta), False)[:2]
+    return step_fwd(xp, f, n, (W, slots, G, alpha, mu, beta), False)[:2]
 
 
-def step_kept(xp: Namespace, f: Learner, n: int, given: Given, keep: bool = True) -> tuple[Tree, Slots, Any]:
+def step_fwd(xp: Namespace, f: Learner, n: int, given: Given, keep: bool = True) -> tuple[Tree, Slots, Any]:
     """(W', slots', what the transpose may read; keep: also where that takes memory)."""
     W, slots, G, alpha, mu, beta = given
-    kept = None
+    residuals = None
     if isinstance(f.optimiser, Adam):
         new = tuple(zip(*(_moments(f.optimiser, m, v, g) for m, v, g in zip(*slots, G, strict=True)), strict=True))
         d = tuple(_adam(xp, f.optimiser, n, m, v) for m, v in zip(*new, strict=True))
     else:
         S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
-        new, kept = () if mu is None else (S,), directions(xp, f.optimiser, S, keep)
-        d = kept[0] if beta is None else tuple(beta * y for y in kept[0])
-    return tuple(x + y if alpha is None else alpha * x + y for x, y in zip(W, d, strict=True)), new, kept
+        new, residuals = () if mu is None else (S,), directions(xp, f.optimiser, S, keep)
+        d = residuals[0] if beta is None else tuple(beta * y for y in residuals[0])
+    return tuple(x + y if alpha is None else alpha * x + y for x, y in zip(W, d, strict=True)), new, residuals
 
 
 def step_vjp(
-    xp: Namespace, f: Learner, n: int, given: Given, dW: Tree, dslots: Slots, kept: Any = None
+    xp: Namespace, f: Learner, n: int, given: Given, dW: Tree, dslots: Slots, residuals: Any = None
 ) -> tuple[Tree, Slots, Tree, Any, Any, Any]:
     """(dW, dslots, dG, dalpha, dmu, dbeta) of the given (W, slots, G, alpha, mu, beta)."""
     W, slots, G, alpha, mu, beta = given
@@ -58,7 +58,7 @@ def step_vjp(
         dm, dv, dG = (tuple(x) for x in zip(*each, strict=True))
         return before, (dm, dv), dG, dalpha, None, None
     S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
-    steps, inner = directions(xp, f.optimiser, S, True) if kept is None else kept
+    steps, inner = directions(xp, f.optimiser, S, True) if residuals is None else residuals
     dbeta = None if beta is None else _dots(xp, dW, steps)
     dS = directions_vjp(xp, f.optimiser, S, dW if beta is None else tuple(beta * d for d in dW), inner)
     if mu is None:
@@ -82,15 +82,15 @@ def directions(xp: Namespace, kind: Muon | None, S: Tree, keep: bool) -> tuple[T
     """(S itself, or NS(S) of the matrices; what the transpose reads)."""
     if kind is None:
         return S, None
-    each = [newton_schulz_kept(xp, s, kind.coefficients, keep) for s in _joined(xp, kind, S)]
-    return _split(xp, kind, S, [x for x, _ in each]), [kept for _, kept in each]
+    each = [newton_schulz_fwd(xp, s, kind.coefficients, keep) for s in _joined(xp, kind, S)]
+    return _split(xp, kind, S, [x for x, _ in each]), [residuals for _, residuals in each]
 
 
-def directions_vjp(xp: Namespace, kind: Muon | None, S: Tree, d: Tree, kept: Any) -> Tree:
+def directions_vjp(xp: Namespace, kind: Muon | None, S: Tree, d: Tree, residuals: Any) -> Tree:
     """dS."""
     if kind is None:
         return d
-    each = zip(_joined(xp, kind, S), _joined(xp, kind, d), kept, strict=True)
+    each = zip(_joined(xp, kind, S), _joined(xp, kind, d), residuals, strict=True)
     return _split(xp, kind, S, [newton_schulz_vjp(xp, s, kind.coefficients, y, own) for s, y, own in each])
 
 

@@ -77,10 +77,10 @@ def mix(name: str, mixer: Mixer, c: Sizes) -> Layer:
     fn, c = variant(name), mixer.sizes(c)
     arrays, more = fn.spec.arrays, mixer.more(c)
     values = arrays["v" if "v" in arrays else "x"]
-    made = [n for outputs, _, _ in more for n in outputs.split()]
+    computed = [n for outputs, _, _ in more for n in outputs.split()]
     own = [n for n, arg in arrays.items()
-           if n in mixer.sources or not (arg.optional or n in made or n in mixer.parameters)]  # fmt: skip
-    given = " ".join(n for n in arrays if n in own or n in made)
+           if n in mixer.sources or not (arg.optional or n in computed or n in mixer.parameters)]  # fmt: skip
+    given = " ".join(n for n in arrays if n in own or n in computed)
     shape = {n: c.shape(arg.axes, mixer.groups) for n, arg in arrays.items()}
     heads = c.shape(values.axes[max(values.axes.find("H"), 0) :])  # of a token's output: without micro-steps
     sources = {n: mixer.sources.get(n, projected())(c, shape[n]) for n in own}

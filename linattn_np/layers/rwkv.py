@@ -105,11 +105,11 @@ def time_mixing_7(c: Sizes, **options: Any) -> Layer:
         ("gate", gate(128, {}, None, function(nn.sigmoid)), "x_g"),
         ("scaled", _times(init.full(c.H, c.K, value=0.85)), "k"),
         ("kappa", function(nn.l2_norm, eps=1e-12), "scaled"),
-        ("kept", kept(init.ones(c.H, c.K)), "k a"),
+        ("retained", retained(init.ones(c.H, c.K)), "k a"),
         ("erased", affine(-1.0), "kappa"),
         ("b", multiply(), "kappa a"),
-        ("o", function(variant("rwkv7"), "q k v g a b", **options), "r kept v decay erased b"),
-        ("bonus", bonus(init.full(c.H, c.K, value=-0.04)), "r kept v"),
+        ("o", function(variant("rwkv7"), "q k v g a b", **options), "r retained v decay erased b"),
+        ("bonus", bonus(init.full(c.H, c.K, value=-0.04)), "r retained v"),
         *_output(c, "bonus"),
         given="x" if first else "x v",
         gives="out v" if first else "out",
@@ -249,7 +249,7 @@ def _times(weight: Init) -> Layer:
     return multiply("x", {"weight": weight})
 
 
-def kept(share: Init) -> Layer:
+def retained(share: Init) -> Layer:
     """k (1 + (a - 1) share)"""
     return formula(
         lambda k, a, share: k * (1 + (a - 1) * share),

@@ -25,15 +25,15 @@ MLPS: Mapping[str, Callable[..., Layer]] = {"swiglu": swiglu, "squared_relu": sq
 
 def block(D: int, mixer: Layer, mlp: Layer | None = None, eps: float = 1e-5) -> Layer:
     """x + mixer(norm(x)), then y + mlp(norm(y)); what a mixer takes or gives besides x passes through."""
-    more, made = mixer.given[1:], mixer.gives[1:]
+    more, outputs = mixer.given[1:], mixer.gives[1:]
     steps: list[Step] = [
         ("norm1", rms_norm(D, eps), "x"),
-        (" ".join(("mixer", *made)), mixer, " ".join(("norm1", *more))),
+        (" ".join(("mixer", *outputs)), mixer, " ".join(("norm1", *more))),
         ("y", add(), "x mixer"),
     ]
     if mlp is not None:
         steps += [("norm2", rms_norm(D, eps), "y"), ("mlp", mlp, "norm2"), ("z", add(), "y mlp")]
-    return compose(*steps, given=" ".join(("x", *more)), gives=" ".join((steps[-1][0], *made)))
+    return compose(*steps, given=" ".join(("x", *more)), gives=" ".join((steps[-1][0], *outputs)))
 
 
 def stack(blocks: Sequence[Layer]) -> Layer:

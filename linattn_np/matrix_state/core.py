@@ -203,7 +203,7 @@ NO_SUMMARY = ""
 
 def transfers(spec: Any) -> str:
     """Log decays where nothing mixes the rows of a state, else a matrix; "late": and the last token, written again."""
-    if spec.state.again is not None:
+    if spec.state.first_weight is not None:
         return "late"
     decays = spec.state.log_decays is not None or (spec.erase is Erase.NONE and not spec.state.rotates)
     return "decays" if decays else "matrix"

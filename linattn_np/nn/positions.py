@@ -47,10 +47,10 @@ def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: i
         raise ValueError("rotary: cumulative=True was given without angles, expected both")
     P = _pairs(c, K, dims) if angle is None else angle.shape[-1]
     if angle is None:
-        return _rotated(c, x, _turns(c, x, P, offset, (_positive(c, "base", base),)), interleaved)
+        return _rotated(c, x, _angles(c, x, P, offset, (_positive(c, "base", base),)), interleaved)
     shared, angle = angle.ndim == x.ndim - 1, cast(xp, angle, c.dtype)
     theta = _summed(c, angle, shared, reverse=False) if cumulative else angle
-    c_s = _turned(c, theta[..., None, :] if shared else theta)
+    c_s = _cos_sin(c, theta[..., None, :] if shared else theta)
     y, pull = _rotated(c, x, c_s, interleaved)
 
     def pullback(dy: Array) -> dict[str, Any]:
@@ -61,12 +61,12 @@ def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: i
     return y, pullback
 
 
-def _turned(c: Call, theta: Array) -> list[Array]:
+def _cos_sin(c: Call, theta: Array) -> list[Array]:
     """(cos, sin) of angles."""
     if c.compiled and theta.size:
-        from ..ops.cpu.pairs import turns_of
+        from ..ops.cpu.pairs import cos_sin_of
 
-        return turns_of(theta)
+        return cos_sin_of(theta)
     return [c.xp.cos(theta), c.xp.sin(theta)]
 
 
@@ -77,12 +77,12 @@ def _angles_vjp(c: Call, x: Array, cos_sin: list[Array], interleaved: bool, dy: 
         from ..ops.cuda.rotary import angles_vjp as launched
 
         return launched(x, cos, sin, interleaved, dy)
-    again, shape = _rotated(c, x, cos_sin, interleaved)[0], tuple(cos.shape)
+    rotated, shape = _rotated(c, x, cos_sin, interleaved)[0], tuple(cos.shape)
     if c.compiled and cos.size:
         from ..ops.cpu.pairs import angles_vjp
 
-        return angles_vjp(again, dy, shape, interleaved)
-    d = pairs.angles_vjp(again, dy, shape[-1], interleaved)
+        return angles_vjp(rotated, dy, shape, interleaved)
+    d = pairs.angles_vjp(rotated, dy, shape[-1], interleaved)
     return d if tuple(d.shape) == shape else c.xp.sum(d, axis=-2, keepdims=True)
 
 
@@ -106,7 +106,7 @@ def xpos(c: Call, x: Any, *, inverse: bool = False, base: float = 10000.0, scale
         raise TypeError(f"xpos: inverse is {shown(inverse)}, expected True or False")
     given = {"base": base, "scale_base": scale_base, "gamma": gamma}
     numbers = tuple(_positive(c, name, y) for name, y in given.items())
-    return _rotated(c, x, _turns(c, x, _pairs(c, c.sizes["K"], dims), offset, (*numbers, inverse)), interleaved)
+    return _rotated(c, x, _angles(c, x, _pairs(c, c.sizes["K"], dims), offset, (*numbers, inverse)), interleaved)
 
 
 def _rotated(c: Call, x: Array, cos_sin: list[Array], interleaved: bool) -> Computed:
@@ -129,7 +129,7 @@ def _rotated(c: Call, x: Array, cos_sin: list[Array], interleaved: bool) -> Comp
     }
 
 
-def _turns(c: Call, x: Array, P: int, offset: Any, numbers: tuple[Any, ...]) -> list[Array]:
+def _angles(c: Call, x: Array, P: int, offset: Any, numbers: tuple[Any, ...]) -> list[Array]:
     """(cos, sin) (T, P) of the tokens' positions, computed once; numbers: base, and those of xPos."""
     base, *more = numbers
     place = _place(c, offset)

@@ -20,7 +20,7 @@ def rotation(xp: Namespace, angles: Array, at: Array, dtype: Any) -> Array:
     """The cosines and sines of angles (P,) times positions `at` (..., 1), or (): (2, ..., P)."""
     if (cpu := kernels(xp, angles, at)) is not None:
         P, lead = angles.shape[-1], np.broadcast_shapes(angles.shape[:-1], at.shape[:-1])
-        both = cpu.compiled("turn", (angles, at), ((*lead, 2 * P), dtype), angles.dtype)
+        both = cpu.compiled("cos_sin", (angles, at), ((*lead, 2 * P), dtype), angles.dtype)
         return np.moveaxis(both.reshape(*lead, 2, P), -2, 0)
     angle = angles * at
     return cast(xp, xp.stack([xp.cos(angle), xp.sin(angle)], axis=0), dtype)

@@ -76,7 +76,7 @@ class Late(NamedTuple):
     later: Array  # (..., T, H, R, R): scale q_t k_{t-1}^T above the diagonal, factors of v; None if R = 1
     last: Last
     own: Array  # (..., H, 1): gamma of the last token
-    turn: Array  # (2, ..., H, P): its rotation
+    rotation: Array  # (2, ..., H, P): its rotation
 
 
 class Writes(NamedTuple):
@@ -96,11 +96,11 @@ def late_writes(how: Writes, x: Tokens, last: Last | None) -> Late:
         return Late(q, k, v, g, shares, later, Last(*ends[:2]), *ends[2:])
     xp, R = how.xp, x.x.shape[-3]
     weights, theta = _weights(how, x), _angles(how, x)
-    turn, values = _turn(how, theta), cast(xp, x.x, how.dtype)
+    rotation, values = _rotation(how, theta), cast(xp, x.x, how.dtype)
     B = _every(how, x.B, x)
     v = _of_rows(weights.w) * _late(how, values, last and last.v)
-    k = _late(how, _turned(how, B, turn), last and last.k)
-    q = None if x.C is None else _turned(how, _every(how, x.C, x), turn)
+    k = _late(how, _rotated(how, B, rotation), last and last.k)
+    q = None if x.C is None else _rotated(how, _every(how, x.C, x), rotation)
     ends = Last(_last(how, B, last and last.k), _last(how, values, last and last.v))
     shares, later = None, None
     if q is not None:
@@ -108,10 +108,10 @@ def late_writes(how: Writes, x: Tokens, last: Last | None) -> Late:
         shares = shares if how.D is None else shares + _diagonal(how, x)
         later = None if R == 1 else _above(how, how.scale * _products(how, q, k))
     own = _last(how, _of_rows(weights.own), None)[..., 0, :]
-    turn = _turn(how, _last(how, theta[..., None, :, :], None)[..., 0, :])
+    rotation = _rotation(how, _last(how, theta[..., None, :, :], None)[..., 0, :])
     q, k, v = (None if y is None else in_line(xp, y) for y in (q, k, v))
     g = interleaved(xp, weights.g[..., None], R, 0)[..., 0]
-    return Late(q, k, v, g, shares, later, ends, own, turn)
+    return Late(q, k, v, g, shares, later, ends, own, rotation)
 
 
 def late_writes_vjp(
@@ -124,11 +124,11 @@ def late_writes_vjp(
     """
     xp, R, x = how.xp, x.x.shape[-3], x if dout is not None else x._replace(C=None)
     if (cpu := _kernels(how, x, last)) is not None and numpy_kernels(xp, d.q, d.k, d.v, d.g, dout) is not None:
-        made = cpu.late_writes_vjp(x, last, how.D, how.scale, how.sequences, how.dtype, d, dout, late, ends)
-        grads = Tokens(*(made.get(f"d{n}") for n in Tokens._fields))
-        dlast = None if last is None else Last(made["dpast_k"], made["dpast_v"])
-        return _of_groups(how, x, grads), made.get("written"), dlast
-    weights, turn = _weights(how, x), _turn(how, _angles(how, x))
+        outputs = cpu.late_writes_vjp(x, last, how.D, how.scale, how.sequences, how.dtype, d, dout, late, ends)
+        grads = Tokens(*(outputs.get(f"d{n}") for n in Tokens._fields))
+        dlast = None if last is None else Last(outputs["dpast_k"], outputs["dpast_v"])
+        return _of_groups(how, x, grads), outputs.get("written"), dlast
+    weights, rotation = _weights(how, x), _rotation(how, _angles(how, x))
     wide, values = sum_dtype(xp, x.dt), cast(xp, x.x, how.dtype)
     before = _late(how, values, last and last.v)
     dq, dk, dv = (None if y is None else in_ranks(xp, y, R) for y in (d.q, d.k, d.v))
@@ -141,13 +141,13 @@ def late_writes_vjp(
     dw = xp.sum(dv * before, axis=(-3, -1))
     dx, dlast_v = _late_vjp(how, _of_rows(weights.w) * dv, last and last.v)
     dk, dlast_k = _late_vjp(how, dk, last and last.k)
-    dB, dtheta = _turned_vjp(how, _every(how, x.B, x), turn, dk, wide)
-    dagain = xp.exp(weights.g) * dw
-    down = _late_vjp(how, _of_rows(dagain), None)[0][..., 0, :, 0]
+    dB, dtheta = _rotated_vjp(how, _every(how, x.B, x), rotation, dk, wide)
+    dprevious = xp.exp(weights.g) * dw
+    down = _late_vjp(how, _of_rows(dprevious), None)[0][..., 0, :, 0]
     dC, written = None, None
     if read is not None:
         B, C, overlaps = _every(how, x.B, x), _every(how, x.C, x), _overlaps(how, x)
-        dC, dangle = _turned_vjp(how, C, turn, dq, wide)
+        dC, dangle = _rotated_vjp(how, C, rotation, dq, wide)
         dshares = _products(how, read, values)
         shares, share = weights.own[..., None, None] * overlaps, how.scale * weights.own[..., None, None] * dshares
         shares = shares if how.D is None else shares + _diagonal(how, x)
@@ -161,7 +161,7 @@ def late_writes_vjp(
         dx, dlast_v = _plus_last(how, ends.v, dx, last and last.v, dlast_v)
         down = _plus_last(how, ends.own[..., None, None], _of_rows(down), None, None)[0][..., 0, :, 0]
         dtheta = _plus_last(how, ends.theta[..., None, :], dtheta[..., None, :, :], None, None)[0][..., 0, :, :]
-    grads = _weights_vjp(how, x, down, dagain, in_ranks(xp, d.g, R)[..., 0, :, 0] + weights.w * dw, dtheta)
+    grads = _weights_vjp(how, x, down, dprevious, in_ranks(xp, d.g, R)[..., 0, :, 0] + weights.w * dw, dtheta)
     dlast = None if last is None else Last(dlast_k, dlast_v)
     return _of_groups(how, x, grads._replace(x=dx, B=dB, C=dC)), written, dlast
 
@@ -175,12 +175,12 @@ def _plus_last(how: Writes, d: Array, dx: Array, last: Array | None, dlast: Arra
 def settled(xp: Namespace, P: Array, late: Late, dtype: Any) -> Array:
     """S = P + gamma k^T v of the last token, in its frame: the rows of P (..., H, K, V) are rotated back."""
     P = cast(xp, P, dtype)
-    if P.size and numpy_kernels(xp, P, late.own, late.turn, *late.last) is not None:
+    if P.size and numpy_kernels(xp, P, late.own, late.rotation, *late.last) is not None:
         from .cpu import trapezoid
 
         return trapezoid.settled(P, late)
     S, k, written = (
-        rotate_rows(xp, P, late.turn[..., None, :], back=True),
+        rotate_rows(xp, P, late.rotation[..., None, :], back=True),
         late.last.k,
         late.own[..., None] * late.last.v,
     )
@@ -211,7 +211,7 @@ def _of_groups(how: Writes, x: Tokens, grads: Tokens) -> Tokens:
 
 class Weights(NamedTuple):
     own: Array  # gamma_t
-    again: Array  # h_t
+    previous: Array  # h_t
     g: Array
     w: Array
 
@@ -222,22 +222,22 @@ def _weights(how: Writes, x: Tokens) -> Weights:
     return Weights(own, x.dt - own, g, how.xp.exp(g) * ((x.dt - own) + before))
 
 
-def _weights_vjp(how: Writes, x: Tokens, down: Array, dagain: Array, dg: Array, dtheta: Array) -> Tokens:
+def _weights_vjp(how: Writes, x: Tokens, down: Array, dprevious: Array, dg: Array, dtheta: Array) -> Tokens:
     """Gradients of dt, A, trap and angle: dt reaches the weights, the decay and the angle."""
     xp, lam, A = how.xp, sigmoid(how.xp, cast(how.xp, x.trap, how.dtype)), cast(how.xp, x.A, how.dtype)
     slope = xp.tanh(cast(xp, x.angle, dtheta.dtype))
     dphi = math.pi * _later_sums(how, dtheta)
     dangle = dphi * (1 - slope * slope) * cast(xp, x.dt, dphi.dtype)[..., None]
-    ddt = cast(xp, xp.sum(dphi * slope, axis=-1), how.dtype) + lam * down + (1 - lam) * dagain
-    dtrap = lam * (1 - lam) * x.dt * (down - dagain)
+    ddt = cast(xp, xp.sum(dphi * slope, axis=-1), how.dtype) + lam * down + (1 - lam) * dprevious
+    dtrap = lam * (1 - lam) * x.dt * (down - dprevious)
     return Tokens(None, ddt + A * dg, x.dt * dg, None, None, dtrap, dangle)
 
 
 def _angles(how: Writes, x: Tokens) -> Array:
     """theta (..., T, H, P) in the dtype of sums."""
     wide = sum_dtype(how.xp, x.dt)
-    turns = math.pi * how.xp.tanh(cast(how.xp, x.angle, wide)) * cast(how.xp, x.dt, wide)[..., None]
-    return _by_sequence(how, turns, lambda part: how.xp.cumulative_sum(part, axis=-3))
+    increments = math.pi * how.xp.tanh(cast(how.xp, x.angle, wide)) * cast(how.xp, x.dt, wide)[..., None]
+    return _by_sequence(how, increments, lambda part: how.xp.cumulative_sum(part, axis=-3))
 
 
 def _later_sums(how: Writes, d: Array) -> Array:
@@ -252,7 +252,7 @@ def _by_sequence(how: Writes, x: Array, f: Callable[[Array], Array]) -> Array:
     return how.xp.concat(parts, axis=-3) if len(parts) > 1 else parts[0] if parts else x
 
 
-def _turn(how: Writes, theta: Array) -> Array:
+def _rotation(how: Writes, theta: Array) -> Array:
     one = how.xp.ones((1,), dtype=theta.dtype, device=device(theta))
     return rotation(how.xp, theta, one, how.dtype)
 
@@ -320,13 +320,13 @@ def _of_rows(x: Array) -> Array:
     return x[..., None, :, None]
 
 
-def _turned(how: Writes, x: Array, turn: Array) -> Array:
-    return rotate(how.xp, x, turn[..., None, :, :], how.dtype)
+def _rotated(how: Writes, x: Array, rotation: Array) -> Array:
+    return rotate(how.xp, x, rotation[..., None, :, :], how.dtype)
 
 
-def _turned_vjp(how: Writes, x: Array, turn: Array, dy: Array, wide: Any) -> tuple[Array, Array]:
+def _rotated_vjp(how: Writes, x: Array, rotation: Array, dy: Array, wide: Any) -> tuple[Array, Array]:
     """(dx, gradient of the angle (..., T, H, P), in the dtype of sums)."""
-    dx, dangle = rotate_vjp(how.xp, _turned(how, x, turn), turn[..., None, :, :], dy, dtype=wide)
+    dx, dangle = rotate_vjp(how.xp, _rotated(how, x, rotation), rotation[..., None, :, :], dy, dtype=wide)
     return dx, how.xp.sum(dangle, axis=-3)
 
 

@@ -254,18 +254,18 @@ def layout_of(dtype: np.dtype[Any], **sizes: int) -> Layout:
     return LOG.layout(sizes, dtype)
 
 
-def launch(kernel: Any, values: Mapping[str, Any], longest: int, kept: dict[str, tuple[Any, Launch]]) -> None:
+def launch(kernel: Any, values: Mapping[str, Any], longest: int, launches: dict[str, tuple[Any, Launch]]) -> None:
     """A kernel for every row and head; longest: tokens of a path, at most.
 
-    kept: the last launch of each kernel: one with the same numbers is launched again, on other arrays.
+    launches: the last launch of each kernel: one with the same numbers is launched again, on other arrays.
     """
     arrays = {n: x for n, x in values.items() if isinstance(x, np.ndarray)}
     numbers = {n: x for n, x in values.items() if n not in arrays}
     if not numbers["R"] * numbers["H"] or not numbers.get("N", 1):
         return
     key = arrays["log_k"].dtype, longest, threads.num_threads(), *arrays, *numbers.items()
-    if (known := kept.get(kernel.__name__)) is None or known[0] != key:
-        known = kept[kernel.__name__] = key, _launch(kernel, arrays["log_k"].dtype, numbers, longest)
+    if (known := launches.get(kernel.__name__)) is None or known[0] != key:
+        known = launches[kernel.__name__] = key, _launch(kernel, arrays["log_k"].dtype, numbers, longest)
     put(LOG, known[1].table, arrays)
     known[1].run()
 

@@ -163,9 +163,9 @@ def test_a_transfer_is_no_larger_than_the_variant_needs(fn):
         assert transfer.matrix.shape == (*S.shape[: -2 if isinstance(found.offset, tuple) else -1], D, D)
     elif isinstance(fn.spec.core, Elementwise):
         assert parts(transfer)[0].shape == S.shape
-    elif fn.spec.state.again is not None:
+    elif fn.spec.state.first_weight is not None:
         assert transfer.matrix.shape == (*S.shape[:-1], S.shape[-2])
-        assert transfer.again.shape == transfer.kept.shape == S.shape[:-2]
+        assert transfer.weight.shape == transfer.retained.shape == S.shape[:-2]
     elif fn.spec.erase.name != "NONE" or fn.spec.state.rotates:
         assert transfer.shape == (*S.shape[:-1], S.shape[-2])
     elif fn.spec.decay.name == "NONE" or fn is la.abc:

@@ -27,7 +27,7 @@ def test_compiled_iterations_are_those_of_array_calls(name, shape, dtype, monkey
     pytest.importorskip("numba")
     rng = np.random.default_rng(0)
     G, d = (rng.standard_normal((3, 2, *shape)).astype(dtype) for _ in range(2))
-    X, kept = muon.newton_schulz_kept(np, G, name)
+    X, kept = muon.newton_schulz_fwd(np, G, name)
     found = [X, muon.newton_schulz_vjp(np, G, name, d), muon.newton_schulz_vjp(np, G, name, d, kept)]
     np.testing.assert_array_equal(*found[1:])
     np.testing.assert_array_equal(X, muon.newton_schulz(np, G, name))
@@ -78,8 +78,8 @@ def test_the_last_step_is_left_out_where_no_state_is_returned(T, stacked):
 def test_gradients_do_not_depend_on_what_is_kept(monkeypatch):
     arrays, options = draw()
     found = []
-    for most in (0, 600, chunks.MOST_KEPT):
-        monkeypatch.setattr(chunks, "MOST_KEPT", most)
+    for most in (0, 600, chunks.MAX_RESIDUALS):
+        monkeypatch.setattr(chunks, "MAX_RESIDUALS", most)
         out, pullback = la.vjp(la.lact, **arrays, **options)
         found += [pullback(np.cos(out)), pullback(np.cos(out))]
     for other in found[1:]:
@@ -91,8 +91,8 @@ def test_gradients_do_not_depend_on_what_is_kept(monkeypatch):
 def test_few_steps_are_taken_where_nothing_reads_the_last(monkeypatch):
     arrays, options = draw(8)
     taken = []
-    own = muon.newton_schulz_kept
-    monkeypatch.setattr("linattn_np.fast_weights.optimisers.newton_schulz_kept",
+    own = muon.newton_schulz_fwd
+    monkeypatch.setattr("linattn_np.fast_weights.optimisers.newton_schulz_fwd",
                         lambda *given: taken.append(given) or own(*given))  # fmt: skip
     out, pullback = la.vjp(la.lact, **arrays, **options)
     pullback(out)

@@ -180,7 +180,7 @@ FORMULAS = {
     "dpfp": (lambda x, y, z, u, a, b, how: dpfp(x, how), 0, 0, [1, 2]),
     "softmax_vjp": (lambda x, y, z, u, a, b, how: x * (y - (x * y).sum(-1, keepdims=True)), 0, 0, [0]),
     "strength": (lambda x, y, z, u, a, b, how: flow(x, y, how), 0, 0, [0, 1]),
-    "turn": (lambda x, y, z, u, a, b, how: np.concatenate([np.cos(x * y), np.sin(x * y)], -1), 0, 0, [0]),
+    "cos_sin": (lambda x, y, z, u, a, b, how: np.concatenate([np.cos(x * y), np.sin(x * y)], -1), 0, 0, [0]),
     "rotated": (lambda x, y, z, u, a, b, how: turned(x, y, z, how), 0, 0, [0, 1]),
     "rotated_pair": (lambda x, y, z, u, a, b, how: pair(x, y, z, how), 0, 0, [0, 1]),
     "decay": (lambda x, y, z, u, a, b, how: decay(x, y, z, a, how), 0.3, 0, [0, 1, 2]),
@@ -201,10 +201,10 @@ ARRAYS = {
     "log_decay_vjp": ["xzu", "xyzu"], "bounded_vjp": ["xu", "xyu", "xyzu"],
     "added": ["xy"], "capped_vjp": ["xy"], "log_forget_vjp": ["xy"], "log_rest_vjp": ["xyz"],
     "inner": ["xy", "xyz", "xyzu"], "quotient_vjp": ["xy", "xyz"], "strength_vjp": ["xyz"],
-    "turn": ["xy"], "rotated": ["xyz"], "rotated_pair": ["xyz"], "angle_of_pair": ["xy"],
+    "cos_sin": ["xy"], "rotated": ["xyz"], "rotated_pair": ["xyz"], "angle_of_pair": ["xy"],
     "decay": ["x", "xy"], "decay_vjp": ["xu", "xyu"], "hold": ["xyz"], "hold_vjp": ["xyzu"],
 }  # fmt: skip
-WIDTHS = {"appended": {"y": 1, "u": 1}, "quotient": {"y": 1}, "strength": {"y": 1}, "turn": {"y": 1},
+WIDTHS = {"appended": {"y": 1, "u": 1}, "quotient": {"y": 1}, "strength": {"y": 1}, "cos_sin": {"y": 1},
           "inner": {"z": 1, "u": 1}, "quotient_vjp": {"y": -1, "z": 1}, "strength_vjp": {"y": 1, "z": 1},
           "rotated": {"y": 3, "z": 3}, "rotated_pair": {"y": 1, "z": 1}, "hold": {"x": 1},
           "hold_vjp": {"x": 1, "u": lambda width: 4 * width}}  # fmt: skip

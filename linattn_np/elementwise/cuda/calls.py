@@ -171,11 +171,11 @@ class Call:
             found = [(n, j, firsts[n], first_marks[n]) for n, count in enumerate(counts) for j in range(count)]
             return np.array(sorted(found, key=lambda row: (row[1], row[0])), np.int32)
 
-        def kept(name: str, key: tuple[Any, ...], make: Any) -> Array:
+        def stored(name: str, key: tuple[Any, ...], make: Any) -> Array:
             return constant_array(xp, ("scan", name, edges, *key), self.x.device, lambda: xp.asarray(make()))
 
-        table = kept("tiles", (cut.tokens, back.tokens), rows)
-        return table, kept("offsets", (), lambda: np.array(edges, np.int64))
+        table = stored("tiles", (cut.tokens, back.tokens), rows)
+        return table, stored("offsets", (), lambda: np.array(edges, np.int64))
 
 
 def _rows(y: Array | None) -> tuple[Array | None, tuple[int, int, int]]:

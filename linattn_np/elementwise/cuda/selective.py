@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD, STEP = (f"elementwise/selective{n}.cu" for n in ("", "_vjp", "_step"))
 MOST_BYTES = 1 << 26  # from a token to the next one
-Made = dict[str, Array | None]
+Outputs = dict[str, Array | None]
 
 
 def unsupported_reason(x: SelectiveInputs, xp: Namespace, dtype: Any) -> str | None:
@@ -75,18 +75,18 @@ def backward(
         dout = compiled("filled", (), (tuple(x.x.shape), x.x.dtype), call.dtype)
     grid = selective_plan.backward(call.N, call.double)
     tiles, (segments, _) = -(-call.D // grid.channels), call.cut(grid)
-    made = {n: record.empty(tuple(y.shape), y.dtype) for n, y in (("dx", x.x), ("ddt", x.dt))}
-    made["dz"] = None if z is None else record.empty(tuple(z.shape), z.dtype)
-    made["end"] = record.empty(call.state_shape, call.dtype)
+    outputs = {n: record.empty(tuple(y.shape), y.dtype) for n, y in (("dx", x.x), ("ddt", x.dt))}
+    outputs["dz"] = None if z is None else record.empty(tuple(z.shape), z.dtype)
+    outputs["end"] = record.empty(call.state_shape, call.dtype)
     sums = {n: record.empty((1, tiles, call.tokens * call.N), call.dtype) for n in ("dB", "dC")}
     widths = {"dA": call.D * call.N, "dskip": call.D, "dbias": call.D}
     sums |= {n: record.empty((1, call.sequences * segments, width), call.dtype) for n, width in widths.items()}
-    call.passes(BACKWARD, ("carry_back", "selective_vjp"), grid, dense(dstate), made | sums | {"marks": marks}, dout)
+    call.passes(BACKWARD, ("carry_back", "selective_vjp"), grid, dense(dstate), outputs | sums | {"marks": marks}, dout)
     each = {"dB": x.B, "dC": x.C, "dA": x.A, "dskip": D, "dbias": bias}
     dB, dC, dA, dD, dbias = (None if y is None else over_middle(sums[n], y.dtype).reshape(y.shape)
                              for n, y in each.items())  # fmt: skip
-    grads = x._replace(x=made["dx"], dt=made["ddt"], A=dA, B=dB, C=dC)
-    return grads._replace(raw=call.raw._replace(z=made["dz"], D=dD, dt_bias=dbias)), made["end"]
+    grads = x._replace(x=outputs["dx"], dt=outputs["ddt"], A=dA, B=dB, C=dC)
+    return grads._replace(raw=call.raw._replace(z=outputs["dz"], D=dD, dt_bias=dbias)), outputs["end"]
 
 
 class Call:
@@ -119,28 +119,28 @@ class Call:
         return selective_plan.segments(blocks, self.longest, launch.multiprocessors() * grid.blocks, grid.tile)
 
     def passes(
-        self, file: str, entries: tuple[str, str], grid: Grid, start: Array | None, made: Made,
+        self, file: str, entries: tuple[str, str], grid: Grid, start: Array | None, outputs: Outputs,
         dout: Array | None = None,
     ) -> None:  # fmt: skip
         """The pass over all tokens; of segments after the passes that find what they begin with."""
         carry, entry = entries
         segments, each = self.cut(grid)
-        made = made | {"begins": None, "sums": None}
+        outputs = outputs | {"begins": None, "sums": None}
         if segments > 1:
             shape = (self.sequences, segments, self.D)
-            made |= {"begins": record.empty((*shape, self.N), self.dtype), "sums": record.empty(shape, self.dtype)}
+            outputs |= {"begins": record.empty((*shape, self.N), self.dtype), "sums": record.empty(shape, self.dtype)}
             blocks = -(-self.sequences * self.D * self.N // 128)
-            self._launch(file, carry, grid, start, made, dout, (segments, each))
-            self._launch(FORWARD, "chain", grid, start, made, dout, (segments, each), blocks,
+            self._launch(file, carry, grid, start, outputs, dout, (segments, each))
+            self._launch(FORWARD, "chain", grid, start, outputs, dout, (segments, each), blocks,
                          {"LA_BACK": int(file == BACKWARD)})  # fmt: skip
-        self._launch(file, entry, grid, start, made, dout, (segments, each))
+        self._launch(file, entry, grid, start, outputs, dout, (segments, each))
 
-    def step(self, start: Array | None, made: Made) -> None:
+    def step(self, start: Array | None, outputs: Outputs) -> None:
         """One token of every sequence."""
-        self._launch(STEP, "selective_step", selective_plan.step(self.N, self.double), start, made, None, (1, 1))
+        self._launch(STEP, "selective_step", selective_plan.step(self.N, self.double), start, outputs, None, (1, 1))
 
     def _launch(
-        self, file: str, entry: str, grid: Grid, start: Array | None, made: Made, dout: Array | None,
+        self, file: str, entry: str, grid: Grid, start: Array | None, outputs: Outputs, dout: Array | None,
         cut: tuple[int, int], blocks: int | None = None, more: dict[str, int] | None = None,
     ) -> None:  # fmt: skip
         x, plan, tiles, one = self.x, self.plan, -(-self.D // grid.channels), file == STEP
@@ -152,12 +152,12 @@ class Call:
                 arrays[n], rows[n] = tokens_of(dense(y))
         arrays |= {"A": dense(x.A), "skip": dense(self.raw.D), "bias": dense(self.raw.dt_bias), "start": start}
         kinds = {f"LA_{n.upper()}": kind_of(arrays[n]) for n in ("x", "dt", "z", "B", "C")}
-        beside = (arrays["x"], arrays["dt"], arrays["z"], arrays["dout"], made.get("out"), made.get("dx"),
-                  made.get("ddt"), made.get("dz"))  # fmt: skip
+        beside = (arrays["x"], arrays["dt"], arrays["z"], arrays["dout"], outputs.get("out"), outputs.get("dx"),
+                  outputs.get("ddt"), outputs.get("dz"))  # fmt: skip
         low, high = self.raw.limits
         is_open = low <= 0 and high == math.inf
         per = 1 if one or self.D % 2 or not is_aligned(2, *beside) else 2
-        vectors = (arrays["B"], arrays["C"], *((start, made["end"]) if one else ()))
+        vectors = (arrays["B"], arrays["C"], *((start, outputs["end"]) if one else ()))
         per_n = 4 if one else 2
         per_n = 1 if self.N % per_n or not is_aligned(per_n, *vectors) else per_n
         constants = grid.constants(self.double) | kinds | {
@@ -172,13 +172,13 @@ class Call:
         kind_names = {f"{n}_kind": kind_of(arrays[n]) for n in ("A", "skip", "bias", "start")}
         packed = SELECTIVE.pack(
             **rows, **{n: address(arrays[n]) for n in ("A", "skip", "bias", "start")},
-            **{n: address(made.get(n)) for n in names}, **kind_names, offsets=address(None if one else self.offsets),
+            **{n: address(outputs.get(n)) for n in names}, **kind_names, offsets=address(None if one else self.offsets),
             tokens=self.tokens, scale=plan.scale, low=low, high=high, T=self.T, D=self.D,
             sequences=self.tokens if one else self.sequences, segments=segments, each=each, tiles=tiles,
         )  # fmt: skip
         if blocks is None:
             rows_of = -(-self.sequences // selective_plan.STEP_EACH) if one else self.sequences * segments
             blocks = tiles * rows_of
-        held = [*arrays.values(), *made.values(), *(() if one else (self.offsets,))]
+        held = [*arrays.values(), *outputs.values(), *(() if one else (self.offsets,))]
         launched(file, entry, constants, blocks, grid.threads if entry != "chain" else 128, packed,
                  *{id(y): y for y in held if y is not None}.values())  # fmt: skip

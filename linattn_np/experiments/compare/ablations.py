@@ -19,7 +19,7 @@ from linattn_np.layers import PUBLISHED, Layer, Mixer, Sizes, function, mix, mix
 
 CONVOLVED = projected(conv=4)
 PLAIN = Mixer(dict.fromkeys("qkv", CONVOLVED), gate="silu")
-TURNED = projected(conv=4, then={"rotary": lambda c: rotary()})
+ROTATED = projected(conv=4, then={"rotary": lambda c: rotary()})
 UNIT = projected(conv=4, then={"unit": lambda c: function(nn.l2_norm, eps=1e-6)})
 SIMPLE, DELTA = PUBLISHED["simple_gla"], PUBLISHED["delta_rule"]
 
@@ -35,7 +35,7 @@ ABLATIONS: Mapping[str, tuple[str, Mixer]] = {
     "sums": ("linear_attention", Mixer({"q": UNIT, "k": UNIT, "v": CONVOLVED})),
     "unconvolved": ("delta_rule", DELTA._replace(sources={})),
     "decayed": ("simple_gla", SIMPLE),
-    "rotated": ("simple_gla", SIMPLE._replace(sources={**SIMPLE.sources, "q": TURNED, "k": TURNED})),
+    "rotated": ("simple_gla", SIMPLE._replace(sources={**SIMPLE.sources, "q": ROTATED, "k": ROTATED})),
     "unrotated": ("softmax_attention", Mixer(norm=None)),
 }
 

@@ -157,7 +157,7 @@ class Engine:
                 if not prompts and not tokens:
                     await self._changed.wait()
                     continue
-                for stream, found in await loop.run_in_executor(thread, self._turn, prompts, tokens):
+                for stream, found in await loop.run_in_executor(thread, self._iteration, prompts, tokens):
                     if found is not None and not stream.is_closed:
                         stream.give(found)
 
@@ -173,7 +173,7 @@ class Engine:
 
     # computations, in the other thread
 
-    def _turn(self, prompts: list[Stream], tokens: list[Stream]) -> Found:
+    def _iteration(self, prompts: list[Stream], tokens: list[Stream]) -> Found:
         found: Found = []
         drafted = {s: draft for s in tokens if (draft := s.draft(self._drafts))}
         for stream, draft in drafted.items():

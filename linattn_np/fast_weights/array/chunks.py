@@ -16,7 +16,7 @@ from typing import Any
 
 from ...ops.triangular import solve, solve_transposed, unit_lower
 from ...runtime.arrays import Array, Namespace, device, keep_lower
-from ..batches import close_kept, close_vjp
+from ..batches import close_fwd, close_vjp
 from ..inner import gradient, gradient_vjp, predict, predict_vjp
 from ..masks import coefficients, coefficients_vjp, names_of
 from ..models import Factors, body_of
@@ -25,8 +25,8 @@ from ..types import Learner, Rates, State, Tokens, Tree, filled, is_exact, joine
 from .steps import Steps, tokens_of
 
 TILE = 64  # tokens, where each reads weights of its own
-MOST_KEPT = 2**24  # numbers that a forward keeps for its backward, beside states
-ROWS_KEPT, ITERATED = 2, 24  # arrays of a layer's width and numbers of iterations for each of a matrix, about
+MAX_RESIDUALS = 2**24  # numbers that a forward stores for its backward, beside states
+ROWS_STORED, ITERATED = 2, 24  # arrays of a layer's width and numbers of iterations for each of a matrix, about
 
 
 def tiles(f: Learner, rates: Rates, n: int, T: int, anchor: Tree) -> list[tuple[int, int]]:
@@ -49,7 +49,7 @@ def forward(
 
     has_end: the final state is wanted; else a last step that no query reads is left out.
     """
-    state, out, kept, left = begin, [], list[Any](), MOST_KEPT * keep
+    state, out, residuals, left = begin, [], list[Any](), MAX_RESIDUALS * keep
     of = Tile if f.is_linear else Steps
     for a, b in tiles(f, x.rates, begin.n, x.k.shape[-2], begin.anchor):
         tile = of(f, xp, x.cut(a, b), state, slow, has_end or b < x.k.shape[-2])
@@ -58,8 +58,8 @@ def forward(
         out.append(None if x.q is None else tile.read())
         state = tile.end(initial)
         if keep:
-            kept.append((tile.state, tile.saved if tile.keep else None))
-    return None if x.q is None or not out else xp.concat(out, axis=-2), [*kept, state]
+            residuals.append((tile.state, tile.saved if tile.keep else None))
+    return None if x.q is None or not out else xp.concat(out, axis=-2), [*residuals, state]
 
 
 def backward(
@@ -110,22 +110,22 @@ class Tile:
         if saved is not None:
             vars(self).update(saved)
             return
-        self.c, self.steps_kept = self._coefficients()
+        self.c, self.steps_residuals = self._coefficients()
         self.masks = [-xp.matrix_transpose(eta) * self.c[..., len(self.names) :] for eta in x.rates.eta]
-        self.factors, self.kept = self._solved() if self.is_exact else gradient(f, self.A, slow, x.k, x.v)
+        self.factors, self.residuals = self._solved() if self.is_exact else gradient(f, self.A, slow, x.k, x.v)
 
     @property
     def saved(self) -> dict[str, Any]:
         """What the transpose reads beside the state, as arrays."""
-        names = ("c", "steps_kept", "masks", "factors", "kept", "closing") if self.learns else ()
+        names = ("c", "steps_residuals", "masks", "factors", "residuals", "closing") if self.learns else ()
         return {n: getattr(self, n) for n in (*names, "reading")}
 
     @property
     def numbers(self) -> int:
-        """About as many are kept: some rows of each layer, and some matrices of iterations."""
+        """About as many numbers are stored: some rows of each layer, and some matrices of iterations."""
         widths = sum(w.shape[-1] + w.shape[-2] for w in self.state.anchor)
         each = ITERATED * sum(w.shape[-1] * w.shape[-2] for w in self.state.anchor) if self.f.optimiser else 0
-        return prod(self.x.k.shape[:-2]) * (ROWS_KEPT * self.n * widths + each)
+        return prod(self.x.k.shape[:-2]) * (ROWS_STORED * self.n * widths + each)
 
     def _shared(self, tree: Any) -> Shared:
         return Shared(self.xp, tree, body_of(self.f).matrices)
@@ -158,7 +158,7 @@ class Tile:
         return y[..., -self.n :, :]
 
     def _solved(self) -> tuple[Factors, Any]:
-        """(the factors, kept) from one triangular system."""
+        """(the factors, residuals) from one triangular system."""
         xp, x = self.xp, self.x
         KK, Z = xp.matmul(x.k, xp.matrix_transpose(x.k)), -x.v
         KK = KK + 1 if self.A.step == 2 else KK
@@ -169,7 +169,7 @@ class Tile:
 
     def _solved_vjp(self, dbases: list[Tree]) -> tuple[Any, Any, Any, Any, list[Tree]]:
         """(dk, dv, gradients of the points' columns, of their mask, of the bases)."""
-        xp, (KK, L), ((k, r),), ((dl, dr),) = self.xp, self.kept, self.factors, self.dfactors
+        xp, (KK, L), ((k, r),), ((dl, dr),) = self.xp, self.residuals, self.factors, self.dfactors
         x, dc, found = solve_transposed(xp, L, dr), [], []
         E = keep_lower(xp, xp.matmul(x, xp.matrix_transpose(r)), strict=True)
         D = E * self._points(self.masks[0])
@@ -195,15 +195,15 @@ class Tile:
 
     def read(self) -> Array:
         """The outputs."""
-        out, kept = predict(self.f, self._weights(), self.slow, self.x.q)
-        self.reading = kept if self.keep else None
+        out, residuals = predict(self.f, self._weights(), self.slow, self.x.q)
+        self.reading = residuals if self.keep else None
         return out
 
     def _read_vjp(self, dout: Array) -> tuple[Any, Array, Tree]:
         """(the weights with their gradients, dq, dslow)."""
         w = self._weights()
-        kept = self.reading or predict(self.f, w, self.slow, self.x.q)[1]
-        return w, *predict_vjp(self.f, w, self.slow, kept, dout)
+        residuals = self.reading or predict(self.f, w, self.slow, self.x.q)[1]
+        return w, *predict_vjp(self.f, w, self.slow, residuals, dout)
 
     # the state after the tile
 
@@ -229,8 +229,8 @@ class Tile:
         after = self.before_close()
         if self.last % self.f.mini_batch:
             return after
-        closed, kept = close_kept(self.xp, self.f, after, self._last_gain(), initial, self.keep)
-        self.closing = (after, kept) if self.keep else None
+        closed, residuals = close_fwd(self.xp, self.f, after, self._last_gain(), initial, self.keep)
+        self.closing = (after, residuals) if self.keep else None
         return closed
 
     def _last_gain(self) -> Any:
@@ -264,8 +264,8 @@ class Tile:
             dx = filled(xp, Tokens(dq, None, None, Rates((None,) * len(x.rates.eta))), x)
             return dx, d._replace(n=self.state.n, anchor=dA), dinitial, dslow
         if self.last % f.mini_batch == 0:
-            after, kept = self.closing or (self.before_close(), None)
-            d, last_gain, dinitial = close_vjp(xp, f, after, self._last_gain(), initial, d, kept)
+            after, residuals = self.closing or (self.before_close(), None)
+            d, last_gain, dinitial = close_vjp(xp, f, after, self._last_gain(), initial, d, residuals)
         P, dq = len(self.factors), None
         self.dfactors: list[Any] = [(0, 0)] * P
         dc, dmasks, dbases = self._ends_vjp(d)
@@ -280,7 +280,7 @@ class Tile:
             dk, dv, own_c, own_masks, dbases = self._solved_vjp(dbases)
             dc, dmasks, more, dA = [*dc, own_c], [*dmasks, own_masks], dslow, d.anchor
         else:
-            dk, dv, more = gradient_vjp(f, self.A, self.slow, x.v, self.kept, tuple(self.dfactors))
+            dk, dv, more = gradient_vjp(f, self.A, self.slow, x.v, self.residuals, tuple(self.dfactors))
             dA = plus(d.anchor, self.A.d)
         deta, rates = self._rates_vjp(dc, dmasks)
         dslow, by = plus(dslow, more), dict(zip(self.names, dbases, strict=True))
@@ -327,7 +327,7 @@ class Tile:
             return tuple(deta), Rates(())
         columns = [_below(xp, [own[n] for own in dc], rows) for n in range(B)]
         d = xp.concat([*columns, total], axis=-1)
-        return tuple(deta), coefficients_vjp(xp, self.f, self.rates, self.steps_kept, d)
+        return tuple(deta), coefficients_vjp(xp, self.f, self.rates, self.steps_residuals, d)
 
 
 def _below(xp: Namespace, each: list[Array], rows: int) -> Array:

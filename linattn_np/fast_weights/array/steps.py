@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from ...runtime.arrays import Array, Namespace, device
-from ..batches import close_kept, close_vjp, mixed, mixed_vjp
+from ..batches import close_fwd, close_vjp, mixed, mixed_vjp
 from ..inner import gradient, gradient_vjp, predict, predict_vjp
 from ..models import body_of
 from ..optimisers import directions, directions_vjp
@@ -48,7 +48,7 @@ class Steps:
         if saved is not None:
             vars(self).update(saved)
             return
-        self.factors, self.kept = gradient(f, self.A, slow, self.rows.k, self.rows.v)
+        self.factors, self.residuals = gradient(f, self.A, slow, self.rows.k, self.rows.v)
         self.S = self._momenta()
         D, self.inner = directions(xp, self.muon, self.S, False)
         beta, self.D = x.rates.beta, () if x.rates.beta is None else D
@@ -60,11 +60,11 @@ class Steps:
     @property
     def saved(self) -> dict[str, Any]:
         """What the transpose reads beside the state, as arrays."""
-        return {n: getattr(self, n) for n in ("factors", "kept", "S", "D", "inner", "W")}
+        return {n: getattr(self, n) for n in ("factors", "residuals", "S", "D", "inner", "W")}
 
     @property
     def numbers(self) -> int:
-        """About as many are kept."""
+        """About as many numbers are stored."""
         return ARRAYS * self.n * sum(prod(w.shape) for w in self.state.anchor)
 
     def _shared(self, tree: Tree) -> Shared:
@@ -153,8 +153,8 @@ class Steps:
     def _read_vjp(self, dout: Array) -> tuple[Array, Any, Any, Tree, Tree, Tree]:
         """(dq, cotangents of the gain, of A, of W_1 .. W_n and of W_0, of the norm)."""
         xp, (w, slow), gain = self.xp, self._reader(), self.x.rates.gain
-        kept = predict(self.f, w, slow, self.x.q[..., None, :])[1]
-        dq, dslow = predict_vjp(self.f, w, slow, kept, dout[..., None, :])
+        residuals = predict(self.f, w, slow, self.x.q[..., None, :])[1]
+        dq, dslow = predict_vjp(self.f, w, slow, residuals, dout[..., None, :])
         W = self.W if self.f.read == "after" else self._before()
         dA, dW, dgain = mixed_vjp(xp, self._anchors(), W, None if gain is None else gain[..., None], w.d)
         dA = tuple(xp.sum(y, axis=-3) for y in dA) if gain is not None else tuple(0 * y for y in self.state.anchor)
@@ -180,7 +180,7 @@ class Steps:
         found = self._before_close()
         if self.last % self.f.mini_batch:
             return found
-        return close_kept(self.xp, self.f, found, self._last_gain(), initial, False)[0]
+        return close_fwd(self.xp, self.f, found, self._last_gain(), initial, False)[0]
 
     # the transpose
 
@@ -205,7 +205,7 @@ class Steps:
             dD = tuple(rates.beta[..., None] * y for y in dD)
         dS = directions_vjp(xp, self.muon, self.S, dD, self.inner)
         dfactors, deta, dshare, dmu, dold = self._momenta_vjp(dS, d.slots[0] if d.slots else ())
-        dk, dv, more_slow = gradient_vjp(f, self.A, self.slow, self.rows.v, self.kept, tuple(dfactors))
+        dk, dv, more_slow = gradient_vjp(f, self.A, self.slow, self.rows.v, self.residuals, tuple(dfactors))
         own, dpast = rows_vjp(xp, f, Rows(dk, dv, dshare), d.past)
         if last_gain is not None:
             dgain = 0 * rates.gain if dgain is None else dgain

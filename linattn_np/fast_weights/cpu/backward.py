@@ -28,7 +28,7 @@ from .workspace import Work
 
 
 @piece
-def open_again(w: Work):
+def reopen(w: Work):
     """Back through the end of a mini-batch."""
     if w.gain:
         combined(w, 0, w.Y)
@@ -228,7 +228,7 @@ def tile_back(w: Work):
     """A tile, whose states before it have been restored."""
     gradient(w)
     if w.CLOSES:
-        open_again(w)
+        reopen(w)
         if w.hidden:
             open_hidden(w)
     if w.hidden:

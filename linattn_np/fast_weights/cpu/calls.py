@@ -122,10 +122,10 @@ class Call:
         self.block = self.size + 2 + self.exact * self.size  # rows of a tile: queries, W and S at its end, gradients
         shape = self.N, self.H, len(self.tiles), self.block
         self.masks, self.c = np.zeros((*shape, self.size), self.dtype), np.zeros((*shape, self.B), self.dtype)
-        self.kept: dict[int, Any] = {}
+        self.residuals: dict[int, Any] = {}
         for n, at, own in self._by_size():
-            c, kept = coefficients(np, f, own, n, x.k)
-            self.kept[n] = c, kept
+            c, residuals = coefficients(np, f, own, n, x.k)
+            self.residuals[n] = c, residuals
             at, to = np.array(at)[:, None], self._places(c, n)
             self.masks[:, :, at, to, :n] = -own.eta[0].swapaxes(-1, -2) * c[..., self.B :]
             self.c[:, :, at, to] = c[..., : self.B]
@@ -149,13 +149,13 @@ class Call:
         rates, shape = self.x.rates, (self.N, self.H, self.T, 1)
         found = [None if y is None else np.zeros(shape, self.dtype) for y in (rates.eta[0], *rates[1:])]
         for n, at, own in self._by_size():
-            c, kept = self.kept[n]
+            c, residuals = self.residuals[n]
             places = np.array(at)[:, None], self._places(c, n)
             dm, own_dc = dmasks[:, :, *places, :n], dc[:, :, *places]
             tokens = np.array([self.tiles[i][0] for i in at])[:, None] + np.arange(n)
             each = [-np.sum(dm * c[..., self.B :], axis=-2)[..., None]]
             d = np.concatenate([own_dc, -dm * own.eta[0].swapaxes(-1, -2)], axis=-1)
-            each += coefficients_vjp(np, self.f, own, kept, d)[1:]
+            each += coefficients_vjp(np, self.f, own, residuals, d)[1:]
             for y, more in zip(found, each, strict=True):
                 if y is not None:
                     y[:, :, tokens] = more

@@ -31,8 +31,8 @@ from .memory import copy
 
 LONGEST = 3  # iterations of a group: each multiplies the rounding errors of A by up to a^2
 SQUARE, RECTANGLE = M("n", "n"), M("m", "n")
-STACK = M("stack", "n")  # of one matrix for each iteration; of all matrices of a call if they are kept
-WHOLES = ("m", "n", "height", "width", "is_wide", "is_kept", "x_at", "a_at", "iterations")
+STACK = M("stack", "n")  # of one matrix for each iteration; of all matrices of a call if they are residuals
+WHOLES = ("m", "n", "height", "width", "is_wide", "has_residuals", "x_at", "a_at", "iterations")
 STACKS = {"X": M("row_stack", "n"), "A": STACK, "B": STACK, "Q": STACK}
 MUON = Workspace("muon", WHOLES, ("margin", "e"), (), {
     "given": {"G": M("all_rows", "width"), "out": M("all_rows", "width"), "dX": M("all_rows", "width"),
@@ -67,8 +67,8 @@ def symmetric(X: Matrix, Y: Matrix, out: Matrix):
 @piece
 def begin(w: Work, task: Whole):
     """The rows of a matrix in the stacks."""
-    w.x_at = task * (len(w.groups) + 1) * w.m if w.is_kept else 0
-    w.a_at = task * w.iterations * w.n if w.is_kept else 0
+    w.x_at = task * (len(w.groups) + 1) * w.m if w.has_residuals else 0
+    w.a_at = task * w.iterations * w.n if w.has_residuals else 0
 
 
 @piece
@@ -179,7 +179,7 @@ def backward(w: Work, first: Whole, last: Whole):
         at = task * w.height
         G, d, out = rows(w.G, at, w.height), rows(w.dX, at, w.height), rows(w.out, at, w.height)
         begin(w, task)
-        if not w.is_kept:
+        if not w.has_residuals:
             start(w, G)
             iterate(w)
         if w.is_wide:
@@ -210,30 +210,30 @@ def backward(w: Work, first: Whole, last: Whole):
 
 
 def newton_schulz(
-    G: np.ndarray, table: Any, margin: float, e: float, dX: Any = None, kept: Any = None, keep: bool = False
+    G: np.ndarray, table: Any, margin: float, e: float, dX: Any = None, residuals: Any = None, keep: bool = False
 ) -> tuple[np.ndarray, Any]:
     """(the last X of matrices (..., height, width), or dG of its cotangent dX; keep: what the latter may read)."""
     (height, width), tasks, kind = G.shape[-2:], prod(G.shape[:-2]), G.dtype
     m, n, count = max(height, width), min(height, width), len(table)
     longest = LONGEST if m >= 2 * n else 1
     groups = np.array([min(longest, count - i) for i in range(0, count, longest)], np.int64)
-    each = tasks if keep or kept else 1
+    each = tasks if keep or residuals else 1
     sizes = {"m": m, "n": n, "height": height, "width": width, "iterations": count, "three": 3,
              "group_count": len(groups), "all_rows": tasks * height, "stack": each * count * n,
              "row_stack": each * (len(groups) + 1) * m}  # fmt: skip
     if keep:
-        kept = {name: working((sizes[STACKS[name].rows], n), kind) for name in STACKS}
+        residuals = {name: working((sizes[STACKS[name].rows], n), kind) for name in STACKS}
     out = working(G.shape, kind)
     arrays = {"G": G, "out": out} | ({} if dX is None else {"dX": dX})
-    values = {"is_wide": int(height < width), "is_kept": int(bool(kept)), "margin": margin, "e": e, "groups": groups,
-              "table": np.array(table, kind)} | (kept or {})  # fmt: skip
+    values = {"is_wide": int(height < width), "has_residuals": int(bool(residuals)), "margin": margin, "e": e,
+              "groups": groups, "table": np.array(table, kind)} | (residuals or {})  # fmt: skip
     values |= {name: np.ascontiguousarray(y).reshape(-1, width) for name, y in arrays.items()}
-    words = frozenset(["adjoint"] * (dX is not None) + ["fresh"] * (not kept))
+    words = frozenset(["adjoint"] * (dX is not None) + ["fresh"] * (not residuals))
     is_small = 6.0 * tasks * count * m * n * n < FEW_OPERATIONS
     bounds, each = ([0, tasks], tasks) if is_small else (list(range(tasks + 1)), 1)
     launch_of(forward if dX is None else backward, MUON, kind.name, layout(kind.name, tuple(sizes.items()), words),
               values, words, bounds, each).run()  # fmt: skip
-    return out, kept
+    return out, residuals
 
 
 FEW_OPERATIONS = 2e6  # below, threads cost more than they give

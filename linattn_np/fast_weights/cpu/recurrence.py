@@ -51,10 +51,10 @@ def recurrence(alpha: Any, mu: Any, beta: Any, n: int, B: int) -> tuple[np.ndarr
     given = {"alpha": alpha, "mu": mu, "beta": beta}
     like = next(y for y in given.values() if y is not None)
     *lead, _, _ = like.shape
-    made = {name: working((*lead, n + 1, B + n), like.dtype) for name in ("w", "s")}
+    outputs = {name: working((*lead, n + 1, B + n), like.dtype) for name in ("w", "s")}
     rates = {name: np.ascontiguousarray(y).reshape(-1) for name, y in given.items() if y is not None}
-    matrices = {name: y.reshape(-1, B + n) for name, y in made.items()}
+    matrices = {name: y.reshape(-1, B + n) for name, y in outputs.items()}
     sizes = {"n": n, "B": B, "tokens": like.size, "rows": len(matrices["w"]), "width": B + n}
     flags = {f"has_{name}": int(name in rates) for name in given}
     over_matrices(forward, RECURRENCE, sizes | flags | rates | matrices, prod(lead), name_of(like.dtype))
-    return made["w"], made["s"]
+    return outputs["w"], outputs["s"]

@@ -196,23 +196,23 @@ def steps(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0)
     columns = V if plan.average is not None else columns_of(V, states, count, policy.STEP_COLUMNS)
     direct = state is not None and state.dtype == dtype and state.strides[-1] == dtype.itemsize
     cell = cell_of(x, plan, columns, "tokens", started=state is not None, direct=direct)
-    made = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
+    of_tokens = token_layout(cell, max(1, min(longest, policy.STEP_TOKENS)))
     tasks, bounds = time_blocks(rows, H, V, columns, cell.C, 1, every)
     bounds = bounds if count > 1 else [0, len(tasks)]
-    run(step, cell, made, plan, table, tasks, (bounds, len(tasks)), H=H)
+    run(step, cell, of_tokens, plan, table, tasks, (bounds, len(tasks)), H=H)
 
 
 # both
 
 
-def run(body: Any, cell: Cell, made: Layout, plan: Plan, table: Table, tasks: np.ndarray,
+def run(body: Any, cell: Cell, layout: Layout, plan: Plan, table: Table, tasks: np.ndarray,
         shares: tuple[list[int], int], **more: float) -> None:  # fmt: skip
     """A kernel for a kind of call, on its arrays; shares: bounds and each of its launch; more: further numbers."""
     values = {"scale": plan.scale, "eps": 0.0 if plan.average is None else plan.average.eps,
               "root": sqrt(plan.l2norm_eps), "strongest": plan.beta_sigmoid, "lower_bound": plan.lower_bound or 0.0,
               "tasks": tasks, "tasks_count": len(tasks)} | more  # fmt: skip
     words = cell.words | conversions(table.numbers, cell.dtype)
-    launch_of(body, WORK, cell.dtype, made, values, words, *shares).with_arrays(WORK, table.numbers, table).run()
+    launch_of(body, WORK, cell.dtype, layout, values, words, *shares).with_arrays(WORK, table.numbers, table).run()
 
 
 def shares_of(tasks: np.ndarray, bounds: list[int], operations: float) -> tuple[list[int], int]:

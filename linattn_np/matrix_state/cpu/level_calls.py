@@ -78,7 +78,7 @@ class LevelCall:
         position = np.asarray(position, np.int64).reshape((1, -1, 1, 1))
         self.rows.put(name, position, position.strides, 1)
 
-    def made(self, name: str, heads: int, width: int) -> np.ndarray:
+    def new_tokens(self, name: str, heads: int, width: int) -> np.ndarray:
         """A new array of tokens (..., T, heads, width)."""
         y = empty((*self.x.v.shape[:-2], heads, width), self.dtype)
         self.rows.tokens(name, y, heads)
@@ -114,7 +114,7 @@ def forward(x: Any, plan: Plan, state: LevelState | None) -> tuple[np.ndarray | 
     """
     call, has_end = LevelCall(x, plan, state), plan.returns_state or x.q is None
     mine = state is not None and in_place(x, plan, state.S)
-    out = None if x.q is None else call.made("out", call.heads, call.V)
+    out = None if x.q is None else call.new_tokens("out", call.heads, call.V)
     end = LevelState(np.broadcast_to(np.zeros(1, call.dtype), call.state_shape), np.zeros(call.owners, np.int64))
     if has_end:
         own = plan.overwrite and state is not None and state.position.dtype == np.int64
@@ -143,7 +143,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: LevelState | None) -
     for name, heads, width in (("k", H, K), ("v", H, call.V), ("g", H, 1), ("lam", H, call.levels),
                                *([("beta", H, 1)] if x.beta is not None else []),
                                *([("q", call.heads, K)] if reads else [])):  # fmt: skip
-        d[name] = call.made("d" + name, heads, width)
+        d[name] = call.new_tokens("d" + name, heads, width)
     if reads:
         call.rows.tokens("dout", dout, call.heads)
     if dstate is not None:

@@ -124,15 +124,15 @@ def _find_ends(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, ends: np.n
 
 def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: int) -> dict[str, np.ndarray]:
     """Arrays for the gradients by input, with all batch rows, put into the table."""
-    dtype, lead, made = np.dtype(plan.dtype), x.v.shape[:-3], {}
+    dtype, lead, grads = np.dtype(plan.dtype), x.v.shape[:-3], {}
     for name, row in (("q", "out_dq"), ("k", "out_dk"), ("v", "out_dv"), ("g", "out_dg"), ("r", "out_dr"),
                       ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv")):  # fmt: skip
         y = None if name == "r" and plan.erases_key else getattr(x, name)  # added to dk
         if y is not None:
             make = zeros if name == "q" and not has_queries else empty
-            made[name] = make((*lead, *y.shape[-3:]), dtype)
-            table.tokens(row, made[name], query_heads(x) if name == "q" else x.v.shape[-2])
+            grads[name] = make((*lead, *y.shape[-3:]), dtype)
+            table.tokens(row, grads[name], query_heads(x) if name == "q" else x.v.shape[-2])
     if x.u is not None:
-        made["u"] = zeros((count, *x.u.shape), dtype)
-        table.tokens("out_du", made["u"], x.v.shape[-2])
-    return made
+        grads["u"] = zeros((count, *x.u.shape), dtype)
+        table.tokens("out_du", grads["u"], x.v.shape[-2])
+    return grads

@@ -17,8 +17,8 @@ from ...runtime.pieces.views import prefetch_line, row
 from .workspace import Work
 
 
-def block_pass(name: str, made: Callable[..., Any], of: str = "", **how: Any) -> Any:
-    """A pass of wide and of narrow blocks, made(L, ahead, **how).
+def block_pass(name: str, build: Callable[..., Any], of: str = "", **how: Any) -> Any:
+    """A pass of wide and of narrow blocks, build(L, ahead, **how).
 
     ahead: bytes to prefetch a row, from `following` on: half of it; what has narrow blocks is small.
     """
@@ -27,8 +27,8 @@ def block_pass(name: str, made: Callable[..., Any], of: str = "", **how: Any) ->
         body.__name__ = name + width
         return piece(body, of=of)
 
-    wide = named(made(WIDE, WIDE * BYTES // 2, **how), "_wide")
-    narrow = named(made(NARROW, 0, **how), "_narrow")
+    wide = named(build(WIDE, WIDE * BYTES // 2, **how), "_wide")
+    narrow = named(build(NARROW, 0, **how), "_narrow")
 
     def either(w: Work, S: Matrix, to: Matrix = None):
         if w.wide:

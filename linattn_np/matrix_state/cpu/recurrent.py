@@ -183,11 +183,11 @@ def step_block(w: Work, begins: Whole):
     w.following = start_of(begin, w.K) + (w.K - 1) * w.column * packed.itemsize
     if w.c:
         scan(w, begin, end, packed)
-    made = end if w.c else begin
-    if start_of(made, 0) != start_of(final, 0):
-        save(columns(made, 0, w.width), w.starts, place, own)
+    after = end if w.c else begin
+    if start_of(after, 0) != start_of(final, 0):
+        save(columns(after, 0, w.width), w.starts, place, own)
     if w.AT:
-        save(columns(made, 0, w.width), w.out_states, (w.AT - 1, w.HEAD, 0), own)
+        save(columns(after, 0, w.width), w.out_states, (w.AT - 1, w.HEAD, 0), own)
 
 
 @piece

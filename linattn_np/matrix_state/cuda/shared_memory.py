@@ -251,8 +251,8 @@ PORTABLE_ROW, PORTABLE_COLUMN = 20, 24  # floats of a row of 16 that is read in 
 def portable_values(kind: Any, warps: int, back: bool = False) -> int:
     """portable/values.cu: stages of q, k, g; rows of a warp; pairs, their sums; scaled rows and columns."""
     C, keys, erase, square = policy.PORTABLE_CHUNK, round_up(kind.K, 16), kind.erase, 4 * policy.PORTABLE_CHUNK**2
-    turns, active = -(-keys // 16 // warps), min(keys // 16, warps)
-    stages = turns * (2 * BYTES[kind.element] + BYTES[kind.gate]) * 8 * 32 * warps
+    rounds, active = -(-keys // 16 // warps), min(keys // 16, warps)
+    stages = rounds * (2 * BYTES[kind.element] + BYTES[kind.gate]) * 8 * 32 * warps
     rows = warps * (2 + erase) * C * PORTABLE_ROW * 4
     pairs = (1 + erase) * (active * square + C * PORTABLE_COLUMN * 4) + erase * C * (PORTABLE_ROW + 1) * 4
     buffers = 1 if kind.K > policy.WIDEST_GROUP or kind.erase else 2
@@ -263,10 +263,10 @@ def portable_values(kind: Any, warps: int, back: bool = False) -> int:
 def portable_channels(kind: Any, warps: int, back: bool = False) -> int:
     """portable/channels.cu: stages of q, k, g, v, dO; rows of a warp; products of pairs; rows and columns."""
     C, values, size, erase = policy.PORTABLE_CHUNK, round_up(kind.V, 16), BYTES[kind.element], kind.erase
-    turns, active = -(-values // 16 // warps), min(values // 16, warps)
+    rounds, active = -(-values // 16 // warps), min(values // 16, warps)
     reads, writes = 1 + (erase and not back), 1 + (erase and back)
     written = 2 * BYTES["float32"] if erase else size
-    stages = (2 * size + BYTES[kind.gate] + turns * (size + written)) * 8 * 32 * warps
+    stages = (2 * size + BYTES[kind.gate] + rounds * (size + written)) * 8 * 32 * warps
     pairs = (1 + erase) * (active * C * C + C * PORTABLE_ROW) * 4
     small = warps * ((2 + writes + erase) * C * PORTABLE_ROW + (1 + kind.long) * C) * 4 + pairs
     return stages + small + reads * C * (values + 8) * 4 + writes * values * PORTABLE_COLUMN * 4

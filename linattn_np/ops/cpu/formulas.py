@@ -42,6 +42,7 @@ from .grid import Work, begin_task, begin_tile, end_tile, over_grid, takes
 from .rowwise import (
     angle_of_pair,
     appended,
+    cos_sin,
     dpfp,
     hold,
     hold_vjp,
@@ -56,21 +57,20 @@ from .rowwise import (
     softmax_vjp,
     strength,
     strength_vjp,
-    turn,
 )
 
 OF_NUMBERS = ("copy", "scaled", "product", "complement", "complement_vjp", "log_rest", "step_size", "step_size_vjp",
               "skip_and_gate", "gate_vjp", "capped", "log_forget", "log_decay", "bounded", "feature",
               "feature_vjp", "added", "capped_vjp", "log_forget_vjp", "log_rest_vjp",
               "log_decay_vjp", "bounded_vjp", "decay", "decay_vjp")  # fmt: skip
-OF_ROWS = ("appended", "quotient", "normed", "over_length", "softmax", "softmax_vjp", "strength", "turn", "rotated",
+OF_ROWS = ("appended", "quotient", "normed", "over_length", "softmax", "softmax_vjp", "strength", "cos_sin", "rotated",
            "rotated_pair", "dpfp", "inner", "quotient_vjp", "strength_vjp",
            "angle_of_pair", "hold", "hold_vjp")  # fmt: skip
 KINDS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}
 (COPY, SCALED, PRODUCT, COMPLEMENT, COMPLEMENT_VJP, LOG_REST, STEP_SIZE, STEP_SIZE_VJP, SKIP_AND_GATE, GATE_VJP,
  CAPPED, LOG_FORGET, LOG_DECAY, BOUNDED, FEATURE, FEATURE_VJP, ADDED, CAPPED_VJP, LOG_FORGET_VJP, LOG_REST_VJP,
  LOG_DECAY_VJP, BOUNDED_VJP, DECAY, DECAY_VJP, APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP,
- STRENGTH, TURN, ROTATED, ROTATED_PAIR, DPFP, INNER, QUOTIENT_VJP, STRENGTH_VJP, ANGLE_OF_PAIR, HOLD, HOLD_VJP
+ STRENGTH, COS_SIN, ROTATED, ROTATED_PAIR, DPFP, INNER, QUOTIENT_VJP, STRENGTH_VJP, ANGLE_OF_PAIR, HOLD, HOLD_VJP
  ) = KINDS.values()  # fmt: skip
 
 
@@ -127,8 +127,8 @@ def compute(w: Work):
             softmax_vjp(x, y, out)
         elif kind == STRENGTH:
             strength(x, y, how, out)
-        elif kind == TURN:
-            turn(x, y, out)
+        elif kind == COS_SIN:
+            cos_sin(x, y, out)
         elif kind == ROTATED:
             rotated(x, y, z, how, out)
         elif kind == ROTATED_PAIR:

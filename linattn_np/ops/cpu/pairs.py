@@ -121,8 +121,8 @@ def angles_vjp(y: np.ndarray, dy: np.ndarray, shape: tuple[int, ...], interleave
     return out
 
 
-def turns_of(angle: np.ndarray) -> list[np.ndarray]:
+def cos_sin_of(angle: np.ndarray) -> list[np.ndarray]:
     """(cos, sin) of angles (..., P), as halves of rows."""
     P, dtype = angle.shape[-1], angle.dtype
-    out = compiled("turn", (angle, constant_of(1.0, dtype)), ((*angle.shape[:-1], 2 * P), dtype), dtype)
+    out = compiled("cos_sin", (angle, constant_of(1.0, dtype)), ((*angle.shape[:-1], 2 * P), dtype), dtype)
     return [out[..., :P], out[..., P:]]

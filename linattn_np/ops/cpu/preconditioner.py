@@ -164,7 +164,7 @@ class Call:
                       "four": 4, "one": 1, "HK": H * K, "HkK": Hk * K, "eps": how.eps,
                       "rate": math.log(how.span)}  # fmt: skip
 
-    def made(self, *names: str) -> dict[str, np.ndarray]:
+    def outputs(self, *names: str) -> dict[str, np.ndarray]:
         """New arrays by name."""
         shapes = {**dict.fromkeys(ROWS["H"], self.tokens), **dict.fromkeys((*ENDS, "own"), self.owners)}
         return {n: working(shapes.get(n, (*self.tokens, self.sizes["K"])), self.dtype) for n in names}
@@ -186,9 +186,9 @@ class Call:
 def preconditioned(how: Any, x: Any, begin: Any) -> tuple[np.ndarray, np.ndarray]:
     """As ops/preconditioner.py."""
     call = Call(how, x, begin)
-    made = call.made("w", "end")
-    call.run(forward, made, 0)
-    return made["w"], made["end"]
+    outputs = call.outputs("w", "end")
+    call.run(forward, outputs, 0)
+    return outputs["w"], outputs["end"]
 
 
 def preconditioned_vjp(how: Any, x: Any, begin: Any, dw: Any, dend: Any) -> tuple[Any, np.ndarray]:
@@ -196,7 +196,7 @@ def preconditioned_vjp(how: Any, x: Any, begin: Any, dw: Any, dend: Any) -> tupl
     call = Call(how, x, begin)
     dw = zeros((*call.tokens, call.sizes["K"]), call.dtype) if dw is None else dense(dw, call.dtype)
     dend = zeros(call.owners, call.dtype) if dend is None else dense(dend, call.dtype)
-    made = call.made("A", "end", "own", "dk", "da", "db", "dcenter", "dbegin")
-    call.run(backward, made | {"dw": dw, "dend": dend}, 1)
-    dk = sum_of_groups(np, made["dk"], call.sizes["Hk"])
-    return type(x)(dk, made["da"], made["db"], over_tokens(np, made["dcenter"])), made["dbegin"]
+    outputs = call.outputs("A", "end", "own", "dk", "da", "db", "dcenter", "dbegin")
+    call.run(backward, outputs | {"dw": dw, "dend": dend}, 1)
+    dk = sum_of_groups(np, outputs["dk"], call.sizes["Hk"])
+    return type(x)(dk, outputs["da"], outputs["db"], over_tokens(np, outputs["dcenter"])), outputs["dbegin"]

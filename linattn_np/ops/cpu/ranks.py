@@ -172,14 +172,14 @@ def backward_of_spread(w: Work, first: Whole, last: Whole):
 
 
 def run(
-    kernel: Any, given: dict[str, Any], made: dict[str, np.ndarray], sizes: dict[str, int], dtype: np.dtype
+    kernel: Any, given: dict[str, Any], outputs: dict[str, np.ndarray], sizes: dict[str, int], dtype: np.dtype
 ) -> None:
     """A kernel on arrays of tokens, vectors of heads, and sums of blocks."""
     given = {n: dense(y, dtype) for n, y in given.items() if y is not None}
     scratch = {n: working((sizes["blocks"], sizes[m]), dtype)
                for n, m in (("rows", "RV"), ("gate", "V"), ("slope", "V"))}  # fmt: skip
     arrays = {n: y.reshape(*(sizes[m] for m in (RANKS.matrices[n].rows, RANKS.matrices[n].columns)))
-              for n, y in (given | made).items()}  # fmt: skip
+              for n, y in (given | outputs).items()}  # fmt: skip
     over_matrices(kernel, RANKS, sizes | arrays | scratch, sizes["blocks"], name_of(dtype))
 
 
@@ -214,18 +214,18 @@ def read_out_vjp(reads: Any, heads: Any, dy: Any, dtype: Any) -> tuple[np.ndarra
     dtype = np.dtype(dtype)
     given, sizes = _call(reads, heads, dtype)
     shape = sizes["blocks"], sizes["H"], sizes["R"], sizes["V"]
-    made = {"du": working(reads.out.shape, dtype), "douts": working(shape, dtype)}
+    outputs = {"du": working(reads.out.shape, dtype), "douts": working(shape, dtype)}
     if heads.z is not None:
-        made |= {"dz": empty(heads.z.shape, dtype), "dgates": working(shape, dtype)}
-    run(backward, given | {"dy": dy}, made, sizes, dtype)
-    dgates = None if heads.gates is None or heads.z is None else over_tokens(made["dgates"], 3)
-    return made["du"], type(heads)(made.get("dz"), dgates, over_tokens(made["douts"], 3))
+        outputs |= {"dz": empty(heads.z.shape, dtype), "dgates": working(shape, dtype)}
+    run(backward, given | {"dy": dy}, outputs, sizes, dtype)
+    dgates = None if heads.gates is None or heads.z is None else over_tokens(outputs["dgates"], 3)
+    return outputs["du"], type(heads)(outputs.get("dz"), dgates, over_tokens(outputs["douts"], 3))
 
 
 def spread_vjp(x: np.ndarray, m: np.ndarray, d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """As ops/ranks.py: (dx, dm)."""
     *lead, T, R, H, V = d.shape
     sizes = sizes_of(math.prod(lead) * T, R, H, V)
-    made = {"dspread": empty(x.shape, d.dtype), "dgates": working((sizes["blocks"], H, R, V), d.dtype)}
-    run(backward_of_spread, {"spread": x, "gates": m, "du": d}, made, sizes, d.dtype)
-    return made["dspread"], over_tokens(made["dgates"], 3)
+    outputs = {"dspread": empty(x.shape, d.dtype), "dgates": working((sizes["blocks"], H, R, V), d.dtype)}
+    run(backward_of_spread, {"spread": x, "gates": m, "du": d}, outputs, sizes, d.dtype)
+    return outputs["dspread"], over_tokens(outputs["dgates"], 3)

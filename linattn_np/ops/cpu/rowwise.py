@@ -29,8 +29,8 @@ def appended(x: Vector, y: Vector, u: Vector, out: Vector):
 # rotations of pairs: (even, odd) <- (even c - odd s, even s + odd c), s with the opposite sign if `back`
 
 
-@piece(of="turn")
-def turn(x: Vector, y: Vector, out: Vector):
+@piece(of="cos_sin")
+def cos_sin(x: Vector, y: Vector, out: Vector):
     """cos(x y), then sin(x y)"""
     n, at = len(x), y[0]
     cosines, sines = rows(out, 0, n), rows(out, n, n)  # no offset in the loop: vectors

@@ -34,11 +34,11 @@ from .rowwise import rotated
 _, load = registers(1)
 ROWS = {"H": ("dt", "trap", "ddt", "dtrap", "dA", "written"), "RH": ("g",), "HRR": ("shares", "later"),
         "HP": ("angle", "dangle"), "RHK": ("q", "k", "dq", "dk", "dB", "dC"), "RHV": ("x", "v", "dv", "dout", "dx"),
-        "RHkK": ("B",), "RHqK": ("C",), "HPP": ("turns",)}  # fmt: skip
+        "RHkK": ("B",), "RHqK": ("C",), "HPP": ("rotations",)}  # fmt: skip
 ENDS = {"H": ("end_own", "dend_own"), "RHK": ("past_k", "end_k", "dpast_k", "dend_k"),
-        "RHV": ("past_v", "end_v", "dpast_v", "dend_v"), "HP": ("dend_theta",), "HPP": ("end_turn",)}  # fmt: skip
+        "RHV": ("past_v", "end_v", "dpast_v", "dend_v"), "HP": ("dend_theta",), "HPP": ("end_rotation",)}  # fmt: skip
 SUMS = ("theta", "dend_theta")  # in float64
-SCRATCH = {"theta": "P", "turn": "PP", "near": "P", "key": "K", "late": "RK", "back": "RV",
+SCRATCH = {"theta": "P", "rotation": "PP", "near": "P", "key": "K", "late": "RK", "back": "RV",
            "own": "two"}  # of each head of each sequence  # fmt: skip
 SMALL = 2**15  # numbers of states that one thread computes
 TRAPEZOID = Workspace(
@@ -78,12 +78,12 @@ def cosines_and_sines(x: Any, cosines: Any, sines: Any) -> None:
 
 
 @njit(**OPTIONS)
-def turned(angle: Any, dt: Any, theta: Any, own: Any, turn: Any) -> None:
+def advance(angle: Any, dt: Any, theta: Any, own: Any, rotation: Any) -> None:
     """theta += pi tanh(angle) dt; its cosines, then its sines.   own: scratch memory of P numbers"""
     n = len(angle)
     tangents(angle, own)
     add_angles(own, np.float64(dt), theta, own)
-    cosines_and_sines(own, rows(turn, 0, n), rows(turn, n, n))
+    cosines_and_sines(own, rows(rotation, 0, n), rows(rotation, n, n))
 
 
 @njit(**OPTIONS)
@@ -113,10 +113,10 @@ def add(x: Any, a: Any, out: Any) -> None:
 
 
 @piece
-def rotate(x: Vector, turn: Vector, back: Whole, out: Vector):
+def rotate(x: Vector, rotation: Vector, back: Whole, out: Vector):
     """The pairs of a row by the angles of a token; the other channels as they are."""
-    n, rest = len(turn) // 2, len(out) - len(turn)
-    rotated(rows(x, 0, 2 * n), rows(turn, 0, n), rows(turn, n, n), back, rows(out, 0, 2 * n))
+    n, rest = len(rotation) // 2, len(out) - len(rotation)
+    rotated(rows(x, 0, 2 * n), rows(rotation, 0, n), rows(rotation, n, n), back, rows(out, 0, 2 * n))
     copied(rows(x, 2 * n, rest), number(out, 1), rows(out, 2 * n, rest))
 
 
@@ -138,8 +138,8 @@ def token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
     """q, k, v, g, shares and later of head h of row i."""
     at, R, K, V, P, one = n * w.H + h, w.R, w.K, w.V, w.P, number(row(w.none, 0), 1)
     B, C, hk, hq = w.B, w.C, h * w.Hk // w.H, h * w.Hq // w.H
-    turn, late, dt, before = row(w.turn, at), row(w.late, at), w.dt[i, h], w.own[at, 0]
-    turned(row(columns(w.angle, h * P, P), i), dt, row(w.theta, at), row(w.near, at), turn)
+    rotation, late, dt, before = row(w.rotation, at), row(w.late, at), w.dt[i, h], w.own[at, 0]
+    advance(row(columns(w.angle, h * P, P), i), dt, row(w.theta, at), row(w.near, at), rotation)
     own, g = dt * sigmoid(w.trap[i, h]), dt * w.A[i if w.shifts else 0, h]
     weight = exp(g) * ((dt - own) + before)
     w.own[at, 0] = own
@@ -155,7 +155,7 @@ def token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
     if w.reads:
         for r in range(R):
             query, q = row(columns(C, (r * w.Hq + hq) * K, K), i), row(columns(w.q, (r * w.H + h) * K, K), i)
-            rotate(query, turn, 0, q)
+            rotate(query, rotation, 0, q)
             for s in range(R):
                 pair = (h * R + r) * R + s
                 if R > 1:
@@ -163,14 +163,14 @@ def token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
                 share = w.scale * own * dot(query, row(columns(B, (s * w.Hk + hk) * K, K), i), K)
                 w.shares[i, pair] = share + w.D[0, h] if w.skips and s == r else share
     for r in range(R):
-        rotate(row(columns(B, (r * w.Hk + hk) * K, K), i), turn, 0, rows(late, r * K, K))
+        rotate(row(columns(B, (r * w.Hk + hk) * K, K), i), rotation, 0, rows(late, r * K, K))
 
 
 @piece
 def end(w: Work, n: Whole, h: Whole, first: Whole, stop: Whole):
     """Keys, values, gamma and rotation of the last token, or of the state if there is none."""
     at, R, K, V, P, none = n * w.H + h, w.R, w.K, w.V, w.P, row(w.none, 0)
-    turn, one, hk = row(w.turn, at), number(none, 1), h * w.Hk // w.H
+    rotation, one, hk = row(w.rotation, at), number(none, 1), h * w.Hk // w.H
     for r in range(R):
         key, value = rows(row(w.late, at), r * K, K), rows(none, 0, V)
         if stop > first:
@@ -182,9 +182,9 @@ def end(w: Work, n: Whole, h: Whole, first: Whole, stop: Whole):
         copied(value, one, row(columns(w.end_v, (h * R + r) * V, V), n))
     if stop == first:
         for p in range(P):
-            turn[p], turn[P + p] = 1, 0
+            rotation[p], rotation[P + p] = 1, 0
     w.end_own[n, h] = w.own[at, 0]
-    copied(turn, one, row(columns(w.end_turn, 2 * h * P, 2 * P), n))
+    copied(rotation, one, row(columns(w.end_rotation, 2 * h * P, 2 * P), n))
 
 
 @piece
@@ -252,7 +252,7 @@ def reads_vjp(w: Work, n: Whole, i: Whole, h: Whole) -> Number:
     """
     at, R, K, V, H = n * w.H + h, w.R, w.K, w.V, w.H
     hk, hq, none, one = h * w.Hk // w.H, h * w.Hq // w.H, number(row(w.none, 0), 0), number(row(w.none, 0), 1)
-    turn, total, key = row(columns(w.turns, 2 * h * w.P, 2 * w.P), i), row(w.theta, at), row(w.key, at)
+    rotation, total, key = row(columns(w.rotations, 2 * h * w.P, 2 * w.P), i), row(w.theta, at), row(w.key, at)
     late, back, own = row(w.late, at), row(w.back, at), w.dt[i, h] * sigmoid(w.trap[i, h])
     down, along = none, none
     for r in range(R):
@@ -266,9 +266,9 @@ def reads_vjp(w: Work, n: Whole, i: Whole, h: Whole) -> Number:
                 add(row(columns(w.k, (s * H + h) * K, K), i), d, key)
                 add(q, d, rows(late, s * K, K))
                 add(dout, w.later[i, (h * R + r) * R + s], rows(back, s * V, V))
-            rotate(key, turn, 1, dC)
+            rotate(key, rotation, 1, dC)
         else:
-            rotate(dq, turn, 1, dC)
+            rotate(dq, rotation, 1, dC)
         crossed(C, dC, total)
         for s in range(R):
             B, dB = row(columns(w.B, (s * w.Hk + hk) * K, K), i), row(columns(w.dB, (s * H + h) * K, K), i)
@@ -291,13 +291,18 @@ def token_vjp(w: Work, n: Whole, i: Whole, h: Whole, start: Whole, stop: Whole):
     """Gradients of row i of head h, after those of all later rows."""
     at, R, K, V, P, H, none = n * w.H + h, w.R, w.K, w.V, w.P, w.H, row(w.none, 0)
     one, total, near = number(none, 1), row(w.theta, at), row(w.near, at)
-    late, back, turn, hk = row(w.late, at), row(w.back, at), row(columns(w.turns, 2 * h * P, 2 * P), i), h * w.Hk // w.H
+    late, back, rotation, hk = (
+        row(w.late, at),
+        row(w.back, at),
+        row(columns(w.rotations, 2 * h * P, 2 * P), i),
+        h * w.Hk // w.H,
+    )
     # of the token after: e^g dw, w, and the gradients of its late keys and values
     dt, lam, down, weight = w.dt[i, h], sigmoid(w.trap[i, h]), w.own[at, 0], w.own[at, 1]
     for r in range(R):
         dB, dx = row(columns(w.dB, (r * H + h) * K, K), i), row(columns(w.dx, (r * H + h) * V, V), i)
         if i + 1 < stop:
-            rotate(rows(late, r * K, K), turn, 1, dB)
+            rotate(rows(late, r * K, K), rotation, 1, dB)
             crossed(row(columns(w.B, (r * w.Hk + hk) * K, K), i), dB, total)
             copied(rows(back, r * V, V), weight, dx)
         elif w.ended:
@@ -359,8 +364,8 @@ def backward(w: Work, first: Whole, last: Whole):
         for i in range(start, stop):
             for h in range(low, high):
                 at = cut[1] * w.H + h
-                turned(row(columns(w.angle, h * w.P, w.P), i), w.dt[i, h], row(w.theta, at), row(w.near, at),
-                       row(columns(w.turns, 2 * h * w.P, 2 * w.P), i))  # fmt: skip
+                advance(row(columns(w.angle, h * w.P, w.P), i), w.dt[i, h], row(w.theta, at), row(w.near, at),
+                       row(columns(w.rotations, 2 * h * w.P, 2 * w.P), i))  # fmt: skip
         for h in range(low, high):
             begin(w, cut[1], h)  # the theta of a head is now the sum of the gradients of later angles
             w.own[cut[1] * w.H + h, 1] = 0
@@ -381,7 +386,7 @@ def backward(w: Work, first: Whole, last: Whole):
 STATES = Workspace(
     "states", ("R", "K", "V", "P"), (), (), {"given": {
         "begin": Field("rows", "V"), "S": Field("rows", "V"), "k": Field("all", "RK"), "v": Field("all", "RV"),
-        "turn": Field("all", "PP"), "own": Field("all", "one"),
+        "rotation": Field("all", "PP"), "own": Field("all", "one"),
     }})  # fmt: skip
 Settling = workspace_kind(STATES)
 
@@ -391,9 +396,9 @@ def settle(w: Settling, first: Whole, last: Whole):
     """S of heads first..last: rows of P, of each pair rotated back, + sum_r gamma k_r^T v_r."""
     R, K, V, P = w.R, w.K, w.V, w.P
     for at in range(first, last):
-        turn, k, v, own = row(w.turn, at), row(w.k, at), row(w.v, at), w.own[at, 0]
+        rotation, k, v, own = row(w.rotation, at), row(w.k, at), row(w.v, at), w.own[at, 0]
         for p in range(P):
-            n, c, s = at * K + 2 * p, turn[p], turn[P + p]
+            n, c, s = at * K + 2 * p, rotation[p], rotation[P + p]
             x, y, to_x, to_y = row(w.begin, n), row(w.begin, n + 1), row(w.S, n), row(w.S, n + 1)
             for j in range(0, V, BYTES // v.itemsize):
                 even, odd = load_part(x, j), load_part(y, j)
@@ -442,14 +447,14 @@ class Call(NamedTuple):
         shape = [self.sizes[n] for n in own] if own else [H, width // H]
         return working((*self.owners, *shape), self.dtype)
 
-    def run(self, kernel: Any, made: dict[str, np.ndarray]) -> None:
+    def run(self, kernel: Any, outputs: dict[str, np.ndarray]) -> None:
         """Heads are shared out where there are fewer sequences than threads; a head has the same bits in any share."""
         count, H, s = self.sizes["states"], self.sizes["H"], self.sizes
         each = -(-H // min(H, -(-threads.num_threads() // count)))
         sizes = s | {"each": each, "blocks": -(-H // each)}
         scratch = {n: working((s["all"], s[width]), np.dtype(np.float64) if n == "theta" else self.dtype)
                    for n, width in SCRATCH.items()}  # fmt: skip
-        arrays = {n: y.reshape(self._shape(n)) for n, y in (self.given | made).items()}
+        arrays = {n: y.reshape(self._shape(n)) for n, y in (self.given | outputs).items()}
         over_matrices(kernel, TRAPEZOID, sizes | arrays | scratch, count * sizes["blocks"], name_of(self.dtype))
 
     def _shape(self, name: str) -> tuple[int, int]:
@@ -494,14 +499,15 @@ def late_writes(x: Any, last: Any, D: Any, scale: float, sequences: Any, dtype: 
     """As ops/trapezoid.py: q, k, v, g, shares, later, and of the last token keys, values, gamma and rotation."""
     call = call_of(x, last, D, scale, sequences, dtype)
     pairs = () if x.C is None else ("shares",) if call.sizes["R"] == 1 else ("shares", "later")
-    made = {n: call.steps(n) for n in ("k", "v", "g", *(() if x.C is None else ("q",)))}
-    made |= {n: call.tokens(n, "H", "R", "R") for n in pairs}
-    made |= {"end_k": call.states("end_k", "H", "R", "K"), "end_v": call.states("end_v", "H", "R", "V")}
-    made |= {n: call.states(n) for n in ("end_own", "end_turn")}
-    call.run(forward, made)
-    turn = made["end_turn"].reshape((*call.owners, call.sizes["H"], 2, call.sizes["P"]))
-    return (made.get("q"), made["k"], made["v"], made["g"][..., 0], made.get("shares"), made.get("later"),
-            made["end_k"], made["end_v"], made["end_own"], np.moveaxis(turn, -2, 0))  # fmt: skip
+    outputs = {n: call.steps(n) for n in ("k", "v", "g", *(() if x.C is None else ("q",)))}
+    outputs |= {n: call.tokens(n, "H", "R", "R") for n in pairs}
+    outputs |= {"end_k": call.states("end_k", "H", "R", "K"), "end_v": call.states("end_v", "H", "R", "V")}
+    outputs |= {n: call.states(n) for n in ("end_own", "end_rotation")}
+    call.run(forward, outputs)
+    rotation = outputs["end_rotation"].reshape((*call.owners, call.sizes["H"], 2, call.sizes["P"]))
+    return (outputs.get("q"), outputs["k"], outputs["v"], outputs["g"][..., 0], outputs.get("shares"),
+            outputs.get("later"), outputs["end_k"],
+            outputs["end_v"], outputs["end_own"], np.moveaxis(rotation, -2, 0))  # fmt: skip
 
 
 def late_writes_vjp(
@@ -519,23 +525,23 @@ def late_writes_vjp(
         more |= {} if late is None else {n: getattr(late, n) for n in ("q", "k", "v", "later")}
     call = call_of(x, last, D, scale, sequences, dtype, more)
     reads = () if x.C is None else ("dC",)
-    made = {n: call.tokens(n) for n in ("ddt", "dtrap", "dA", "dangle", *(() if x.C is None else ("written",)))}
-    made |= {n: call.tokens(n, "R", "H", "V" if n == "dx" else "K") for n in ("dx", "dB", *reads)}
+    outputs = {n: call.tokens(n) for n in ("ddt", "dtrap", "dA", "dangle", *(() if x.C is None else ("written",)))}
+    outputs |= {n: call.tokens(n, "R", "H", "V" if n == "dx" else "K") for n in ("dx", "dB", *reads)}
     if last is not None:
-        made |= {"dpast_k": call.states("dpast_k", "H", "R", "K"), "dpast_v": call.states("dpast_v", "H", "R", "V")}
-    call.run(backward, made | {"turns": call.tokens("turns")})
-    return {n: y[..., 0] if n in ("ddt", "dtrap", "dA", "written") else y for n, y in made.items()}
+        outputs |= {"dpast_k": call.states("dpast_k", "H", "R", "K"), "dpast_v": call.states("dpast_v", "H", "R", "V")}
+    call.run(backward, outputs | {"rotations": call.tokens("rotations")})
+    return {n: y[..., 0] if n in ("ddt", "dtrap", "dA", "written") else y for n, y in outputs.items()}
 
 
 def settled(P: np.ndarray, late: Any) -> np.ndarray:
     """As ops/trapezoid.py: S."""
     *lead, H, K, V = P.shape
-    R, pairs, dtype = late.last.k.shape[-2], late.turn.shape[-1], P.dtype
+    R, pairs, dtype = late.last.k.shape[-2], late.rotation.shape[-1], P.dtype
     heads = math.prod(lead) * H
     sizes = {"R": R, "K": K, "V": V, "P": pairs, "all": heads, "rows": heads * K, "RK": R * K, "RV": R * V,
              "PP": 2 * pairs, "one": 1}  # fmt: skip
-    S, turn = empty(P.shape, dtype), np.moveaxis(late.turn, 0, -2)
-    given = {"begin": P, "k": late.last.k, "v": late.last.v, "turn": turn, "own": late.own}
+    S, rotation = empty(P.shape, dtype), np.moveaxis(late.rotation, 0, -2)
+    given = {"begin": P, "k": late.last.k, "v": late.last.v, "rotation": rotation, "own": late.own}
     arrays = {n: dense(y, dtype).reshape([sizes[m] for m in (STATES.matrices[n].rows, STATES.matrices[n].columns)])
               for n, y in (given | {"S": S}).items()}  # fmt: skip
     over_matrices(settle, STATES, sizes | arrays, heads, name_of(dtype), is_small=P.size <= SMALL)

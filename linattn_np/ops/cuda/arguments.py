@@ -95,8 +95,8 @@ CONV = Struct(  # nn/short_conv.cu: x and dy of tokens
 )  # fmt: skip
 ROTARY = Struct(  # nn/rotary.cu: x (tokens, heads, K)
     "ops/RotaryArguments",
-    ("x dy", STRIDED), ("cos sin", pointer("const void")),  # (period, turn_heads, P), `step` numbers a token
-    ("y", OUT_BYTES), ("tokens heads period turn_heads K P step", U32),
+    ("x dy", STRIDED), ("cos sin", pointer("const void")),  # (period, angle_heads, P), `step` numbers a token
+    ("y", OUT_BYTES), ("tokens heads period angle_heads K P step", U32),
 )  # fmt: skip
 DROPOUT_JUMP = Struct("ops/DropoutJump", ("a_high a_low c_high c_low", U64))
 DROPOUT = Struct(  # nn/dropout.cu: dense arrays of `size` numbers

@@ -48,7 +48,7 @@ def _launch(
         "LA_GRAD": kind_of(x if dy is None else dy), "LA_INTERLEAVED": int(interleaved), "LA_BACK": int(back),
     }  # fmt: skip
     packed = ROTARY.pack(x=strides_of(x, K, H), dy=strides_of(dy, K, H), cos=address(c), sin=address(s), y=address(y),
-                         tokens=tokens, heads=H, period=prod(c.shape[:-1]) // heads, turn_heads=heads, K=K,
+                         tokens=tokens, heads=H, period=prod(c.shape[:-1]) // heads, angle_heads=heads, K=K,
                          P=P, step=step)  # fmt: skip
     each = P // per + (K - 2 * P) // per if entry == "rotate" else P // per
     threads = tokens * each * (-(-H // HEADS) if entry == "rotate" else heads)

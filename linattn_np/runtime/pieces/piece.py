@@ -189,9 +189,9 @@ def piece(body: Callable[..., Any] | None = None, *, of: str = "") -> Any:
 
         return own.types_of(dtype).return_type(*given), write
 
-    made = as_intrinsic(call, body, own.signature)
-    made.piece = own
-    return made
+    intrinsic = as_intrinsic(call, body, own.signature)
+    intrinsic.piece = own
+    return intrinsic
 
 
 def _call(own: Piece, dtype: Any, context: Any, b: Builder, signature: Any, values: Any) -> Value:
@@ -271,5 +271,5 @@ def load_pieces(wanted: Iterable[Any], dtype: str, words: frozenset[str] | None 
 
 def entry(kernel: Any, dtype: str) -> Callable[..., Any]:
     """A loaded kernel of whole numbers and workspaces' addresses, called from Python without the interpreter lock."""
-    made = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(kernel.piece.parameters))
-    return made(kernel.piece.addresses[dtype])
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(kernel.piece.parameters))
+    return prototype(kernel.piece.addresses[dtype])

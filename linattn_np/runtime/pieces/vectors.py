@@ -62,10 +62,10 @@ def emitted(python: Callable[..., Any], returns: Any = types.void) -> Callable[.
             returned = returns if isinstance(returns, types.Type) else returns(*kinds)
 
             def write(context: Any, b: Builder, signature: Any, values: Any) -> Any:
-                made = written(b, *[_operand(context, b, *x) for x in zip(signature.args, values, strict=True)])
+                results = written(b, *[_operand(context, b, *x) for x in zip(signature.args, values, strict=True)])
                 if isinstance(returned, types.Array):
-                    return make_array(b, context.get_value_type(returned), returned, *made)
-                return context.get_dummy_value() if returned == types.void else made
+                    return make_array(b, context.get_value_type(returned), returned, *results)
+                return context.get_dummy_value() if returned == types.void else results
 
             return returned(*kinds), write
 

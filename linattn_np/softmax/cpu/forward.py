@@ -14,7 +14,7 @@ from ...ops.cpu.storage import load_column, save, save_column
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.tiles import max_of, sum_of
 from ...runtime.pieces.views import row
-from .tile import before, begin_task, bias, leave_block, load_keys, load_queries, logits, pair_sums, turn_keys
+from .tile import before, begin_task, bias, leave_block, load_keys, load_queries, logits, pair_sums, rotate_keys
 from .workspace import Work
 
 
@@ -36,7 +36,7 @@ def begin_rows(w: Work):
 def weights(w: Work):
     """Z <- e^{z - m'} of a tile; m, l, and the factor of O."""
     load_keys(w)
-    turn_keys(w)
+    rotate_keys(w)
     if w.gated and w.is_diagonal:
         pair_sums(w)
     logits(w)

@@ -104,7 +104,7 @@ def add_bias(w: Work):
 
 
 @piece
-def turn_keys(w: Work):
+def rotate_keys(w: Work):
     """k^T, where it is used."""
     if w.c >= FEW_ROWS:
         transpose(w.k, w.kT)

@@ -118,7 +118,7 @@ def _by_name(c: Call, grads: Tokens) -> dict[str, Array]:
 
 
 def pack_state(c: Call, state: Any) -> Array | None:
-    """The core's state before the first token is S: nothing is written again yet."""
+    """The core's state before the first token is S: no token has written the last one yet."""
     if state is None:
         return None
     if not isinstance(state, Mamba3State):
@@ -138,13 +138,13 @@ def unpack_state(c: Call, P: Array) -> Mamba3State:
 def unpack_state_vjp(c: Call, P: Array, dstate: Mamba3State) -> tuple[Array, dict[str, Array]]:
     """(gradient of P, gradients of the last tokens: to_core_vjp takes them on)."""
     xp, found, dS, (k, v) = c.xp, late(c), dstate.S, late(c).last
-    turn, own, wide = found.turn[..., None, :], found.own[..., None], sum_dtype(xp, c.dt)
+    rotation, own, wide = found.rotation[..., None, :], found.own[..., None], sum_dtype(xp, c.dt)
     of_k = row_inner(xp, v[..., :, None, :], dS[..., None, :, :], c.dtype)  # v dS^T
     of_v = row_inner(xp, k[..., :, None, :], xp.matrix_transpose(dS)[..., None, :, :], c.dtype)  # k dS
     dk = skip_and_gate(xp, of_ends(c, dstate.k), own, of_k, None, c.dtype)
     dv = skip_and_gate(xp, of_ends(c, dstate.v), own, of_v, None, c.dtype)
-    dtheta = rows_angle_vjp(xp, rotate_rows(xp, P, turn, back=True), dS, c.angle.shape[-1], wide, -1.0)
-    return rotate_rows(xp, dS, turn), {"dends": Ends(dk, dv, inner_of_matrices(xp, of_v, v, c.dtype), dtheta)}
+    dtheta = rows_angle_vjp(xp, rotate_rows(xp, P, rotation, back=True), dS, c.angle.shape[-1], wide, -1.0)
+    return rotate_rows(xp, dS, rotation), {"dends": Ends(dk, dv, inner_of_matrices(xp, of_v, v, c.dtype), dtheta)}
 
 
 def pack_state_vjp(c: Call, dS: Array, dlast: Last) -> Mamba3State:
@@ -154,7 +154,7 @@ def pack_state_vjp(c: Call, dS: Array, dlast: Last) -> Mamba3State:
 # what a span does to the token before it (la.summary)
 
 
-def again(c: Call) -> Array:
+def first_weight(c: Call) -> Array:
     """h = (1 - lambda) dt of the first token of each sequence."""
     xp, (rest, dt) = c.xp, _rest(c)
     h, lead = rest * dt, c.batch if not c.is_ragged else ()
@@ -163,7 +163,7 @@ def again(c: Call) -> Array:
     return xp.stack([xp.reshape(x, none.shape) for x in each]) if c.is_ragged else xp.broadcast_to(each[0], none.shape)
 
 
-def again_vjp(c: Call, d: Array) -> dict[str, Array]:
+def first_weight_vjp(c: Call, d: Array) -> dict[str, Array]:
     xp, (rest, dt) = c.xp, _rest(c)
     rows = []
     for s in sequences(c):
@@ -189,5 +189,5 @@ STATE = StateFormat(
     unpack_state_vjp,
     pack_state_vjp,
     rotates=True,
-    again=(again, again_vjp),
+    first_weight=(first_weight, first_weight_vjp),
 )

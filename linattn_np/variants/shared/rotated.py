@@ -138,7 +138,7 @@ def pack_state(c: Call, state: Any) -> Any:
     return state
 
 
-def _turn(c: Call, angles: Array, lengths: Array) -> Array:
+def _rotation(c: Call, angles: Array, lengths: Array) -> Array:
     """The rotation (2, ..., 1, P) of the last of `lengths` tokens; its inverse leads to the frame of that token."""
     return rotation(c.xp, angles[None, :], lengths, c.dtype)
 
@@ -148,7 +148,7 @@ def _last_rotation(c: Call) -> Array:
     if "last_rotation" in vars(c):
         return c.last_rotation
     angles = _angles(c)
-    return _turn(c, angles, _ends(c, angles))
+    return _rotation(c, angles, _ends(c, angles))
 
 
 def unpack_state(c: Call, S: Array) -> Array:
@@ -184,13 +184,13 @@ def _unpacked_vjp(
 def unpack_states(c: Call, S: Array, prefixes: list[Sequence]) -> Array:
     """States at positions, each in the frame of the last token before it."""
     angles = _angles(c)
-    return rotate_rows(c.xp, S, _turn(c, angles, _lengths_of(c, angles, prefixes)), back=True)
+    return rotate_rows(c.xp, S, _rotation(c, angles, _lengths_of(c, angles, prefixes)), back=True)
 
 
 def unpack_states_vjp(c: Call, S: Array, dstates: Array, prefixes: list[Sequence]) -> tuple[Array, dict[str, Array]]:
     """(gradient of S, gradients of arrays); see unpack_state_vjp."""
     angles = _angles(c)
-    return _unpacked_vjp(c, S, dstates, _turn(c, angles, _lengths_of(c, angles, prefixes)), prefixes)
+    return _unpacked_vjp(c, S, dstates, _rotation(c, angles, _lengths_of(c, angles, prefixes)), prefixes)
 
 
 def pack_state_vjp(c: Call, dS: Array, other: Any) -> Array:

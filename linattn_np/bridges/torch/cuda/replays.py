@@ -121,20 +121,20 @@ class Launches:
             self._sizes[which] += -(-prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
 
     def __call__(self, pointers: list[int]) -> tuple[list[Any], Tensor | None]:
-        made: list[Any] = []
+        allocated: list[Any] = []
         device, index = self._device, self._index
         rest, memory = [empty(n, dtype=uint8, device=device) if n else None for n in self._sizes[1:]]
         bases = 0, 0 if rest is None else rest.data_ptr(), 0 if memory is None else memory.data_ptr()
         for which, place, dtype in self._steps:
             if which:
-                made.append(None)
+                allocated.append(None)
                 pointers.append(bases[which] + place)
             else:
                 x = empty(place, dtype=dtype, device=device)
-                made.append(x)
+                allocated.append(x)
                 pointers.append(x.data_ptr())
         self._launch(pointers, current_stream(index))
-        return made, memory
+        return allocated, memory
 
     @property
     def memory_bytes(self) -> int:
@@ -224,8 +224,8 @@ class ReplayedForward:
 
     def launched(self, given: list[Any], pointers: list[int]) -> tuple[list[Any], list[Any], Tensor | None]:
         """(the results, the residuals: None for those in the memory that stays, that memory)."""
-        made, memory = self._launches(pointers)
-        pool = given + made
+        allocated, memory = self._launches(pointers)
+        pool = given + allocated
         results = [pool[x] if type(x) is int else get(x, pool) for x in self._results]
         return results, [pool[n] for n in self._residuals], memory
 

@@ -74,12 +74,12 @@ def factors_of(xp: Any, batch: FreeBatch, arrays: dict[str, Any], scale: float, 
     sizes = {"factors": shared_memory.free_factors_of(batch.K)}
     if build.backward:
         sizes["extras"] = shared_memory.free_extras_of(True)
-    made = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()}
+    factors = {n: xp.empty((batch.stored, size), dtype=xp.int8) for n, size in sizes.items()}
     flags, slots = xp.empty(batch.stored, dtype=xp.int32), batch.N * batch.heads
     for exact, pieces in ((False, batch.chunks), (True, policy.EXACT_PIECES)):
         one = build._replace(exact=exact)
-        launch_one(FACTORS, batch, slots * pieces, arrays, one, scale=scale, flags=flags, **made)
-    return made
+        launch_one(FACTORS, batch, slots * pieces, arrays, one, scale=scale, flags=flags, **factors)
+    return factors
 
 
 def launch_one(

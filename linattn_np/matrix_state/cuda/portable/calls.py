@@ -1,7 +1,7 @@
 """A decay a token and key channel in chunks of 16 tokens, as CUDA kernels on CuPy arrays, for every dtype and device.
 
 Erase NONE and DELTA where the kernels of warpgroup products (matrix_state/cuda/vector) do not run: float16, float32,
-other compute capabilities, other widths up to 256. One kernel has outputs and states (portable/values.cu), by
+other compute capabilities, other widths up to 256. One kernel has arrays and states (portable/values.cu), by
 value columns. Gradients: the same kernel from the last chunk to the first has dv, and two passes by key channels dq,
 then dk and dg (portable/channels.cu). With the delta rule all of them read e = v - k S~ of every token.
 """
@@ -78,17 +78,17 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     xp, batch = plan.xp, batch_of(x, plan)
     shape, start = batch.shape, dense(xp, state)
     batch, M, starts = _in_segments(xp, batch, start)
-    made = batch.made
-    made["out"] = batch.empty(xp, batch.kind.V, made["v"].dtype)
+    arrays = batch.arrays
+    arrays["out"] = batch.empty(xp, batch.kind.V, arrays["v"].dtype)
     if batch.kind.erase and plan.gradients and policy.saves_factors(4 * prod(x.v.shape)):
-        made["error"] = batch.empty(xp, batch.kind.V, xp.float32)
+        arrays["error"] = batch.empty(xp, batch.kind.V, xp.float32)
     end = xp.empty(batch.shape, dtype=xp.float32)
     run("values", batch, start=start if starts is None else starts, end=end)
     end = end if starts is None else segments.outer(batch, end, True).reshape(shape)
     saved = Saved(
-        x, plan, state, {"error": made.get("error"), "starts": starts, "transfers": M} if plan.gradients else None
+        x, plan, state, {"error": arrays.get("error"), "starts": starts, "transfers": M} if plan.gradients else None
     )
-    return cast(xp, made["out"].reshape(x.v.shape), x.v.dtype), end, saved
+    return cast(xp, arrays["out"].reshape(x.v.shape), x.v.dtype), end, saved
 
 
 def _in_segments(
@@ -98,7 +98,7 @@ def _in_segments(
     pieces = segments.cut(xp, batch)
     if pieces is None:
         return batch, None, None
-    pieces.made["out"] = batch.empty(xp, batch.kind.V, batch.made["v"].dtype)
+    pieces.arrays["out"] = batch.empty(xp, batch.kind.V, batch.arrays["v"].dtype)
     M = segments.transfers(xp, pieces)
     return pieces, M, segments.begins(xp, pieces, M, state)
 
@@ -117,18 +117,18 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
         batch = batch if pieces is None else pieces
     else:
         batch, M, starts = _in_segments(xp, batch, start)
-    made, K, V = batch.made, batch.kind.K, batch.kind.V
+    arrays, K, V = batch.arrays, batch.kind.K, batch.kind.V
     start = start if starts is None else starts
     stored: Arrays = {}
     if batch.kind.erase:
-        made["error"], made["out"] = given["error"], None
-        if made["error"] is None:
-            made["error"] = batch.empty(xp, V, xp.float32)
+        arrays["error"], arrays["out"] = given["error"], None
+        if arrays["error"] is None:
+            arrays["error"] = batch.empty(xp, V, xp.float32)
             run("values", batch, start=start)
-        made["du"] = batch.empty(xp, V, xp.float32)
+        arrays["du"] = batch.empty(xp, V, xp.float32)
         stored = {"dr": batch.empty(xp, K, xp.float32), "dbeta": batch.empty(xp, 1, xp.float32)}
     for n in ("q", "k", "v", "g"):
-        made[f"d{n}"] = batch.empty(xp, made[n].shape[-1], made[n].dtype)
+        arrays[f"d{n}"] = batch.empty(xp, arrays[n].shape[-1], arrays[n].dtype)
     last = last if M is None else segments.begins(xp, batch, M, last, True)
     first = xp.empty(batch.shape, dtype=xp.float32)
     marks = -(-(batch.longest + batch.kind.before) // cuts.MARK)
@@ -137,16 +137,16 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     run("values", batch, True, start=last, end=first)
     run("channels", batch, start=start, **stored)
     run("channels", batch, True, start=last, **stored)
-    made["dbeta"] = stored.get("dbeta")
+    arrays["dbeta"] = stored.get("dbeta")
     first = first if M is None else segments.outer(batch, first, False).reshape(shape)
     return _grads(xp, x, batch), first
 
 
 def _grads(xp: Any, x: Inputs, batch: PortableBatch) -> Inputs:
     """Gradients in the shapes of their inputs."""
-    du, made = _add_bonus(xp, batch) if batch.kind.bonus else None, batch.made
-    grads = {n: shaped(xp, made[f"d{n}"].reshape(*x.v.shape[:-1], -1), getattr(x, n))
-             for n in ("q", "k", "v", "g", "beta") if made[f"d{n}"] is not None}  # fmt: skip
+    du, arrays = _add_bonus(xp, batch) if batch.kind.bonus else None, batch.arrays
+    grads = {n: shaped(xp, arrays[f"d{n}"].reshape(*x.v.shape[:-1], -1), getattr(x, n))
+             for n in ("q", "k", "v", "g", "beta") if arrays[f"d{n}"] is not None}  # fmt: skip
     if du is not None:
         grads["u"] = sum_of_groups(xp, du, x.u.shape[-2])
     return Inputs(**dict.fromkeys(Inputs._fields) | grads)

@@ -23,10 +23,10 @@ Arrays = dict[str, Any]
 
 @dataclass(slots=True)
 class PortableBatch:
-    """A call as the kernels see it. made: arrays by the names of the struct."""
+    """A call as the kernels see it. arrays: by the names of the struct."""
 
     kind: cuts.PortableKind
-    made: Arrays
+    arrays: Arrays
     lead: tuple[int, ...]
     shape: tuple[int, ...]  # of states
     sizes: tuple[int, ...]  # sequences, T, heads
@@ -44,26 +44,26 @@ def batch_of(x: Inputs, plan: Plan, dout: Array | None = None) -> PortableBatch:
     xp, element, (*lead, T, heads, V), K = plan.xp, element_of(x), x.v.shape, x.k.shape[-1]
     dtype = xp.float32 if element == "float32" else x.v.dtype
     given = {"q": x.q, "k": x.k, "v": x.v} | ({} if dout is None else {"dout": dout})
-    made: Arrays = {n: dense_rows(xp, cast(xp, y, dtype)) for n, y in given.items()}
+    arrays: Arrays = {n: dense_rows(xp, cast(xp, y, dtype)) for n, y in given.items()}
     g = x.g if dtype_name(x.g) in (element, "float32") else cast(xp, x.g, xp.float32)
-    made["g"] = dense_rows(xp, xp.broadcast_to(g, (*x.v.shape[:-2], *g.shape[-2:])))
+    arrays["g"] = dense_rows(xp, xp.broadcast_to(g, (*x.v.shape[:-2], *g.shape[-2:])))
     before, longest = plan.query_reads is not ReadState.UPDATED, max(s.stop - s.start for s in plan.sequences)
-    kind = cuts.PortableKind(K, V, element, dtype_name(made["g"]), _alignment(made, K, V), x.erase is Erase.DELTA,
+    kind = cuts.PortableKind(K, V, element, dtype_name(arrays["g"]), _alignment(arrays, K, V), x.erase is Erase.DELTA,
                              before, x.u is not None,
                              element == "float32" or longest > policy.FLOAT32_RECURRENCE)  # fmt: skip
-    made["beta"] = None if x.beta is None else dense_rows(xp, cast(xp, x.beta, xp.float32))
-    made["u"] = None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))
+    arrays["beta"] = None if x.beta is None else dense_rows(xp, cast(xp, x.beta, xp.float32))
+    arrays["u"] = None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))
     ragged, ends = plan.is_ragged, [s.stop for s in plan.sequences]
     N = len(ends) if ragged else prod(lead)
     offsets = xp.asarray([0, *ends], dtype=xp.int64) if ragged else None
     shape = (N, heads, K, V) if ragged else (*lead, heads, K, V)
-    return PortableBatch(kind, made, tuple(lead), shape, (N, T, heads), longest, plan.scale, offsets)
+    return PortableBatch(kind, arrays, tuple(lead), shape, (N, T, heads), longest, plan.scale, offsets)
 
 
-def _alignment(made: Arrays, K: int, V: int) -> int:
+def _alignment(arrays: Arrays, K: int, V: int) -> int:
     """The largest of 16, 8, 4, 2 bytes that divides the address and the length of every row."""
     common = 16
-    for n, y in made.items():
+    for n, y in arrays.items():
         width = V if n in ("v", "dout") else K
         strides = (s for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1)
         common = gcd(common, width * y.itemsize, y.data.ptr, *strides)
@@ -84,14 +84,14 @@ def run(name: str, batch: PortableBatch, back: bool = False, **given: Array | No
 
 def enqueue(batch: PortableBatch, kernel: Kernel, blocks: int, given: Arrays, tokens: int = 0) -> None:
     """The launch of a kernel. tokens: of all sequences."""
-    made, (_, T, heads) = batch.made, batch.sizes
-    given = {"u": made["u"], **given}
-    fields: Arrays = {n: NO_ROWS if made.get(n) is None else rows_of(made[n], heads) for n in ROWS}
+    arrays, (_, T, heads) = batch.arrays, batch.sizes
+    given = {"u": arrays["u"], **given}
+    fields: Arrays = {n: NO_ROWS if arrays.get(n) is None else rows_of(arrays[n], heads) for n in ROWS}
     fields |= {n: address(given.get(n)) for n in POINTERS} | {"offsets": address(batch.offsets)}
     given_marks = given.get("marks")
     marks = 0 if given_marks is None else given_marks.shape[1]
     fields |= {"T": T, "heads": heads, "scale": batch.scale, "marks_of_sequence": marks, "tokens": tokens,
-               "group_u": 1 if made["u"] is None else heads // made["u"].shape[0]}  # fmt: skip
-    arrays = (*(made.get(n) for n in ROWS), *given.values(), batch.offsets)
-    named = tuple(y for y in arrays if y is not None)
+               "group_u": 1 if arrays["u"] is None else heads // arrays["u"].shape[0]}  # fmt: skip
+    held = (*(arrays.get(n) for n in ROWS), *given.values(), batch.offsets)
+    named = tuple(y for y in held if y is not None)
     kernel.launch(blocks, arguments.VECTOR_PORTABLE.packed(fields), named)

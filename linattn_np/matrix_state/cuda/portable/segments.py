@@ -22,7 +22,7 @@ from .launch import PortableBatch, run
 def cut(xp: Any, batch: PortableBatch) -> PortableBatch | None:
     """The call in segments; None where sequences are many, short, or do not follow one another in memory."""
     N, T, heads = batch.sizes
-    if batch.offsets is not None or not all(_is_one_row(y) for n, y in batch.made.items() if n != "u"):
+    if batch.offsets is not None or not all(_is_one_row(y) for n, y in batch.arrays.items() if n != "u"):
         return None
     found = cuts.launch_of("values", batch.kind, launch.shared_limit())
     blocks = N * heads * (1 if found is None else found.parts)
@@ -42,9 +42,9 @@ def _is_one_row(y: Array | None) -> bool:
 
 def transfers(xp: Any, batch: PortableBatch) -> Array:
     """M of all segments: (segments, heads, K, 1), with the delta rule (segments, heads, K, K)."""
-    (many, T, heads), K, made = batch.sizes, batch.kind.K, batch.made
+    (many, T, heads), K, arrays = batch.sizes, batch.kind.K, batch.arrays
     if not batch.kind.erase:
-        N, each, g = prod(batch.lead), batch.longest, cast(xp, made["g"], xp.float32)
+        N, each, g = prod(batch.lead), batch.longest, cast(xp, arrays["g"], xp.float32)
         whole = T // each
         sums = xp.sum(g[:, : whole * each].reshape(N, whole, each, *g.shape[-2:]), axis=2)
         if T % each:
@@ -52,11 +52,11 @@ def transfers(xp: Any, batch: PortableBatch) -> Array:
             sums = xp.concatenate((sums, rest[:, None]), axis=1)
         return xp.exp(shared_heads(xp, sums, heads)).reshape(many, heads, K, 1)
     found = xp.empty((many, heads, K, K), dtype=xp.float32)
-    zeros = xp.empty((1, 1, 1, K), dtype=made["v"].dtype)
+    zeros = xp.empty((1, 1, 1, K), dtype=arrays["v"].dtype)
     zeros[...] = 0
-    nothing = xp.broadcast_to(zeros, (*made["v"].shape[:-1], K))
+    nothing = xp.broadcast_to(zeros, (*arrays["v"].shape[:-1], K))
     start = xp.ascontiguousarray(xp.broadcast_to(xp.eye(K, dtype=xp.float32), found.shape))
-    square = replace(batch, kind=batch.kind._replace(V=K), made=made | {"v": nothing, "out": None, "error": None})
+    square = replace(batch, kind=batch.kind._replace(V=K), arrays=arrays | {"v": nothing, "out": None, "error": None})
     run("values", square, start=start, end=found)
     return found
 

@@ -105,17 +105,17 @@ def _gradients(x: Inputs, plan: Plan, state: Array | None, dout: Array, dstate: 
         y = arrays[n]
         arrays[f"d{n}"] = None if y is None else xp.empty((*dense, y.shape[-1]), dtype=y.dtype)
     arrays["dg"] = None if x.g is None else xp.empty((*dense, K), dtype=arrays["g"].dtype)
-    made: dict[str, Any] = {"dots": xp.empty((*dense, K), dtype=xp.float32), "u": arrays["u"], "offsets": offsets}
+    outputs: dict[str, Any] = {"dots": xp.empty((*dense, K), dtype=xp.float32), "u": arrays["u"], "offsets": offsets}
     marks = cuts.marks(longest + (kind.erase or kind.before))
-    made["marks"] = xp.empty((N * heads, marks, K, V), dtype=xp.float32)
+    outputs["marks"] = xp.empty((N * heads, marks, K, V), dtype=xp.float32)
     if kind.erase:
-        made |= {n: xp.empty((*dense, V), dtype=xp.float32) for n in ("w", "dw")}
+        outputs |= {n: xp.empty((*dense, V), dtype=xp.float32) for n in ("w", "dw")}
     sizes = {"T": T, "heads": heads, "scale": plan.scale, "marks_of_sequence": marks, "slots": N * heads}
     if kind.erase:
-        _launch("values", kind, False, arrays, sizes, made | {"start": start})
-    _launch("values", kind, True, arrays, sizes, made | {"start": last, "end": first})
-    _launch("channels", kind, False, arrays, sizes, made | {"start": start})
-    _launch("channels", kind, True, arrays, sizes, made | {"start": last})
+        _launch("values", kind, False, arrays, sizes, outputs | {"start": start})
+    _launch("values", kind, True, arrays, sizes, outputs | {"start": last, "end": first})
+    _launch("channels", kind, False, arrays, sizes, outputs | {"start": start})
+    _launch("channels", kind, True, arrays, sizes, outputs | {"start": last})
     du = add_bonus(xp, arrays, plan.scale) if kind.bonus else None
     grads = {n: shaped(xp, arrays[f"d{n}"].reshape(*lead, T, heads, -1), getattr(x, n))
              for n in (*VECTORS, "g") if arrays[f"d{n}"] is not None}  # fmt: skip

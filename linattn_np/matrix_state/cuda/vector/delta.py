@@ -117,8 +117,8 @@ def _inverses(xp: Any, batch: launches.VectorBatch, arrays: dict[str, Any], ever
     inverses = xp.empty((chunks, VECTOR_INVERSE), dtype=xp.int8)
     factors = xp.empty((chunks, VECTOR_FACTORS), dtype=xp.int8) if cut else None
     blocks = batch.N * batch.heads * batch.segments * batch.chunks
-    build, made = cuts.Build(keep=cut), {"inverses": inverses, "factors": factors}
-    launches.launch_one("inverse", batch, blocks, arrays, build, every=every, **made)
+    build, outputs = cuts.Build(keep=cut), {"inverses": inverses, "factors": factors}
+    launches.launch_one("inverse", batch, blocks, arrays, build, every=every, **outputs)
     return inverses, factors
 
 

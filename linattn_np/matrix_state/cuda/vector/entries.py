@@ -63,4 +63,4 @@ def vector_backward_entries(
         how += [] if delta or bonus else [("queries", plan.GRADS, plan.grads_constants(kind, dq="float32"))]
         how += [("strengths", plan.STRENGTHS, plan.small_constants(kind, True))] if delta else []
         how += [("bonus", plan.BONUS, plan.small_constants(kind, False))] if bonus else []
-        yield from (Entry(f"vector decay in {gate}, {words}", kernel.file, made) for words, kernel, made in how)
+        yield from (Entry(f"vector decay in {gate}, {words}", kernel.file, build) for words, kernel, build in how)

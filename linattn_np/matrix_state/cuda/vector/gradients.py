@@ -80,7 +80,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     _reverse(
         batch, arrays, scale=plan.scale, start=last, end=states_at(first, batch), ends=ends, begins=begins, **chain
     )
-    made = _made(xp, batch, x)
+    outputs = _outputs(xp, batch, x)
     flags = xp.empty(_items(batch), dtype=xp.int32)
     for exact in (False, True):
         _gradients(
@@ -92,14 +92,14 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
             ends=ends,
             new_values=new_values,
             flags=flags,
-            du=made.get("du_parts"),
-            erase_dots=made.get("erase_dots"),
+            du=outputs.get("du_parts"),
+            erase_dots=outputs.get("erase_dots"),
         )
     if erase:
-        _strengths(xp, batch, x, ends, made)
+        _strengths(xp, batch, x, ends, outputs)
     if x.u is not None:
-        _bonus(xp, batch, made)
-    return _grads(xp, batch, x, arrays, made), public_state_gradient(xp, first, batch)
+        _bonus(xp, batch, outputs)
+    return _grads(xp, batch, x, arrays, outputs), public_state_gradient(xp, first, batch)
 
 
 def query_gradients(saved: Saved, dout: Array, dtype: Any) -> Array:
@@ -163,14 +163,14 @@ def _add_gradients(
         arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
 
 
-def _made(xp: Any, batch: VectorBatch, x: Inputs) -> Arrays:
+def _outputs(xp: Any, batch: VectorBatch, x: Inputs) -> Arrays:
     """What else the gradients write: du of every chunk; r.k of every token and half of the channels."""
-    made = {}
+    outputs = {}
     if x.u is not None:
-        made["du_parts"] = xp.empty((batch.heads * batch.slots, batch.K), dtype=xp.float32)
+        outputs["du_parts"] = xp.empty((batch.heads * batch.slots, batch.K), dtype=xp.float32)
     if x.beta is not None:
-        made["erase_dots"] = xp.empty((cuts.halves(batch.K), batch.heads, batch.tokens), dtype=xp.float32)
-    return made
+        outputs["erase_dots"] = xp.empty((cuts.halves(batch.K), batch.heads, batch.tokens), dtype=xp.float32)
+    return outputs
 
 
 def _begins(
@@ -263,40 +263,42 @@ def _gradients(batch: VectorBatch, arrays: Arrays, exact: bool, scale: float, **
     cuts.GRADS.built(constants).launch(grid, arguments.VECTOR_GRADS.packed(fields), named)
 
 
-def _strengths(xp: Any, batch: VectorBatch, x: Inputs, ends: Array, made: Arrays) -> None:
+def _strengths(xp: Any, batch: VectorBatch, x: Inputs, ends: Array, outputs: Arrays) -> None:
     """dbeta, of what the other kernels have left."""
     beta = cast(xp, x.beta, xp.float32)
-    made["dbeta"] = xp.empty((*batch.lead, batch.T, batch.heads, 1), dtype=xp.float32)
+    outputs["dbeta"] = xp.empty((*batch.lead, batch.T, batch.heads, 1), dtype=xp.float32)
     items = batch.N * batch.chunks_longest * batch.heads
     packed = arguments.VECTOR_STRENGTHS.pack(
-        ends=address(ends), erase_dots=address(made["erase_dots"]), beta=gate_of(beta, batch.heads),
-        dbeta=address(made["dbeta"]), offsets=address(batch.offsets), slots=batch.slots, tokens=batch.tokens,
+        ends=address(ends), erase_dots=address(outputs["erase_dots"]), beta=gate_of(beta, batch.heads),
+        dbeta=address(outputs["dbeta"]), offsets=address(batch.offsets), slots=batch.slots, tokens=batch.tokens,
         items=items, T=batch.T, heads=batch.heads, chunks=batch.chunks_longest)  # fmt: skip
     cuts.STRENGTHS.built(cuts.small_constants(batch.kind, True)).launch(
-        -(-items // 4), packed, (ends, made["erase_dots"], beta, made["dbeta"], batch.offsets)
+        -(-items // 4), packed, (ends, outputs["erase_dots"], beta, outputs["dbeta"], batch.offsets)
     )
 
 
-def _bonus(xp: Any, batch: VectorBatch, made: Arrays) -> None:
+def _bonus(xp: Any, batch: VectorBatch, outputs: Arrays) -> None:
     """du of every head."""
-    made["du"] = xp.empty((batch.heads, batch.K), dtype=xp.float32)
+    outputs["du"] = xp.empty((batch.heads, batch.K), dtype=xp.float32)
     packed = arguments.VECTOR_BONUS.pack(
-        parts=address(made["du_parts"]), du=address(made["du"]), offsets=address(batch.offsets), slots=batch.slots,
-        T=batch.T, heads=batch.heads, sequences=batch.N)  # fmt: skip
+        parts=address(outputs["du_parts"]), du=address(outputs["du"]), offsets=address(batch.offsets),
+        slots=batch.slots, T=batch.T, heads=batch.heads, sequences=batch.N)  # fmt: skip
     kernel = cuts.BONUS.built(cuts.small_constants(batch.kind, False))
-    kernel.launch(batch.heads * -(-batch.K // BONUS_CHANNELS), packed, (made["du_parts"], made["du"], batch.offsets))
+    kernel.launch(
+        batch.heads * -(-batch.K // BONUS_CHANNELS), packed, (outputs["du_parts"], outputs["du"], batch.offsets)
+    )
 
 
-def _grads(xp: Any, batch: VectorBatch, x: Inputs, arrays: Arrays, made: Arrays) -> Inputs:
+def _grads(xp: Any, batch: VectorBatch, x: Inputs, arrays: Arrays, outputs: Arrays) -> Inputs:
     """Summed over the heads that share an input, in its shape."""
     found = {}
     for name in ("q", "k", "v", "g", "beta"):
-        y, d = getattr(x, name), made.get("dbeta") if name == "beta" else arrays["d" + name]
+        y, d = getattr(x, name), outputs.get("dbeta") if name == "beta" else arrays["d" + name]
         if y is not None and d is not None:
             d = d.reshape(*batch.lead, batch.T, batch.heads, -1)
             found[name] = sum_to(xp, sum_shared_heads(xp, d, (*batch.lead, *y.shape[-3:])), y.shape)
-    if "du" in made:
-        du = made["du"]
+    if "du" in outputs:
+        du = outputs["du"]
         same = batch.heads == x.u.shape[-2]
         found["u"] = du.reshape(x.u.shape) if same else xp.sum(du.reshape(*x.u.shape[:-1], -1, batch.K), axis=-2)
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
