@@ -25,7 +25,6 @@ from ...spec import Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.attention import ATTENTION, DIRECTIONS, MAP_STRENGTH, AttentionOptions, check_options
 
-
 LONGEST_CHUNK = 128  # a longer chunk_size is one of attention alone
 
 
@@ -180,7 +179,7 @@ SPEC = VariantSpec(
 )
 
 
-# weak maps: P shrinks by the product of all |1 - beta|, but rounding errors are relative to 1, not to P
+# weak maps: P shrinks by the product of all |1 - beta|
 @public(SPEC, Samples({"w": "direction", "beta": "share"}, ({}, {"window": 9})))
 def householder_positions(q: Any, k: Any, v: Any, w: Any, beta: Any, **options: Unpack[AttentionOptions]) -> Any:
     """Softmax attention of queries and keys less their own delta-rule outputs, whose keys and values are w.

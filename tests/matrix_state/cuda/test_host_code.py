@@ -13,6 +13,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call.replay import plans as replay
 from linattn_np.call.replay.vjp import Forward
+from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state.cuda.delta import launch as delta_launch
 from linattn_np.matrix_state.cuda.free import gradients as free_gradients
 from linattn_np.matrix_state.cuda.free import launch as free_launch
@@ -20,6 +21,8 @@ from linattn_np.matrix_state.cuda.vector import gradients as vector_gradients
 from linattn_np.matrix_state.cuda.vector import launch as vector_launch
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.runtime.cuda import launch, record
+from linattn_np.softmax.core import CORE
+from linattn_np.softmax.cuda import calls as attention
 from tests.cases import RECURRENT, has_plain_state, one_per, passes_through
 from tests.matrix_state.cuda.step_twin import CUPY, stub
 from tests.matrix_state.cuda.token import host as step_calls
@@ -174,3 +177,29 @@ def test_calls_with_slots_are_recorded_whole(launches, monkeypatch):
     (forward,) = [plan for plan in replay.by_key.values() if isinstance(plan, Forward)]
     assert forward.replayable
     assert all(forward.pullbacks.values())
+
+
+@pytest.mark.parametrize("heads", [{}, {"Hq": 8}, {"Hk": 2, "H": 4}], ids=str)
+@pytest.mark.parametrize(("capability", "dtype"), [(80, np.float32), (80, np.float16), (90, BFLOAT16)], ids=str)
+def test_positions_of_queries_and_keys_are_kernels(launches, monkeypatch, heads, capability, dtype):
+    """Both cores: the delta rule maps q and k, and attention takes them as they come."""
+    monkeypatch.setattr(launch, "capability", lambda: capability)
+    monkeypatch.setattr(attention, "tensor_map", tensor_map)
+    monkeypatch.setattr(attention, "moves", lambda: True)
+    fn = la.householder_positions
+    sizes = {"Hq": 4, "Hk": 4, "H": 4} | heads
+    drawn = la.testing.sample(fn, np.random.default_rng(0), B=(2,), T=200, K=64, V=64, **sizes)
+    arrays = {n: stub(x.astype(np.float32 if n == "beta" else dtype)) for n, x in drawn.items()}
+    assert la.explain(fn, **arrays).backend == "cuda"
+    given = []
+    for core in (matrix_state, CORE):
+        forward = core.forward
+        monkeypatch.setattr(core, "forward", lambda fn, x, *rest, own=forward: (given.append(x), own(fn, x, *rest))[1])
+    out, pull = la.vjp(fn, **arrays)
+    assert [{y.dtype for y in x[:3]} for x in given] == [{np.dtype(dtype)}] * 3
+    grads = pull(stub(np.ones(out.shape, dtype)))._asdict()
+    assert out.dtype == dtype
+    assert [(grads[n].shape, grads[n].dtype) for n in arrays] == [(x.shape, x.dtype) for x in arrays.values()]
+    explained = la.explain(fn, **arrays)
+    assert not explained.slow
+    assert "the delta rule (cuda)" in explained.reason
