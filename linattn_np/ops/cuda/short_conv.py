@@ -20,7 +20,7 @@ from .sums import over_middle
 
 SOURCE = "nn/short_conv.cu"
 WARPS = 4
-EACH, EACH_BACK = 32, 128  # tokens of a segment
+EACH, EACH_BACK = 16, 128  # tokens of a segment
 WIDEST = 8
 BYTES = 8  # that a lane moves together
 GROUP, GROUP_BACK = 4, 4  # tokens that are loaded together

@@ -45,8 +45,10 @@ class Householder(Computation):
         P, zeros = _begin(plan, x) if state is None else state.P, _zeros(plan, x)
         mapped, ends, maps = dict[str, Array](), dict[str, Any](), dict[str, Any]()
         for name in _runs(plan, x):
-            run = _delta_rule(x, name, zeros), _delta_plan(plan, name)
-            mapped[name], ends[name], maps[name] = matrix_state.forward(fn, *run, P, wanted)
+            run, backend = (_delta_rule(x, name, zeros), _delta_plan(plan, name)), wanted
+            if name == "P":
+                backend = _backend_of_products(fn, *run, wanted)
+            mapped[name], ends[name], maps[name] = matrix_state.forward(fn, *run, P, backend)
         given = None if state is None else _cache(state)
         out, end, attention = CORE.forward(fn, Inputs(mapped.get("q"), mapped["k"], x.v), plan, given, wanted)
         if isinstance(end, StatesAt):
@@ -73,7 +75,8 @@ class Householder(Computation):
 
     def gives_states(self, fn: str, x: HouseholderInputs, plan: SoftmaxPlan, wanted: str | None) -> bool:
         """Where the delta rule does."""
-        return matrix_state.gives_states(fn, _delta_rule(x, "P", _zeros(plan, x)), _delta_plan(plan, "P"), wanted)
+        run = _delta_rule(x, "P", _zeros(plan, x)), _delta_plan(plan, "P")
+        return matrix_state.gives_states(fn, *run, _backend_of_products(fn, *run, wanted))
 
     def reads_out(self, residuals: HouseholderResiduals) -> bool:
         """Backward reads the output."""
@@ -95,6 +98,11 @@ class Householder(Computation):
 def _runs(plan: SoftmaxPlan, x: HouseholderInputs) -> list[str]:
     """The runs of the delta rule: those that map k and q, and one of the products at plan.states_at."""
     return ["k"] + ["q"] * (x.q is not None) + ["P"] * (plan.states_at is not None)
+
+
+def _backend_of_products(fn: str, x: DeltaRule, plan: Plan, wanted: str | None) -> str | None:
+    """That of the run which stores products at positions: array calls on a GPU where kernels store none."""
+    return wanted if not is_cupy(plan.xp) or matrix_state.gives_states(fn, x, plan, wanted) else "chunks"
 
 
 def _delta_rule(x: HouseholderInputs, name: str, zeros: Array) -> DeltaRule:
