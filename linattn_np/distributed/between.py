@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..call import neighbours
-from ..composition import Summary
-from ..runtime.arrays import is_cupy
+from ..composition import Summary, after
+from ..runtime.arrays import cast, is_cupy
 from .entry import Entry
 from .local import Local
 
@@ -22,14 +22,21 @@ class Between:
     def __init__(self, local: Local):
         self._local, self.end = local, dict[int, Any]()
         self.entry: Entry | None = None
+        self._span: Any = None  # of this rank
 
     def state(self, transfer: Any, offset: Any) -> Any:
+        """The state that enters this rank."""
         if self.entry is None:  # else a backward runs the forward again
-            self.entry = Entry(self._local, whole=True, spans=[Summary(transfer, offset)])
+            self._span = Summary(transfer, offset)
+            self.entry = Entry(self._local, whole=True, spans=[self._span])
         return self.entry.state
 
     def gradient(self, dstate: Any) -> Any:
-        (own,) = self._local.parts.own
+        """That of the state after this rank.   dstate: that of the state before it, from this rank's outputs alone."""
+        (own,), xp = self._local.parts.own, self._local.parts.tokens.xp
+        if own.is_last and (end := self.end.get(own.sequence)) is not None:
+            _, span_vjp = after(xp, self._span, xp.zeros_like(dstate))
+            dstate = dstate + span_vjp(cast(xp, end, dstate.dtype))[1]
         return self.entry.gradients({own.place: dstate}, self.end)[own.place]  # type: ignore[union-attr]
 
 

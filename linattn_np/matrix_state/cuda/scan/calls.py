@@ -61,8 +61,6 @@ def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     The offsets of segments are computed without positions.
     """
     rows, between = as_rows(plan.xp, x.q, x.k, x.v), operands.neighbours_handled(plan)
-    if dtype_name(rows[0]) == "float32":  # gradients between ranks are less exact than those of one
-        between = frozenset()
     if not _wgmma(*rows):
         return between
     batch = _batch(x, plan, *rows) if plan.gradients else None
