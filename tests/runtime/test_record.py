@@ -10,10 +10,12 @@ pytest.importorskip("numba")
 import linattn_np as la
 from linattn_np.call.replay.vjp import Forward, Residuals
 from linattn_np.ops.cpu.sums import sum_to
+from linattn_np.runtime import threads
 from linattn_np.runtime.constants import constant_array
 from linattn_np.runtime.pieces import record
 from linattn_np.runtime.pieces.memory import destinations, empty
 from linattn_np.runtime.pieces.record import LaunchSequence, view_of
+from linattn_np.runtime.pieces.run import Launch
 from linattn_np.runtime.recorder import MOST_BYTES, Recorder, active, refuse
 
 
@@ -59,6 +61,34 @@ def test_arrays_that_are_no_results_share_one_buffer():
         assert left == [other]
         assert bits(found) == bits(sum_to(y, (1, 1, 4)))
     assert [(y.shape, y.dtype) for y in made] == sequence.allocations  # the others are small
+
+
+def test_large_arrays_of_a_backward_lie_apart_in_one_block():
+    """A result has memory of its own, which does not keep the others alive."""
+    x, wide = drawn(0, (3, 70_000)), (70_000,)
+    with Recorder() as recorder:
+        out, *held = (sum_to(y, wide) for y in (x, x[1:], x[:2]))
+    sequence = LaunchSequence(recorder, [x], out, held=tuple(held))
+    y = drawn(1, x.shape)
+    pool = sequence.run([y])
+    found, of_backward = sequence.get(pool), sequence.held(pool)
+    for one, wanted in zip((found, *of_backward), (y, y[1:], y[:2]), strict=True):
+        assert bits(one) == bits(sum_to(wanted, wide))
+    first, second = of_backward
+    assert first.base is second.base
+    assert found.base is not first.base
+    assert not np.shares_memory(first, second)
+
+
+def test_launches_of_one_task_are_executed_between_those_that_threads_share():
+    x = drawn(0, (400, 64, 64))
+    with threads.limited(2), Recorder() as recorder:
+        out = sum_to(x, (1, 64, 64)), sum_to(x[0], (1, 64)), sum_to(x, (400, 64, 1))
+        sequence = LaunchSequence(recorder, [x], out)
+        assert {type(step) for step in sequence._steps} == {tuple, Launch}
+        y = drawn(1, x.shape)
+        for one, shape, given in zip(sequence([y]), ((1, 64, 64), (1, 64), (400, 64, 1)), (y, y[0], y), strict=True):
+            assert bits(one) == bits(sum_to(given, shape))
 
 
 def test_a_view_of_a_given_array_is_read_at_its_offset():

@@ -14,10 +14,11 @@ import numpy as np
 from numba import types
 
 from ...runtime.pieces.memory import empty, working
-from ...runtime.pieces.piece import Whole, piece, workspace_kind
+from ...runtime.pieces.piece import Matrix, Whole, piece, workspace_kind
+from ...runtime.pieces.registers import LINE
 from ...runtime.pieces.run import over_matrices
-from ...runtime.pieces.vectors import I64, Array, Builder, Value, emitted, vectors, word
-from ...runtime.pieces.views import columns, rows, transposed
+from ...runtime.pieces.vectors import BYTES, I64, LANES, ROWS, Array, Builder, Value, emitted, vectors, word
+from ...runtime.pieces.views import columns, prefetch_line, rows, start_of, transposed
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import PythonWorkspace, Workspace, array_at
 from .formulas import dense
@@ -26,6 +27,7 @@ from .products import FULL, product, transpose
 MOST_BYTES = 2**18  # of a weight matrix: a quarter of a second cache
 MOST = 8  # weight matrices of a kernel
 NEAR = 64  # rows that are multiplied at a time: they stay in the first cache
+AHEAD = 2 * ROWS  # rows of y that are fetched before they are stored
 WIDE = 128  # columns of a task of dW
 SMALL = 2**21  # multiplications, up to which one thread is enough
 ALL = range(MOST)
@@ -68,8 +70,30 @@ def forward(w: Work, first: Whole, last: Whole):
         for n in range(w.count):
             M = width(w, n)
             bias, y = numbered(w.x, w, BIAS, n, w.R, M), numbered(w.x, w, Y, n, w.R, M)
-            added = rows(bias, at, m if len(bias) else 0)
-            product(FULL, x, numbered(w.x, w, W, n, w.K, M), rows(y, at, m), added=added)
+            added, own = rows(bias, at, m if len(bias) else 0), numbered(w.x, w, W, n, w.K, M)
+            if m == NEAR:
+                in_strips(x, own, rows(y, at, m), added)
+            else:
+                product(FULL, x, own, rows(y, at, m), added=added)
+
+
+@piece
+def in_strips(x: Matrix, W: Matrix, y: Matrix, added: Matrix):
+    """y = x W + added of NEAR rows, one strip of columns after the other, while the tiles to come are fetched.
+
+    A tile stores one or two lines of each of its rows, which the processor does not fetch ahead: they are far apart.
+    """
+    M, wide = y.shape[1], LANES * (BYTES // y.itemsize)
+    for j in range(0, M, wide):
+        count = min(wide, M - j)
+        for i in range(0, NEAR, ROWS):
+            then = i + AHEAD
+            for r in range(ROWS):
+                line = start_of(y, then % NEAR + r) + (j + then // NEAR * wide) * y.itemsize
+                for part in range(0, LANES * BYTES, LINE):
+                    prefetch_line(line + part)
+            product(FULL, rows(x, i, ROWS), columns(W, j, count), columns(rows(y, i, ROWS), j, count),
+                    added=columns(rows(added, i, ROWS if len(added) else 0), j, count))  # fmt: skip
 
 
 @piece

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from ctypes import c_int64
 from math import prod
+from operator import mul
 
 import numpy as np
 
@@ -134,7 +135,7 @@ class Pool:
         blocks = self._free.pop(memory.size, None) or {}
         self._free[memory.size] = blocks
         blocks[id(memory)] = memory
-        while sum(size * len(each) for size, each in list(self._free.items())) > POOLED:
+        while sum(map(mul, self._free, map(len, self._free.values()))) > POOLED:
             first = next(iter(self._free))
             each = self._free.get(first, {})
             each.pop(next(iter(each), None), None)

@@ -13,6 +13,7 @@ runtime/cuda/record.py have the same names.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
@@ -146,24 +147,44 @@ class LaunchSequence:
         self.get, self.held = finder(results, pool[:first]), finder(held, pool[:first], constants)
         self.allocations = [(y.shape, y.dtype) for y in own]
         self._flags = [n for n, y in enumerate(pool) if any(y is one for one in recorder.flags)]
-        self._makers = [(np.zeros if n in self._flags else empty if y.nbytes >= LARGE else np.empty, y.shape, y.dtype)
-                        for n, y in enumerate(own, len(given))]  # fmt: skip
+        self._makers, self._block = self._makers_of(own, {id(y) for y in owners(public, recorder)}, len(given))
         extents = [[*extent(y.shape, y.strides, y.itemsize), y.itemsize] for y in given]
         if len(written) > 1 and is_next_column(given[written[0]], given[written[1]]):
             extents[written.pop(1)][:2] = NOWHERE, NOWHERE  # z is the column behind S, of one array
         self._prepare(np.array(extents, np.int64), np.array(written, np.int64), constants)
 
+    def _makers_of(self, own: list[np.ndarray], public: set[int], first: int) -> tuple[list[Any], int]:
+        """((maker, shape, dtype, place) of each array, bytes of a block): large ones for a backward alone lie in it."""
+        makers, size = [], 0
+        for n, y in enumerate(own, first):
+            make, at = np.zeros if n in self._flags else np.empty, -1
+            if y.nbytes >= LARGE and n not in self._flags:
+                make = empty
+                if id(y) not in public:
+                    at, size = size, up(size + y.nbytes, PAGE)
+            makers.append((make, y.shape, y.dtype, at))
+        return makers, size
+
     def _prepare(self, extents: np.ndarray, parts: np.ndarray, constants: Sequence[np.ndarray]) -> None:
-        """The words that the compiled loop reads."""
-        alone = [one for one in self._launches if one.is_one_task]
-        self._is_alone, self._bytes = len(alone) == len(self._launches), max(one.bytes for one in self._launches)
-        rows = np.array([[one.at, one.bounds[0], one.bounds[-1]] for one in self._launches], np.int64)
+        """The steps of a call: words that the compiled loop reads, of launches that are one task each, or a launch."""
         flags = np.array(self._flags, np.int64)
-        table = np.array([address(rows), len(rows), len(extents), address(extents), address(parts), len(parts),
-                          address(flags), len(flags)], np.int64)  # fmt: skip
-        self._at, self._alive = address(table), (extents, rows, parts, flags, table, list(constants))
+        self._alive = [extents, parts, flags, *constants]
+
+        def table_of(rows: list[list[int]]) -> int:
+            launches = np.array(rows, np.int64)
+            table = np.array([address(launches), len(rows), len(extents), address(extents), address(parts), len(parts),
+                              address(flags), len(flags)], np.int64)  # fmt: skip
+            self._alive += [launches, table]
+            return address(table)
+
+        self._steps: list[Any] = []
+        for is_alone, each in itertools.groupby(self._launches, lambda one: one.is_one_task):
+            found = list(each)
+            rows = [[one.at, one.bounds[0], one.bounds[-1]] for one in found]
+            self._steps += [(table_of(rows), max(one.bytes for one in found))] if is_alone else found
         self._execute, self._check = loops()
-        self.nbytes = sum(y.nbytes for y in (extents, rows, parts, table, *constants))  # of the host
+        self._checked = table_of([]) if type(self._steps[0]) is Launch else 0
+        self.nbytes = sum(y.nbytes for y in self._alive)  # of the host
         self.nbytes += sum(one.nbytes for one in self._launches)
 
     def __call__(self, given: list[np.ndarray], state: Any = None, pointers: None = None) -> Any:
@@ -173,26 +194,33 @@ class LaunchSequence:
 
     def run(self, given: list[np.ndarray], pointers: None = None) -> list[np.ndarray] | None:
         """The given arrays and those of `allocations`, filled; None if the call must be computed in full."""
-        if destinations.arrays is None:
-            arrays = given + [make(shape, dtype) for make, shape, dtype in self._makers]
-        else:
-            arrays = given + [(np.zeros if make is np.zeros else empty)(*how) for make, *how in self._makers]
+        is_plain, block = destinations.arrays is None, working((self._block,), BYTE) if self._block else None
+        arrays = [*given]
+        for make, *how, at in self._makers:
+            if at >= 0:
+                arrays.append(np.ndarray(*how, block, at))
+            else:
+                arrays.append((make if is_plain or make is np.zeros else empty)(*how))
         if self._buffer:
             size = self._buffer
             arrays.append(np.empty(size, BYTE) if size < LARGE else working((size,), BYTE))
         row, count = handles(arrays), len(arrays)
         at = place(row)
-        if self._is_alone:
-            _held, base = scratch(self._bytes)
-            self._execute(self._at, at, base, count)
-            return None if row[count] else arrays
-        self._check(self._at, at, count)
-        if row[count]:
-            return None
-        for launch in self._launches:
-            launch.execute(at)
-            if any(arrays[n][0] for n in self._flags):
+        if self._checked:
+            self._check(self._checked, at, count)
+            if row[count]:
                 return None
+        for step in self._steps:
+            if type(step) is Launch:
+                step.execute(at)
+                if any(arrays[n][0] for n in self._flags):
+                    return None
+            else:
+                table, size = step
+                _held, base = scratch(size)
+                self._execute(table, at, base, count)
+                if row[count]:
+                    return None
         return arrays
 
 
