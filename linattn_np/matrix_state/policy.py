@@ -58,7 +58,7 @@ LONGEST_DIRECT = 4096  # tokens that see each other without features: 36 pairs o
 
 CPU_COLUMNS = 32  # value columns: a state is shared out in multiples of it where there are fewer heads than threads
 STEP_COLUMNS = 128  # the same of the recurrent form
-LEVEL_TOKENS = 64  # of a sequence whose levels are updated token by token: far levels begin behind it
+LEVEL_TOKENS = 4096  # of a sequence whose levels are updated token by token: memory grows with them
 STEP_TOKENS = 32  # tokens of the recurrent form whose vectors are in memory at once
 DECAY_BLOCK = 16  # tokens of a sub-block of a vector decay: pairs inside, a product with those before
 GATE_FLOOR = -1.0e4  # a log decay below it means the same as -inf, and sums of it stay finite

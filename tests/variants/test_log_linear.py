@@ -86,3 +86,19 @@ def test_decoding_is_the_whole_call(fn):
         now = {n: y[:, t] for n, y in x.items()}
         y, state = la.step(fn, **now, state=state, overwrite_state=state is not None, return_state=True)
         assert relative_error(y, out[:, t]) < 1e-13
+
+
+@every_variant
+@pytest.mark.parametrize("T", [15, 256, 300])
+def test_the_loops_and_the_sums_of_calls_have_the_same_gradients(fn, T):
+    """Of a sequence that begins at position 37, with more queries than states, and of its states."""
+    first = fn(**drawn(fn, 37, Hq=4, H=2, Hk=2), return_state=True).state
+    x = drawn(fn, T, Hq=4, H=2, Hk=2) | {"state": first, "return_state": True}
+    (loops, pull), (sums, pull_sums) = la.vjp(fn, **x), la.vjp(fn, **x, chunk_size=32)
+    assert relative_error(loops.out, sums.out) < 1e-13
+    rng = np.random.default_rng(1)
+    dout, dS = rng.standard_normal(loops.out.shape), rng.standard_normal(loops.state.S.shape)
+    d, expected = (p(dout, loops.state._replace(S=dS)) for p in (pull, pull_sums))
+    for name, y in d._asdict().items():
+        y, other = (y.S, expected.state.S) if name == "state" else (y, getattr(expected, name))
+        assert relative_error(y, other) < 1e-12, name

@@ -18,7 +18,7 @@ from ...runtime.pieces.vectors import lane
 from ..types import LevelState, Plan
 from . import levels, levels_vjp
 from .forward import in_place, is_direct, shares_of
-from .levels import LEVELS, TRACE
+from .levels import LEVELS, RUN, TRACE
 from .tasks import Table
 
 NUMBERS = [n for n, name in enumerate(levels.ARRAYS) if name not in ("position", "flag", "end_position")]
@@ -92,7 +92,9 @@ class LevelCall:
         delta, level_rows = self.x.beta is not None, self.levels * self.K
         sizes = {"c": c, "c_queries": c * max(queries, 1), "K_lanes": up(self.K, W), "width_lanes": NARROW * W,
                  "level_lanes": up(self.levels, W), "level_rows": level_rows, "trace_rows": min(c, TRACE) * level_rows,
-                 "mark_rows": (c - 1) // TRACE * level_rows, "N": N, "four": 4}  # fmt: skip
+                 "mark_rows": (min(c, RUN) - 1) // TRACE * level_rows, "start_rows": (c - 1) // RUN * level_rows,
+                 "read_rows": (min(c, TRACE) if "adjoint" in words else 1) * self.levels, "levels": self.levels,
+                 "gradient_rows": (self.levels + 1) * (self.K + 1), "N": N, "four": 4}  # fmt: skip
         values = {"H": self.H, "K": self.K, "V": self.V, "levels": self.levels, "queries": queries,
                   "scale": self.plan.scale, "sequences": self.sequences, "delta": int(delta),
                   "given": int(self.state is not None), "positioned": int(self.state is not None)} | more  # fmt: skip

@@ -26,7 +26,7 @@ from ...runtime.pieces.views import address_of, columns, row, rows, tokens_of, w
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 
-TRACE = 16  # tokens whose states a backward holds at once
+TRACE, RUN = 4, 64  # tokens whose states a backward stores at once; tokens from one stored state to the next
 SEQUENCE = ("BATCH", "STATE", "FIRST", "STOP")  # batch row, state, first token, last + 1
 WHOLES = ("HEAD", "H", "levels", "queries", "K", "V", "column", "width", "given", "delta", "is_direct", "in_place",
           "has_end", "has_dend", "reads", "positioned")  # fmt: skip
@@ -39,12 +39,14 @@ LEVELS = Workspace("levels", (*SEQUENCE, *WHOLES), ("scale",), ARRAYS, {
     "": {
         "keys": F("c", "K_lanes"), "query": F("c_queries", "K_lanes"), "values": F("c", "width_lanes"),
         "fade": F("c"), "betas": F("c"), "weights": F("c", "level_lanes"), "outs": F("c_queries", "width_lanes"),
-        "work": F("level_rows", "width_lanes"), "written": F("width_lanes"), "predicted": F("width_lanes"),
-        "erased": F("width_lanes"), "seen": F("width_lanes"), "factors": F("c"),
+        "work": F("level_rows", "width_lanes"), "written": F("width_lanes"),
+        "predictions": F("read_rows", "width_lanes"), "erased": F("width_lanes"),
+        "seen": F("width_lanes"), "factors": F("c"),
     },
     "adjoint": {
-        "grads": F("level_rows", "width_lanes"), "trace": F("trace_rows", "width_lanes"),
-        "marks": F("mark_rows", "width_lanes"), "read": F("width_lanes"), "into": F("width_lanes"),
+        "grads": F("gradient_rows", "width_lanes"), "trace": F("trace_rows", "width_lanes"),
+        "marks": F("mark_rows", "width_lanes"), "starts": F("start_rows", "width_lanes"),
+        "dwrites": F("levels", "width_lanes"), "read": F("width_lanes"), "into": F("width_lanes"),
         "dquery": F("c_queries", "K_lanes"), "dkeys": F("c", "K_lanes"), "dvalues": F("c", "width_lanes"),
         "dfade": F("c"), "dbetas": F("c"), "dweights": F("c", "level_lanes"),
     },
@@ -139,8 +141,8 @@ def add_weighted(a: Number, x: Vector, b: Number, y: Vector, out: Vector):
 
 
 @piece
-def token(w: Work, i: Whole, position: Whole, S: Matrix, to: Matrix, answers: Truth):
-    """Token i from the levels S to the levels `to`; answers: and its outputs."""
+def token(w: Work, i: Whole, position: Whole, S: Matrix, to: Matrix, answers: Truth, predictions: Matrix):
+    """Token i from the levels S to the levels `to`; answers: and its outputs. predictions: k S of each level."""
     into, k, decay, beta, weights = merged_level(position), row(w.keys, i), w.fade[i], w.betas[i], row(w.weights, i)
     queries, merged = w.queries if answers else 0, rows(to, (into - 1) * w.K, w.K)
     times(beta, row(w.values, i), None, w.written)
@@ -153,8 +155,8 @@ def token(w: Work, i: Whole, position: Whole, S: Matrix, to: Matrix, answers: Tr
         if has(position, level):
             own = rows(S, (level - 1) * w.K, w.K)
             if w.delta:
-                read_level(own, k, w.predicted)
-                times(-(beta * decay), w.predicted, None, w.erased)
+                read_level(own, k, row(predictions, level))
+                times(-(beta * decay), row(predictions, level), None, w.erased)
             for j in range(queries):
                 q = row(w.query, j * w.c + i)
                 read_level(own, q, w.seen)
@@ -234,7 +236,7 @@ def forward_block(w: Work, position: Whole):
     if w.c:
         load(w.v, (w.BATCH, w.HEAD, w.FIRST), own, w.values)
     for i in range(w.c):
-        token(w, i, position + i, begin if i == 0 else end, end, True)
+        token(w, i, position + i, begin if i == 0 else end, end, True, w.predictions)
     for j in range(w.queries if w.c else 0):
         out = columns(rows(w.outs, j * w.c, w.c), 0, w.width)
         save(out, w.out, (w.BATCH, w.HEAD * w.queries + j, w.FIRST), own, w.factors)

@@ -4,9 +4,9 @@
     out_t   = scale sum over l of lam_t[l] q_t S_t^(l)
 
 With A_ij = scale q_i M_i ... M_{j+1} k_j, the influence without weights, out_i = sum over j <= i of
-A_ij lam_i[level(i, j)] v_j. Levels are those of the positions of tokens (blocks.py). Short spans go token by token, on
-NumPy arrays in compiled loops (loops.py, cpu/levels.py), else by calls of the core (steps.py). Others are four sums,
-each of which calls the core:
+A_ij lam_i[level(i, j)] v_j. Levels are those of the positions of tokens (blocks.py). Spans of
+NumPy arrays go token by token in compiled loops (loops.py, cpu/levels.py), short ones of other arrays by calls of the
+core (steps.py). Longer ones are four sums, each of which calls the core:
 
     near   levels 0 .. c, inside of aligned chunks of 2^c positions
     far    each level l > c, by blocks of 2^l positions
