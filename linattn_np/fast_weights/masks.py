@@ -74,6 +74,7 @@ def _recurrence(xp: Namespace, rates: Rates, unit: Array, B: int) -> tuple[Array
 def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, residuals: Any, d: Array) -> Rates:
     """Gradients of alpha, mu, gain and beta from those of the rows."""
     alpha, mu, gain, beta, B = rates.alpha, rates.mu, rates.gain, rates.beta, len(names_of(rates))
+    given = {"alpha": alpha, "mu": mu, "beta": beta}
     n, before = d.shape[-1] - B, f.read == "before"
     read, points, dgain = d[..., :n, :], d[..., -n:, :] if is_exact(f, rates) else None, None
     if gain is not None:
@@ -82,6 +83,16 @@ def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, residuals: Any, d:
         read = gain * read
     if residuals is None:
         return Rates((), gain=dgain)
+    if (
+        n
+        and d.size
+        and residuals[0].shape[:-2] == d.shape[:-2]
+        and numpy_kernels(xp, *given.values(), read, d) is not None
+    ):
+        from .cpu.recurrence import recurrence_vjp
+
+        flags = {"before": before, "decayed": f.decayed, "exact": points is not None}
+        return Rates((), gain=dgain, **recurrence_vjp(given, residuals, read, d, flags))
     (W, S), dw, found = (
         residuals,
         d[..., n : n + 1, :],
@@ -105,6 +116,5 @@ def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, residuals: Any, d:
             dalpha = dalpha + dot(point, w) if f.decayed else dalpha
             dw = dw + (alpha[..., at, :] * point if f.decayed and alpha is not None else point)
         found["alpha"].append(dalpha)
-    given = {"alpha": alpha, "mu": mu, "beta": beta}
     each = {name: xp.concat(y[::-1], axis=-2) for name, y in found.items() if given[name] is not None}
     return Rates((), gain=dgain, **each)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, shared_heads, sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, dtype_name, shared_heads, sum_of_groups
 from .types import FastPlan, Inputs, State, Tokens, Tree, each_of, plus
 
 
@@ -28,12 +28,13 @@ class Call:
     def __init__(self, plan: FastPlan, x: Inputs, state: Any) -> None:
         self.plan, self.x, self.xp, self.lead = plan, x, plan.xp, x.v.shape[:-3]
         self.is_ragged = not plan.sequences or plan.sequences[0].row is not None
-        self.tokens = each_of(self._entered, Tokens(x.q, x.k, x.v, x.rates))
+        self.tokens = Tokens(x.q, x.k, x.v, x.rates).each(self._entered)
         wide = [self._matrix(cast(plan.xp, w, plan.dtype)) for w in (*x.weights, *x.slow)]
         self.weights, self.slow = tuple(wide[: len(x.weights)]), tuple(wide[len(x.weights) :])
         self.state = None if state is None else [self._flat(S) for S in state]
         self.parts = self._parts(state)
         self.order = [row for part in self.parts for row in part.rows]
+        self._initial: dict[int, Tree] = {}
 
     def _parts(self, state: Any) -> list[Part]:
         batch = len(self.plan.sequences) if self.is_ragged else prod(self.lead)
@@ -93,13 +94,15 @@ class Call:
 
     def initial(self, part: Part) -> Tree:
         """The initial arrays, for each row."""
-        return tuple(self.xp.broadcast_to(w, (len(part.rows), *w.shape)) for w in self.weights)
+        if (rows := len(part.rows)) not in self._initial:
+            self._initial[rows] = tuple(self.xp.broadcast_to(w, (rows, *w.shape)) for w in self.weights)
+        return self._initial[rows]
 
     def _flat(self, S: Array) -> Array:
         """A part of a state with one axis of rows; floats in the compute dtype."""
         lead = len(self.lead)
         S = S if self.is_ragged else self.xp.reshape(S, (prod(S.shape[:lead]), *S.shape[lead:]))
-        return S if "int" in str(S.dtype) else cast(self.xp, S, self.plan.dtype)
+        return S if "int" in dtype_name(S) else cast(self.xp, S, self.plan.dtype)
 
     def state_of(self, part: Part, state: Any, initial: Tree) -> State:
         """The State of a part: initial + W - W_0. state: flat arrays, None for zeros."""

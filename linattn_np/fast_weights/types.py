@@ -106,7 +106,9 @@ class Tokens(NamedTuple):
 
     def each(self, f: Callable[[Any], Any]) -> Tokens:
         """f of every array that is there."""
-        return each_of(f, self)
+        q, k, v, (eta, *more) = self
+        rates = Rates(tuple(map(f, eta)), *(None if y is None else f(y) for y in more))
+        return Tokens(None if q is None else f(q), None if k is None else f(k), None if v is None else f(v), rates)
 
     def cut(self, a: int, b: int) -> Tokens:
         """Tokens a to b."""
@@ -114,7 +116,7 @@ class Tokens(NamedTuple):
 
 
 def each_of(f: Callable[..., Any], *tokens: Tokens) -> Tokens:
-    """f of every array that is there, of one Tokens or of several in step."""
+    """f of every array that is there, of several Tokens in step."""
 
     def own(*x: Any) -> Any:
         return None if x[0] is None else f(*x)

@@ -5,20 +5,21 @@ The coefficients of all tiles are array calls (masks.py); all else is in the ker
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...runtime import threads
+from ...runtime.arrays import name_of
 from ...runtime.held import cached
 from ...runtime.pieces.memory import working
 from ...runtime.pieces.run import conversions, launch_of, stored_array
 from ...runtime.pieces.workspace import ARRAY, SHARED, Layout
 from ..masks import coefficients, coefficients_vjp, names_of
 from ..types import Learner, Rates, State, Tokens, Tree, filled, is_exact
-from . import muon
+from . import muon, recurrence
 from .backward import backward as backward_kernel
 from .forward import forward as forward_kernel
 from .workspace import ARRAYS, LEARNER, TASK, TILE
@@ -32,24 +33,63 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
     return {
         "linear learners": ((forward_kernel,), ""),
         "linear learners, gradients": ((backward_kernel,), "adjoint"),
+        "rates of learners": ((recurrence.forward, recurrence.backward), ""),
         "Newton-Schulz iterations": ((muon.forward,), "fresh"),
         "Newton-Schulz iterations, gradients": ((muon.backward,), "adjoint fresh"),
     }
 
 
-def tiles(f: Learner, rates: Rates, n: int, T: int) -> list[tuple[int, int, int]]:
-    """(first token, tokens, whether the mini-batch ends) of the tiles of T tokens after n."""
-    most = min(f.tile or MOST, MOST)
-    if is_exact(f, rates):
+def tiles(most: int, is_exact: bool, mini_batch: int, done: int, T: int) -> list[tuple[int, int, int]]:
+    """(first token, tokens, whether the mini-batch ends) of the tiles of T tokens; done: those of its mini-batch."""
+    if is_exact:
         return [(t, min(most, T - t), 1) for t in range(0, T, most)]
-    each = -(-f.mini_batch // -(-f.mini_batch // most))
+    each = -(-mini_batch // -(-mini_batch // most))
     found, t = [], 0
     while t < T:
-        done = (n + t) % f.mini_batch
-        stop = min(T - t, f.mini_batch - done, each - done % each)
-        found.append((t, stop, int(done + stop == f.mini_batch)))
-        t += stop
+        stop = min(T - t, mini_batch - done, each - done % each)
+        found.append((t, stop, int(done + stop == mini_batch)))
+        t, done = t + stop, (done + stop) % mini_batch
     return found
+
+
+class Equal(NamedTuple):
+    """Tiles of as many tokens."""
+
+    n: int
+    at: np.ndarray  # (tiles, 1): which tiles
+    tokens: np.ndarray  # (tiles, n): their tokens
+
+
+class Tiling(NamedTuple):
+    """The tiles of a sequence. equal: by their numbers of tokens."""
+
+    tiles: list[tuple[int, int, int]]
+    spans: np.ndarray
+    equal: list[Equal]
+
+
+@cached
+def tiling(*kind: int) -> Tiling:
+    """The Tiling of `tiles(*kind)`."""
+    found = tiles(*kind)
+    spans, equal = np.array(found, np.int64), []
+    for n in dict.fromkeys(n for _, n, _ in found):
+        at = np.flatnonzero(spans[:, 1] == n)[:, None]
+        equal.append(Equal(n, at, spans[at, 0] + np.arange(n)))
+    return Tiling(found, spans, equal)
+
+
+@cached
+def tasks_of(N: int, H: int) -> np.ndarray:
+    """(row, head, state) of each head."""
+    return np.array([(b, h, b * H + h) for b in range(N) for h in range(H)], np.int64).reshape(-1, 3)
+
+
+@cached
+def places_of(rows: int, n: int, size: int, exact: int) -> np.ndarray:
+    """Where the rows of coefficients of n tokens are among those of a tile of `size` tokens."""
+    ends = rows - n - exact * n
+    return np.concatenate([np.arange(n), size + np.arange(ends), size + 2 + np.arange(exact * n)])
 
 
 class Marks(NamedTuple):
@@ -115,44 +155,38 @@ class Call:
         M = initial[0].shape[-1] if self.hidden else self.K
         self.layers = [Layer("1", self.K + self.biased, M)] if self.hidden else []
         self.layers = [Layer("", M + self.biased, self.V), *self.layers]
-        self.B, self.tiles = len(self.names), tiles(f, x.rates, seen, self.T)
+        self.B, self.exact = len(self.names), is_exact(f, x.rates)
+        most = min(f.tile or MOST, MOST)
+        self.tiles, self.spans, self.equal = tiling(most, self.exact, f.mini_batch, seen % f.mini_batch, self.T)
         self.size = max((n for _, n, _ in self.tiles), default=1)
         self.places = self.N * self.H * len(self.tiles)
-        self.exact = is_exact(f, x.rates)
         self.block = self.size + 2 + self.exact * self.size  # rows of a tile: queries, W and S at its end, gradients
         shape = self.N, self.H, len(self.tiles), self.block
         self.masks, self.c = np.zeros((*shape, self.size), self.dtype), np.zeros((*shape, self.B), self.dtype)
         self.residuals: dict[int, Any] = {}
-        for n, at, own in self._by_size():
+        for n, at, tokens in self.equal:
+            own = self._rates(tokens)
             c, residuals = coefficients(np, f, own, n, x.k)
-            self.residuals[n] = c, residuals
-            at, to = np.array(at)[:, None], self._places(c, n)
+            self.residuals[n], to = (c, residuals), self._places(c, n)
             self.masks[:, :, at, to, :n] = -own.eta[0].swapaxes(-1, -2) * c[..., self.B :]
             self.c[:, :, at, to] = c[..., : self.B]
 
     def _places(self, c: np.ndarray, n: int) -> np.ndarray:
         """The rows of coefficients of n tokens among those of a tile."""
-        ends = c.shape[-2] - n - self.exact * n
-        rows = [np.arange(n), self.size + np.arange(ends), self.size + 2 + np.arange(self.exact * n)]
-        return np.concatenate(rows)
+        return places_of(c.shape[-2], n, self.size, int(self.exact))
 
-    def _by_size(self) -> Iterator[tuple[int, list[int], Rates]]:
-        """(n, tiles of n tokens, their rates (N, H, tiles, n, 1))."""
-        for n in dict.fromkeys(n for _, n, _ in self.tiles):
-            at = [i for i, tile in enumerate(self.tiles) if tile[1] == n]
-            tokens = np.array([self.tiles[i][0] for i in at])[:, None] + np.arange(n)
-            own = Tokens(None, None, None, self.x.rates).each(lambda y, tokens=tokens: y[:, :, tokens])
-            yield n, at, own.rates
+    def _rates(self, tokens: np.ndarray) -> Rates:
+        """The rates of the tokens of some tiles, (N, H, tiles, n, 1)."""
+        return Tokens(None, None, None, self.x.rates).each(lambda y: y[:, :, tokens]).rates
 
     def rates_vjp(self, dmasks: np.ndarray, dc: np.ndarray, dgains: np.ndarray) -> Rates:
         """Gradients of the rates."""
         rates, shape = self.x.rates, (self.N, self.H, self.T, 1)
         found = [None if y is None else np.zeros(shape, self.dtype) for y in (rates.eta[0], *rates[1:])]
-        for n, at, own in self._by_size():
-            c, residuals = self.residuals[n]
-            places = np.array(at)[:, None], self._places(c, n)
+        for n, at, tokens in self.equal:
+            own, (c, residuals) = self._rates(tokens), self.residuals[n]
+            places = at, self._places(c, n)
             dm, own_dc = dmasks[:, :, *places, :n], dc[:, :, *places]
-            tokens = np.array([self.tiles[i][0] for i in at])[:, None] + np.arange(n)
             each = [-np.sum(dm * c[..., self.B :], axis=-2)[..., None]]
             d = np.concatenate([own_dc, -dm * own.eta[0].swapaxes(-1, -2)], axis=-1)
             each += coefficients_vjp(np, self.f, own, residuals, d)[1:]
@@ -215,7 +249,7 @@ class Call:
         for name, each in (("first", first), ("last", last), ("marks", marks)):
             values |= {f"{name}_{n}{layer.name}": y for n, trees in zip("WSA", each or (), strict=False)
                        for y, layer in zip(trees or (), self.layers, strict=False)}  # fmt: skip
-        heads = [(b, h, b * self.H + h) for b in range(self.N) for h in range(self.H)]
+        heads, dtype = tasks_of(self.N, self.H), name_of(self.dtype)
         gain = x.rates.gain
         if gain is not None:
             lasts = [start + n - 1 for start, n, _ in self.tiles]
@@ -223,7 +257,7 @@ class Call:
         if self.slow:
             values |= {n: np.ascontiguousarray(y.reshape(self.H, self.V))
                        for n, y in zip(("weights", "shifts"), self.slow, strict=True)}  # fmt: skip
-        values |= {"tasks": np.array(heads, np.int64), "spans": np.array(self.tiles, np.int64),
+        values |= {"tasks": heads, "spans": self.spans,
                    "masks": self.masks.reshape(-1, self.size), "c": self.c.reshape(-1, self.B)}  # fmt: skip
         values |= {n: y.reshape(-1, y.shape[-1]) if y.ndim > 1 else y for n, y in more.items()}
         numbers = np.zeros((len(ARRAYS), ARRAY), np.int64)
@@ -247,9 +281,9 @@ class Call:
         share = 1 if operations < FEW_OPERATIONS else threads.num_threads()
         bounds, each = ([*range(len(heads) + 1)], 1) if share > 1 else ([0, len(heads)], len(heads))
         named = frozenset(words.split()) | frozenset(("hidden",) if self.hidden else ())
-        launch = launch_of(kernel, LEARNER, self.dtype.name, layout(self.dtype.name, tuple(sizes.items()), named),
+        launch = launch_of(kernel, LEARNER, dtype, layout(dtype, tuple(sizes.items()), named),
                            values | {n: int(y) for n, y in flags.items()} | {"eps": self.f.eps},
-                           conversions(numbers, self.dtype.name) | named, bounds, each)  # fmt: skip
+                           conversions(numbers, dtype) | named, bounds, each)  # fmt: skip
         launch.with_arrays(LEARNER, numbers, (values, arrays, x)).run()
         return Marks(found.W, found.S if has_momentum else None, found.A)
 
