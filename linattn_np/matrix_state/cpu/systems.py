@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ops.cpu.products import FULL, LEFT_LOWER, OUT_LOWER, product
+from ...ops.cpu.products import LEFT_LOWER, OUT_LOWER, product
 from ...ops.cpu.rows import add_hadamard, add_weighted_rows, clear, scaled
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, piece
 from ...runtime.pieces.registers import WIDE, fma, registers, store
 from ...runtime.pieces.tiles import copy_row, dot
 from ...runtime.pieces.vectors import BYTES
-from ...runtime.pieces.views import as_row, columns, row, rows, tokens_of
+from ...runtime.pieces.views import as_row, columns, row, tokens_of
 from .chunk import load_queries, read_state
 from .decay import weigh
 from .passes import block_pass
@@ -133,6 +133,9 @@ def solve_rows(w: Work, j: Whole):
     save(w.found, w.out, (w.BATCH, j, w.t), (0, w.K))
 
 
+none, load_vector = registers(1)  # a product is rounded before it is added: equal rows leave 0
+
+
 @piece(of="exact")
 def factor(w: Work):
     """L U = Z + diag(ridge) with its rows in the order of `pivots`: upper = U and more below it, lower = 1 - L."""
@@ -150,12 +153,13 @@ def factor(w: Work):
             exchange(row(A, j), row(A, at))
             exchange(row(L, j), row(L, at))
             w.pivots[j], w.pivots[at] = w.pivots[at], w.pivots[j]
+        first = (j + 1) // w.lane * w.lane
+        n, pivot = w.K_lanes - first, row(columns(A, first, w.K_lanes - first), j)
         for i in range(j + 1, K):
-            L[i, j] = -A[i, j] / A[j, j]
-        first, below = (j + 1) // w.lane * w.lane, K - j - 1
-        rest = columns(rows(A, j + 1, below), first, w.K_lanes - first)
-        pivot = columns(rows(A, j, 1), first, w.K_lanes - first)
-        product(FULL, columns(rows(L, j + 1, below), j, 1), pivot, rest, None, rest)
+            f, rest = -A[i, j] / A[j, j], row(columns(A, first, n), i)
+            for d in range(0, n, BYTES // A.itemsize):
+                store(load_vector(rest, d) + fma(f, load_vector(pivot, d), none(A)), rest, d)
+            L[i, j] = f
 
 
 @piece(of="exact")
