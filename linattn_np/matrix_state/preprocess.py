@@ -12,6 +12,8 @@ with gradients in reverse order. module: the backend's, which may have its own u
     micro_steps   tokens of n steps; the first decays, the last reads
     pools         initial states are gathered from a pool, zeros for sequences that begin without one
     rotation      one token: the initial state is rotated by -theta, its gradient by theta
+    own_writes    out_t = scale (e^{g_t} q_t S_{t-1} + own_t (q_t k_t^T) v_t), and weight_t v_t is written
+    rotations     queries and keys are rotated by the angles of their tokens
     all_pairs     queries that are not causal are multiplied by the keys first, where that is less work
     late_queries  all queries read the final state
     first_position  states at position 0, or at none: the initial ones
@@ -27,14 +29,14 @@ from typing import Any, NamedTuple
 from ..core import StatesAt
 from ..ops import gate_formula
 from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
-from ..ops.rotary import rotate_rows, rotation, rows_angle_vjp
+from ..ops.rotary import rotate, rotate_rows, rotate_vjp, rotation, rows_angle_vjp
 from ..ops.rows import interleaved
 from ..ops.sums import added
-from ..runtime.arrays import Array, cast, device, is_cupy, over_tokens
+from ..runtime.arrays import Array, cast, device, is_cupy, over_tokens, shared_heads, sum_of_groups
 from ..runtime.pools import take_rows
 from . import policy
 from .array import pairs
-from .types import Decay, Erase, EraseKey, Inputs, Plan, Saved, both
+from .types import Decay, Erase, EraseKey, Inputs, Plan, ReadState, Saved, both
 
 Rows = tuple[Array | None, ...]  # queries, keys
 Run = Callable[..., Any]
@@ -236,6 +238,70 @@ def _rotation_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None
     return d._replace(theta=over_tokens(xp, dangle)), rotate_rows(xp, dstate0, cos_sin)
 
 
+# queries and keys that are rotated by angles of tokens
+
+
+def _rotations(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
+    q, k = (None if y is None else rotate(plan.xp, _of_heads(x, plan, y), _rotation_of(x, plan), plan.dtype)
+            for y in (x.q, x.k))  # fmt: skip
+    return x._replace(q=q, k=k, angle=None), plan
+
+
+def _rotations_vjp(module: Any, x: Inputs, plan: Plan, d: Inputs) -> Inputs:
+    """From y = rotate(x): dx is dy rotated back, and each pair's angle gets y_even dy_odd - y_odd dy_even."""
+    cos_sin, grads, dangle = _rotation_of(x, plan), {}, None
+    for name, y in (("q", x.q), ("k", x.k)):
+        if y is not None and (dy := getattr(d, name)) is not None:
+            rotated = rotate(plan.xp, _of_heads(x, plan, y), cos_sin, plan.dtype)
+            dx, more = rotate_vjp(plan.xp, rotated, cos_sin, cast(plan.xp, dy, plan.dtype))
+            grads[name] = sum_of_groups(plan.xp, dx, y.shape[-2])
+            dangle = more if dangle is None else dangle + more
+    return d._replace(**grads, angle=dangle)
+
+
+def _rotation_of(x: Inputs, plan: Plan) -> Array:
+    one = plan.xp.ones((1,), dtype=x.angle.dtype, device=device(x.angle))
+    return rotation(plan.xp, x.angle, one, plan.dtype)
+
+
+def _of_heads(x: Inputs, plan: Plan, y: Array) -> Array:
+    """Rows that groups of heads share, of every head."""
+    return shared_heads(plan.xp, cast(plan.xp, y, plan.dtype), x.v.shape[-2])
+
+
+# a token's own write, which its query reads with another weight
+
+
+def _own_writes(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | None) -> tuple[Any, Any, Any]:
+    """Keys are weighed, not values: a weight may come from a later token, and a NaN of keys does not go back."""
+    v, reads = cast(plan.xp, x.v, plan.dtype), plan._replace(query_reads=ReadState.PREVIOUS)
+    q, k = (None if y is None else _of_heads(x, plan, y) for y in (x.q, x.k))
+    inner = x._replace(q=None if q is None else plan.xp.exp(x.g) * q, k=x.weight * k, v=v, weight=None, own=None)
+    out, end, rest = run(inner, reads, state)
+    if q is not None:
+        out = out + plan.scale * x.own * plan.xp.sum(q * k, axis=-1, keepdims=True) * v
+        out = cast(plan.xp, out, x.v.dtype)
+    return out, end, (x, plan, rest)
+
+
+def _own_writes_vjp(run: Run, saved: Any, dout: Array | None, dstate: Any) -> tuple[Inputs, Any]:
+    """With s = scale q_t k_t^T and t = dout_t . v_t: dv += own s dout, down = s t, dq and dk += scale own t k and q."""
+    x, plan, rest = saved
+    d, dstate0 = run(rest, dout, dstate)
+    xp, v, k = plan.xp, cast(plan.xp, x.v, plan.dtype), _of_heads(x, plan, x.k)
+    dweight, dk = xp.sum(d.k * k, axis=-1, keepdims=True), x.weight * d.k
+    d = d._replace(weight=dweight, own=xp.zeros_like(x.own))
+    if x.q is None or dout is None:
+        return d._replace(k=sum_of_groups(xp, dk, x.k.shape[-2])), dstate0
+    q, dout, fade = _of_heads(x, plan, x.q), cast(xp, dout, plan.dtype), xp.exp(x.g)
+    along, read = plan.scale * xp.sum(q * k, axis=-1, keepdims=True), xp.sum(dout * v, axis=-1, keepdims=True)
+    share = plan.scale * x.own * read
+    dg = d.g + xp.sum(fade * q * d.q, axis=-1, keepdims=True)
+    dq = sum_of_groups(xp, fade * d.q + share * k, x.q.shape[-2])
+    dk = sum_of_groups(xp, dk + share * q, x.k.shape[-2])
+    return d._replace(q=dq, k=dk, v=d.v + x.own * along * dout, g=dg, own=along * read), dstate0
+
+
 # queries that read the final state
 
 
@@ -391,6 +457,8 @@ PREPROCESSING: dict[str, Step] = {  # in this order; core.py says when a call ne
     "micro_steps": (_micro_steps, _micro_steps_vjp),
     "pools": (_pools, _pools_vjp),
     "rotation": (_rotation, _rotation_vjp),
+    "own_writes": (_own_writes, _own_writes_vjp),
+    "rotations": of_inputs(_rotations, _rotations_vjp),
     "all_pairs": (pairs.forward, pairs.backward),
     "late_queries": (_late_queries, _late_queries_vjp),
     "first_position": (_first_position, _first_position_vjp),

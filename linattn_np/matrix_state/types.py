@@ -159,6 +159,9 @@ class Inputs(NamedTuple):
     A_log: Array = None  # (H,)  g is a raw projection, before its formula (ops/gate_formula.py)
     bias: Array = None  # (H, 1 or K)  added to the raw g
     theta: Array = None  # (P,)  the key channels (2 p, 2 p + 1) of the state rotate by -theta_p before each token
+    angle: Array = None  # (..., T, H, P)  channels (2 p, 2 p + 1) of q and k are rotated by this first
+    weight: Array = None  # (..., T, H, 1)  erase NONE: factor of what a token writes, for all later tokens
+    own: Array = None  # (..., T, H, 1)  the same for its own query; given with weight
 
     @property
     def of_tokens(self) -> tuple[Array, ...]:
@@ -167,7 +170,8 @@ class Inputs(NamedTuple):
 
     def mapped(self, f: Callable[[Array], Array], u: Array | None) -> Inputs:
         """f of every array of tokens that is given, with another u and log decays that are computed."""
-        return Inputs._make([*(None if y is None else f(y) for y in self.of_tokens), u, None, None, None])
+        rest = [None] * len(self[10:])
+        return Inputs._make([*(None if y is None else f(y) for y in self.of_tokens), u, *rest])
 
     @property
     def decay(self) -> Decay:

@@ -32,13 +32,14 @@ from ...ops.cpu.rows import (
     scale_rows,
     scaled,
 )
-from ...ops.cpu.storage import load, save_column, stream
+from ...ops.cpu.storage import load, save, save_column, stream
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.views import as_row, row, transposed
 from .averages import averages_vjp, read_z_vjp
 from .chunk import bonus, bonus_vjp, load_queries, reach, solve_system
 from .decay import block_gram, block_gram_vjp, gate_vjp, gram, gram_vjp
 from .maps import features_vjp
+from .raw import add_own_vjp, angles_vjp, begin_weights_vjp, rotate_rows, take_own_vjp, weights_vjp
 from .workspace import EARLY, STRICT, Work
 
 
@@ -46,6 +47,10 @@ from .workspace import EARLY, STRICT, Work
 def chunk_vjp(w: Work):
     """Gradients of the chunk's inputs, and dS of the state before it."""
     place = (w.BATCH, w.HEAD, w.t)
+    if w.rotated:
+        clear(w.dangle)
+    if w.weighted:
+        begin_weights_vjp(w)
     write_vjp(w)
     transpose(w.S, w.ST)
     for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
@@ -55,10 +60,19 @@ def chunk_vjp(w: Work):
     elif w.free:
         free_vjp(w)
     else:
+        if w.weighted:
+            weights_vjp(w)
         stream(w.dU, w.out_dv, place, (0, w.V))
     if w.map:
         features_vjp(w, False, w.HEAD)
     else:
+        if w.rotated:
+            angles_vjp(w, w.k, w.dk)
+            save(w.dangle, w.out_dangle, place, (0, w.pairs))
+        if w.weighted:
+            add(w.dk_own, w.dk)
+        if w.rotated:
+            rotate_rows(w, w.dk, True)
         stream(w.dk, w.out_dk, place, (0, w.K))
     gate_vjp(w)
 
@@ -183,6 +197,12 @@ def read_vjp(w: Work, j: Whole):
     if w.map:
         features_vjp(w, True, j)
     else:
+        if w.rotated:
+            angles_vjp(w, w.q, w.dq)
+        if w.weighted:
+            add_own_vjp(w)
+        if w.rotated:
+            rotate_rows(w, w.dq, True)
         stream(w.dq, w.out_dq, place, (0, w.K))
 
 
@@ -198,6 +218,8 @@ def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: 
         if w.free:
             transpose(u, w.UT)
         product(OUT_LOWER, w.dout, w.UT, w.dP)
+        if w.weighted:
+            take_own_vjp(w)
         if w.averaged:
             add_outer(w.weights, w.ones, w.dP)
         if w.bonus:

@@ -62,6 +62,7 @@ def handles(x: Inputs, plan: Plan) -> frozenset[str]:
         found |= {"strengths"}
         found |= {"gates"} if plan.micro_steps == 1 else set()
         found |= {"l2norm"} if plan.erase_key is not EraseKey.PRODUCT else set()
+    found |= {"rotations", "own_writes"} if plain and x.v.size and x.k.size else set()
     return frozenset(found)
 
 
@@ -233,19 +234,21 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
     direct = {n: is_direct(y, plan.dtype) and y.shape[-1] % W == 0 for n, y in (("q", x.q), ("v", x.v))}
     is_so = {
         "decay": x.decay is not Decay.NONE, "scalar": x.decay is Decay.SCALAR, "vector": vector,
-        "erase": delta or free, "delta": delta, "free": free, "U_is_v": not delta,
-        "query_reads": plan.query_reads is ReadState.PREVIOUS,  # queries read S_{t-1}; erase_reads: r does
+        "erase": delta or free, "delta": delta, "free": free, "U_is_v": not delta and x.own is None,
+        # queries read S_{t-1}, in the recurrent form also where a token reads its own write with another weight
+        "query_reads": plan.query_reads is ReadState.PREVIOUS or (x.own is not None and form == "tokens"),
         "erase_reads": free or plan.erase_reads is ReadState.PREVIOUS,
         "separate_erase_key": apart, "r_is_k": not apart, "has_queries": x.q is not None, "bonus": x.u is not None,
         "plain": features is None, "map": features is not None,
         "waves": features is not None and features.kind == "waves",
         "value_decay": x.gv is not None, "channels": vector or x.gv is not None, "averaged": plan.average is not None,
         # they are read where they lie
-        "direct_q": direct["q"] and features is None and not plan.l2norm, "direct_v": direct["v"],
+        "direct_q": direct["q"] and features is None and not plan.l2norm and x.angle is None, "direct_v": direct["v"],
         # a float32 system is solved with what its rounding leaves out of rows with beta > 1
         "compensates": dtype == "float32" and delta and not vector,
         "raw_gate": has_raw_gate(x, plan), "bounded": plan.lower_bound is not None,
         "has_bias": x.bias is not None, "has_rate": x.A_log is not None,
+        "rotated": x.angle is not None, "weighted": x.own is not None,
         "normalised": plan.l2norm, "before_sigmoid": plan.beta_sigmoid > 0,
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])
@@ -254,9 +257,9 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
 
 
 def map_sizes(x: Inputs, plan: Plan) -> tuple[tuple[str, int], ...]:
-    """The sizes that a call's feature map adds, by name."""
+    """The sizes that a call's feature map or its angles add, by name."""
     if plan.features is None:
-        return ()
+        return () if x.angle is None else (("pairs", x.angle.shape[-1]),)
     given, K, W = x.k.shape[-1], key_width(x, plan), lane(plan.dtype)
     tables, skipped = plan.features.tables(given, np.dtype(plan.dtype)), plan.features.skipped(given)
     kinds = {"monomials": MONOMIALS, "exponentials": EXPONENTIALS, "waves": WAVES}

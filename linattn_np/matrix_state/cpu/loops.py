@@ -126,7 +126,8 @@ def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: in
     """Arrays for the gradients by input, with all batch rows, put into the table."""
     dtype, lead, grads = np.dtype(plan.dtype), x.v.shape[:-3], {}
     for name, row in (("q", "out_dq"), ("k", "out_dk"), ("v", "out_dv"), ("g", "out_dg"), ("r", "out_dr"),
-                      ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv")):  # fmt: skip
+                      ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv"),
+                      ("angle", "out_dangle"), ("weight", "out_dweight"), ("own", "out_down")):  # fmt: skip
         y = None if name == "r" and plan.erases_key else getattr(x, name)  # added to dk
         if y is not None:
             make = zeros if name == "q" and not has_queries else empty

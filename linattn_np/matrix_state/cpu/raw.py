@@ -1,18 +1,21 @@
-"""Raw projections as the kernels load them: rows divided by their length, strengths and log decays by a formula.
+"""Rows as the kernels load them: divided by their length, rotated, weighed; strengths and log decays by a formula.
 
     y_t = x_t / sqrt(|x_t|^2 + root^2), 0 of 0        beta_t = strongest / (1 + e^{-b_t})
     g_t = -e^{A_log} softplus(a_t),  or  lower_bound / (1 + e^{-e^{A_log} a_t}),      a_t = raw_t + bias
 
-Backward, kernels compute gates again. loops.py computes rows and strengths ahead of them, and all transposes behind
-them (preprocess.py).
+Backward, kernels compute gates, rotations and weights again, and have the transposes of the last two. loops.py computes
+unit rows and strengths ahead of them, and all other transposes behind them (preprocess.py).
 """
 
 from __future__ import annotations
 
-from ...ops.cpu.numbers import exp, number, softplus
-from ...ops.cpu.rows import clear, normalise_rows
-from ...ops.cpu.storage import load, load_column
-from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
+from ...ops.cpu.numbers import exp, number, sine_cosine, softplus
+from ...ops.cpu.rows import clear, fill, normalise_rows, scale_rows
+from ...ops.cpu.rowwise import rotate_pairs
+from ...ops.cpu.storage import load, load_column, save_column
+from ...ops.cpu.trapezoid import crossed
+from ...runtime.pieces.piece import Matrix, Stored, Truth, Vector, Whole, piece
+from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import columns, row
 from .workspace import Work
 
@@ -23,6 +26,108 @@ def load_rows(w: Work, x: Stored, head: Whole, out: Matrix):
     load(x, (w.BATCH, head, w.t), (0, w.K), out)
     if w.normalised:
         normalise_rows(columns(out, 0, w.K), w.root)
+
+
+# rotations: q_t <- q_t R(angle_t), k_t <- k_t R(angle_t)
+
+
+@piece(of="rotated")
+def load_rotations(w: Work):
+    """Cosines and sines of the angles of the tokens from t on."""
+    load(w.in_angle, (w.BATCH, w.HEAD, w.t), (0, w.pairs), w.cosines)
+    for i in range(len(w.cosines)):
+        cosines, sines = row(w.cosines, i), row(w.sines, i)
+        for p in range(len(cosines)):
+            sines[p], cosines[p] = sine_cosine(cosines[p])
+
+
+@piece(of="rotated")
+def rotate_rows(w: Work, x: Matrix, back: Truth):
+    """Rows of tokens, rotated by their angles or back."""
+    for i in range(len(x)):
+        rotate_pairs(row(x, i), row(w.cosines, i), row(w.sines, i), back, row(x, i))
+
+
+@piece(of="rotated adjoint")
+def angles_vjp(w: Work, y: Matrix, dy: Matrix):
+    """dangle_p += y_2p dy_2p+1 - y_2p+1 dy_2p of the rotated rows y."""
+    for i in range(len(y)):
+        crossed(row(y, i), row(dy, i), row(w.dangle, i))
+
+
+# weights: u_t = weight_t v_t is written, but a token's own query reads own_t v_t
+
+
+@piece(of="weighted")
+def load_weights(w: Work):
+    """weight and own of the tokens from t on."""
+    place = (w.BATCH, w.HEAD, w.t)
+    load_column(w.in_weight, place, w.weights)
+    load_column(w.in_own, place, w.owns)
+
+
+@piece(of="weighted chunk")
+def take_own(w: Work):
+    """own_shares_i = own_i P_ii: the diagonal of P has factors of its own, and is 0 where the others are used."""
+    for i in range(w.c):
+        w.own_shares[i] = w.owns[i] * w.P[i, i]
+        w.P[i, i] = 0
+
+
+@piece(of="weighted adjoint")
+def begin_weights_vjp(w: Work):
+    clear(w.dv_own)
+    clear(w.dk_own)
+    fill(w.downs, 0.0)
+
+
+@piece(of="weighted adjoint")
+def take_own_vjp(w: Work):
+    """From t_i = dout_i . v_i: down_i += P_ii t_i, dv_i += own_i P_ii dout_i; own_shares_i = scale own_i t_i."""
+    for i in range(w.c):
+        along, v, dout, dv = w.P[i, i], row(w.v, i), row(w.dout, i), row(w.dv_own, i)
+        read, own = dot(dout, v, len(v)), w.owns[i]
+        w.downs[i] += along * read
+        for d in range(len(dv)):
+            dv[d] += own * along * dout[d]
+        w.own_shares[i] = w.scale * own * read
+        w.P[i, i] = 0
+        w.dP[i, i] = 0
+
+
+@piece(of="weighted adjoint")
+def add_own_vjp(w: Work):
+    """dq_i += own_shares_i k_i, and dk apart: q_i k_i^T has no angle, and their parts of its gradient would cancel."""
+    for i in range(w.c):
+        f, q, k, dq, dk = w.own_shares[i], row(w.q, i), row(w.k, i), row(w.dq, i), row(w.dk_own, i)
+        for d in range(len(dq)):
+            dq[d] += f * k[d]
+            dk[d] += f * q[d]
+
+
+@piece(of="weighted adjoint")
+def weights_vjp(w: Work):
+    """dweight_i = dU_i . v_i, and dU <- dv = diag(weight) dU + what own queries give."""
+    place = (w.BATCH, w.HEAD, w.t)
+    for i in range(w.c):
+        du, v, more, f = row(w.dU, i), row(w.v, i), row(w.dv_own, i), w.weights[i]
+        w.dweights[i] = dot(du, v, len(v))
+        for d in range(len(du)):
+            du[d] = f * du[d] + more[d]
+    save_column(w.dweights, w.out_dweight, place)
+    save_column(w.downs, w.out_down, place)
+
+
+@piece(of="weighted tokens")
+def weigh_slab(w: Work):
+    """Weights of a slab's keys; its queries read S_{t-1} with e^g, and q k^T own beside it."""
+    load_weights(w)
+    for x in range(w.c * w.queries if w.has_queries else 0):
+        i, query = x % w.c, row(w.query, x)
+        w.bonuses[x] = w.owns[i] * dot(query, row(w.keys, i), w.K)
+        for d in range(len(query)):
+            query[d] *= w.factor[i]
+    scale_rows(w.keys, w.weights)
 
 
 @piece(of="delta")

@@ -31,7 +31,15 @@ from .averages import load_z, save_z
 from .chunk import begin_task
 from .maps import map_rows
 from .passes import read_pass, write_state
-from .raw import load_rows, load_scalar_decays, load_strengths, load_vector_decays
+from .raw import (
+    load_rotations,
+    load_rows,
+    load_scalar_decays,
+    load_strengths,
+    load_vector_decays,
+    rotate_rows,
+    weigh_slab,
+)
 from .workspace import MONOMIALS, Work
 
 
@@ -81,6 +89,9 @@ def load_slab(w: Work):
         load_features(w)
     else:
         load_rows(w, w.in_k, w.HEAD, w.keys)
+    if w.rotated:
+        load_rotations(w)
+        rotate_rows(w, w.keys, False)
     if w.vector:  # e^g
         load_vector_decays(w, w.decays)
         exp_rows(w.decays)
@@ -105,6 +116,10 @@ def load_slab(w: Work):
     if w.has_queries and not w.map:
         for j in range(w.queries):
             load_rows(w, w.in_q, w.HEAD * w.queries + j, rows(w.query, j * w.c, w.c))
+            if w.rotated:
+                rotate_rows(w, rows(w.query, j * w.c, w.c), False)
+    if w.weighted:
+        weigh_slab(w)
     if w.bonus:
         load_bonus(w)
     if w.averaged:
@@ -127,7 +142,7 @@ def answer(w: Work, S: Matrix, i: Whole, first: Whole):
         if j >= first:
             w.q_row = x
             read_pass(w, S)
-        if w.bonus:
+        if w.bonus or w.weighted:
             f, seen, values = w.bonuses[x], w.seen, w.values
             for d in range(len(seen)):
                 seen[d] += f * values[d]

@@ -200,7 +200,7 @@ def token_layout(cell: Cell, tokens: int) -> Layout:
     W = lane(cell.dtype)
     sizes = {"c": tokens, "c_queries": tokens * cell.queries, "c_rows": tokens * (1 + cell.queries),
              "width_lanes": WIDE * W} | cell.sizes(W)  # fmt: skip
-    if cell.features:
+    if "map" in cell.words:
         sizes["group"] = FEATURE_HEADS if tokens == 1 and sizes["map"] != MONOMIALS else 1
         sizes["c_rows"] *= sizes["group"]
     return WORK.layout(sizes, cell.dtype, cell.words)
@@ -249,7 +249,8 @@ def table_of(x: Inputs, plan: Plan) -> Table:
     table, H = Table(ARRAYS), x.v.shape[-2]
     table.tokens("in_q", x.q, query_heads(x))
     for name, y in (("in_k", x.k), ("in_v", x.v), ("in_g", x.g), ("in_r", x.r if x.a is None else x.a),
-                    ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv)):  # fmt: skip
+                    ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv), ("in_angle", x.angle),
+                    ("in_weight", x.weight), ("in_own", x.own)):  # fmt: skip
         table.tokens(name, y, H)
     if x.A_log is not None:
         table.put("in_A_log", x.A_log[None, None, :, None], (0, 0, *x.A_log.strides, 0), H // len(x.A_log))

@@ -61,9 +61,9 @@ def rotate_vectors(b: Builder, x: Array, c: Array, s: Array, sign: Value, count:
         out.store(fma(b, other, b.fmul(twice(s, p), signs), b.fmul(pair, twice(c, p))), out.at(at))
 
 
-@piece(of="rotated")
-def rotated(x: Vector, c: Vector, s: Vector, back: Whole, out: Vector):
-    """The pairs (2 p, 2 p + 1) of a row, rotated by their own angle."""
+@njit(**OPTIONS)
+def rotate_pairs(x: Any, c: Any, s: Any, back: Any, out: Any) -> None:
+    """The pairs (2 p, 2 p + 1) of a row, rotated by their own angle; out may be x."""
     P, each, sign = len(c), BYTES // out.itemsize // 2, number(out, -1 if back else 1)
     whole = P // each * each
     rotate_vectors(x, c, s, sign, whole, out)
@@ -71,7 +71,13 @@ def rotated(x: Vector, c: Vector, s: Vector, back: Whole, out: Vector):
         even, odd, sine = x[2 * p], x[2 * p + 1], sign * s[p]
         out[2 * p] = even * c[p] - odd * sine
         out[2 * p + 1] = even * sine + odd * c[p]
-    for j in range(2 * P, len(out)):
+
+
+@piece(of="rotated")
+def rotated(x: Vector, c: Vector, s: Vector, back: Whole, out: Vector):
+    """The pairs of a row rotated, its other channels as they are."""
+    rotate_pairs(x, c, s, back, out)
+    for j in range(2 * len(c), len(out)):
         out[j] = x[j]
 
 

@@ -32,10 +32,11 @@ from .numbers import OPTIONS, exp, number, sigmoid, sine_cosine, tanh
 from .rowwise import rotated
 
 _, load = registers(1)
-ROWS = {"H": ("dt", "trap", "ddt", "dtrap", "dA", "written"), "RH": ("g",), "HRR": ("shares", "later"),
-        "HP": ("angle", "dangle"), "RHK": ("q", "k", "dq", "dk", "dB", "dC"), "RHV": ("x", "v", "dv", "dout", "dx"),
+ROWS = {"H": ("dt", "trap", "ddt", "dtrap", "dA", "written", "weights", "owns", "dweights", "downs"), "RH": ("g",),
+        "HRR": ("shares", "later"), "HP": ("angle", "dangle", "angles", "dangles"),
+        "RHK": ("q", "k", "dq", "dk", "dB", "dC"), "RHV": ("x", "v", "dv", "dout", "dx"),
         "RHkK": ("B",), "RHqK": ("C",), "HPP": ("rotations",)}  # fmt: skip
-ENDS = {"H": ("end_own", "dend_own"), "RHK": ("past_k", "end_k", "dpast_k", "dend_k"),
+ENDS = {"H": ("end_own", "dend_own", "first", "dfirst"), "RHK": ("past_k", "end_k", "dpast_k", "dend_k"),
         "RHV": ("past_v", "end_v", "dpast_v", "dend_v"), "HP": ("dend_theta",), "HPP": ("end_rotation",)}  # fmt: skip
 SUMS = ("theta", "dend_theta")  # in float64
 SCRATCH = {"theta": "P", "rotation": "PP", "near": "P", "key": "K", "late": "RK", "back": "RV",
@@ -381,6 +382,96 @@ def backward(w: Work, first: Whole, last: Whole):
                 begin_vjp(w, cut[1], h, start, stop)
 
 
+# one row a token: weights and angles alone, where the core rotates and weighs rows as it loads them
+
+
+@piece
+def own_token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
+    """g, gamma and the angle of head h of row i, and h + gamma of the row before, which is 0 of the last one."""
+    at, P, dt = n * w.H + h, w.P, w.dt[i, h]
+    near = row(w.near, at)
+    tangents(row(columns(w.angle, h * P, P), i), near)
+    add_angles(near, np.float64(dt), row(w.theta, at), row(columns(w.angles, h * P, P), i))
+    own = dt * sigmoid(w.trap[i, h])
+    if is_first:
+        w.first[n, h] = dt - own
+    else:
+        w.weights[i - 1, h] = (dt - own) + w.owns[i - 1, h]
+    w.g[i, h] = dt * w.A[i if w.shifts else 0, h]
+    w.weights[i, h] = 0
+    w.owns[i, h] = own
+    w.own[at, 0] = own
+
+
+@piece
+def numbers(w: Work, first: Whole, last: Whole):
+    """Numbers and angles of tasks first..last, their first h and their last tokens."""
+    for task in range(first, last):
+        cut, low = row(w.cuts, task // w.blocks), task % w.blocks * w.each
+        high, start, stop = min(low + w.each, w.H), cut[0] * w.T + cut[2], cut[0] * w.T + cut[3]
+        for h in range(low, high):
+            begin(w, cut[1], h)
+            w.first[cut[1], h] = 0
+        for i in range(start, stop):
+            for h in range(low, high):
+                own_token(w, cut[1], i, h, 1 if i == start else 0)
+        for h in range(low, high):
+            rotation = row(w.rotation, cut[1] * w.H + h)
+            if stop > start:
+                angle = row(columns(w.angles, h * w.P, w.P), stop - 1)
+                cosines_and_sines(angle, rows(rotation, 0, w.P), rows(rotation, w.P, w.P))
+            end(w, cut[1], h, start, stop)
+
+
+@piece
+def own_token_vjp(w: Work, i: Whole, h: Whole, total: Wide, near: Vector, again: Number, later: Number):
+    """Gradients of row i of head h; total: of its angle, again: of its h, later: of gamma in the state."""
+    dt, lam, rate, P = w.dt[i, h], sigmoid(w.trap[i, h]), w.A[i if w.shifts else 0, h], w.P
+    down, one, dangles = w.downs[i, h] + later, number(near, 1), row(columns(w.dangles, h * P, P), i)
+    for p in range(P):
+        total[p] += np.float64(dangles[p])
+    tangents(row(columns(w.angle, h * P, P), i), near)
+    ddt = angle_vjp(np.float64(dt), total, near, row(columns(w.dangle, h * P, P), i))
+    w.ddt[i, h] = ddt + lam * down + (one - lam) * again + rate * w.g[i, h]
+    w.dtrap[i, h] = lam * (one - lam) * dt * (down - again)
+    w.dA[i, h] = dt * w.g[i, h]
+
+
+@piece
+def numbers_vjp(w: Work, first: Whole, last: Whole):
+    """The transpose; B and x are their gradients, to which those of the last token are added, or else to the past's."""
+    H, K, V, P = w.H, w.K, w.V, w.P
+    for task in range(first, last):
+        cut, low = row(w.cuts, task // w.blocks), task % w.blocks * w.each
+        n, high, start, stop = cut[1], min(low + w.each, H), cut[0] * w.T + cut[2], cut[0] * w.T + cut[3]
+        for h in range(low, high):
+            at, hk = n * H + h, h * w.Hk // H
+            begin(w, n, h)
+            if w.ended:
+                one = number(row(w.none, 0), 1)
+                for p in range(P):
+                    w.theta[at, p] = w.dend_theta[n, h * P + p]
+                dk, dv = row(columns(w.dend_k, h * K, K), n), row(columns(w.dend_v, h * V, V), n)
+                if stop > start:
+                    add(dk, one, row(columns(w.B, hk * K, K), stop - 1))
+                    add(dv, one, row(columns(w.x, h * V, V), stop - 1))
+                elif w.begun:
+                    add(dk, one, row(columns(w.dpast_k, h * K, K), n))
+                    add(dv, one, row(columns(w.dpast_v, h * V, V), n))
+        for i in range(stop - 1, start - 1, -1):
+            for h in range(low, high):
+                at, again, later = n * H + h, number(row(w.none, 0), 0), number(row(w.none, 0), 0)
+                if i > start:
+                    again = w.dweights[i - 1, h]
+                elif w.begun:
+                    again = w.dfirst[n, h]
+                if i + 1 < stop:
+                    later = w.dweights[i, h]
+                elif w.ended:
+                    later = w.dend_own[n, h]
+                own_token_vjp(w, i, h, row(w.theta, at), row(w.near, at), again, later)
+
+
 # the state after the last token
 
 STATES = Workspace(
@@ -533,15 +624,43 @@ def late_writes_vjp(
     return {n: y[..., 0] if n in ("ddt", "dtrap", "dA", "written") else y for n, y in outputs.items()}
 
 
-def settled(P: np.ndarray, late: Any) -> np.ndarray:
-    """As ops/trapezoid.py: S."""
+def late_weights(x: Any, last: Any, sequences: Any, dtype: Any) -> tuple[np.ndarray, ...]:
+    """As ops/trapezoid.py."""
+    call = call_of(x._replace(C=None), last, None, 1.0, sequences, dtype)
+    outputs = {n: call.tokens(n) for n in ("g", "weights", "owns", "angles")}
+    outputs |= {n: call.states(n) for n in ("first", "end_own", "end_rotation")}
+    outputs |= {"end_k": call.states("end_k", "H", "R", "K"), "end_v": call.states("end_v", "H", "R", "V")}
+    call.run(numbers, outputs)
+    rotation = np.moveaxis(outputs["end_rotation"].reshape((*call.owners, call.sizes["H"], 2, call.sizes["P"])), -2, 0)
+    of_tokens = (outputs[n] for n in ("g", "weights", "owns", "angles"))
+    ends = (outputs[n] for n in ("end_k", "end_v", "end_own"))
+    return *of_tokens, outputs["first"][..., 0], *ends, rotation
+
+
+def late_weights_vjp(x: Any, last: Any, sequences: Any, dtype: Any, d: Any, ends: Any, past: Any) -> dict[str, Any]:
+    """Gradients by name from those of the core's inputs; ends: of the last, past: of those before and h."""
+    more = {"g": d.g, "dweights": d.weight, "downs": d.own}
+    more |= {} if d.angle is None else {"dangles": d.angle}
+    more |= {} if ends is None else {f"dend_{n}": y for n, y in ends._asdict().items()}
+    more |= {} if past is None else {"dpast_k": past[0], "dpast_v": past[1], "dfirst": past[2]}
+    grads = x._replace(x=d.v[..., None, :, :], B=d.k[..., None, :, :], C=None)
+    call = call_of(grads, last, None, 1.0, sequences, dtype, more)
+    outputs = {n: call.tokens(n) for n in ("ddt", "dtrap", "dA", "dangle")}
+    call.run(numbers_vjp, outputs)
+    found = {n: y[..., 0] if n != "dangle" else y for n, y in outputs.items()}
+    found |= {"dx": call.given["x"], "dB": call.given["B"]}
+    return found if past is None else found | {n: call.given[n] for n in ("dpast_k", "dpast_v")}
+
+
+def settled(P: np.ndarray, last: Any, own: np.ndarray, rotation: np.ndarray) -> np.ndarray:
+    """S from P rotated back by `rotation`, + own k^T v of the last rows."""
     *lead, H, K, V = P.shape
-    R, pairs, dtype = late.last.k.shape[-2], late.rotation.shape[-1], P.dtype
+    R, pairs, dtype = last.k.shape[-2], rotation.shape[-1], P.dtype
     heads = math.prod(lead) * H
     sizes = {"R": R, "K": K, "V": V, "P": pairs, "all": heads, "rows": heads * K, "RK": R * K, "RV": R * V,
              "PP": 2 * pairs, "one": 1}  # fmt: skip
-    S, rotation = empty(P.shape, dtype), np.moveaxis(late.rotation, 0, -2)
-    given = {"begin": P, "k": late.last.k, "v": late.last.v, "rotation": rotation, "own": late.own}
+    S, rotation = empty(P.shape, dtype), np.moveaxis(rotation, 0, -2)
+    given = {"begin": P, "k": last.k, "v": last.v, "rotation": rotation, "own": own}
     arrays = {n: dense(y, dtype).reshape([sizes[m] for m in (STATES.matrices[n].rows, STATES.matrices[n].columns)])
               for n, y in (given | {"S": S}).items()}  # fmt: skip
     over_matrices(settle, STATES, sizes | arrays, heads, name_of(dtype), is_small=P.size <= SMALL)

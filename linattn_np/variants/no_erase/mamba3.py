@@ -13,7 +13,8 @@ from ...ops.step_size import gate_vjp, skip_and_gate
 from ...ops.sums import over_tokens
 from ...runtime.arrays import Array, cast
 from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, VariantSpec
-from ..shared.late_writes import ARRAYS, STATE, late, to_core, to_core_vjp
+from ..shared import step_sizes
+from ..shared.late_writes import ARRAYS, STATE, late, to_core, to_core_vjp, weights
 from ..shared.step_sizes import STEP_OPTIONS, StepOptions, check_options
 
 # the token's own write, skip connection and gate
@@ -26,12 +27,16 @@ def _shares(c: Call) -> Array:
 
 
 def from_core(c: Call, out: Array) -> Array:
-    """(out + shares x) silu(z)."""
+    """(out + shares x) silu(z); shares are D alone where the core has the token's own write."""
+    if weights(c) is not None:
+        return step_sizes.from_core(c, out)
     return skip_and_gate(c.xp, out, _shares(c), c.x, c.z, c.dtype)
 
 
 def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """(gradient of out, gradients of z and of D (H, V)); to_core_vjp adds the rest of out + shares x."""
+    if weights(c) is not None:
+        return step_sizes.from_core_vjp(c, out, dout)
     xp, grads = c.xp, dict[str, Array]()
     if c.z is not None:
         grads["z"] = gate_vjp(xp, skip_and_gate(xp, out, _shares(c), c.x, None, c.dtype), c.z, dout, c.dtype)

@@ -11,11 +11,25 @@ from typing import Any
 
 from ...matrix_state.types import Inputs, Mamba3State
 from ...ops.gates import sigmoid
+from ...ops.product import product
 from ...ops.ranks import spread
 from ...ops.rotary import rotate_rows, rows_angle_vjp
 from ...ops.step_size import skip_and_gate, step_size_vjp
 from ...ops.sums import inner_of_matrices, over_tokens, row_inner
-from ...ops.trapezoid import Ends, Last, Late, Tokens, Writes, late_writes, late_writes_vjp, settled
+from ...ops.trapezoid import (
+    Ends,
+    Last,
+    Late,
+    Tokens,
+    Weighted,
+    Writes,
+    begun,
+    late_writes,
+    late_writes_vjp,
+    settled,
+    weighted,
+    weighted_vjp,
+)
 from ...runtime.arrays import Array, cast, device, sum_dtype
 from ...runtime.shapes import Sequence, check_state
 from ...spec import ArgSpec, Call, StateFormat
@@ -76,17 +90,34 @@ def _before(c: Call) -> Last | None:
     return None if c.state is None else Last(of_ends(c, c.state.k), of_ends(c, c.state.v))
 
 
+def _check(c: Call) -> None:
+    if 2 * c.angle.shape[-1] > c.sizes["K"]:
+        shape = tuple(c.angle.shape)
+        raise ValueError(f"{c.name}: angle has shape {shape}, expected (..., P) with 2 P <= K = {c.sizes['K']}")
+
+
 def late(c: Call) -> Late:
     """Computed once a call."""
     if "late" not in vars(c):
-        if 2 * c.angle.shape[-1] > c.sizes["K"]:
-            shape = tuple(c.angle.shape)
-            raise ValueError(f"{c.name}: angle has shape {shape}, expected (..., P) with 2 P <= K = {c.sizes['K']}")
+        _check(c)
         c.late = late_writes(_writes(c), _tokens(c), _before(c))
     return c.late
 
 
+def weights(c: Call) -> Weighted | None:
+    """Computed once a call; None where keys and values come late."""
+    if "weights" not in vars(c):
+        _check(c)
+        c.weights = None if "R" in c.sizes else weighted(_writes(c), _tokens(c), _before(c))
+    return c.weights
+
+
 def to_core(c: Call) -> Inputs:
+    if (own := weights(c)) is not None:
+        angle = own.angle if own.angle.shape[-1] else None
+        # the output is rounded once, behind skip connection and gate
+        v = c.x if c.D is None and c.z is None else cast(c.xp, c.x, c.dtype)
+        return Inputs(c.C, c.B, v, own.g, angle=angle, weight=own.weight, own=own.gamma)
     found = late(c)
     return Inputs(found.q, found.k, found.v, found.g[..., None])
 
@@ -96,6 +127,8 @@ def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
 
     dread: of the core's output, and of what queries read beside it. dends: of the last tokens in the final state.
     """
+    if (own := weights(c)) is not None:
+        return _weighted_vjp(c, own, d)
     dread, dends = getattr(c, "dread", None), getattr(c, "dends", None)
     read = late(c) if rank(c) > 1 else None
     grads, written, dlast = late_writes_vjp(_writes(c), _tokens(c), _before(c), read, d, dread, dends)
@@ -103,6 +136,24 @@ def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     if c.D is not None and c.D.ndim == 1 and written is not None:
         found["D"] = over_tokens(c.xp, written)
     return found if dlast is None else found | {"state": dlast}
+
+
+def _weighted_vjp(c: Call, own: Weighted, d: Inputs) -> dict[str, Array]:
+    """first k^T v is in the core's initial state, of which c.dinitial is the gradient."""
+    xp, last, dfirst, dlast = c.xp, _before(c), None, None
+    if last is not None:
+        dk, dv = _written_vjp(c, last, c.dinitial)
+        dfirst = inner_of_matrices(xp, dv, cast(xp, last.v, c.dtype), c.dtype)
+        dlast = Last(*(product(xp, own.first[..., None, None], y, dtype=c.dtype) for y in (dk, dv)))
+    grads, dlast = weighted_vjp(_writes(c), _tokens(c), last, d, getattr(c, "dends", None), dfirst, dlast)
+    found = _by_name(c, grads) | {"C": d.q}
+    return found if dlast is None else found | {"state": dlast}
+
+
+def _written_vjp(c: Call, last: Last, dS: Array) -> tuple[Array, Array]:
+    """(v dS^T, k dS) of rows k, v (..., H, R, width)."""
+    of_k = row_inner(c.xp, last.v[..., :, None, :], dS[..., None, :, :], c.dtype)
+    return of_k, row_inner(c.xp, last.k[..., :, None, :], c.xp.matrix_transpose(dS)[..., None, :, :], c.dtype)
 
 
 def _by_name(c: Call, grads: Tokens) -> dict[str, Array]:
@@ -118,33 +169,38 @@ def _by_name(c: Call, grads: Tokens) -> dict[str, Array]:
 
 
 def pack_state(c: Call, state: Any) -> Array | None:
-    """The core's state before the first token is S: no token has written the last one yet."""
+    """The core's state before the first token: S, and the last token's second write unless keys come late."""
     if state is None:
         return None
     if not isinstance(state, Mamba3State):
         raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, k, v) as a Mamba3State")
     for name, axes in (c.spec.state.axes or STATE_AXES).items():
         check_state(c.name, getattr(state, name), c.sizes, axes, f"state.{name}")
-    return state.S
+    last, own = _before(c), weights(c)
+    return state.S if own is None or last is None else begun(c.xp, state.S, last, own.first, c.dtype)
 
 
 def unpack_state(c: Call, P: Array) -> Mamba3State:
     """S = P + gamma k^T v in the frame of the last token."""
-    found = late(c)
+    found = _found(c)
     k, v = found.last if "R" in c.sizes else (y[..., 0, :] for y in found.last)
     return Mamba3State(settled(c.xp, P, found, c.dtype), k, v)
 
 
 def unpack_state_vjp(c: Call, P: Array, dstate: Mamba3State) -> tuple[Array, dict[str, Array]]:
     """(gradient of P, gradients of the last tokens: to_core_vjp takes them on)."""
-    xp, found, dS, (k, v) = c.xp, late(c), dstate.S, late(c).last
-    rotation, own, wide = found.rotation[..., None, :], found.own[..., None], sum_dtype(xp, c.dt)
-    of_k = row_inner(xp, v[..., :, None, :], dS[..., None, :, :], c.dtype)  # v dS^T
-    of_v = row_inner(xp, k[..., :, None, :], xp.matrix_transpose(dS)[..., None, :, :], c.dtype)  # k dS
+    xp, found, dS, wide = c.xp, _found(c), dstate.S, sum_dtype(c.xp, c.dt)
+    rotation, own = found.rotation[..., None, :], found.own[..., None]
+    of_k, of_v = _written_vjp(c, found.last, dS)
     dk = skip_and_gate(xp, of_ends(c, dstate.k), own, of_k, None, c.dtype)
     dv = skip_and_gate(xp, of_ends(c, dstate.v), own, of_v, None, c.dtype)
     dtheta = rows_angle_vjp(xp, rotate_rows(xp, P, rotation, back=True), dS, c.angle.shape[-1], wide, -1.0)
-    return rotate_rows(xp, dS, rotation), {"dends": Ends(dk, dv, inner_of_matrices(xp, of_v, v, c.dtype), dtheta)}
+    down = inner_of_matrices(xp, of_v, found.last.v, c.dtype)
+    return rotate_rows(xp, dS, rotation), {"dends": Ends(dk, dv, down, dtheta)}
+
+
+def _found(c: Call) -> Late | Weighted:
+    return late(c) if (own := weights(c)) is None else own
 
 
 def pack_state_vjp(c: Call, dS: Array, dlast: Last) -> Mamba3State:

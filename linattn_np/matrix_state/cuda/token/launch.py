@@ -58,7 +58,9 @@ def launched(
         end = xp.empty(shape, dtype=xp.float32)
         last = end if end.ndim == 4 else end.reshape(N, H, K, V)
     slots, fresh = (None, None) if plan.pool_rows is None else plan.pool_rows[:2]
-    gates = tuple(None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32)) for y in x[len(WITHOUT_GATES) :])
+    gates = tuple(
+        None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32)) for y in (x.A_log, x.bias, x.theta)
+    )
     w, least, _, z = sums or Sums(None, None, 0.0, None)
     z_end = None if sums is None else z if plan.overwrite and z is not None else xp.empty(
         (*lead, H, K), dtype=xp.float32)  # fmt: skip
