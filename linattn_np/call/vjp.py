@@ -246,7 +246,7 @@ def _gradients(
         _add(call.xp, grads, more)
     c = c.changed(**{n: grads.pop(n) for n in [*grads] if n not in (*call.spec.arrays, "state")})
     d, dstate0 = backward(residuals, d_out, d_state)
-    _add(call.xp, grads, change.to_core_vjp(c.changed(dinitial=dstate0), d))
+    _add(call.xp, grads, change.to_core_vjp(c, d))
     return grads, dstate0
 
 

@@ -12,7 +12,8 @@ with gradients in reverse order. module: the backend's, which may have its own u
     micro_steps   tokens of n steps; the first decays, the last reads
     pools         initial states are gathered from a pool, zeros for sequences that begin without one
     rotation      one token: the initial state is rotated by -theta, its gradient by theta
-    own_writes    out_t = scale (e^{g_t} q_t S_{t-1} + own_t (q_t k_t^T) v_t), and weight_t v_t is written
+    own_writes    out_t = scale (e^{g_t} q_t S_{t-1} + own_t (q_t k_t^T) v_t), weight_t v_t is written, and
+                  past_k^T past_v is added to the initial state
     rotations     queries and keys are rotated by the angles of their tokens
     all_pairs     queries that are not causal are multiplied by the keys first, where that is less work
     late_queries  all queries read the final state
@@ -276,7 +277,11 @@ def _own_writes(run: Run, module: Any, x: Inputs, plan: Plan, state: Array | Non
     """Keys are weighed, not values: a weight may come from a later token, and a NaN of keys does not go back."""
     v, reads = cast(plan.xp, x.v, plan.dtype), plan._replace(query_reads=ReadState.PREVIOUS)
     q, k = (None if y is None else _of_heads(x, plan, y) for y in (x.q, x.k))
-    inner = x._replace(q=None if q is None else plan.xp.exp(x.g) * q, k=x.weight * k, v=v, weight=None, own=None)
+    inner = x._replace(q=None if q is None else plan.xp.exp(x.g) * q, k=x.weight * k, v=v, weight=None, own=None,
+                       past_k=None, past_v=None)  # fmt: skip
+    if x.past_k is not None:
+        S, past, value = (cast(plan.xp, y, plan.dtype) for y in (state, x.past_k, x.past_v))
+        state = S + plan.xp.matrix_transpose(past) * value
     out, end, rest = run(inner, reads, state)
     if q is not None:
         out = out + plan.scale * x.own * plan.xp.sum(q * k, axis=-1, keepdims=True) * v
@@ -291,6 +296,10 @@ def _own_writes_vjp(run: Run, saved: Any, dout: Array | None, dstate: Any) -> tu
     xp, v, k = plan.xp, cast(plan.xp, x.v, plan.dtype), _of_heads(x, plan, x.k)
     dweight, dk = xp.sum(d.k * k, axis=-1, keepdims=True), x.weight * d.k
     d = d._replace(weight=dweight, own=xp.zeros_like(x.own))
+    if x.past_k is not None:
+        past, value = (cast(xp, y, plan.dtype) for y in (x.past_k, x.past_v))
+        dpast = xp.sum(dstate0 * value, axis=-1)[..., None, :]
+        d = d._replace(past_k=dpast, past_v=xp.sum(dstate0 * xp.matrix_transpose(past), axis=-2, keepdims=True))
     if x.q is None or dout is None:
         return d._replace(k=sum_of_groups(xp, dk, x.k.shape[-2])), dstate0
     q, dout, fade = _of_heads(x, plan, x.q), cast(xp, dout, plan.dtype), xp.exp(x.g)

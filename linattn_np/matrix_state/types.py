@@ -162,6 +162,8 @@ class Inputs(NamedTuple):
     angle: Array = None  # (..., T, H, P)  channels (2 p, 2 p + 1) of q and k are rotated by this first
     weight: Array = None  # (..., T, H, 1)  erase NONE: factor of what a token writes, for all later tokens
     own: Array = None  # (..., T, H, 1)  the same for its own query; given with weight
+    past_k: Array = None  # (..., H, 1, K)  with weight: past_k^T past_v is added to the initial state
+    past_v: Array = None  # (..., H, 1, V)
 
     @property
     def of_tokens(self) -> tuple[Array, ...]:

@@ -170,15 +170,15 @@ class Weighted(NamedTuple):
     """Numbers of tokens, where the core rotates and weighs rows itself: R = 1, and nothing comes late.
 
     S_t = e^{g_t} S_{t-1} + weight_t k_t^T x_t is read by later queries, a token's own query reads gamma_t k_t^T x_t:
-    weight_t = gamma_t + h_{t+1}, and 0 of the last token. The state before is S_0 + first k_0^T x_0, first = h_1. That
-    behind has no write of the last token: its key has no angle in the frame of the state.
+    weight_t = gamma_t + h_{t+1}, and 0 of the last token. The state before is S_0 + h_1 k_0^T x_0. That behind has
+    no write of the last token: its key has no angle in the frame of the state.
     """
 
     g: Array  # (..., T, H, 1)
     weight: Array
     gamma: Array
     angle: Array  # (..., T, H, P)  theta_t less whole turns
-    first: Array  # (..., H)
+    past_v: Array | None  # (..., H, 1, V)  h_1 x_0
     last: Last
     own: Array  # (..., H, 1): gamma of the last token
     rotation: Array  # (2, ..., H, P)
@@ -188,29 +188,18 @@ def weighted(how: Writes, x: Tokens, last: Last | None) -> Weighted | None:
     """The numbers of NumPy arrays of one row a token; None of others, whose keys and values come late."""
     if x.x.shape[-3] > 1 or (cpu := _kernels(how, x, last)) is None:
         return None
-    g, weight, gamma, angle, first, k, v, own, rotation = cpu.late_weights(x, last, how.sequences, how.dtype)
-    return Weighted(g, weight, gamma, angle, first, Last(k, v), own, rotation)
+    g, weight, gamma, angle, past_v, k, v, own, rotation = cpu.late_weights(x, last, how.sequences, how.dtype)
+    return Weighted(g, weight, gamma, angle, past_v, Last(k, v), own, rotation)
 
 
-def weighted_vjp(
-    how: Writes, x: Tokens, last: Last | None, d: Any, ends: Ends | None, dfirst: Array | None, dlast: Last | None
-) -> tuple[Tokens, Last | None]:
-    """Gradients of tokens but C, and of `last`, from d of the core's inputs, and of first and `last` in its state."""
+def weighted_vjp(how: Writes, x: Tokens, last: Last | None, d: Any, ends: Ends | None) -> tuple[Tokens, Last | None]:
+    """Gradients of tokens but C, and of `last`, from d of the core's inputs and those of the last tokens."""
     from .cpu import trapezoid as cpu
 
-    past = None if dlast is None else (*dlast, dfirst)
-    outputs = cpu.late_weights_vjp(x, last, how.sequences, how.dtype, d, ends, past)
+    outputs = cpu.late_weights_vjp(x, last, how.sequences, how.dtype, d, ends)
     outputs["dA"] = over_tokens(how.xp, outputs["dA"]) if x.A.ndim == 1 else outputs["dA"]
     grads = Tokens(*(outputs.get(f"d{n}") for n in Tokens._fields))
-    return grads, None if past is None else Last(outputs["dpast_k"], outputs["dpast_v"])
-
-
-def begun(xp: Namespace, S: Array, last: Last, first: Array, dtype: Any) -> Array:
-    """S_0 + first k_0^T x_0 of NumPy arrays."""
-    from .cpu import trapezoid as cpu
-
-    S, none = cast(xp, S, dtype), xp.zeros((2, *first.shape, 0), dtype=dtype)
-    return cpu.settled(S, last, first[..., None], none) if S.size else S
+    return grads, None if last is None else Last(outputs["dpast_k"], outputs["dpast_v"])
 
 
 def _plus_last(how: Writes, d: Array, dx: Array, last: Array | None, dlast: Array | None) -> tuple[Array, Array | None]:
@@ -225,7 +214,7 @@ def settled(xp: Namespace, P: Array, late: Late | Weighted, dtype: Any) -> Array
     if P.size and numpy_kernels(xp, P, late.own, late.rotation, *late.last) is not None:
         from .cpu import trapezoid
 
-        return trapezoid.settled(P, late.last, late.own, late.rotation)
+        return trapezoid.settled(P, *late.last, late.own, late.rotation)
     S, k, written = (
         rotate_rows(xp, P, late.rotation[..., None, :], back=True),
         late.last.k,

@@ -41,6 +41,7 @@ from .tasks import (
     key_width,
     layout,
     lengths,
+    query_heads,
     sequences,
     state_shape,
     store_every,
@@ -62,7 +63,8 @@ def handles(x: Inputs, plan: Plan) -> frozenset[str]:
         found |= {"strengths"}
         found |= {"gates"} if plan.micro_steps == 1 else set()
         found |= {"l2norm"} if plan.erase_key is not EraseKey.PRODUCT else set()
-    found |= {"rotations", "own_writes"} if plain and x.v.size and x.k.size else set()
+    if plain and query_heads(x) == x.v.shape[-2]:
+        found |= {"rotations", "own_writes"}
     return frozenset(found)
 
 
@@ -235,8 +237,7 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
     is_so = {
         "decay": x.decay is not Decay.NONE, "scalar": x.decay is Decay.SCALAR, "vector": vector,
         "erase": delta or free, "delta": delta, "free": free, "U_is_v": not delta and x.own is None,
-        # queries read S_{t-1}, in the recurrent form also where a token reads its own write with another weight
-        "query_reads": plan.query_reads is ReadState.PREVIOUS or (x.own is not None and form == "tokens"),
+        "query_reads": plan.query_reads is ReadState.PREVIOUS,  # queries read S_{t-1}; erase_reads: r does
         "erase_reads": free or plan.erase_reads is ReadState.PREVIOUS,
         "separate_erase_key": apart, "r_is_k": not apart, "has_queries": x.q is not None, "bonus": x.u is not None,
         "plain": features is None, "map": features is not None,
@@ -248,7 +249,7 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
         "compensates": dtype == "float32" and delta and not vector,
         "raw_gate": has_raw_gate(x, plan), "bounded": plan.lower_bound is not None,
         "has_bias": x.bias is not None, "has_rate": x.A_log is not None,
-        "rotated": x.angle is not None, "weighted": x.own is not None,
+        "rotated": x.angle is not None, "weighted": x.own is not None, "preceded": x.past_k is not None,
         "normalised": plan.l2norm, "before_sigmoid": plan.beta_sigmoid > 0,
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])

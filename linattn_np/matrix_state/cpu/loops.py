@@ -133,6 +133,10 @@ def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: in
             make = zeros if name == "q" and not has_queries else empty
             grads[name] = make((*lead, *y.shape[-3:]), dtype)
             table.tokens(row, grads[name], query_heads(x) if name == "q" else x.v.shape[-2])
+    for name, y in (("past_k", x.past_k), ("past_v", x.past_v)):
+        if y is not None:
+            grads[name] = empty(y.shape, dtype)
+            table.states(f"out_d{name}", grads[name])
     if x.u is not None:
         grads["u"] = zeros((count, *x.u.shape), dtype)
         table.tokens("out_du", grads["u"], x.v.shape[-2])

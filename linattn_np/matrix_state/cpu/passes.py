@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...ops.cpu.storage import load as load_rows
 from ...runtime.pieces.piece import Matrix, piece
 from ...runtime.pieces.registers import LINE, NARROW, WIDE, fma, registers, store
 from ...runtime.pieces.vectors import BYTES
-from ...runtime.pieces.views import prefetch_line, row
+from ...runtime.pieces.views import as_row, prefetch_line, row
 from .workspace import Work
 
 
@@ -55,8 +56,12 @@ def _read(L: int, ahead: int) -> Any:
     return read
 
 
-def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bool = False) -> Any:
-    """The pass of a token that is written: read by its query, or by that and the next token."""
+def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bool = False,
+           before: bool = False) -> Any:  # fmt: skip
+    """The pass of a token that is written: read by its query, or by that and the next token.
+
+    before: the query reads what is there before k^T w is added.
+    """
     zeros, load = registers(L)
 
     def write(w: Work, S: Matrix, to: Matrix = None):
@@ -73,11 +78,18 @@ def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bo
             s = load(row(S, i), 0)
             if fades:
                 s = s * fade
-            s = fma(k[i], new, decay[i] * s)
-            if pushes:
-                s = fma(b[i], y, s)
+            if before:
+                s = decay[i] * s
+                if pushes:
+                    s = fma(b[i], y, s)
+                seen = fma(q[i], s, seen)
+                s = fma(k[i], new, s)
+            else:
+                s = fma(k[i], new, decay[i] * s)
+                if pushes:
+                    s = fma(b[i], y, s)
+                seen = fma(q[i], s, seen)
             store(s, row(to, i), 0)
-            seen = fma(q[i], s, seen)
             if readers == 2:
                 predicted = fma(r[i], s, predicted)
         store(seen, w.seen, 0)
@@ -92,13 +104,20 @@ one_reads, two_read = block_pass("one_reads", _write), block_pass("two_read", _w
 one_reads_faded = block_pass("one_reads_faded", _write, "value_decay", fades=True)
 one_reads_pushed = block_pass("one_reads_pushed", _write, "free", pushes=True)
 two_read_pushed = block_pass("two_read_pushed", _write, "free", readers=2, pushes=True)
+one_weighted = block_pass("one_weighted", _write, "weighted", before=True)
+first_weighted = block_pass("first_weighted", _write, "preceded", pushes=True, before=True)
 
 
 @piece
 def write_state(w: Work, S: Matrix, to: Matrix):
     """The pass of token i that is the call's; behind the last token nobody reads with r."""
     alone = not w.erase or w.is_last
-    if w.value_decay:
+    if w.preceded and w.t + w.i == w.FIRST and not w.EARLIER:
+        load_rows(w.in_past_v, (w.STATE, w.HEAD, 0), (w.column, w.width), as_row(w.predicted))
+        first_weighted(w, S, to)
+    elif w.weighted:
+        one_weighted(w, S, to)
+    elif w.value_decay:
         one_reads_faded(w, S, to)
     elif w.free and alone:
         one_reads_pushed(w, S, to)

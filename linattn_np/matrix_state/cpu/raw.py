@@ -10,13 +10,13 @@ unit rows and strengths ahead of them, and all other transposes behind them (pre
 from __future__ import annotations
 
 from ...ops.cpu.numbers import exp, number, sine_cosine, softplus
-from ...ops.cpu.rows import clear, fill, normalise_rows, scale_rows
+from ...ops.cpu.rows import add_outer, clear, fill, normalise_rows, scale_rows
 from ...ops.cpu.rowwise import rotate_pairs
-from ...ops.cpu.storage import load, load_column, save_column
+from ...ops.cpu.storage import load, load_column, save, save_column
 from ...ops.cpu.trapezoid import crossed
 from ...runtime.pieces.piece import Matrix, Stored, Truth, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot
-from ...runtime.pieces.views import columns, row
+from ...runtime.pieces.views import columns, row, rows
 from .workspace import Work
 
 
@@ -118,16 +118,38 @@ def weights_vjp(w: Work):
     save_column(w.downs, w.out_down, place)
 
 
+@piece(of="preceded chunk")
+def add_past(w: Work):
+    """S += past_k^T past_v"""
+    load(w.in_past_k, (w.STATE, w.HEAD, 0), (0, w.K), w.past_k)
+    load(w.in_past_v, (w.STATE, w.HEAD, 0), (w.COLUMN, w.V), w.past_v)
+    add_outer(row(w.past_k, 0), row(w.past_v, 0), rows(w.S, 0, w.K))
+
+
+@piece(of="preceded adjoint")
+def past_vjp(w: Work):
+    """dpast_k = past_v dS^T, dpast_v = past_k dS"""
+    k, v, dk, dv = row(w.past_k, 0), row(w.past_v, 0), row(w.dpast_k, 0), row(w.dpast_v, 0)
+    clear(w.dpast_v)
+    for i in range(w.K):
+        f, dS = k[i], row(w.dS, i)
+        dk[i] = dot(v, dS, len(v))
+        for d in range(len(dv)):
+            dv[d] += f * dS[d]
+    save(w.dpast_k, w.out_dpast_k, (w.STATE, w.HEAD, 0), (0, w.K))
+    save(w.dpast_v, w.out_dpast_v, (w.STATE, w.HEAD, 0), (0, w.V))
+
+
 @piece(of="weighted tokens")
 def weigh_slab(w: Work):
-    """Weights of a slab's keys; its queries read S_{t-1} with e^g, and q k^T own beside it."""
+    """Weights of a slab's keys, q k^T own of its queries, and e^g k of a row before the first token."""
     load_weights(w)
-    for x in range(w.c * w.queries if w.has_queries else 0):
-        i, query = x % w.c, row(w.query, x)
-        w.bonuses[x] = w.owns[i] * dot(query, row(w.keys, i), w.K)
-        for d in range(len(query)):
-            query[d] *= w.factor[i]
+    for i in range(w.c if w.has_queries else 0):
+        w.bonuses[i] = w.owns[i] * dot(row(w.query, i), row(w.keys, i), w.K)
     scale_rows(w.keys, w.weights)
+    if w.preceded and w.t == w.FIRST and not w.EARLIER:
+        load(w.in_past_k, (w.STATE, w.HEAD, 0), (0, w.K), rows(w.pushes, 0, 1))
+        scale_rows(rows(w.pushes, 0, 1), w.factor)
 
 
 @piece(of="delta")

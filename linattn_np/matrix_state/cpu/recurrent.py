@@ -7,10 +7,14 @@ S~ = diag(e^{g_t}) S_{t-1} diag(e^{gv_t})
     FREE    w_t = v_t, y_t = a_t S_{t-1}                        S_t = S~ + k_t^T w_t + b_t^T y_t
     out_t = scale q_t S_t     or     scale (q_t S_{t-1} + (q_t (.) u) k_t^T v_t)
 
-the pass that makes S_t also reads it for everybody who reads S_t: q_t or q_{t+1}, and r_{t+1} with its own decay put
-on its weights. So T tokens are T passes, after one that reads S_0, and one token is two: the first brings a block of
-columns into the cache, the second finds it there. The state is read from where it lies and written to where it
-belongs; between two tokens of a call it stays in a dense block. Queries and keys may be features, and outputs averages:
+or, of writes with weights, S_t = S~ + weight_t k_t^T v_t, out_t = scale (q_t S~ + own_t q_t k_t^T v_t), where S~ of the
+first token is e^{g_1} (S_0 + past_k^T past_v).
+
+The pass that makes S_t also reads it for everybody who reads S_t: q_t or q_{t+1}, and r_{t+1} with its own decay put
+on its weights; of weights it reads S~ for q_t. So T tokens are T passes, after one that reads S_0 where somebody does,
+and one token is two: the first brings a block of columns into the cache, the second finds it there. The state is read
+from where it lies and written to where it belongs; between two tokens of a call it stays in a dense block. Queries and
+keys may be features, and outputs averages:
 
     z_t = z_{t-1} + k_t        d_t = scale q_t z_t + eps        out_t = scale q_t S_t / d_t
 

@@ -16,7 +16,7 @@ from .averages import averages_vjp, load_z, save_z
 from .chunk import begin_chunk, begin_task, load_queries, load_tokens, once, read, write, writes
 from .chunk_vjp import chunk_vjp, read_rows
 from .decay import decays
-from .raw import load_gate
+from .raw import add_past, load_gate, past_vjp
 from .systems import factor, form, solve_exactly, solve_rows
 from .workspace import Work
 
@@ -38,6 +38,8 @@ def begin_state(w: Work):
     """S before the task: the call's, or what another task has left."""
     source, state, given = (w.starts, w.FROM, 1) if w.EARLIER else (w.in_state, w.STATE, w.started)
     load_state(w, source, state, w.S, w.z, given)
+    if w.preceded and not w.EARLIER:
+        add_past(w)
 
 
 @piece
@@ -139,6 +141,8 @@ def backward(w: Work, first: Whole, last: Whole):
             begin_gradient(w)
             begin_state(w)
             block_vjp(w)
+            if w.preceded and not w.EARLIER:
+                past_vjp(w)
             if w.apart == 0 or w.EARLIER == 0:
                 save_state(w, w.dS, w.dz, w.out_dstate, w.STATE)
             if w.bonus:

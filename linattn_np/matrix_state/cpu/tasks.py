@@ -252,6 +252,8 @@ def table_of(x: Inputs, plan: Plan) -> Table:
                     ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv), ("in_angle", x.angle),
                     ("in_weight", x.weight), ("in_own", x.own)):  # fmt: skip
         table.tokens(name, y, H)
+    table.states("in_past_k", x.past_k)
+    table.states("in_past_v", x.past_v)
     if x.A_log is not None:
         table.put("in_A_log", x.A_log[None, None, :, None], (0, 0, *x.A_log.strides, 0), H // len(x.A_log))
     if x.bias is not None:

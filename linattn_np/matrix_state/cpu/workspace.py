@@ -21,7 +21,7 @@ WORDS = ("decay", "scalar", "vector", "erase", "delta", "free", "query_reads", "
          "has_queries", "bonus", "started", "compensates", "map", "value_decay", "averaged", "formed", "exact",
          "direct_q", "direct_v", "direct", "has_dstate", "apart",
          "normalised", "before_sigmoid", "raw_gate", "bounded", "has_bias", "has_rate", "rotated",
-         "weighted")  # fmt: skip
+         "weighted", "preceded")  # fmt: skip
 FLAGS = ("queries", "reflects", "returning", "iterations", "lane")
 TOKENS = ("H", "i", "is_last", "q_row", "column", "width", "wide", "following", "known", "known_batch",
           "known_head", "known_t")  # fmt: skip
@@ -29,8 +29,8 @@ NUMBERS = ("scale", "eps", "enough", "root", "strongest", "lower_bound")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
-          "out_sums", "out_dgv", "in_A_log", "in_bias", "in_angle", "in_weight", "in_own", "out_dangle", "out_dweight",
-          "out_down", "flag")  # fmt: skip
+          "out_sums", "out_dgv", "in_A_log", "in_bias", "in_angle", "in_weight", "in_own", "in_past_k", "in_past_v",
+          "out_dangle", "out_dweight", "out_down", "out_dpast_k", "out_dpast_v", "flag")  # fmt: skip
 
 M = Matrix
 GROUPS = {  # by the words of the calls that they are of, see forward.cell_of
@@ -58,6 +58,8 @@ GROUPS = {  # by the words of the calls that they are of, see forward.cell_of
     "weighted": {"weights": M("c"), "owns": M("c")},
     "weighted chunk": {"U": M("c", "V_lanes"), "own_shares": M("c")},
     "weighted adjoint": {"dv_own": M("c", "V_lanes"), "dk_own": M("c", "K_lanes"), "dweights": M("c"), "downs": M("c")},
+    "preceded chunk": {"past_k": M("one", "K_lanes"), "past_v": M("one", "V_lanes")},
+    "preceded adjoint": {"dpast_k": M("one", "K_lanes"), "dpast_v": M("one", "V_lanes")},
     "rotated": {"cosines": M("c", "pairs", slot="slot"), "sines": M("c", "pairs", slot="slot")},
     "rotated adjoint": {"dangle": M("c", "pairs")},
     "compensates chunk": {"rest": M("c", "c", slot="slot"), "correction": M("c", "V_lanes")},

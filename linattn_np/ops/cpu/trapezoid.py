@@ -36,8 +36,9 @@ ROWS = {"H": ("dt", "trap", "ddt", "dtrap", "dA", "written", "weights", "owns", 
         "HRR": ("shares", "later"), "HP": ("angle", "dangle", "angles", "dangles"),
         "RHK": ("q", "k", "dq", "dk", "dB", "dC"), "RHV": ("x", "v", "dv", "dout", "dx"),
         "RHkK": ("B",), "RHqK": ("C",), "HPP": ("rotations",)}  # fmt: skip
-ENDS = {"H": ("end_own", "dend_own", "first", "dfirst"), "RHK": ("past_k", "end_k", "dpast_k", "dend_k"),
-        "RHV": ("past_v", "end_v", "dpast_v", "dend_v"), "HP": ("dend_theta",), "HPP": ("end_rotation",)}  # fmt: skip
+ENDS = {"H": ("end_own", "dend_own"), "RHK": ("past_k", "end_k", "dpast_k", "dend_k"),
+        "RHV": ("past_v", "end_v", "dpast_v", "dend_v", "begin_v", "dbegin_v"), "HP": ("dend_theta",),
+        "HPP": ("end_rotation",)}  # fmt: skip
 SUMS = ("theta", "dend_theta")  # in float64
 SCRATCH = {"theta": "P", "rotation": "PP", "near": "P", "key": "K", "late": "RK", "back": "RV",
            "own": "two"}  # of each head of each sequence  # fmt: skip
@@ -393,9 +394,7 @@ def own_token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
     tangents(row(columns(w.angle, h * P, P), i), near)
     add_angles(near, np.float64(dt), row(w.theta, at), row(columns(w.angles, h * P, P), i))
     own = dt * sigmoid(w.trap[i, h])
-    if is_first:
-        w.first[n, h] = dt - own
-    else:
+    if is_first == 0:
         w.weights[i - 1, h] = (dt - own) + w.owns[i - 1, h]
     w.g[i, h] = dt * w.A[i if w.shifts else 0, h]
     w.weights[i, h] = 0
@@ -404,14 +403,19 @@ def own_token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
 
 
 @piece
+def first_share(w: Work, start: Whole, stop: Whole, h: Whole) -> Number:
+    """h of the first row, 0 where there is none."""
+    return w.dt[start, h] - w.dt[start, h] * sigmoid(w.trap[start, h]) if stop > start else number(row(w.none, 0), 0)
+
+
+@piece
 def numbers(w: Work, first: Whole, last: Whole):
-    """Numbers and angles of tasks first..last, their first h and their last tokens."""
+    """Numbers and angles of tasks first..last, h x of the tokens before them, and their last tokens."""
     for task in range(first, last):
         cut, low = row(w.cuts, task // w.blocks), task % w.blocks * w.each
         high, start, stop = min(low + w.each, w.H), cut[0] * w.T + cut[2], cut[0] * w.T + cut[3]
         for h in range(low, high):
             begin(w, cut[1], h)
-            w.first[cut[1], h] = 0
         for i in range(start, stop):
             for h in range(low, high):
                 own_token(w, cut[1], i, h, 1 if i == start else 0)
@@ -421,6 +425,9 @@ def numbers(w: Work, first: Whole, last: Whole):
                 angle = row(columns(w.angles, h * w.P, w.P), stop - 1)
                 cosines_and_sines(angle, rows(rotation, 0, w.P), rows(rotation, w.P, w.P))
             end(w, cut[1], h, start, stop)
+            if w.begun:
+                value, out = columns(w.past_v, h * w.V, w.V), columns(w.begin_v, h * w.V, w.V)
+                copied(row(value, cut[1]), first_share(w, start, stop, h), row(out, cut[1]))
 
 
 @piece
@@ -447,6 +454,9 @@ def numbers_vjp(w: Work, first: Whole, last: Whole):
         for h in range(low, high):
             at, hk = n * H + h, h * w.Hk // H
             begin(w, n, h)
+            if w.begun:
+                value, out = columns(w.dbegin_v, h * V, V), columns(w.dpast_v, h * V, V)
+                copied(row(value, n), first_share(w, start, stop, h), row(out, n))
             if w.ended:
                 one = number(row(w.none, 0), 1)
                 for p in range(P):
@@ -464,7 +474,7 @@ def numbers_vjp(w: Work, first: Whole, last: Whole):
                 if i > start:
                     again = w.dweights[i - 1, h]
                 elif w.begun:
-                    again = w.dfirst[n, h]
+                    again = dot(row(columns(w.dbegin_v, h * V, V), n), row(columns(w.past_v, h * V, V), n), V)
                 if i + 1 < stop:
                     later = w.dweights[i, h]
                 elif w.ended:
@@ -628,39 +638,41 @@ def late_weights(x: Any, last: Any, sequences: Any, dtype: Any) -> tuple[np.ndar
     """As ops/trapezoid.py."""
     call = call_of(x._replace(C=None), last, None, 1.0, sequences, dtype)
     outputs = {n: call.tokens(n) for n in ("g", "weights", "owns", "angles")}
-    outputs |= {n: call.states(n) for n in ("first", "end_own", "end_rotation")}
+    outputs |= {n: call.states(n) for n in ("end_own", "end_rotation")}
     outputs |= {"end_k": call.states("end_k", "H", "R", "K"), "end_v": call.states("end_v", "H", "R", "V")}
+    outputs |= {} if last is None else {"begin_v": call.states("begin_v", "H", "R", "V")}
     call.run(numbers, outputs)
     rotation = np.moveaxis(outputs["end_rotation"].reshape((*call.owners, call.sizes["H"], 2, call.sizes["P"])), -2, 0)
     of_tokens = (outputs[n] for n in ("g", "weights", "owns", "angles"))
     ends = (outputs[n] for n in ("end_k", "end_v", "end_own"))
-    return *of_tokens, outputs["first"][..., 0], *ends, rotation
+    return *of_tokens, outputs.get("begin_v"), *ends, rotation
 
 
-def late_weights_vjp(x: Any, last: Any, sequences: Any, dtype: Any, d: Any, ends: Any, past: Any) -> dict[str, Any]:
-    """Gradients by name from those of the core's inputs; ends: of the last, past: of those before and h."""
+def late_weights_vjp(x: Any, last: Any, sequences: Any, dtype: Any, d: Any, ends: Any) -> dict[str, Any]:
+    """Gradients by name from those of the core's inputs; ends: of the last tokens."""
     more = {"g": d.g, "dweights": d.weight, "downs": d.own}
     more |= {} if d.angle is None else {"dangles": d.angle}
     more |= {} if ends is None else {f"dend_{n}": y for n, y in ends._asdict().items()}
-    more |= {} if past is None else {"dpast_k": past[0], "dpast_v": past[1], "dfirst": past[2]}
+    more |= {} if last is None else {"dpast_k": d.past_k, "dbegin_v": d.past_v}
     grads = x._replace(x=d.v[..., None, :, :], B=d.k[..., None, :, :], C=None)
     call = call_of(grads, last, None, 1.0, sequences, dtype, more)
     outputs = {n: call.tokens(n) for n in ("ddt", "dtrap", "dA", "dangle")}
+    outputs |= {} if last is None else {"dpast_v": call.states("dpast_v", "H", "R", "V")}
     call.run(numbers_vjp, outputs)
-    found = {n: y[..., 0] if n != "dangle" else y for n, y in outputs.items()}
+    found = {n: y if n in ("dangle", "dpast_v") else y[..., 0] for n, y in outputs.items()}
     found |= {"dx": call.given["x"], "dB": call.given["B"]}
-    return found if past is None else found | {n: call.given[n] for n in ("dpast_k", "dpast_v")}
+    return found if last is None else found | {"dpast_k": call.given["dpast_k"]}
 
 
-def settled(P: np.ndarray, last: Any, own: np.ndarray, rotation: np.ndarray) -> np.ndarray:
-    """S from P rotated back by `rotation`, + own k^T v of the last rows."""
+def settled(P: np.ndarray, k: np.ndarray, v: np.ndarray, own: np.ndarray, rotation: np.ndarray) -> np.ndarray:
+    """S from P rotated back by `rotation`, + own k^T v of rows k, v (..., H, R, width)."""
     *lead, H, K, V = P.shape
-    R, pairs, dtype = last.k.shape[-2], rotation.shape[-1], P.dtype
+    R, pairs, dtype = k.shape[-2], rotation.shape[-1], P.dtype
     heads = math.prod(lead) * H
     sizes = {"R": R, "K": K, "V": V, "P": pairs, "all": heads, "rows": heads * K, "RK": R * K, "RV": R * V,
              "PP": 2 * pairs, "one": 1}  # fmt: skip
     S, rotation = empty(P.shape, dtype), np.moveaxis(rotation, 0, -2)
-    given = {"begin": P, "k": last.k, "v": last.v, "rotation": rotation, "own": own}
+    given = {"begin": P, "k": k, "v": v, "rotation": rotation, "own": own}
     arrays = {n: dense(y, dtype).reshape([sizes[m] for m in (STATES.matrices[n].rows, STATES.matrices[n].columns)])
               for n, y in (given | {"S": S}).items()}  # fmt: skip
     over_matrices(settle, STATES, sizes | arrays, heads, name_of(dtype), is_small=P.size <= SMALL)

@@ -11,7 +11,6 @@ from typing import Any
 
 from ...matrix_state.types import Inputs, Mamba3State
 from ...ops.gates import sigmoid
-from ...ops.product import product
 from ...ops.ranks import spread
 from ...ops.rotary import rotate_rows, rows_angle_vjp
 from ...ops.step_size import skip_and_gate, step_size_vjp
@@ -23,7 +22,6 @@ from ...ops.trapezoid import (
     Tokens,
     Weighted,
     Writes,
-    begun,
     late_writes,
     late_writes_vjp,
     settled,
@@ -114,10 +112,11 @@ def weights(c: Call) -> Weighted | None:
 
 def to_core(c: Call) -> Inputs:
     if (own := weights(c)) is not None:
-        angle = own.angle if own.angle.shape[-1] else None
+        angle, last = own.angle if own.angle.shape[-1] else None, _before(c)
         # the output is rounded once, behind skip connection and gate
         v = c.x if c.D is None and c.z is None else cast(c.xp, c.x, c.dtype)
-        return Inputs(c.C, c.B, v, own.g, angle=angle, weight=own.weight, own=own.gamma)
+        return Inputs(c.C, c.B, v, own.g, angle=angle, weight=own.weight, own=own.gamma,
+                      past_k=None if last is None else last.k, past_v=own.past_v)  # fmt: skip
     found = late(c)
     return Inputs(found.q, found.k, found.v, found.g[..., None])
 
@@ -127,8 +126,8 @@ def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
 
     dread: of the core's output, and of what queries read beside it. dends: of the last tokens in the final state.
     """
-    if (own := weights(c)) is not None:
-        return _weighted_vjp(c, own, d)
+    if weights(c) is not None:
+        return _weighted_vjp(c, d)
     dread, dends = getattr(c, "dread", None), getattr(c, "dends", None)
     read = late(c) if rank(c) > 1 else None
     grads, written, dlast = late_writes_vjp(_writes(c), _tokens(c), _before(c), read, d, dread, dends)
@@ -138,14 +137,8 @@ def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     return found if dlast is None else found | {"state": dlast}
 
 
-def _weighted_vjp(c: Call, own: Weighted, d: Inputs) -> dict[str, Array]:
-    """first k^T v is in the core's initial state, of which c.dinitial is the gradient."""
-    xp, last, dfirst, dlast = c.xp, _before(c), None, None
-    if last is not None:
-        dk, dv = _written_vjp(c, last, c.dinitial)
-        dfirst = inner_of_matrices(xp, dv, cast(xp, last.v, c.dtype), c.dtype)
-        dlast = Last(*(product(xp, own.first[..., None, None], y, dtype=c.dtype) for y in (dk, dv)))
-    grads, dlast = weighted_vjp(_writes(c), _tokens(c), last, d, getattr(c, "dends", None), dfirst, dlast)
+def _weighted_vjp(c: Call, d: Inputs) -> dict[str, Array]:
+    grads, dlast = weighted_vjp(_writes(c), _tokens(c), _before(c), d, getattr(c, "dends", None))
     found = _by_name(c, grads) | {"C": d.q}
     return found if dlast is None else found | {"state": dlast}
 
@@ -169,15 +162,14 @@ def _by_name(c: Call, grads: Tokens) -> dict[str, Array]:
 
 
 def pack_state(c: Call, state: Any) -> Array | None:
-    """The core's state before the first token: S, and the last token's second write unless keys come late."""
+    """The core's state before the first token is S: no token has written the last one yet."""
     if state is None:
         return None
     if not isinstance(state, Mamba3State):
         raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, k, v) as a Mamba3State")
     for name, axes in (c.spec.state.axes or STATE_AXES).items():
         check_state(c.name, getattr(state, name), c.sizes, axes, f"state.{name}")
-    last, own = _before(c), weights(c)
-    return state.S if own is None or last is None else begun(c.xp, state.S, last, own.first, c.dtype)
+    return state.S
 
 
 def unpack_state(c: Call, P: Array) -> Mamba3State:
