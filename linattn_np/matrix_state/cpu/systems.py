@@ -133,7 +133,7 @@ def solve_rows(w: Work, j: Whole):
     save(w.found, w.out, (w.BATCH, j, w.t), (0, w.K))
 
 
-none, load_vector = registers(1)  # a product is rounded before it is added: equal rows leave 0
+zeros, load_vector = registers(1)  # a product is rounded before it is added: equal rows leave 0
 
 
 @piece(of="exact")
@@ -158,7 +158,7 @@ def factor(w: Work):
         for i in range(j + 1, K):
             f, rest = -A[i, j] / A[j, j], row(columns(A, first, n), i)
             for d in range(0, n, BYTES // A.itemsize):
-                store(load_vector(rest, d) + fma(f, load_vector(pivot, d), none(A)), rest, d)
+                store(load_vector(rest, d) + fma(f, load_vector(pivot, d), zeros(A)), rest, d)
             L[i, j] = f
 
 
