@@ -156,8 +156,7 @@ class Piece:
         """The public result of a checked call."""
         to = destination.of_call(self, c, given, own)
         with threads.limited(given["num_threads"]), destination.filled(self, c, to, own):
-            computed = self.body(c, **own)[0]
-        return self._given_back(c, computed, to, given.get("out"))
+            return self._given_back(c, self.body(c, **own)[0], to, given.get("out"))
 
     def vjp(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, Pullback]:
         """The rule of la.vjp: (result, pullback)."""
@@ -370,7 +369,7 @@ class Piece:
         kind, back = self.kind_of(c), c.library.give_back
         out = cast(c.xp, _out(computed), kind)
         out = back(np.asarray(out) if isinstance(out, np.generic) else out) if to is None else destination.put(
-            to, out, theirs)  # fmt: skip
+            c.xp, to, out, theirs)  # fmt: skip
         if c.states is None or not (c.states.returned or c.states.overwritten):
             return out
         end = back(c.states.end(c.library, cast(c.xp, computed.state, c.kinds.get("state", kind))))

@@ -1,6 +1,6 @@
-"""out=: the array that a call writes its result to. Loops write there at once where they can, else it is copied.
+"""out=: the array that a call writes its result to. Kernels write there at once where they can, else it is copied.
 
-It may overlap an input: loops then write elsewhere first, but where each number depends on its own input alone.
+It may overlap an input: kernels then write elsewhere first, but where each number depends on its own input alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, dtype_name, enter, is_mutable
+from ..ops.host import write
+from ..runtime.arrays import Array, Namespace, dtype_name, enter, is_mutable
 from ..runtime.memory import overlap, overlaps_itself, place_of
-from ..runtime.recorder import refuse
 
 
 def of_call(piece: Any, c: Any, given: Mapping[str, Any], arrays: Mapping[str, Any]) -> Array | None:
@@ -46,8 +46,11 @@ def of_call(piece: Any, c: Any, given: Mapping[str, Any], arrays: Mapping[str, A
 
 
 def filled(piece: Any, c: Any, to: Array | None, arrays: Mapping[str, Any]) -> Any:
-    """A context in which loops write their result to the array, where it is one block of memory of their dtype."""
-    if to is None or not c.compiled or not to.flags.c_contiguous or to.dtype != c.dtype:
+    """A context in which kernels write their result to the array, where it is one block of memory.
+
+    arrays: what the kernels read, in the dtype of the computation.
+    """
+    if to is None or not (c.compiled or c.on_device) or not to.flags.c_contiguous:
         return contextlib.nullcontext()
     place, of_numbers = place_of(to), {*piece.axes.values()} == {"..."}
     for n in piece.axes:
@@ -59,9 +62,8 @@ def filled(piece: Any, c: Any, to: Array | None, arrays: Mapping[str, Any]) -> A
     return destinations.filled([to])
 
 
-def put(to: Array, found: Array, theirs: Any) -> Any:
+def put(xp: Namespace, to: Array, found: Array, theirs: Any) -> Any:
     """The caller's array, with the result."""
-    if found is not to:
-        refuse("the result is copied into out")
-        to[...] = found
+    if (place := place_of(found)) is None or place != place_of(to):
+        write(xp, to, found)
     return theirs if isinstance(theirs, np.ndarray) else to

@@ -41,6 +41,8 @@ def signature_of(named: Named, arrays: tuple[Any, ...], keywords: Mapping[str, A
     """The signature of a call on NumPy or CuPy arrays; None for others, and inside of a call that is being recorded."""
     if active.recorder is not None:
         return None
+    if (out := keywords.get("out")) is not None and (at := place_among(out, arrays, keywords)) is not None:
+        keywords = {**keywords, "out": None, "in place of": at}
     first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
     if first is not ndarray:
         maker = plans.signature_maker(first)
@@ -53,6 +55,12 @@ def signature_of(named: Named, arrays: tuple[Any, ...], keywords: Mapping[str, A
             return None
         keywords = {**keywords, "cu_seqlens": None, "offsets": (str(kind), *values)}
     return plans.signature_of(named, arrays, keywords)  # type: ignore[arg-type]
+
+
+def place_among(out: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> int | None:
+    """Which input `out` is; None for another array."""
+    each = (*arrays, *(x for n, x in keywords.items() if n != "out"))
+    return next((n for n, x in enumerate(each) if x is out), None)
 
 
 class Checked:
@@ -125,7 +133,7 @@ def recorded(
     """The result of a call, whose plan is recorded; piece: whose checks may be left out, None for none."""
     if not plans.is_storable(signature):
         return compute()
-    key, given, state, pointers = signature
+    (key, given, state, pointers), out = signature, keywords.get("out")
     with recorder(pointers is not None) as kernels:
         found = compute()
     plan: Any = None
@@ -133,11 +141,13 @@ def recorded(
     try:
         if not kernels.launches:
             raise LookupError(kernels.obstacle or "no kernel computed the call")
-        overwritten = state if keywords.get("overwrite_state") is True else None
-        plan = _module(signature).LaunchSequence(kernels, given, found, overwritten)
+        written = (state if keywords.get("overwrite_state") is True else None, out)
+        kernels.allocated = [x for x in kernels.allocated if x is not out]  # the caller's
+        plan = _module(signature).LaunchSequence(kernels, given, found, written)
     except LookupError as why:
         reason = str(why)
-    if piece is not None and (plan is None or piece.kind.recheck is not None):
+    in_place = out is not None and place_among(out, arrays, keywords) is not None
+    if piece is not None and not in_place and (plan is None or piece.kind.recheck is not None):
         call = checked(signature, piece, arrays, keywords)
         if call is not None:
             plan = call if plan is None else Rechecked(plan, call, piece.kind.recheck)

@@ -155,6 +155,35 @@ def test_another_option_dtype_or_shape_is_another_plan(gpu):
     assert plans.count() - len(of_numpy) == 4
 
 
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float32)], ids=str)
+@cases
+def test_a_repeated_call_with_out_is_its_launches(gpu, entered, case, dtype):
+    """Also in place."""
+
+    def checks(call):
+        """How many of three calls were checked."""
+        before = len(entered)
+        for turn in range(3):
+            call(turn, given_of(case, dtype, turn, gpu.bring))
+        return len(entered) - before
+
+    wanted, first = [], next(iter(case.arrays))
+    count = checks(lambda turn, given: wanted.append(parts(case(given))[0]))
+
+    def into(turn, given):
+        out = gpu.bring(np.full(wanted[turn].shape, np.nan, wanted[turn].dtype))
+        assert parts(case(given, out=out))[0] is out
+        assert gpu.see(out).tobytes() == gpu.see(wanted[turn]).tobytes()
+
+    def in_place(turn, given):
+        case(given, out=given[first])
+        assert gpu.see(given[first]).tobytes() == gpu.see(wanted[turn]).tobytes()
+
+    assert checks(into) <= count
+    if case.arrays[first].shape == wanted[0].shape and wanted[0].dtype == dtype:
+        assert checks(in_place) <= count
+
+
 def test_a_call_with_out_writes_there_each_time(gpu):
     for turn in range(3):
         x, out = normal(2 + turn, 8)[:2].astype(np.float32), gpu.bring(np.zeros((2, 8), np.float32))

@@ -73,6 +73,45 @@ def test_a_repeated_call_has_the_same_bits_and_is_its_kernels(case, dtype, monke
             assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: f"{c.name} {c.label}".strip())
+def test_a_repeated_call_with_out_is_its_kernels(case, dtype):
+    def into(turn, out, how=None):
+        given = given_of(case, DTYPES[dtype], turn)
+        found = parts(case.fn(**given, **case.options, out=given[how] if how else out))
+        assert found[0] is (given[how] if how else out)
+        return found
+
+    wanted = [parts(case.fn(**given_of(case, DTYPES[dtype], turn), **case.options)) for turn in range(3)]
+    first = next(iter(case.arrays))
+    in_place = wanted[0][0].shape == case.arrays[first].shape and wanted[0][0].dtype == DTYPES[dtype]
+    known = set(plans.by_key)
+    for how in (None, first)[: 1 + in_place]:
+        for turn in range(3):
+            out = np.full_like(wanted[turn][0], np.nan)
+            for one, other in zip(into(turn, out, how), wanted[turn], strict=True):
+                assert one.tobytes() == other.tobytes()
+    kinds = [type(getattr(plan, "__self__", plan)) for key, plan in plans.by_key.items() if key not in known]
+    by_kernels = kinds[:1] != [] and kinds[0] in (LaunchSequence, Rechecked)
+    assert by_kernels == ((case.name, case.label) not in ARRAY_CALLS)
+    assert len(kinds) == (1 + in_place if case.name != "dropout" else 0)
+    assert not by_kernels or kinds[-1] in (LaunchSequence, Rechecked)
+
+
+def test_out_of_a_replayed_call_is_checked():
+    x, memory = normal(3, 8), np.zeros(30)
+    out = memory[:24].reshape(3, 8)
+    for _ in range(3):
+        la.nn.rms_norm(x, out=out)
+    wanted = la.nn.rms_norm(x)
+    memory[3:27] = x.ravel()
+    la.nn.rms_norm(memory[3:27].reshape(3, 8), out=out)  # overlaps an input
+    np.testing.assert_array_equal(out, wanted)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="rms_norm: out is read-only"):
+        la.nn.rms_norm(x, out=out)
+
+
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: f"{c.name} {c.label}".strip())
 def test_a_repeated_call_is_not_checked_again(case, entered):
     for turn in range(2):

@@ -106,6 +106,7 @@ def computed_in_full(arrays: list[Any], state: Any, pointers: None) -> None:
 
 Array = Any
 ROWS = ("state_rows", "fresh")
+WRITTEN = ("state", "out")  # arrays that a call may write to
 ON_HOST = ("cu_seqlens", *ROWS)  # the plan depends on their values
 MOST_ROWS = 512  # rows of a pool, on the host, that are part of a key with their values
 
@@ -149,9 +150,10 @@ def signature_of(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[s
                 return None
             else:
                 given.append(x)
+            if name in WRITTEN:
+                parts.append(x.flags.writeable)
             if name == "state":
                 state = x
-                parts.append(x.flags.writeable)
         elif x is None or kind in PLAIN:
             parts += name, kind, x  # with the type: True == 1, but they are different options
         elif name == "state" and isinstance(x, tuple):

@@ -17,6 +17,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..memory import is_on_device
+from ..pieces.memory import next_destination
 from ..recorder import Recorder, allocated
 from . import constants, launch
 
@@ -30,10 +31,13 @@ MIN_POOL_RATIO = 8  # scratch shares an allocation only if the other arrays are 
 
 
 def empty(shape: Shape, dtype: Any, is_counted: bool = True) -> Array:
-    """A new array on the current device, reported to the recorder that is entered, if any.
+    """An array for a kernel to fill: the caller's `out` (nn/destination.py), or a new one on the current device.
 
-    is_counted: the call would free it if it were not recorded.
+    A new one is reported to the recorder that is entered, if any. is_counted: the call would free it if it were not
+    recorded.
     """
+    if (found := next_destination(shape, dtype)) is not None:
+        return found
     return allocated(launch.array_type()(shape, dtype), is_counted)
 
 

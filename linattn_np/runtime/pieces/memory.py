@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from ctypes import c_int64
 from math import prod
 from operator import mul
+from typing import Any
 
 import numpy as np
 
@@ -36,11 +37,11 @@ class Destinations(threading.local):
     Recorded plans call `empty` where there are such arrays, also none of them, instead of None.
     """
 
-    arrays: list[np.ndarray] | None = None
+    arrays: list[Any] | None = None
     are_aligned = False
 
     @contextlib.contextmanager
-    def filled(self, arrays: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    def filled(self, arrays: list[Any]) -> Iterator[list[Any]]:
         """Calls write their results into these arrays where possible. Returns the arrays that no call used."""
         before, self.arrays = self.arrays, list(arrays)
         try:
@@ -60,6 +61,15 @@ class Destinations(threading.local):
 
 
 destinations = Destinations()
+
+
+def next_destination(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """The first destination of this shape and dtype, which no other call gets; None without one."""
+    if destinations.arrays:
+        for n, x in enumerate(destinations.arrays):
+            if x.shape == shape and x.dtype == dtype:
+                return destinations.arrays.pop(n)
+    return None
 
 
 def up(n: int, whole: int) -> int:
@@ -87,10 +97,8 @@ def new_flag() -> np.ndarray:
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    if destinations.arrays:
-        for n, x in enumerate(destinations.arrays):
-            if x.shape == shape and x.dtype == dtype:
-                return destinations.arrays.pop(n)
+    if (found := next_destination(shape, dtype)) is not None:
+        return found
     count = prod(shape) * dtype.itemsize
     if count >= HELD:
         return np.ndarray(shape, dtype, pool.take(count))
