@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from ...ops.cpu.numbers import number
 from ...ops.cpu.products import FULL, product, solve_transposed, transpose
-from ...ops.cpu.rows import add, clear, overlap, scale_rows, scaled
+from ...ops.cpu.rows import clear
 from ...ops.cpu.storage import load, save
 from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot
-from ...runtime.pieces.views import columns, row, rows, transposed
-from .ends import close_back, restore_rows
-from .forward import begin_task, begin_tile, combined, error, gradient, read
+from ...runtime.pieces.views import columns, row, transposed
+from .ends import close_back, restore_rows, store_rows
+from .forward import begin_task, begin_tile, error, gradient, read
 from .hidden_backward import (
     begin_hidden,
     end_hidden_back,
@@ -22,7 +22,8 @@ from .hidden_backward import (
     hidden_rows_back,
     open_hidden,
 )
-from .memory import column_of, copy
+from .layer import base_back, combined, end_base_back, end_rows_back, masked_back
+from .memory import copy
 from .norm import project, standard
 from .workspace import Work
 
@@ -31,53 +32,17 @@ from .workspace import Work
 def reopen(w: Work):
     """Back through the end of a mini-batch."""
     if w.gain:
-        combined(w, 0, w.Y)
-    total = close_back(w, w.Y, w.A, w.dW, w.dA)
-    if w.gain:
-        w.dgains[w.place] = number(w.dW, total)
-
-
-@piece
-def add_scaled(f: Vector, n: Whole, A: Matrix, out: Matrix):
-    """out += f_n A"""
-    factor = f[n]
-    for i in range(len(out)):
-        a, to = row(A, i), row(out, i)
-        for j in range(len(to)):
-            to[j] += factor * a[j]
+        combined(w, 0, w.kT, w.r, w.R, w.W, w.S, w.Y)
+    close_back(w, w.Y, w.A, w.dW, w.dA)
 
 
 @piece
 def end_back(w: Work, end: Whole, d: Matrix):
     """Back through the last weights (end 0) or momentum (1), of the gradient d."""
-    at = w.mask_row + w.N + end
-    mask, dmask, c, dc = row(w.masks, at), row(w.dmasks, at), row(w.c, at), row(w.dc, at)
-    product(FULL, w.k, d, w.T)
-    for i in range(w.n):
-        dmask[i] = dot(row(w.T, i), row(w.r, i), w.V)
-    scale_rows(w.T, mask)
-    add(w.T, w.dr)
-    scaled(w.r, mask, w.R)
-    transpose(d, w.back)
-    product(FULL, w.R, w.back, w.dk, added=w.dk)
-    dc[0] = number(w.T, overlap(d, w.W))
-    add_scaled(c, 0, d, w.nW)
+    end_rows_back(w, end, d, w.k, w.r, w.dk, w.dr, w.T, w.R, w.back)
+    end_base_back(w, end, 0, d, w.W, w.nW)
     if w.momentum:
-        dc[1] = number(w.T, overlap(d, w.S))
-        add_scaled(c, 1, d, w.nS)
-
-
-@piece
-def base_back(w: Work, x: Matrix, d: Matrix, dx: Matrix, base: Matrix, at: Whole, n: Whole, dbase: Matrix):
-    """Back through y += c_n x B_n, d the gradient of y: dc, dx and dB_n."""
-    column_of(w, at, n)
-    product(FULL, x, base, w.T)
-    for i in range(w.n):
-        row(w.dc, at + i)[n] = dot(row(w.T, i), row(d, i), w.V)
-    transpose(base, w.back)
-    product(FULL, d, w.back, dx, rows=w.column, added=dx)
-    scaled(d, w.column, w.T)
-    product(FULL, transposed(x), w.T, dbase, added=dbase)
+        end_base_back(w, end, 1, d, w.S, w.nS)
 
 
 @piece
@@ -110,23 +75,12 @@ def read_back(w: Work):
     outputs_back(w)
     if w.hidden:
         clear(w.dq)
-    transpose(w.r, w.rT)
-    product(FULL, w.R, w.rT, w.G)
-    product(FULL, w.q, w.kT, w.P)
-    for i in range(w.n):
-        g, p, mask, dmask = row(w.G, i), row(w.P, i), row(w.masks, w.mask_row + i), row(w.dmasks, w.mask_row + i)
-        for j in range(len(g)):
-            dmask[j] = g[j] * p[j]
-            g[j] *= mask[j]
-            p[j] *= mask[j]
-    product(FULL, w.G, w.k, w.dq, added=w.dq)
-    product(FULL, transposed(w.G), w.q, w.dk, added=w.dk)
-    product(FULL, transposed(w.P), w.R, w.dr, added=w.dr)
-    base_back(w, w.q, w.R, w.dq, w.W, w.mask_row, 0, w.nW)
+    masked_back(w, w.q, w.k, w.kT, w.R, w.r, w.rT, w.dq, w.dk, w.dr)
+    base_back(w, w.q, w.R, w.dq, w.W, w.mask_row, 0, w.nW, w.T, w.back)
     if w.momentum:
-        base_back(w, w.q, w.R, w.dq, w.S, w.mask_row, 1, w.nS)
+        base_back(w, w.q, w.R, w.dq, w.S, w.mask_row, 1, w.nS, w.T, w.back)
     if w.gain:
-        base_back(w, w.q, w.R, w.dq, w.A, w.mask_row, w.B - 1, w.nA)
+        base_back(w, w.q, w.R, w.dq, w.A, w.mask_row, w.B - 1, w.nA, w.T, w.back)
     dq = w.dq
     if w.hidden:
         hidden_queries_back(w)
@@ -208,9 +162,9 @@ def solved_back(w: Work):
             v[j] = -x[j]
     product(FULL, w.G, w.k, w.dk, added=w.dk)
     product(FULL, transposed(w.G), w.k, w.dk, added=w.dk)
-    base_back(w, w.k, w.dr, w.dk, w.W, at, 0, w.nW)
+    base_back(w, w.k, w.dr, w.dk, w.W, at, 0, w.nW, w.T, w.back)
     if w.momentum:
-        base_back(w, w.k, w.dr, w.dk, w.S, at, 1, w.nS)
+        base_back(w, w.k, w.dr, w.dk, w.S, at, 1, w.nS, w.T, w.back)
 
 
 @piece
@@ -266,19 +220,11 @@ def backward(w: Work, first_task: Whole, last_task: Whole):
     """Gradients of the tasks; last_W, ...: of the final states, first_W, ...: of the initial ones."""
     for task in range(first_task, last_task):
         begin_task(w, task)
-        at = w.PLACE * w.D
-        copy(rows(w.last_W, at, w.D), w.dW)
-        copy(rows(w.last_A, at, w.D), w.dA)
         clear(w.dS)
-        if w.momentum:
-            copy(rows(w.last_S, at, w.D), w.dS)
-        first = w.PLACE * w.X_D
+        restore_rows(w, w.PLACE * w.D, w.last_W, w.last_S, w.last_A, w.dW, w.dS, w.dA)
         if w.hidden:
-            copy(rows(w.last_W1, first, w.X_D), w.dW1)
-            copy(rows(w.last_A1, first, w.X_D), w.dA1)
             clear(w.dS1)
-            if w.momentum:
-                copy(rows(w.last_S1, first, w.X_D), w.dS1)
+            restore_rows(w, w.PLACE * w.X_D, w.last_W1, w.last_S1, w.last_A1, w.dW1, w.dS1, w.dA1)
         dg, db = w.dweight, w.dshift
         for j in range(len(dg)):
             dg[j], db[j] = 0, 0
@@ -289,15 +235,9 @@ def backward(w: Work, first_task: Whole, last_task: Whole):
             if w.hidden:
                 restore_rows(w, w.place * w.X_D, w.marks_W1, w.marks_S1, w.marks_A1, w.W1, w.S1, w.A1)
             tile_back(w)
-        copy(w.dW, rows(w.first_W, at, w.D))
-        copy(w.dA, rows(w.first_A, at, w.D))
-        if w.momentum:
-            copy(w.dS, rows(w.first_S, at, w.D))
+        store_rows(w, w.dW, w.dS, w.dA, w.PLACE * w.D, w.first_W, w.first_S, w.first_A)
         if w.hidden:
-            copy(w.dW1, rows(w.first_W1, first, w.X_D))
-            copy(w.dA1, rows(w.first_A1, first, w.X_D))
-            if w.momentum:
-                copy(w.dS1, rows(w.first_S1, first, w.X_D))
+            store_rows(w, w.dW1, w.dS1, w.dA1, w.PLACE * w.X_D, w.first_W1, w.first_S1, w.first_A1)
         if w.normed:
             g, b = row(w.dweights, w.PLACE), row(w.dshifts, w.PLACE)
             for j in range(len(dg)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ...ops.cpu.numbers import number
 from ...ops.cpu.rows import add, clear
-from ...runtime.pieces.piece import Double, Matrix, Whole, piece
+from ...runtime.pieces.piece import Matrix, Whole, piece
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row, rows
 from .memory import copy
@@ -25,20 +26,19 @@ def close(w: Work, Y: Matrix, W: Matrix, A: Matrix):
 
 
 @piece
-def close_back(w: Work, Y: Matrix, A: Matrix, dW: Matrix, dA: Matrix) -> Double:
-    """Back through the end of a mini-batch; the gradient of f."""
+def close_back(w: Work, Y: Matrix, A: Matrix, dW: Matrix, dA: Matrix):
+    """Back through the end of a mini-batch; adds the gradient of f."""
     add(dA, dW)
     clear(dA)
-    total = 0.0
     if w.gain:
-        f = w.gains[w.place]
+        total, f = 0.0, w.gains[w.place]
         for i in range(len(dW)):
             y, a, d, da = row(Y, i), row(A, i), row(dW, i), row(dA, i)
             total += dot(d, y, len(d)) - dot(d, a, len(d))
             for j in range(len(d)):
                 da[j] = (1 - f) * d[j]
                 d[j] *= f
-    return total
+        w.dgains[w.place] += number(dW, total)
 
 
 @piece

@@ -5,14 +5,13 @@ A bias is the weight of a channel that is 1.
 
 from __future__ import annotations
 
-from ...ops.cpu.products import FULL, LEFT_LOWER, product, solve, transpose
-from ...ops.cpu.rows import hadamard_to, scaled
+from ...ops.cpu.products import FULL, product, solve, transpose
 from ...ops.cpu.storage import load, save
-from ...runtime.pieces.piece import Matrix, Vector, Whole, piece
-from ...runtime.pieces.views import row, rows
+from ...runtime.pieces.piece import Vector, Whole, piece
+from ...runtime.pieces.views import row
 from .ends import close, restore_rows, store_rows
 from .hidden import end_hidden, hidden_gradient, hidden_queries, hidden_rows
-from .memory import column_of
+from .layer import add_base, combined, read_rows
 from .norm import project, standard
 from .workspace import Work
 
@@ -64,13 +63,6 @@ def error(w: Work, i: Whole, e: Vector):
     else:
         for j in range(len(e)):
             e[j] = z[j] - v[j]
-
-
-@piece
-def add_base(w: Work, x: Matrix, base: Matrix, at: Whole, n: Whole, out: Matrix):
-    """out += c_n x B_n"""
-    column_of(w, at, n)
-    product(FULL, x, base, out, rows=w.column, added=out)
 
 
 @piece
@@ -127,14 +119,7 @@ def read(w: Work):
     """O, the products of queries with the weights that they read."""
     if w.hidden:
         hidden_queries(w)
-    product(FULL, w.q, w.kT, w.P)
-    hadamard_to(rows(w.masks, w.mask_row, w.n), w.P)
-    product(LEFT_LOWER, w.P, w.r, w.O)
-    add_base(w, w.q, w.W, w.mask_row, 0, w.O)
-    if w.momentum:
-        add_base(w, w.q, w.S, w.mask_row, 1, w.O)
-    if w.gain:
-        add_base(w, w.q, w.A, w.mask_row, w.B - 1, w.O)
+    read_rows(w, w.q, w.kT, w.r, w.W, w.S, w.A, w.O)
 
 
 @piece
@@ -153,31 +138,13 @@ def save_outputs(w: Work):
 
 
 @piece
-def combined(w: Work, end: Whole, out: Matrix):
-    """out = the weights (end 0) or the momentum (1) after the last token: sum_n c_n B_n + sum_j m_j k_j^T r_j."""
-    c, mask = row(w.c, w.mask_row + w.N + end), row(w.masks, w.mask_row + w.N + end)
-    scaled(w.r, mask, w.R)
-    for i in range(w.D):
-        base, momentum, to = row(w.W, i), row(w.S, i), row(out, i)
-        f = c[0]
-        if w.momentum:
-            g = c[1]
-            for j in range(len(to)):
-                to[j] = f * base[j] + g * momentum[j]  # out may be S
-        else:
-            for j in range(len(to)):
-                to[j] = f * base[j]
-    product(FULL, w.kT, w.R, out, added=out)
-
-
-@piece
 def end_tile(w: Work):
     """W, S and A after the tile."""
     if w.hidden:
         end_hidden(w)
-    combined(w, 0, w.Y)
+    combined(w, 0, w.kT, w.r, w.R, w.W, w.S, w.Y)
     if w.momentum:
-        combined(w, 1, w.S)
+        combined(w, 1, w.kT, w.r, w.R, w.W, w.S, w.S)
     close(w, w.Y, w.W, w.A)
 
 

@@ -13,12 +13,11 @@ from ...ops.activations import CUBE, ROOT
 from ...ops.cpu.activations import gelu_tanh_of, gelu_tanh_slope, tanh_share
 from ...ops.cpu.loops import over
 from ...ops.cpu.numbers import OPTIONS
-from ...ops.cpu.products import FULL, LEFT_LOWER, product, transpose
-from ...ops.cpu.rows import hadamard_to, scaled
-from ...runtime.pieces.piece import Matrix, Whole, piece
-from ...runtime.pieces.views import columns, row, rows
+from ...ops.cpu.products import FULL, product, transpose
+from ...runtime.pieces.piece import Matrix, piece
+from ...runtime.pieces.views import columns, row
 from .ends import close
-from .memory import column_of
+from .layer import combined, read_rows
 from .workspace import Work
 
 value, slope = njit(**OPTIONS)(gelu_tanh_of), njit(**OPTIONS)(gelu_tanh_slope)
@@ -67,48 +66,16 @@ def hidden_gradient(w: Work):
 
 
 @piece
-def add_base1(w: Work, x: Matrix, base: Matrix, n: Whole, out: Matrix):
-    """out += c_n x B_n"""
-    column_of(w, w.mask_row, n)
-    product(FULL, x, base, out, rows=w.column, added=out)
-
-
-@piece
 def hidden_queries(w: Work):
     """yq and q of the queries, of the weights that they read."""
-    product(FULL, w.xq, w.xT, w.P)
-    hadamard_to(rows(w.masks, w.mask_row, w.n), w.P)
-    product(LEFT_LOWER, w.P, w.s, w.yq)
-    add_base1(w, w.xq, w.W1, 0, w.yq)
-    if w.momentum:
-        add_base1(w, w.xq, w.S1, 1, w.yq)
-    if w.gain:
-        add_base1(w, w.xq, w.A1, w.B - 1, w.yq)
+    read_rows(w, w.xq, w.xT, w.s, w.W1, w.S1, w.A1, w.yq)
     activate(w, w.yq, w.q)
-
-
-@piece
-def combined1(w: Work, end: Whole, out: Matrix):
-    """As forward.py:combined, of the first layer."""
-    c, mask = row(w.c, w.mask_row + w.N + end), row(w.masks, w.mask_row + w.N + end)
-    scaled(w.s, mask, w.R1)
-    for i in range(w.X_D):
-        base, momentum, to = row(w.W1, i), row(w.S1, i), row(out, i)
-        f = c[0]
-        if w.momentum:
-            g = c[1]
-            for j in range(len(to)):
-                to[j] = f * base[j] + g * momentum[j]  # out may be S1
-        else:
-            for j in range(len(to)):
-                to[j] = f * base[j]
-    product(FULL, w.xT, w.R1, out, added=out)
 
 
 @piece
 def end_hidden(w: Work):
     """W1, S1 and A1 after the tile."""
-    combined1(w, 0, w.Y1)
+    combined(w, 0, w.xT, w.s, w.R1, w.W1, w.S1, w.Y1)
     if w.momentum:
-        combined1(w, 1, w.S1)
+        combined(w, 1, w.xT, w.s, w.R1, w.W1, w.S1, w.S1)
     close(w, w.Y1, w.W1, w.A1)

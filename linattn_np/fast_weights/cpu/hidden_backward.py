@@ -6,15 +6,14 @@ du = ds * gelu'(y),   dr += du A,   dA += du^T r,   dy = ds * u * gelu''(y) + dh
 from __future__ import annotations
 
 from ...ops.cpu.loops import over
-from ...ops.cpu.numbers import number
 from ...ops.cpu.products import FULL, product, transpose
-from ...ops.cpu.rows import add, clear, overlap, scale_rows, scaled
-from ...runtime.pieces.piece import Matrix, Number, Whole, piece
-from ...runtime.pieces.tiles import dot
+from ...ops.cpu.rows import add, clear
+from ...runtime.pieces.piece import Matrix, Whole, piece
 from ...runtime.pieces.views import columns, row, transposed
 from .ends import close_back
-from .hidden import combined1, curve, slopes
-from .memory import column_of, copy
+from .hidden import curve, slopes
+from .layer import base_back, combined, end_base_back, end_rows_back, masked_back
+from .memory import copy
 from .workspace import Work
 
 
@@ -22,10 +21,8 @@ from .workspace import Work
 def open_hidden(w: Work):
     """Back through the end of a mini-batch."""
     if w.gain:
-        combined1(w, 0, w.Y1)
-    total = close_back(w, w.Y1, w.A1, w.dW1, w.dA1)
-    if w.gain:
-        w.dgains[w.place] += number(w.dW1, total)
+        combined(w, 0, w.xT, w.s, w.R1, w.W1, w.S1, w.Y1)
+    close_back(w, w.Y1, w.A1, w.dW1, w.dA1)
 
 
 @piece
@@ -39,69 +36,24 @@ def begin_hidden(w: Work):
 
 
 @piece
-def add_multiple(f: Number, A: Matrix, out: Matrix):
-    """out += f A"""
-    for i in range(len(out)):
-        a, to = row(A, i), row(out, i)
-        for j in range(len(to)):
-            to[j] += f * a[j]
-
-
-@piece
 def end_hidden_back(w: Work, end: Whole, d: Matrix):
     """Back through the last weights (end 0) or momentum (1), of the gradient d."""
-    at = w.mask_row + w.N + end
-    mask, dmask, c, dc = row(w.masks, at), row(w.dmasks, at), row(w.c, at), row(w.dc, at)
-    product(FULL, w.x, d, w.T1)
-    for i in range(w.n):
-        dmask[i] += dot(row(w.T1, i), row(w.s, i), w.M)
-    scale_rows(w.T1, mask)
-    add(w.T1, w.ds)
-    scaled(w.s, mask, w.R1)
-    transpose(d, w.back1)
-    product(FULL, w.R1, w.back1, w.dx, added=w.dx)
-    dc[0] += number(w.T1, overlap(d, w.W1))
-    add_multiple(c[0], d, w.nW1)
+    end_rows_back(w, end, d, w.x, w.s, w.dx, w.ds, w.T1, w.R1, w.back1)
+    end_base_back(w, end, 0, d, w.W1, w.nW1)
     if w.momentum:
-        dc[1] += number(w.T1, overlap(d, w.S1))
-        add_multiple(c[1], d, w.nS1)
-
-
-@piece
-def base_hidden_back(w: Work, base: Matrix, n: Whole, dbase: Matrix):
-    """Back through yq += c_n xq B_n, dyq lying in T1."""
-    at = w.mask_row
-    column_of(w, at, n)
-    product(FULL, w.xq, base, w.R1)
-    for i in range(w.n):
-        row(w.dc, at + i)[n] += dot(row(w.R1, i), row(w.T1, i), w.M)
-    transpose(base, w.back1)
-    product(FULL, w.T1, w.back1, w.dxq, rows=w.column, added=w.dxq)
-    scaled(w.T1, w.column, w.R1)
-    product(FULL, transposed(w.xq), w.R1, dbase, added=dbase)
+        end_base_back(w, end, 1, d, w.S1, w.nS1)
 
 
 @piece
 def hidden_queries_back(w: Work):
     """Back through the queries, from dq: the gradient of the last layer's."""
     slopes(w.yq, w.dq, w.T1)
-    transpose(w.s, w.sT)
-    product(FULL, w.T1, w.sT, w.G)
-    product(FULL, w.xq, w.xT, w.P)
-    for i in range(w.n):
-        g, p, mask, dmask = row(w.G, i), row(w.P, i), row(w.masks, w.mask_row + i), row(w.dmasks, w.mask_row + i)
-        for j in range(len(g)):
-            dmask[j] += g[j] * p[j]
-            g[j] *= mask[j]
-            p[j] *= mask[j]
-    product(FULL, w.G, w.x, w.dxq, added=w.dxq)
-    product(FULL, transposed(w.G), w.xq, w.dx, added=w.dx)
-    product(FULL, transposed(w.P), w.T1, w.ds, added=w.ds)
-    base_hidden_back(w, w.W1, 0, w.nW1)
+    masked_back(w, w.xq, w.x, w.xT, w.T1, w.s, w.sT, w.dxq, w.dx, w.ds)
+    base_back(w, w.xq, w.T1, w.dxq, w.W1, w.mask_row, 0, w.nW1, w.R1, w.back1)
     if w.momentum:
-        base_hidden_back(w, w.S1, 1, w.nS1)
+        base_back(w, w.xq, w.T1, w.dxq, w.S1, w.mask_row, 1, w.nS1, w.R1, w.back1)
     if w.gain:
-        base_hidden_back(w, w.A1, w.B - 1, w.nA1)
+        base_back(w, w.xq, w.T1, w.dxq, w.A1, w.mask_row, w.B - 1, w.nA1, w.R1, w.back1)
 
 
 @piece
