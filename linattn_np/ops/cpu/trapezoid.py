@@ -43,8 +43,9 @@ SUMS = ("theta", "dend_theta")  # in float64
 SCRATCH = {"theta": "P", "rotation": "PP", "near": "P", "key": "K", "late": "RK", "back": "RV",
            "own": "two"}  # of each head of each sequence  # fmt: skip
 SMALL = 2**15  # numbers of states that one thread computes
+TASK = ("STATE", "LOW", "HIGH", "START", "STOP")  # of its sequence; heads LOW .. HIGH, rows START .. STOP
 TRAPEZOID = Workspace(
-    "trapezoid", ("T", "R", "H", "Hk", "Hq", "K", "V", "P", "blocks", "each", "reads", "begun", "ended", "skips",
+    "trapezoid", (*TASK, "T", "R", "H", "Hk", "Hq", "K", "V", "P", "blocks", "each", "reads", "begun", "ended", "skips",
                   "shifts"),
     ("scale",), (), {"given": {
         **{name: Field("count", width) for width, names in ROWS.items() for name in names},
@@ -123,9 +124,21 @@ def rotate(x: Vector, rotation: Vector, back: Whole, out: Vector):
 
 
 @piece
-def begin(w: Work, n: Whole, h: Whole):
-    """The state of head h before the first token of sequence n: no angle, the last keys, their gamma in the state."""
-    at, K, none = n * w.H + h, w.K, row(w.none, 0)
+def begin_task(w: Work, task: Whole):
+    """A sequence and `each` of its heads, before its first token."""
+    cut = row(w.cuts, task // w.blocks)  # batch row, state, first token, last + 1
+    w.STATE, w.START, w.STOP = cut[1], cut[0] * w.T + cut[2], cut[0] * w.T + cut[3]
+    w.LOW = task % w.blocks * w.each
+    w.HIGH = min(w.LOW + w.each, w.H)
+    for h in range(w.LOW, w.HIGH):
+        begin(w, h)
+
+
+@piece
+def begin(w: Work, h: Whole):
+    """Head h before the first token: no angle, the last keys, their gamma in the state."""
+    n, K, none = w.STATE, w.K, row(w.none, 0)
+    at = n * w.H + h
     theta, one = row(w.theta, at), number(none, 1)
     for p in range(len(theta)):
         theta[p] = 0
@@ -136,9 +149,10 @@ def begin(w: Work, n: Whole, h: Whole):
 
 
 @piece
-def token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
+def token(w: Work, i: Whole, h: Whole):
     """q, k, v, g, shares and later of head h of row i."""
-    at, R, K, V, P, one = n * w.H + h, w.R, w.K, w.V, w.P, number(row(w.none, 0), 1)
+    n, R, K, V, P, one = w.STATE, w.R, w.K, w.V, w.P, number(row(w.none, 0), 1)
+    at = n * w.H + h
     B, C, hk, hq = w.B, w.C, h * w.Hk // w.H, h * w.Hq // w.H
     rotation, late, dt, before = row(w.rotation, at), row(w.late, at), w.dt[i, h], w.own[at, 0]
     advance(row(columns(w.angle, h * P, P), i), dt, row(w.theta, at), row(w.near, at), rotation)
@@ -147,7 +161,7 @@ def token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
     w.own[at, 0] = own
     for r in range(R):
         value = rows(row(w.none, 0), 0, V)
-        if is_first == 0:
+        if i > w.START:
             value = row(columns(w.x, (r * w.H + h) * V, V), i - 1)
         elif w.begun:
             value = row(columns(w.past_v, (h * R + r) * V, V), n)
@@ -169,20 +183,21 @@ def token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
 
 
 @piece
-def end(w: Work, n: Whole, h: Whole, first: Whole, stop: Whole):
+def end(w: Work, h: Whole):
     """Keys, values, gamma and rotation of the last token, or of the state if there is none."""
-    at, R, K, V, P, none = n * w.H + h, w.R, w.K, w.V, w.P, row(w.none, 0)
+    n, stop, R, K, V, P, none = w.STATE, w.STOP, w.R, w.K, w.V, w.P, row(w.none, 0)
+    at, has_tokens = n * w.H + h, stop > w.START
     rotation, one, hk = row(w.rotation, at), number(none, 1), h * w.Hk // w.H
     for r in range(R):
         key, value = rows(row(w.late, at), r * K, K), rows(none, 0, V)
-        if stop > first:
+        if has_tokens:
             key = row(columns(w.B, (r * w.Hk + hk) * K, K), stop - 1)
             value = row(columns(w.x, (r * w.H + h) * V, V), stop - 1)
         elif w.begun:
             value = row(columns(w.past_v, (h * R + r) * V, V), n)
         copied(key, one, row(columns(w.end_k, (h * R + r) * K, K), n))
         copied(value, one, row(columns(w.end_v, (h * R + r) * V, V), n))
-    if stop == first:
+    if not has_tokens:
         for p in range(P):
             rotation[p], rotation[P + p] = 1, 0
     w.end_own[n, h] = w.own[at, 0]
@@ -191,17 +206,14 @@ def end(w: Work, n: Whole, h: Whole, first: Whole, stop: Whole):
 
 @piece
 def forward(w: Work, first: Whole, last: Whole):
-    """q, k, v, g, shares and the last tokens of tasks first..last: a sequence, and `each` of its heads."""
+    """q, k, v, g, shares and the last tokens of tasks first..last."""
     for task in range(first, last):
-        cut, low = row(w.cuts, task // w.blocks), task % w.blocks * w.each  # batch row, state, first token, last + 1
-        high, start, stop = min(low + w.each, w.H), cut[0] * w.T + cut[2], cut[0] * w.T + cut[3]
-        for h in range(low, high):
-            begin(w, cut[1], h)
-        for i in range(start, stop):
-            for h in range(low, high):
-                token(w, cut[1], i, h, 1 if i == start else 0)
-        for h in range(low, high):
-            end(w, cut[1], h, start, stop)
+        begin_task(w, task)
+        for i in range(w.START, w.STOP):
+            for h in range(w.LOW, w.HIGH):
+                token(w, i, h)
+        for h in range(w.LOW, w.HIGH):
+            end(w, h)
 
 
 def _crossed_vectors(x: Any, d: Any, count: int, total: Any) -> None:
@@ -247,12 +259,12 @@ def angle_vjp(dt: Double, total: Wide, own: Vector, dangle: Vector) -> Number:
 
 
 @piece
-def reads_vjp(w: Work, n: Whole, i: Whole, h: Whole) -> Number:
+def reads_vjp(w: Work, i: Whole, h: Whole) -> Number:
     """Gradients of what the queries of row i read beside the state; returns that of gamma.
 
     late and back: of the late keys and values, to which those of the rows s > r are added.
     """
-    at, R, K, V, H = n * w.H + h, w.R, w.K, w.V, w.H
+    at, R, K, V, H = w.STATE * w.H + h, w.R, w.K, w.V, w.H
     hk, hq, none, one = h * w.Hk // w.H, h * w.Hq // w.H, number(row(w.none, 0), 0), number(row(w.none, 0), 1)
     rotation, total, key = row(columns(w.rotations, 2 * h * w.P, 2 * w.P), i), row(w.theta, at), row(w.key, at)
     late, back, own = row(w.late, at), row(w.back, at), w.dt[i, h] * sigmoid(w.trap[i, h])
@@ -289,21 +301,16 @@ def reads_vjp(w: Work, n: Whole, i: Whole, h: Whole) -> Number:
 
 
 @piece
-def token_vjp(w: Work, n: Whole, i: Whole, h: Whole, start: Whole, stop: Whole):
+def token_vjp(w: Work, i: Whole, h: Whole):
     """Gradients of row i of head h, after those of all later rows."""
-    at, R, K, V, P, H, none = n * w.H + h, w.R, w.K, w.V, w.P, w.H, row(w.none, 0)
-    one, total, near = number(none, 1), row(w.theta, at), row(w.near, at)
-    late, back, rotation, hk = (
-        row(w.late, at),
-        row(w.back, at),
-        row(columns(w.rotations, 2 * h * P, 2 * P), i),
-        h * w.Hk // w.H,
-    )
+    n, R, K, V, P, H, none, hk = w.STATE, w.R, w.K, w.V, w.P, w.H, row(w.none, 0), h * w.Hk // w.H
+    at, one, rotation = n * H + h, number(none, 1), row(columns(w.rotations, 2 * h * P, 2 * P), i)
+    total, near, late, back = row(w.theta, at), row(w.near, at), row(w.late, at), row(w.back, at)
     # of the token after: e^g dw, w, and the gradients of its late keys and values
     dt, lam, down, weight = w.dt[i, h], sigmoid(w.trap[i, h]), w.own[at, 0], w.own[at, 1]
     for r in range(R):
         dB, dx = row(columns(w.dB, (r * H + h) * K, K), i), row(columns(w.dx, (r * H + h) * V, V), i)
-        if i + 1 < stop:
+        if i + 1 < w.STOP:
             rotate(rows(late, r * K, K), rotation, 1, dB)
             crossed(row(columns(w.B, (r * w.Hk + hk) * K, K), i), dB, total)
             copied(rows(back, r * V, V), weight, dx)
@@ -315,18 +322,18 @@ def token_vjp(w: Work, n: Whole, i: Whole, h: Whole, start: Whole, stop: Whole):
             copied(rows(none, 0, V), one, dx)
         copied(row(columns(w.dk, (r * H + h) * K, K), i), one, rows(late, r * K, K))
         copied(row(columns(w.dv, (r * H + h) * V, V), i), one, rows(back, r * V, V))
-    own, rate, before, is_first = lam * dt, w.A[i if w.shifts else 0, h], number(none, 0), 1
-    if i > start:
-        before, is_first = w.dt[i - 1, h] * sigmoid(w.trap[i - 1, h]), 0
+    own, rate, before = lam * dt, w.A[i if w.shifts else 0, h], number(none, 0)
+    if i > w.START:
+        before = w.dt[i - 1, h] * sigmoid(w.trap[i - 1, h])
     fade = exp(dt * rate)
     weight = fade * ((dt - own) + before)
     w.own[at, 1] = weight
     if w.reads:
-        down += reads_vjp(w, n, i, h)
+        down += reads_vjp(w, i, h)
     dw = number(none, 0)
     for r in range(R):
         value = rows(none, 0, V)
-        if is_first == 0:
+        if i > w.START:
             value = row(columns(w.x, (r * H + h) * V, V), i - 1)
         elif w.begun:
             value = row(columns(w.past_v, (h * R + r) * V, V), n)
@@ -342,14 +349,15 @@ def token_vjp(w: Work, n: Whole, i: Whole, h: Whole, start: Whole, stop: Whole):
 
 
 @piece
-def begin_vjp(w: Work, n: Whole, h: Whole, start: Whole, stop: Whole):
+def begin_vjp(w: Work, h: Whole):
     """Gradients of the last keys and values before the first token."""
-    at, R, K, V, none = n * w.H + h, w.R, w.K, w.V, row(w.none, 0)
+    n, R, K, V, none = w.STATE, w.R, w.K, w.V, row(w.none, 0)
+    at = n * w.H + h
     for r in range(R):
         dk, dv, by = rows(none, 0, K), rows(none, 0, V), number(none, 1)
         if w.ended:
             dk, dv = row(columns(w.dend_k, (h * R + r) * K, K), n), row(columns(w.dend_v, (h * R + r) * V, V), n)
-        if stop > start:
+        if w.STOP > w.START:
             dk, dv, by = rows(row(w.late, at), r * K, K), rows(row(w.back, at), r * V, V), w.own[at, 1]
         copied(dk, number(none, 1), row(columns(w.dpast_k, (h * R + r) * K, K), n))
         copied(dv, by, row(columns(w.dpast_v, (h * R + r) * V, V), n))
@@ -359,42 +367,40 @@ def begin_vjp(w: Work, n: Whole, h: Whole, start: Whole, stop: Whole):
 def backward(w: Work, first: Whole, last: Whole):
     """Gradients of the tokens, and of the last key and value before them, of tasks first..last."""
     for task in range(first, last):
-        cut, low = row(w.cuts, task // w.blocks), task % w.blocks * w.each
-        high, start, stop = min(low + w.each, w.H), cut[0] * w.T + cut[2], cut[0] * w.T + cut[3]
-        for h in range(low, high):
-            begin(w, cut[1], h)
-        for i in range(start, stop):
-            for h in range(low, high):
-                at = cut[1] * w.H + h
+        begin_task(w, task)
+        for i in range(w.START, w.STOP):
+            for h in range(w.LOW, w.HIGH):
+                at = w.STATE * w.H + h
                 advance(row(columns(w.angle, h * w.P, w.P), i), w.dt[i, h], row(w.theta, at), row(w.near, at),
                        row(columns(w.rotations, 2 * h * w.P, 2 * w.P), i))  # fmt: skip
-        for h in range(low, high):
-            begin(w, cut[1], h)  # the theta of a head is now the sum of the gradients of later angles
-            w.own[cut[1] * w.H + h, 1] = 0
+        for h in range(w.LOW, w.HIGH):
+            at = w.STATE * w.H + h
+            begin(w, h)  # the theta of a head is now the sum of the gradients of later angles
+            w.own[at, 1] = 0
             if w.ended:
-                w.own[cut[1] * w.H + h, 0] = w.dend_own[cut[1], h]
+                w.own[at, 0] = w.dend_own[w.STATE, h]
                 for p in range(w.P):
-                    w.theta[cut[1] * w.H + h, p] = w.dend_theta[cut[1], h * w.P + p]
-        for i in range(stop - 1, start - 1, -1):
-            for h in range(low, high):
-                token_vjp(w, cut[1], i, h, start, stop)
+                    w.theta[at, p] = w.dend_theta[w.STATE, h * w.P + p]
+        for i in range(w.STOP - 1, w.START - 1, -1):
+            for h in range(w.LOW, w.HIGH):
+                token_vjp(w, i, h)
         if w.begun:
-            for h in range(low, high):
-                begin_vjp(w, cut[1], h, start, stop)
+            for h in range(w.LOW, w.HIGH):
+                begin_vjp(w, h)
 
 
 # one row a token: weights and angles alone, where the core rotates and weighs rows as it loads them
 
 
 @piece
-def own_token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
+def own_token(w: Work, i: Whole, h: Whole):
     """g, gamma and the angle of head h of row i, and h + gamma of the row before, which is 0 of the last one."""
-    at, P, dt = n * w.H + h, w.P, w.dt[i, h]
+    at, P, dt = w.STATE * w.H + h, w.P, w.dt[i, h]
     near = row(w.near, at)
     tangents(row(columns(w.angle, h * P, P), i), near)
     add_angles(near, np.float64(dt), row(w.theta, at), row(columns(w.angles, h * P, P), i))
     own = dt * sigmoid(w.trap[i, h])
-    if is_first == 0:
+    if i > w.START:
         w.weights[i - 1, h] = (dt - own) + w.owns[i - 1, h]
     w.g[i, h] = dt * w.A[i if w.shifts else 0, h]
     w.weights[i, h] = 0
@@ -403,31 +409,29 @@ def own_token(w: Work, n: Whole, i: Whole, h: Whole, is_first: Whole):
 
 
 @piece
-def first_share(w: Work, start: Whole, stop: Whole, h: Whole) -> Number:
+def first_share(w: Work, h: Whole) -> Number:
     """h of the first row, 0 where there is none."""
-    return w.dt[start, h] - w.dt[start, h] * sigmoid(w.trap[start, h]) if stop > start else number(row(w.none, 0), 0)
+    i = w.START
+    return w.dt[i, h] - w.dt[i, h] * sigmoid(w.trap[i, h]) if i < w.STOP else number(row(w.none, 0), 0)
 
 
 @piece
 def numbers(w: Work, first: Whole, last: Whole):
     """Numbers and angles of tasks first..last, h x of the tokens before them, and their last tokens."""
     for task in range(first, last):
-        cut, low = row(w.cuts, task // w.blocks), task % w.blocks * w.each
-        high, start, stop = min(low + w.each, w.H), cut[0] * w.T + cut[2], cut[0] * w.T + cut[3]
-        for h in range(low, high):
-            begin(w, cut[1], h)
-        for i in range(start, stop):
-            for h in range(low, high):
-                own_token(w, cut[1], i, h, 1 if i == start else 0)
-        for h in range(low, high):
-            rotation = row(w.rotation, cut[1] * w.H + h)
-            if stop > start:
-                angle = row(columns(w.angles, h * w.P, w.P), stop - 1)
-                cosines_and_sines(angle, rows(rotation, 0, w.P), rows(rotation, w.P, w.P))
-            end(w, cut[1], h, start, stop)
+        begin_task(w, task)
+        n, P, V = w.STATE, w.P, w.V
+        for i in range(w.START, w.STOP):
+            for h in range(w.LOW, w.HIGH):
+                own_token(w, i, h)
+        for h in range(w.LOW, w.HIGH):
+            rotation = row(w.rotation, n * w.H + h)
+            if w.STOP > w.START:
+                angle = row(columns(w.angles, h * P, P), w.STOP - 1)
+                cosines_and_sines(angle, rows(rotation, 0, P), rows(rotation, P, P))
+            end(w, h)
             if w.begun:
-                value, out = columns(w.past_v, h * w.V, w.V), columns(w.begin_v, h * w.V, w.V)
-                copied(row(value, cut[1]), first_share(w, start, stop, h), row(out, cut[1]))
+                copied(row(columns(w.past_v, h * V, V), n), first_share(w, h), row(columns(w.begin_v, h * V, V), n))
 
 
 @piece
@@ -449,14 +453,12 @@ def numbers_vjp(w: Work, first: Whole, last: Whole):
     """The transpose; B and x are their gradients, to which those of the last token are added, or else to the past's."""
     H, K, V, P = w.H, w.K, w.V, w.P
     for task in range(first, last):
-        cut, low = row(w.cuts, task // w.blocks), task % w.blocks * w.each
-        n, high, start, stop = cut[1], min(low + w.each, H), cut[0] * w.T + cut[2], cut[0] * w.T + cut[3]
-        for h in range(low, high):
+        begin_task(w, task)
+        n, start, stop = w.STATE, w.START, w.STOP
+        for h in range(w.LOW, w.HIGH):
             at, hk = n * H + h, h * w.Hk // H
-            begin(w, n, h)
             if w.begun:
-                value, out = columns(w.dbegin_v, h * V, V), columns(w.dpast_v, h * V, V)
-                copied(row(value, n), first_share(w, start, stop, h), row(out, n))
+                copied(row(columns(w.dbegin_v, h * V, V), n), first_share(w, h), row(columns(w.dpast_v, h * V, V), n))
             if w.ended:
                 one = number(row(w.none, 0), 1)
                 for p in range(P):
@@ -469,7 +471,7 @@ def numbers_vjp(w: Work, first: Whole, last: Whole):
                     add(dk, one, row(columns(w.dpast_k, h * K, K), n))
                     add(dv, one, row(columns(w.dpast_v, h * V, V), n))
         for i in range(stop - 1, start - 1, -1):
-            for h in range(low, high):
+            for h in range(w.LOW, w.HIGH):
                 at, again, later = n * H + h, number(row(w.none, 0), 0), number(row(w.none, 0), 0)
                 if i > start:
                     again = w.dweights[i - 1, h]
