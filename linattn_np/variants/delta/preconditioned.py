@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
@@ -107,41 +108,33 @@ SQUARES = {
 }
 CENTERS = {"center": ArgSpec("H", "log of the sum at which the factor is 1; None: -0.2", optional=True)}
 FACTORS = "A_t = e^{g_square_t} A_{t-1} + beta_square_t k_t * k_t;  m_t = span^{-softsign(log(A_t + eps) - center)};  "
-CHANGE = products("q", "v", "beta", k=WRITES, r=READS, **RAW_DECAY)
 STATE = StateFormat(PreconditionedState, None, pack_state, unpack_state, unpack_state_vjp, pack_state_vjp,
                     no_summary="keys have factors that are not linear in the state")  # fmt: skip
-PAPER = "Tumma, Loo, Rus, Preconditioned DeltaNet, arXiv 2604.21100"
 
 GATED = VariantSpec(
     name="preconditioned_gated_delta_rule",
     sentence="The gated delta rule whose key writes behind a diagonal preconditioner.",
     equation=FACTORS + "S~ = e^{g_t} S_{t-1};  S_t = S~ + (m_t * k_t)^T beta_t (v_t - k_t S~);  out_t = scale q_t S_t",
-    paper=PAPER,
+    paper="Tumma, Loo, Rus, Preconditioned DeltaNet, arXiv 2604.21100",
     arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "g": TOKEN_DECAY, "beta": STRENGTH, **SQUARES, **CENTERS,
             **gate_arrays()},
-    change=CHANGE,
+    change=products("q", "v", "beta", k=WRITES, r=READS, **RAW_DECAY),
     decay=Decay.SCALAR,
     erase=Erase.DELTA,
     state=STATE,
     options=OPTIONS,
     check_options=check_options,
 )  # fmt: skip
-KDA = VariantSpec(
+KDA = replace(
+    GATED,
     name="preconditioned_kda",
     called="Preconditioned KDA",
     sentence="Kimi delta attention whose key writes behind a diagonal preconditioner.",
     equation=FACTORS + "S~ = diag(e^{g_t}) S_{t-1};  S_t = S~ + (m_t * k_t)^T beta_t (v_t - k_t S~);  "
     "out_t = scale q_t S_t",
-    paper=PAPER,
-    arrays={"q": QUERIES, "k": UNIT_KEYS, "v": VALUES, "g": CHANNEL_DECAY, "beta": STRENGTH, **SQUARES, **CENTERS,
-            **gate_arrays("H K")},
-    change=CHANGE,
+    arrays={**GATED.arrays, "g": CHANNEL_DECAY, **gate_arrays("H K")},
     decay=Decay.VECTOR,
-    erase=Erase.DELTA,
-    state=STATE,
-    options=OPTIONS,
-    check_options=check_options,
-)  # fmt: skip
+)
 SAMPLES = Samples(
     {"k": "unit", "beta": "positive", "g_square": "log decay", "beta_square": "positive"}, ({"eps": 0.1}, {"span": 2.0})
 )
