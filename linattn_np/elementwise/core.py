@@ -137,17 +137,17 @@ def each_sequence(plan: Plan, x: Inputs, state: Any) -> list[tuple[Sequence, Inp
 
 
 def joined(plan: Plan, like: Array, parts: list[Array], axes: int = 1) -> Array:
-    """Rows of all sequences, one after the other; axes: of one token."""
+    """Rows of all sequences, or pieces of them, one after the other; axes: of one token."""
     if not parts:
         return plan.xp.zeros(like.shape, dtype=plan.dtype, device=device(like))
     return parts[0] if len(parts) == 1 else plan.xp.concat(parts, axis=-1 - axes)
 
 
-def gathered(plan: Plan, states: list[Array]) -> Array:
-    """A state for each sequence of a ragged batch, else the one there is."""
+def gathered(plan: Plan, states: list[Array], axes: int = 1) -> Array:
+    """A state for each sequence of a ragged batch, else the one there is; axes: of one state."""
     if plan.sequences[0].row is None:
         return states[0]
-    return plan.xp.stack([plan.xp.reshape(h, h.shape[-1:]) for h in states])
+    return plan.xp.stack([plan.xp.reshape(h, h.shape[-axes:]) for h in states])
 
 
 def delayed(plan: Plan, x: Inputs, state: Any, out: Array) -> Array:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.parts import from_parts
 from ...ops.sums import over_tokens
 from ...runtime import threads
-from ...runtime.arrays import cast, complex_of, is_complex
+from ...runtime.arrays import complex_of, is_complex
 from ...runtime.constants import constant_zeros
 from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.registers import LINE
@@ -18,7 +17,7 @@ from ...runtime.pieces.run import over_matrices
 from ..policy import LEAST_LINES, segment
 from ..types import Inputs, Plan, Residuals
 from . import scan
-from .spans import SPAN, spans_of
+from .spans import SPAN, real_rows, spans_of
 
 
 def forward(plan: Plan, x: Inputs, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -60,15 +59,6 @@ class Call:
         """Memory for the states before every segment."""
         return working((self.places, self.D), self.kind)
 
-    def rows(self, y: np.ndarray, width: int) -> np.ndarray:
-        """An array in the dtype of the computation, as rows of real numbers side by side; width: numbers of a row."""
-        if self.is_complex and not is_complex(y):
-            y = from_parts(np, y, None, self.real)
-        y = cast(np, y.real if is_complex(y) and not self.is_complex else y, self.kind)
-        y = y if y.strides[-1] == y.itemsize or y.shape[-1] == 1 else np.ascontiguousarray(y)
-        y = y.reshape(-1, width)
-        return y.view(self.real) if self.is_complex else y
-
     def run(self, kernel: Any, arrays: dict[str, np.ndarray | None], start: Any, end: np.ndarray) -> None:
         """A kernel over all its tasks."""
         if not self.width:
@@ -76,16 +66,16 @@ class Call:
         x, N = self.x, self.N
         count = prod(x.x.shape[:-1])
         given = {"gate": x.gate, "x": x.x, "start": start, "end": end, **arrays}
-        wide = x.block * self.D
-        held = {name: self.rows(y, wide if name in ("gate", "dgate") else self.D) for name, y in given.items()
-                if y is not None}  # fmt: skip
+        wide = x.block * self.width
+        held = {name: real_rows(y, wide if name in ("gate", "dgate") else self.width, self.kind, self.real)
+                for name, y in given.items() if y is not None}  # fmt: skip
         if "dout" in held and len(held["dout"]) != count:  # zeros
             held["dout"] = np.broadcast_to(held["dout"], (count, self.width))
         if x.g is not None:
             held["factors"] = working((N, self.width), self.real)
         blocks, each = self.blocks()
         sizes = {"count": count, "gates": len(held["gate"]), "D": self.width, "N": N, "each": each, "blocks": blocks,
-                 "block": x.block, "wide": x.block * self.width,
+                 "block": x.block, "wide": wide,
                  "segment": self.segment if "marks" in held else 0, "places": self.places, "starts": N, "owners": N,
                  "dgates": len(held.get("dgate", ())), "span": SPAN, "is_log": int(x.g is not None),
                  "is_complex": int(self.is_complex), "is_constant": int(x.is_constant),

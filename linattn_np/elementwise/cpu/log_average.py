@@ -205,18 +205,16 @@ def job_back(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
 
 
 @piece
-def forward(w: Work, first_worker: Whole, last_worker: Whole):
-    """The jobs of workers."""
-    for own in range(first_worker, last_worker):
-        for i in range(w.jobs * own // w.workers, w.jobs * (own + 1) // w.workers):
-            first = i % w.blocks * w.each
-            job(w, i // w.blocks, first, min(w.each, w.D - first))
+def forward(w: Work, own: Whole, stop: Whole):
+    """The jobs of workers own..stop."""
+    for k in range(w.jobs * own // w.workers, w.jobs * stop // w.workers):
+        first = k % w.blocks * w.each
+        job(w, k // w.blocks, first, min(w.each, w.D - first))
 
 
 @piece
-def backward(w: Work, first_worker: Whole, last_worker: Whole):
-    """The jobs of workers."""
-    for own in range(first_worker, last_worker):
-        for i in range(w.jobs * own // w.workers, w.jobs * (own + 1) // w.workers):
-            first = i % w.blocks * w.each
-            job_back(w, own, i // w.blocks, first, min(w.each, w.D - first))
+def backward(w: Work, own: Whole, stop: Whole):
+    """The jobs of workers own..stop, in the memory of the first one."""
+    for k in range(w.jobs * own // w.workers, w.jobs * stop // w.workers):
+        first = k % w.blocks * w.each
+        job_back(w, own, k // w.blocks, first, min(w.each, w.D - first))

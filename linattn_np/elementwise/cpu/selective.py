@@ -149,22 +149,20 @@ def job_back(w: Work, own: Whole, n: Whole, block: Whole, first: Whole, width: W
 
 
 @piece
-def forward(w: Work, first_worker: Whole, last_worker: Whole):
-    """The jobs of workers."""
-    for own in range(first_worker, last_worker):
-        for k in range(w.jobs * own // w.workers, w.jobs * (own + 1) // w.workers):
-            n, first = k // w.blocks, k % w.blocks * w.each
-            width = min(w.each, w.D - first)
-            if w.spans[n, 1] - w.spans[n, 0] == 1 and not w.in_columns:
-                token(w, n, first, width)
-            else:
-                job(w, own, n, first, width)
+def forward(w: Work, own: Whole, stop: Whole):
+    """The jobs of workers own..stop, in the memory of the first one."""
+    for k in range(w.jobs * own // w.workers, w.jobs * stop // w.workers):
+        n, first = k // w.blocks, k % w.blocks * w.each
+        width = min(w.each, w.D - first)
+        if w.spans[n, 1] - w.spans[n, 0] == 1 and not w.in_columns:
+            token(w, n, first, width)
+        else:
+            job(w, own, n, first, width)
 
 
 @piece
-def backward(w: Work, first_worker: Whole, last_worker: Whole):
-    """The jobs of workers."""
-    for own in range(first_worker, last_worker):
-        for k in range(w.jobs * own // w.workers, w.jobs * (own + 1) // w.workers):
-            first = k % w.blocks * w.each
-            job_back(w, own, k // w.blocks, k % w.blocks, first, min(w.each, w.D - first))
+def backward(w: Work, own: Whole, stop: Whole):
+    """The jobs of workers own..stop, in the memory of the first one."""
+    for k in range(w.jobs * own // w.workers, w.jobs * stop // w.workers):
+        first = k % w.blocks * w.each
+        job_back(w, own, k // w.blocks, k % w.blocks, first, min(w.each, w.D - first))

@@ -9,10 +9,9 @@ import numpy as np
 
 from ...ops.cpu.formulas import dense
 from ...ops.host import write
-from ...ops.parts import from_parts
 from ...ops.sums import over_tokens
 from ...runtime import threads
-from ...runtime.arrays import cast, complex_of, is_complex
+from ...runtime.arrays import complex_of
 from ...runtime.constants import constant_ones, constant_zeros
 from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.registers import NARROW
@@ -20,7 +19,7 @@ from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.vectors import BYTES
 from ..types import Plan
 from . import complex_selective, selective
-from .spans import SPAN, spans_of
+from .spans import SPAN, real_rows, spans_of
 
 if TYPE_CHECKING:
     from ..readouts.selective import SelectiveInputs
@@ -78,14 +77,6 @@ class Call:
         """Memory for the states before every segment."""
         return working((self.places * self.N, self.D), self.dtype)
 
-    def rows(self, y: np.ndarray, width: int, kind: Any) -> np.ndarray:
-        """An array in a dtype, as rows of real numbers side by side."""
-        if kind != self.dtype and not is_complex(y):
-            y = from_parts(np, y, None, self.dtype)
-        y = cast(np, y, kind)
-        y = y if y.strides[-1] == y.itemsize or y.shape[-1] == 1 else np.ascontiguousarray(y)
-        return y.view(self.dtype).reshape(-1, width)
-
     def of_channels(self, sums: np.ndarray, kinds: int) -> list[np.ndarray]:
         """Sums (kinds N, D) as arrays of channels (D, N), complex if the numbers are."""
         each = dense(sums.T, self.dtype).reshape(self.D, kinds, self.N)
@@ -105,7 +96,8 @@ class Call:
         given["dt"] = (np.broadcast_to(constant_ones(D, self.dtype), x.x.shape) if x.dt is None else x.dt), D
         given |= {n: (y, N if n in ("dB", "dC") else D) for n, y in made.items() if y is not None}
         given |= {} if start is None else {"start": (start, D * N)}
-        held = {n: self.rows(y, width, self.kind if n in COMPLEX else self.dtype) for n, (y, width) in given.items()}
+        held = {n: real_rows(y, width, self.kind if n in COMPLEX else self.dtype, self.dtype)
+                for n, (y, width) in given.items()}  # fmt: skip
         kept, scratch = workers * (SEGMENT + 1) * N, ("A_rows", "h", *(("B_rows", "C_rows") if x.dt is None else ()))
         held |= {n: working((workers * N, self.each), self.dtype) for n in scratch}
         more = (*(("states",) if "dx" in held else ()), *(("decays",) if "dx" in held or x.is_complex else ()))

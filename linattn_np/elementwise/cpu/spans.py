@@ -1,12 +1,14 @@
-"""The sequences of a call as rows of a table, and the places of the states that are kept before segments of tokens."""
+"""A call's sequences as rows of a table, with the places of the states stored before segments of tokens; its arrays."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...ops.parts import from_parts
+from ...runtime.arrays import cast, is_complex
 from ...runtime.constants import host_constants
 from ..types import Plan
 
@@ -32,3 +34,12 @@ def spans_of(plan: Plan, lead: tuple[int, ...], T: int, segment: int) -> Spans:
     rows = [(*end, first) for end, first in zip(ends, np.cumsum([0, *counts]), strict=False)]
     table = host_constants.once(("spans", ends, segment), lambda: np.array(rows, np.int64).reshape(-1, SPAN))
     return Spans(tuple(lead), len(ends), sum(counts), table)
+
+
+def real_rows(y: np.ndarray, width: int, kind: np.dtype[Any], real: np.dtype[Any]) -> np.ndarray:
+    """An array in the dtype `kind`, real or the complex one of `real`, as rows of `width` real numbers side by side."""
+    if kind != real and not is_complex(y):
+        y = from_parts(np, y, None, real)
+    y = cast(np, y.real if is_complex(y) and kind == real else y, kind)
+    y = y if y.strides[-1] == y.itemsize or y.shape[-1] == 1 else np.ascontiguousarray(y)
+    return y.view(real).reshape(-1, width)

@@ -16,7 +16,7 @@ from ...runtime.arrays import Array, as_computed, cast, conjugate
 from ..core import CORE, unsupported_reason
 from ..types import Inputs, Plan
 from ..types import Residuals as CoreResiduals
-from .selective import SelectiveInputs
+from .selective import SelectiveInputs, apart, flat
 
 
 class SystemInputs(NamedTuple):
@@ -56,11 +56,11 @@ class Diagonal(Computation):
             return out, end, Residuals(x, plan, state, marks, None, None)
         xp, C = plan.xp, as_computed(plan.xp, x.C, plan.dtype)
         states, end, core = CORE.forward(
-            fn, driven(plan, x), plan, None if state is None else flat(plan, state), wanted
+            fn, driven(plan, x), plan, None if state is None else flat(plan.xp, state), wanted
         )
-        states = apart(plan, states, x)
+        states = apart(plan.xp, states, x)
         out = 2 * xp.sum(xp.real(C * states), axis=-1)
-        return out, apart(plan, end, x), Residuals(x, plan, state, None, states, core)
+        return out, apart(plan.xp, end, x), Residuals(x, plan, state, None, states, core)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[SystemInputs, Any]:
         """Gradients of the inputs and of the initial state."""
@@ -74,12 +74,12 @@ class Diagonal(Computation):
         if dout is not None:
             twice = xp.astype(2 * cast(xp, dout, plan.dtype), states.dtype)[..., None]
             dC = over_tokens(xp, twice * xp.conj(states), 2)
-            dstates = flat(plan, twice * conjugate(xp, as_computed(xp, x.C, plan.dtype)))
-        d, begin = CORE.backward(core, dstates, None if dstate is None else flat(plan, dstate))
-        dx, B = apart(plan, d.x, x), as_computed(xp, x.B, plan.dtype)
+            dstates = flat(plan.xp, twice * conjugate(xp, as_computed(xp, x.C, plan.dtype)))
+        d, begin = CORE.backward(core, dstates, None if dstate is None else flat(plan.xp, dstate))
+        dx, B = apart(plan.xp, d.x, x), as_computed(xp, x.B, plan.dtype)
         dB = over_tokens(xp, dx * xp.astype(cast(xp, x.x, plan.dtype), dx.dtype)[..., None], 2)
         dx = xp.sum(xp.real(dx * conjugate(xp, B)), axis=-1)
-        return SystemInputs(dx, xp.reshape(d.g, x.A.shape), dB, dC), apart(plan, begin, x)
+        return SystemInputs(dx, xp.reshape(d.g, x.A.shape), dB, dC), apart(plan.xp, begin, x)
 
     def explain(self, fn: str, x: SystemInputs, plan: Plan, wanted: str | None) -> Explained:
         """As the core explains D N channels."""
@@ -95,17 +95,7 @@ def driven(plan: Plan, x: SystemInputs) -> Inputs:
     """D N channels of the core: B x, of log factors A."""
     xp, B = plan.xp, as_computed(plan.xp, x.B, plan.dtype)
     u = B * xp.astype(cast(xp, x.x, plan.dtype), B.dtype)[..., None]
-    return Inputs(flat(plan, u), None, xp.reshape(x.A, (x.A.shape[0] * x.A.shape[1],)))
-
-
-def flat(plan: Plan, y: Array) -> Array:
-    """(..., D, N) as (..., D N)."""
-    return plan.xp.reshape(y, (*y.shape[:-2], y.shape[-2] * y.shape[-1]))
-
-
-def apart(plan: Plan, y: Array, x: SystemInputs) -> Array:
-    """The inverse."""
-    return plan.xp.reshape(y, (*y.shape[:-1], *x.A.shape))
+    return Inputs(flat(plan.xp, u), None, xp.reshape(x.A, (x.A.shape[0] * x.A.shape[1],)))
 
 
 register(Diagonal(), SystemInputs)

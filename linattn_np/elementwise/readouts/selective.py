@@ -31,7 +31,7 @@ from ...runtime.arrays import (
     is_cupy,
 )
 from ...runtime.shapes import Sequence
-from ..core import CORE, MODULES, scaled, unsupported_reason
+from ..core import CORE, MODULES, gathered, joined, scaled, unsupported_reason
 from ..types import Inputs, Plan
 
 TOKENS = 64  # of one scan of array calls
@@ -113,7 +113,8 @@ class Selective(Computation):
                 out, h = forward(plan.xp, own.tokens(*part), h, backend)
                 outs.append(out)
             ends.append(h)
-        return scaled(joined(plan, x.x, outs), plan), gathered(plan, ends), Residuals(x, plan, backend, state, pieces)
+        out = scaled(joined(plan, x.x, outs), plan)
+        return out, gathered(plan, ends, 2), Residuals(x, plan, backend, state, pieces)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[SelectiveInputs, Any]:
         """Gradients of the inputs and of the initial state; states are computed again, piece by piece."""
@@ -139,7 +140,7 @@ class Selective(Computation):
                 each.append(grads)
             found += each[::-1]
             begins.append(p)
-        return together(plan, residuals.x, found), gathered(plan, begins)
+        return together(plan, residuals.x, found), gathered(plan, begins, 2)
 
     def explain(self, fn: str, x: SelectiveInputs, plan: Plan, wanted: str | None) -> Explained:
         """Six operations of a state's number, of which one is an exponential."""
@@ -162,14 +163,13 @@ FORMS = {"chunks": "associative scan", "cuda": "tiles of tokens in turn"}  # by 
 def rows(xp: Namespace, x: SelectiveInputs) -> Inputs:
     """The tokens as those of the elementwise core, with D N channels."""
     g, u = x.dt[..., None] * x.A, (x.dt * x.x)[..., None] * x.B[..., None, :]
-    flat = lambda y: xp.reshape(y, (*y.shape[:-2], y.shape[-2] * y.shape[-1]))  # noqa: E731
-    return Inputs(flat(u), g=flat(g))
+    return Inputs(flat(xp, u), g=flat(xp, g))
 
 
 def forward(xp: Namespace, x: SelectiveInputs, h: Array, backend: str) -> tuple[Array, Array]:
     """(out, the states after the tokens)."""
-    states, end = MODULES[backend].forward(xp, rows(xp, x), _flat(xp, h), None)
-    out = xp.sum(_apart(xp, states, x) * x.C[..., None, :], axis=-1)
+    states, end = MODULES[backend].forward(xp, rows(xp, x), flat(xp, h), None)
+    out = xp.sum(apart(xp, states, x) * x.C[..., None, :], axis=-1)
     return (2 * xp.real(out) if is_complex(out) else out), xp.reshape(end, h.shape)
 
 
@@ -178,11 +178,11 @@ def backward(
 ) -> tuple[SelectiveInputs, Array]:
     """(gradients of the inputs, of the states before the tokens); p: of those after them."""
     own, module, u = rows(xp, x), MODULES[backend], x.dt * x.x
-    states = _apart(xp, module.forward(xp, own, _flat(xp, h), None)[0], x)
+    states = apart(xp, module.forward(xp, own, flat(xp, h), None)[0], x)
     dout = (2 * dout if x.is_complex else dout)[..., None]
     dread = xp.reshape(dout * conjugate(xp, x.C)[..., None, :], own.x.shape)
-    d, begin = module.backward(xp, own, _flat(xp, h), dread, _flat(xp, p), None)
-    P, dg = _apart(xp, d.x, x), _apart(xp, d.g, x)
+    d, begin = module.backward(xp, own, flat(xp, h), dread, flat(xp, p), None)
+    P, dg = apart(xp, d.x, x), apart(xp, d.g, x)
     dB, dC = xp.sum(u[..., None] * P, axis=-2), xp.sum(dout * conjugate(xp, states), axis=-2)
     du = _real(xp, xp.sum(P * conjugate(xp, x.B)[..., None, :], axis=-1))
     ddt = _real(xp, xp.sum(dg * conjugate(xp, x.A), axis=-1)) + x.x * du
@@ -191,8 +191,8 @@ def backward(
     return grads, xp.reshape(begin, h.shape)
 
 
-def _apart(xp: Namespace, y: Array, x: SelectiveInputs) -> Array:
-    """(..., D N) as (..., D, N)."""
+def apart(xp: Namespace, y: Array, x: Any) -> Array:
+    """(..., D N) as (..., D, N); x: inputs with an A (D, N)."""
     return xp.reshape(y, (*y.shape[:-1], *x.A.shape))
 
 
@@ -200,7 +200,7 @@ def _real(xp: Namespace, y: Array) -> Array:
     return xp.real(y) if is_complex(y) else y
 
 
-def _flat(xp: Namespace, h: Array) -> Array:
+def flat(xp: Namespace, h: Array) -> Array:
     """(..., D, N) as (..., D N)."""
     return xp.reshape(h, (*h.shape[:-2], h.shape[-2] * h.shape[-1]))
 
@@ -231,20 +231,6 @@ def each_sequence(plan: Plan, x: SelectiveInputs, state: Any) -> list[tuple[Sequ
             h = cast(xp, state if s.row is None else xp.broadcast_to(state[s.row, ...], shape), kind)
         found.append((s, x.tokens(s.start, s.stop), h))
     return found
-
-
-def joined(plan: Plan, like: Array, each: list[Array]) -> Array:
-    """Rows of all pieces, one after the other."""
-    if not each:
-        return plan.xp.zeros(like.shape, dtype=plan.dtype, device=device(like))
-    return each[0] if len(each) == 1 else plan.xp.concat(each, axis=-2)
-
-
-def gathered(plan: Plan, states: list[Array]) -> Array:
-    """A state for each sequence of a ragged batch, else the one there is."""
-    if plan.sequences[0].row is None:
-        return states[0]
-    return plan.xp.stack([plan.xp.reshape(h, h.shape[-2:]) for h in states])
 
 
 def together(plan: Plan, x: SelectiveInputs, each: list[SelectiveInputs]) -> SelectiveInputs:
