@@ -1,13 +1,13 @@
-// The sum of weights that divides the outputs of a NORMALISED read-out: a recurrence of one row a head, beside the passes
-// over the values.
+// The sum of weights that divides the outputs of a NORMALISED read-out: a recurrence of one row a head, beside the
+// passes over the values.
 //
 //     z_t = e^{g_t} z_{t-1} + w_t k_t        s_t = scale q_t . z_t
 //     dq_t += scale c_t z_t                  R_t = scale c_t q_t + e^{g_{t+1}} R_{t+1}        c_t: the gradient of s_t
 //     dk_t += w_t R_t                        dw_t = k_t . R_t        dg_t = dg_{t+1} + c_t s_t - w_t dw_t
 //
 // Sequences are cut into parts of PART tokens. `adds` sums up a part, `carry` goes from part to part, and the others
-// begin with what it has left: z before a part, or with LA_BACK e^{g} R after it, whose product with z there is dg of the
-// next token. A warp has 128 channels, four a lane, and goes token by token; rows of GROUP tokens are loaded ahead.
+// begin with what it has left: z before a part, or with LA_BACK e^{g} R after it, whose product with z there is dg of
+// the next token. A warp has 128 channels, four a lane, and goes token by token; rows of GROUP tokens are loaded ahead.
 #include "arguments/matrix_state/NormaliserArguments.cuh"
 #include "attention/tokens.cuh"
 #include "tile/reduce.cuh"
@@ -27,7 +27,8 @@ LA_DEVICE i64 first_slot(const Sequence& s, i64 sequence) { return s.index / PAR
 LA_DEVICE int parts_of(const Sequence& s) { return (s.T + PART - 1) / PART; }
 
 struct Part {   // of a block
-    int head, sequence, part, first, stop, warp, lane, channel, count;   // channel: the first of a lane, which has `count`
+    int head, sequence, part, first, stop, warp, lane;
+    int channel, count;   // the first of a lane, which has `count`
     Sequence s;
     i64 slot;
     __device__ __forceinline__ Part(const NormaliserArguments& a) {

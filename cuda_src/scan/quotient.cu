@@ -28,7 +28,8 @@ struct Row {
         batch = index / a.heads / a.T;
     }
     __device__ __forceinline__ char* of(const Rows& x, int piece) const {
-        return x.data + batch * x.batch + token * x.token + (u32)head / (u32)x.group * x.head + at(piece) * bytes_of(KIND);
+        return x.data + batch * x.batch + token * x.token + (u32)head / (u32)x.group * x.head +
+               at(piece) * bytes_of(KIND);
     }
     __device__ __forceinline__ int at(int piece) const { return piece * 128 + lane * 4; }
     __device__ __forceinline__ void load(Vec4<KIND> (&x)[PIECES], const Rows& from) const {

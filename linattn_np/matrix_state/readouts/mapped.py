@@ -237,8 +237,8 @@ def backward(residuals: Any, dout: Array | None, dstate: Any) -> tuple[MappedInp
         return MappedInputs(narrow(dq), narrow(dk), narrow(d.v), narrow(d.g)), narrow(dS)
     if isinstance(core_residuals, averages.Residuals):
         parts = None if dstate is None else (dstate[..., :-1], dstate[..., -1])
-        d, (dS, dz) = averages.backward(core_residuals, dout, parts)
-        return _mapped_vjp(residuals, d, d.v, with_sums(xp, dS, dz, plan.dtype, view=False))
+        through, (dS, dz) = averages.backward(core_residuals, dout, parts)
+        return _mapped_vjp(residuals, through, through.v, with_sums(xp, dS, dz, plan.dtype, view=False))
     if x.eps is not None and dout is not None:
         dout = divide_vjp(xp, cast(xp, out, plan.dtype), sums, cast(xp, dout, plan.dtype))
     d, dS = core.backward(core_residuals, dout, dstate)

@@ -116,12 +116,11 @@ class Similarity(NamedTuple):
             if x is not None and f_vjp is identity_vjp:
                 grads[name] = dphi
             elif x is not None:
-                known = (c.features[name],) if getattr(f_vjp, "takes_features", False) else ()
-                narrow = is_cupy(xp) and dtype_name(dphi) in NARROW
-                if narrow and not _takes_any_dtype(c, f):
+                known = [c.features[name]] if getattr(f_vjp, "takes_features", False) else []
+                if is_cupy(xp) and dtype_name(dphi) in NARROW and not _takes_any_dtype(c, f):
                     dphi, *known = (cast(xp, y, c.dtype) for y in (dphi, *known))
-                x_of = x if narrow and _takes_any_dtype(c, f) else cast(xp, x, c.dtype)
-                dx, who = f_vjp(x_of, dphi, *known), "f_vjp of feature_map"
+                direct = dtype_name(dphi) in NARROW and _takes_any_dtype(c, f)
+                dx, who = f_vjp(x if direct else cast(xp, x, c.dtype), dphi, *known), "f_vjp of feature_map"
                 grads[name] = _checked(c, f"d{name}", dx, who)
                 if tuple(grads[name].shape) != tuple(x.shape):
                     raise ValueError(
@@ -192,11 +191,14 @@ def _mapped(c: Call, name: str, feature_map: FeatureMap) -> Array:
     x = getattr(c, name)
     if feature_map[0] is identity:  # unchanged, also in 16 bits
         return x
-    narrow = _features_are_narrow(c, feature_map[0])
-    if _takes_any_dtype(c, feature_map[0]):
-        y: Any = feature_map[0](x, x.dtype) if narrow else feature_map[0](x)
+    f: Any = feature_map[0]
+    narrow = _features_are_narrow(c, f)
+    if not _takes_any_dtype(c, f):
+        y = f(cast(c.xp, x, c.dtype))
+    elif narrow:
+        y = f(x, x.dtype)
     else:
-        y = feature_map[0](cast(c.xp, x, c.dtype))
+        y = f(x)
     y = _checked(c, name, y)
     if narrow and y.dtype != x.dtype and y.shape[-1] <= WIDEST_NARROW:
         y = multiple(c.xp, 1.0, y, x.dtype)

@@ -15,6 +15,7 @@ from linattn_np.matrix_state import core as matrix_state
 from linattn_np.matrix_state.cuda.scan import calls, normaliser
 from linattn_np.matrix_state.readouts import averages
 from linattn_np.matrix_state.types import Inputs, Plan
+from linattn_np.runtime.cuda import launch
 from linattn_np.runtime.shapes import Sequence
 from tests.cases import parts
 from tests.cuda.emulation import device, emulated, public  # noqa: F401
@@ -184,33 +185,44 @@ def test_a_sequence_has_the_same_bits_in_every_batch(device):  # noqa: F811
 
 VARIANTS = {
     "mlstm": (la.mlstm, {}), "mean": (la.linear_attention, {"feature_map": "elu+1", "normalize": True}),
-    "rfa": (la.rfa, {"num_features": 4}), "performer": (la.performer, {"num_features": 6}),
+    "rfa": (la.rfa, {"num_features": 32}), "performer": (la.performer, {"num_features": 32}),
+    "based": (la.based, {"backend": "cuda"}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants(public, monkeypatch, name, ragged):  # noqa: F811
-    """Results, states and gradients; without a GPU array calls stand for the passes over the values."""
-    (fn, options), T = VARIANTS[name], 150
-    device = public  # noqa: F811
-    cu = {"cu_seqlens": [0, 20, 20, 150]} if ragged else {}
-    if device.launched is not None:
+@pytest.fixture
+def stand_in(public, monkeypatch):  # noqa: F811
+    """`public`, where without a GPU array calls stand for the passes over the values."""
+    if public.launched is not None:
         array_calls = {n: getattr(matrix_state, n) for n in ("backward", "explain", "explain_memories")}
         forward = lambda fn, x, plan, state, wanted: matrix_state.forward(fn, x, plan, state, "chunks")  # noqa: E731
         monkeypatch.setattr(averages, "core", SimpleNamespace(forward=forward, **array_calls))
         monkeypatch.setattr(calls, "unsupported_reason", lambda x, plan: None)
+        monkeypatch.setattr(launch, "capability", lambda: 90)
         real = array_api_compat.array_namespace
         monkeypatch.setattr(array_api_compat, "array_namespace",
-                            lambda *x: device.xp if any(isinstance(y, Stub) for y in x) else real(*x))  # fmt: skip
+                            lambda *x: public.xp if any(isinstance(y, Stub) for y in x) else real(*x))  # fmt: skip
+    return public
+
+
+@pytest.mark.parametrize("dtype", ["float32", BFLOAT16], ids=str)
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(stand_in, name, ragged, dtype):
+    """Results, states and gradients."""
+    (fn, options), T, device = VARIANTS[name], 150, stand_in  # noqa: F811
+    cu = {"cu_seqlens": [0, 20, 20, 150]} if ragged else {}
     rng = np.random.default_rng(0)
     how = {"B": (1 if ragged else 2,), "T": T, "H": 2, "Hk": 2, "Hq": 2, "K": 8, "V": 8, "optional": name == "rfa"}
-    x = {n: y.astype(np.float32) for n, y in la.testing.sample(fn, rng, **how).items()}
+    kind = lambda n: dtype if n in "qkv" else np.float32  # noqa: E731
+    x = {n: y.astype(kind(n)) for n, y in la.testing.sample(fn, rng, **how).items()}
     N = 3 if ragged else 2
-    (_, before) = fn(**{n: np.repeat(y[:1, :5], N, axis=0) for n, y in x.items()}, **options, return_state=True)
+    own = {n: y for n, y in options.items() if n != "backend"}
+    begin = {n: np.repeat(y[:1, :5], N, axis=0).astype(np.float64) for n, y in x.items()}
+    _, before = fn(**begin, **own, return_state=True)
     state = type(before)(*(y.astype(np.float32) for y in before))
 
-    def pulled(bring, see):
+    def pulled(bring, see, options):
         there = type(state)(*map(bring, state))
         given = {n: bring(y) for n, y in x.items()} | options | cu
         result, pull = la.vjp(fn, **given, state=there, return_state=True)
@@ -218,11 +230,20 @@ def test_variants(public, monkeypatch, name, ragged):  # noqa: F811
         grads = [y for d in pull(bring(dout), dstate) for y in parts(d) if y is not None]
         return [see(y) for y in (*parts(result), *grads)]
 
-    dout = rng.standard_normal(x["v"].shape).astype(np.float32)
+    dout = rng.standard_normal(x["v"].shape).astype(dtype)
     dparts = [rng.standard_normal(y.shape).astype(np.float32) for y in state]
-    expected = pulled(lambda y: y.astype(np.float64), np.asarray)
-    found = pulled(device.bring, device.see)
+    expected = pulled(lambda y: y.astype(np.float64), np.asarray, own)
+    found = pulled(device.bring, device.see, options)
     for got, exact in zip(found, expected, strict=True):
-        check(np.asarray(got), exact, 1e-3)
+        check(np.asarray(got), exact, 1e-3 if dtype == "float32" else 4e-2)
     if device.launched is not None:
         assert {"sums", "quotient", "quotient_vjp", "write_grads"} <= {entry for _, entry, *_ in device.launched}
+
+
+def test_words_of_explain(stand_in):
+    x = {n: stand_in.bring(np.ones((1, 40, 2, 8), np.float32)) for n in "qkv"}
+    how = {"feature_map": "elu+1", "normalize": True}
+    assert (
+        "the sum of weights and the quotient by kernels of their own"
+        in la.explain(la.linear_attention, **x, **how).reason
+    )
