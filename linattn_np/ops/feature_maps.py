@@ -37,13 +37,16 @@ def identity_vjp(x: Array, dphi: Array) -> Array:
 
 
 def _elementwise(kind: int, f: Callable[..., Array], f_vjp: Callable[..., Array]) -> FeatureMap:
-    """f(xp, x) and f_vjp(xp, x, dphi) as a map; of NumPy and CuPy arrays it is the kernel of this kind."""
+    """f(xp, x) and f_vjp(xp, x, dphi) as a map; of NumPy and CuPy arrays it is the kernel of this kind.
 
-    def mapped(x: Array) -> Array:
+    f takes rows of 16 bits as they are, and a dtype of the features, that of the computation if None.
+    """
+
+    def mapped(x: Array, dtype: Any = None) -> Array:
         if (cpu := kernels(_xp(x), x)) is not None:
-            dtype = compute_dtype(_xp(x), x)
+            dtype = compute_dtype(_xp(x), x) if dtype is None else dtype
             return cpu.compiled("feature", (x,), (x.shape, dtype), dtype, how=kind)
-        return f(_xp(x), x)
+        return f(_xp(x), x) if dtype is None else cast(_xp(x), f(_xp(x), x), dtype)
 
     def mapped_vjp(x: Array, dphi: Array) -> Array:
         if (cpu := kernels(_xp(x), x, dphi)) is not None and x.shape == dphi.shape:

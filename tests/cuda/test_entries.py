@@ -21,7 +21,7 @@ from linattn_np.matrix_state.cuda.free.entries import free_entries
 from linattn_np.matrix_state.cuda.portable import delta_plan as portable_delta
 from linattn_np.matrix_state.cuda.portable.entries import portable_entries
 from linattn_np.matrix_state.cuda.scan import launch as scan_launch
-from linattn_np.matrix_state.cuda.scan.entries import scan_entries
+from linattn_np.matrix_state.cuda.scan.entries import normaliser_entries, scan_entries
 from linattn_np.matrix_state.cuda.token.entries import recurrence_entries, step_entries
 from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries, vector_entries
@@ -85,6 +85,10 @@ def of_scan():
                    lambda x, kind=tuple(kind): 0 if "wgmma" in x.file else SCAN.get(kind, 0),
                    lambda x, arch=arch: None if x.file in WITHOUT_PRODUCTS else
                    (HGMMA if "wgmma" in x.file else HMMA) if on_warps(arch) else None)  # fmt: skip
+    for arch in ("sm_80", "sm_90a"):
+        for dtype, K, V, decay in [("bfloat16", 128, 128, True), ("float32", 128, 128, False),
+                                   ("bfloat16", 7, 60, True), ("float32", 700, 256, True)]:  # fmt: skip
+            yield Case("normaliser", arch, normaliser_entries(dtype, K, V, decay))
 
 
 # One token. This compiler spills 24 bytes of a token with a bonus; 13.0 and 13.5 spill none.

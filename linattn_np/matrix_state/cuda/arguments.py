@@ -53,6 +53,21 @@ GATE_GRAD = Struct(  # gate_grad.cu
     ("g", GATE), ("dg", OUT_FLOATS), OFFSETS,  # dg (tokens, heads)
     ("tokens marks blocks", I64), ("T heads parts warps", INT),  # blocks: sequences heads marks; warps: of a part
 )  # fmt: skip
+NORMALISER = Struct(  # normaliser.cu
+    "matrix_state/NormaliserArguments",
+    ("q k dq dk", ROWS), ("g", GATE), OFFSETS,
+    ("w c", FLOATS),  # weights (tokens, heads / group_w), null: 1; gradients of the sums (tokens, heads)
+    ("start", FLOATS), ("end", OUT_FLOATS),  # of carry (sequences, heads, K): what is before all parts, null: 0; after
+    ("begins decays", OUT_FLOATS), ("later", FLOATS),  # of parts (slots, heads, K), (slots, heads); backward
+    ("sums dw dg", OUT_FLOATS),  # (tokens, heads)
+    ("T heads parts group group_w", INT),  # parts: of the longest sequence; group: heads that share a row of begins
+    ("add", INT), ("scale", FLOAT),  # add: gradients are added to those in dq and dk
+)  # fmt: skip
+QUOTIENT = Struct(  # quotient.cu: rows x to y; numbers: products with rows u
+    "matrix_state/QuotientArguments",
+    ("x u y", ROWS), ("sums least", FLOATS), ("numbers", OUT_FLOATS),  # (rows,), (tokens, heads / group), (rows,)
+    ("rows T", I64), ("heads group", INT), ("eps", FLOAT),
+)  # fmt: skip
 HEAD_SUMS = Struct(  # head_sums.cu: pieces of y, of 16 bytes; row: pieces of a head
     "matrix_state/HeadSumsArguments", ("x", pointer("const uint4")), ("y", pointer("uint4")), ("pieces", I64),
     ("group row", INT))  # fmt: skip

@@ -13,7 +13,7 @@ from ...ops.sums import sum_to
 from ...runtime.arrays import Array, cast, dtype_name, sum_of_groups
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch
-from ...runtime.cuda.elements import ELEMENTS
+from ...runtime.cuda.elements import BYTES, ELEMENTS
 from ...runtime.recorder import refuse
 from ...runtime.shapes import prefixes
 from .. import policy
@@ -250,3 +250,10 @@ def dense_rows(xp: Any, y: Array) -> Array:
     """(B, T, heads, width) with contiguous rows."""
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
     return y if y.shape[-1] == 1 or y.strides[-1] == y.itemsize else xp.ascontiguousarray(y)
+
+
+def is_wide(y: Array) -> bool:
+    """Whether every row begins at a multiple of four elements."""
+    four = 4 * BYTES[dtype_name(y)]
+    strides = (s for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1)
+    return y.data.ptr % four == 0 and all(s % four == 0 for s in strides)

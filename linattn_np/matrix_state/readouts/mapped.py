@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core import Explained, StatesAt, register
-from ...ops.averages import divide, divide_vjp, with_ones
+from ...ops.averages import divide, divide_vjp, with_ones, with_sums
 from ...ops.map_steps import Steps
 from ...runtime.arrays import Array, cast, is_numpy, sum_dtype
 from ...runtime.pieces.memory import empty
 from .. import core, policy
 from ..types import Average, Inputs, Plan
-from . import polynomial
+from . import averages, polynomial
 
 
 class MappedInputs(NamedTuple):
@@ -113,7 +113,11 @@ def explain(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> Explain
         each = "token by token" if forms[0][1] is None else "chunk by chunk"
         words = words.replace("features by array calls", f"features {each}")
         return core.explain_memories(fn, x.memories(plan.xp), plan, wanted, words, forms)
-    return core.explain_memories(fn, x.memories(plan.xp), plan, wanted, words)
+    memory = x.memories(plan.xp)[0]
+    apart = averages.AveragedInputs(memory.q, memory.k, x.v, x.g, eps=x.eps or 0.0)
+    if x.eps is not None and averages.has_kernels(apart, plan, wanted):
+        return core.explain_memories(fn, [apart.core], plan, wanted, f"{averages.APART}; {words}")
+    return core.explain_memories(fn, [memory], plan, wanted, words)
 
 
 def _for(x: MappedInputs, wanted: str | None) -> MappedInputs:
@@ -206,6 +210,12 @@ def _forward_of_features(
     narrow, plan, xp = plan.dtype, x.widened(plan), plan.xp
     q, k = (None if y is None else x.map[0](cast(xp, y, plan.dtype)) for y in (x.q, x.k))
     v = x.v if plan.dtype == narrow else cast(xp, x.v, plan.dtype)
+    apart = averages.AveragedInputs(q, k, v, x.g, eps=x.eps or 0.0)
+    if x.eps is not None and averages.has_kernels(apart, plan, wanted):
+        parts = None if state is None else (state[..., :-1], state[..., -1])
+        out, (S, z), saved = averages.forward(fn, apart, plan, parts, wanted)
+        residuals = MappedResiduals(x, plan, saved, None, None, (q, k), narrow)
+        return *_narrowed(plan, narrow, out, with_sums(xp, S, z, plan.dtype, view=False)), residuals
     v = v if x.eps is None else with_ones(xp, cast(xp, v, plan.dtype))
     out, end, core_residuals = core.forward(fn, Inputs(q, k, v, x.g), plan, state, wanted)
     sums = None
@@ -225,13 +235,23 @@ def backward(residuals: Any, dout: Array | None, dstate: Any) -> tuple[MappedInp
         d, dS = core.backward(core_residuals, dout, dstate, within)
         dq, dk = _before_vjp(x, plan, d.q, d.k)
         return MappedInputs(narrow(dq), narrow(dk), narrow(d.v), narrow(d.g)), narrow(dS)
+    if isinstance(core_residuals, averages.Residuals):
+        parts = None if dstate is None else (dstate[..., :-1], dstate[..., -1])
+        through, (dS, dz) = averages.backward(core_residuals, dout, parts)
+        return _mapped_vjp(residuals, through, through.v, with_sums(xp, dS, dz, plan.dtype, view=False))
     if x.eps is not None and dout is not None:
         dout = divide_vjp(xp, cast(xp, out, plan.dtype), sums, cast(xp, dout, plan.dtype))
     d, dS = core.backward(core_residuals, dout, dstate)
+    return _mapped_vjp(residuals, d, d.v if x.eps is None else d.v[..., :-1], dS)
+
+
+def _mapped_vjp(residuals: MappedResiduals, d: Any, dv: Array, dS: Array) -> tuple[MappedInputs, Array]:
+    """Gradients in the dtype of the call from those of the features, of the values and of the initial state."""
+    x, plan, xp, features = residuals.x, residuals.plan, residuals.plan.xp, residuals.features
+    narrow = lambda y: None if y is None else cast(xp, y, residuals.dtype)  # noqa: E731
     takes = getattr(x.map[1], "takes_features", False)
     dq, dk = (None if y is None else x.map[1](cast(xp, y, plan.dtype), dphi, *((phi,) if takes else ()))
-              for y, dphi, phi in zip((x.q, x.k), (d.q, d.k), features, strict=True))  # fmt: skip
-    dv = d.v if x.eps is None else d.v[..., :-1]
+              for y, dphi, phi in zip((x.q, x.k), (d.q, d.k), features or (), strict=True))  # fmt: skip
     return MappedInputs(narrow(dq), narrow(dk), narrow(dv), narrow(d.g)), narrow(dS)
 
 
@@ -248,12 +268,14 @@ def gives_states(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> bo
 
 def reads_out(residuals: Any) -> bool:
     """Whether backward reads the output."""
-    return not isinstance(residuals, InChunks) and residuals.x.eps is not None
+    return not isinstance(residuals, InChunks) and residuals.out is not None and residuals.x.eps is not None
 
 
 def reads_end(residuals: Any) -> bool:
     """Whether backward reads the final state."""
-    return not isinstance(residuals, InChunks) and core.reads_end(residuals.core_residuals)
+    if isinstance(residuals, InChunks) or isinstance(residuals.core_residuals, averages.Residuals):
+        return False
+    return core.reads_end(residuals.core_residuals)
 
 
 register(sys.modules[__name__], MappedInputs)

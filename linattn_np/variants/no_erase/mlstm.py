@@ -50,7 +50,8 @@ def to_core(c: Call) -> Inputs | AveragedInputs:
 def to_core_vjp(c: Call, d: Inputs | AveragedInputs) -> dict[str, Array]:
     """At fixed m, since outputs do not depend on it."""
     if isinstance(d, AveragedInputs):
-        return {"q": d.q, "k": d.k, "v": d.v} | _gates_vjp(c, _gauge(c).write * d.w, d.g[..., 0])
+        dlog_w = product(c.xp, _gauge(c).write, d.w, dtype=c.dtype)
+        return {"q": d.q, "k": d.k, "v": d.v} | _gates_vjp(c, dlog_w, d.g[..., 0])
     xp, write, dv = c.xp, _gauge(c).write, d.v[..., :-1]
     dwrite = inner(xp, dv, c.v, d.v[..., -1], None, c.dtype)  # <d.v, [v, 1]>
     grads = {"q": d.q, "k": d.k, "v": product(xp, write[..., None], dv, dtype=c.dtype)}

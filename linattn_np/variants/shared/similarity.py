@@ -14,17 +14,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...call.options import Options
-from ...matrix_state.readouts.averages import AveragedInputs
+from ...matrix_state.readouts.averages import AveragedInputs, apart
 from ...matrix_state.readouts.mapped import MappedInputs
 from ...matrix_state.types import Inputs, NormalisedState
 from ...ops import averages
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
+from ...ops.product import multiple
 from ...runtime.arrays import NARROW, STORAGE, Array, cast, dtype_name, is_cupy, is_numpy
 from ...runtime.shapes import check_state
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
 from ...spec import Call, ChangeOfVariables, StateFormat
 
 CoreInputs = Inputs | MappedInputs | AveragedInputs
+WIDEST_NARROW = 256  # features that are stored in bfloat16: kernels take more of them in float32
 
 
 class SimilarityOptions(Options, total=False):
@@ -68,7 +70,7 @@ class Similarity(NamedTuple):
         x = MappedInputs(c.q, c.k, c.v, None, map_k, eps, rows_are_narrow(c) if is_narrow is None else is_narrow)
         if self.is_left_to_the_core(c, map_q, x):
             return x
-        if eps is not None and sums_are_apart(c):
+        if eps is not None and self.sums_are_apart(c):
             return AveragedInputs(**self.mapped(c), v=c.v, eps=eps)
         v = averages.with_ones(xp, c.v, c.dtype) if c.options["normalize"] else c.v
         return Inputs(**self.mapped(c), v=v)
@@ -90,9 +92,16 @@ class Similarity(NamedTuple):
         steps = getattr(x.map[0], "steps", None)
         if steps is None or steps != getattr(map_q[0], "steps", None) or c.k.shape[-1] == 0:
             return False
-        if sums_are_apart(c) and getattr(c, "state", None) is not None:
+        if _is_one_token(c) and sums_are_apart(c) and getattr(c, "state", None) is not None:
             return False  # a float32 state is rounded already: float32 features are as exact
         return (is_numpy(c.xp) and c.options["causal"]) or x.is_polynomial
+
+    def sums_are_apart(self, c: Call) -> bool:
+        """sums_are_apart of a call; calls of many tokens with a polynomial of q . k have a column for them."""
+        if not sums_are_apart(c) or _is_one_token(c):
+            return sums_are_apart(c)
+        map_q, map_k = self.maps(c)
+        return not self.is_left_to_the_core(c, map_q, MappedInputs(c.q, c.k, c.v, map=map_k))
 
     def to_core_vjp(self, c: Call, d: CoreInputs) -> dict[str, Array]:
         """Applies the transposes of the maps; the column of ones has no gradient."""
@@ -103,12 +112,15 @@ class Similarity(NamedTuple):
     def mapped_vjp(self, c: Call, d: Mapping[str, Array]) -> dict[str, Array]:
         """Gradients of q and k from the gradients of their features."""
         xp, (map_q, map_k), grads = c.xp, self.maps(c), dict[str, Array]()
-        for name, x, (_, f_vjp), dphi in (("k", c.k, map_k, d["k"]), ("q", c.q, map_q, d["q"])):
+        for name, x, (f, f_vjp), dphi in (("k", c.k, map_k, d["k"]), ("q", c.q, map_q, d["q"])):
             if x is not None and f_vjp is identity_vjp:
                 grads[name] = dphi
             elif x is not None:
-                known = (c.features[name],) if getattr(f_vjp, "takes_features", False) else ()
-                dx, who = f_vjp(cast(xp, x, c.dtype), dphi, *known), "f_vjp of feature_map"
+                known = [c.features[name]] if getattr(f_vjp, "takes_features", False) else []
+                if is_cupy(xp) and dtype_name(dphi) in NARROW and not _takes_any_dtype(c, f):
+                    dphi, *known = (cast(xp, y, c.dtype) for y in (dphi, *known))
+                direct = dtype_name(dphi) in NARROW and _takes_any_dtype(c, f)
+                dx, who = f_vjp(x if direct else cast(xp, x, c.dtype), dphi, *known), "f_vjp of feature_map"
                 grads[name] = _checked(c, f"d{name}", dx, who)
                 if tuple(grads[name].shape) != tuple(x.shape):
                     raise ValueError(
@@ -131,7 +143,7 @@ class Similarity(NamedTuple):
             )
         self.check(c, state.S, "state.S")
         self.check(c, state.z, "state.z", "H M")
-        if sums_are_apart(c):
+        if self.sums_are_apart(c):
             return cast(c.xp, state.S, c.dtype), cast(c.xp, state.z, c.dtype)
         return averages.with_sums(c.xp, state.S, state.z, c.dtype, view=c.sizes["T"] > 0)
 
@@ -158,12 +170,38 @@ def rows_are_narrow(c: Call) -> bool:
     return is_cupy(c.xp) and all(x is None or dtype_name(x) in NARROW for x in (c.q, c.k))
 
 
+def _takes_any_dtype(c: Call, f: Any) -> bool:
+    """Whether a map f reads 16-bit rows itself."""
+    return is_cupy(c.xp) and c.dtype == c.xp.float32 and getattr(f, "takes_any_dtype", False)
+
+
+def _features_are_narrow(c: Call, f: Any) -> bool:
+    """Whether features are stored in bfloat16, as the factors of the products of many tokens in bfloat16 are.
+
+    Those of maps of our own, of numbers, exponentials or waves: in a polynomial of them terms would cancel.
+    """
+    steps = getattr(f, "steps", None)
+    own = getattr(f, "takes_any_dtype", False) or (steps is not None and steps.kind != "monomials")
+    known = own and is_cupy(c.xp) and c.kernels and c.options.get("causal", True) and c.dtype == c.xp.float32
+    names = {dtype_name(x) for x in (c.q, c.k, c.v) if x is not None}
+    return known and names == {"bfloat16"} and c.sizes["T"] > 1 and apart(c.plan, c.sizes["T"])
+
+
 def _mapped(c: Call, name: str, feature_map: FeatureMap) -> Array:
     x = getattr(c, name)
     if feature_map[0] is identity:  # unchanged, also in 16 bits
         return x
-    direct = is_cupy(c.xp) and c.dtype == c.xp.float32 and getattr(feature_map[0], "takes_any_dtype", False)
-    y = _checked(c, name, feature_map[0](x if direct else cast(c.xp, x, c.dtype)))
+    f: Any = feature_map[0]
+    narrow = _features_are_narrow(c, f)
+    if not _takes_any_dtype(c, f):
+        y = f(cast(c.xp, x, c.dtype))
+    elif narrow:
+        y = f(x, x.dtype)
+    else:
+        y = f(x)
+    y = _checked(c, name, y)
+    if narrow and y.dtype != x.dtype and y.shape[-1] <= WIDEST_NARROW:
+        y = multiple(c.xp, 1.0, y, x.dtype)
     if tuple(y.shape[:-1]) != tuple(x.shape[:-1]):
         raise ValueError(
             f"{c.name}: feature_map makes {name} of shape {tuple(x.shape)} one of {tuple(y.shape)}, "
@@ -199,9 +237,13 @@ def divide_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array
 
 
 def sums_are_apart(c: Call) -> bool:
-    """Whether the core divides by sums of weights that are no column of the state: one token on CuPy arrays."""
-    plain = c.sizes["T"] == 1 and not c.is_ragged and c.options["return_states_at"] is None
-    return is_cupy(c.xp) and c.kernels and plain and c.options.get("causal", True)
+    """Whether sums of weights are no column of the state: one token, or many, on CuPy arrays."""
+    known = is_cupy(c.xp) and c.kernels and c.options["return_states_at"] is None
+    return known and c.options.get("causal", True) and apart(c.plan, c.sizes["T"])
+
+
+def _is_one_token(c: Call) -> bool:
+    return c.sizes["T"] == 1 and not c.is_ragged
 
 
 def unpack_state(c: Call, S: Any) -> Any:

@@ -10,7 +10,7 @@ from ....runtime.cuda.entries import SHARED, Entry
 from ... import policy
 from .. import operands
 from . import launch as scan_launch
-from . import plan, wgmma
+from . import normaliser, plan, wgmma
 
 
 def scan_entries(
@@ -48,3 +48,13 @@ def scan_entries(
             yield small("dg", scan_launch.GATE)
         if dtype == "bfloat16" and K % 8 == 0:
             yield Entry("sums over grouped heads", operands.HEAD_SUMS, ())
+
+
+def normaliser_entries(dtype: str, K: int, V: int, decay: bool = False, backward: bool = True) -> Iterator[Entry]:
+    """The kernels of sums of weights for keys of K channels, and of quotients of rows of V columns."""
+    element, names = ("bfloat16" if dtype == "bfloat16" else "float32"), ["sums of weights"]
+    wide = K % 4 == 0, V % 4 == 0
+    for name in names + ["gradients of sums of weights"] * backward:
+        build = normaliser.constants(element, K, decay, wide[0], name not in names)
+        yield Entry(name, normaliser.SUMS, build)
+    yield Entry("quotients", normaliser.QUOTIENT, normaliser.row_constants(element, V, wide[1]))

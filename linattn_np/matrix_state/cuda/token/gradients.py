@@ -14,12 +14,12 @@ from typing import Any
 from ....core import StatesAt
 from ....ops.cuda.arguments import address, rows_of
 from ....runtime.arrays import Array, cast, dtype_name, shared_heads, sum_of_groups
-from ....runtime.cuda.elements import BYTES, ELEMENTS
+from ....runtime.cuda.elements import ELEMENTS
 from ... import definition, policy
 from ...array import chunks as array_calls
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from .. import arguments
-from ..operands import dense_rows, element_of, shaped
+from ..operands import dense_rows, element_of, is_wide, shaped
 from . import gradients_plan as cuts
 
 GIVEN, VECTORS = ("q", "k", "v", "g", "a", "b", "dout"), ("q", "k", "v", "a", "b")
@@ -148,16 +148,9 @@ def _arrays(xp: Any, x: Inputs, plan: Plan, dout: Array) -> tuple[Arrays, cuts.R
         found["g"] = dense_rows(xp, xp.broadcast_to(g, (*x.v.shape[:-2], *g.shape[-2:])))
     found["u"] = None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))
     K, V, gate = x.k.shape[-1], x.v.shape[-1], "float32" if x.g is None else dtype_name(found["g"])
-    wide = K % 4 == V % 4 == 0 and all(_is_wide(y) for n, y in found.items() if n != "u" and y is not None)
+    wide = K % 4 == V % 4 == 0 and all(is_wide(y) for n, y in found.items() if n != "u" and y is not None)
     before = plan.query_reads is not ReadState.UPDATED
     return found, cuts.RecurrenceKind(K, V, element, gate, x.erase is Erase.FREE, before, x.u is not None, wide)
-
-
-def _is_wide(y: Array) -> bool:
-    """Whether every row begins at a multiple of four elements."""
-    four = 4 * BYTES[dtype_name(y)]
-    strides = (s for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1)
-    return y.data.ptr % four == 0 and all(s % four == 0 for s in strides)
 
 
 def _launch(name: str, kind: cuts.RecurrenceKind, back: bool, arrays: Arrays, sizes: Arrays, given: Arrays) -> None:
