@@ -229,7 +229,7 @@ def of_free():
 
 # Systems of chunks. A thread holds p and p Z, 128 registers at 128 channels, and 160 in float32: addresses spill, once
 # an iteration; two blocks share a multiprocessor at 64.
-SYSTEMS = {("bfloat16", 128): 48, ("float16", 128): 80, ("float32", 128): 200, ("bfloat16", 64): 56}
+SYSTEMS = {("bfloat16", 128): 48, ("float16", 128): 80, ("float32", 128): 64, ("bfloat16", 64): 56}
 
 
 def of_systems():
