@@ -22,6 +22,7 @@ from linattn_np.matrix_state.cuda.portable import delta_plan as portable_delta
 from linattn_np.matrix_state.cuda.portable.entries import portable_entries
 from linattn_np.matrix_state.cuda.scan import launch as scan_launch
 from linattn_np.matrix_state.cuda.scan.entries import normaliser_entries, scan_entries
+from linattn_np.matrix_state.cuda.systems.entries import system_entries
 from linattn_np.matrix_state.cuda.token.entries import recurrence_entries, step_entries
 from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries, vector_entries
@@ -230,6 +231,21 @@ def of_free():
         yield Case("erase vectors", "sm_90a", [entry])
 
 
+# Systems of chunks. A thread holds p and p Z, 128 registers at 128 channels, and 160 in float32: addresses spill, once
+# an iteration; two blocks share a multiprocessor at 64.
+SYSTEMS = {("bfloat16", 128): 48, ("float16", 128): 80, ("float32", 128): 64, ("bfloat16", 64): 56}
+
+
+def of_systems():
+    for arch, dtype, K in [("sm_80", "bfloat16", 128), ("sm_80", "float32", 60), ("sm_86", "bfloat16", 64),
+                           ("sm_90a", "bfloat16", 128), ("sm_90a", "bfloat16", 64), ("sm_90a", "float16", 128),
+                           ("sm_90a", "float32", 128), ("sm_90a", "float32", 7), ("sm_100a", "bfloat16", 128),
+                           ("sm_120a", "bfloat16", 64)]:  # fmt: skip
+        yield Case("systems of chunks", arch, system_entries(dtype, K, capability(arch)),
+                   lambda x, kind=(dtype, K): SYSTEMS.get(kind, 0) * (name_of(x) == "solutions"),
+                   lambda x, arch=arch: on_warps(arch) and (HMMA if name_of(x) == "solutions" else {}))  # fmt: skip
+
+
 # Softmax. PaTH: rows that are read once, and a number or two of `keys` beside its tiles. Portable: kernels that need
 # all 255 registers spill addresses, stored once and reloaded a tile at most.
 PATH = {"path/diagonal.cu": 400, "path/groups_adjoint.cu": 320, "path/factors_adjoint.cu": 160, "path/keys.cu": 32}
@@ -283,7 +299,7 @@ def of_channels():
         yield Case("channels", arch, channel_entries(dtype), products=lambda x: {})
 
 
-FAMILIES = (of_scan, of_tokens, of_delta, of_vectors, of_free, of_softmax, of_channels)
+FAMILIES = (of_scan, of_tokens, of_delta, of_vectors, of_free, of_systems, of_softmax, of_channels)
 CASES = [pytest.param(case, id=f"{case.family}-{case.arch}-{n}")
          for family in FAMILIES for n, case in enumerate(family())]  # fmt: skip
 

@@ -90,6 +90,11 @@ def test_a_row_that_has_converged_stays(seed, dtype, bound, backend):
 
 
 @pytest.mark.parametrize("backend", ["numba", "chunks"])
+def test_gradients_of_iterations_by_central_differences(backend):
+    check_vjp(la.mesa_net, **drawn(B=(1,), T=9, K=5), **CG, backend=backend, iterations=60, tolerance=0.0)
+
+
+@pytest.mark.parametrize("backend", ["numba", "chunks"])
 def test_iterations_are_the_most_there_are(backend):
     x, errors = drawn(K=24), []
     exact = la.mesa_net(**x)
@@ -169,7 +174,7 @@ def test_threads_do_not_show(monkeypatch):
     ("given", "error", "text"),
     [
         ({"ridge": np.full((H, K), -0.5)}, ValueError, "mesa_net: ridge has an entry -0.5, expected none below 0"),
-        ({"solver": "lu"}, ValueError, "mesa_net: solver is 'lu', expected 'exact' or 'conjugate_gradients'"),
+        ({"solver": "lu"}, ValueError, "mesa_net: solver is 'lu', expected None, 'exact' or 'conjugate_gradients'"),
         ({"iterations": 0}, ValueError, "mesa_net: iterations is 0, expected a whole number from 1"),
         ({"tolerance": 1}, ValueError, "mesa_net: tolerance is 1, expected a number >= 0 and < 1"),
         (

@@ -237,6 +237,13 @@ STEP = Struct(
 SOLVE = Struct(  # solve.cu
     "matrix_state/SolveArguments", ("q k g beta ridge start", FLOATS), ("x end", OUT_FLOATS), ("enough", FLOAT)
 )
+SYSTEMS = Struct(  # systems/: float32; of states.cu the heads are those of the matrices, and q, ridge, x are not there
+    "matrix_state/SystemsArguments",
+    ("q k ridge x", ROWS), ("g beta", GATE), OFFSETS,  # g, beta: of the matrices' heads
+    ("start", FLOATS), ("states end", OUT_FLOATS),  # (sequences, H, K, K), (slots, H, K, K), as start
+    ("T heads group sequences chunks iterations", INT),  # group: heads that share a matrix; chunks: of a batch row
+    ("enough", FLOAT),
+)  # fmt: skip
 
 
 class Positions(NamedTuple):

@@ -10,6 +10,7 @@ from .delta.entries import delta_entries
 from .free.entries import erase_vector_entries, free_entries
 from .portable.entries import portable_entries
 from .scan.entries import normaliser_entries, scan_entries
+from .systems.entries import system_entries
 from .token.entries import recurrence_entries, step_entries
 from .vector.entries import vector_backward_entries, vector_entries
 
@@ -34,6 +35,7 @@ def every_entry(
     if erase is Erase.NONE and not vector:
         yield from scan_entries(*how, scalar, backward)
         yield from normaliser_entries(dtype, K, V, scalar, backward)
+        yield from system_entries(dtype, K, capability) if scalar else ()
     if erase is Erase.DELTA and vector:
         yield from erase_vector_entries(*how, backward)
     if erase is Erase.FREE and not scalar:

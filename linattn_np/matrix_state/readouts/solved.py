@@ -25,7 +25,7 @@ from ...core import Explained, join_parts, register, split_parts
 from ...ops.host import numpy_kernels
 from ...ops.product import multiple, product, product_of_heads
 from ...ops.sums import added, inner, sum_to
-from ...runtime.arrays import Array, Namespace, is_cupy, is_numpy
+from ...runtime.arrays import Array, Namespace, cast, is_cupy, is_numpy
 from ...runtime.recorder import refuse
 from .. import core
 from ..operations import readers_of
@@ -46,10 +46,12 @@ class SolvedInputs(NamedTuple):
     solver: Any = None  # a Solver for inputs; None for gradients
     least: Any = math.inf  # the least entry of ridge, an array (); or what `least_of` returns
 
-    def memory(self, values: Array) -> Inputs:
-        """The core's inputs of one memory, in the dtype of `values`."""
-        written = product_of_heads(compat.array_namespace(values), self.beta, values, dtype=values.dtype)
-        return Inputs(self.q, self.k, written, self.g)
+    def memory(self, values: Array, stored: Any = None) -> Inputs:
+        """The core's inputs of one memory, in the dtype of `values`, or that to which kernels round their factors."""
+        xp, dtype = compat.array_namespace(values), values.dtype if stored is None else stored
+        written = product_of_heads(xp, self.beta, values, dtype=dtype)
+        q, k = (y if y is None or stored is None else cast(xp, y, dtype) for y in (self.q, self.k))
+        return Inputs(q, k, written, self.g)
 
 
 class SolvedResiduals(NamedTuple):
@@ -72,8 +74,8 @@ def forward(
     fn: str, x: SolvedInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
 ) -> tuple[Array | None, tuple[Array, Array], MesaResiduals]:
     """(out, (S, Z) after the last token, residuals).   Raises ValueError where a system is singular."""
-    if _by_kernel(x, plan, wanted):
-        return _forward_of_one(fn, x, plan, state, wanted)
+    if (kernel := _kernel(x, plan, wanted)) is not None:
+        return _forward_by(kernel, fn, x, plan, state, wanted)
     (S, Z), least = (None, None) if state is None else state, least_of(fn, x.least)
     keys, read = x.memory(x.k), None
     if x.q is None:
@@ -116,23 +118,23 @@ def least_of(fn: str, least: Any) -> float:
     return 0.0 if found == 0 else math.inf
 
 
-def _by_kernel(x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
-    """Whether a kernel solves the systems of a call."""
-    return is_cupy(plan.xp) and wanted in (None, "cuda") and _kernel().takes(x, plan)
+def _kernel(x: SolvedInputs, plan: Plan, wanted: str | None) -> Any:
+    """The module whose kernels solve the systems of a call: of one token, or of chunks; None without."""
+    if not is_cupy(plan.xp) or wanted not in (None, "cuda"):
+        return None
+    from ..cuda.systems import calls as of_chunks
+    from ..cuda.token import solve as of_one
+
+    return next((module for module in (of_one, of_chunks) if module.takes(x, plan)), None)
 
 
-def _kernel() -> Any:
-    from ..cuda.token import solve
-
-    return solve
-
-
-def _forward_of_one(
-    fn: str, x: SolvedInputs, plan: Plan, state: Any, wanted: str | None
+def _forward_by(
+    kernel: Any, fn: str, x: SolvedInputs, plan: Plan, state: Any, wanted: str | None
 ) -> tuple[Array | None, Any, MesaResiduals]:
     S, Z = (None, None) if state is None else state
-    read, Z_end = _kernel().solve(x, plan, Z)
-    out, S_end, value_residuals = core.forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
+    read, Z_end = kernel.solve(x, plan, Z)
+    memory = x._replace(q=read).memory(x.v, kernel.stored(x))
+    out, S_end, value_residuals = core.forward(fn, memory, plan, S, wanted)
     solved = SolvedResiduals(read, (fn, wanted, value_residuals), Z)
     return out, join_parts((S_end, Z_end)), MesaResiduals(x._replace(least=math.inf), plan, solved)
 
@@ -185,6 +187,8 @@ def explain(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Explain
     where = "array calls" if _iterating(fn, x, plan, wanted) is systems else "compiled loops"
     words = (f"systems by at most {solver.iterations} steps of conjugate gradients, in {where}" if not solver.exact else
              f"every system is formed and factored, in {where}")  # fmt: skip
+    if (kernel := _kernel(x, plan, wanted)) is not None:
+        words = kernel.how(x, plan)
     found = core.explain_memories(fn, [memory], plan, wanted, words)
     each = operations_per_token(x, found.chunk_size or 1, readers_of(memory))
     return found._replace(
@@ -207,15 +211,17 @@ def backward(
     x, plan, (read, (fn, wanted, value_residuals), Z) = residuals
     dS, dZ = split_parts(dstate, 2)
     d, dS_0 = core.backward(value_residuals, dout, dS)
-    y, keys = None, x.memory(x.k)
+    y, kernel = None, _kernel(x, plan, wanted)
+    keys = x.memory(x.k, None if kernel is None else kernel.stored(x))
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
-        if _by_kernel(x, plan, wanted):
-            y, _ = _kernel().solve(x._replace(q=d.q), plan, transposed)
+        if kernel is not None:
+            y, _ = kernel.solve(x._replace(q=d.q), plan, transposed)
         else:
             y, _ = _solve(fn, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed, wanted, False)
     minus = plan._replace(scale=-1.0, overwrite=False)
-    key_residuals = core.residuals_of(fn, keys._replace(q=None if y is None else read), minus, Z, wanted)
+    along = None if y is None else cast(plan.xp, read, keys.v.dtype)
+    key_residuals = core.residuals_of(fn, keys._replace(q=along), minus, Z, wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)
     return _gradients(plan.xp, x, d, e, read, y), (dS_0, dZ_0)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...ops.conjugate_gradients import conjugate_gradients, first_singular, solve_rows
 from ...runtime.arrays import Array, cast, device
@@ -28,6 +28,8 @@ class Solver(NamedTuple):
     exact: bool
     iterations: int
     tolerance: float
+    free: bool = False  # the caller does not say how: kernels may iterate in place of exact solutions
+    dtype: Any = None  # of the caller's q, k and v, if it is one
 
 
 def solve(x: Inputs, ridge: Array, solver: Solver, plan: Plan, Z: Array | None) -> tuple[Array, Array]:

@@ -23,7 +23,10 @@ def to_core(c: Call) -> SolvedInputs:
     k, v, g, beta, ridge = (cast(xp, x, c.dtype) for x in (c.k, c.v, c.g, c.beta, c.ridge))
     q = None if c.q is None else cast(xp, c.q, c.dtype)
     o = c.options
-    solver = Solver(o["solver"] == "exact", o["iterations"], float(o["tolerance"]))
+    free = o["solver"] is None
+    exact = free or o["solver"] == "exact"
+    same = all(y is None or y.dtype == c.k.dtype for y in (c.q, c.v))
+    solver = Solver(exact, o["iterations"], float(o["tolerance"]), free, c.k.dtype if same else None)
     least = least_entry(c.name, xp, ridge)
     ridge = ridge[None, ...] if ridge.ndim == 2 else ridge
     return SolvedInputs(q, k, v, g[..., None], beta[..., None], ridge, solver, least)
@@ -50,8 +53,8 @@ def unpack_state(c: Call, state: tuple[Array, Array]) -> SolvedState:
 
 def check_options(fn: str, options: dict[str, Any]) -> None:
     solver, tolerance = options["solver"], options["tolerance"]
-    if not is_word(solver, ("exact", "conjugate_gradients")):
-        raise ValueError(f"{fn}: solver is {shown(solver)}, expected 'exact' or 'conjugate_gradients'")
+    if solver is not None and not is_word(solver, ("exact", "conjugate_gradients")):
+        raise ValueError(f"{fn}: solver is {shown(solver)}, expected None, 'exact' or 'conjugate_gradients'")
     check_whole(fn, options, "iterations")
     if not is_finite(tolerance) or not 0 <= tolerance < 1:
         raise ValueError(f"{fn}: tolerance is {shown(tolerance)}, expected a number >= 0 and < 1")
@@ -60,7 +63,7 @@ def check_options(fn: str, options: dict[str, Any]) -> None:
 class MesaNetOptions(Options, total=False):
     """The common options, and how the systems are solved."""
 
-    solver: str
+    solver: str | None
     iterations: int
     tolerance: float
 
@@ -85,7 +88,7 @@ SPEC = VariantSpec(
     readout=Readout.SOLVED,
     scaled=False,
     state=StateFormat(SolvedState, pack=pack_state, unpack=unpack_state),
-    options={"solver": "exact", "iterations": 30, "tolerance": 1e-7},
+    options={"solver": None, "iterations": 30, "tolerance": 1e-7},
     check_options=check_options,
 )
 SAMPLES = Samples(
@@ -112,13 +115,14 @@ def mesa_net(q: Any, k: Any, v: Any, g: Any, beta: Any, ridge: Any, **options: U
     1/2 <W, diag(ridge_t) W> least. solver="exact" forms and solves every system, at a cost of K^3 a token and head;
     "conjugate_gradients" takes K^2 a step: at most `iterations` from x = 0, and a row stops when
     |q - x (Z + diag(ridge))| <= tolerance |q|, a tolerance below the eps of the dtype of the computation meaning eps:
-    further steps would follow rounding errors. Backward solves in the same way.
+    further steps would follow rounding errors. Backward solves in the same way. None is "exact", except in 16 bits on a
+    GPU for K up to 128: there it is conjugate gradients to the rounding errors of products, in at most 2 K steps.
     The state is a SolvedState(S (..., H, K, V), Z (..., H, K, K)); Z is symmetric and positive semidefinite.
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit, and ValueError for a ridge below 0,
-    or 0 where that leaves a system singular (which is looked for, by eigenvalues, only if some ridge is 0). One token
-    on CuPy arrays is computed without looking at the ridge, which would wait for the device; check=True does.
+    or 0 where that leaves a system singular (which is looked for, by eigenvalues, only if some ridge is 0). Kernels of
+    a GPU do not look at the ridge, which would wait for the device; check=True does.
     Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.Options.
     von Oswald et al., MesaNet, arXiv 2506.05233.
     """

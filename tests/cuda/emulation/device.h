@@ -1,4 +1,4 @@
-// The words of CUDA that kernels without tensor cores use, on a host: a block's threads are fibers that take turns.
+// The words of CUDA, on a host: a block's threads are fibers that take turns.
 //
 // A thread runs until it waits: __syncthreads() for all threads of the block, __shfl_*_sync and the like for those of
 // its warp. Threads that have returned count as arrived, and their lanes hold NaN.
@@ -20,13 +20,15 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __shared__ static
+#define __shared__ thread_local
 #define __align__(n) __attribute__((aligned(n)))
 
 struct Dim3 {
     unsigned x = 1, y = 1, z = 1;
 };
 static Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+static thread_local __align__(1024) char memory[1 << 18];   // the dynamic shared memory, under the name that kernels give it
 
 struct float2 {
     float x, y;
@@ -213,6 +215,7 @@ template <class A> static void run_grid(void (*entry)(A), const void* arguments,
     blockDim.x = threads;
     for (unsigned n = 0; n < blocks; n++) {
         blockIdx.x = n;
+        memset(memory, 0xff, sizeof memory);
         Block::own().body = [&] { entry(a); };
         Block::own().run(threads);
     }

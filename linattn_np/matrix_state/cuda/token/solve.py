@@ -32,6 +32,10 @@ def unsupported_reason(K: int) -> str | None:
     return None
 
 
+def stored(x: Any) -> Any:
+    """The dtype that the memories' kernels round their factors to: none."""
+
+
 def shared_bytes(K: int) -> int:
     """Bytes of a matrix."""
     return 4 * K * (K | 1)
@@ -63,3 +67,10 @@ def _dense(xp: Any, y: Array, shape: tuple[int, ...]) -> Array:
     if len(shape) > 2 and 1 < y.shape[-2] < shape[-2]:
         y = xp.repeat(y, shape[-2] // y.shape[-2], axis=-2)
     return xp.ascontiguousarray(xp.broadcast_to(y, shape))
+
+
+def how(x: Any, plan: Plan) -> str:
+    """The solver of a call that is covered, in words."""
+    solver = x.solver
+    words = "formed and factored" if solver.exact else f"formed, and solved by at most {solver.iterations} steps"
+    return f"every system is {words}, in a kernel for one token"

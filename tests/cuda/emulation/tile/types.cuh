@@ -1,5 +1,6 @@
 // In front of cuda_src/tile/types.cuh: its single instructions of conversions, in C++.
 #pragma once
+#define shared_address device_shared_address
 #define exp2_approx device_exp2_approx
 #define reciprocal_approx device_reciprocal_approx
 #define pack_bf16 device_pack_bf16
@@ -9,6 +10,7 @@
 #define opaque device_opaque
 #define opaque64 device_opaque64
 #include_next "tile/types.cuh"
+#undef shared_address
 #undef exp2_approx
 #undef reciprocal_approx
 #undef pack_bf16
@@ -18,6 +20,7 @@
 #undef opaque
 #undef opaque64
 
+LA_DEVICE u32 shared_address(const void* p) { return (u32)((const char*)p - memory); }
 LA_DEVICE float exp2_approx(float x) { return exp2f(x); }
 LA_DEVICE float reciprocal_approx(float x) { return 1.f / x; }
 LA_DEVICE u32 rounded_bf16(float x) {   // to the nearest, ties to even

@@ -20,7 +20,8 @@ from linattn_np.elementwise.cuda import selective
 from linattn_np.elementwise.cuda.arguments import CLEAR, SCAN, SELECTIVE
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import choose
-from linattn_np.matrix_state.cuda.arguments import SOLVE
+from linattn_np.matrix_state.cuda.arguments import SOLVE, SYSTEMS
+from linattn_np.matrix_state.cuda.systems import plan as systems
 from linattn_np.matrix_state.cuda.token import averages as token_averages
 from linattn_np.matrix_state.cuda.token import calls as token_calls
 from linattn_np.matrix_state.cuda.token import gradients, solve
@@ -81,6 +82,7 @@ def array(shape, dtype, at=None):
 STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE: GATE_FORMULA, sums.SOURCE: SUMS,
            unit_rows.SOURCE: UNIT_ROWS, product.SOURCE: PRODUCT, step_size.SOURCE: STEP_SIZE,
            formulas.SOURCE: FORMULA, stabiliser.SOURCE: GAUGE, shares.SOURCE: SHARES,
+           systems.STATES: SYSTEMS, systems.ITERATE: SYSTEMS,
            rotary.SOURCE: ROTARY, elementwise.SOURCE: SCAN,
            **dict.fromkeys((selective.FORWARD, selective.BACKWARD, selective.STEP), SELECTIVE)}  # fmt: skip
 
