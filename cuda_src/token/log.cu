@@ -137,6 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) tokens(const __
     const Task s(a);
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     Number *log_k = (Number*)a.log_k, *log_u = (Number*)a.log_u, *log_g = (Number*)a.log_g;
+    const int in_tile = thread % TILE, column = s.column - thread % LANES * PER + in_tile;   // of sums
     StateRows S;
     S.load(a, s);
     for (int n = 0; n < a.count; n++) {
@@ -155,30 +156,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) tokens(const __
                                             : row_of(a.q, s, token, s.head * a.queries + first + x - a.erases);
             };
             const auto is_read = [&](int x) { return first + x < all; };
-#pragma unroll
-            for (int x = 0; x < 2; x++) {
+            for (int i = thread; i < 2 * K; i += THREADS) {
+                const int x = i / K, c = i % K;
                 const bool erases = first + x < a.erases;
-                const int kind = erases ? a.kind_erase : a.kind_q;
-                if (!is_read(x)) {
-                    for (int c = thread; c < K; c += THREADS) readers[x][c] = 0;
-                    continue;
+                Number y = 0;
+                if (is_read(x)) {
+                    y = parameter<Number>(row_of_reader(x), erases ? a.kind_erase : a.kind_q, c);
+                    if (erases ? !a.early : a.updated) y *= exponential(decay_of(c));
                 }
-                const char* from = row_of_reader(x);
-                const bool decays = erases ? !a.early : a.updated;
-                for (int c = thread; c < K; c += THREADS) {
-                    const Number y = parameter<Number>(from, kind, c);
-                    readers[x][c] = decays ? y * exponential(decay_of(c)) : y;
-                }
-                if (warp == x && !erases && (a.updated || a.bonus != nullptr)) {   // what it reads of its own token
-                    Number sum = 0;
+                readers[x][c] = y;
+            }
+            if (warp == 2 || warp == 3) {   // what a query reads of its own token
+                const int x = warp - 2;
+                Number sum = 0;
+                if (is_read(x) && first + x >= a.erases && (a.updated || a.bonus != nullptr))
                     for (int c = lane; c < K; c += 32) {
-                        Number y = parameter<Number>(from, kind, c) * parameter<Number>(k, a.kind_k, c);
+                        Number y = parameter<Number>(row_of_reader(x), a.kind_q, c) * parameter<Number>(k, a.kind_k, c);
                         if (a.bonus != nullptr) y *= ((const Number*)a.bonus)[s.head * K + c];
                         sum += y;
                     }
-                    sum = sum_of_lanes(sum);
-                    if (lane == 0) own[x] = sum;
-                } else if (warp == x && lane == 0) own[x] = 0;
+                sum = sum_of_lanes(sum);
+                if (lane == 0) own[x] = sum;
+            }
+            Number value = 0, beta = 1;   // of the column that this thread writes
+            if (first == 0 && thread < TILE && column < V) {
+                value = parameter<Number>(row_of(a.v, s, token, s.head), a.kind_v, column);
+                if (a.erases) beta = parameter<Number>(row_of(a.beta, s, token, s.head), a.kind_beta, 0);
             }
             __syncthreads();
 
@@ -238,13 +241,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) tokens(const __
                 for (int j = 0; j < PER; j++) sums[x][thread / LANES][thread % LANES * PER + j] = sum[x][j];
             __syncthreads();
 
-            const int x = thread / TILE, in_tile = thread % TILE, column = s.column - thread % LANES * PER + in_tile;
+            const int x = thread / TILE;
             Number seen = 0;
             if (x < 2)
                 for (int i = 0; i < GROUPS; i++) seen += sums[x][i][in_tile];
             if (first == 0 && x == 0 && column < V) {
-                Number u = parameter<Number>(row_of(a.v, s, token, s.head), a.kind_v, column);
-                if (a.erases) u = parameter<Number>(row_of(a.beta, s, token, s.head), a.kind_beta, 0) * (u - seen);
+                const Number u = a.erases ? beta * (value - seen) : value;
                 written[in_tile] = u;
                 log_u[slot * V + column] = u;
             }
