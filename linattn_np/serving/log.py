@@ -38,11 +38,12 @@ Array = np.ndarray
 
 
 class Tokens(NamedTuple):
-    """The tokens of a call, as the kernels take them."""
+    """The tokens of a call, as the kernels take them, and the array that their outputs go to."""
 
     call: Call
     T: int
-    values: dict[str, Any]
+    values: Any
+    out: Any
 
 
 class Tree(NamedTuple):
@@ -50,7 +51,6 @@ class Tree(NamedTuple):
 
     rows: Array  # (R,)
     parents: Array  # (R, N)
-    depths: Array  # (R, N) nodes from the root to this one
 
 
 class StateLog:
@@ -64,12 +64,13 @@ class StateLog:
 
     fn: a variant whose step is S <- Diag(e^g) S + k^T u with one array as its state: all of the matrix-state core but
     free erase, micro-steps, rotated states, states of several parts and, in gla, gv. state: the pool (P, H, K, V), the
-    states before the first token. It belongs to the log, which writes to it at flushes alone, in place: NumPy, float32,
-    float64, float16, bfloat16, or the SmallState of `pack_state`; 16 bits and less are rounded at flushes alone.
+    states before the first token. It belongs to the log, which writes to it at flushes alone, in place: an array of
+    NumPy or CuPy in float32, float64, float16 or bfloat16, or the SmallState of `pack_state`; 16 bits and less are
+    rounded at flushes alone.
     length: a row is flushed before a token as soon as so many are in its log. options: those of fn.
 
-    Arrays are fn's, of NumPy, (R, T, ...) with a batch row for each row of the pool; rows: which, (R,) numbers, all by
-    default.
+    Arrays are fn's, of the pool's library, (R, T, ...) with a batch row for each row of the pool; rows: which, (R,)
+    numbers, all by default.
 
     live: (P,) tokens in the log of each row. position: (P,) tokens since the row began.
     Raises TypeError for a variant without such a step, ValueError for options about states, and every error of fn.
@@ -86,14 +87,16 @@ class StateLog:
                 raise ValueError(f"StateLog: {name} is given, expected none: the log has the states")
         if options.get("causal") is False:
             raise ValueError("StateLog: causal is False, expected True")
-        pools.check("StateLog", state)
+        self._xp = pools.check("StateLog", state)
+        self._on_gpu = self._xp is not np
+        self._kind = type(state) if self._on_gpu else np.ndarray
         self.state, self.length = state, int(length)
         self._options, self._dtype = options, pools.compute_dtype(state)
         P = pools.shape_of(state)[0]
         self.live, self.position = np.zeros(P, np.int64), np.zeros(P, np.int64)
         self._start = np.zeros(P, np.int64)  # of the ring: the slot of the oldest token
         self._size = 2 * self.length  # slots of the ring; then one for each node of a tree
-        self._logs: dict[str, Array] = {}  # k (P, H, slots, K), u (P, H, slots, V), g (P, H, slots, 1 or K)
+        self._logs: dict[str, Any] = {}  # k (P, H, slots, K), u (P, H, slots, V), g (P, H, slots, 1 or K)
         self._tree: Tree | None = None
         self._checked: tuple[Any, dict[str, Any]] = (
             None,
@@ -112,8 +115,7 @@ class StateLog:
             self._flush_full(at)
             live = self.live[at]
             n = min(tokens.T - t, self.length - int(live.max(initial=0)))
-            slots = ((self._start[at] + live)[:, None] + np.arange(n)) % self._size
-            self._computed(at, tokens, t, np.arange(n) - 1, slots)
+            self._compute(at, tokens, t, n)
             self.live[at] += n
             self.position[at] += n
             t += n
@@ -130,8 +132,8 @@ class StateLog:
         above = _parents(parents, len(at), tokens.T)
         self._flush_full(at)
         self._make_slots(tokens.T)
-        depths = self._computed(at, tokens, 0, above, self._size + np.arange(tokens.T))
-        self._tree = Tree(at, above, depths)
+        self._compute(at, tokens, 0, tokens.T, None if parents is None else above, tree=True)
+        self._tree = Tree(at, above)
         return self._finished(tokens)
 
     def accept(self, node: Any) -> None:
@@ -141,18 +143,21 @@ class StateLog:
         """
         if self._tree is None:
             raise ValueError("StateLog.accept: no tree is verified, expected a call of verify before")
-        at, parents, depths = self._tree
-        R, N = depths.shape
+        at, parents = self._tree
+        R, N = parents.shape
         last = _numbers("accept", "node", node, R)
         if (last < -1).any() or (last >= N).any():
             raise ValueError(f"StateLog.accept: node is {shown(node)}, expected numbers from -1 to {N - 1}")
         self._tree = None
-        count = np.where(last < 0, 0, depths[np.arange(R), last] if N else 0)
-        slots, node = np.full((R, int(count.max(initial=0))), -1), last
-        for n in range(slots.shape[1]):  # of the path, from its end
-            some = np.flatnonzero(count > n)
+        nodes, node = [], last
+        while (node >= 0).any():  # up the paths
+            nodes.append(node)
+            node = np.where(node < 0, -1, parents[np.arange(R), node])
+        path = np.array(nodes, np.int64).reshape(len(nodes), R)
+        count, slots = (path >= 0).sum(axis=0), np.full((R, len(nodes)), -1)
+        for n, node in enumerate(path):
+            some = np.flatnonzero(node >= 0)
             slots[some, count[some] - 1 - n] = self._size + node[some]
-            node = np.where(count > n + 1, parents[np.arange(R), node], node)
         self._append(at, slots, count)
 
     def rollback(self, count: Any, rows: Any = None) -> None:
@@ -188,20 +193,19 @@ class StateLog:
         if (n > last).any() or (n < last - live).any():
             reach = f"from {(last - live).tolist()} to {last.tolist()}"
             raise ValueError(f"StateLog.state_at: position is {shown(position)}, expected numbers {reach}")
-        if not self._logs:
-            return np.array(pools.take(self.state, at))
-        S = np.array(pools.take(self.state, at))
-        self._fold_into(self._plain_states(S), np.arange(len(at)), at, live - (last - n))
+        S = pools.copied(self.state, at, self._xp)
+        if self._logs:
+            self._fold_into(S, at, live - (last - n))
         return S
 
     def reset(self, rows: Any = None, state: Any = None) -> None:
         """Begin new sequences in these rows, from states (R, H, K, V), or from zeros: their logs are empty then."""
         at = self._rows("reset", rows)
         shape = (len(at), *pools.shape_of(self.state)[1:])
-        S = np.zeros(shape, self._dtype) if state is None else np.asarray(state)
+        S = self._xp.zeros(shape, dtype=self._dtype) if state is None else self._xp.asarray(state)
         if S.shape != shape:
             raise ValueError(f"StateLog.reset: state has shape {S.shape}, expected {shape}")
-        pools.put(self.state, at, S)
+        pools.put(self.state, at, S, self._xp)
         self._tree = None
         for cursor in (self.live, self.position, self._start):
             cursor[at] = 0
@@ -214,8 +218,9 @@ class StateLog:
     def _tokens(self, arrays: tuple[Any, ...], named: dict[str, Any], at: Array) -> Tokens:
         """The checked tokens of a call.   Raises ValueError for arrays that do not fit the pool."""
         call, fn = self._call(arrays, named), self._spec.name
-        if not is_numpy(call.xp):
-            raise TypeError(f"StateLog: {fn} has arrays of another library, expected NumPy arrays")
+        if is_numpy(call.xp) is self._on_gpu:
+            expected = "CuPy" if self._on_gpu else "NumPy"
+            raise TypeError(f"StateLog: {fn} has arrays of another library, expected {expected} arrays")
         if call.batch != (len(at),):
             raise ValueError(f"StateLog: {fn} has the batch {call.batch}, expected one row each: ({len(at)},)")
         x, plan = _plain(call)
@@ -227,10 +232,19 @@ class StateLog:
             raise ValueError(f"StateLog: {fn} has states of shape {found}, expected the pool's {(H, K, V)}")
         T, width = x.v.shape[-3], 1 if x.g is None else x.g.shape[-1]
         if not self._logs:
-            self._logs = {n: np.zeros((len(self.live), H, self._size, D), self._dtype)
+            self._logs = {n: self._xp.zeros((len(self.live), H, self._size, D), dtype=self._dtype)
                           for n, D in (("k", K), ("u", V), ("g", width))}  # fmt: skip
+        if self._on_gpu:
+            from ..matrix_state.cuda.token import log as kernels
 
-        R = len(at)
+            there = kernels.tokens_of(x, plan, H, self._dtype)
+            return Tokens(call, T, there, there.out)
+        values = self._flat(x, plan, len(at))
+        return Tokens(call, T, values, values["out"])
+
+    def _flat(self, x: Inputs, plan: Any, R: int) -> dict[str, Any]:
+        """The tokens of R rows as the compiled loops take them."""
+        (_, H, K, V), T = pools.shape_of(self.state), x.v.shape[-3]
 
         def own(y: Array, heads: int = H) -> Array:
             """(R T heads, D) in the dtype of the computation."""
@@ -254,13 +268,13 @@ class StateLog:
         if x.u is not None:
             of["bonus"] = np.ascontiguousarray(np.broadcast_to(cast(np, x.u, self._dtype), (H, K)))
         of["out"] = np.empty((R * T * queries, V), self._dtype)
-        return Tokens(call, T, of | {"given": R * T * H, "asked": R * T * queries})
+        return of | {"given": R * T * H, "asked": R * T * queries}
 
     def _call(self, arrays: tuple[Any, ...], named: dict[str, Any]) -> Call:
         """The checked call; one on arrays with the signature of the last one is not checked again."""
         given = dict(zip(self._spec.arrays, arrays, strict=False)) | named
-        is_plain = len(given) == len(arrays) + len(named) and all(type(x) is np.ndarray for x in given.values())
-        key = tuple((n, x.shape, x.dtype) for n, x in given.items()) if is_plain else None
+        is_plain = len(given) == len(arrays) + len(named) and all(type(x) is self._kind for x in given.values())
+        key = tuple((n, x.shape, x.dtype, x.device) for n, x in given.items()) if is_plain else None
         if key is not None and key == self._checked[0] and not self._options.get("check"):
             call = Call(**self._checked[1])
             vars(call).update(given)
@@ -271,7 +285,7 @@ class StateLog:
 
     def _finished(self, tokens: Tokens) -> Any:
         """The public outputs (R, T, heads, V), with the read-out of fn; None without queries."""
-        call, out = tokens.call, tokens.values["out"]
+        call, out = tokens.call, tokens.out
         q = getattr(call, str(self._spec.change.query))
         if q is None:
             return None
@@ -280,6 +294,29 @@ class StateLog:
         return finish(call, out.reshape(shape), None)[0]
 
     # kernels
+
+    def _compute(self, at: Array, tokens: Tokens, t: int, N: int, parents: Array | None = None, *,
+                 tree: bool = False) -> None:  # fmt: skip
+        """Compute N tokens from t on, a chain without parents, and write them to the ring, or beside it."""
+        if self._on_gpu:
+            self._launch_there("tokens", at, tokens=tokens.values, first=t, count=N, parents=parents, tree=int(tree))
+            return
+        R, direct = len(at), self._is_direct
+        states = self._stored() if direct else self._plain_states(pools.take(self.state, at))
+        ring = (self._start[at] + self.live[at])[:, None] + np.arange(N)
+        slots = self._size + np.arange(N) if tree else ring % self._size
+        above = np.arange(N) - 1 if parents is None else parents
+        above, slots = (np.ascontiguousarray(np.broadcast_to(x, (R, N)), np.int64) for x in (above, slots))
+        own = {"state": at if direct else np.arange(R), "N": N, "t": t, "parents": above, "to": slots}
+        self._launch("tokens", at, N + self._size, **tokens.values, **own, **states)
+
+    def _launch_there(self, entry: str, at: Array, S: Any = None, live: Any = None, **own: Any) -> None:
+        """A CUDA kernel on the logs of rows, and on their states in the pool, or on S."""
+        from ..matrix_state.cuda.token import log as kernels
+
+        cursors = at, self._start[at], self.live[at] if live is None else live
+        kernels.run(entry, self._xp, self.state if S is None else S, self._logs, cursors, self._launches, self._size,
+                    dense=int(S is not None), **own)  # fmt: skip
 
     def _launch(self, kernel: str, at: Array, longest: int, **values: Any) -> None:
         """A kernel on the logs of rows."""
@@ -292,19 +329,6 @@ class StateLog:
                   "live": self.live[at]}  # fmt: skip
         with threads.limited(self._options.get("num_threads")):
             loops.launch(getattr(loops, kernel), shared | logs | values, longest, self._launches)
-
-    def _computed(self, at: Array, tokens: Tokens, t: int, parents: Array, slots: Array) -> Array:
-        """Compute tokens from t on, and write them to slots; the tokens (R, N) on the paths to them."""
-        R, N = len(at), slots.shape[-1]
-        direct = self._is_direct
-        states = self._stored() if direct else self._plain_states(pools.take(self.state, at))
-        parents, slots = (np.ascontiguousarray(np.broadcast_to(x, (R, N)), np.int64) for x in (parents, slots))
-        depths = np.zeros((R, N), np.int64)
-        own = {"state": at if direct else np.arange(R), "N": N, "t": t, "parents": parents, "to": slots,
-               "depths": depths}  # fmt: skip
-        own |= states
-        self._launch("tokens", at, N + self._size, **tokens.values, **own)
-        return depths
 
     @property
     def _is_direct(self) -> bool:
@@ -336,7 +360,10 @@ class StateLog:
                 self._fold(full, np.full(len(full), self.length))
             stop = np.minimum(count, done + self._size - self.live[at])
             now = np.where((n >= done[:, None]) & (n < stop[:, None]), slots, -1)
-            self._launch("move", at, 0, N=len(n), to=now, live=self.live[at] - done)
+            if self._on_gpu:
+                self._launch_there("move", at, live=self.live[at] - done, parents=now, count=len(n))
+            else:
+                self._launch("move", at, 0, N=len(n), to=now, live=self.live[at] - done)
             self.live[at] += stop - done
             self.position[at] += stop - done
             done = stop
@@ -345,8 +372,8 @@ class StateLog:
         """Slots of the nodes of a tree."""
         for name, x in self._logs.items():
             if (more := self._size + nodes - x.shape[2]) > 0:
-                new = np.zeros((*x.shape[:2], more, x.shape[3]), x.dtype)
-                self._logs[name] = np.concatenate([x, new], axis=2)
+                new = self._xp.zeros((*x.shape[:2], more, x.shape[3]), dtype=x.dtype)
+                self._logs[name] = self._xp.concat([x, new], axis=2)
 
     # checkpoints
 
@@ -359,27 +386,29 @@ class StateLog:
         """Move checkpoints so many tokens forward."""
         some = np.flatnonzero(count)  # others are not rounded again
         if len(some):
-            rows, own = at[some], count[some]
-            if self._is_direct:
-                self._fold_into(self._stored(), rows, rows, own)
-            else:
-                S = np.array(pools.take(self.state, rows))
-                self._fold_into(self._plain_states(S), np.arange(len(rows)), rows, own)
-                pools.put(self.state, rows, S)
+            self._fold_into(None, at[some], count[some])
         self._start[at] = (self._start[at] + count) % self._size
         self.live[at] -= count
 
-    def _fold_into(self, states: dict[str, Any], state: Array, at: Array, count: Array) -> None:
-        """Move states, those of these numbers, so many tokens of the rows `at` forward.
+    def _fold_into(self, S: Any, at: Array, count: Array) -> None:
+        """Move the states of rows, in the pool or in S (R, H, K, V), so many tokens forward.
 
         Raises ValueError for small states that are not finite; all are as they were then.
         """
+        if self._on_gpu:
+            self._launch_there("fold", at, S, live=count)
+            return
+        direct = S is None and self._is_direct
+        held = S if S is not None or direct else np.array(pools.take(self.state, at))
+        states = self._stored() if direct else self._plain_states(held)
         wrong = np.zeros(len(at), np.int64)
         for writes in (0, 1) if "bits" in states else (1,):  # small states are looked at first
-            self._launch("fold", at, self._size, **states, state=state, live=count, wrong=wrong,
-                         writes_state=writes)  # fmt: skip
+            self._launch("fold", at, self._size, **states, state=at if direct else np.arange(len(at)), live=count,
+                         wrong=wrong, writes_state=writes)  # fmt: skip
             if wrong.any():
                 raise ValueError("StateLog: state has inf or NaN, expected finite numbers")
+        if S is None and not direct:
+            pools.put(self.state, at, held)
 
 
 def unsupported_reason(spec: Any, options: dict[str, Any]) -> str | None:

@@ -88,8 +88,6 @@ def find_path(w: Work):
         w.path[depth] = w.to[w.r, node]
         depth += 1
         node = w.parents[w.r, node]
-    if w.h == 0:
-        w.depths[w.r, w.n] = depth + 1
     find_ring(w, depth, w.live[w.r])
 
 

@@ -27,7 +27,6 @@ LOG = Workspace(
             "at": Field("R", dtype="int64"), "state": Field("R", dtype="int64"),  # rows of the log, and of S
             "start": Field("R", dtype="int64"), "live": Field("R", dtype="int64"),
             "parents": Field("R", "N", dtype="int64"), "to": Field("R", "N", dtype="int64"),  # slots of the tokens
-            "depths": Field("R", "N", dtype="int64"),
         },
         "": {
             "path": Field("longest", dtype="int64"), "total": Field("W"), "fade": Field("K"),

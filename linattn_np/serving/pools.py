@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..runtime.arrays import STORAGE, cast, dtype_name, enter
 from ..runtime.values import shown
 from .small import SmallState, pack_state, unpack_state
 
@@ -27,26 +28,45 @@ def take(pool: Any, rows: np.ndarray | slice) -> np.ndarray:
     return pool[rows].astype(compute_dtype(pool), copy=False)
 
 
-def put(pool: Any, rows: np.ndarray | slice, S: np.ndarray) -> None:
+def copied(pool: Any, rows: np.ndarray, xp: Any = np) -> Any:
+    """The same in memory of their own; xp: the namespace of the pool."""
+    if xp is np:
+        return np.array(take(pool, rows))
+    return cast(xp, pool[xp.asarray(rows)], compute_dtype(pool))
+
+
+def put(pool: Any, rows: np.ndarray | slice, S: Any, xp: Any = np) -> None:
     """Store the states of rows, rounded once."""
     if isinstance(pool, SmallState):
         for own, new in zip(pool.arrays, pack_state(S, pool.kind).arrays, strict=True):
             own[rows] = new
-    else:
+    elif xp is np:
         pool[rows] = S.astype(pool.dtype, copy=False)
+    else:
+        pool[xp.asarray(rows)] = cast(xp, S, pool.dtype)
 
 
-def check(fn: str, pool: Any) -> None:
-    """Raises TypeError or ValueError unless a pool of states is there, and can be written to."""
+def check(fn: str, pool: Any) -> Any:
+    """The namespace of a pool.   Raises TypeError or ValueError unless it is one of states, and can be written to."""
     arrays = pool.arrays if isinstance(pool, SmallState) else (pool,)
-    if not all(isinstance(x, np.ndarray) for x in arrays):
-        raise TypeError(f"{fn}: state is a {type(pool).__qualname__}, expected a NumPy array or a SmallState")
+    library = enter(fn, {"state": arrays[0]})[0] if hasattr(arrays[0], "__dlpack__") else None
+    on_gpu = library is not None and library.name == "cupy" and not isinstance(pool, SmallState)
+    if not on_gpu and not all(isinstance(x, np.ndarray) for x in arrays):
+        raise TypeError(f"{fn}: state is a {type(pool).__qualname__}, expected a NumPy or CuPy array, or a SmallState "
+                        "of NumPy arrays")  # fmt: skip
     if len(shape_of(pool)) != 4:
         raise ValueError(f"{fn}: state has shape {shape_of(pool)}, expected a pool (P, H, K, V)")
-    if not isinstance(pool, SmallState) and pool.dtype.name not in ("float64", "float32", "float16", "bfloat16"):
+    if not isinstance(pool, SmallState) and dtype_name(pool) not in STORAGE:
         raise TypeError(f"{fn}: state has dtype {pool.dtype}, expected float64, float32, float16 or bfloat16")
-    if not all(x.flags.c_contiguous and x.flags.writeable for x in arrays):
+    if not all(x.flags.c_contiguous and getattr(x.flags, "writeable", True) for x in arrays):
         raise ValueError(f"{fn}: state is read-only or strided, expected a writeable array in C order")
+    if not on_gpu:
+        return np
+    from ..matrix_state.cuda.token import log
+
+    if (why := log.unsupported_reason(pool)) is not None:
+        raise TypeError(f"{fn}: {why}")
+    return library.xp if library is not None else np
 
 
 def rows_of(fn: str, rows: Any, P: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 A panel has all keys of its channels, so that their scales, and sums of products with the state, are whole in it: the
 bits do not depend on how a state is cut. `w.held` has room for a panel, or for all of a head if many tokens read it.
-Pieces "of small" are loaded for such states alone, always in float32.
+Pieces "of small" are loaded for such states alone, always in float32. log_work.py declares what they work on.
 """
 
 from __future__ import annotations

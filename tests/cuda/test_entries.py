@@ -23,6 +23,7 @@ from linattn_np.matrix_state.cuda.portable.entries import portable_entries
 from linattn_np.matrix_state.cuda.scan import launch as scan_launch
 from linattn_np.matrix_state.cuda.scan.entries import normaliser_entries, scan_entries
 from linattn_np.matrix_state.cuda.systems.entries import system_entries
+from linattn_np.matrix_state.cuda.token import log
 from linattn_np.matrix_state.cuda.token.entries import recurrence_entries, step_entries
 from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries, vector_entries
@@ -115,6 +116,13 @@ def of_tokens():
                 [x for cell in cells for x in step_entries(dtype, K, V, *cell, state)],
                 lambda x, arch=arch: dict(x.constants)["LA_BONUS"] * spilled_with_bonus(arch),
             )
+    # a token of a log: 64 numbers of the state, and the terms of two readers, in 128 registers
+    kinds = [(128, 128, 1, "float32", True), (128, 128, 128, "float32", True), (128, 128, 1, "bfloat16", True),
+             (255, 7, 255, "float16", False), (256, 256, 256, "float32", True),
+             (128, 128, 128, "float64", True)]  # fmt: skip
+    logs = [log.constants_of(*kind) for kind in kinds]
+    for arch in ("sm_80", "sm_90a"):
+        yield Case("log", arch, [Entry("tokens, log", log.FILE, constants) for constants in logs], lambda x: 160)
     for arch in ("sm_80", "sm_90a"):
         for dtype, width in [(dtype, n) for dtype in ("bfloat16", "float16", "float32") for n in (1, 7, 60, 128, 500)]:
             yield Case(

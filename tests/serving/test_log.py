@@ -242,7 +242,7 @@ def test_wrong_arguments_are_refused():
     log = la.StateLog(la.linear_attention, pool)
     log.step(*x)
     for error, text, call in [
-        (TypeError, "expected a NumPy array or a SmallState", lambda: la.StateLog(la.gla, [1.0])),
+        (TypeError, "expected a NumPy or CuPy array, or a SmallState", lambda: la.StateLog(la.gla, [1.0])),
         (ValueError, r"expected a pool \(P, H, K, V\)", lambda: la.StateLog(la.gla, pool[0])),
         (TypeError, "state has dtype int64", lambda: la.StateLog(la.gla, pool.astype(int))),
         (ValueError, "read-only or strided", lambda: la.StateLog(la.gla, pool[..., ::2])),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...ops.cuda.arguments import BYTES, FLOATS, OUT_BYTES, OUT_FLOATS, ROWS, address
 from ...runtime.arrays import Array
-from ...runtime.cuda.structs import FLOAT, I64, INT, INVERSE, TENSOR_MAP, U32, Struct, pointer
+from ...runtime.cuda.structs import DOUBLE, FLOAT, I64, INT, INVERSE, TENSOR_MAP, U32, Struct, pointer
 
 OFFSETS = ("offsets", pointer("const i64"))  # of a ragged batch, else null
 
@@ -232,6 +232,20 @@ STEP = Struct(
     ("eps", FLOAT), ("z", FLOATS), ("z_end", OUT_FLOATS),  # sums of weights (sequences, heads, K)
     ("w least", BYTES), ("at_w at_least", VECTORS),  # a number per token and head
     ("root bound strongest", FLOAT),  # the square root of eps; the bound of bounded gates; beta over its sigmoid
+)  # fmt: skip
+
+LOG = Struct(  # log.cu
+    "matrix_state/LogArguments",
+    ("q k v g erase beta", ROWS),  # (rows, tokens, heads, width); g.data null: no decay
+    ("kind_q kind_k kind_v kind_g kind_erase kind_beta kind_out", INT),
+    ("bonus", BYTES), ("out", OUT_BYTES),  # (heads, K) or null; (rows, tokens, heads queries, V)
+    ("state log_k log_u log_g", OUT_BYTES),  # (rows of the pool, heads, K, V), (rows of the pool, heads, slots, width)
+    ("parents", pointer("const int")),  # of nodes (rows, count), null: a chain; of moves, the slots that are moved
+    ("cursors", pointer("const int")),  # (3, rows): row of the pool, slot of the oldest token, tokens in the ring
+    ("turn more", INT),  # added to all of these slots, and to all of these tokens
+    ("rows heads queries tokens first count ring slots", INT),  # `count` tokens from `first` on
+    ("erases early updated tree dense", INT),  # dense: states are those of the call's rows
+    ("scale", DOUBLE),
 )  # fmt: skip
 
 SOLVE = Struct(  # solve.cu

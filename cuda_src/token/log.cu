@@ -1,0 +1,329 @@
+// Tokens after a checkpoint S (K, V) of a head, and a log of what each of them wrote: a key k, a value u, a log decay
+// g. A reader x of the state after the logged tokens 1..n of a path, with G_i = g_n + ... + g_i:
+//
+//     x S_n = (x (.) e^{G_1}) S + sum_j x . (k_j (.) e^{G_{j+1}}) u_j
+//
+// tokens  of each token, on its path through a tree or a chain and then through the ring: x = its erase vector and its
+//         queries; u = beta (v - x S), or v; k, u and g go to its slot. S is read once and not written.
+// fold    S <- e^G S + sum_j (k_j (.) e^{G_{j+1}})^T u_j, of the oldest tokens of the ring
+// move    entries of a path through a tree to the end of the ring
+//
+// Sums go from the last token of a path backwards. Which thread adds what, and in which order, depends on a token's
+// place in the path alone: neither on other tokens of the call nor on where in the ring its entries are.
+//
+// A block has LA_LANES 4 value columns of a head; each of its groups of LA_LANES lanes has every GROUPS-th row of S, in
+// registers, and each warp every WARPS-th entry of a path. Blocks of one head write the same k and g.
+#include "ops/element.cuh"
+#include "arguments/matrix_state/LogArguments.cuh"
+
+constexpr int K = LA_K, V = LA_V, W = LA_W, THREADS = LA_THREADS, LANES = LA_LANES, PER = 4, TILE = LANES * PER,
+              PARTS = (V + TILE - 1) / TILE, GROUPS = THREADS / LANES, ROWS = (K + GROUPS - 1) / GROUPS,
+              WARPS = THREADS / 32, CHANNELS = (K + 31) / 32, DECAYS = W == 1 ? 1 : CHANNELS, STATE = LA_STATE;
+constexpr int CHUNK = 8;   // tokens that a fold has in shared memory
+typedef Wide<STATE> Number;
+static_assert(2 * TILE <= THREADS, "a thread for each column of two readers");
+
+template <class T> LA_DEVICE T exponential(T x) {
+    if constexpr (sizeof(T) == 8) return exp(x);
+    else return exp2_approx(x * 1.4426950408889634f);
+}
+template <class T> LA_DEVICE T sum_of_lanes(T x) {
+#pragma unroll
+    for (int d = 16; d; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
+    return x;
+}
+LA_DEVICE void put(char* to, int kind, i64 n, Number x) {
+    if (kind == 3) put_element<3>(to, n, x);
+    else if (kind == 2) put_element<2>(to, n, x);
+    else if (kind == 0) put_element<0>(to, n, x);
+    else put_element<1>(to, n, x);
+}
+LA_DEVICE int wrapped(int slot, int ring) {
+    while (slot >= ring) slot -= ring;
+    return slot;
+}
+
+struct Task {   // a row of the call, a head, and columns of it
+    int row, head, column, at, start, live;
+    i64 entry, state;   // of its slot 0; its row of states
+    __device__ __forceinline__ Task(const LogArguments& a) {
+        const int task = blockIdx.x / PARTS;
+        row = task / a.heads;
+        head = task % a.heads;
+        column = blockIdx.x % PARTS * TILE + threadIdx.x % LANES * PER;
+        at = a.cursors[row];
+        start = wrapped(a.cursors[a.rows + row] + a.turn, a.ring);
+        live = a.cursors[2 * a.rows + row] + a.more;
+        entry = ((i64)at * a.heads + head) * a.slots;
+        state = ((i64)(a.dense ? row : at) * a.heads + head) * K;
+    }
+    __device__ __forceinline__ int end(const LogArguments& a, int n) const { return wrapped(start + live + n, a.ring); }
+};
+// Slots of a path from its end: nodes of the call, then the oldest `left` tokens of the ring; -1 after them.
+struct Path {
+    int node, left;
+    __device__ __forceinline__ static int parent(const LogArguments& a, const Task& s, int n) {
+        return a.parents == nullptr ? n - 1 : a.parents[s.row * a.count + n];
+    }
+    __device__ __forceinline__ int next(const LogArguments& a, const Task& s) {
+        if (node >= 0) {
+            const int slot = a.tree ? a.ring + node : s.end(a, node);
+            node = parent(a, s, node);
+            return slot;
+        }
+        return --left < 0 ? -1 : wrapped(s.start + left, a.ring);
+    }
+    __device__ __forceinline__ bool ends() const { return node < 0 && left <= 0; }
+};
+
+// Four columns of a row; zeros past V
+template <int KIND> LA_DEVICE void load_columns(Number (&y)[PER], const char* from, i64 row, int column) {
+    if constexpr (LA_WIDE) {
+        Loaded<KIND, PER> x;
+        if (column < V) x.load(from + (row * V + column) * bytes_of(KIND));
+        else x.zero();
+        x.get(y);
+    } else
+#pragma unroll
+        for (int j = 0; j < PER; j++)
+            y[j] = column + j < V ? (Number)element<KIND>(from, row * V + column + j) : (Number)0;
+}
+constexpr int LOG = sizeof(Number) == 8 ? 3 : 2;   // the kind of the log
+
+struct StateRows {   // every GROUPS-th row of four columns
+    Number x[ROWS][PER];
+    __device__ __forceinline__ void load(const LogArguments& a, const Task& s) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int row = threadIdx.x / LANES + i * GROUPS;
+            if (K % GROUPS == 0 || row < K) load_columns<STATE>(x[i], a.state, s.state + row, s.column);
+        }
+    }
+    __device__ __forceinline__ void store(const LogArguments& a, const Task& s) const {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int row = threadIdx.x / LANES + i * GROUPS;
+            if (K % GROUPS && row >= K) continue;
+            const i64 n = (s.state + row) * V + s.column;
+            if constexpr (LA_WIDE && STATE == 2) {
+                if (s.column < V) *(float4*)(a.state + n * 4) = {x[i][0], x[i][1], x[i][2], x[i][3]};
+            } else if constexpr (LA_WIDE && STATE < 2) {
+                const auto two = [](float lo, float hi) { return STATE == 0 ? pack_bf16(lo, hi) : pack_f16(lo, hi); };
+                if (s.column < V) *(uint2*)(a.state + n * 2) = {two(x[i][0], x[i][1]), two(x[i][2], x[i][3])};
+            } else
+#pragma unroll
+                for (int j = 0; j < PER; j++)
+                    if (s.column + j < V) put_element<STATE>(a.state, n + j, x[i][j]);
+        }
+    }
+    // sum += z S
+    __device__ __forceinline__ void add_read(Number (&sum)[PER], const Number (&z)[K]) const {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int row = threadIdx.x / LANES + i * GROUPS;
+            if (K % GROUPS == 0 || row < K)
+#pragma unroll
+                for (int j = 0; j < PER; j++) sum[j] += z[row] * x[i][j];
+        }
+    }
+};
+
+LA_DEVICE const char* row_of(const Rows& x, const Task& s, int token, int head) {
+    return x.data + s.row * x.batch + token * x.token + head / (u32)x.group * x.head;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) tokens(const __grid_constant__ LogArguments a) {
+    __shared__ Number readers[2][K], faded[2][K], sums[2][GROUPS][TILE], written[TILE], own[2];
+    const Task s(a);
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    Number *log_k = (Number*)a.log_k, *log_u = (Number*)a.log_u, *log_g = (Number*)a.log_g;
+    const int in_tile = thread % TILE, column = s.column - thread % LANES * PER + in_tile;   // of sums
+    StateRows S;
+    S.load(a, s);
+    for (int n = 0; n < a.count; n++) {
+        const int token = a.first + n, all = a.erases + a.queries;
+        const i64 slot = s.entry + (a.tree ? a.ring + n : s.end(a, n));
+        const char *k = row_of(a.k, s, token, s.head), *g = row_of(a.g, s, token, s.head);
+        const auto decay_of = [&](int c) {
+            return a.g.data == nullptr ? (Number)0 : parameter<Number>(g, a.kind_g, W == 1 ? 0 : c);
+        };
+        for (int c = thread; c < K; c += THREADS) log_k[slot * K + c] = parameter<Number>(k, a.kind_k, c);
+        for (int c = thread; c < W; c += THREADS) log_g[slot * W + c] = decay_of(c);
+
+        for (int first = 0; first == 0 || first < all; first += 2) {   // two readers at a time
+            const auto row_of_reader = [&](int x) {
+                return first + x < a.erases ? row_of(a.erase, s, token, s.head)
+                                            : row_of(a.q, s, token, s.head * a.queries + first + x - a.erases);
+            };
+            const auto is_read = [&](int x) { return first + x < all; };
+            for (int i = thread; i < 2 * K; i += THREADS) {
+                const int x = i / K, c = i % K;
+                const bool erases = first + x < a.erases;
+                Number y = 0;
+                if (is_read(x)) {
+                    y = parameter<Number>(row_of_reader(x), erases ? a.kind_erase : a.kind_q, c);
+                    if (erases ? !a.early : a.updated) y *= exponential(decay_of(c));
+                }
+                readers[x][c] = y;
+            }
+            if (warp == 2 || warp == 3) {   // what a query reads of its own token
+                const int x = warp - 2;
+                Number sum = 0;
+                if (is_read(x) && first + x >= a.erases && (a.updated || a.bonus != nullptr))
+                    for (int c = lane; c < K; c += 32) {
+                        Number y = parameter<Number>(row_of_reader(x), a.kind_q, c) * parameter<Number>(k, a.kind_k, c);
+                        if (a.bonus != nullptr) y *= ((const Number*)a.bonus)[s.head * K + c];
+                        sum += y;
+                    }
+                sum = sum_of_lanes(sum);
+                if (lane == 0) own[x] = sum;
+            }
+            Number value = 0, beta = 1;   // of the column that this thread writes
+            if (first == 0 && thread < TILE && column < V) {
+                value = parameter<Number>(row_of(a.v, s, token, s.head), a.kind_v, column);
+                if (a.erases) beta = parameter<Number>(row_of(a.beta, s, token, s.head), a.kind_beta, 0);
+            }
+            __syncthreads();
+
+            Number sum[2][PER] = {}, total[DECAYS] = {};
+            Path path = {Path::parent(a, s, n), s.live};
+            while (is_read(0) && !path.ends()) {
+                Number before[DECAYS];
+                int mine = -1;
+#pragma unroll W == 1 ? WARPS : 4
+                for (int j = 0; j < WARPS; j++) {
+                    const int at = path.next(a, s);
+                    if (j == warp) {
+                        mine = at;
+#pragma unroll
+                        for (int m = 0; m < DECAYS; m++) before[m] = total[m];
+                    }
+#pragma unroll
+                    for (int m = 0; m < DECAYS; m++) {
+                        const int c = W == 1 ? 0 : m * 32 + lane;
+                        total[m] += at >= 0 && c < W ? log_g[(s.entry + at) * W + c] : (Number)0;
+                    }
+                }
+                if (mine < 0) continue;
+                Number u[PER], dots[2] = {};
+                load_columns<LOG>(u, a.log_u, s.entry + mine, s.column);
+#pragma unroll
+                for (int m = 0; m < CHANNELS; m++) {
+                    const int c = m * 32 + lane;
+                    if (K % 32 && c >= K) continue;
+                    Number y = log_k[(s.entry + mine) * K + c];
+                    if constexpr (W > 1) y *= exponential(before[m]);
+#pragma unroll
+                    for (int x = 0; x < 2; x++) dots[x] += readers[x][c] * y;
+                }
+#pragma unroll
+                for (int x = 0; x < 2; x++) {
+                    dots[x] = sum_of_lanes(dots[x]);
+                    if constexpr (W == 1) dots[x] *= exponential(before[0]);
+#pragma unroll
+                    for (int j = 0; j < PER; j++) sum[x][j] += lane < LANES ? dots[x] * u[j] : (Number)0;
+                }
+            }
+            if (warp == 0)
+#pragma unroll
+                for (int m = 0; m < CHANNELS; m++) {
+                    const int c = m * 32 + lane;
+                    const Number decay = exponential(total[W == 1 ? 0 : m]);
+                    if (c < K) faded[0][c] = readers[0][c] * decay;
+                    if (c < K) faded[1][c] = readers[1][c] * decay;
+                }
+            __syncthreads();
+            if (is_read(0)) S.add_read(sum[0], faded[0]);
+            if (is_read(1)) S.add_read(sum[1], faded[1]);
+#pragma unroll
+            for (int x = 0; x < 2; x++)
+#pragma unroll
+                for (int j = 0; j < PER; j++) sums[x][thread / LANES][thread % LANES * PER + j] = sum[x][j];
+            __syncthreads();
+
+            const int x = thread / TILE;
+            Number seen = 0;
+            if (x < 2)
+                for (int i = 0; i < GROUPS; i++) seen += sums[x][i][in_tile];
+            if (first == 0 && x == 0 && column < V) {
+                const Number u = a.erases ? beta * (value - seen) : value;
+                written[in_tile] = u;
+                log_u[slot * V + column] = u;
+            }
+            __syncthreads();
+            const int query = first + x - a.erases;
+            if (x < 2 && query >= 0 && query < a.queries && column < V) {
+                if (a.updated || a.bonus != nullptr) seen += own[x] * written[in_tile];
+                const i64 place = ((i64)s.row * a.tokens + token) * a.heads + s.head;
+                put(a.out, a.kind_out, (place * a.queries + query) * V + column, (Number)a.scale * seen);
+            }
+            __syncthreads();
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) fold(const __grid_constant__ LogArguments a) {
+    __shared__ Number faded[CHUNK][K], decay[K];
+    const Task s(a);
+    const int thread = threadIdx.x;
+    if (s.live == 0) return;   // not rounded again
+    const Number *log_k = (const Number*)a.log_k, *log_g = (const Number*)a.log_g;
+    StateRows S;
+    S.load(a, s);
+    for (int c = thread; c < K; c += THREADS) {
+        Number total = 0;
+#pragma unroll 4
+        for (int i = s.live - 1; i >= 0; i--)
+            total += log_g[(s.entry + wrapped(s.start + i, a.ring)) * W + (W == 1 ? 0 : c)];
+        decay[c] = exponential(total);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        const int row = thread / LANES + i * GROUPS;
+        if (K % GROUPS == 0 || row < K)
+#pragma unroll
+            for (int j = 0; j < PER; j++) S.x[i][j] *= decay[row];
+    }
+    Number total = 0;   // of channel `thread`: K threads or more
+    for (int last = s.live - 1; last >= 0; last -= CHUNK) {
+        if (thread < K)
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) {
+                if (last - i < 0) continue;
+                const i64 at = s.entry + wrapped(s.start + last - i, a.ring);
+                faded[i][thread] = log_k[at * K + thread] * exponential(total);
+                total += log_g[at * W + (W == 1 ? 0 : thread)];
+            }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) {
+            if (last - i < 0) break;
+            Number u[PER];
+            load_columns<LOG>(u, a.log_u, s.entry + wrapped(s.start + last - i, a.ring), s.column);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const int row = thread / LANES + r * GROUPS;
+                if (K % GROUPS == 0 || row < K)
+#pragma unroll
+                    for (int j = 0; j < PER; j++) S.x[r][j] += faded[i][row] * u[j];
+            }
+        }
+        __syncthreads();
+    }
+    S.store(a, s);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ LogArguments a) {
+    const Task s(a);
+    if (s.column >= TILE) return;   // one block of a head moves all of it
+    Number *log_k = (Number*)a.log_k, *log_u = (Number*)a.log_u, *log_g = (Number*)a.log_g;
+    for (int n = 0; n < a.count; n++) {
+        const int from = a.parents[s.row * a.count + n];
+        if (from < 0) continue;
+        const i64 x = s.entry + from, y = s.entry + s.end(a, n);
+        for (int c = threadIdx.x; c < K; c += THREADS) log_k[y * K + c] = log_k[x * K + c];
+        for (int c = threadIdx.x; c < V; c += THREADS) log_u[y * V + c] = log_u[x * V + c];
+        for (int c = threadIdx.x; c < W; c += THREADS) log_g[y * W + c] = log_g[x * W + c];
+    }
+}

@@ -1,0 +1,175 @@
+"""StateLog on CuPy arrays: the kernels of token/log.cu, emulated or on a GPU, against NumPy's loops, and their bits."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.matrix_state import policy
+from linattn_np.matrix_state.cuda.token import log as kernels
+from linattn_np.matrix_state.types import Inputs
+from linattn_np.testing import relative_error
+from tests.cuda.emulation import device, emulated, public  # noqa: F401
+from tests.serving.test_log import PLAIN, TREE, cut, drawn
+
+ODD = {"dtype": np.float32, "K": 33, "V": 21, "H": 4, "Hq": 4, "Hk": 2}
+KINDS = [c for c in PLAIN if c.fn in (la.linear_attention, la.gated_delta_rule, la.kda, la.rwkv6)]
+SIZES = [(case, ODD) for case in PLAIN]
+SIZES += [(case, {"dtype": np.float32, "K": 8, "V": 12}) for case in KINDS]
+SIZES += [(case, {"dtype": np.float64, "K": 5, "V": 132}) for case in KINDS]  # two blocks of columns
+
+
+@pytest.fixture(autouse=True)
+def maps_are_of_the_device(public, monkeypatch):  # noqa: F811
+    """Feature maps make plain arrays where they are emulated."""
+    made = kernels.tokens_of
+    if public.launched is not None:
+        monkeypatch.setattr(kernels, "tokens_of", lambda x, *rest: made(
+            Inputs(*(public.bring(y) if type(y) is np.ndarray else y for y in x)), *rest))  # fmt: skip
+
+
+def there(public, arrays):  # noqa: F811
+    return {n: public.bring(x) for n, x in arrays.items()}
+
+
+def log_of(public, case, state, length=4, dtype=None):  # noqa: F811
+    if state.shape[-2] > policy.WIDEST_CUDA:
+        pytest.skip("its features are wider than the kernels support")
+    pool = public.bring(np.asarray(state, dtype or state.dtype))
+    return la.StateLog(case.fn, pool, length=length, **case.options, **there(public, case.named))
+
+
+def loop_of(case, state, length=4):
+    return la.StateLog(case.fn, np.array(state), length=length, **case.options, **case.named)
+
+
+@pytest.mark.parametrize(("case", "sizes"), SIZES, ids=str)
+def test_tokens_trees_and_flushes_are_those_of_numpy(public, case, sizes):  # noqa: F811
+    """Every method in turn; outputs and states begin as NaN."""
+    arrays, state = drawn(case, T=9, **sizes)
+    log, loop = log_of(public, case, state), loop_of(case, state)
+    most = 1e-12 if sizes["dtype"] is np.float64 else 2e-5
+
+    def agree(x, y):
+        assert relative_error(public.see(x), y) < most
+
+    for at in ([0], [1, 2, 3], [4, 5]):
+        tokens = cut(case, arrays, at)
+        agree(log.step(**there(public, tokens)), loop.step(**tokens))
+    tokens = cut(case, arrays, [0, 1, 2, 3, 6, 7, 8])
+    agree(log.verify(**there(public, tokens), parents=TREE), loop.verify(**tokens, parents=TREE))
+    for x in (log, loop):
+        x.accept([5, 4])
+        x.rollback([0, 1])
+    assert log.position.tolist() == loop.position.tolist()
+    assert log.live.tolist() == loop.live.tolist()
+    agree(log.state_at(), loop.state_at())
+    agree(log.state_at(5, rows=[1]), loop.state_at(5, rows=[1]))
+    agree(log.state, loop.state)
+    end = public.see(log.state_at())
+    log.flush()
+    assert np.array_equal(public.see(log.state), end)
+    tokens = {n: x[1:] if case.on_tokens(n) else x for n, x in cut(case, arrays, [3]).items()}
+    loop.flush()
+    agree(log.step(**there(public, tokens), rows=[1]), loop.step(**tokens, rows=[1]))
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_tokens_that_were_taken_back_leave_no_bit(public, case):  # noqa: F811
+    """Against a decode, one token a call, that never saw them, in a pool of other rows; trees too."""
+    arrays, state = drawn(case, T=9, **ODD)
+    log, fresh = log_of(public, case, state, 6), log_of(public, case, state, 6)
+
+    def part(at, rows=slice(None)):
+        return there(public, {n: x[rows] if case.on_tokens(n) else x for n, x in cut(case, arrays, at).items()})
+
+    log.step(**part([0, 1, 8, 7]))
+    log.rollback(2)
+    log.verify(**part([5, 5]))
+    log.accept(-1)
+    out = log.verify(**part([2, 3, 4, 5, 6, 7, 8]), parents=TREE)
+    log.accept([3, 3])  # the nodes 0, 1, 3
+    one = [public.see(fresh.step(**part([t]))) for t in (0, 1, 2, 3, 5)]
+    assert np.array_equal(np.concatenate(one[2:], 1), public.see(out)[:, [0, 1, 3]])
+    assert np.array_equal(public.see(log.state_at()), public.see(fresh.state_at()))
+    both = [public.see(x.step(**part([6, 7, 8]))) for x in (log, fresh)]  # over a flush
+    assert np.array_equal(*both)
+    assert np.array_equal(public.see(log.state), public.see(fresh.state))
+    alone = log_of(public, case, state[1:], 6)
+    rows = [public.see(alone.step(**part([t], slice(1, 2))))[0] for t in (0, 1, 2, 3, 5)]
+    assert np.array_equal(np.stack(rows), np.stack([x[1] for x in one]))
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
+def test_states_and_tokens_in_sixteen_bits(public, stored):  # noqa: F811
+    """Tokens are read and outputs written in their dtype, states are rounded at flushes alone."""
+    dtype = np.dtype(getattr(ml_dtypes, stored, stored))
+    case = next(c for c in PLAIN if c.fn is la.gated_delta_rule)
+    arrays, state = drawn(case, T=6, dtype=np.float32, K=8, V=12)
+    arrays = {n: x.astype(dtype) for n, x in arrays.items()}
+    log, loop = (x(np.asarray(state, dtype)) for x in (lambda S: log_of(public, case, S), lambda S: loop_of(case, S)))
+    before = public.see(log.state).copy()
+    unit = float(ml_dtypes.finfo(dtype).eps)
+    for t in range(4):
+        tokens = cut(case, arrays, [t])
+        out, expected = log.step(**there(public, tokens)), loop.step(**tokens)
+        assert out.dtype == dtype
+        assert relative_error(public.see(out).astype(np.float32), expected.astype(np.float32)) < unit
+    assert np.array_equal(public.see(log.state), before)
+    assert relative_error(public.see(log.state_at()), loop.state_at()) < 1e-5
+    for x in (log, loop):
+        x.flush()
+    assert relative_error(public.see(log.state).astype(np.float32), loop.state.astype(np.float32)) < unit
+
+
+def test_a_step_is_one_launch_that_leaves_the_states(public):  # noqa: F811
+    """Cursors are not sent again where all rows go on alike; a fold is one more."""
+    if public.launched is None:
+        pytest.skip("launches are counted where they are emulated")
+    case = next(c for c in PLAIN if c.fn is la.gated_delta_rule)
+    arrays, state = drawn(case, T=5, dtype=np.float32, K=8, V=12)
+    log = log_of(public, case, state, 3)
+    public.launched.clear()
+    for t in range(5):
+        log.step(**there(public, cut(case, arrays, [t])))
+        if t == 0:
+            sent = log._launches["cursors"].there
+    assert [x[1] for x in public.launched] == ["tokens"] * 3 + ["fold"] + ["tokens"] * 2
+    assert log._launches["cursors"].there is sent
+
+
+def test_reset_and_hard_resets(public):  # noqa: F811
+    rng = np.random.default_rng(5)
+    q, k, v = rng.standard_normal((3, 2, 5, 2, 4)).astype(np.float32)
+    g, beta = np.full((2, 5, 2), -0.1, np.float32), np.full((2, 5, 2), 0.5, np.float32)
+    g[:, 3] = -np.inf
+    pool = np.full((2, 2, 4, 4), 3, np.float32)
+    log = la.StateLog(la.gated_delta_rule, public.bring(pool), length=2)
+    out = public.see(log.step(*map(public.bring, (q, k, v, g, beta))))
+    assert relative_error(out, la.gated_delta_rule(q, k, v, g, beta, state=pool)) < 2e-5
+    log.reset([1])
+    log.reset([0], public.bring(pool[:1]))
+    again = public.see(log.step(*map(public.bring, (q, k, v, g, beta))))
+    assert np.array_equal(again[0], out[0])
+    assert relative_error(again[1:], la.gated_delta_rule(*(x[1:] for x in (q, k, v, g, beta)))) < 2e-5
+
+
+def test_nothing_and_strided_arrays(public):  # noqa: F811
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((3, 2, 4, 2, 3)).astype(np.float32)
+    log = la.StateLog(la.linear_attention, public.bring(np.zeros((2, 2, 3, 3), np.float32)))
+    assert log.step(*(public.bring(y[:, :0]) for y in x)).shape == (2, 0, 2, 3)
+    assert log.step(None, *map(public.bring, x[1:])) is None
+    joint = public.bring(np.concatenate([x[0], x[1], x[2]], -1))
+    log.reset()
+    out = log.step(joint[..., :3], joint[..., 3:6], joint[..., 6:])
+    assert relative_error(public.see(out), la.linear_attention(*x)) < 1e-6
+    for error, text, call in [
+        (TypeError, "expected CuPy arrays", lambda: log.step(*x)),
+        (ValueError, "states of shape", lambda: log.step(*(public.bring(y[..., :2]) for y in x))),
+        (TypeError, "up to 256", lambda: la.StateLog(la.gla, public.bring(np.zeros((1, 1, 300, 1), np.float32)))),
+    ]:
+        with pytest.raises(error, match=text):
+            call()
