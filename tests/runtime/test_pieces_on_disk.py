@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,16 @@ def test_a_source_that_changed_after_it_was_loaded_is_not_stored(compiled_here, 
         assert list(tmp_path.iterdir()) == []
     finally:
         compiler._fingerprint.cache_clear()
+
+
+def test_the_digest_has_every_file_with_pieces_and_those_beside_it():
+    """Code in one folder has the layouts of tables of its own, as serving/log_work.py, and calls pieces of others."""
+    package = Path(compiler.__file__).resolve().parents[2]
+    with_pieces = [path for path in package.rglob("*.py") if "pieces.piece import" in path.read_text()]
+    assert len(with_pieces) > 40
+    for path in with_pieces:
+        found = set(compiler.sources_of(str(path)))
+        assert found >= {path, *path.parent.glob("*.py"), *(package / "ops" / "cpu").glob("*.py")}, path
 
 
 def test_many_processes_at_once(tmp_path):

@@ -203,18 +203,22 @@ def load(codes: dict[str, bytes]) -> dict[str, int]:
     return addresses
 
 
+def sources_of(source: str) -> list[Path]:
+    """The files that code of a file may depend on: loops, policies, and what lies beside it, as layouts of tables."""
+    package, own = Path(__file__).resolve().parents[2], Path(source).resolve()
+    folders = [package / "runtime" / "pieces", *package.glob("*/cpu"), *([own.parent] if package in own.parents else [])]
+    found = {path for folder in folders for path in folder.rglob("*.py")}
+    return sorted({*found, *package.glob("*/policy.py"), package / "runtime" / "values.py", own})
+
+
 @functools.cache
 def _fingerprint(source: str) -> str | None:
     """Hash of everything that the machine code of a function depends on.
 
     None if a source was written after this process had loaded it: its text then differs from the compiled one.
     """
-    package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
-    cores = [package / name for name in ("matrix_state", "softmax", "elementwise")]
-    folders = (package / "runtime" / "pieces", package / "ops" / "cpu", *(core / "cpu" for core in cores))
-    sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    policies = [core / "policy.py" for core in cores]
-    for path in (*sources, *policies, package / "runtime" / "values.py", Path(source)):
+    digest = hashlib.sha256()
+    for path in sources_of(source):
         if not path.is_file():
             continue
         if LOADED < path.stat().st_mtime <= time.time():
