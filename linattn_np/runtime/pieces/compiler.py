@@ -218,7 +218,7 @@ def _fingerprint(source: str) -> str | None:
     None if a source was written after this process had loaded it: its text then differs from the compiled one.
     """
     digest = hashlib.sha256()
-    for path in sources_of(source):
+    for path in (*sources_of(source), Path(source)):  # the last one tells functions of one name apart
         if not path.is_file():
             continue
         if LOADED < path.stat().st_mtime <= time.time():
