@@ -5,15 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from linattn_np.matrix_state.types import Decay
-from tests.cases import PLAIN, call, draw
+from linattn_np.matrix_state.types import Decay, Readout
+from tests.cases import PLAIN, call, draw, with_gradients
+
+
+def has_levels(case):
+    return case.spec.readout is Readout.LEVELS
+
 
 T, AT, C = 70, 53, 16  # in a chunk that begins at 48
-START = AT // C * C
+BEFORE, FIRST = 14, 50  # calls with levels have chunks of positions: tokens before a call, the first one of a chunk
 BACKENDS = ("reference", "chunks", "numba", None)
-POISONED = [(case, name) for case in PLAIN if case.causal for name in case.given
-            if case.on_tokens(name) and case.has_heads(name)]  # fmt: skip
-every_array = pytest.mark.parametrize(("case", "name"), POISONED, ids=lambda x: str(x).replace(" ", ","))
+POISONED = [(case, name, at) for case in PLAIN if case.causal for name in case.given
+            if case.on_tokens(name) and case.has_heads(name) for at in ((AT, FIRST) if has_levels(case) else (AT,))
+            ]  # fmt: skip
+every_array = pytest.mark.parametrize(("case", "name", "at"), POISONED, ids=lambda x: str(x).replace(" ", ","))
 
 
 def stays(case, name, backend):
@@ -32,33 +38,48 @@ def stays(case, name, backend):
     return True
 
 
-def both(case, name, **options):
-    """Outputs (B, T, H, V) without and with a NaN in token AT of batch row 1, head 1."""
+def both(case, name, at, compute=lambda *given, **options: call(*given, **options)[0], **options):
+    """Outputs (B, T, H, V) without and with a NaN in token `at` of batch row 1, head 1."""
     arrays, state = draw(case, T=T, H=3, K=6, V=4, dtype=np.float32)
-    clean = call(case, arrays, state=state, **options)[0]
+    if has_levels(case):
+        state = state._replace(position=np.full_like(state.position, BEFORE))
+    clean = compute(case, arrays, state=state, **options)
     arrays[name] = arrays[name].copy()
-    np.moveaxis(arrays[name], case.heads(name), 0)[1, 1, AT] = np.nan
+    np.moveaxis(arrays[name], case.heads(name), 0)[1, 1, at] = np.nan
     with np.errstate(all="ignore"):
-        return clean, call(case, arrays, state=state, **options)[0]
+        return clean, compute(case, arrays, state=state, **options)
+
+
+def chunk_of(case, at):
+    """The first token of the chunk of token `at`."""
+    return (at + BEFORE) // C * C - BEFORE if has_levels(case) else at // C * C
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
 @every_array
-def test_it_stays_in_its_head_sequence_and_chunk(case, name, backend):
-    clean, found = both(case, name, backend=backend, chunk_size=C)
-    assert np.isnan(found[1, AT:, 1]).any()
+def test_it_stays_in_its_head_sequence_and_chunk(case, name, at, backend):
+    (clean, found), start = both(case, name, at, backend=backend, chunk_size=C), chunk_of(case, at)
+    assert np.isnan(found[1, at:, 1]).any()
     np.testing.assert_array_equal(found[0], clean[0])
     np.testing.assert_array_equal(found[:, :, [0, 2]], clean[:, :, [0, 2]])
-    np.testing.assert_array_equal(found[:, :START], clean[:, :START])
+    np.testing.assert_array_equal(found[:, :start], clean[:, :start])
     if stays(case, name, backend):
-        np.testing.assert_array_equal(found[:, :AT], clean[:, :AT])
+        np.testing.assert_array_equal(found[:, :at], clean[:, :at])
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+@pytest.mark.parametrize(("case", "name"), [x[:2] for x in POISONED if x[2] == FIRST], ids=str)
+def test_gradients_of_queries_before_a_chunk_do_not_see_it(case, name, backend):
+    clean, found = both(case, name, FIRST, with_gradients, backend=backend, chunk_size=C)
+    for d in ("dq", "dlam"):
+        np.testing.assert_array_equal(found[d][:, :FIRST], clean[d][:, :FIRST])
 
 
 @pytest.mark.parametrize(
     "how", [{"backend": "reference"}, *({"backend": b, "chunk_size": 1} for b in BACKENDS[1:])], ids=str
 )
 @every_array
-def test_token_by_token_it_never_goes_back(case, name, how):
-    clean, found = both(case, name, **how)
-    np.testing.assert_array_equal(found[:, :AT], clean[:, :AT])
-    assert np.isnan(found[1, AT:, 1]).any()
+def test_token_by_token_it_never_goes_back(case, name, at, how):
+    clean, found = both(case, name, at, **how)
+    np.testing.assert_array_equal(found[:, :at], clean[:, :at])
+    assert np.isnan(found[1, at:, 1]).any()

@@ -3,7 +3,8 @@
     out = the core's output for lam[l] q, 0 in first halves, and v, 0 in second halves, block by block
 
 A block begins with no state, but the first one of a span with that of the level, or, in a first half, with the sum of
-all levels below.
+all levels below. Tokens of zeros stand before a span that begins inside a chunk of 2^c positions: the core's chunks
+begin at multiples of 2^c in its first block too, and a NaN reaches earlier tokens of its own chunk only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from ....runtime.arrays import Array, cast
 from ... import core
-from .blocks import Blocks
+from .blocks import Blocks, Span
 from .rows import Gradients, Row, placed, taken
 
 
@@ -23,6 +24,20 @@ class Saved(NamedTuple):
 
     at: Blocks
     core: Any
+
+
+def aligned(row: Row, c: int) -> tuple[Row, np.ndarray]:
+    """(the row with tokens of zeros before spans that begin inside a chunk of 2^c, the places of its own tokens)."""
+    spans, own, n = list[Span](), [np.zeros(0, np.int64)], 0
+    for start, stop, first in row.spans:
+        more = first % (1 << c) if stop > start else 0
+        own.append(np.arange(n + more, n + more + stop - start))
+        spans.append(Span(n, n + more + stop - start, first - more))
+        n = spans[-1].stop
+    tokens = np.concatenate(own)
+    if tokens.size == n:
+        return row, tokens
+    return row._replace(x=row.x.each(lambda y: placed(row, y, tokens, n)), spans=tuple(spans)), tokens
 
 
 def forward(row: Row, level: int, at: Blocks) -> tuple[Any, Array, Saved]:

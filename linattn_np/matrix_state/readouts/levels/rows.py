@@ -153,7 +153,8 @@ def placed(row: Row, y: Array, at: np.ndarray, n: int) -> Array:
         return y
     index = np.full(n, y.shape[0])
     index[at] = np.arange(y.shape[0])
-    more = row.plan.xp.concat([y, row.zeros((1, *y.shape[1:]))], axis=0)
+    zeros = row.plan.xp.zeros((1, *y.shape[1:]), dtype=y.dtype, device=device(y))
+    more = row.plan.xp.concat([y, zeros], axis=0)
     return row.plan.xp.take(more, row.mask(index), axis=0)
 
 
