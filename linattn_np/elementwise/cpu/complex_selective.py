@@ -23,7 +23,7 @@ def weights(w: Work, own: Whole, first: Whole, width: Whole):
 
 @piece
 def token(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
-    """`job` of a sequence of one token: the numbers of a channel lie side by side, none are moved. The same bits."""
+    """`job` of a sequence of one token, channel by channel, with the same bits: states are used in place."""
     N, t, mark = w.N, w.spans[n, 0], w.spans[n, 2]
     decays = numbers_at(row(w.A, 0), start_of(w.A_rows, own * N), N)
     for d in range(first, first + width):

@@ -83,7 +83,7 @@ def finish(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
 
 @piece
 def token(w: Work, n: Whole, first: Whole, width: Whole):
-    """`job` of a sequence of one token: the numbers of a channel lie side by side, none are moved."""
+    """`job` of a sequence of one token, channel by channel: states are read and written in place."""
     N, t, mark = w.N, w.spans[n, 0], w.spans[n, 2]
     B, C = row(w.B, t), row(w.C, t)
     for d in range(first, first + width):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..readouts.selective import SelectiveInputs
 
 SEGMENT = 32  # tokens between kept states
-COMPLEX = ("A", "B", "C", "start", "end")  # of complex channels; all else is real
+COMPLEX = ("A", "B", "C", "start", "end")  # complex for complex channels; the other arrays are real
 BLOCK = 1024  # bytes of a row: the channels of a job, whose sums of dB and dC do not depend on the threads
 
 

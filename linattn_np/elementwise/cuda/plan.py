@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What a pass is compiled for besides its cut."""
+    """The properties of a pass, besides its cut, that its kernel is compiled for."""
 
     is_back: bool
     x: str  # dtypes
@@ -61,7 +61,7 @@ BACKWARD = {2: Cut(2, 16, 8, 2), 4: Cut(2, 8, 8, 3), 8: Cut(1, 8, 8, 2), 16: Cut
 WIDEST, WORDS = 16, 16  # bytes that a lane moves together, where it has few tokens: words of an array
 AHEAD = {
     2: 264
-}  # by the bytes of an element: blocks until the one whose lines are fetched, all that an H200 runs at once
+}  # by the bytes of an element: how many blocks ahead lines are prefetched, all that an H200 runs at once
 
 
 def cut_of(size: int, longest: int, is_back: bool) -> Cut:

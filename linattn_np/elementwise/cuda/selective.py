@@ -122,7 +122,7 @@ class Call:
         self, file: str, entries: tuple[str, str], grid: Grid, start: Array | None, outputs: Outputs,
         dout: Array | None = None,
     ) -> None:  # fmt: skip
-        """The pass over all tokens; of segments after the passes that find what they begin with."""
+        """The pass over all tokens; with segments, after the passes that compute their initial states."""
         carry, entry = entries
         segments, each = self.cut(grid)
         outputs = outputs | {"begins": None, "sums": None}

@@ -40,7 +40,7 @@ class Residuals(NamedTuple):
     plan: Plan
     state: Any
     marks: Any  # of the compiled loops: the states that segments of tokens begin with
-    states: Any  # else: those of all tokens
+    states: Any  # of array calls: the states of all tokens
     core: CoreResiduals | None
 
 

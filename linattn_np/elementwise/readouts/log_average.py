@@ -48,7 +48,7 @@ class Residuals(NamedTuple):
     plan: Plan
     state: State | None
     marks: Any  # of the compiled loops: the states that segments of tokens begin with
-    arrays: tuple[Gauge, Weights, Array, CoreResiduals] | None  # else; the third are the final sums [S, n]
+    arrays: tuple[Gauge, Weights, Array, CoreResiduals] | None  # of array calls; the third are the final sums [S, n]
 
 
 class Average(Computation):
@@ -101,7 +101,7 @@ class Average(Computation):
 
 
 def total(parts: tuple[Array | None, ...]) -> Array | None:
-    """The sum of those that are given."""
+    """The sum of the parts that are not None."""
     given = [y for y in parts if y is not None]
     return sum(given[1:], given[0]) if given else None
 

@@ -38,8 +38,10 @@ TOKENS = 64  # of one scan of array calls
 
 
 class Raw(NamedTuple):
-    """What makes steps of dt and finishes outputs, or gradients: dt <- clip(dt + dt_bias, or softplus of it, limits)
-    and out <- (out + D x) silu(z)."""
+    """Arrays and options that make steps of dt and finish outputs, or gradients.
+
+    dt <- clip(dt + dt_bias, or softplus of it, limits),   out <- (out + D x) silu(z)
+    """
 
     z: Array = None  # (..., T, D)
     D: Array = None  # (D,)

@@ -48,7 +48,7 @@ def find_averages(w: Work, j: Whole):
 
 @piece(of="averaged")
 def averages_vjp(w: Work, j: Whole):
-    """dout <- c, the cotangents of what query head j has read, and its weights w."""
+    """dout <- c_i and weights <- w_i of query head j."""
     place = (w.BATCH, j, w.t)
     load(w.out, place, (0, w.V), w.inside)
     load_column(w.out_sums, place, w.averages)

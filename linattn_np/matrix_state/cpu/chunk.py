@@ -28,7 +28,7 @@ from .workspace import EARLY, STRICT, Q, U, V, Work
 
 @piece
 def once(w: Work):
-    """What a range of tasks needs once: vectors of one number, and the tables of tokens that do not decay."""
+    """Computed once for a range of tasks: constant vectors, and the tables of calls without a decay."""
     w.c, w.c1 = w.C, w.C + 1
     fill(w.scales, w.scale)
     fill(w.ones, 1.0)
@@ -65,7 +65,7 @@ def begin_chunk(w: Work):
 
 @piece
 def load_tokens(w: Work):
-    """k and v of the chunk, and what it erases with."""
+    """k, v and the erase vectors of the chunk."""
     place = (w.BATCH, w.HEAD, w.t)
     if w.map:
         if not w.returning:
@@ -130,10 +130,10 @@ def write_state(w: Work, y: Matrix, u: Matrix, S: Matrix, out: Matrix, weights: 
 
 @piece
 def system(w: Work):
-    """A, and what float32 leaves out of it in rows with beta > 1.
+    """A, and its float32 rounding error in rows with beta > 1.
 
-    1 - beta |k|^2 < 0 reflects what is stored: nothing is forgotten when a key comes again, and the one rounding of
-    |k|^2 in a chunk would add up over all of its tokens.
+    1 - beta |k|^2 < 0 reflects the stored value: a repeated key forgets nothing, and the rounding error of |k|^2 in a
+    chunk would add up over all of its tokens.
     """
     if w.delta:
         early = w.erase_reads
@@ -149,7 +149,7 @@ def system(w: Work):
 
 @piece
 def erase(w: Work):
-    """U or Y, what the chunk writes, from the state before it."""
+    """U or Y, the values that the chunk writes, from the state before it."""
     if w.delta:
         read_state(w, w.r, w.erase_reads, w.beta, -1.0, w.U, w.v, w.beta)
         solve_system(w, w.M, w.U, False)
@@ -162,7 +162,7 @@ def erase(w: Work):
 
 @piece
 def writes(w: Work):
-    """What a chunk writes, from the state before it."""
+    """The values that a chunk writes, from the state before it."""
     load_tokens(w)
     decays(w)
     if w.erase:
@@ -218,7 +218,7 @@ def load_queries(w: Work, j: Whole):
 
 @piece
 def read(w: Work, j: Whole, out: Matrix):
-    """out = what the queries of head j read, with the bonus on the diagonal."""
+    """out = the outputs of query head j, with the bonus on the diagonal."""
     reads = EARLY | STRICT if w.query_reads else 0
     load_queries(w, j)
     gram(w, w.q, w.k, w.kT, reads, w.scales, w.P)

@@ -79,7 +79,7 @@ def chunk_vjp(w: Work):
 
 @piece
 def write_vjp(w: Work):
-    """dU, dk (FREE: dY, db) and what the gates get from dS, which is then carried to the state before the chunk."""
+    """dU, dk (FREE: dY, db) and the gates' terms from dS, which is then carried to the state before the chunk."""
     if w.scalar:
         clear(w.crossed_before)
         fill(w.readers_before, 0.0)
@@ -158,7 +158,7 @@ def read_rows(w: Work, x: Matrix, early: Whole, by: Vector, sign: Number):
 
 @piece
 def reader_vjp(w: Work, x: Matrix, cotangent: Matrix, early: Whole, by: Vector, sign: Number, dx: Matrix, raw: Truth):
-    """dx = sign by_i e^{s(start, i)} (c S^T), what the gates get, dS += readers^T c; raw: back = c S^T."""
+    """dx = sign by_i e^{s(start, i)} (c S^T), the gates' terms, dS += readers^T c; raw: back = c S^T."""
     read_rows(w, x, early, by, sign)
     if raw:
         product(FULL, cotangent, w.ST, w.back)
@@ -175,7 +175,7 @@ def reader_vjp(w: Work, x: Matrix, cotangent: Matrix, early: Whole, by: Vector, 
 
 @piece
 def read_vjp(w: Work, j: Whole):
-    """The adjoint of what query head j reads: its dq, and its part of dU, dk, dY, db and dS."""
+    """The adjoint of the outputs of query head j: dq, and its terms of dU, dk, dY, db and dS."""
     early, place = w.query_reads, (w.BATCH, j, w.t)
     load_queries(w, j)
     load(w.in_dout, place, (0, w.V), w.dout)
@@ -231,7 +231,7 @@ def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: 
 
 @piece(of="delta")
 def delta_vjp(w: Work):
-    """dZ = (1 + M)^-T dU, M = diag(beta) A; dv = beta dZ, dM = -dZ U^T, and the adjoint of what r reads."""
+    """dZ = (1 + M)^-T dU, M = diag(beta) A; dv = beta dZ, dM = -dZ U^T, and the adjoint of the reads of r."""
     place, early = (w.BATCH, w.HEAD, w.t), w.erase_reads
     scaled(w.A, w.beta, w.M)
     solve_system(w, w.M, w.dU, True)

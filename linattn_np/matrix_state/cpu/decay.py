@@ -4,9 +4,9 @@ Scalar decay (none: g = 0) has E_ij = e^{s(j, i)} by sums of its own terms in fl
 own factors e^{g}, each <= 1, in sub-blocks of 16 tokens whose pairs meet at the first row of the later block. What
 reads S_{t-1} has s(j, i - 1): the table one row earlier, where no j is left for the first row.
 
-The transposes have the gradient of g as sums of what crosses it. A product whose path leads from token j to token i
-crosses g_t for j < t <= i (EARLY: t < i). Sums are of such products only: nothing cancels, and a gate that nothing
-crosses has the gradient 0 exactly.
+The transposes sum, for the gradient of g_t, the products that cross it. A product whose path leads from token j to
+token i crosses g_t for j < t <= i (EARLY: t < i). No other terms are added and subtracted again, so nothing cancels,
+and a gate that no product crosses has the gradient 0 exactly.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .workspace import EARLY, STRICT, Work
 
 zeros, read = registers(1)
 no_half, read_half = registers(1 / 2)
-Matrices = Kind(lambda f: types.UniTuple(types.Array(f, 2, "A"), 3))  # gates, what crosses them, scratch
+Matrices = Kind(lambda f: types.UniTuple(types.Array(f, 2, "A"), 3))  # gates, the products that cross them, scratch
 
 
 @piece
 def decays(w: Work):
-    """The tables of the chunk; without a decay of the token `once` has made them."""
+    """The tables of the chunk. For calls without a decay `once` has computed them."""
     place = (w.BATCH, w.HEAD, w.t)
     if w.scalar:
         load_scalar_decays(w, w.factor)
@@ -84,7 +84,7 @@ def weigh(P: Matrix, E: Matrix, strict: Truth, factors: Vector):
 
 @piece
 def gram(w: Work, x: Matrix, y: Matrix, yT: Matrix, reads: Whole, factors: Vector, out: Matrix):
-    """out_ij = factors_i (what x_i reads of y_j), 0 above the diagonal (STRICT: and on it)."""
+    """out_ij = factors_i x_i . y_j times the decay from j to i, 0 above the diagonal (STRICT: and on it)."""
     plain_gram(w, x, y, yT, reads, out)
     weigh(out, w.E_before if reads & EARLY else w.E, reads & STRICT != 0, factors)
 
@@ -100,7 +100,7 @@ def plain_gram(w: Work, x: Matrix, y: Matrix, yT: Matrix, reads: Whole, out: Mat
 
 @piece
 def rest(X: Matrix, Y: Matrix, P: Matrix, beta: Vector, out: Matrix):
-    """out_ij = x_i . y_j - P_ij for j < i: what the rounded product P leaves out, from float64 sums; 0 if beta_i <= 1.
+    """out_ij = x_i . y_j - P_ij for j < i: the rounding error of P, from float64 sums; 0 if beta_i <= 1.
 
     A row decides for itself: a choice for all rows would let the beta of a later token change an earlier output.
     """
@@ -131,7 +131,7 @@ def tables_of(W: Matrix, first: Matrix, before: Matrix, last: Matrix, carry: Vec
 
 @piece(of="channels")
 def block_gram(X: Matrix, Y: Matrix, W: Matrix, early: Whole, out: Matrix, near: Matrix, far: Matrix, farT: Matrix):
-    """The gram of a vector decay: blocks on the diagonal pair by pair, those before them as products."""
+    """The gram of a vector decay: diagonal blocks pair by pair, earlier blocks as matrix products."""
     m, n = X.shape
     for b in range(0, m, BLOCK):
         end = min(b + BLOCK, m)
@@ -186,7 +186,7 @@ def reaches(W: Matrix, out: Matrix):
 
 @piece
 def gram_vjp(w: Work, reads: Whole, factors: Vector, P: Matrix, x: Matrix, y: Matrix, dx: Matrix, dy: Matrix):
-    """dx += rows(dP, y), dy += columns(dP, x) and what the gates get, of P = factors (.) gram(x, y); dP is w.dP."""
+    """dx += rows(dP, y), dy += columns(dP, x) and the gates' terms, of P = factors (.) gram(x, y); dP is w.dP."""
     early = reads & EARLY
     table, crossed = w.E_before if early else w.E, w.crossed_before if early else w.crossed
     weigh_vjp(w.dP, P, table, reads & STRICT != 0, factors, crossed)
@@ -255,9 +255,9 @@ def channel_crossings(crossed: Matrix, readers: Matrix, writers: Matrix, total: 
 
 @piece(of="channels")
 def block_gram_vjp(own: Matrices, P: Matrix, X: Matrix, Y: Matrix, early: Whole, dX: Matrix, dY: Matrix):
-    """From the cotangent P of the gram of X and Y: dX += rows, dY += columns, and what crosses the gates.
+    """From the cotangent P of the gram of X and Y: dX += rows, dY += columns, and the products that cross gates.
 
-    own = (gates, what crosses them, scratch)
+    own = (gates, the products that cross them, scratch)
     """
     m = len(X)
     for b in range(0, m, BLOCK):

@@ -76,7 +76,7 @@ def form(x: Inputs, plan: Plan) -> tuple[str, int | None]:
 
 
 def describe(x: Inputs, plan: Plan) -> str:
-    """What is special about a call, in words."""
+    """Special properties of a call, in words."""
     if x.gv is None:
         return ""
     return "a decay on the value axis takes the recurrent form forward, and chunks backward"
@@ -140,7 +140,7 @@ def chunks(x: Inputs, plan: Plan, table: Table, rows: np.ndarray, every: int = 0
            ) -> None:  # fmt: skip
     """The chunk form of these sequences.
 
-    every: see time_blocks.   solver: of systems, whose solutions take the place of what queries read.
+    every: see time_blocks.   solver: of systems, whose solutions are the output.
     """
     (H, V), enough, operations = x.v.shape[-2:], 0.0, 6.0
     states, count = count_sequences(rows) * H, threads.num_threads()
@@ -177,7 +177,7 @@ def goes_back_elsewhere(x: Inputs) -> bool:
 
 
 def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
-    """Whether the final state is written where the initial one lies: nothing else that is read may lie there."""
+    """Whether the final state is written over the initial one: no other input may share its memory."""
     if not plan.overwrite or state.dtype != plan.dtype:
         return False
     if state.strides[-1] != state.itemsize or overlaps_itself(place_of(state)) or not is_one_batch(state):
@@ -186,7 +186,7 @@ def in_place(x: Inputs, plan: Plan, state: np.ndarray) -> bool:
 
 
 def is_one_batch(y: np.ndarray) -> bool:
-    """Whether (..., H, K, V) is an array (B, H, K, V) where it lies."""
+    """Whether (..., H, K, V) is an array (B, H, K, V) without a copy."""
     return not y.size or address(y.reshape((-1, *y.shape[-3:]))) == address(y)
 
 
@@ -226,7 +226,7 @@ def shares_of(tasks: np.ndarray, bounds: list[int], operations: float) -> tuple[
 
 
 def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cell:
-    """The kind of a call whose tasks have so many value columns; more: words of which each is true or not.
+    """The kind of a call whose tasks have so many value columns; more: further words, each true or false.
 
     form: "chunk", "chunk adjoint", or "tokens", the recurrent form.
     """
@@ -243,9 +243,9 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
         "plain": features is None, "map": features is not None,
         "waves": features is not None and features.kind == "waves",
         "value_decay": x.gv is not None, "channels": vector or x.gv is not None, "averaged": plan.average is not None,
-        # they are read where they lie
+        # rows that are read in place
         "direct_q": direct["q"] and features is None and not plan.l2norm and x.angle is None, "direct_v": direct["v"],
-        # a float32 system is solved with what its rounding leaves out of rows with beta > 1
+        # a float32 system is corrected for its rounding errors in rows with beta > 1
         "compensates": dtype == "float32" and delta and not vector,
         "raw_gate": has_raw_gate(x, plan), "bounded": plan.lower_bound is not None,
         "has_bias": x.bias is not None, "has_rate": x.A_log is not None,
@@ -283,6 +283,6 @@ def tokens(rows: np.ndarray) -> int:
 
 
 def is_direct(y: np.ndarray | None, dtype: Any) -> bool:
-    """Whether compiled code can read rows where they lie: the dtype of the computation, numbers side by side."""
+    """Whether compiled code can read rows in place: they have the dtype of the computation and stride 1."""
     size = np.dtype(dtype).itemsize
     return y is not None and y.dtype == dtype and y.strides[-1] == size and not any(s % size for s in y.strides)

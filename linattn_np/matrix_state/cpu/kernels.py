@@ -1,4 +1,4 @@
-"""All kernels and the words of calls, by what they are for: what warmup compiles ahead."""
+"""The kernels that warmup compiles ahead, and the words of their calls, by purpose."""
 
 from __future__ import annotations
 

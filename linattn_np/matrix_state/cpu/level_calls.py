@@ -69,7 +69,7 @@ class LevelCall:
         return (*self.owners, self.H, self.levels, self.K, self.V)
 
     def states(self, name: str, S: np.ndarray | None) -> None:
-        """Levels (..., H, levels, K, V), whose rows lie one under the other."""
+        """Levels (..., H, levels, K, V), as states of levels K rows."""
         if S is not None:
             self.rows.states(name, S.reshape((*S.shape[:-3], S.shape[-3] * S.shape[-2], S.shape[-1])))
 

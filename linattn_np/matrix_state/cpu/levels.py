@@ -177,7 +177,7 @@ def token(w: Work, i: Whole, position: Whole, S: Matrix, to: Matrix, answers: Tr
 
 @piece
 def load_tokens(w: Work):
-    """What all blocks of columns read: keys, queries, e^g, strengths and weights of all tokens."""
+    """Load the keys, queries, e^g, strengths and weights of all tokens: every block of columns reads them."""
     place = (w.BATCH, w.HEAD, w.FIRST)
     load(w.k, place, (0, w.K), w.keys)
     for j in range(w.queries):
@@ -223,7 +223,7 @@ def forward(w: Work, first: Whole, last: Whole):
 
 @piece
 def forward_block(w: Work, position: Whole):
-    """A block of columns: from where the levels lie, or a copy, to where they belong, or a copy."""
+    """A block of columns. Levels are read and written in place where the block is whole, else through a copy."""
     place, own, all_rows = (w.STATE, w.HEAD, 0), (w.column, w.width), w.levels * w.K
     is_whole = w.is_direct and w.width == w.width_lanes and w.c > 0
     begin, end = w.work, w.work
@@ -255,7 +255,7 @@ def load_levels(w: Work, position: Whole):
 
 @piece
 def save_levels(w: Work, position: Whole, is_there: Truth):
-    """The levels after the last token, which may be there already; zeros in those that are empty."""
+    """Save the levels after the last token, unless they were written in place; empty levels become 0."""
     after, own = position + w.c, (w.column, w.width)
     for level in range(1, w.levels + 1):
         at = (level - 1) * w.K

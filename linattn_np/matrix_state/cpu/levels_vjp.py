@@ -69,7 +69,7 @@ def backward(w: Work, first: Whole, last: Whole):
 
 @piece
 def save_tokens(w: Work):
-    """The gradients of what all blocks of columns read."""
+    """Save the gradients that are sums over all blocks of columns."""
     place = (w.BATCH, w.HEAD, w.FIRST)
     for j in range(w.queries):
         save(columns(rows(w.dquery, j * w.c, w.c), 0, w.K), w.dq, (w.BATCH, w.HEAD * w.queries + j, w.FIRST), (0, w.K))
@@ -248,7 +248,7 @@ def erased_vjp(w: Work, i: Whole, position: Whole, into: Whole, predictions: Mat
 
 @piece
 def levels_vjp(w: Work, i: Whole, position: Whole, into: Whole, S: Matrix, predictions: Matrix):
-    """D of every level before the token, dg, and what is left of dq and dk: row by row, for all levels at once."""
+    """D of every level before the token, dg and the other terms of dq and dk: row by row, for all levels at once."""
     decay, beta, c, K, levels, queries, delta = w.fade[i], w.betas[i], w.c, w.K, w.levels, w.queries, w.delta
     grads, outs, query, dquery, k, dk = w.grads, w.outs, w.query, w.dquery, row(w.keys, i), row(w.dkeys, i)
     weights, back, overlap = row(w.weights, i), w.dwrites, zeros(S)

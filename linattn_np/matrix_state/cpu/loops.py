@@ -68,7 +68,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     rows, (dend, dat) = sequences(plan, prod(lead)), dstate if isinstance(dstate, StatesAt) else (dstate, None)
     count = count_sequences(rows)
     every = block_of_time(x, plan, rows, C)
-    if every and starts is None:  # of a forward that was not made, or not for gradients
+    if every and starts is None:  # the forward pass has stored no states
         starts = forward(x._replace(q=None), plan._replace(gradients=True, overwrite=False), state)[2].starts
     if dat is None:
         rows[:, AT] = 0

@@ -1,4 +1,4 @@
-"""Queries and keys through a feature map, and its transpose: features never lie in main memory."""
+"""Queries and keys through a feature map, and the transpose. Features are never stored in main memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def features(w: Work, queries: Truth, head: Whole):
 
 @piece(of="map")
 def features_vjp(w: Work, queries: Truth, head: Whole):
-    """The gradient of the rows as they are given, from that of their features, which is written over."""
+    """The gradient of the rows from the gradient of their features, which is overwritten."""
     x, phi = w.x_q if queries else w.x_k, w.q if queries else w.k
     dphi, over = w.dq if queries else w.dk, w.over_q if queries else w.over_k
     place, given = (w.BATCH, head, w.t), (0, w.given)

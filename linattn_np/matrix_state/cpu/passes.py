@@ -1,8 +1,8 @@
-"""One pass over a block of columns of a state: it fades, is written to, and is read, while its rows go by once.
+"""One pass over a block of columns of a state: each of its rows is decayed, written to and read once.
 
-A block is a few vectors wide. What is written and what was read so far stay in registers while the loop goes down the
-K rows. Each element read is one chain of fused multiply-adds over the rows, in every kind of pass and at every width:
-whoever reads the same state with the same weights gets the same bits.
+A block is a few vectors wide. The values to write and the sums of the reads stay in registers while the loop goes down
+the K rows. Each element read is one chain of fused multiply-adds over the rows, in every kind of pass and at every
+width: reads of the same state with the same weights have the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .workspace import Work
 def block_pass(name: str, build: Callable[..., Any], of: str = "", **how: Any) -> Any:
     """A pass of wide and of narrow blocks, build(L, ahead, **how).
 
-    ahead: bytes to prefetch a row, from `following` on: half of it; what has narrow blocks is small.
+    ahead: bytes that a pass prefetches for each row, from `following` on: half a row of a wide block, else none.
     """
 
     def named(body: Any, width: str) -> Any:
@@ -60,7 +60,7 @@ def _write(L: int, ahead: int, readers: int = 1, fades: bool = False, pushes: bo
            before: bool = False) -> Any:  # fmt: skip
     """The pass of a token that is written: read by its query, or by that and the next token.
 
-    before: the query reads what is there before k^T w is added.
+    before: the query reads the state before k^T w is added.
     """
     zeros, load = registers(L)
 
@@ -110,7 +110,7 @@ first_weighted = block_pass("first_weighted", _write, "preceded", pushes=True, b
 
 @piece
 def write_state(w: Work, S: Matrix, to: Matrix):
-    """The pass of token i that is the call's; behind the last token nobody reads with r."""
+    """The pass of token i for this kind of call. No token follows the last one, so nothing is read with r after it."""
     alone = not w.erase or w.is_last
     if w.preceded and w.t + w.i == w.FIRST and not w.EARLIER:
         load_rows(w.in_past_v, (w.STATE, w.HEAD, 0), (w.column, w.width), as_row(w.predicted))

@@ -107,7 +107,7 @@ def add_own_vjp(w: Work):
 
 @piece(of="weighted adjoint")
 def weights_vjp(w: Work):
-    """dweight_i = dU_i . v_i, and dU <- dv = diag(weight) dU + what own queries give."""
+    """dweight_i = dU_i . v_i;  dU <- dv = diag(weight) dU + dv_own"""
     place = (w.BATCH, w.HEAD, w.t)
     for i in range(w.c):
         du, v, more, f = row(w.dU, i), row(w.v, i), row(w.dv_own, i), w.weights[i]

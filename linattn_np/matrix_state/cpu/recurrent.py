@@ -49,7 +49,7 @@ from .workspace import MONOMIALS, Work
 
 @piece(of="map")
 def load_features(w: Work):
-    """The features of a slab's keys and queries; of one token those of `group` heads at once: W is read once."""
+    """The features of a slab's keys and queries. For one token, `group` heads are mapped at once: W is read once."""
     each, c, head, given, queries = w.c_rows, w.c, w.HEAD, (0, w.given), w.queries if w.has_queries else 0
     is_known = w.known_batch == w.BATCH and w.known_t == w.t and w.known_head <= head < w.known_head + w.known
     count = w.known if is_known else min(w.group, w.H - head)
@@ -169,7 +169,7 @@ def scan(w: Work, begin: Matrix, end: Matrix, packed: Matrix):
     for i in range(w.c):
         S, to, last = begin if i == 0 else packed, end if i + 1 == w.c else packed, i + 1 == w.c
         load(w.in_v, (w.BATCH, w.HEAD, w.t + i), (w.column, w.width), as_row(w.values))
-        if w.delta:  # w = beta (v - what is predicted)
+        if w.delta:  # w = beta (v - prediction)
             beta, values, predicted, written = w.beta[i], w.values, w.predicted, w.written
             for d in range(len(written)):
                 written[d] = beta * (values[d] - predicted[d])
@@ -185,10 +185,10 @@ def scan(w: Work, begin: Matrix, end: Matrix, packed: Matrix):
 
 @piece
 def step_block(w: Work, begins: Whole):
-    """c tokens over one block, from where the state lies, or a copy, or zeros, to where it belongs."""
+    """c tokens over one block. The state is read and written in place where the block is whole, else through a copy."""
     place, own = (w.TO, w.HEAD, 0), (w.column, w.width)
     first, given, direct, packed = (w.STATE, w.HEAD, 0), w.started, w.direct, w.packed
-    if w.EARLIER or not begins:  # it lies where a segment, or a slab, has ended
+    if w.EARLIER or not begins:  # the state that the segment or slab before has stored
         first, given, direct = (w.FROM if begins else w.TO, w.HEAD, 0), 1, 1
     source = w.starts if w.EARLIER or not begins else w.in_state
     final, whole = tokens_of(w.starts, w.scale, place, w.K, own), packed.shape[1] == w.width

@@ -2,7 +2,7 @@
 
 Forward, a task is a block of time of one sequence, one head of the state and some of its columns. Backward, it is a
 block of time and the heads of a group, whose gradients of shared inputs add up in their order: its chunks are
-recomputed forward, each chunk's state and what it writes stored in a slot, and then traversed backward.
+recomputed forward, the state and the writes of each are stored in a slot, and then they are traversed backward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load_state(w: Work, x: Stored, state: Whole, S: Matrix, z: Vector, given: Wh
 
 @piece
 def begin_state(w: Work):
-    """S before the task: the call's, or what another task has left."""
+    """S before the task: the call's, or the one that the task before has stored."""
     source, state, given = (w.starts, w.FROM, 1) if w.EARLIER else (w.in_state, w.STATE, w.started)
     load_state(w, source, state, w.S, w.z, given)
     if w.preceded and not w.EARLIER:
@@ -110,7 +110,7 @@ def block_vjp(w: Work):
 
 @piece
 def begin_gradient(w: Work):
-    """dS after the task: the call's, or what another task has left."""
+    """dS after the task: the call's, or the one that the task after has stored."""
     source, state, given = (w.out_dstate, w.STATE, 1) if w.LATER else (w.in_dstate, w.STATE, w.has_dstate)
     if w.LATER and w.apart:
         source, state = w.ends, w.TO
@@ -170,7 +170,7 @@ def carry_gradient(w: Work, j: Whole):
 
 @piece
 def reverse(w: Work, first: Whole, last: Whole):
-    """dS between blocks of time: a task takes that of its end and leaves that of its beginning."""
+    """dS between blocks of time: a task loads dS of its end and stores dS of its beginning."""
     once(w)
     for n in range(first, last):
         begin_task(w, n)

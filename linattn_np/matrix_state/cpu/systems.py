@@ -1,6 +1,6 @@
 """The systems of a SOLVED read-out in compiled loops, by conjugate gradients or exactly: readouts/systems.py's.
 
-The forward kernel writes the solutions where other calls have what queries read.
+The solutions are the output of the forward kernel.
 
     x_t (Z_t + diag(ridge_t)) = q_t, Z_t the sum of the keys' outer products: rows of a chunk step together, and
     p A_i = p^_i Z + sum_{j <= i} gram(p, k)_ij beta_j k_j + ridge_i (.) p_i

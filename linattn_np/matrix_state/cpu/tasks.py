@@ -2,11 +2,10 @@
 
 Tasks are a row for each sequence, cut into blocks of time, head after head.
 
-Tokens of one head lie far apart where heads lie side by side, and what a processor fetches around them belongs to the
-next heads. So neighbouring heads alternate, a block of time each, short enough that it still lies in the cache. The
-states between blocks are stored in an array, in the dtype of the computation: no bit depends on the order. Forward
-stores one a head, the final state in the end; before a backward all of them, so that it can take the blocks from the
-last to the first.
+With heads side by side, the tokens of one head are far apart, and a line of memory around them holds the next heads. So
+neighbouring heads alternate, each for a block of time short enough to stay in the cache. The states between blocks are
+stored in an array, in the dtype of the computation: no bit depends on the order. A forward pass stores one a head,
+which becomes the final state; before a backward it stores all of them: the backward takes the last block first.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def checkpoint_block(rows: np.ndarray, shape: tuple[int, int, int], itemsize: in
 
 
 def store_every(rows: np.ndarray, block: int) -> int:
-    """The block if more states than those before each sequence are stored, and TO of each row; else 0."""
+    """Set TO of each row and return the block; 0 if only the states before sequences are stored."""
     if block >= int((rows[:, STOP] - rows[:, FIRST]).max(initial=0)) and not rows[:, LATER].any():
         return 0
     rows[:, TO] = np.cumsum(block_counts(rows, block)) - block_counts(rows, block)
@@ -171,7 +170,7 @@ class Cell(NamedTuple):
     V: int  # value columns of a task
     C: int  # tokens of a chunk
     queries: int  # heads of queries a head of the state
-    words: frozenset[str]  # what is true of it: see forward.cell_of
+    words: frozenset[str]  # its properties: see forward.cell_of
     features: tuple[tuple[str, int], ...] = ()  # sizes of a feature map, which q and k go through: K counts features
     iterations: int = 0  # conjugate-gradient steps of the systems x (Z + diag(ridge)) = q; 0: outputs are read
 

@@ -1,7 +1,7 @@
 """The table of a kernel: its fields and matrices, declared once for both forms, and the arrays of a call as its rows.
 
 Sizes: c tokens in the chunk, c1 = c + 1, K and V channels, K_lanes and V_lanes the same in whole vectors. A name with
-_before or _after is the same memory one row earlier or later: what reads S_{t-1} sees decays one token earlier. In the
+_before or _after is the same memory one row earlier or later: a reader of S_{t-1} takes decays one token back. In the
 recurrent form c tokens are a slab, and width columns, width_lanes in whole vectors, a block of the state.
 
 A kind of call is a set of words: a matrix has memory in the calls whose words it stands under, and words are flags.
