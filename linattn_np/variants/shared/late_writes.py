@@ -80,7 +80,7 @@ def _tokens(c: Call) -> Tokens:
 
 def _writes(c: Call) -> Writes:
     scale, D = c.options["scale"], None if c.D is None or c.D.ndim > 1 else c.D
-    return Writes(c.xp, sequences(c), 1.0 if scale is None else scale, D, c.dtype)
+    return Writes(c.xp, sequences(c), 1.0 if scale is None else scale, D, c.dtype, c.kernels)
 
 
 def _before(c: Call) -> Last | None:
