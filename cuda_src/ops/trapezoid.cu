@@ -141,6 +141,18 @@ LA_DEVICE void rotate(Piece& x, const Slot* turns, int at, bool back) {
         x[i + 1] = odd * c + even * s;
     }
 }
+// Gradients of the angles of the pairs of a row x, from d of the row as the core reads it, rotated and rounded: what a
+// query adds to a sum over later tokens its keys take from it, but for the rounding of d.
+LA_DEVICE void add_turned(double (&angles)[PER / 2], const Piece& x, const Piece& d, const Slot* turns, int at) {
+    Piece y;
+#pragma unroll
+    for (int i = 0; i < PER; i++) y[i] = x[i];
+    rotate(y, turns, at, false);
+#pragma unroll
+    for (int i = 0; i < PER; i++) y[i] = rounded<LA_DTYPE>(y[i]);
+#pragma unroll
+    for (int i = 0; i < PER; i += 2) angles[i / 2] += (double)y[i] * d[i + 1] - (double)y[i + 1] * d[i];
+}
 LA_DEVICE float row_sum(float x) {
 #pragma unroll
     for (int by = LA_LANES / 2; by; by /= 2) x += __shfl_xor_sync(~0u, x, by);
@@ -374,16 +386,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) late_rows_vjp(const __g
                     share = a.D == nullptr ? own * overlap : own * overlap + a.D[at.head];
         pieces([&](int i, int c) {
             if (c < LA_K) {
+                double angles[PER / 2] = {};   // gradients of those of the pairs; that of the last key has none
+                if (reads) add_turned(angles, C[i], dq[i], slots[t], c);
+                if (follows) add_turned(angles, B[i], dk[i], slots[t], c);
                 if (follows) rotate(dk[i], slots[t], c, true);
                 rotate(dq[i], slots[t], c, true);
 #pragma unroll
-                for (int j = 0; j < PER; j += 2) {   // of the angle of a pair; that of the last key has none
-                    const int p = (c + j) / 2;
-                    if (p >= LA_P) continue;
-                    double d = reads ? (double)C[i][j] * dq[i][j + 1] - (double)C[i][j + 1] * dq[i][j] : 0;
-                    if (follows) d += (double)B[i][j] * dk[i][j + 1] - (double)B[i][j + 1] * dk[i][j];
-                    slots[t][p].sum = d;
-                }
+                for (int j = 0; j < PER; j += 2)
+                    if (c + j < 2 * LA_P) slots[t][(c + j) / 2].sum = angles[j / 2];
 #pragma unroll
                 for (int j = 0; j < PER; j++) {
                     dk[i][j] += along * C[i][j];

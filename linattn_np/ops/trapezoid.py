@@ -218,8 +218,11 @@ def _plus_last(how: Writes, d: Array, dx: Array, last: Array | None, dlast: Arra
     return dx + more, dlast if dlast is None or dpast is None else dlast + dpast
 
 
-def settled(xp: Namespace, P: Array, late: Late | Weighted, dtype: Any) -> Array:
-    """S = P + gamma k^T v of the last token, in its frame: the rows of P (..., H, K, V) are rotated back."""
+def settled(xp: Namespace, P: Array, late: Late | Weighted, dtype: Any, in_place: bool = False) -> Array:
+    """S = P + gamma k^T v of the last token, in its frame: the rows of P (..., H, K, V) are rotated back.
+
+    in_place: P may be overwritten.
+    """
     P = cast(xp, P, dtype)
     if P.size and numpy_kernels(xp, P, late.own, late.rotation, *late.last) is not None:
         from .cpu import trapezoid
@@ -229,7 +232,7 @@ def settled(xp: Namespace, P: Array, late: Late | Weighted, dtype: Any) -> Array
         from .cuda import trapezoid as cuda
 
         if cuda.settles(P, late.last):
-            return cuda.settled(P, late.last, late.own, late.rotation)
+            return cuda.settled(P, late.last, late.own, late.rotation, in_place)
     S, k, written = (
         rotate_rows(xp, P, late.rotation[..., None, :], back=True),
         late.last.k,

@@ -6,6 +6,7 @@ over parts of PART tokens, then of parts, in float64: those of a token do not de
 
 from __future__ import annotations
 
+from functools import partial
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from .stabiliser import offsets_of
 SOURCE = "ops/trapezoid.cu"
 PART, THREADS, WIDEST = 32, 256, 256
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+lasting = partial(empty, is_counted=False)  # arrays that live about as long as the call, or are its results
 
 
 def takes(xp: Any, x: Any, dtype: Any) -> bool:
@@ -50,7 +52,7 @@ class Sizes(NamedTuple):
 
     def tokens(self, *own: int, dtype: Any = F32) -> Array:
         """A new array (..., T, H, *own)."""
-        return empty((*self.lead, self.T, self.H, *own), np.dtype(dtype))
+        return lasting((*self.lead, self.T, self.H, *own), np.dtype(dtype))
 
     def ends(self, *own: int) -> Array:
         """A new array of states (..., H, *own)."""
@@ -187,10 +189,11 @@ def settles(P: Array, last: Any) -> bool:
     return last.k.shape[-2] == 1 and P.dtype == F32 and launch.unusable() is None
 
 
-def settled(P: Array, last: Any, own: Array, rotation: Array) -> Array:
+def settled(P: Array, last: Any, own: Array, rotation: Array, in_place: bool) -> Array:
     """S from P (..., H, K, V) rotated back by `rotation`, + own k^T v of one row (..., H, 1, width)."""
     *owners, H, K, V = P.shape
-    pairs, S = rotation.shape[-1], empty(P.shape, F32)
+    in_place = in_place and P.flags.c_contiguous
+    pairs, S = rotation.shape[-1], P if in_place else lasting(P.shape, F32)
     sizes = Sizes((), tuple(owners), 0, H, K, V, pairs, 1, 1)
     given = {"late": P, "end_k": last.k, "end_v": last.v, "end_own": own, "end_rotation": rotation}
     given = {n: _as(y, F32) for n, y in given.items()} | {"S": S}

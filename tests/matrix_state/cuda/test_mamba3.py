@@ -8,6 +8,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.ops.cuda import trapezoid
+from linattn_np.runtime import recorder
 from linattn_np.testing import relative_error
 from tests.cuda import emulation
 from tests.matrix_state.cuda.step_twin import stub
@@ -53,14 +54,34 @@ def test_a_few_tokens(public, monkeypatch, dtype, T, more):  # noqa: F811
 
 
 @pytest.mark.parametrize("how", [{}, {"return_state": True}, {"overwrite_state": True}], ids=str)
-def test_one_token_is_replayed(public, how):  # noqa: F811
-    """All that it does on the device are launches: its bits are those of the first call."""
+def test_one_token_is_replayed(public, monkeypatch, how):  # noqa: F811
+    """All that it does on the device are launches, however large the state: its bits are those of the first call."""
+    monkeypatch.setattr(recorder, "MOST_BYTES", 4096)
     rng = np.random.default_rng(1)
-    x = la.testing.sample(la.mamba3, rng, B=(2,), T=1, H=2, K=8, V=8)
+    x = la.testing.sample(la.mamba3, rng, B=(2,), T=1, H=2, K=32, V=32)
     given = {n: stub(y.astype(BF16 if n in ("x", "B", "C", "angle", "z") else np.float32)) for n, y in x.items()}
-    state = [rng.standard_normal((2, 2, *n)).astype(np.float32) for n in ((8, 8), (8,), (8,))]
-    each = [la.mamba3(**given, state=la.Mamba3State(*map(stub, state)), **how) for _ in range(3)]
-    if "overwrite_state" not in how:
-        assert la.explain(la.mamba3, **given, state=la.Mamba3State(*map(stub, state)), **how).replay == "replayed"
+    state = [rng.standard_normal((2, 2, *n)).astype(np.float32) for n in ((32, 32), (32,), (32,))]
+    states = [la.Mamba3State(*(stub(S.copy()) for S in state)) for _ in range(3)]
+    each = [la.mamba3(**given, state=S, **how) for S in states]
+    assert la.explain(la.mamba3, **given, state=la.Mamba3State(*map(stub, state)), **how).replay == "replayed"
     outs = [np.asarray(y[0] if how.get("return_state") else y) for y in each]
     assert outs[0].tobytes() == outs[1].tobytes() == outs[2].tobytes()
+    if "overwrite_state" in how:
+        ends = la.mamba3(**given, state=la.Mamba3State(*map(stub, state)), return_state=True)[1]
+        for found in states:
+            for S, other in zip(found, ends, strict=True):
+                assert np.asarray(S).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_many_tokens_are_replayed(public, monkeypatch, begun):  # noqa: F811
+    """Rows that the kernels write live as long as the call: they may be large."""
+    monkeypatch.setattr(recorder, "MOST_BYTES", 4096)
+    rng = np.random.default_rng(2)
+    x = la.testing.sample(la.mamba3, rng, B=(2,), T=12, H=2, K=32, V=32)
+    given = {n: stub(y.astype(BF16 if n in ("x", "B", "C", "angle", "z") else np.float32)) for n, y in x.items()}
+    state = [rng.standard_normal((2, 2, *n)).astype(np.float32) for n in ((32, 32), (32,), (32,))]
+    more = {"state": la.Mamba3State(*map(stub, state))} if begun else {}
+    first, again = (np.asarray(la.mamba3(**given, **more)) for _ in range(2))
+    assert la.explain(la.mamba3, **given, **more).replay == "replayed"
+    assert first.tobytes() == again.tobytes()
