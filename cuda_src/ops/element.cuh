@@ -22,6 +22,11 @@ template <int KIND, class T> LA_DEVICE void put_element(char* to, i64 n, T x) {
     else if constexpr (KIND == 2) ((float*)to)[n] = (float)x;
     else ((u16*)to)[n] = (u16)(KIND == 0 ? pack_bf16((float)x, 0.f) : pack_f16((float)x, 0.f));
 }
+// x as a number of a kind stores it
+template <int KIND> LA_DEVICE Wide<KIND> rounded(Wide<KIND> x) {
+    if constexpr (KIND >= 2) return x;
+    else return KIND == 0 ? low_bf16(pack_bf16(x, 0.f)) : low_f16(pack_f16(x, 0.f));
+}
 // a number of any kind, as parameters have it
 template <class T> LA_DEVICE T parameter(const char* from, int kind, i64 n) {
     if (kind == 3) return (T)element<3>(from, n);

@@ -1,7 +1,7 @@
 // Mamba-2's step size dt: values and log decays from it, the last step of an output, and the gradients of both.
 //
 //     dt <- clip(dt + bias, or softplus of it);  v = dt x;  g = dt A             step_size
-//     out <- (out + D x) silu(z)                                                 finish, finish_vjp
+//     out <- (out + D x) silu(z), D of the head or of the row                    finish, finish_vjp
 //     dx = dt dv + D dout, and the terms of the gradients of dt, A and D     step_size_vjp
 //
 // LA_LANES lanes hold a row (a token's head) of LA_K numbers. Sums over tokens are those of sums.cu.
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(256) step_size_vjp(const __grid_con
 extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ StepSizeArguments a) {
     const Row row(a);
     if (!row.valid) return;
-    const float D = a.D ? a.D[row.head] : 0.f;
+    const float D = a.D ? a.D[a.D_by_rows ? row.n : row.head] : 0.f;
     pieces(row, [&](int, u32 at) {
         float y[LA_PER], x[LA_PER];
         load<LA_GRAD>(y, a.other + row.dense(at) * GRAD_BYTES);
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
 extern "C" __global__ void __launch_bounds__(256) finish_vjp(const __grid_constant__ StepSizeArguments a) {
     const Row row(a);
     if (!row.valid) return;
-    const float D = a.D ? a.D[row.head] : 0.f;
+    const float D = a.D ? a.D[a.D_by_rows ? row.n : row.head] : 0.f;
     pieces(row, [&](int, u32 at) {
         float y[LA_PER], x[LA_PER] = {}, z[LA_PER], dz[LA_PER];
         load<LA_DTYPE>(y, a.dout + row.dense(at) * Element::BYTES);

@@ -17,7 +17,7 @@ the rows s > r of its own token, of which it reads later_rs = (q_t k_{t-1}^T)_rs
 
 Before the first token are a state and its last keys and values, whose gamma is in the state already. Arrays are
 (..., T, R, heads, width), those of the core (..., T R, heads, width), numbers of tokens (..., T, H). Of NumPy arrays
-each direction is one pass (cpu/trapezoid.py).
+each direction is one pass (cpu/trapezoid.py), of CuPy arrays with R = 1 a few kernels (cuda/trapezoid.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, cast, device, lower_ones, shared_heads, sum_dtype, sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, device, is_cupy, lower_ones, shared_heads, sum_dtype, sum_of_groups
 from ..runtime.shapes import Sequence
 from .gates import sigmoid
 from .host import numpy_kernels
@@ -87,12 +87,16 @@ class Writes(NamedTuple):
     scale: float
     D: Array | None
     dtype: Any
+    kernels: bool = True  # whether CUDA kernels may compute it
 
 
 def late_writes(how: Writes, x: Tokens, last: Last | None) -> Late:
     """The core's inputs of tokens x, `last` before them; None: zeros."""
     if (cpu := _kernels(how, x, last)) is not None:
         q, k, v, g, shares, later, *ends = cpu.late_writes(x, last, how.D, how.scale, how.sequences, how.dtype)
+        return Late(q, k, v, g, shares, later, Last(*ends[:2]), *ends[2:])
+    if (cuda := _cuda(how, x)) is not None:
+        q, k, v, g, shares, later, *ends = cuda.late_writes(how.xp, x, last, how.D, how.scale, how.sequences)
         return Late(q, k, v, g, shares, later, Last(*ends[:2]), *ends[2:])
     xp, R = how.xp, x.x.shape[-3]
     weights, theta = _weights(how, x), _angles(how, x)
@@ -126,6 +130,12 @@ def late_writes_vjp(
     if (cpu := _kernels(how, x, last)) is not None and numpy_kernels(xp, d.q, d.k, d.v, d.g, dout) is not None:
         outputs = cpu.late_writes_vjp(x, last, how.D, how.scale, how.sequences, how.dtype, d, dout, late, ends)
         grads = Tokens(*(outputs.get(f"d{n}") for n in Tokens._fields))
+        dlast = None if last is None else Last(outputs["dpast_k"], outputs["dpast_v"])
+        return _of_groups(how, x, grads), outputs.get("written"), dlast
+    if (cuda := _cuda(how, x)) is not None:
+        outputs = cuda.late_writes_vjp(xp, x, last, how.D, how.scale, how.sequences, d, dout, ends)
+        grads = Tokens(*(outputs.get(f"d{n}") for n in Tokens._fields))
+        grads = grads._replace(angle=xp.zeros_like(x.angle)) if grads.angle is None else grads
         dlast = None if last is None else Last(outputs["dpast_k"], outputs["dpast_v"])
         return _of_groups(how, x, grads), outputs.get("written"), dlast
     weights, rotation = _weights(how, x), _rotation(how, _angles(how, x))
@@ -208,13 +218,21 @@ def _plus_last(how: Writes, d: Array, dx: Array, last: Array | None, dlast: Arra
     return dx + more, dlast if dlast is None or dpast is None else dlast + dpast
 
 
-def settled(xp: Namespace, P: Array, late: Late | Weighted, dtype: Any) -> Array:
-    """S = P + gamma k^T v of the last token, in its frame: the rows of P (..., H, K, V) are rotated back."""
+def settled(xp: Namespace, P: Array, late: Late | Weighted, dtype: Any, in_place: bool = False) -> Array:
+    """S = P + gamma k^T v of the last token, in its frame: the rows of P (..., H, K, V) are rotated back.
+
+    in_place: P may be overwritten.
+    """
     P = cast(xp, P, dtype)
     if P.size and numpy_kernels(xp, P, late.own, late.rotation, *late.last) is not None:
         from .cpu import trapezoid
 
         return trapezoid.settled(P, *late.last, late.own, late.rotation)
+    if is_cupy(xp) and P.size:
+        from .cuda import trapezoid as cuda
+
+        if cuda.settles(P, late.last):
+            return cuda.settled(P, late.last, late.own, late.rotation, in_place)
     S, k, written = (
         rotate_rows(xp, P, late.rotation[..., None, :], back=True),
         late.last.k,
@@ -232,6 +250,15 @@ def _kernels(how: Writes, x: Tokens, last: Last | None) -> Any:
     from .cpu import trapezoid
 
     return trapezoid
+
+
+def _cuda(how: Writes, x: Tokens) -> Any:
+    """The kernels for CuPy arrays of one row a token."""
+    if not (how.kernels and is_cupy(how.xp)):
+        return None
+    from .cuda import trapezoid
+
+    return trapezoid if trapezoid.takes(how.xp, x, how.dtype) else None
 
 
 def _of_groups(how: Writes, x: Tokens, grads: Tokens) -> Tokens:

@@ -28,11 +28,14 @@ from linattn_np.matrix_state.cuda.token.entries import recurrence_entries, step_
 from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries, vector_entries
 from linattn_np.matrix_state.types import Decay, Erase
+from linattn_np.ops.cuda import trapezoid
 from linattn_np.ops.cuda.entries import key_entries, raw_entries, step_size_entries
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.entries import SHARED, Entry
 from linattn_np.softmax.cuda import entries as softmax
+from tests.ops.test_cuda_trapezoid import Case as LateRows
+from tests.ops.test_cuda_trapezoid import computed as late_rows
 
 from . import emulation
 from .emulation import device, emulated, public  # noqa: F401
@@ -447,3 +450,19 @@ def test_the_kernels_of_the_selective_scan_compile(public, monkeypatch, dtype, a
     check_launched(
         public.launched, arch, {"selective_vjp": 616, "selective_step": 8}
     )  # addresses, once a tile of tokens
+
+
+LATE_ROWS = [("sm_80", "bfloat16", 128, 32), ("sm_90a", "bfloat16", 128, 32), ("sm_90a", "float32", 255, 127),
+             ("sm_120a", "float32", 128, 32)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arch", "dtype", "K", "P"), LATE_ROWS)
+@pytest.mark.parametrize("device", ["emulated"], indirect=True)
+def test_the_kernels_of_late_rows_compile(device, monkeypatch, arch, dtype, K, P):  # noqa: F811
+    """Forward, backward and the final state, of the sizes of Mamba-3, and of keys of an odd width."""
+    monkeypatch.setattr(emulation, "compiled", lambda *how: lambda *arguments: None)
+    late_rows(device, LateRows(B=(1,), T=70, K=K, V=K, P=P, dtype=np.dtype(dtype)))
+    names = {"turns", "before_parts", "late_rows", "late_rows_vjp", "after_parts", "turns_vjp", "settle"}
+    assert names <= {entry for _, entry, *_ in device.launched}
+    own = [one for one in device.launched if one[0] == trapezoid.SOURCE]
+    check_launched(own, arch, {"late_rows": 12 if K == 255 else 0})  # of four pieces a lane

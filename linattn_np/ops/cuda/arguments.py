@@ -22,12 +22,12 @@ STEP_SIZE = Struct(  # step_size.cu
     "ops/StepSizeArguments",
     ("x z", ROWS),  # z.data null: no gate
     ("dt", pointer("const void")),  # (tokens, heads), of kind dt_kind
-    ("bias A D", FLOATS),  # (heads), null for none
+    ("bias A D", FLOATS),  # (heads), null for none; D_by_rows: D (tokens, heads)
     ("other dout", BYTES),  # (tokens, heads, LA_K): the core's output or dv, of kind LA_GRAD; cotangent of an output
     ("dg", FLOATS),  # (tokens, heads)
     ("y dx dz", OUT_BYTES),  # v, the output, or the core's dout; gradients
     ("g ddt dA dD", OUT_FLOATS),  # g; gradient of dt; terms of the gradients of A (dg dt) and D (<dout, x>)
-    ("rows T heads", U32), ("dt_kind soft", INT),  # soft: softplus
+    ("rows T heads", U32), ("dt_kind soft D_by_rows", INT),  # soft: softplus
     ("low high", FLOAT),
 )  # fmt: skip
 SUMS = Struct("ops/SumsArguments", ("x", BYTES), ("y", OUT_BYTES), ("terms width block parts", U32))  # sums.cu
@@ -67,6 +67,17 @@ GAUGE = Struct(  # gauge.cu: dense arrays
 SHARES = Struct(  # shares.cu: dense arrays (tokens, columns); begin, dbegin (sequences, columns)
     "ops/SharesArguments", ("s begin", BYTES), ("share g N", OUT_BYTES), ("dshare dg", BYTES), ("ds dbegin", OUT_BYTES),
     ("offsets", pointer("const i64")), ("T columns", I64),
+)  # fmt: skip
+TRAPEZOID = Struct(  # trapezoid.cu: a state has tokens of its own, of all heads; null: there is none
+    "ops/TrapezoidArguments",
+    ("x B C", ROWS), ("angle dq dk dv dout", BYTES),  # all but x, B and C dense
+    ("dt trap A D past_k past_v", FLOATS),
+    ("sums", pointer("double")),  # of parts of tokens, of all sequences: (parts, H, P)
+    ("q k v", OUT_BYTES), ("g shares end_k end_v end_own end_rotation", OUT_FLOATS),  # end_rotation (2, states, H, P)
+    ("dg dend_k dend_v dend_own", FLOATS), ("dend_theta", pointer("const double")),
+    ("dB dC dx dangle", OUT_BYTES), ("ddt dtrap dA written dw down later dpast_k dpast_v", OUT_FLOATS),
+    ("late", FLOATS), ("S", OUT_FLOATS),  # of settle: the core's state, and the state
+    ("offsets", pointer("const i64")), ("T", I64), ("states parts H rates", U32), ("scale", FLOAT),
 )  # fmt: skip
 
 

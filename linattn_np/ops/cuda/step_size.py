@@ -73,7 +73,7 @@ def values_vjp(
 
 
 def finish(xp: Any, out: Array, x: Array, D: Array | None, z: Array | None) -> Array:
-    """(out + D x) silu(z), in the dtype of x; D (H,)."""
+    """(out + D x) silu(z), in the dtype of x; D (H,), or (..., T, H)."""
     x, z = _rows(xp, x), None if z is None else _rows(xp, z)
     y = xp.empty(x.shape, dtype=x.dtype)
     _launch("finish", x, D=_parameter(xp, D), z=z, other=xp.ascontiguousarray(out), results={"y": y})
@@ -128,7 +128,7 @@ def _launch(
     packed = STEP_SIZE.pack(
         x=rows_of(x), z=rows_of(z), **{n: address(y) for n, y in arrays.items()}, rows=rows, T=T, heads=heads,
         dt_kind=0 if dt is None else ELEMENTS[dtype_name(dt)], soft=int(soft), low=float(limits[0]),
-        high=float(limits[1]))  # fmt: skip
+        high=float(limits[1]), D_by_rows=int(arrays["D"] is not None and arrays["D"].ndim > 1))  # fmt: skip
     blocks = -(-rows // (THREADS // dict(constants)["LA_LANES"]))
     launch.launch(
         SOURCE,

@@ -26,10 +26,17 @@ def _shares(c: Call) -> Array:
     return shares if c.D is None or c.D.ndim == 1 else shares + cast(c.xp, c.D, c.dtype)
 
 
+def _finishing(c: Call, *others: Array) -> Any:
+    """CUDA kernels for out + shares x and the gate, or None."""
+    return step_sizes.row_kernels(c, c.z, *others) if c.D is None or c.D.ndim == 1 else None
+
+
 def from_core(c: Call, out: Array) -> Array:
     """(out + shares x) silu(z); shares are D alone where the core has the token's own write."""
     if weights(c) is not None:
         return step_sizes.from_core(c, out)
+    if (kernels := _finishing(c)) is not None:
+        return kernels.finish(c.xp, out, c.x, late(c).shares[..., 0, 0], c.z)
     return skip_and_gate(c.xp, out, _shares(c), c.x, c.z, c.dtype)
 
 
@@ -37,6 +44,11 @@ def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Ar
     """(gradient of out, gradients of z and of D (H, V)); to_core_vjp adds the rest of out + shares x."""
     if weights(c) is not None:
         return step_sizes.from_core_vjp(c, out, dout)
+    if (kernels := _finishing(c, dout)) is not None:
+        dz = {}
+        if c.z is not None:
+            dout, dz["z"] = kernels.finish_vjp(c.xp, out, c.x, late(c).shares[..., 0, 0], c.z, dout)
+        return dout, dz | {"dread": dout}
     xp, grads = c.xp, dict[str, Array]()
     if c.z is not None:
         grads["z"] = gate_vjp(xp, skip_and_gate(xp, out, _shares(c), c.x, None, c.dtype), c.z, dout, c.dtype)

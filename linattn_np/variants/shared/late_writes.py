@@ -80,7 +80,7 @@ def _tokens(c: Call) -> Tokens:
 
 def _writes(c: Call) -> Writes:
     scale, D = c.options["scale"], None if c.D is None or c.D.ndim > 1 else c.D
-    return Writes(c.xp, sequences(c), 1.0 if scale is None else scale, D, c.dtype)
+    return Writes(c.xp, sequences(c), 1.0 if scale is None else scale, D, c.dtype, c.kernels)
 
 
 def _before(c: Call) -> Last | None:
@@ -176,7 +176,8 @@ def unpack_state(c: Call, P: Array) -> Mamba3State:
     """S = P + gamma k^T v in the frame of the last token."""
     found = _found(c)
     k, v = found.last if "R" in c.sizes else (y[..., 0, :] for y in found.last)
-    return Mamba3State(settled(c.xp, P, found, c.dtype), k, v)
+    is_own = c.options["overwrite_state"] and P is c.state.S  # the core has overwritten the caller's array
+    return Mamba3State(settled(c.xp, P, found, c.dtype, is_own), k, v)
 
 
 def unpack_state_vjp(c: Call, P: Array, dstate: Mamba3State) -> tuple[Array, dict[str, Array]]:

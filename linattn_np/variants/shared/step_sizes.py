@@ -48,8 +48,8 @@ def limits(c: Call) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _kernels(c: Call, *others: Array | None) -> Any:
-    """The kernels for the change of variables, or None; others: arrays that they must support too."""
+def row_kernels(c: Call, *others: Array | None) -> Any:
+    """The kernels for rows of x, or None; others: arrays that they must support too."""
     if not (c.kernels and is_cupy(c.xp) and c.dtype == c.xp.float32):
         return None
     from ...ops.cuda import step_size
@@ -63,7 +63,7 @@ def _step(c: Call, kernels: Any) -> Any:
 
 def to_core(c: Call) -> Inputs:
     """q = C, k = B, v = dt x, g = dt A."""
-    if (kernels := _kernels(c)) is not None:
+    if (kernels := row_kernels(c)) is not None:
         v, g = kernels.values(c.xp, c.x, _step(c, kernels))
         return Inputs(c.C, c.B, v, g[..., None])
     xp, dt = c.xp, steps(c)
@@ -73,7 +73,7 @@ def to_core(c: Call) -> Inputs:
 
 def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """dt reaches the state by two paths, the value and the decay."""
-    if (kernels := _kernels(c)) is not None:
+    if (kernels := row_kernels(c)) is not None:
         skipped = getattr(c, "dskipped", None)
         grads = kernels.values_vjp(c.xp, c.x, _step(c, kernels), d.v, d.g[..., 0], c.D, skipped)
         return grads | {"B": d.k, "C": d.q}
@@ -88,7 +88,7 @@ def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
 def _finishing(c: Call, *others: Array) -> Any:
     """The kernels for from_core, or None."""
     one = (c.D is not None or c.z is not None) and (c.D is None or c.D.ndim == 1)
-    return _kernels(c, c.z, *others) if one else None
+    return row_kernels(c, c.z, *others) if one else None
 
 
 def from_core(c: Call, out: Array) -> Array:

@@ -85,6 +85,10 @@ template <class T> static typename std::enable_if<std::is_arithmetic<T>::value, 
 }
 static inline unsigned min(unsigned a, int b) { return min(a, (unsigned)b); }
 static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+static inline void sincospif(float x, float* s, float* c) {
+    *s = (float)sin(M_PI * x);
+    *c = (float)cos(M_PI * x);
+}
 static inline double rsqrt(double x) { return 1. / sqrt(x); }
 #define __expf expf
 #define __logf logf

@@ -38,6 +38,7 @@ from linattn_np.ops.cuda import (
     stabiliser,
     step_size,
     sums,
+    trapezoid,
     unit_rows,
 )
 from linattn_np.ops.cuda.arguments import (
@@ -50,6 +51,7 @@ from linattn_np.ops.cuda.arguments import (
     SHARES,
     STEP_SIZE,
     SUMS,
+    TRAPEZOID,
     UNIT_ROWS,
 )
 from linattn_np.runtime import pools as rows
@@ -82,7 +84,7 @@ def array(shape, dtype, at=None):
 STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE: GATE_FORMULA, sums.SOURCE: SUMS,
            unit_rows.SOURCE: UNIT_ROWS, product.SOURCE: PRODUCT, step_size.SOURCE: STEP_SIZE,
            formulas.SOURCE: FORMULA, stabiliser.SOURCE: GAUGE, shares.SOURCE: SHARES,
-           systems.STATES: SYSTEMS, systems.ITERATE: SYSTEMS,
+           systems.STATES: SYSTEMS, systems.ITERATE: SYSTEMS, trapezoid.SOURCE: TRAPEZOID,
            rotary.SOURCE: ROTARY, elementwise.SOURCE: SCAN,
            **dict.fromkeys((selective.FORWARD, selective.BACKWARD, selective.STEP), SELECTIVE)}  # fmt: skip
 

@@ -1,0 +1,486 @@
+// Rotated rows that are written twice, one token late (ops/trapezoid.py), and their transpose; one row a token.
+//
+//     s_t = s_{t-1} + tanh(angle_t) dt_t        q_t = C_t R(pi s_t),  k_{t+1} = B_t R(pi s_t),  v_{t+1} = w_{t+1} x_t
+//     own_t = lambda_t dt_t,  w_t = e^{dt_t A_t} (dt_t - own_t + own_{t-1}),  share_t = scale own_t C_t B_t^T + D
+//
+// A block has a head of PART tokens of a sequence. Angles are sums of half turns in double: over each part (turns),
+// before it (before_parts), within it token by token, so that those of a token depend on no later one. Backward their
+// gradients are sums over later tokens: within a part (late_rows_vjp), after it (after_parts), both (turns_vjp).
+#include "arguments/ops/TrapezoidArguments.cuh"
+#include "ops/element.cuh"
+
+typedef TrapezoidArguments Arguments;
+constexpr int PART = 32, THREADS = 256, PER = LA_PER, GROUPS = THREADS / LA_LANES, AHEAD = 8;
+constexpr int PIECES = (larger(LA_K, LA_V) + LA_LANES * PER - 1) / (LA_LANES * PER);
+constexpr double PI = 3.14159265358979323846;
+typedef float Piece[PER];
+
+union Slot {   // of a token and pair: a sum of half turns, (cosine, sine), or the gradient of the angle
+    double sum;
+    float2 turn;
+};
+typedef Slot Slots[PART][larger(LA_P, 1)];
+
+// Parts of sequences are one after the other, `parts` of each, or of a ragged batch from offset / PART + sequence on.
+LA_DEVICE i64 first_part(const Arguments& a, i64 sequence) {
+    return a.offsets == nullptr ? sequence * a.parts : a.offsets[sequence] / PART + sequence;
+}
+struct Place {   // of a block: a head, and tokens first .. first + count of those begin .. end of a sequence
+    u32 head;
+    i64 slot, sequence, part, begin, end, first, owner;   // slot: of the part, among those of all sequences
+    int count;
+    __device__ __forceinline__ explicit Place(const Arguments& a) : Place(a, blockIdx.x / a.H, blockIdx.x % a.H) {}
+    __device__ __forceinline__ Place(const Arguments& a, u32 which, u32 h) : head(h), slot(which) {
+        if (a.offsets == nullptr) {
+            sequence = which / a.parts;
+            begin = sequence * a.T;
+            end = begin + a.T;
+        } else {
+            u32 low = 0, high = a.states;   // the last sequence whose first part is not behind the slot
+            while (high - low > 1) {
+                const u32 middle = (low + high) / 2;
+                if (first_part(a, middle) <= slot) low = middle;
+                else high = middle;
+            }
+            sequence = low;
+            begin = a.offsets[sequence];
+            end = a.offsets[sequence + 1];
+        }
+        part = slot - first_part(a, sequence);
+        first = begin + part * PART;
+        count = (int)max((i64)0, min((i64)PART, end - first));
+        owner = sequence * a.H + h;
+    }
+    __device__ __forceinline__ const char* row(const Arguments& a, const Rows& x, i64 token) const {
+        const i64 batch = a.offsets == nullptr ? sequence : 0;
+        return x.data + batch * x.batch + (token - batch * a.T) * x.token + head / x.group * x.head;
+    }
+    __device__ __forceinline__ i64 sums(const Arguments& a) const { return (slot * a.H + head) * LA_P; }   // of pair 0
+};
+
+// numbers of a token and head
+struct Token {
+    float dt, lambda, own, rate, g;
+    __device__ __forceinline__ Token(const Arguments& a, i64 token, u32 head) {
+        const i64 n = token * a.H + head;
+        dt = a.dt[n];
+        lambda = 1.f / (1.f + expf(-a.trap[n]));
+        own = lambda * dt;
+        rate = a.A[a.rates ? n : head];
+        g = dt * rate;
+    }
+};
+struct Numbers {   // of the tokens of a part, and of the one after
+    float own[PART + 1], fade[PART + 1], weight[PART + 1];
+    __device__ __forceinline__ void load(const Arguments& a, const Place& at, bool writes) {
+        const int t = threadIdx.x;
+        if (t > at.count) return;
+        own[t] = fade[t] = weight[t] = 0.f;
+        if (at.first + t >= at.end) return;
+        const Token now(a, at.first + t, at.head);
+        const bool follows = at.first + t > at.begin;
+        const float before = follows ? Token(a, at.first + t - 1, at.head).own : 0.f;
+        own[t] = now.own;
+        fade[t] = expf(now.g);
+        weight[t] = fade[t] * ((now.dt - now.own) + before);
+        if (writes && t < at.count) a.g[(at.first + t) * a.H + at.head] = now.g;
+    }
+};
+LA_DEVICE double half_turns(const Arguments& a, i64 n, int p) {   // of a token and head n
+    return (double)tanhf((float)element<LA_ANGLE>(a.angle, n * LA_P + p)) * (double)a.dt[n];
+}
+// the rotations of a part, between barriers of the block
+LA_DEVICE void turn(const Arguments& a, const Place& at, Slots& slots) {
+    for (int n = threadIdx.x; n < at.count * LA_P; n += THREADS) {
+        const int t = n / larger(LA_P, 1), p = n % larger(LA_P, 1);
+        slots[t][p].sum = half_turns(a, (at.first + t) * a.H + at.head, p);
+    }
+    __syncthreads();
+    for (int p = threadIdx.x; p < LA_P; p += THREADS) {
+        double s = a.sums == nullptr ? 0 : a.sums[at.sums(a) + p];
+        for (int begin = 0; begin < at.count; begin += AHEAD) {
+            double each[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) each[i] = begin + i < at.count ? slots[begin + i][p].sum : 0;
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+                if (begin + i < at.count) slots[begin + i][p].sum = s = s + each[i];
+        }
+    }
+    __syncthreads();
+    for (int n = threadIdx.x; n < at.count * LA_P; n += THREADS) {
+        Slot& slot = slots[n / larger(LA_P, 1)][n % larger(LA_P, 1)];
+        const double s = slot.sum;
+        float2 found;
+        sincospif((float)(s - 2 * rint(0.5 * s)), &found.y, &found.x);
+        slot.turn = found;
+    }
+    __syncthreads();
+}
+
+template <int KIND, int WIDTH> LA_DEVICE void load_row(Piece& x, const char* row, int at) {
+    if constexpr (LA_APART) {
+#pragma unroll
+        for (int i = 0; i < PER; i++) x[i] = at + i < WIDTH ? (float)element<KIND>(row, at + i) : 0.f;
+    } else load_elements<KIND, PER>(x, row + at * bytes_of(KIND));
+}
+template <int KIND, int WIDTH> LA_DEVICE void store_row(char* row, int at, const Piece& x) {
+    if constexpr (LA_APART) {
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (at + i < WIDTH) put_element<KIND>(row, at + i, x[i]);
+    } else store_elements<KIND, PER>(row + at * bytes_of(KIND), x);
+}
+LA_DEVICE void rotate(Piece& x, const Slot* turns, int at, bool back) {
+#pragma unroll
+    for (int i = 0; i < PER; i += 2) {
+        const int p = (at + i) / 2;
+        if (p >= LA_P) continue;
+        const float c = turns[p].turn.x, s = back ? -turns[p].turn.y : turns[p].turn.y, even = x[i], odd = x[i + 1];
+        x[i] = even * c - odd * s;
+        x[i + 1] = odd * c + even * s;
+    }
+}
+// Gradients of the angles of the pairs of a row x, from d of the row as the core reads it, rotated and rounded: what a
+// query adds to a sum over later tokens its keys take from it, but for the rounding of d.
+LA_DEVICE void add_turned(double (&angles)[PER / 2], const Piece& x, const Piece& d, const Slot* turns, int at) {
+    Piece y;
+#pragma unroll
+    for (int i = 0; i < PER; i++) y[i] = x[i];
+    rotate(y, turns, at, false);
+#pragma unroll
+    for (int i = 0; i < PER; i++) y[i] = rounded<LA_DTYPE>(y[i]);
+#pragma unroll
+    for (int i = 0; i < PER; i += 2) angles[i / 2] += (double)y[i] * d[i + 1] - (double)y[i + 1] * d[i];
+}
+LA_DEVICE float row_sum(float x) {
+#pragma unroll
+    for (int by = LA_LANES / 2; by; by /= 2) x += __shfl_xor_sync(~0u, x, by);
+    return x;
+}
+LA_DEVICE float dot(const Piece& x, const Piece& y) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < PER; i++) sum += x[i] * y[i];
+    return sum;
+}
+// f(piece, its first number) of the lane's pieces
+template <class F> LA_DEVICE void pieces(F f) {
+#pragma unroll
+    for (int n = 0; n < PIECES; n++) f(n, (n * LA_LANES + (int)threadIdx.x % LA_LANES) * PER);
+}
+// numbers of a state's key or value, in float; none: zeros
+template <int WIDTH> LA_DEVICE void load_end(Piece& x, const float* from, i64 owner, int at) {
+#pragma unroll
+    for (int i = 0; i < PER; i++) x[i] = from != nullptr && at + i < WIDTH ? from[owner * WIDTH + at + i] : 0.f;
+}
+template <int WIDTH> LA_DEVICE void store_end(float* to, i64 owner, int at, const Piece& x) {
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        if (at + i < WIDTH) to[owner * WIDTH + at + i] = x[i];
+}
+// an end of a sequence without tokens is what was before it
+LA_DEVICE void pass_on(const Arguments& a, const Place& at, const float* k, const float* v, float* to_k, float* to_v) {
+    if (threadIdx.x >= LA_LANES) return;
+    pieces([&](int, int n) {
+        Piece x;
+        load_end<LA_K>(x, k, at.owner, n);
+        store_end<LA_K>(to_k, at.owner, n, x);
+        load_end<LA_V>(x, v, at.owner, n);
+        store_end<LA_V>(to_v, at.owner, n, x);
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) turns(const __grid_constant__ TrapezoidArguments a) {
+    const u32 columns = a.H * larger(LA_P, 1), tiles = (columns + THREADS - 1) / THREADS;
+    const u32 column = blockIdx.x % tiles * THREADS + threadIdx.x;
+    if (column >= columns) return;
+    const Place at(a, blockIdx.x / tiles, column / larger(LA_P, 1));
+    const int p = column % larger(LA_P, 1);
+    double sum = 0;
+    for (int begin = 0; begin < at.count; begin += AHEAD) {
+        double each[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            each[i] = begin + i < at.count ? half_turns(a, (at.first + begin + i) * a.H + at.head, p) : 0;
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (begin + i < at.count) sum += each[i];
+    }
+    a.sums[at.sums(a) + p] = sum;
+}
+// each part's sum becomes that of the parts before it, or after it
+template <bool AFTER> LA_DEVICE void add_parts(const Arguments& a) {
+    const i64 columns = (i64)a.H * LA_P, n = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (n >= columns * a.states) return;
+    const i64 sequence = n / columns,
+              length = a.offsets == nullptr ? a.T : a.offsets[sequence + 1] - a.offsets[sequence];
+    const int parts = (int)((length + PART - 1) / PART);
+    double* own = a.sums + first_part(a, sequence) * columns + n % columns;
+    double sum = 0;
+    for (int begin = 0; begin < parts; begin += AHEAD) {
+        double each[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int k = begin + i;
+            if (k < parts) each[i] = own[(AFTER ? parts - 1 - k : k) * columns];
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int k = begin + i;
+            if (k >= parts) continue;
+            own[(AFTER ? parts - 1 - k : k) * columns] = sum;
+            sum += each[i];
+        }
+    }
+}
+extern "C" __global__ void __launch_bounds__(THREADS) before_parts(const __grid_constant__ TrapezoidArguments a) {
+    add_parts<false>(a);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) after_parts(const __grid_constant__ TrapezoidArguments a) {
+    add_parts<true>(a);
+}
+
+// q, k, v, g and shares of a part; of the last one keys, values, own and rotation of the last token
+extern "C" __global__ void __launch_bounds__(THREADS) late_rows(const __grid_constant__ TrapezoidArguments a) {
+    __shared__ Slots slots;
+    __shared__ Numbers numbers;
+    const Place at(a);
+    const i64 states = (i64)a.states * a.H;
+    if (at.count == 0) {
+        if (at.part || at.begin < at.end) return;
+        pass_on(a, at, a.past_k, a.past_v, a.end_k, a.end_v);
+        if (threadIdx.x == 0) a.end_own[at.owner] = 0.f;
+        for (int p = threadIdx.x; p < LA_P; p += THREADS) {
+            a.end_rotation[at.owner * LA_P + p] = 1.f;
+            a.end_rotation[(states + at.owner) * LA_P + p] = 0.f;
+        }
+        return;
+    }
+    numbers.load(a, at, true);
+    turn(a, at, slots);
+    __syncthreads();
+    const int group = threadIdx.x / LA_LANES, lane = threadIdx.x % LA_LANES;
+    for (int step = 0; step < at.count; step += GROUPS) {   // all lanes take part in the sums
+        const bool valid = step + group < at.count;
+        const int t = valid ? step + group : 0;
+        const i64 token = at.first + t, n = token * a.H + at.head, next = n + a.H;
+        const bool reads = a.C.data != nullptr, follows = valid && token + 1 < at.end;
+        const char *from_B = at.row(a, a.B, token), *from_C = at.row(a, a.C, token), *from_x = at.row(a, a.x, token);
+        float overlap = 0.f;
+        pieces([&](int, int c) {
+            Piece B, C, x;
+            if (c < LA_K) load_row<LA_DTYPE, LA_K>(B, from_B, c);
+            if (c < LA_K && reads) load_row<LA_DTYPE, LA_K>(C, from_C, c);
+            if (c < LA_V) load_row<LA_DTYPE, LA_V>(x, from_x, c);
+            if (c < LA_K) {
+                if (reads) {
+                    overlap += dot(C, B);
+                    rotate(C, slots[t], c, false);
+                    if (valid) store_row<LA_DTYPE, LA_K>(a.q + n * LA_K * bytes_of(LA_DTYPE), c, C);
+                }
+                if (valid && token + 1 == at.end) store_end<LA_K>(a.end_k, at.owner, c, B);
+                rotate(B, slots[t], c, false);
+                if (follows) store_row<LA_DTYPE, LA_K>(a.k + next * LA_K * bytes_of(LA_DTYPE), c, B);
+                if (valid && token == at.begin) {
+                    load_end<LA_K>(B, a.past_k, at.owner, c);
+                    store_row<LA_DTYPE, LA_K>(a.k + n * LA_K * bytes_of(LA_DTYPE), c, B);
+                }
+            }
+            if (c < LA_V) {
+                if (valid && token + 1 == at.end) store_end<LA_V>(a.end_v, at.owner, c, x);
+                const float weight = numbers.weight[t + 1];
+#pragma unroll
+                for (int i = 0; i < PER; i++) x[i] *= weight;
+                if (follows) store_row<LA_DTYPE, LA_V>(a.v + next * LA_V * bytes_of(LA_DTYPE), c, x);
+                if (valid && token == at.begin) {
+                    load_end<LA_V>(x, a.past_v, at.owner, c);
+#pragma unroll
+                    for (int i = 0; i < PER; i++) x[i] *= numbers.weight[0];
+                    store_row<LA_DTYPE, LA_V>(a.v + n * LA_V * bytes_of(LA_DTYPE), c, x);
+                }
+            }
+        });
+        if (reads) overlap = row_sum(overlap);
+        if (!valid) continue;
+        if (reads && lane == 0) {
+            const float share = a.scale * numbers.own[t] * overlap;
+            a.shares[n] = a.D == nullptr ? share : share + a.D[at.head];
+        }
+        if (token + 1 < at.end) continue;
+        if (lane == 0) a.end_own[at.owner] = numbers.own[t];
+        for (int p = lane; p < LA_P; p += LA_LANES) {
+            a.end_rotation[at.owner * LA_P + p] = slots[t][p].turn.x;
+            a.end_rotation[(states + at.owner) * LA_P + p] = slots[t][p].turn.y;
+        }
+    }
+}
+
+// Gradients of B, C, x and the last tokens, of w and own, and sums of those of the angles over later tokens of a part
+extern "C" __global__ void __launch_bounds__(THREADS, 2) late_rows_vjp(const __grid_constant__ TrapezoidArguments a) {
+    __shared__ Slots slots;
+    __shared__ Numbers numbers;
+    const Place at(a);
+    const bool begun = a.dpast_k != nullptr, ended = a.dend_k != nullptr, reads = a.C.data != nullptr;
+    if (at.count == 0) {
+        if (begun && at.part == 0 && at.begin == at.end) pass_on(a, at, a.dend_k, a.dend_v, a.dpast_k, a.dpast_v);
+        for (int p = threadIdx.x; p < LA_P; p += THREADS)
+            if (a.sums != nullptr) a.sums[at.sums(a) + p] = 0;
+        return;
+    }
+    numbers.load(a, at, false);
+    turn(a, at, slots);
+    __syncthreads();
+    constexpr int BYTES = bytes_of(LA_GRAD);
+    const int group = threadIdx.x / LA_LANES, lane = threadIdx.x % LA_LANES;
+    for (int step = 0; step < at.count; step += GROUPS) {
+        const bool valid = step + group < at.count;
+        const int t = valid ? step + group : 0;
+        const i64 token = at.first + t, n = token * a.H + at.head, next = n + a.H;
+        const bool follows = token + 1 < at.end;
+        Piece B[PIECES] = {}, C[PIECES] = {}, x[PIECES] = {}, dq[PIECES] = {}, dk[PIECES] = {}, dv[PIECES] = {},
+              dout[PIECES] = {};
+        const char *from_B = at.row(a, a.B, token), *from_C = at.row(a, a.C, token), *from_x = at.row(a, a.x, token);
+        float overlap = 0.f, read = 0.f, dw = 0.f, first = 0.f;   // first: the gradient of w of the first token
+        pieces([&](int i, int c) {
+            if (c < LA_K) {
+                load_row<LA_DTYPE, LA_K>(B[i], from_B, c);
+                if (follows) load_row<LA_GRAD, LA_K>(dk[i], a.dk + next * LA_K * BYTES, c);
+                else load_end<LA_K>(dk[i], a.dend_k, at.owner, c);
+                if (reads) {
+                    load_row<LA_DTYPE, LA_K>(C[i], from_C, c);
+                    load_row<LA_GRAD, LA_K>(dq[i], a.dq + n * LA_K * BYTES, c);
+                }
+            }
+            if (c < LA_V) {
+                load_row<LA_DTYPE, LA_V>(x[i], from_x, c);
+                if (follows) load_row<LA_GRAD, LA_V>(dv[i], a.dv + next * LA_V * BYTES, c);
+                else load_end<LA_V>(dv[i], a.dend_v, at.owner, c);
+                if (reads) load_row<LA_GRAD, LA_V>(dout[i], a.dout + n * LA_V * BYTES, c);
+            }
+            overlap += dot(C[i], B[i]);
+            read += dot(dout[i], x[i]);
+            dw += dot(dv[i], x[i]);
+            if (begun && token == at.begin) {
+                Piece past, d;
+                if (c < LA_K) {
+                    load_row<LA_GRAD, LA_K>(d, a.dk + n * LA_K * BYTES, c);
+                    if (valid) store_end<LA_K>(a.dpast_k, at.owner, c, d);
+                }
+                if (c < LA_V) {
+                    load_row<LA_GRAD, LA_V>(d, a.dv + n * LA_V * BYTES, c);
+                    load_end<LA_V>(past, a.past_v, at.owner, c);
+                    first += dot(d, past);
+#pragma unroll
+                    for (int j = 0; j < PER; j++) d[j] *= numbers.weight[0];
+                    if (valid) store_end<LA_V>(a.dpast_v, at.owner, c, d);
+                }
+            }
+        });
+        overlap = a.scale * row_sum(overlap);
+        read = row_sum(read);
+        dw = row_sum(dw);
+        first = row_sum(first);
+        if (!valid) continue;
+        const float own = numbers.own[t], along = a.scale * own * read, weight = follows ? numbers.weight[t + 1] : 1.f,
+                    share = a.D == nullptr ? own * overlap : own * overlap + a.D[at.head];
+        pieces([&](int i, int c) {
+            if (c < LA_K) {
+                double angles[PER / 2] = {};   // gradients of those of the pairs; that of the last key has none
+                if (reads) add_turned(angles, C[i], dq[i], slots[t], c);
+                if (follows) add_turned(angles, B[i], dk[i], slots[t], c);
+                if (follows) rotate(dk[i], slots[t], c, true);
+                rotate(dq[i], slots[t], c, true);
+#pragma unroll
+                for (int j = 0; j < PER; j += 2)
+                    if (c + j < 2 * LA_P) slots[t][(c + j) / 2].sum = angles[j / 2];
+#pragma unroll
+                for (int j = 0; j < PER; j++) {
+                    dk[i][j] += along * C[i][j];
+                    dq[i][j] += along * B[i][j];
+                }
+                store_row<LA_KEYS, LA_K>(a.dB + n * LA_K * bytes_of(LA_KEYS), c, dk[i]);
+                if (reads) store_row<LA_KEYS, LA_K>(a.dC + n * LA_K * bytes_of(LA_KEYS), c, dq[i]);
+            }
+            if (c < LA_V) {
+#pragma unroll
+                for (int j = 0; j < PER; j++) dv[i][j] = weight * dv[i][j] + share * dout[i][j];
+                store_row<LA_DTYPE, LA_V>(a.dx + n * LA_V * bytes_of(LA_DTYPE), c, dv[i]);
+            }
+        });
+        if (lane) continue;
+        float down = overlap * read;
+        if (follows) {
+            a.dw[next] = dw;
+            down += numbers.fade[t + 1] * dw;
+        } else if (ended) down += a.dend_own[at.owner];
+        if (token == at.begin) a.dw[n] = first;
+        a.down[n] = down;
+        if (reads) a.written[n] = read;
+    }
+    __syncthreads();
+    for (int p = threadIdx.x; p < LA_P; p += THREADS) {
+        double sum = ended && at.first + at.count == at.end ? a.dend_theta[at.owner * LA_P + p] : 0;
+        for (int begin = 0; begin < at.count; begin += AHEAD) {
+            double each[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) each[i] = begin + i < at.count ? slots[at.count - 1 - begin - i][p].sum : 0;
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+                if (begin + i < at.count) {
+                    sum += each[i];
+                    a.later[((at.first + at.count - 1 - begin - i) * a.H + at.head) * LA_P + p] = (float)sum;
+                }
+        }
+        if (a.sums != nullptr) a.sums[at.sums(a) + p] = sum;
+    }
+}
+
+// gradients of the angles, of dt, A and trap
+extern "C" __global__ void __launch_bounds__(THREADS) turns_vjp(const __grid_constant__ TrapezoidArguments a) {
+    constexpr int EACH = THREADS / PART;
+    const Place at(a);
+    const int t = threadIdx.x / EACH, lane = threadIdx.x % EACH;
+    const bool valid = t < at.count;
+    const i64 token = at.first + (valid ? t : 0), n = token * a.H + at.head;
+    double ddt = 0;
+    if (valid)
+        for (int p = lane; p < LA_P; p += EACH) {
+            const double after = a.sums == nullptr ? 0 : a.sums[at.sums(a) + p];
+            const double d = PI * (after + (double)a.later[n * LA_P + p]);
+            const float slope = tanhf((float)element<LA_ANGLE>(a.angle, n * LA_P + p));
+            put_element<LA_ANGLE>(a.dangle, n * LA_P + p, (1.f - slope * slope) * a.dt[n] * (float)d);
+            ddt += d * slope;
+        }
+#pragma unroll
+    for (int by = EACH / 2; by; by /= 2) ddt += __shfl_xor_sync(~0u, ddt, by);
+    if (!valid || lane) return;
+    const Token now(a, token, at.head);
+    const float before = token > at.begin ? Token(a, token - 1, at.head).own : 0.f, fade = expf(now.g);
+    const float dw = a.dw[n], down = a.down[n], again = fade * dw;
+    const float dg = a.dg[n] + fade * ((now.dt - now.own) + before) * dw;
+    a.ddt[n] = (float)ddt + now.lambda * down + (1.f - now.lambda) * again + now.rate * dg;
+    a.dtrap[n] = now.lambda * (1.f - now.lambda) * now.dt * (down - again);
+    a.dA[n] = now.dt * dg;
+}
+
+// S = P rotated back, + own k^T v of the last token
+extern "C" __global__ void __launch_bounds__(THREADS) settle(const __grid_constant__ TrapezoidArguments a) {
+    constexpr int UNITS = LA_K - LA_P;   // pairs of rows, then rows
+    const i64 n = (i64)blockIdx.x * THREADS + threadIdx.x, states = (i64)a.states * a.H;
+    if (n >= states * UNITS * LA_V) return;
+    const int column = (int)(n % LA_V), unit = (int)(n / LA_V % UNITS);
+    const i64 owner = n / LA_V / UNITS;
+    const float value = a.end_own[owner] * a.end_v[owner * LA_V + column];
+    const int row = unit < LA_P ? 2 * unit : LA_P + unit;
+    const i64 to = (owner * LA_K + row) * LA_V + column;
+    const float* k = a.end_k + owner * LA_K + row;
+    if (unit >= LA_P) {
+        a.S[to] = a.late[to] + k[0] * value;
+        return;
+    }
+    const float c = a.end_rotation[owner * LA_P + unit], s = a.end_rotation[(states + owner) * LA_P + unit];
+    const float even = a.late[to], odd = a.late[to + LA_V];
+    a.S[to] = even * c + odd * s + k[0] * value;
+    a.S[to + LA_V] = odd * c - even * s + k[1] * value;
+}

@@ -1,0 +1,202 @@
+"""Rotated rows that are written twice (ops/trapezoid.py) on CuPy arrays, and their transpose; one row a token.
+
+q, k and v have the dtype of the rows given, numbers and ends are float32 (cuda_src/ops/trapezoid.cu). Angles are sums
+over parts of PART tokens, then of parts, in float64: those of a token do not depend on later ones.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...runtime.arrays import Array, dtype_name
+from ...runtime.cuda import launch
+from ...runtime.cuda.elements import ELEMENTS
+from ...runtime.cuda.record import empty
+from .arguments import TRAPEZOID, address, rows_of
+from .formulas import compiled
+from .row_arrays import MOST_ROWS, dense, is_aligned, kind_of, launched, working_dtype
+from .stabiliser import offsets_of
+
+SOURCE = "ops/trapezoid.cu"
+PART, THREADS, WIDEST = 32, 256, 256
+F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+lasting = partial(empty, is_counted=False)  # arrays that live about as long as the call, or are its results
+
+
+def takes(xp: Any, x: Any, dtype: Any) -> bool:
+    """Whether the kernels compute a call."""
+    *lead, T, R, H, V = x.x.shape
+    fits = 0 < prod((*lead, T, H)) < MOST_ROWS and 0 < V <= WIDEST and 0 < x.B.shape[-1] <= WIDEST
+    usual = all(y is None or dtype_name(y) in ELEMENTS for y in x)
+    return R == 1 and fits and usual and dtype == F32 and launch.unusable() is None
+
+
+class Sizes(NamedTuple):
+    lead: tuple[int, ...]  # batch axes of tokens
+    owners: tuple[int, ...]  # those of states
+    T: int
+    H: int
+    K: int
+    V: int
+    P: int
+    parts: int  # of a sequence, if all have as many tokens
+    slots: int  # for parts of all sequences
+
+    @property
+    def states(self) -> int:
+        return prod(self.owners)
+
+    def tokens(self, *own: int, dtype: Any = F32) -> Array:
+        """A new array (..., T, H, *own)."""
+        return lasting((*self.lead, self.T, self.H, *own), np.dtype(dtype))
+
+    def ends(self, *own: int) -> Array:
+        """A new array of states (..., H, *own)."""
+        return empty((*self.owners, self.H, *own), F32)
+
+
+class Pass(NamedTuple):
+    """A call: its arrays by name, and numbers of TRAPEZOID."""
+
+    sizes: Sizes
+    arrays: dict[str, Array]
+    numbers: dict[str, Any]
+
+    def run(self, entry: str, blocks: int, **outputs: Array | None) -> None:
+        """Launch an entry with arrays that it writes, or reads beside those of the call."""
+        given = self.arrays | {n: y for n, y in outputs.items() if y is not None}
+        s, by_rows = self.sizes, [given.get(n) for n in ("x", "B", "C")]
+        kind, grads = self.numbers["kind"], [given.get(n) for n in ("dq", "dk", "dv", "dout")]
+        per = gcd(16 // by_rows[0].itemsize, s.K, s.V) if by_rows[0] is not None else 1
+        while per > 1 and not is_aligned(per, *by_rows, *grads):
+            per //= 2
+        each, lanes = max(per, 2), 1
+        while lanes < 32 and lanes * each < max(s.K, s.V):
+            lanes *= 2
+        constants = {
+            "LA_PER": each, "LA_APART": int(per == 1), "LA_LANES": lanes, "LA_K": s.K, "LA_V": s.V, "LA_P": s.P,
+            "LA_DTYPE": kind, "LA_GRAD": kind if grads[1] is None else kind_of(grads[1]),
+            "LA_KEYS": kind if given.get("dB") is None else kind_of(given["dB"]),
+            "LA_ANGLE": kind_of(given["angle"]) if "angle" in given else 2,
+        }  # fmt: skip
+        fields: dict[str, Any] = {n: address(given.get(n)) for n in POINTERS}
+        fields |= {n: rows_of(y, s.H) for n, y in zip(("x", "B", "C"), by_rows, strict=True)}
+        more = {n: y for n, y in self.numbers.items() if n != "kind"}
+        packed = TRAPEZOID.pack(**fields, **more, T=s.T, states=s.states, parts=s.parts, H=s.H)
+        launched(SOURCE, entry, constants, blocks, THREADS, packed, *given.values())
+
+    def add_angles(self, after: bool = False) -> None:
+        """The sums of half turns before each part; after: of gradients, from those of the parts."""
+        s = self.sizes
+        if "sums" not in self.arrays:
+            return
+        if not after:
+            self.run("turns", s.slots * -(-s.H * s.P // THREADS))
+        self.run("after_parts" if after else "before_parts", -(-s.states * s.H * s.P // THREADS))
+
+    @property
+    def blocks(self) -> int:
+        return self.sizes.slots * self.sizes.H
+
+
+POINTERS = [name for name, kind, *_ in TRAPEZOID.fields if isinstance(kind, str) and kind.endswith("*")]
+
+
+def pass_of(xp: Any, x: Any, last: Any, D: Array | None, scale: float, sequences: Any) -> Pass:
+    """The call of tokens x, the last keys and values before them, a skip connection D (H,); None: there are none."""
+    *lead, T, _, H, V = x.x.shape
+    offsets = offsets_of(xp, sequences)
+    owners = tuple(lead) if offsets is None else (len(sequences),)
+    longest = max(s.stop - s.start for s in sequences)
+    parts = max(-(-longest // PART), 1)
+    parts, slots = (parts, prod(owners) * parts) if offsets is None else (0, T // PART + len(sequences))
+    sizes = Sizes(tuple(lead), owners, T, H, x.B.shape[-1], V, x.angle.shape[-1], parts, slots)
+    given = {n: y[..., 0, :, :] for n, y in (("x", x.x), ("B", x.B), ("C", x.C)) if y is not None}
+    names = {dtype_name(y) for y in given.values()}
+    given = {n: _rows(y if len(names) == 1 else _as(y, F32)) for n, y in given.items()}
+    kind = kind_of(given["x"])
+    numbers = {"dt": x.dt, "trap": x.trap, "A": x.A, "D": D}
+    numbers |= {} if last is None else {"past_k": last.k, "past_v": last.v}
+    given |= {n: _as(y, F32) for n, y in numbers.items() if y is not None}
+    given |= {} if offsets is None else {"offsets": offsets}
+    if sizes.P:
+        given["angle"] = dense(x.angle)
+        if longest > PART:
+            given["sums"] = empty((slots, H, sizes.P), F64)
+    return Pass(sizes, given, {"rates": int(x.A.ndim > 1), "scale": float(scale), "kind": kind})
+
+
+def _rows(y: Array) -> Array:
+    """y, or a copy of it, with contiguous rows and one batch axis."""
+    fine = y.ndim <= 4 and (y.shape[-1] == 1 or y.strides[-1] == y.itemsize)
+    return y if fine else dense(y)
+
+
+def _as(y: Array, dtype: Any) -> Array:
+    """y in C order in `dtype`."""
+    return dense(y) if y.dtype == dtype else compiled("copy", (y,), (tuple(y.shape), dtype), working_dtype(y))
+
+
+def late_writes(xp: Any, x: Any, last: Any, D: Array | None, scale: float, sequences: Any) -> tuple[Any, ...]:
+    """As ops/trapezoid.py: q, k, v, g, shares, later, and of the last token keys, values, own and rotation."""
+    how = pass_of(xp, x, last, D, scale, sequences)
+    s, dtype, reads = how.sizes, how.arrays["x"].dtype, x.C is not None
+    how.add_angles()
+    q, k, v = (s.tokens(n, dtype=dtype) for n in (s.K, s.K, s.V))
+    g, shares, own = s.tokens(), s.tokens(1, 1) if reads else None, s.ends(1)
+    ends, rotation = (s.ends(1, s.K), s.ends(1, s.V)), empty((2, *s.owners, s.H, s.P), F32)
+    how.run("late_rows", how.blocks, q=q if reads else None, k=k, v=v, g=g, shares=shares, end_k=ends[0],
+            end_v=ends[1], end_own=own, end_rotation=rotation)  # fmt: skip
+    return q if reads else None, k, v, g, shares, None, *ends, own, rotation
+
+
+def late_writes_vjp(
+    xp: Any, x: Any, last: Any, D: Array | None, scale: float, sequences: Any, d: Any, dout: Array | None, ends: Any
+) -> dict[str, Array]:
+    """Gradients by name from those of q, k, v, g and outputs; ends: of the last tokens, or None."""
+    how = pass_of(xp, x, last, D, scale, sequences)
+    s, dtype, rows = how.sizes, how.arrays["x"].dtype, {"dk": d.k, "dv": d.v}
+    rows |= {} if x.C is None else {"dq": d.q, "dout": dout}
+    narrow = all(y.dtype == dtype for y in rows.values())
+    given = {n: _as(y, dtype if narrow else F32) for n, y in rows.items()}
+    given["dg"] = _as(d.g, F32)
+    if ends is not None:
+        given |= {f"dend_{n}": _as(y, F64 if n == "theta" else F32) for n, y in ends._asdict().items()}
+    shared = {n for n in ("B", "C") if n in how.arrays and how.arrays[n].shape[-2] < s.H}
+    keys, dx = F32 if shared else dtype, s.tokens(s.V, dtype=dtype)
+    found = {"dx": dx} | {f"d{n}": s.tokens(s.K, dtype=keys) for n in ("B", "C") if n in how.arrays}
+    found |= {n: s.tokens() for n in ("dw", "down", *(() if x.C is None else ("written",)))}
+    if last is not None:
+        found |= {"dpast_k": s.ends(1, s.K), "dpast_v": s.ends(1, s.V)}
+    later = s.tokens(s.P) if s.P else None
+    how.add_angles()
+    how.run("late_rows_vjp", how.blocks, **given, **found, later=later)
+    how.add_angles(after=True)
+    of_numbers = {n: s.tokens() for n in ("ddt", "dtrap", "dA")}
+    of_numbers["dangle"] = s.tokens(s.P, dtype=x.angle.dtype) if s.P else None
+    how.run("turns_vjp", how.blocks, dg=given["dg"], dw=found.pop("dw"), down=found.pop("down"), later=later,
+            **of_numbers)  # fmt: skip
+    in_ranks = {n: y[..., None, :, :] for n, y in found.items() if n in ("dx", "dB", "dC")}
+    return found | in_ranks | of_numbers
+
+
+def settles(P: Array, last: Any) -> bool:
+    """Whether the kernel computes `settled`."""
+    return last.k.shape[-2] == 1 and P.dtype == F32 and launch.unusable() is None
+
+
+def settled(P: Array, last: Any, own: Array, rotation: Array, in_place: bool) -> Array:
+    """S from P (..., H, K, V) rotated back by `rotation`, + own k^T v of one row (..., H, 1, width)."""
+    *owners, H, K, V = P.shape
+    in_place = in_place and P.flags.c_contiguous
+    pairs, S = rotation.shape[-1], P if in_place else lasting(P.shape, F32)
+    sizes = Sizes((), tuple(owners), 0, H, K, V, pairs, 1, 1)
+    given = {"late": P, "end_k": last.k, "end_v": last.v, "end_own": own, "end_rotation": rotation}
+    given = {n: _as(y, F32) for n, y in given.items()} | {"S": S}
+    blocks = -(-prod(owners) * H * (K - pairs) * V // THREADS)
+    Pass(sizes, given, {"rates": 0, "scale": 0.0, "kind": 2}).run("settle", blocks)
+    return S
