@@ -7,7 +7,7 @@
 //
 // Where w is 0 nothing is read. LA_WEIGHT: 0 writes, 1 for positions in the first half of a block of 2^l; 1 reads, lam_t[l]
 // (and LA_DOTS) for those in the second half; 2 keeps, 1 for all but the first position of a block, where spread stores
-// -inf; 3 one. A group of LA_LANES lanes has a row (t, h), LA_PER neighbouring columns a lane. LA_DTYPE: of x and base;
+// -inf; 3 one. Without lam its weight is 1. A group of LA_LANES lanes has a row (t, h), LA_PER neighbouring columns a lane. LA_DTYPE: of x and base;
 // LA_OTHER: of y and other.
 #include "arguments/ops/LevelsArguments.cuh"
 #include "ops/numbers.cuh"
@@ -60,7 +60,7 @@ LA_DEVICE bool counts(const Row& r, int l) {
     return ((r.position >> (l - 1)) & 1) == LA_WEIGHT;
 }
 LA_DEVICE float weight(const LevelsArguments& a, const Row& r, int l) {
-    return LA_WEIGHT == 1 ? number(a.lam, r.row * a.levels + l, a.kind) : 1.f;
+    return LA_WEIGHT == 1 && a.lam != nullptr ? number(a.lam, r.row * a.levels + l, a.kind) : 1.f;
 }
 
 LA_ENTRY spread(const __grid_constant__ LevelsArguments a) {

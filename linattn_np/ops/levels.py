@@ -7,7 +7,7 @@
 w(t, h, l), with p the position of token t:
 
     writes   1 where p is in the first half of its block of 2^l positions, else 0
-    reads    lam_t[l] where it is in the second half, else 0
+    reads    lam_t[l] where it is in the second half, else 0; without lam 1 there
     keeps    1, but at the first position of a block, where spread gives -inf and gather 0
     one      1
 
@@ -52,9 +52,8 @@ def spread(
     if (kernels := _kernels(xp, dtype, x, lam, *others)) is not None:
         return kernels.spread(x, at, weight, dtype, lam, dots)
     counts = _counts(xp, x, at, weight)
-    y = xp.where(
-        counts, _weights(xp, at, weight, lam, dtype) * cast(xp, x, dtype)[:, :, None, :], _nothing(xp, weight, dtype)
-    )
+    y = _weights(xp, at, weight, lam, dtype) * cast(xp, x, dtype)[:, :, None, :]
+    y = xp.where(counts, y, xp.asarray(-xp.inf if weight == "keeps" else 0.0, dtype=dtype))
     if dots is not None:
         other = xp.reshape(dots[0], y.shape)
         products = xp.where(counts, cast(xp, x, dtype)[:, :, None, :] * other, xp.zeros((), dtype=dtype))
@@ -98,19 +97,15 @@ def _counts(xp: Namespace, x: Array, at: LevelHeads, weight: str) -> Array:
     if weight == "one":
         return xp.ones((1, 1, at.count, 1), dtype=xp.bool)
     p, level = _positions(xp, x, at)[:, None], xp.arange(at.first, at.first + at.count, device=device(x))
-    if weight == "keeps":
-        counts = p % 2**level != 0
-    else:
-        counts = (p // 2 ** (level - 1)) % 2 == (weight == "reads")
+    half = p // 2 ** (level - 1) % 2
+    counts = p % 2**level != 0 if weight == "keeps" else half == (weight == "reads")
     return counts[:, None, :, None]
 
 
-def _nothing(xp: Namespace, weight: str, dtype: Any) -> Array:
-    return xp.asarray(-xp.inf if weight == "keeps" else 0.0, dtype=dtype)
-
-
 def _weights(xp: Namespace, at: LevelHeads, weight: str, lam: Any, dtype: Any) -> Any:
-    return cast(xp, lam[..., at.first : at.first + at.count], dtype)[..., None] if weight == "reads" else 1
+    if weight != "reads" or lam is None:
+        return 1
+    return cast(xp, lam[..., at.first : at.first + at.count], dtype)[..., None]
 
 
 def _table(xp: Namespace, A: Array, at: LevelHeads, lam: Array) -> tuple[Array, Array]:

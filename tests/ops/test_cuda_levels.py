@@ -27,8 +27,8 @@ def places(first, count, tokens, given):
     return LevelHeads(first, count, tokens // 2, positions)
 
 
-def on(device, at):
-    return at if at.positions is None else at._replace(positions=device.bring(at.positions))
+def on(where, at):
+    return at if at.positions is None else at._replace(positions=where.bring(at.positions))
 
 
 def check(found, expected, dtype, sums=1):

@@ -2,11 +2,13 @@
 
     near   A = the core's output for v = I, chunk by chunk;  out = (A (.) Lam) v, a call without decay whose queries are
            the rows of A (.) Lam and whose keys are those of I
-    far    head (h, l) has k_h and q_h, the values of h in first halves of blocks of 2^l positions, 0 in second halves, and
-           the decay of h, but -inf where a block begins: y_t[l] = scale q_t S_t^(l) in second halves
+    far    head (h, l) has k_h and q_h, the values of h in first halves of blocks of 2^l positions, 0 in second ones,
+           and the decay of h, but -inf where a block begins: y_t[l] = scale q_t S_t^(l) in second halves
            out += sum over l of lam_t[l] y_t[l]
 
-ops/levels.py makes the arrays. Arrays keep their dtypes. dlam_t[l] = <dout_t, y_t[l]>, and the cotangent of y_t[l] is
+ops/levels.py makes the arrays. Arrays keep their dtypes. Without erase and states, and with warpgroup products, passes
+of their own (cuda/scan/levels.py) skip what is 0: their values are those of h, and they reset S themselves.
+dlam_t[l] = <dout_t, y_t[l]>, and the cotangent of y_t[l] is
 lam_t[l] dout_t: all other gradients are the core's. The low levels of states are those of ends.py.
 """
 
@@ -28,7 +30,7 @@ from ...types import Inputs, Plan
 from . import ends
 from .blocks import bit, blocks, positions, tails_of
 from .far import mixed
-from .rows import Gradients, LevelInputs, Row
+from .rows import Gradients, LevelInputs, Row, of_groups
 from .sums import last_near
 
 NEAR = 6  # the last level inside a chunk
@@ -43,7 +45,7 @@ class Near(NamedTuple):
 
 
 class Far(NamedTuple):
-    """Residuals of some far levels: y (tokens, H count, V), those of the core."""
+    """Residuals of some far levels: y (tokens, H count, V), those of the core; None of passes of their own."""
 
     at: LevelHeads
     y: Any
@@ -67,9 +69,15 @@ def takes(fn: str, x: LevelInputs, plan: Plan, wanted: str | None) -> bool:
         return False
     if max(s.stop - s.start for s in plan.sequences) <= policy.SHORT_ARRAY or plan.dtype != plan.xp.float32:
         return False
-    return (
-        max(x.k.shape[-1], x.v.shape[-1]) <= policy.WIDEST_CUDA and core.choose(fn, x.core, plan, wanted) is core.CUDA
-    )
+    is_wide = max(x.k.shape[-1], x.v.shape[-1]) > policy.WIDEST_CUDA
+    return not is_wide and core.choose(fn, x.core, plan, wanted) is core.CUDA
+
+
+def passes() -> Any:
+    """The module of passes that skip what is 0."""
+    from ...cuda.scan import levels
+
+    return levels
 
 
 def forward(row: Row) -> tuple[Any, Array, Saved]:
@@ -214,6 +222,11 @@ def _near_vjp(row: Row, saved: Near, dout: Array, d: Gradients) -> None:
 def _far(row: Row, at: LevelHeads, out: Any, has_ends: bool) -> tuple[Any, Any, Far]:
     """(out with these levels added, their states after each span, residuals)."""
     xp, x, (N, H, _, K, V) = row.plan.xp, row.x, row.state_shape
+    if row.S is None and not has_ends:
+        own = _cut(row, x.core, row.plan.sequences)
+        if passes().takes(own, row.plan):
+            y = _flat(row, passes().forward(own, row.plan, at.first, at.count))
+            return gather(xp, y, at, "reads", x.v.dtype, x.lam, out), None, Far(at, y, None)
     heads = x.core._replace(v=spread(xp, x.v, at, "writes", x.v.dtype), g=spread(xp, x.g, at, "keeps", row.plan.dtype))
     if x.beta is not None:
         heads = heads._replace(beta=spread(xp, x.beta, at, "one", row.plan.dtype))
@@ -241,16 +254,31 @@ def _far_vjp(row: Row, saved: Far, dout: Any, dS: Any, d: Gradients) -> None:
         dend = xp.reshape(_of_stays(row, at, dS[:, :, : at.count, ...]), (N, H * at.count, K, V))
     if dy is None and dend is None:
         return
+    if residuals is None:
+        _of_passes(row, at, dy, d)
+        return
     dx, dbegin = core.backward(residuals, dy, dend)
     one = at._replace(first=0, count=1)
     d["v"] = gather(xp, _flat(row, dx.v), at, "writes", row.x.v.dtype, None, d.get("v"))
-    dx = dx._replace(
-        g=_summed(row, dx.g, at, "keeps"), beta=None if dx.beta is None else _summed(row, dx.beta, at, "one")
-    )
+    dx = dx if dx.g is None else dx._replace(g=_summed(row, dx.g, at, "keeps"))
+    dx = dx if dx.beta is None else dx._replace(beta=_summed(row, dx.beta, at, "one"))
     _add_core(row, d, dx if dy is not None else dx._replace(q=None), one)
     if row.S is not None:
         table = np.swapaxes(_entering(row, at), -1, -2)
         d.add(S=mixed(row, table, xp.reshape(dbegin, (N, H, at.count, K, V))))
+
+
+def _of_passes(row: Row, at: LevelHeads, dy: Array, d: Gradients) -> None:
+    """Adds the gradients of passes that skip what is 0, whose results are read where they are not."""
+    xp, x = row.plan.xp, row.x
+    dx = passes().backward(_cut(row, x.core, row.plan.sequences), row.plan, at.first, at.count, dy)
+    for name, weight in (("q", "reads"), ("k", "writes"), ("v", "writes"), ("g", "one")):
+        if (y := getattr(dx, name)) is not None:
+            y, before = _flat(row, y), d[name]
+            H = getattr(x, name).shape[-2]  # fewer keys than values
+            base = before if H * at.count == y.shape[-2] else None
+            y = gather(xp, y, at, weight, y.dtype, None, base)
+            d[name] = y if base is before else of_groups(xp, y, H, -2) + before
 
 
 def _summed(row: Row, y: Array, at: LevelHeads, weight: str) -> Array:
