@@ -24,10 +24,10 @@ CHUNK = 64
 
 
 class LevelHeads(NamedTuple):
-    """Levels first .. first + count - 1; positions of the tokens (tokens,), None where they are t mod T."""
+    """Levels first .. first + n - 1; positions of the tokens (tokens,), None where they are t mod T."""
 
     first: int
-    count: int
+    n: int
     T: int
     positions: Any
 
@@ -44,7 +44,7 @@ def _kernels(xp: Namespace, dtype: Any, *arrays: Array | None) -> Any:
 def spread(
     xp: Namespace, x: Array, at: LevelHeads, weight: str, dtype: Any, lam: Any = None, dots: Any = None
 ) -> Array:
-    """y (tokens, H count, width) in `dtype` of x (tokens, H, width).
+    """y (tokens, H n, width) in `dtype` of x (tokens, H, width).
 
     dots: (other, dlam): columns first .. of dlam (tokens, H, levels) become <x, other> where the weight is not 0.
     """
@@ -57,17 +57,17 @@ def spread(
     if dots is not None:
         other = xp.reshape(dots[0], y.shape)
         products = xp.where(counts, cast(xp, x, dtype)[:, :, None, :] * other, xp.zeros((), dtype=dtype))
-        dots[1][..., at.first : at.first + at.count] = xp.sum(products, axis=-1)
-    return xp.reshape(y, (x.shape[0], x.shape[1] * at.count, x.shape[2]))
+        dots[1][..., at.first : at.first + at.n] = xp.sum(products, axis=-1)
+    return xp.reshape(y, (x.shape[0], x.shape[1] * at.n, x.shape[2]))
 
 
 def gather(
     xp: Namespace, y: Array, at: LevelHeads, weight: str, dtype: Any, lam: Any = None, base: Any = None
 ) -> Array:
-    """x (tokens, H, width) in `dtype` of y (tokens, H count, width)."""
+    """x (tokens, H, width) in `dtype` of y (tokens, H n, width)."""
     if (kernels := _kernels(xp, dtype, y, lam, base)) is not None:
         return kernels.gather(y, at, weight, dtype, lam, base)
-    y = xp.reshape(cast(xp, y, dtype), (y.shape[0], y.shape[1] // at.count, at.count, y.shape[2]))
+    y = xp.reshape(cast(xp, y, dtype), (y.shape[0], y.shape[1] // at.n, at.n, y.shape[2]))
     zero = xp.zeros((), dtype=dtype)
     x = xp.sum(xp.where(_counts(xp, y, at, weight), _weights(xp, at, weight, lam, dtype) * y, zero), axis=2)
     return x if base is None else x + base
@@ -95,8 +95,8 @@ def _positions(xp: Namespace, x: Array, at: LevelHeads) -> Array:
 def _counts(xp: Namespace, x: Array, at: LevelHeads, weight: str) -> Array:
     """(tokens, 1, count, 1): where the weight is not 0."""
     if weight == "one":
-        return xp.ones((1, 1, at.count, 1), dtype=xp.bool)
-    p, level = _positions(xp, x, at)[:, None], xp.arange(at.first, at.first + at.count, device=device(x))
+        return xp.ones((1, 1, at.n, 1), dtype=xp.bool)
+    p, level = _positions(xp, x, at)[:, None], xp.arange(at.first, at.first + at.n, device=device(x))
     half = p // 2 ** (level - 1) % 2
     counts = p % 2**level != 0 if weight == "keeps" else half == (weight == "reads")
     return counts[:, None, :, None]
@@ -105,7 +105,7 @@ def _counts(xp: Namespace, x: Array, at: LevelHeads, weight: str) -> Array:
 def _weights(xp: Namespace, at: LevelHeads, weight: str, lam: Any, dtype: Any) -> Any:
     if weight != "reads" or lam is None:
         return 1
-    return cast(xp, lam[..., at.first : at.first + at.count], dtype)[..., None]
+    return cast(xp, lam[..., at.first : at.first + at.n], dtype)[..., None]
 
 
 def _table(xp: Namespace, A: Array, at: LevelHeads, lam: Array) -> tuple[Array, Array]:

@@ -27,9 +27,9 @@ def supports(dtype: Any, *arrays: Array | None) -> bool:
 
 
 def spread(x: Array, at: Any, weight: str, dtype: Any, lam: Array | None, dots: tuple[Array, Array] | None) -> Array:
-    """y (tokens, H count, width); dots: (other, dlam), whose columns of these levels are filled."""
+    """y (tokens, H n, width); dots: (other, dlam), whose columns of these levels are filled."""
     rows, width = x.shape[:-1], x.shape[-1]
-    y = empty((rows[0], rows[1] * at.count, width), np.dtype(dtype))
+    y = empty((rows[0], rows[1] * at.n, width), np.dtype(dtype))
     other, dlam = (None, None) if dots is None else dots
     given = {"x": dense(x), "y": y, "other": other, "lam": dense(lam), "dlam": dlam}
     _launch("spread", x, y, at, weight, given, dots is not None)
@@ -38,7 +38,7 @@ def spread(x: Array, at: Any, weight: str, dtype: Any, lam: Array | None, dots: 
 
 def gather(y: Array, at: Any, weight: str, dtype: Any, lam: Array | None, base: Array | None) -> Array:
     """x (tokens, H, width)."""
-    x = empty((y.shape[0], y.shape[1] // at.count, y.shape[2]), np.dtype(dtype))
+    x = empty((y.shape[0], y.shape[1] // at.n, y.shape[2]), np.dtype(dtype))
     _launch("gather", x, y, at, weight, {"x": x, "y": dense(y), "lam": dense(lam), "base": dense(base)})
     return x
 
@@ -69,7 +69,7 @@ def _launch(
     every = dict.fromkeys(("x", "y", "base", "other", "lam", "dlam"))
     packed = LEVELS.pack(
         **{n: address(given.get(n)) for n in every}, positions=address(at.positions), rows=tokens * heads, T=at.T,
-        heads=heads, width=width, first=at.first, count=at.count, levels=0 if lam is None else lam.shape[-1],
+        heads=heads, width=width, first=at.first, count=at.n, levels=0 if lam is None else lam.shape[-1],
         kind=0 if lam is None else ELEMENTS[name_of(lam.dtype)])  # fmt: skip
     launched = tuple(z for z in (*given.values(), at.positions) if z is not None)
     launch.launch(SOURCE, entry, constants, -(-tokens * heads // (THREADS // lanes)), THREADS, 0, packed, launched)

@@ -57,7 +57,7 @@ def level_pass(K: int, V: int, decay: bool, reverse: bool = False, dots: bool = 
     groups = round_up(V, PANEL) // PANEL
     sizes = {n: shared_memory.levels_wgmma(K, groups, n, dots) for n in (6, 4, 3, 2)}
     stages = next(n for n, size in sizes.items() if (3 - groups) * (size + 1024) <= policy.GROUP_SHARED + 1024)
-    flags = {"LA_REVERSE": reverse, "LA_OUTPUTS": True, "LA_DOTS": dots}
+    flags: dict[str, int] = {"LA_REVERSE": reverse, "LA_OUTPUTS": True, "LA_DOTS": dots}
     return _pass(LEVELS, K, V, decay, groups, stages, sizes[stages], flags)
 
 

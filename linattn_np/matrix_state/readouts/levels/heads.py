@@ -97,7 +97,7 @@ def _forward(row: Row, has_ends: bool) -> tuple[Any, Array, Saved]:
         S.append(end)
     if row.S is not None:
         y, low, of_head = ends.head(_wide(row), c)
-        out = out if y is None else cast(xp, cast(xp, out, row.plan.dtype) + y, out.dtype)
+        out = out if y is None or out is None else cast(xp, cast(xp, out, row.plan.dtype) + y, out.dtype)
     if not has_ends:  # of which the shape alone is read
         zero = constant_array(xp, "zero", device(row.x.v), lambda: row.zeros(()))
         return out, xp.broadcast_to(zero, row.state_shape), Saved(row, near, parts, of_head, None, False)
@@ -225,18 +225,18 @@ def _far(row: Row, at: LevelHeads, out: Any, has_ends: bool) -> tuple[Any, Any, 
     if row.S is None and not has_ends:
         own = _cut(row, x.core, row.plan.sequences)
         if passes().takes(own, row.plan):
-            y = _flat(row, passes().forward(own, row.plan, at.first, at.count))
+            y = _flat(row, passes().forward(own, row.plan, at.first, at.n))
             return gather(xp, y, at, "reads", x.v.dtype, x.lam, out), None, Far(at, y, None)
     heads = x.core._replace(v=spread(xp, x.v, at, "writes", x.v.dtype), g=spread(xp, x.g, at, "keeps", row.plan.dtype))
     if x.beta is not None:
         heads = heads._replace(beta=spread(xp, x.beta, at, "one", row.plan.dtype))
     S = None
     if row.S is not None:
-        S = xp.reshape(mixed(row, _entering(row, at), row.S), (N, H * at.count, K, V))
+        S = xp.reshape(mixed(row, _entering(row, at), row.S), (N, H * at.n, K, V))
     sequences = row.plan.sequences
     y, end, saved = _run(row, heads, sequences, row.plan, S, has_ends)
     if has_ends:
-        end = _of_stays(row, at, xp.reshape(end, (N, H, at.count, K, V)))
+        end = _of_stays(row, at, xp.reshape(end, (N, H, at.n, K, V)))
     if y is not None:
         y = _flat(row, y)
         out = gather(xp, y, at, "reads", x.v.dtype, x.lam, out)
@@ -251,32 +251,32 @@ def _far_vjp(row: Row, saved: Far, dout: Any, dS: Any, d: Gradients) -> None:
         dy = spread(xp, dout, at, "reads", row.x.v.dtype, row.x.lam, (y, d["lam"]))
         dy = _shaped(row, dy, row.plan.sequences)
     if dS is not None:
-        dend = xp.reshape(_of_stays(row, at, dS[:, :, : at.count, ...]), (N, H * at.count, K, V))
+        dend = xp.reshape(_of_stays(row, at, dS[:, :, : at.n, ...]), (N, H * at.n, K, V))
     if dy is None and dend is None:
         return
     if residuals is None:
         _of_passes(row, at, dy, d)
         return
     dx, dbegin = core.backward(residuals, dy, dend)
-    one = at._replace(first=0, count=1)
+    one = at._replace(first=0, n=1)
     d["v"] = gather(xp, _flat(row, dx.v), at, "writes", row.x.v.dtype, None, d.get("v"))
     dx = dx if dx.g is None else dx._replace(g=_summed(row, dx.g, at, "keeps"))
     dx = dx if dx.beta is None else dx._replace(beta=_summed(row, dx.beta, at, "one"))
     _add_core(row, d, dx if dy is not None else dx._replace(q=None), one)
     if row.S is not None:
         table = np.swapaxes(_entering(row, at), -1, -2)
-        d.add(S=mixed(row, table, xp.reshape(dbegin, (N, H, at.count, K, V))))
+        d.add(S=mixed(row, table, xp.reshape(dbegin, (N, H, at.n, K, V))))
 
 
 def _of_passes(row: Row, at: LevelHeads, dy: Array, d: Gradients) -> None:
     """Adds the gradients of passes that skip what is 0, whose results are read where they are not."""
     xp, x = row.plan.xp, row.x
-    dx = passes().backward(_cut(row, x.core, row.plan.sequences), row.plan, at.first, at.count, dy)
+    dx = passes().backward(_cut(row, x.core, row.plan.sequences), row.plan, at.first, at.n, dy)
     for name, weight in (("q", "reads"), ("k", "writes"), ("v", "writes"), ("g", "one")):
         if (y := getattr(dx, name)) is not None:
             y, before = _flat(row, y), d[name]
             H = getattr(x, name).shape[-2]  # fewer keys than values
-            base = before if H * at.count == y.shape[-2] else None
+            base = before if H * at.n == y.shape[-2] else None
             y = gather(xp, y, at, weight, y.dtype, None, base)
             d[name] = y if base is before else of_groups(xp, y, H, -2) + before
 
@@ -299,13 +299,13 @@ def _add_core(row: Row, d: Gradients, dx: Inputs, one: LevelHeads | None = None)
 
 def _entering(row: Row, at: LevelHeads) -> np.ndarray:
     """(N, count, levels): the levels of an initial state that the first block of each level begins with."""
-    level, old = np.arange(at.first, at.first + at.count)[:, None], np.arange(1, row.levels + 1)
+    level, old = np.arange(at.first, at.first + at.n)[:, None], np.arange(1, row.levels + 1)
     each = [np.where(bit(s.first, level), old == level, old < level) for s in row.spans]
-    return np.array(each, np.float64).reshape(len(row.spans), at.count, row.levels)
+    return np.array(each, np.float64).reshape(len(row.spans), at.n, row.levels)
 
 
 def _of_stays(row: Row, at: LevelHeads, S: Array) -> Array:
     """States (N, H, count, K, V) of the levels that have tokens after each span, zeros of the others."""
-    level = np.arange(at.first, at.first + at.count)
+    level = np.arange(at.first, at.first + at.n)
     stays = np.array([bit(s.last, level) for s in row.spans])[:, None, :, None, None]
     return row.plan.xp.where(row.mask(stays), S, row.zeros(()))
