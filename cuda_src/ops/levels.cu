@@ -7,7 +7,8 @@
 //
 // Where w is 0 nothing is read. LA_WEIGHT: 0 writes, 1 for positions in the first half of a block of 2^l; 1 reads, lam_t[l]
 // (and LA_DOTS) for those in the second half; 2 keeps, 1 for all but the first position of a block, where spread stores
-// -inf; 3 one. Without lam its weight is 1. A group of LA_LANES lanes has a row (t, h), LA_PER neighbouring columns a lane. LA_DTYPE: of x and base;
+// -inf; 3 one. Without lam its weight is 1. The last level
+// of a state, `levels`, is never read. A group of LA_LANES lanes has a row (t, h), LA_PER neighbouring columns a lane. LA_DTYPE: of x and base;
 // LA_OTHER: of y and other.
 #include "arguments/ops/LevelsArguments.cuh"
 #include "ops/numbers.cuh"
@@ -85,7 +86,7 @@ LA_ENTRY spread(const __grid_constant__ LevelsArguments a) {
         }
         if (LA_DOTS) {
             sum = sum_of_row(sum);
-            if (r.valid && r.lane == 0) a.dlam[r.row * a.levels + l] = sum;
+            if (r.valid && r.lane == 0 && l < a.levels) a.dlam[r.row * a.levels + l] = sum;
         }
     }
 }

@@ -88,7 +88,7 @@ PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # read
 
 # CUDA: levels
 
-LEVEL_BYTES = 2 << 30  # of the values of the levels that are computed at once: of one array of several
+LEVEL_BYTES = 4 << 30  # of the values of the levels that are computed at once: of one array of several
 
 # CUDA: scans and delta rules
 

@@ -57,7 +57,8 @@ def spread(
     if dots is not None:
         other = xp.reshape(dots[0], y.shape)
         products = xp.where(counts, cast(xp, x, dtype)[:, :, None, :] * other, xp.zeros((), dtype=dtype))
-        dots[1][..., at.first : at.first + at.n] = xp.sum(products, axis=-1)
+        own = dots[1][..., at.first : at.first + at.n]
+        own[...] = xp.sum(products, axis=-1)[..., : own.shape[-1]]
     return xp.reshape(y, (x.shape[0], x.shape[1] * at.n, x.shape[2]))
 
 
@@ -105,7 +106,9 @@ def _counts(xp: Namespace, x: Array, at: LevelHeads, weight: str) -> Array:
 def _weights(xp: Namespace, at: LevelHeads, weight: str, lam: Any, dtype: Any) -> Any:
     if weight != "reads" or lam is None:
         return 1
-    return cast(xp, lam[..., at.first : at.first + at.n], dtype)[..., None]
+    lam = cast(xp, lam[..., at.first : at.first + at.n], dtype)
+    none = xp.zeros((*lam.shape[:-1], at.n - lam.shape[-1]), dtype=dtype, device=device(lam))
+    return xp.concat([lam, none], axis=-1)[..., None]  # the last level of a state is never read
 
 
 def _table(xp: Namespace, A: Array, at: LevelHeads, lam: Array) -> tuple[Array, Array]:

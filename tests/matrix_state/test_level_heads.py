@@ -117,6 +117,12 @@ def test_from_a_state(fn, first, as_heads):
 
 
 @every_variant
+def test_no_more_levels_than_are_needed(fn, as_heads):
+    """All tokens end in the last level of the state, which `lam` has no weight of."""
+    check(fn, drawn(fn, 256, levels=9), as_heads)
+
+
+@every_variant
 def test_ragged(fn, as_heads):
     x = drawn(fn, 300, B=(1,))
     check(fn, x, as_heads, cu_seqlens=np.array([0, 3, 3, 67, 300]))

@@ -70,7 +70,7 @@ def test_spread_and_gather(device, weight, width, given):  # noqa: F811
 @dtypes
 @pytest.mark.parametrize(("width", "given"), [(64, True), (72, False), (7, True)])
 def test_dots_with_what_was_read(device, width, given, dtype):  # noqa: F811
-    tokens, H, count, n = 150, 2, 3, 10
+    tokens, H, count, n = 150, 2, 6, 10  # levels 5 to 10, the last without a weight
     x, other = drawn(tokens, H, width, dtype=dtype), drawn(tokens, H * count, width, dtype=dtype, seed=1)
     lam, before = drawn(tokens, H, n, dtype=dtype, seed=2), drawn(tokens, H, n, dtype=np.float32, seed=3)
     at, dlam = places(5, count, tokens, given), device.bring(before)

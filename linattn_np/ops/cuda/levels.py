@@ -62,7 +62,8 @@ def _launch(
     entry: str, x: Array, y: Array, at: Any, weight: str, given: dict[str, Array | None], dots: bool = False
 ) -> None:
     (tokens, heads, width), lam = x.shape, given.get("lam")
-    per = PER if width % PER == 0 and all(z is None or z.data.ptr % 16 == 0 for z in given.values()) else 1
+    rows = (given.get(n) for n in ("x", "y", "base", "other"))
+    per = PER if width % PER == 0 and all(z is None or z.data.ptr % 16 == 0 for z in rows) else 1
     lanes = min(1 << max(-(-width // per) - 1, 0).bit_length(), 32)
     constants = (("LA_DOTS", int(dots)), ("LA_DTYPE", ELEMENTS[name_of(x.dtype)]), ("LA_LANES", lanes),
                  ("LA_OTHER", ELEMENTS[name_of(y.dtype)]), ("LA_PER", per), ("LA_WEIGHT", WEIGHTS[weight]))  # fmt: skip

@@ -17,7 +17,7 @@ CASES = {  # T, tokens before, offsets, whether the state after it is returned
     "no state": (300, 0, None, False),
     "whole chunks": (512, 0, None, False),
     "few tokens": (7, 0, None, False),
-    "the state after": (256, 0, None, True),
+    "the state after": (1024, 0, None, True),  # all in the last level, which has no weight
     "from a state": (300, 100, None, True),
     "ragged": (300, 0, [0, 3, 3, 67, 300], False),
     "ragged, from states": (300, 70, [0, 3, 3, 67, 300], True),

@@ -7,7 +7,10 @@ import pytest
 
 from linattn_np.matrix_state.cuda.scan import levels, wgmma
 from linattn_np.matrix_state.types import Inputs, Plan
+from linattn_np.runtime.cuda import nvrtc, sources
+from linattn_np.runtime.cuda.compile import compile_source
 from linattn_np.runtime.shapes import Sequence
+from tests.cuda.machine_code import HGMMA, operations, spilled
 from tests.matrix_state.cuda.step_twin import CUPY, stub
 
 C, MARK = 64, 256
@@ -99,3 +102,14 @@ def test_stages_fit_a_multiprocessor():
             how = wgmma.level_pass(K, V, True, dots, dots)
             assert dict(how.constants)["LA_STAGES"] >= 4
             assert how.shared * dict(how.constants)["LA_BLOCKS"] <= 227 * 1024
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize(("K", "V", "reverse", "dots"), [(128, 128, False, False), (128, 64, True, True)])
+def test_machine_code(K, V, reverse, dots):
+    """Warpgroup products that do not wait for one another, and no spilled registers."""
+    how = wgmma.level_pass(K, V, True, reverse, dots)
+    cubin, log, *_ = compile_source(sources.installed(how.file), dict(how.constants), "sm_90a", cached=False)
+    assert operations(cubin) & HGMMA
+    assert spilled(log) == (0, 0)
+    assert "serialized" not in log
