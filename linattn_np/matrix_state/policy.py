@@ -86,6 +86,10 @@ LEAST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on any 
 GROUP_SHARED = 227 * 1024  # the same on compute capability 90; 1024 less than a multiprocessor has
 PORTABLE = os.environ.get("LINATTN_CUDA_PORTABLE", "0") not in ("", "0")  # read once: replayed calls do not look
 
+# CUDA: levels
+
+LEVEL_BYTES = 4 << 30  # of the values of the levels that are computed at once: of one array of several
+
 # CUDA: scans and delta rules
 
 SCAN_STAGES = 3  # chunks in flight: one is computed while two arrive

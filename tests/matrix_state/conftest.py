@@ -24,7 +24,7 @@ def cp(monkeypatch):
 
     def memory(size):
         found = cupy.cuda.alloc(size)
-        found.memset(0xFF, size)
+        found.memset_async(0xFF, size)  # a capture takes no synchronous call
         return found
 
     monkeypatch.setattr(namespace, "empty", poisoned)

@@ -31,6 +31,12 @@ SCAN = Struct(  # scan.cu, scan_wgmma.cu, adds_wgmma.cu
     ("T heads segments chunks every", INT), ("read write", FLOAT),  # chunks: of a segment
     *POSITIONS,
 )  # fmt: skip
+LEVEL_PASS = Struct(  # levels_wgmma.cu: fields of SCAN; heads: first, and each of `count` levels of it
+    "matrix_state/LevelPassArguments",
+    ("q k v x out", ROWS), ("g", GATE), OFFSETS,
+    ("dots", OUT_FLOATS), ("states", OUT_BYTES), ("products", OUT_FLOATS), ("marks tokens", I64),
+    ("T heads first count", INT), ("read write", FLOAT),
+)  # fmt: skip
 WRITES = Struct(  # writes_wgmma.cu
     "matrix_state/WritesArguments",
     ("q k v dout dk dv", ROWS), ("g", GATE), OFFSETS,

@@ -55,6 +55,13 @@ def scan_wgmma(K: int, groups: int, stages: int, outputs: bool, dots: bool) -> i
     return stages * stage + outputs * groups * C * C * 2 + dots * groups * 4 * C * 4 + 64
 
 
+def levels_wgmma(K: int, groups: int, stages: int, dots: bool) -> int:
+    """levels_wgmma.cu: stages of k and v, or q and x."""
+    C, keys = policy.GROUP_CHUNK, round_up(K, PANEL)
+    stage = C * 2 * (keys + PANEL * groups) + STAGE_DECAY + RING
+    return stages * stage + dots * groups * 4 * C * 4 + 64
+
+
 def writes_wgmma(width: int, groups: int, stages: int, dots: bool) -> int:
     """writes_wgmma.cu: stages of q, dout, k, v; R, P1, P2, dot products, row layouts."""
     C = policy.GROUP_CHUNK

@@ -80,6 +80,13 @@ TRAPEZOID = Struct(  # trapezoid.cu: a state has tokens of its own, of all heads
     ("offsets", pointer("const i64")), ("T", I64), ("states parts H rates", U32), ("scale", FLOAT),
 )  # fmt: skip
 
+LEVELS = Struct(  # levels.cu: dense arrays; x, base (rows, width), y, other (rows, count, width)
+    "ops/LevelsArguments",
+    ("x y base", OUT_BYTES), ("other lam", BYTES), ("dlam", OUT_FLOATS),  # lam, dlam (rows, levels)
+    ("positions", pointer("const i64")),  # of the tokens, or null: t mod T
+    ("rows T", I64), ("heads width first count levels kind", INT),  # rows: tokens times heads; kind: of lam
+)  # fmt: skip
+
 
 # nn/: rows of rows, strides in bytes; an array of numbers (tokens, channels) has outer alone
 STRIDED = Struct("ops/Strided", ("data", OUT_BYTES), ("outer inner", I64))

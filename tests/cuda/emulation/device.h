@@ -74,6 +74,7 @@ static inline unsigned long long __umul64hi(unsigned long long x, unsigned long 
     return (unsigned long long)((unsigned __int128)x * y >> 64);
 }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 template <class T> static T __ldg(const T* p) { return *p; }
 template <class T> static T __ldcs(const T* p) { return *p; }
 template <class T> static void __stcs(T* p, T x) { *p = x; }

@@ -28,7 +28,7 @@ def error(actual, expected):
 def poisoned(shape, dtype, memory=None):
     """A new array full of NaN, or one in memory."""
     x = pytest.importorskip("cupy").ndarray(shape, dtype, memory)
-    x.data.memset(0xFF, x.nbytes)
+    x.data.memset_async(0xFF, x.nbytes)
     return x
 
 

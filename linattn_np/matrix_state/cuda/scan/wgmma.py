@@ -11,6 +11,8 @@ from ..shared_memory import PANEL, round_up
 
 SCAN, ADDS = "scan/scan_wgmma.cu", "scan/adds_wgmma.cu"
 WRITES = "scan/writes_wgmma.cu"  # one pass for dk and dv
+LEVELS = "scan/levels_wgmma.cu"
+ENTRIES = {WRITES: "writes", LEVELS: "levels"}
 
 
 def takes(element: str, K: int, V: int, align: int, capability: int) -> bool:
@@ -49,6 +51,16 @@ def writes_pass(K: int, V: int, decay: bool, dots: bool, at: int = 0) -> Kernel:
     return _pass(WRITES, K, V, decay, width // PANEL, stages, shared, flags)
 
 
+@functools.cache
+def level_pass(K: int, V: int, decay: bool, reverse: bool = False, dots: bool = False) -> Kernel:
+    """The constants of levels_wgmma.cu for key width K and value width V."""
+    groups = round_up(V, PANEL) // PANEL
+    sizes = {n: shared_memory.levels_wgmma(K, groups, n, dots) for n in (6, 4, 3, 2)}
+    stages = next(n for n, size in sizes.items() if (3 - groups) * (size + 1024) <= policy.GROUP_SHARED + 1024)
+    flags: dict[str, int] = {"LA_REVERSE": reverse, "LA_OUTPUTS": True, "LA_DOTS": dots}
+    return _pass(LEVELS, K, V, decay, groups, stages, sizes[stages], flags)
+
+
 def _positions(at: int) -> dict[str, int]:
     """The constant of a build with positions."""
     return {"LA_AT": at} if at else {}
@@ -66,4 +78,4 @@ def _pass(
         **{name: int(value) for name, value in flags.items()},
     }  # fmt: skip
     threads = 128 * groups + 128  # a producer warpgroup copies tiles
-    return Kernel(file, "writes" if file == WRITES else "scan", threads, tuple(sorted(constants.items())), shared)
+    return Kernel(file, ENTRIES.get(file, "scan"), threads, tuple(sorted(constants.items())), shared)

@@ -65,7 +65,7 @@ def blocks(level: int, spans: Items[Span]) -> Blocks:
     return Blocks(tuple(found), ~second, second, begins, ends, merges, [not m for m in stays])
 
 
-def bit(position: np.ndarray | int, level: int) -> np.ndarray:
+def bit(position: np.ndarray | int, level: np.ndarray | int) -> np.ndarray:
     """Whether a position is in the second half of its block of 2^level: states of this level are then not empty."""
     return (np.asarray(position) >> (level - 1)) & 1 == 1
 

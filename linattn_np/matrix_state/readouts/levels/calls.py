@@ -27,10 +27,11 @@ import numpy as np
 
 from ....core import Computed, Explained, register
 from ....runtime.arrays import Array, cast, count_dtype, device
+from ....runtime.constants import constant_array
 from ....runtime.recorder import refuse
 from ... import core, policy
 from ...types import LevelState, Plan
-from . import loops, steps, sums
+from . import heads, loops, steps, sums
 from .blocks import Span
 from .rows import Gradients, Row, of_groups, of_live, packed, part, taken, tokens_of
 from .rows import LevelInputs as LevelInputs
@@ -39,7 +40,7 @@ from .rows import LevelInputs as LevelInputs
 class Job(NamedTuple):
     """Spans that are computed together, by their numbers."""
 
-    form: ModuleType  # loops, steps or sums
+    form: ModuleType  # heads, loops, steps or sums
     spans: list[int]
 
 
@@ -61,9 +62,11 @@ def forward(fn: str, x: LevelInputs, plan: Plan, state: LevelState | None, wante
     """(out, state after the last token, residuals).   Raises ValueError for too few levels."""
     if loops.takes(fn, x, plan, wanted) and (found := loops.compiled().forward(x, plan, state)) is not None:
         return found
-    refuse("the sums depend on the positions of the tokens")
-    row = packed(fn, x, plan, state, wanted)
-    jobs = jobs_of(row)
+    together = heads.takes(fn, x, plan, wanted)
+    if not together or state is not None:
+        refuse("the sums depend on the positions of the tokens")
+    row = packed(fn, x, plan, state, wanted, x.v.dtype if together else plan.dtype)
+    jobs = [Job(heads, [*range(len(row.spans))])] if together else jobs_of(row)
     outs, ends, saved = zip(*(job.form.forward(part(row, job.spans)) for job in jobs), strict=True)
     out = None
     if x.q is not None:
@@ -110,8 +113,14 @@ def _end(row: Row, x: LevelInputs, S: Array, state: LevelState | None) -> LevelS
     S = S[:, :: S.shape[1] // max(x.v.shape[-2], 1), ...] if x.v.shape[-2] != S.shape[1] else S
     lead = (len(row.spans),) if plan.is_ragged else tuple(x.v.shape[:-3])
     after = np.array([s.last for s in row.spans], np.int64).reshape(lead)
-    position = xp.asarray(after, dtype=count_dtype(xp), device=device(x.v))
-    return LevelState(xp.reshape(S, (*lead, *S.shape[1:])), position)
+
+    def position() -> Array:
+        return xp.asarray(after, dtype=count_dtype(xp), device=device(x.v))
+
+    if plan.returns_state:
+        return LevelState(xp.reshape(S, (*lead, *S.shape[1:])), position())
+    key = ("position", lead, after.tobytes())
+    return LevelState(xp.reshape(S, (*lead, *S.shape[1:])), constant_array(xp, key, device(x.v), position))
 
 
 def backward(residuals: Any, dout: Any, dstate: LevelState | None) -> tuple[LevelInputs, LevelState | None]:
@@ -127,7 +136,7 @@ def _backward(residuals: Residuals, dout: Any, dstate: LevelState | None) -> tup
         dS = cast(xp, xp.reshape(dstate.S, (prod(dstate.S.shape[:-4]), *dstate.S.shape[-4:])), row.plan.dtype)
         dS = of_live(row, _of_first(row, dS), [s.last for s in row.spans])
     if dout is not None:
-        dout = cast(xp, xp.reshape(dout, (prod(dout.shape[:-2]), *dout.shape[-2:])), row.plan.dtype)
+        dout = cast(xp, xp.reshape(dout, (prod(dout.shape[:-2]), *dout.shape[-2:])), row.x.v.dtype)
     spans = [np.array(job.spans, np.int64) for job in jobs]
     tokens = [tokens_of([row.spans[n] for n in job.spans]) for job in jobs]
     each = [
@@ -157,8 +166,9 @@ def _unpacked(residuals: Residuals, d: Gradients) -> tuple[LevelInputs, LevelSta
     row, x, state = residuals.row, residuals.x, residuals.state
     xp, found, dstate = row.plan.xp, {}, None
     for name, y in zip(LevelInputs._fields, x, strict=True):
-        found[name] = None if y is None else row.zeros(y.shape)
-        if name in d:
+        if y is None or name not in d:
+            found[name] = None if y is None else row.zeros(y.shape)
+        else:
             found[name] = xp.reshape(of_groups(xp, d[name], y.shape[-2], -2), tuple(y.shape))
     if state is not None:
         dS = of_live(row, d.get("S", row.zeros(row.state_shape)), [s.first for s in row.spans])
@@ -170,6 +180,10 @@ def explain(fn: str, x: LevelInputs, plan: Plan, wanted: str | None) -> Explaine
     """Backend, form and operations: one pass for near levels, one for each level above them."""
     row = Row(fn, wanted, plan, x, tuple(Span(s.start, s.stop, 0) for s in plan.sequences), None)
     T = max((s.stop - s.start for s in plan.sequences), default=0)
+    if heads.takes(fn, x, plan, wanted):
+        far = max(int(T - 1).bit_length() - heads.NEAR, 0)
+        words = f"levels 0 to {heads.NEAR} in chunks of {heads.CHUNK}, {far} above them as heads of one call"
+        return core.explain_memories(fn, [x.core] * (1 + far), plan, wanted, words)
     if key_of(row, T) != LONG:
         return core.explain_memories(fn, [x.core], plan, wanted, f"token by token, {row.levels + 1} levels each")
     c = sums.last_near(row)

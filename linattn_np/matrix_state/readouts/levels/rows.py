@@ -40,7 +40,8 @@ class LevelInputs(NamedTuple):
 class Row(NamedTuple):
     """A call as one packed row: arrays (tokens, heads, width), spans of its sequences, S (N, H, levels, K, V) or None.
 
-    q, v, g, beta and lam have H heads; v and S the compute dtype, as the outputs of the core then have.
+    q, v, g, beta and lam have H heads; S the compute dtype, and v too, as the outputs of the core then have, but for
+    heads.py.
     """
 
     fn: str
@@ -93,8 +94,8 @@ class Gradients(dict[str, Any]):
         self.add(**{name: None if y is None else place(y) for name, y in each.items()})
 
 
-def packed(fn: str, x: LevelInputs, plan: Plan, state: LevelState | None, wanted: str | None) -> Row:
-    """The call as one row.   Raises ValueError for more tokens than levels count."""
+def packed(fn: str, x: LevelInputs, plan: Plan, state: LevelState | None, wanted: str | None, dtype: Any) -> Row:
+    """The call as one row, values in `dtype`.   Raises ValueError for more tokens than levels count."""
     xp, (*lead, T, _, _), H = plan.xp, x.v.shape, heads_out(x)
     flat = x.each(lambda y: xp.reshape(y, (prod(y.shape[:-2]), *y.shape[-2:])))
     flat = flat.each(lambda y: grouped(xp, y, H, -2))._replace(k=flat.k)
@@ -104,7 +105,7 @@ def packed(fn: str, x: LevelInputs, plan: Plan, state: LevelState | None, wanted
         S = cast(xp, xp.reshape(state.S, (len(sequences), *state.S.shape[-4:])), plan.dtype)
         first = [int(n) for n in xp.reshape(state.position, (-1,))]
     spans = tuple(Span(s.start, s.stop, n) for s, n in zip(sequences, first, strict=True))
-    row = Row(fn, wanted, plan, flat._replace(v=cast(xp, flat.v, plan.dtype)), spans, None)
+    row = Row(fn, wanted, plan, flat._replace(v=cast(xp, flat.v, dtype)), spans, None)
     _check_levels(row)
     return row if S is None else row._replace(S=of_live(row, grouped(xp, S, H, -4), first))
 
