@@ -40,6 +40,8 @@ def unsupported_reason(x: SelectiveInputs, xp: Namespace, dtype: Any) -> str | N
         return "it takes CuPy arrays"
     if x.is_complex:
         return "its kernels are those of real numbers"
+    if x.A is None:
+        return "its kernels have the decays e^{dt A}"
     if any(dtype_name(y) not in KINDS for y in x.arrays):
         return "an array has a dtype that its kernels do not read"
     most = selective_plan.MOST_DOUBLE if dtype == xp.float64 else selective_plan.MOST
