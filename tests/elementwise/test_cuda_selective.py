@@ -153,6 +153,21 @@ def test_one_token_of_many_sequences(public, dtype, N):  # noqa: F811
         assert {file for file, *_ in public.launched} == {selective.STEP}
 
 
+@pytest.mark.parametrize("N", [3, 7, 16, 64, 128])
+def test_one_token_alone_is_that_of_a_batch(public, N):  # noqa: F811
+    """Lanes share out the sequences of a thread: one to eight of them, by 1 to 32 lanes a channel."""
+    arrays, state = drawn(1, 33, N, B=(8,))
+    if public.launched is not None and N == 128:
+        arrays, state = drawn(1, 9, N, B=(5,))
+    whole, _ = called(public, arrays, state, backward=False)
+    compare(public, arrays, state, backward=False)
+    for first, last in ((0, 1), (1, 3), (2, 5), (0, 5)):
+        part = {n: x[first:last] if n in TOKENS else x for n, x in arrays.items()}
+        own, _ = called(public, part, state[first:last], backward=False)
+        for one, other in zip(own, whole, strict=True):
+            assert one.tobytes() == other[first:last].tobytes()
+
+
 def test_one_token_in_place(public):  # noqa: F811
     arrays, state = drawn(1, 12, 16, B=(5,))
     (expected, end), _ = called(public, arrays, state, backward=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MOST, MOST_DOUBLE = 128, 64  # numbers of a state
-STEP_THREADS, STEP_EACH = 256, 1  # of a block; sequences of a thread
+STEP_THREADS, STEP_EACH = 256, 4  # of a block; sequences of a thread
 SEGMENT, FEWEST = 512, 3  # tokens of a segment, segments of a sequence: at least
 
 
