@@ -1,8 +1,8 @@
 // The selective scan forward (selective.cuh has the equations).
 //
 // Where there are few sequences, they are cut into segments: `carry` finds what each adds to the state, `chain` the
-// state that each begins with, since a segment multiplies an earlier state by e^{A sum dt}; LA_BACK: the gradient that
-// each ends with. With `marks` the state before every tile is stored.
+// state that each begins with, since a segment multiplies an earlier state by e^{A sum dt}, or the product of its decays
+// if LA_KEYS; LA_BACK: the gradient that each ends with. With `marks` the state before every tile is stored.
 #include "elementwise/selective.cuh"
 
 struct alignas(2 * sizeof(Real)) Step {
@@ -17,10 +17,10 @@ template <bool OUTPUTS> LA_DEVICE void pass(Given a) {
     if (!OUTPUTS && s.is_last()) return;
     const Row row(a, s.d);
     const int c = threadIdx.x / LANES, q = threadIdx.x % LANES, d = s.d + c;
-    State h, rate;
+    State h, rate, product;
     load_state(rate, a.A, a.A_kind, 0, a.D, d, q);
 #pragma unroll
-    for (int k = 0; k < STATES; k++) rate[k] = rate_of(rate[k]), h[k] = 0;
+    for (int k = 0; k < STATES; k++) rate[k] = rate_of(rate[k]), h[k] = 0, product[k] = 1;
     if constexpr (OUTPUTS) {
         if (a.segments > 1) load_own(h, a.begins, (i64)s.n * a.segments + s.number, a.D, d, q);
         else load_state(h, a.start, a.start_kind, s.n, a.D, d, q);
@@ -85,7 +85,9 @@ template <bool OUTPUTS> LA_DEVICE void pass(Given a) {
             Real y = 0, other = 0;
 #pragma unroll
             for (int k = 0; k < STATES; k++) {
-                h[k] = decay(now.dt, rate[k]) * h[k] + now.u * Bt[k];
+                const Real factor = decay_of(now.dt, rate[k], Bt[k]);
+                h[k] = factor * h[k] + now.u * Bt[k];
+                if constexpr (!OUTPUTS && LA_KEYS) product[k] *= factor;
                 if constexpr (OUTPUTS) (k & 1 ? other : y) += Ct[k] * h[k];
             }
             if constexpr (OUTPUTS) {
@@ -117,7 +119,8 @@ template <bool OUTPUTS> LA_DEVICE void pass(Given a) {
     } else {
         const i64 slot = (i64)s.n * a.segments + s.number;
         store_own(a.begins, h, slot, a.D, d, q);
-        if (q == 0 && d < a.D) ((Real*)a.sums)[slot * a.D + d] = sum;
+        if constexpr (LA_KEYS) store_own(a.sums, product, slot, a.D, d, q);
+        else if (q == 0 && d < a.D) ((Real*)a.sums)[slot * a.D + d] = sum;
     }
 }
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
@@ -136,13 +139,16 @@ extern "C" __global__ void __launch_bounds__(128) chain(const __grid_constant__ 
     const i64 place = thread % each;
     const int T = a.offsets ? (int)(a.offsets[n + 1] - a.offsets[n]) : a.T, d = (int)(place / N);
     const int segments = max(1, (T + a.each - 1) / a.each);
-    const Real rate = rate_of(parameter<Real>(a.A, a.A_kind, place));
+    const Real rate = LA_KEYS ? (Real)0 : rate_of(parameter<Real>(a.A, a.A_kind, place));
     Real h = a.start ? parameter<Real>(a.start, a.start_kind, n * each + place) : (Real)0;
     for (int i = 0; i < segments; i++) {
         const i64 slot = (i64)n * a.segments + (LA_BACK ? segments - 1 - i : i);
         Real* const at = (Real*)a.begins + slot * each + place;
         Real next = 0;
-        if (i + 1 < segments) next = *at + decay(((const Real*)a.sums)[slot * a.D + d], rate) * h;
+        if (i + 1 < segments) {
+            const Real sum = ((const Real*)a.sums)[LA_KEYS ? slot * each + place : slot * a.D + d];
+            next = *at + (LA_KEYS ? sum : decay(sum, rate)) * h;
+        }
         *at = h;
         h = next;
     }

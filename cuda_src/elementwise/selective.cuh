@@ -3,6 +3,8 @@
 //     dt = clip(dt_t + bias, or softplus of it),   u = dt x_t
 //     h_t[n] = e^{dt A[n]} h_{t-1}[n] + u B_t[n],   y_t = scale sum_n C_t[n] h_t[n],   out = (y + D x) silu(z)
 //
+// LA_KEYS: 1 - dt B_t[n]^2 in place of e^{dt A[n]}.
+//
 // A block has CHANNELS channels of a segment of a sequence, whose tokens pass in tiles of TILE. LANES lanes share a
 // channel, each with STATES numbers of its state in registers. Before and after a tile lanes have PER neighbouring
 // channels of a token: `Row`. Kinds of numbers in memory: LA_X of x, out and dx, LA_DT, LA_Z (7: no gate), LA_B, LA_C,
@@ -32,7 +34,8 @@ LA_DEVICE float rate_of(float A) {
 LA_DEVICE double rate_of(double A) { return A < -1e308 ? -1e308 : A; }
 LA_DEVICE float decay(float dt, float rate) { return exp2_approx(dt * rate); }
 LA_DEVICE double decay(double dt, double rate) { return exp(dt * rate); }
-constexpr Real RATE = LA_DOUBLE ? 1. : 0.693147180559945;   // A of a rate
+constexpr Real RATE = LA_DOUBLE || LA_KEYS ? 1. : 0.693147180559945;   // A of a rate
+LA_DEVICE Real decay_of(Real dt, Real rate, Real B) { return LA_KEYS ? fma(-(B * B), dt, (Real)1) : decay(dt, rate); }
 
 // the step of dt + bias, and its slope; LA_SOFT: softplus, LA_CLIP: within limits
 LA_DEVICE Real step_of(Given a, Real raw) {

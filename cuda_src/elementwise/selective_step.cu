@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) selective_step(const __gri
         y[i] = 0;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            h[k] = decay(step, rate[k]) * h[k] + write * b[k];
+            h[k] = decay_of(step, rate[k], b[k]) * h[k] + write * b[k];
             y[i] += c[k] * h[k];
         }
         if (inside && first + i < a.sequences) store_own(a.end, h, first + i, a.D, d, q);

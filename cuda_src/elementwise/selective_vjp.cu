@@ -5,6 +5,10 @@
 //     P[n] <- e^{dt A[n]} P[n],   dg[n] = P[n] h_{t-1}[n],   dA[n] = sum_t dt dg[n]
 //     dx = dt du + D dout silu(z),   ddt = (sum_n A[n] dg[n] + x du) slope,   dz = dout (y + D x) silu'(z)
 //
+// LA_KEYS, with da[n] = P[n] h_{t-1}[n] before P[n] <- (1 - dt B_t[n]^2) P[n]:
+//
+//     dB_t[n] = sum_d (u P[n] - 2 dt B_t[n] da[n]),   ddt = (x du - sum_n B_t[n]^2 da[n]) slope
+//
 // The states of a tile are computed again from its mark: first those before every PART tokens, if shared memory has
 // shared memory for them, then those of PART tokens at a time, of four numbers, in registers. Lane `lane % BESIDE` of a
 // warp has a channel, so that sums over channels are sums over quads (tile/quads.cuh), warps and blocks, each in one
@@ -49,24 +53,25 @@ LA_DEVICE void sum_of_warp(Sums& to, const Real (&dB)[4], const Real (&dC)[4], i
     for (int i = 0; i < 8 * 4 / BESIDE; i++) to.of[(first + i) / 4][n + (first + i) % 4] = x[i];
 }
 
-// What a segment adds to the gradient of the state before it, and the sum of its steps
+// What a segment adds to the gradient of the state before it, and the sum of its steps or the product of its decays
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
     carry_back(const __grid_constant__ SelectiveArguments a) {
-    __shared__ __align__(16) Real C[TILE][WIDTH];
+    __shared__ __align__(16) Real B[TILE][WIDTH], C[TILE][WIDTH];   // B: LA_KEYS
     __shared__ Real steps[TILE][CHANNELS], dys[TILE][CHANNELS];
     const Segment s(a);
     if (s.count <= 0 || s.number == 0) return;
     const Row row(a, s.d);
     const int c = threadIdx.x / LANES, q = threadIdx.x % LANES, d = s.d + c;
-    State P, rate;
+    State P, rate, product;
     load_state(rate, a.A, a.A_kind, 0, a.D, d, q);
 #pragma unroll
-    for (int k = 0; k < STATES; k++) rate[k] = rate_of(rate[k]), P[k] = 0;
+    for (int k = 0; k < STATES; k++) rate[k] = rate_of(rate[k]), P[k] = 0, product[k] = 1;
     Real bias[PER] = {}, sum = 0;
     if (row.inside && a.bias)
 #pragma unroll
         for (int v = 0; v < PER; v++) bias[v] = parameter<Real>(a.bias, a.bias_kind, s.d + row.column + v);
     clear(C);
+    if constexpr (LA_KEYS) clear(B);
     if constexpr (WIDTH > N) __syncthreads();
     const int last = (s.count - 1) / TILE * TILE;
     const i64 token = s.start + s.from + last;
@@ -74,6 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
     Ahead<LA_GRAD> dout(a.dout, row, token, s.d);
     Ahead<LA_Z> z(a.z, row, token, s.d);
     Vectors<LA_C> r(a.C, token);
+    Vectors<LA_B> b(a.B, token);
     for (int t0 = last; t0 >= 0; t0 -= TILE) {
         const int count = min(TILE, s.count - t0);
         dt.load(row, count);
@@ -95,21 +101,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
                 }
         }
         r.put(C, (Real)a.scale);
+        if constexpr (LA_KEYS) {
+            b.load(count);
+            b.put(B, 1);
+            b.at -= TILE * b.outer;
+        }
         __syncthreads();
 #pragma unroll 4
         for (int t = count - 1; t >= 0; t--) {
-            State Ct;
+            State Bt = {}, Ct;
             read(Ct, &C[t][q * STATES]);
+            if constexpr (LA_KEYS) read(Bt, &B[t][q * STATES]);
             const Real step = steps[t][c], dy = dys[t][c];
 #pragma unroll
-            for (int k = 0; k < STATES; k++) P[k] = decay(step, rate[k]) * (P[k] + Ct[k] * dy);
+            for (int k = 0; k < STATES; k++) {
+                const Real factor = decay_of(step, rate[k], Bt[k]);
+                P[k] = factor * (P[k] + Ct[k] * dy);
+                if constexpr (LA_KEYS) product[k] *= factor;
+            }
             sum += step;
         }
         __syncthreads();
     }
     const i64 slot = (i64)s.n * a.segments + s.number;
     store_own(a.begins, P, slot, a.D, d, q);
-    if (q == 0 && d < a.D) ((Real*)a.sums)[slot * a.D + d] = sum;
+    if constexpr (LA_KEYS) store_own(a.sums, product, slot, a.D, d, q);
+    else if (q == 0 && d < a.D) ((Real*)a.sums)[slot * a.D + d] = sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
@@ -184,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
             State Bt;
             read(Bt, &B[t][q * STATES]);
 #pragma unroll
-            for (int k = 0; k < STATES; k++) h[k] = decay(step, rate[k]) * h[k] + u * Bt[k];
+            for (int k = 0; k < STATES; k++) h[k] = decay_of(step, rate[k], Bt[k]) * h[k] + u * Bt[k];
         };
         if constexpr (CHECKPOINTS) {
 #pragma unroll 1
@@ -225,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
                     read(Bt, &B[part + t][q * STATES + 4 * g]);
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        decays[t][i] = decay(step, rate[4 * g + i]);
+                        decays[t][i] = decay_of(step, rate[4 * g + i], Bt[i]);
                         h[t + 1][i] = decays[t][i] * h[t][i] + u * Bt[i];
                     }
                 }
@@ -244,10 +261,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
                         b[i] = P[k] * now.u;
                         r[i] = h[t + 1][i] * now.dy;
                         du[t] += P[k] * Bt[i];
-                        P[k] *= decays[t][i];
-                        const Real each = P[k] * h[t][i];
-                        dA[k] += now.dt * each;
-                        dg[t] += rate[k] * each;
+                        if constexpr (LA_KEYS) {
+                            const Real each = Bt[i] * P[k] * h[t][i];
+                            b[i] -= 2 * now.dt * each;
+                            dg[t] -= Bt[i] * each;
+                            P[k] *= decays[t][i];
+                        } else {
+                            P[k] *= decays[t][i];
+                            const Real each = P[k] * h[t][i];
+                            dA[k] += now.dt * each;
+                            dg[t] += rate[k] * each;
+                        }
                     }
                     sum_of_quads<EXACT>(dB, b, t % 4, lane);
                     sum_of_quads<EXACT>(dC, r, t % 4, lane);
@@ -320,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
         __syncthreads();
     }
     if (s.number == 0) store_own(a.end, P, s.n, a.D, d, q);
-    store_own(a.dA, dA, slot, a.D, d, q);
+    if constexpr (!LA_KEYS) store_own(a.dA, dA, slot, a.D, d, q);
     // sums of the threads that have a channel
     Real* const beside = (Real*)sums;
     static_assert(sizeof(sums) >= 2 * PER * THREADS * sizeof(Real), "the sums of a block");

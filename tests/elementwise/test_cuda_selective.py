@@ -221,3 +221,59 @@ def test_complex_numbers_and_wide_states_take_array_calls(public):  # noqa: F811
         SimpleNamespace(is_complex=True), SimpleNamespace(__name__="cupy"), np.float32
     )
     assert reason == "its kernels are those of real numbers"
+
+
+# diagonal_longhorn: the same kernels, whose decays are 1 - dt B^2
+
+
+def of_keys(device, dtype=BFLOAT16, T=37, D=70, N=16, B=(1,), sequences=None, backward=True, **options):  # noqa: F811
+    """Results and gradients against the definition; (results, gradients, entries)."""
+    rng = np.random.default_rng(0)
+    arrays = {n: x.astype(dtype) for n, x in la.testing.sample(la.diagonal_longhorn, rng, B=B, T=T, V=D, K=N).items()}
+    wide = np.float64 if dtype == np.float64 else np.float32
+    state = rng.standard_normal((*(B if sequences is None else (sequences,)), D, N)).astype(wide)
+    cotangents = [rng.standard_normal(x.shape) for x in (arrays["v"], state)]
+
+    def run(bring, see, kind, **options):
+        given = {n: bring(kind(x)) for n, x in (arrays | {"state": state}).items()}
+        if not backward:
+            return list(map(see, la.diagonal_longhorn(**given, return_state=True, **options))), {}
+        results, pull = la.vjp(la.diagonal_longhorn, **given, return_state=True, **options)
+        d = [bring(kind(x.astype(y.dtype))) for x, y in zip(cotangents, (arrays["v"], state), strict=True)]
+        return list(map(see, results)), {n: see(y) for n, y in pull(*d)._asdict().items()}
+
+    found, grads = run(device.bring, device.see, lambda x: x, **options)
+    exact, exact_grads = run(np.asarray, np.asarray, lambda x: x.astype(np.float64), backend="reference", **options)
+    for name, y, e in zip(("out", "end"), found, exact, strict=True):
+        near(y, e, np.dtype(dtype).itemsize == 2, name)
+    for name, y in grads.items():
+        near(y, exact_grads[name], np.dtype(dtype).itemsize == 2, name)
+    return found, grads
+
+
+@dtypes
+def test_decays_of_keys_are_the_definition_in_every_dtype(public, dtype):  # noqa: F811
+    of_keys(public, dtype, backward=public.launched is None or dtype != np.float16)
+    if public.launched is not None:
+        assert selective.FORWARD in {file for file, *_ in public.launched}
+
+
+@pytest.mark.parametrize(("T", "D", "N"), [(1, 5, 3), (18, 12, 7)])
+def test_decays_of_keys_of_any_width(public, T, D, N):  # noqa: F811
+    of_keys(public, np.float32, T, D, N, B=(2,))
+    of_keys(public, np.float32, T, D, N, B=(2,), backward=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"cu_seqlens": np.array([0, 50, 50, 54, 70])}], ids=["one", "ragged"])
+def test_segments_of_decays_of_keys(public, monkeypatch, options):  # noqa: F811
+    """A segment multiplies an earlier state by the product of its decays."""
+    monkeypatch.setattr(selective_plan, "SEGMENT", 16)
+    of_keys(public, np.float32, 70, 6, sequences=4 if options else None, **options)
+    if public.launched is not None:
+        assert {"carry", "chain", "carry_back"} <= {entry for _, entry, *_ in public.launched}
+
+
+def test_one_token_of_decays_of_keys(public):  # noqa: F811
+    of_keys(public, BFLOAT16, 1, 70, 16, B=(9,), backward=False)
+    if public.launched is not None:
+        assert {file for file, *_ in public.launched if "selective" in file} == {selective.STEP}

@@ -91,23 +91,17 @@ def test_compiled_loops_take_16_mib_a_thread(fn, monkeypatch):
     assert max(used[1:]) <= 16 << 20, used
 
 
-# variants whose arrays have no entry for each of the state's in every token, nor those of every level.
-# diagonal_longhorn makes arrays of such entries: T D N numbers
-BY_ENTRY = (la.diagonal_longhorn,)
-
-
 def is_of_matrices(axes):
     """Whether a token has a matrix."""
     letters = axes.split("|")[0].split()
     return letters[0] == "T" and ({"K", "V"} <= set(letters) or letters[-2:] == ["N", "N"])
 
 
+# variants whose arrays have no entry for each of the state's in every token, nor those of every level
 LONG = [
     fn
     for fn in RECURRENT
-    if not any(is_of_matrices(a.axes) for a in fn.spec.arrays.values())
-    and fn.spec.readout.name != "LEVELS"
-    and fn not in BY_ENTRY
+    if not any(is_of_matrices(a.axes) for a in fn.spec.arrays.values()) and fn.spec.readout.name != "LEVELS"
 ]
 
 

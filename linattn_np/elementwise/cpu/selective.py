@@ -3,7 +3,7 @@
 complex_selective.py has those of complex channels, in the same memory: N counts real numbers.
 
 A job is a sequence and a block of its channels. One token alone goes channel by channel (`token`),
-unless it is to have the bits that it has among others. More go in segments,
+unless it is to have the bits that it has among others (with `by_keys`, always). More go in segments,
 and a segment in columns of a few vectors: the states of a column, N rows, stay in the first cache while its tokens
 pass. Before every segment the states are kept if a backward follows. Backward, from the last segment to the first, a
 column's states and decays are computed again from there, then
@@ -11,6 +11,10 @@ column's states and decays are computed again from there, then
     P += C_t dout_t                                      P[n]: the gradient of h_t[n]
     dB_t = <u, P>,  du = sum_n B_t P,  q = e^{dt A} P,  dg = q h_{t-1},  dA += dt dg,  P = q
     dx = dt du,  ddt = x du + sum_n A dg
+
+With `by_keys` decays are 1 - dt B^2, there is no A, and with da = P h_{t-1} before P = q
+
+    dB_t = <u, P> - 2 B <dt, da>,  ddt = x du - sum_n B^2 da
 
 dB and dC are sums of each block of channels, dA of each sequence: whoever adds them up does so in one order. A worker
 has memory of its own and does its jobs in turn. columns.py has the loops over the tokens of a column.
@@ -24,16 +28,13 @@ from numba import njit
 
 from ...ops.cpu.numbers import OPTIONS
 from ...runtime.pieces.piece import Whole, piece, workspace_kind
-from ...runtime.pieces.registers import NARROW, load_part, registers, store, store_part
-from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import columns, row, row_part, rows
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
-from .columns import again, back, channel, tile, zeros_of_one
+from .columns import channel, columns_of_keys, columns_of_keys_back, columns_of_rates, columns_of_rates_back
 
-zeros, load = registers(NARROW)
 TOKENS = ("x", "dt", "out", "dout", "dx", "ddt")
-SIZES = ("jobs", "workers", "blocks", "each", "segment", "has_start", "in_columns", "is_constant")
+SIZES = ("jobs", "workers", "blocks", "each", "segment", "has_start", "in_columns", "is_constant", "by_keys")
 SELECTIVE = Workspace("selective", SIZES, ("scale",), (), {"given": {
     **{name: Field("count", "D") for name in TOKENS}, "B": Field("inputs", "N"), "C": Field("inputs", "N"),
     "A": Field("D", "N"), "B_rows": Field("weights", "each"), "C_rows": Field("weights", "each"),
@@ -67,7 +68,8 @@ def begin(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
     A, h = columns(rows(w.A_rows, own * N, N), 0, width), columns(rows(w.h, own * N, N), 0, width)
     for d in range(width):
         for k in range(N):
-            A[k, d] = w.A[first + d, k]
+            if not w.by_keys:
+                A[k, d] = w.A[first + d, k]
             h[k, d] = w.start[n, (first + d) * N + k] if w.has_start else 0
 
 
@@ -98,9 +100,8 @@ def token(w: Work, n: Whole, first: Whole, width: Whole):
 @piece
 def job(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
     """out and the final states of a block of channels of sequence n."""
-    N, S, scale, one = w.N, w.segment, w.scale, BYTES // w.x.itemsize
+    N, S = w.N, w.segment
     start, stop, mark = w.spans[n, 0], w.spans[n, 1], w.spans[n, 2]
-    whole = width // (NARROW * one) * (NARROW * one)
     begin(w, own, n, first, width)
     A, h = columns(rows(w.A_rows, own * N, N), 0, width), columns(rows(w.h, own * N, N), 0, width)
     for t in range(start, stop, S):
@@ -109,23 +110,23 @@ def job(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
             copy(h, columns(rows(w.marks, (mark + (t - start) // S) * N, N), first, width))
         x, dt = columns(rows(w.x, t, count), first, width), columns(rows(w.dt, t, count), first, width)
         B, C, out = rows(w.B, t, count), rows(w.C, t, count), columns(rows(w.out, t, count), first, width)
-        for j in range(0, whole, NARROW * one):
-            tile(load, store, zeros, x, dt, B, C, A, h, out, j, scale)
-        for j in range(whole, width, one):
-            tile(load_part, store_part, zeros_of_one, x, dt, B, C, A, h, out, j, scale)
+        if w.by_keys:
+            columns_of_keys(x, dt, B, C, h, out, w.scale)
+        else:
+            columns_of_rates(x, dt, B, C, A, h, out, w.scale)
     finish(w, own, n, first, width)
 
 
 @piece
 def job_back(w: Work, own: Whole, n: Whole, block: Whole, first: Whole, width: Whole):
     """Gradients of the tokens, sums of those of A, B and C, and the gradients of the initial states."""
-    N, S, scale, one = w.N, w.segment, w.scale, BYTES // w.x.itemsize
+    N, S = w.N, w.segment
     start, stop, mark = w.spans[n, 0], w.spans[n, 1], w.spans[n, 2]
-    whole = width // (NARROW * one) * (NARROW * one)
     begin(w, own, n, first, width)
     A, P = columns(rows(w.A_rows, own * N, N), 0, width), columns(rows(w.h, own * N, N), 0, width)
-    dA, low = columns(rows(w.dA, n * N, N), first, width), own * (S + 1) * N
+    low = own * (S + 1) * N
     states, decays = rows(w.states, low, (S + 1) * N), rows(w.decays, low, (S + 1) * N)
+    dA = columns(rows(w.dA, 0 if w.by_keys else n * N, 0 if w.by_keys else N), first, width)
     clear(dA)
     for s in range((stop - start + S - 1) // S - 1, -1, -1):
         t = start + s * S
@@ -137,14 +138,10 @@ def job_back(w: Work, own: Whole, n: Whole, block: Whole, first: Whole, width: W
         dB, dC = rows(w.dB, at, count), rows(w.dC, at, count)
         clear(dB)
         clear(dC)
-        for j in range(0, whole, NARROW * one):
-            again(load, store, x, dt, B, A, h, dout, states, decays, dC, j, scale)
-            back(load, store, zeros, x, dt, B, C, A, P, dout, states, decays, dB, dA, dx, ddt, j, scale)
-        for j in range(whole, width, one):
-            again(load_part, store_part, x, dt, B, A, h, dout, states, decays, dC, j, scale)
-            back(
-                load_part, store_part, zeros_of_one, x, dt, B, C, A, P, dout, states, decays, dB, dA, dx, ddt, j, scale
-            )
+        if w.by_keys:
+            columns_of_keys_back(x, dt, B, C, h, P, dout, states, decays, dB, dC, dx, ddt, w.scale)
+        else:
+            columns_of_rates_back(x, dt, B, C, A, h, P, dout, states, decays, dA, dB, dC, dx, ddt, w.scale)
     finish(w, own, n, first, width)
 
 

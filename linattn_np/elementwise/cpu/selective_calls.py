@@ -44,7 +44,7 @@ def backward(
     """(gradients of the inputs, of the initial states)."""
     call = Call(plan, x)
     dx, begin, kinds = empty(x.x.shape, call.dtype), empty(call.state_shape, call.kind), 3 if x.dt is None else 1
-    sums = working((call.owners, kinds * call.N, call.D), call.dtype)
+    sums = None if x.A is None else working((call.owners, kinds * call.N, call.D), call.dtype)
     d = np.broadcast_to(constant_zeros(np, (call.D,), call.dtype, "cpu"), x.x.shape) if dout is None else dout
     made = {"dx": dx, "dA": sums, "dout": d, "marks": marks}
     if x.dt is None:
@@ -54,8 +54,8 @@ def backward(
     ddt, tokens = empty(x.x.shape, call.dtype), [working((call.blocks, call.count, call.N), call.dtype) for _ in "BC"]
     call.run("backward", made | {"ddt": ddt, "dB": tokens[0], "dC": tokens[1]}, dstate, begin)
     dB, dC = (over_tokens(np, y, 2).view(call.kind).reshape(x.B.shape) for y in tokens)
-    dA = over_tokens(np, sums, 2)
-    dA = call.of_channels(dA, 1)[0] if x.is_complex else dA.T
+    if (dA := None if sums is None else over_tokens(np, sums, 2)) is not None:
+        dA = call.of_channels(dA, 1)[0] if x.is_complex else dA.T
     return x._replace(x=dx, dt=ddt, A=dA, B=dB, C=dC), begin
 
 
@@ -66,12 +66,12 @@ class Call:
         (*lead, T, self.D), self.plan, self.x = x.x.shape, plan, x
         self.dtype = np.dtype(plan.dtype)
         self.kind = np.dtype(complex_of(np, self.dtype)) if x.is_complex else self.dtype
-        self.N = x.A.shape[1] * (1 + x.is_complex)  # real numbers of a channel
+        self.N = x.channels[1] * (1 + x.is_complex)  # real numbers of a channel
         self.each = BLOCK // self.dtype.itemsize
         self.blocks, self.count = -(-self.D // self.each), prod(lead) * T
         own = spans_of(plan, tuple(lead), T, SEGMENT)
         self.owners, self.places, self.spans = own.count, own.places, own.table
-        self.state_shape = (*own.lead, *x.A.shape)
+        self.state_shape = (*own.lead, *x.channels)
 
     def marks(self) -> np.ndarray:
         """Memory for the states before every segment."""
@@ -87,12 +87,13 @@ class Call:
         x, D, N = self.x, self.D, self.N
         if not D or not N or not self.owners:
             zero = constant_zeros(np, (1,), self.dtype, "cpu")
-            for y in (end, *(y for name, y in made.items() if name not in ("dout", "marks"))):
+            for y in (end, *(y for name, y in made.items() if y is not None and name not in ("dout", "marks"))):
                 write(np, y, zero)
             return
         jobs = self.owners * self.blocks
         workers, column = min(threads.num_threads(), jobs), NARROW * BYTES // self.dtype.itemsize
-        given = {"x": (x.x, D), "end": (end, D * N), "B": (x.B, N), "C": (x.C, N), "A": (x.A, N)}
+        given = {"x": (x.x, D), "end": (end, D * N), "B": (x.B, N), "C": (x.C, N)}
+        given |= {} if x.A is None else {"A": (x.A, N)}
         given["dt"] = (np.broadcast_to(constant_ones(D, self.dtype), x.x.shape) if x.dt is None else x.dt), D
         given |= {n: (y, N if n in ("dB", "dC") else D) for n, y in made.items() if y is not None}
         given |= {} if start is None else {"start": (start, D * N)}
@@ -103,12 +104,14 @@ class Call:
         more = (*(("states",) if "dx" in held else ()), *(("decays",) if "dx" in held or x.is_complex else ()))
         held |= {n: working((kept, column), self.dtype) for n in more}
         sizes = {"jobs": jobs, "workers": workers, "blocks": self.blocks, "each": self.each, "segment": SEGMENT,
-                 "has_start": int(start is not None), "in_columns": int(self.plan.chunk_size == 1),
-                 "is_constant": int(x.dt is None), "scale": (1 + x.is_complex) * self.plan.scale,
+                 "has_start": int(start is not None), "in_columns": int(self.plan.chunk_size == 1 or x.A is None),
+                 "is_constant": int(x.dt is None), "by_keys": int(x.A is None),
+                 "scale": (1 + x.is_complex) * self.plan.scale,
                  "count": self.count, "D": D, "N": N, "DN": D * N, "starts": self.owners, "owners": self.owners,
                  "inputs": len(held["B"]), "weights": workers * N if x.dt is None else 0,
                  "marked": len(held.get("marks", ())), "rows": len(held.get("dA", ())),
                  "partial": self.blocks * self.count, "scratch": workers * N, "kept": kept, "column": column,
                  "span": SPAN}  # fmt: skip
         kernel = getattr(complex_selective if x.is_complex else selective, name)
-        over_matrices(kernel, selective.SELECTIVE, sizes | held | {"spans": self.spans}, workers, self.dtype.name)
+        over_matrices(kernel, selective.SELECTIVE, sizes | held | {"spans": self.spans}, workers, self.dtype.name,
+                      of=frozenset(("rates" if x.A is not None else "keys",)))  # fmt: skip

@@ -22,12 +22,12 @@ SCAN = Struct(  # scan.cu
     ("sequences T tiles marks_each", U32), ("blocks", U32),  # tiles, marks_each: of a sequence
 )  # fmt: skip
 CLEAR = Struct("elementwise/ClearArguments", ("words", WORDS), ("count", I64))
-SELECTIVE = Struct(  # selective*.cu: arrays that are written are dense
+SELECTIVE = Struct(  # selective*.cu: arrays that are written are dense; no A: decays are 1 - dt B^2
     "elementwise/SelectiveArguments",
     ("x dt z B C dout", STRIDED),  # of tokens
     ("A skip bias start", BYTES),  # (D, N), (D,), (D,), (sequences, D, N): h_0 or the gradient of h_T; null: 0
     ("out end marks", OUT_BYTES),  # end: h_T or the gradient of h_0; marks: the states before every LA_TILE tokens
-    ("begins sums", OUT_BYTES),  # of segments: (sequences, segments, D, N), sums of dt (sequences, segments, D)
+    ("begins sums", OUT_BYTES),  # of segments: (sequences, segments, D, N), sums of dt (.., D) or decays
     ("dx ddt dz", OUT_BYTES),
     ("dB dC", OUT_BYTES),  # sums over the channels of a block: (tiles, tokens, N)
     ("dA dskip dbias", OUT_BYTES),  # of segments: (sequences, segments, D, N) or (.., D)

@@ -43,9 +43,9 @@ def unsupported_reason(x: SelectiveInputs, xp: Namespace, dtype: Any) -> str | N
     if any(dtype_name(y) not in KINDS for y in x.arrays):
         return "an array has a dtype that its kernels do not read"
     most = selective_plan.MOST_DOUBLE if dtype == xp.float64 else selective_plan.MOST
-    if x.A.shape[1] > most:
-        return f"a state has {x.A.shape[1]} numbers a channel, the kernels take up to {most}"
-    if not prod(x.x.shape) * x.A.shape[1]:
+    if (N := x.channels[1]) > most:
+        return f"a state has {N} numbers a channel, the kernels take up to {most}"
+    if not prod(x.x.shape) * N:
         return "there is nothing to compute"
     return launch.unusable()
 
@@ -79,11 +79,12 @@ def backward(
     outputs["dz"] = None if z is None else record.empty(tuple(z.shape), z.dtype)
     outputs["end"] = record.empty(call.state_shape, call.dtype)
     sums = {n: record.empty((1, tiles, call.tokens * call.N), call.dtype) for n in ("dB", "dC")}
-    widths = {"dA": call.D * call.N, "dskip": call.D, "dbias": call.D}
+    widths = ({} if x.A is None else {"dA": call.D * call.N}) | {"dskip": call.D, "dbias": call.D}
     sums |= {n: record.empty((1, call.sequences * segments, width), call.dtype) for n, width in widths.items()}
     call.passes(BACKWARD, ("carry_back", "selective_vjp"), grid, dense(dstate), outputs | sums | {"marks": marks}, dout)
     each = {"dB": x.B, "dC": x.C, "dA": x.A, "dskip": D, "dbias": bias}
-    dB, dC, dA, dD, dbias = (None if y is None else over_middle(sums[n], y.dtype).reshape(y.shape)
+    kinds = {"dB": call.dtype} if x.A is None else {}  # the variant adds the path of the steps, then rounds
+    dB, dC, dA, dD, dbias = (None if y is None else over_middle(sums[n], kinds.get(n, y.dtype)).reshape(y.shape)
                              for n, y in each.items())  # fmt: skip
     grads = x._replace(x=outputs["dx"], dt=outputs["ddt"], A=dA, B=dB, C=dC)
     return grads._replace(raw=call.raw._replace(z=outputs["dz"], D=dD, dt_bias=dbias)), outputs["end"]
@@ -94,7 +95,7 @@ class Call:
 
     def __init__(self, plan: Plan, x: SelectiveInputs):
         assert x.raw is not None, "kernels compute steps, skip and gate too"
-        (*lead, T, self.D), self.N, self.plan, self.x, self.raw = x.x.shape, x.A.shape[1], plan, x, x.raw
+        (*lead, T, _), (self.D, self.N), self.plan, self.x, self.raw = x.x.shape, x.channels, plan, x, x.raw
         self.double = plan.dtype == plan.xp.float64
         self.dtype = np.dtype(np.float64 if self.double else np.float32)
         self.tokens, self.T, self.offsets = prod(lead) * T, T, None
@@ -128,7 +129,9 @@ class Call:
         outputs = outputs | {"begins": None, "sums": None}
         if segments > 1:
             shape = (self.sequences, segments, self.D)
-            outputs |= {"begins": record.empty((*shape, self.N), self.dtype), "sums": record.empty(shape, self.dtype)}
+            own = (*shape, self.N)
+            outputs |= {"begins": record.empty(own, self.dtype)}
+            outputs |= {"sums": record.empty(own if self.x.A is None else shape, self.dtype)}
             blocks = -(-self.sequences * self.D * self.N // 128)
             self._launch(file, carry, grid, start, outputs, dout, (segments, each))
             self._launch(FORWARD, "chain", grid, start, outputs, dout, (segments, each), blocks,
@@ -155,13 +158,13 @@ class Call:
         beside = (arrays["x"], arrays["dt"], arrays["z"], arrays["dout"], outputs.get("out"), outputs.get("dx"),
                   outputs.get("ddt"), outputs.get("dz"))  # fmt: skip
         low, high = self.raw.limits
-        is_open = low <= 0 and high == math.inf
+        is_open = low <= (0 if self.raw.soft else -math.inf) and high == math.inf
         per = 1 if one or self.D % 2 or not is_aligned(2, *beside) else 2
         vectors = (arrays["B"], arrays["C"], *((start, outputs["end"]) if one else ()))
         per_n = 4 if one else 2
         per_n = 1 if self.N % per_n or not is_aligned(per_n, *vectors) else per_n
         constants = grid.constants(self.double) | kinds | {
-            "LA_N": self.N, "LA_SOFT": int(self.raw.soft), "LA_CLIP": int(not (self.raw.soft and is_open)),
+            "LA_N": self.N, "LA_SOFT": int(self.raw.soft), "LA_CLIP": int(not is_open), "LA_KEYS": int(x.A is None),
             "LA_PER": per, "LA_PER_N": per_n, "LA_GRAD": 2 if dout is None else kind_of(dout),
             "LA_NARROW": int(is_narrow(arrays["x"]) and not self.double), "LA_BACK": 0,
             "LA_START": kind_of(start) if one and start is not None else 2 + self.double,

@@ -7,6 +7,11 @@ its own output and all later ones, is that of the elementwise core, of g = dt A 
 
     dC_t = sum_d dout h*,  dB_t = sum_d u P,  du = sum_n B* P,  dA = sum_t dt dg,  ddt = sum_n A* dg + x du,  dx = dt du
 
+Without A a step erases along its input vector: the decay, of real numbers, is a = 1 - dt B^2 in place of e^{dt A}. With
+da = P h_{t-1},
+
+    dB_t = sum_d u P - 2 B sum_d dt da,  ddt = x du - sum_n B^2 da
+
 By array calls a few tokens at a time are channels of that core, so that no array has T x D x N numbers; in compiled
 loops (cpu/selective.py) and kernels (cuda/selective.py) the states of a few tokens.
 """
@@ -47,11 +52,13 @@ class Raw(NamedTuple):
     D: Array = None  # (D,)
     dt_bias: Array = None  # (D,)
     soft: bool = False
-    limits: tuple[float, float] = (0.0, math.inf)
+    limits: tuple[float, float] = (-math.inf, math.inf)
 
 
 class SelectiveInputs(NamedTuple):
     """Arrays of a call, or their gradients. A, B and C may be complex. raw: dt and outputs are made by the kernels.
+
+    No A: the decays are 1 - dt B^2.
 
     Of a constant system (diagonal.py) dt is None, and B and C are (D, N).
     """
@@ -66,11 +73,16 @@ class SelectiveInputs(NamedTuple):
     @property
     def arrays(self) -> tuple[Array, ...]:
         """All that are given."""
-        return *self[:5], *(() if self.raw is None else (y for y in self.raw[:3] if y is not None))
+        return tuple(y for y in (*self[:5], *(() if self.raw is None else self.raw[:3])) if y is not None)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """(D, N), of a state."""
+        return self.x.shape[-1], self.B.shape[-1]
 
     @property
     def is_complex(self) -> bool:
-        return any(map(is_complex, (self.A, self.B, self.C)))
+        return any(y is not None and is_complex(y) for y in (self.A, self.B, self.C))
 
     def tokens(self, start: int, stop: int) -> SelectiveInputs:
         """Tokens start..stop."""
@@ -145,11 +157,11 @@ class Selective(Computation):
         return together(plan, residuals.x, found), gathered(plan, begins, 2)
 
     def explain(self, fn: str, x: SelectiveInputs, plan: Plan, wanted: str | None) -> Explained:
-        """Six operations of a state's number, of which one is an exponential."""
+        """Six operations of a state's number: e^{dt A} or 1 - dt B^2 are two of them."""
         backend = choose(fn, x, plan, wanted)
         others = {n: reason(x, plan, n) or "covers the call too" for n in CORE.BACKENDS if n != backend}
         form = FORMS.get(backend, "recurrent form")
-        each = (18.0 if x.is_complex else 6.0) * prod(x.A.shape)
+        each = (18.0 if x.is_complex else 6.0) * prod(x.channels)
         length = length_of(plan) if backend == "chunks" else None
         fast = "cuda" if is_cupy(plan.xp) else "numba"
         why = "requested" if wanted else reason(x, plan, fast) or "the default path"
@@ -164,8 +176,9 @@ FORMS = {"chunks": "associative scan", "cuda": "tiles of tokens in turn"}  # by 
 
 def rows(xp: Namespace, x: SelectiveInputs) -> Inputs:
     """The tokens as those of the elementwise core, with D N channels."""
-    g, u = x.dt[..., None] * x.A, (x.dt * x.x)[..., None] * x.B[..., None, :]
-    return Inputs(flat(xp, u), g=flat(xp, g))
+    dt, B = x.dt[..., None], x.B[..., None, :]
+    u = flat(xp, dt * x.x[..., None] * B)
+    return Inputs(u, a=flat(xp, 1 - dt * B * B)) if x.A is None else Inputs(u, g=flat(xp, dt * x.A))
 
 
 def forward(xp: Namespace, x: SelectiveInputs, h: Array, backend: str) -> tuple[Array, Array]:
@@ -184,18 +197,23 @@ def backward(
     dout = (2 * dout if x.is_complex else dout)[..., None]
     dread = xp.reshape(dout * conjugate(xp, x.C)[..., None, :], own.x.shape)
     d, begin = module.backward(xp, own, flat(xp, h), dread, flat(xp, p), None)
-    P, dg = apart(xp, d.x, x), apart(xp, d.g, x)
+    P, dgate = apart(xp, d.x, x), apart(xp, d.gate, x)
     dB, dC = xp.sum(u[..., None] * P, axis=-2), xp.sum(dout * conjugate(xp, states), axis=-2)
     du = _real(xp, xp.sum(P * conjugate(xp, x.B)[..., None, :], axis=-1))
-    ddt = _real(xp, xp.sum(dg * conjugate(xp, x.A), axis=-1)) + x.x * du
-    dA = x.dt[..., None] * dg
-    grads = SelectiveInputs(x.dt * du, ddt, xp.sum(dA, axis=tuple(range(dA.ndim - 2))), dB, dC)
+    each = x.dt[..., None] * dgate
+    if x.A is None:
+        B, dA = x.B[..., None, :], None
+        dB, ddt = dB - 2 * x.B * xp.sum(each, axis=-2), x.x * du - xp.sum(dgate * (B * B), axis=-1)
+    else:
+        dA = xp.sum(each, axis=tuple(range(each.ndim - 2)))
+        ddt = _real(xp, xp.sum(dgate * conjugate(xp, x.A), axis=-1)) + x.x * du
+    grads = SelectiveInputs(x.dt * du, ddt, dA, dB, dC)
     return grads, xp.reshape(begin, h.shape)
 
 
 def apart(xp: Namespace, y: Array, x: Any) -> Array:
-    """(..., D N) as (..., D, N); x: inputs with an A (D, N)."""
-    return xp.reshape(y, (*y.shape[:-1], *x.A.shape))
+    """(..., D N) as (..., D, N); x: inputs with an x (..., D) and a B (..., N)."""
+    return xp.reshape(y, (*y.shape[:-1], x.x.shape[-1], x.B.shape[-1]))
 
 
 def _real(xp: Namespace, y: Array) -> Array:
@@ -223,8 +241,8 @@ def parts(plan: Plan, s: Sequence) -> list[tuple[int, int]]:
 
 def each_sequence(plan: Plan, x: SelectiveInputs, state: Any) -> list[tuple[Sequence, SelectiveInputs, Array]]:
     """(sequence, its tokens, its initial state (..., D, N)) in the dtype of the computation."""
-    xp, shape, found = plan.xp, (*x.x.shape[:-2], *x.A.shape), []
-    x = SelectiveInputs(*(as_computed(xp, y, plan.dtype) for y in x[:5]))
+    xp, shape, found = plan.xp, (*x.x.shape[:-2], *x.channels), []
+    x = SelectiveInputs(*(None if y is None else as_computed(xp, y, plan.dtype) for y in x[:5]))
     kind = complex_of(xp, plan.dtype) if x.is_complex else plan.dtype
     for s in plan.sequences:
         if state is None:
@@ -238,8 +256,8 @@ def each_sequence(plan: Plan, x: SelectiveInputs, state: Any) -> list[tuple[Sequ
 def together(plan: Plan, x: SelectiveInputs, each: list[SelectiveInputs]) -> SelectiveInputs:
     """The gradients of all pieces: those of A add up, from the last piece of a sequence to the first."""
     if not each:
-        return SelectiveInputs(*map(plan.xp.zeros_like, x[:5]))
-    dA = sum((d.A for d in each[-2::-1]), each[-1].A)
+        return SelectiveInputs(*(None if y is None else plan.xp.zeros_like(y) for y in x[:5]))
+    dA = None if x.A is None else sum((d.A for d in each[-2::-1]), each[-1].A)
     rows = {n: joined(plan, x.x, [getattr(d, n) for d in each]) for n in ("x", "dt", "B", "C")}
     return SelectiveInputs(**rows, A=dA)
 

@@ -56,15 +56,19 @@ def put(declaration: Workspace, table: np.ndarray, values: Mapping[str, Any], dt
 
 
 def over_matrices(
-    kernel: Any, declaration: Workspace, values: Mapping[str, Any], tasks: int, dtype: str, is_small: bool = False
-) -> None:
-    """A kernel for all tasks, shared out to threads; values: its fields, see `put`. is_small: one thread is enough."""
+    kernel: Any, declaration: Workspace, values: Mapping[str, Any], tasks: int, dtype: str, is_small: bool = False,
+    of: frozenset[str] | None = None,
+) -> None:  # fmt: skip
+    """A kernel for all tasks, shared out to threads; values: its fields, see `put`. is_small: one thread is enough.
+
+    of: words of the call, see `function_of`.
+    """
     check_fields(declaration, values, dtype)
     table = put(declaration, np.zeros(declaration.size, np.int64), values)
     slots = [declaration.slots[name] for name, y in values.items() if isinstance(y, np.ndarray) and y.size]
     share = max(tasks, 1) if is_small else -(-tasks // MOST_BOUNDS) or 1
     layout, bounds = (table, list[int](), table.nbytes), [*range(0, tasks, share), tasks]
-    Launch(function_of(kernel, declaration, dtype), layout, bounds, max(tasks, 1), slots, values).run()
+    Launch(function_of(kernel, declaration, dtype, of), layout, bounds, max(tasks, 1), slots, values).run()
 
 
 @functools.cache
