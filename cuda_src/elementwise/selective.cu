@@ -1,8 +1,8 @@
 // The selective scan forward (selective.cuh has the equations).
 //
 // Where there are few sequences, they are cut into segments: `carry` finds what each adds to the state, `chain` the
-// state that each begins with, since a segment multiplies an earlier state by e^{A sum dt}, or the product of its decays
-// if LA_KEYS; LA_BACK: the gradient that each ends with. With `marks` the state before every tile is stored.
+// state that each begins with, since a segment multiplies an earlier state by e^{A sum dt}, or the product of its
+// decays if LA_KEYS; LA_BACK: the gradient that each ends with. With `marks` the state before every tile is stored.
 #include "elementwise/selective.cuh"
 
 struct alignas(2 * sizeof(Real)) Step {

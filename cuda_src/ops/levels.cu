@@ -5,11 +5,11 @@
 //     weigh       y[t, j] = lam_t[level(t, j)] x[t, j], 0 for j > t, of the 64 positions of a chunk
 //     weigh_vjp   y[t, j] = lam_t[level(t, j)] other[t, j];  dlam[t, l] = sum over level(t, j) = l of x other, 0 above
 //
-// Where w is 0 nothing is read. LA_WEIGHT: 0 writes, 1 for positions in the first half of a block of 2^l; 1 reads, lam_t[l]
-// (and LA_DOTS) for those in the second half; 2 keeps, 1 for all but the first position of a block, where spread stores
-// -inf; 3 one. Without lam its weight is 1. The last level
-// of a state, `levels`, is never read. A group of LA_LANES lanes has a row (t, h), LA_PER neighbouring columns a lane. LA_DTYPE: of x and base;
-// LA_OTHER: of y and other.
+// Where w is 0 nothing is read. LA_WEIGHT: 0 writes, 1 for positions in the first half of a block of 2^l; 1 reads,
+// lam_t[l] (and LA_DOTS) for those in the second half; 2 keeps, 1 for all but the first position of a block, where
+// spread stores -inf; 3 one. Without lam its weight is 1. The last level of a state, `levels`, is never read. A group
+// of LA_LANES lanes has a row (t, h), LA_PER neighbouring columns a lane. LA_DTYPE: of x and base; LA_OTHER: of y and
+// other.
 #include "arguments/ops/LevelsArguments.cuh"
 #include "ops/numbers.cuh"
 

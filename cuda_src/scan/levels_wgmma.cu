@@ -1,11 +1,12 @@
 // Levels of log-linear attention as heads (erase NONE), by warpgroup products (sm_90a, bfloat16). Head h has level
-// l = first + h mod count > 6: blocks of 2^(l - 6) chunks of 64 tokens, whose first halves write and second halves read.
+// l = first + h mod count > 6: blocks of 2^(l - 6) chunks of 64 tokens, whose first halves write and second halves
+// read.
 //
 //     write   S^T <- e^{all} S^T + (V e^{end})^T K         read   out^T = (S^T Q^T) e^{start},  S^T <- e^{all} S^T
 //
 // S = 0 where a block begins. With LA_REVERSE time runs backward and second halves write: with arrays exchanged that is
-// dk and dv, and without it dq (scan_wgmma.cu, whose arguments have the same meaning). Rows of chunks that write are not
-// stored. LA_DOTS: <x, out>, 0 in chunks that write, and S before every LA_MARK tokens, or its product with those.
+// dk and dv, and without it dq (scan_wgmma.cu, whose arguments have the same meaning). Rows of chunks that write are
+// not stored. LA_DOTS: <x, out>, 0 in chunks that write, and S before every LA_MARK tokens, or its product with those.
 #include "arguments/matrix_state/LevelPassArguments.cuh"
 #include "attention/producer.cuh"
 #include "attention/group.cuh"
@@ -31,9 +32,7 @@ struct Level {
     __device__ __forceinline__ Level(const LevelPassArguments& a, int head) : log2(a.first + head % a.count - 6) {}
     __device__ __forceinline__ bool reads(int chunk) const { return (chunk >> (log2 - 1) & 1) != LA_REVERSE; }
     // of the chunk that a block is entered by
-    __device__ __forceinline__ bool begins(int chunk) const {
-        return ((chunk + LA_REVERSE) & ((1 << log2) - 1)) == 0;
-    }
+    __device__ __forceinline__ bool begins(int chunk) const { return ((chunk + LA_REVERSE) & ((1 << log2) - 1)) == 0; }
 };
 
 LA_DEVICE void producer(const LevelPassArguments& a, const ThisTraversal& traversal, u32 shared, Ring<STAGES> ring,
@@ -54,8 +53,7 @@ LA_DEVICE void producer(const LevelPassArguments& a, const ThisTraversal& traver
         const int token = traversal.token_of(step);
         const bool reads = level.reads(traversal.chunk_of(step));
         load_rows_at<Keys, C, K>(at, reads ? q : k, token, sequence.T, 0, thread);
-        if (DOTS || !reads)
-            load_rows_at<Values, C, V>(at + Keys::SIZE, reads ? x : v, token, sequence.T, 0, thread);
+        if (DOTS || !reads) load_rows_at<Values, C, V>(at + Keys::SIZE, reads ? x : v, token, sequence.T, 0, thread);
     });
 }
 
@@ -89,9 +87,7 @@ struct Consumer {
           dots(shared + AT_DOTS + group * 4 * C * 4),
           first_mark((traversal.slot * a.marks * GROUPS + group) * 4 + (warp & 3)) {}
 
-    __device__ __forceinline__ i64 mark(int chunk) const {
-        return first_mark + (i64)(chunk / CHUNKS_OF_MARK) * WARPS;
-    }
+    __device__ __forceinline__ i64 mark(int chunk) const { return first_mark + (i64)(chunk / CHUNKS_OF_MARK) * WARPS; }
     __device__ __forceinline__ StageDecay<C> decay_of(int step) const {
         return {shared + AT_DECAY + step % STAGES * StageDecay<C>::BYTES};
     }

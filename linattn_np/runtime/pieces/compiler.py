@@ -206,7 +206,8 @@ def load(codes: dict[str, bytes]) -> dict[str, int]:
 def sources_of(source: str) -> list[Path]:
     """The files that code of a file may depend on: loops, policies, and what lies beside it, as layouts of tables."""
     package, own = Path(__file__).resolve().parents[2], Path(source).resolve()
-    folders = [package / "runtime" / "pieces", *package.glob("*/cpu"), *([own.parent] if package in own.parents else [])]
+    beside = [own.parent] if package in own.parents else []
+    folders = [package / "runtime" / "pieces", *package.glob("*/cpu"), *beside]
     found = {path for folder in folders for path in folder.rglob("*.py")}
     return sorted({*found, *package.glob("*/policy.py"), package / "runtime" / "values.py", own})
 

@@ -28,7 +28,8 @@ struct Dim3 {
 };
 static Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-static thread_local __align__(1024) char memory[1 << 18];   // the dynamic shared memory, under the name that kernels give it
+static thread_local __align__(
+    1024) char memory[1 << 18];   // the dynamic shared memory, under the name that kernels give it
 
 struct float2 {
     float x, y;

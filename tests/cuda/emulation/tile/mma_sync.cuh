@@ -16,7 +16,8 @@ LA_DEVICE void mma_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
         float sum = 0.f;
         for (int k = 0; k < 16; k++) {
             const int j = k % 8 / 2, part = k / 8;
-            sum += half_of(all[lane / 4 * 4 + j][2 * part + row], k % 2) * half_of(all[column * 4 + j][4 + part], k % 2);
+            sum +=
+                half_of(all[lane / 4 * 4 + j][2 * part + row], k % 2) * half_of(all[column * 4 + j][4 + part], k % 2);
         }
         c[e] += sum;
     }
