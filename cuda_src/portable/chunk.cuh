@@ -25,6 +25,9 @@
 #ifndef LA_ERASE   // 1: the delta rule
 #define LA_ERASE 0
 #endif
+#ifndef LA_COLUMNS   // 1: value channels decay too (values.cu)
+#define LA_COLUMNS 0
+#endif
 #ifndef LA_BACK   // 1: from the last chunk to the first
 #define LA_BACK 0
 #endif
@@ -159,6 +162,12 @@ LA_DEVICE void decays(float (&a)[SPAN]) {   // e^g of log decays
 // The decay of a chunk, the last of Pre, has two terms: a state is multiplied by it at every chunk, and a factor near 1
 // that is always rounded the same way is off by as much as all chunks together. last, of 16 channels of a warp: the
 // first terms, as products of decays; at `rest` the second.
+LA_DEVICE float expm1_of(float sum) {   // e^sum - 1 of a sum above SLOW
+    float m = 1.f;
+#pragma unroll
+    for (int n = 9; n > 1; n--) m = fmaf(m, sum * (1.f / n), 1.f);
+    return m * sum;
+}
 constexpr float SLOW = -0.5f;   // sum of a channel's log decays from which on e^sum - 1 is a series
 template <int N> LA_DEVICE void halve(
     float (&x)[SPAN], int lane, int bit) {   // sums with the lane of another `bit`, of a half of the channels each
@@ -173,10 +182,7 @@ LA_DEVICE void refine(float* last, int rest, float (&g)[SPAN], int lane) {
     halve<2>(g, lane, 8);
     halve<1>(g, lane, 4);
     const float sum = g[0] + __shfl_xor_sync(0xffffffffu, g[0], 2);
-    float m = 1.f;
-#pragma unroll
-    for (int n = 9; n > 1; n--) m = fmaf(m, sum * (1.f / n), 1.f);
-    m *= sum;   // e^sum - 1
+    const float m = expm1_of(sum);
     const int channel = (lane & 1) * SPAN + (lane >> 4) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
     const float first = 1.f + m;
     __syncwarp();

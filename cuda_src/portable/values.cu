@@ -7,7 +7,22 @@
 //     du = (k Suf) G + P^T dout     G' = diag(Pre_last) G + (q Pre)^T dout
 //     dv = du, with LA_ERASE du = (1 + beta N)^-T ((k Suf) G + P^T dout),
 //     N = tril(P of k and k, -1)                                              dv = beta du, and G' has - (k Pre)^T dv
+//
+// LA_COLUMNS: value channels decay by d = e^gv, S_t = diag(a_t) S_(t-1) diag(d_t) + k_t^T v_t. A channel of out has the
+// sum over j of P_ij d_(j+1) ... d_i v_j, traversed token by token as P is, and states are decayed along both axes.
+// The states after every LA_MARK tokens are stored before the last one's write, and LA_BACK has, without the terms of
+// P_tt in out and dv,
+//
+//     dgv_t = dgv_(t+1) + dout_t out_t - v_t dv_t     anew at marks, where <S~, G> is summed
+//
+// On the transposed state, the roles of q and dout, of k and v and of the decays exchanged, the same passes give dq as
+// out, dk as dv and dg as dgv.
 #include "portable/chunk.cuh"
+
+#ifndef LA_MARK   // tokens from one stored state to the next, with LA_COLUMNS
+#define LA_MARK 128
+#endif
+static_assert(!(LA_COLUMNS && (LA_ERASE || LA_BEFORE || LA_BONUS)), "decays of the value channels stand alone");
 
 typedef Product<1 + (KIND == 2), 2 * (KIND == 2)> Tf32;
 constexpr int TILES = KEYS / 8, PASSES = (KEYS / 16 + WARPS - 1) / WARPS,
@@ -184,13 +199,14 @@ struct Block : Chunk {
     // element n of an operand or accumulator of 16 values and 16 tokens
     __device__ __forceinline__ int value_of(int n) const { return value + lane / 4 + (n & 2) * 4; }
     __device__ __forceinline__ int token_of(int n) const { return (lane & 3) * 2 + (n & 1) + (n & 4) * 2; }
+    template <int KIND_>
     __device__ __forceinline__ void load_values(float (&x)[8], const Rows& rows, int token) const {
         const char* const from = rows_of(rows, at.s, at.head);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const int t = token + token_of(n);
             x[n] = (u32)t < (u32)at.s.T && value_of(n) < V
-                       ? load_element<KIND>(from + t * rows.token + value_of(n) * bytes_of(KIND))
+                       ? load_element<KIND_>(from + t * rows.token + value_of(n) * bytes_of(KIND_))
                        : 0.f;
         }
     }
@@ -263,14 +279,130 @@ struct Block : Chunk {
             } else Tf32::add(S[tile], x, y);
         }
     }
-    // f(element, at) for the warp's part of a state in memory
-    template <class F> __device__ __forceinline__ void each(State& S, F f) const {
+    // out of the state and of the chunk's tokens, the state, and x, to be written, decayed along the value axis
+    __device__ __forceinline__ void decay_columns(State& S, float (&x)[8], float (&out)[2][4],
+                                                  const float (&g)[8]) const {
+        __syncwarp();   // of the chunk's pairs all lanes have read all rows
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int to = token_of(n) * ROW + lane / 4 + (n & 2) * 4;
+            rows(0)[to] = x[n];
+            rows(1)[to] = exp2_approx(g[n] * LOG2_OF_E);
+        }
+        __syncwarp();
+        float whole[4];   // decays of the chunk, in two terms
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            float sum = (g[2 * c] + g[2 * c + 1]) + (g[2 * c + 4] + g[2 * c + 5]);
+            whole[c] = decay_column(c, x, out);
+            whole[2 + c] = 0.f;
+            if constexpr (LA_LONG) {
+                sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+                sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+                const float more = expm1_of(sum);
+                if (sum > SLOW) {
+                    whole[c] = 1.f + more;
+                    whole[2 + c] = more - (whole[c] - 1.f);
+                }
+            }
+        }
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float& s = S[tile][i];
+                s = LA_LONG ? fmaf(s, whole[i / 2], s * whole[2 + i / 2]) : s * whole[i / 2];
+            }
+    }
+    // one of the lane's two value channels, out without a token's own value; the decay of the chunk
+    __device__ __forceinline__ float decay_column(int c, float (&x)[8], float (&out)[2][4]) const {
+        float upto[4], after[4], z[4];   // decays of the tokens up to the element's own, of later ones
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            upto[e] = after[e] = 1.f;
+            z[e] = 0.f;
+        }
+#pragma unroll 1
+        for (int m = 0; m < C; m++) {
+            const int t = LA_BACK ? C - 1 - m : m;
+            const float* const from = rows(0) + t * ROW + lane / 4 + c * 8;
+            const float y = from[0], d = from[C * ROW];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int own = token_of(e / 2 * 4 + e % 2);
+                const float p = floats(AT_P)[own * COLUMN + t];
+                if (t <= own) upto[e] *= d;
+                else after[e] *= d;
+                if (!LA_BACK && t <= own) z[e] = fmaf(z[e], d, t < own ? p * y : 0.f);
+                if (LA_BACK && t > own) z[e] = fmaf(p, y, z[e]) * d;
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int n = e / 2 * 4 + c * 2 + e % 2;
+            float& o = out[n / 4][n % 4];
+            o = fmaf(o, LA_BACK ? after[e] : upto[e], z[e]);
+            x[n] *= LA_BACK ? upto[e] : after[e];
+        }
+        return upto[0] * after[0];
+    }
+    // the terms of P_tt, from the tokens' values
+    __device__ __forceinline__ void add_own(float (&out)[2][4], const Rows& rows, int token) const {
+        float x[8];
+        load_values<KIND>(x, rows, token);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            out[n / 4][n % 4] = fmaf(floats(AT_P)[token_of(n) * (COLUMN + 1)], x[n], out[n / 4][n % 4]);
+    }
+    // dgv of a chunk; later: that of the token after it, a channel a lane
+    __device__ __forceinline__ void store_gates(const float (&du)[2][4], float& later, int token, bool marked) const {
+        float y[8], v[8];
+        load_values<KIND>(y, a.dout, token);
+        load_values<2>(v, a.error, token);
+#pragma unroll
+        for (int n = 0; n < 8; n++) y[n] *= v[n];
+        load_values<KIND>(v, a.v, token);
+        __syncwarp();   // all lanes have read the rows of decay_columns
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const bool ends = marked && token + token_of(n) == min(token + C, at.s.T) - 1;
+            rows(0)[token_of(n) * ROW + lane / 4 + (n & 2) * 4] = ends ? y[n] : fmaf(-v[n], du[n / 4][n % 4], y[n]);
+        }
+        __syncwarp();
+        if (lane < C)
+#pragma unroll
+            for (int t = C - 1; t >= 0; t--) {
+                later += rows(0)[t * ROW + lane];
+                if (rows(1)[t * ROW + lane] == 0.f) later = 0.f;
+                rows(0)[t * ROW + lane] = later;
+            }
+        __syncwarp();
+        float dg[2][4];
+#pragma unroll
+        for (int n = 0; n < 8; n++) dg[n / 4][n % 4] = rows(0)[token_of(n) * ROW + lane / 4 + (n & 2) * 4];
+        store_values<LA_GATE>(dg, a.dg, token);
+    }
+    // <S~, G> of a mark, a channel a lane
+    __device__ __forceinline__ float restart(State& G, i64 mark) const {
+        float sums[2] = {};
+        each(G, mark, [&](float& x, i64 i, int n) { sums[n >> 1 & 1] = fmaf(x, a.marks[i], sums[n >> 1 & 1]); });
+#pragma unroll
+        for (int d = 1; d < 4; d <<= 1) {
+            sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], d);
+            sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], d);
+        }
+        const float low = __shfl_sync(0xffffffffu, sums[0], (lane & 7) * 4),
+                    high = __shfl_sync(0xffffffffu, sums[1], (lane & 7) * 4);
+        return lane & 8 ? high : low;
+    }
+    // f(element, at, its number) for the warp's part of a state in memory
+    template <class F> __device__ __forceinline__ void each(State& S, i64 slot, F f) const {
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 const int key = tile * 8 + (lane & 3) * 2 + (n & 1);
-                if (key < K && value_of(n) < V) f(S[tile][n], (at.slot * K + key) * V + value_of(n));
+                if (key < K && value_of(n) < V) f(S[tile][n], (slot * K + key) * V + value_of(n), n);
             }
     }
 };
@@ -284,15 +416,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
     const int chunks = at.chunks();
     const auto token_of = [&](int n) { return (LA_BACK ? chunks - 1 - n : n) * C; };
     State S = {};
-    if (a.start) block.each(S, [&](float& x, i64 i) { x = a.start[i]; });
+    if (a.start) block.each(S, at.slot, [&](float& x, i64 i, int) { x = a.start[i]; });
     for (int pass = 0; pass < PASSES; pass++)
         if ((warp + pass * WARPS) * 16 < KEYS) block.request_block(pass, chunks ? token_of(0) : 0);
     copy_commit();
+    float later = 0.f;
     for (int n = 0; n < chunks; n++) {
         const int token = token_of(n), next = n + 1 < chunks ? token_of(n + 1) : at.s.T;
         float* const writes = block.floats(AT_WRITE) + n % BUFFERS * KEYS * COLUMN;
-        float x[8], out[2][4] = {}, erased[2][4] = {};
-        block.load_values(x, LA_BACK ? a.dout : a.v, token);
+        float x[8], g[8], out[2][4] = {}, erased[2][4] = {};
+        const bool marked = LA_COLUMNS && a.marks && ((token + C) % LA_MARK == 0 || token + C >= at.s.T);
+        const i64 mark = at.slot * a.marks_of_sequence + token / LA_MARK;
+        if (LA_BACK && marked) later = block.restart(S, mark);
+        block.load_values<KIND>(x, LA_BACK ? a.dout : a.v, token);
+        if constexpr (LA_COLUMNS) block.load_values<LA_GATE>(g, a.gv, token);
         copy_wait<0>();
 #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++)
@@ -314,8 +451,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
 #pragma unroll
             for (int i = 0; i < 8; i++) x[i] = u[i / 4][i % 4];
         }
+        if constexpr (LA_COLUMNS) block.decay_columns(S, x, out, g);
         const Tf32::A own = Tf32::a(x);
-        block.multiply(out, own, AT_P);
+        if constexpr (!LA_COLUMNS) block.multiply(out, own, AT_P);
         if constexpr (LA_ERASE && LA_BACK) {
             float dv[2][4] = {};
 #pragma unroll
@@ -325,9 +463,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
 #pragma unroll
             for (int i = 0; i < 8; i++) x[i] = -dv[i / 4][i % 4];
             block.write<true>(S, Tf32::a(x), block.floats(AT_ERASE));
-        } else if (LA_BACK || !LA_ERASE || a.out.data) block.store_values<KIND>(out, LA_BACK ? a.dv : a.out, token);
-        block.write<!(LA_ERASE && LA_BACK)>(S, own, writes);
+        } else if (LA_BACK || !LA_ERASE || a.out.data) {
+            if constexpr (LA_COLUMNS) {
+                if (LA_BACK && a.dg.data) block.store_gates(out, later, token, marked);
+                if (!LA_BACK && a.error.data) block.store_values<2>(out, a.error, token);
+                block.add_own(out, LA_BACK ? a.dout : a.v, token);
+            }
+            block.store_values<KIND>(out, LA_BACK ? a.dv : a.out, token);
+        }
+        if constexpr (LA_COLUMNS && !LA_BACK) {   // at a mark first all but the last token's write: S~
+            const int end = marked ? min(C, at.s.T - token) - 1 : C;
+            float y[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) y[i] = block.token_of(i) == end ? 0.f : x[i];
+            block.write<true>(S, Tf32::a(y), writes);
+            if (marked) {
+                block.each(S, mark, [&](float& x, i64 i, int) { a.marks[i] = x; });
+#pragma unroll
+                for (int i = 0; i < 8; i++) y[i] = block.token_of(i) == end ? x[i] : 0.f;
+                block.write<false>(S, Tf32::a(y), writes);
+            }
+        } else block.write<!(LA_ERASE && LA_BACK)>(S, own, writes);
         if (BUFFERS == 1) __syncthreads();
     }
-    if (a.end) block.each(S, [&](float& x, i64 i) { a.end[i] = x; });
+    if (a.end) block.each(S, at.slot, [&](float& x, i64 i, int) { a.end[i] = x; });
 }

@@ -1,9 +1,10 @@
-"""CUDA kernels without tensor cores on a host: g++ compiles a source of cuda_src, fibers are the threads of a block.
+"""CUDA kernels on a host: g++ compiles a source of cuda_src, fibers are the threads of a block.
 
     def test(emulated):                     the fixture: CuPy is a stub, every launch runs here
         out = la.nn.silu(stub(x))
 
 What is tested is the product's own path: dispatch, shapes, strides, packing of arguments, grid, and the source itself.
+Products of warps are those in tf32.
 A source is compiled once a process and constants (device.h and tile/types.cuh here stand for the compiler's words).
 """
 
@@ -30,6 +31,18 @@ HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which("g++")
 FLAGS = ("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
 
+DYNAMIC = """#ifdef LA_SHARED   // `extern __shared__` is this array
+#undef __shared__
+#define __shared__
+extern __align__(16) char shared[];
+__align__(16) char shared[LA_SHARED];
+#endif
+"""
+POISONED = """#ifdef LA_SHARED
+    memset(shared, 0xff, LA_SHARED);
+#endif
+"""
+
 
 @functools.cache
 def _folder() -> Path:
@@ -42,7 +55,7 @@ def _folder() -> Path:
 @functools.cache
 def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> Any:
     """A function of (address of the arguments, blocks, threads)."""
-    source, own = sources.installed(file), [HERE / "device.h", HERE / "tile/types.cuh"]
+    source, own = sources.installed(file), [HERE / "device.h", *sorted((HERE / "tile").iterdir())]
     text = "\n".join([sources.digest(*source), entry, repr(constants), *FLAGS, *(path.read_text() for path in own)])
     library = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
     if not library.exists():
@@ -53,9 +66,9 @@ def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> A
                     (folder / header).parent.mkdir(parents=True, exist_ok=True)
                     (folder / header).write_text(generated)
             (folder / "main.cc").write_text(
-                f'#include "device.h"\n#include "{file}"\n'
+                f'#include "device.h"\n{DYNAMIC}#include "{file}"\n'
                 'extern "C" void run_entry(const void* arguments, unsigned blocks, unsigned threads) {\n'
-                f"    run_grid({entry}, arguments, blocks, threads);\n}}\n"
+                f"{POISONED}    run_grid({entry}, arguments, blocks, threads);\n}}\n"
             )
             paths = [f"-I{path}" for path in (HERE, sources.root(), folder)]
             names = [f"-D{name}={value}" for name, value in constants]
@@ -78,7 +91,7 @@ class Kernel:
     """An entry of a source, as `launch.kernel` returns it."""
 
     def __init__(self, file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int):
-        assert not shared, "dynamic shared memory is not emulated"
+        assert shared == dict(constants).get("LA_SHARED", 0), "the size of dynamic shared memory is a constant"
         self.file, self.entry, self.constants = file, entry, constants
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: Any, shared_mem: int) -> None:

@@ -96,7 +96,7 @@ struct Meeting {   // of threads that wait for one another
     int expected = 0, arrived = 0;
     unsigned round = 0;
 };
-struct Block {
+struct Fibers {
     static constexpr int STACK = 1 << 17, MOST = 1024;
     std::vector<char> stacks = std::vector<char>((size_t)STACK * MOST);
     ucontext_t scheduler, fibers[MOST];
@@ -106,8 +106,8 @@ struct Block {
     int count, now;
     std::function<void()> body;
 
-    static Block& own() {
-        static Block block;
+    static Fibers& own() {
+        static Fibers block;
         return block;
     }
     void begin(int n) {
@@ -134,7 +134,7 @@ struct Block {
         }
     }
     static void main_of_a_fiber() {
-        Block& b = own();
+        Fibers& b = own();
         b.body();
         b.running[b.now] = false;
         memset(&b.lanes[b.now], 0xff, 8);
@@ -166,12 +166,12 @@ struct Block {
         }
     }
 };
-static inline void __syncthreads() { Block::own().arrive(Block::own().all); }
-static inline void __syncwarp(unsigned = ~0u) { Block::own().arrive(Block::own().warps[Block::own().now / 32]); }
+static inline void __syncthreads() { Fibers::own().arrive(Fibers::own().all); }
+static inline void __syncwarp(unsigned = ~0u) { Fibers::own().arrive(Fibers::own().warps[Fibers::own().now / 32]); }
 static inline void __threadfence() {}
 
 template <class T> static T exchanged(T x, int from) {   // the x of another lane
-    Block& b = Block::own();
+    Fibers& b = Fibers::own();
     static_assert(sizeof(T) <= 8, "a word");
     memcpy(&b.lanes[b.now], &x, sizeof x);
     __syncwarp();
@@ -180,7 +180,7 @@ template <class T> static T exchanged(T x, int from) {   // the x of another lan
     __syncwarp();
     return y;
 }
-static inline int own_lane() { return Block::own().now % 32; }
+static inline int own_lane() { return Fibers::own().now % 32; }
 template <class T> static T __shfl_sync(unsigned, T x, int from, int width = 32) {
     return exchanged(x, own_lane() / width * width + from % width);
 }
@@ -192,7 +192,7 @@ template <class T> static T __shfl_down_sync(unsigned, T x, int by, int width = 
     return exchanged(x, own_lane() % width + by >= width ? own_lane() : own_lane() + by);
 }
 static inline unsigned __ballot_sync(unsigned, int x) {
-    Block& b = Block::own();
+    Fibers& b = Fibers::own();
     const uint64_t own = x != 0;
     memcpy(&b.lanes[b.now], &own, 8);
     __syncwarp();
@@ -213,7 +213,7 @@ template <class A> static void run_grid(void (*entry)(A), const void* arguments,
     blockDim.x = threads;
     for (unsigned n = 0; n < blocks; n++) {
         blockIdx.x = n;
-        Block::own().body = [&] { entry(a); };
-        Block::own().run(threads);
+        Fibers::own().body = [&] { entry(a); };
+        Fibers::own().run(threads);
     }
 }

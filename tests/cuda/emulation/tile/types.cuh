@@ -6,6 +6,8 @@
 #define pack_f16 device_pack_f16
 #define low_f16 device_low_f16
 #define high_f16 device_high_f16
+#define round_tf32 device_round_tf32
+#define shared_address device_shared_address
 #define opaque device_opaque
 #define opaque64 device_opaque64
 #include_next "tile/types.cuh"
@@ -15,6 +17,8 @@
 #undef pack_f16
 #undef low_f16
 #undef high_f16
+#undef round_tf32
+#undef shared_address
 #undef opaque
 #undef opaque64
 
@@ -31,3 +35,8 @@ LA_DEVICE float low_f16(u32 x) { return (float)bits_as<_Float16>((u16)x); }
 LA_DEVICE float high_f16(u32 x) { return low_f16(x >> 16); }
 LA_DEVICE u32 opaque(u32 x) { return x; }
 LA_DEVICE i64 opaque64(i64 x) { return x; }
+LA_DEVICE u32 round_tf32(float x) { return x != x ? 0x7fffffffu : (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
+#ifdef LA_SHARED   // dynamic shared memory: addresses are from its first byte
+extern char shared[];
+LA_DEVICE u32 shared_address(const void* p) { return (u32)((const char*)p - shared); }
+#endif

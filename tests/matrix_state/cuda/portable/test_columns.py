@@ -1,0 +1,143 @@
+"""Decays of key and value channels in portable chunks, emulated and on a GPU, against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.matrix_state import policy
+from linattn_np.matrix_state.cuda.portable import calls, columns
+from linattn_np.matrix_state.types import Inputs, Plan
+from linattn_np.runtime.cuda import launch
+from linattn_np.runtime.shapes import Sequence
+from tests.cuda.emulation import emulated  # noqa: F401
+from tests.matrix_state.cuda.device_arrays import check_same_bits, error, typed
+from tests.matrix_state.cuda.step_twin import CUPY, stub
+
+BOUND = {"float32": 6e-6, "float16": 1.5e-3, "bfloat16": 6e-3}  # of the norm of the result
+GATES = {
+    "mild": lambda rng, shape: -0.1 * rng.random(shape),
+    "slow": lambda rng, shape: np.full(shape, -1e-4),
+    "five": lambda rng, shape: np.full(shape, -5.0),
+    "resets": lambda rng, shape: np.full(shape, -np.inf),
+    "mixed": lambda rng, shape: np.choose(rng.integers(0, 40, shape) // 19, [0.0, -0.1, -np.inf]),
+}
+
+
+def draw(T, K, V, kind="mild", heads=(2, 2, 2), B=1, N=None, seed=0):
+    """(arrays by name, state, cotangents of the output and of the final state) in float32."""
+    rng, (Hq, Hk, H) = np.random.default_rng(seed), heads
+    shapes = {"q": (Hq, K), "k": (Hk, K), "v": (H, V), "g": (H, K), "gv": (H, V)}
+    x = {n: GATES[kind](rng, (B, T, *s)) if n in ("g", "gv") else rng.standard_normal((B, T, *s))
+         for n, s in shapes.items()}  # fmt: skip
+    x |= {"state": rng.standard_normal((N or B, H, K, V)), "dout": rng.standard_normal((B, T, H, V))}
+    x |= {"dstate": rng.standard_normal((N or B, H, K, V))}
+    x = {n: y.astype(np.float32) for n, y in x.items()}
+    return {n: x[n] for n in shapes}, x["state"], x["dout"], x["dstate"]
+
+
+def exact(arrays, state, dout, dstate, **options):
+    """The results by name, in float64."""
+    wide = {n: y.astype(np.float64) for n, y in arrays.items()}
+    (out, end), pull = la.vjp(la.dfw, **wide, state=state.astype(np.float64), return_state=True, **options)
+    grads = pull(dout.astype(np.float64), dstate.astype(np.float64))._asdict()
+    return {"out": out, "end": end} | {n: d for n, d in grads.items() if d is not None}
+
+
+def run(arrays, state, dout, dstate, scale=0.7, stops=None, kept=True):
+    """The results of the kernels on this machine."""
+    there = {n: stub(y) for n, y in arrays.items()}
+    B, T = dout.shape[:2]
+    every = [0, *(stops or [T])]
+    rows = [None] * B if stops is None else range(len(stops))
+    sequences = tuple(Sequence(row, a, b) for row, a, b in zip(rows, every, every[1:], strict=False))
+    plan = Plan(CUPY, np.float32, scale, sequences=sequences, gradients=True)
+    assert columns.unsupported_gradients(Inputs(**there), plan) is None
+    out, end, saved = columns.forward(Inputs(**there), plan, stub(state))
+    saved = saved if kept else saved._replace(starts=None)
+    d, first = columns.backward(saved, stub(dout), stub(dstate))
+    return {"out": out, "end": end, **{n: getattr(d, n) for n in arrays}, "state": first}
+
+
+def agree(found, expected, bound=BOUND["float32"]):
+    for n, y in expected.items():
+        assert found[n].shape == y.shape, n
+        assert np.linalg.norm(found[n] - y) <= bound * (np.linalg.norm(y) or 1.0), n
+
+
+@pytest.fixture
+def kernels(emulated, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(launch, "shared_limit", lambda: 227 << 10)
+
+
+@pytest.mark.parametrize("kind", list(GATES))
+def test_gates(kernels, kind):
+    drawn = draw(140, 24, 16, kind)
+    agree(run(*drawn), exact(*drawn, scale=0.7))
+
+
+@pytest.mark.parametrize(
+    ("T", "K", "V", "heads"), [(17, 32, 48, (2, 2, 2)), (40, 7, 5, (1, 1, 2)), (33, 16, 144, (2, 1, 2))]
+)
+def test_shapes(kernels, T, K, V, heads):
+    drawn = draw(T, K, V, heads=heads)
+    if V > policy.WIDEST_CUDA:
+        plan = Plan(CUPY, np.float32, 1.0, sequences=(Sequence(None, 0, T),))
+        assert "wide" in columns.unsupported_reason(Inputs(**{n: stub(y) for n, y in drawn[0].items()}), plan)
+        return
+    agree(run(*drawn, kept=False), exact(*drawn, scale=0.7))
+
+
+def test_ragged(kernels):
+    drawn, stops = draw(170, 16, 16, "mixed", N=4), [5, 5, 160, 170]
+    agree(run(*drawn, stops=stops), exact(*drawn, scale=0.7, cu_seqlens=[0, *stops]))
+
+
+def test_segments(kernels, monkeypatch):
+    monkeypatch.setattr(policy, "SEGMENT_TOKENS", 128)
+    drawn = draw(500, 16, 16, B=1)
+    many = []
+    monkeypatch.setattr(columns.segments, "transfers", lambda xp, batch, own=columns.segments.transfers: (
+        many.append(batch.sizes[0]), own(xp, batch))[1])  # fmt: skip
+    agree(run(*drawn), exact(*drawn, scale=0.7))
+    assert many == [2] * 4
+
+
+def test_the_kernels_without_decays_of_the_values(kernels):
+    """The same emulation of gla: outputs and gradients."""
+    arrays, _, dout, _ = draw(50, 32, 48)
+    x = {n: arrays[n] for n in "qkvg"}
+    plan = Plan(CUPY, np.float32, 1.0, sequences=(Sequence(None, 0, 50),), gradients=True)
+    out, _, saved = calls.forward(Inputs(**{n: stub(y) for n, y in x.items()}), plan, None)
+    d, _ = calls.backward(saved, stub(dout), None)
+    want, pull = la.vjp(la.gla, **{n: y.astype(np.float64) for n, y in x.items()}, scale=1.0)
+    grads = pull(dout.astype(np.float64))._asdict()
+    agree({"out": out, **{n: getattr(d, n) for n in x}}, {"out": want, **{n: grads[n] for n in x}})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("T", "K", "V", "kind"), [
+    (300, 128, 128, "mild"), (65, 64, 64, "mixed"), (150, 128, 128, "five"), (70, 100, 60, "resets"),
+    (5000, 32, 32, "slow"),
+])  # fmt: skip
+def test_on_a_gpu(dtype, T, K, V, kind):
+    cp = pytest.importorskip("cupy")
+    arrays, state, dout, dstate = draw(T, K, V, kind)
+    arrays = {n: y if n in ("g", "gv") else y.astype(typed(dtype)) for n, y in arrays.items()}
+    dout = dout.astype(typed(dtype))
+    there = {n: cp.asarray(y) for n, y in arrays.items()}
+    assert "both axes" in la.explain(la.dfw, **there).reason
+    (out, end), pull = la.vjp(la.dfw, **there, state=cp.asarray(state), return_state=True)
+    found = {"out": out, "end": end} | pull(cp.asarray(dout), cp.asarray(dstate))._asdict()
+    for n, y in exact(arrays, state, dout, dstate).items():
+        assert error(found[n], y) < BOUND[dtype], n
+
+
+@pytest.mark.gpu
+def test_same_bits():
+    """On every run, alone and packed."""
+    cp = pytest.importorskip("cupy")
+    arrays, state, dout, dstate = draw(150, 32, 32, "mixed", B=2)
+    check_same_bits(cp, la.dfw, arrays, state, dout, dstate)
