@@ -82,10 +82,6 @@ def test_gates(kernels, kind):
 )
 def test_shapes(kernels, T, K, V, heads):
     drawn = draw(T, K, V, heads=heads)
-    if V > policy.WIDEST_CUDA:
-        plan = Plan(CUPY, np.float32, 1.0, sequences=(Sequence(None, 0, T),))
-        assert "wide" in columns.unsupported_reason(Inputs(**{n: stub(y) for n, y in drawn[0].items()}), plan)
-        return
     agree(run(*drawn, kept=False), exact(*drawn, scale=0.7))
 
 
