@@ -29,7 +29,8 @@ from linattn_np.runtime.cuda import launch, sources
 
 HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which("g++")
-FLAGS = ("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
+FLAGS = ("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
+         "-fsanitize=alignment")  # fmt: skip
 
 DYNAMIC = """#ifdef LA_SHARED   // `extern __shared__` is this array
 #undef __shared__
@@ -54,7 +55,7 @@ def _folder() -> Path:
 
 @functools.cache
 def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> Any:
-    """A function of (address of the arguments, blocks, threads)."""
+    """A function of (address of the arguments, blocks, threads); the first misaligned access, in words, or nothing."""
     source, own = sources.installed(file), [HERE / "device.h", *sorted((HERE / "tile").iterdir())]
     text = "\n".join([sources.digest(*source), entry, repr(constants), *FLAGS, *(path.read_text() for path in own)])
     library = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
@@ -67,8 +68,9 @@ def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> A
                     (folder / header).write_text(generated)
             (folder / "main.cc").write_text(
                 f'#include "device.h"\n{DYNAMIC}#include "{file}"\n'
-                'extern "C" void run_entry(const void* arguments, unsigned blocks, unsigned threads) {\n'
-                f"{POISONED}    run_grid({entry}, arguments, blocks, threads);\n}}\n"
+                'extern "C" const char* run_entry(const void* arguments, unsigned blocks, unsigned threads) {\n'
+                f"{POISONED}    misaligned[0] = 0;\n    run_grid({entry}, arguments, blocks, threads);\n"
+                "    return misaligned;\n}\n"
             )
             paths = [f"-I{path}" for path in (HERE, sources.root(), folder)]
             names = [f"-D{name}={value}" for name, value in constants]
@@ -77,7 +79,7 @@ def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> A
             assert not done.returncode, done.stderr
             os.replace(folder / "out.so", library)
     function = ctypes.CDLL(str(library)).run_entry
-    function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint], None
+    function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint], ctypes.c_char_p
     return function
 
 
@@ -96,7 +98,8 @@ class Kernel:
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: Any, shared_mem: int) -> None:
         launched.append((self.file, self.entry, self.constants, grid[0], block[0]))
-        compiled(self.file, self.entry, self.constants)(arguments[0].tobytes(), grid[0], block[0])
+        misaligned = compiled(self.file, self.entry, self.constants)(arguments[0].tobytes(), grid[0], block[0])
+        assert not misaligned, misaligned.decode()
 
 
 launched: list[tuple[Any, ...]] = []  # by the test

@@ -28,10 +28,10 @@ struct Dim3 {
 };
 static Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-struct float2 {
+struct alignas(8) float2 {
     float x, y;
 };
-struct double2 {
+struct alignas(16) double2 {
     double x, y;
 };
 struct alignas(16) float4 {
@@ -47,6 +47,23 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
+
+// -fsanitize=alignment calls this at an access to an address that is no multiple of the type's alignment, which a
+// device does not make; the launch then fails.
+static char misaligned[256];
+static void check_aligned(const char* file, unsigned line, const void* p, size_t bytes) {
+    if ((uintptr_t)p % bytes && !misaligned[0])
+        snprintf(misaligned, sizeof misaligned, "%s:%u: address %p is no multiple of %zu", file, line, p, bytes);
+}
+struct AccessPlace {   // as the compiler passes it
+    const char* file;
+    unsigned line, column;
+    const void* type;
+    unsigned char log_alignment, kind;
+};
+extern "C" void __ubsan_handle_type_mismatch_v1(AccessPlace* at, uintptr_t p) {
+    check_aligned(at->file, at->line, (const void*)p, (size_t)1 << at->log_alignment);
+}
 
 template <class A, class B> static A bits_as(B x) {
     static_assert(sizeof(A) == sizeof(B), "one size");

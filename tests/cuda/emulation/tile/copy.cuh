@@ -3,6 +3,8 @@
 #include "tile/types.cuh"
 
 template <int BYTES> LA_DEVICE void copy_in(u32 to, const void* from, bool valid) {
+    check_aligned(__FILE__, __LINE__, from, BYTES);
+    check_aligned(__FILE__, __LINE__, shared + to, BYTES);
     if (valid) memcpy(shared + to, from, BYTES);
     else memset(shared + to, 0, BYTES);
 }

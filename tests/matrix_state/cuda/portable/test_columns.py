@@ -8,6 +8,7 @@ import pytest
 import linattn_np as la
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cuda.portable import calls, columns
+from linattn_np.matrix_state.cuda.portable import launch as portable_launch
 from linattn_np.matrix_state.types import Inputs, Plan
 from linattn_np.runtime.cuda import launch
 from linattn_np.runtime.shapes import Sequence
@@ -45,16 +46,21 @@ def exact(arrays, state, dout, dstate, **options):
     return {"out": out, "end": end} | {n: d for n, d in grads.items() if d is not None}
 
 
-def run(arrays, state, dout, dstate, scale=0.7, stops=None, kept=True):
-    """The results of the kernels on this machine."""
-    there = {n: stub(y) for n, y in arrays.items()}
-    B, T = dout.shape[:2]
+def planned(arrays, scale=0.7, stops=None, gradients=True):
+    """(inputs on this machine, the plan of their call)."""
+    B, T = arrays["v"].shape[:2]
     every = [0, *(stops or [T])]
     rows = [None] * B if stops is None else range(len(stops))
     sequences = tuple(Sequence(row, a, b) for row, a, b in zip(rows, every, every[1:], strict=False))
-    plan = Plan(CUPY, np.float32, scale, sequences=sequences, gradients=True)
-    assert columns.unsupported_gradients(Inputs(**there), plan) is None
-    out, end, saved = columns.forward(Inputs(**there), plan, stub(state))
+    x = Inputs(**{n: stub(y) for n, y in arrays.items()})
+    return x, Plan(CUPY, np.float32, scale, sequences=sequences, gradients=gradients)
+
+
+def run(arrays, state, dout, dstate, scale=0.7, stops=None, kept=True):
+    """The results of the kernels on this machine."""
+    x, plan = planned(arrays, scale, stops)
+    assert columns.unsupported_gradients(x, plan) is None
+    out, end, saved = columns.forward(x, plan, stub(state))
     saved = saved if kept else saved._replace(starts=None)
     d, first = columns.backward(saved, stub(dout), stub(dstate))
     return {"out": out, "end": end, **{n: getattr(d, n) for n in arrays}, "state": first}
@@ -83,6 +89,42 @@ def test_gates(kernels, kind):
 def test_shapes(kernels, T, K, V, heads):
     drawn = draw(T, K, V, heads=heads)
     agree(run(*drawn, kept=False), exact(*drawn, scale=0.7))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gate", "T", "K", "V"),
+    [
+        ("float32", "float32", 33, 33, 48),
+        ("float32", "float32", 1, 100, 128),
+        ("float16", "float32", 35, 8, 24),
+        ("float16", "float16", 20, 33, 100),
+        ("bfloat16", "bfloat16", 35, 64, 96),
+        ("bfloat16", "float32", 18, 192, 256),
+        ("bfloat16", "float32", 17, 5, 7),
+    ],
+)
+def test_dtypes_and_widths(kernels, dtype, gate, T, K, V):
+    """Every alignment of rows: 16, 8, 4 and 2 bytes."""
+    arrays, state, dout, dstate = draw(T, K, V, heads=(1, 1, 1))
+    arrays = {n: y.astype(typed(gate if n in ("g", "gv") else dtype)) for n, y in arrays.items()}
+    drawn = arrays, state, dout.astype(typed(dtype)), dstate
+    agree(run(*drawn), exact(*drawn, scale=0.7), BOUND[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_bits_without_a_backward(kernels, dtype):
+    arrays, state, _, _ = draw(150, 16, 24)
+    arrays = {n: y if n in ("g", "gv") else y.astype(typed(dtype)) for n, y in arrays.items()}
+    with_one, without = (columns.forward(*planned(arrays, gradients=g), stub(state))[:2] for g in (True, False))
+    assert all(np.array_equal(x, y) for x, y in zip(with_one, without, strict=True))
+
+
+def test_a_misaligned_row_is_found(kernels, monkeypatch):
+    """The emulation refuses what a device does."""
+    monkeypatch.setattr(portable_launch, "_alignment", lambda arrays, K, V: 16)
+    arrays, state, _, _ = draw(20, 33, 16)
+    with pytest.raises(AssertionError, match="is no multiple of 16"):
+        columns.forward(*planned(arrays), stub(state))
 
 
 def test_ragged(kernels):
