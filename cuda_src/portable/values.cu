@@ -12,7 +12,8 @@
 // along both axes. A channel of out has the sum over j < i of P_ij d_(j+1) ... d_i v_j. The pairs (i, j) of two
 // neighbouring spans of 1, 2, 4 or 8 tokens are one product, decayed from both sides to the boundary between them:
 //
-//     d_(j+1) ... d_i = after_j upto_i     after_j: of the tokens behind j in its span; upto_i: up to i, from its span on
+//     d_(j+1) ... d_i = after_j upto_i     after_j: of the tokens behind j in its span; upto_i: up to i, from its span
+//     on
 //
 // so that no factor is above 1 and none is divided, for P with the decays a likewise. The states after every LA_MARK
 // tokens are stored before the last one's write, and LA_BACK has, without the terms of P_tt in out and dv,
@@ -45,7 +46,7 @@ constexpr int AT_P = AT_PARTS + (1 + LA_ERASE) * ACTIVE * SQUARE * 4, AT_T = AT_
 constexpr int AT_READ = AT_L + LA_ERASE * C * ROW * 4, AT_ERASE = AT_READ + C * READ * 4,
               AT_WRITE = AT_ERASE + LA_ERASE * (LA_BACK ? KEYS * COLUMN : C * READ) * 4;
 constexpr int LAST = KEYS * COLUMN, BUFFER = LAST + (1 + LA_LONG) * KEYS,   // floats
-              AT_BETA = AT_WRITE + BUFFERS * BUFFER * 4;
+    AT_BETA = AT_WRITE + BUFFERS * BUFFER * 4;
 static_assert(LA_SHARED == AT_BETA + LA_ERASE * C * 4, "LA_SHARED is the size that the launch requests");
 
 typedef float State[TILES][4];   // its transpose: value rows, key columns
@@ -192,7 +193,7 @@ struct Chunk {
             q[n] = Tf32::rounded(q[n] * upto[n]);
             k[n] = Tf32::rounded(k[n] * after[n]);
         }
-        const float(&reads)[SPAN] = LA_BACK ? k : q, (&written)[SPAN] = LA_BACK ? q : k;
+        const float (&reads)[SPAN] = LA_BACK ? k : q, (&written)[SPAN] = LA_BACK ? q : k;
 #pragma unroll
         for (int n = 0; n < SPAN; n++) {
             const int token = row + (n & 2) * 4, channel = block * 16 + column + (n & 4) * 2;
@@ -401,9 +402,9 @@ struct Block : Chunk {
 #pragma unroll
             for (int n = 0; n < 8; n++) rows(1)[place(n)] = upto[n];
         const float* const from = floats(AT_P) + (lane >> 2) * COLUMN + (lane & 3) * 2;
-        const float2 pairs[3] = {   // P of the first 8 tokens, of the last 8 with them, of the last 8
-            *(const float2*)from, *(const float2*)(from + (LA_BACK ? 8 : 8 * COLUMN)),
-            *(const float2*)(from + 8 * COLUMN + 8)};
+        const float2 pairs[3] = {// P of the first 8 tokens, of the last 8 with them, of the last 8
+                                 *(const float2*)from, *(const float2*)(from + (LA_BACK ? 8 : 8 * COLUMN)),
+                                 *(const float2*)(from + 8 * COLUMN + 8)};
 #pragma unroll
         for (int span = 1; span <= 8; span *= 2) {
             add_span(x, v, upto, after, pairs, span);

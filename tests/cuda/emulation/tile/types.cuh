@@ -8,6 +8,7 @@
 #define high_f16 device_high_f16
 #define round_tf32 device_round_tf32
 #define shared_address device_shared_address
+#define load_u16 device_load_u16
 #define opaque device_opaque
 #define opaque64 device_opaque64
 #include_next "tile/types.cuh"
@@ -19,6 +20,7 @@
 #undef high_f16
 #undef round_tf32
 #undef shared_address
+#undef load_u16
 #undef opaque
 #undef opaque64
 
@@ -33,6 +35,7 @@ LA_DEVICE u32 pack_bf16(float lo, float hi) { return rounded_bf16(lo) | rounded_
 LA_DEVICE u32 pack_f16(float lo, float hi) { return rounded_f16(lo) | rounded_f16(hi) << 16; }
 LA_DEVICE float low_f16(u32 x) { return (float)bits_as<_Float16>((u16)x); }
 LA_DEVICE float high_f16(u32 x) { return low_f16(x >> 16); }
+LA_DEVICE u16 load_u16(const void* p) { return *(const u16*)p; }
 LA_DEVICE u32 opaque(u32 x) { return x; }
 LA_DEVICE i64 opaque64(i64 x) { return x; }
 LA_DEVICE u32 round_tf32(float x) { return x != x ? 0x7fffffffu : (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }

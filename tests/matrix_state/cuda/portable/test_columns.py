@@ -95,11 +95,9 @@ def test_shapes(kernels, T, K, V, heads):
     ("dtype", "gate", "T", "K", "V"),
     [
         ("float32", "float32", 33, 33, 48),
-        ("float32", "float32", 1, 100, 128),
         ("float16", "float32", 35, 8, 24),
         ("float16", "float16", 20, 33, 100),
-        ("bfloat16", "bfloat16", 35, 64, 96),
-        ("bfloat16", "float32", 18, 192, 256),
+        ("bfloat16", "bfloat16", 18, 64, 48),
         ("bfloat16", "float32", 17, 5, 7),
     ],
 )
@@ -128,7 +126,7 @@ def test_a_misaligned_row_is_found(kernels, monkeypatch):
 
 
 def test_ragged(kernels):
-    drawn, stops = draw(170, 16, 16, "mixed", N=4), [5, 5, 160, 170]
+    drawn, stops = draw(170, 16, 16, "mixed", N=5), [5, 5, 6, 160, 170]
     agree(run(*drawn, stops=stops), exact(*drawn, scale=0.7, cu_seqlens=[0, *stops]))
 
 
