@@ -12,10 +12,12 @@ from typing import Any
 from ....core import StatesAt
 from ....runtime.arrays import Array, cast, shared_heads
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
-from ..operands import shaped
+from ..operands import element_of, shaped
 from . import calls, segments
 from . import plan as cuts
 from .launch import PortableBatch, batch_of, dense, run
+
+NARROW, LEAST_ALIGNMENT = 16, 8  # more channels, and bytes; 33 keys and 7 values in float32 fault on a GPU
 
 
 def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
@@ -26,6 +28,10 @@ def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
         return "the kernels of decays of both axes read a token's own write, without a bonus"
     if x.q is not None and max(x.q.shape[-2], x.k.shape[-2], x.g.shape[-2], x.gv.shape[-2]) > x.v.shape[-2]:
         return "there are more heads of queries, keys or decays than of values"
+    widths = x.k.shape[-1], x.v.shape[-1]
+    size = 4 if element_of(x) == "float32" else 2
+    if min(widths) <= NARROW or any(n * size % LEAST_ALIGNMENT for n in widths):
+        return "the kernels of decays of both axes need more than 16 channels, in rows of a multiple of 8 bytes"
     return calls.unsupported_reason(x._replace(gv=None), plan)
 
 
@@ -46,7 +52,7 @@ def handles(x: Inputs, plan: Plan) -> frozenset[str]:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved): the steps of dgv, and the states at marks."""
-    xp, batch = plan.xp, batch_of(x, plan)
+    xp, batch = plan.xp, _batch_of(x, plan)
     out, end, saved = _outputs(plan, batch, dense(xp, state), plan.gradients)
     return cast(xp, out.reshape(x.v.shape), x.v.dtype), end, Saved(x, plan, state, saved)
 
@@ -59,7 +65,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
         dstate = dstate.end
     dout = xp.zeros(x.v.shape, dtype=x.v.dtype) if dout is None else cast(xp, dout, x.v.dtype)
     q, k = (shared_heads(xp, y, x.v.shape[-2]) for y in (x.q, x.k))
-    batch, other = batch_of(x, plan, dout), batch_of(Inputs(dout, x.v, k, x.gv, x.g), plan, q)
+    batch, other = _batch_of(x, plan, dout), _batch_of(Inputs(dout, x.v, k, x.gv, x.g), plan, q)
     state, dstate = dense(xp, state), dense(xp, dstate)
     given = given or _outputs(plan, batch, state, True)[2]
     dq, _, across = _outputs(plan, other, _exchanged(xp, state), True)
@@ -68,6 +74,15 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     each = {"q": dq, "k": dk, "v": dv, "g": dg, "gv": dgv}
     grads = {n: shaped(xp, d.reshape(*x.v.shape[:-1], -1), getattr(x, n)) for n, d in each.items()}
     return Inputs(**dict.fromkeys(Inputs._fields) | grads), first
+
+
+def _batch_of(x: Inputs, plan: Plan, dout: Array | None = None) -> PortableBatch:
+    """The call; of copies where a view's rows are not aligned."""
+    batch = batch_of(x, plan, dout)
+    if batch.kind.align >= LEAST_ALIGNMENT:
+        return batch
+    copies = Inputs(*(None if y is None else y.copy() for y in x))
+    return batch_of(copies, plan, None if dout is None else dout.copy())
 
 
 def _outputs(plan: Plan, batch: PortableBatch, start: Array | None, marked: bool) -> tuple[Array, Array, Any]:

@@ -17,6 +17,8 @@ from tests.matrix_state.cuda.device_arrays import check_same_bits, error, typed
 from tests.matrix_state.cuda.step_twin import CUPY, stub
 
 BOUND = {"float32": 6e-6, "float16": 1.5e-3, "bfloat16": 6e-3}  # of the norm of the result
+# dg and dgv in 16 bits: sums of up to 128 tokens' differences, which cancel but for roundings to tf32 at strong decays
+BOUND_OF_GATES = BOUND | {"float16": 3e-3}
 GATES = {
     "mild": lambda rng, shape: -0.1 * rng.random(shape),
     "slow": lambda rng, shape: np.full(shape, -1e-4),
@@ -59,7 +61,6 @@ def planned(arrays, scale=0.7, stops=None, gradients=True):
 def run(arrays, state, dout, dstate, scale=0.7, stops=None, kept=True):
     """The results of the kernels on this machine."""
     x, plan = planned(arrays, scale, stops)
-    assert columns.unsupported_gradients(x, plan) is None
     out, end, saved = columns.forward(x, plan, stub(state))
     saved = saved if kept else saved._replace(starts=None)
     d, first = columns.backward(saved, stub(dout), stub(dstate))
@@ -117,6 +118,37 @@ def test_the_same_bits_without_a_backward(kernels, dtype):
     assert all(np.array_equal(x, y) for x, y in zip(with_one, without, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "K", "V", "covered"),
+    [
+        ("float32", 33, 7, False),
+        ("float32", 33, 32, False),
+        ("float32", 16, 32, False),
+        ("float32", 32, 18, True),
+        ("float16", 18, 32, False),
+        ("bfloat16", 100, 60, True),
+    ],
+)
+def test_widths_that_are_covered(kernels, dtype, K, V, covered):
+    """More than 16 channels, in rows of a multiple of 8 bytes."""
+    arrays = draw(20, K, V)[0]
+    x, plan = planned({n: y if n in ("g", "gv") else y.astype(typed(dtype)) for n, y in arrays.items()})
+    why = columns.unsupported_gradients(x, plan)
+    assert why is None if covered else "more than 16 channels" in why
+
+
+def test_views_with_misaligned_rows(kernels):
+    """The kernels read aligned copies."""
+    arrays, state, dout, dstate = draw(20, 32, 24)
+    shifted = {n: np.zeros(y.size + 1, y.dtype)[1:].reshape(y.shape) for n, y in arrays.items()}
+    for n, y in arrays.items():
+        shifted[n][...] = y
+    x, plan = planned(shifted)
+    assert columns.batch_of(x, plan).kind.align == 4
+    assert columns._batch_of(x, plan).kind.align >= 8
+    agree(run(shifted, state, dout, dstate), exact(arrays, state, dout, dstate, scale=0.7))
+
+
 def test_a_misaligned_row_is_found(kernels, monkeypatch):
     """The emulation refuses what a device does."""
     monkeypatch.setattr(portable_launch, "_alignment", lambda arrays, K, V: 16)
@@ -168,7 +200,7 @@ def test_on_a_gpu(dtype, T, K, V, kind):
     (out, end), pull = la.vjp(la.dfw, **there, state=cp.asarray(state), return_state=True)
     found = {"out": out, "end": end} | pull(cp.asarray(dout), cp.asarray(dstate))._asdict()
     for n, y in exact(arrays, state, dout, dstate).items():
-        assert error(found[n], y) < BOUND[dtype], n
+        assert error(found[n], y) < (BOUND_OF_GATES if n in ("g", "gv") else BOUND)[dtype], n
 
 
 @pytest.mark.gpu
