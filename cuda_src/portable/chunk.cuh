@@ -25,6 +25,9 @@
 #ifndef LA_ERASE   // 1: the delta rule
 #define LA_ERASE 0
 #endif
+#ifndef LA_COLUMNS   // 1: value channels decay too (values.cu)
+#define LA_COLUMNS 0
+#endif
 #ifndef LA_BACK   // 1: from the last chunk to the first
 #define LA_BACK 0
 #endif
@@ -81,6 +84,16 @@ template <int A_TERMS, int B_TERMS> struct Product {
         if constexpr (B_TERMS == 2) mma_tf32(c, a.hi, b.lo);
         mma_tf32(c, a.hi, b.hi);
     }
+    // 8 of A's columns alone, the first or, at 1, the last
+    template <int HALF> static __device__ __forceinline__ void add_half(float (&c)[4], const A& a, const B& b) {
+        if constexpr (A_TERMS == 2) half_of<HALF>(c, a.lo, b.hi);
+        if constexpr (B_TERMS == 2) half_of<HALF>(c, a.hi, b.lo);
+        half_of<HALF>(c, a.hi, b.hi);
+    }
+    template <int HALF>
+    static __device__ __forceinline__ void half_of(float (&c)[4], const u32 (&a)[8], const u32 (&b)[4]) {
+        mma_tf32(c, a[4 * HALF], a[4 * HALF + 2], a[4 * HALF + 1], a[4 * HALF + 3], b[2 * HALF], b[2 * HALF + 1]);
+    }
 };
 
 // A sequence and head, and the number of its rows where rows are dense
@@ -110,11 +123,36 @@ LA_DEVICE void request(char* to, const char* rows, i64 step, int token, int T, i
         copy_in<LA_ALIGN>(at + b / 16 * (THREADS * 16) + b % 16, from + b,
                           is_row && column * BYTES + b < WIDTH * BYTES);
 }
+// The same as the operand A of a product has them, of all 16 columns of a warp: element n of token lane / 4 + (n & 2) 4
+// and column (lane & 3) 2 + (n & 1) + (n & 4) 2. Other lanes have requested them: a barrier of the warp is before it
+template <int KIND_> LA_DEVICE void receive_operand(float (&x)[SPAN], const char* from, int warp, int lane) {
+#pragma unroll
+    for (int n = 0; n < SPAN; n += 2) {
+        const char* const at = from + (warp * 32 + (lane >> 2) * 2 + (n & 2) * 8 + n / 4) * 16;
+        if constexpr (KIND_ == 2) {
+            const float2 y = *(const float2*)(at + (lane >> 1 & 1) * (THREADS * 16) + (lane & 1) * 8);
+            x[n] = y.x;
+            x[n + 1] = y.y;
+        } else {
+            const u32 y = *(const u32*)(at + (lane & 3) * 4);
+            x[n] = KIND_ == 0 ? low_bf16(y) : low_f16(y);
+            x[n + 1] = KIND_ == 0 ? high_bf16(y) : high_f16(y);
+        }
+    }
+}
+// 4 floats of memory and a lane's: arrays of a lane are aligned as floats are, which matters where they lie in memory
+LA_DEVICE void load4(float* x, const char* from) {
+    const float4 y = *(const float4*)from;
+    x[0] = y.x;
+    x[1] = y.y;
+    x[2] = y.z;
+    x[3] = y.w;
+}
 template <int KIND_> LA_DEVICE void receive(float (&x)[SPAN], const char* from) {
     from += threadIdx.x * 16;
     if constexpr (KIND_ == 2) {
-        *(float4*)x = *(const float4*)from;
-        *(float4*)(x + 4) = *(const float4*)(from + THREADS * 16);
+        load4(x, from);
+        load4(x + 4, from + THREADS * 16);
     } else {
         const uint4 y = *(const uint4*)from;
         const u32 two[4] = {y.x, y.y, y.z, y.w};
@@ -126,12 +164,12 @@ template <int KIND_> LA_DEVICE void receive(float (&x)[SPAN], const char* from) 
     }
 }
 LA_DEVICE void load8(float (&x)[SPAN], const float* from) {
-    *(float4*)x = *(const float4*)from;
-    *(float4*)(x + 4) = *(const float4*)(from + 4);
+    load4(x, (const char*)from);
+    load4(x + 4, (const char*)(from + 4));
 }
 LA_DEVICE void store8(float* to, const float (&x)[SPAN]) {
-    *(float4*)to = *(const float4*)x;
-    *(float4*)(to + 4) = *(const float4*)(x + 4);
+    *(float4*)to = {x[0], x[1], x[2], x[3]};
+    *(float4*)(to + 4) = {x[4], x[5], x[6], x[7]};
 }
 LA_DEVICE float dot8(const float (&x)[SPAN], const float (&y)[SPAN]) {
     float s = 0.f;
@@ -159,7 +197,18 @@ LA_DEVICE void decays(float (&a)[SPAN]) {   // e^g of log decays
 // The decay of a chunk, the last of Pre, has two terms: a state is multiplied by it at every chunk, and a factor near 1
 // that is always rounded the same way is off by as much as all chunks together. last, of 16 channels of a warp: the
 // first terms, as products of decays; at `rest` the second.
+LA_DEVICE float expm1_of(float sum) {   // e^sum - 1 of a sum above SLOW
+    float m = 1.f;
+#pragma unroll
+    for (int n = 9; n > 1; n--) m = fmaf(m, sum * (1.f / n), 1.f);
+    return m * sum;
+}
 constexpr float SLOW = -0.5f;   // sum of a channel's log decays from which on e^sum - 1 is a series
+LA_DEVICE void in_two_terms(float sum, float& first, float& rest) {   // first remains where the sum is not above SLOW
+    const float m = expm1_of(sum);
+    if (sum > SLOW) first = 1.f + m;
+    rest = sum > SLOW ? m - (first - 1.f) : 0.f;
+}
 template <int N> LA_DEVICE void halve(
     float (&x)[SPAN], int lane, int bit) {   // sums with the lane of another `bit`, of a half of the channels each
 #pragma unroll
@@ -173,16 +222,10 @@ LA_DEVICE void refine(float* last, int rest, float (&g)[SPAN], int lane) {
     halve<2>(g, lane, 8);
     halve<1>(g, lane, 4);
     const float sum = g[0] + __shfl_xor_sync(0xffffffffu, g[0], 2);
-    float m = 1.f;
-#pragma unroll
-    for (int n = 9; n > 1; n--) m = fmaf(m, sum * (1.f / n), 1.f);
-    m *= sum;   // e^sum - 1
     const int channel = (lane & 1) * SPAN + (lane >> 4) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
-    const float first = 1.f + m;
     __syncwarp();
     if (lane & 2) return;
-    if (sum > SLOW) last[channel] = first;
-    last[rest + channel] = sum > SLOW ? m - (first - 1.f) : 0.f;
+    in_two_terms(sum, last[channel], last[rest + channel]);
 }
 // S = decay S + added, where sums of tensor cores, which truncate, begin from zero with every chunk
 LA_DEVICE float add_to(float x, float added, float first, float rest) { return fmaf(x, first, fmaf(x, rest, added)); }

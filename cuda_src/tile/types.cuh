@@ -78,6 +78,11 @@ LA_DEVICE void split_tf32(float x, u32& hi, u32& lo) {
     lo = __float_as_uint(x - __uint_as_float(hi));
 }
 
+LA_DEVICE u16 load_u16(const void* p) {
+    u16 r;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));
+    return r;
+}
 LA_DEVICE float load_shared(u32 a) {
     float r;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(a));

@@ -10,11 +10,6 @@ template <> struct StoredAs<2> {
     typedef float type;
 };
 
-LA_DEVICE u16 load_u16(const void* p) {
-    u16 r;
-    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));
-    return r;
-}
 template <int KIND> LA_DEVICE float load_element(const char* p) {
     if constexpr (KIND == 2) return *(const float*)p;
     else return KIND == 0 ? low_bf16(load_u16(p)) : low_f16(load_u16(p));

@@ -209,7 +209,8 @@ RECURRENCE = Struct(  # token/: gradients token by token; arrays that are writte
 VECTOR_PORTABLE = Struct(  # portable/: arrays that are written are dense (tokens, heads, width)
     "matrix_state/VectorPortableArguments",
     ("q k v g beta out dout dq dk dv dg", ROWS),
-    ("error du", ROWS),  # delta rule, float32: e = v - k S~; the gradient of u = beta e
+    ("gv", ROWS),  # log decays of the value channels
+    ("error du", ROWS),  # float32. Delta rule: e = v - k S~; the gradient of u = beta e. gv: out without P_tt v_t
     OFFSETS,
     ("u", FLOATS),  # bonus (heads of u, K)
     ("start end", OUT_FLOATS),  # the state, or its gradient, before and after: (sequences, heads, K, V)

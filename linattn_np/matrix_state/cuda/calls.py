@@ -11,6 +11,7 @@ from .. import preprocess as steps
 from ..types import Erase, Inputs, Plan, Saved, has_raw_gate
 from .choose import family_of, family_of_gradients
 from .portable import calls as portable
+from .portable import columns
 from .token import calls as token
 from .token import gradients, wide
 
@@ -58,7 +59,7 @@ def form(x: Inputs, plan: Plan) -> tuple[str, int | None]:
     family, T = family_of(x, plan), x.v.shape[-3]
     if family is token:
         return "recurrent form", None
-    if family is portable:
+    if family in (portable, columns):
         return "chunk form", min(policy.PORTABLE_CHUNK, max(T, 1))
     name = "parallel form in tiles" if policy.is_parallel(plan, T) else "chunk form"
     return name, min(policy.array_chunk(plan, T), max(T, 1))

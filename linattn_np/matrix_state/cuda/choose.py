@@ -16,6 +16,7 @@ from .delta import calls as delta
 from .free import calls as free
 from .free import delta as free_delta
 from .portable import calls as portable
+from .portable import columns as portable_columns
 from .portable import delta as portable_delta
 from .scan import calls as scan
 from .token import calls as token
@@ -37,7 +38,8 @@ OWN = {  # for compute capability 90 and bfloat16 alone
     "free": free,
     "free/delta": free_delta,
 }
-FAMILIES = OWN | {"token": token, "scan": scan, "portable": portable, "portable/delta": portable_delta}
+FAMILIES = OWN | {"token": token, "scan": scan, "portable": portable, "portable/columns": portable_columns,
+                  "portable/delta": portable_delta}  # fmt: skip
 CELLS = {  # (axes that decay, erase term): the names of families
     (NONE_OR_SCALAR, "none"): ("scan",),
     (NONE_OR_SCALAR, "delta"): ("delta", "portable/delta"),
@@ -46,7 +48,7 @@ CELLS = {  # (axes that decay, erase term): the names of families
     (KEYS, "delta"): ("vector/delta", "vector/widths", "portable", "token"),
     (KEYS, "delta, r is not k"): ("free/delta", "token"),
     (VALUES, "none"): ("vector/value", "token"),
-    (BOTH, "none"): ("token",),
+    (BOTH, "none"): ("portable/columns", "token"),
     ("none, key channels", "free"): ("free", "token"),
     ("scalar", "free"): ("token",),
 }

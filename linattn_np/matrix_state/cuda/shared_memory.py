@@ -264,7 +264,7 @@ def portable_values(kind: Any, warps: int, back: bool = False) -> int:
     pairs = (1 + erase) * (active * square + C * PORTABLE_COLUMN * 4) + erase * C * (PORTABLE_ROW + 1) * 4
     buffers = 1 if kind.K > policy.WIDEST_GROUP or kind.erase else 2
     erased = erase * (keys * PORTABLE_COLUMN if back else C * (keys + 8)) * 4
-    return stages + rows + pairs + C * (keys + 8) * 4 + erased + keys * (buffers * PORTABLE_COLUMN + 1 + kind.long) * 4
+    return stages + rows + pairs + C * (keys + 8) * 4 + erased + buffers * keys * (PORTABLE_COLUMN + 1 + kind.long) * 4
 
 
 def portable_channels(kind: Any, warps: int, back: bool = False) -> int:

@@ -5,7 +5,8 @@
 
 What is tested is the product's own path: dispatch, shapes, strides, packing of arguments, grid, and the source itself.
 A source is compiled once a process and constants (device.h and the headers of tile/ here stand for the compiler's
-words: of tensor cores, products of bfloat16 by mma.sync). Dynamic shared memory is an array named `memory`.
+words: of tensor cores, products of bfloat16 and tf32 by mma.sync). Dynamic shared memory is an array `memory`, which
+`shared` stands for, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from linattn_np.runtime.cuda import launch, sources
 
 HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which("g++")
-FLAGS = ("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
+FLAGS = ("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
+         "-fsanitize=alignment")  # fmt: skip
 
 
 @functools.cache
@@ -42,8 +44,8 @@ def _folder() -> Path:
 
 @functools.cache
 def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> Any:
-    """A function of (address of the arguments, blocks, threads)."""
-    source, own = sources.installed(file), [HERE / "device.h", *sorted(HERE.glob("tile/*.cuh"))]
+    """A function of (address of the arguments, blocks, threads); the first misaligned access, in words, or nothing."""
+    source, own = sources.installed(file), [HERE / "device.h", *sorted((HERE / "tile").iterdir())]
     text = "\n".join([sources.digest(*source), entry, repr(constants), *FLAGS, *(path.read_text() for path in own)])
     library = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
     if not library.exists():
@@ -55,8 +57,9 @@ def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> A
                     (folder / header).write_text(generated)
             (folder / "main.cc").write_text(
                 f'#include "device.h"\n#include "{file}"\n'
-                'extern "C" void run_entry(const void* arguments, unsigned blocks, unsigned threads) {\n'
-                f"    run_grid({entry}, arguments, blocks, threads);\n}}\n"
+                'extern "C" const char* run_entry(const void* arguments, unsigned blocks, unsigned threads) {\n'
+                f"    misaligned[0] = 0;\n    run_grid({entry}, arguments, blocks, threads);\n"
+                "    return misaligned;\n}\n"
             )
             paths = [f"-I{path}" for path in (HERE, sources.root(), folder)]
             names = [f"-D{name}={value}" for name, value in constants]
@@ -65,7 +68,7 @@ def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> A
             assert not done.returncode, done.stderr
             os.replace(folder / "out.so", library)
     function = ctypes.CDLL(str(library)).run_entry
-    function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint], None
+    function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint], ctypes.c_char_p
     return function
 
 
@@ -80,11 +83,13 @@ class Kernel:
 
     def __init__(self, file: str, entry: str, constants: tuple[tuple[str, int], ...], shared: int):
         assert shared <= 1 << 18, "device.h has less dynamic shared memory"
+        assert shared == dict(constants).get("LA_SHARED", shared), "the size of the array is this constant"
         self.file, self.entry, self.constants = file, entry, constants
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: Any, shared_mem: int) -> None:
         launched.append((self.file, self.entry, self.constants, grid[0], block[0]))
-        compiled(self.file, self.entry, self.constants)(arguments[0].tobytes(), grid[0], block[0])
+        misaligned = compiled(self.file, self.entry, self.constants)(arguments[0].tobytes(), grid[0], block[0])
+        assert not misaligned, misaligned.decode()
 
 
 launched: list[tuple[Any, ...]] = []  # by the test

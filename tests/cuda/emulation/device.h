@@ -28,13 +28,15 @@ struct Dim3 {
 };
 static Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-static thread_local __align__(
-    1024) char memory[1 << 18];   // the dynamic shared memory, under the name that kernels give it
+static thread_local __align__(1024) char memory[1 << 18];   // the dynamic shared memory, by either name
+#ifdef LA_SHARED
+#define shared memory
+#endif
 
-struct float2 {
+struct alignas(8) float2 {
     float x, y;
 };
-struct double2 {
+struct alignas(16) double2 {
     double x, y;
 };
 struct alignas(16) float4 {
@@ -50,6 +52,23 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
+
+// -fsanitize=alignment calls this at an access to an address that is no multiple of the type's alignment, which a
+// device does not make; the launch then fails.
+static char misaligned[256];
+static void check_aligned(const char* file, unsigned line, const void* p, size_t bytes) {
+    if ((uintptr_t)p % bytes && !misaligned[0])
+        snprintf(misaligned, sizeof misaligned, "%s:%u: address %p is no multiple of %zu", file, line, p, bytes);
+}
+struct AccessPlace {   // as the compiler passes it
+    const char* file;
+    unsigned line, column;
+    const void* type;
+    unsigned char log_alignment, kind;
+};
+extern "C" void __ubsan_handle_type_mismatch_v1(AccessPlace* at, uintptr_t p) {
+    check_aligned(at->file, at->line, (const void*)p, (size_t)1 << at->log_alignment);
+}
 
 template <class A, class B> static A bits_as(B x) {
     static_assert(sizeof(A) == sizeof(B), "one size");
@@ -104,7 +123,7 @@ struct Meeting {   // of threads that wait for one another
     int expected = 0, arrived = 0;
     unsigned round = 0;
 };
-struct Block {
+struct Fibers {
     static constexpr int STACK = 1 << 17, MOST = 1024;
     std::vector<char> stacks = std::vector<char>((size_t)STACK * MOST);
     ucontext_t scheduler, fibers[MOST];
@@ -114,8 +133,8 @@ struct Block {
     int count, now;
     std::function<void()> body;
 
-    static Block& own() {
-        static Block block;
+    static Fibers& own() {
+        static Fibers block;
         return block;
     }
     void begin(int n) {
@@ -142,7 +161,7 @@ struct Block {
         }
     }
     static void main_of_a_fiber() {
-        Block& b = own();
+        Fibers& b = own();
         b.body();
         b.running[b.now] = false;
         memset(&b.lanes[b.now], 0xff, 8);
@@ -174,12 +193,12 @@ struct Block {
         }
     }
 };
-static inline void __syncthreads() { Block::own().arrive(Block::own().all); }
-static inline void __syncwarp(unsigned = ~0u) { Block::own().arrive(Block::own().warps[Block::own().now / 32]); }
+static inline void __syncthreads() { Fibers::own().arrive(Fibers::own().all); }
+static inline void __syncwarp(unsigned = ~0u) { Fibers::own().arrive(Fibers::own().warps[Fibers::own().now / 32]); }
 static inline void __threadfence() {}
 
 template <class T> static T exchanged(T x, int from) {   // the x of another lane
-    Block& b = Block::own();
+    Fibers& b = Fibers::own();
     static_assert(sizeof(T) <= 8, "a word");
     memcpy(&b.lanes[b.now], &x, sizeof x);
     __syncwarp();
@@ -188,7 +207,7 @@ template <class T> static T exchanged(T x, int from) {   // the x of another lan
     __syncwarp();
     return y;
 }
-static inline int own_lane() { return Block::own().now % 32; }
+static inline int own_lane() { return Fibers::own().now % 32; }
 template <class T> static T __shfl_sync(unsigned, T x, int from, int width = 32) {
     return exchanged(x, own_lane() / width * width + from % width);
 }
@@ -200,7 +219,7 @@ template <class T> static T __shfl_down_sync(unsigned, T x, int by, int width = 
     return exchanged(x, own_lane() % width + by >= width ? own_lane() : own_lane() + by);
 }
 static inline unsigned __ballot_sync(unsigned, int x) {
-    Block& b = Block::own();
+    Fibers& b = Fibers::own();
     const uint64_t own = x != 0;
     memcpy(&b.lanes[b.now], &own, 8);
     __syncwarp();
@@ -222,7 +241,7 @@ template <class A> static void run_grid(void (*entry)(A), const void* arguments,
     for (unsigned n = 0; n < blocks; n++) {
         blockIdx.x = n;
         memset(memory, 0xff, sizeof memory);
-        Block::own().body = [&] { entry(a); };
-        Block::own().run(threads);
+        Fibers::own().body = [&] { entry(a); };
+        Fibers::own().run(threads);
     }
 }

@@ -30,9 +30,9 @@ WORDS = {  # the cell of a call of tests/core_cases.py
 CASES = [(cell, *words) for cell, each in WORDS.items() for words in each]
 
 
-def call_of(cell, decay, erase, element, T=40, K=16):
+def call_of(cell, decay, erase, element, T=40, K=32):
     """A call of a cell as the kernels get it."""
-    x, plan, *_ = case(decay, erase, "after", T, None, (2, 2, 2), K, 16, B=1)
+    x, plan, *_ = case(decay, erase, "after", T, None, (2, 2, 2), K, 32, B=1)
     kinds = dict.fromkeys(x._fields, KINDS[choose.ELEMENTS.index(element)]) | {"beta": np.float32}
     there = x._replace(**{n: stub(y.astype(kinds[n])) for n, y in x._asdict().items() if y is not None})
     erase_key = EraseKey.OWN

@@ -87,11 +87,14 @@ def test_a_float32_row_is_not_rounded(hopper):
 
 
 def test_gradients_by_array_calls_are_said_to_be_slow(hopper):
-    explanation = explained(la.dfw, dict.fromkeys("qkv", B16))
+    """Decays of both axes: all are kernels, but for more heads of queries than of values."""
+    explanation = explained(la.dfw, dict.fromkeys("qkv", B16), Hq=4)
     assert explanation.backend == "cuda"
     assert explanation.slow.startswith("token by token instead of chunks")
     assert "gradients by array calls" in explanation.slow
     assert explained(la.gla, dict.fromkeys("qkv", B16)).slow == ""
+    assert explained(la.dfw, dict.fromkeys("qkv", B16)).slow == ""
+    assert explained(la.dfw, {}).slow == ""
 
 
 def test_the_named_remedy_is_one(hopper):

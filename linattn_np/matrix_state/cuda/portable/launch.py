@@ -16,7 +16,7 @@ from .. import arguments
 from ..operands import dense_rows, element_of
 from . import plan as cuts
 
-ROWS = ("q", "k", "v", "g", "beta", "out", "dout", "dq", "dk", "dv", "dg", "error", "du")
+ROWS = ("q", "k", "v", "g", "beta", "out", "dout", "dq", "dk", "dv", "dg", "gv", "error", "du")
 POINTERS = ("u", "start", "end", "marks", "dots", "dr", "dbeta", "parts")
 Arrays = dict[str, Any]
 
@@ -45,12 +45,16 @@ def batch_of(x: Inputs, plan: Plan, dout: Array | None = None) -> PortableBatch:
     dtype = xp.float32 if element == "float32" else x.v.dtype
     given = {"q": x.q, "k": x.k, "v": x.v} | ({} if dout is None else {"dout": dout})
     arrays: Arrays = {n: dense_rows(xp, cast(xp, y, dtype)) for n, y in given.items()}
-    g = x.g if dtype_name(x.g) in (element, "float32") else cast(xp, x.g, xp.float32)
-    arrays["g"] = dense_rows(xp, xp.broadcast_to(g, (*x.v.shape[:-2], *g.shape[-2:])))
+    gates = {n: y for n, y in (("g", x.g), ("gv", x.gv)) if y is not None}
+    names = {dtype_name(y) for y in gates.values()}
+    for n, y in gates.items():  # of one dtype
+        g = y if names in ({element}, {"float32"}) else cast(xp, y, xp.float32)
+        arrays[n] = dense_rows(xp, xp.broadcast_to(g, (*x.v.shape[:-2], *g.shape[-2:])))
     before, longest = plan.query_reads is not ReadState.UPDATED, max(s.stop - s.start for s in plan.sequences)
     kind = cuts.PortableKind(K, V, element, dtype_name(arrays["g"]), _alignment(arrays, K, V), x.erase is Erase.DELTA,
                              before, x.u is not None,
-                             element == "float32" or longest > policy.FLOAT32_RECURRENCE)  # fmt: skip
+                             element == "float32" or longest > policy.FLOAT32_RECURRENCE,
+                             x.gv is not None)  # fmt: skip
     arrays["beta"] = None if x.beta is None else dense_rows(xp, cast(xp, x.beta, xp.float32))
     arrays["u"] = None if x.u is None else xp.ascontiguousarray(cast(xp, x.u, xp.float32))
     ragged, ends = plan.is_ragged, [s.stop for s in plan.sequences]
@@ -64,7 +68,7 @@ def _alignment(arrays: Arrays, K: int, V: int) -> int:
     """The largest of 16, 8, 4, 2 bytes that divides the address and the length of every row."""
     common = 16
     for n, y in arrays.items():
-        width = V if n in ("v", "dout") else K
+        width = V if n in ("v", "dout", "gv") else K
         strides = (s for s, n in zip(y.strides[:-1], y.shape[:-1], strict=True) if n > 1)
         common = gcd(common, width * y.itemsize, y.data.ptr, *strides)
     return common

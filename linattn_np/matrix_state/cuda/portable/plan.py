@@ -27,6 +27,7 @@ class PortableKind(NamedTuple):
     before: bool = False  # queries read the previous state
     bonus: bool = False
     long: bool = False  # exact sums over many chunks
+    columns: bool = False  # decays of the value channels too
 
 
 SHARED = {"values": portable_values, "channels": portable_channels}
@@ -49,7 +50,8 @@ def launch_of(name: str, kind: PortableKind, limit: int, back: bool = False) -> 
         **_sizes(kind), "LA_ERASE": int(kind.erase), "LA_BEFORE": int(kind.before),
         "LA_BONUS": int(kind.bonus), "LA_BACK": int(back), "LA_LONG": int(kind.long), "LA_WARPS": warps,
         "LA_SHARED": shared, "LA_BLOCKS": 2 if two else 1,
-        **({"LA_MARK": MARK} if name == "channels" else {}),
+        **({"LA_MARK": MARK} if name == "channels" or kind.columns else {}),
+        **({"LA_COLUMNS": 1} if kind.columns else {}),
     }.items()))  # fmt: skip
     return Kernel(FILES[name], name, 32 * warps, constants, shared, parts)
 

@@ -41,16 +41,11 @@ def _is_one_row(y: Array | None) -> bool:
 
 
 def transfers(xp: Any, batch: PortableBatch) -> Array:
-    """M of all segments: (segments, heads, K, 1), with the delta rule (segments, heads, K, K)."""
-    (many, T, heads), K, arrays = batch.sizes, batch.kind.K, batch.arrays
+    """M of all segments: (segments, heads, K, 1 or V), with the delta rule (segments, heads, K, K)."""
+    (many, _, heads), K, arrays = batch.sizes, batch.kind.K, batch.arrays
     if not batch.kind.erase:
-        N, each, g = prod(batch.lead), batch.longest, cast(xp, arrays["g"], xp.float32)
-        whole = T // each
-        sums = xp.sum(g[:, : whole * each].reshape(N, whole, each, *g.shape[-2:]), axis=2)
-        if T % each:
-            rest = xp.sum(g[:, whole * each :], axis=1)
-            sums = xp.concatenate((sums, rest[:, None]), axis=1)
-        return xp.exp(shared_heads(xp, sums, heads)).reshape(many, heads, K, 1)
+        M = _decays(xp, batch, "g").reshape(many, heads, K, 1)
+        return M * _decays(xp, batch, "gv").reshape(many, heads, 1, -1) if batch.kind.columns else M
     found = xp.empty((many, heads, K, K), dtype=xp.float32)
     zeros = xp.empty((1, 1, 1, K), dtype=arrays["v"].dtype)
     zeros[...] = 0
@@ -59,6 +54,18 @@ def transfers(xp: Any, batch: PortableBatch) -> Array:
     square = replace(batch, kind=batch.kind._replace(V=K), arrays=arrays | {"v": nothing, "out": None, "error": None})
     run("values", square, start=start, end=found)
     return found
+
+
+def _decays(xp: Any, batch: PortableBatch, name: str) -> Array:
+    """The decays of all segments by their log decays."""
+    (_, T, heads), g = batch.sizes, cast(xp, batch.arrays[name], xp.float32)
+    N, each = prod(batch.lead), batch.longest
+    whole = T // each
+    sums = xp.sum(g[:, : whole * each].reshape(N, whole, each, *g.shape[-2:]), axis=2)
+    if T % each:
+        rest = xp.sum(g[:, whole * each :], axis=1)
+        sums = xp.concatenate((sums, rest[:, None]), axis=1)
+    return xp.exp(shared_heads(xp, sums, heads))
 
 
 def begins(xp: Any, batch: PortableBatch, M: Array, state: Array | None, back: bool = False) -> Array:

@@ -17,7 +17,7 @@ struct Blocks {   // the addresses of the rows of four blocks, from all lanes
 LA_DEVICE Blocks blocks_of(u32 a) {
     static u32 lanes[2][32][32];   // in turn: a lane is at most one load ahead of another
     static int turns[1024];
-    const int now = Block::own().now, turn = turns[now]++ & 1;
+    const int now = Fibers::own().now, turn = turns[now]++ & 1;
     lanes[turn][now / 32][now % 32] = a;
     __syncwarp();
     return {lanes[turn][now / 32]};

@@ -7,6 +7,8 @@
 #define pack_f16 device_pack_f16
 #define low_f16 device_low_f16
 #define high_f16 device_high_f16
+#define round_tf32 device_round_tf32
+#define load_u16 device_load_u16
 #define opaque device_opaque
 #define opaque64 device_opaque64
 #include_next "tile/types.cuh"
@@ -17,6 +19,8 @@
 #undef pack_f16
 #undef low_f16
 #undef high_f16
+#undef round_tf32
+#undef load_u16
 #undef opaque
 #undef opaque64
 
@@ -32,5 +36,7 @@ LA_DEVICE u32 pack_bf16(float lo, float hi) { return rounded_bf16(lo) | rounded_
 LA_DEVICE u32 pack_f16(float lo, float hi) { return rounded_f16(lo) | rounded_f16(hi) << 16; }
 LA_DEVICE float low_f16(u32 x) { return (float)bits_as<_Float16>((u16)x); }
 LA_DEVICE float high_f16(u32 x) { return low_f16(x >> 16); }
+LA_DEVICE u16 load_u16(const void* p) { return *(const u16*)p; }
 LA_DEVICE u32 opaque(u32 x) { return x; }
 LA_DEVICE i64 opaque64(i64 x) { return x; }
+LA_DEVICE u32 round_tf32(float x) { return x != x ? 0x7fffffffu : (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
