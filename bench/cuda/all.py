@@ -5,17 +5,21 @@
 bfloat16; gates, strengths and parameters of a head in float32. Inputs are drawn for 64 tokens and one head in the
 variant's range and repeated. ns are GPU times of a token and head, of calls enqueued back to back; `us` are those of
 calls made one by one, host time where it is longer. The prediction is the larger of bytes at the rate of a copy and
-operations at that of a matrix product, both measured; peak is the memory beside the inputs over their bytes.
+operations at that of a matrix product, both measured; peak is the memory beside the inputs over their bytes. --only
+leaves the rows of other variants that the file has of the same day and card.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,6 +162,14 @@ def rows(cp: Any, names: list[str], cases: list[str], limits: Any, seconds: floa
         yield row
 
 
+def others(folder: Path, now: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
+    """The rows of other variants in the file, if it is of the same day and card."""
+    path = folder / "cuda_all.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    same = all(known.get(n) == now[n] for n in ("date", "gpu", "driver"))
+    return [row for row in known["rows"] if row["function"] not in names] if same else []
+
+
 def main(argv: list[str]) -> int:
     parser = report.parser("all", __doc__, peers=False)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="variants; all by default")
@@ -172,7 +184,10 @@ def main(argv: list[str]) -> int:
     sys.stdout.write(f"compiled in {time.monotonic() - began:.0f} s\n")
     limits = passes.limits_of(cp)
     left = args.seconds - (time.monotonic() - began)
-    report.write_each(args.results, "cuda_all", report.device(cp) | limits, rows(cp, names, args.cases, limits, left))
+    result = report.device(cp) | limits
+    before = others(args.results, result, names) if args.only else []
+    found = itertools.chain(before, rows(cp, names, args.cases, limits, left))
+    report.write_each(args.results, "cuda_all", result, found)
     return 0
 
 

@@ -415,10 +415,13 @@ def pieces(result: dict[str, Any], table: Table) -> Iterator[str]:
     rows, token = [row for row in result["rows"] if "forward ms" in row], result["rows"][-1]
     yield PIECES.format(**result, token=token)
     passes, percent = ("forward", "backward"), lambda x: "" if x is None else f"{100 * x:.0f}"
+    peers = [f"{name}{what} ms" for name in ("torch", "fla") for what in ("", " both")]
     yield table(
-        ["piece", *(f"{name}, {unit}" for name in passes for unit in ("ms", "share %", "aim %"))],
+        ["piece", *(f"{name}, {unit}" for name in passes for unit in ("ms", "share %", "aim %")),
+         *(f"{name}, {what}, ms" for name in ("PyTorch", "FLA") for what in ("forward", "both"))],
         [[row["piece"], *(cell for name in passes for cell in (f"{row[f'{name} ms']:.3f}",
-          percent(row[f"{name} share"]), percent(row.get(f"{name} aim"))))] for row in rows],
+          percent(row[f"{name} share"]), percent(row.get(f"{name} aim")))),
+          *(f"{row[name]:.3f}" if name in row else "" for name in peers)] for row in rows],
     )  # fmt: skip
 
 
@@ -459,7 +462,31 @@ def selective(result: dict[str, Any], table: Table) -> Iterator[str]:
     )
 
 
+EVERY = """\
+`python -m bench all --backend cuda`: bfloat16, gates, strengths and parameters of a head in float32. Large: 8 x 4096
+tokens, 32 heads of 128, GPU ns a token and head; predicted: the larger of bytes at {copy_gbs:.0f} GB/s, the rate of a
+copy, and operations at {matrix_tflops:.0f} TFLOP/s, the rate of a matrix product, forward. Small: 2 x 1000 tokens, 8
+heads of 64, us of calls made one by one, host time where it is longer. Memory: the peak beside the inputs over their
+bytes. chunks: array calls. Variants that are not here were not measured."""
+
+
+def every(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """Every variant, by its default call."""
+    yield "On a GPU: variants"
+    yield EVERY.format(**result)
+    names, memory = ("forward", "both"), lambda row: f"{row['both_peak']:.1f}" if "both_peak" in row else ""
+    yield table(
+        ["variant", "backend", "large: predicted, ns", *(f"{name}, ns" for name in names), "memory",
+         *(f"small: {name}, us" for name in names), "memory"],
+        [[f"`{row['function']}`", row["large"]["backend"], ns(row["large"]["predicted_ns"]),
+          *(ns(row["large"].get(f"{name}_ns")) for name in names), memory(row["large"]),
+          *(f"{row['small'][f'{name}_us']:.0f}" for name in names), memory(row["small"])]
+         for row in sorted(result["rows"], key=lambda row: row["function"])],
+    )  # fmt: skip
+
+
 NAMES = {
+    "cuda_all": every,
     "cuda_simple_gla": chunks, "cuda_gated_delta_rule": delta, "cuda_vector_decay": vector, "cuda_step": steps,
     "cuda_softmax": attention, "cuda_path_attention": path,
     "cuda_deltaformer": partial(path, title="DeltaFormer", words=SYSTEM, peers="array calls"),
