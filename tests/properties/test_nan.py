@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linattn_np.matrix_state.types import Decay, Readout
-from tests.cases import PLAIN, call, draw, with_gradients
+from tests.cases import PLAIN, call, draw
 
 
 def has_levels(case):
@@ -65,14 +65,6 @@ def test_it_stays_in_its_head_sequence_and_chunk(case, name, at, backend):
     np.testing.assert_array_equal(found[:, :start], clean[:, :start])
     if stays(case, name, backend):
         np.testing.assert_array_equal(found[:, :at], clean[:, :at])
-
-
-@pytest.mark.parametrize("backend", BACKENDS, ids=str)
-@pytest.mark.parametrize(("case", "name"), [x[:2] for x in POISONED if x[2] == FIRST], ids=str)
-def test_gradients_of_queries_before_a_chunk_do_not_see_it(case, name, backend):
-    clean, found = both(case, name, FIRST, with_gradients, backend=backend, chunk_size=C)
-    for d in ("dq", "dlam"):
-        np.testing.assert_array_equal(found[d][:, :FIRST], clean[d][:, :FIRST])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import pytest
 
 import linattn_np as la
 from linattn_np.testing import relative_error
+from tests.cases import with_gradients
+from tests.properties.test_nan import BACKENDS, FIRST, POISONED, C, both
 
 PLAIN = {la.log_linear_gla: la.simple_gla, la.log_linear_gated_delta_rule: la.gated_delta_rule}
 every_variant = pytest.mark.parametrize("fn", PLAIN, ids=lambda fn: fn.__name__)
@@ -102,3 +104,11 @@ def test_the_loops_and_the_sums_of_calls_have_the_same_gradients(fn, T):
     for name, y in d._asdict().items():
         y, other = (y.S, expected.state.S) if name == "state" else (y, getattr(expected, name))
         assert relative_error(y, other) < 1e-12, name
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+@pytest.mark.parametrize(("case", "name"), [x[:2] for x in POISONED if x[2] == FIRST], ids=str)
+def test_gradients_of_queries_before_a_chunk_do_not_see_a_nan(case, name, backend):
+    clean, found = both(case, name, FIRST, with_gradients, backend=backend, chunk_size=C)
+    for d in ("dq", "dlam"):
+        np.testing.assert_array_equal(found[d][:, :FIRST], clean[d][:, :FIRST])

@@ -18,7 +18,7 @@ from ...types import Plan
 from .. import arguments
 from ..arguments import gate_of
 from ..operands import alignment, dense_rows
-from .plan import SystemsKernels, kernels_of
+from .plan import TERMS, SystemsKernels, kernels_of
 
 
 def takes(x: Any, plan: Plan) -> bool:
@@ -46,6 +46,7 @@ def unsupported_reason(x: Any, plan: Plan) -> str | None:
 def _element(x: Any, plan: Plan) -> str:
     """What products are made of."""
     given = "float32" if x.solver.dtype is None else name_of(x.solver.dtype)
+    given = given if given in TERMS else "float32"  # of a plan for float64 arrays cast to float32
     return "tf32" if given == "float32" and plan.precision == "tf32" else given
 
 
