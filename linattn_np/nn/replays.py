@@ -42,6 +42,8 @@ def signature_of(named: Named, arrays: tuple[Any, ...], keywords: Mapping[str, A
     if active.recorder is not None:
         return None
     if (out := keywords.get("out")) is not None and (at := place_among(out, arrays, keywords)) is not None:
+        if type(out) is ndarray and not out.flags.writeable:
+            return None
         keywords = {**keywords, "out": None, "in place of": at}
     first = type(arrays[0] if arrays else next(iter(keywords.values()), None))
     if first is not ndarray:
@@ -142,7 +144,8 @@ def recorded(
         if not kernels.launches:
             raise LookupError(kernels.obstacle or "no kernel computed the call")
         written = (state if keywords.get("overwrite_state") is True else None, out)
-        kernels.allocated = [x for x in kernels.allocated if x is not out]  # the caller's
+        if type(out) is ndarray:  # it is the caller's, or a view of it
+            kernels.allocated = [x for x in kernels.allocated if not np.may_share_memory(x, out)]
         plan = _module(signature).LaunchSequence(kernels, given, found, written)
     except LookupError as why:
         reason = str(why)

@@ -112,6 +112,29 @@ def test_out_of_a_replayed_call_is_checked():
         la.nn.rms_norm(x, out=out)
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "silu"])
+def test_an_input_that_is_read_only_is_not_written_in_place(name):
+    x = normal(3, 8)
+    for _ in range(3):
+        getattr(la.nn, name)(x, out=x)
+    before = x.copy()
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match=f"{name}: out is read-only"):
+        getattr(la.nn, name)(x, out=x)
+    np.testing.assert_array_equal(x, before)
+
+
+def test_a_step_with_out_is_its_kernels(entered):
+    weight, state = normal(7, 4).astype(np.float32), normal(2, 3, 7).astype(np.float32)
+    for turn in range(3):
+        x, out = normal(2, 7 + turn)[:, :7].astype(np.float32), np.full((2, 7), np.nan, np.float32)
+        x = np.ascontiguousarray(x)
+        wanted = la.step(la.nn.short_conv, x, weight, state=state.copy())
+        assert la.step(la.nn.short_conv, x, weight, state=state.copy(), out=out) is out
+        np.testing.assert_array_equal(out, wanted)
+    assert len(entered) == 2  # one with out, one without
+
+
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: f"{c.name} {c.label}".strip())
 def test_a_repeated_call_is_not_checked_again(case, entered):
     for turn in range(2):
