@@ -3,9 +3,9 @@
 //     s_t = s_{t-1} + tanh(angle_t) dt_t        q_t = C_t R(pi s_t),  k_{t+1} = B_t R(pi s_t),  v_{t+1} = w_{t+1} x_t
 //     own_t = lambda_t dt_t,  w_t = e^{dt_t A_t} (dt_t - own_t + own_{t-1}),  share_t = scale own_t C_t B_t^T + D
 //
-// A block has a head of PART tokens of a sequence. Angles are sums of half turns in double: over each part (turns),
+// A block has a head of PART tokens of a sequence. Angles are sums of half turns in double: over each part (angle_sums),
 // before it (before_parts), within it token by token, so that those of a token depend on no later one. Backward their
-// gradients are sums over later tokens: within a part (late_rows_vjp), after it (after_parts), both (turns_vjp).
+// gradients are sums over later tokens: within a part (late_rows_vjp), after it (after_parts), both (angle_sums_vjp).
 #include "arguments/ops/TrapezoidArguments.cuh"
 #include "ops/element.cuh"
 
@@ -17,7 +17,7 @@ typedef float Piece[PER];
 
 union Slot {   // of a token and pair: a sum of half turns, (cosine, sine), or the gradient of the angle
     double sum;
-    float2 turn;
+    float2 rotation;
 };
 typedef Slot Slots[PART][larger(LA_P, 1)];
 
@@ -90,7 +90,7 @@ LA_DEVICE double half_turns(const Arguments& a, i64 n, int p) {   // of a token 
     return (double)tanhf((float)element<LA_ANGLE>(a.angle, n * LA_P + p)) * (double)a.dt[n];
 }
 // the rotations of a part, between barriers of the block
-LA_DEVICE void turn(const Arguments& a, const Place& at, Slots& slots) {
+LA_DEVICE void find_rotations(const Arguments& a, const Place& at, Slots& slots) {
     for (int n = threadIdx.x; n < at.count * LA_P; n += THREADS) {
         const int t = n / larger(LA_P, 1), p = n % larger(LA_P, 1);
         slots[t][p].sum = half_turns(a, (at.first + t) * a.H + at.head, p);
@@ -113,7 +113,7 @@ LA_DEVICE void turn(const Arguments& a, const Place& at, Slots& slots) {
         const double s = slot.sum;
         float2 found;
         sincospif((float)(s - 2 * rint(0.5 * s)), &found.y, &found.x);
-        slot.turn = found;
+        slot.rotation = found;
     }
     __syncthreads();
 }
@@ -131,23 +131,24 @@ template <int KIND, int WIDTH> LA_DEVICE void store_row(char* row, int at, const
             if (at + i < WIDTH) put_element<KIND>(row, at + i, x[i]);
     } else store_elements<KIND, PER>(row + at * bytes_of(KIND), x);
 }
-LA_DEVICE void rotate(Piece& x, const Slot* turns, int at, bool back) {
+LA_DEVICE void rotate(Piece& x, const Slot* slots, int at, bool back) {
 #pragma unroll
     for (int i = 0; i < PER; i += 2) {
         const int p = (at + i) / 2;
         if (p >= LA_P) continue;
-        const float c = turns[p].turn.x, s = back ? -turns[p].turn.y : turns[p].turn.y, even = x[i], odd = x[i + 1];
+        const float c = slots[p].rotation.x, s = back ? -slots[p].rotation.y : slots[p].rotation.y, even = x[i],
+                    odd = x[i + 1];
         x[i] = even * c - odd * s;
         x[i + 1] = odd * c + even * s;
     }
 }
 // Gradients of the angles of the pairs of a row x, from d of the row as the core reads it, rotated and rounded: what a
 // query adds to a sum over later tokens its keys take from it, but for the rounding of d.
-LA_DEVICE void add_turned(double (&angles)[PER / 2], const Piece& x, const Piece& d, const Slot* turns, int at) {
+LA_DEVICE void add_angle_grads(double (&angles)[PER / 2], const Piece& x, const Piece& d, const Slot* slots, int at) {
     Piece y;
 #pragma unroll
     for (int i = 0; i < PER; i++) y[i] = x[i];
-    rotate(y, turns, at, false);
+    rotate(y, slots, at, false);
 #pragma unroll
     for (int i = 0; i < PER; i++) y[i] = rounded<LA_DTYPE>(y[i]);
 #pragma unroll
@@ -191,7 +192,7 @@ LA_DEVICE void pass_on(const Arguments& a, const Place& at, const float* k, cons
     });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) turns(const __grid_constant__ TrapezoidArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS) angle_sums(const __grid_constant__ TrapezoidArguments a) {
     const u32 columns = a.H * larger(LA_P, 1), tiles = (columns + THREADS - 1) / THREADS;
     const u32 column = blockIdx.x % tiles * THREADS + threadIdx.x;
     if (column >= columns) return;
@@ -258,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) late_rows(const __grid_con
         return;
     }
     numbers.load(a, at, true);
-    turn(a, at, slots);
+    find_rotations(a, at, slots);
     __syncthreads();
     const int group = threadIdx.x / LA_LANES, lane = threadIdx.x % LA_LANES;
     for (int step = 0; step < at.count; step += GROUPS) {   // all lanes take part in the sums
@@ -310,8 +311,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) late_rows(const __grid_con
         if (token + 1 < at.end) continue;
         if (lane == 0) a.end_own[at.owner] = numbers.own[t];
         for (int p = lane; p < LA_P; p += LA_LANES) {
-            a.end_rotation[at.owner * LA_P + p] = slots[t][p].turn.x;
-            a.end_rotation[(states + at.owner) * LA_P + p] = slots[t][p].turn.y;
+            a.end_rotation[at.owner * LA_P + p] = slots[t][p].rotation.x;
+            a.end_rotation[(states + at.owner) * LA_P + p] = slots[t][p].rotation.y;
         }
     }
 }
@@ -329,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) late_rows_vjp(const __g
         return;
     }
     numbers.load(a, at, false);
-    turn(a, at, slots);
+    find_rotations(a, at, slots);
     __syncthreads();
     constexpr int BYTES = bytes_of(LA_GRAD);
     const int group = threadIdx.x / LA_LANES, lane = threadIdx.x % LA_LANES;
@@ -387,8 +388,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) late_rows_vjp(const __g
         pieces([&](int i, int c) {
             if (c < LA_K) {
                 double angles[PER / 2] = {};   // gradients of those of the pairs; that of the last key has none
-                if (reads) add_turned(angles, C[i], dq[i], slots[t], c);
-                if (follows) add_turned(angles, B[i], dk[i], slots[t], c);
+                if (reads) add_angle_grads(angles, C[i], dq[i], slots[t], c);
+                if (follows) add_angle_grads(angles, B[i], dk[i], slots[t], c);
                 if (follows) rotate(dk[i], slots[t], c, true);
                 rotate(dq[i], slots[t], c, true);
 #pragma unroll
@@ -437,7 +438,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) late_rows_vjp(const __g
 }
 
 // gradients of the angles, of dt, A and trap
-extern "C" __global__ void __launch_bounds__(THREADS) turns_vjp(const __grid_constant__ TrapezoidArguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS) angle_sums_vjp(const __grid_constant__ TrapezoidArguments a) {
     constexpr int EACH = THREADS / PART;
     const Place at(a);
     const int t = threadIdx.x / EACH, lane = threadIdx.x % EACH;
@@ -457,10 +458,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) turns_vjp(const __grid_con
     if (!valid || lane) return;
     const Token now(a, token, at.head);
     const float before = token > at.begin ? Token(a, token - 1, at.head).own : 0.f, fade = expf(now.g);
-    const float dw = a.dw[n], down = a.down[n], again = fade * dw;
+    const float dw = a.dw[n], down = a.down[n], following = fade * dw;
     const float dg = a.dg[n] + fade * ((now.dt - now.own) + before) * dw;
-    a.ddt[n] = (float)ddt + now.lambda * down + (1.f - now.lambda) * again + now.rate * dg;
-    a.dtrap[n] = now.lambda * (1.f - now.lambda) * now.dt * (down - again);
+    a.ddt[n] = (float)ddt + now.lambda * down + (1.f - now.lambda) * following + now.rate * dg;
+    a.dtrap[n] = now.lambda * (1.f - now.lambda) * now.dt * (down - following);
     a.dA[n] = now.dt * dg;
 }
 

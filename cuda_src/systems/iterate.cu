@@ -240,12 +240,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) iterate(const _
             const float sum = row_sum(rr[e]);
             rr[e] = going[e] ? sum : before[e];
         }
-        const float kept[2] = {over(rr[0], before[0]), over(rr[1], before[1])};
+        const float ratio[2] = {over(rr[0], before[0]), over(rr[1], before[1])};
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++) {
             const int e = i % 2;
             const float2 y = p[i / 4].get(i % 4);
-            const float2 next = {fmaf(kept[e], y.x, c[i / 2][2 * e]), fmaf(kept[e], y.y, c[i / 2][2 * e + 1])};
+            const float2 next = {fmaf(ratio[e], y.x, c[i / 2][2 * e]), fmaf(ratio[e], y.y, c[i / 2][2 * e + 1])};
             p[i / 4].set(i % 4, going[e] ? next.x : y.x, going[e] ? next.y : y.y);
         }
     }

@@ -52,7 +52,7 @@ struct Task {   // a row of the call, a head, and columns of it
         head = task % a.heads;
         column = blockIdx.x % PARTS * TILE + threadIdx.x % LANES * PER;
         at = a.cursors[row];
-        start = wrapped(a.cursors[a.rows + row] + a.turn, a.ring);
+        start = wrapped(a.cursors[a.rows + row] + a.shift, a.ring);
         live = a.cursors[2 * a.rows + row] + a.more;
         entry = ((i64)at * a.heads + head) * a.slots;
         state = ((i64)(a.dense ? row : at) * a.heads + head) * K;

@@ -466,7 +466,7 @@ def test_the_kernels_of_late_rows_compile(device, monkeypatch, arch, dtype, K, P
     """Forward, backward and the final state, of the sizes of Mamba-3, and of keys of an odd width."""
     monkeypatch.setattr(emulation, "compiled", lambda *how: lambda *arguments: None)
     late_rows(device, LateRows(B=(1,), T=70, K=K, V=K, P=P, dtype=np.dtype(dtype)))
-    names = {"turns", "before_parts", "late_rows", "late_rows_vjp", "after_parts", "turns_vjp", "settle"}
+    names = {"angle_sums", "before_parts", "late_rows", "late_rows_vjp", "after_parts", "angle_sums_vjp", "settle"}
     assert names <= {entry for _, entry, *_ in device.launched}
     own = [one for one in device.launched if one[0] == trapezoid.SOURCE]
     check_launched(own, arch, {"late_rows": 12 if K == 255 else 0})  # of four pieces a lane

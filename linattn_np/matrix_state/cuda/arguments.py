@@ -249,7 +249,7 @@ LOG = Struct(  # log.cu
     ("state log_k log_u log_g", OUT_BYTES),  # (rows of the pool, heads, K, V), (rows of the pool, heads, slots, width)
     ("parents", pointer("const int")),  # of nodes (rows, count), null: a chain; of moves, the slots that are moved
     ("cursors", pointer("const int")),  # (3, rows): row of the pool, slot of the oldest token, tokens in the ring
-    ("turn more", INT),  # added to all of these slots, and to all of these tokens
+    ("shift more", INT),  # added to all of these slots, and to all of these tokens
     ("rows heads queries tokens first count ring slots", INT),  # `count` tokens from `first` on
     ("erases early updated tree dense", INT),  # dense: states are those of the call's rows
     ("scale", DOUBLE),

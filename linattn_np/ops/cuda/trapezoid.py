@@ -95,7 +95,7 @@ class Pass(NamedTuple):
         if "sums" not in self.arrays:
             return
         if not after:
-            self.run("turns", s.slots * -(-s.H * s.P // THREADS))
+            self.run("angle_sums", s.slots * -(-s.H * s.P // THREADS))
         self.run("after_parts" if after else "before_parts", -(-s.states * s.H * s.P // THREADS))
 
     @property
@@ -178,7 +178,7 @@ def late_writes_vjp(
     how.add_angles(after=True)
     of_numbers = {n: s.tokens() for n in ("ddt", "dtrap", "dA")}
     of_numbers["dangle"] = s.tokens(s.P, dtype=x.angle.dtype) if s.P else None
-    how.run("turns_vjp", how.blocks, dg=given["dg"], dw=found.pop("dw"), down=found.pop("down"), later=later,
+    how.run("angle_sums_vjp", how.blocks, dg=given["dg"], dw=found.pop("dw"), down=found.pop("down"), later=later,
             **of_numbers)  # fmt: skip
     in_ranks = {n: y[..., None, :, :] for n, y in found.items() if n in ("dx", "dB", "dC")}
     return found | in_ranks | of_numbers

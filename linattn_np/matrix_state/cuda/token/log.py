@@ -85,22 +85,22 @@ def tokens_of(x: Inputs, plan: Plan, heads: int, dtype: Any) -> Tokens:
 
 
 def run(entry: str, xp: Any, state: Array, logs: dict[str, Array], cursors: tuple[np.ndarray, ...],
-        kept: dict[str, Any], ring: int, tokens: Tokens | None = None, **own: Any) -> None:  # fmt: skip
+        on_device: dict[str, Any], ring: int, tokens: Tokens | None = None, **own: Any) -> None:  # fmt: skip
     """Launch an entry of log.cu for rows of the pool.
 
-    logs: k, u, g. cursors: the rows, their first slots, their tokens in the ring. kept: what the last launch left on
-    the device. own: fields of the argument struct, parents as an array of slots or nodes.
+    logs: k, u, g. cursors: the rows, their first slots, their tokens in the ring. on_device: what the last launch left
+    there. own: fields of the argument struct, parents as an array of slots or nodes.
     """
     R, (H, K, V) = len(cursors[0]), state.shape[1:]
     if 0 in (R, H, K, V):
         return
-    there, turn, more = _cursors(xp, cursors, kept, ring)
+    there, shift, more = _cursors(xp, cursors, on_device, ring)
     given = own.pop("parents", None)
-    parents = None if given is None else _indices(xp, given, kept)
+    parents = None if given is None else _indices(xp, given, on_device)
     fields = NO_TOKENS | (tokens.fields if tokens else {}) | {"first": 0, "count": 0, "tree": 0, "dense": 0} | own
     pointers = {"state": state, "cursors": there, "parents": parents, **{f"log_{n}": y for n, y in logs.items()}}
     fields |= {n: 0 if y is None else y.data.ptr for n, y in pointers.items()}
-    fields |= {"turn": turn, "more": more, "rows": R, "heads": H, "ring": ring, "slots": logs["k"].shape[2]}
+    fields |= {"shift": shift, "more": more, "rows": R, "heads": H, "ring": ring, "slots": logs["k"].shape[2]}
     name = dtype_name(state)
     wide = V % 4 == 0 and state.data.ptr % (4 * state.itemsize) == 0
     constants = constants_of(K, V, logs["g"].shape[-1], name, wide)
@@ -109,24 +109,24 @@ def run(entry: str, xp: Any, state: Array, logs: dict[str, Array], cursors: tupl
     launch.launch(FILE, entry, constants, R * H * parts, values["LA_THREADS"], 0, arguments.LOG.packed(fields))
 
 
-def _cursors(xp: Any, wanted: tuple[np.ndarray, ...], kept: dict[str, Any], ring: int) -> tuple[Any, int, int]:
+def _cursors(xp: Any, wanted: tuple[np.ndarray, ...], on_device: dict[str, Any], ring: int) -> tuple[Any, int, int]:
     """(cursors on the device, what is added to their slots and to their tokens): sent again where rows went apart."""
     rows, start, live = wanted
-    last: Cursors | None = kept.get("cursors")
+    last: Cursors | None = on_device.get("cursors")
     if last is not None and np.array_equal(last.rows, rows):
-        turns, more = (start - last.start) % ring, live - last.live
-        if (turns == turns[0]).all() and (more == more[0]).all():
-            return last.there, int(turns[0]), int(more[0])
+        shifts, more = (start - last.start) % ring, live - last.live
+        if (shifts == shifts[0]).all() and (more == more[0]).all():
+            return last.there, int(shifts[0]), int(more[0])
     there = xp.asarray(np.stack(wanted).astype(np.int32))
-    kept["cursors"] = Cursors(rows.copy(), start.copy(), live.copy(), there)
+    on_device["cursors"] = Cursors(rows.copy(), start.copy(), live.copy(), there)
     return there, 0, 0
 
 
-def _indices(xp: Any, x: np.ndarray, kept: dict[str, Any]) -> Any:
+def _indices(xp: Any, x: np.ndarray, on_device: dict[str, Any]) -> Any:
     """Whole numbers on the device; those of the last call are not sent again."""
-    last = kept.get("indices")
+    last = on_device.get("indices")
     if last is None or not np.array_equal(last[0], x):
-        last = kept["indices"] = np.array(x), xp.asarray(np.ascontiguousarray(x, np.int32))
+        last = on_device["indices"] = np.array(x), xp.asarray(np.ascontiguousarray(x, np.int32))
     return last[1]
 
 
