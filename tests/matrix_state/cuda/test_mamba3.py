@@ -50,7 +50,7 @@ def test_a_few_tokens(public, monkeypatch, dtype, T, more):  # noqa: F811
             if b is not None:
                 near(a, b, 2 * bound)
     own = {entry for file, entry in entries if file == trapezoid.SOURCE}
-    assert {"late_rows", "late_rows_vjp", "turns_vjp", "settle"} <= own
+    assert {"late_rows", "late_rows_vjp", "angle_sums_vjp", "settle"} <= own
 
 
 @pytest.mark.parametrize("how", [{}, {"return_state": True}, {"overwrite_state": True}], ids=str)
