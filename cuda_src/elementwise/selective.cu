@@ -12,6 +12,7 @@ template <bool OUTPUTS> LA_DEVICE void pass(Given a) {
     __shared__ Step steps[TILE][CHANNELS];
     __shared__ Real ys[OUTPUTS ? TILE : 1][CHANNELS];
     __shared__ __align__(16) Real B[TILE][WIDTH], C[OUTPUTS ? TILE : 1][WIDTH];
+    __shared__ Norms norms;
     const Segment s(a);
     if (s.count <= 0 && s.number) return;
     if (!OUTPUTS && s.is_last()) return;
@@ -53,6 +54,8 @@ template <bool OUTPUTS> LA_DEVICE void pass(Given a) {
     if (s.count > 0) fetch(min(TILE, s.count));
     for (int t0 = 0; t0 < s.count; t0 += TILE) {
         const int count = min(TILE, s.count - t0);
+        b.put(B, 1);
+        find_norms(norms, B);
 #pragma unroll
         for (int i = 0; i < Row::COUNT; i++) {
             Real xs[PER], raw[PER];
@@ -61,7 +64,7 @@ template <bool OUTPUTS> LA_DEVICE void pass(Given a) {
             if (row.of(i) < TILE)
 #pragma unroll
                 for (int v = 0; v < PER; v++) {
-                    const Real step = step_of(a, raw[v] + bias[v]);
+                    const Real step = step_of(a, raw[v] + bias[v], norm_of(norms, row.of(i)));
                     steps[row.of(i)][row.column + v] = {step, step * xs[v]};
                 }
         }
@@ -72,7 +75,6 @@ template <bool OUTPUTS> LA_DEVICE void pass(Given a) {
             z.at += z.tile;
             r.put(C, scale);
         }
-        b.put(B, 1);
         __syncthreads();
         if (t0 + TILE < s.count) fetch(min(TILE, s.count - t0 - TILE));
         if (OUTPUTS && a.marks) store_own(a.marks, h, s.mark(s.from + t0), a.D, d, q);

@@ -3,7 +3,8 @@
 //     dt = clip(dt_t + bias, or softplus of it),   u = dt x_t
 //     h_t[n] = e^{dt A[n]} h_{t-1}[n] + u B_t[n],   y_t = scale sum_n C_t[n] h_t[n],   out = (y + D x) silu(z)
 //
-// LA_KEYS: 1 - dt B_t[n]^2 in place of e^{dt A[n]}.
+// LA_KEYS: dt = beta / (1 + beta |B_t|^2), of a beta in the place of the raw dt, and 1 - dt B_t[n]^2 in place of
+// e^{dt A[n]}.
 //
 // A block has CHANNELS channels of a segment of a sequence, whose tokens pass in tiles of TILE. LANES lanes share a
 // channel, each with STATES numbers of its state in registers. Before and after a tile lanes have PER neighbouring
@@ -37,13 +38,15 @@ LA_DEVICE double decay(double dt, double rate) { return exp(dt * rate); }
 constexpr Real RATE = LA_DOUBLE || LA_KEYS ? 1. : 0.693147180559945;   // A of a rate
 LA_DEVICE Real decay_of(Real dt, Real rate, Real B) { return LA_KEYS ? fma(-(B * B), dt, (Real)1) : decay(dt, rate); }
 
-// the step of dt + bias, and its slope; LA_SOFT: softplus, LA_CLIP: within limits
-LA_DEVICE Real step_of(Given a, Real raw) {
+// the step of dt + bias, and its slope; LA_SOFT: softplus, LA_CLIP: within limits; LA_KEYS: norm is |B_t|^2
+LA_DEVICE Real step_of(Given a, Real raw, Real norm) {
+    if (LA_KEYS) return raw / (1 + raw * norm);
     const Real step = LA_SOFT ? softplus(raw) : raw;
     if (!LA_CLIP) return step;
     return step<(Real)a.low ? (Real)a.low : step>(Real) a.high ? (Real)a.high : step;
 }
-LA_DEVICE Real slope_of(Given a, Real raw) {
+LA_DEVICE Real slope_of(Given a, Real raw, Real norm) {
+    if (LA_KEYS) return 1 / ((1 + raw * norm) * (1 + raw * norm));
     const Real slope = LA_SOFT ? sigmoid(raw) : (Real)1;
     if (!LA_CLIP) return slope;
     const Real step = LA_SOFT ? softplus(raw) : raw;
@@ -164,6 +167,27 @@ template <int KIND> struct Vectors {
 LA_DEVICE void clear(Real (&to)[TILE][WIDTH]) {   // the numbers that no state has
     if constexpr (WIDTH > N)
         for (int i = threadIdx.x; i < TILE * WIDTH; i += THREADS) to[i / WIDTH][i % WIDTH] = 0;
+}
+
+// |B_t|^2 of the tokens of a tile (LA_KEYS), of which PARTS neighbouring threads each add some; a barrier before, one
+// after
+typedef Real Norms[LA_KEYS ? TILE : 1];
+LA_DEVICE Real norm_of(const Norms& norms, int t) { return LA_KEYS && t < TILE ? norms[t] : (Real)0; }
+LA_DEVICE void find_norms(Norms& norms, const Real (&B)[TILE][WIDTH]) {
+    if constexpr (LA_KEYS) {
+        constexpr int PARTS = THREADS / TILE < 32 ? THREADS / TILE : 32;
+        static_assert((PARTS & (PARTS - 1)) == 0 && PARTS * TILE <= THREADS, "threads of a token");
+        const int t = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
+        Real sum = 0;
+        __syncthreads();
+        if (t < TILE)
+#pragma unroll
+            for (int n = part; n < N; n += PARTS) sum += B[t][n] * B[t][n];
+#pragma unroll
+        for (int m = 1; m < PARTS; m *= 2) sum += __shfl_xor_sync(~0u, sum, m);
+        if (t < TILE && part == 0) norms[t] = sum;
+        __syncthreads();
+    }
 }
 
 // numbers q STATES .. of channel d of an array (.., D, N); 0 outside

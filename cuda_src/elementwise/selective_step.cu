@@ -112,8 +112,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) selective_step(const __gri
     const Real bias = a.bias && inside ? parameter<Real>(a.bias, a.bias_kind, d) : (Real)0;
     const Real skip = a.skip && inside ? parameter<Real>(a.skip, a.skip_kind, d) : (Real)0;
     Real steps[OWN], writes[OWN], y[EACH];
+    if constexpr (LA_KEYS) {   // y: |B|^2
 #pragma unroll
-    for (int i = 0; i < OWN; i++) steps[i] = step_of(a, dt[i].get() + bias), writes[i] = steps[i] * x[i].get();
+        for (int i = 0; i < EACH; i++) {
+            State b;
+            B[i].get(b);
+            y[i] = b[0] * b[0] + b[1] * b[1] + b[2] * b[2] + b[3] * b[3];
+        }
+        sums_of_lanes(y, q);
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        steps[i] = step_of(a, dt[i].get() + bias, LA_KEYS ? y[i] : (Real)0);
+        writes[i] = steps[i] * x[i].get();
+    }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const Real step = __shfl_sync(~0u, steps[i % OWN], owner(i), LANES);

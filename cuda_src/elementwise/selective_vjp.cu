@@ -5,9 +5,10 @@
 //     P[n] <- e^{dt A[n]} P[n],   dg[n] = P[n] h_{t-1}[n],   dA[n] = sum_t dt dg[n]
 //     dx = dt du + D dout silu(z),   ddt = (sum_n A[n] dg[n] + x du) slope,   dz = dout (y + D x) silu'(z)
 //
-// LA_KEYS, with da[n] = P[n] h_{t-1}[n] before P[n] <- (1 - dt B_t[n]^2) P[n]:
+// LA_KEYS, with da[n] = P[n] h_{t-1}[n] before P[n] <- (1 - dt B_t[n]^2) P[n], of steps dt = beta / (1 + beta |B_t|^2):
 //
-//     dB_t[n] = sum_d (u P[n] - 2 dt B_t[n] da[n]),   ddt = (x du - sum_n B_t[n]^2 da[n]) slope
+//     ddt = x du - sum_n B_t[n]^2 da[n],   dbeta = ddt / (1 + beta |B_t|^2)^2
+//     dB_t[n] = sum_d (u P[n] - 2 dt B_t[n] da[n]) - 2 B_t[n] sum_d dt^2 ddt
 //
 // The states of a tile are computed again from its mark: first those before every PART tokens, if shared memory has
 // shared memory for them, then those of PART tokens at a time, of four numbers, in registers. Lane `lane % BESIDE` of a
@@ -29,8 +30,10 @@ struct Sums {   // of a token, over the channels of a warp; beside it what keeps
 struct alignas(16) Four {
     Real x[4];
 };
-constexpr int SHARED =
-    (int)sizeof(Step) * TILE * CHANNELS + 2 * TILE * WIDTH * (int)sizeof(Real) + WARPS * TILE * (int)sizeof(Sums);
+constexpr int ALONG = Row::COLUMNS < 32 ? Row::COLUMNS : 32;   // neighbouring threads that have channels of one token
+constexpr int PATHS = Row::COLUMNS / ALONG;                    // of a token: the sums that such neighbours have
+constexpr int SHARED = (int)sizeof(Step) * TILE * CHANNELS + 2 * TILE * WIDTH * (int)sizeof(Real) +
+                       WARPS * TILE * (int)sizeof(Sums) + LA_KEYS * TILE * (1 + PATHS) * (int)sizeof(Real);
 constexpr bool CHECKPOINTS = SHARED + TILE / PART * STATES * THREADS * (int)sizeof(Real) <= 48 * 1024;
 
 LA_DEVICE Real cotangent(Real dout, Real z) { return LA_Z == NONE ? dout : dout * silu(z); }
@@ -58,6 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
     carry_back(const __grid_constant__ SelectiveArguments a) {
     __shared__ __align__(16) Real B[TILE][WIDTH], C[TILE][WIDTH];   // B: LA_KEYS
     __shared__ Real steps[TILE][CHANNELS], dys[TILE][CHANNELS];
+    __shared__ Norms norms;
     const Segment s(a);
     if (s.count <= 0 || s.number == 0) return;
     const Row row(a, s.d);
@@ -87,6 +91,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
         z.load(row, count);
         r.load(count);
         dt.at -= dt.tile, dout.at -= dout.tile, z.at -= z.tile, r.at -= TILE * r.outer;
+        if constexpr (LA_KEYS) {
+            b.load(count);
+            b.put(B, 1);
+            b.at -= TILE * b.outer;
+        }
+        find_norms(norms, B);
 #pragma unroll
         for (int i = 0; i < Row::COUNT; i++) {
             Real raw[PER], dy[PER], gate[PER] = {};
@@ -96,16 +106,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
             if (row.of(i) < TILE)
 #pragma unroll
                 for (int v = 0; v < PER; v++) {
-                    steps[row.of(i)][row.column + v] = step_of(a, raw[v] + bias[v]);
+                    steps[row.of(i)][row.column + v] = step_of(a, raw[v] + bias[v], norm_of(norms, row.of(i)));
                     dys[row.of(i)][row.column + v] = cotangent(dy[v], gate[v]);
                 }
         }
         r.put(C, (Real)a.scale);
-        if constexpr (LA_KEYS) {
-            b.load(count);
-            b.put(B, 1);
-            b.at -= TILE * b.outer;
-        }
         __syncthreads();
 #pragma unroll 4
         for (int t = count - 1; t >= 0; t--) {
@@ -134,6 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
     __shared__ Step steps[TILE][CHANNELS];
     __shared__ __align__(16) Real B[TILE][WIDTH], C[TILE][WIDTH];
     __shared__ __align__(16) Sums sums[WARPS][TILE];
+    __shared__ Norms norms;
+    __shared__ Real paths[LA_KEYS ? TILE : 1][PATHS];   // sum_d dt^2 ddt
     __shared__ Four checkpoints[CHECKPOINTS ? TILE / PART : 1][CHECKPOINTS ? STATES / 4 : 1][CHECKPOINTS ? THREADS : 1];
     const Segment s(a);
     const Row row(a, s.d);
@@ -181,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
         r.load(count);
         b.put(B, 1);
         r.put(C, scale);
+        find_norms(norms, B);
 #pragma unroll
         for (int i = 0; i < Row::COUNT; i++) {
             Real xs[PER], raw[PER], dy[PER], gate[PER] = {};
@@ -191,7 +199,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
             if (row.of(i) < TILE)
 #pragma unroll
                 for (int v = 0; v < PER; v++) {
-                    const Real step = row.of(i) < count ? step_of(a, raw[v] + bias[v]) : (Real)0;
+                    const Real norm = norm_of(norms, row.of(i));
+                    const Real step = row.of(i) < count ? step_of(a, raw[v] + bias[v], norm) : (Real)0;
                     steps[row.of(i)][row.column + v] = {step, step * xs[v], cotangent(dy[v], gate[v]), 0};
                 }
         }
@@ -303,6 +312,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
             }
         }
         __syncthreads();
+#pragma unroll
+        for (int i = 0; i < Row::COUNT; i++) {
+            const bool owned = row.inside && row.of(i) < count;
+            if (!LA_KEYS && !owned) continue;
+            Real xs[PER], raw[PER], d_out[PER], gate[PER] = {}, dx[PER], ddt[PER], dz[PER], path = 0;
+            x.get(i, xs);
+            dt.get(i, raw);
+            dout.get(i, d_out);
+            z.get(i, gate);
+#pragma unroll
+            for (int v = 0; v < PER; v++) {
+                const Step sum = owned ? steps[row.of(i)][row.column + v] : Step{};
+                const Real dy = cotangent(d_out[v], gate[v]);
+                dx[v] = sum.dt * sum.u + skip[v] * dy;
+                ddt[v] = RATE * sum.dy + xs[v] * sum.u;
+                path += sum.dt * sum.dt * ddt[v];
+                ddt[v] *= slope_of(a, raw[v] + bias[v], norm_of(norms, row.of(i)));
+                if constexpr (LA_Z != NONE) dz[v] = d_out[v] * (sum.y + skip[v] * xs[v]) * silu_slope(gate[v]);
+                dskip[v] += dy * xs[v];
+                dbias[v] += ddt[v];
+            }
+            if constexpr (LA_KEYS) {
+#pragma unroll
+                for (int m = 1; m < ALONG; m *= 2) path += __shfl_xor_sync(~0u, path, m);
+                const int column = threadIdx.x % Row::COLUMNS;
+                if (row.of(i) < TILE && column % ALONG == 0) paths[row.of(i)][column / ALONG] = path;
+                if (!owned) continue;
+            }
+            store_elements<LA_X, PER>(to_x.of(i), dx);
+            store_elements<LA_DT, PER>(to_dt.of(i), ddt);
+            if constexpr (LA_Z != NONE) store_elements<LA_Z, PER>(to_z.of(i), dz);
+        }
+        if constexpr (LA_KEYS) __syncthreads();
         for (int e = threadIdx.x; e < count * 2 * (N / TOGETHER); e += THREADS) {
             const int n = e % (N / TOGETHER) * TOGETHER, which = e / (N / TOGETHER) % 2, t = e / (2 * (N / TOGETHER));
             Real sum[TOGETHER] = {}, more[TOGETHER];
@@ -312,31 +354,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
 #pragma unroll
                 for (int i = 0; i < TOGETHER; i++) sum[i] += more[i];
             }
+            if constexpr (LA_KEYS) {
+                Real path = 0;
+                for (int w = 0; w < PATHS; w++) path += paths[t][w];
+                if (!which)
+#pragma unroll
+                    for (int i = 0; i < TOGETHER; i++) sum[i] -= 2 * path * B[t][n + i];
+            }
             Real* const to = (Real*)(which ? a.dC : a.dB) + (((i64)s.tile * a.tokens + token + t) * N + n);
 #pragma unroll
             for (int i = 0; i < TOGETHER; i++) to[i] = which ? scale * sum[i] : sum[i];
-        }
-#pragma unroll
-        for (int i = 0; i < Row::COUNT; i++) {
-            if (!row.inside || row.of(i) >= count) continue;
-            Real xs[PER], raw[PER], d_out[PER], gate[PER] = {}, dx[PER], ddt[PER], dz[PER];
-            x.get(i, xs);
-            dt.get(i, raw);
-            dout.get(i, d_out);
-            z.get(i, gate);
-#pragma unroll
-            for (int v = 0; v < PER; v++) {
-                const Step sum = steps[row.of(i)][row.column + v];
-                const Real dy = cotangent(d_out[v], gate[v]);
-                dx[v] = sum.dt * sum.u + skip[v] * dy;
-                ddt[v] = (RATE * sum.dy + xs[v] * sum.u) * slope_of(a, raw[v] + bias[v]);
-                if constexpr (LA_Z != NONE) dz[v] = d_out[v] * (sum.y + skip[v] * xs[v]) * silu_slope(gate[v]);
-                dskip[v] += dy * xs[v];
-                dbias[v] += ddt[v];
-            }
-            store_elements<LA_X, PER>(to_x.of(i), dx);
-            store_elements<LA_DT, PER>(to_dt.of(i), ddt);
-            if constexpr (LA_Z != NONE) store_elements<LA_Z, PER>(to_z.of(i), dz);
         }
         x.at -= x.tile, dt.at -= dt.tile, dout.at -= dout.tile, z.at -= z.tile;
         to_x.at -= to_x.tile, to_dt.at -= to_dt.tile, to_z.at -= to_z.tile;

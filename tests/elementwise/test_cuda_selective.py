@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -223,7 +224,7 @@ def test_complex_numbers_and_wide_states_take_array_calls(public):  # noqa: F811
     assert reason == "its kernels are those of real numbers"
 
 
-# diagonal_longhorn: the same kernels, whose decays are 1 - dt B^2
+# diagonal_longhorn: the same kernels, whose steps are beta / (1 + beta |B|^2) and whose decays are 1 - dt B^2
 
 
 def of_keys(device, dtype=BFLOAT16, T=37, D=70, N=16, B=(1,), sequences=None, backward=True, **options):  # noqa: F811
@@ -258,7 +259,7 @@ def test_decays_of_keys_are_the_definition_in_every_dtype(public, dtype):  # noq
         assert selective.FORWARD in {file for file, *_ in public.launched}
 
 
-@pytest.mark.parametrize(("T", "D", "N"), [(1, 5, 3), (18, 12, 7)])
+@pytest.mark.parametrize(("T", "D", "N"), [(1, 5, 3), (18, 12, 7), (17, 131, 3), (19, 70, 40), (9, 18, 128)])
 def test_decays_of_keys_of_any_width(public, T, D, N):  # noqa: F811
     of_keys(public, np.float32, T, D, N, B=(2,))
     of_keys(public, np.float32, T, D, N, B=(2,), backward=False)
@@ -271,6 +272,49 @@ def test_segments_of_decays_of_keys(public, monkeypatch, options):  # noqa: F811
     of_keys(public, np.float32, 70, 6, sequences=4 if options else None, **options)
     if public.launched is not None:
         assert {"carry", "chain", "carry_back"} <= {entry for _, entry, *_ in public.launched}
+
+
+def test_no_array_of_strengths_is_made(public):  # noqa: F811
+    """A forward allocates its outputs, a backward its gradients, marks and the sums of blocks: 16-bit numbers."""
+    if public.launched is None:
+        pytest.skip("memory is that of the emulated device")
+    T, D, N = 512, 128, 8
+    rng = np.random.default_rng(0)
+    wide = la.testing.sample(la.diagonal_longhorn, rng, B=(2,), T=T, V=D, K=N)
+    given = {n: public.bring(x.astype(BFLOAT16)) for n, x in wide.items()}
+    dout = public.bring(wide["v"].astype(BFLOAT16))
+    channels, inputs = dout.nbytes, sum(x.nbytes for x in given.values())
+
+    def peak(run):
+        run()
+        public.launched.clear()
+        tracemalloc.start()
+        run()
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert peak(lambda: la.diagonal_longhorn(**given)) < 2.2 * channels  # the array, and the copy of a stub
+    assert {file for file, *_ in public.launched} == {selective.FORWARD}
+    assert peak(lambda: la.vjp(la.diagonal_longhorn, **given)[1](dout)) < 6 * inputs
+    assert {file for file, *_ in public.launched if "elementwise" in file} == {selective.FORWARD, selective.BACKWARD}
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e4])
+def test_strengths_that_write_nothing_or_all(public, beta):  # noqa: F811
+    """b |k|^2 is 0, or 1 up to its rounding: 1 / (1 + beta |k|^2) is the slope, not a difference from 1."""
+    rng = np.random.default_rng(0)
+    arrays = la.testing.sample(la.diagonal_longhorn, rng, B=(1,), T=20, V=6, K=4)
+    arrays = {n: x.astype(np.float32) for n, x in (arrays | {"beta": np.full((1, 20, 6), beta)}).items()}
+
+    def run(bring, see):
+        out, pull = la.vjp(la.diagonal_longhorn, **{n: bring(x) for n, x in arrays.items()})
+        return [see(y) for y in (out, *pull(bring(arrays["v"].astype(out.dtype)))) if y is not None]
+
+    found = run(public.bring, public.see)
+    arrays = {n: x.astype(np.float64) for n, x in arrays.items()}
+    for y, exact in zip(found, run(np.asarray, np.asarray), strict=True):
+        assert np.linalg.norm(y - exact) <= 64 * 2.0**-23 * np.linalg.norm(exact)
 
 
 def test_one_token_of_decays_of_keys(public):  # noqa: F811

@@ -82,7 +82,9 @@ def array_calls(scans, monkeypatch):  # noqa: F811
     return found
 
 
-@pytest.mark.parametrize("fn", [la.scan, la.hgrn, la.min_gru, la.min_lstm], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [la.scan, la.hgrn, la.min_gru, la.min_lstm, la.diagonal_longhorn], ids=lambda fn: fn.__name__
+)
 @pytest.mark.parametrize("device", ["emulated"], indirect=True)
 def test_a_call_and_its_pullback_are_kernels_alone(scans, array_calls, fn):  # noqa: F811
     arrays, options = sample(fn)

@@ -22,7 +22,7 @@ SCAN = Struct(  # scan.cu
     ("sequences T tiles marks_each", U32), ("blocks", U32),  # tiles, marks_each: of a sequence
 )  # fmt: skip
 CLEAR = Struct("elementwise/ClearArguments", ("words", WORDS), ("count", I64))
-SELECTIVE = Struct(  # selective*.cu: arrays that are written are dense; no A: decays are 1 - dt B^2
+SELECTIVE = Struct(  # selective*.cu: arrays that are written are dense; no A: dt are betas, decays 1 - b B^2
     "elementwise/SelectiveArguments",
     ("x dt z B C dout", STRIDED),  # of tokens
     ("A skip bias start", BYTES),  # (D, N), (D,), (D,), (sequences, D, N): h_0 or the gradient of h_T; null: 0

@@ -83,8 +83,7 @@ def backward(
     sums |= {n: record.empty((1, call.sequences * segments, width), call.dtype) for n, width in widths.items()}
     call.passes(BACKWARD, ("carry_back", "selective_vjp"), grid, dense(dstate), outputs | sums | {"marks": marks}, dout)
     each = {"dB": x.B, "dC": x.C, "dA": x.A, "dskip": D, "dbias": bias}
-    kinds = {"dB": call.dtype} if x.A is None else {}  # the variant adds the path of the steps, then rounds
-    dB, dC, dA, dD, dbias = (None if y is None else over_middle(sums[n], kinds.get(n, y.dtype)).reshape(y.shape)
+    dB, dC, dA, dD, dbias = (None if y is None else over_middle(sums[n], y.dtype).reshape(y.shape)
                              for n, y in each.items())  # fmt: skip
     grads = x._replace(x=outputs["dx"], dt=outputs["ddt"], A=dA, B=dB, C=dC)
     return grads._replace(raw=call.raw._replace(z=outputs["dz"], D=dD, dt_bias=dbias)), outputs["end"]

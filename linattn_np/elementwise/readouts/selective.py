@@ -46,6 +46,8 @@ class Raw(NamedTuple):
     """Arrays and options that make steps of dt and finish outputs, or gradients.
 
     dt <- clip(dt + dt_bias, or softplus of it, limits),   out <- (out + D x) silu(z)
+
+    Without A dt holds beta, and kernels take the steps beta / (1 + beta |B|^2).
     """
 
     z: Array = None  # (..., T, D)

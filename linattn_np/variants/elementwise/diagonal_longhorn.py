@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.readouts.selective import Raw, SelectiveInputs
+from ...elementwise.readouts.selective import Raw, SelectiveInputs, kernels_reason
 from ...ops.strengths import strength, strength_vjp
 from ...ops.sums import added
 from ...runtime.arrays import Array
@@ -16,13 +16,21 @@ from ..shared.arguments import POSITIVE
 
 
 def to_core(c: Call) -> SelectiveInputs:
-    """A selective scan of steps b = beta / (1 + beta |k|^2) that erase along their keys: D strengths of one key."""
+    """A selective scan of steps b = beta / (1 + beta |k|^2) that erase along their keys: D strengths of one key.
+
+    raw: kernels make b of beta themselves.
+    """
+    fused = SelectiveInputs(c.v, c.beta, None, c.k, c.q, Raw())
+    if c.kernels and kernels_reason(fused, c.xp, c.dtype) is None:
+        return fused
     b = strength(c.xp, c.k[..., None, :], c.beta, True, c.dtype)
-    return SelectiveInputs(c.v, b[..., 0], None, c.k, c.q, Raw())
+    return SelectiveInputs(c.v, b[..., 0], None, c.k, c.q)
 
 
 def to_core_vjp(c: Call, d: SelectiveInputs) -> dict[str, Array]:
     """dk also has the path of b."""
+    if d.raw is not None:
+        return {"q": d.C, "k": d.B, "v": d.x, "beta": d.dt}
     of_strength, dbeta = strength_vjp(c.xp, c.k[..., None, :], c.beta, True, d.dt[..., None])
     return {"q": d.C, "k": added(c.xp, d.B, of_strength[..., 0, :]), "v": d.x, "beta": dbeta}
 
