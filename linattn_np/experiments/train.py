@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number(parser, "--batch", default=8, help="sequences of a step (8)")
     number(parser, "--length", 2, default=256, help="tokens of a sequence (256)")
     number(parser, "--steps", default=600, help="steps (600)")
+    parser.add_argument("--recompute", action="store_true", help="less memory, more time: layers are computed twice")
     number(parser, "--accumulate", default=1, help="batches of a step (1)")
     real(parser, "--rate", default=4e-3, help="greatest learning rate (0.004); 10 %% warm-up, then a cosine")
     real(parser, "--decay", default=0.1, help="weight decay of matrices (0.1)")
@@ -111,8 +112,9 @@ def begun(args: argparse.Namespace) -> tuple[la.train.Run, dict[str, Any]]:
     if args.width % args.heads:
         raise ValueError(f"--width is {args.width}, expected a multiple of --heads {args.heads}")
     settings = {n: getattr(args, n) for n in SETTINGS} | {"files": [str(Path(x).resolve()) for x in args.files]}
-    sizes = {"vocabulary": args.vocabulary, "D": args.width, "layers": args.layers, "heads": args.heads}
-    about = {"model": sizes | {"mixers": list(args.mixer), "mlp": args.mlp}, "settings": settings}
+    sizes: dict[str, Any] = {"vocabulary": args.vocabulary, "D": args.width, "layers": args.layers, "heads": args.heads}
+    sizes |= {"mixers": list(args.mixer), "mlp": args.mlp, "recompute": args.recompute}
+    about = {"model": sizes, "settings": settings}
     return la.train.Run.start(model_of(about).loss, optimiser(settings), args.seed, about), settings
 
 

@@ -24,8 +24,9 @@ from ..call.results import Result, gradients_of
 from ..call.step import without_time
 from ..nn import replays
 from ..ops.sums import added
+from ..runtime import draws
 from ..runtime.arrays import compat
-from ..runtime.recorder import active
+from ..runtime.recorder import active, refuse
 from ..runtime.unchanged import check_unchanged, mark, marked_by_caller
 from .init import Init, size
 
@@ -197,6 +198,31 @@ def chain(**layers: Layer) -> Layer:
     """Layers of one array, one after the other, under their names."""
     names = ["x", *layers]
     return compose(*((n, layer, names[i]) for i, (n, layer) in enumerate(layers.items())))
+
+
+def recomputed(layer: Layer) -> Layer:
+    """The layer with gradient checkpointing: between forward and pullback its arrays and states alone are kept.
+
+    The pullback computes the forward once more, with the same bits. In a stack of such layers the residuals of one
+    exist at a time. A layer must depend on its arguments alone; seeds that pieces draw from a generator are kept.
+    Chen et al., arXiv 1604.06174.
+    """
+
+    def run(mode: Mode, params: Named, xs: Values, states: Named) -> Any:
+        if not mode.pullback:
+            return layer.run(mode, params, xs, states)
+        refuse("a layer is computed again")  # a plan of an outer layer would keep the residuals
+        with draws.kept() as seeds:
+            ys, ends, _ = layer.run(mode, params, xs, states)  # the kernels of training, whose bits may differ
+
+        def pullback(dys: Values, dends: Named) -> tuple[Named, Values, Named]:
+            with draws.repeated(seeds), marked_by_caller():
+                _, _, pull = layer.run(mode, params, xs, states)
+            return pull(dys, dends)
+
+        return ys, ends, pullback
+
+    return Layer(run, layer.parameters, layer.given, layer.gives, layer.__name__)
 
 
 def plus(x: Array, y: Array) -> Array:

@@ -13,7 +13,7 @@ from .. import nn
 from ..runtime.values import shown
 from . import init
 from .functions import add, function
-from .layer import Layer, Step, compose
+from .layer import Layer, Step, compose, recomputed
 from .mixer import Sizes
 from .parts import embedding, linear, rms_norm, squared_relu, swiglu
 from .published import mixer
@@ -54,15 +54,17 @@ class Model(NamedTuple):
 
 def language_model(vocabulary: int, D: int = 64, layers: int = 2, mixers: str | Sequence[Named] = "gated_delta_rule",
                    heads: int = 2, K: int | None = None, V: int | None = None, mlp: str | None = None,
-                   hidden: int | None = None, options: Mapping[str, Mapping[str, Any]] = {}) -> Model:  # fmt: skip
+                   hidden: int | None = None, options: Mapping[str, Mapping[str, Any]] = {},
+                   recompute: bool = False) -> Model:  # fmt: skip
     """A language model whose layers have these token mixers, again and again.
 
-    mixers   names of variants: "gla", or ["gated_delta_rule"] * 3 + ["softmax_attention"] for a hybrid; or functions
-             from Sizes to a layer x (B, T, D) -> (B, T, D)
-    K, V     channels of a head, D / heads by default
-    mlp      "swiglu", "squared_relu", "rwkv6", "rwkv7", or "none"; None: that of the mixer, else "swiglu"
-    hidden   channels of its hidden layer, 8/3 D of swiglu and 4 D of others by default
-    options  of variants, by name: {"softmax_attention": {"window": 64}}
+    mixers     names of variants: "gla", or ["gated_delta_rule"] * 3 + ["softmax_attention"] for a hybrid; or functions
+               from Sizes to a layer x (B, T, D) -> (B, T, D)
+    K, V       channels of a head, D / heads by default
+    mlp        "swiglu", "squared_relu", "rwkv6", "rwkv7", or "none"; None: that of the mixer, else "swiglu"
+    hidden     channels of its hidden layer, 8/3 D of swiglu and 4 D of others by default
+    options    of variants, by name: {"softmax_attention": {"window": 64}}
+    recompute  whether the pullback computes each block again, of which only the input is kept
 
     Raises ValueError for an unknown mixer or mlp.
     """
@@ -79,7 +81,8 @@ def language_model(vocabulary: int, D: int = 64, layers: int = 2, mixers: str | 
         F = hidden or (8 * D // 3 if kind == "swiglu" else 4 * D)
         own = None if kind == "none" else MLPS[kind](D, F, c.out_scale)
         mixed = mixer(name, c, **options.get(name, {})) if isinstance(name, str) else name(c)
-        blocks.append(block(D, mixed, own))
+        one = block(D, mixed, own)
+        blocks.append(recomputed(one) if recompute else one)
     return model_of(vocabulary, D, blocks)
 
 

@@ -27,7 +27,7 @@ from ..call import lse
 from ..call.foreign import bridge_of, calls_of_loops
 from ..call.results import Result, gradients_of
 from ..ops.sequences import Sequences
-from ..runtime import threads
+from ..runtime import draws, threads
 from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_dtype, dtype_name, enter, is_cupy
 from ..runtime.doorway import expect
 from ..runtime.shapes import check_offsets
@@ -292,7 +292,7 @@ class Piece:
                 expected = f"the arrays {', '.join(names)}" if name in names else "it by keyword"
                 raise TypeError(f"{fn}: {name} is missing, expected {expected}")
             if isinstance(x, np.random.Generator):
-                given[name] = int(x.integers(1 << 63))
+                given[name] = draws.seed_of(x)
         return given
 
     def entered(self, given: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:

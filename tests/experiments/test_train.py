@@ -60,6 +60,16 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(book, tmp_path, monkeypatch, cap
     assert all(np.array_equal(x, both[1][n]) for n, x in both[0].items())
 
 
+def test_recomputation_changes_no_bit(book, tmp_path):
+    for name, more in (("kept", []), ("again", ["--recompute"])):
+        assert train(tmp_path / name, book, "--steps", 3, *more) == 0
+    kept, again = (la.train.load(tmp_path / n / "out" / "run.safetensors")[0] for n in ("kept", "again"))
+    assert all(np.array_equal(x, again[n]) for n, x in kept.items())
+    run = str(tmp_path / "again" / "out" / "run.safetensors")
+    assert train(tmp_path / "again", "--resume", run, "--steps", 4) == 0
+    assert main(["generate", run, "--count", "2"]) == 0
+
+
 def test_token_ids_are_trained(tmp_path, capsys):
     np.save(tmp_path / "ids.npy", np.arange(500) % 7)
     assert train(tmp_path, tmp_path / "ids.npy", "--steps", 2, "--vocabulary", 7) == 0

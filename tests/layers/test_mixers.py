@@ -15,10 +15,11 @@ mixers = pytest.mark.parametrize("name", NAMES)
 HYBRID = ["gated_delta_rule", "gla", "softmax_attention"]
 
 
-def small(names, layers=2):
+def small(names, layers=2, **more):
     sizes = {"K": 4} if "rwkv" in str(names) else {"K": 4, "V": 6}
     window = {"softmax_attention": {"window": 5}, "lact": {"mini_batch": 4}}
-    return la.layers.language_model(V, D=8, layers=layers, mixers=names, heads=2, hidden=10, options=window, **sizes)
+    more |= {"D": 8, "heads": 2, "hidden": 10, "options": window}
+    return la.layers.language_model(V, layers=layers, mixers=names, **sizes, **more)
 
 
 def drawn(model, seed=0):
