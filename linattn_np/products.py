@@ -15,18 +15,8 @@ from typing import Any
 
 from .matrix_state.types import EraseKey, Inputs
 from .ops.product import product, product_of_heads
-from .ops.sums import added
-from .runtime.arrays import (
-    Array,
-    Namespace,
-    cast,
-    device,
-    dtype_name,
-    is_cupy,
-    over_tokens,
-    shared_heads,
-    sum_of_groups,
-)
+from .ops.sums import added, over_tokens, sum_of_groups, sum_to
+from .runtime.arrays import Array, Namespace, cast, device, dtype_name, is_cupy, shared_heads
 from .runtime.constants import constant_array
 from .runtime.shapes import HEADS, has_time
 from .spec import Call, ChangeOfVariables, Gradients
@@ -199,7 +189,7 @@ def _over_broadcast(c: Call, name: str, dx: Array) -> Array:
     has_tokens, has_channels = _kind(c.axes[name])
     heads, D = x.shape[-2:] if has_channels else (x.shape[-1], 1)
     if dx.shape[-1] != D:
-        dx = xp.sum(dx, axis=-1, keepdims=True)
+        dx = sum_to(xp, dx, (*dx.shape[:-1], 1))
     dx = sum_of_groups(xp, dx, heads)
     if not has_tokens and dx.ndim > 2:
         dx = over_tokens(xp, dx, 2)

@@ -29,8 +29,8 @@ from ..composition import (
     stacked,
     unstacked,
 )
-from ..ops.sums import sum_to
-from ..runtime.arrays import Array, cast, enter, shared_heads, sum_of_groups
+from ..ops.sums import sum_of_groups, sum_to
+from ..runtime.arrays import Array, cast, enter, shared_heads
 from ..spec import Call, VariantSpec
 from .binding import axes_of, bind, inputs_of, prepare, spec_of
 from .foreign import bridge_of

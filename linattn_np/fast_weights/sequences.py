@@ -9,7 +9,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, dtype_name, shared_heads, sum_of_groups
+from ..ops.sums import sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, dtype_name, shared_heads
 from .types import FastPlan, Inputs, State, Tokens, Tree, each_of, plus
 
 

@@ -32,8 +32,8 @@ from ..ops import gate_formula
 from ..ops.norms import over_length, over_length_vjp, unit, unit_vjp
 from ..ops.rotary import rotate, rotate_rows, rotate_vjp, rotation, rows_angle_vjp
 from ..ops.rows import interleaved
-from ..ops.sums import added
-from ..runtime.arrays import Array, cast, device, is_cupy, over_tokens, shared_heads, sum_of_groups
+from ..ops.sums import added, over_tokens, sum_of_groups
+from ..runtime.arrays import Array, cast, device, is_cupy, shared_heads
 from ..runtime.pools import take_rows
 from . import policy
 from .array import pairs
@@ -199,8 +199,9 @@ def of_last(plan: Plan, x: Array | None) -> Array | None:
 def _rows(plan: Plan, x: Array | None, step: int) -> Array | None:
     if x is None:
         return None
-    *lead, T, heads, D = x.shape
-    return plan.xp.reshape(x, (*lead, T // plan.micro_steps, plan.micro_steps, heads, D))[..., step, :, :]
+    (*lead, T, heads, D), xp = x.shape, plan.xp
+    rows = xp.reshape(x, (*lead, T // plan.micro_steps, plan.micro_steps, heads, D))[..., step, :, :]
+    return xp.ascontiguousarray(rows) if is_cupy(xp) else rows  # a recorded launch
 
 
 # pools

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..runtime.arrays import Array, Namespace, cast, is_cupy, over_tokens, shared_heads, sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, is_cupy, over_tokens, shared_heads
 from ..runtime.values import range_factors
 from .host import kernels
+from .sums import sum_of_groups
 
 Axes = int | tuple[int, ...]
 

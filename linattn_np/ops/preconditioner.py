@@ -19,12 +19,12 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, as_computed, device, shared_heads, sum_of_groups
+from ..runtime.arrays import Array, Namespace, as_computed, device, shared_heads
 from ..runtime.shapes import Sequence
 from .associative import affine, prefixes
 from .host import numpy_kernels
 from .stabiliser import row, rows
-from .sums import over_tokens
+from .sums import over_tokens, sum_of_groups
 
 
 class Keys(NamedTuple):

@@ -12,10 +12,10 @@ from __future__ import annotations
 from math import factorial
 from typing import Any
 
-from ..runtime.arrays import Array, Namespace, cast, shared_heads, sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, shared_heads
 from .host import kernels
 from .product import product
-from .sums import over_rows
+from .sums import over_rows, sum_of_groups
 
 NEAR = 0.1  # below, f' is its Taylor series to this power, above a difference that loses one digit
 SERIES = [(-1) ** n * n / factorial(n + 1) for n in range(1, 12)]

@@ -32,7 +32,7 @@ def difference(xp: Namespace, x: Array, y: Array) -> Array:
 
 def inner(xp: Namespace, x: Array, y: Array, z: Array | None, u: Array | None, dtype: Any) -> Array:
     """<x, y> + z u of rows x, y (..., D) and numbers z, u (...), z = 0 and u = 1 if None: (...) in `dtype`."""
-    if (cpu := (numpy_kernels if z is None else kernels)(xp, x, y, z, u)) is not None:
+    if (cpu := kernels(xp, x, y, z, u)) is not None:
         each = (x, y, *(None if a is None else a[..., None] for a in (z, u)))
         return cpu.compiled("inner", each, ((*x.shape[:-1], 1), dtype), dtype)[..., 0]
     along = xp.sum(cast(xp, x, dtype) * cast(xp, y, dtype), axis=-1)
@@ -51,7 +51,7 @@ def inner_of_matrices(xp: Namespace, x: Array, y: Array, dtype: Any) -> Array:
 
 def row_inner(xp: Namespace, x: Array, y: Array, dtype: Any) -> Array:
     """<x, y> of rows (..., D) that are broadcast: (...) in `dtype`."""
-    if (cpu := numpy_kernels(xp, x, y)) is not None:
+    if x.shape[-1] == y.shape[-1] and (cpu := kernels(xp, x, y)) is not None:
         shape = np.broadcast_shapes(x.shape, y.shape)
         return cpu.compiled("inner", (x, y), ((*shape[:-1], 1), dtype), dtype)[..., 0]
     return xp.sum(cast(xp, x, dtype) * cast(xp, y, dtype), axis=-1)
@@ -59,7 +59,7 @@ def row_inner(xp: Namespace, x: Array, y: Array, dtype: Any) -> Array:
 
 def over_rows(xp: Namespace, x: Array) -> Array:
     """The sum of the rows of matrices (..., n, D): (..., D)."""
-    if numpy_kernels(xp, x) is None:
+    if _kernel(xp, x) is None:
         return xp.sum(x, axis=-2)
     return sum_to(xp, x, (*x.shape[:-2], 1, x.shape[-1]))[..., 0, :]
 
@@ -69,6 +69,15 @@ def sum_to(xp: Namespace, x: Array, shape: tuple[int, ...]) -> Array:
     if x.shape == shape or (kernel := _kernel(xp, x)) is None:
         return sum_by_array_calls(xp, x, shape)
     return kernel.sum_to(x, shape)
+
+
+def sum_of_groups(xp: Namespace, x: Array, heads: int) -> Array:
+    """The transpose of shared_heads: x (..., many, D) summed over the groups that share one of `heads`."""
+    *lead, many, D = x.shape
+    if many == heads or not heads:
+        return x
+    parts = xp.reshape(x, (*lead, heads, many // heads, D))
+    return xp.reshape(sum_to(xp, parts, (*lead, heads, 1, D)), (*lead, heads, D))
 
 
 def over_tokens(xp: Namespace, x: Array, axes: int = 1) -> Array:

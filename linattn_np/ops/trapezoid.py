@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, cast, device, is_cupy, lower_ones, shared_heads, sum_dtype, sum_of_groups
+from ..runtime.arrays import Array, Namespace, cast, device, is_cupy, lower_ones, shared_heads, sum_dtype
 from ..runtime.shapes import Sequence
 from .gates import sigmoid
 from .host import numpy_kernels
@@ -34,7 +34,7 @@ from .rotary import rotate, rotate_rows, rotate_vjp, rotation
 from .rows import interleaved
 from .sequences import Sequences
 from .step_size import skip_and_gate
-from .sums import over_tokens
+from .sums import over_tokens, sum_of_groups
 
 
 class Tokens(NamedTuple):

@@ -281,12 +281,6 @@ def shared_heads(xp: Namespace, x: Array, heads: int) -> Array:
     return x if few == heads or not few else xp.repeat(x, heads // few, axis=-2)
 
 
-def sum_of_groups(xp: Namespace, x: Array, heads: int) -> Array:
-    """The transpose of shared_heads: x (..., many, D) summed over the groups that share one of `heads`."""
-    *lead, many, D = x.shape
-    return x if many == heads or not heads else xp.sum(xp.reshape(x, (*lead, heads, many // heads, D)), axis=-2)
-
-
 def over_tokens(xp: Namespace, y: Array, axes: int = 1) -> Array:
     """The sum over batch and tokens, all axes but the last ones; NumPy's in C order of y, whatever its strides."""
     y = np.ascontiguousarray(y) if isinstance(y, np.ndarray) else y

@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("numba")
 
-from linattn_np.ops.cuda import formulas, sums
+from linattn_np.ops.cuda import formulas, moves, sums
 from linattn_np.ops.cuda.activations import forward
 from linattn_np.ops.cuda.formulas import FEW, FORMULAS, PAIRS, PER
+from linattn_np.runtime.recorder import Recorder
 from tests.cuda.emulation import device, emulated  # noqa: F401
 from tests.ops.test_formulas import ARRAYS, CASES, OF_A_CPU, STORAGE, close, draw, expected
 from tests.ops.test_formulas import FORMULAS as TABLE
@@ -140,6 +141,17 @@ def test_sums_over_stretched_axes(device, shape):  # noqa: F811
     axes = tuple(n for n in range(x.ndim) if n < lead or shape[n - lead] == 1)
     found = device.see(sums.sum_to(device.bring(x), shape))
     np.testing.assert_allclose(found, wide.sum(axes).reshape(shape), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("axis", [0, 1, -2, -1])
+def test_repeats(device, axis, dtype):  # noqa: F811
+    """Of dense and strided arrays, while they are recorded."""
+    whole = np.arange(120).reshape(4, 5, 6).astype(dtype)
+    with Recorder():
+        for x in (device.bring(whole), device.bring(whole)[:, ::2]):
+            found = moves.namespace(None).repeat(x, 3, axis=axis)
+            np.testing.assert_array_equal(device.see(found), np.repeat(device.see(x), 3, axis))
 
 
 @pytest.mark.parametrize("least", [False, True])

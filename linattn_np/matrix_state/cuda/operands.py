@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...core import StatesAt
-from ...ops.sums import sum_to
-from ...runtime.arrays import Array, cast, dtype_name, sum_of_groups
+from ...ops.sums import sum_of_groups, sum_to
+from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import BYTES, ELEMENTS
@@ -207,7 +207,8 @@ def public_state(state: Array, batch: Sizes) -> Array:
 def public_state_gradient(xp: Any, dstate: Array, batch: Sizes) -> Array:
     """(N, heads, K, V) summed over the heads that share a state, as the caller's."""
     if batch.group > 1:
-        dstate = xp.sum(xp.reshape(dstate, (batch.N, batch.H, batch.group, batch.K, batch.V)), axis=2)
+        each = (batch.N, batch.H, batch.group, batch.K, batch.V)
+        dstate = sum_to(xp, xp.reshape(dstate, each), (batch.N, batch.H, 1, batch.K, batch.V))
     return public_state(dstate, batch)
 
 
@@ -217,8 +218,7 @@ def sum_shared_heads(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
         return d
     if dtype_name(d) == "bfloat16" and d.shape[-1] % 8 == 0:
         return head_sums(xp, d, shape)
-    d = xp.reshape(d, (*d.shape[:-2], shape[-2], d.shape[-2] // shape[-2], d.shape[-1]))
-    return xp.sum(d, axis=-2, dtype=xp.float32)
+    return sum_of_groups(xp, cast(xp, d, xp.float32), shape[-2])
 
 
 def head_sums(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:

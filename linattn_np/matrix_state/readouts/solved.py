@@ -18,7 +18,6 @@ import sys
 from math import prod
 from typing import Any, NamedTuple
 
-import array_api_compat as compat
 import numpy as np
 
 from ...core import Explained, join_parts, register, split_parts
@@ -46,9 +45,9 @@ class SolvedInputs(NamedTuple):
     solver: Any = None  # a Solver for inputs; None for gradients
     least: Any = math.inf  # the least entry of ridge, an array (); or what `least_of` returns
 
-    def memory(self, values: Array, stored: Any = None) -> Inputs:
+    def memory(self, xp: Namespace, values: Array, stored: Any = None) -> Inputs:
         """The core's inputs of one memory, in the dtype of `values`, or that to which kernels round their factors."""
-        xp, dtype = compat.array_namespace(values), values.dtype if stored is None else stored
+        dtype = values.dtype if stored is None else stored
         written = product_of_heads(xp, self.beta, values, dtype=dtype)
         q, k = (y if y is None or stored is None else cast(xp, y, dtype) for y in (self.q, self.k))
         return Inputs(q, k, written, self.g)
@@ -77,7 +76,7 @@ def forward(
     if (kernel := _kernel(x, plan, wanted)) is not None:
         return _forward_by(kernel, fn, x, plan, state, wanted)
     (S, Z), least = (None, None) if state is None else state, least_of(fn, x.least)
-    keys, read = x.memory(x.k), None
+    keys, read = x.memory(plan.xp, x.k), None
     if x.q is None:
         Z_end = _written(fn, keys, plan, Z, wanted)
     else:
@@ -88,7 +87,7 @@ def forward(
                 "that the keys so far do not span, expected ridge > 0 there"
             )
         read, Z_end = _solve(fn, keys, x, plan, Z, wanted)
-    out, S_end, value_residuals = core.forward(fn, x.memory(x.v)._replace(q=read), plan, S, wanted)
+    out, S_end, value_residuals = core.forward(fn, x.memory(plan.xp, x.v)._replace(q=read), plan, S, wanted)
     inputs = x._replace(least=math.inf)  # which a backward does not read
     residuals = MesaResiduals(inputs, plan, SolvedResiduals(read, (fn, wanted, value_residuals), Z))
     return out, join_parts((S_end, Z_end)), residuals
@@ -133,7 +132,7 @@ def _forward_by(
 ) -> tuple[Array | None, Any, MesaResiduals]:
     S, Z = (None, None) if state is None else state
     read, Z_end = kernel.solve(x, plan, Z)
-    memory = x._replace(q=read).memory(x.v, kernel.stored(x))
+    memory = x._replace(q=read).memory(plan.xp, x.v, kernel.stored(x))
     out, S_end, value_residuals = core.forward(fn, memory, plan, S, wanted)
     solved = SolvedResiduals(read, (fn, wanted, value_residuals), Z)
     return out, join_parts((S_end, Z_end)), MesaResiduals(x._replace(least=math.inf), plan, solved)
@@ -183,7 +182,7 @@ def _is_finite(read: Array) -> bool:
 
 def explain(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Explained:
     """Backend, form and operations of the memory of values and of the systems, and how those are solved."""
-    memory, solver = x.memory(x.v), x.solver
+    memory, solver = x.memory(plan.xp, x.v), x.solver
     where = "array calls" if _iterating(fn, x, plan, wanted) is systems else "compiled loops"
     words = (f"systems by at most {solver.iterations} steps of conjugate gradients, in {where}" if not solver.exact else
              f"every system is formed and factored, in {where}")  # fmt: skip
@@ -212,7 +211,7 @@ def backward(
     dS, dZ = split_parts(dstate, 2)
     d, dS_0 = core.backward(value_residuals, dout, dS)
     y, kernel = None, _kernel(x, plan, wanted)
-    keys = x.memory(x.k, None if kernel is None else kernel.stored(x))
+    keys = x.memory(plan.xp, x.k, None if kernel is None else kernel.stored(x))
     if read is not None and dout is not None:
         transposed = None if Z is None else plan.xp.matrix_transpose(Z)
         if kernel is not None:
@@ -229,36 +228,35 @@ def backward(
 def _gradients(xp: Namespace, x: SolvedInputs, d: Inputs, e: Inputs, read: Array, y: Array) -> SolvedInputs:
     """From the gradients d of the memory of values (beta v) and e of that of keys (beta k)."""
     H, Hk, dtype, dq, dridge = x.v.shape[-2], x.k.shape[-2], x.v.dtype, None, None
-    along_k = inner(xp, _by_group(e.v, Hk), x.k[..., :, None, :], None, None, dtype)
+    along_k = inner(xp, _by_group(xp, e.v, Hk), x.k[..., :, None, :], None, None, dtype)
     dbeta = inner(xp, d.v, x.v, xp.reshape(along_k, x.v.shape[:-1]), None, dtype)[..., None]
     if y is None:
         dq, dridge = None if x.q is None else xp.zeros_like(x.q), xp.zeros_like(x.ridge)
     else:
-        dq = sum_heads(y, x.q.shape[-2]) if x.q.shape[-2] < H else y
-        along = sum_to(xp, sum_heads(product(xp, read, y, dtype=dtype), H), x.ridge.shape)
+        dq = sum_heads(xp, y, x.q.shape[-2]) if x.q.shape[-2] < H else y
+        along = sum_to(xp, sum_heads(xp, product(xp, read, y, dtype=dtype), H), x.ridge.shape)
         dridge = multiple(xp, -1.0, along, dtype)
-    dk = added(xp, sum_heads(product(xp, x.beta, e.v, dtype=dtype), Hk), added(xp, d.k, e.k))
+    dk = added(xp, sum_heads(xp, product(xp, x.beta, e.v, dtype=dtype), Hk), added(xp, d.k, e.k))
     return SolvedInputs(dq, dk, product(xp, x.beta, d.v, dtype=dtype), added(xp, d.g, e.g), dbeta, dridge)
 
 
-def _by_group(y: Array, Hk: int) -> Array:
+def _by_group(xp: Namespace, y: Array, Hk: int) -> Array:
     """(..., T, H, D) as (..., T, Hk, H / Hk, D): each of the Hk serves a group."""
     *lead, H, D = y.shape
-    return compat.array_namespace(y).reshape(y, (*lead, Hk, H // max(Hk, 1), D))
+    return xp.reshape(y, (*lead, Hk, H // max(Hk, 1), D))
 
 
-def sum_heads(y: Array, Hk: int) -> Array:
+def sum_heads(xp: Namespace, y: Array, Hk: int) -> Array:
     """A sum over each of Hk groups of heads."""
     *lead, H, D = y.shape
     if Hk == H:
         return y
-    xp = compat.array_namespace(y)
-    return xp.reshape(sum_to(xp, _by_group(y, Hk), (*lead, Hk, 1, D)), (*lead, Hk, D))
+    return xp.reshape(sum_to(xp, _by_group(xp, y, Hk), (*lead, Hk, 1, D)), (*lead, Hk, D))
 
 
 def gives_states(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
     """Whether both memories return states at positions."""
-    memories = x.memory(x.v), x.memory(x.k)._replace(q=None)
+    memories = x.memory(plan.xp, x.v), x.memory(plan.xp, x.k)._replace(q=None)
     return all(core.gives_states(fn, memory, plan, wanted) for memory in memories)
 
 

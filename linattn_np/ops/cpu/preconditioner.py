@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime import threads
-from ...runtime.arrays import name_of, sum_of_groups
+from ...runtime.arrays import name_of
 from ...runtime.constants import host_constants
 from ...runtime.pieces.memory import working
 from ...runtime.pieces.piece import Number, Vector, Whole, piece, workspace_kind
@@ -17,7 +17,7 @@ from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.views import columns, row
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
-from ..sums import over_tokens
+from ..sums import over_tokens, sum_of_groups
 from .formulas import dense, zeros
 from .numbers import exp, log, number
 

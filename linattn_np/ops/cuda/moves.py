@@ -1,6 +1,6 @@
 """CuPy's namespace, whose allocations are recorded; its moves of numbers are launches of one kernel (formula.cu).
 
-Casts, copies, concatenations and constants of few numbers; of more they are CuPy's own, which are not recorded.
+Casts, copies, repeats, concatenations, constants of few numbers; of more they are CuPy's own, which are not recorded.
 """
 
 from __future__ import annotations
@@ -60,6 +60,16 @@ class Namespace:
             formulas.compiled("copy", (y,), out[(slice(None),) * axis + (slice(at, at + n),)], _wide(dtype))
             at += n
         return out
+
+    def repeat(self, x: Array, repeats: int, *, axis: int) -> Array:
+        """Every entry along an axis `repeats` times."""
+        if not self._records(x):
+            return self._xp.repeat(x, repeats, axis=axis)
+        at = axis % x.ndim + 1
+        lead, rest = x.shape[:at], x.shape[at:]
+        one = x.reshape(*lead, 1, *rest)
+        out = formulas.compiled("copy", (one,), ((*lead, repeats, *rest), x.dtype), _wide(x.dtype))
+        return out.reshape(*lead[:-1], lead[-1] * repeats, *rest)
 
     def zeros(self, shape: Shape, *, dtype: Any = None, device: Any = None) -> Array:
         """Zeros."""

@@ -63,11 +63,11 @@ class LaunchSequence:
         if recorder.obstacle:
             raise LookupError(recorder.obstacle)
         taken = {y.data.ptr for one in recorder.launches for y in one.arrays or () if y is not None}
-        if any(x.data.ptr not in taken for x in recorder.allocated):
+        if any(x.size and x.data.ptr not in taken for x in recorder.allocated):  # nothing fills an empty one
             raise LookupError("an array was allocated for something else than a launch")
         pool = [*given, *recorder.allocated]
-        owners = {x.data.ptr: n for n, x in enumerate(pool)}
-        if len(owners) < len(pool):
+        owners = {x.data.ptr: n for n, x in enumerate(pool) if x.size}
+        if len(owners) < sum(x.size > 0 for x in pool):
             raise LookupError("two arrays begin at one place")
         self._empty, self._allocate = launch.array_type(), launch.allocator()
         self.allocations = [(tuple(x.shape), x.dtype) for x in recorder.allocated]
@@ -235,7 +235,7 @@ def _moved(one: launch.Launch, owners: dict[int, int], pool: Sequence[Array]) ->
     if one.arrays is None:
         raise LookupError("a launch did not say which arrays it takes")
     words = array("Q", one.arguments.ljust(-(-len(one.arguments) // 8) * 8, b"\0"))
-    pointers = {y.data.ptr for y in one.arrays if y is not None}
+    pointers = {y.data.ptr for y in one.arrays if y is not None and y.size}
     fixed = [x for x in map(constants.at, pointers - owners.keys()) if x is not None]
     pointers -= {x.data.ptr for x in fixed}
     parts = {word: _whole(word, pool) for word in pointers - owners.keys()}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.arrays import over_tokens, sum_of_groups
+from ...ops.sums import sum_of_groups
+from ...runtime.arrays import over_tokens
 from ..cache import count, positions
 from ..heads import groups
 from ..policy import CPU_ROWS, cpu_tile

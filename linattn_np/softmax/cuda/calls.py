@@ -12,6 +12,7 @@ from math import log, prod
 from typing import Any, NamedTuple
 
 from ...ops.cuda.arguments import NO_ROWS, address, rows_of
+from ...ops.sums import sum_of_groups
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import BYTES as MAP
@@ -273,11 +274,8 @@ def _gates(
 
 def of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     """Gradients (B, T, heads, D) in the shape of their array, summed over the heads that share one of it."""
-    d, H, D = d[..., : shape[-1]], shape[-2], shape[-1]
-    if d.shape[-2] != H:
-        parts = d.reshape(*d.shape[:-2], H, d.shape[-2] // H, D)
-        d = cast(xp, xp.sum(parts, axis=-2, dtype=xp.float32), d.dtype)
-    return d.reshape(shape)
+    d = d[..., : shape[-1]]
+    return sum_of_groups(xp, xp.ascontiguousarray(d), shape[-2]).reshape(shape)
 
 
 def sink_gradient(plan: SoftmaxPlan, batch: SoftmaxBatch, sinks: Array, logs: Array, dots: Array | None) -> Array:

@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from ...ops.cuda.arguments import NO_ROWS, address, rows_of
+from ...ops.sums import sum_to
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.tensor_map import moves, tensor_map
@@ -153,8 +154,8 @@ def _of_key_heads(xp: Any, y: Array, heads: int) -> Array:
     """(levels, heads, ...) summed over the heads that share keys."""
     if y.shape[1] == heads:
         return y
-    parts = y.reshape(y.shape[0], heads, -1, *y.shape[2:])
-    return cast(xp, xp.sum(parts, axis=2, dtype=xp.float32), y.dtype)
+    levels, _, *rest = y.shape
+    return sum_to(xp, y.reshape(levels, heads, -1, *rest), (levels, heads, 1, *rest)).reshape(levels, heads, *rest)
 
 
 def _launch(

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...core import Computed, Explained, register
+from ...ops.sums import added
 from ...runtime.arrays import Array, cast, device
 from .. import heads, sequences, states
 from ..array import delta_tiles
@@ -57,9 +58,10 @@ class Deltaformer(states.GivesStates):
         d, dbegin = CORE.backward(attention, dout, dstate)
         more, dbeta, dpast = solve_vjp(backend, plan, x, state, system, d.v)
         wide = functools.partial(cast, plan.xp, dtype=plan.dtype)
-        dw, dk, dg = more.q, wide(d.k) + wide(more.k), None if x.g is None else wide(d.g) + wide(more.g)
+        plus = functools.partial(added, plan.xp)
+        dw, dk, dg = more.q, plus(wide(d.k), wide(more.k)), None if x.g is None else plus(wide(d.g), wide(more.g))
         if x.w is None:
-            dw, dk = None, dk + wide(dw)
+            dw, dk = None, plus(dk, wide(dw))
         if dbegin is not None:
             dbegin = type(dbegin)(*(y + z for y, z in zip(dbegin, dpast, strict=True)))
         return DeltaInputs(d.q, dk, more.v, dbeta, dw, dg), dbegin

@@ -10,8 +10,9 @@ from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, Erase, PreconditionedState
 from ...ops.preconditioner import Bounds, Keys, preconditioned, preconditioned_vjp
+from ...ops.sums import sum_of_groups
 from ...products import products
-from ...runtime.arrays import Array, cast, device, shared_heads, sum_of_groups
+from ...runtime.arrays import Array, cast, device, shared_heads
 from ...runtime.constants import constant_array
 from ...runtime.shapes import check_state
 from ...runtime.values import is_finite, shown

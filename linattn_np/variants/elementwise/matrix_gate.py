@@ -9,8 +9,8 @@ from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
 from ...ops.product import product
-from ...ops.sums import over_rows, row_inner
-from ...runtime.arrays import Array, shared_heads, sum_of_groups
+from ...ops.sums import over_rows, row_inner, sum_of_groups
+from ...runtime.arrays import Array, shared_heads
 from ...runtime.shapes import check_state
 from ...spec import ArgSpec, Call, ChangeOfVariables, StateFormat, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Readout
 from ...ops.product import multiple
-from ...runtime.arrays import Array, over_tokens
+from ...ops.sums import over_tokens
+from ...runtime.arrays import Array
 from ...softmax.core import CORE
 from ...softmax.types import GatedCache, Inputs
 from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
@@ -24,7 +25,7 @@ def to_core(c: Call) -> Inputs:
 
 def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """A slope acts at every token."""
-    return {"q": d.q, "k": d.k, "v": d.v, "slopes": -over_tokens(c.xp, d.g)}
+    return {"q": d.q, "k": d.k, "v": d.v, "slopes": multiple(c.xp, -1.0, over_tokens(c.xp, d.g), c.dtype)}
 
 
 SPEC = VariantSpec(

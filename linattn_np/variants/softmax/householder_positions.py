@@ -18,7 +18,7 @@ from ...matrix_state.types import EraseKey, Plan, Readout, both
 from ...matrix_state.types import Inputs as DeltaRule
 from ...ops.sums import added
 from ...runtime.arrays import Array, device, is_cupy
-from ...runtime.recorder import refuse
+from ...runtime.constants import constant_array
 from ...softmax.core import CORE
 from ...softmax.types import HouseholderCache, HouseholderInputs, Inputs, KeyValueCache, SoftmaxPlan
 from ...spec import Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
@@ -122,18 +122,16 @@ def _delta_plan(plan: SoftmaxPlan, name: str) -> Plan:
 
 def _zeros(plan: SoftmaxPlan, x: HouseholderInputs) -> Array:
     """The values (..., T, Hk, K), which outputs have the dtype of: that of k and v for kernels of a GPU."""
-    on_gpu, where = is_cupy(plan.xp), device(x.w)
-    kind = x.k.dtype if on_gpu and x.k.dtype == x.v.dtype else plan.dtype
-    if on_gpu:
-        refuse("the values of the delta rule are zeros")
-        return plan.xp.zeros(x.w.shape, dtype=kind)
-    return plan.xp.broadcast_to(plan.xp.zeros(x.w.shape[-1:], dtype=kind, device=where), x.w.shape)
+    if is_cupy(plan.xp):
+        return plan.xp.zeros(x.w.shape, dtype=x.k.dtype if x.k.dtype == x.v.dtype else plan.dtype)
+    return plan.xp.broadcast_to(plan.xp.zeros(x.w.shape[-1:], dtype=plan.dtype, device=device(x.w)), x.w.shape)
 
 
 def _begin(plan: SoftmaxPlan, x: HouseholderInputs) -> Array:
     """P_0, the identity of each head."""
     lead = (len(plan.sequences),) if plan.is_ragged else x.w.shape[:-3]
-    eye = plan.xp.eye(x.w.shape[-1], dtype=plan.dtype, device=device(x.w))
+    K, dtype, where = x.w.shape[-1], plan.dtype, device(x.w)
+    eye = constant_array(plan.xp, ("eye", K, str(dtype)), where, lambda: plan.xp.eye(K, dtype=dtype, device=where))
     return plan.xp.broadcast_to(eye, (*lead, x.w.shape[-2], *eye.shape))
 
 

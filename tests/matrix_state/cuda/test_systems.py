@@ -69,7 +69,7 @@ def drawn(name, seed=0, chunk=None):
 
 def exact(inputs, Z, sequences):
     host = Plan(np, np.float64, 1.0, sequences=sequences)
-    return systems.solve(inputs.memory(inputs.k), inputs.ridge, Solver(True, 0, 0.0), host, Z)
+    return systems.solve(inputs.memory(np, inputs.k), inputs.ridge, Solver(True, 0, 0.0), host, Z)
 
 
 def formed(inputs, Z):

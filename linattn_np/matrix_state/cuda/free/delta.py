@@ -12,7 +12,8 @@ from math import prod
 from typing import Any
 
 from ....ops.cuda.arguments import address, rows_of
-from ....runtime.arrays import Array, cast, dtype_name, sum_of_groups
+from ....ops.sums import added, sum_of_groups
+from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
 from ....runtime.cuda.elements import ELEMENTS, Constants
 from ... import policy
@@ -64,7 +65,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any) -> tuple[Inputs, Arr
     d, first = calls.backward(inner, dout, dstate)
     shape, one_each = x.v.shape[:-1], x.k.shape[-2] == x.v.shape[-2]
     dg, db = (xp.ascontiguousarray(y) for y in (d.g, d.b))
-    dk = xp.ascontiguousarray(d.k) if one_each else cast(xp, d.k, plan.dtype) + cast(xp, db, plan.dtype)
+    dk = xp.ascontiguousarray(d.k) if one_each else added(xp, cast(xp, d.k, plan.dtype), cast(xp, db, plan.dtype))
     dr, dv = xp.empty((*shape, x.r.shape[-1]), dtype=x.r.dtype), xp.empty(x.v.shape, dtype=x.v.dtype)
     dbeta = xp.empty((*shape, 1), dtype=xp.float32)
     more = {"dk": dk, "db": db} if one_each else {}

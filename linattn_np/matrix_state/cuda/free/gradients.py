@@ -65,10 +65,11 @@ def _add_gradients(xp: Any, batch: FreeBatch, arrays: dict[str, Any], x: Inputs,
         dout = xp.zeros((*tokens, batch.V), dtype=dtype)
     arrays["dout"] = launches.row_array(cast(xp, dout, dtype))
     kinds = dict.fromkeys(("dq", "dk", "dv", "da", "db"), dtype) | {"dg": arrays["g"].dtype}
-    for name, kind in kinds.items():
-        arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
     if x.g is None:
         arrays["dg"] = None
+        del kinds["dg"]
+    for name, kind in kinds.items():
+        arrays[name] = xp.empty((*tokens, batch.V if name == "dv" else batch.K), dtype=kind)
 
 
 def _gradients(name: str, batch: FreeBatch, arrays: dict[str, Any], scale: float, given: dict[str, Array]) -> None:

@@ -12,7 +12,8 @@ from math import prod
 from typing import Any
 
 from ....core import StatesAt
-from ....runtime.arrays import Array, cast, sum_of_groups
+from ....ops.sums import sum_of_groups
+from ....runtime.arrays import Array, cast
 from ....runtime.cuda import launch
 from ... import policy
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved

@@ -13,7 +13,8 @@ from typing import Any
 
 from ....core import StatesAt
 from ....ops.cuda.arguments import address, rows_of
-from ....runtime.arrays import Array, cast, dtype_name, shared_heads, sum_of_groups
+from ....ops.sums import sum_of_groups
+from ....runtime.arrays import Array, cast, dtype_name, shared_heads
 from ....runtime.cuda.elements import ELEMENTS
 from ... import definition, policy
 from ...array import chunks as array_calls

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....runtime.arrays import Array, cast, dtype_name, shared_heads, sum_of_groups
+from ....ops.sums import sum_of_groups
+from ....runtime.arrays import Array, cast, dtype_name, shared_heads
 from ...types import Decay, Erase, Inputs, Plan, ReadState, Saved
 from . import calls as vector
 from . import gradients as vector_backward

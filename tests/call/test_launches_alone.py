@@ -1,0 +1,95 @@
+"""Repeated calls on CuPy arrays are launches alone: here kernels do nothing, and arrays are stubs.
+
+What an array call computes has a pointer that no launch has allocated, so a call that makes one is not recorded.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import linattn_np as la
+from linattn_np.call.replay import plans as replay
+from linattn_np.catalog import variants
+from linattn_np.ops.cuda import moves
+from linattn_np.runtime.cuda import launch, tensor_map
+from linattn_np.runtime.cuda.record import LaunchSequence
+from tests.matrix_state.cuda.step_twin import stub
+from tests.matrix_state.cuda.token import host as step_calls
+
+launched, public = step_calls.launched, step_calls.public
+BF16 = np.dtype(ml_dtypes.bfloat16)
+LEARNERS = ("atlas", "lact", "momentum_delta_rule", "titans", "titans_linear", "ttt_linear", "ttt_mlp")
+BY_ARRAY_CALLS = {
+    **dict.fromkeys(LEARNERS, "weights learn by array calls"),
+    **dict.fromkeys(("performer", "rfa"), "features are products of cuBLAS"),
+    **dict.fromkeys(("based", "rebased"), "features of chunks are array calls"),
+    **dict.fromkeys(("log_linear_gla", "log_linear_gated_delta_rule"), "chunks of several lengths are packed"),
+    **dict.fromkeys(("preconditioned_gated_delta_rule", "preconditioned_kda"), "no kernel of the second moments"),
+    **dict.fromkeys(("block_scan", "mamba3_mimo", "rwkv4"), "no kernels"),
+    **dict.fromkeys(("lru", "s4d"), "exponentials of complex numbers"),
+}
+
+
+class Idle:
+    """A kernel that does nothing."""
+
+    kernel = SimpleNamespace(ptr=0)
+
+    def __call__(self, *how, **more):
+        pass
+
+
+@pytest.fixture
+def idle(public, monkeypatch):
+    """Kernels of a device of compute capability 90 do nothing."""
+    monkeypatch.setattr(launch, "kernel", lambda *how: Idle())
+    monkeypatch.setattr(launch, "_capability", lambda device: 90)
+    monkeypatch.setattr(launch.cupy().cuda.driver, "launchKernel", lambda *how: None)
+    monkeypatch.setattr(tensor_map, "_encode", lambda at, *how: int(at).to_bytes(8, "little") + bytes(120))
+    few = moves.Namespace._is_few  # arrays of NumPy say that they lie on a CPU
+    monkeypatch.setattr(moves.Namespace, "_is_few", lambda self, shape, dtype, device: few(self, shape, dtype, None))
+
+
+def given_of(fn, **sizes):
+    """Rows in bfloat16, other arrays in float32 or complex64."""
+    x = la.testing.sample(fn, np.random.default_rng(0), B=(2,), T=100, H=8, K=64, V=64, M=64, optional=False, **sizes)
+    kind = lambda y: np.complex64 if y.dtype.kind == "c" else BF16 if y.ndim == 4 else np.float32  # noqa: E731
+    return {n: stub(y.astype(kind(y))) for n, y in x.items()}
+
+
+def plans_of(call):
+    """The plans of a call that was computed twice."""
+    replay.clear()
+    with np.errstate(all="ignore"):  # numbers are arbitrary
+        call()
+        call()
+    return [*replay.by_key.values()]
+
+
+HEADS = [{}, {"Hq": 2, "Hk": 2}]
+OURS = [f for f in variants() if f.__name__ not in LEARNERS]
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=["heads", "groups"])
+@pytest.mark.parametrize("fn", OURS, ids=lambda f: f.__name__)
+def test_forward(idle, fn, heads):
+    given = given_of(fn, **heads)
+    found = plans_of(lambda: fn(**given))
+    assert any(isinstance(plan, LaunchSequence) for plan in found) == (fn.__name__ not in BY_ARRAY_CALLS)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=["heads", "groups"])
+@pytest.mark.parametrize("fn", OURS, ids=lambda f: f.__name__)
+def test_vjp(idle, fn, heads):
+    given = given_of(fn, **heads)
+
+    def call():
+        out, pull = la.vjp(fn, **given)
+        pull(stub(np.zeros(out.shape, out.dtype)))
+
+    found = plans_of(call)
+    assert any(getattr(plan, "replayable", False) for plan in found) == (fn.__name__ not in BY_ARRAY_CALLS)
