@@ -456,6 +456,24 @@ def test_the_kernels_of_the_selective_scan_compile(public, monkeypatch, decays, 
     check_launched(launched, arch, {"selective_vjp": 616, "selective_step": 8})  # addresses, once a tile of tokens
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
+@pytest.mark.parametrize(("dtype", "N"), [("bfloat16", 16), ("bfloat16", 64), ("float32", 16), ("float64", 16)])
+@pytest.mark.parametrize("device", ["emulated"], indirect=True)
+def test_the_kernels_of_a_constant_system_compile(public, monkeypatch, dtype, N, arch):  # noqa: F811
+    """Forward and backward of S4D."""
+    monkeypatch.setattr(emulation, "compiled", lambda *how: lambda *arguments: None)
+    arrays = la.testing.sample(la.s4d, np.random.default_rng(0), B=(1,), T=64, V=64, K=N)
+    narrow = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    wide = np.dtype(np.float64 if dtype == "float64" else np.float32)
+    kinds = {n: np.result_type(wide, np.complex64) if x.dtype.kind == "c" else wide for n, x in arrays.items()}
+    given = {n: public.bring(x.astype((kinds | {"x": narrow})[n])) for n, x in arrays.items()}
+    out, pullback = la.vjp(la.s4d, **given)
+    pullback(public.bring(np.ones(out.shape, out.dtype)))
+    launched = [one for one in public.launched if one[0].startswith("elementwise/")]
+    assert {entry for _, entry, *_ in launched} == {"diagonal", "diagonal_vjp"}
+    check_launched(launched, arch, {})
+
+
 LATE_ROWS = [("sm_80", "bfloat16", 128, 32), ("sm_90a", "bfloat16", 128, 32), ("sm_90a", "float32", 255, 127),
              ("sm_120a", "float32", 128, 32)]  # fmt: skip
 

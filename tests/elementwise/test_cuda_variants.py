@@ -15,7 +15,7 @@ from tests.elementwise.test_core import FUNCTIONS
 from tests.elementwise.test_cuda import BOUND as BOUNDS
 from tests.elementwise.test_cuda import FLOAT32, compare, computed, drawn, scans, widened  # noqa: F401
 
-OTHERS = (la.selective_scan, la.diagonal_longhorn, la.block_scan)  # with kernels of their own, and without
+OTHERS = (la.selective_scan, la.diagonal_longhorn, la.s4d, la.block_scan)  # with kernels of their own, and without
 VARIANTS = [fn for fn in la.VARIANTS if fn.spec.core is CORE and fn not in OTHERS]
 BOUND = 64 * 2.0**-23  # of sums of a few dozen numbers in float32
 every_variant = pytest.mark.parametrize("fn", VARIANTS, ids=lambda fn: fn.__name__)

@@ -1,15 +1,37 @@
 """The selective scan and its adjoint of complex channels: as selective.py, whose memory it has; N counts real numbers.
 
 Of a constant system A, B and C are those of the channels (D, N), and dt is 1: decays are computed once for each column
-of a segment, and all three gradients are sums over the tokens of a sequence, one after the other in dA.
+of a segment, and all three gradients are sums over the tokens of a sequence, one after the other in dA. It may have a
+skip connection: out += D x.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from numba import njit
+
+from ...ops.cpu.numbers import OPTIONS
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.views import columns, numbers_at, row, row_part, rows, start_of
 from .complex_columns import all_columns, all_columns_back, channel, of_channel, of_token, to_channel, to_token
 from .selective import Work, begin, clear, copy, finish
+
+
+@njit(**OPTIONS)
+def add_skip(out: Any, D: Any, x: Any) -> None:
+    """out += D x"""
+    for t in range(len(x)):
+        for d in range(x.shape[1]):
+            out[t, d] += D[0, d] * x[t, d]
+
+
+@njit(**OPTIONS)
+def sum_skip(dD: Any, dout: Any, x: Any) -> None:
+    """dD += sum_t dout x, from the last token to the first"""
+    for t in range(len(x) - 1, -1, -1):
+        for d in range(x.shape[1]):
+            dD[0, d] += dout[t, d] * x[t, d]
 
 
 @piece
@@ -34,6 +56,9 @@ def token(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
         if len(w.marks):
             for k in range(N):
                 w.marks[mark * N + k, d] = old[k] if w.has_start else 0
+    if len(w.skip):
+        out, x = columns(rows(w.out, t, 1), first, width), columns(rows(w.x, t, 1), first, width)
+        add_skip(out, columns(rows(w.skip, 0, 1), first, width), x)
 
 
 @piece
@@ -58,6 +83,8 @@ def job(w: Work, own: Whole, n: Whole, first: Whole, width: Whole):
         else:
             B, C = rows(w.B, t, count), rows(w.C, t, count)
             all_columns(of_token, x, dt, B, C, A, decays, N, h, out, w.scale)
+        if len(w.skip):
+            add_skip(out, columns(rows(w.skip, 0, 1), first, width), x)
     finish(w, own, n, first, width)
 
 
@@ -71,6 +98,8 @@ def job_back(w: Work, own: Whole, n: Whole, block: Whole, first: Whole, width: W
     sums = columns(rows(w.dA, n * kinds * N, kinds * N), first, width)
     dA, states, decays = rows(sums, 0, N), rows(w.states, low, (S + 1) * N), rows(w.decays, low, (S + 1) * N)
     clear(sums)
+    if len(w.skip):
+        clear(columns(rows(w.dskip, n, 1), first, width))
     if w.is_constant:
         weights(w, own, first, width)
     for s in range((stop - start + S - 1) // S - 1, -1, -1):
@@ -89,6 +118,9 @@ def job_back(w: Work, own: Whole, n: Whole, block: Whole, first: Whole, width: W
             clear(dC)
             all_columns_back(of_token, to_token, x, dt, B, C, A, h, P, dout, states, decays, N, dA, dB, dC, dx,
                              columns(rows(w.ddt, t, count), first, width), w.scale)  # fmt: skip
+        if len(w.skip):
+            add_skip(dx, columns(rows(w.skip, 0, 1), first, width), dout)
+            sum_skip(columns(rows(w.dskip, n, 1), first, width), dout, x)
     finish(w, own, n, first, width)
 
 

@@ -40,6 +40,7 @@ SELECTIVE = Workspace("selective", SIZES, ("scale",), (), {"given": {
     "A": Field("D", "N"), "B_rows": Field("weights", "each"), "C_rows": Field("weights", "each"),
     "start": Field("starts", "DN"), "end": Field("owners", "DN"), "marks": Field("marked", "D"),
     "dA": Field("rows", "D"), "dB": Field("partial", "N"), "dC": Field("partial", "N"),
+    "skip": Field("skips", "D"), "dskip": Field("dskips", "D"),
     "A_rows": Field("scratch", "each"), "h": Field("scratch", "each"),
     "states": Field("kept", "column"), "decays": Field("kept", "column"),
     "spans": Field("owners", "span", dtype="int64"),

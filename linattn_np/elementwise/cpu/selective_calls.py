@@ -24,7 +24,7 @@ from .spans import SPAN, real_rows, spans_of
 if TYPE_CHECKING:
     from ..readouts.selective import SelectiveInputs
 
-SEGMENT = 32  # tokens between kept states
+SEGMENT, WIDE = 32, 64  # tokens between kept states; numbers of a channel from which on they are twice as many
 COMPLEX = ("A", "B", "C", "start", "end")  # complex for complex channels; the other arrays are real
 BLOCK = 1024  # bytes of a row: the channels of a job, whose sums of dB and dC do not depend on the threads
 
@@ -48,9 +48,11 @@ def backward(
     d = np.broadcast_to(constant_zeros(np, (call.D,), call.dtype, "cpu"), x.x.shape) if dout is None else dout
     made = {"dx": dx, "dA": sums, "dout": d, "marks": marks}
     if x.dt is None:
-        call.run("backward", made, dstate, begin)
+        dskip = None if call.skip is None else working((call.owners, call.D), call.dtype)
+        call.run("backward", made | {"dskip": dskip}, dstate, begin)
         dA, dB, dC = call.of_channels(over_tokens(np, sums, 2), kinds)
-        return x._replace(x=dx, A=dA, B=dB, C=dC), begin
+        dD = None if dskip is None else over_tokens(np, dskip)
+        return x._replace(x=dx, A=dA, B=dB, C=dC, raw=None if dD is None else x.raw._replace(D=dD)), begin
     ddt, tokens = empty(x.x.shape, call.dtype), [working((call.blocks, call.count, call.N), call.dtype) for _ in "BC"]
     call.run("backward", made | {"ddt": ddt, "dB": tokens[0], "dC": tokens[1]}, dstate, begin)
     dB, dC = (over_tokens(np, y, 2).view(call.kind).reshape(x.B.shape) for y in tokens)
@@ -69,7 +71,9 @@ class Call:
         self.N = x.channels[1] * (1 + x.is_complex)  # real numbers of a channel
         self.each = BLOCK // self.dtype.itemsize
         self.blocks, self.count = -(-self.D // self.each), prod(lead) * T
-        own = spans_of(plan, tuple(lead), T, SEGMENT)
+        self.segment = SEGMENT if self.N <= WIDE else 2 * SEGMENT
+        self.skip = x.raw.D if x.dt is None and x.raw is not None else None
+        own = spans_of(plan, tuple(lead), T, self.segment)
         self.owners, self.places, self.spans = own.count, own.places, own.table
         self.state_shape = (*own.lead, *x.channels)
 
@@ -96,19 +100,24 @@ class Call:
         given |= {} if x.A is None else {"A": (x.A, N)}
         given["dt"] = (np.broadcast_to(constant_ones(D, self.dtype), x.x.shape) if x.dt is None else x.dt), D
         given |= {n: (y, N if n in ("dB", "dC") else D) for n, y in made.items() if y is not None}
+        given |= {} if self.skip is None else {"skip": (self.skip, D)}
         given |= {} if start is None else {"start": (start, D * N)}
         held = {n: real_rows(y, width, self.kind if n in COMPLEX else self.dtype, self.dtype)
                 for n, (y, width) in given.items()}  # fmt: skip
-        kept, scratch = workers * (SEGMENT + 1) * N, ("A_rows", "h", *(("B_rows", "C_rows") if x.dt is None else ()))
+        kept, scratch = (
+            workers * (self.segment + 1) * N,
+            ("A_rows", "h", *(("B_rows", "C_rows") if x.dt is None else ())),
+        )
         held |= {n: working((workers * N, self.each), self.dtype) for n in scratch}
         more = (*(("states",) if "dx" in held else ()), *(("decays",) if "dx" in held or x.is_complex else ()))
         held |= {n: working((kept, column), self.dtype) for n in more}
-        sizes = {"jobs": jobs, "workers": workers, "blocks": self.blocks, "each": self.each, "segment": SEGMENT,
+        sizes = {"jobs": jobs, "workers": workers, "blocks": self.blocks, "each": self.each, "segment": self.segment,
                  "has_start": int(start is not None), "in_columns": int(self.plan.chunk_size == 1 or x.A is None),
                  "is_constant": int(x.dt is None), "by_keys": int(x.A is None),
                  "scale": (1 + x.is_complex) * self.plan.scale,
                  "count": self.count, "D": D, "N": N, "DN": D * N, "starts": self.owners, "owners": self.owners,
                  "inputs": len(held["B"]), "weights": workers * N if x.dt is None else 0,
+                 "skips": len(held.get("skip", ())), "dskips": len(held.get("dskip", ())),
                  "marked": len(held.get("marks", ())), "rows": len(held.get("dA", ())),
                  "partial": self.blocks * self.count, "scratch": workers * N, "kept": kept, "column": column,
                  "span": SPAN}  # fmt: skip

@@ -132,19 +132,20 @@ class Call:
             outputs |= {"begins": record.empty(own, self.dtype)}
             outputs |= {"sums": record.empty(own if self.x.A is None else shape, self.dtype)}
             blocks = -(-self.sequences * self.D * self.N // 128)
-            self._launch(file, carry, grid, start, outputs, dout, (segments, each))
-            self._launch(FORWARD, "chain", grid, start, outputs, dout, (segments, each), blocks,
-                         {"LA_BACK": int(file == BACKWARD)})  # fmt: skip
-        self._launch(file, entry, grid, start, outputs, dout, (segments, each))
+            self.launch(file, carry, grid, start, outputs, dout, (segments, each))
+            self.launch(FORWARD, "chain", grid, start, outputs, dout, (segments, each), blocks,
+                        {"LA_BACK": int(file == BACKWARD)})  # fmt: skip
+        self.launch(file, entry, grid, start, outputs, dout, (segments, each))
 
     def step(self, start: Array | None, outputs: Outputs) -> None:
         """One token of every sequence."""
-        self._launch(STEP, "selective_step", selective_plan.step(self.N, self.double), start, outputs, None, (1, 1))
+        self.launch(STEP, "selective_step", selective_plan.step(self.N, self.double), start, outputs, None, (1, 1))
 
-    def _launch(
+    def launch(
         self, file: str, entry: str, grid: Grid, start: Array | None, outputs: Outputs, dout: Array | None,
         cut: tuple[int, int], blocks: int | None = None, more: dict[str, int] | None = None,
     ) -> None:  # fmt: skip
+        """One kernel; cut: (segments of a sequence, tokens of one), blocks: those of all segments if not given."""
         x, plan, tiles, one = self.x, self.plan, -(-self.D // grid.channels), file == STEP
         given = {"x": x.x, "dt": x.dt, "z": self.raw.z, "B": x.B, "C": x.C, "dout": dout}
         arrays, rows = {}, {}

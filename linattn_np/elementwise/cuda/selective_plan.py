@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 MOST, MOST_DOUBLE = 128, 64  # numbers of a state
 STEP_THREADS, STEP_EACH = 64, 4  # of a block; sequences of a thread
+SYSTEM_PART = 8  # tokens whose states a lane of a constant system holds
 SEGMENT, FEWEST = 512, 3  # tokens of a segment, segments of a sequence: at least
 
 
@@ -59,6 +60,13 @@ def backward(N: int, double: bool) -> Grid:
 def step(N: int, double: bool) -> Grid:
     """4 numbers a lane."""
     return Grid(least_power(-(-N // 4)), 4, STEP_THREADS, 1, 1)
+
+
+def system(N: int, double: bool) -> Grid:
+    """Of a constant system: 2 complex numbers a lane, longer tiles for wider states, which are stored before them."""
+    lanes = least_power(-(-N // 4))
+    tile = min(max(8 * lanes, 16), 32 if double else 128)
+    return Grid(lanes, 4, 128, tile, 2 if double else 4, SYSTEM_PART)
 
 
 def segments(blocks: int, tokens: int, resident: int, tile: int) -> tuple[int, int]:

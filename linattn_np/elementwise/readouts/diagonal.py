@@ -2,21 +2,22 @@
 
     h_t[d, n] = e^{A[d, n]} h_{t-1}[d, n] + B[d, n] x_t[d],   out_t[d] = 2 scale Re sum_n C[d, n] h_t[d, n]
 
-In compiled loops it is the selective scan whose steps are 1, with an A, B and C of each channel (cpu/): no array has
-T x D x N numbers. By array calls, and on a GPU, D N channels of the core have one.
+In compiled loops (cpu/) it is the selective scan whose steps are 1, with an A, B and C of each channel; CuPy arrays
+have kernels (cuda/diagonal.py): no array has T x D x N numbers. By array calls D N channels of the core have one.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 from ...core import Computation, Computed, Explained, register
 from ...ops.sums import over_tokens
-from ...runtime.arrays import Array, as_computed, cast, conjugate
+from ...runtime.arrays import Array, Namespace, as_computed, cast, conjugate, is_cupy
 from ..core import CORE, unsupported_reason
 from ..types import Inputs, Plan
 from ..types import Residuals as CoreResiduals
-from .selective import SelectiveInputs, apart, flat
+from .selective import Raw, SelectiveInputs, apart, flat
 
 
 class SystemInputs(NamedTuple):
@@ -26,11 +27,12 @@ class SystemInputs(NamedTuple):
     A: Array  # (D, N), log factors
     B: Array  # (D, N)
     C: Array  # (D, N)
+    D: Array = None  # (D,), skip connection, if compiled code computes the call
 
     @property
     def selective(self) -> SelectiveInputs:
         """As those of the selective scan, with steps of 1."""
-        return SelectiveInputs(self.x, None, *self[1:])
+        return SelectiveInputs(self.x, None, *self[1:4], None if self.D is None else Raw(D=self.D))
 
 
 class Residuals(NamedTuple):
@@ -39,7 +41,7 @@ class Residuals(NamedTuple):
     x: SystemInputs
     plan: Plan
     state: Any
-    marks: Any  # of the compiled loops: the states that segments of tokens begin with
+    marks: Any  # of the compiled loops and kernels: the states that pieces of sequences begin with
     states: Any  # of array calls: the states of all tokens
     core: CoreResiduals | None
 
@@ -49,10 +51,8 @@ class Diagonal(Computation):
 
     def forward(self, fn: str, x: SystemInputs, plan: Plan, state: Any, wanted: str | None) -> Computed:
         """(out, the final state (..., D, N), residuals)."""
-        if is_compiled(x, plan, wanted):
-            from ..cpu import selective_calls
-
-            out, end, marks = selective_calls.forward(plan, x.selective, state)
+        if (calls := compiled(x, plan, wanted)) is not None:
+            out, end, marks = calls.forward(plan, x if is_cupy(plan.xp) else x.selective, state)
             return out, end, Residuals(x, plan, state, marks, None, None)
         xp, C = plan.xp, as_computed(plan.xp, x.C, plan.dtype)
         states, end, core = CORE.forward(
@@ -65,11 +65,15 @@ class Diagonal(Computation):
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[SystemInputs, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, state, marks, states, core = residuals
+        if core is None and is_cupy(plan.xp):
+            from ..cuda import diagonal
+
+            return diagonal.backward(plan, x, marks, dout, dstate)
         if core is None:
             from ..cpu import selective_calls
 
             grads, begin = selective_calls.backward(plan, x.selective, state, marks, dout, dstate)
-            return SystemInputs(grads.x, *grads[2:5]), begin
+            return SystemInputs(grads.x, *grads[2:5], None if grads.raw is None else grads.raw.D), begin
         xp, dC, dstates = plan.xp, plan.xp.zeros_like(as_computed(plan.xp, x.C, plan.dtype)), None
         if dout is not None:
             twice = xp.astype(2 * cast(xp, dout, plan.dtype), states.dtype)[..., None]
@@ -82,13 +86,36 @@ class Diagonal(Computation):
         return SystemInputs(dx, xp.reshape(d.g, x.A.shape), dB, dC), apart(plan.xp, begin, x)
 
     def explain(self, fn: str, x: SystemInputs, plan: Plan, wanted: str | None) -> Explained:
-        """As the core explains D N channels."""
-        return CORE.explain(fn, driven(plan, x), plan, wanted)
+        """Eight operations of a state's number; else as the core explains D N channels."""
+        if compiled(x, plan, wanted) is None or not is_cupy(plan.xp):
+            return CORE.explain(fn, driven(plan, x), plan, wanted)
+        others = {n: unsupported_reason(x.selective, plan, n) or "covers the call too"
+                  for n in CORE.BACKENDS if n != "cuda"}  # fmt: skip
+        each = 8.0 * prod(x.A.shape)
+        why = f"{'requested' if wanted else 'the default path'}: elementwise/diagonal.cu"
+        return Explained("cuda", why, others, "tiles of tokens in turn", None, each * prod(x.x.shape[:-1]), each)
 
 
-def is_compiled(x: SystemInputs, plan: Plan, wanted: str | None) -> bool:
-    """Whether the compiled loops compute a call."""
-    return wanted in (None, "numba") and unsupported_reason(x.selective, plan, "numba") is None
+def compiled(x: SystemInputs, plan: Plan, wanted: str | None) -> Any:
+    """The compiled loops or kernels that compute a call; None: array calls do."""
+    if wanted in (None, "cuda") and kernels_reason(x, plan.xp, plan.dtype) is None:
+        from ..cuda import diagonal
+
+        return diagonal
+    if wanted in (None, "numba") and unsupported_reason(x.selective, plan, "numba") is None:
+        from ..cpu import selective_calls
+
+        return selective_calls
+    return None
+
+
+def kernels_reason(x: SystemInputs, xp: Namespace, dtype: Any) -> str | None:
+    """Why CUDA kernels do not compute a call; None if they do, and then the skip too."""
+    if not is_cupy(xp):
+        return "it takes CuPy arrays"
+    from ..cuda import diagonal
+
+    return diagonal.unsupported_reason(x, xp, dtype)
 
 
 def driven(plan: Plan, x: SystemInputs) -> Inputs:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.readouts.diagonal import SystemInputs
+from ...elementwise.readouts.diagonal import SystemInputs, compiled
 from ...ops.product import product
 from ...ops.step_size import skip_and_gate
 from ...ops.sums import over_tokens
@@ -17,24 +17,30 @@ from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, Vari
 from ..shared.arguments import CHANNELS
 
 
+def skips(c: Call) -> bool:
+    """Whether compiled code computes the skip too."""
+    return compiled(SystemInputs(c.x, c.A_log, c.A_log, c.C, c.D), c.plan, c.options["backend"]) is not None
+
+
 def to_core(c: Call) -> SystemInputs:
     """Log factors dt A; every channel drives its states by (e^{dt A} - 1) / A x."""
-    return SystemInputs(c.x, *hold(c.xp, c.dt_log, c.A_log, c.A_imag, c.dtype), c.C)
+    return SystemInputs(c.x, *hold(c.xp, c.dt_log, c.A_log, c.A_imag, c.dtype), c.C, c.D if skips(c) else None)
 
 
 def to_core_vjp(c: Call, d: SystemInputs) -> dict[str, Array]:
     grads = hold_vjp(c.xp, c.dt_log, c.A_log, c.A_imag, d.A, d.B, c.dtype)
-    return dict(zip(("x", "C", "dt_log", "A_log", "A_imag"), (d.x, d.C, *grads), strict=True))
+    found = dict(zip(("x", "C", "dt_log", "A_log", "A_imag"), (d.x, d.C, *grads), strict=True))
+    return found if d.D is None else found | {"D": d.D}
 
 
 def from_core(c: Call, out: Array) -> Array:
     """out + D x"""
-    return out if c.D is None else skip_and_gate(c.xp, out, c.D, c.x, None, c.dtype)
+    return out if c.D is None or skips(c) else skip_and_gate(c.xp, out, c.D, c.x, None, c.dtype)
 
 
 def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """(gradient of out, gradients of D and the skip's part of x)."""
-    if c.D is None:
+    if c.D is None or skips(c):
         return dout, {}
     dout = cast(c.xp, dout, c.dtype)
     dD = over_tokens(c.xp, product(c.xp, dout, c.x, dtype=c.dtype))

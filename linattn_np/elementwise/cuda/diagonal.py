@@ -1,0 +1,95 @@
+"""A constant diagonal system of CuPy arrays by the kernels of cuda_src/elementwise/diagonal.cu: the skip too.
+
+It has the arguments of the selective scan, whose numbers are the parts of complex ones; D channels have an a, B and C.
+A forward that a backward follows keeps the states before every tile of tokens; the backward computes the others again.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ...ops.cuda.formulas import KINDS, compiled
+from ...ops.cuda.row_arrays import dense
+from ...ops.cuda.sums import over_middle
+from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, conjugate, dtype_name, is_cupy
+from ...runtime.cuda import launch, record
+from ..readouts.selective import Raw, SelectiveInputs
+from ..types import Plan
+from . import selective_plan
+from .selective import Call
+
+if TYPE_CHECKING:
+    from ..readouts.diagonal import SystemInputs
+
+SOURCE = "elementwise/diagonal.cu"
+
+
+def unsupported_reason(x: SystemInputs, xp: Namespace, dtype: Any) -> str | None:
+    """Why the kernels do not compute a call; None if they do."""
+    if not is_cupy(xp):
+        return "it takes CuPy arrays"
+    if any(y is not None and dtype_name(y) not in KINDS for y in (x.x, x.D)):
+        return "an array has a dtype that its kernels do not read"
+    most = (selective_plan.MOST_DOUBLE if dtype == xp.float64 else selective_plan.MOST) // 2
+    if (N := x.A.shape[1]) > most:
+        return f"a state has {N} numbers a channel, the kernels take up to {most}"
+    if not prod(x.x.shape) * N:
+        return "there is nothing to compute"
+    return launch.unusable()
+
+
+def forward(plan: Plan, x: SystemInputs, state: Array | None) -> tuple[Array, Array, Array | None]:
+    """(out, the final states, the states before every tile of tokens if a backward follows)."""
+    call = System(plan, x)
+    start, shape = call.complex(state), call.state_shape
+    out = record.empty(tuple(x.x.shape), x.x.dtype)
+    end = start if plan.overwrite and start is state and start is not None else record.empty(shape, call.kind)
+    marks = record.empty((call.marks(call.grid.tile), call.D, call.N), call.dtype) if plan.gradients else None
+    call.run("diagonal", start, {"out": out, "end": end, "marks": marks})
+    return out, end, marks
+
+
+def backward(
+    plan: Plan, x: SystemInputs, marks: Array, dout: Array | None, dstate: Array | None
+) -> tuple[SystemInputs, Array]:
+    """(gradients of the inputs, of the initial states)."""
+    call = System(plan, x)
+    if dout is None:
+        dout = compiled("filled", (), (tuple(x.x.shape), x.x.dtype), call.dtype)
+    dx, begin = record.empty(tuple(x.x.shape), x.x.dtype), record.empty(call.state_shape, call.kind)
+    widths = {"dA": call.D * call.N, "dB": call.D * call.N, "dC": call.D * call.N, "dskip": call.D}
+    sums = {n: record.empty((1, call.sequences, width), call.dtype) for n, width in widths.items()}
+    call.run("diagonal_vjp", call.complex(dstate), {"dx": dx, "end": begin, "marks": marks} | sums, dout)
+    da, dB, dC, dD = (over_middle(y, call.dtype) for y in sums.values())
+    da, dB, dC = (y.reshape(call.D, call.N).view(call.kind) for y in (da, dB, dC))
+    dD = None if x.D is None else cast(plan.xp, dD.reshape(x.D.shape), x.D.dtype)
+    return x._replace(x=dx, A=conjugate(plan.xp, call.factors) * da, B=dB, C=dC, D=dD), begin
+
+
+class System(Call):
+    """The call of a selective scan that has the arrays of a system."""
+
+    def __init__(self, plan: Plan, x: SystemInputs):
+        self.kind, xp = complex_of(plan.xp, plan.dtype), plan.xp
+        self.factors = xp.exp(cast(xp, as_computed(xp, x.A, plan.dtype), self.kind))
+        a, B, C = (self.parts(y, plan) for y in (self.factors, x.B, x.C))
+        super().__init__(plan, SelectiveInputs(x.x, None, a, B, C, Raw(D=x.D)))
+        self.grid = selective_plan.system(self.N, self.double)
+        self.state_shape = (*self.state_shape[:-1], self.N // 2)
+
+    def complex(self, y: Array | None) -> Array | None:
+        """Dense states, or their gradients, in the complex dtype."""
+        return (
+            None if y is None else dense(cast(self.plan.xp, as_computed(self.plan.xp, y, self.plan.dtype), self.kind))
+        )
+
+    def parts(self, y: Array, plan: Plan) -> Array:
+        """A complex array (D, N) as real numbers (D, 2 N)."""
+        xp = plan.xp
+        return dense(cast(xp, as_computed(xp, y, plan.dtype), self.kind)).view(plan.dtype)
+
+    def run(self, entry: str, start: Array | None, outputs: dict[str, Array | None], dout: Array | None = None) -> None:
+        """The pass over all tokens of every sequence; start: complex."""
+        start = None if start is None else start.view(self.dtype)
+        self.launch(SOURCE, entry, self.grid, start, outputs, dout, (1, max(self.longest, 1)))
