@@ -3,6 +3,8 @@
 // Where there are few sequences, they are cut into segments: `carry` finds what each adds to the state, `chain` the
 // state that each begins with, since a segment multiplies an earlier state by e^{A sum dt}, or the product of its
 // decays if LA_KEYS; LA_BACK: the gradient that each ends with. With `marks` the state before every tile is stored.
+// LA_ALL, of sequences whose other tokens are elsewhere: `carry` is of the last segment too, and `chain` finds what all
+// segments together add, `end`, and multiply by, `dA`.
 #include "elementwise/selective.cuh"
 
 struct alignas(2 * sizeof(Real)) Step {
@@ -15,7 +17,7 @@ template <bool OUTPUTS> LA_DEVICE void pass(Given a) {
     __shared__ Norms norms;
     const Segment s(a);
     if (s.count <= 0 && s.number) return;
-    if (!OUTPUTS && s.is_last()) return;
+    if (!OUTPUTS && !LA_ALL && s.is_last()) return;
     const Row row(a, s.d);
     const int c = threadIdx.x / LANES, q = threadIdx.x % LANES, d = s.d + c;
     State h, rate, product;
@@ -142,16 +144,22 @@ extern "C" __global__ void __launch_bounds__(128) chain(const __grid_constant__ 
     const int T = a.offsets ? (int)(a.offsets[n + 1] - a.offsets[n]) : a.T, d = (int)(place / N);
     const int segments = max(1, (T + a.each - 1) / a.each);
     const Real rate = LA_KEYS ? (Real)0 : rate_of(parameter<Real>(a.A, a.A_kind, place));
-    Real h = a.start ? parameter<Real>(a.start, a.start_kind, n * each + place) : (Real)0;
+    Real h = a.start ? parameter<Real>(a.start, a.start_kind, n * each + place) : (Real)0, product = 1;
     for (int i = 0; i < segments; i++) {
         const i64 slot = (i64)n * a.segments + (LA_BACK ? segments - 1 - i : i);
         Real* const at = (Real*)a.begins + slot * each + place;
         Real next = 0;
-        if (i + 1 < segments) {
+        if (LA_ALL || i + 1 < segments) {
             const Real sum = ((const Real*)a.sums)[LA_KEYS ? slot * each + place : slot * a.D + d];
-            next = *at + (LA_KEYS ? sum : decay(sum, rate)) * h;
+            const Real factor = LA_KEYS ? sum : decay(sum, rate);
+            next = *at + factor * h;
+            product *= factor;
         }
-        *at = h;
+        if (!LA_ALL) *at = h;
         h = next;
+    }
+    if constexpr (LA_ALL) {
+        ((Real*)a.end)[n * each + place] = h;
+        ((Real*)a.dA)[n * each + place] = product;
     }
 }

@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
     __shared__ Real steps[TILE][CHANNELS], dys[TILE][CHANNELS];
     __shared__ Norms norms;
     const Segment s(a);
-    if (s.count <= 0 || s.number == 0) return;
+    if (s.count <= 0 || (!LA_ALL && s.number == 0)) return;
     const Row row(a, s.d);
     const int c = threadIdx.x / LANES, q = threadIdx.x % LANES, d = s.d + c;
     State P, rate, product;

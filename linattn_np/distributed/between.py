@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..call import neighbours
-from ..composition import Summary, after
+from ..composition import Factors, Summary, after
 from ..runtime.arrays import cast, is_cupy
 from .entry import Entry
 from .local import Local
@@ -27,7 +27,8 @@ class Between:
     def state(self, transfer: Any, offset: Any) -> Any:
         """The state that enters this rank."""
         if self.entry is None:  # else a backward runs the forward again
-            self._span = Summary(transfer, offset)
+            own = Factors(transfer) if self._local.spec.transfers == "factors" else transfer
+            self._span = Summary(own, offset)
             self.entry = Entry(self._local, whole=True, spans=[self._span])
         return self.entry.state
 

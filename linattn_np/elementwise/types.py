@@ -75,6 +75,7 @@ class Plan(NamedTuple):
     returns_state: bool = True
     has_state: bool = False
     reads_previous: bool = False  # out_t = scale h_{t-1}
+    neighbours: Any = None  # ranks that have the initial state, of a computation that asks for it
 
 
 class Residuals(NamedTuple):

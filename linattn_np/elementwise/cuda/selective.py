@@ -17,7 +17,7 @@ from ...ops.cuda.arguments import address
 from ...ops.cuda.formulas import KINDS, compiled
 from ...ops.cuda.row_arrays import dense, is_aligned, is_narrow, kind_of, launched, tokens_of
 from ...ops.cuda.sums import over_middle
-from ...runtime.arrays import Array, Namespace, dtype_name, is_cupy
+from ...runtime.arrays import Array, Namespace, cast, dtype_name, is_cupy
 from ...runtime.config import config
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch, record
@@ -56,7 +56,8 @@ def forward(plan: Plan, x: SelectiveInputs, state: Array | None) -> tuple[Array,
     out = record.empty(tuple(x.x.shape), x.x.dtype)
     own = plan.overwrite and start is state and start is not None and start.dtype == call.dtype
     end = start if own else record.empty(call.state_shape, call.dtype)
-    if call.longest == call.shortest == 1 and not plan.gradients and not config.training_bits:
+    one = call.longest == call.shortest == 1 and plan.neighbours is None
+    if one and not plan.gradients and not config.training_bits:
         call.step(start, {"out": out, "end": end})
         return out, end, None
     grid = selective_plan.forward(call.N, call.double)
@@ -122,20 +123,35 @@ class Call:
         self, file: str, entries: tuple[str, str], grid: Grid, start: Array | None, outputs: Outputs,
         dout: Array | None = None,
     ) -> None:  # fmt: skip
-        """The pass over all tokens; with segments, after the passes that compute their initial states."""
+        """The pass over all tokens; with segments, after the passes that compute their initial states.
+
+        Of plan.neighbours: so is the sum of all tokens, for which they have the state before them.
+        """
         carry, entry = entries
         segments, each = self.cut(grid)
         outputs = outputs | {"begins": None, "sums": None}
-        if segments > 1:
+        alone, back = self.plan.neighbours is None, {"LA_BACK": int(file == BACKWARD)}
+        if segments > 1 or not alone:
             shape = (self.sequences, segments, self.D)
             own = (*shape, self.N)
             outputs |= {"begins": record.empty(own, self.dtype)}
             outputs |= {"sums": record.empty(own if self.x.A is None else shape, self.dtype)}
             blocks = -(-self.sequences * self.D * self.N // 128)
-            self.launch(file, carry, grid, start, outputs, dout, (segments, each))
-            self.launch(FORWARD, "chain", grid, start, outputs, dout, (segments, each), blocks,
-                        {"LA_BACK": int(file == BACKWARD)})  # fmt: skip
+            self.launch(file, carry, grid, start, outputs, dout, (segments, each), None, {"LA_ALL": int(not alone)})
+            if not alone:
+                whole = {n: record.empty(self.state_shape, self.dtype) for n in ("end", "dA")}
+                self.launch(FORWARD, "chain", grid, None, outputs | whole, dout, (segments, each), blocks,
+                            back | {"LA_ALL": 1})  # fmt: skip
+                start = self._entering(file, *whole.values())
+            if segments > 1:
+                self.launch(FORWARD, "chain", grid, start, outputs, dout, (segments, each), blocks, back)
         self.launch(file, entry, grid, start, outputs, dout, (segments, each))
+
+    def _entering(self, file: str, offset: Array, transfer: Array) -> Array | None:
+        """The state before the tokens, or the gradient of that after them, from the ranks that have the others."""
+        ranks = self.plan.neighbours
+        found = ranks.gradient(offset) if file == BACKWARD else ranks.state(transfer, offset)
+        return None if found is None else dense(cast(self.plan.xp, found, self.dtype))
 
     def step(self, start: Array | None, outputs: Outputs) -> None:
         """One token of every sequence."""
@@ -167,7 +183,7 @@ class Call:
             "LA_N": self.N, "LA_SOFT": int(self.raw.soft), "LA_CLIP": int(not is_open), "LA_KEYS": int(x.A is None),
             "LA_PER": per, "LA_PER_N": per_n, "LA_GRAD": 2 if dout is None else kind_of(dout),
             "LA_NARROW": int(is_narrow(arrays["x"]) and not self.double), "LA_BACK": 0,
-            "LA_START": kind_of(start) if one and start is not None else 2 + self.double,
+            "LA_ALL": 0, "LA_START": kind_of(start) if one and start is not None else 2 + self.double,
             "LA_EACH": selective_plan.STEP_EACH,
         } | (more or {})  # fmt: skip
         names = ("out", "end", "marks", "begins", "sums", "dx", "ddt", "dz", "dB", "dC", "dA", "dskip", "dbias")

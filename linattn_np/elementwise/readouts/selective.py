@@ -158,6 +158,10 @@ class Selective(Computation):
             begins.append(p)
         return together(plan, residuals.x, found), gathered(plan, begins, 2)
 
+    def asks_for_state(self, fn: str, x: SelectiveInputs, plan: Plan, wanted: str | None) -> bool:
+        """Whether the backend asks plan.neighbours for the initial state."""
+        return choose(fn, x, plan, wanted) == "cuda" and plan.sequences[0].row is None
+
     def explain(self, fn: str, x: SelectiveInputs, plan: Plan, wanted: str | None) -> Explained:
         """Six operations of a state's number: e^{dt A} or 1 - dt B^2 are two of them."""
         backend = choose(fn, x, plan, wanted)
