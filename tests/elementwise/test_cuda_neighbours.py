@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from linattn_np.call import neighbours
+from linattn_np.call import binding, neighbours
+from linattn_np.distributed import between, local, run, tokens
 from linattn_np.elementwise.cuda import selective, selective_plan
 from tests.cuda.emulation import device, emulated, public  # noqa: F401
 
@@ -72,3 +73,30 @@ def test_a_first_rank_gets_no_state_and_a_last_one_no_gradient(public):  # noqa:
     for y, e in zip(pull(out), own(out, None), strict=True):
         assert (y is None) == (e is None)
         assert y is None or np.array_equal(public.see(y), public.see(e))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_second_of_three_ranks_with_the_same_tokens(public, monkeypatch, name):  # noqa: F811
+    """Outputs and gradients are those of the middle third of all tokens; every token is read by one pass each way."""
+    if public.launched is not None:
+        monkeypatch.setattr(between, "is_cupy", lambda xp: True)
+        monkeypatch.setattr(tokens, "array_namespace", lambda x: public.xp)
+        monkeypatch.setattr(local, "enter", binding.enter)
+    fn, value, options = FUNCTIONS[name]
+    rng, T = np.random.default_rng(0), 20
+    arrays = {n: x.astype(np.float32) for n, x in la.testing.sample(fn, rng, B=(2,), T=T, V=6, K=4).items()}
+    dout = rng.standard_normal(arrays[value].shape).astype(np.float32)
+    of_tokens = [n for n, x in arrays.items() if x.shape[:2] == (2, T)]
+    wide = {n: np.concatenate([x] * 3, axis=1) if n in of_tokens else x for n, x in arrays.items()}
+    wide = {n: x.astype(np.float64) for n, x in wide.items()}
+    out, pull = la.vjp(fn, **wide, **options)
+    exact = pull(np.concatenate([dout] * 3, axis=1).astype(float))
+    comm = SimpleNamespace(rank=1, size=3, all_gather=lambda x: public.bring(np.stack([public.see(x)] * 3)))
+    found, pullback = la.vjp(run, fn, **{n: public.bring(x) for n, x in arrays.items()}, **options, comm=comm)
+    grads = pullback(public.bring(dout))
+    for y, e in [(found, out), *((getattr(grads, n), getattr(exact, n)) for n in of_tokens)]:
+        e = e[:, T : 2 * T]
+        assert np.linalg.norm(public.see(y) - e) <= 512 * 2.0**-23 * np.linalg.norm(e)
+    if public.launched is not None:
+        entries = [entry for file, entry, *_ in public.launched if "selective" in file]
+        assert entries == ["carry", "chain", "selective", "carry_back", "chain", "selective_vjp"]
