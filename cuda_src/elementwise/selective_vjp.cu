@@ -312,6 +312,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
             }
         }
         __syncthreads();
+        const auto store_sums = [&] {   // dB and dC, whose paths through steps the rows below find
+            for (int e = threadIdx.x; e < count * 2 * (N / TOGETHER); e += THREADS) {
+                const int n = e % (N / TOGETHER) * TOGETHER, which = e / (N / TOGETHER) % 2,
+                          t = e / (2 * (N / TOGETHER));
+                Real sum[TOGETHER] = {}, more[TOGETHER];
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) {
+                    read(more, &sums[w][t].of[which][n]);
+#pragma unroll
+                    for (int i = 0; i < TOGETHER; i++) sum[i] += more[i];
+                }
+                if constexpr (LA_KEYS) {
+                    Real path = 0;
+                    for (int w = 0; w < PATHS; w++) path += paths[t][w];
+                    if (!which)
+#pragma unroll
+                        for (int i = 0; i < TOGETHER; i++) sum[i] -= 2 * path * B[t][n + i];
+                }
+                Real* const to = (Real*)(which ? a.dC : a.dB) + (((i64)s.tile * a.tokens + token + t) * N + n);
+#pragma unroll
+                for (int i = 0; i < TOGETHER; i++) to[i] = which ? scale * sum[i] : sum[i];
+            }
+        };
+        if constexpr (!LA_KEYS) store_sums();
 #pragma unroll
         for (int i = 0; i < Row::COUNT; i++) {
             const bool owned = row.inside && row.of(i) < count;
@@ -344,26 +368,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
             store_elements<LA_DT, PER>(to_dt.of(i), ddt);
             if constexpr (LA_Z != NONE) store_elements<LA_Z, PER>(to_z.of(i), dz);
         }
-        if constexpr (LA_KEYS) __syncthreads();
-        for (int e = threadIdx.x; e < count * 2 * (N / TOGETHER); e += THREADS) {
-            const int n = e % (N / TOGETHER) * TOGETHER, which = e / (N / TOGETHER) % 2, t = e / (2 * (N / TOGETHER));
-            Real sum[TOGETHER] = {}, more[TOGETHER];
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) {
-                read(more, &sums[w][t].of[which][n]);
-#pragma unroll
-                for (int i = 0; i < TOGETHER; i++) sum[i] += more[i];
-            }
-            if constexpr (LA_KEYS) {
-                Real path = 0;
-                for (int w = 0; w < PATHS; w++) path += paths[t][w];
-                if (!which)
-#pragma unroll
-                    for (int i = 0; i < TOGETHER; i++) sum[i] -= 2 * path * B[t][n + i];
-            }
-            Real* const to = (Real*)(which ? a.dC : a.dB) + (((i64)s.tile * a.tokens + token + t) * N + n);
-#pragma unroll
-            for (int i = 0; i < TOGETHER; i++) to[i] = which ? scale * sum[i] : sum[i];
+        if constexpr (LA_KEYS) {
+            __syncthreads();
+            store_sums();
         }
         x.at -= x.tile, dt.at -= dt.tile, dout.at -= dout.tile, z.at -= z.tile;
         to_x.at -= to_x.tile, to_dt.at -= to_dt.tile, to_z.at -= to_z.tile;
