@@ -55,6 +55,7 @@ ONE_THREAD = (
     "small_steps",
     "softmax",
     "states",
+    "training",
 )
 
 

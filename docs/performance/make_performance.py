@@ -15,7 +15,7 @@ import performance_pictures
 
 HERE = Path(__file__).resolve().parent
 PAGE, PICTURES, RESULTS = HERE / "performance.md", HERE / "pictures", HERE.parents[1] / "bench" / "results"
-OWN_TABLES = ("scaling", "memory", "import_time", "recall")
+OWN_TABLES = ("scaling", "memory", "import_time", "recall", "training")
 HEAD = """# Performance
 
 A program under `bench/` measured every number on this page and stored it as JSON under `bench/results/`; `python
@@ -128,6 +128,25 @@ def memory(result: dict[str, Any]) -> str:
     return "\n\n".join(["## Memory of a long sequence", machine(result), what, table(head, body)])
 
 
+def training(result: dict[str, Any]) -> str:
+    """A step of training, by who computes it; the other over ours: CPU times of one thread, wall times of several."""
+    rows = []
+    for row in result["rows"]:
+        kind = "ms" if row["threads"] > 1 else "CPU ms"
+        for name in [key.removesuffix(": ms") for key in row if key.endswith(": ms")]:
+            ratio = "" if name == "ours" else number(row[f"{name}: {kind}"] / row[f"ours: {kind}"])
+            times = (number(row[f"{name}: {key}"]) for key in ("CPU ms", "ms", "quiet"))
+            rows.append([name, str(row["threads"]), *times, ratio])
+    B, T = result["batch"]
+    what = (f"A byte model of {result['parameters']} parameters, two layers of Gated DeltaNet and SwiGLU, {B} x {T} "
+            "tokens, float32: loss, gradient, clipping and AdamW, against the same model in PyTorch (eager), whose "
+            "gated delta rule is transformers' chunk form. `ours, ranks`: a rank a thread, each with its part of the "
+            f"batch. Losses of {result['steps']} steps from the same parameters differ by at most "
+            f"{result['largest difference of losses']:.1e}. quiet: samples without other load.")  # fmt: skip
+    head = ["", "threads", "CPU ms", "ms", "quiet", "time / ours"]
+    return "\n\n".join(["## A step of training", machine(result), what, table(head, rows)])
+
+
 def plain(name: str, result: dict[str, Any]) -> str:
     """Any other file with rows: one column per key."""
     flat = [dict(_leaves(row)) for row in result["rows"]]
@@ -159,6 +178,8 @@ def page() -> str:
             parts.append(plain(name, result))
     if "memory" in results:
         parts.append(memory(results["memory"]))
+    if "training" in results:
+        parts.append(training(results["training"]))
     parts += performance_gpu.sections(results, machine, table)
     return "\n\n".join(parts) + "\n"
 

@@ -28,6 +28,7 @@ from ..runtime import draws
 from ..runtime.arrays import compat
 from ..runtime.recorder import active, refuse
 from ..runtime.unchanged import check_unchanged, mark, marked_by_caller
+from ..runtime.values import is_real
 from .init import Init, size
 
 Array = Any
@@ -90,6 +91,8 @@ class Layer:
         def pullback(dout: Any = None, dstate: Named | None = None) -> Any:
             """Gradients: params by path, the arrays and the state."""
             check_unchanged(self.__name__, marks)
+            if is_real(dout) and type(found) is np.ndarray and not found.ndim:
+                dout = np.asarray(dout, found.dtype)
             dys = (dout,) if len(self.gives) == 1 else (dout or (None,) * len(self.gives))
             dp, dxs, dbegin = pull(dys, dstate or {})
             whole = {n: dp[n] if dp.get(n) is not None else 0 * params[n] for n in self.parameters}

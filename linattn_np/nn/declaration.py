@@ -126,6 +126,8 @@ class Piece:
         self, named: replays.Named, compute: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> Any:
         """compute(arrays, keywords), or what was recorded of it."""
+        if self.kind.recheck is not None:
+            replays.refuse_inside(self.name)
         if (signature := self._signature(named, arrays, keywords)) is None:
             return compute(arrays, keywords)
         if (found := replays.known(signature)) is not None:
@@ -138,7 +140,7 @@ class Piece:
         return self._signature(self._named, arrays, keywords)
 
     def _signature(self, named: replays.Named, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-        if self.kind.recheck is not None or not self.is_replayed or keywords.get("cu_seqlens") is not None:
+        if not self.is_replayed or keywords.get("cu_seqlens") is not None:
             replays.refuse_inside(self.name)
         return replays.signature_of(named, arrays, keywords) if self.is_replayed else None
 
@@ -220,6 +222,8 @@ class Piece:
     def _in_full(self, given: Mapping[str, Any], signature: Any, plan: Any = None) -> tuple[Any, Pullback]:
         """(result, pullback), recorded under a signature if they can be replayed; plan: whose checks are known."""
         marks = mark({n: given[n] for n in self.names})
+        if self.kind.recheck is not None:
+            replays.recheck_inside(self.name, self.kind.recheck, given)
         recorder = None if signature is None else replays.recorder(signature[3] is not None)
         with recorder or contextlib.nullcontext(), threads.limited(given["num_threads"]):
             c, own = (plan or self).entered(given)  # which casts

@@ -14,6 +14,7 @@ is an option, and each would have a plan. Of cu_seqlens on the host up to MOST_R
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -27,8 +28,8 @@ from ..runtime.recorder import Recorder, active, refuse
 from ..spec import Call
 
 Pullback = Callable[..., Any]
+Check = Callable[[Mapping[str, Any]], bool]  # Kind.recheck
 ndarray = np.ndarray
-LAYER_BYTES = 16 << 20  # of the arrays of a recorded layer: they are all alive at once
 
 
 class Named(NamedTuple):
@@ -222,9 +223,13 @@ def vjp_by_kernels(named: Named, arrays: tuple[Any, ...], compute: Callable[[], 
 
     def computed() -> tuple[Any, Pullback]:
         with recorder(False) as kernels:
-            kernels.left = LAYER_BYTES
+            kernels.checks = []
             results, pull = compute()
-        residuals = recorded_forward(signature, kernels, results, pull, None)
+        residuals, checks = None, bound_checks(kernels.checks, arrays)
+        if checks is not None:
+            residuals = recorded_forward(signature, kernels, results, pull, None)
+        if checks is not None and residuals is not None:
+            residuals.forward.checks = checks
         if residuals is None and vjp_key(signature) not in plans.by_key:
             plans.store(vjp_key(signature), plans.computed_in_full)
         return results, lambda *d: pulled(residuals, d, lambda: pull(*d))
@@ -232,7 +237,9 @@ def vjp_by_kernels(named: Named, arrays: tuple[Any, ...], compute: Callable[[], 
     plan = plans.by_key.get(vjp_key(signature))
     if plan is None or (type(plan) is Forward and not plan.pullbacks):
         return computed() if plans.has_distinct_arrays(signature) else compute()
-    if type(plan) is not Forward or not plan.replayable or (found := plan(signature[1], None)) is None:
+    if type(plan) is not Forward or not plan.replayable or not all(check(arrays) for check in plan.checks):
+        return compute()
+    if (found := plan(signature[1], None)) is None:
         return compute()
     results, residuals = found
 
@@ -244,9 +251,36 @@ def vjp_by_kernels(named: Named, arrays: tuple[Any, ...], compute: Callable[[], 
 
 
 def refuse_inside(name: str) -> None:
-    """A layer that is being recorded has a piece with an own check of each call, or one that draws numbers."""
+    """A layer that is being recorded has a piece that looks at numbers, or draws some."""
     if active.recorder is not None:
         refuse(f"{name} looks at numbers, or draws some")
+
+
+def recheck_inside(name: str, check: Check, given: Mapping[str, Any]) -> None:
+    """A layer that is being recorded has a piece with a check of integers, which its plan repeats."""
+    if active.recorder is not None and active.recorder.checks is not None:
+        active.recorder.checks.append((check, given))
+    else:
+        refuse_inside(name)
+
+
+def bound_checks(
+    checks: list[tuple[Check, Mapping[str, Any]]], arrays: tuple[Any, ...]
+) -> list[Callable[[Any], bool]] | None:
+    """The checks of a layer's pieces as functions of its arrays; None if one is of integers that are none of them."""
+    found = list[Callable[[Any], bool]]()
+    for check, given in checks:
+        at = {name: n for name, x in given.items() for n, y in enumerate(arrays) if x is y}
+        others = {name: x for name, x in given.items() if name not in at}
+        if any(type(x) is ndarray and x.dtype.kind in "iu" for x in others.values()):
+            return None
+        of = {n: np.broadcast_to(x.dtype.type(0), x.shape) if type(x) is ndarray else x for n, x in others.items()}
+        found.append(functools.partial(_checked, check, at, of))  # which holds shapes, and no array of the call
+    return found
+
+
+def _checked(check: Check, at: Mapping[str, int], others: dict[str, Any], arrays: tuple[Any, ...]) -> bool:
+    return check(others | {name: arrays[n] for name, n in at.items()})
 
 
 def _held(x: Any) -> Iterator[Any]:

@@ -27,6 +27,7 @@ class Recorder:
         self.allocated: list[Array] = []
         self.constants: list[Array] = []  # arrays that depend on nothing but the options of the call
         self.flags: list[Array] = []  # allocated numbers 0, which kernels set to 1
+        self.checks: list[Any] | None = None  # of integers, which repeated calls make first; None: there may be none
         self.obstacle = ""  # why the call cannot be recorded
         self.left = MOST_BYTES  # that may still be allocated
 

@@ -10,6 +10,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call.replay import plans
 from linattn_np.call.replay.vjp import Forward
+from linattn_np.layers.functions import formula
 from linattn_np.layers.parts import linears
 from linattn_np.ops.rows import all_times, all_times_vjp
 from linattn_np.runtime import threads
@@ -114,6 +115,53 @@ def test_the_block_of_gated_delta_net_is_one_plan(no_plan):
         step_of(model, params, ids, ids)
     layers = [p for key, p in plans.by_key.items() if key[1][0].startswith("layer") and type(p) is Forward]
     assert any(p.replayable and max(len(s._launches) for s in p.pullbacks.values()) > 40 for p in layers)
+
+
+def test_a_model_with_its_loss_is_one_plan(no_plan):
+    model = la.layers.language_model(11, D=16, layers=2, heads=2)
+    params = model.loss.init(np.random.default_rng(0))
+    ids, labels = np.random.default_rng(1).integers(0, 11, (2, 2, 20))
+    for _ in range(3):
+        step_of(model, params, ids, labels)
+    (plan,) = plans.by_key.values()
+    assert type(plan) is Forward
+    assert plan.replayable
+    held = [x for check in plan.checks for x in check.args[2].values() if isinstance(x, np.ndarray)]
+    assert len(plan.checks) == 2
+    assert len(held) == 1  # in place of the hidden states
+    assert not any(any(x.strides) for x in held)  # shapes, no array of the call
+
+
+def test_a_recorded_loss_checks_its_labels_again(no_plan, monkeypatch):
+    model = la.layers.language_model(11, D=16, layers=1, heads=2)
+    params = model.loss.init(np.random.default_rng(0))
+    ids, labels = np.random.default_rng(1).integers(0, 11, (2, 2, 20))
+    few = np.where(ids % 3 == 0, -100, labels)  # not all have a loss: other kernels
+    for _ in range(3):
+        whole = step_of(model, params, ids, labels)
+    found = step_of(model, params, ids, few)
+    with pytest.raises(ValueError, match="labels has the number 12"):
+        la.vjp(model.loss, params, ids, np.where(few < 0, 12, labels))
+    with pytest.raises(ValueError, match="ids has the number -1"):
+        la.vjp(model.loss, params, ids - 1 - ids.min(), labels)
+    assert step_of(model, params, ids, labels) == whole != found
+    with monkeypatch.context() as m:
+        m.setattr(plans, "ENABLED", False)
+        m.setattr(plans, "by_key", {})
+        assert step_of(model, params, ids, few) == found
+
+
+def test_integers_that_are_no_array_of_a_layer_prevent_its_plan(no_plan):
+    table = la.layers.parts.embedding(11, 4)
+    shifted = la.layers.compose(("next", formula(lambda n: n + 1, lambda d, n: [None]), "ids"), ("y", table, "next"),
+                                given="ids")  # fmt: skip
+    params, ids = shifted.init(np.random.default_rng(0)), np.arange(10)
+    for n in (0, 0, 0, -1):
+        y, pullback = la.vjp(shifted, params, ids + n)
+        pullback(np.ones((10, 4), np.float32))
+        np.testing.assert_array_equal(y, params["y/weight"][ids + n + 1])
+    with pytest.raises(ValueError, match="ids has the number 11"):
+        la.vjp(shifted, params, ids + 1)
 
 
 def test_a_recorded_layer_checks_its_ids_again(no_plan):

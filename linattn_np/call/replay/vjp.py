@@ -49,6 +49,7 @@ class Forward:
         self.returned = {n for n, y in enumerate(held, len(given)) if any(x is y for x in public)}  # of residuals
         self.copies = False  # a pullback reads a result, which the caller may write to
         self.pullbacks: dict[Hashable, Any] = {}
+        self.checks: list[Any] = []  # of a layer: functions of its arrays, whether the plan applies (nn/replays.py)
 
     @property
     def replayable(self) -> bool:

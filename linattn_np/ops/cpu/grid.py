@@ -28,6 +28,8 @@ from .storage import load, store
 
 TILE = 2**12  # numbers of a tile: the copies of all arrays stay in the second cache
 TASK = 2**15  # numbers of a task
+SMALL = 2 * TASK  # numbers, up to which one thread is enough
+ALONE = 2**25  # numbers, up to which a thread that is alone calls the kernel once: a call cannot be interrupted
 CALLS = 4  # of the kernel by each thread
 NAMES = ("x", "y", "z", "u")
 SIZES = (
@@ -207,8 +209,8 @@ def _prepared(body: Any, kind: tuple[str, int, int], dtype: str, numbers: tuple[
               "tile_columns": tile_columns, "m": tile_tokens, "task_fields": 0}  # fmt: skip
     wide = dict(zip((*names, "out"), widths, strict=True))
     fields |= {f"{n}_width": wide.get(n, 0) if has_rows else tile_columns * (n in wide) for n in (*NAMES, "out")}
-    is_small = batch * heads * tokens * widest <= 2 * TASK
-    each = tasks if is_small else -(-tasks // (CALLS * count))  # tasks of one call of the kernel
+    is_one = batch * heads * tokens * widest <= (SMALL if count > 1 else ALONE)
+    each = tasks if is_one else -(-tasks // (CALLS * count))  # tasks of one call of the kernel
     values = {"a": numbers[0], "b": numbers[1], "tasks": np.empty((tasks, 0), np.int64), "tasks_count": tasks}
     launch = launch_of(body, GRID, dtype, GRID.layout(fields, dtype), values, frozenset(words),
                        [*range(0, tasks, each), tasks], each)  # fmt: skip

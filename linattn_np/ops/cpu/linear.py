@@ -84,6 +84,7 @@ def in_strips(x: Matrix, W: Matrix, y: Matrix, added: Matrix):
     A tile stores one or two lines of each of its rows, which the processor does not fetch ahead: they are far apart.
     """
     M, wide = y.shape[1], LANES * (BYTES // y.itemsize)
+    is_apart = (start_of(y, 0) | start_of(y, 1)) % LINE != 0  # rows that do not begin at a line reach into one more
     for j in range(0, M, wide):
         count = min(wide, M - j)
         for i in range(0, NEAR, ROWS):
@@ -92,6 +93,8 @@ def in_strips(x: Matrix, W: Matrix, y: Matrix, added: Matrix):
                 line = start_of(y, then % NEAR + r) + (j + then // NEAR * wide) * y.itemsize
                 for part in range(0, LANES * BYTES, LINE):
                     prefetch_line(line + part)
+                if is_apart:
+                    prefetch_line(line + LANES * BYTES)
             product(FULL, rows(x, i, ROWS), columns(W, j, count), columns(rows(y, i, ROWS), j, count),
                     added=columns(rows(added, i, ROWS if len(added) else 0), j, count))  # fmt: skip
 
@@ -113,7 +116,11 @@ def backward(w: Work, first: Whole, last: Whole):
         for n in range(w.count):
             M = width(w, n)
             y = rows(numbered(w.x, w, Y, n, w.R, M), at, m)
-            product(FULL, y, numbered(w.x, w, T, n, M, w.K), x, added=rows(x, 0, m if n or w.adds else 0))
+            before = rows(x, 0, m if n or w.adds else 0)
+            if m == NEAR and w.K > WIDE:
+                in_strips(y, numbered(w.x, w, T, n, M, w.K), x, before)
+            else:
+                product(FULL, y, numbered(w.x, w, T, n, M, w.K), x, added=before)
 
 
 @piece
