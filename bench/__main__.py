@@ -40,6 +40,7 @@ CUDA = {
         "states",
         "step",
         "torch_bridge",
+        "training",
         "vector_decay",
     )
 }

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--softmax", action="store_true", help="also kernels of softmax attention")
     parser.add_argument("--scan", action="store_true", help="also kernels of scan, hgrn and the like")
+    parser.add_argument("--train", action="store_true", help="also kernels of the optimiser")
     parser.add_argument(
         "--state",
         nargs="+",
@@ -78,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
               for words, K, V, entry in selected(args, dtype, capability)]  # fmt: skip
     wanted += [(arch, f"{dtype}: {entry.words}", entry) for arch in capabilities for dtype in args.dtype * args.scan
                for entry in of_channels.scan_entries(dtype, not args.forward_only)]  # fmt: skip
+    wanted += [(arch, f"{dtype}: {entry.words}", entry) for arch in capabilities for dtype in args.dtype * args.train
+               for entry in around.optimiser_entries(dtype)]  # fmt: skip
     for arch, words, entry in _bar(wanted):
         failed += not _compile(arch, words, entry)
     write(f"stored in {code_cache.folder_in_words(nvrtc.KIND)}\n")

@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import linattn_np as la
 
 from ..arguments import number, real, words
+from ..runtime.arrays import compat
 from .extras import require
 from .series import help_text
 
 BYTES, VALIDATED = 256, 16  # tokens of a text; batches of the validation loss
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 KINDS = ("uint8", "uint16", "uint32", "int32", "int64")
 SETTINGS = ("files", "tokens", "batch", "length", "steps", "rate", "optimiser", "decay", "accumulate", "seed")
 
@@ -44,9 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", choices=KINDS, default="uint8", help="what files other than .npy hold (uint8: text)"
     )
     number(parser, "--vocabulary", default=BYTES, help="number of different tokens (256)")
+    add_device(parser)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32",
+                        help="of parameters (float32); with bfloat16 the optimiser has float32 masters")  # fmt: skip
     parser.add_argument("--mpi", action="store_true", help="ranks of mpiexec share the batches of a step: --accumulate")
     parser.add_argument("--out", type=Path, default=Path("train-output"), help="folder of run.safetensors and loss.png")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run, with its settings but --steps")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Where a command computes."""
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: the GPU that CuPy uses (cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,12 +66,13 @@ def run(args: argparse.Namespace) -> int:
         require("tqdm", "matplotlib")
         comm = ranks(args.mpi)
         trained, settings = resumed(args) if args.resume else begun(args)
+        trained.to(args.device)
         model = model_of(trained.about)
         data, held_out = tokens(settings).split(0.9)
         batches = data.batches(settings["batch"], settings["length"], trained.seed)
         check = held_out.batches(settings["batch"], min(settings["length"], len(held_out) - 1))
         args.out.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError, ModuleNotFoundError) as problem:
+    except (OSError, ValueError, ModuleNotFoundError, RuntimeError) as problem:
         sys.stderr.write(f"linattn train: {problem}\n")
         return 2
     path, steps = args.out / "run.safetensors", settings["steps"]
@@ -93,8 +105,8 @@ def ranks(mpi: bool) -> la.distributed.Comm:
 
 def shown(trained: la.train.Run, model: la.layers.Model, held_out: la.train.Tokens, check: Any, path: Path) -> int:
     """The validation loss, the picture, a sample."""
-    P = trained.params.arrays
-    loss = np.mean([model.loss(P, *check(n)) for n in range(VALIDATED)])
+    P, xp = trained.params.arrays, compat.array_namespace(trained.params.vector)
+    loss = np.mean([float(model.loss(P, *map(xp.asarray, check(n)))) for n in range(VALIDATED)])
     picture, is_text = path.with_name("loss.png"), trained.about["settings"]["tokens"] == "uint8"
     la.train.picture(picture, trained.losses, "nats a byte" if is_text else "nats a token")
     first, last = np.mean(trained.losses[:1]), np.mean(trained.losses[-20:])
@@ -115,7 +127,8 @@ def begun(args: argparse.Namespace) -> tuple[la.train.Run, dict[str, Any]]:
     sizes: dict[str, Any] = {"vocabulary": args.vocabulary, "D": args.width, "layers": args.layers, "heads": args.heads}
     sizes |= {"mixers": list(args.mixer), "mlp": args.mlp, "recompute": args.recompute}
     about = {"model": sizes, "settings": settings}
-    return la.train.Run.start(model_of(about).loss, optimiser(settings), args.seed, about), settings
+    loss, dtype = model_of(about).loss, DTYPES[args.dtype]
+    return la.train.Run.start(loss, optimiser(settings), args.seed, about, dtype), settings
 
 
 def resumed(args: argparse.Namespace) -> tuple[la.train.Run, dict[str, Any]]:

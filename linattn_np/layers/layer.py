@@ -229,8 +229,10 @@ def recomputed(layer: Layer) -> Layer:
 
 
 def plus(x: Array, y: Array) -> Array:
-    """x + y of one shape; in a recorded layer by a kernel."""
-    return x + y if active.recorder is None else added(compat.array_namespace(x), x, y)
+    """x + y of one shape; of CuPy arrays, and in a recorded layer, by a kernel."""
+    if active.recorder is None and not compat.is_cupy_array(x):
+        return x + y
+    return added(compat.array_namespace(x), x, y)
 
 
 class _Line(NamedTuple):

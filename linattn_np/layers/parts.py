@@ -13,7 +13,7 @@ from ..ops.rows import all_times, all_times_vjp
 from ..ops.sums import over_tokens
 from . import init
 from .functions import evaluated, function
-from .layer import Layer, Mode, Named, Values, chain, compose
+from .layer import Layer, Mode, Named, Values, chain, compose, plus
 
 
 def linear(D: int, M: int, bias: bool | init.Init = False, std: float | None = None) -> Layer:
@@ -58,7 +58,7 @@ def _summed_vjp(names: Sequence[str], pulls: Sequence[Any], dys: Values, dends: 
         if dy is not None:
             d = pull(dy)
             grads |= {f"{n}weight": d.weight} | ({} if d.bias is None else {f"{n}bias": d.bias})
-            dx = d.x if dx is None else dx + d.x
+            dx = d.x if dx is None else plus(dx, d.x)
     return grads, [dx], {}
 
 

@@ -19,6 +19,7 @@ from .declaration import Call, Kind, Pullback, always, piece
 
 Computed = tuple[Any, Pullback]
 NUMBERS = 2**20  # of the logits that exist at once
+NUMBERS_ON_DEVICE = 2**25  # of those that are kept for the gradient
 ROWS = 1024  # tokens whose one-hot rows exist at once
 REDUCTIONS = ("mean", "sum", "none")
 NO_LABEL = -1 << 63  # no label is ignored: only rows with a loss come to the kernels
@@ -32,8 +33,16 @@ def _why_blas(given: Any) -> str:
     return "" if fits(given["weight"].size, item) else "products of BLAS, of 64 rows each: the weight is large"
 
 
+def _is_narrow(given: Any) -> bool:
+    """Whether cuBLAS multiplies arrays in 16 bits as they are stored."""
+    from ..runtime.cuda.products import takes
+
+    x, weight = given["x"], given["weight"]
+    return given["bias"] is None and x.itemsize == 2 and weight.size > 0 and takes(x.reshape(-1, x.shape[-1]), weight)
+
+
 @piece(
-    Kind("... M", array_calls=_why_blas, operations=lambda n: 2 * prod(n["..."]) * n["K"] * n["M"]),
+    Kind("... M", stored=_is_narrow, array_calls=_why_blas, operations=lambda n: 2 * prod(n["..."]) * n["K"] * n["M"]),
     x="... K",
     weight="K M",
     bias="M?",
@@ -48,11 +57,12 @@ def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
     bias    (M,)
 
     A row of the result does not depend on the others, not in the last bit. Weights of up to 256 KiB are multiplied by
-    compiled loops on a CPU, larger ones by BLAS, 64 rows at a time.
+    compiled loops on a CPU, larger ones by BLAS, 64 rows at a time. On a GPU sums of products are float32, or float64.
     Returns y (..., M) in x's dtype.
     """
 
     def pullback(dy: Array) -> dict[str, Any]:
+        dy = cast(c.xp, dy, x.dtype)
         dx, dweight = times_vjp(c.xp, x, weight, dy, c.compiled)
         return {"x": dx, "weight": dweight, "bias": None if bias is None else over_tokens(c.xp, dy)}
 
@@ -152,8 +162,8 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     Logits of hidden states are computed at positions with a loss only, so many rows at a time that there are a million
     of them, or 64 rows, however many tokens there are; more of them are computed again in the pullback. Returns the
     loss (), or (...) without a reduction, in float32, or float64 if an array is. Raises ValueError for a label that is
-    no column; for logits that are CuPy arrays the host does not read the labels, and the loss and the gradient of its
-    row are NaN.
+    no column. Of CuPy arrays the host does not read the labels: the loss and the gradient of its row are NaN, logits
+    are computed at all positions, and up to 2^25 of them are kept.
     """
     xp, V = c.xp, x.shape[-1] if weight is None else weight.shape[-1]
     if weight is None and bias is not None:
@@ -164,11 +174,13 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     if c.compiled and weight is None:
         integers.check_labels({"x": x, "labels": labels, "weight": None, "ignore_index": ignore_index})
         return _of_rows(x, labels, how, int(ignore_index), reduction)
-    if c.compiled and 0 < labels.size * V <= NUMBERS and integers.have_losses(labels, ignore_index):
-        integers.check_labels({"x": x, "labels": labels, "weight": weight, "ignore_index": ignore_index})
+    few = 0 < labels.size * V <= (NUMBERS_ON_DEVICE if c.on_device else NUMBERS)
+    if few and (c.on_device or (c.compiled and integers.have_losses(labels, ignore_index))):
+        if c.compiled:
+            integers.check_labels({"x": x, "labels": labels, "weight": weight, "ignore_index": ignore_index})
         return _of_hidden(c, x, weight, bias, labels, how, int(ignore_index), reduction)
     refuse("positions without a loss are left out, or logits are computed again")
-    total, given = prod(labels.shape), _on_host(labels)
+    total, given = prod(labels.shape), None if c.on_device else _on_host(labels)
     if given is None:  # their values are not known: every position has a loss, some of them 0
         places, has_loss = np.arange(total), xp.reshape(labels != ignore_index, (-1,))
         flat = _numbers(c, "labels", xp.where(labels == ignore_index, xp.zeros_like(labels), labels), V)
@@ -272,7 +284,7 @@ def _numbers(c: Call, name: str, ids: Array, V: int) -> Array:
     """Integers (N,) of a table of V rows, checked where their values are known."""
     xp = c.xp
     flat = xp.reshape(xp.astype(ids, count_dtype(xp)), (-1,))
-    given = _on_host(ids)
+    given = None if c.on_device else _on_host(ids)
     if given is not None:
         integers.check_numbers(c.fn, name, given, V)
     return flat
@@ -327,13 +339,16 @@ def _of_rows(x: Array, labels: Array, how: Loss, ignored: int, reduction: str) -
 
 def _of_hidden(c: Call, x: Array, weight: Array, bias: Any, labels: Array, how: Loss, ignored: int,
                reduction: str) -> Computed:  # fmt: skip
-    """cross_entropy of hidden states that all have a loss, of few logits, by compiled loops."""
-    logits = times(c.xp, x, weight, bias, True)
-    loss, pull = _of_rows(logits, labels, how, ignored, reduction)
+    """cross_entropy of hidden states, of few logits: by compiled loops, if all have a loss, or by CUDA kernels."""
+    logits = times(c.xp, x, weight, bias, c.compiled)
+    if c.on_device:
+        loss, pull = _of_logits(c, logits, labels, how, ignored, reduction)
+    else:
+        loss, pull = _of_rows(logits, labels, how, ignored, reduction)
 
     def pullback(d: Array) -> dict[str, Any]:
         dl = pull(d)["x"]
-        dx, dweight = times_vjp(c.xp, x, weight, dl, True)
+        dx, dweight = times_vjp(c.xp, x, weight, dl, c.compiled)
         return {"x": dx, "weight": dweight, "bias": None if bias is None else over_tokens(c.xp, dl)}
 
     return loss, pullback

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..runtime.arrays import Array, Namespace, compat
 from .host import numpy_kernels
+from .rows import matrix_product
 
 Group = tuple[int, int, float, float]  # first and last number, 1 - rate decay, rate
 
@@ -60,8 +61,8 @@ def orthogonal(G: Array, name: str = "keller") -> Array:
     X = xp.matrix_transpose(G) if tall else G
     X = X / (xp.sqrt(xp.sum(X * X)) * (1.01 if name == "polar_express" else 1.0) + 1e-7)
     for a, b, c in COEFFICIENTS[name]:
-        A = X @ xp.matrix_transpose(X)
-        X = a * X + (b * A + c * (A @ A)) @ X
+        A = matrix_product(xp, X, xp.matrix_transpose(X))
+        X = a * X + matrix_product(xp, b * A + c * matrix_product(xp, A, A), X)
     return xp.matrix_transpose(X) if tall else X
 
 

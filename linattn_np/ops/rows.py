@@ -67,8 +67,17 @@ def _by_blas(xp: Namespace, x: Array, W: Array) -> Array:
         out = np.empty((blocks, PRODUCT_ROWS, W.shape[-1]), np.result_type(x, W))
         _products(flat, W, out)
     else:
-        out = flat @ W
+        out = matrix_product(xp, flat, W)
     return xp.reshape(xp.reshape(out, (blocks * PRODUCT_ROWS, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
+
+
+def matrix_product(xp: Namespace, x: Array, W: Array) -> Array:
+    """x W of matrices (..., R, K) and (..., K, M); of CuPy arrays one that a CUDA graph may capture."""
+    if not is_cupy(xp):
+        return x @ W
+    from ..runtime.cuda.products import product
+
+    return product(x, W)
 
 
 def _products(blocks: np.ndarray, W: np.ndarray, out: np.ndarray) -> None:
@@ -196,7 +205,8 @@ def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, compiled: bool = Fal
     lead = math.prod(x.shape[:-1])
     flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
     dx = _by_blas(xp, dy, transposed_rows(xp, W))
-    return dx, _summed(flat_x, flat_y)[0] if is_numpy(xp) else xp.matrix_transpose(flat_x) @ flat_y
+    return dx, _summed(flat_x, flat_y)[0] if is_numpy(xp) else matrix_product(
+        xp, xp.matrix_transpose(flat_x), flat_y)  # fmt: skip
 
 
 def _summed(x: np.ndarray, *dys: np.ndarray) -> list[np.ndarray]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runtime.arrays import compat
+from ..runtime.arrays import NARROW, cast, compat, dtype_name
 
 
 class Flat(NamedTuple):
@@ -29,6 +29,19 @@ class Flat(NamedTuple):
     def like(self, vector: Any) -> Flat:
         """The same paths in another vector."""
         return Flat(vector, _views(vector, self.arrays))
+
+    def cast(self, dtype: Any) -> Flat:
+        """The same numbers in another dtype."""
+        return self.like(cast(compat.array_namespace(self.vector), self.vector, dtype))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the dtype has 16 bits."""
+        return dtype_name(self.vector) in NARROW
+
+    def first(self, count: int, paths: Iterable[str]) -> Flat:
+        """The first `count` numbers, which are the arrays at these paths."""
+        return Flat(self.vector[:count], {path: self.arrays[path] for path in paths})
 
     def zeros(self) -> Flat:
         """The same paths in a vector of zeros."""
@@ -61,3 +74,23 @@ def _views(vector: Any, like: Mapping[str, Any]) -> dict[str, Any]:
 def on_host(x: Any) -> np.ndarray:
     """An array of NumPy or CuPy as NumPy's."""
     return x.get() if hasattr(x, "get") else np.asarray(x)
+
+
+def on_device() -> Callable[[Any], Any]:
+    """The function that copies an array to the current device of CuPy.
+
+    Raises ModuleNotFoundError without CuPy, RuntimeError without a device.
+    """
+    from ..runtime.cuda import launch
+
+    try:
+        cupy = launch.cupy()
+    except ImportError as problem:
+        raise ModuleNotFoundError("CuPy, whose arrays lie on a GPU, is not installed") from problem
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as problem:  # no driver
+        raise RuntimeError(f"CuPy finds no CUDA device: {problem}") from problem
+    if not count:
+        raise RuntimeError("CuPy finds no CUDA device")
+    return cupy.asarray

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..call.vjp import vjp
 from ..distributed import Comm
-from ..layers import Layer
 from ..runtime.arrays import compat
-from ..runtime.unchanged import marked_by_caller
-from .data import Batch
-from .flat import Flat, on_host
+from .flat import on_host
 from .run import Run
 
 
@@ -31,38 +27,28 @@ class Alone:
 ALONE = Alone()
 
 
-class Gradient(NamedTuple):
-    """Of all parameters, with the mean loss and the tokens of this rank."""
+def gradient(one: Callable[[int], tuple[Any, Any]], count: int, comm: Comm) -> tuple[Any, Any]:
+    """(the sum of the vectors of `count` batches, their losses in float64); each rank computes as many of them.
 
-    of: Flat
-    loss: float
-    tokens: int
-
-
-def gradient(loss: Layer, params: Flat, batch: Batch, first: int, count: int, comm: Comm) -> Gradient:
-    """The mean over the batches first .. first + count - 1; each rank computes as many of them.
-
-    Halves are added, and halves of these: the bits are those of one rank on 2, 4, 8, ... ranks.
+    one(n): (loss, vector) of batch n, whose vector is written over. Halves are added, and halves of these: the bits
+    are those of one rank on 2, 4, 8, ... ranks.
     """
-    xp, losses, tokens = compat.array_namespace(params.vector), list[float](), 0
+    losses, each = list[Any](), count // comm.size
 
-    def one(n: int) -> Any:
-        nonlocal tokens
-        ids, labels = map(xp.asarray, batch(first + n))
-        with marked_by_caller():  # nobody writes to the parameters before the pullback
-            found, pullback = vjp(loss, params.arrays, ids, labels)
-        losses.append(float(found))
-        tokens += ids.size
-        return params.joined(pullback(1.0 / count).params)
+    def vector(n: int) -> Any:
+        loss, g = one(n)
+        losses.append(loss)
+        return g
 
-    each = count // comm.size
-    total = summed(one, comm.rank * each, (comm.rank + 1) * each)
+    total = summed(vector, comm.rank * each, (comm.rank + 1) * each)
+    xp = compat.array_namespace(total)
+    found = xp.stack([xp.asarray(x, dtype=xp.float64) for x in losses])
     if comm.size > 1:
         N = total.size
-        every = comm.all_gather(xp.concat([total, xp.asarray(losses, dtype=total.dtype)]))
+        every = comm.all_gather(xp.concat([total, xp.astype(found, total.dtype)]))
         total = summed(lambda rank: every[rank, :N], 0, comm.size)
-        losses = on_host(every[:, N:]).reshape(-1).tolist()
-    return Gradient(params.like(total), sum(x / count for x in losses), tokens)
+        found = xp.astype(xp.reshape(every[:, N:], (-1,)), xp.float64)
+    return total, found
 
 
 def summed(one: Callable[[int], Any], first: int, last: int) -> Any:

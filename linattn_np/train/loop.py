@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +12,13 @@ from typing import Any
 
 from ..distributed import Comm
 from ..layers import Layer
-from ..ops.optimisers import norm
 from ..runtime import blas
-from ..runtime.arrays import compat
 from ..runtime.values import is_whole, shown
 from .data import Batch
-from .gradient import ALONE, check_alike, gradient
+from .gradient import ALONE, check_alike
 from .run import Run
 from .schedules import Schedule
+from .step import Task, step_of
 
 
 def fit(loss: Layer, run: Run, batch: Batch, steps: int, rate: Schedule, clip: float = 1.0, accumulate: int = 1,
@@ -48,21 +44,13 @@ def fit(loss: Layer, run: Run, batch: Batch, steps: int, rate: Schedule, clip: f
     if comm.size > 1:
         check_alike(run, comm)
         save, bar = (None, False) if comm.rank else (save, bar)
-    xp = compat.array_namespace(run.params.vector)
+    task = Task(loss, run, batch, clip, accumulate, comm)
     try:
-        with blas.one_thread(), _few_collections(), _bar(run.step, steps, bar) as told:
+        with blas.one_thread(), _few_collections(), _bar(run.step, steps, bar) as told, step_of(task) as step:
             while run.step < steps:
                 start = time.perf_counter()
-                g = gradient(loss, run.params, batch, run.position, accumulate, comm)
-                size = norm(xp, g.of.vector)
-                if not math.isfinite(size):
-                    raise FloatingPointError(f"fit: the gradient of step {run.step} is not finite, its loss {g.loss}")
-                scale = min(1.0, clip / size) if size else 1.0
-                with _whole():
-                    run.optimiser.update(run.params, g.of, run.moments, run.step + 1, rate(run.step), scale)
-                    run.step, run.position = run.step + 1, run.position + accumulate
-                    run.losses.append(g.loss)
-                told(run.losses, comm.size * g.tokens / (time.perf_counter() - start))
+                step(rate(run.step))
+                told(run.losses, comm.size * step.tokens / (time.perf_counter() - start))
                 if save and every and run.step % every == 0:
                     run.save(save)
     finally:
@@ -82,22 +70,6 @@ def _few_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-@contextlib.contextmanager
-def _whole() -> Iterator[None]:
-    """Ctrl-C waits for the end: no step is half done when the run is saved. Signals come to the main thread alone."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield
-        return
-    came = list[Any]()
-    before = signal.signal(signal.SIGINT, lambda *given: came.append(given))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(*came[0])
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..layers import Layer
+from ..runtime.values import shown
 from . import safetensors
-from .flat import Flat, on_host
+from .flat import Flat, on_device, on_host
 from .optimisers import AdamW, Muon
 
 Optimiser = AdamW | Muon
@@ -33,10 +34,27 @@ class Run:
     about: dict[str, Any] = field(default_factory=dict)  # of the model; what JSON holds
 
     @classmethod
-    def start(cls, loss: Layer, optimiser: Optimiser = ADAMW, seed: int = 0, about: Mapping[str, Any] = {}) -> Run:
-        """Initial parameters of a layer, float32, drawn from the seed."""
-        params, moments = optimiser.start(loss.init(np.random.default_rng(seed)))
+    def start(cls, loss: Layer, optimiser: Optimiser = ADAMW, seed: int = 0, about: Mapping[str, Any] = {},
+              dtype: Any = np.float32) -> Run:  # fmt: skip
+        """Initial parameters of a layer, drawn from the seed.
+
+        dtype  float32, float64, float16, bfloat16 (of ml_dtypes); in 16 bits the optimiser keeps them in float32, too
+        """
+        wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+        params, moments = optimiser.start(loss.init(np.random.default_rng(seed), wide), dtype)
         return cls(params, moments, optimiser, seed=seed, about=dict(about))
+
+    def to(self, device: str) -> Run:
+        """This run, its parameters and moments moved to "cpu", NumPy arrays, or "cuda", the current device of CuPy.
+
+        Raises ModuleNotFoundError without CuPy, RuntimeError without a device, ValueError for another word.
+        """
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"Run.to: device is {shown(device)}, expected 'cpu' or 'cuda'")
+        move = on_host if device == "cpu" else on_device()
+        self.params = self.params.like(move(self.params.vector))
+        self.moments = {kind: x.like(move(x.vector)) for kind, x in self.moments.items()}
+        return self
 
     def save(self, path: str | Path) -> None:
         """Writes params/..., moments and losses to a safetensors file."""

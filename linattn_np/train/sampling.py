@@ -10,6 +10,7 @@ import numpy as np
 from .. import nn
 from ..call.step import step
 from ..layers import Layer
+from ..runtime.arrays import compat
 from .flat import on_host
 
 
@@ -23,14 +24,14 @@ def generate(logits: Layer, params: dict[str, Any], prompt: Sequence[int], count
         raise ValueError("generate: prompt is empty, expected one token or more")
     if temperature < 0:
         raise ValueError(f"generate: temperature is {temperature}, expected a number from 0")
-    rng = np.random.default_rng(seed)
-    found, state = logits(params, np.array([list(prompt)], np.int64), return_state=True)
+    rng, xp = np.random.default_rng(seed), compat.array_namespace(*params.values())
+    found, state = logits(params, xp.asarray(np.array([list(prompt)], np.int64)), return_state=True)
     last = found[:, -1]
     for n in range(count):
         token = draw(on_host(last)[0], temperature, rng)
         yield token
         if n + 1 < count:
-            last, state = step(logits, params, np.array([token]), state=state, return_state=True)
+            last, state = step(logits, params, xp.asarray(np.array([token])), state=state, return_state=True)
 
 
 def draw(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:

@@ -29,7 +29,7 @@ from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries, vector_entries
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.cuda import trapezoid
-from linattn_np.ops.cuda.entries import key_entries, raw_entries, step_size_entries
+from linattn_np.ops.cuda.entries import key_entries, optimiser_entries, raw_entries, step_size_entries
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.entries import SHARED, Entry
@@ -43,6 +43,7 @@ from .machine_code import HGMMA, HMMA, operations, spilled
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 WIDTHS = (1, 64, 128, 256)
+STORED = ("bfloat16", "float16", "float32", "float64")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 NONE, DELTA, FREE = Erase.NONE, Erase.DELTA, Erase.FREE
 
@@ -127,6 +128,7 @@ def of_tokens():
     for arch in ("sm_80", "sm_90a"):
         yield Case("log", arch, [Entry("tokens, log", log.FILE, constants) for constants in logs], lambda x: 160)
     for arch in ("sm_80", "sm_90a"):
+        yield Case("optimiser", arch, [x for dtype in STORED for x in optimiser_entries(dtype)])
         for dtype, width in [(dtype, n) for dtype in ("bfloat16", "float16", "float32") for n in (1, 7, 60, 128, 500)]:
             yield Case(
                 "rows", arch, [*raw_entries(dtype, width), *step_size_entries(dtype, width), *key_entries(dtype)]

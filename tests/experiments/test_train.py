@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import linattn_np as la
 from linattn_np.__main__ import main
+from linattn_np.runtime.cuda import launch
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch", "2", "--length", "16"]
 
@@ -68,6 +71,41 @@ def test_recomputation_changes_no_bit(book, tmp_path):
     run = str(tmp_path / "again" / "out" / "run.safetensors")
     assert train(tmp_path / "again", "--resume", run, "--steps", 4) == 0
     assert main(["generate", run, "--count", "2"]) == 0
+
+
+def test_parameters_in_bfloat16_are_trained_continued_and_resumed(book, tmp_path, capsys):
+    assert train(tmp_path, book, "--steps", 3, "--dtype", "bfloat16") == 0
+    path = tmp_path / "out" / "run.safetensors"
+    arrays, _ = la.train.load(path)
+    kinds = {n.split("/")[0]: str(x.dtype) for n, x in arrays.items()}
+    assert kinds == {"params": "bfloat16", "m": "float32", "v": "float32", "master": "float32", "losses": "float64"}
+    assert main(["generate", str(path), "--prompt", "the ", "--count", "5"]) == 0
+    assert train(tmp_path, "--resume", path, "--steps", 5) == 0
+    assert len(la.train.load(path)[0]["losses"]) == 5
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("command", ["train", "generate"])
+def test_without_a_gpu_the_error_is_one_line(book, tmp_path, capsys, monkeypatch, command):
+    assert train(tmp_path, book, "--steps", 1) == 0
+    capsys.readouterr()
+    path = str(tmp_path / "out" / "run.safetensors")
+    given = ["--resume", path, *SMALL, "--out", str(tmp_path)] if command == "train" else [path]
+
+    def fails():
+        raise RuntimeError("no driver")
+
+    cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=fails))
+
+    def missing():
+        raise ImportError
+
+    cases = [(missing, "CuPy, whose arrays lie on a GPU, is not installed"),
+             (lambda: SimpleNamespace(cuda=cuda), "CuPy finds no CUDA device: no driver")]  # fmt: skip
+    for cupy, words in cases:
+        monkeypatch.setattr(launch, "cupy", cupy)
+        assert main([command, *given, "--device", "cuda"]) == 2
+        assert capsys.readouterr().err == f"linattn {command}: {words}\n"
 
 
 def test_token_ids_are_trained(tmp_path, capsys):

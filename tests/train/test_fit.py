@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.runtime.cuda import launch
 
 T, B = 12, 3
 MODEL = la.layers.language_model(16, D=16, layers=2, mixers=["gated_delta_rule", "gla"], heads=2, hidden=20)
@@ -22,11 +25,17 @@ def fit(run, steps, **options):
     return la.train.fit(MODEL.loss, run, DATA.batches(B, T), steps, **options)
 
 
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("optimiser", OPTIMISERS.values(), ids=OPTIMISERS)
-def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(optimiser, tmp_path):
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(optimiser, dtype, tmp_path):
     path = tmp_path / "run"
-    whole = fit(la.train.Run.start(MODEL.loss, optimiser), 6)
-    fit(la.train.Run.start(MODEL.loss, optimiser), 2, save=path)
+    whole = fit(la.train.Run.start(MODEL.loss, optimiser, dtype=dtype), 6)
+    fit(la.train.Run.start(MODEL.loss, optimiser, dtype=dtype), 2, save=path)
+    assert whole.params.vector.dtype == dtype
+    assert ("master" in whole.moments) == (dtype != np.float32)
     resumed = fit(la.train.Run.load(path, optimiser), 6)
     assert resumed.losses == whole.losses
     assert resumed.position == whole.position == 12
@@ -37,8 +46,9 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(optimiser, tmp_path)
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS.values(), ids=OPTIMISERS)
-def test_losses_fall(optimiser):
-    losses = fit(la.train.Run.start(MODEL.loss, optimiser), 20, accumulate=1).losses
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_losses_fall(dtype, optimiser):
+    losses = fit(la.train.Run.start(MODEL.loss, optimiser, dtype=dtype), 20, accumulate=1).losses
     assert losses[0] > 2.5
     assert losses[-1] < 1.2
 
@@ -107,6 +117,44 @@ def test_a_gradient_that_is_not_finite_ends_the_run():
     with pytest.raises(FloatingPointError, match="fit: the gradient of step 0 is not finite"):
         fit(run, 1)
     assert run.params.vector.tobytes() == before.tobytes()
+
+
+def test_a_step_smaller_than_half_a_unit_in_the_last_place_is_not_lost():
+    """Parameters in bfloat16 follow their masters: steps of 1e-5 add up."""
+    run = la.train.Run.start(MODEL.loss, dtype=ml_dtypes.bfloat16)
+    before, master = run.params.vector.copy(), run.moments["master"].vector.copy()
+    fit(run, 1, rate=la.train.constant(1e-5))
+    assert (run.moments["master"].vector != master).mean() > 0.9
+    assert (run.params.vector != before).mean() < 0.2
+    fit(run, 40, rate=la.train.constant(1e-5))
+    assert (run.params.vector != before).mean() > 0.2
+
+
+@pytest.mark.parametrize("device", ["gpu", None])
+def test_a_device_that_is_none_is_an_error(device):
+    with pytest.raises(ValueError, match=r"Run.to: device is .*, expected 'cpu' or 'cuda'"):
+        la.train.Run.start(MODEL.loss).to(device)
+
+
+def test_without_cupy_or_a_device_the_error_says_so(monkeypatch):
+    run = la.train.Run.start(MODEL.loss)
+
+    def missing():
+        raise ImportError
+
+    monkeypatch.setattr(launch, "cupy", missing)
+    with pytest.raises(ModuleNotFoundError, match="CuPy, whose arrays lie on a GPU, is not installed"):
+        run.to("cuda")
+
+    def fails():
+        raise RuntimeError("no driver")
+
+    for count, message in ((fails, "CuPy finds no CUDA device: no driver"), (lambda: 0, "CuPy finds no CUDA device")):
+        cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=count))
+        monkeypatch.setattr(launch, "cupy", lambda cuda=cuda: SimpleNamespace(cuda=cuda))
+        with pytest.raises(RuntimeError, match=message):
+            run.to("cuda")
+    assert run.to("cpu") is run
 
 
 def test_gradients_are_clipped():

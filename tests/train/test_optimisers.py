@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -111,3 +112,22 @@ def test_flat_arrays_have_one_dtype():
         la.train.Flat.of({})
     with pytest.raises(TypeError, match="Flat: the arrays have the dtypes float32, float64, expected one"):
         la.train.Flat.of({"a": np.zeros(2), "b": np.zeros(2, np.float32)})
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.bfloat16, np.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("optimiser", [la.train.AdamW(), la.train.Muon()], ids=["adamw", "muon"])
+def test_masters_step_as_float32_parameters_do(optimiser, kind):
+    """The parameters are the numbers in 16 bits nearest to those that float32 parameters would be."""
+    rng = np.random.default_rng(0)
+    start = {n: rng.standard_normal(s).astype(np.float32) for n, s in {"w": (9, 12), "gain": (7,)}.items()}
+    (wide, wide_moments), (P, moments) = optimiser.start(start), optimiser.start(start, kind)
+    assert {x.vector.dtype for x in moments.values()} == {np.dtype(np.float32)}
+    for t in range(1, 4):
+        G = P.zeros()
+        G.vector[...] = rng.standard_normal(G.vector.size)
+        optimiser.update(P, G, moments, t, 0.01, clip=0.5)
+        optimiser.update(wide, G.cast(np.float32), wide_moments, t, 0.01, clip=0.5)
+        assert moments["master"].vector.tobytes() == wide.vector.tobytes()
+        assert P.vector.dtype == kind
+        assert P.vector.tobytes() == wide.vector.astype(kind).tobytes()
+    assert set(optimiser.start(P.arrays)[1]) == {"m", "v", "master"}  # of a file

@@ -116,6 +116,13 @@ ROTARY = Struct(  # nn/rotary.cu: x (tokens, heads, K)
     ("x dy", STRIDED), ("cos sin", pointer("const void")),  # (period, angle_heads, P), `step` numbers a token
     ("y", OUT_BYTES), ("tokens heads period angle_heads K P step", U32),
 )  # fmt: skip
+OPTIMISER = Struct(  # optimiser.cu: dense vectors of `size` numbers; master null unless p has 16 bits
+    "ops/OptimiserArguments",
+    ("p", OUT_BYTES), ("g", BYTES), ("master m v", OUT_BYTES),
+    ("sums numbers", pointer("double")),  # (blocks), those of a step
+    ("size decaying", I64), ("blocks", U32),  # decaying: numbers that decay, the first ones
+    ("decay a b eps", DOUBLE),  # a, b: 1 less the betas
+)  # fmt: skip
 DROPOUT_JUMP = Struct("ops/DropoutJump", ("a_high a_low c_high c_low", U64))
 DROPOUT = Struct(  # nn/dropout.cu: dense arrays of `size` numbers
     "ops/DropoutArguments",

@@ -7,7 +7,7 @@ from math import gcd
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS
 from ...runtime.cuda.entries import Entry
-from . import complement, gate_formula, product, step_size, sums, unit_rows
+from . import complement, gate_formula, optimisers, product, step_size, sums, unit_rows
 
 
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
@@ -27,6 +27,13 @@ def product_entries(dtype: str) -> Iterator[Entry]:
     """The kernel of elementwise products (gdn2)."""
     if dtype == "bfloat16":
         yield Entry("products of gates", product.SOURCE, product.constants(dtype))
+
+
+def optimiser_entries(dtype: str) -> Iterator[Entry]:
+    """The kernels of AdamW for parameters of a dtype, whose gradients have it too, or are sums in float32."""
+    if dtype in optimisers.KINDS:
+        for grad in dict.fromkeys((dtype, "float32" if dtype != "float64" else dtype)):
+            yield Entry(f"optimiser, gradients in {grad}", optimisers.SOURCE, optimisers.constants(dtype, grad))
 
 
 def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:
