@@ -42,7 +42,7 @@ _handles, _libraries = _Handles(), dict[int, Any]()
 def library() -> Any:
     """cuBLAS, as CuPy has loaded it; None if it is not found."""
     cuda = launch.cupy().cuda
-    major = cuda.runtime.runtimeGetVersion() // 1000
+    major = getattr(cuda.runtime, "runtimeGetVersion", int)() // 1000  # 0: there is none
     if major not in _libraries:
         try:
             cuda.device.get_cublas_handle()  # which loads it
