@@ -246,7 +246,7 @@ def preprocessing(backend: Backend, x: Inputs, plan: Plan) -> tuple[str, ...]:
     has = {"gates": has_raw_gate(x, plan),
            "l2norm": plan.l2norm, "strengths": plan.beta_sigmoid > 0, "micro_steps": plan.micro_steps > 1,
            "pools": plan.pool_rows is not None, "rotation": x.theta is not None,
-           "rotations": x.angle is not None, "own_writes": x.own is not None,
+           "rotations": x.rotation is not None, "own_writes": x.own is not None,
            "all_pairs": not plan.causal and any(pairs.chosen(x, plan)),
            "late_queries": not plan.causal and x.q is not None,
            "first_position": plan.states_at is not None and plan.states_at[:1] in ((), (0,)),

@@ -14,7 +14,7 @@ with gradients in reverse order. module: the backend's, which may have its own u
     rotation      one token: the initial state is rotated by -theta, its gradient by theta
     own_writes    out_t = scale (e^{g_t} q_t S_{t-1} + own_t (q_t k_t^T) v_t), weight_t v_t is written, and
                   past_k^T past_v is added to the initial state
-    rotations     queries and keys are rotated by the angles of their tokens
+    rotations     queries and keys are rotated
     all_pairs     queries that are not causal are multiplied by the keys first, where that is less work
     late_queries  all queries read the final state
     first_position  states at position 0, or at none: the initial ones
@@ -240,30 +240,41 @@ def _rotation_vjp(run: Run, saved: Any, dout: Array | None, dstate: Array | None
     return d._replace(theta=over_tokens(xp, dangle)), rotate_rows(xp, dstate0, cos_sin)
 
 
-# queries and keys that are rotated by angles of tokens
+# queries and keys that are rotated
 
 
 def _rotations(module: Any, x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
-    q, k = (None if y is None else rotate(plan.xp, _of_heads(x, plan, y), _rotation_of(x, plan), plan.dtype)
+    q, k = (None if y is None else rotate(plan.xp, _with_own_rotations(x, plan, y), _cos_sin(x, plan), plan.dtype)
             for y in (x.q, x.k))  # fmt: skip
-    return x._replace(q=q, k=k, angle=None), plan
+    return x._replace(q=q, k=k, rotation=None), plan
 
 
 def _rotations_vjp(module: Any, x: Inputs, plan: Plan, d: Inputs) -> Inputs:
     """From y = rotate(x): dx is dy rotated back, and each pair's angle gets y_even dy_odd - y_odd dy_even."""
-    cos_sin, grads, dangle = _rotation_of(x, plan), {}, None
+    cos_sin, grads, dangle = _cos_sin(x, plan), {}, None
     for name, y in (("q", x.q), ("k", x.k)):
         if y is not None and (dy := getattr(d, name)) is not None:
-            rotated = rotate(plan.xp, _of_heads(x, plan, y), cos_sin, plan.dtype)
+            rotated = rotate(plan.xp, _with_own_rotations(x, plan, y), cos_sin, plan.dtype)
             dx, more = rotate_vjp(plan.xp, rotated, cos_sin, cast(plan.xp, dy, plan.dtype))
             grads[name] = sum_of_groups(plan.xp, dx, y.shape[-2])
+            more = plan.xp.sum(more, axis=-2, keepdims=True) if _is_shared(x) else more
             dangle = more if dangle is None else dangle + more
-    return d._replace(**grads, angle=dangle)
+    return d._replace(**grads, rotation=dangle)
 
 
-def _rotation_of(x: Inputs, plan: Plan) -> Array:
-    one = plan.xp.ones((1,), dtype=x.angle.dtype, device=device(x.angle))
-    return rotation(plan.xp, x.angle, one, plan.dtype)
+def _is_shared(x: Inputs) -> bool:
+    return x.rotation.shape[-2] == 1
+
+
+def _with_own_rotations(x: Inputs, plan: Plan, y: Array) -> Array:
+    """Rows of every head that has rotations of its own."""
+    return cast(plan.xp, y, plan.dtype) if _is_shared(x) else _of_heads(x, plan, y)
+
+
+def _cos_sin(x: Inputs, plan: Plan) -> Array:
+    """Cosines and sines (2, ..., T, H or 1, P)."""
+    *lead, P = x.rotation.shape
+    return plan.xp.moveaxis(plan.xp.reshape(x.rotation, (*lead, 2, P // 2)), -2, 0)
 
 
 def _of_heads(x: Inputs, plan: Plan, y: Array) -> Array:

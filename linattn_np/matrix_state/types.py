@@ -159,7 +159,9 @@ class Inputs(NamedTuple):
     A_log: Array = None  # (H,)  g is a raw projection, before its formula (ops/gate_formula.py)
     bias: Array = None  # (H, 1 or K)  added to the raw g
     theta: Array = None  # (P,)  the key channels (2 p, 2 p + 1) of the state rotate by -theta_p before each token
-    angle: Array = None  # (..., T, H, P)  channels (2 p, 2 p + 1) of q and k are rotated by this first
+    # (..., T, H, 2 P), or (T, 1, 2 P) of all heads: cosines, then sines, of the angles by which channels (2 p, 2 p + 1)
+    # of q and k are rotated first; its gradient (..., T, H or 1, P) is that of the angles
+    rotation: Array = None
     weight: Array = None  # (..., T, H, 1)  erase NONE: factor of what a token writes, for all later tokens
     own: Array = None  # (..., T, H, 1)  the same for its own query; given with weight
     past_k: Array = None  # (..., H, 1, K)  with weight: past_k^T past_v is added to the initial state

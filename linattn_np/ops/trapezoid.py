@@ -187,7 +187,7 @@ class Weighted(NamedTuple):
     g: Array  # (..., T, H, 1)
     weight: Array
     gamma: Array
-    angle: Array  # (..., T, H, P)  theta_t less whole turns
+    rotations: Array  # (..., T, H, 2 P)  cosines, then sines, of theta_t
     past_v: Array | None  # (..., H, 1, V)  h_1 x_0
     last: Last
     own: Array  # (..., H, 1): gamma of the last token
@@ -198,8 +198,8 @@ def weighted(how: Writes, x: Tokens, last: Last | None) -> Weighted | None:
     """The numbers of NumPy arrays of one row a token; None of others, whose keys and values come late."""
     if x.x.shape[-3] > 1 or (cpu := _kernels(how, x, last)) is None:
         return None
-    g, weight, gamma, angle, past_v, k, v, own, rotation = cpu.late_weights(x, last, how.sequences, how.dtype)
-    return Weighted(g, weight, gamma, angle, past_v, Last(k, v), own, rotation)
+    g, weight, gamma, rotations, past_v, k, v, own, rotation = cpu.late_weights(x, last, how.sequences, how.dtype)
+    return Weighted(g, weight, gamma, rotations, past_v, Last(k, v), own, rotation)
 
 
 def weighted_vjp(how: Writes, x: Tokens, last: Last | None, d: Any, ends: Ends | None) -> tuple[Tokens, Last | None]:

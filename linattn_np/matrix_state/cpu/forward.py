@@ -63,8 +63,9 @@ def handles(x: Inputs, plan: Plan) -> frozenset[str]:
         found |= {"strengths"}
         found |= {"gates"} if plan.micro_steps == 1 else set()
         found |= {"l2norm"} if plan.erase_key is not EraseKey.PRODUCT else set()
+    found |= {"rotations"} if plain else set()
     if plain and query_heads(x) == x.v.shape[-2]:
-        found |= {"rotations", "own_writes"}
+        found |= {"own_writes"}
     return frozenset(found)
 
 
@@ -244,12 +245,13 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
         "waves": features is not None and features.kind == "waves",
         "value_decay": x.gv is not None, "channels": vector or x.gv is not None, "averaged": plan.average is not None,
         # rows that are read in place
-        "direct_q": direct["q"] and features is None and not plan.l2norm and x.angle is None, "direct_v": direct["v"],
+        "direct_q": direct["q"] and features is None and not plan.l2norm and x.rotation is None,
+        "direct_v": direct["v"],
         # a float32 system is corrected for its rounding errors in rows with beta > 1
         "compensates": dtype == "float32" and delta and not vector,
         "raw_gate": has_raw_gate(x, plan), "bounded": plan.lower_bound is not None,
         "has_bias": x.bias is not None, "has_rate": x.A_log is not None,
-        "rotated": x.angle is not None, "weighted": x.own is not None, "preceded": x.past_k is not None,
+        "rotated": x.rotation is not None, "weighted": x.own is not None, "preceded": x.past_k is not None,
         "normalised": plan.l2norm, "before_sigmoid": plan.beta_sigmoid > 0,
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])
@@ -258,9 +260,9 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
 
 
 def map_sizes(x: Inputs, plan: Plan) -> tuple[tuple[str, int], ...]:
-    """The sizes that a call's feature map or its angles add, by name."""
+    """The sizes that a call's feature map or its rotations add, by name."""
     if plan.features is None:
-        return () if x.angle is None else (("pairs", x.angle.shape[-1]),)
+        return () if x.rotation is None else (("pairs", x.rotation.shape[-1] // 2),)
     given, K, W = x.k.shape[-1], key_width(x, plan), lane(plan.dtype)
     tables, skipped = plan.features.tables(given, np.dtype(plan.dtype)), plan.features.skipped(given)
     kinds = {"monomials": MONOMIALS, "exponentials": EXPONENTIALS, "waves": WAVES}

@@ -105,7 +105,7 @@ def backward(saved: Saved, dout: np.ndarray | None, dstate: Any) -> tuple[Inputs
     chunks = -(-int((tasks[:, STOP] - tasks[:, FIRST]).max(initial=1)) // C)
     shares = shares_of(tasks, bounds, operations)
     run(backward_kernel, cell, layout(cell, group, chunks), plan, table, tasks, shares)
-    summed = {name: sum_to(d, getattr(x, name).shape) for name, d in grads.items()}
+    summed = {name: d if name == "rotation" else sum_to(d, getattr(x, name).shape) for name, d in grads.items()}
     d = Inputs(**{name: summed.get(name) for name in Inputs._fields})
     return gates_vjp(None, x, plan, d) if has_raw_gate(x, plan) else d, dS
 
@@ -127,12 +127,15 @@ def _gradients(x: Inputs, plan: Plan, table: Table, has_queries: bool, count: in
     dtype, lead, grads = np.dtype(plan.dtype), x.v.shape[:-3], {}
     for name, row in (("q", "out_dq"), ("k", "out_dk"), ("v", "out_dv"), ("g", "out_dg"), ("r", "out_dr"),
                       ("beta", "out_dbeta"), ("a", "out_dr"), ("b", "out_db"), ("gv", "out_dgv"),
-                      ("angle", "out_dangle"), ("weight", "out_dweight"), ("own", "out_down")):  # fmt: skip
+                      ("weight", "out_dweight"), ("own", "out_down")):  # fmt: skip
         y = None if name == "r" and plan.erases_key else getattr(x, name)  # added to dk
         if y is not None:
             make = zeros if name == "q" and not has_queries else empty
             grads[name] = make((*lead, *y.shape[-3:]), dtype)
             table.tokens(row, grads[name], query_heads(x) if name == "q" else x.v.shape[-2])
+    if x.rotation is not None:
+        grads["rotation"] = empty((*x.v.shape[:-1], x.rotation.shape[-1] // 2), dtype)
+        table.tokens("out_dangle", grads["rotation"], x.v.shape[-2])
     for name, y in (("past_k", x.past_k), ("past_v", x.past_v)):
         if y is not None:
             grads[name] = empty(y.shape, dtype)

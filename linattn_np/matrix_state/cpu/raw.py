@@ -3,13 +3,13 @@
     y_t = x_t / sqrt(|x_t|^2 + root^2), 0 of 0        beta_t = strongest / (1 + e^{-b_t})
     g_t = -e^{A_log} softplus(a_t),  or  lower_bound / (1 + e^{-e^{A_log} a_t}),      a_t = raw_t + bias
 
-Backward, kernels compute gates, rotations and weights again, and have the transposes of the last two. loops.py computes
-unit rows and strengths ahead of them, and all other transposes behind them (preprocess.py).
+Backward, kernels compute gates, rotated rows and weights again, and have the transposes of the last two. loops.py
+computes unit rows and strengths ahead of them, and all other transposes behind them (preprocess.py).
 """
 
 from __future__ import annotations
 
-from ...ops.cpu.numbers import exp, number, sine_cosine, softplus
+from ...ops.cpu.numbers import exp, number, softplus
 from ...ops.cpu.rows import add_outer, clear, fill, normalise_rows, scale_rows
 from ...ops.cpu.rowwise import rotate_pairs
 from ...ops.cpu.storage import load, load_column, save, save_column
@@ -28,17 +28,14 @@ def load_rows(w: Work, x: Stored, head: Whole, out: Matrix):
         normalise_rows(columns(out, 0, w.K), w.root)
 
 
-# rotations: q_t <- q_t R(angle_t), k_t <- k_t R(angle_t)
+# rotations: q_t <- q_t R_t, k_t <- k_t R_t
 
 
 @piece(of="rotated")
 def load_rotations(w: Work):
-    """Cosines and sines of the angles of the tokens from t on."""
-    load(w.in_angle, (w.BATCH, w.HEAD, w.t), (0, w.pairs), w.cosines)
-    for i in range(len(w.cosines)):
-        cosines, sines = row(w.cosines, i), row(w.sines, i)
-        for p in range(len(cosines)):
-            sines[p], cosines[p] = sine_cosine(cosines[p])
+    """Cosines and sines of the tokens from t on."""
+    load(w.in_rotation, (w.BATCH, w.HEAD, w.t), (0, w.pairs), w.cosines)
+    load(w.in_rotation, (w.BATCH, w.HEAD, w.t), (w.pairs, w.pairs), w.sines)
 
 
 @piece(of="rotated")

@@ -248,9 +248,13 @@ def table_of(x: Inputs, plan: Plan) -> Table:
     table, H = Table(ARRAYS), x.v.shape[-2]
     table.tokens("in_q", x.q, query_heads(x))
     for name, y in (("in_k", x.k), ("in_v", x.v), ("in_g", x.g), ("in_r", x.r if x.a is None else x.a),
-                    ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv), ("in_angle", x.angle),
-                    ("in_weight", x.weight), ("in_own", x.own)):  # fmt: skip
+                    ("in_beta", x.beta), ("in_b", x.b), ("in_gv", x.gv), ("in_weight", x.weight),
+                    ("in_own", x.own)):  # fmt: skip
         table.tokens(name, y, H)
+    if x.rotation is not None:
+        y = x.rotation.reshape((-1, *x.rotation.shape[-3:]))
+        steps = [0 if n == 1 else step for n, step in zip(y.shape, y.strides, strict=True)]
+        table.put("in_rotation", y, tuple(steps), 1)  # one of all heads: they stay tasks of their own
     table.states("in_past_k", x.past_k)
     table.states("in_past_v", x.past_v)
     if x.A_log is not None:

@@ -29,7 +29,7 @@ NUMBERS = ("scale", "eps", "enough", "root", "strongest", "lower_bound")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_r", "in_beta", "in_b", "in_u", "in_state", "out", "in_dout",
           "in_dstate", "out_dq", "out_dk", "out_dv", "out_dg", "out_dr", "out_dbeta", "out_db", "out_du", "out_dstate",
           "in_gv", "starts", "ends", "out_states", "in_dstates", "in_map", "in_map_T", "in_numbers", "in_segments",
-          "out_sums", "out_dgv", "in_A_log", "in_bias", "in_angle", "in_weight", "in_own", "in_past_k", "in_past_v",
+          "out_sums", "out_dgv", "in_A_log", "in_bias", "in_rotation", "in_weight", "in_own", "in_past_k", "in_past_v",
           "out_dangle", "out_dweight", "out_down", "out_dpast_k", "out_dpast_v", "flag")  # fmt: skip
 
 M = Matrix

@@ -33,7 +33,7 @@ from .rowwise import rotated
 
 _, load = registers(1)
 ROWS = {"H": ("dt", "trap", "ddt", "dtrap", "dA", "written", "weights", "owns", "dweights", "downs"), "RH": ("g",),
-        "HRR": ("shares", "later"), "HP": ("angle", "dangle", "angles", "dangles"),
+        "HRR": ("shares", "later"), "HP": ("angle", "dangle", "dangles"),
         "RHK": ("q", "k", "dq", "dk", "dB", "dC"), "RHV": ("x", "v", "dv", "dout", "dx"),
         "RHkK": ("B",), "RHqK": ("C",), "HPP": ("rotations",)}  # fmt: skip
 ENDS = {"H": ("end_own", "dend_own"), "RHK": ("past_k", "end_k", "dpast_k", "dend_k"),
@@ -389,16 +389,15 @@ def backward(w: Work, first: Whole, last: Whole):
                 begin_vjp(w, h)
 
 
-# one row a token: weights and angles alone, where the core rotates and weighs rows as it loads them
+# one row a token: weights and rotations alone, where the core rotates and weighs rows as it loads them
 
 
 @piece
 def own_token(w: Work, i: Whole, h: Whole):
-    """g, gamma and the angle of head h of row i, and h + gamma of the row before, which is 0 of the last one."""
+    """g, gamma and the rotation of head h of row i, and h + gamma of the row before, which is 0 of the last one."""
     at, P, dt = w.STATE * w.H + h, w.P, w.dt[i, h]
-    near = row(w.near, at)
-    tangents(row(columns(w.angle, h * P, P), i), near)
-    add_angles(near, np.float64(dt), row(w.theta, at), row(columns(w.angles, h * P, P), i))
+    advance(row(columns(w.angle, h * P, P), i), dt, row(w.theta, at), row(w.near, at),
+            row(columns(w.rotations, 2 * h * P, 2 * P), i))  # fmt: skip
     own = dt * sigmoid(w.trap[i, h])
     if i > w.START:
         w.weights[i - 1, h] = (dt - own) + w.owns[i - 1, h]
@@ -417,7 +416,7 @@ def first_share(w: Work, h: Whole) -> Number:
 
 @piece
 def numbers(w: Work, first: Whole, last: Whole):
-    """Numbers and angles of tasks first..last, h x of the tokens before them, and their last tokens."""
+    """Numbers and rotations of tasks first..last, h x of the tokens before them, and their last tokens."""
     for task in range(first, last):
         begin_task(w, task)
         n, P, V = w.STATE, w.P, w.V
@@ -427,8 +426,7 @@ def numbers(w: Work, first: Whole, last: Whole):
         for h in range(w.LOW, w.HIGH):
             rotation = row(w.rotation, n * w.H + h)
             if w.STOP > w.START:
-                angle = row(columns(w.angles, h * P, P), w.STOP - 1)
-                cosines_and_sines(angle, rows(rotation, 0, P), rows(rotation, P, P))
+                copied(row(columns(w.rotations, 2 * h * P, 2 * P), w.STOP - 1), number(rotation, 1), rotation)
             end(w, h)
             if w.begun:
                 copied(row(columns(w.past_v, h * V, V), n), first_share(w, h), row(columns(w.begin_v, h * V, V), n))
@@ -639,13 +637,13 @@ def late_writes_vjp(
 def late_weights(x: Any, last: Any, sequences: Any, dtype: Any) -> tuple[np.ndarray, ...]:
     """As ops/trapezoid.py."""
     call = call_of(x._replace(C=None), last, None, 1.0, sequences, dtype)
-    outputs = {n: call.tokens(n) for n in ("g", "weights", "owns", "angles")}
+    outputs = {n: call.tokens(n) for n in ("g", "weights", "owns", "rotations")}
     outputs |= {n: call.states(n) for n in ("end_own", "end_rotation")}
     outputs |= {"end_k": call.states("end_k", "H", "R", "K"), "end_v": call.states("end_v", "H", "R", "V")}
     outputs |= {} if last is None else {"begin_v": call.states("begin_v", "H", "R", "V")}
     call.run(numbers, outputs)
     rotation = np.moveaxis(outputs["end_rotation"].reshape((*call.owners, call.sizes["H"], 2, call.sizes["P"])), -2, 0)
-    of_tokens = (outputs[n] for n in ("g", "weights", "owns", "angles"))
+    of_tokens = (outputs[n] for n in ("g", "weights", "owns", "rotations"))
     ends = (outputs[n] for n in ("end_k", "end_v", "end_own"))
     return *of_tokens, outputs.get("begin_v"), *ends, rotation
 
@@ -653,7 +651,7 @@ def late_weights(x: Any, last: Any, sequences: Any, dtype: Any) -> tuple[np.ndar
 def late_weights_vjp(x: Any, last: Any, sequences: Any, dtype: Any, d: Any, ends: Any) -> dict[str, Any]:
     """Gradients by name from those of the core's inputs; ends: of the last tokens."""
     more = {"g": d.g, "dweights": d.weight, "downs": d.own}
-    more |= {} if d.angle is None else {"dangles": d.angle}
+    more |= {} if d.rotation is None else {"dangles": d.rotation}
     more |= {} if ends is None else {f"dend_{n}": y for n, y in ends._asdict().items()}
     more |= {} if last is None else {"dpast_k": d.past_k, "dbegin_v": d.past_v}
     grads = x._replace(x=d.v[..., None, :, :], B=d.k[..., None, :, :], C=None)

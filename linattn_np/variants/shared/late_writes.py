@@ -112,10 +112,10 @@ def weights(c: Call) -> Weighted | None:
 
 def to_core(c: Call) -> Inputs:
     if (own := weights(c)) is not None:
-        angle, last = own.angle if own.angle.shape[-1] else None, _before(c)
+        rotation, last = own.rotations if own.rotations.shape[-1] else None, _before(c)
         # the output is rounded once, behind skip connection and gate
         v = c.x if c.D is None and c.z is None else cast(c.xp, c.x, c.dtype)
-        return Inputs(c.C, c.B, v, own.g, angle=angle, weight=own.weight, own=own.gamma,
+        return Inputs(c.C, c.B, v, own.g, rotation=rotation, weight=own.weight, own=own.gamma,
                       past_k=None if last is None else last.k, past_v=own.past_v)  # fmt: skip
     found = late(c)
     return Inputs(found.q, found.k, found.v, found.g[..., None])

@@ -3,6 +3,8 @@
     q_t <- q_t R^t,  k_t <- k_t R^t,  R rotates the channels (2 p, 2 p + 1) by theta_p
     (q_i R^i) (k_j R^j)^T = q_i R^{i-j} k_j^T
 
+Kernels of NumPy arrays rotate the rows as they load them; of other arrays they are rotated first.
+
 A call numbers its tokens from 1, and the returned state is rotated to the frame of its last token: its key axis is
 rotated by -T theta. The next call therefore numbers from 1 again; no position is passed on, and angles do
 not grow with the length of the history. The rotation of the final state has its own transpose, with a term in dtheta.
@@ -15,11 +17,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...matrix_state.types import Inputs
 from ...ops.product import product
 from ...ops.rotary import angles_vjp, rotate, rotate_rows, rotation, rows_angle_vjp
 from ...ops.sums import added, over_tokens
-from ...runtime.arrays import NARROW, Array, cast, device, dtype_name, is_cupy, sum_dtype
+from ...runtime.arrays import NARROW, Array, cast, device, dtype_name, is_cupy, is_numpy, sum_dtype
 from ...runtime.constants import constant_array
 from ...runtime.shapes import Sequence, check_state
 from ...spec import ArgSpec, Call, ChangeOfVariables, StateFormat
@@ -100,6 +104,9 @@ class Rotated(NamedTuple):
         cos_sin = rotation(c.xp, angles, _positions(c, angles), c.dtype)
         if not c.is_ragged and c.sizes["T"]:
             c.last_rotation = cos_sin[:, -1, ...]
+        if is_numpy(c.xp):  # the core rotates
+            rows = np.moveaxis(cos_sin, 0, -2).reshape(*cos_sin.shape[1:-1], 2 * cos_sin.shape[-1])
+            return x._replace(rotation=rows) if rows.shape[-1] else x
         q, k = self._rotated(c, x, cos_sin)
         return x._replace(q=q, k=k)
 
@@ -113,6 +120,13 @@ class Rotated(NamedTuple):
             return grads if c.theta is None else grads | {"theta": d.theta}
         xp, angles = c.xp, _angles(c)
         at = _positions(c, angles)
+        if is_numpy(xp):
+            grads = self.base.to_core_vjp(c, d)
+            if c.theta is None:
+                return grads
+            if d.rotation is None:
+                return grads | {"theta": np.zeros_like(angles)}
+            return grads | {"theta": over_tokens(xp, product(xp, d.rotation, at, dtype=angles.dtype))}
         cos_sin = rotation(xp, angles, at, c.dtype)
         back = [None if dy is None else rotate(xp, dy, cos_sin, dy.dtype, back=True) for dy in (d.q, d.k)]
         grads = self.base.to_core_vjp(c, d._replace(q=back[0], k=back[1]))

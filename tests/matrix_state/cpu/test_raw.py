@@ -1,4 +1,4 @@
-"""Raw projections in compiled loops: norms, strengths and gates as the kernels load them, against array calls."""
+"""Norms, strengths, gates and rotations as the kernels load them, against array calls."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.matrix_state import preprocess
 from linattn_np.matrix_state.cpu import loops
 from linattn_np.ops.cpu.formulas import compiled
 from linattn_np.testing import relative_error
@@ -85,6 +86,23 @@ def test_every_layout_of_a_raw_gate(fn, T):
     flat = {n: x.reshape(1, 2 * T, *x.shape[2:]) if n not in ("A_log", "dt_bias") else x for n, x in arrays.items()}
     packed = fn(**flat, qk_l2norm=True, cu_seqlens=[0, T, 2 * T])
     assert np.array_equal(packed.reshape(out.shape), out)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@every_length
+@pytest.mark.parametrize(("fn", "options", "heads"), [
+    (la.retnet, {}, (4, 4, 4)), (la.retnet, {}, (2, 4, 2)), (la.retnet, {"xpos": True}, (2, 2, 4)),
+    (la.transxssm, {}, (4, 4, 4)), (la.transxssm, {}, (2, 4, 4))])  # fmt: skip
+def test_rotations_by_positions(monkeypatch, fn, options, heads, T, dtype):
+    """With the angle's gradient and channels that do not rotate; plain calls rotate in the kernels alone."""
+    rng, (Hk, Hq, H) = np.random.default_rng(0), heads
+    arrays = la.testing.sample(fn, rng, B=(2,), T=T, H=H, Hk=Hk, Hq=Hq, K=21, V=12, optional=True)
+    arrays = {n: x.astype(dtype) for n, x in arrays.items()}
+    state = la.testing.sample_state(fn, rng, (2,), options, H=H, K=21, V=12).astype(dtype)
+    check(fn, arrays, state, options, dtype)
+    expected = fn(**arrays, **options, state=state)
+    monkeypatch.setattr(preprocess, "rotate", None)
+    assert np.array_equal(fn(**arrays, **options, state=state), expected)
 
 
 EDGES = {
