@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -381,3 +382,13 @@ def tokens(case: Case, arrays, start: int, stop: int):
             x = x[(slice(None),) * axis + (slice(start, stop),)]
         cut[name] = x
     return cut
+
+
+def peak_memory(call: Callable[[], Any]) -> int:
+    """Peak of the bytes that a call allocates."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

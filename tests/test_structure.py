@@ -37,7 +37,7 @@ EXTRAS = {"matplotlib", "rich", "tqdm", "threadpoolctl", "pandas", "scipy"}
 
 
 def module(path: Path) -> list[str]:
-    """linattn_np/cores/decay.py -> [cores, decay]."""
+    """linattn_np/ops/sums.py -> [linattn_np, ops, sums]."""
     parts = list(path.relative_to(ROOT).with_suffix("").parts)
     return parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
 

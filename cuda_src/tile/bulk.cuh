@@ -5,7 +5,7 @@
 
 struct __align__(64) TensorMap {
     u64 words[16];
-};   // the driver's own; linattn_np/cuda/tensor_map.py
+};   // the driver's own; linattn_np/runtime/cuda/tensor_map.py
 
 // barriers that were initialised become visible to the engine; a block's barrier must follow
 LA_DEVICE void barriers_made() {

@@ -54,11 +54,18 @@ template <int THREADS> LA_DEVICE void groups_barrier(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id + 1), "n"(THREADS) : "memory");
 }
 
+// operands of products: registers of tiles i, .. of C as "+f", and their names by the columns of C
 #define LA_TILE(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-#define LA_TILES4(c, i) LA_TILE(c, i), LA_TILE(c, i + 1), LA_TILE(c, i + 2), LA_TILE(c, i + 3)
-#define LA_NAMES                                                           \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LA_TILES2(c, i) LA_TILE(c, i), LA_TILE(c, i + 1)
+#define LA_TILES4(c, i) LA_TILES2(c, i), LA_TILES2(c, i + 2)
+#define LA_NAMES16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define LA_NAMES32 LA_NAMES16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define LA_NAMES48 LA_NAMES32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define LA_NAMES64 LA_NAMES48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define LA_NAMES128                                                                    \
+    LA_NAMES64                                                                         \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // Tiles FIRST .. FIRST + 8 of C (64 columns) += A B; `add` false: = A B. COLUMNS 1: B's panel is read across.
 template <int FIRST, int COLUMNS, int N>
@@ -66,7 +73,7 @@ LA_DEVICE void product(float (&c)[N][4], const u32 (&a)[4], u64 b, bool add) {
     static_assert(FIRST + 8 <= N, "64 columns");
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES64
         "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
         : LA_TILES4(c, FIRST), LA_TILES4(c, FIRST + 4)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(COLUMNS));
@@ -76,13 +83,10 @@ template <int A_COLUMNS, int B_COLUMNS>
 LA_DEVICE void product(float (&c)[8][4], u64 a, u64 b, bool add) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES "}, %32, %33, p, 1, 1, %35, %36; }"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES64 "}, %32, %33, p, 1, 1, %35, %36; }"
         : LA_TILES4(c, 0), LA_TILES4(c, 4)
         : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
 }
-#undef LA_TILE
-#undef LA_TILES4
-#undef LA_NAMES
 
 // By the order of the operands; a "t" is transposed as it lies in shared memory. A in registers, then in shared memory.
 template <int FIRST = 0, int N> LA_DEVICE void product_ABt(float (&c)[N][4], const u32 (&a)[4], u64 b, bool add) {

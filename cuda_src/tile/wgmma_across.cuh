@@ -3,15 +3,6 @@
 #pragma once
 #include "tile/wgmma_rows.cuh"
 
-#define LA_TILE(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-#define LA_TILES4(c, i) LA_TILE(c, i), LA_TILE(c, i + 1), LA_TILE(c, i + 2), LA_TILE(c, i + 3)
-#define LA_NAMES64                                                         \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define LA_NAMES128                                                                    \
-    LA_NAMES64                                                                         \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 // A_COLUMNS 1: A is read across too
 template <int A_COLUMNS> LA_DEVICE void add_rows_across(float (&c)[8][4], u64 a, u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES64 "}, %32, %33, 1, 1, 1, %34, 1;"
@@ -23,10 +14,6 @@ template <int A_COLUMNS> LA_DEVICE void add_rows_across(float (&c)[16][4], u64 a
                  : LA_TILES4(c, 0), LA_TILES4(c, 4), LA_TILES4(c, 8), LA_TILES4(c, 12)
                  : "l"(a), "l"(b), "n"(A_COLUMNS));
 }
-#undef LA_TILE
-#undef LA_TILES4
-#undef LA_NAMES64
-#undef LA_NAMES128
 
 // C += A B^T over the columns of A, C += A B over the rows of B: A 64 rows of panels. C += A^T B over ROWS rows: A a
 // panel.

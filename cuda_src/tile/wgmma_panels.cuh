@@ -7,10 +7,6 @@
 #else
 #define LA_KINDS "k16.f32.bf16.bf16 "
 #endif
-#define LA_TILE(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-#define LA_TILES4(c, i) LA_TILE(c, i), LA_TILE(c, i + 1), LA_TILE(c, i + 2), LA_TILE(c, i + 3)
-#define LA_NAMES32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define LA_NAMES64 LA_NAMES32 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 // 64 or 32 columns; `add` false: C is not read
 LA_DEVICE void across_AtB(float (&c)[8][4], u64 a, u64 b, bool add) {
     asm volatile(
@@ -41,10 +37,6 @@ LA_DEVICE void across_AtB(float (&c)[8][4], float (&d)[1][4], u64 a, u64 b, bool
         : LA_TILES4(c, 0), LA_TILES4(c, 4), LA_TILE(d, 0)
         : "l"(a), "l"(b), "r"((int)add));
 }
-#undef LA_TILE
-#undef LA_TILES4
-#undef LA_NAMES32
-#undef LA_NAMES64
 #undef LA_KINDS
 
 // two panels read across, the second one anywhere behind the first

@@ -3,47 +3,31 @@
 #pragma once
 #include "tile/wgmma.cuh"
 
-#define LA_TILE(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-#define LA_TILES2(c, i) LA_TILE(c, i), LA_TILE(c, i + 1)
-#define LA_TILES4(c, i) LA_TILES2(c, i), LA_TILES2(c, i + 2)
-#define LA_TILES8(c, i) LA_TILES4(c, i), LA_TILES4(c, i + 4)
-#define LA_NAMES2 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define LA_NAMES4 LA_NAMES2 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define LA_NAMES6 LA_NAMES4 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define LA_NAMES8 LA_NAMES6 ", %24, %25, %26, %27, %28, %29, %30, %31"
 template <int FIRST, int TILES, int A_COLUMNS, int B_COLUMNS, int N>
 LA_DEVICE void product_part(float (&c)[N][4], u64 a, u64 b, bool add) {
     static_assert(FIRST + TILES <= N && TILES % 2 == 0 && TILES <= 8, "16 to 64 columns");
     if constexpr (TILES == 2)
         asm volatile(
             "{ .reg .pred p; setp.ne.b32 p, %10, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {" LA_NAMES2 "}, %8, %9, p, 1, 1, %11, %12; }"
+            "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {" LA_NAMES16 "}, %8, %9, p, 1, 1, %11, %12; }"
             : LA_TILES2(c, FIRST)
             : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
     else if constexpr (TILES == 4)
         asm volatile(
             "{ .reg .pred p; setp.ne.b32 p, %18, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" LA_NAMES4 "}, %16, %17, p, 1, 1, %19, %20; }"
+            "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" LA_NAMES32 "}, %16, %17, p, 1, 1, %19, %20; }"
             : LA_TILES4(c, FIRST)
             : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
     else if constexpr (TILES == 6)
         asm volatile(
             "{ .reg .pred p; setp.ne.b32 p, %26, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {" LA_NAMES6 "}, %24, %25, p, 1, 1, %27, %28; }"
+            "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {" LA_NAMES48 "}, %24, %25, p, 1, 1, %27, %28; }"
             : LA_TILES4(c, FIRST), LA_TILES2(c, FIRST + 4)
             : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
     else
         asm volatile(
             "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES8 "}, %32, %33, p, 1, 1, %35, %36; }"
-            : LA_TILES8(c, FIRST)
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LA_NAMES64 "}, %32, %33, p, 1, 1, %35, %36; }"
+            : LA_TILES4(c, FIRST), LA_TILES4(c, FIRST + 4)
             : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
 }
-#undef LA_TILE
-#undef LA_TILES2
-#undef LA_TILES4
-#undef LA_TILES8
-#undef LA_NAMES2
-#undef LA_NAMES4
-#undef LA_NAMES6
-#undef LA_NAMES8

@@ -13,15 +13,6 @@ template <class X> LA_DEVICE u64 across_descriptor(u32 a) {
     return (panel_descriptor(a) & ~(0x3fffull << 16)) | (u64)(X::PANEL >> 4) << 16;
 }
 
-#define LA_TILE(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-#define LA_TILES4(c, i) LA_TILE(c, i), LA_TILE(c, i + 1), LA_TILE(c, i + 2), LA_TILE(c, i + 3)
-#define LA_NAMES64                                                         \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define LA_NAMES128                                                                    \
-    LA_NAMES64                                                                         \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define LA_GIVEN(c, i) "=f"(c[i][0]), "=f"(c[i][1]), "=f"(c[i][2]), "=f"(c[i][3])
 #define LA_GIVEN4(c, i) LA_GIVEN(c, i), LA_GIVEN(c, i + 1), LA_GIVEN(c, i + 2), LA_GIVEN(c, i + 3)
 // C = A B^T, which does not read the registers of C, and C += A B^T: both in shared memory, read along their rows
@@ -58,12 +49,8 @@ LA_DEVICE void rows_AB(float (&c)[16][4], const u32 (&a)[4], u64 b) {
                  : LA_TILES4(c, 0), LA_TILES4(c, 4), LA_TILES4(c, 8), LA_TILES4(c, 12)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-#undef LA_TILE
-#undef LA_TILES4
 #undef LA_GIVEN
 #undef LA_GIVEN4
-#undef LA_NAMES64
-#undef LA_NAMES128
 #undef LA_KINDS
 
 // C = A B^T over all columns of panels A and B, addresses of their first rows; C += A B over the 16 N rows of B

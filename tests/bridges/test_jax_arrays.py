@@ -8,12 +8,10 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.replay import plans as replay
-from tests.cases import PLAIN, cotangents, draw, one_per, parts, parts_like, with_arrays
+from tests.bridges.small import FEW, RULE, SIZES
+from tests.cases import PLAIN, cotangents, draw, one_per, parts, parts_like
 
 jax = pytest.importorskip("jax")
-SIZES = {"T": 5, "B": (2,), "H": 2, "K": 4, "V": 3}
-RULE = with_arrays("q k v g beta")
-FEW = one_per(lambda spec: (spec.decay, spec.erase, spec.readout, spec.micro_steps, spec.state.parts), PLAIN)
 
 
 def brought(x):

@@ -7,12 +7,12 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.replay import plans as replay
-from tests.cases import PLAIN, cotangents, draw, parts, parts_like, with_arrays
+from tests.bridges.small import RULE
+from tests.cases import PLAIN, cotangents, draw, parts, parts_like
 
 pytestmark = pytest.mark.gpu
 SIZES = {"T": 70, "B": (2,), "H": 2, "K": 16, "V": 8}
 ALIGNED = {"T": 192, "K": 64, "V": 64}  # sizes of calls that launches alone compute, states between chunks too
-RULE = with_arrays("q k v g beta")
 CASE = next(c for c in PLAIN if c.fn is RULE)
 
 

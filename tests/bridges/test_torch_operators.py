@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.cases import GROWING, PLAIN, cases_of, draw, one_per, parts, parts_like, with_arrays
+from tests.bridges.small import RULE
+from tests.cases import GROWING, PLAIN, cases_of, draw, one_per, parts, parts_like
 
 torch = pytest.importorskip("torch")
 import linattn_np.bridges.torch  # noqa: E402  # a compiler cannot trace the import of the bridge
 from linattn_np.bridges.torch import operators  # noqa: E402
 
 SIZES = {"T": 3, "B": (2,), "H": 2, "K": 4, "V": 3}
-RULE = with_arrays("q k v g beta")
 CACHES = [case for fn in GROWING for case in cases_of(fn)]
 FEW = one_per(lambda spec: (spec.erase, spec.readout, spec.micro_steps, spec.state.parts), PLAIN + CACHES)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler

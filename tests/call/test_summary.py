@@ -35,13 +35,6 @@ def spans(case, arrays):
     return [tokens(case, arrays, a, b) for a, b in itertools.pairwise(CUTS)]
 
 
-def represented(state):
-    """A state as the arrays that it stands for."""
-    if not hasattr(state, "m"):
-        return parts(state)
-    return [np.exp(state.m)[(..., *(None,) * (x.ndim - state.m.ndim))] * x for x in (state.S, state.n)]
-
-
 def assert_same(a, b, bound=1e-12):
     for x, y in zip(parts(a), parts(b), strict=True):
         assert relative_error(x, y) < bound

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import tracemalloc
-
 import numpy as np
 import pytest
 
 import linattn_np as la
 from linattn_np.testing import check_vjp, relative_error
+from tests.cases import peak_memory
+from tests.elementwise.checks import packed_sequences_are_one_by_one
 from tests.naive.elementwise.diagonal_longhorn import diagonal_longhorn as loop
 
 FORMS = [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 5}, {"chunk_size": 1}, {}]
@@ -70,14 +69,7 @@ def test_blocks_columns_and_segments_are_the_definition(dtype, T, D, N):
 @every_form
 def test_packed_sequences_are_one_by_one_to_the_bit(form):
     arrays, state = drawn(40, B=(1,), sequences=4)
-    offsets = [0, 0, 1, 35, 40]
-    out, end, _ = pulled(arrays, state, cu_seqlens=offsets, **form)
-    for n, (start, stop) in enumerate(itertools.pairwise(offsets)):
-        own = {name: x[:, start:stop] for name, x in arrays.items()}
-        one, last = la.diagonal_longhorn(**own, state=state[n : n + 1], return_state=True, **form)
-        np.testing.assert_array_equal(out[:, start:stop], one)
-        np.testing.assert_array_equal(end[n : n + 1], last)
-    check_vjp(la.diagonal_longhorn, **arrays, state=state, cu_seqlens=offsets, **form)
+    packed_sequences_are_one_by_one(la.diagonal_longhorn, arrays, list(arrays), state, **form)
 
 
 def test_no_bit_depends_on_threads_batches_or_the_backward():
@@ -108,8 +100,4 @@ def test_no_array_has_a_state_for_every_token():
     T, D, N = 4096, 64, 32
     arrays, _ = drawn(T, D, N, B=(1,), dtype=np.float32)
     pulled(arrays, None)
-    tracemalloc.start()
-    pulled(arrays, None)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < T * D * N * 4 / 2
+    assert peak_memory(lambda: pulled(arrays, None)) < T * D * N * 4 / 2

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import tracemalloc
-
 import numpy as np
 import pytest
 
 import linattn_np as la
 from linattn_np.ops.zero_order_hold import hold, hold_vjp
 from linattn_np.testing import check_vjp, relative_error
+from tests.cases import peak_memory
+from tests.elementwise.checks import packed_sequences_are_one_by_one
 from tests.naive.elementwise.s4d import s4d as loop
 
 FORMS = [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 5}, {"backend": "numba"}, {"chunk_size": 1}, {}]
@@ -67,14 +66,7 @@ def test_blocks_columns_and_segments_are_the_definition(dtype, T, D, N):
 def test_packed_sequences_are_one_by_one_to_the_bit(form):
     arrays, _ = drawn(40, B=(1,))
     _, state = drawn(0, B=(4,))
-    offsets = [0, 0, 1, 35, 40]
-    out, end = la.s4d(**arrays, state=state, cu_seqlens=offsets, return_state=True, **form)
-    for n, (start, stop) in enumerate(itertools.pairwise(offsets)):
-        own = arrays | {"x": arrays["x"][:, start:stop]}
-        one, last = la.s4d(**own, state=state[n : n + 1], return_state=True, **form)
-        np.testing.assert_array_equal(out[:, start:stop], one)
-        np.testing.assert_array_equal(end[n : n + 1], last)
-    check_vjp(la.s4d, **arrays, state=state, cu_seqlens=offsets, **form)
+    packed_sequences_are_one_by_one(la.s4d, arrays, "x", state, **form)
 
 
 def test_no_bit_depends_on_threads_batches_or_runs():
@@ -92,10 +84,7 @@ def test_no_array_has_a_state_for_every_token():
     arrays, _ = drawn(4096, 128, 16, B=(1,), dtype=np.float32)
     pulled(arrays, None)
     la.clear_cache()
-    tracemalloc.start()
-    pulled(arrays, None)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peak = peak_memory(lambda: pulled(arrays, None))
     assert peak <= 6 * sum(x.nbytes for x in arrays.values())
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import tracemalloc
-
 import numpy as np
 import pytest
 
 import linattn_np as la
 from linattn_np.testing import check_vjp, relative_error
+from tests.cases import peak_memory
+from tests.elementwise.checks import packed_sequences_are_one_by_one
 from tests.naive.elementwise.selective_scan import selective_scan as loop
 
 FORMS = [{"backend": "reference"}, {"backend": "chunks", "chunk_size": 5}, {"chunk_size": 1}, {}]
@@ -96,14 +95,8 @@ def test_blocks_columns_and_segments_are_the_definition(kind, dtype, T, D, N):
 @every_kind
 def test_packed_sequences_are_one_by_one_to_the_bit(kind, form):
     arrays, state = drawn(40, kind=kind, B=(1,), sequences=4)
-    offsets, tokens = [0, 0, 1, 35, 40], ("x", "dt", "B", "C", "z")
-    out, end, _ = pulled(arrays, state, cu_seqlens=offsets, **form)
-    for n, (start, stop) in enumerate(itertools.pairwise(offsets)):
-        own = {name: x[:, start:stop] if name in tokens else x for name, x in arrays.items()}
-        one, last = la.selective_scan(**own, state=state[n : n + 1], dt_softplus=True, return_state=True, **form)
-        np.testing.assert_array_equal(out[:, start:stop], one)
-        np.testing.assert_array_equal(end[n : n + 1], last)
-    check_vjp(la.selective_scan, **arrays, state=state, cu_seqlens=offsets, dt_softplus=True, **form)
+    tokens = ("x", "dt", "B", "C", "z")
+    packed_sequences_are_one_by_one(la.selective_scan, arrays, tokens, state, dt_softplus=True, **form)
 
 
 @every_kind
@@ -193,11 +186,7 @@ def test_no_array_has_a_state_for_every_token(kind):
     T, D, N = 4096, 64, 32
     arrays, _ = drawn(T, D, N, kind, B=(1,), dtype=np.float32)
     pulled(arrays, None)
-    tracemalloc.start()
-    pulled(arrays, None)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < T * D * N * 4 / 2
+    assert peak_memory(lambda: pulled(arrays, None)) < T * D * N * 4 / 2
 
 
 def test_a_step_of_complex_channels_has_the_bits_of_the_token_in_a_long_call():

@@ -10,6 +10,7 @@ import pytest
 import linattn_np as la
 from linattn_np.call.foreign import leaves
 from linattn_np.runtime import threads
+from tests.cases import peak_memory
 from tests.nn.table import CASES, CUTS, PARAMETERS, SMALL, normal
 
 BACKENDS = ["numba", "reference"]
@@ -256,17 +257,11 @@ def test_gradients_of_a_long_row_are_sums_over_segments():
 
 
 def test_the_logits_of_all_positions_do_not_exist_at_once():
-    import tracemalloc
-
     V, labels = 20_000, np.arange(3000) % 5
     x, weight = normal(3000, 4).astype(np.float32), normal(4, V).astype(np.float32)
     la.vjp(la.nn.cross_entropy, x[:2], labels[:2], weight)[1](1.0)  # compiles
     la.clear_cache()
-    tracemalloc.start()
-    la.vjp(la.nn.cross_entropy, x, labels, weight)[1](1.0)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 3000 * V * 4 / 8
+    assert peak_memory(lambda: la.vjp(la.nn.cross_entropy, x, labels, weight)[1](1.0)) < 3000 * V * 4 / 8
 
 
 ERRORS = [

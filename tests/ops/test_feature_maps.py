@@ -12,6 +12,7 @@ import pytest
 import linattn_np as la
 from linattn_np.catalog import VARIANTS
 from linattn_np.ops import feature_maps, norms, random_maps, rows
+from tests.cases import peak_memory
 from tests.naive import features
 from tests.naive.no_erase.linear_attention import NAMED_MAPS
 
@@ -306,16 +307,10 @@ def test_short_sequences_with_a_map_go_token_by_token(name):
 
 def test_features_are_not_kept_for_all_tokens():
     """The most that a call takes beside its result does not grow with T."""
-    import tracemalloc
-
     pytest.importorskip("numba")
     q, k, v = np.random.default_rng(0).standard_normal((3, 4096, 1, 16)).astype(np.float32)
     la.based(q, k, v)  # compiles
-    tracemalloc.start()
-    la.based(q, k, v)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 6 * v.nbytes < q.nbytes * 153 / 16
+    assert peak_memory(lambda: la.based(q, k, v)) < 6 * v.nbytes < q.nbytes * 153 / 16
 
 
 def test_polynomials_of_rows_are_those_of_any_array():

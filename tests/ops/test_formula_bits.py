@@ -12,7 +12,6 @@ from linattn_np.ops.cpu.formulas import OF_NUMBERS, compiled
 ARRAYS = {"copy": 1, "scaled": 1, "capped": 1, "log_forget": 1, "log_rest": 1, "added": 2, "complement": 2,
           "step_size": 2, "capped_vjp": 2, "log_forget_vjp": 2, "skip_and_gate": 4,
           "log_decay_vjp": 4, "bounded_vjp": 4, "decay_vjp": 4}  # fmt: skip
-FLOOR = -1e4  # of log_forget
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

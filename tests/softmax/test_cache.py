@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.cases import GROWING, call, cases_of, cotangents, draw, parts, tokens
+from tests.cases import GROWING, call, cases_of, cotangents, draw, parts, peak_memory, tokens
 
 CASES = [cases_of(fn)[0] for fn in GROWING]
 SOFTMAX = next(case for case in CASES if case.fn is la.softmax_attention)
@@ -147,16 +147,11 @@ def test_no_bit_depends_on_threads_or_the_batch(backend, threads):
 
 def test_memory_grows_with_the_tokens():
     """No array of T x T: the largest allocation of array calls is a tile of all heads."""
-    import tracemalloc
-
     peaks = []
     for T in (512, 1024):
         arrays, _ = draw(SOFTMAX, T=T, B=(1,), H=1, K=4, V=4)
         la.softmax_attention(**arrays, backend="chunks", chunk_size=32)  # imports what it needs
-        tracemalloc.start()
-        la.softmax_attention(**arrays, backend="chunks", chunk_size=32)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
+        peaks.append(peak_memory(lambda: la.softmax_attention(**arrays, backend="chunks", chunk_size=32)))  # noqa: B023
     assert peaks[1] < 2.5 * peaks[0]
     assert peaks[1] < 1024 * 1024 * 8 / 4
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from tests.cases import peak_memory
 
 MIXERS = ("gated_delta_rule", "mlstm", "softmax_attention", "rwkv7")
 
@@ -59,7 +60,6 @@ def test_a_score_that_was_interrupted_has_the_same_bits(mixer, every, tmp_path):
 
 def test_memory_does_not_grow_with_the_text(tmp_path):
     import gc
-    import tracemalloc
 
     loss, params = model("gated_delta_rule")
 
@@ -70,11 +70,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     def peak(n):
         tokens = text(tmp_path, n)
         la.train.score(loss, params, tokens, T=64)
-        tracemalloc.start()
-        la.train.score(collected, params, tokens, T=64)
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return most
+        return peak_memory(lambda: la.train.score(collected, params, tokens, T=64))
 
     assert peak(2000) < 1.5 * peak(200)
 

@@ -43,6 +43,14 @@ def keep(a: Any, x: Any, h: Any, out: Any, N: Any) -> None:
 
 
 @njit(**OPTIONS)
+def hold(y: Any, h: Any, scale: Any) -> None:
+    """h = y, y <- scale y"""
+    for i in range(len(y)):
+        h[i] = y[i]
+        y[i] = scale * y[i]
+
+
+@njit(**OPTIONS)
 def step(a: Any, x: Any, h: Any, out: Any, scale: Any, N: Any) -> None:
     if N == 2:
         for k in range(len(out) // 2):
@@ -53,9 +61,7 @@ def step(a: Any, x: Any, h: Any, out: Any, scale: Any, N: Any) -> None:
             out[2 * k], out[2 * k + 1] = scale * first, scale * second
         return
     keep(a, x, h, out, N)
-    for i in range(len(out)):
-        h[i] = out[i]
-        out[i] = scale * out[i]
+    hold(out, h, scale)
 
 
 @njit(**OPTIONS)

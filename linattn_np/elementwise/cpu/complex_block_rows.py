@@ -11,6 +11,7 @@ from numba import njit
 
 from ...ops.cpu.numbers import OPTIONS, number
 from ...runtime.pieces.registers import fma
+from .block_rows import hold
 
 
 @njit(**OPTIONS)
@@ -61,9 +62,7 @@ def keep(a: Any, x: Any, h: Any, out: Any, N: Any) -> None:
 @njit(**OPTIONS)
 def step(a: Any, x: Any, h: Any, out: Any, scale: Any, N: Any) -> None:
     keep(a, x, h, out, N)
-    for i in range(len(out)):
-        h[i] = out[i]
-        out[i] = scale * out[i]
+    hold(out, h, scale)
 
 
 @njit(**OPTIONS)

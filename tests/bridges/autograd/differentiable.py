@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import linattn_np as la
-from tests.cases import GROWING, PLAIN, cases_of, draw, one_per, parts, with_arrays
+from tests.bridges.small import RULE
+from tests.cases import GROWING, PLAIN, cases_of, draw, one_per, parts
 
 SMALL = {"T": 3, "B": (2,), "H": 2, "K": 4, "V": 3}
 EACH = one_per(lambda spec: spec.name, PLAIN + [case for fn in GROWING for case in cases_of(fn)])
-RULE = with_arrays("q k v g beta")
 
 
 class Entry(NamedTuple):

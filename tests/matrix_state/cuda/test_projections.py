@@ -18,7 +18,7 @@ from tests.matrix_state.cuda.step_twin import recorded_plans
 from .device_arrays import check_same_bits, error, typed
 
 pytestmark = pytest.mark.gpu
-FACTOR = {"bfloat16": 1.0, "float16": 0.4, "float32": 2e-3}  # of the bounds in test_cuda_delta.py
+FACTOR = {"bfloat16": 1.0, "float16": 0.4, "float32": 2e-3}  # of the bounds in delta/test_kernels.py
 RATES = (0.0, 0.05, 1.0, 5.0)  # of the log decay; heads take them in turn
 PATHS = pytest.mark.parametrize("path", ["as it comes", "portable"], indirect=True)
 

@@ -1,6 +1,6 @@
 """GPU calls after one that was kept and differs in one thing, on arrays that look like CuPy's: what a first call gives.
 
-The kernel of a few tokens is its twin (test_cuda_step_calls.py).
+The kernel of a few tokens is its twin (step_twin.py).
 """
 
 from __future__ import annotations

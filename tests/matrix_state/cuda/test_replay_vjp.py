@@ -1,4 +1,4 @@
-"""Gradients on a GPU after kept ones that differ in one thing: what a first call gives (test_cuda_replay.py)."""
+"""Gradients on a GPU after kept ones that differ in one thing: what a first call gives (test_replay.py)."""
 
 from __future__ import annotations
 

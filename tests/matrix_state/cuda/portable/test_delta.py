@@ -13,7 +13,7 @@ from tests.matrix_state.cuda.device_arrays import check_same_bits, error, same
 from tests.matrix_state.cuda.scan.test_kernels import DTYPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("portable")]
-FACTOR = {"bfloat16": 1.5, "float16": 0.25, "float32": 1.5e-3}  # of the bounds in test_cuda_delta.py
+FACTOR = {"bfloat16": 1.5, "float16": 0.25, "float32": 1.5e-3}  # of the bounds in delta/test_kernels.py
 
 
 def check(cp, dtype, arrays, factor=1.0, **options):

@@ -10,7 +10,15 @@ from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.types import Erase
 from linattn_np.runtime.cuda import launch
 from tests.matrix_state.cuda.device_arrays import check_made_again, check_same_bits, error, same, typed
-from tests.matrix_state.cuda.vector.test_kernels import BY_ERASE, BY_READ, FUNCTIONS, GATES, draw, name_of
+from tests.matrix_state.cuda.vector.test_kernels import (
+    BY_ERASE,
+    BY_READ,
+    FUNCTIONS,
+    GATES,
+    draw,
+    name_of,
+    padded_and_cut,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 BOUND = {Erase.NONE: 6e-3, Erase.DELTA: 1e-2, Erase.FREE: 1e-2}  # of the norm of the result, of one head
@@ -88,11 +96,7 @@ def test_widths(cp, fn, widths):
         compare(cp, fn, K=widths[0], V=widths[1], gate=gate)
 
 
-@pytest.mark.parametrize(
-    ("fn", "widths"),
-    [(la.gla, (256, 256)), (la.rwkv6, (192, 96)), (la.gla, (60, 100)), (la.kda, (128, 256)), (la.kda, (60, 100))],
-    ids=lambda x: getattr(x, "__name__", str(x)),
-)
+@padded_and_cut
 def test_widths_that_are_padded_and_cut(cp, fn, widths):
     compare(cp, fn, K=widths[0], V=widths[1], T=100)
     compare(cp, fn, {"cu_seqlens": [0, 5, 5, 100]}, K=widths[0], V=widths[1], T=100, B=1, N=3, heads=(2, 2, 4))

@@ -20,6 +20,11 @@ FUNCTIONS = [fn for fn in la.VARIANTS if has_plain_state(fn.spec) and fn.spec.de
              and set(required(fn)) <= DRAWN]  # fmt: skip
 BY_READ = one_per(lambda spec: (spec.erase, spec.query_reads), FUNCTIONS)
 BY_ERASE = one_per(lambda spec: spec.erase, FUNCTIONS)
+padded_and_cut = pytest.mark.parametrize(
+    ("fn", "widths"),
+    [(la.gla, (256, 256)), (la.rwkv6, (192, 96)), (la.gla, (60, 100)), (la.kda, (128, 256)), (la.kda, (60, 100))],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 
 
 def gates(rng, shape, kind):
@@ -105,11 +110,7 @@ def test_widths(cp, fn, widths):
         compare(cp, fn, K=widths[0], V=widths[1], gate=gate)
 
 
-@pytest.mark.parametrize(
-    ("fn", "widths"),
-    [(la.gla, (256, 256)), (la.rwkv6, (192, 96)), (la.gla, (60, 100)), (la.kda, (128, 256)), (la.kda, (60, 100))],
-    ids=lambda x: getattr(x, "__name__", str(x)),
-)
+@padded_and_cut
 def test_widths_that_are_padded_and_cut(cp, fn, widths):
     compare(cp, fn, K=widths[0], V=widths[1], T=100)
     compare(cp, fn, {"cu_seqlens": [0, 5, 5, 100]}, K=widths[0], V=widths[1], T=100, B=1, N=3, heads=(2, 2, 4))
