@@ -18,8 +18,9 @@ from . import doubts, integers
 from .declaration import Call, Kind, Pullback, always, piece
 
 Computed = tuple[Any, Pullback]
-NUMBERS = 2**20  # of the logits that exist at once
-NUMBERS_ON_DEVICE = 2**25  # of those that are kept for the gradient
+NUMBERS = 2**20  # of the logits that exist at once, or as many as the weight has
+WIDTHS = 8  # times the numbers of x, up to which all logits are kept: the layers before keep more
+NUMBERS_ON_DEVICE = 2**25  # up to which they are on a GPU
 ROWS = 1024  # tokens whose one-hot rows exist at once
 REDUCTIONS = ("mean", "sum", "none")
 NO_LABEL = -1 << 63  # no label is ignored: only rows with a loss come to the kernels
@@ -159,11 +160,12 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     z_loss           z           keeps lse near 0
     reduction        "mean" over the positions that have a loss, "sum", "none" (0 where there is none)
 
-    Logits of hidden states are computed at positions with a loss only, so many rows at a time that there are a million
-    of them, or 64 rows, however many tokens there are; more of them are computed again in the pullback. Returns the
-    loss (), or (...) without a reduction, in float32, or float64 if an array is. Raises ValueError for a label that is
-    no column. Of CuPy arrays the host does not read the labels: the loss and the gradient of its row are NaN, logits
-    are computed at all positions, and up to 2^25 of them are kept.
+    Logits of hidden states are computed at positions with a loss only. They are kept for the pullback if they are at
+    most a million, 8 times x, or the weight. Otherwise a million of them, or as many as the weight has, exist at a
+    time, however many tokens there are, and the pullback computes them again. Returns the loss (), or (...) without a
+    reduction, in float32, or float64 if an array is. Raises ValueError for a label that is no column. Of CuPy arrays
+    the host does not read the labels: the loss and the gradient of its row are NaN, logits are computed at all
+    positions, and up to 2^25 of them are kept.
     """
     xp, V = c.xp, x.shape[-1] if weight is None else weight.shape[-1]
     if weight is None and bias is not None:
@@ -174,7 +176,9 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     if c.compiled and weight is None:
         integers.check_labels({"x": x, "labels": labels, "weight": None, "ignore_index": ignore_index})
         return _of_rows(x, labels, how, int(ignore_index), reduction)
-    few = 0 < labels.size * V <= (NUMBERS_ON_DEVICE if c.on_device else NUMBERS)
+    at_once = max(NUMBERS, 0 if weight is None else prod(weight.shape))
+    most = at_once if weight is None else max(at_once, WIDTHS * prod(x.shape), NUMBERS_ON_DEVICE * c.on_device)
+    few = 0 < labels.size * V <= most
     if few and (c.on_device or (c.compiled and integers.have_losses(labels, ignore_index))):
         if c.compiled:
             integers.check_labels({"x": x, "labels": labels, "weight": weight, "ignore_index": ignore_index})
@@ -191,7 +195,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
         flat = _numbers(c, "labels", constant(xp, given[places], count_dtype(xp), device(x)), V)
         share = 1.0 / max(len(places), 1) if reduction == "mean" else 1.0
     rows, count = xp.reshape(x, (total, x.shape[-1])), len(places)
-    each = max(NUMBERS // max(V, 1) // PRODUCT_ROWS, 1) * PRODUCT_ROWS
+    each = count if count * V <= most else max(at_once // V // PRODUCT_ROWS, 1) * PRODUCT_ROWS
     each = each if has_loss is None or c.on_device else max(count, 1)
 
     def part(n: int) -> tuple[Array, Array, Array]:
@@ -208,7 +212,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
         _, l, at = part(n)
         return with_loss(n, _losses(c, l, at, how))
 
-    starts = range(0, count, each)
+    starts = range(0, count, max(each, 1))
     whole = [part(n) for n in starts] if len(starts) == 1 and has_loss is None else []  # few logits are kept
     losses = [_losses(c, l, at, how) for _, l, at in whole] or [losses_of(n) for n in starts]
     if reduction == "none":

@@ -146,6 +146,21 @@ def test_memory_is_that_of_one_block_and_of_all_inputs(replay, monkeypatch):
     assert again - one < (plain - one) / 8  # of seven more blocks: inputs and gradients of parameters
 
 
+def test_the_logits_of_a_long_text_do_not_exist_at_once():
+    """8192 tokens of 50,000: all logits would take 1563 MiB."""
+    T, V = 8192, 50_000
+    model = la.layers.language_model(V, D=8, layers=1, mixers="simple_gla")
+    params, ids = model.loss.init(np.random.default_rng(0)), np.arange(T)[None] * 7 % V
+    la.vjp(model.loss, params, ids[:, :65], ids[:, :65])[1](1.0)  # compiles
+    la.clear_cache()
+    tracemalloc.start()
+    grads = la.vjp(model.loss, params, ids, ids)[1](1.0).params
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert grads["head/weight"].shape == (8, V)
+    assert most < 80 * 2**20
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("names", [HYBRID, "gla", "rwkv7", "selective_scan", "mlstm"], ids=str)

@@ -264,6 +264,23 @@ def test_the_logits_of_all_positions_do_not_exist_at_once():
     assert peak_memory(lambda: la.vjp(la.nn.cross_entropy, x, labels, weight)[1](1.0)) < 3000 * V * 4 / 8
 
 
+@pytest.mark.parametrize(("N", "D", "V"), [(500, 4, 20_000), (300, 200, 20_000), (9000, 40, 256)])
+@pytest.mark.parametrize("labelled", [1.0, 0.6])
+def test_parts_of_the_logits_have_the_loss_and_gradients_of_all(N, D, V, labelled):
+    """Many parts, parts as large as the weight, logits that are kept."""
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((N, D)), rng.standard_normal((D, V)) / D**0.5
+    labels = np.where(rng.random(N) < labelled, rng.integers(0, V, N), -100)
+    loss, pull = la.vjp(la.nn.cross_entropy, x, labels, weight)
+    grads = pull(2.0)
+    logits, back = la.vjp(la.nn.linear, x, weight)
+    expected, down = la.vjp(la.nn.cross_entropy, logits, labels)
+    near(loss, expected, 1e-13)
+    others = back(down(2.0).x)
+    near(grads.x, others.x, 1e-13)
+    near(grads.weight, others.weight, 1e-13)
+
+
 ERRORS = [
     (lambda x: la.nn.short_conv(x, normal(5, 4)), ValueError,
      r"short_conv: weight has shape \(5, 4\), expected \(D, W\) = \(6, W\)"),
