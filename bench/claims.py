@@ -1,9 +1,10 @@
 """Claims of papers about mixers, measured on small trained models: docs/experiments/claims.md.
 
-    python -m bench claims [--only text] [--processes 2] [--write]
+    python -m bench claims [--only text] [--processes 2] [--keep claims.jsonl] [--write]
 
 The settings and six learning rates are those of `linattn compare`; two processors need some hours for all of it.
-Verdicts are those of linattn_np/experiments/compare/claims.py. With --write the page's table is written anew.
+Verdicts are those of linattn_np/experiments/compare/claims.py. With --write the page's table is written anew. With
+--keep finished runs are lines of a file: after an interruption the same command goes on with the others.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from typing import Any, NamedTuple
 from linattn_np.experiments.compare.claims import CLAIMS, NEGATIVE, OPEN, UNCONVOLVED, Claim, verdict
 from linattn_np.experiments.compare.command import RATES
 from linattn_np.experiments.compare.results import Cell, cells
-from linattn_np.experiments.compare.sweep import Job, Setup, task_of, train
-from linattn_np.experiments.workers import run_jobs
+from linattn_np.experiments.compare.sweep import Job, Setup, task_of, train_all
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments" / "claims.md"
 BEGIN, END = "<!-- python -m bench claims --write -->\n", "<!-- end -->\n"
@@ -53,12 +53,13 @@ def main(argv: list[str]) -> int:
     parser = record.parser("claims", __doc__)
     parser.add_argument("--only", choices=[*SETTINGS], action="append", help="these tasks; the others stay as written")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="finished runs, which are not trained again")
     args = parser.parse_args(argv)
     path = record.RESULTS / "claims.json"
     before = json.loads(path.read_text())["tasks"] if path.exists() else {}
     tasks = {n: before[n] for n in SETTINGS if n in before}
     for name in args.only or SETTINGS:
-        tasks[name] = measured(name, SETTINGS[name], args.processes)
+        tasks[name] = measured(name, SETTINGS[name], args.processes, args.keep)
         print(name, record.text(tasks[name]), flush=True)
         if args.write:
             record.write("claims", {"tasks": tasks})
@@ -66,11 +67,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def measured(task: str, s: Setting, processes: int) -> dict[str, Any]:
+def measured(task: str, s: Setting, processes: int, keep: Path | None = None) -> dict[str, Any]:
     """What the runs of a task say."""
     start = time.perf_counter()
     jobs = [Job(task, m, rate, seed, s.setup) for m in s.mixers for rate in s.rates for seed in range(s.seeds)]
-    scores = dict(run_jobs(train, jobs, lambda j: 1, processes, task))
+    scores = train_all(jobs, lambda j: 1, processes, task, keep)
     found = cells(scores, {task: task_of(task, s.setup).chance})
     rows = {m: {"best": round(c.best, 4), "half": round(c.half, 4), "rate": c.rate, "window": list(c.window)}
             for (_, m), c in found.items() if math.isfinite(c.best)}  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, TypeVar
 
@@ -20,20 +20,22 @@ def run_jobs(
     cost: Callable[[Job], int],
     processes: int,
     label: str,
-    tokens: Callable[[Job], int] | None = None,
-) -> list[tuple[Job, Result]]:
+    known: Mapping[Job, Result] = {},
+    keep: Callable[[Job, Result], None] = lambda job, result: None,
+) -> dict[Job, Result]:
     """Each job with its result, in the order of `jobs`; `work` must be a module-level function.
 
-    Progress counts the tokens of the jobs, or the jobs as runs without `tokens`.
+    known: results that are not computed again. keep: called with each other one as it is there.
     """
-    size, unit = (tokens, "tokens") if tokens else (lambda _: 1, "runs")
-    order = sorted(range(len(jobs)), key=lambda i: -cost(jobs[i]))
-    results: dict[int, Result] = {}
-    with progress(label, sum(map(size, jobs)), unit) as done:
-        for i, result in finished(work, jobs, order, processes):
-            results[i] = result
-            done(size(jobs[i]))
-    return [(jobs[i], results[i]) for i in range(len(jobs))]
+    left = [job for job in jobs if job not in known]
+    order = sorted(range(len(left)), key=lambda i: -cost(left[i]))
+    results = dict(known)
+    with progress(label, len(left), "runs") as done:
+        for i, result in finished(work, left, order, processes):
+            results[left[i]] = result
+            keep(left[i], result)
+            done(1)
+    return {job: results[job] for job in jobs}
 
 
 def finished(

@@ -17,10 +17,9 @@ import linattn_np as la
 from ...arguments import number, words
 from ..extras import require
 from ..tables import write_table
-from ..workers import run_jobs
 from . import report
 from .results import cells
-from .sweep import Job, Setup, model_of, task_of, train
+from .sweep import Job, Setup, model_of, scores_in, task_of, train_all
 from .tasks import TASKS
 
 MIXERS = ("linear_attention", "mamba2", "delta_rule", "delta_rule:allow_neg_eigval", "gated_delta_rule",
@@ -44,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number(parser, "--heads", default=s.heads, help=f"heads ({s.heads})")
     parser.add_argument("--mlp", choices=["swiglu", "none"], default=s.mlp, help="between the mixers")
     number(parser, "--processes", default=len(os.sched_getaffinity(0)), help="runs at a time (the processors)")
+    parser.add_argument("--keep", type=Path, metavar="FILE",
+                        help="finished runs, a line each, which are not trained again")  # fmt: skip
     parser.add_argument("--text", metavar="FILE", help="of the task text; without it, Python's help")
     parser.add_argument("--out", type=Path, default=Path("compare-output"), help="folder of picture and JSON")
 
@@ -66,10 +67,12 @@ def run(args: argparse.Namespace) -> int:
         counts = {m: model_of(Job(names[0], m, 0.0, 0, setup), tasks[names[0]].vocabulary).loss.count
                   for m in args.mixers}  # fmt: skip
         args.out.mkdir(parents=True, exist_ok=True)
+        if args.keep is not None:
+            scores_in(args.keep)
     except (OSError, ValueError, TypeError, ModuleNotFoundError) as problem:
         sys.stderr.write(f"linattn compare: {problem}\n")
         return 2
-    scores = dict(run_jobs(train, jobs, lambda j: tasks[j.task].tokens, args.processes, "compare"))
+    scores = train_all(jobs, lambda j: tasks[j.task].tokens, args.processes, "compare", args.keep)
     found = cells(scores, {n: task.chance for n, task in tasks.items()})
     sys.stdout.write(explained(setup, len(rates), args.seeds))
     write_table(report.table(found, names, args.mixers, counts))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import linattn_np as la
 
+from ...runtime.arrays import compat
+from ...train.flat import on_host
+from ..workers import run_jobs
 from .ablations import ABLATIONS, layer_of
 from .tasks import TASKS, text
 from .tasks.task import Batch, Draw, Task
@@ -92,19 +98,56 @@ def train(job: Job) -> Score:
 def share_right(model: la.layers.Model, params: dict[str, Any], draw: Draw, B: int) -> float:
     """The share of labels that are the likeliest token."""
     right = count = 0
+    put = _library(params).asarray
     for ids, labels in _batches(draw, B):
-        found, has = model.logits(params, ids).argmax(axis=-1), labels >= 0
+        found, has = on_host(model.logits(params, put(ids)).argmax(axis=-1)), labels >= 0
         right, count = right + int((found == labels)[has].sum()), count + int(has.sum())
     return right / count
 
 
 def loss_of(model: la.layers.Model, params: dict[str, Any], draw: Draw, B: int) -> float:
-    return float(np.mean([model.loss(params, *batch) for batch in _batches(draw, B)]))
+    put = _library(params).asarray
+    return float(np.mean([float(model.loss(params, *map(put, batch))) for batch in _batches(draw, B)]))
+
+
+def _library(params: dict[str, Any]) -> Any:
+    """That of the parameters."""
+    return compat.array_namespace(*params.values())
 
 
 def _batches(draw: Draw, B: int) -> list[Batch]:
     """The same for every run."""
     return [draw(np.random.default_rng((AHEAD, n)), B) for n in range(TESTS)]
+
+
+def train_all(jobs: Sequence[Job], cost: Callable[[Job], int], processes: int, label: str,
+              file: Path | None = None) -> dict[Job, Score]:  # fmt: skip
+    """The scores of all jobs. Those in a file, a line of JSON each, are not trained again; others are added to it."""
+    known = {} if file is None else scores_in(file)
+    with contextlib.nullcontext() if file is None else file.open("a", encoding="utf8") as lines:
+
+        def keep(job: Job, score: Score) -> None:
+            if lines is not None:
+                lines.write(json.dumps([[*job[:-1], job.setup._asdict()], score]) + "\n")
+                lines.flush()
+
+        return run_jobs(train, jobs, cost, processes, label, known, keep)
+
+
+def scores_in(file: Path) -> dict[Job, Score]:
+    """The scores in a file of `train_all`; a last line that was cut off is removed.   Raises ValueError for others."""
+    if not file.exists():
+        return {}
+    text = file.read_text("utf8")
+    whole, _, cut = text.rpartition("\n")
+    if cut:
+        file.write_text(whole + "\n" if whole else "", "utf8")
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+        return {Job(task, mixer, rate, seed, Setup(**setup)): Score(*score)
+                for (task, mixer, rate, seed, setup), score in lines}  # fmt: skip
+    except (TypeError, ValueError) as problem:
+        raise ValueError(f"{file} has other lines than finished runs: {problem}") from problem
 
 
 Train = Callable[[Job], Score]

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from linattn_np.__main__ import main
+from linattn_np.experiments.compare import sweep
 from linattn_np.experiments.compare.ablations import ABLATIONS
 from linattn_np.experiments.compare.claims import CLAIMS, OPEN, Claim, verdict
 from linattn_np.experiments.compare.report import text_of
 from linattn_np.experiments.compare.results import cells, scaled
-from linattn_np.experiments.compare.sweep import Job, Score, Setup, model_of, parsed, train
+from linattn_np.experiments.compare.sweep import Job, Score, Setup, model_of, parsed, scores_in, train, train_all
 from linattn_np.experiments.compare.tasks import TASKS
 
 
@@ -105,6 +106,33 @@ def test_a_run_has_the_scores_of_its_seed_and_one_that_diverges_has_none():
     assert len(lost.losses) < 5
 
 
+def test_finished_runs_are_kept_and_not_trained_again(tmp_path, monkeypatch):
+    jobs = [Job("mqar", "delta_rule", rate, 0, SMALL) for rate in (1e-3, 1e-2, 1e30)]
+    file, trained = tmp_path / "runs.jsonl", []
+
+    def work(job):
+        trained.append(job)
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        return train(job)
+
+    monkeypatch.setattr(sweep, "train", work)
+    with pytest.raises(KeyboardInterrupt):
+        train_all(jobs, lambda job: 1, 1, "runs", file)
+    assert list(scores_in(file)) == jobs[:2]
+    with file.open("a") as lines:
+        lines.write('[["mqar", "del')  # the machine went down
+    found = train_all(jobs, lambda job: 1, 1, "runs", file)
+    assert trained == [*jobs, jobs[2]]
+    assert list(found.items()) == [(job, train(job)) for job in jobs]
+    assert scores_in(file) == found
+    other = jobs[0]._replace(setup=SMALL._replace(steps=1))
+    assert train_all([other], lambda job: 1, 1, "runs", file) == {other: train(other)}
+    file.write_text("{}\n")
+    with pytest.raises(ValueError, match=r"runs.jsonl has other lines than finished runs"):
+        scores_in(file)
+
+
 def test_the_command_prints_a_table_and_writes_a_picture(tmp_path, capsys):
     sizes = ["--width", "16", "--layers", "1", "--batch", "4", "--steps", "2", "--rates", "2", "--processes", "1"]
     mixers = ["--mixers", "delta_rule,delta_rule:allow_neg_eigval"]
@@ -126,6 +154,7 @@ def test_the_command_prints_a_table_and_writes_a_picture(tmp_path, capsys):
         (["--mixers", "other"], "mixer: name is 'other'"),
         (["--mixers", "gla:window="], "gla:window=: window has no value"),
         (["--text", "none.txt", "--tasks", "text"], "none.txt"),
+        (["--keep", "."], "."),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(given, words, tmp_path, monkeypatch, capsys):
