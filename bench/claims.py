@@ -1,6 +1,6 @@
 """Claims of papers about mixers, measured on small trained models: docs/experiments/claims.md.
 
-    python -m bench claims [--only text] [--processes 2] [--keep claims.jsonl] [--write]
+    python -m bench claims [--only text] [--processes 2] [--device cuda] [--keep claims.jsonl] [--write]
 
 The settings and six learning rates are those of `linattn compare`; two processors need some hours for all of it.
 Verdicts are those of linattn_np/experiments/compare/claims.py. With --write the page's table is written anew. With
@@ -21,6 +21,7 @@ from linattn_np.experiments.compare.claims import CLAIMS, NEGATIVE, OPEN, UNCONV
 from linattn_np.experiments.compare.command import RATES
 from linattn_np.experiments.compare.results import Cell, cells
 from linattn_np.experiments.compare.sweep import Job, Setup, task_of, train_all
+from linattn_np.experiments.train import add_device
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments" / "claims.md"
 BEGIN, END = "<!-- python -m bench claims --write -->\n", "<!-- end -->\n"
@@ -53,13 +54,15 @@ def main(argv: list[str]) -> int:
     parser = record.parser("claims", __doc__)
     parser.add_argument("--only", choices=[*SETTINGS], action="append", help="these tasks; the others stay as written")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    add_device(parser)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="finished runs, which are not trained again")
     args = parser.parse_args(argv)
     path = record.RESULTS / "claims.json"
     before = json.loads(path.read_text())["tasks"] if path.exists() else {}
     tasks = {n: before[n] for n in SETTINGS if n in before}
     for name in args.only or SETTINGS:
-        tasks[name] = measured(name, SETTINGS[name], args.processes, args.keep)
+        setting = SETTINGS[name]._replace(setup=SETTINGS[name].setup._replace(device=args.device))
+        tasks[name] = measured(name, setting, args.processes, args.keep)
         print(name, record.text(tasks[name]), flush=True)
         if args.write:
             record.write("claims", {"tasks": tasks})

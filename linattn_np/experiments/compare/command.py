@@ -15,8 +15,10 @@ import numpy as np
 import linattn_np as la
 
 from ...arguments import number, words
+from ...train.flat import on_device
 from ..extras import require
 from ..tables import write_table
+from ..train import add_device
 from . import report
 from .results import cells
 from .sweep import Job, Setup, model_of, scores_in, task_of, train_all
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number(parser, "--heads", default=s.heads, help=f"heads ({s.heads})")
     parser.add_argument("--mlp", choices=["swiglu", "none"], default=s.mlp, help="between the mixers")
     number(parser, "--processes", default=len(os.sched_getaffinity(0)), help="runs at a time (the processors)")
+    add_device(parser)
     parser.add_argument("--keep", type=Path, metavar="FILE",
                         help="finished runs, a line each, which are not trained again")  # fmt: skip
     parser.add_argument("--text", metavar="FILE", help="of the task text; without it, Python's help")
@@ -52,9 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train all runs, print and write; the exit status."""
     start = time.perf_counter()
-    setup = Setup(args.width, args.layers, args.heads, args.batch, args.steps, args.mlp, text=args.text)
+    setup = Setup(args.width, args.layers, args.heads, args.batch, args.steps, args.mlp, text=args.text,
+                  device=args.device)  # fmt: skip
     try:
         require("tqdm", "rich", "matplotlib", "threadpoolctl")
+        if args.device == "cuda":
+            on_device()
         names = tuple(TASKS) if args.tasks == ("all",) else args.tasks
         if unknown := [n for n in names if n not in TASKS]:
             raise ValueError(f"--tasks is {unknown[0]}, expected some of {', '.join(TASKS)}")
@@ -69,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         if args.keep is not None:
             scores_in(args.keep)
-    except (OSError, ValueError, TypeError, ModuleNotFoundError) as problem:
+    except (OSError, ValueError, TypeError, ModuleNotFoundError, RuntimeError) as problem:
         sys.stderr.write(f"linattn compare: {problem}\n")
         return 2
     scores = train_all(jobs, lambda j: tasks[j.task].tokens, args.processes, "compare", args.keep)

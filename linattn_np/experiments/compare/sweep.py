@@ -33,6 +33,7 @@ class Setup(NamedTuple):
     mlp: str = "none"
     decay: float = 0.1
     text: str | None = None  # a file of the task "text"
+    device: str = "cpu"  # or "cuda", the current device of CuPy
 
 
 class Job(NamedTuple):
@@ -83,7 +84,7 @@ def train(job: Job) -> Score:
     """The scores of one run; 0, or an infinite loss, for one that diverged."""
     task, s = task_of(job.task, job.setup), job.setup
     model = model_of(job, task.vocabulary)
-    run = la.train.Run.start(model.loss, la.train.AdamW(decay=s.decay), job.seed)
+    run = la.train.Run.start(model.loss, la.train.AdamW(decay=s.decay), job.seed).to(s.device)
     try:
         with np.errstate(all="ignore"):
             la.train.fit(model.loss, run, task.batch(job.seed, s.batch), s.steps, la.train.cosine(job.rate, s.steps),

@@ -7,14 +7,18 @@ import json
 import numpy as np
 import pytest
 
+import linattn_np as la
 from linattn_np.__main__ import main
-from linattn_np.experiments.compare import sweep
+from linattn_np.experiments.compare import command, sweep
 from linattn_np.experiments.compare.ablations import ABLATIONS
 from linattn_np.experiments.compare.claims import CLAIMS, OPEN, Claim, verdict
 from linattn_np.experiments.compare.report import text_of
 from linattn_np.experiments.compare.results import cells, scaled
 from linattn_np.experiments.compare.sweep import Job, Score, Setup, model_of, parsed, scores_in, train, train_all
 from linattn_np.experiments.compare.tasks import TASKS
+from linattn_np.layers.parts import short_conv
+from tests.cuda.emulation import device, emulated, public  # noqa: F401
+from tests.train.device import cupy  # noqa: F401
 
 
 def scores(table, task="mqar"):
@@ -104,6 +108,48 @@ def test_a_run_has_the_scores_of_its_seed_and_one_that_diverges_has_none():
     lost = train(job._replace(rate=1e30, setup=SMALL._replace(steps=5)))
     assert lost.mean == 0
     assert len(lost.losses) < 5
+
+
+@pytest.mark.parametrize("task", ["mqar", "text"])
+def test_a_run_on_a_device_has_the_scores_of_the_host(task, cupy, monkeypatch):  # noqa: F811
+    """Parameters and batches are CuPy's, emulated here or on a GPU; scores are Python's numbers."""
+
+    def model(job, vocabulary):
+        mixers = [lambda c: short_conv(c.D)]
+        return la.layers.language_model(vocabulary, D=16, layers=1, mixers=mixers, mlp="squared_relu", hidden=24)
+
+    monkeypatch.setattr(sweep, "model_of", model)
+    job = Job(task, "conv", 1e-2, 0, SMALL._replace(batch=2))
+    here, there = train(job), train(job._replace(setup=job.setup._replace(device="cuda")))
+    assert there.tests.keys() == here.tests.keys()
+    assert all(type(x) is float for x in (there.mean, *there.losses, *there.tests.values()))
+    assert np.allclose(there.losses, here.losses, rtol=1e-5)
+    assert np.isclose(there.mean, here.mean, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_the_command_on_a_gpu(tmp_path, capsys):
+    """Two processes share a card."""
+    pytest.importorskip("cupy")
+    sizes = ["--width", "32", "--layers", "1", "--batch", "4", "--steps", "6", "--rates", "2", "--processes", "2"]
+    mixers = ["--mixers", "delta_rule,gla,softmax_attention"]
+    found = []
+    for where in ("cpu", "cuda"):
+        out = tmp_path / where
+        assert main(["compare", *sizes, *mixers, "--tasks", "text", "--device", where, "--out", str(out)]) == 0
+        found.append(json.loads((out / "compare.json").read_text()))
+    here, there = ([run["score"] for run in one["runs"]] for one in found)
+    assert found[1]["setup"]["device"] == "cuda"
+    assert np.allclose(here, there, rtol=0.02)
+
+
+def test_without_a_device_the_command_says_so(tmp_path, monkeypatch, capsys):
+    def none():
+        raise ModuleNotFoundError("CuPy, whose arrays lie on a GPU, is not installed")
+
+    monkeypatch.setattr(command, "on_device", none)
+    assert main(["compare", "--device", "cuda", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "linattn compare: CuPy, whose arrays lie on a GPU, is not installed\n"
 
 
 def test_finished_runs_are_kept_and_not_trained_again(tmp_path, monkeypatch):
