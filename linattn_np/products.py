@@ -143,7 +143,7 @@ def _product(c: Call, factors: Factors, of_heads: bool) -> Array | None:
     if not given:
         like = next(x for name in c.axes if (x := getattr(c, name)) is not None)
         make = functools.partial(xp.ones, (1, 1, 1), dtype=c.dtype, device=device(like))
-        one = constant_array(xp, ("one", str(c.dtype)), device(like), make)
+        one = constant_array(xp, ("ones", (1, 1, 1), str(c.dtype)), device(like), make)
         return xp.broadcast_to(one, (*c.batch, c.sizes["T"], c.sizes["H"], 1))
     if len(given) == 1:
         y = _with_channels(c, given[0])

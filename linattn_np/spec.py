@@ -208,6 +208,11 @@ class VariantSpec:
                 arrays = ", ".join(self.arrays)
                 raise ValueError(f"{self.name}: the {role} of its change is {name!r}, expected one of {arrays}")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copied and pickled as the spec of its public function, of which a process has one."""
+        function = vars(self).get("function")
+        return super().__reduce_ex__(protocol) if function is None else (attrgetter("spec"), (function,))
+
     @property
     def title(self) -> str:
         """The name in tables and pictures: "Gated delta rule"."""

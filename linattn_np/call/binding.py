@@ -70,7 +70,7 @@ def spec_of(caller: str, fn: Any) -> VariantSpec:
     """The spec of a public function.   Raises TypeError for anything else."""
     spec = getattr(fn, "spec", None)
     if spec is None:
-        raise TypeError(f"{caller}: fn is {getattr(fn, '__name__', fn)!r}, expected a variant of linattn_np")
+        raise TypeError(f"{caller}: fn is {shown(getattr(fn, '__name__', fn))}, expected a variant of linattn_np")
     return spec
 
 

@@ -39,6 +39,7 @@ def public(spec: VariantSpec, samples: Samples | None = None) -> Callable[[F], F
             return call(spec, arrays, keywords)
 
         function.spec = spec  # type: ignore[attr-defined]
+        vars(spec)["function"] = function  # by whose name it is pickled
         function.samples = samples or Samples()  # type: ignore[attr-defined]
         function.__signature__ = _signature(spec)  # type: ignore[attr-defined]
         return function  # type: ignore[return-value]

@@ -11,6 +11,7 @@ from ..runtime.arrays import Array, is_mutable
 from ..runtime.recorder import Recorder
 from ..runtime.shapes import flatten, unflatten
 from ..runtime.unchanged import check_unchanged, mark
+from ..runtime.values import shown
 from ..spec import Call, VariantSpec
 from . import pieces_vjp
 from .binding import inputs_of, is_cut, is_recordable, lacks_states, normalise, prepare
@@ -53,7 +54,7 @@ def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Pull
     if (spec := getattr(fn, "spec", None)) is not None:
         return vjp_of(spec, arrays, options)
     if (rule := getattr(fn, "vjp", None)) is None:
-        raise TypeError(f"vjp: fn is {getattr(fn, '__name__', fn)!r}, expected a function of linattn_np")
+        raise TypeError(f"vjp: fn is {shown(getattr(fn, '__name__', fn))}, expected a function of linattn_np")
     return rule(arrays, options)
 
 

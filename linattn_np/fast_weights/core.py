@@ -78,7 +78,7 @@ class Learning(Computation):
             dend, d = call.gradient_of_end(part, dstate), call.entered_gradient(dout, part)
             dx, dbegin, dinitial, more = module.backward(*given, states, initial, call.slow, d, dend, has_end)
             found.append(dx)
-            if f.mini_batch == 1:  # the mini-batch begins at W
+            if call.begins_anew(part):
                 zero = tuple(xp.zeros_like(y) for y in dbegin.anchor)
                 dbegin = dbegin._replace(weights=plus(dbegin.weights, dbegin.anchor), anchor=zero)
             begins.append(call.parts_of(dbegin._replace(n=0)))

@@ -22,6 +22,10 @@ class Part(NamedTuple):
     stop: int
     n: int
 
+    @property
+    def is_empty(self) -> bool:
+        return self.start == self.stop
+
 
 class Call:
     """The arrays of a call, by parts."""
@@ -127,11 +131,15 @@ class Call:
     def begin(self, part: Part) -> State:
         """The state that a part begins with."""
         found = self.state_of(part, self.state, self.initial(part))
-        return found._replace(anchor=found.weights) if self.plan.learner.mini_batch == 1 else found
+        return found._replace(anchor=found.weights) if self.begins_anew(part) else found
+
+    def begins_anew(self, part: Part) -> bool:
+        """Whether the mini-batch of the first token begins at the weights, wherever the state's began."""
+        return self.plan.learner.mini_batch == 1 and not part.is_empty
 
     def end(self, part: Part, end: State) -> list[Array]:
         """The parts of the state that a part ends with; one without tokens hands its own over."""
-        if part.start == part.stop and self.state is not None:
+        if part.is_empty and self.state is not None:
             return [take(self.xp, S, part.rows) for S in self.state]
         first = tuple(-w for w in self.initial(part))
         return self.parts_of(end._replace(anchor=plus(end.anchor, first), weights=plus(end.weights, first)))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast, shared_heads
-from ..runtime.constants import constant_array
 from .host import kernels, numpy_kernels
 
 
@@ -35,7 +34,7 @@ def product_of_heads(xp: Namespace, *factors: Array, dtype: Any) -> Array:
 def rest(xp: Namespace, x: Array, y: Array, dtype: Any) -> Array:
     """1 - x y of arrays that are broadcast, in `dtype`."""
     if (cpu := numpy_kernels(xp, x, y)) is not None:
-        one = constant_array(np, ("one", np.dtype(dtype).name), "cpu", lambda: np.ones(1, dtype))
+        one = cpu.constant_of(1.0, dtype)
         less = cpu.compiled("scaled", (y,), (y.shape, dtype), dtype, -1.0)
         return cpu.compiled("skip_and_gate", (one, x, less), (np.broadcast_shapes(x.shape, y.shape), dtype), dtype)
     return 1 - cast(xp, x, dtype) * cast(xp, y, dtype)

@@ -44,7 +44,7 @@ def hold_vjp(
             cpu.put(both[:, n].reshape(D, N, 2), pairs_of(d))
         given = dt_log[:, None], A_log, A_imag, both.reshape(D, 4 * N)
         grads = cpu.compiled("hold_vjp", given, ((D, 3 * N), dtype), dtype)
-        ddt = row_inner(xp, grads[:, 2 * N :], constant_ones(N, grads.dtype), dtype)
+        ddt = row_inner(xp, grads[:, 2 * N :], constant_ones((N,), grads.dtype), dtype)
         return ddt, grads[:, :N], grads[:, N : 2 * N]
     dt, A, u, v = _system(xp, dt_log, A_log, A_imag, dtype)
     gain, step = _gain(xp, u, v, A.dtype), xp.astype(dt, A.dtype)

@@ -46,9 +46,9 @@ def constant_zeros(xp: Namespace, shape: tuple[int, ...], dtype: Any, where: Any
     return host_constants.once(("zeros", shape, str(dtype)), make) if is_numpy(xp) else make()
 
 
-def constant_ones(count: int, dtype: np.dtype) -> np.ndarray:
-    """Ones (count,) that are not written to."""
-    return host_constants.once(("ones", count, dtype.name), lambda: np.ones(count, dtype))
+def constant_ones(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Ones that are not written to."""
+    return host_constants.once(("ones", shape, dtype.name), lambda: np.ones(shape, dtype))
 
 
 def constant_array(xp: Namespace, key: Hashable, where: Any, make: Callable[[], Array]) -> Array:

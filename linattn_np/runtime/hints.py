@@ -52,6 +52,7 @@ BACKENDS = {"numpy": "chunks", "array": "chunks", "cpu": "numba", "numba_cpu": "
             "triton": "cuda", "naive": "reference", "recurrent": "reference"}  # fmt: skip
 PREFIX = re.compile(r"^(chunk|fused_recurrent|fused_chunk|parallel|naive|naive_recurrent|recurrent|fused)_")
 CHANNELS = {"simple_gla": "gla", "gated_delta_rule": "kda"}  # the function for a log decay a key channel
+HEADS = {other: fn for fn, other in CHANNELS.items()}  # for one a head
 CONVERSIONS = {  # how to make an array of it
     "list": "numpy.asarray({})", "tuple": "numpy.asarray({})", "DataFrame": "{}.to_numpy()", "Series": "{}.to_numpy()",
     "DataArray": "{}.data", "Variable": "{}.data", "Dataset": "{}[...]", "Quantity": "{}.value",
@@ -84,7 +85,7 @@ def conversion(name: str, x: Any) -> str:
     """': numpy.asarray(q) makes one' for an object that is no array."""
     if isinstance(x, int | float) and name in ("dout", "dstate", "dstates"):
         return f": the gradient of the loss with respect to {name[1:]}, in its shape"
-    how = CONVERSIONS.get(type(x).__name__)
+    how = CONVERSIONS.get(type(x).__name__, "numpy.asarray({})" if hasattr(x, "__array__") else None)
     return "" if how is None else f": {how.format(name)} makes one"
 
 
@@ -95,6 +96,9 @@ def backend(given: Any) -> str:
 
 
 def channels(fn: str, name: str, shape: tuple[int, ...], axes: str, batch: int) -> str:
-    """': ...' for log decays of key channels in a function whose tokens have one log decay."""
-    many = name == "g" and axes == "T H" and len(shape) == batch + 3 and shape[-1] > 1
-    return f": one log decay a key channel is for la.{CHANNELS[fn]}" if many and fn in CHANNELS else ""
+    """': ...' for log decays of key channels in a function whose heads have one a token, and the other way round."""
+    if name == "g" and axes == "T H" and len(shape) == batch + 3 and shape[-1] > 1 and fn in CHANNELS:
+        return f": one log decay a key channel is for la.{CHANNELS[fn]}"
+    if name == "g" and axes == "T H K" and len(shape) == batch + 2 and fn in HEADS:
+        return f": one log decay a head is for la.{HEADS[fn]}"
+    return ""

@@ -104,6 +104,14 @@ class StateLog:
         )  # the signature of the last call, and it without its arrays
         self._launches: dict[str, Any] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copied and pickled with its pool, without what calls have prepared."""
+        return {**vars(self), "_xp": None, "_checked": (None, {}), "_launches": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._xp = pools.check("StateLog", self.state)
+
     # tokens
 
     def step(self, *arrays: Any, rows: Any = None, **named: Any) -> Any:

@@ -70,7 +70,7 @@ class StateStore:
     states, convolution rows. States are copied; NumPy copies are read-only. One store serves one model.
 
     When the bytes are used up the state that was used least recently goes, never a leased one. Methods may be called
-    from several threads.
+    from several threads. A store is copied and pickled with its states and without leases.
 
     nbytes: of the states stored. lookups, hits: calls of `longest`, and how many found a state.
     Raises ValueError for max_bytes or chunk_size that are no whole numbers from 1.
@@ -139,6 +139,13 @@ class StateStore:
                 self._leased += found.nbytes
             found.leases += 1
             return Lease(self, found, length * self.chunk_size)
+
+    def __reduce__(self) -> Any:
+        """Copied and pickled as tokens and states, the least recently used first: leases stay with this store."""
+        with self._lock:
+            nodes = [*self._idle, *(node for node in self._nodes() if node.leases)]
+            stored = [(_tokens_before(node), node.state) for node in nodes]
+            return _filled, (self.max_bytes, self.chunk_size, self.lookups, self.hits, stored)
 
     def clear(self) -> None:
         """Remove every state without a lease."""
@@ -232,6 +239,24 @@ class StateStore:
         for node in found:
             found += node.children.values()
         return found
+
+
+def _tokens_before(node: Node | None) -> np.ndarray:
+    """All tokens before the state of a node."""
+    edges: list[bytes] = []
+    while node is not None:
+        edges[:0] = node.edge
+        node = node.parent
+    return np.frombuffer(b"".join(edges), np.int64)
+
+
+def _filled(max_bytes: int, chunk_size: int, lookups: int, hits: int, stored: list[tuple[Any, Any]]) -> StateStore:
+    """A store of copies of these states."""
+    store = StateStore(max_bytes, chunk_size)
+    for tokens, state in stored:
+        store.put(tokens, state)
+    store.lookups, store.hits = lookups, hits
+    return store
 
 
 # states of any structure

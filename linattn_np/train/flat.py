@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,11 +25,15 @@ class Flat(NamedTuple):
         if len(kinds := {str(x.dtype) for x in arrays.values()}) > 1:
             raise TypeError(f"Flat: the arrays have the dtypes {', '.join(sorted(kinds))}, expected one")
         vector = _joined(arrays.values())
-        return cls(vector, _views(vector, arrays))
+        return _flat(vector, {path: tuple(x.shape) for path, x in arrays.items()})
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {path: tuple(x.shape) for path, x in self.arrays.items()}
 
     def like(self, vector: Any) -> Flat:
         """The same paths in another vector."""
-        return Flat(vector, _views(vector, self.arrays))
+        return _flat(vector, self._shapes)
 
     def cast(self, dtype: Any) -> Flat:
         """The same numbers in another dtype."""
@@ -56,19 +61,24 @@ class Flat(NamedTuple):
         for path, x in self.arrays.items():
             x[...] = arrays[path]
 
+    def __reduce__(self) -> Any:
+        """Copied and pickled as the vector and shapes: the arrays of a copy are views of its own vector."""
+        return _flat, (self.vector, self._shapes)
+
 
 def _joined(arrays: Iterable[Any]) -> Any:
     rows = [x.reshape(-1) for x in arrays]
     return compat.array_namespace(rows[0]).concat(rows)
 
 
-def _views(vector: Any, like: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(vector: Any, shapes: Mapping[str, tuple[int, ...]]) -> Flat:
+    """A vector with views of these shapes, one after the other."""
     views, end = {}, 0
-    for path, x in like.items():
-        size = int(x.size)
-        views[path] = vector[end : end + size].reshape(x.shape)
+    for path, shape in shapes.items():
+        size = math.prod(shape)
+        views[path] = vector[end : end + size].reshape(shape)
         end += size
-    return views
+    return Flat(vector, views)
 
 
 def on_host(x: Any) -> np.ndarray:

@@ -318,3 +318,54 @@ def test_a_thread_of_its_own():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(out.sum().backward).result()
     assert x["q"].grad is not None
+
+
+COMPLEX = torch.polar(torch.linspace(0.1, 1.0, 24), torch.linspace(-2.0, 2.0, 24)).reshape(2, 4, 3)
+LAZY = {  # tensors that are conjugated or negated when they are read
+    "conjugated": (lambda: COMPLEX.conj(), "a"),
+    "negated": (lambda: COMPLEX.conj().imag, "x"),
+    "one number": (lambda: COMPLEX[:1, :1, :1].conj().imag, "x"),
+}
+
+
+@pytest.mark.parametrize("which", LAZY)
+def test_lazily_conjugated_tensors(which):
+    """As inputs, states and cotangents, in calls, autograd and pullbacks: the numbers that PyTorch shows."""
+    make, name = LAZY[which]
+    lazy = make()
+    assert lazy.is_conj() or lazy.is_neg()
+    x = {"a": COMPLEX, "x": COMPLEX.real} | {name: lazy}
+    x = {n: y[: lazy.shape[0], : lazy.shape[1], : lazy.shape[2]] for n, y in x.items()}
+    plain = {n: y.resolve_conj().resolve_neg().clone() for n, y in x.items()}
+    state = COMPLEX[: lazy.shape[0], 0, : lazy.shape[2]].conj()
+    out = la.scan(**plain, state=state.resolve_conj())
+    assert bits(la.scan(**x, state=state)) == bits(out)
+    one = la.step(la.scan, *(y[:, 0] for y in x.values()), state=state)
+    assert bits(one) == bits(la.step(la.scan, *(y[:, 0] for y in plain.values()), state=state.resolve_conj()))
+    cotangent = out.conj()
+    expected = la.vjp(la.scan, **plain)[1](cotangent.resolve_conj())
+    grads = la.vjp(la.scan, **x)[1](cotangent)
+    mine = {n: y.clone().requires_grad_() for n, y in plain.items()}
+    (la.scan(mine["a"].conj().conj(), mine["x"]) * cotangent.conj()).real.sum().backward()
+    for n in x:
+        assert torch.equal(getattr(grads, n), getattr(expected, n))
+        torch.testing.assert_close(mine[n].grad, getattr(expected, n))
+
+
+def test_a_lazily_conjugated_state_is_not_overwritten():
+    a, state = COMPLEX, COMPLEX[:, 0].conj()
+    for call in (lambda **how: la.scan(a, a, **how), lambda **how: la.step(la.scan, a[:, 0], a[:, 0], **how)):
+        with pytest.raises(TypeError, match="scan: state is conjugated or negated when it is read, expected one"):
+            call(state=state, overwrite_state=True, return_state=True)
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors(layout):
+    x = small()
+    nested = torch.nested.nested_tensor([y.clone() for y in x["k"]], layout=layout)
+    text = "is a nested tensor, expected a dense one: the values and offsets of a jagged one are a packed row"
+    with pytest.raises(TypeError, match=f"^{RULE.__name__}: k {text}"):
+        RULE(**x | {"k": nested})
+    with pytest.raises(TypeError, match=f"^rms_norm: x {text}"):
+        la.nn.rms_norm(nested)

@@ -406,6 +406,32 @@ def test_lists_and_numbers():
         gated(TypeError, f"{name} is a {kind}, {ARRAY}", **{name: wrong})
 
 
+class Frame:
+    """A table that NumPy converts."""
+
+    def __array__(self, dtype=None, copy=None):
+        return Q
+
+
+def test_what_numpy_converts_is_not_converted_silently():
+    with pytest.raises(TypeError, match=r"^gated_delta_rule: q is a Frame, .*: numpy\.asarray\(q\) makes one$"):
+        la.gated_delta_rule(**GOOD | {"q": Frame()})
+
+
+def test_decays_of_another_function():
+    """One log decay a head where each key channel has one, and the other way round."""
+    one, many = -np.ones((B, T, H)), -np.ones((B, T, H, K))
+    for fn, g, text in (
+        (la.gla, one, "a head is for la.simple_gla"),
+        (la.simple_gla, many, "a key channel is for la.gla"),
+        (la.kda, one, "a head is for la.gated_delta_rule"),
+        (la.gated_delta_rule, many, "a key channel is for la.kda"),
+    ):
+        arrays = (Q, Q, VALUES, g, BETA) if "beta" in fn.spec.arrays else (Q, Q, VALUES, g)
+        with pytest.raises(ValueError, match=f"^{fn.__name__}: g has shape .*: one log decay {text}$"):
+            fn(*arrays)
+
+
 # pullbacks
 
 
@@ -489,6 +515,10 @@ def test_functions_of_other_functions():
         la.vjp(np.sum, Q)
     with pytest.raises(TypeError, match=sentence("vjp: fn is 'kda', expected a function of linattn_np")):
         la.vjp("kda", Q)
+    for fn, what in ((la.vjp, "function"), (la.explain, "variant"), (la.check, "variant"), (la.step, "variant")):
+        with pytest.raises(TypeError, match=rf"^{fn.__name__}: fn is array\(.*\(ndarray\), expected a {what}") as wrong:
+            fn(np.random.default_rng(0).standard_normal((20, 20)))  # a result in the place of the function
+        assert len(str(wrong.value)) < 200
     for fn in (la.influence_matrix, la.explain):
         with pytest.raises(TypeError, match=sentence(f"{fn.__name__}: fn is 'read', expected a variant of linattn_np")):
             fn(la.read, Q, STATE)

@@ -17,7 +17,11 @@ MODULES = (test_catalog, test_sequences, test_bits, test_nan, test_numerics, tes
 LEARNERS = [fn for fn in la.VARIANTS if isinstance(fn.spec.core, FastWeights)]
 CASES = [case for fn in LEARNERS for case in cases_of(fn)]
 FEW = [cases_of(fn)[0] for fn in LEARNERS]  # tests that speak of no option
-OF_OPTIONS = ("test_forward_is_the_loop", "test_pullback_by_central_differences")
+OF_OPTIONS = (
+    "test_forward_is_the_loop",
+    "test_pullback_by_central_differences",
+    "test_an_empty_sequence_hands_its_state_over",
+)
 OTHER = {  # tests of other states: why a learner has none such
     "test_read_equals_the_output_of_the_last_query": "queries read a model, of arrays that are not in its state",
     "test_nothing_comes_back_across_a_reset": "momenta, and gradients at the weights before it, cross a reset",

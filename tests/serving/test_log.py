@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -208,6 +210,28 @@ def test_hard_resets_in_a_tree_cut_off_what_came_before():
     alone = la.gated_delta_rule(*(x[:, 3:] for x in (q, k, v, g, beta)))
     assert np.allclose(out[:, 3:], alone, rtol=1e-12)
     assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda log: pickle.loads(pickle.dumps(log))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_a_copied_log_goes_on_by_itself(copied, kind):
+    rng = np.random.default_rng(7)
+    q, k, v = rng.standard_normal((3, 2, 9, 2, 16)).astype(np.float32)
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    beta = rng.uniform(0, 1, (2, 9, 2)).astype(np.float32)
+    pool = np.zeros((2, 2, 16, 16), np.float32)
+    log = la.StateLog(la.delta_rule, pool if kind is None else la.pack_state(pool, kind), length=4)
+
+    def step(one, a, b):
+        return one.step(*(x[:, a:b] for x in (q, k, v, beta)))
+
+    step(log, 0, 3)
+    other = copied(log)
+    mine = step(log, 3, 9)
+    assert np.array_equal(other.live, [3, 3])
+    assert np.array_equal(step(other, 3, 9), mine)
+    other.rollback(1)
+    assert np.array_equal((log.position, other.position), [[9, 9], [8, 8]])
 
 
 def test_a_new_sequence_in_a_row_begins_anew():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 
 import numpy as np
@@ -106,6 +108,28 @@ def test_a_decode_in_place_cannot_write_to_a_stored_state():
     assert store.put([1, 2, 3, 4], state)
     with store.longest([1, 2, 3, 4, 5]) as found, pytest.raises(ValueError, match="read-only"):
         la.linear_attention(q, k, v, state=found.state, overwrite_state=True)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_store_is_copied_with_its_states_and_without_leases(copied):
+    store = la.StateStore(5 * 24, chunk_size=2)
+    prompts = [list(range(n)) for n in (2, 4, 8, 6)] + [[0, 1, 9, 9]]
+    for n, tokens in enumerate(prompts):
+        assert store.put(tokens, {"S": np.full(3, float(n))})
+    with store.longest(prompts[0]) as leased:
+        other = copied(store)
+        assert (other.nbytes, len(other), other.lookups, other.hits) == (store.nbytes, 5, 1, 1)
+        for n, tokens in enumerate(prompts):
+            with other.longest(tokens) as found:
+                assert found.length == len(tokens)
+                assert np.array_equal(found.state["S"], np.full(3, float(n)))
+                assert not found.state["S"].flags.writeable
+        assert other.put([5, 5], {"S": np.zeros(3)})
+        assert len(other) == len(store) == 5  # the other one has room for one more, once its oldest is gone
+        assert store.longest([5, 5]) is None
+        other.clear()
+        assert (len(other), other.nbytes) == (0, 0)
+        assert np.array_equal(leased.state["S"], np.zeros(3))
 
 
 def test_states_of_any_structure_are_copied():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 from types import SimpleNamespace
 
@@ -43,6 +45,19 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(optimiser, dtype, tm
     assert list(resumed.params.arrays) == list(whole.params.arrays)
     for kind, moment in whole.moments.items():
         assert resumed.moments[kind].vector.tobytes() == moment.vector.tobytes()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("optimiser", OPTIMISERS.values(), ids=OPTIMISERS)
+def test_a_copied_run_has_the_bits_of_an_uncopied_one(optimiser, copied):
+    """Its arrays are views of its own vectors, which the optimiser writes to."""
+    run = fit(la.train.Run.start(MODEL.loss, optimiser), 2)
+    other = copied(run)
+    for one in (other.params, *other.moments.values()):
+        assert all(np.shares_memory(x, one.vector) for x in one.arrays.values())
+        assert not np.shares_memory(one.vector, run.params.vector)
+    assert fit(other, 5).losses == fit(run, 5).losses
+    assert other.params.vector.tobytes() == run.params.vector.tobytes()
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS.values(), ids=OPTIMISERS)

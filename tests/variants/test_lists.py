@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import copy
+import dataclasses
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -81,6 +84,15 @@ def test_every_variant_has_a_title_of_its_own():
 
 def test_no_loop_without_a_variant():
     assert NAIVE.keys() == {c.name for c in la.SPECS}
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_spec_is_copied_and_pickled_as_that_of_its_function(copied):
+    for fn in la.VARIANTS:
+        assert copied(fn) is fn
+        assert copied(fn.spec) is fn.spec
+    other = dataclasses.replace(la.gla.spec, name="other")  # without a function
+    assert copy.copy(other) == other
 
 
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)

@@ -34,21 +34,25 @@ def run(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
         operators.defined()
         return operators.traced(spec, arrays, keywords)
     result, signature = fast(spec, arrays, keywords)
-    if result is None and is_traced(arrays, keywords):
+    if result is None and is_traced(spec.name, arrays, keywords):
         operators.defined()
         return operators.traced(spec, arrays, keywords)
     return eager(spec, arrays, keywords, signature) if result is None else result
 
 
-def is_traced(arrays: Arrays, keywords: Keywords) -> bool:
-    """Whether the tensors are stand-ins, or a mode or transform follows operations on them."""
+def is_traced(name: str, arrays: Arrays, keywords: Keywords) -> bool:
+    """Whether the tensors are stand-ins, or a mode or transform follows operations on them.
+
+    Raises TypeError for a nested tensor.
+    """
     if views.modes() or views.tracing() is not None:
         return True
-    return any(
-        isinstance(y, Tensor) and (type(y) not in PLAIN or y.is_meta)
-        for x in (*arrays, *keywords.values())
-        for y in (leaves(x) if isinstance(x, tuple) else (x,))
-    )
+    for key, x in views.by_name(arrays, keywords):
+        for y in leaves(x) if isinstance(x, tuple) else (x,):
+            if isinstance(y, Tensor) and (type(y) not in PLAIN or y.is_meta):
+                views.refuse_nested(name, key, y)
+                return True
+    return False
 
 
 def computed(spec: VariantSpec, arrays: Arrays, keywords: Keywords) -> Any:
@@ -213,7 +217,7 @@ def apply(name: str, fn: Callable[..., Any], rule: Rule | None, names: Arrays, k
     """
     if isinstance(fn, Piece) and not torch.compiler.is_compiling() and views.transforms() is not None:
         return NotImplemented  # array calls, which torch.func transforms
-    if isinstance(fn, Piece) and (torch.compiler.is_compiling() or is_traced((), keywords)):
+    if isinstance(fn, Piece) and (torch.compiler.is_compiling() or is_traced(name, (), keywords)):
         layers.defined()
         return layers.traced(fn, keywords)
     if (found := given(name, (), keywords)) is None:

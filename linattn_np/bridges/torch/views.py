@@ -6,7 +6,7 @@ An array of a result that is one of the arguments, as an overwritten state is, b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,27 +77,49 @@ class Given(NamedTuple):
         return self.requires_grad and torch.is_grad_enabled()
 
 
+def by_name(arrays: Arrays, keywords: Keywords) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call, with their names in messages."""
+    yield from ((f"array {n}", x) for n, x in enumerate(arrays))
+    yield from keywords.items()
+
+
 def given(name: str, arrays: Arrays, keywords: Keywords) -> Given | None:
     """The tensors of a call; None unless all its arrays are plain tensors on one CPU or CUDA device.
 
-    Raises TypeError for a sparse tensor and for one that `vmap` batches.
+    Raises TypeError for a sparse or nested tensor, for one that `vmap` batches, and for a state that is to be
+    overwritten where its memory does not hold its numbers.
     """
     first, wanted, transformed = None, False, False
-    for key, x in (*((f"array {n}", x) for n, x in enumerate(arrays)), *keywords.items()):
+    for key, x in by_name(arrays, keywords):
         for y in leaves(x):
             if type(y) not in PLAIN:
                 if hasattr(y, "__dlpack__"):  # an array of another library, or a subclass
                     return None
             elif key not in ON_HOST:
+                refuse_nested(name, key, y)
                 if y.layout is not torch.strided:
                     raise TypeError(f"{name}: {key} is a tensor with the layout {y.layout}, expected a dense one")
                 if first is not None and y.device != first.device:
                     return None
+                if key == "state" and keywords.get("overwrite_state") and (y.is_conj() or y.is_neg()):
+                    raise TypeError(
+                        f"{name}: state is conjugated or negated when it is read, expected one that can be written to: "
+                        "x.resolve_conj() and x.resolve_neg() are copies that can"
+                    )
                 transformed = is_transformed(name, key, y) or transformed
                 first, wanted = y if first is None else first, wanted or y.requires_grad
     if transformed or first is None or first.device.type not in ("cpu", "cuda"):
         return None
     return Given(first, first.device, wanted)
+
+
+def refuse_nested(name: str, key: str, x: Tensor) -> None:
+    """Raise TypeError for a nested tensor."""
+    if x.is_nested:
+        raise TypeError(
+            f"{name}: {key} is a nested tensor, expected a dense one: the values and offsets of a jagged one are "
+            "a packed row and its cu_seqlens"
+        )
 
 
 def is_transformed(name: str, key: str, x: Tensor) -> bool:
@@ -131,6 +153,8 @@ def as_views(arrays: Arrays, keywords: Keywords) -> tuple[Arrays, dict[str, Any]
     def enter(x: Any) -> Any:
         if type(x) not in PLAIN:
             return x
+        if x.is_conj() or x.is_neg():
+            x = x.resolve_conj().resolve_neg()
         if x.is_cuda:
             from .cuda import views as on_device
 

@@ -98,7 +98,7 @@ class Call:
         workers, column = min(threads.num_threads(), jobs), NARROW * BYTES // self.dtype.itemsize
         given = {"x": (x.x, D), "end": (end, D * N), "B": (x.B, N), "C": (x.C, N)}
         given |= {} if x.A is None else {"A": (x.A, N)}
-        given["dt"] = (np.broadcast_to(constant_ones(D, self.dtype), x.x.shape) if x.dt is None else x.dt), D
+        given["dt"] = (np.broadcast_to(constant_ones((D,), self.dtype), x.x.shape) if x.dt is None else x.dt), D
         given |= {n: (y, N if n in ("dB", "dC") else D) for n, y in made.items() if y is not None}
         given |= {} if self.skip is None else {"skip": (self.skip, D)}
         given |= {} if start is None else {"start": (start, D * N)}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.arrays import NARROW, STORAGE, dtype_name
-from ...runtime.constants import constant_array, host_constants
+from ...runtime.constants import constant_array
 from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.views import row
@@ -256,7 +256,7 @@ def interleaved(x: Any, n: int, at: int) -> Any:
     """(..., T, n, heads, D) with x (..., T, heads, D) at place `at` of n, and zeros at the others."""
     *lead, heads, D = x.shape
     out = working((*lead, n, heads, D), x.dtype)
-    zero = host_constants.once(("zero", str(x.dtype)), lambda: np.zeros(1, x.dtype))
+    zero = constant_of(0.0, x.dtype)
     for part in (out[..., :at, :, :], out[..., at + 1 :, :, :]):
         put(part, zero)
     put(out[..., at, :, :], x)

@@ -199,7 +199,7 @@ def _run(kernel: Any, arrays: dict[str, np.ndarray], weight: np.ndarray | None, 
     """A kernel over all its tasks, in threads; the sum of the weight's gradients."""
     x = arrays["x"]
     width, D, dtype = x.shape[-1], how.group or x.shape[-1], x.dtype
-    weight = constant_ones(width, dtype) if weight is None else dense(weight, dtype)
+    weight = constant_ones((width,), dtype) if weight is None else dense(weight, dtype)
     if not x.size:
         return np.zeros(width, dtype)
     count, each, groups = x.size // D, max(BLOCK // D, 1), width // D

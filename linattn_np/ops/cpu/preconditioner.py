@@ -9,7 +9,6 @@ import numpy as np
 
 from ...runtime import threads
 from ...runtime.arrays import name_of
-from ...runtime.constants import host_constants
 from ...runtime.pieces.memory import working
 from ...runtime.pieces.piece import Number, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.run import over_matrices
@@ -20,6 +19,7 @@ from ...runtime.pieces.workspace import Workspace
 from ..sums import over_tokens, sum_of_groups
 from .formulas import dense, zeros
 from .numbers import exp, log, number
+from .stabiliser import cuts
 
 ROWS = {"HkK": ("k",), "H": ("a", "b", "da", "db", "dcenter"), "HK": ("w", "A", "dw", "dk")}
 ENDS = ("begin", "end", "dend", "dbegin")
@@ -151,14 +151,9 @@ class Call:
         ragged = not how.sequences or how.sequences[0].row is not None
         self.tokens, self.owners = (*lead, T, H), (*((len(how.sequences),) if ragged else lead), H, K)
 
-        def cuts() -> np.ndarray:
-            if not ragged:
-                return np.array([(n, n, 0, T) for n in range(batch)], np.int64).reshape(-1, 4)
-            return np.array([(0, s.row, s.start, s.stop) for s in how.sequences], np.int64).reshape(-1, 4)
-
         begin = zeros(self.owners, self.dtype) if begin is None else dense(begin, self.dtype)
         self.given = {n: dense(y, self.dtype) for n, y in x._asdict().items()} | {"begin": begin}
-        self.given["cuts"] = host_constants.once(("cuts", batch, T, tuple(how.sequences)), cuts)
+        self.given["cuts"] = cuts(batch, T, how.sequences)
         states = math.prod(self.owners[:-2])
         self.sizes = {"T": T, "H": H, "Hk": Hk, "K": K, "count": batch * T, "states": states, "sequences": states,
                       "four": 4, "one": 1, "HK": H * K, "HkK": Hk * K, "eps": how.eps,

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from ...runtime.arrays import name_of
-from ...runtime.constants import host_constants
+from ...runtime.constants import constant_ones
 from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.registers import fma, load_part, store_part
@@ -194,7 +194,7 @@ def _call(reads: Any, heads: Any, dtype: np.dtype) -> tuple[dict[str, Any], dict
     sizes = sizes_of(math.prod(lead) * T, R, H, V) | {"gated": int(heads.z is not None)}
     given = reads._asdict() | heads._asdict()
     if heads.z is not None and heads.gates is None:
-        given["gates"] = host_constants.once(("ones", H * R * V, dtype.name), lambda: np.ones((H, R, V), dtype))
+        given["gates"] = constant_ones((H, R, V), dtype)
     if reads.later is None:
         given["late"] = None
     return given, sizes

@@ -195,7 +195,7 @@ def _run(
     (count, D), dtype = out.shape, out.dtype
     groups = 1 if weight is None and bias is None else max(y.size for y in (weight, bias) if y is not None) // D
     if weight is None and bias is not None:
-        weight = constant_ones(groups * D, dtype)
+        weight = constant_ones((groups * D,), dtype)
     each = max(BLOCK // D, 1)
     tasks = -(-count // each)
     sizes = {"count": count, "D": D, "groups": groups, "each": each, "tasks": tasks, "parts": tasks * groups,

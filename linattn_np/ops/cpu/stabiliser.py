@@ -83,9 +83,9 @@ def cuts(batch: int, T: int, sequences: Any) -> np.ndarray:
     """Of each sequence its batch row, its state, its first token and the one after its last."""
 
     def make() -> np.ndarray:
-        if sequences[0].row is None:
-            return np.array([(n, n, 0, T) for n in range(batch)], np.int64)
-        return np.array([(0, s.row, s.start, s.stop) for s in sequences], np.int64)
+        if sequences and sequences[0].row is None:
+            return np.array([(n, n, 0, T) for n in range(batch)], np.int64).reshape(-1, 4)
+        return np.array([(0, s.row, s.start, s.stop) for s in sequences], np.int64).reshape(-1, 4)
 
     return host_constants.once(("cuts", batch, T, tuple(sequences)), make)
 

@@ -16,7 +16,7 @@ from numba import njit
 
 from ...runtime import threads
 from ...runtime.arrays import name_of
-from ...runtime.constants import host_constants
+from ...runtime.constants import constant_zeros
 from ...runtime.pieces import vectors
 from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.piece import Double, Number, Vector, Whole, Wide, piece, workspace_kind
@@ -30,6 +30,7 @@ from ...runtime.pieces.workspace import Workspace
 from .formulas import dense
 from .numbers import OPTIONS, exp, number, sigmoid, sine_cosine, tanh
 from .rowwise import rotated
+from .stabiliser import cuts
 
 _, load = registers(1)
 ROWS = {"H": ("dt", "trap", "ddt", "dtrap", "dA", "written", "weights", "owns", "dweights", "downs"), "RH": ("g",),
@@ -569,14 +570,7 @@ def call_of(x: Any, last: Any, D: Any, scale: float, sequences: Any, dtype: Any,
     K, P, batch, dtype = x.B.shape[-1], x.angle.shape[-1], math.prod(lead), np.dtype(dtype)
     ragged = sequences[0].row is not None if sequences else True
     owners = (len(sequences),) if ragged else tuple(lead)
-
-    def cuts() -> np.ndarray:
-        if not ragged:
-            return np.array([(n, n, 0, T) for n in range(batch)], np.int64).reshape(-1, 4)
-        return np.array([(0, s.row, s.start, s.stop) for s in sequences], np.int64).reshape(-1, 4)
-
-    cut = host_constants.once(("cuts", batch, T, tuple(sequences)), cuts)
-    zeros = host_constants.once(("zeros", max(K, V), dtype.name), lambda: np.zeros((1, max(K, V)), dtype))
+    cut, zeros = cuts(batch, T, sequences), constant_zeros(np, (1, max(K, V)), dtype, "cpu")
     given = {"x": x.x, "dt": x.dt, "A": x.A, "B": x.B, "trap": x.trap, "angle": x.angle} | more
     given |= {} if x.C is None else {"C": x.C}
     given |= {} if D is None else {"D": D}

@@ -53,7 +53,7 @@ def signature(spec: VariantSpec, arrays: Arrays, keywords: Keywords, follows: bo
                     return None
                 followed = followed or (grad and x.requires_grad)
                 pointer, strides = x.data_ptr(), x.is_contiguous() or x.stride()
-                if strides is not True and x.is_neg():
+                if x.is_conj() or (strides is not True and x.is_neg()):
                     return None
                 low |= pointer
                 parts += x.shape, strides, x.dtype
@@ -306,7 +306,7 @@ class ReplayedForward:
                 return None
             size = x.element_size()
             strides = x.is_contiguous() or tuple(n * size for n in x.stride())
-            if strides is not True and x.is_neg():
+            if x.is_conj() or (strides is not True and x.is_neg()):
                 return None
             key += tuple(x.shape), strides, numpy_dtype(x.dtype), x.data_ptr() & 15, self._index
         return tuple([x is None for x in cotangents]), tuple(key)

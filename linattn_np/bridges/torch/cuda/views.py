@@ -55,8 +55,6 @@ def view(x: Tensor) -> Any:
     """A tensor on a device as a CuPy array."""
     if x.requires_grad:
         x = x.detach()
-    if x.is_neg():
-        x = x.resolve_neg()
     dtype, shape = numpy_dtype(x.dtype), tuple(x.shape)
     memory = cupy.cuda.MemoryPointer(TensorMemory(x, x.untyped_storage().nbytes()), 0)
     if x.is_contiguous():

@@ -99,7 +99,7 @@ def _forward(row: Row, has_ends: bool) -> tuple[Any, Array, Saved]:
         y, low, of_head = ends.head(_wide(row), c)
         out = out if y is None or out is None else cast(xp, cast(xp, out, row.plan.dtype) + y, out.dtype)
     if not has_ends:  # of which the shape alone is read
-        zero = constant_array(xp, "zero", device(row.x.v), lambda: row.zeros(()))
+        zero = constant_array(xp, ("level", str(row.plan.dtype)), device(row.x.v), lambda: row.zeros(()))
         return out, xp.broadcast_to(zero, row.state_shape), Saved(row, near, parts, of_head, None, False)
     if any(s.stop > s.start for s in tails_of(row.spans, 1 << c)):
         own, of_tail = ends.tail(_wide(row), c)
