@@ -9,8 +9,8 @@ from linattn_np.call.dispatch import public
 from linattn_np.call.options import Options
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.gates import sigmoid
-from linattn_np.products import products
 from linattn_np.ops.sums import sum_of_groups
+from linattn_np.products import products
 from linattn_np.runtime.arrays import Array, cast, shared_heads
 from linattn_np.spec import ArgSpec, Call, Samples, VariantSpec
 from linattn_np.variants.shared.arguments import QUERIES, STRENGTH, TOKEN_DECAY, UNIT_KEYS, VALUES
