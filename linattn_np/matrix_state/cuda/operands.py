@@ -209,6 +209,7 @@ def public_state_gradient(xp: Any, dstate: Array, batch: Sizes) -> Array:
     if batch.group > 1:
         each = (batch.N, batch.H, batch.group, batch.K, batch.V)
         dstate = sum_to(xp, xp.reshape(dstate, each), (batch.N, batch.H, 1, batch.K, batch.V))
+        dstate = xp.reshape(dstate, (batch.N, batch.H, batch.K, batch.V))
     return public_state(dstate, batch)
 
 
