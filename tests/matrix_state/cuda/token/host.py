@@ -15,8 +15,8 @@ import linattn_np as la
 from linattn_np.call import binding, results
 from linattn_np.call.replay import device as device_plans
 from linattn_np.call.replay import plans as replay
+from linattn_np.elementwise.cuda import diagonal, selective
 from linattn_np.elementwise.cuda import plan as elementwise
-from linattn_np.elementwise.cuda import selective
 from linattn_np.elementwise.cuda.arguments import CLEAR, SCAN, SELECTIVE
 from linattn_np.matrix_state.cuda import calls as cuda_calls
 from linattn_np.matrix_state.cuda import choose
@@ -86,7 +86,8 @@ STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE
            formulas.SOURCE: FORMULA, stabiliser.SOURCE: GAUGE, shares.SOURCE: SHARES,
            systems.STATES: SYSTEMS, systems.ITERATE: SYSTEMS, trapezoid.SOURCE: TRAPEZOID,
            rotary.SOURCE: ROTARY, elementwise.SOURCE: SCAN,
-           **dict.fromkeys((selective.FORWARD, selective.BACKWARD, selective.STEP), SELECTIVE)}  # fmt: skip
+           **dict.fromkeys((selective.FORWARD, selective.BACKWARD, selective.STEP, diagonal.SOURCE),
+                           SELECTIVE)}  # fmt: skip
 
 
 @pytest.fixture
