@@ -99,7 +99,7 @@ def on_device() -> Callable[[Any], Any]:
         raise ModuleNotFoundError("CuPy, whose arrays lie on a GPU, is not installed") from problem
     try:
         count = cupy.cuda.runtime.getDeviceCount()
-    except Exception as problem:  # no driver
+    except RuntimeError as problem:  # no driver
         raise RuntimeError(f"CuPy finds no CUDA device: {problem}") from problem
     if not count:
         raise RuntimeError("CuPy finds no CUDA device")

@@ -1,12 +1,11 @@
 """Two-sided attention, the demonstration, the two normalisers, tiles and blocks (text 001)."""
 
-import tracemalloc
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 import linattn_np as la
+from tests.cases import peak_memory
 from tests.formulas.one_head import A, agree, data, explained, pull, rows, run, tri
 
 D = data()
@@ -118,16 +117,6 @@ def test_2_8_tiles_of_a_triangle():
     products = n * (n + 1) // 2
     assert (B, products) == (64, 136)
     assert call.operations == products * 2 * B**2 * (K + V)
-
-
-def peak_memory(call):
-    """Peak of the bytes that a call allocates."""
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -47,7 +47,7 @@ class Graphs:
         if key not in self._graphs and not self._obstacle:
             try:
                 self._graphs[key] = self._captured(inputs)
-            except Exception as why:
+            except RuntimeError as why:  # of CuPy, or a copy from the host; other errors are the caller's
                 self._obstacle = f"{type(why).__name__}: {why}"
                 warnings.warn(f"{self._name} is not one CUDA graph: {self._obstacle}", stacklevel=2)
         if key not in self._graphs:
