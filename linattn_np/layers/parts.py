@@ -11,6 +11,7 @@ import numpy as np
 from .. import nn
 from ..ops.rows import all_times, all_times_vjp
 from ..ops.sums import over_tokens
+from ..runtime.arrays import compat, is_cupy
 from . import init
 from .functions import evaluated, function
 from .layer import Layer, Mode, Named, Values, chain, compose, plus
@@ -32,18 +33,19 @@ def _dense(each: Mapping[str, Mapping[str, init.Init]]) -> Layer:
     """nn.linear of one x with several weights, by the beginning of their names."""
 
     def run(mode: Mode, params: Named, xs: Values, states: Named) -> Any:
-        (x,), Ws = xs, [params[f"{n}weight"] for n in each]
-        if not _are_alike(x, *Ws):
-            found = [evaluated(mode, nn.linear, x, W, params.get(f"{n}bias")) for n, W in zip(each, Ws, strict=True)]
+        (x,), Ws, biases = xs, [params[f"{n}weight"] for n in each], [params.get(f"{n}bias") for n in each]
+        if not _are_alike(x, Ws, biases):
+            found = [evaluated(mode, nn.linear, x, W, b) for W, b in zip(Ws, biases, strict=True)]
             return [y for y, _ in found], {}, functools.partial(_summed_vjp, list(each), [pull for _, pull in found])
-        ys = all_times(x, Ws, [params.get(f"{n}bias") for n in each])
+        xp = compat.array_namespace(x)
+        ys = all_times(xp, x, Ws, biases)
 
         def pullback(dys: Values, dends: Named) -> tuple[Named, Values, Named]:
             known = [(n, W, dy) for n, W, dy in zip(each, Ws, dys, strict=True) if dy is not None]
-            dx, dWs = all_times_vjp(x, [W for _, W, _ in known], [dy for _, _, dy in known])
+            dx, dWs = all_times_vjp(xp, x, [W for _, W, _ in known], [dy for _, _, dy in known])
             grads = {f"{n}weight": dW for (n, _, _), dW in zip(known, dWs, strict=True)}
-            biases = {n: over_tokens(np, dy) for n, _, dy in known if f"{n}bias" in params}
-            return grads | {f"{n}bias": d for n, d in biases.items()}, [dx], {}
+            grads |= {f"{n}bias": over_tokens(xp, dy) for n, _, dy in known if f"{n}bias" in params}
+            return grads, [dx], {}
 
         return ys, {}, pullback
 
@@ -62,11 +64,18 @@ def _summed_vjp(names: Sequence[str], pulls: Sequence[Any], dys: Values, dends: 
     return grads, [dx], {}
 
 
-def _are_alike(*arrays: Any) -> bool:
-    """Whether arrays are NumPy's and of one dtype that is computed with, and x has rows."""
-    kind = getattr(arrays[0], "dtype", None)
-    return (arrays[0].ndim if type(arrays[0]) is np.ndarray else 0) > 0 and kind in (np.float32, np.float64) and all(
-        type(x) is np.ndarray and x.dtype == kind for x in arrays)  # fmt: skip
+def _are_alike(x: Any, Ws: Sequence[Any], biases: Sequence[Any]) -> bool:
+    """Whether BLAS multiplies arrays as they are stored: of NumPy or CuPy, of one dtype, and x has rows."""
+    if not hasattr(x, "dtype") or not x.ndim:
+        return False
+    if type(x) is np.ndarray:
+        return x.dtype in (np.float32, np.float64) and all(
+            type(y) is np.ndarray and y.dtype == x.dtype for y in (*Ws, *biases) if y is not None)  # fmt: skip
+    if not is_cupy(compat.array_namespace(x)) or any(b is not None for b in biases):
+        return False
+    from ..runtime.cuda.products import takes
+
+    return all(W.ndim == 2 and takes(x.reshape(-1, x.shape[-1]), W) for W in Ws)
 
 
 def low_rank(D: int, rank: int, M: int, bias: bool | init.Init = False) -> Layer:

@@ -39,7 +39,12 @@ def _is_narrow(given: Any) -> bool:
     from ..runtime.cuda.products import takes
 
     x, weight = given["x"], given["weight"]
-    return given["bias"] is None and x.itemsize == 2 and weight.size > 0 and takes(x.reshape(-1, x.shape[-1]), weight)
+    return x.itemsize == 2 and weight.size > 0 and takes(x.reshape(-1, x.shape[-1]), weight)
+
+
+def _keeps_kinds(given: Any) -> bool:
+    """Whether CUDA kernels compute losses of arrays as they are stored."""
+    return given["weight"] is None or _is_narrow(given)
 
 
 @piece(
@@ -67,6 +72,9 @@ def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
         dx, dweight = times_vjp(c.xp, x, weight, dy, c.compiled)
         return {"x": dx, "weight": dweight, "bias": None if bias is None else over_tokens(c.xp, dy)}
 
+    if c.stored and bias is not None:
+        wide = times(c.xp, x, weight, dtype=c.dtype) + cast(c.xp, bias, c.dtype)
+        return cast(c.xp, wide, x.dtype), pullback
     return times(c.xp, x, weight, bias, c.compiled), pullback
 
 
@@ -138,7 +146,7 @@ class Loss(NamedTuple):
         operations=lambda n: 2 * prod(n["..."]) * n["D"] * n.get("V", 0),
         doubts=doubts.of_labels,
         infinite=("x", "bias"),
-        stored=lambda given: given["weight"] is None,
+        stored=_keeps_kinds,
         recheck=integers.check_labels,
     ),
     x="... D",
@@ -165,7 +173,8 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
     time, however many tokens there are, and the pullback computes them again. Returns the loss (), or (...) without a
     reduction, in float32, or float64 if an array is. Raises ValueError for a label that is no column. Of CuPy arrays
     the host does not read the labels: the loss and the gradient of its row are NaN, logits are computed at all
-    positions, and up to 2^25 of them are kept.
+    positions, and up to 2^25 of them are kept; of hidden states in 16 bits they are float32, and their gradient is
+    rounded to 16 bits.
     """
     xp, V = c.xp, x.shape[-1] if weight is None else weight.shape[-1]
     if weight is None and bias is not None:
@@ -202,7 +211,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
         """(rows x, logits, labels) of some positions."""
         last = min(n + each, count)
         h = _at(c, rows, places[n:last], total)
-        return h, h if weight is None else times(xp, h, weight, bias, c.compiled), flat[n:last]
+        return h, h if weight is None else _logits(c, h, weight, bias), flat[n:last]
 
     def with_loss(n: int, y: Array) -> Array:
         """y, 0 of positions without a loss."""
@@ -221,7 +230,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
         loss = share * sum((xp.sum(y) for y in losses), xp.zeros((), dtype=c.dtype, device=device(x)))
 
     def pullback(d: Array) -> dict[str, Any]:
-        dx, dweight, dbias = [], None, None
+        dx, dweight, dbias, d = [], None, None, cast(xp, d, c.dtype)
         each_d = _at(c, xp.reshape(d, (total, 1)), places, total) if reduction == "none" else None
         for n in starts:
             h, l, at = whole[n] if whole else part(n)
@@ -231,7 +240,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
             if weight is None:
                 dx.append(dl)
             else:
-                dh, more = times_vjp(xp, h, weight, dl, c.compiled)
+                dh, more = _logits_vjp(c, h, weight, dl)
                 dx.append(dh)
                 dweight = more if dweight is None else add_to(dweight, more)
             if bias is not None:
@@ -344,7 +353,7 @@ def _of_rows(x: Array, labels: Array, how: Loss, ignored: int, reduction: str) -
 def _of_hidden(c: Call, x: Array, weight: Array, bias: Any, labels: Array, how: Loss, ignored: int,
                reduction: str) -> Computed:  # fmt: skip
     """cross_entropy of hidden states, of few logits: by compiled loops, if all have a loss, or by CUDA kernels."""
-    logits = times(c.xp, x, weight, bias, c.compiled)
+    logits = _logits(c, x, weight, bias)
     if c.on_device:
         loss, pull = _of_logits(c, logits, labels, how, ignored, reduction)
     else:
@@ -352,10 +361,21 @@ def _of_hidden(c: Call, x: Array, weight: Array, bias: Any, labels: Array, how: 
 
     def pullback(d: Array) -> dict[str, Any]:
         dl = pull(d)["x"]
-        dx, dweight = times_vjp(c.xp, x, weight, dl, c.compiled)
+        dx, dweight = _logits_vjp(c, x, weight, dl)
         return {"x": dx, "weight": dweight, "bias": None if bias is None else over_tokens(c.xp, dl)}
 
     return loss, pullback
+
+
+def _logits(c: Call, x: Array, weight: Array, bias: Any) -> Array:
+    """x W + b, in the dtype of the computation."""
+    bias = None if bias is None else cast(c.xp, bias, c.dtype)
+    return times(c.xp, x, weight, bias, c.compiled, c.dtype)
+
+
+def _logits_vjp(c: Call, x: Array, weight: Array, dl: Array) -> tuple[Array, Array]:
+    """(dx, dW), dW in the dtype of the computation; arrays in 16 bits are multiplied by dl in 16 bits."""
+    return times_vjp(c.xp, x, weight, cast(c.xp, dl, x.dtype), c.compiled, c.dtype)
 
 
 def _losses(c: Call, l: Array, labels: Array, how: Loss) -> Array:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..runtime import blas, threads
-from ..runtime.arrays import Array, Namespace, compat, device, is_cupy, is_numpy, transposed_rows
+from ..runtime.arrays import Array, Namespace, add_to, compat, device, is_cupy, is_numpy, transposed_rows
 from ..runtime.pieces.memory import empty
 from ..runtime.recorder import refuse
 from .host import has_compiler, kernels
 
 PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
+DEVICE_ROWS = 256  # of cuBLAS
 PRODUCT_COLUMNS = 64  # of x in one product of a gradient
 FEW_COLUMNS = 4 * PRODUCT_COLUMNS  # up to which its rows are cut into parts
 SUMMED_ROWS, SUMMED_PARTS = 512, 8  # least rows of a part, most parts
@@ -28,14 +29,16 @@ THREADED_PRODUCTS = 2**21  # of numbers, from which threads are worth starting
 THREADED_ELEMENTS = 2**18  # of a result, from which threads are worth starting
 
 
-def times(xp: Namespace, x: Array, W: Array, bias: Array | None = None, compiled: bool = False) -> Array:
-    """x W + bias for every row: (..., K), (K, M) and (M,) to (..., M).
+def times(xp: Namespace, x: Array, W: Array, bias: Array | None = None, compiled: bool = False,
+          dtype: Any = None) -> Array:  # fmt: skip
+    """x W + bias for every row: (..., K), (K, M) and (M,) to (..., M), in `dtype`, None: theirs.
 
-    NumPy arrays, if W is small, by compiled loops where `compiled`; else products of BLAS, of PRODUCT_ROWS rows each.
+    NumPy arrays, if W is small, by compiled loops where `compiled`; else products of BLAS, of PRODUCT_ROWS rows each,
+    of CuPy arrays DEVICE_ROWS.
     """
     if compiled and (loops := _loops(x, W)) is not None and (bias is None or loops.takes(x, W, bias[None])):
         return loops.all_times(x, [W], [bias])[0]
-    y = _by_blas(xp, x, W)
+    y = _by_cublas(xp, x, W, dtype) if is_cupy(xp) else _by_blas(xp, x, W)
     return y if bias is None else y + bias
 
 
@@ -50,34 +53,50 @@ def _loops(*arrays: Array) -> Any:
 
 def _by_blas(xp: Namespace, x: Array, W: Array) -> Array:
     refuse("BLAS computes products")
-    if not (is_numpy(xp) or is_cupy(xp)):
+    if not is_numpy(xp):
         return x @ W
     lead, K = tuple(x.shape[:-1]), x.shape[-1]
     rows = math.prod(lead)
     blocks = -(-rows // PRODUCT_ROWS)
-    flat = xp.reshape(x, (rows, K))
-    if is_numpy(xp) and rows >= PRODUCT_ROWS:
+    flat = np.reshape(x, (rows, K))
+    if rows >= PRODUCT_ROWS:
         out = empty((*lead, W.shape[-1]), np.result_type(x, W))
         add_products([(out.reshape(rows, W.shape[-1]), [(flat, W)])])
         return out
     if rows % PRODUCT_ROWS:
-        flat = xp.concat([flat, xp.zeros((blocks * PRODUCT_ROWS - rows, K), dtype=x.dtype, device=device(x))], axis=0)
-    flat = xp.reshape(flat, (blocks, PRODUCT_ROWS, K))
-    if is_numpy(xp):
-        out = np.empty((blocks, PRODUCT_ROWS, W.shape[-1]), np.result_type(x, W))
-        _products(flat, W, out)
-    else:
-        out = matrix_product(xp, flat, W)
-    return xp.reshape(xp.reshape(out, (blocks * PRODUCT_ROWS, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
+        flat = np.concatenate([flat, np.zeros((blocks * PRODUCT_ROWS - rows, K), x.dtype)])
+    out = np.empty((blocks, PRODUCT_ROWS, W.shape[-1]), np.result_type(x, W))
+    _products(np.reshape(flat, (blocks, PRODUCT_ROWS, K)), W, out)
+    return np.reshape(np.reshape(out, (blocks * PRODUCT_ROWS, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
 
 
-def matrix_product(xp: Namespace, x: Array, W: Array) -> Array:
-    """x W of matrices (..., R, K) and (..., K, M); of CuPy arrays one that a CUDA graph may capture."""
+def _by_cublas(xp: Namespace, x: Array, W: Array, dtype: Any = None, to: Array | None = None) -> Array:
+    """x W of CuPy arrays in `dtype`, added to dense `to` if it is given."""
+    refuse("BLAS computes products")
+    (*lead, K), M = x.shape, W.shape[-1]
+    rows = math.prod(lead)
+    blocks, more = -(-rows // DEVICE_ROWS), -rows % DEVICE_ROWS
+    flat = xp.reshape(x, (rows, K))
+    if more:
+        flat = xp.concat([flat, xp.zeros((more, K), dtype=x.dtype, device=device(x))], axis=0)
+    flat = xp.reshape(flat, (blocks, DEVICE_ROWS, K))
+    if to is not None and not more:
+        matrix_product(xp, flat, W, dtype, xp.reshape(to, (blocks, DEVICE_ROWS, M)))
+        return to
+    y = xp.reshape(xp.reshape(matrix_product(xp, flat, W, dtype), (-1, M))[:rows, :], (*lead, M))
+    return y if to is None else add_to(to, y)
+
+
+def matrix_product(xp: Namespace, x: Array, W: Array, dtype: Any = None, to: Array | None = None) -> Array:
+    """x W of matrices (..., R, K) and (..., K, M); of CuPy arrays one that a CUDA graph may capture.
+
+    Of these `dtype` is that of the result, and `to` is what it is added to.
+    """
     if not is_cupy(xp):
         return x @ W
     from ..runtime.cuda.products import product
 
-    return product(x, W)
+    return product(x, W, dtype, to)
 
 
 def _products(blocks: np.ndarray, W: np.ndarray, out: np.ndarray) -> None:
@@ -132,8 +151,10 @@ def _shared(work: Callable[[int, int], None], tasks: int, products: int) -> None
             work(0, tasks)
 
 
-def all_times(x: np.ndarray, Ws: Sequence[np.ndarray], biases: Sequence[Any]) -> list[np.ndarray]:
-    """x W_n + b_n of every n, of NumPy rows (..., K) of one dtype: the bits of `times`; None: no bias."""
+def all_times(xp: Namespace, x: Array, Ws: Sequence[Array], biases: Sequence[Any]) -> list[Array]:
+    """x W_n + b_n of every n, of rows (..., K) of NumPy or CuPy, of one dtype: the bits of `times`; None: no bias."""
+    if is_cupy(xp):
+        return [times(xp, x, W, b) for W, b in zip(Ws, biases, strict=True)]
     if (loops := _loops(x, *Ws, *(b[None] for b in biases if b is not None))) is not None:
         return loops.all_times(x, Ws, biases)
     outs = [empty((*x.shape[:-1], W.shape[-1]), x.dtype) for W in Ws]
@@ -146,10 +167,13 @@ def all_times(x: np.ndarray, Ws: Sequence[np.ndarray], biases: Sequence[Any]) ->
     return outs
 
 
-def all_times_vjp(
-    x: np.ndarray, Ws: Sequence[np.ndarray], dys: Sequence[np.ndarray]
-) -> tuple[np.ndarray, list[np.ndarray]]:
+def all_times_vjp(xp: Namespace, x: Array, Ws: Sequence[Array], dys: Sequence[Array]) -> tuple[Array, list[Array]]:
     """(dx, every dW)."""
+    if is_cupy(xp):
+        dx = None
+        for W, dy in zip(Ws, dys, strict=True):
+            dx = _by_cublas(xp, dy, xp.matrix_transpose(W), to=dx)
+        return dx, [_row_sums(xp, x, dy) for dy in dys]
     if (loops := _loops(x, *Ws)) is not None:
         return loops.all_times_vjp(x, Ws, dys)
     dx, R = empty(x.shape, x.dtype), math.prod(x.shape[:-1])
@@ -197,16 +221,23 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
     return blocked
 
 
-def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, compiled: bool = False) -> tuple[Array, Array]:
-    """(dx, dW).   dx = dy W^T, dW = sum over rows of x^T dy."""
+def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, compiled: bool = False,
+              dtype: Any = None) -> tuple[Array, Array]:  # fmt: skip
+    """(dx, dW), dW in `dtype`, None: theirs.   dx = dy W^T, dW = sum over rows of x^T dy."""
     if compiled and dy.dtype == x.dtype and (loops := _loops(x, W)) is not None:
         dx, dWs = loops.all_times_vjp(x, [W], [dy])
         return dx, dWs[0]
+    back = _by_cublas if is_cupy(xp) else _by_blas
+    return back(xp, dy, transposed_rows(xp, W)), _row_sums(xp, x, dy, dtype)
+
+
+def _row_sums(xp: Namespace, x: Array, dy: Array, dtype: Any = None) -> Array:
+    """x^T dy, the sum over all rows."""
     lead = math.prod(x.shape[:-1])
     flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
-    dx = _by_blas(xp, dy, transposed_rows(xp, W))
-    return dx, _summed(flat_x, flat_y)[0] if is_numpy(xp) else matrix_product(
-        xp, xp.matrix_transpose(flat_x), flat_y)  # fmt: skip
+    if is_numpy(xp):
+        return _summed(flat_x, flat_y)[0]
+    return matrix_product(xp, xp.matrix_transpose(flat_x), flat_y, dtype)
 
 
 def _summed(x: np.ndarray, *dys: np.ndarray) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runtime.arrays import NARROW, cast, compat, dtype_name
+from ..runtime.arrays import NARROW, cast, compat, dtype_name, is_cupy
 
 
 class Flat(NamedTuple):
@@ -67,8 +67,14 @@ class Flat(NamedTuple):
 
 
 def _joined(arrays: Iterable[Any]) -> Any:
-    rows = [x.reshape(-1) for x in arrays]
-    return compat.array_namespace(rows[0]).concat(rows)
+    rows = list(arrays)
+    xp = compat.array_namespace(rows[0])
+    if is_cupy(xp):
+        from ..ops.cuda import join
+
+        if join.takes(rows):
+            return join.joined(rows)
+    return xp.concat([x.reshape(-1) for x in rows])
 
 
 def _flat(vector: Any, shapes: Mapping[str, tuple[int, ...]]) -> Flat:

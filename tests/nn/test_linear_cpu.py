@@ -30,9 +30,9 @@ def test_products_and_gradients_equal_numpy(dtype, R, K):
     biases = [normal(M).astype(dtype) if n % 2 else None for n, M in enumerate(WIDTHS)]
     dys = [normal(R, M).astype(dtype) for M in WIDTHS]
     close = {"rtol": 0, "atol": 40 * np.finfo(dtype).eps * max(R, K, sum(WIDTHS)) ** 0.5 * 10}
-    for y, W, b in zip(all_times(x, Ws, biases), Ws, biases, strict=True):
+    for y, W, b in zip(all_times(np, x, Ws, biases), Ws, biases, strict=True):
         np.testing.assert_allclose(y, x.astype(float) @ W + (0 if b is None else b), **close)
-    dx, dWs = all_times_vjp(x, Ws, dys)
+    dx, dWs = all_times_vjp(np, x, Ws, dys)
     np.testing.assert_allclose(dx, sum(d.astype(float) @ W.T for d, W in zip(dys, Ws, strict=True)), **close)
     for dW, d in zip(dWs, dys, strict=True):
         np.testing.assert_allclose(dW, x.T.astype(float) @ d, **close)
@@ -53,8 +53,8 @@ def test_the_bits_do_not_depend_on_threads(count):
     found = []
     for n in (1, count):
         with threads.limited(n):
-            dx, dWs = all_times_vjp(x, Ws, dys)
-            found.append([y.tobytes() for y in (*all_times(x, Ws, [None] * len(Ws)), dx, *dWs)])
+            dx, dWs = all_times_vjp(np, x, Ws, dys)
+            found.append([y.tobytes() for y in (*all_times(np, x, Ws, [None] * len(Ws)), dx, *dWs)])
     assert found[0] == found[1]
 
 

@@ -48,8 +48,12 @@ def test_a_run_is_that_of_numpy(cupy, optimiser, dtype, accumulate):  # noqa: F8
     np.testing.assert_allclose(run.losses, expected.losses, rtol=(4 if dtype != np.float32 else 64) * eps)
     own, other = (on_host(x.moments.get("master", x.params).vector) for x in (run, expected))
     assert on_host(run.params.vector).tobytes() == own.astype(dtype).tobytes()
-    # the first step of Adam is a sign: a small gradient may have another one
-    assert np.abs(own - other).mean() < 1e-2 * 1e-2 + eps * 0.01
+    # the first step of Adam is a sign: a small gradient may have another one; Muon lifts small singular values, which
+    # are those of what is rounded: of the gradients of logits on the way from 16 bits
+    bound = 1e-2 * 1e-2 + eps * 0.01
+    if dtype != np.float32 and isinstance(optimiser, la.train.Muon):
+        bound += 8 * eps * np.abs(other - on_host(start(dtype, optimiser).params.vector)).mean()
+    assert np.abs(own - other).mean() < bound
     assert (run.step, run.position) == (4, 4 * accumulate)
 
 

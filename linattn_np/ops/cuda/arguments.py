@@ -123,6 +123,8 @@ OPTIMISER = Struct(  # optimiser.cu: dense vectors of `size` numbers; master nul
     ("size decaying", I64), ("blocks", U32),  # decaying: numbers that decay, the first ones
     ("decay a b eps", DOUBLE),  # a, b: 1 less the betas
 )  # fmt: skip
+JOIN_PART = Struct("ops/JoinPart", ("x", BYTES), ("to bytes", I64), ("first", U32))  # first: its first block
+JOIN = Struct("ops/JoinArguments", ("parts", JOIN_PART, 100), ("y", OUT_BYTES), ("count", U32))  # join.cu
 DROPOUT_JUMP = Struct("ops/DropoutJump", ("a_high a_low c_high c_low", U64))
 DROPOUT = Struct(  # nn/dropout.cu: dense arrays of `size` numbers
     "ops/DropoutArguments",

@@ -7,7 +7,7 @@ from math import gcd
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS
 from ...runtime.cuda.entries import Entry
-from . import complement, gate_formula, optimisers, product, step_size, sums, unit_rows
+from . import complement, gate_formula, join, optimisers, product, step_size, sums, unit_rows
 
 
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
@@ -34,6 +34,7 @@ def optimiser_entries(dtype: str) -> Iterator[Entry]:
     if dtype in optimisers.KINDS:
         for grad in dict.fromkeys((dtype, "float32" if dtype != "float64" else dtype)):
             yield Entry(f"optimiser, gradients in {grad}", optimisers.SOURCE, optimisers.constants(dtype, grad))
+        yield Entry("gradients as a vector", join.SOURCE, join.constants(dtype))
 
 
 def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:

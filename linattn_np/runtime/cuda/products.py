@@ -70,15 +70,20 @@ def takes(x: Array, W: Array) -> bool:
     return alike and x.size > 0 and W.size > 0 and library() is not None
 
 
-def product(x: Array, W: Array) -> Array:
-    """x W: (R, K) or (n, R, K), times (K, M) or (n, K, M); in their dtype."""
+def product(x: Array, W: Array, dtype: Any = None, to: Array | None = None) -> Array:
+    """x W: (R, K) or (n, R, K), times (K, M) or (n, K, M); in their dtype, or float32 of 16 bits.
+
+    to: a dense array of that shape and dtype, to which the product is added.
+    """
+    dtype = x.dtype if dtype is None else dtype
     if not takes(x, W):
-        return x @ W
+        y = (x @ W).astype(dtype, copy=False)
+        return y if to is None else launch.cupy().add(to, y, out=to)
     n, batched = max(x.shape[0] if x.ndim == 3 else 1, W.shape[0] if W.ndim == 3 else 1), 3 in (x.ndim, W.ndim)
     (R, K), M = x.shape[-2:], W.shape[-1]
-    y = launch.array_type()((n, R, M), x.dtype)
+    y = launch.array_type()((n, R, M) if batched else (R, M), dtype) if to is None else to
     first, second = _matrices(W), _matrices(x)
-    kind, is_wide = TYPES[dtype_name(x)], dtype_name(x) == "float64"
+    kind, result, is_wide = TYPES[dtype_name(x)], TYPES[dtype_name(y)], dtype_name(x) == "float64"
     one, zero = _DOUBLES if is_wide else _FLOATS
     handle, sums = _handle(), DOUBLE if is_wide else FLOAT
     stream, memory = launch.cupy().cuda.get_current_stream().ptr, launch.allocator()(WORKSPACE)
@@ -86,8 +91,9 @@ def product(x: Array, W: Array) -> Array:
     _call("cublasSetWorkspace_v2", handle, memory.ptr, WORKSPACE)  # after the stream, which gives it a default one
     _call("cublasGemmStridedBatchedEx", handle, first.turned, second.turned, M, R, K, ctypes.addressof(one),
           first.array.data.ptr, kind, first.leading, first.apart, second.array.data.ptr, kind, second.leading,
-          second.apart, ctypes.addressof(zero), y.data.ptr, kind, M, R * M, n, sums, -1)  # fmt: skip
-    return y if batched else y[0]
+          second.apart, ctypes.addressof(zero if to is None else one), y.data.ptr, result, M, R * M, n, sums,
+          -1)  # fmt: skip
+    return y
 
 
 def _matrices(x: Array) -> Matrices:

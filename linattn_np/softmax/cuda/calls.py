@@ -283,6 +283,6 @@ def sink_gradient(plan: SoftmaxPlan, batch: SoftmaxBatch, sinks: Array, logs: Ar
     xp = plan.xp
     if dots is None or not plan.normalize:
         return xp.zeros(sinks.shape, dtype=xp.float32)
-    each = xp.repeat(cast(xp, sinks, xp.float32), batch.heads // len(sinks))[:, None]
+    each = xp.repeat(cast(xp, sinks, xp.float32), batch.heads // len(sinks), axis=0)[:, None]
     sums = xp.sum(xp.exp(each - xp.float32(log(2)) * logs) * dots, axis=(0, 2))
     return -xp.sum(sums.reshape(len(sinks), -1), axis=-1)
