@@ -20,7 +20,8 @@ from .sums import over_middle
 
 SOURCE = "nn/short_conv.cu"
 WARPS = 4
-EACH, EACH_BACK = 16, 128  # tokens of a segment
+EACH, EACH_BACK = 16, 128  # tokens of a segment; of a backward at most
+WARPS_BACK = 2048  # segments of a backward that a large device computes at once
 WIDEST = 8
 BYTES = 8  # that a lane moves together
 GROUP, GROUP_BACK = 4, 4  # tokens that are loaded together
@@ -89,7 +90,7 @@ def backward(
     if past is not None and past.size:
         _launch("conv_end_vjp", sequences, x, conv, past, 0, {"dpast": dpast, "dend": dend}, S)
     own = {"y": dx, "dpast": dpast, "dend": dend, "dy": dy}
-    parts = _launch("conv_vjp", sequences, x, conv, past, EACH_BACK, own, S)
+    parts = _launch("conv_vjp", sequences, x, conv, past, _each_back(x), own, S)
     if parts is None:
         return ShortConvGrads(dx, None, None, dpast)
     D, W = x.shape[-1], _width(conv)
@@ -100,6 +101,14 @@ def backward(
         dbias = record.empty((D,), conv.bias.dtype)
         put(dbias, sums[W])
     return ShortConvGrads(dx, dweight, dbias, dpast)
+
+
+def _each_back(x: Array) -> int:
+    """Tokens of a segment of a backward: few where there is little work, so that enough warps share it."""
+    each, warps = EACH_BACK, x.nbytes // (32 * BYTES * EACH_BACK)
+    while each > EACH and warps < WARPS_BACK:
+        each, warps = each // 2, warps * 2
+    return each
 
 
 def _width(conv: ShortConv) -> int:
