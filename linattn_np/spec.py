@@ -105,6 +105,8 @@ class ChangeOfVariables(Generic[CoreInputs]):
     erase_key: the kind of the erase vectors r, if there are any.
     complement_keys: the core's k is 1 - e^g. A backend may add the gradient through k to that of g: then d.k is None.
     linear: whether outputs are linear in the values.
+    by_tokens: whether the inputs of the core are new arrays, made token by token: a large call whose numbers are
+    computed in a wider dtype is computed some tokens at a time (call/parts.py).
     """
 
     to_core: Callable[[Call], CoreInputs]
@@ -118,6 +120,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     erase_key: EraseKey = EraseKey.OWN
     complement_keys: bool = False
     linear: bool = True
+    by_tokens: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..spec import Call, VariantSpec
 from .binding import gathers_rows, inputs_of, is_cut, is_doubtful, lacks_states, prepare, spec_of
 from .dispatch import core_of
 from .foreign import bridge_of, lazy_bridge
+from .parts import parts_of
 from .pieces import cut, with_all_queries
 from .replay import plans
 from .replay.plans import has_distinct_arrays, names_of, signature_of
@@ -90,6 +91,8 @@ def explain_call(spec: VariantSpec, arrays: tuple[Any, ...], options: dict[str, 
         reason += f"; in {len(cut(call)[0])} pieces"
     elif call.plan.states_at is not None:
         reason += f"; the pass stores {len(call.plan.states_at)} states"
+    elif len(own := parts_of(call)) > 1:
+        reason += f"; {len(own)} parts of the tokens in turn"
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call, n)) is not None)
     moved += sum(
         _bytes(S) for S in (call.initial if isinstance(call.initial, tuple) else [call.initial]) if S is not None
@@ -216,6 +219,8 @@ def _replay(call: Call, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         return "the layout raises a warning"
     if gathers_rows(call):
         return "the rows of the pool are gathered first"
+    if len(parts_of(call)) > 1:
+        return "it is large: some tokens are computed at a time"
     signature = signature_of(call.spec, arrays, keywords)
     if signature is None and options["state_rows"] is not None:
         return "there are many row numbers in host memory"

@@ -34,7 +34,7 @@ SPEC = VariantSpec(
     equation="h_t = e^{g_t} h_{t-1} + (1 - e^{g_t}) x_t;  out_t = scale h_t",
     paper="Qin, Yang, Zhong, HGRN, arXiv 2311.04823",
     arrays={"x": CHANNELS, "g": DECAY},
-    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x"),
+    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x", by_tokens=True),
     core=CORE,
     scaled=False,
 )

@@ -53,7 +53,7 @@ SPEC = VariantSpec(
         "theta_log": ArgSpec("D", "log of the phase"),
         "gamma_log": ArgSpec("D", "log of the factor of the inputs", optional=True),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x"),
+    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x", by_tokens=True),
     core=CORE,
     scaled=False,
     state=StateFormat(is_complex=True),

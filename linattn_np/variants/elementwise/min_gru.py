@@ -36,7 +36,7 @@ SPEC = VariantSpec(
     equation="h_t = (1 - s_t) h_{t-1} + s_t x_t, s_t = sigmoid(z_t);  out_t = scale h_t",
     paper="Feng, Tung, Ahmed, Bengio, Hajimirsadeghi, Were RNNs all we needed?, arXiv 2410.01201",
     arrays={"x": CHANNELS, "z": ArgSpec("T D", "update gate before its sigmoid")},
-    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x"),
+    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x", by_tokens=True),
     core=CORE,
     scaled=False,
 )

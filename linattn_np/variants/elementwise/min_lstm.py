@@ -50,7 +50,7 @@ SPEC = VariantSpec(
         "f": ArgSpec("T D", "forget gate before its sigmoid"),
         "i": ArgSpec("T D", "input gate before its sigmoid"),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x"),
+    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x", by_tokens=True),
     core=CORE,
     scaled=False,
 )

@@ -71,7 +71,7 @@ SPEC = VariantSpec(
         "i": ArgSpec("T D", "input gate before its sigmoid"),
         "Lambda": ArgSpec("D", "rate of the decay before its softplus"),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x"),
+    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="x", by_tokens=True),
     core=CORE,
     scaled=False,
 )

@@ -62,7 +62,9 @@ SPEC = VariantSpec(
         "C": ArgSpec("D N", "weights of the states, complex", is_complex=True),
         "D": ArgSpec("D", "weight of the input itself", optional=True),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp, query=None, key=None, value="x"),
+    change=ChangeOfVariables(
+        to_core, to_core_vjp, from_core, from_core_vjp, query=None, key=None, value="x", by_tokens=True
+    ),
     core=CORE,
     scaled=False,
     state=StateFormat(axes={"state": "D N"}, is_complex=True),
