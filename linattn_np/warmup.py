@@ -22,6 +22,7 @@ from .runtime.cuda.compile import compile_source
 from .runtime.cuda.elements import BYTES, ELEMENTS
 from .runtime.cuda.entries import SHARED, Entry
 from .runtime.cuda.sources import installed
+from .serving.small import BITS
 from .softmax.cuda import entries as of_softmax
 
 
@@ -47,12 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--softmax", action="store_true", help="also kernels of softmax attention")
     parser.add_argument("--scan", action="store_true", help="also kernels of scan, hgrn and the like")
     parser.add_argument("--train", action="store_true", help="also kernels of the optimiser")
+    parser.add_argument("--log", action="store_true", help="also kernels of StateLog, for states of --state")
     parser.add_argument(
         "--state",
         nargs="+",
         default=["float32"],
-        choices=list(ELEMENTS),
-        help="dtypes of stored states that are overwritten in place",
+        choices=[*ELEMENTS, *BITS],
+        help="dtypes of stored states that are overwritten in place; int16, int12, int8: small states, of --log alone",
     )
     parser.add_argument("--forward-only", action="store_true", help="omit the kernels of gradients")
     parser.add_argument("--only", choices=["cpu", "cuda"], help="restrict to one; CUDA kernels need --arch or a device")
@@ -94,7 +96,7 @@ def selected(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[
         words, cell = decay if erase == "none" else f"{decay}, {erase}", (Decay[decay.upper()], Erase[erase.upper()])
         for V in args.value or [K]:
             how = (dtype, K, V, capability)
-            for entry in of_matrix_states.every_entry(*how, cell, backward, args.raw, args.state):
+            for entry in of_matrix_states.every_entry(*how, cell, backward, args.raw, args.state, args.log):
                 yield words, K, V, entry
             softmax = args.softmax and words in ("none", "scalar")
             for entry in of_softmax.every_entry(*how, decay == "scalar", backward) if softmax else ():

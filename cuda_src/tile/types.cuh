@@ -78,6 +78,9 @@ LA_DEVICE void split_tf32(float x, u32& hi, u32& lo) {
     lo = __float_as_uint(x - __uint_as_float(hi));
 }
 
+// asks the L2 cache for the line of an address
+LA_DEVICE void ask_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 LA_DEVICE u16 load_u16(const void* p) {
     u16 r;
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));

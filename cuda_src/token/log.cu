@@ -13,15 +13,23 @@
 //
 // A block has LA_LANES 4 value columns of a head; each of its groups of LA_LANES lanes has every GROUPS-th row of S, in
 // registers, and each warp every WARPS-th entry of a path. Blocks of one head write the same k and g.
+//
+// LA_BITS: S is whole numbers of 8, 12 or 16 bits with a scale for each column (codes.cuh), 0: plain numbers. `tokens`
+// has them in registers as they lie in memory; `fold` rounds a column by its largest number, all of which its block has.
 #include "ops/element.cuh"
+#include "token/codes.cuh"
 #include "arguments/matrix_state/LogArguments.cuh"
 
 constexpr int K = LA_K, V = LA_V, W = LA_W, THREADS = LA_THREADS, LANES = LA_LANES, PER = 4, TILE = LANES * PER,
               PARTS = (V + TILE - 1) / TILE, GROUPS = THREADS / LANES, ROWS = (K + GROUPS - 1) / GROUPS,
-              WARPS = THREADS / 32, CHANNELS = (K + 31) / 32, DECAYS = W == 1 ? 1 : CHANNELS, STATE = LA_STATE;
+              WARPS = THREADS / 32, CHANNELS = (K + 31) / 32, DECAYS = W == 1 ? 1 : CHANNELS, STATE = LA_STATE,
+              BITS = LA_BITS;
 constexpr int CHUNK = 8;   // tokens that a fold has in shared memory
 typedef Wide<STATE> Number;
 static_assert(2 * TILE <= THREADS, "a thread for each column of two readers");
+constexpr int STORED = BITS == 0 ? 8 : BITS;   // of the code that is there without use
+static_assert(BITS == 0 || STATE == 2, "scales are float32");
+constexpr int TOKEN_BLOCKS = BITS == 0 ? LA_BLOCKS : (BITS == 8 ? 4 : 3) * 256 / THREADS;   // codes: few registers
 
 template <class T> LA_DEVICE T exponential(T x) {
     if constexpr (sizeof(T) == 8) return exp(x);
@@ -45,7 +53,7 @@ LA_DEVICE int wrapped(int slot, int ring) {
 
 struct Task {   // a row of the call, a head, and columns of it
     int row, head, column, at, start, live;
-    i64 entry, state;   // of its slot 0; its row of states
+    i64 entry, state;   // of its slot 0; its matrix
     __device__ __forceinline__ Task(const LogArguments& a) {
         const int task = blockIdx.x / PARTS;
         row = task / a.heads;
@@ -55,7 +63,7 @@ struct Task {   // a row of the call, a head, and columns of it
         start = wrapped(a.cursors[a.rows + row] + a.shift, a.ring);
         live = a.cursors[2 * a.rows + row] + a.more;
         entry = ((i64)at * a.heads + head) * a.slots;
-        state = ((i64)(a.dense ? row : at) * a.heads + head) * K;
+        state = (i64)(a.dense ? row : at) * a.heads + head;
     }
     __device__ __forceinline__ int end(const LogArguments& a, int n) const { return wrapped(start + live + n, a.ring); }
 };
@@ -65,13 +73,18 @@ struct Path {
     __device__ __forceinline__ static int parent(const LogArguments& a, const Task& s, int n) {
         return a.parents == nullptr ? n - 1 : a.parents[s.row * a.count + n];
     }
-    __device__ __forceinline__ int next(const LogArguments& a, const Task& s) {
-        if (node >= 0) {
-            const int slot = a.tree ? a.ring + node : s.end(a, node);
+    // the slot of this lane among the next 32, and how many there are
+    __device__ __forceinline__ int next(const LogArguments& a, const Task& s, int lane, int& count) {
+        int slot = -1;
+        for (count = 0; node >= 0 && count < 32; count++) {
+            if (count == lane) slot = a.tree ? a.ring + node : s.end(a, node);
             node = parent(a, s, node);
-            return slot;
         }
-        return --left < 0 ? -1 : wrapped(s.start + left, a.ring);
+        const int more = min(left, 32 - count), mine = lane - count;
+        if (mine >= 0 && mine < more) slot = wrapped(s.start + left - 1 - mine, a.ring);
+        left -= more;
+        count += more;
+        return slot;
     }
     __device__ __forceinline__ bool ends() const { return node < 0 && left <= 0; }
 };
@@ -90,21 +103,72 @@ template <int KIND> LA_DEVICE void load_columns(Number (&y)[PER], const char* fr
 }
 constexpr int LOG = sizeof(Number) == 8 ? 3 : 2;   // the kind of the log
 
-struct StateRows {   // every GROUPS-th row of four columns
-    Number x[ROWS][PER];
+struct CodeRows {   // every GROUPS-th row of four columns, as it lies in memory
+    Codes<STORED> x[ROWS];
+    float scale[PER];
     __device__ __forceinline__ void load(const LogArguments& a, const Task& s) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const int row = threadIdx.x / LANES + i * GROUPS;
-            if (K % GROUPS == 0 || row < K) load_columns<STATE>(x[i], a.state, s.state + row, s.column);
+            if (K % GROUPS == 0 || row < K) x[i].template load<V, LA_WIDE>(a.state, a.low, s.state * K + row, s.column);
         }
+#pragma unroll
+        for (int j = 0; j < PER; j++) scale[j] = s.column + j < V ? a.scales[s.state * V + s.column + j] : 0.f;
     }
-    __device__ __forceinline__ void store(const LogArguments& a, const Task& s) const {
+    // sum += z S, of two readers; z is 0 where there is one
+    __device__ __forceinline__ void add_reads(float (&sum)[2][PER], const float (&z)[K][2], int) const {
+        float codes[2][PER] = {};
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const int row = threadIdx.x / LANES + i * GROUPS;
             if (K % GROUPS && row >= K) continue;
-            const i64 n = (s.state + row) * V + s.column;
+            float y[PER];
+            x[i].opaque_copy().get(y);
+#pragma unroll
+            for (int j = 0; j < PER; j++) {
+                codes[0][j] += z[row][0] * y[j];
+                codes[1][j] += z[row][1] * y[j];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            sum[0][j] += scale[j] * codes[0][j];
+            sum[1][j] += scale[j] * codes[1][j];
+        }
+    }
+};
+
+struct StateRows {   // the same as numbers
+    Number x[ROWS][PER];
+    __device__ __forceinline__ void load(const LogArguments& a, const Task& s) {
+        if constexpr (BITS != 0) {
+            CodeRows codes;
+            codes.load(a, s);
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                if (K % GROUPS && threadIdx.x / LANES + i * GROUPS >= K) continue;
+                codes.x[i].get(x[i]);
+#pragma unroll
+                for (int j = 0; j < PER; j++) x[i][j] *= codes.scale[j];
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int row = threadIdx.x / LANES + i * GROUPS;
+            if (K % GROUPS == 0 || row < K) load_columns<STATE>(x[i], a.state, s.state * K + row, s.column);
+        }
+    }
+    __device__ __forceinline__ void store(const LogArguments& a, const Task& s) const {
+        if constexpr (BITS != 0) {
+            store_codes(a, s);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int row = threadIdx.x / LANES + i * GROUPS;
+            if (K % GROUPS && row >= K) continue;
+            const i64 n = (s.state * K + row) * V + s.column;
             if constexpr (LA_WIDE && STATE == 2) {
                 if (s.column < V) *(float4*)(a.state + n * 4) = {x[i][0], x[i][1], x[i][2], x[i][3]};
             } else if constexpr (LA_WIDE && STATE < 2) {
@@ -116,30 +180,90 @@ struct StateRows {   // every GROUPS-th row of four columns
                     if (s.column + j < V) put_element<STATE>(a.state, n + j, x[i][j]);
         }
     }
-    // sum += z S
-    __device__ __forceinline__ void add_read(Number (&sum)[PER], const Number (&z)[K]) const {
+    // The nearest codes. A column with inf or NaN has the scale NaN and the codes 0: it is read as NaN.
+    __device__ __forceinline__ void store_codes(const LogArguments& a, const Task& s) const {
+        __shared__ float columns[GROUPS][TILE];
+        constexpr float MOST = (1 << (STORED - 1)) - 1, FINITE = 3.402823466e38f;
+        const int group = threadIdx.x / LANES, first = threadIdx.x % LANES * PER;
+        float largest[PER] = {};
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            const int row = threadIdx.x / LANES + i * GROUPS;
-            if (K % GROUPS == 0 || row < K)
+            if (K % GROUPS && group + i * GROUPS >= K) continue;
 #pragma unroll
-                for (int j = 0; j < PER; j++) sum[j] += z[row] * x[i][j];
+            for (int j = 0; j < PER; j++) {
+                const float y = fabsf(x[i][j]);
+                largest[j] = fmaxf(largest[j], y <= FINITE ? y : __int_as_float(0x7f800000));
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < PER; j++) columns[group][first + j] = largest[j];
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < PER; j++)
+            for (int i = 0; i < GROUPS; i++) largest[j] = fmaxf(largest[j], columns[i][first + j]);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int row = group + i * GROUPS;
+            if (K % GROUPS && row >= K) continue;
+            int codes[PER];
+#pragma unroll
+            for (int j = 0; j < PER; j++)
+                codes[j] = largest[j] > 0.f && largest[j] <= FINITE ? (int)rintf(x[i][j] / largest[j] * MOST) : 0;
+            Codes<STORED>::template store<V, LA_WIDE>(a.state, a.low, s.state * K + row, s.column, codes);
+        }
+#pragma unroll
+        for (int j = 0; j < PER; j++)
+            if (group == 0 && s.column + j < V)
+                a.scales[s.state * V + s.column + j] =
+                    largest[j] <= FINITE ? largest[j] / MOST : __int_as_float(0x7fffffff);
+    }
+    __device__ __forceinline__ void add_reads(Number (&sum)[2][PER], const Number (&z)[K][2], int readers) const {
+#pragma unroll
+        for (int y = 0; y < 2; y++) {
+            if (y >= readers) continue;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                const int row = threadIdx.x / LANES + i * GROUPS;
+                if (K % GROUPS == 0 || row < K)
+#pragma unroll
+                    for (int j = 0; j < PER; j++) sum[y][j] += z[row][y] * x[i][j];
+            }
         }
     }
 };
+template <bool> struct Held {
+    typedef StateRows type;
+};
+template <> struct Held<true> {
+    typedef CodeRows type;
+};
+
+// Asks the L2 cache for what the first token reads of the log.
+LA_DEVICE void ask_for_log(const LogArguments& a, const Task& s) {
+    constexpr int LINE = 128 / sizeof(Number), OF_K = (K + LINE - 1) / LINE, OF_W = (W + LINE - 1) / LINE,
+                  OF_TILE = (TILE + LINE - 1) / LINE, ALL = OF_K + OF_W + OF_TILE;
+    for (int i = threadIdx.x; i < s.live * ALL; i += THREADS) {
+        const i64 at = s.entry + wrapped(s.start + i / ALL, a.ring);
+        const int k = i % ALL, w = k - OF_K, u = w - OF_W, column = blockIdx.x % PARTS * TILE + u * LINE;
+        if (w < 0) ask_line((const Number*)a.log_k + at * K + k * LINE);
+        else if (u < 0) ask_line((const Number*)a.log_g + at * W + w * LINE);
+        else if (column < V) ask_line((const Number*)a.log_u + at * V + column);
+    }
+}
 
 LA_DEVICE const char* row_of(const Rows& x, const Task& s, int token, int head) {
     return x.data + s.row * x.batch + token * x.token + head / (u32)x.group * x.head;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) tokens(const __grid_constant__ LogArguments a) {
-    __shared__ Number readers[2][K], faded[2][K], sums[2][GROUPS][TILE], written[TILE], own[2];
+extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_BLOCKS) tokens(const __grid_constant__ LogArguments a) {
+    __shared__ Number readers[2][K], faded[K][2], sums[2][GROUPS][TILE], written[TILE], own[2];
     const Task s(a);
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     Number *log_k = (Number*)a.log_k, *log_u = (Number*)a.log_u, *log_g = (Number*)a.log_g;
     const int in_tile = thread % TILE, column = s.column - thread % LANES * PER + in_tile;   // of sums
-    StateRows S;
+    typename Held<BITS != 0>::type S;
     S.load(a, s);
+    ask_for_log(a, s);
     for (int n = 0; n < a.count; n++) {
         const int token = a.first + n, all = a.erases + a.queries;
         const i64 slot = s.entry + (a.tree ? a.ring + n : s.end(a, n));
@@ -188,40 +312,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) tokens(const __
             Number sum[2][PER] = {}, total[DECAYS] = {};
             Path path = {Path::parent(a, s, n), s.live};
             while (is_read(0) && !path.ends()) {
-                Number before[DECAYS];
-                int mine = -1;
-#pragma unroll W == 1 ? WARPS : 4
-                for (int j = 0; j < WARPS; j++) {
-                    const int at = path.next(a, s);
-                    if (j == warp) {
-                        mine = at;
-#pragma unroll
-                        for (int m = 0; m < DECAYS; m++) before[m] = total[m];
-                    }
+                int count;
+                const int slots = path.next(a, s, lane, count);
+                const Number decays =
+                    W == 1 && slots >= 0 ? log_g[s.entry + slots] : (Number)0;   // of this lane's slot
+                for (int j = 0; j < count; j++) {
+                    const int at = __shfl_sync(0xffffffffu, slots, j);
+                    Number before[DECAYS];
 #pragma unroll
                     for (int m = 0; m < DECAYS; m++) {
-                        const int c = W == 1 ? 0 : m * 32 + lane;
-                        total[m] += at >= 0 && c < W ? log_g[(s.entry + at) * W + c] : (Number)0;
+                        const int c = m * 32 + lane;
+                        before[m] = total[m];
+                        if constexpr (W == 1) total[m] += __shfl_sync(0xffffffffu, decays, j);
+                        else total[m] += c < W ? log_g[(s.entry + at) * W + c] : (Number)0;
                     }
-                }
-                if (mine < 0) continue;
-                Number u[PER], dots[2] = {};
-                load_columns<LOG>(u, a.log_u, s.entry + mine, s.column);
+                    if (j % WARPS != warp) continue;
+                    Number u[PER], dots[2] = {};
+                    load_columns<LOG>(u, a.log_u, s.entry + at, s.column);
 #pragma unroll
-                for (int m = 0; m < CHANNELS; m++) {
-                    const int c = m * 32 + lane;
-                    if (K % 32 && c >= K) continue;
-                    Number y = log_k[(s.entry + mine) * K + c];
-                    if constexpr (W > 1) y *= exponential(before[m]);
+                    for (int m = 0; m < CHANNELS; m++) {
+                        const int c = m * 32 + lane;
+                        if (K % 32 && c >= K) continue;
+                        Number y = log_k[(s.entry + at) * K + c];
+                        if constexpr (W > 1) y *= exponential(before[m]);
 #pragma unroll
-                    for (int x = 0; x < 2; x++) dots[x] += readers[x][c] * y;
-                }
+                        for (int x = 0; x < 2; x++) dots[x] += readers[x][c] * y;
+                    }
 #pragma unroll
-                for (int x = 0; x < 2; x++) {
-                    dots[x] = sum_of_lanes(dots[x]);
-                    if constexpr (W == 1) dots[x] *= exponential(before[0]);
+                    for (int x = 0; x < 2; x++) {
+                        dots[x] = sum_of_lanes(dots[x]);
+                        if constexpr (W == 1) dots[x] *= exponential(before[0]);
 #pragma unroll
-                    for (int j = 0; j < PER; j++) sum[x][j] += lane < LANES ? dots[x] * u[j] : (Number)0;
+                        for (int i = 0; i < PER; i++) sum[x][i] += lane < LANES ? dots[x] * u[i] : (Number)0;
+                    }
                 }
             }
             if (warp == 0)
@@ -229,12 +352,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) tokens(const __
                 for (int m = 0; m < CHANNELS; m++) {
                     const int c = m * 32 + lane;
                     const Number decay = exponential(total[W == 1 ? 0 : m]);
-                    if (c < K) faded[0][c] = readers[0][c] * decay;
-                    if (c < K) faded[1][c] = readers[1][c] * decay;
+                    if (c < K) faded[c][0] = readers[0][c] * decay;
+                    if (c < K) faded[c][1] = readers[1][c] * decay;
                 }
             __syncthreads();
-            if (is_read(0)) S.add_read(sum[0], faded[0]);
-            if (is_read(1)) S.add_read(sum[1], faded[1]);
+            if (is_read(0)) S.add_reads(sum, faded, is_read(1) ? 2 : 1);
 #pragma unroll
             for (int x = 0; x < 2; x++)
 #pragma unroll

@@ -26,7 +26,7 @@ from ..matrix_state.preprocess import OF_INPUTS
 from ..matrix_state.readouts.mapped import MappedInputs
 from ..matrix_state.types import Erase, Inputs, ReadState
 from ..runtime import threads
-from ..runtime.arrays import cast, is_numpy, shared_heads
+from ..runtime.arrays import cast, dtype_name, is_numpy, shared_heads
 from ..runtime.values import is_whole, shown
 from ..spec import Call
 from . import pools
@@ -89,7 +89,7 @@ class StateLog:
             raise ValueError("StateLog: causal is False, expected True")
         self._xp = pools.check("StateLog", state)
         self._on_gpu = self._xp is not np
-        self._kind = type(state) if self._on_gpu else np.ndarray
+        self._kind = type(pools.arrays_of(state)[0]) if self._on_gpu else np.ndarray
         self.state, self.length = state, int(length)
         self._options, self._dtype = options, pools.compute_dtype(state)
         P = pools.shape_of(state)[0]
@@ -323,7 +323,9 @@ class StateLog:
         from ..matrix_state.cuda.token import log as kernels
 
         cursors = at, self._start[at], self.live[at] if live is None else live
-        kernels.run(entry, self._xp, self.state if S is None else S, self._logs, cursors, self._launches, self._size,
+        states = pools.arrays_of(self.state) if S is None else (S,)
+        kind = self.state.kind if S is None and isinstance(self.state, SmallState) else dtype_name(states[0])
+        kernels.run(entry, self._xp, states, kind, self._logs, cursors, self._launches, self._size,
                     dense=int(S is not None), **own)  # fmt: skip
 
     def _launch(self, kernel: str, at: Array, longest: int, **values: Any) -> None:
@@ -401,7 +403,8 @@ class StateLog:
     def _fold_into(self, S: Any, at: Array, count: Array) -> None:
         """Move the states of rows, in the pool or in S (R, H, K, V), so many tokens forward.
 
-        Raises ValueError for small states that are not finite; all are as they were then.
+        Raises ValueError for small states on NumPy that are not finite; all are as they were then. CUDA kernels, which
+        nothing waits for, store such a value channel so that it is read as NaN.
         """
         if self._on_gpu:
             self._launch_there("fold", at, S, live=count)

@@ -11,6 +11,11 @@ from ..runtime.values import shown
 from .small import SmallState, pack_state, unpack_state
 
 
+def arrays_of(pool: Any) -> tuple[Any, ...]:
+    """The arrays that a pool is stored in, that of its states or codes first."""
+    return pool.arrays if isinstance(pool, SmallState) else (pool,)
+
+
 def shape_of(pool: Any) -> tuple[int, ...]:
     """(P, H, K, V)."""
     return tuple(pool.shape)
@@ -32,14 +37,18 @@ def copied(pool: Any, rows: np.ndarray, xp: Any = np) -> Any:
     """The same in memory of their own; xp: the namespace of the pool."""
     if xp is np:
         return np.array(take(pool, rows))
-    return cast(xp, pool[xp.asarray(rows)], compute_dtype(pool))
+    there = xp.asarray(rows)
+    if isinstance(pool, SmallState):
+        return take(pool, there)
+    return cast(xp, pool[there], compute_dtype(pool))
 
 
 def put(pool: Any, rows: np.ndarray | slice, S: Any, xp: Any = np) -> None:
     """Store the states of rows, rounded once."""
     if isinstance(pool, SmallState):
+        at = rows if xp is np else xp.asarray(rows)
         for own, new in zip(pool.arrays, pack_state(S, pool.kind).arrays, strict=True):
-            own[rows] = new
+            own[at] = new
     elif xp is np:
         pool[rows] = S.astype(pool.dtype, copy=False)
     else:
@@ -48,12 +57,13 @@ def put(pool: Any, rows: np.ndarray | slice, S: Any, xp: Any = np) -> None:
 
 def check(fn: str, pool: Any) -> Any:
     """The namespace of a pool.   Raises TypeError or ValueError unless it is one of states, and can be written to."""
-    arrays = pool.arrays if isinstance(pool, SmallState) else (pool,)
-    library = enter(fn, {"state": arrays[0]})[0] if hasattr(arrays[0], "__dlpack__") else None
-    on_gpu = library is not None and library.name == "cupy" and not isinstance(pool, SmallState)
+    arrays = arrays_of(pool)
+    known = all(hasattr(x, "__dlpack__") for x in arrays)
+    library = enter(fn, {f"state{n or ''}": x for n, x in enumerate(arrays)})[0] if known else None
+    on_gpu = library is not None and library.name == "cupy"
     if not on_gpu and not all(isinstance(x, np.ndarray) for x in arrays):
         raise TypeError(f"{fn}: state is a {type(pool).__qualname__}, expected a NumPy or CuPy array, or a SmallState "
-                        "of NumPy arrays")  # fmt: skip
+                        "of such arrays")  # fmt: skip
     if len(shape_of(pool)) != 4:
         raise ValueError(f"{fn}: state has shape {shape_of(pool)}, expected a pool (P, H, K, V)")
     if not isinstance(pool, SmallState) and dtype_name(pool) not in STORAGE:
@@ -64,7 +74,7 @@ def check(fn: str, pool: Any) -> Any:
         return np
     from ..matrix_state.cuda.token import log
 
-    if (why := log.unsupported_reason(pool)) is not None:
+    if (why := log.unsupported_reason(arrays[0])) is not None:
         raise TypeError(f"{fn}: {why}")
     return library.xp if library is not None else np
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..runtime.arrays import cast, enter
 from ..runtime.values import is_word, shown
 
 BITS = {"int16": 16, "int12": 12, "int8": 8}
@@ -54,27 +55,31 @@ class SmallState(NamedTuple):
 def pack_state(state: Any, kind: str) -> SmallState:
     """A state (..., H, K, V) rounded to "int16", "int12" or "int8", with a scale for each value channel.
 
-    Each number changes by half of scale at most, and once more by float32. NumPy arrays. Raises TypeError for other
-    arrays, ValueError for another kind and for states with inf or NaN.
+    Each number changes by half of scale at most, and once more by float32. NumPy or CuPy arrays. Raises TypeError for
+    other arrays, ValueError for another kind and for states with inf or NaN.
     """
     if not is_word(kind, BITS):
         raise ValueError(f"pack_state: kind is {shown(kind)}, expected one of {', '.join(map(repr, BITS))}")
-    if not isinstance(state, np.ndarray):
-        raise TypeError(f"pack_state: state is a {type(state).__qualname__}, expected a NumPy array")
+    library, entered = enter("pack_state", {"state": state})
+    xp, state = library.xp, entered["state"]
+    if library.name not in ("numpy", "cupy"):
+        raise TypeError(f"pack_state: state is an array of {library.name}, expected a NumPy or CuPy array")
     if state.ndim < 2:
         raise ValueError(f"pack_state: state has shape {state.shape}, expected (..., H, K, V)")
-    S = state.astype(np.float32, copy=False)
-    largest = np.max(np.abs(S), axis=-2, keepdims=True, initial=0)
-    if not np.isfinite(largest).all():
+    S = cast(xp, state, xp.float32)
+    zeros = xp.zeros((*S.shape[:-2], 1, S.shape[-1]), dtype=S.dtype)
+    largest = xp.max(xp.abs(S), axis=-2, keepdims=True) if S.size else zeros
+    if not bool(xp.all(xp.isfinite(largest))):
         raise ValueError("pack_state: state has inf or NaN, expected finite numbers")
     most = np.float32(2 ** (BITS[kind] - 1) - 1)
-    codes = np.rint(S / np.where(largest == 0, 1, largest) * most)
+    codes = xp.rint(S / xp.where(largest == 0, xp.ones_like(largest), largest) * most)
     scale = largest / most
     if kind != "int12":
         return SmallState(kind, codes.astype(kind), scale)
     whole = codes.astype(np.int16)
     four = (whole & 15).astype(np.uint8)
-    four = np.concatenate([four, np.zeros((*four.shape[:-1], four.shape[-1] % 2), np.uint8)], axis=-1)
+    if four.shape[-1] % 2:
+        four = xp.concat([four, xp.zeros((*four.shape[:-1], 1), dtype=np.uint8)], axis=-1)
     return SmallState(kind, (whole >> 4).astype(np.int8), scale, four[..., ::2] | four[..., 1::2] << 4)
 
 
@@ -82,7 +87,8 @@ def unpack_state(small: SmallState) -> Any:
     """The states (..., H, K, V) in float32."""
     codes = small.codes
     if small.low is not None:
-        four = np.stack([small.low & 15, small.low >> 4], axis=-1).reshape(
+        xp = enter("unpack_state", {"small": small.low})[0].xp
+        four = xp.stack([small.low & 15, small.low >> 4], axis=-1).reshape(
             *small.low.shape[:-1], 2 * small.low.shape[-1]
         )
         codes = (codes.astype(np.int16) << 4) | four[..., : codes.shape[-1]]

@@ -23,8 +23,7 @@ from linattn_np.matrix_state.cuda.portable.entries import portable_entries
 from linattn_np.matrix_state.cuda.scan import launch as scan_launch
 from linattn_np.matrix_state.cuda.scan.entries import normaliser_entries, scan_entries
 from linattn_np.matrix_state.cuda.systems.entries import system_entries
-from linattn_np.matrix_state.cuda.token import log
-from linattn_np.matrix_state.cuda.token.entries import recurrence_entries, step_entries
+from linattn_np.matrix_state.cuda.token.entries import log_entries, recurrence_entries, step_entries
 from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries, vector_entries
 from linattn_np.matrix_state.types import Decay, Erase
@@ -120,13 +119,14 @@ def of_tokens():
                 [x for cell in cells for x in step_entries(dtype, K, V, *cell, state)],
                 lambda x, arch=arch: dict(x.constants)["LA_BONUS"] * spilled_with_bonus(arch),
             )
-    # a token of a log: 64 numbers of the state, and the terms of two readers, in 128 registers
-    kinds = [(128, 128, 1, "float32", True), (128, 128, 128, "float32", True), (128, 128, 1, "bfloat16", True),
-             (255, 7, 255, "float16", False), (256, 256, 256, "float32", True),
-             (128, 128, 128, "float64", True)]  # fmt: skip
-    logs = [log.constants_of(*kind) for kind in kinds]
+    # a token of a log: 64 numbers of the state, and the terms of two readers, in 128 registers; of small states in 64
+    kinds = [(128, 128, "SCALAR", "float32"), (128, 128, "VECTOR", "float32"), (128, 128, "SCALAR", "bfloat16"),
+             (255, 7, "VECTOR", "float16"), (256, 256, "VECTOR", "float32"), (128, 128, "VECTOR", "float64")]
+    kinds += [(128, 128, "SCALAR", "int8"), (128, 128, "VECTOR", "int8"), (128, 128, "SCALAR", "int16"),
+              (256, 256, "SCALAR", "int8"), (255, 7, "VECTOR", "int12")]  # fmt: skip
+    logs = [entry for K, V, decay, state in kinds for entry in log_entries(K, V, Decay[decay], state)]
     for arch in ("sm_80", "sm_90a"):
-        yield Case("log", arch, [Entry("tokens, log", log.FILE, constants) for constants in logs], lambda x: 160)
+        yield Case("log", arch, logs, lambda x: 160)
     for arch in ("sm_80", "sm_90a"):
         yield Case("optimiser", arch, [x for dtype in STORED for x in optimiser_entries(dtype)])
         for dtype, width in [(dtype, n) for dtype in ("bfloat16", "float16", "float32") for n in (1, 7, 60, 128, 500)]:

@@ -181,3 +181,104 @@ def test_nothing_and_strided_arrays(public):  # noqa: F811
     ]:
         with pytest.raises(error, match=text):
             call()
+
+
+def small_pools(public, case, state, kind, length=4):  # noqa: F811
+    """Logs of one small pool on the device, and on NumPy."""
+    small = la.pack_state(np.asarray(state, np.float32), kind)
+    named = there(public, case.named)
+    return (la.StateLog(case.fn, small.mapped(public.bring), length=length, **case.options, **named),
+            la.StateLog(case.fn, small.mapped(np.copy), length=length, **case.options, **case.named))  # fmt: skip
+
+
+SMALL = [("int8", {"K": 8, "V": 12}), ("int8", {"K": 33, "V": 21}), ("int16", {"K": 20, "V": 132}),
+         ("int16", {"K": 7, "V": 3}), ("int12", {"K": 8, "V": 12}), ("int12", {"K": 33, "V": 21})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "sizes"), SMALL, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
+def test_small_states_are_read_and_rounded_by_the_kernels(public, case, kind, sizes):  # noqa: F811
+    """Every method in turn; a flush stores the codes of `state_at`, to the bit, and leaves other rows."""
+    arrays, state = drawn(case, T=9, dtype=np.float32, H=4, Hq=4, Hk=2, **sizes)
+    if state.shape[-2] > policy.WIDEST_CUDA:
+        pytest.skip("its features are wider than the kernels support")
+    state[0, 1, :, 0] = 0  # a channel without a scale
+    log, loop = small_pools(public, case, state, kind)
+
+    def agree(x, y):
+        assert relative_error(public.see(x), y) < 2e-5
+
+    before = log.state.mapped(lambda x: public.see(x).copy())
+    for at in ([0], [1, 2]):
+        tokens = cut(case, arrays, at)
+        agree(log.step(**there(public, tokens)), loop.step(**tokens))
+    assert all(np.array_equal(public.see(x), y) for x, y in zip(log.state.arrays, before.arrays, strict=True))
+    agree(log.state_at(), loop.state_at())
+    agree(log.state_at(1, rows=[1]), loop.state_at(1, rows=[1]))
+    wanted = la.pack_state(public.see(log.state_at()), kind)
+    log.flush([1])
+    for own, new, old in zip(log.state.arrays, wanted.arrays, before.arrays, strict=True):
+        assert np.array_equal(public.see(own)[1], new[1])
+        assert np.array_equal(public.see(own)[0], old[0])
+    for own, found in zip(loop.state.arrays, log.state.arrays, strict=True):
+        own[1] = public.see(found)[1]
+    loop.live[1], loop._start[1] = 0, 3
+    tokens = cut(case, arrays, [0, 1, 2, 3, 6, 7, 8])
+    agree(log.verify(**there(public, tokens), parents=TREE), loop.verify(**tokens, parents=TREE))
+    log.reset([0], public.bring(state[:1]))
+    again = la.pack_state(state[:1], kind)
+    assert all(np.array_equal(public.see(x)[:1], y) for x, y in zip(log.state.arrays, again.arrays, strict=True))
+    log.reset()
+    assert not public.see(log.state_at()).any()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int12", "int16"])
+def test_tokens_that_were_taken_back_leave_no_bit_in_small_states(public, kind):  # noqa: F811
+    """Rollback and a tree against a decode, one token a call, that never saw them; over flushes."""
+    case = next(c for c in PLAIN if c.fn is la.gated_delta_rule)
+    arrays, state = drawn(case, T=9, **ODD)
+    log, fresh = (small_pools(public, case, state, kind, 5)[0] for _ in range(2))
+
+    def part(at):
+        return there(public, cut(case, arrays, at))
+
+    log.step(**part([0, 1, 8, 7]))
+    log.rollback(2)
+    out = public.see(log.verify(**part([2, 3, 4, 5, 6, 7, 8]), parents=TREE))
+    log.accept(3)  # the nodes 0, 1, 3
+    one = [public.see(fresh.step(**part([t]))) for t in (0, 1, 2, 3, 5)]
+    np.testing.assert_array_equal(np.concatenate(one[2:], 1), out[:, [0, 1, 3]])
+    both = [public.see(x.step(**part([6, 7, 8]))) for x in (log, fresh)]  # over a flush
+    np.testing.assert_array_equal(*both)
+    for x, y in zip(log.state.arrays, fresh.state.arrays, strict=True):
+        np.testing.assert_array_equal(public.see(x), public.see(y))
+
+
+@pytest.mark.parametrize("number", [np.inf, np.nan])
+def test_small_states_that_are_not_finite_are_read_as_nan(public, number):  # noqa: F811
+    """The value channel that has one, of its row and head alone; nothing waits for the kernel to say so."""
+    rng = np.random.default_rng(8)
+    q, k, v = rng.standard_normal((3, 2, 2, 2, 4)).astype(np.float32)
+    v[1, 0, 1, 2] = number
+    small = la.pack_state(np.ones((2, 2, 4, 4), np.float32), "int8").mapped(public.bring)
+    log = la.StateLog(la.linear_attention, small)
+    log.step(*map(public.bring, (q, k, v)))
+    log.flush()
+    found = np.isnan(public.see(la.unpack_state(log.state)))
+    wanted = np.zeros((2, 2, 4, 4), bool)
+    wanted[1, 1, :, 2] = True
+    assert np.array_equal(found, wanted)
+    out = public.see(log.step(*(public.bring(x[:, :1] * 0 + 1) for x in (q, k, q))))
+    assert np.array_equal(np.isnan(out[:, 0]), wanted[:, :, 0])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int12", "int16"])
+@pytest.mark.parametrize("V", [4, 7])
+def test_states_are_packed_where_they_lie(public, kind, V):  # noqa: F811
+    S = np.random.default_rng(2).standard_normal((2, 3, 4, V)).astype(np.float32)
+    S[0, 0, :, 1] = 0
+    small, wanted = la.pack_state(public.bring(S), kind), la.pack_state(S, kind)
+    for x, y in zip(small.arrays, wanted.arrays, strict=True):
+        assert type(x) is type(public.bring(S))
+        assert np.array_equal(public.see(x), y)
+    assert np.array_equal(public.see(la.unpack_state(small)), la.unpack_state(wanted))

@@ -247,6 +247,7 @@ LOG = Struct(  # log.cu
     ("kind_q kind_k kind_v kind_g kind_erase kind_beta kind_out", INT),
     ("bonus", BYTES), ("out", OUT_BYTES),  # (heads, K) or null; (rows, tokens, heads queries, V)
     ("state log_k log_u log_g", OUT_BYTES),  # (rows of the pool, heads, K, V), (rows of the pool, heads, slots, width)
+    ("low", OUT_BYTES), ("scales", OUT_FLOATS),  # of codes: (rows of the pool, heads, K, ceil(V / 2)), (.., heads, V)
     ("parents", pointer("const int")),  # of nodes (rows, count), null: a chain; of moves, the slots that are moved
     ("cursors", pointer("const int")),  # (3, rows): row of the pool, slot of the oldest token, tokens in the ring
     ("shift more", INT),  # added to all of these slots, and to all of these tokens

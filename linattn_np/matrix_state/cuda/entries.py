@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ...runtime.cuda.elements import ELEMENTS
 from ...runtime.cuda.entries import Entry
 from ..types import Decay, Erase
 from .delta.entries import delta_entries
@@ -11,7 +12,7 @@ from .free.entries import erase_vector_entries, free_entries
 from .portable.entries import portable_entries
 from .scan.entries import normaliser_entries, scan_entries
 from .systems.entries import system_entries
-from .token.entries import recurrence_entries, step_entries
+from .token.entries import log_entries, recurrence_entries, step_entries
 from .vector.entries import vector_backward_entries, vector_entries
 
 
@@ -24,10 +25,11 @@ def every_entry(
     backward: bool = True,
     raw: bool = False,
     states: Sequence[str] = ("float32",),
+    log: bool = False,
 ) -> Iterator[Entry]:
     """Every kernel for key width K and value width V; raw: also those that normalise q and k of the delta rule.
 
-    states: dtypes of states that are overwritten in place.
+    states: dtypes of states that are overwritten in place, or kinds of small states. log: also those of a StateLog.
     """
     decay, erase = cell
     vector, scalar = decay is Decay.VECTOR, decay is Decay.SCALAR
@@ -53,4 +55,5 @@ def every_entry(
         for unit in (False, True)[: 1 + raw]:
             yield from delta_entries(*how, scalar, backward, unit)
     for state in states:
-        yield from step_entries(dtype, K, V, decay, erase, state)
+        yield from step_entries(dtype, K, V, decay, erase, state) if state in ELEMENTS else ()
+        yield from log_entries(K, V, decay, state) if log and erase is not Erase.FREE else ()

@@ -140,7 +140,7 @@ def public(request, device, monkeypatch):
         from linattn_np.call import binding, results, reverse
         from linattn_np.nn import declaration
         from linattn_np.runtime.arrays import Library, enter
-        from linattn_np.serving import pools
+        from linattn_np.serving import pools, small
         from tests.matrix_state.cuda.step_twin import CUPY, Stub
 
         def entering(fn, arrays, beside=None):
@@ -148,6 +148,6 @@ def public(request, device, monkeypatch):
                 return Library(CUPY, 0, lambda x: x, "cupy", "x"), dict(arrays)
             return enter(fn, arrays, beside)
 
-        for module in (declaration, binding, results, reverse, pools):
+        for module in (declaration, binding, results, reverse, pools, small):
             monkeypatch.setattr(module, "enter", entering)
     return device

@@ -93,6 +93,12 @@ static inline unsigned atomicAdd(unsigned* to, unsigned x) {
 static inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
     return (unsigned long long)((unsigned __int128)x * y >> 64);
 }
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned from) {
+    const uint64_t all = (uint64_t)y << 32 | x;
+    unsigned found = 0;
+    for (int n = 0; n < 4; n++) found |= (unsigned)(all >> 8 * (from >> 4 * n & 7) & 255) << 8 * n;
+    return found;
+}
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 template <class T> static T __ldg(const T* p) { return *p; }

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....runtime.cuda.entries import Entry
+from ...policy import WIDEST_CUDA
 from ...types import Decay, Erase
 from . import gradients_plan as plan
+from . import log
 from . import plan as steps
 
 
@@ -31,6 +33,13 @@ def step_entries(dtype: str, K: int, V: int, decay: Decay, erase: Erase, state: 
         yield from step(", an erase vector that reads the undecayed state", separate=True, before=True)
     if erase is Erase.NONE and decay is Decay.VECTOR:
         yield from step(", read before the write with a bonus", read=2, bonus=True)
+
+
+def log_entries(K: int, V: int, decay: Decay, state: str) -> Iterator[Entry]:
+    """The kernels of a StateLog, of erase terms that write one row; state: a dtype, or the kind of a SmallState."""
+    if max(K, V) <= WIDEST_CUDA:
+        constants = log.constants_of(K, V, K if decay is Decay.VECTOR else 1, state, V % 4 == 0)
+        yield Entry(f"tokens after a log, states in {state}", log.FILE, constants)
 
 
 def recurrence_entries(dtype: str, K: int, V: int, erase: bool, bonus: bool = False) -> Iterator[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,11 +52,12 @@ def unsupported_reason(pool: Array) -> str | None:
 
 @functools.cache
 def constants_of(K: int, V: int, W: int, state: str, wide: bool) -> Constants:
-    """The constants of log.cu."""
+    """The constants of log.cu; state: the dtype of states, or int16, int12 or int8 for codes of so many bits."""
+    bits = int(state[3:]) if state.startswith("int") else 0
     lanes = min(32, 1 << (-(-V // 4) - 1).bit_length())
     light = K <= 128 and state != "float64"
-    found = {"LA_K": K, "LA_V": V, "LA_W": W, "LA_STATE": KINDS[state], "LA_WIDE": int(wide), "LA_LANES": lanes,
-             "LA_THREADS": 256 if K <= 128 else 512, "LA_BLOCKS": 2 if light else 1}  # fmt: skip
+    found = {"LA_K": K, "LA_V": V, "LA_W": W, "LA_STATE": KINDS.get(state, KINDS["float32"]), "LA_WIDE": int(wide), "LA_LANES": lanes,
+             "LA_BITS": bits, "LA_THREADS": 256 if K <= 128 else 512, "LA_BLOCKS": 2 if light else 1}  # fmt: skip
     return tuple(sorted(found.items()))
 
 
@@ -84,13 +86,14 @@ def tokens_of(x: Inputs, plan: Plan, heads: int, dtype: Any) -> Tokens:
     return Tokens(fields, (*held, out), out)
 
 
-def run(entry: str, xp: Any, state: Array, logs: dict[str, Array], cursors: tuple[np.ndarray, ...],
+def run(entry: str, xp: Any, states: Sequence[Array], kind: str, logs: dict[str, Array], cursors: tuple[np.ndarray, ...],
         on_device: dict[str, Any], ring: int, tokens: Tokens | None = None, **own: Any) -> None:  # fmt: skip
     """Launch an entry of log.cu for rows of the pool.
 
-    logs: k, u, g. cursors: the rows, their first slots, their tokens in the ring. on_device: what the last launch left
+    states: an array of the dtype `kind`, or codes of that kind, their scales and, of int12, low. logs: k, u, g. cursors: the rows, their first slots, their tokens in the ring. on_device: what the last launch left
     there. own: fields of the argument struct, parents as an array of slots or nodes.
     """
+    state, scales, low = (*states, None, None)[:3]
     R, (H, K, V) = len(cursors[0]), state.shape[1:]
     if 0 in (R, H, K, V):
         return
@@ -98,12 +101,11 @@ def run(entry: str, xp: Any, state: Array, logs: dict[str, Array], cursors: tupl
     given = own.pop("parents", None)
     parents = None if given is None else _indices(xp, given, on_device)
     fields = NO_TOKENS | (tokens.fields if tokens else {}) | {"first": 0, "count": 0, "tree": 0, "dense": 0} | own
-    pointers = {"state": state, "cursors": there, "parents": parents, **{f"log_{n}": y for n, y in logs.items()}}
+    pointers = {"state": state, "scales": scales, "low": low, "cursors": there, "parents": parents, **{f"log_{n}": y for n, y in logs.items()}}
     fields |= {n: 0 if y is None else y.data.ptr for n, y in pointers.items()}
     fields |= {"shift": shift, "more": more, "rows": R, "heads": H, "ring": ring, "slots": logs["k"].shape[2]}
-    name = dtype_name(state)
     wide = V % 4 == 0 and state.data.ptr % (4 * state.itemsize) == 0
-    constants = constants_of(K, V, logs["g"].shape[-1], name, wide)
+    constants = constants_of(K, V, logs["g"].shape[-1], kind, wide)
     values = dict(constants)
     parts = -(-V // (4 * values["LA_LANES"]))
     launch.launch(FILE, entry, constants, R * H * parts, values["LA_THREADS"], 0, arguments.LOG.packed(fields))

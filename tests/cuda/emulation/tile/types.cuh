@@ -8,6 +8,7 @@
 #define low_f16 device_low_f16
 #define high_f16 device_high_f16
 #define round_tf32 device_round_tf32
+#define ask_line device_ask_line
 #define load_u16 device_load_u16
 #define opaque device_opaque
 #define opaque64 device_opaque64
@@ -20,6 +21,7 @@
 #undef low_f16
 #undef high_f16
 #undef round_tf32
+#undef ask_line
 #undef load_u16
 #undef opaque
 #undef opaque64
@@ -36,6 +38,7 @@ LA_DEVICE u32 pack_bf16(float lo, float hi) { return rounded_bf16(lo) | rounded_
 LA_DEVICE u32 pack_f16(float lo, float hi) { return rounded_f16(lo) | rounded_f16(hi) << 16; }
 LA_DEVICE float low_f16(u32 x) { return (float)bits_as<_Float16>((u16)x); }
 LA_DEVICE float high_f16(u32 x) { return low_f16(x >> 16); }
+LA_DEVICE void ask_line(const void*) {}
 LA_DEVICE u16 load_u16(const void* p) { return *(const u16*)p; }
 LA_DEVICE u32 opaque(u32 x) { return x; }
 LA_DEVICE i64 opaque64(i64 x) { return x; }
