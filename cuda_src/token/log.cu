@@ -26,7 +26,7 @@ constexpr int K = LA_K, V = LA_V, W = LA_W, THREADS = LA_THREADS, LANES = LA_LAN
               BITS = LA_BITS;
 constexpr int CHUNK = 8;   // tokens that a fold has in shared memory
 typedef Wide<STATE> Number;
-static_assert(2 * TILE <= THREADS, "a thread for each column of two readers");
+static_assert(2 * TILE <= THREADS && 2 * K <= THREADS, "a thread for each column and each channel of two readers");
 constexpr int STORED = BITS == 0 ? 8 : BITS;   // of the code that is there without use
 static_assert(BITS == 0 || STATE == 2, "scales are float32");
 constexpr int TOKEN_BLOCKS = BITS == 0 ? LA_BLOCKS : (BITS == 8 ? 4 : 3) * 256 / THREADS;   // codes: few registers
@@ -256,7 +256,7 @@ LA_DEVICE const char* row_of(const Rows& x, const Task& s, int token, int head) 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_BLOCKS) tokens(const __grid_constant__ LogArguments a) {
-    __shared__ Number readers[2][K], faded[K][2], sums[2][GROUPS][TILE], written[TILE], own[2];
+    __shared__ Number plain[2][K], readers[2][K], faded[K][2], keys[K], sums[2][GROUPS][TILE], written[TILE], own[2];
     const Task s(a);
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     Number *log_k = (Number*)a.log_k, *log_u = (Number*)a.log_u, *log_g = (Number*)a.log_g;
@@ -271,43 +271,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_BLOCKS) tokens(const
         const auto decay_of = [&](int c) {
             return a.g.data == nullptr ? (Number)0 : parameter<Number>(g, a.kind_g, W == 1 ? 0 : c);
         };
-        for (int c = thread; c < K; c += THREADS) log_k[slot * K + c] = parameter<Number>(k, a.kind_k, c);
-        for (int c = thread; c < W; c += THREADS) log_g[slot * W + c] = decay_of(c);
-
         for (int first = 0; first == 0 || first < all; first += 2) {   // two readers at a time
-            const auto row_of_reader = [&](int x) {
-                return first + x < a.erases ? row_of(a.erase, s, token, s.head)
-                                            : row_of(a.q, s, token, s.head * a.queries + first + x - a.erases);
-            };
             const auto is_read = [&](int x) { return first + x < all; };
-            for (int i = thread; i < 2 * K; i += THREADS) {
-                const int x = i / K, c = i % K;
-                const bool erases = first + x < a.erases;
-                Number y = 0;
-                if (is_read(x)) {
-                    y = parameter<Number>(row_of_reader(x), erases ? a.kind_erase : a.kind_q, c);
-                    if (erases ? !a.early : a.updated) y *= exponential(decay_of(c));
+            const int x_own = thread / K, c_own = thread % K;   // of the number of a reader that this thread has
+            Number key = 0, decay = 0, reader = 0, value = 0, beta = 1;   // all are asked for before one is used
+            if (thread < 2 * K) {
+                decay = decay_of(c_own);
+                if (first + x_own < a.erases)
+                    reader = parameter<Number>(row_of(a.erase, s, token, s.head), a.kind_erase, c_own);
+                else if (is_read(x_own)) {
+                    const int query = first + x_own - a.erases;
+                    reader = parameter<Number>(row_of(a.q, s, token, s.head * a.queries + query), a.kind_q, c_own);
                 }
-                readers[x][c] = y;
             }
+            if (first == 0 && thread < K) key = parameter<Number>(k, a.kind_k, thread);
+            if (first == 0 && thread < TILE && column < V) {   // of the column that this thread writes
+                value = parameter<Number>(row_of(a.v, s, token, s.head), a.kind_v, column);
+                if (a.erases) beta = parameter<Number>(row_of(a.beta, s, token, s.head), a.kind_beta, 0);
+            }
+            if (thread < 2 * K) {
+                plain[x_own][c_own] = reader;
+                if (first + x_own < a.erases ? !a.early : a.updated) reader *= exponential(decay);
+                readers[x_own][c_own] = reader;
+            }
+            if (first == 0 && thread < K) {
+                keys[thread] = log_k[slot * K + thread] = key;
+                if (thread < W) log_g[slot * W + thread] = decay;
+            }
+            __syncthreads();
             if (warp == 2 || warp == 3) {   // what a query reads of its own token
                 const int x = warp - 2;
                 Number sum = 0;
                 if (is_read(x) && first + x >= a.erases && (a.updated || a.bonus != nullptr))
                     for (int c = lane; c < K; c += 32) {
-                        Number y = parameter<Number>(row_of_reader(x), a.kind_q, c) * parameter<Number>(k, a.kind_k, c);
+                        Number y = plain[x][c] * keys[c];
                         if (a.bonus != nullptr) y *= ((const Number*)a.bonus)[s.head * K + c];
                         sum += y;
                     }
                 sum = sum_of_lanes(sum);
                 if (lane == 0) own[x] = sum;
             }
-            Number value = 0, beta = 1;   // of the column that this thread writes
-            if (first == 0 && thread < TILE && column < V) {
-                value = parameter<Number>(row_of(a.v, s, token, s.head), a.kind_v, column);
-                if (a.erases) beta = parameter<Number>(row_of(a.beta, s, token, s.head), a.kind_beta, 0);
-            }
-            __syncthreads();
 
             Number sum[2][PER] = {}, total[DECAYS] = {};
             Path path = {Path::parent(a, s, n), s.live};

@@ -191,12 +191,13 @@ def small_pools(public, case, state, kind, length=4):  # noqa: F811
             la.StateLog(case.fn, small.mapped(np.copy), length=length, **case.options, **case.named))  # fmt: skip
 
 
-SMALL = [("int8", {"K": 8, "V": 12}), ("int8", {"K": 33, "V": 21}), ("int16", {"K": 20, "V": 132}),
-         ("int16", {"K": 7, "V": 3}), ("int12", {"K": 8, "V": 12}), ("int12", {"K": 33, "V": 21})]  # fmt: skip
+SMALL = [(la.gated_delta_rule, "int8", {"K": 8, "V": 12}), (la.gated_delta_rule, "int16", {"K": 7, "V": 3}),
+         (la.gated_delta_rule, "int12", {"K": 33, "V": 21}), (la.kda, "int8", {"K": 33, "V": 21}),
+         (la.rwkv6, "int12", {"K": 8, "V": 12}), (la.linear_attention, "int16", {"K": 20, "V": 132})]  # fmt: skip
+SMALL = [(next(c for c in KINDS if c.fn is fn), *how) for fn, *how in SMALL]
 
 
-@pytest.mark.parametrize(("kind", "sizes"), SMALL, ids=str)
-@pytest.mark.parametrize("case", KINDS, ids=str)
+@pytest.mark.parametrize(("case", "kind", "sizes"), SMALL, ids=str)
 def test_small_states_are_read_and_rounded_by_the_kernels(public, case, kind, sizes):  # noqa: F811
     """Every method in turn; a flush stores the codes of `state_at`, to the bit, and leaves other rows."""
     arrays, state = drawn(case, T=9, dtype=np.float32, H=4, Hq=4, Hk=2, **sizes)

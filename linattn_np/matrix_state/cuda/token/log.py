@@ -56,8 +56,9 @@ def constants_of(K: int, V: int, W: int, state: str, wide: bool) -> Constants:
     bits = int(state[3:]) if state.startswith("int") else 0
     lanes = min(32, 1 << (-(-V // 4) - 1).bit_length())
     light = K <= 128 and state != "float64"
-    found = {"LA_K": K, "LA_V": V, "LA_W": W, "LA_STATE": KINDS.get(state, KINDS["float32"]), "LA_WIDE": int(wide), "LA_LANES": lanes,
-             "LA_BITS": bits, "LA_THREADS": 256 if K <= 128 else 512, "LA_BLOCKS": 2 if light else 1}  # fmt: skip
+    found = {"LA_K": K, "LA_V": V, "LA_W": W, "LA_STATE": KINDS["float32" if bits else state], "LA_BITS": bits,
+             "LA_WIDE": int(wide), "LA_LANES": lanes,
+             "LA_THREADS": 256 if K <= 128 else 512, "LA_BLOCKS": 2 if light else 1}  # fmt: skip
     return tuple(sorted(found.items()))
 
 
@@ -86,12 +87,14 @@ def tokens_of(x: Inputs, plan: Plan, heads: int, dtype: Any) -> Tokens:
     return Tokens(fields, (*held, out), out)
 
 
-def run(entry: str, xp: Any, states: Sequence[Array], kind: str, logs: dict[str, Array], cursors: tuple[np.ndarray, ...],
-        on_device: dict[str, Any], ring: int, tokens: Tokens | None = None, **own: Any) -> None:  # fmt: skip
+def run(entry: str, xp: Any, states: Sequence[Array], kind: str, logs: dict[str, Array],
+        cursors: tuple[np.ndarray, ...], on_device: dict[str, Any], ring: int, tokens: Tokens | None = None,
+        **own: Any) -> None:  # fmt: skip
     """Launch an entry of log.cu for rows of the pool.
 
-    states: an array of the dtype `kind`, or codes of that kind, their scales and, of int12, low. logs: k, u, g. cursors: the rows, their first slots, their tokens in the ring. on_device: what the last launch left
-    there. own: fields of the argument struct, parents as an array of slots or nodes.
+    states: an array of the dtype `kind`, or codes of that kind, their scales and, of int12, low. logs: k, u, g.
+    cursors: the rows, their first slots, their tokens in the ring. on_device: what the last launch left there.
+    own: fields of the argument struct, parents as an array of slots or nodes.
     """
     state, scales, low = (*states, None, None)[:3]
     R, (H, K, V) = len(cursors[0]), state.shape[1:]
@@ -101,7 +104,8 @@ def run(entry: str, xp: Any, states: Sequence[Array], kind: str, logs: dict[str,
     given = own.pop("parents", None)
     parents = None if given is None else _indices(xp, given, on_device)
     fields = NO_TOKENS | (tokens.fields if tokens else {}) | {"first": 0, "count": 0, "tree": 0, "dense": 0} | own
-    pointers = {"state": state, "scales": scales, "low": low, "cursors": there, "parents": parents, **{f"log_{n}": y for n, y in logs.items()}}
+    pointers = {"state": state, "scales": scales, "low": low, "cursors": there, "parents": parents}
+    pointers |= {f"log_{n}": y for n, y in logs.items()}
     fields |= {n: 0 if y is None else y.data.ptr for n, y in pointers.items()}
     fields |= {"shift": shift, "more": more, "rows": R, "heads": H, "ring": ring, "slots": logs["k"].shape[2]}
     wide = V % 4 == 0 and state.data.ptr % (4 * state.itemsize) == 0
