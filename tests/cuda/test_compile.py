@@ -13,6 +13,7 @@ import pytest
 
 from linattn_np import warmup
 from linattn_np.__main__ import main
+from linattn_np.matrix_state.cuda.token import log
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.runtime import code_cache
 from linattn_np.runtime.cuda import compile as cuda_compile
@@ -139,3 +140,6 @@ def test_every_choice_of_warmup_has_kernels(dtype):
         found = list(warmup.selected(chosen, dtype, capability))
         assert bool(found) == (dtype != "tf32" or (erase is Erase.NONE and decay is not Decay.VECTOR)), cell
         assert all((sources.root() / entry.file).is_file() for *_, entry in found)
+        own = parser.parse_args([*cell, "--dtype", dtype, "--key", "60", "--log", "--state", "float32", "int8"])
+        logs = [entry.constants for *_, entry in warmup.selected(own, dtype, capability) if entry.file == log.FILE]
+        assert len(logs) == len(set(logs)) == (0 if dtype == "tf32" or erase is Erase.FREE else 2)

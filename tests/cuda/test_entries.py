@@ -121,7 +121,8 @@ def of_tokens():
             )
     # a token of a log: 64 numbers of the state, and the terms of two readers, in 128 registers; of small states in 64
     kinds = [(128, 128, "SCALAR", "float32"), (128, 128, "VECTOR", "float32"), (128, 128, "SCALAR", "bfloat16"),
-             (255, 7, "VECTOR", "float16"), (256, 256, "VECTOR", "float32"), (128, 128, "VECTOR", "float64")]  # fmt: skip
+             (255, 7, "VECTOR", "float16"), (256, 256, "VECTOR", "float32")]  # fmt: skip
+    kinds += [(128, 128, "VECTOR", "float64")]
     kinds += [(128, 128, "SCALAR", "int8"), (128, 128, "VECTOR", "int8"), (128, 128, "SCALAR", "int16"),
               (256, 256, "SCALAR", "int8"), (255, 7, "VECTOR", "int12")]  # fmt: skip
     logs = [entry for K, V, decay, state in kinds for entry in log_entries(K, V, Decay[decay], state)]
