@@ -13,7 +13,7 @@ import numpy as np
 from ..core import Computation
 from ..runtime import threads
 from ..spec import Call, Samples, VariantSpec
-from . import parts, pieces
+from . import head_parts, parts, pieces
 from .binding import inputs_of, is_cut, is_recordable, lacks_states, prepare, threads_of
 from .foreign import bridge_of, symbolic_bridge
 from .options import COMMON
@@ -120,6 +120,8 @@ def _computed(call: Call, signature: Signature | None, arrays: tuple[Any, ...], 
         return pieces.forward(call, keywords, _run_piece, final_state)
     if call.spec.change.by_tokens and len(each := parts.parts_of(call)) > 1:
         return parts.forward(call, each)
+    if call.spec.change.by_heads and len(each := head_parts.parts_of(call)) > 1:
+        return head_parts.forward(call, each)
     with call.recorder or NO_LIMIT:
         x = inputs_of(call)
         core = core_of(x)

@@ -12,6 +12,7 @@ from typing import Any
 from ..runtime.arrays import NARROW, STORAGE, dtype_name
 from ..runtime.shapes import flatten
 from ..spec import Call, VariantSpec
+from . import head_parts
 from .binding import gathers_rows, inputs_of, is_cut, is_doubtful, lacks_states, prepare, spec_of
 from .dispatch import core_of
 from .foreign import bridge_of, lazy_bridge
@@ -93,6 +94,8 @@ def explain_call(spec: VariantSpec, arrays: tuple[Any, ...], options: dict[str, 
         reason += f"; the pass stores {len(call.plan.states_at)} states"
     elif len(own := parts_of(call)) > 1:
         reason += f"; {len(own)} parts of the tokens in turn"
+    elif len(of_heads := head_parts.parts_of(call)) > 1:
+        reason += f"; {len(of_heads)} parts of the heads in turn"
     moved = sum(_bytes(x) for n in spec.arrays if (x := getattr(call, n)) is not None)
     moved += sum(
         _bytes(S) for S in (call.initial if isinstance(call.initial, tuple) else [call.initial]) if S is not None
@@ -221,6 +224,8 @@ def _replay(call: Call, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         return "the rows of the pool are gathered first"
     if len(parts_of(call)) > 1:
         return "it is large: some tokens are computed at a time"
+    if len(head_parts.parts_of(call)) > 1:
+        return "it is large: some heads are computed at a time"
     signature = signature_of(call.spec, arrays, keywords)
     if signature is None and options["state_rows"] is not None:
         return "there are many row numbers in host memory"

@@ -35,13 +35,13 @@ def vjp(
         end, form = end_of(call, found, ends), None if out is None else form_of(call.library, out)
         if dstates is not None and states is None:
             raise TypeError(f"{fn}: the pullback got dstates, expected None without return_states_at")
-        return _gradients(call, found, _rows(call, dout, form), checked(call, "dstate", dstate, end),
+        return _gradients(call, found, checked_rows(call, dout, form), checked(call, "dstate", dstate, end),
                           checked(call, "dstates", dstates, states))  # fmt: skip
 
     return result, pullback
 
 
-def _rows(call: Call, dout: Any, form: Form | None) -> Array | None:
+def checked_rows(call: Call, dout: Any, form: Form | None) -> Array | None:
     """dout, checked, in time-first layout."""
     if dout is None:
         return None

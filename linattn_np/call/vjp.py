@@ -13,7 +13,7 @@ from ..runtime.shapes import flatten, unflatten
 from ..runtime.unchanged import check_unchanged, mark
 from ..runtime.values import shown
 from ..spec import Call, VariantSpec
-from . import parts, pieces_vjp
+from . import head_parts, parts, pieces_vjp
 from .binding import inputs_of, is_cut, is_recordable, lacks_states, normalise, prepare
 from .dispatch import NO_LIMIT, core_of, limit, ndarray, value_of
 from .foreign import bridge_of, symbolic_bridge
@@ -90,9 +90,10 @@ def run_vjp(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
             call = _with_backward(prepare(spec, arrays, keywords))
         if is_cut(call):
             return pieces_vjp.vjp(call, keywords, _run_piece, final_state)
-        if spec.change.by_tokens and len(each := parts.parts_of(call)) > 1:
-            threads = functools.partial(limit, spec, {"num_threads": call.options["num_threads"]})
-            return parts.vjp(call, each, by_name(spec, arrays, keywords), threads, _gradients)
+        for module, is_so in ((parts, spec.change.by_tokens), (head_parts, spec.change.by_heads)):
+            if is_so and len(each := module.parts_of(call)) > 1:
+                threads = functools.partial(limit, spec, {"num_threads": call.options["num_threads"]})
+                return module.vjp(call, each, by_name(spec, arrays, keywords), threads, _gradients)
         return _in_full(call, signature, arrays, keywords)
     if type(plan) is plans.Composed:
         return plan.vjp(signature)

@@ -76,7 +76,9 @@ SPEC = VariantSpec(
         "mimo_z": ArgSpec("H R V", "gates of the rows; None: silu(z) for all", optional=True),
         "dt_bias": ArgSpec("H", "added to dt", optional=True),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp, query="C", key="B", value="x"),
+    change=ChangeOfVariables(
+        to_core, to_core_vjp, from_core, from_core_vjp, query="C", key="B", value="x", by_heads=True
+    ),
     decay=Decay.SCALAR,
     scaled=False,
     shares_states=False,
