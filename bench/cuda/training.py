@@ -27,7 +27,7 @@ from linattn_np.train.gradient import ALONE
 from linattn_np.train.step import Task, step_of
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
-VOCABULARY, WARM = 256, 6
+VOCABULARY, WARM, SECONDS = 256, 6, 1.0  # steps before any is timed, and for so long: clocks rise
 
 
 class Case(NamedTuple):
@@ -87,11 +87,14 @@ def steps_of(case: Case, dtype: Any, count: int) -> tuple[list[float], list[floa
     """(milliseconds of each of `count` steps after the first ones, losses of these)."""
     run, ms = la.train.Run.start(case.model.loss, dtype=dtype).to("cuda"), list[float]()
     with step_of(Task(case.model.loss, run, batches(case), 1.0, 1, ALONE)) as step:
-        for _ in range(WARM + count):
+        warm = time.perf_counter() + SECONDS
+        while run.step < WARM or time.perf_counter() < warm:
+            step(1e-4)
+        for _ in range(count):
             began = time.perf_counter()
             step(1e-4)
             ms.append(1e3 * (time.perf_counter() - began))
-    return ms[WARM:], run.losses[:WARM]
+    return ms, run.losses[:WARM]
 
 
 def measured(cp: Any, case: Case, dtype: Any, steps: int) -> dict[str, Any]:

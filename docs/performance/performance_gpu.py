@@ -53,6 +53,11 @@ empty caches, {later:.2g} s in a new process with filled ones."""
 VECTOR_ERRORS = """\
 Errors relative to the norm, against float64 on the same rounded inputs. none: no decay; equal keys: one key at every
 token, erased as a whole."""
+TRAINING = """\
+`python -m bench training --backend cuda`: byte models of `gated_delta_rule` and SwiGLU, {dtype} with float32 masters,
+AdamW with clipping, a batch of random tokens from the host and its loss back in every step. ms: a step as one CUDA
+graph; calls: the same step without one, with the same losses. products: the model's dense products alone, forward and
+both gradients, in one graph."""
 STATES = """\
 `python -m bench states --backend cuda`: calls with states at {states} positions relative to calls with none, {B} x {H}
 heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 states, written by the forward and read
@@ -305,6 +310,18 @@ def states(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield table(["call", "none, ms", "with states, ms", "more", "floor"], body)
 
 
+def training(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """A step of training, and what its products take."""
+    yield "On a GPU: a step of training"
+    yield TRAINING.format(**result)
+    yield table(
+        ["model", "parameters", "tokens", "ms", "calls, ms", "products, ms", "share, %", "tokens/s"],
+        [[row["case"], f"{row['parameters']:,}", f"{row['tokens']:,}", f"{row['ms']:.2f}",
+          f"{row['ms without a graph']:.1f}", f"{row['products ms']:.2f}", f"{100 * row['share']:.0f}",
+          f"{row['tokens/s']:.3g}"] for row in result["rows"]],
+    )  # fmt: skip
+
+
 def scaling(result: dict[str, Any], table: Table) -> Iterator[str]:
     """Chunk form and recurrent form, segments, length."""
     yield "On a GPU: scaling"
@@ -491,5 +508,5 @@ NAMES = {
     "cuda_softmax": attention, "cuda_path_attention": path,
     "cuda_deltaformer": partial(path, title="DeltaFormer", words=SYSTEM, peers="array calls"),
     "cuda_portable_attention": caches, "cuda_scaling": scaling, "cuda_states": states,
-    "cuda_pieces": pieces, "cuda_scans": scans, "cuda_selective_scan": selective,
+    "cuda_training": training, "cuda_pieces": pieces, "cuda_scans": scans, "cuda_selective_scan": selective,
 }  # fmt: skip
