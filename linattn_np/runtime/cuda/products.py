@@ -19,7 +19,7 @@ from . import launch
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType_t
 FLOAT, DOUBLE = 68, 70  # cublasComputeType_t
 EXACT_SUMS = 16  # cublasMath_t: partial sums keep the type of the computation
-WORKSPACE, MOST_SPLITS = 32 << 20, 32  # bytes, partial sums of a matrix: the choice of an algorithm depends on them
+WORKSPACE, LEAST, SPLITS = 32 << 20, 4 << 20, 32  # bytes, of which the choice of an algorithm depends; partial sums
 P, I, L = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 SIGNATURES = {
     "cublasCreate_v2": (ctypes.POINTER(P),),
@@ -86,7 +86,7 @@ def product(x: Array, W: Array, dtype: Any = None, to: Array | None = None) -> A
     kind, result, is_wide = TYPES[dtype_name(x)], TYPES[dtype_name(y)], dtype_name(x) == "float64"
     one, zero = _DOUBLES if is_wide else _FLOATS
     handle, sums = _handle(), DOUBLE if is_wide else FLOAT
-    room = min(WORKSPACE, max(MOST_SPLITS * R * M * (8 if is_wide else 4), 256))
+    room = min(WORKSPACE, max(SPLITS * R * M * (8 if is_wide else 4), LEAST)) if batched else WORKSPACE
     stream, memory = launch.cupy().cuda.get_current_stream().ptr, launch.allocator()(room)
     _call("cublasSetStream_v2", handle, stream)
     _call("cublasSetWorkspace_v2", handle, memory.ptr, room)  # after the stream, which gives it a default one
