@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 from ..core import Computation, Computed, Core, Explained, register, register_states
 from ..ops.host import has_compiler
-from ..runtime.arrays import Array, is_numpy
+from ..runtime.arrays import Array, is_cupy, is_numpy
 from ..runtime.recorder import refuse
 from ..runtime.shapes import Sizes
 from . import definition
 from .array import chunks
 from .losses import LOSSES
-from .sequences import Call
+from .sequences import Call, scaled
 from .states import axes_of
 from .types import Adam, FastPlan, Inputs, Learner, plus
 
-BACKENDS = ("reference", "chunks", "numba")
+BACKENDS = ("reference", "chunks", "numba", "cuda")
 LARGEST = 2**18  # numbers of a layer's matrix in compiled loops
 
 
@@ -49,14 +49,15 @@ class Learning(Computation):
             raise ValueError(
                 f"{fn}: state.k_past has shape {shape}, expected C = window - 1 = {plan.learner.window - 1}"
             )
-        backend, call, outs, ends, before = choose(fn, x, plan, wanted), Call(plan, x, state), [], [], list[Any]()
+        backend, outs, ends, before = choose(fn, x, plan, wanted), [], [], list[Any]()
+        call = Call(plan, x, state, backend != "cuda")
         stores_states = state is None and plan.gradients
         has_end = plan.returns_state or x.q is None or plan.learner.every == "token"
         for part in call.parts:
             tokens, begin = _tokens(call, part), call.begin(part)
             given = plan.learner, plan.xp, tokens, begin, call.initial(part), call.slow
             out, states = module_of(backend).forward(*given, stores_states, has_end)
-            outs.append(plan.xp.zeros_like(tokens.v) if out is None else plan.scale * out)
+            outs.append(plan.xp.zeros_like(tokens.v) if out is None else scaled(plan, out))
             ends.append(call.end(part, states[-1]) if has_end else [])
             before.append(states)
         out = None if x.q is None else call.left(call.joined(outs))
@@ -66,7 +67,7 @@ class Learning(Computation):
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, before = residuals
-        f, xp, module, call = plan.learner, plan.xp, module_of(backend), Call(plan, x, state)
+        f, xp, module, call = plan.learner, plan.xp, module_of(backend), Call(plan, x, state, backend != "cuda")
         found, begins, has_end = [], [], dstate is not None or plan.learner.every == "token"
         dweights, dslow = (tuple(xp.zeros_like(w) for w in tree) for tree in (call.weights, call.slow))
         for n, part in enumerate(call.parts):
@@ -95,7 +96,6 @@ class Learning(Computation):
         each = 2.0 * sum(prod(w.shape[1:]) * (3 + (n > 0)) for n, w in enumerate(matrices))
         reason = "requested" if wanted else "the default path" if f.is_linear else "its steps are not sums of gradients"
         others = {n: unsupported_reason(x, plan, n) or "covers the call too" for n in BACKENDS if n != chosen}
-        others["cuda"] = "it has no kernels of learners: its products are those of the library"
         C = None if chosen == "reference" else f.mini_batch
         form = "recurrent form" if C is None else "dual form" if f.is_linear else "chunk form"
         return Explained(chosen, reason, others, form, C, each * prod(x.v.shape[:-1]), each)
@@ -132,6 +132,10 @@ def module_of(backend: str) -> Any:
         from .cpu import calls
 
         return calls
+    if backend == "cuda":
+        from .cuda import linear
+
+        return linear
     return {"reference": definition, "chunks": chunks}[backend]
 
 
@@ -144,6 +148,8 @@ def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
         return "the weights of a token are no sum of gradients"
     if backend != "reference" and not isinstance(f.model, str):
         return "the model is a function of the caller"
+    if backend == "cuda":
+        return _no_kernel(x, plan)
     if backend != "numba":
         return None
     if not is_numpy(plan.xp):
@@ -155,13 +161,25 @@ def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
     return None if has_compiler() else "Numba, the compiler of its loops, is not installed"
 
 
+def _no_kernel(x: Inputs, plan: FastPlan) -> str | None:
+    """Why the CUDA kernels do not compute a call; None if they do."""
+    f = plan.learner
+    if not (f.model == "linear" and f.loss == "l2" and f.normed and f.every == "token") or f.renormed:
+        return "its kernels are those of a linear model with a layer norm"
+    if not is_cupy(plan.xp):
+        return "it takes CuPy arrays"
+    from .cuda.linear import unsupported_reason
+
+    return unsupported_reason(x, plan)
+
+
 def choose(fn: str, x: Inputs, plan: FastPlan, wanted: str | None) -> str:
     """The backend of a call.   Raises ValueError if the one that is wanted does not compute it."""
     if wanted is not None:
         if (reason := unsupported_reason(x, plan, wanted)) is not None:
             raise ValueError(f"{fn}: backend {wanted!r} does not cover this call: {reason}")
         return wanted
-    fast = ("numba", "chunks") if plan.chunk_size != 1 else ()
+    fast = ("cuda", "numba", "chunks") if plan.chunk_size != 1 else ()
     return next((name for name in fast if unsupported_reason(x, plan, name) is None), "reference")
 
 

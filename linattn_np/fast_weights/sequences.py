@@ -30,8 +30,9 @@ class Part(NamedTuple):
 class Call:
     """The arrays of a call, by parts."""
 
-    def __init__(self, plan: FastPlan, x: Inputs, state: Any) -> None:
-        self.plan, self.x, self.xp, self.lead = plan, x, plan.xp, x.v.shape[:-3]
+    def __init__(self, plan: FastPlan, x: Inputs, state: Any, is_cast: bool = True) -> None:
+        """is_cast: tokens are wanted in the compute dtype, not in the caller's."""
+        self.plan, self.x, self.xp, self.lead, self.is_cast = plan, x, plan.xp, x.v.shape[:-3], is_cast
         self.is_ragged = not plan.sequences or plan.sequences[0].row is not None
         self.tokens = Tokens(x.q, x.k, x.v, x.rates).each(self._entered)
         wide = [self._matrix(cast(plan.xp, w, plan.dtype)) for w in (*x.weights, *x.slow)]
@@ -57,7 +58,7 @@ class Call:
     def _entered(self, y: Array) -> Array:
         """(..., T, H, D) as (N, H, T, D)."""
         xp, H = self.xp, self.x.v.shape[-2]
-        y = shared_heads(xp, cast(xp, y, self.plan.dtype), H)
+        y = shared_heads(xp, cast(xp, y, self.plan.dtype) if self.is_cast else y, H)
         return xp.permute_dims(xp.reshape(y, (prod(y.shape[:-3]), *y.shape[-3:])), (0, 2, 1, 3))
 
     def left(self, y: Array) -> Array:
@@ -72,7 +73,7 @@ class Call:
 
     def entered_gradient(self, dout: Array | None, part: Part) -> Any:
         """The cotangent of the outputs of a part."""
-        return None if dout is None or self.x.q is None else self.cut(self.plan.scale * self._entered(dout), part)
+        return None if dout is None or self.x.q is None else self.cut(scaled(self.plan, self._entered(dout)), part)
 
     def joined(self, each: list[Array]) -> Array:
         """An array of all tokens from those of the parts."""
@@ -175,6 +176,11 @@ class Call:
         like = [w.shape for w in (*self.x.weights, *self.x.slow)]
         flat = [self.xp.reshape(y, shape) for y, shape in zip((*dweights, *dslow), like, strict=True)]
         return Inputs(*d, tuple(flat[: len(dweights)]), tuple(flat[len(dweights) :]))
+
+
+def scaled(plan: FastPlan, y: Array) -> Array:
+    """scale y"""
+    return y if plan.scale == 1 else plan.scale * y
 
 
 def together(join: Any, each: list[Tokens]) -> Tokens:

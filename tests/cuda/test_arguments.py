@@ -8,6 +8,7 @@ import struct
 import pytest
 
 from linattn_np.elementwise.cuda import arguments as elementwise
+from linattn_np.fast_weights.cuda import arguments as fast_weights
 from linattn_np.matrix_state.cuda import arguments as core
 from linattn_np.ops.cuda import arguments as ops
 from linattn_np.runtime.cuda import nvrtc, sources
@@ -26,7 +27,8 @@ OFFSETS_ARE_COMPARED = """
 
 
 def declared():
-    return {x for module in (core, elementwise, ops, softmax) for x in vars(module).values() if isinstance(x, Struct)}
+    modules = (core, elementwise, fast_weights, ops, softmax)
+    return {x for module in modules for x in vars(module).values() if isinstance(x, Struct)}
 
 
 def test_values_are_at_the_offsets_of_their_names():
@@ -53,7 +55,7 @@ def test_there_is_no_other_packing():
             bodies = re.findall(rf"struct {kind} {{([^}}]*)}}", text)
             assert kind in names or bodies, path
             assert set(re.findall(r"(\w+) \w+;", " ".join(bodies))) <= names, path
-    for module in ("elementwise", "matrix_state", "ops", "softmax"):
+    for module in ("elementwise", "fast_weights", "matrix_state", "ops", "softmax"):
         for path in (sources.PACKAGE / module / "cuda").glob("*.py"):
             assert "import struct" not in path.read_text(encoding="utf-8"), path
 

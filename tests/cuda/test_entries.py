@@ -13,6 +13,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.elementwise.cuda.entries import scan_entries as channel_entries
+from linattn_np.fast_weights.cuda.entries import learner_entries
 from linattn_np.matrix_state.cuda import operands
 from linattn_np.matrix_state.cuda.delta import plan as delta_plan
 from linattn_np.matrix_state.cuda.delta.entries import delta_entries
@@ -313,7 +314,19 @@ def of_channels():
         yield Case("channels", arch, channel_entries(dtype), products=lambda x: {})
 
 
-FAMILIES = (of_scan, of_tokens, of_delta, of_vectors, of_free, of_systems, of_softmax, of_channels)
+# Backward of two blocks a multiprocessor: addresses spill, once a mini-batch.
+LEARNERS = {"float16": 32, "float32": 132}
+
+
+def of_learners():
+    for arch, dtype in itertools.product(("sm_80", "sm_90a"), ("bfloat16", "float16", "float32")):
+        yield Case("learners", arch, learner_entries(dtype),
+                   lambda x, dtype=dtype: LEARNERS.get(dtype, 0) * (name_of(x) == "linear_vjp"),
+                   products=lambda x, arch=arch: HMMA)  # fmt: skip
+
+
+FAMILIES = (of_scan, of_tokens, of_delta, of_vectors, of_free, of_systems, of_softmax, of_channels,
+            of_learners)  # fmt: skip
 CASES = [pytest.param(case, id=f"{case.family}-{case.arch}-{n}")
          for family in FAMILIES for n, case in enumerate(family())]  # fmt: skip
 
