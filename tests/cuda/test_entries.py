@@ -13,6 +13,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.elementwise.cuda.entries import scan_entries as channel_entries
+from linattn_np.fast_weights.cuda import plan as learners
 from linattn_np.fast_weights.cuda.entries import learner_entries
 from linattn_np.matrix_state.cuda import operands
 from linattn_np.matrix_state.cuda.delta import plan as delta_plan
@@ -315,13 +316,13 @@ def of_channels():
 
 
 # Backward of two blocks a multiprocessor: addresses spill, once a mini-batch.
-LEARNERS = {"float16": 32, "float32": 132}
+LEARNERS = {"float16": 12, "float32": 68}
 
 
 def of_learners():
     for arch, dtype in itertools.product(("sm_80", "sm_90a"), ("bfloat16", "float16", "float32")):
         yield Case("learners", arch, learner_entries(dtype),
-                   lambda x, dtype=dtype: LEARNERS.get(dtype, 0) * (name_of(x) == "linear_vjp"),
+                   lambda x, dtype=dtype: LEARNERS.get(dtype, 0) * (x.file == learners.BACKWARD),
                    products=lambda x, arch=arch: HMMA)  # fmt: skip
 
 

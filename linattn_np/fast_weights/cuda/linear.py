@@ -102,7 +102,7 @@ class Call:
         (self.N, self.H, self.T, self.D), self.f, self.xp, self.x = x.k.shape, f, xp, x
         self.dtype, self.float = dtype_name(x.v), x.rates.eta[0].dtype
         self.weight, self.shift = (dense(y) for y in slow)
-        self.groups = -(-(-(-self.T // f.mini_batch)) // EACH)
+        self.groups = -(-self.T // (f.mini_batch * EACH))
 
     def forward(self, begin: State, keep: bool) -> tuple[Array, Array | None, State]:
         """(out, states before groups of mini-batches, the final state)."""
