@@ -50,13 +50,13 @@ class Learning(Computation):
                 f"{fn}: state.k_past has shape {shape}, expected C = window - 1 = {plan.learner.window - 1}"
             )
         backend, outs, ends, before = choose(fn, x, plan, wanted), [], [], list[Any]()
-        call = Call(plan, x, state, backend != "cuda")
+        call = Call(plan, x, state, is_cast(backend, plan.learner))
         stores_states = state is None and plan.gradients
         has_end = plan.returns_state or x.q is None or plan.learner.every == "token"
         for part in call.parts:
             tokens, begin = _tokens(call, part), call.begin(part)
             given = plan.learner, plan.xp, tokens, begin, call.initial(part), call.slow
-            out, states = module_of(backend).forward(*given, stores_states, has_end)
+            out, states = module_of(backend, plan.learner).forward(*given, stores_states, has_end)
             outs.append(plan.xp.zeros_like(tokens.v) if out is None else scaled(plan, out))
             ends.append(call.end(part, states[-1]) if has_end else [])
             before.append(states)
@@ -67,7 +67,8 @@ class Learning(Computation):
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, before = residuals
-        f, xp, module, call = plan.learner, plan.xp, module_of(backend), Call(plan, x, state, backend != "cuda")
+        f, xp, module = plan.learner, plan.xp, module_of(backend, plan.learner)
+        call = Call(plan, x, state, is_cast(backend, f))
         found, begins, has_end = [], [], dstate is not None or plan.learner.every == "token"
         dweights, dslow = (tuple(xp.zeros_like(w) for w in tree) for tree in (call.weights, call.slow))
         for n, part in enumerate(call.parts):
@@ -126,17 +127,22 @@ class FastWeights(Learning, Core):
         return FastPlan(**fields, learner=learner, kind=self.kind, axes=axes)
 
 
-def module_of(backend: str) -> Any:
+def module_of(backend: str, f: Learner) -> Any:
     """The functions of a backend."""
     if backend == "numba":
         from .cpu import calls
 
         return calls
     if backend == "cuda":
-        from .cuda import linear
+        from .cuda import linear, momentum
 
-        return linear
+        return linear if f.normed else momentum
     return {"reference": definition, "chunks": chunks}[backend]
+
+
+def is_cast(backend: str, f: Learner) -> bool:
+    """Whether a backend wants tokens in the compute dtype; the kernels of a model with a norm read the caller's."""
+    return backend != "cuda" or not f.normed
 
 
 def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
@@ -149,7 +155,7 @@ def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
     if backend != "reference" and not isinstance(f.model, str):
         return "the model is a function of the caller"
     if backend == "cuda":
-        return _no_kernel(x, plan)
+        return module_of(backend, f).unsupported_reason(x, plan) if is_cupy(plan.xp) else "it takes CuPy arrays"
     if backend != "numba":
         return None
     if not is_numpy(plan.xp):
@@ -159,18 +165,6 @@ def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:
     if f.model == "mlp" and (len(x.rates.eta) > 1 or prod(x.weights[0].shape[1:]) > LARGEST):
         return "its MLPs have one step size and matrices that lie in a cache"
     return None if has_compiler() else "Numba, the compiler of its loops, is not installed"
-
-
-def _no_kernel(x: Inputs, plan: FastPlan) -> str | None:
-    """Why the CUDA kernels do not compute a call; None if they do."""
-    f = plan.learner
-    if not (f.model == "linear" and f.loss == "l2" and f.normed and f.every == "token") or f.renormed:
-        return "its kernels are those of a linear model with a layer norm"
-    if not is_cupy(plan.xp):
-        return "it takes CuPy arrays"
-    from .cuda.linear import unsupported_reason
-
-    return unsupported_reason(x, plan)
 
 
 def choose(fn: str, x: Inputs, plan: FastPlan, wanted: str | None) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ops.host import numpy_kernels
-from ..runtime.arrays import Array, Namespace, device, lower_ones
+from ..runtime.arrays import Array, Namespace, device, is_cupy, lower_ones
 from .types import Learner, Rates, is_exact
 
 
@@ -59,6 +59,8 @@ def _recurrence(xp: Namespace, rates: Rates, unit: Array, B: int) -> tuple[Array
         from .cpu.recurrence import recurrence
 
         return recurrence(alpha, mu, beta, n, B)
+    if (cuda := _kernels(xp, rates, n)) is not None:
+        return cuda.recurrence(xp, rates, n)
     zero = 0 * given[0][..., :1, :]
     w, s = zero + unit[:1, :], zero + unit[1:2, :]
     W, S = [w], [s]
@@ -69,6 +71,15 @@ def _recurrence(xp: Namespace, rates: Rates, unit: Array, B: int) -> tuple[Array
         W.append(w)
         S.append(s)
     return xp.concat(W, axis=-2), xp.concat(S, axis=-2)
+
+
+def _kernels(xp: Namespace, rates: Rates, n: int) -> Any:
+    """The kernels of the recurrence on CuPy arrays; None where they do not take tiles of n tokens."""
+    if not is_cupy(xp):
+        return None
+    from .cuda import rates as cuda
+
+    return cuda if cuda.takes(xp, rates, n) else None
 
 
 def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, residuals: Any, d: Array) -> Rates:
@@ -93,6 +104,8 @@ def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, residuals: Any, d:
 
         flags = {"before": before, "decayed": f.decayed, "exact": points is not None}
         return Rates((), gain=dgain, **recurrence_vjp(given, residuals, read, d, flags))
+    if points is not None and not before and (cuda := _kernels(xp, rates, n)) is not None:
+        return Rates((), **cuda.recurrence_vjp(xp, rates, residuals, d, f.decayed))
     (W, S), dw, found = (
         residuals,
         d[..., n : n + 1, :],

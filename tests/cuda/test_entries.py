@@ -320,10 +320,13 @@ LEARNERS = {"float16": 12, "float32": 68}
 
 
 def of_learners():
-    for arch, dtype in itertools.product(("sm_80", "sm_90a"), ("bfloat16", "float16", "float32")):
-        yield Case("learners", arch, learner_entries(dtype),
+    cases = [*itertools.product(("sm_80", "sm_90a"), ("bfloat16", "float16", "float32"), (64,)),
+             ("sm_80", "bfloat16", 128), ("sm_90a", "bfloat16", 128), ("sm_90a", "bfloat16", 250),
+             ("sm_120a", "bfloat16", 7)]  # fmt: skip
+    for arch, dtype, K in cases:
+        yield Case("learners", arch, learner_entries(dtype, K),
                    lambda x, dtype=dtype: LEARNERS.get(dtype, 0) * (x.file == learners.BACKWARD),
-                   products=lambda x, arch=arch: HMMA)  # fmt: skip
+                   products=lambda x: HMMA if x.file in (learners.FORWARD, learners.BACKWARD) else {})  # fmt: skip
 
 
 FAMILIES = (of_scan, of_tokens, of_delta, of_vectors, of_free, of_systems, of_softmax, of_channels,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ops.cuda.arguments import FLOATS, OUT_BYTES, OUT_FLOATS
+from ...ops.cuda.arguments import BYTES, FLOATS, OUT_BYTES, OUT_FLOATS
 from ...runtime.cuda.structs import FLOAT, I64, INT, Struct
 
 # an array (batch, head, T, D), strides in bytes, of dense rows; or a number of each token
@@ -21,4 +21,22 @@ LINEAR = Struct(  # fast_weights/linear*.cu: states (batch, head, k, v), rows of
     ("dweight dshift", OUT_FLOATS),  # (batch, head, v)
     ("T heads groups mini_batch before", INT),  # groups: marks of a sequence; before: queries read the step before
     ("eps", FLOAT),
+)  # fmt: skip
+MOMENTUM = Struct(  # momentum.cu
+    "fast_weights/MomentumArguments",
+    ("q k v", TOKENS),  # backward, v: dout
+    ("alpha mu beta eta", TOKENS),  # of one column
+    ("S M", BYTES),  # (N, H, K, V): the initial states, backward the gradients of the last ones; null for zeros
+    ("out", OUT_BYTES),  # (N, H, T, V)
+    ("S_end M_end", OUT_BYTES),  # like S: the last states, backward the gradients of the first ones
+    ("S_tiles M_tiles", OUT_BYTES),  # (N, H, tiles, K, V), or null
+    ("T V heads parts tiles", INT),  # parts: blocks of columns
+)  # fmt: skip
+RATES = Struct(  # rates.cu: dense arrays of tiles of n tokens
+    "fast_weights/RatesArguments",
+    ("alpha mu beta", BYTES),  # (tiles, n)
+    ("w s", OUT_BYTES),  # (tiles, n + 1, n + 2)
+    ("d", BYTES),  # (tiles, 2 n + 2, n + 2)
+    ("dalpha dmu dbeta", OUT_BYTES),
+    ("tiles", I64), ("n", INT),
 )  # fmt: skip

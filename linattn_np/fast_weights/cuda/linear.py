@@ -23,6 +23,8 @@ from .plan import EACH, MOST, WIDTHS, kernel, mark
 def unsupported_reason(x: Inputs, plan: FastPlan) -> str | None:
     """Why the kernels do not compute a call; None if they do."""
     K, V, f = x.k.shape[-1], x.v.shape[-1], plan.learner
+    if not (f.model == "linear" and f.loss == "l2" and f.every == "token") or f.renormed:
+        return "its kernels of a layer norm are those of a linear model"
     if K != V or V not in WIDTHS or len(x.weights) != 2:
         return f"its kernels have keys and values of {' or '.join(map(str, WIDTHS))} channels, and a bias"
     if f.mini_batch > MOST or plan.chunk_size == 1:
