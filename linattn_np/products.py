@@ -115,15 +115,15 @@ def _add_by_kernel(kernel: Any, c: Call, factors: Factors, dy: Array, grads: Gra
     _add(c.xp, grads, {one: d_one, other: d_other})
 
 
-def _is_rounded(c: Call, factors: Factors) -> bool:
-    """Whether a product of several arrays is rounded: for kernels, where rows q, k and v are bfloat16."""
-    rows = (x for name in {"q", "k", "v", factors[-1]} if (x := getattr(c, name, None)) is not None)
+def is_rounded(c: Call, name: str) -> bool:
+    """Whether an input that is computed from an array is rounded: for kernels, where rows q, k and v are bfloat16."""
+    rows = (x for name in {"q", "k", "v", name} if (x := getattr(c, name, None)) is not None)
     return c.kernels and is_cupy(c.xp) and all(dtype_name(x) == "bfloat16" for x in rows)
 
 
 def _kernels(c: Call, factors: Factors, *more: Array) -> Any:
     """The module of kernels for a product of two arrays that is rounded; None for others."""
-    if len(factors) != 2 or len(_given(c, factors)) != 2 or not _is_rounded(c, factors):
+    if len(factors) != 2 or len(_given(c, factors)) != 2 or not is_rounded(c, factors[-1]):
         return None
     from .ops.cuda import product
 
@@ -152,7 +152,7 @@ def _product(c: Call, factors: Factors, of_heads: bool) -> Array | None:
         if kernel is not None:
             return kernel.product(xp, *(getattr(c, name) for name in factors))
         y = product_of_heads(xp, *(_with_channels(c, name) for name in given), dtype=c.dtype)
-        y = cast(xp, y, getattr(c, given[-1]).dtype) if _is_rounded(c, tuple(given)) else y
+        y = cast(xp, y, getattr(c, given[-1]).dtype) if is_rounded(c, given[-1]) else y
     if of_heads or any(_kind(c.axes[name])[0] for name in given):
         return y
     return xp.broadcast_to(y, (c.sizes["T"], *y.shape))

@@ -12,7 +12,7 @@ template <class F> LA_DEVICE F prefix_sum(F x, int lane) {
     return x;
 }
 // sum over all lanes, in every lane
-LA_DEVICE float warp_sum(float x) {
+template <class F> LA_DEVICE F warp_sum(F x) {
 #pragma unroll
     for (int d = 16; d; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
     return x;

@@ -10,8 +10,8 @@ With c_t the gradient of A_t and s_t = log(span) m_t / (1 + |r_t|)^2 = dm_t / dc
     dk_t = dw_t * m_t + 2 b_t k_t * c_t,   db_t = <k_t * k_t, c_t>,   da_t = e^{a_t} <A_{t-1}, c_t>
     dcenter = sum_t <dw_t, k_t * s_t>,     dA_0 = e^{a_1} c_1
 
-Arrays are (..., T, heads, K), numbers of tokens (..., T, H), sums (..., H, K). Of NumPy arrays each direction is one
-pass (cpu/preconditioner.py).
+Arrays are (..., T, heads, K), numbers of tokens (..., T, H), sums (..., H, K). Of NumPy and CuPy arrays each direction is
+one pass (cpu/preconditioner.py, cuda/preconditioner.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, as_computed, device, shared_heads
+from ..runtime.arrays import Array, Namespace, as_computed, cast, device, is_cupy, shared_heads
 from ..runtime.shapes import Sequence
 from .associative import affine, prefixes
 from .host import numpy_kernels
@@ -46,14 +46,21 @@ class Bounds(NamedTuple):
     dtype: Any
 
 
-def preconditioned(how: Bounds, x: Keys, begin: Array | None) -> tuple[Array, Array]:
-    """(w, A after the last token of each sequence); begin: A before the first one, None: 0."""
+def preconditioned(how: Bounds, x: Keys, begin: Array | None, stored: Any = None) -> tuple[Array, Array]:
+    """(w, A after the last token of each sequence); begin: A before the first one, None: 0.
+
+    stored: the dtype of w; None: that of the computation.
+    """
+    stored = how.dtype if stored is None else stored
     if (cpu := _kernels(how, x, begin)) is not None:
-        return cpu.preconditioned(how, x, begin)
+        w, end = cpu.preconditioned(how, x, begin)
+        return cast(how.xp, w, stored), end
+    if (cuda := _cuda_kernels(how, x, begin)) is not None:
+        return cuda.preconditioned(how, x, begin, stored)
     x, begin = _computed(how, x, begin)
     A, k = _sums(how, x, begin), _wide(how, x)
     each = [A[..., s.stop - 1, :, :] if s.stop > s.start else row(begin, s) for s in how.sequences]
-    return k * _factor(how, x, A)[0], rows(how.xp, begin, each, how.sequences)
+    return cast(how.xp, k * _factor(how, x, A)[0], stored), rows(how.xp, begin, each, how.sequences)
 
 
 def preconditioned_vjp(
@@ -62,6 +69,9 @@ def preconditioned_vjp(
     """(gradients of the keys, dA_0) from those of w and of the last A; None: 0."""
     if (cpu := _kernels(how, x, begin, dw, dend)) is not None:
         return cpu.preconditioned_vjp(how, x, begin, dw, dend)
+    if (cuda := _cuda_kernels(how, x, begin, dw, dend)) is not None:
+        d, dbegin = cuda.preconditioned_vjp(how, x, begin, dw, dend)
+        return d._replace(k=sum_of_groups(how.xp, d.k, x.k.shape[-2])), dbegin
     xp, (x, begin) = how.xp, _computed(how, x, begin)
     A, k, b = _sums(how, x, begin), _wide(how, x), x.b[..., None]
     m, slope = _factor(how, x, A)
@@ -83,6 +93,15 @@ def _kernels(how: Bounds, x: Keys, *more: Array | None) -> Any:
     from .cpu import preconditioner
 
     return preconditioner
+
+
+def _cuda_kernels(how: Bounds, x: Keys, *more: Array | None) -> Any:
+    """Those for CuPy arrays."""
+    if not is_cupy(how.xp):
+        return None
+    from .cuda import preconditioner
+
+    return preconditioner if preconditioner.supports(x, *more) else None
 
 
 def _computed(how: Bounds, x: Keys, begin: Array | None) -> tuple[Keys, Array]:

@@ -68,6 +68,12 @@ SHARES = Struct(  # shares.cu: dense arrays (tokens, columns); begin, dbegin (se
     "ops/SharesArguments", ("s begin", BYTES), ("share g N", OUT_BYTES), ("dshare dg", BYTES), ("ds dbegin", OUT_BYTES),
     ("offsets", pointer("const i64")), ("T columns", I64),
 )  # fmt: skip
+PRECONDITIONER = Struct(  # preconditioner.cu: dense arrays; dcenter: sums over parts of sequences
+    "ops/PreconditionerArguments",
+    ("k a b center begin dw dend", BYTES), ("w end A dk da db dcenter dbegin", OUT_BYTES),
+    ("offsets", pointer("const i64")), ("T", I64), ("H group", U32),  # group: heads that share a key
+    ("a_kind b_kind center_kind", INT), ("eps rate", DOUBLE),
+)  # fmt: skip
 TRAPEZOID = Struct(  # trapezoid.cu: a state has tokens of its own, of all heads; null: there is none
     "ops/TrapezoidArguments",
     ("x B C", ROWS), ("angle dq dk dv dout", BYTES),  # all but x, B and C dense

@@ -11,7 +11,7 @@ from ...call.options import Options
 from ...matrix_state.types import Decay, Erase, PreconditionedState
 from ...ops.preconditioner import Bounds, Keys, preconditioned, preconditioned_vjp
 from ...ops.sums import sum_of_groups
-from ...products import products
+from ...products import is_rounded, products
 from ...runtime.arrays import Array, cast, device, shared_heads
 from ...runtime.constants import constant_array
 from ...runtime.shapes import check_state
@@ -43,7 +43,8 @@ def _before(c: Call) -> Array | None:
 def _written(c: Call) -> tuple[Array, Array]:
     """(the keys that write, A after the last token), computed once a call."""
     if "written" not in vars(c):
-        c.written = preconditioned(_bounds(c), _keys(c), _before(c))
+        stored = c.k.dtype if is_rounded(c, "k") else c.dtype
+        c.written = preconditioned(_bounds(c), _keys(c), _before(c), stored)
     return c.written
 
 
