@@ -13,7 +13,9 @@ from math import prod
 from typing import Any
 
 from ....ops.cuda.arguments import address, rows_of
-from ....ops.sums import sum_to
+from ....ops.gates import exponential
+from ....ops.product import product
+from ....ops.sums import added, row_inner, sum_to
 from ....runtime.arrays import Array, cast
 from ....runtime.cuda import launch
 from ... import policy
@@ -32,8 +34,10 @@ def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
         return "the arrays are not CuPy arrays"
     if x.decay is Decay.VECTOR:
         return "the kernels of the delta rule cover decay NONE and SCALAR so far"
-    if not plan.erases_key and (plan.erase_reads is ReadState.DECAYED or x.r.shape[-2] != x.k.shape[-2]):
-        return "the kernels of the delta rule read with the key itself, or before the decay with as many heads as keys"
+    if not plan.erases_key and x.r.shape[-2] != x.k.shape[-2]:
+        return "the kernels of the delta rule read with the key itself, or with as many heads as keys"
+    if _decays(x, plan) and x.g.shape[-2] != x.r.shape[-2]:
+        return "erase vectors of their own that read the decayed state have a log decay each"
     if x.q is None or not plan.causal or plan.query_reads is not ReadState.UPDATED:
         return "the kernels write and read in one pass, each token after its own write; this call does not"
     if plan.dtype == plan.xp.float64:
@@ -62,6 +66,8 @@ def handles(x: Inputs, plan: Plan) -> frozenset[str]:
 
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved): T_inv of the chunks; initial states and transfer matrices of the segments."""
+    given, given_plan = x, plan
+    x, plan = _before(x, plan)
     xp, batch = plan.xp, batch_of(x, plan)
     limit = launch.shared_limit()
     wanted = cuts.passes(batch.kind, limit, plan.gradients)
@@ -76,13 +82,14 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
         batch, cuts.chain_pass(batch.kind, limit), inverses, begins or start, last, v=batch.v, out=out, scale=plan.scale
     )
     stored = inverses if plan.gradients and saves_factors(inverses.nbytes) else None
-    saved = Saved(x, plan, state, {"inverses": stored, "begins": begins, "transfers": transfers})
+    saved = Saved(given, given_plan, state, {"inverses": stored, "begins": begins, "transfers": transfers})
     return cast(xp, out, x.v.dtype), operands.public_state(end, batch), saved
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; d.k includes the gradient of k as erase vector."""
-    x, plan, state, residuals = saved
+    given, given_plan, state, residuals = saved
+    x, plan = _before(given, given_plan)
     xp, batch, limit = plan.xp, batch_of(x, plan), launch.shared_limit()
     kind, dtype = batch.kind, batch.v.dtype
     shape = (prod(batch.lead), batch.T, batch.heads)
@@ -132,7 +139,33 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
         like = getattr(x, n)
         y = operands.sum_shared_heads(xp, y[..., None], (*shape[:2], *like.shape[-2:]))
         grads[n] = sum_to(xp, y.reshape((*batch.lead, *like.shape[-3:])), like.shape)
+    if _decays(given, given_plan):
+        grads |= _before_vjp(given, x.r, plan, grads)
     return Inputs(**{n: grads.get(n) for n in Inputs._fields}), operands.public_state_gradient(xp, first, batch)
+
+
+def _decays(x: Inputs, plan: Plan) -> bool:
+    """Whether erase vectors of their own read a state that has decayed."""
+    return not plan.erases_key and plan.erase_reads is ReadState.DECAYED and x.g is not None
+
+
+def _before(x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
+    """The call whose own erase vectors read the state before its decay: r_t e^{g_t} S_{t-1} = (e^{g_t} r_t) S_{t-1}."""
+    if plan.erases_key or plan.erase_reads is not ReadState.DECAYED:
+        return x, plan
+    before = plan._replace(erase_reads=ReadState.PREVIOUS)
+    if x.g is None:
+        return x, before
+    fade = exponential(plan.xp, x.g, plan.dtype)
+    return x._replace(r=product(plan.xp, x.r, fade, dtype=x.r.dtype)), before
+
+
+def _before_vjp(x: Inputs, r: Array, plan: Plan, grads: dict[str, Array]) -> dict[str, Array]:
+    """dr = e^g dr', dg = dg' + <r', dr'> from the gradients dr', dg' of the call with r' = e^g r."""
+    xp, dr = plan.xp, grads["r"]
+    along = sum_to(xp, row_inner(xp, r, dr, plan.dtype)[..., None], x.g.shape)
+    fade = exponential(xp, x.g, plan.dtype)
+    return {"r": product(xp, dr, fade, dtype=dr.dtype), "g": added(xp, grads["g"], along)}
 
 
 def _inverses(xp: Any, batch: PortableDeltaBatch) -> Array:
