@@ -10,8 +10,8 @@ With c_t the gradient of A_t and s_t = log(span) m_t / (1 + |r_t|)^2 = dm_t / dc
     dk_t = dw_t * m_t + 2 b_t k_t * c_t,   db_t = <k_t * k_t, c_t>,   da_t = e^{a_t} <A_{t-1}, c_t>
     dcenter = sum_t <dw_t, k_t * s_t>,     dA_0 = e^{a_1} c_1
 
-Arrays are (..., T, heads, K), numbers of tokens (..., T, H), sums (..., H, K). Of NumPy and CuPy arrays each direction is
-one pass (cpu/preconditioner.py, cuda/preconditioner.py).
+Arrays are (..., T, heads, K), numbers of tokens (..., T, H), sums (..., H, K). Of NumPy and CuPy arrays each direction
+is one pass (cpu/preconditioner.py, cuda/preconditioner.py).
 """
 
 from __future__ import annotations

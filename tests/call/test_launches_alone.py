@@ -27,7 +27,6 @@ BY_ARRAY_CALLS = {
     **dict.fromkeys(LEARNERS, "weights learn by array calls"),
     **dict.fromkeys(("performer", "rfa"), "features are products of cuBLAS"),
     **dict.fromkeys(("based", "rebased"), "features of chunks are array calls"),
-    **dict.fromkeys(("log_linear_gla", "log_linear_gated_delta_rule"), "chunks of several lengths are packed"),
     **dict.fromkeys(("block_scan", "mamba3_mimo", "rwkv4"), "no kernels"),
     **dict.fromkeys(("lru", "s4d"), "exponentials of complex numbers"),
 }

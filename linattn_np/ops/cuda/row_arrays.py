@@ -111,8 +111,11 @@ def strided(D: int, *arrays: Array | None) -> tuple[int, list[Array | None]]:
 
 def dense(x: Any) -> Any:
     """x in C order, a copy where it is not; None for None."""
-    if x is None or x.flags.c_contiguous:
-        return x
+    return x if x is None or x.flags.c_contiguous else copied(x)
+
+
+def copied(x: Array) -> Array:
+    """A copy of x in C order, by a kernel."""
     return compiled("copy", (x,), (tuple(x.shape), x.dtype), working_dtype(x))
 
 

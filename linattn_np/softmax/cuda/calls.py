@@ -12,6 +12,7 @@ from math import log, prod
 from typing import Any, NamedTuple
 
 from ...ops.cuda.arguments import NO_ROWS, address, rows_of
+from ...ops.cuda.row_arrays import copied
 from ...ops.sums import sum_of_groups
 from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
@@ -155,7 +156,7 @@ def row_array(xp: Any, y: Array) -> Array:
         wide = xp.zeros((*y.shape[:-1], -(-D // 8) * 8), dtype=y.dtype)
         wide[..., :D] = y
         return wide
-    return y if takes(y) else y.copy()
+    return y if takes(y) else copied(y)
 
 
 def attend(name: str, plan: SoftmaxPlan, batch: SoftmaxBatch, sinks: Array | None, **arrays: Any) -> None:

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from ....ops.cuda.arguments import NO_ROWS, address, rows_of
+from ....ops.cuda.row_arrays import copied
 from ....runtime.arrays import Array, cast
 from ....runtime.cuda import launch
 from ....runtime.cuda.tensor_map import BYTES as MAP
@@ -56,7 +57,7 @@ def batch_of(x: Inputs, plan: Plan) -> DeltaBatch:
 def row_array(y: Array) -> Array:
     """(B, T, heads, width) in a layout that the copy engine supports: the array itself if possible."""
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
-    return y if takes(y) else y.copy()
+    return y if takes(y) else copied(y)
 
 
 def arrays_of(xp: Any, x: Inputs) -> dict[str, Array | None]:

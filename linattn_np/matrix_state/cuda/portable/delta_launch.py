@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from ....ops.cuda.arguments import address, rows_of
+from ....ops.cuda.row_arrays import copied
 from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
 from ....runtime.cuda.launch import Kernel
@@ -58,7 +59,7 @@ def cotangent_of(xp: Any, batch: PortableDeltaBatch, dout: Array | None, shape: 
     dout = cast(xp, dout, batch.v.dtype)
     rows = dout if dout.ndim == 4 else dout.reshape(shape[0], *dout.shape[-3:])
     fine = operands.alignment((rows,), batch.K, batch.V) >= batch.kind.align and rows.strides[-1] == rows.itemsize
-    return rows if fine else rows.copy()
+    return rows if fine else copied(rows)
 
 
 def launch_chain(

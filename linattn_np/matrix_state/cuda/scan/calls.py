@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....ops.cuda.row_arrays import copied
 from ....ops.sums import sum_to
 from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
@@ -173,7 +174,7 @@ def _cotangent(x: Inputs, plan: Plan, dout: Array | None, q: Array, k: Array, v:
     shape = (*x.v.shape[:-2], max(x.q.shape[-2], H), V)
     dout = xp.zeros(shape, dtype=v.dtype) if dout is None else cast(xp, dout, v.dtype)
     dout = as_rows(xp, dout)[0]
-    return dout.copy() if alignment((dout,), V, V) < policy.ROW_BYTES and _wgmma(q, k, v) else dout
+    return copied(dout) if alignment((dout,), V, V) < policy.ROW_BYTES and _wgmma(q, k, v) else dout
 
 
 def _batch(x: Inputs, plan: Plan, *arrays: Array) -> ScanBatch:

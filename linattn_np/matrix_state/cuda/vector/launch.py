@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from ....ops.cuda.arguments import NO_ROWS, address, rows_of
+from ....ops.cuda.row_arrays import copied
 from ....runtime.arrays import Array, cast, dtype_name
 from ....runtime.cuda import launch
 from ....runtime.cuda.elements import Constants
@@ -71,7 +72,7 @@ def arrays_of(xp: Any, x: Inputs) -> dict[str, Array | None]:
 def row_array(y: Array) -> Array:
     """(B, T, heads, width) as the copy engine takes it: the array itself where it can."""
     y = y if y.ndim == 4 else y.reshape(prod(y.shape[:-3]), *y.shape[-3:])
-    return y if takes(y) else y.copy()
+    return y if takes(y) else copied(y)
 
 
 def sum_segments(

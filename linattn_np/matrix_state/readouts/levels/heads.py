@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....ops.host import write
 from ....ops.levels import CHUNK, LevelHeads, gather, spread, weigh, weigh_vjp
+from ....ops.sums import added
 from ....runtime.arrays import Array, cast, device, is_cupy
 from ....runtime.constants import constant_array
 from ....runtime.recorder import refuse
@@ -28,7 +30,7 @@ from ....runtime.shapes import Sequence
 from ... import core, policy
 from ...types import Inputs, Plan
 from . import ends
-from .blocks import bit, blocks, positions, tails_of
+from .blocks import Span, bit, blocks, positions, tails_of
 from .far import mixed
 from .rows import Gradients, LevelInputs, Row, of_groups
 from .sums import last_near
@@ -37,8 +39,9 @@ NEAR = 6  # the last level inside a chunk
 
 
 class Near(NamedTuple):
-    """Residuals of the near levels: A (tokens, H, 64), those of the core for A and for the product."""
+    """Residuals of the near levels: their row, A (tokens, H, 64), those of the core for A and for the product."""
 
+    row: Row
     A: Any
     of_A: Any
     product: Any
@@ -89,7 +92,8 @@ def _forward(row: Row, has_ends: bool) -> tuple[Any, Array, Saved]:
     xp, c, (N, H, n, K, V) = row.plan.xp, last_near(row), row.state_shape
     out, near, of_head, of_tail, low = None, None, None, None, None
     if row.x.q is not None:
-        out, near = _near(row)
+        out, near = _near(_in_chunks(row))
+        out = _of_tokens(row, near.row, out)
     parts, S = list[Far](), list[Array]()
     for at in _levels(row, has_ends):
         out, end, saved = _far(row, at, out, has_ends)
@@ -116,7 +120,9 @@ def backward(saved: Saved, dout: Any, dS: Any) -> Gradients:
     row, near, parts, of_head, of_tail, _ = saved
     xp, c, d = row.plan.xp, last_near(row), Gradients()
     if near is not None and dout is not None:
-        _near_vjp(row, near, dout, d)
+        own = Gradients()
+        _near_vjp(near, _like(row, near.row, dout), own)
+        d.update((name, _of_tokens(row, near.row, y)) for name, y in own.items())
     for part in parts:
         _far_vjp(row, part, dout, None if dS is None else dS[:, :, part.at.first - 1 :, ...], d)
     low, more = None if dS is None else dS[:, :, :c, ...], Gradients()
@@ -184,6 +190,38 @@ def _chunks(row: Row) -> tuple[Sequence, ...]:
     return blocks(NEAR, row.spans).sequences
 
 
+def _in_chunks(row: Row) -> Row:
+    """The row with zeros after sequences of one length, up to a whole chunk; the row itself if they end in one."""
+    T = row.spans[0].stop - row.spans[0].start
+    if row.plan.is_ragged or row.S is not None or T % CHUNK == 0 or T < CHUNK:
+        return row
+    long = T + -T % CHUNK
+    whole = row._replace(spans=tuple(Span(n * long, (n + 1) * long, 0) for n in range(len(row.spans))))
+    return whole._replace(x=row.x.each(lambda y: _like(row, whole, y)))
+
+
+def _like(row: Row, whole: Row, y: Array) -> Array:
+    """Rows (tokens, heads, width) of `row` as of `whole`, of _in_chunks; y itself where that is the row."""
+    if whole is row:
+        return y
+    xp, (T, long) = row.plan.xp, (own.spans[0].stop for own in (row, whole))
+    zero = constant_array(xp, ("level", str(row.plan.dtype)), device(y), lambda: row.zeros(()))
+    padded = xp.empty((len(row.spans), long, *y.shape[1:]), dtype=y.dtype)
+    write(xp, padded[:, :T, ...], xp.reshape(y, (-1, T, *y.shape[1:])))
+    write(xp, padded[:, T:, ...], zero)
+    return _flat(row, padded)
+
+
+def _of_tokens(row: Row, whole: Row, y: Array) -> Array:
+    """The transpose: rows of `whole` without those that are added."""
+    if whole is row:
+        return y
+    xp, (T, long) = row.plan.xp, (own.spans[0].stop for own in (row, whole))
+    found = xp.empty((len(row.spans), T, *y.shape[1:]), dtype=y.dtype)
+    write(xp, found, xp.reshape(y, (-1, long, *y.shape[1:]))[:, :T, ...])
+    return _flat(row, found)
+
+
 def _unit(row: Row, sequences: tuple[Sequence, ...], heads: int) -> Array:
     """The rows of I of the tokens' positions in their chunks, one for all heads."""
     xp, x = row.plan.xp, row.x
@@ -206,11 +244,12 @@ def _near(row: Row) -> tuple[Array, Near]:
     A = _flat(row, A)
     product = Inputs(weigh(xp, A, at, x.lam), _unit(row, sequences, 1), x.v)
     out, _, of_product = _run(row, product, sequences, row.plan._replace(scale=1.0))
-    return _flat(row, out), Near(A, of_A, of_product)
+    return _flat(row, out), Near(row, A, of_A, of_product)
 
 
-def _near_vjp(row: Row, saved: Near, dout: Array, d: Gradients) -> None:
+def _near_vjp(saved: Near, dout: Array, d: Gradients) -> None:
     """Adds the gradients."""
+    row = saved.row
     xp, sequences = row.plan.xp, _chunks(row)
     of, _ = core.backward(saved.product, _shaped(row, dout, sequences), None)
     dA, dlam = weigh_vjp(xp, saved.A, _at(row), row.x.lam, _flat(row, of.q))
@@ -278,7 +317,7 @@ def _of_passes(row: Row, at: LevelHeads, dy: Array, d: Gradients) -> None:
             H = getattr(x, name).shape[-2]  # fewer keys than values
             base = before if H * at.n == y.shape[-2] else None
             y = gather(xp, y, at, weight, y.dtype, None, base)
-            d[name] = y if base is before else of_groups(xp, y, H, -2) + before
+            d[name] = y if base is before else added(xp, of_groups(xp, y, H, -2), before)
 
 
 def _summed(row: Row, y: Array, at: LevelHeads, weight: str) -> Array:

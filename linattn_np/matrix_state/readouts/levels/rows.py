@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....core import Computed
-from ....runtime.arrays import Array, Namespace, cast, device
+from ....ops.sums import sum_of_groups
+from ....runtime.arrays import Array, Namespace, cast, device, is_cupy
 from ....runtime.shapes import Sequence
 from ... import core
 from ...types import Inputs, LevelState, Plan, both
@@ -137,6 +138,8 @@ def of_groups(xp: Namespace, d: Array, heads: int, axis: int) -> Array:
     """The transpose of grouped."""
     if d.shape[axis] == heads:
         return d
+    if is_cupy(xp) and axis == -2:
+        return sum_of_groups(xp, d, heads)
     at = d.ndim + axis
     return xp.sum(xp.reshape(d, (*d.shape[:at], heads, d.shape[at] // heads, *d.shape[at + 1 :])), axis=at + 1)
 

@@ -124,3 +124,33 @@ def test_batch_axes_and_views(cp):
     for a, b, c in zip(plain, turned, wide, strict=True):
         assert same(cp.moveaxis(b, 1, 2), a)
         assert same(c[0], a)
+
+
+@pytest.mark.parametrize("fn", [la.preconditioned_gated_delta_rule, la.preconditioned_kda], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("sizes", [(130, 2, 2, 48, 40), (300, 1, 4, 128, 128), (1100, 2, 2, 64, 64)], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_erase_vectors_that_read_after_the_decay(cp, dtype, sizes, fn):
+    """Preconditioned keys write, the keys themselves erase."""
+    T, Hk, H, K, V = sizes
+    q, k, v, g, beta, S, dout, dS = draw(B=(1,), T=T, Hq=Hk, Hk=Hk, H=H, K=K, V=V, dtype=dtype)
+    rng = np.random.default_rng(1)
+    if fn is la.preconditioned_kda:
+        g = np.repeat(np.maximum(g, -5)[..., None], K, axis=-1) * rng.uniform(0, 1, (*g.shape, K)).astype(g.dtype)
+    squares = [-rng.uniform(0, 1, beta.shape).astype(np.float32), rng.uniform(0, 1, beta.shape).astype(np.float32)]
+    arrays = [q, k, v, g, beta / 2, *squares, rng.uniform(-1, 1, H).astype(np.float32)]
+    A, dA = rng.uniform(0, 1, (2, 1, H, K)).astype(np.float32)
+    kind = la.PreconditionedState
+    wide = both(
+        fn, [x.astype(np.float64) for x in arrays], kind(*(x.astype(np.float64) for x in (S, A))),
+        dout.astype(np.float64), kind(*(x.astype(np.float64) for x in (dS, dA))),
+    )  # fmt: skip
+    there = both(
+        fn, [*map(cp.asarray, arrays)], kind(cp.asarray(S), cp.asarray(A)), cp.asarray(dout),
+        kind(cp.asarray(dS), cp.asarray(dA)), backend="cuda",
+    )  # fmt: skip
+    found = {}
+    for n, y in wide.items():
+        parts = zip(("", "A"), there[n], y, strict=True) if isinstance(y, tuple) else [("", there[n], y)]
+        found |= {n + part: error(a, b) for part, a, b in parts}
+    factor = FACTOR[dtype] * (1.5 if T > 1000 else 1)
+    assert not {n: float(e) for n, e in found.items() if not e <= factor * bound_of(n)}
