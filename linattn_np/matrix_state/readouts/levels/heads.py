@@ -1,7 +1,7 @@
 """Spans of CuPy arrays: levels above c = 6 as heads of one call of the core, those below in chunks of 64 positions.
 
     near   A = the core's output for v = I, chunk by chunk;  out = (A (.) Lam) v, a call without decay whose queries are
-           the rows of A (.) Lam and whose keys are those of I
+           the rows of A (.) Lam and whose keys are those of I; sequences of one length with zeros up to a whole chunk
     far    head (h, l) has k_h and q_h, the values of h in first halves of blocks of 2^l positions, 0 in second ones,
            and the decay of h, but -inf where a block begins: y_t[l] = scale q_t S_t^(l) in second halves
            out += sum over l of lam_t[l] y_t[l]
