@@ -113,6 +113,8 @@ def selected(args: argparse.Namespace, dtype: str, capability: int) -> Iterator[
 
 def _around(words: str, dtype: str, K: int, V: int) -> Iterator[Entry]:
     """Kernels of raw projections."""
+    if words == "none":
+        yield from around.feature_entries(dtype, K)
     if words == "vector":
         yield from around.key_entries(dtype)
     if words == "scalar":

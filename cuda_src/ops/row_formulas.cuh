@@ -142,6 +142,22 @@ LA_DEVICE void monomials(const FormulaArguments& a, const Rows& r, const Lanes& 
         r.out.put(j, r.y[j] * x * y);
     });
 }
+// the transpose of monomials for y: a y_i of degree 1 and b times (2 y_ii x_i + sqrt(2) sum_j y_ij x_j) of degree 2. how:
+// bits 0 to 2, which degrees y has
+LA_DEVICE void monomials_vjp(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {
+    const int K = r.out.width, first = a.how & 1, pairs = first + (a.how & 2 ? K : 0);
+    lanes.each(K, [&](int i) {
+        Real sum = 0;
+        if (a.how & 4) {
+            for (int j = 0; j < K; j++) {
+                const int low = i < j ? i : j, high = i < j ? j : i;
+                const Real d = r.y[pairs + low * K - low * (low - 1) / 2 + high - low] * r.x[j];
+                sum += i == j ? (Real)1.41421356237309505 * d : d;
+            }
+        }
+        r.out.put(i, (Real)a.b * (Real)1.41421356237309505 * sum + (a.how & 2 ? (Real)a.a * r.y[first + i] : (Real)0));
+    });
+}
 
 // r_i r_{i-1}, then r_i r_{i-2}, ..., r_i r_{i-how}, of r = [max(x, 0), max(-x, 0)]; before r_0 is the last r
 LA_DEVICE void dpfp(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {

@@ -129,7 +129,7 @@ def powers(coefficients: tuple[float, ...]) -> FeatureMap:
         if type(x) is np.ndarray and x.size:
             flat, d = (np.reshape(y, (-1, y.shape[-1])) for y in (x * _root(x), dphi))
             return np.reshape(_root(x) * polynomial_maps.powers_of_rows_vjp(flat, coefficients, d), x.shape)
-        return _root(x) * polynomial_maps.powers_vjp(_xp(x), x * _root(x), coefficients, dphi)
+        return polynomial_maps.powers_vjp(_xp(x), x, coefficients, dphi, _root(x))
 
     pair = _by_rows(f, f_vjp)
     pair[0].steps = map_steps.monomials(coefficients)  # type: ignore[attr-defined]

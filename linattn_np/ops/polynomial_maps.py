@@ -92,8 +92,19 @@ def _products_of_two(K: int, coefficients: tuple[float, ...]) -> np.ndarray:
     return np.asarray(rows).reshape(-1, 3).T
 
 
-def powers_vjp(xp: Namespace, x: Array, coefficients: tuple[float, ...], dphi: Array) -> Array:
-    """dx_i = sum over degrees and monomials m of degree p - 1 of dphi(x_i m) d(x_i m) / dx_i."""
+def powers_vjp(xp: Namespace, x: Array, coefficients: tuple[float, ...], dphi: Array, factor: float = 1.0) -> Array:
+    """dx_i = sum over degrees and monomials m of degree p - 1 of dphi(x_i m) d(x_i m) / dx_i, of factor x."""
+    if is_cupy(xp) and x.size and len(coefficients) <= 3 and (cuda := kernels(xp, x, dphi)) is not None:
+        _, c_1, c_2 = (*coefficients, 0.0, 0.0)[:3]
+        given = sum(1 << p for p, c in enumerate(coefficients) if c)
+        numbers = factor * c_1**0.5, factor**2 * c_2**0.5
+        return cuda.compiled("monomials_vjp", (x, dphi), (x.shape, x.dtype), x.dtype, *numbers, given)
+    x = x if factor == 1 else x * factor
+    dx = _powers_vjp(xp, x, coefficients, dphi)
+    return dx if factor == 1 else dx * factor
+
+
+def _powers_vjp(xp: Namespace, x: Array, coefficients: tuple[float, ...], dphi: Array) -> Array:
     K, dx, at = x.shape[-1], xp.zeros_like(x), 0
     raw = _raw(xp, x, len(coefficients) - 2)
     for p, c in enumerate(coefficients):

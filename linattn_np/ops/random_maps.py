@@ -130,3 +130,10 @@ def fourier_vjp(
     phi = fourier(xp, x, m, seed, sigma) if phi is None else phi
     d = dphi[..., :m] * phi[..., m:] - dphi[..., m:] * phi[..., :m]
     return times(xp, d, xp.matrix_transpose(_weights(xp, x, m, seed, 1 / sigma)))
+
+
+def kernels_of(steps: Any, *arrays: Array) -> Any:
+    """The kernels that store features of CuPy's rows in bfloat16 (ops/cuda/features.py), or None."""
+    from .cuda import features
+
+    return features if features.takes(steps, *arrays) else None

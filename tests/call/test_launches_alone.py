@@ -25,7 +25,6 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 LEARNERS = ("atlas", "lact", "momentum_delta_rule", "titans", "titans_linear", "ttt_linear", "ttt_mlp")
 BY_ARRAY_CALLS = {
     **dict.fromkeys(LEARNERS, "weights learn by array calls"),
-    **dict.fromkeys(("performer", "rfa"), "features are products of cuBLAS"),
     **dict.fromkeys(("based", "rebased"), "features of chunks are array calls"),
     **dict.fromkeys(("block_scan", "mamba3_mimo", "rwkv4"), "no kernels"),
     **dict.fromkeys(("lru", "s4d"), "exponentials of complex numbers"),

@@ -30,7 +30,7 @@ from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries, vector_entries
 from linattn_np.matrix_state.types import Decay, Erase
 from linattn_np.ops.cuda import trapezoid
-from linattn_np.ops.cuda.entries import key_entries, optimiser_entries, raw_entries, step_size_entries
+from linattn_np.ops.cuda.entries import feature_entries, key_entries, optimiser_entries, raw_entries, step_size_entries
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.entries import SHARED, Entry
@@ -130,6 +130,9 @@ def of_tokens():
     logs = [entry for K, V, decay, state in kinds for entry in log_entries(K, V, Decay[decay], state)]
     for arch in ("sm_80", "sm_90a"):
         yield Case("log", arch, logs, lambda x: 160)
+    for arch in ARCHITECTURES:
+        each = [x for K in (8, 40, 64, 128) for x in feature_entries("bfloat16", K)]
+        yield Case("features", arch, each, products=lambda x: HMMA)
     for arch in ("sm_80", "sm_90a"):
         yield Case("optimiser", arch, [x for dtype in STORED for x in optimiser_entries(dtype)])
         for dtype, width in [(dtype, n) for dtype in ("bfloat16", "float16", "float32") for n in (1, 7, 60, 128, 500)]:

@@ -117,6 +117,12 @@ CONV = Struct(  # nn/short_conv.cu: x and dy of tokens
     ("D S T each", U32), ("count per_sequence sequences", U32),  # count: segments of `each` tokens
     ("pool", I64),  # rows of it
 )  # fmt: skip
+FEATURES = Struct(  # features.cu: x rows of LA_K numbers; phi, dphi (rows, width) and dx (rows, LA_K) dense
+    "ops/FeaturesArguments",
+    ("x", STRIDED), ("W", BYTES), ("phi dx", OUT_BYTES), ("dphi", BYTES),  # W: the tables of ops/cuda/features.py
+    ("rows", I64), ("inner columns width", U32),  # columns of W
+    ("square less size", FLOAT),
+)  # fmt: skip
 ROTARY = Struct(  # nn/rotary.cu: x (tokens, heads, K)
     "ops/RotaryArguments",
     ("x dy", STRIDED), ("cos sin", pointer("const void")),  # (period, angle_heads, P), `step` numbers a token

@@ -7,7 +7,7 @@ from math import gcd
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS
 from ...runtime.cuda.entries import Entry
-from . import complement, gate_formula, join, optimisers, product, step_size, sums, unit_rows
+from . import complement, features, gate_formula, join, optimisers, product, step_size, sums, unit_rows
 
 
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
@@ -15,6 +15,13 @@ def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
     per = gcd(16 // BYTES[dtype], K)
     yield Entry("l2 norms", unit_rows.SOURCE, unit_rows.row_constants(dtype, dtype, K, per))
     yield Entry("gate formula", gate_formula.SOURCE, (("LA_DTYPE", ELEMENTS[dtype]),))
+
+
+def feature_entries(dtype: str, K: int) -> Iterator[Entry]:
+    """The kernels of random features of rows of K channels."""
+    if dtype == "bfloat16" and K % 8 == 0 and K <= features.WIDEST:
+        for kind, tile in (("exponentials", features.TILE), ("waves", features.NARROW_TILE)):
+            yield Entry(f"{kind} of rows", features.SOURCE, features.constants(kind, K, tile))
 
 
 def key_entries(dtype: str) -> Iterator[Entry]:

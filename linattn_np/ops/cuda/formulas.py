@@ -23,7 +23,7 @@ OF_NUMBERS = ("copy", "filled", "scaled", "product", "added", "complement", "com
 PAIRS = ("log_decay_vjp", "bounded_vjp", "exponential_vjp", "swiglu_vjp")  # two results of numbers
 OF_ROWS = ("appended", "quotient", "quotient_vjp", "normed", "softmax", "softmax_vjp", "strength", "strength_vjp",
            "inner", "cos_sin", "rotated", "rotated_pair", "over_length", "favor", "fourier", "monomials",
-           "dpfp")  # fmt: skip
+           "monomials_vjp", "dpfp")  # fmt: skip
 PRODUCTS = {"favor": 1, "fourier": 2}  # of rows with a matrix: results of each product
 MOST_PARTS = 16  # warps of a row of products
 ACTIVATIONS = ("sigmoid", "silu", "softplus", "gelu", "gelu_tanh", "squared_relu")  # LA_HOW

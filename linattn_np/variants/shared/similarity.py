@@ -17,10 +17,11 @@ from ...call.options import Options
 from ...matrix_state.readouts.averages import AveragedInputs, apart
 from ...matrix_state.readouts.mapped import MappedInputs
 from ...matrix_state.types import Inputs, NormalisedState
-from ...ops import averages
+from ...ops import averages, random_maps
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
 from ...ops.product import multiple
-from ...runtime.arrays import NARROW, STORAGE, Array, cast, dtype_name, is_cupy, is_numpy
+from ...ops.sums import sum_of_groups
+from ...runtime.arrays import NARROW, STORAGE, Array, cast, device, dtype_name, is_cupy, is_numpy, shared_heads
 from ...runtime.shapes import check_state
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
 from ...spec import Call, ChangeOfVariables, StateFormat
@@ -70,14 +71,37 @@ class Similarity(NamedTuple):
         x = MappedInputs(c.q, c.k, c.v, None, map_k, eps, rows_are_narrow(c) if is_narrow is None else is_narrow)
         if self.is_left_to_the_core(c, map_q, x):
             return x
+        features = self.mapped(c, self.stored(c))
         if eps is not None and self.sums_are_apart(c):
-            return AveragedInputs(**self.mapped(c), v=c.v, eps=eps)
+            return AveragedInputs(**features, v=c.v, eps=eps)
         v = averages.with_ones(xp, c.v, c.dtype) if c.options["normalize"] else c.v
-        return Inputs(**self.mapped(c), v=v)
+        return Inputs(**features, v=v)
 
-    def mapped(self, c: Call) -> dict[str, Array]:
-        """phi(q) and phi(k) by name."""
+    def stored(self, c: Call) -> Any:
+        """The kernels of features in bfloat16, if they make those of a call of queries, keys and values.
+
+        Features are padded with zeros, and states with rows of zeros. More of them than WIDEST_NARROW are panels of the
+        core, which have as many queries and keys as values.
+        """
+        if c.q is None or not is_cupy(c.xp) or c.options["return_states_at"] is not None:
+            return None
         map_q, map_k = self.maps(c)
+        steps = getattr(map_k[0], "steps", None)
+        if steps is None or steps != getattr(map_q[0], "steps", None) or not _features_are_narrow(c, map_k[0]):
+            return None
+        fits = steps.width(c.k.shape[-1]) <= WIDEST_NARROW or max(c.q.shape[-2], c.k.shape[-2]) <= c.v.shape[-2]
+        return random_maps.kernels_of(steps, c.q, c.k) if fits else None
+
+    def mapped(self, c: Call, stored: Any = None) -> dict[str, Array]:
+        """phi(q) and phi(k) by name.   stored: kernels that make them."""
+        map_q, map_k = self.maps(c)
+        c.stored = stored
+        if stored is not None:
+            steps, c.shared = map_k[0].steps, {"k": c.k, "q": c.q}  # type: ignore[attr-defined]
+            if steps.width(c.k.shape[-1]) > WIDEST_NARROW:
+                c.shared = {n: shared_heads(c.xp, x, c.v.shape[-2]) for n, x in c.shared.items()}
+            c.features = {n: stored.features(c.xp, steps, x) for n, x in c.shared.items()}
+            return c.features
         k = _mapped(c, "k", map_k)
         q = None if c.q is None else _mapped(c, "q", map_q)
         c.features = {"k": k, "q": q}
@@ -113,7 +137,11 @@ class Similarity(NamedTuple):
         """Gradients of q and k from the gradients of their features."""
         xp, (map_q, map_k), grads = c.xp, self.maps(c), dict[str, Array]()
         for name, x, (f, f_vjp), dphi in (("k", c.k, map_k, d["k"]), ("q", c.q, map_q, d["q"])):
-            if x is not None and f_vjp is identity_vjp:
+            if c.stored is not None:
+                given, dphi = c.shared[name], cast(xp, dphi, x.dtype)
+                dx = c.stored.features_vjp(xp, f.steps, given, c.features[name], dphi)
+                grads[name] = sum_of_groups(xp, dx, x.shape[-2])
+            elif x is not None and f_vjp is identity_vjp:
                 grads[name] = dphi
             elif x is not None:
                 known = [c.features[name]] if getattr(f_vjp, "takes_features", False) else []
@@ -135,7 +163,7 @@ class Similarity(NamedTuple):
             return None
         if not c.options["normalize"]:
             self.check(c, state)
-            return state
+            return self.padded(c, state, -2)
         if not isinstance(state, NormalisedState):
             raise TypeError(
                 f"{c.name}: state is a {type(state).__qualname__}, expected (S, z) as a NormalisedState "
@@ -144,8 +172,36 @@ class Similarity(NamedTuple):
         self.check(c, state.S, "state.S")
         self.check(c, state.z, "state.z", "H M")
         if self.sums_are_apart(c):
-            return cast(c.xp, state.S, c.dtype), cast(c.xp, state.z, c.dtype)
+            return self.padded(c, cast(c.xp, state.S, c.dtype), -2), self.padded(c, cast(c.xp, state.z, c.dtype), -1)
         return averages.with_sums(c.xp, state.S, state.z, c.dtype, view=c.sizes["T"] > 0)
+
+    def padded(self, c: Call, state: Array, axis: int) -> Array:
+        """With zeros for the features that are stored beside those of the map."""
+        more = self.more_features(c)
+        if not more:
+            return state
+        shape = list(state.shape)
+        shape[axis] = more
+        none = c.xp.zeros(tuple(shape), dtype=state.dtype, device=device(state))
+        return c.xp.concat([state, none], axis=axis)
+
+    def more_features(self, c: Call) -> int:
+        """The number of zeros that are stored beside the features of a row."""
+        stored, K = self.stored(c), c.k.shape[-1]
+        if stored is None:
+            return 0
+        steps = self.maps(c)[1][0].steps  # type: ignore[attr-defined]
+        return stored.width(steps, K) - steps.width(K)
+
+    def unpack_state(self, c: Call, S: Any) -> Any:
+        """The public state."""
+        M = S[0].shape[-2] if isinstance(S, tuple) else S.shape[-2]
+        if more := self.more_features(c):
+            M -= more
+            S = (S[0][..., :M, :], S[1][..., :M]) if isinstance(S, tuple) else S[..., :M, :]
+        if isinstance(S, tuple):
+            return NormalisedState(*S)
+        return NormalisedState(S[..., :-1], S[..., -1]) if c.options["normalize"] else S
 
     def check(self, c: Call, state: Array, name: str = "state", axes: str = "H M V") -> None:
         if "M" not in c.sizes:  # the width of the mapped keys
@@ -162,7 +218,7 @@ class Similarity(NamedTuple):
 
     @property
     def state(self) -> StateFormat:
-        return StateFormat(NormalisedState, "normalize", self.pack_state, unpack_state, wide=True)
+        return StateFormat(NormalisedState, "normalize", self.pack_state, self.unpack_state, wide=True)
 
 
 def rows_are_narrow(c: Call) -> bool:
@@ -244,9 +300,3 @@ def sums_are_apart(c: Call) -> bool:
 
 def _is_one_token(c: Call) -> bool:
     return c.sizes["T"] == 1 and not c.is_ragged
-
-
-def unpack_state(c: Call, S: Any) -> Any:
-    if isinstance(S, tuple):
-        return NormalisedState(*S)
-    return NormalisedState(S[..., :-1], S[..., -1]) if c.options["normalize"] else S

@@ -5,6 +5,8 @@ every gradient; the inputs are the only residuals. On compute capability 90 the 
 (scan_wgmma.cu), and one pass computes dk and dv (writes_wgmma.cu). Where batch and heads leave multiprocessors idle,
 sequences are cut into segments: a first pass computes the offset that each segment adds to the state, and a small
 kernel the initial state of each segment. Between other ranks the two passes are apart (neighbours.py).
+
+Wider keys in bfloat16 are panels of WIDEST_GROUP channels, each a head with a state of its own: q S = sum_p q_p S_p.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
     if plan.chunk_size not in (None, 64):
         return f"chunk_size={plan.chunk_size!r}: the kernels choose their own chunks"
     K, V = x.k.shape[-1], x.v.shape[-1]
-    if max(K, V) > policy.WIDEST_CUDA:
+    if max(K // panels(x, plan), V) > policy.WIDEST_CUDA:
         return f"keys are {K} and values {V} wide, the kernels support up to {policy.WIDEST_CUDA}"
     return operands.unsupported_reason(x)
 
@@ -56,12 +58,36 @@ def unsupported_reason(x: Inputs, plan: Plan) -> str | None:
 unsupported_gradients = unsupported_reason
 
 
+def panels(x: Inputs, plan: Plan) -> int:
+    """The number of panels of the keys of a call: 1 unless they are wide, dense, and there are as many q, k and v."""
+    K, rows = x.k.shape[-1], (x.q, x.k, x.v)
+    if K <= policy.WIDEST_CUDA or K % policy.WIDEST_GROUP or x.q is None or len({y.shape[-2] for y in rows}) > 1:
+        return 1
+    apart = plan.neighbours is not None or plan.states_at is not None
+    apart = apart or not all(y.flags.c_contiguous for y in (x.q, x.k))
+    return 1 if apart or operands.common_element(*rows) != "bfloat16" else K // policy.WIDEST_GROUP
+
+
+def _rows(x: Inputs, plan: Plan) -> list[Array]:
+    """q, k and v of the passes: panels are heads."""
+    n = panels(x, plan)
+    q, k = (y if n == 1 else _panel_heads(y, n) for y in (x.q, x.k))
+    return as_rows(plan.xp, q, k, x.v)
+
+
+def _panel_heads(y: Array, n: int) -> Array:
+    """(..., H, K) as (..., H n, K / n)."""
+    return y.reshape((*y.shape[:-2], y.shape[-2] * n, y.shape[-1] // n))
+
+
 def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the passes include: states at positions, whose gradients they add.
 
     The offsets of segments are computed without positions.
     """
-    rows, between = as_rows(plan.xp, x.q, x.k, x.v), operands.neighbours_handled(plan)
+    if panels(x, plan) > 1:
+        return frozenset({"wide_keys"})
+    rows, between = _rows(x, plan), operands.neighbours_handled(plan)
     if not _wgmma(*rows):
         return between
     batch = _batch(x, plan, *rows) if plan.gradients else None
@@ -71,9 +97,11 @@ def handles(x: Inputs, plan: Plan) -> frozenset[str]:
 
 def how(x: Inputs, plan: Plan) -> str:
     """The passes of a supported call, in words."""
-    q, k, v = as_rows(plan.xp, x.q, x.k, x.v)
+    q, k, v = _rows(x, plan)
     tf32 = ", tf32 products" if _products(q, plan) == "tf32" else ""
-    return "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else f"portable passes (mma.sync){tf32}"
+    words = "passes by warpgroup products (wgmma)" if _wgmma(q, k, v) else f"portable passes (mma.sync){tf32}"
+    n = panels(x, plan)
+    return words if n == 1 else f"{words}; keys of {x.k.shape[-1]} channels in {n} panels, each a head"
 
 
 def _wgmma(q: Array, k: Array, v: Array) -> bool:
@@ -90,7 +118,7 @@ def _products(x: Array, plan: Plan) -> str:
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved)."""
     xp = plan.xp
-    q, k, v = as_rows(xp, x.q, x.k, x.v)
+    q, k, v = _rows(x, plan)
     batch = _batch(x, plan, q, k, v)
     prepare(batch, plan)
     out = xp.empty((*batch.lead, batch.T, batch.heads, batch.V), dtype=v.dtype)
@@ -104,14 +132,22 @@ def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, S
     at = operands.empty_positions(xp, plan, batch)
     last = operands.with_positions(xp, states_at(end, batch, batch.group), at, plan, batch)
     scan(batch, (q, k, v, out), g, begins or start, last, (plan.scale, 1.0))
-    return cast(xp, out, x.v.dtype), operands.public_ends(end, at, batch), Saved(x, plan, state, begins)
+    ends = operands.public_ends(end, at, batch)
+    if panels(x, plan) > 1:
+        out, ends = sum_shared_heads(xp, out, x.v.shape), _of_panels(ends, x)
+    return cast(xp, out, x.v.dtype), ends, Saved(x, plan, state, begins)
+
+
+def _of_panels(state: Array, x: Inputs) -> Array:
+    """States of panels (..., H n, K / n, V) as (..., H, K, V)."""
+    return state.reshape((*state.shape[:-3], x.v.shape[-2], x.k.shape[-1], x.v.shape[-1]))
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Any, values: bool = True) -> tuple[Inputs, Array]:
     """Gradients of every input and of the initial state; without `values` none of v and the state."""
     x, plan, state, begins = saved
     xp = plan.xp
-    q, k, v = as_rows(xp, x.q, x.k, x.v)
+    q, k, v = _rows(x, plan)
     dout = _cotangent(x, plan, dout, q, k, v)
     batch = _batch(x, plan, q, k, v, dout)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
@@ -161,11 +197,14 @@ def backward(saved: Saved, dout: Array | None, dstate: Any, values: bool = True)
         (plan.scale, 1.0),
         dots=None if dots is None else dots.of(q, 0),
     )
+    wide = panels(x, plan) > 1
+    dq, dk = (d.reshape(y.shape) if wide else d for d, y in ((dq, x.q), (dk, x.k)))
     grads = {n: sum_shared_heads(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
     if g is not None and dots is not None:
         dg = sum_shared_heads(xp, gate_grad(xp, batch, g, dots)[..., None], (*batch.lead, *x.g.shape[-3:]))
         grads["g"] = sum_to(xp, dg, x.g.shape)
-    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), public_state_gradient(xp, first, batch)
+    dstate = public_state_gradient(xp, first, batch)
+    return Inputs(**{n: grads.get(n) for n in Inputs._fields}), _of_panels(dstate, x) if wide else dstate
 
 
 def _cotangent(x: Inputs, plan: Plan, dout: Array | None, q: Array, k: Array, v: Array) -> Array:
@@ -178,8 +217,9 @@ def _cotangent(x: Inputs, plan: Plan, dout: Array | None, q: Array, k: Array, v:
 
 
 def _batch(x: Inputs, plan: Plan, *arrays: Array) -> ScanBatch:
-    sizes = sizes_of(x, plan)
-    _, _, heads, _, K, V, N, _, longest = sizes
+    n, (lead, T, heads, H, K, V, N, offsets, longest) = panels(x, plan), sizes_of(x, plan)
+    heads, K = heads * n, K // n
+    sizes = (lead, T, heads, H * n, K, V, N, offsets, longest)
     element, by_groups = _products(arrays[0], plan), _wgmma(*arrays[:3])
     chunks = max(-(-longest // cuts.chunk_of(by_groups)), 1)
     each = -(-chunks // _segments(element, K, V, by_groups, N * heads, longest))

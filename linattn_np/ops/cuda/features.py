@@ -1,0 +1,114 @@
+"""Random features of rows of bfloat16, and their transposes, by products of warps (cuda_src/ops/features.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...runtime.arrays import Array, Namespace, device, dtype_name
+from ...runtime.constants import constant_array
+from ...runtime.cuda import launch, record
+from ...runtime.cuda.elements import Constants
+from ..map_steps import Steps
+from .arguments import FEATURES, address
+from .row_arrays import dense, is_aligned, strided, strides_of
+
+SOURCE = "ops/features.cu"
+WIDEST = 128  # channels: a warp holds its rows in registers
+PANEL = 128  # features are stored in a multiple of it if there are more
+TILE, NARROW_TILE = 128, 64  # columns of the table of a block
+THREADS, ROWS, ROWS_BACK = 256, 1024, 128  # of a block
+
+
+def takes(steps: Steps, *arrays: Array) -> bool:
+    """Whether the kernels make the features of these rows."""
+    K = arrays[0].shape[-1]
+    rows = all(dtype_name(x) == "bfloat16" and x.size and x.device.id == launch.current_device() for x in arrays)
+    if steps.kind == "monomials" or not rows or K % 8 or K > WIDEST or launch.unusable() is not None:
+        return False
+    return steps.kind == "exponentials" or (steps.width(K) % 16 == 0 and width(steps, K) == steps.width(K))
+
+
+def width(steps: Steps, K: int) -> int:
+    """The number of features that are stored, the last ones being 0: whole vector loads, and whole panels."""
+    M = steps.width(K)
+    return M + -M % (8 if M <= PANEL else PANEL)
+
+
+def features(xp: Namespace, steps: Steps, x: Array) -> Array:
+    """phi (..., width) of rows x (..., K)."""
+    K, n = x.shape[-1], width(steps, x.shape[-1])
+    phi, tile = record.empty((*x.shape[:-1], n), x.dtype), _tile(steps, K)
+    W = _table(xp, x, steps, f"features {tile}", lambda: two_terms(steps, K, tile, x.dtype))
+    blocks = -(-prod(x.shape[:-1]) // ROWS) * -(-_columns(steps, K) // tile)
+    _launch("features", steps, x, W, phi, None, None, blocks)
+    return phi
+
+
+def features_vjp(xp: Namespace, steps: Steps, x: Array, phi: Array, dphi: Array) -> Array:
+    """dx (..., K) of phi and dphi (..., width)."""
+    K, dx = x.shape[-1], record.empty(tuple(x.shape), x.dtype)
+    phi, dphi = dense(phi), dense(dphi)
+    W = _table(xp, x, steps, "features_vjp", lambda: padded(steps.tables(K, np.float32).W, KP(K), TILE, x.dtype))
+    _launch("features_vjp", steps, x, W, phi, dphi, dx, -(-prod(x.shape[:-1]) // ROWS_BACK))
+    return dx
+
+
+def KP(K: int) -> int:
+    """The channels of a table."""
+    return K + -K % 32
+
+
+def padded(W: Any, rows: int, step: int, dtype: Any) -> np.ndarray:
+    """W with zeros up to `rows` rows and a multiple of `step` columns, in `dtype`."""
+    return np.pad(W, ((0, rows - W.shape[0]), (0, -W.shape[1] % step))).astype(dtype)
+
+
+def two_terms(steps: Steps, K: int, tile: int, dtype: Any) -> np.ndarray:
+    """(2, columns, KP): W^T rounded to `dtype`, and the rest."""
+    W: Any = steps.tables(K, np.float32).W
+    first = W.astype(dtype).astype(np.float32)
+    return np.stack([np.ascontiguousarray(padded(x, KP(K), tile, dtype).T) for x in (first, W - first)])
+
+
+def constants(kind: str, K: int, tile: int) -> Constants:
+    """The constants of features.cu."""
+    return ("LA_K", K), ("LA_TILE", tile), ("LA_WAVES", int(kind == "waves"))
+
+
+def shared_bytes(K: int, tile: int) -> int:
+    """Shared memory of a block of `features`: two terms of the table."""
+    row = 2 * KP(K)
+    return 2 * tile * (row if row % 128 else row + 64)
+
+
+def _columns(steps: Steps, K: int) -> int:
+    return steps.width(K) // (2 if steps.kind == "waves" else 1)
+
+
+def _tile(steps: Steps, K: int) -> int:
+    return TILE if _columns(steps, K) > NARROW_TILE else NARROW_TILE
+
+
+def _table(xp: Namespace, x: Array, steps: Steps, words: str, make: Callable[[], np.ndarray]) -> Array:
+    """A table on the device of x, cached."""
+    where = device(x)
+    return constant_array(xp, (words, *steps[:2], x.shape[-1]), where, lambda: xp.asarray(make(), device=where))
+
+
+def _launch(
+    entry: str, steps: Steps, x: Array, W: Array, phi: Array, dphi: Array | None, dx: Array | None, blocks: int
+) -> None:
+    K, tile = x.shape[-1], _tile(steps, x.shape[-1])
+    numbers = [float(n) for n in steps.tables(K, np.float32).numbers]
+    square, less, size = (0.0, 0.0, numbers[0]) if steps.kind == "waves" else (*numbers, 0.0)
+    inner, (x,) = strided(K, x if is_aligned(8, x) else x.copy())
+    packed = FEATURES.pack(x=strides_of(x, K, inner), W=address(W), phi=address(phi), dphi=address(dphi),
+                           dx=address(dx), rows=prod(x.shape[:-1]), inner=inner, columns=_columns(steps, K),
+                           width=phi.shape[-1], square=square, less=less, size=size)  # fmt: skip
+    shared = shared_bytes(K, tile) if entry == "features" else 0
+    named = tuple(y for y in (x, W, phi, dphi, dx) if y is not None)
+    launch.launch(SOURCE, entry, constants(steps.kind, K, tile), blocks, THREADS, shared, packed, named)
