@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,9 +12,11 @@ from ...runtime.arrays import Array, Namespace, device, dtype_name
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch, record
 from ...runtime.cuda.elements import Constants
-from ..map_steps import Steps
 from .arguments import FEATURES, address
 from .row_arrays import dense, is_aligned, strided, strides_of
+
+if TYPE_CHECKING:
+    from ..map_steps import Steps
 
 SOURCE = "ops/features.cu"
 WIDEST = 128  # channels: a warp holds its rows in registers

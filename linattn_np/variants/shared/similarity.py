@@ -97,10 +97,10 @@ class Similarity(NamedTuple):
         map_q, map_k = self.maps(c)
         c.stored = stored
         if stored is not None:
-            steps, c.shared = map_k[0].steps, {"k": c.k, "q": c.q}  # type: ignore[attr-defined]
-            if steps.width(c.k.shape[-1]) > WIDEST_NARROW:
+            c.steps, c.shared = map_k[0].steps, {"k": c.k, "q": c.q}  # type: ignore[attr-defined]
+            if c.steps.width(c.k.shape[-1]) > WIDEST_NARROW:
                 c.shared = {n: shared_heads(c.xp, x, c.v.shape[-2]) for n, x in c.shared.items()}
-            c.features = {n: stored.features(c.xp, steps, x) for n, x in c.shared.items()}
+            c.features = {n: stored.features(c.xp, c.steps, x) for n, x in c.shared.items()}
             return c.features
         k = _mapped(c, "k", map_k)
         q = None if c.q is None else _mapped(c, "q", map_q)
@@ -139,7 +139,7 @@ class Similarity(NamedTuple):
         for name, x, (f, f_vjp), dphi in (("k", c.k, map_k, d["k"]), ("q", c.q, map_q, d["q"])):
             if c.stored is not None:
                 given, dphi = c.shared[name], cast(xp, dphi, x.dtype)
-                dx = c.stored.features_vjp(xp, f.steps, given, c.features[name], dphi)
+                dx = c.stored.features_vjp(xp, c.steps, given, c.features[name], dphi)
                 grads[name] = sum_of_groups(xp, dx, x.shape[-2])
             elif x is not None and f_vjp is identity_vjp:
                 grads[name] = dphi
