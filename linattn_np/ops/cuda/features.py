@@ -13,6 +13,7 @@ from ...runtime.constants import constant_array
 from ...runtime.cuda import launch, record
 from ...runtime.cuda.elements import Constants
 from .arguments import FEATURES, address
+from .formulas import compiled
 from .row_arrays import dense, is_aligned, strided, strides_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,15 @@ def width(steps: Steps, K: int) -> int:
     """The number of features that are stored, the last ones being 0: whole vector loads, and whole panels."""
     M = steps.width(K)
     return M + -M % (8 if M <= PANEL else PANEL)
+
+
+def of_heads(x: Array, heads: int) -> Array:
+    """x (..., few, K) as (..., heads, K), each of its heads being shared by a group: a launch, no array call."""
+    *lead, few, K = x.shape
+    if few == heads:
+        return x
+    y = compiled("copy", (x[..., None, :],), ((*lead, few, heads // few, K), x.dtype), np.float32)
+    return y.reshape((*lead, heads, K))
 
 
 def features(xp: Namespace, steps: Steps, x: Array) -> Array:

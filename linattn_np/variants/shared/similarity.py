@@ -21,7 +21,7 @@ from ...ops import averages, random_maps
 from ...ops.feature_maps import FeatureMap, identity, identity_vjp
 from ...ops.product import multiple
 from ...ops.sums import sum_of_groups
-from ...runtime.arrays import NARROW, STORAGE, Array, cast, device, dtype_name, is_cupy, is_numpy, shared_heads
+from ...runtime.arrays import NARROW, STORAGE, Array, cast, device, dtype_name, is_cupy, is_numpy
 from ...runtime.shapes import check_state
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
 from ...spec import Call, ChangeOfVariables, StateFormat
@@ -99,7 +99,7 @@ class Similarity(NamedTuple):
         if stored is not None:
             c.steps, c.shared = map_k[0].steps, {"k": c.k, "q": c.q}  # type: ignore[attr-defined]
             if c.steps.width(c.k.shape[-1]) > WIDEST_NARROW:
-                c.shared = {n: shared_heads(c.xp, x, c.v.shape[-2]) for n, x in c.shared.items()}
+                c.shared = {n: stored.of_heads(x, c.v.shape[-2]) for n, x in c.shared.items()}
             c.features = {n: stored.features(c.xp, c.steps, x) for n, x in c.shared.items()}
             return c.features
         k = _mapped(c, "k", map_k)

@@ -124,10 +124,10 @@ def emulated(monkeypatch):
 
 @pytest.fixture(params=["emulated", pytest.param("cupy", marks=pytest.mark.gpu)])
 def device(request):
-    """CuPy's namespace, how a NumPy array gets to it and back, and launches (None on a GPU)."""
+    """CuPy's namespace in calls, how a NumPy array gets to it and back, and launches (None on a GPU)."""
     if request.param == "cupy":
-        cp = pytest.importorskip("cupy")
-        return SimpleNamespace(xp=cp, bring=cp.asarray, see=cp.asnumpy, launched=None)
+        cp, xp = pytest.importorskip("cupy"), pytest.importorskip("array_api_compat.cupy")
+        return SimpleNamespace(xp=xp, bring=cp.asarray, see=cp.asnumpy, launched=None)
     from tests.matrix_state.cuda.step_twin import CUPY, stub
 
     return SimpleNamespace(xp=CUPY, bring=stub, see=np.asarray, launched=request.getfixturevalue("emulated"))
