@@ -1,36 +1,51 @@
 """Sequences over GPUs: la.distributed.run by NCCL, one process a GPU, against the plain call on one.
 
-    python -m bench distributed [--results FOLDER] [--tokens N] [--heads N] [--seconds N]
+    python -m bench distributed [--results FOLDER] [--part NAME ...] [--seconds N]
 
-First the bits of one, two, ... GPUs are compared, with segments, and the results with those of the plain call. Then,
-for each number of GPUs: strong scaling, N tokens shared out, and weak scaling, N tokens a GPU. Times are medians over
-calls that all ranks begin together, of the slowest rank, host time included. An exchange of as many bytes as the call
-sends is timed alone, which gives its share of the call. Last, a rank ends, and the others' error is timed.
+    bits      outputs and gradients of 1, 2, ... GPUs compared, with segments, and with those of the plain call
+    weak      32 heads, 262,144 tokens a GPU; efficiency: plain ms / ms
+    strong    8 heads, 1,048,576 tokens on 1, 2, ... GPUs; efficiency: plain ms / (GPUs ms)
+    fla       the same of FLA's context parallelism by torch.distributed, where it has one
+    training  steps of la.train.fit with two batches, on one GPU and shared out
+    killed    a rank kills itself between forward and backward: what the others raise, and when
+
+Times are medians of the slowest rank. ms: of calls one after another, as layers make them; alone: of one call that all
+ranks begin together, from its first line in Python to the last result. An exchange of as many bytes as a call sends is
+timed alone, which gives its share of the call. Each part has processes and a time limit of its own; what it has
+measured until then is in the record.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import inspect
+import json
 import multiprocessing
 import os
+import signal
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import linattn_np as la
-from bench.cuda import report
+from bench.cuda import peers, report, training
 from linattn_np.distributed import nccl
+from linattn_np.train.gradient import ALONE
 
 FUNCTIONS = ("simple_gla", "gated_delta_rule", "kda", "selective_scan")
 WIDTH, STATES = 128, 16  # of a head; of a channel of the scan
-SEGMENT, SEGMENTS = 1024, 8  # of the comparison of bits
-REPEATS, WARM = 7, 2
-TIMEOUT, SHORT = 60.0, 3.0  # seconds that a rank waits for another; when one ends
+SEGMENT, BITS = 1024, 8192  # tokens of the comparison of bits
+REPEATS, CALLS, WARM = 5, 4, 2
+TIMEOUT, SHORT = 30.0, 10.0  # seconds that a rank waits for another; for the one that is killed
+SIZES = {"weak": (1 << 18, 32), "strong": (1 << 20, 8)}  # tokens of the plain call, heads
+STEPS = 8  # of training, after as many
 
 
 class Counting:
@@ -85,7 +100,10 @@ def tokens(x: Any, start: int, stop: int) -> Any:
     return x[:, start:stop].copy() if x.ndim > 2 else x
 
 
-def forward(fn: Any, arrays: dict[str, Any], **options: Any) -> Any:
+# calls
+
+
+def forward(fn: Any, arrays: dict[str, Any], dout: Any = None, **options: Any) -> Any:
     return la.distributed.run(fn, **arrays, **options) if options else fn(**arrays)
 
 
@@ -96,14 +114,68 @@ def both(fn: Any, arrays: dict[str, Any], dout: Any, **options: Any) -> Any:
     return out, pullback(dout)
 
 
-# what ranks measure
+CALLED = {"forward": forward, "both": both}
+
+
+class Rank(NamedTuple):
+    """One GPU of `size`.   comms: of the groups that it is in, by size; tell(key, value): to the record, of rank 0."""
+
+    cp: Any
+    rank: int
+    size: int
+    comms: dict[int, Any]
+    tell: Callable[[str, Any], None]
+    folder: str
+
+    @property
+    def whole(self) -> Any:
+        return self.comms[self.size]
+
+    @contextlib.contextmanager
+    def case(self, name: str) -> Iterator[None]:
+        """A case whose failure is told, with the memory of the GPU free again."""
+        try:
+            yield
+        except Exception as problem:
+            self.tell("errors", {name: f"{type(problem).__name__}: {problem}"[:400]})
+        self.cp.get_default_memory_pool().free_all_blocks()
+
+
+# times
+
+
+def call_ms(cp: Any, comm: Any, call: Callable[[], Any], calls: int = CALLS) -> float:
+    """Milliseconds of each of so many calls one after another that all ranks begin together, of the slowest rank."""
+    times = []
+    for n in range(WARM + REPEATS):
+        comm.all_gather(cp.zeros(1, np.float32))
+        cp.cuda.Device().synchronize()
+        began = time.perf_counter()
+        for _ in range(calls if n >= WARM else 1):
+            call()
+        cp.cuda.Device().synchronize()
+        if n >= WARM:
+            times.append((time.perf_counter() - began) * 1e3 / calls)
+    return float(comm.all_gather(cp.asarray([statistics.median(times)])).max())
+
+
+def timed(cp: Any, comm: Any, call: Callable[[], Any]) -> dict[str, float]:
+    return {"ms": call_ms(cp, comm, call), "alone ms": call_ms(cp, comm, call, 1)}
+
+
+def row_of(head: dict[str, Any], plain: dict[str, float], found: dict[str, float], share: int) -> dict[str, Any]:
+    """A row with efficiencies.   share: in how many parts the work of the plain call was cut."""
+    return head | {
+        "plain ms": plain["ms"], "ms": found["ms"], "efficiency": plain["ms"] / (share * found["ms"]),
+        "alone ms": found["alone ms"], "alone efficiency": plain["alone ms"] / (share * found["alone ms"]),
+    }  # fmt: skip
 
 
 def same_bits(cp: Any, name: str, comm: Any, H: int) -> dict[str, Any]:
     """Whether this rank's outputs and gradients have the bits of one rank, with segments, and the largest error against
     the plain call, with segments or without.
     """
-    fn, T = getattr(la, name), SEGMENT * SEGMENTS
+    fn, T = getattr(la, name), BITS
     arrays, dout = draw(cp, name, T, H, seed=3)
     n = T // comm.size
     own = comm.rank * n, (comm.rank + 1) * n
@@ -130,101 +202,218 @@ def error(cp: Any, x: Any, wanted: Any) -> float:
     return float(cp.abs(x - wanted).max() / cp.abs(wanted).max())
 
 
-def call_ms(cp: Any, comm: Any, call: Callable[[], Any]) -> float:
-    """Milliseconds of a call that all ranks begin together, of the slowest rank."""
-    times = []
-    for n in range(WARM + REPEATS):
-        comm.all_gather(cp.zeros(1, np.float32))
-        cp.cuda.Device().synchronize()
-        began = time.perf_counter()
-        call()
-        cp.cuda.Device().synchronize()
-        if n >= WARM:
-            times.append((time.perf_counter() - began) * 1e3)
-    return float(comm.all_gather(cp.asarray([statistics.median(times)])).max())
+# parts: what each rank does
 
 
-def measured(cp: Any, fn: Any, comm: Any, arrays: dict[str, Any], dout: Any) -> dict[str, Any]:
-    """Times and bytes of a call on these tokens of this rank."""
-    counting, row = Counting(comm), {"tokens_a_gpu": int(dout.shape[1])}
-    calls = {"forward": functools.partial(forward, fn, arrays), "both": functools.partial(both, fn, arrays, dout)}
-    for what, call in calls.items():
-        counting.sent.clear()
-        call(comm=counting)
-        sent = list(counting.sent)
-        ms = call_ms(cp, comm, functools.partial(call, comm=comm))
-        buffers = [cp.zeros(size // 4, np.float32) for size in sent]
-        exchange = sum(call_ms(cp, comm, functools.partial(comm.all_gather, x)) for x in buffers)
-        row[what] = {"ms": ms, "bytes_sent": sum(sent), "exchange_ms": exchange, "share_of_exchange": exchange / ms}
-    return row
+def bits(own: Rank) -> None:
+    for name in FUNCTIONS:
+        with own.case(f"bits {name}"):
+            equal, errors = {}, {}
+            for n, comm in own.comms.items():
+                found = same_bits(own.cp, name, comm, 4)
+                every = comm.all_gather(own.cp.asarray([found["bits_equal"]], np.uint8))
+                equal[str(n)], errors[str(n)] = bool(every.all()), found["largest_error"]
+            own.tell("bits_equal", {name: equal})
+            own.tell("largest_error", {name: errors})
 
 
-def rank_main(rank: int, size: int, ids: dict[Any, Any], folder: str, T: int, H: int, until: float) -> None:
-    """One GPU of `size`, which measure in groups of fewer, too."""
+def scaling(own: Rank, kind: str) -> None:
+    cp, (T, H) = own.cp, SIZES[kind]
+    for name in FUNCTIONS:
+        with own.case(f"{kind} {name}"):
+            fn, (arrays, dout) = getattr(la, name), draw(cp, name, T, H, seed=own.rank)
+            for what, call in CALLED.items():
+                plain = timed(cp, own.whole, functools.partial(call, fn, arrays, dout))
+                for n, comm in own.comms.items():
+                    share = n if kind == "strong" else 1
+                    mine = {k: tokens(x, 0, T // share) for k, x in arrays.items()}, tokens(dout, 0, T // share)
+                    head = {"function": name, "by": "linattn_np", "scaling": kind, "what": what, "gpus": n,
+                            "tokens a GPU": T // share, "heads": H}  # fmt: skip
+                    row = row_of(head, plain, timed(cp, comm, functools.partial(call, fn, *mine, comm=comm)), share)
+                    own.tell("rows", row | sent_by(cp, comm, functools.partial(call, fn, *mine), row["ms"]))
+                    del mine
+
+
+def sent_by(cp: Any, comm: Any, call: Callable[..., Any], ms: float) -> dict[str, Any]:
+    """What a call sends, and the time of exchanges of as many bytes."""
+    counting = Counting(comm)
+    call(comm=counting)
+    buffers = [cp.zeros(size // 4, np.float32) for size in counting.sent]
+    exchange = sum(call_ms(cp, comm, functools.partial(comm.all_gather, x), 1) for x in buffers)
+    return {"bytes sent": sum(counting.sent), "exchange ms": exchange, "share of exchange": exchange / ms}
+
+
+def fla(own: Rank) -> None:
+    """FLA's functions that take a cp_context, their gradients by torch's autograd."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ["LINATTN_BENCH_FEW"] = "1"
+    by, note = peers.fla()
+    from fla import ops
+    from fla.ops.cp import build_cp_context
+
+    torch.cuda.set_device(own.rank)
+    dist.init_process_group("nccl", init_method=f"file://{own.folder}/ranks", rank=own.rank, world_size=own.size)
+    own.tell("fla", {"versions": f"{by}, {note}", "torch": str(torch.__version__)})
+    chosen = {}
+    for name in FUNCTIONS:
+        fn = getattr(ops, f"chunk_{name}", None)
+        if fn is None or "cp_context" not in inspect.signature(fn).parameters:
+            own.tell("fla", {name: "no function" if fn is None else "no context parallelism"})
+        else:
+            chosen[name] = fn
+
+    def over_ranks(T: int) -> dict[str, Any]:
+        offsets = torch.tensor([0, T], dtype=torch.int32)
+        return {"cp_context": build_cp_context(offsets.cuda(), dist.group.WORLD, cu_seqlens_cpu=offsets)}
+
+    def call(fn: Any, what: str, options: dict[str, Any], arrays: dict[str, Any], dout: Any) -> Any:
+        *given, d = peers.tensors(torch, [*arrays.values(), dout])
+        if what == "forward":
+            with torch.no_grad():
+                return fn(*given, **options)[0]
+        given = [x.detach().requires_grad_() for x in given]
+        out = fn(*given, **options)[0]
+        return [out, *torch.autograd.grad(out, given, d)]
+
+    for kind, (T, H) in SIZES.items():
+        for name, fn in chosen.items():
+            with own.case(f"fla {kind} {name}"):
+                if kind == "weak":
+                    largest = of_fla(own, name, functools.partial(call, fn, "both", over_ranks(BITS)), H)
+                    own.tell("fla", {f"{name} largest error": largest})
+                share = own.size if kind == "strong" else 1
+                arrays, dout = draw(own.cp, name, T, H, seed=own.rank)
+                mine = {k: tokens(x, 0, T // share) for k, x in arrays.items()}, tokens(dout, 0, T // share)
+                options = over_ranks(T // share * own.size)
+                for what in CALLED:
+                    plain = timed(own.cp, own.whole, functools.partial(call, fn, what, {}, arrays, dout))
+                    found = timed(own.cp, own.whole, functools.partial(call, fn, what, options, *mine))
+                    head = {"function": name, "by": by, "scaling": kind, "what": what, "gpus": own.size,
+                            "tokens a GPU": T // share, "heads": H}  # fmt: skip
+                    own.tell("rows", row_of(head, plain, found, share))
+            torch.cuda.empty_cache()
+
+
+def of_fla(own: Rank, name: str, call: Callable[..., Any], H: int) -> float:
+    """The largest error of its outputs and gradients over ranks, against our plain call."""
+    arrays, dout = draw(own.cp, name, BITS, H, seed=3)
+    part = own.rank * BITS // own.size, (own.rank + 1) * BITS // own.size
+    found = call({k: tokens(x, *part) for k, x in arrays.items()}, tokens(dout, *part))
+    out, grads = both(getattr(la, name), arrays, dout)
+    wanted = [out, *(getattr(grads, n) for n in arrays)]
+    errors = [error(own.cp, own.cp.from_dlpack(x.detach().float()), tokens(y, *part))
+              for x, y in zip(found, wanted, strict=True)]  # fmt: skip
+    return float(own.whole.all_gather(own.cp.asarray([max(errors)])).max())
+
+
+def trained(own: Rank) -> None:
+    """Two batches a step: on one GPU, and shared out."""
+    for case in training.CASES:
+        with own.case(f"training {case.name}"):
+            model, batch = case.model, training.batches(case)
+            start = la.train.Run.start(model.loss, dtype=training.DTYPES["bfloat16"])
+
+            def fit(comm: Any, model: Any = model, batch: Any = batch, start: Any = start) -> tuple[float, Any]:
+                """(milliseconds of a step, the run)."""
+                began, run = list[float](), copy.deepcopy(start).to("cuda")
+
+                def rate(step: int) -> float:
+                    began.append(time.perf_counter())
+                    return 1e-4
+
+                la.train.fit(model.loss, run, batch, 2 * STEPS, rate, accumulate=own.size, bar=False, comm=comm)
+                return 1e3 * statistics.median(np.diff(began)[STEPS:]), run
+
+            ms, run = fit(ALONE)
+            losses, alone = run.losses, run.params.vector.copy()
+            del run
+            over, run = fit(own.whole)
+            sent = own.cp.zeros(model.loss.count + 1, np.float32)
+            exchange = call_ms(own.cp, own.whole, functools.partial(own.whole.all_gather, sent), 1)
+            params = run.params.vector.view(np.uint8)
+            same = losses == run.losses and bool(own.cp.array_equal(alone.view(np.uint8), params))
+            own.tell("training", {case.name: {
+                "gpus": own.size, "parameters": model.loss.count, "tokens a step": own.size * case.B * case.T,
+                "one GPU ms": ms, "ms": over, "efficiency": ms / (own.size * over), "bits_equal": same,
+                "bytes sent": sent.nbytes, "exchange ms": exchange, "share of exchange": exchange / over}})  # fmt: skip
+            del run, params, alone, sent
+
+
+class Killing:
+    """A communicator whose rank ends with the second exchange, the first one of the backward."""
+
+    def __init__(self, comm: Any):
+        self.rank, self.size, self._comm, self._left = comm.rank, comm.size, comm, 1
+
+    def all_gather(self, x: Any) -> Any:
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1
+        return self._comm.all_gather(x)
+
+
+def killed(own: Rank) -> None:
+    """What the other ranks see of one that is killed between forward and backward."""
+    arrays, dout = draw(own.cp, "simple_gla", SEGMENT, 4, seed=own.rank)
+    comm = Killing(own.whole) if own.rank == own.size - 1 else own.whole
+    _, pullback = la.vjp(la.distributed.run, la.simple_gla, **arrays, comm=comm)
+    began, told = time.perf_counter(), None
+    try:
+        pullback(dout)
+    except la.distributed.RankError as gone:
+        told = str(gone)
+    own.tell("rank_killed", {"error": told, "seconds": time.perf_counter() - began, "limit": SHORT})
+
+
+PARTS: dict[str, tuple[Callable[[Rank], None], float]] = {  # seconds
+    "bits": (bits, 45.0),
+    "weak": (functools.partial(scaling, kind="weak"), 45.0),
+    "strong": (functools.partial(scaling, kind="strong"), 45.0),
+    "fla": (fla, 60.0),
+    "training": (trained, 45.0),
+    "killed": (killed, 40.0),
+}
+
+
+# processes
+
+
+def rank_main(part: str, rank: int, size: int, ids: dict[int, Any], pipe: Any, folder: str) -> None:
+    """One process of a part."""
     import cupy as cp
 
     cp.cuda.Device(rank).use()
-    comms = {n: la.distributed.NCCL(rank, n, ids[n], timeout=TIMEOUT) for n in groups(size) if rank < n}
-    result = report.device(cp) | {"gpus": size, "heads": H, "K": WIDTH, "V": WIDTH, "dtype": "bfloat16", "rows": []}
-    for name in FUNCTIONS:
-        row = of_function(cp, name, comms, T, H, rank)
-        if rank == 0:
-            result["rows"].append(row)
-            sys.stdout.write(f"{report.write(Path(folder), 'distributed', result)}: {name}\n")
-            sys.stdout.flush()
-        cp.get_default_memory_pool().free_all_blocks()
-        if bool(comms[size].all_gather(cp.asarray([time.time() > until], np.uint8)).any()):
-            break
-    if size > 1:
-        found = rank_that_ends(cp, rank, size, ids["last"])
-        if rank == 0:
-            report.write(Path(folder), "distributed", result | {"rank_that_ends": found})
+    timeout = SHORT if part == "killed" else TIMEOUT
+    comms = {n: la.distributed.NCCL(rank, n, ids[n], timeout=timeout) for n in groups(size) if rank < n}
+    PARTS[part][0](Rank(cp, rank, size, comms, lambda *told: pipe and pipe.send(told), folder))
     os._exit(0)  # communicators with ranks that are gone are not taken down
 
 
-def of_function(cp: Any, name: str, comms: dict[int, Any], T: int, H: int, rank: int) -> dict[str, Any]:
-    """Bits, errors and times of a function."""
-    fn, whole = getattr(la, name), comms[max(comms)]
-    row: dict[str, Any] = {"function": name, "tokens": T, "bits_equal": {}, "largest_error": {}, "scaling": {}}
-    for n, comm in comms.items():
-        found = same_bits(cp, name, comm, 4)
-        every = comm.all_gather(cp.asarray([found["bits_equal"]], np.uint8))
-        row["bits_equal"][str(n)], row["largest_error"][str(n)] = bool(every.all()), found["largest_error"]
-    arrays, dout = draw(cp, name, T, H, seed=rank)
-    row["plain_ms"] = {
-        "forward": call_ms(cp, whole, functools.partial(forward, fn, arrays)),
-        "both": call_ms(cp, whole, functools.partial(both, fn, arrays, dout)),
-    }
-    for n, comm in comms.items():
-        own = {k: tokens(x, 0, T // n) for k, x in arrays.items()}
-        row["scaling"][str(n)] = {
-            "strong": measured(cp, fn, comm, own, tokens(dout, 0, T // n)),
-            "weak": measured(cp, fn, comm, arrays, dout),
-        }
-    return summed_up(row)
-
-
-def rank_that_ends(cp: Any, rank: int, size: int, unique_id: Any) -> dict[str, Any]:
-    """What the other ranks see of one that ends without a word."""
-    comm = la.distributed.NCCL(rank, size, unique_id, timeout=SHORT)
-    comm.all_gather(cp.zeros(1, np.float32))
-    if rank == size - 1:
-        os._exit(0)
-    began, told = time.perf_counter(), None
-    try:
-        comm.all_gather(cp.zeros(1 << 20, np.float32))
-    except la.distributed.RankError as gone:
-        told = str(gone)
-    return {"error": told, "seconds": time.perf_counter() - began, "limit": SHORT}
-
-
-def summed_up(row: dict[str, Any]) -> dict[str, Any]:
-    """With speedups over the plain call on one GPU: strong, and weak as the share of the ideal."""
-    for each in row["scaling"].values():
-        for what, ms in row["plain_ms"].items():
-            each["strong"][what]["speedup"] = ms / each["strong"][what]["ms"]
-            each["weak"][what]["efficiency"] = ms / each["weak"][what]["ms"]
-    return row
+def told_by(part: str, size: int, seconds: float, folder: str) -> Iterator[tuple[str, Any]]:
+    """What rank 0 of a part tells within its time; then its processes have ended."""
+    context, until = multiprocessing.get_context("spawn"), time.monotonic() + seconds
+    ids = {n: nccl.unique_id() for n in groups(size)}  # this process must live while ranks join
+    answers, pipe = context.Pipe(duplex=False)
+    given = (size, ids)
+    ranks = [context.Process(target=rank_main, args=(part, rank, *given, None if rank else pipe, folder))
+             for rank in range(size)]  # fmt: skip
+    for one in ranks:
+        one.start()
+    pipe.close()
+    with answers, contextlib.suppress(EOFError):
+        while answers.poll(max(until - time.monotonic(), 0.0)):
+            yield answers.recv()
+    for one in ranks:
+        one.join(max(min(until - time.monotonic(), 5.0), 0.1))
+    late = [one for one in ranks if one.is_alive()]
+    for one in late:
+        one.kill()
+        one.join()
+    if late or ranks[0].exitcode:
+        why = f"not done after {seconds:.0f} s" if late else f"rank 0 ended with status {ranks[0].exitcode}"
+        yield "errors", {part: why}
 
 
 def groups(size: int) -> list[int]:
@@ -234,22 +423,24 @@ def groups(size: int) -> list[int]:
 
 def main(argv: list[str]) -> int:
     parser = report.parser("distributed", __doc__, peers=False)
-    parser.add_argument("--tokens", type=int, default=1 << 18, help="of one sequence")
-    parser.add_argument("--heads", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=140.0, help="no new function after two thirds of it")
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS), help="what to measure; all by default")
+    parser.add_argument("--seconds", type=float, default=150.0, help="of all parts (150)")
     args = parser.parse_args(argv)
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no NVLink multicast: a fault there stops the GPUs of others
     import cupy as cp
 
-    began, size = time.time(), cp.cuda.runtime.getDeviceCount()
-    ids = {n: nccl.unique_id() for n in (*groups(size), "last")}  # this process must live while ranks join
-    given = (size, ids, str(args.results), args.tokens, args.heads, began + args.seconds * 2 / 3)
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=rank_main, args=(rank, *given)) for rank in range(size)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join(max(began + args.seconds - time.time(), 0.1))
-    late = [one for one in ranks if one.is_alive()]
-    for one in late:
-        one.kill()
-    return int(bool(late) or any(one.exitcode for one in ranks))
+    until, size = time.monotonic() + args.seconds, cp.cuda.runtime.getDeviceCount()
+    result: dict[str, Any] = report.device(cp) | {"gpus": size, "K": WIDTH, "V": WIDTH, "dtype": "bfloat16", "rows": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for part in args.part:
+            began = time.monotonic()
+            for key, value in told_by(part, size, min(PARTS[part][1], max(until - began, 1.0)), folder):
+                if key == "rows":
+                    result["rows"].append(value)
+                else:
+                    result.setdefault(key, {}).update(value)
+                report.write(args.results, "distributed", result)
+                sys.stdout.write(f"{key}: {json.dumps(value)}\n")
+            sys.stdout.write(f"{part}: {time.monotonic() - began:.0f} s\n")
+            sys.stdout.flush()
+    return int("errors" in result)

@@ -29,7 +29,7 @@ class Between:
         if self.entry is None:  # else a backward runs the forward again
             own = Factors(transfer) if self._local.spec.transfers == "factors" else transfer
             self._span = Summary(own, offset)
-            self.entry = Entry(self._local, whole=True, spans=[self._span])
+            self.entry = Entry(self._local, spans=[self._span])
         return self.entry.state
 
     def gradient(self, dstate: Any) -> Any:
@@ -63,6 +63,7 @@ def run_vjp(local: Local, call: Any) -> tuple[Any, Any, Entry, Callable[..., Any
     """The same, and pull(dout, end): the gradients of a call from those of its outputs, and of last states."""
     between, (checked, x), keywords = Between(local), call, local.call(local.parts.state, return_state=True)
     (out, state), pullback = neighbours.run_vjp(checked, x, between, keywords)
+    between.entry.follow()  # type: ignore[union-attr]  # while kernels compute the outputs
 
     def pull(dout: Any, end: dict[int, Any]) -> Any:
         between.end = end

@@ -19,12 +19,9 @@ Pullback = Callable[..., Any]
 
 
 class Entry:
-    """The states that enter the pieces of this rank, and their gradients backward.
+    """The states that enter the pieces of this rank, and their gradients backward.   spans: summaries of the pieces."""
 
-    whole: whether sequences are followed beyond this rank, as a backward needs.   spans: the summaries of the pieces.
-    """
-
-    def __init__(self, local: Local, whole: bool, spans: Sequence[Summary] | None = None):
+    def __init__(self, local: Local, spans: Sequence[Summary] | None = None):
         self._parts, self._crossing = local.parts, crossing(local.parts.pieces)
         own, xp = self._parts.own, self._parts.tokens.xp
         needed = [piece for piece in own if not piece.is_last]
@@ -36,9 +33,14 @@ class Entry:
         mine = {piece.place: span for piece, span in zip(needed, spans, strict=False)}
         found = exchanged(xp, local.parts.comm, local.parts.pieces, self._goes_on, mine, spans[0] if spans else None)
         last = {piece.sequence: piece.number for piece in own}
-        self._chains = {n: Chain(xp, found, n, self._begin(n), None if whole else last[n]) for n in last}
+        self._chains = {n: Chain(xp, found, n, self._begin(n), last[n]) for n in last}
         states = [self._chains[piece.sequence].states[piece.number] for piece in own]
         self.state: Any = self._joined(states) if any(S is not None for S in states) else None
+
+    def follow(self) -> None:
+        """Follow the sequences beyond this rank, as gradients need; early, while a GPU is busy."""
+        for chain in self._chains.values():
+            chain.follow()
 
     @property
     def is_linked(self) -> bool:
@@ -60,6 +62,7 @@ class Entry:
 
         R: of the states before the pieces of this rank if nothing but `end` comes after them.
         """
+        self.follow()
         xp, comm, pieces = self._parts.tokens.xp, self._parts.comm, self._parts.pieces
         found = exchanged(
             xp, comm, pieces, lambda piece: piece.sequence in self._crossing and not piece.is_first, R, self.like
@@ -88,11 +91,17 @@ class Entry:
 
 
 class Chain:
-    """The states before the pieces of one sequence, a left fold; those of later ranks' pieces too, for the backward."""
+    """The states before the pieces of one sequence, a left fold: up to piece `until`, then those of later ranks."""
 
-    def __init__(self, xp: Any, spans: Mapping[Place, Summary], sequence: int, state: Any, until: int | None):
+    def __init__(self, xp: Any, spans: Mapping[Place, Summary], sequence: int, state: Any, until: int):
         self.states, self._vjps = [state], list[Callable[[Any], Any]]()
-        while (place := (sequence, len(self._vjps))) in spans and place[1] != until:
+        self._xp, self._spans, self._sequence = xp, spans, sequence
+        self.follow(until)
+
+    def follow(self, until: int | None = None) -> None:
+        """Go on up to a piece; None: as far as pieces have summaries."""
+        xp, spans = self._xp, self._spans
+        while (place := (self._sequence, len(self._vjps))) in spans and place[1] != until:
             before = mapped(xp.zeros_like, spans[place].offset) if self.states[-1] is None else self.states[-1]
             S, step_vjp = after(xp, spans[place], before)
             self.states.append(S)

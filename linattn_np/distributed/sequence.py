@@ -33,7 +33,7 @@ def run(fn: Callable[..., Any], ranks: Ranks, given: Mapping[str, Any]) -> Any:
     if (call := between.prepared(local, gradients=False)) is not None:
         out, end, entry = between.run(local, call)
     else:
-        entry = Entry(local, whole=False)
+        entry = Entry(local)
         if not returns:
             return parts.tokens.rows(fn(**local.call(entry.state)), parts.own)
         out, end = fn(**local.call(entry.state, return_state=True))
@@ -67,7 +67,8 @@ def run_vjp(fn: Callable[..., Any], ranks: Ranks, given: Mapping[str, Any]) -> t
 
 def _in_two(local: Local) -> tuple[Any, Any, Entry, Pullback]:
     """(out, the states after the pieces, those before them, pull(dout, gradients of last states)): two passes."""
-    entry, own = Entry(local, whole=True), local.parts.own
+    entry, own = Entry(local), local.parts.own
+    entry.follow()
     (out, end), pullback = vjp(local.fn, **local.call(entry.state, return_state=True))
 
     def pull(dout: Any, ends: Mapping[int, Any]) -> Any:

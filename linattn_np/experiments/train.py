@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,10 @@ import numpy as np
 import linattn_np as la
 
 from ..arguments import number, real, words
+from ..distributed import nccl
 from ..runtime.arrays import compat
+from ..runtime.cuda import launch
+from ..train.flat import on_device
 from .extras import require
 from .series import help_text
 
@@ -51,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32",
                         help="of parameters (float32); with bfloat16 the optimiser has float32 masters")  # fmt: skip
     parser.add_argument("--mpi", action="store_true", help="ranks of mpiexec share the batches of a step: --accumulate")
+    number(parser, "--gpus", default=1, help="GPUs of this machine that share the batches of a step: --accumulate (1)")
     parser.add_argument("--out", type=Path, default=Path("train-output"), help="folder of run.safetensors and loss.png")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run, with its settings but --steps")
 
@@ -64,7 +70,18 @@ def run(args: argparse.Namespace) -> int:
     """Train, save, draw, sample; the exit status."""
     try:
         require("tqdm", "matplotlib")
-        comm = ranks(args.mpi)
+        if args.gpus > 1:
+            return on_gpus(args)
+        comm = ranks(args.mpi, args.device)
+    except (ImportError, RuntimeError, ValueError) as problem:
+        sys.stderr.write(f"linattn train: {problem}\n")
+        return 2
+    return on_rank(args, comm)
+
+
+def on_rank(args: argparse.Namespace, comm: la.distributed.Comm) -> int:
+    """The same of one rank."""
+    try:
         trained, settings = resumed(args) if args.resume else begun(args)
         trained.to(args.device)
         model = model_of(trained.about)
@@ -88,19 +105,59 @@ def run(args: argparse.Namespace) -> int:
     except FloatingPointError as problem:
         sys.stderr.write(f"linattn train: {problem}; a smaller --rate may help\n")
         return 1
+    except la.distributed.RankError as problem:
+        sys.stderr.write(f"linattn train: {problem}; linattn train --resume {path} goes on\n")
+        return 1
     except ValueError as problem:
         sys.stderr.write(f"linattn train: {problem}\n")
         return 2
     return shown(trained, model, held_out, check, path) if comm.rank == 0 else 0
 
 
-def ranks(mpi: bool) -> la.distributed.Comm:
-    """The ranks of mpiexec, or this process alone.   Raises ModuleNotFoundError without mpi4py."""
+def ranks(mpi: bool, device: str) -> la.distributed.Comm:
+    """The ranks of mpiexec, or this process alone; on GPUs rank r of a machine has GPU r % count.
+
+    Ranks with a GPU each exchange by NCCL, others through the host.   Raises ImportError without mpi4py or NCCL.
+    """
     if not mpi:
         return la.distributed.Threads.of(1)[0]
     from mpi4py import MPI
 
-    return la.distributed.MPI(MPI.COMM_WORLD)
+    world = MPI.COMM_WORLD
+    if device == "cuda":
+        on_device()  # raises
+        cuda, local = launch.cupy().cuda, world.Split_type(MPI.COMM_TYPE_SHARED)
+        rank, size, count = local.Get_rank(), local.Get_size(), cuda.runtime.getDeviceCount()
+        cuda.Device(rank % count).use()
+        if world.Get_size() > 1 and world.allreduce(size <= count, MPI.LAND):
+            rank = world.Get_rank()
+            return la.distributed.NCCL(rank, world.Get_size(), world.bcast(None if rank else nccl.unique_id()))
+    return la.distributed.MPI(world)
+
+
+def on_gpus(args: argparse.Namespace) -> int:
+    """The command as a process a GPU; the exit status.   Raises ValueError for more GPUs than there are, and --mpi."""
+    on_device()  # raises
+    count = launch.cupy().cuda.runtime.getDeviceCount()
+    if args.gpus > count or args.mpi:
+        raise ValueError(f"--gpus is {args.gpus}, expected at most {count}, the GPUs of this machine, and no --mpi")
+    given = args, nccl.unique_id()  # this process lives while ranks join
+    spawn = multiprocessing.get_context("spawn")
+    each = [spawn.Process(target=on_gpu, args=(rank, *given)) for rank in range(args.gpus)]
+    for one in each:
+        one.start()
+    for one in each:
+        while one.is_alive():
+            with contextlib.suppress(KeyboardInterrupt):  # ctrl-C reaches all
+                one.join()
+    return next((1 if one.exitcode < 0 else one.exitcode for one in each if one.exitcode), 0)
+
+
+def on_gpu(rank: int, args: argparse.Namespace, unique_id: Any) -> None:
+    """One of these processes."""
+    launch.cupy().cuda.Device(rank).use()
+    args.device = "cuda"
+    sys.exit(on_rank(args, la.distributed.NCCL(rank, args.gpus, unique_id)))
 
 
 def shown(trained: la.train.Run, model: la.layers.Model, held_out: la.train.Tokens, check: Any, path: Path) -> int:

@@ -72,8 +72,8 @@ def test_one_pass_with_one_exchange_each_way(on_gpu, monkeypatch, capability, dt
     monkeypatch.setattr(launch, "capability", lambda: capability)
     spans = []
     init = Entry.__init__
-    monkeypatch.setattr(Entry, "__init__", lambda self, local, whole, spans_=None, **given: (
-        spans.append(given.get("spans", spans_)), init(self, local, whole, spans[-1]))[0])  # fmt: skip
+    monkeypatch.setattr(Entry, "__init__", lambda self, local, spans_=None, **given: (
+        spans.append(given.get("spans", spans_)), init(self, local, spans[-1]))[0])  # fmt: skip
     arrays, comm = arrays_of(fn, T, dtype, 0), Late()
     dout = stub(np.ones(arrays["v"].shape, dtype))
     out, pull = la.vjp(run, fn, **arrays, comm=comm)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+import threading
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 import linattn_np as la
 from linattn_np.distributed import in_threads
+from linattn_np.experiments import train
+from linattn_np.runtime.cuda import launch
 from tests.distributed.test_processes import MPIEXEC, ROOT, environment, mpi
 
 MODEL = la.layers.language_model(16, D=16, layers=1, mixers="gated_delta_rule", heads=2, hidden=12)
@@ -97,3 +102,89 @@ def test_the_command_trains_on_ranks_of_mpi(tmp_path):
         assert done.stdout.count("validation loss") == 1
     one, two = (la.train.Run.load(tmp_path / out / "run.safetensors") for out in ("one", "two"))
     assert_same_bits(one, two)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two GPUs of a machine: those in use, in order; a communicator of NCCL is its arguments."""
+    used = []
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(getDeviceCount=lambda: 2), Device=lambda n: SimpleNamespace(use=lambda: used.append(n))
+    )
+    monkeypatch.setattr(launch, "cupy", lambda: SimpleNamespace(cuda=cuda, asarray=np.asarray))
+    monkeypatch.setattr(train.nccl, "unique_id", lambda: "id")
+    monkeypatch.setattr(la.distributed, "NCCL", lambda *given: given)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("local", "on_machine", "device", "gpu"),
+    [(1, 2, "cuda", 1), (2, 3, "cuda", 0), (1, 2, "cpu", None)],
+    ids=["a GPU each", "more ranks than GPUs", "CPUs"],
+)
+def test_ranks_of_mpi_have_a_gpu_each(monkeypatch, gpus, local, on_machine, device, gpu):
+    """Rank 3 of 4. Ranks that share a GPU exchange through the host: NCCL refuses them."""
+    machine = SimpleNamespace(Get_rank=lambda: local, Get_size=lambda: on_machine)
+    world = SimpleNamespace(
+        Get_rank=lambda: 3,
+        Get_size=lambda: 4,
+        Split_type=lambda kind: machine,
+        allreduce=lambda x, how: x,
+        bcast=lambda x: "id of rank 0" if x is None else x,
+    )
+    mpi4py = ModuleType("mpi4py")
+    mpi4py.MPI = SimpleNamespace(COMM_WORLD=world, COMM_TYPE_SHARED=0, LAND=0)
+    monkeypatch.setitem(sys.modules, "mpi4py", mpi4py)
+    comm = train.ranks(True, device)
+    assert gpus == ([] if gpu is None else [gpu])
+    if gpu == 1:
+        assert comm == (3, 4, "id of rank 0")
+    else:
+        assert (type(comm), comm.rank, comm.size) == (la.distributed.MPI, 3, 4)
+
+
+class Thread(threading.Thread):
+    """A process of multiprocessing, as a thread."""
+
+    exitcode = None
+
+    def run(self):
+        try:
+            self._target(*self._args)
+        except SystemExit as ended:
+            self.exitcode = ended.code
+
+
+def command(tmp_path, *more):
+    (tmp_path / "text").write_text("the delta rule erases what a key held. " * 40)
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    sizes = f"{tmp_path / 'text'} --layers 1 --width 16 --heads 2 --batch 2 --length 16 --steps 3 --accumulate 2"
+    return parser.parse_args([*sizes.split(), *more])
+
+
+def test_the_command_trains_on_gpus_of_a_machine(tmp_path, monkeypatch, gpus, capsys):
+    """Its processes are threads, its GPUs a CPU; the run is that of one."""
+    comms = la.distributed.Threads.of(2, timeout=60.0)
+    assert train.run(command(tmp_path, "--out", str(tmp_path / "one"))) == 0
+    monkeypatch.setattr(la.distributed, "NCCL", lambda rank, size, unique_id: comms[rank])
+    monkeypatch.setattr(la.train.Run, "to", lambda self, device: self)
+    monkeypatch.setattr(train.multiprocessing, "get_context", lambda kind: SimpleNamespace(Process=Thread))
+    assert train.run(command(tmp_path, "--out", str(tmp_path / "two"), "--gpus", "2")) == 0
+    assert sorted(gpus) == [0, 1]
+    assert_same_bits(*(la.train.Run.load(tmp_path / out / "run.safetensors") for out in ("one", "two")))
+    for more in (["--gpus", "3"], ["--gpus", "2", "--mpi"]):
+        assert train.run(command(tmp_path, *more)) == 2
+        told = f"linattn train: --gpus is {more[1]}, expected at most 2, the GPUs of this machine, and no --mpi"
+        assert told in capsys.readouterr().err
+
+
+def test_a_rank_that_is_gone_ends_the_command(tmp_path, capsys):
+    class Gone:
+        rank, size = 0, 2
+
+        def all_gather(self, x):
+            raise la.distributed.RankError("distributed: rank 0 waited 1 s for the other ranks")
+
+    assert train.on_rank(command(tmp_path, "--out", str(tmp_path / "out")), Gone()) == 1
+    assert "waited 1 s for the other ranks; linattn train --resume" in capsys.readouterr().err

@@ -39,7 +39,7 @@ def second(y: Array) -> Array:
 def entered(xp: Any, plan: Plan, batch: ChunkSizes, added: Array, transfers: Array) -> tuple[Array, Array | None]:
     """(the states that segments begin with, the one before all, None for zeros). added: of segment s at s + 1."""
     identity = xp.zeros_like(added)
-    _matrices(identity)[:, 0, :, :] = xp.eye(WIDEST, dtype=xp.float32)
+    identity[:, 0, :: WIDEST + 1] = 1
     transfer = _public(xp, batch, _along(xp, batch, identity, transfers)[:, -1, :], batch.K)[:, :: batch.group, ...]
     begins = _along(xp, batch, _with(xp, batch, added, 0, None), transfers)
     offset = _public(xp, batch, begins[:, -1, :], batch.V)[:, :: batch.group, ...]

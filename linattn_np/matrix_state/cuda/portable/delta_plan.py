@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from ....runtime.cuda.elements import BYTES, ELEMENTS, Constants
@@ -148,6 +149,7 @@ def passes(kind: PortableDeltaKind, limit: int, gradients: bool) -> dict[str, Ke
     return kernels
 
 
+@functools.cache
 def too_large(element: str, K: int, V: int, limit: int, separate: bool = False) -> str | None:
     """Why tiles of these widths exceed `limit` bytes of shared memory per block; None if they fit."""
     if max(K, V) > policy.WIDEST_CUDA:
