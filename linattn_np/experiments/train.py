@@ -18,7 +18,6 @@ import linattn_np as la
 from ..arguments import number, real, words
 from ..distributed import nccl
 from ..runtime.arrays import compat
-from ..runtime.cuda import launch
 from ..train.flat import on_device
 from .extras import require
 from .series import help_text
@@ -123,6 +122,8 @@ def ranks(mpi: bool, device: str) -> la.distributed.Comm:
         return la.distributed.Threads.of(1)[0]
     from mpi4py import MPI
 
+    from ..runtime.cuda import launch
+
     world = MPI.COMM_WORLD
     if device == "cuda":
         on_device()  # raises
@@ -137,6 +138,8 @@ def ranks(mpi: bool, device: str) -> la.distributed.Comm:
 
 def on_gpus(args: argparse.Namespace) -> int:
     """The command as a process a GPU; the exit status.   Raises ValueError for more GPUs than there are, and --mpi."""
+    from ..runtime.cuda import launch
+
     on_device()  # raises
     count = launch.cupy().cuda.runtime.getDeviceCount()
     if args.gpus > count or args.mpi:
@@ -155,6 +158,8 @@ def on_gpus(args: argparse.Namespace) -> int:
 
 def on_gpu(rank: int, args: argparse.Namespace, unique_id: Any) -> None:
     """One of these processes."""
+    from ..runtime.cuda import launch
+
     launch.cupy().cuda.Device(rank).use()
     args.device = "cuda"
     sys.exit(on_rank(args, la.distributed.NCCL(rank, args.gpus, unique_id)))
