@@ -107,8 +107,8 @@ class ChangeOfVariables(Generic[CoreInputs]):
     linear: whether outputs are linear in the values.
     by_tokens: whether the inputs of the core are new arrays, made token by token: a large call whose numbers are
     computed in a wider dtype is computed some tokens at a time (call/parts.py).
-    by_heads: whether the inputs of the core are several rows a token, of arrays with fewer: a large call is computed some
-    heads at a time (call/head_parts.py).
+    by_heads: whether the inputs of the core are several rows a token, of arrays with fewer: a large call is computed
+    some heads at a time (call/head_parts.py).
     """
 
     to_core: Callable[[Call], CoreInputs]
