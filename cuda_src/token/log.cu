@@ -5,11 +5,14 @@
 //
 // tokens  of each token, on its path through a tree or a chain and then through the ring: x = its erase vector and its
 //         queries; u = beta (v - x S), or v; k, u and g go to its slot. S is read once and not written.
+// nodes   the same of many tokens, AT_ONCE at a time: what they read of S and the weights of their paths do not depend on
+//         any u; then a thread has the sums of a column over a path, and the values u of its block's columns
 // fold    S <- e^G S + sum_j (k_j (.) e^{G_{j+1}})^T u_j, of the oldest tokens of the ring
 // move    entries of a path through a tree to the end of the ring
 //
-// Sums go from the last token of a path backwards. Which thread adds what, and in which order, depends on a token's
-// place in the path alone: neither on other tokens of the call nor on where in the ring its entries are.
+// Sums go from the last token of a path backwards. What is added to what, and in which order, depends on a token's
+// place in the path alone: neither on other tokens of the call, nor on the entry, nor on where in the ring a path is.
+// One sum for every WARPS-th entry of a path, one for every GROUPS-th row of S; these are added in their order.
 //
 // A block has LA_LANES 4 value columns of a head; each of its groups of LA_LANES lanes has every GROUPS-th row of S, in
 // registers, and each warp every WARPS-th entry of a path. Blocks of one head write the same k and g.
@@ -26,6 +29,8 @@ constexpr int K = LA_K, V = LA_V, W = LA_W, THREADS = LA_THREADS, LANES = LA_LAN
               BITS = LA_BITS;
 constexpr int CHUNK = 8;   // tokens that a fold has in shared memory
 typedef Wide<STATE> Number;
+constexpr int AT_ONCE = sizeof(Number) * THREADS >= 4096 ? 1 : 4096 / (sizeof(Number) * THREADS),   // 32 KB of sums
+    LONGEST = LA_LONGEST;   // path of a token of `nodes`
 static_assert(2 * TILE <= THREADS && 2 * K <= THREADS, "a thread for each column and each channel of two readers");
 constexpr int STORED = BITS == 0 ? 8 : BITS;   // of the code that is there without use
 static_assert(BITS == 0 || STATE == 2, "scales are float32");
@@ -115,9 +120,8 @@ struct CodeRows {   // every GROUPS-th row of four columns, as it lies in memory
 #pragma unroll
         for (int j = 0; j < PER; j++) scale[j] = s.column + j < V ? a.scales[s.state * V + s.column + j] : 0.f;
     }
-    // sum += z S, of two readers; z is 0 where there is one
-    __device__ __forceinline__ void add_reads(float (&sum)[2][PER], const float (&z)[K][2], int) const {
-        float codes[2][PER] = {};
+    // codes += z S, S without its scales, of two readers; z is 0 where there is one
+    __device__ __forceinline__ void add_reads(float (&codes)[2][PER], const float (&z)[K][2], int) const {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const int row = threadIdx.x / LANES + i * GROUPS;
@@ -130,12 +134,8 @@ struct CodeRows {   // every GROUPS-th row of four columns, as it lies in memory
                 codes[1][j] += z[row][1] * y[j];
             }
         }
-#pragma unroll
-        for (int j = 0; j < PER; j++) {
-            sum[0][j] += scale[j] * codes[0][j];
-            sum[1][j] += scale[j] * codes[1][j];
-        }
     }
+    __device__ __forceinline__ float scale_of(int j) const { return scale[j]; }
 };
 
 struct StateRows {   // the same as numbers
@@ -230,6 +230,7 @@ struct StateRows {   // the same as numbers
             }
         }
     }
+    __device__ __forceinline__ Number scale_of(int) const { return 1; }
 };
 template <bool> struct Held {
     typedef StateRows type;
@@ -251,8 +252,32 @@ LA_DEVICE void ask_for_log(const LogArguments& a, const Task& s) {
     }
 }
 
+template <class T> LA_DEVICE T fused(T x, T y, T z) {   // one rounding, in every kernel
+    if constexpr (sizeof(T) == 8) return fma(x, y, z);
+    else return fmaf(x, y, z);
+}
+// What a reader sees of a log and of rows of S
+LA_DEVICE Number joined(Number log, Number read, Number scale) {
+    return BITS == 0 ? log + read : fused(scale, read, log);
+}
+// A term of what a query reads of its own token
+LA_DEVICE Number own_term(const LogArguments& a, const Task& s, int c, Number query, Number key, Number sum) {
+    if (a.bonus != nullptr) key *= ((const Number*)a.bonus)[s.head * K + c];
+    return fused(query, key, sum);
+}
+
 LA_DEVICE const char* row_of(const Rows& x, const Task& s, int token, int head) {
     return x.data + s.row * x.batch + token * x.token + head / (u32)x.group * x.head;
+}
+// Asks the L2 cache for rows of tokens, a warp a row.
+LA_DEVICE void ask_for_tokens(const LogArguments& a, const Task& s, int from, int count) {
+    for (int i = threadIdx.x / 32; i < count * 4; i += WARPS) {
+        const int token = from + i / 4, which = i % 4, line = threadIdx.x % 32 * 128;
+        const Rows& x = which == 0 ? a.k : which == 1 ? a.v : which == 2 ? a.erase : a.q;
+        const int kind = which == 0 ? a.kind_k : which == 1 ? a.kind_v : which == 2 ? a.kind_erase : a.kind_q;
+        if (x.data != nullptr && line < (which == 1 ? V : K) * (kind < 2 ? 2 : kind == 2 ? 4 : 8))
+            ask_line(row_of(x, s, token, which == 3 ? s.head * a.queries : s.head) + line);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_BLOCKS) tokens(const __grid_constant__ LogArguments a) {
@@ -303,11 +328,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_BLOCKS) tokens(const
                 const int x = warp - 2;
                 Number sum = 0;
                 if (is_read(x) && first + x >= a.erases && (a.updated || a.bonus != nullptr))
-                    for (int c = lane; c < K; c += 32) {
-                        Number y = plain[x][c] * keys[c];
-                        if (a.bonus != nullptr) y *= ((const Number*)a.bonus)[s.head * K + c];
-                        sum += y;
-                    }
+                    for (int c = lane; c < K; c += 32) sum = own_term(a, s, c, plain[x][c], keys[c], sum);
                 sum = sum_of_lanes(sum);
                 if (lane == 0) own[x] = sum;
             }
@@ -339,14 +360,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_BLOCKS) tokens(const
                         Number y = log_k[(s.entry + at) * K + c];
                         if constexpr (W > 1) y *= exponential(before[m]);
 #pragma unroll
-                        for (int x = 0; x < 2; x++) dots[x] += readers[x][c] * y;
+                        for (int x = 0; x < 2; x++) dots[x] = fused(readers[x][c], y, dots[x]);
                     }
 #pragma unroll
                     for (int x = 0; x < 2; x++) {
                         dots[x] = sum_of_lanes(dots[x]);
                         if constexpr (W == 1) dots[x] *= exponential(before[0]);
 #pragma unroll
-                        for (int i = 0; i < PER; i++) sum[x][i] += lane < LANES ? dots[x] * u[i] : (Number)0;
+                        for (int i = 0; i < PER; i++)
+                            if (lane < LANES) sum[x][i] = fused(dots[x], u[i], sum[x][i]);
                     }
                 }
             }
@@ -359,11 +381,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_BLOCKS) tokens(const
                     if (c < K) faded[c][1] = readers[1][c] * decay;
                 }
             __syncthreads();
-            if (is_read(0)) S.add_reads(sum, faded, is_read(1) ? 2 : 1);
+            Number reads[2][PER] = {};
+            if (is_read(0)) S.add_reads(reads, faded, is_read(1) ? 2 : 1);
 #pragma unroll
             for (int x = 0; x < 2; x++)
 #pragma unroll
-                for (int j = 0; j < PER; j++) sums[x][thread / LANES][thread % LANES * PER + j] = sum[x][j];
+                for (int j = 0; j < PER; j++)
+                    sums[x][thread / LANES][thread % LANES * PER + j] = joined(sum[x][j], reads[x][j], S.scale_of(j));
             __syncthreads();
 
             const int x = thread / TILE;
@@ -378,8 +402,194 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_BLOCKS) tokens(const
             __syncthreads();
             const int query = first + x - a.erases;
             if (x < 2 && query >= 0 && query < a.queries && column < V) {
-                if (a.updated || a.bonus != nullptr) seen += own[x] * written[in_tile];
+                if (a.updated || a.bonus != nullptr) seen = fused(own[x], written[in_tile], seen);
                 const i64 place = ((i64)s.row * a.tokens + token) * a.heads + s.head;
+                put(a.out, a.kind_out, (place * a.queries + query) * V + column, (Number)a.scale * seen);
+            }
+            __syncthreads();
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_BLOCKS) nodes(const __grid_constant__ LogArguments a) {
+    constexpr int SHARE = GROUPS / WARPS, EACH = WARPS / AT_ONCE;   // groups of a warp, warps of a token
+    __shared__ Number faded[AT_ONCE][K][2], sums[AT_ONCE][2][GROUPS][TILE], weights[AT_ONCE][2][LONGEST],
+        written[AT_ONCE][TILE], own[AT_ONCE][2], betas[AT_ONCE];
+    __shared__ int slots[AT_ONCE][LONGEST], lengths[AT_ONCE];   // ~m: token m of these AT_ONCE
+    const Task s(a);
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, mine = warp / EACH, part = warp % EACH;
+    Number *log_k = (Number*)a.log_k, *log_u = (Number*)a.log_u, *log_g = (Number*)a.log_g;
+    const int in_tile = thread % TILE, column = s.column - thread % LANES * PER + in_tile;   // of sums
+    const Number scale = BITS != 0 && column < V ? (Number)a.scales[s.state * V + column] : (Number)0;
+    const int all = a.erases + a.queries;
+    typename Held<BITS != 0>::type S;
+    S.load(a, s);
+    ask_for_log(a, s);
+    for (int n = 0; n < a.count; n += AT_ONCE) {
+        const int many = min(AT_ONCE, a.count - n);
+        const auto slot_of = [&](int m) { return s.entry + (a.tree ? a.ring + n + m : s.end(a, n + m)); };
+        for (int first = 0; first == 0 || first < all; first += 2) {   // two readers at a time
+            const auto is_read = [&](int x) { return first + x < all; };
+            Number readers[2][CHANNELS] = {};   // of token `mine`
+            if (mine < many) {
+                const int token = a.first + n + mine;
+                const char *k = row_of(a.k, s, token, s.head), *g = row_of(a.g, s, token, s.head);
+                const auto decay_of = [&](int c) {
+                    return a.g.data == nullptr ? (Number)0 : parameter<Number>(g, a.kind_g, W == 1 ? 0 : c);
+                };
+                Number decay[DECAYS] = {};
+#pragma unroll
+                for (int m = 0; m < DECAYS; m++)   // all are asked for before one is used
+                    if (W == 1 || m * 32 + lane < W) decay[m] = decay_of(m * 32 + lane);
+#pragma unroll
+                for (int x = 0; x < 2; x++) {
+                    if (!is_read(x)) continue;
+                    const bool is_query = first + x >= a.erases;
+                    const char* row = is_query ? row_of(a.q, s, token, s.head * a.queries + first + x - a.erases)
+                                               : row_of(a.erase, s, token, s.head);
+#pragma unroll
+                    for (int m = 0; m < CHANNELS; m++)
+                        if (K % 32 == 0 || m * 32 + lane < K)
+                            readers[x][m] = parameter<Number>(row, is_query ? a.kind_q : a.kind_erase, m * 32 + lane);
+                }
+                if (part == 0) {
+                    Number terms[2] = {};
+#pragma unroll
+                    for (int m = 0; m < CHANNELS; m++) {
+                        const int c = m * 32 + lane;
+                        if (K % 32 && c >= K) continue;
+                        const Number key = parameter<Number>(k, a.kind_k, c);
+                        if (first == 0) log_k[slot_of(mine) * K + c] = key;
+#pragma unroll
+                        for (int x = 0; x < 2; x++) terms[x] = own_term(a, s, c, readers[x][m], key, terms[x]);
+                    }
+#pragma unroll
+                    for (int x = 0; x < 2; x++) {
+                        const Number sum = sum_of_lanes(terms[x]);
+                        if (lane == 0) own[mine][x] = sum;
+                    }
+                    if (first == 0)
+#pragma unroll
+                        for (int m = 0; m < DECAYS; m++)
+                            if (m * 32 + lane < W) log_g[slot_of(mine) * W + m * 32 + lane] = decay[m];
+                }
+#pragma unroll
+                for (int m = 0; m < CHANNELS; m++)
+#pragma unroll
+                    for (int x = 0; x < 2; x++)
+                        if (first + x < a.erases ? !a.early : a.updated)
+                            readers[x][m] *= exponential(decay[W == 1 ? 0 : m]);
+            }
+            if (first == 0) {
+                for (int i = thread; i < many * TILE; i += THREADS) {   // the values, in the place of u
+                    const int m = i / TILE, token = a.first + n + m;
+                    if (column < V)
+                        written[m][in_tile] = parameter<Number>(row_of(a.v, s, token, s.head), a.kind_v, column);
+                }
+                if (a.erases && thread < many)
+                    betas[thread] = parameter<Number>(row_of(a.beta, s, a.first + n + thread, s.head), a.kind_beta, 0);
+            }
+            __syncthreads();
+            if (first == 0) ask_for_tokens(a, s, a.first + n + many, min(AT_ONCE, a.count - n - many));
+            if (mine < many) {
+                Number total[DECAYS] = {};
+                Path path = {Path::parent(a, s, n + mine), s.live};
+                int done = 0;
+                while (is_read(0) && !path.ends()) {
+                    int count;
+                    const int found = path.next(a, s, lane, count),
+                              late = a.tree ? found - a.ring - n : mine - 1 - done - lane;
+                    if (part == 0 && lane < count) slots[mine][done + lane] = late < 0 ? found : ~late;
+                    const Number decays =
+                        W == 1 && found >= 0 ? log_g[s.entry + found] : (Number)0;   // of this lane's slot
+                    for (int j = 0; j < count; j++) {
+                        const int at = __shfl_sync(0xffffffffu, found, j);
+                        Number before[DECAYS];
+#pragma unroll
+                        for (int m = 0; m < DECAYS; m++) {
+                            const int c = m * 32 + lane;
+                            before[m] = total[m];
+                            if constexpr (W == 1) total[m] += __shfl_sync(0xffffffffu, decays, j);
+                            else total[m] += c < W ? log_g[(s.entry + at) * W + c] : (Number)0;
+                        }
+                        if (j % EACH != part) continue;
+                        Number dots[2] = {};
+#pragma unroll
+                        for (int m = 0; m < CHANNELS; m++) {
+                            const int c = m * 32 + lane;
+                            if (K % 32 && c >= K) continue;
+                            Number y = log_k[(s.entry + at) * K + c];
+                            if constexpr (W > 1) y *= exponential(before[m]);
+#pragma unroll
+                            for (int x = 0; x < 2; x++) dots[x] = fused(readers[x][m], y, dots[x]);
+                        }
+#pragma unroll
+                        for (int x = 0; x < 2; x++) {
+                            dots[x] = sum_of_lanes(dots[x]);
+                            if constexpr (W == 1) dots[x] *= exponential(before[0]);
+                            if (lane == 0) weights[mine][x][done + j] = dots[x];
+                        }
+                    }
+                    done += count;
+                }
+                if (part == 0) {
+                    if (lane == 0) lengths[mine] = done;
+#pragma unroll
+                    for (int m = 0; m < CHANNELS; m++) {
+                        const int c = m * 32 + lane;
+                        const Number decay = exponential(total[W == 1 ? 0 : m]);
+                        if (c < K) faded[mine][c][0] = readers[0][m] * decay;
+                        if (c < K) faded[mine][c][1] = readers[1][m] * decay;
+                    }
+                }
+            }
+            __syncthreads();
+#pragma unroll 1
+            for (int m = 0; m < many; m++) {
+                Number reads[2][PER] = {};
+                if (is_read(0)) S.add_reads(reads, faded[m], is_read(1) ? 2 : 1);
+#pragma unroll
+                for (int x = 0; x < 2; x++)
+#pragma unroll
+                    for (int j = 0; j < PER; j++) sums[m][x][thread / LANES][thread % LANES * PER + j] = reads[x][j];
+            }
+            __syncthreads();
+
+            const auto seen_by = [&](int m, int x) {
+                Number logged[WARPS] = {}, seen = 0;
+                const int length = lengths[m];
+                for (int j = 0; j < length; j += WARPS)
+#pragma unroll
+                    for (int i = 0; i < WARPS; i++) {
+                        if (j + i >= length) continue;
+                        const int at = slots[m][j + i];
+                        Number u = 0;
+                        if (at < 0) u = written[~at][in_tile];
+                        else if (column < V) u = log_u[(s.entry + at) * V + column];
+                        logged[i] = fused(weights[m][x][j + i], u, logged[i]);
+                    }
+#pragma unroll
+                for (int i = 0; i < WARPS; i++)
+#pragma unroll 1
+                    for (int y = 0; y < SHARE; y++)
+                        seen += joined(y == 0 ? logged[i] : (Number)0, sums[m][x][i * SHARE + y][in_tile], scale);
+                return seen;
+            };
+            if (first == 0 && thread < TILE && column < V)   // u of one token after the other, each of its own column
+#pragma unroll 1
+                for (int m = 0; m < many; m++) {
+                    Number u = written[m][in_tile];
+                    if (a.erases) u = betas[m] * (u - seen_by(m, 0));
+                    written[m][in_tile] = log_u[slot_of(m) * V + column] = u;
+                }
+            __syncthreads();
+            const int from = max(a.erases - first, 0), each = min(2, all - first) - from;   // queries of a token
+#pragma unroll 1
+            for (int i = thread / TILE; i < many * each && column < V; i += THREADS / TILE) {
+                const int m = i / each, x = from + i % each, query = first + x - a.erases;
+                Number seen = seen_by(m, x);
+                if (a.updated || a.bonus != nullptr) seen = fused(own[m][x], written[m][in_tile], seen);
+                const i64 place = ((i64)s.row * a.tokens + a.first + n + m) * a.heads + s.head;
                 put(a.out, a.kind_out, (place * a.queries + query) * V + column, (Number)a.scale * seen);
             }
             __syncthreads();
@@ -393,15 +603,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) fold(const __gr
     const int thread = threadIdx.x;
     if (s.live == 0) return;   // not rounded again
     const Number *log_k = (const Number*)a.log_k, *log_g = (const Number*)a.log_g;
+    ask_for_log(a, s);
     StateRows S;
     S.load(a, s);
-    for (int c = thread; c < K; c += THREADS) {
-        Number total = 0;
-#pragma unroll 4
-        for (int i = s.live - 1; i >= 0; i--)
-            total += log_g[(s.entry + wrapped(s.start + i, a.ring)) * W + (W == 1 ? 0 : c)];
-        decay[c] = exponential(total);
+    Number product = 0;   // the logarithm of all decays of channel `thread`: K threads or more
+    for (int last = s.live - 1; last >= 0; last -= 32) {
+        const auto decay_of = [&](int i, int c) { return log_g[(s.entry + wrapped(s.start + i, a.ring)) * W + c]; };
+        const int lane = thread % 32, count = min(last + 1, 32);
+        const Number decays = W == 1 && lane < count ? decay_of(last - lane, 0) : (Number)0;   // of this lane's token
+#pragma unroll 8
+        for (int i = 0; i < count; i++) {
+            if constexpr (W == 1) product += __shfl_sync(0xffffffffu, decays, i);
+            else product += thread < W ? decay_of(last - i, thread) : (Number)0;
+        }
     }
+    if (thread < K) decay[thread] = exponential(product);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
@@ -410,7 +626,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) fold(const __gr
 #pragma unroll
             for (int j = 0; j < PER; j++) S.x[i][j] *= decay[row];
     }
-    Number total = 0;   // of channel `thread`: K threads or more
+    Number total = 0;   // the same of later tokens
     for (int last = s.live - 1; last >= 0; last -= CHUNK) {
         if (thread < K)
 #pragma unroll

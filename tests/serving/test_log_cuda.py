@@ -110,6 +110,47 @@ def test_tokens_that_were_taken_back_leave_no_bit(public, case):  # noqa: F811
     same(np.stack(rows), np.stack([x[1] for x in one]))
 
 
+@pytest.mark.parametrize(("fn", "kind"), [(la.linear_attention, "float32"), (la.kda, "float64"),
+                                          (la.gated_delta_rule, "int8")])  # fmt: skip
+def test_a_long_path_has_the_bits_of_single_tokens(public, fn, kind):  # noqa: F811
+    """Of 32 tokens and more, in a tree with leaves."""
+    case, many = next(c for c in PLAIN if c.fn is fn), 40
+    dtype = np.float64 if kind == "float64" else np.float32
+    arrays, state = drawn(case, T=many + 2, dtype=dtype, K=8, V=12, H=1, Hq=1, Hk=1)
+
+    def new_log():
+        S = la.pack_state(state, kind).mapped(public.bring) if kind == "int8" else public.bring(state.copy())
+        return la.StateLog(case.fn, S, length=64, **case.options, **there(public, case.named))
+
+    def token(t):
+        return there(public, cut(case, arrays, [t]))
+
+    log, fresh = new_log(), new_log()
+    for t in (0, 1):
+        log.step(**token(t))
+        fresh.step(**token(t))
+    nodes = np.arange(many)
+    parents = np.where(nodes % 9 == 5, nodes - 3, nodes - 1)
+    path = [many - 1]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    assert len(path) > 30
+    out = public.see(log.verify(**there(public, cut(case, arrays, 2 + nodes)), parents=parents))
+    alone = [public.see(fresh.step(**token(2 + node))) for node in path]
+    np.testing.assert_array_equal(np.concatenate(alone, 1), out[:, path])
+
+
+def test_longer_paths_are_computed_token_by_token(public):  # noqa: F811
+    case = next(c for c in PLAIN if c.fn is la.gated_delta_rule)
+    arrays, state = drawn(case, T=kernels.LONGEST + 1, dtype=np.float32, K=8, V=12, H=1, Hq=1, Hk=1)
+    log, loop = log_of(public, case, state), loop_of(case, state)
+    for many, entry in ((3, "nodes"), (kernels.LONGEST + 1, "tokens")):
+        tokens = cut(case, arrays, range(many))
+        out = log.verify(**there(public, tokens))
+        assert public.launched is None or public.launched[-1][1] == entry
+        assert relative_error(public.see(out), loop.verify(**tokens)) < 2e-5
+
+
 @pytest.mark.parametrize("stored", ["float16", "bfloat16"])
 def test_states_and_tokens_in_sixteen_bits(public, stored):  # noqa: F811
     """Tokens are read and outputs written in their dtype, states are rounded at flushes alone."""

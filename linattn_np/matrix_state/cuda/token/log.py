@@ -16,6 +16,7 @@ from ...types import Inputs, Plan, ReadState
 from .. import arguments
 
 FILE = "token/log.cu"
+LONGEST = 96  # path of a token that is computed beside others
 KINDS = {**ELEMENTS, "float64": 3}
 ROWS = ("q", "k", "v", "g", "erase", "beta")
 NO_TOKENS: dict[str, Any] = {
@@ -57,7 +58,7 @@ def constants_of(K: int, V: int, W: int, state: str, wide: bool) -> Constants:
     lanes = min(32, 1 << (-(-V // 4) - 1).bit_length())
     light = K <= 128 and state != "float64"
     found = {"LA_K": K, "LA_V": V, "LA_W": W, "LA_STATE": KINDS["float32" if bits else state], "LA_BITS": bits,
-             "LA_WIDE": int(wide), "LA_LANES": lanes,
+             "LA_WIDE": int(wide), "LA_LANES": lanes, "LA_LONGEST": LONGEST,
              "LA_THREADS": 256 if K <= 128 else 512, "LA_BLOCKS": 2 if light else 1}  # fmt: skip
     return tuple(sorted(found.items()))
 
@@ -100,6 +101,8 @@ def run(entry: str, xp: Any, states: Sequence[Array], kind: str, logs: dict[str,
     R, (H, K, V) = len(cursors[0]), state.shape[1:]
     if 0 in (R, H, K, V):
         return
+    if entry == "tokens" and own["count"] > 1 and int(cursors[2].max()) + own["count"] <= LONGEST:
+        entry = "nodes"
     there, shift, more = _cursors(xp, cursors, on_device, ring)
     given = own.pop("parents", None)
     parents = None if given is None else _indices(xp, given, on_device)
