@@ -12,7 +12,6 @@
 #include "ops/segments.cuh"
 #include "tile/reduce.cuh"
 
-typedef PreconditionerArguments Arguments;
 typedef Wide<LA_WIDE> Real;
 constexpr int PER = (LA_K + LANES - 1) / LANES, AHEAD = PER > 4 || LA_WIDE == 3 ? 1 : 2;   // AHEAD: tokens
 typedef Real Row[PER];                                                                     // of a lane
@@ -25,7 +24,7 @@ struct Place {   // of a block: a head of a sequence; of a warp: a part of the t
     const i64 head, state;   // state: row of the sums
     const int part, lane;
     const Real center;
-    __device__ __forceinline__ explicit Place(const Arguments& a)
+    __device__ __forceinline__ explicit Place(const PreconditionerArguments& a)
         : tokens(a.offsets, a.T, (i64)a.H * LANES),
           head(tokens.column / LANES),
           state(tokens.sequence * a.H + head),
@@ -45,7 +44,7 @@ struct Place {   // of a block: a head of a sequence; of a warp: a part of the t
             if (j * LANES + lane < LA_K) put_element<KIND>(to, row * LA_K + j * LANES + lane, x[j]);
     }
     // e^a, b and the key of a token
-    __device__ __forceinline__ void load_token(Real* x, const Arguments& a, i64 t) const {
+    __device__ __forceinline__ void load_token(Real* x, const PreconditionerArguments& a, i64 t) const {
         x[0] = exp(parameter<Real>(a.a, a.a_kind, t * a.H + head));
         x[1] = parameter<Real>(a.b, a.b_kind, t * a.H + head);
         load<LA_DTYPE>(x + 2, a.k, t * (a.H / a.group) + head / a.group);
@@ -67,7 +66,7 @@ template <bool BACK> LA_DEVICE void enter(Affine (*maps)[LANES], Real factor, Ro
     }
 }
 // A before the own part
-LA_DEVICE void find_sums(const Place& at, const Arguments& a, Affine (*maps)[LANES], Row& A) {
+LA_DEVICE void find_sums(const Place& at, const PreconditionerArguments& a, Affine (*maps)[LANES], Row& A) {
     Real factor = 1;
     Row begin;
 #pragma unroll
@@ -83,14 +82,15 @@ LA_DEVICE void find_sums(const Place& at, const Arguments& a, Affine (*maps)[LAN
 }
 struct Factor {
     Real m, slope;   // m, dm / dcenter
-    __device__ __forceinline__ Factor(const Arguments& a, Real A, Real center) {
+    __device__ __forceinline__ Factor(const PreconditionerArguments& a, Real A, Real center) {
         const Real rate = (Real)a.rate, r = log(A + (Real)a.eps) - center, over = 1 / (1 + (r < 0 ? -r : r));
         m = exp(-rate * r * over);
         slope = rate * m * over * over;
     }
 };
 
-extern "C" __global__ void __launch_bounds__(SEGMENTS* LANES, 1) preconditioned(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__(SEGMENTS* LANES, 1)
+    preconditioned(const __grid_constant__ PreconditionerArguments a) {
     __shared__ Affine maps[SEGMENTS][LANES];
     const Place at(a);
     Row A;
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(SEGMENTS* LANES, 1) preconditioned(
 }
 
 extern "C" __global__ void __launch_bounds__(SEGMENTS* LANES, 1)
-    preconditioned_vjp(const __grid_constant__ Arguments a) {
+    preconditioned_vjp(const __grid_constant__ PreconditionerArguments a) {
     __shared__ Affine maps[SEGMENTS][LANES];
     const Place at(a);
     Row A, y, after;
