@@ -11,16 +11,15 @@
 #include "tile/mma_sync.cuh"
 #include "tile/types.cuh"
 
-constexpr int PARTS = (LA_K + 31) / 32, KP = 32 * PARTS;   // of 32 channels, two products each
+constexpr int PARTS = (LA_K + 31) / 32, KP = 32 * PARTS;                      // of 32 channels, two products each
 constexpr int pitch(int bytes) { return bytes % 128 ? bytes : bytes + 64; }   // quads of two rows: all banks
-constexpr int WARPS = 8, TALL = 2 - LA_WAVES, ROWS = 16 * TALL * WARPS, STEPS = 8 / TALL;   // features(): row tiles of a warp
-constexpr int PITCH = pitch(2 * KP);                                      // of the table there
-constexpr int COLUMNS = 128, PITCH_BACK = pitch(2 * COLUMNS);             // features_vjp(): a tile of the table
+constexpr int WARPS = 8, TALL = 2 - LA_WAVES, ROWS = 16 * TALL * WARPS,
+              STEPS = 8 / TALL;                                 // features(): row tiles of a warp
+constexpr int PITCH = pitch(2 * KP);                            // of the table there
+constexpr int COLUMNS = 128, PITCH_BACK = pitch(2 * COLUMNS);   // features_vjp(): a tile of the table
 
 // eight bfloat16 of a row, 0 outside
-LA_DEVICE uint4 eight(const char* at, bool valid) {
-    return valid ? *(const uint4*)at : make_uint4(0, 0, 0, 0);
-}
+LA_DEVICE uint4 eight(const char* at, bool valid) { return valid ? *(const uint4*)at : make_uint4(0, 0, 0, 0); }
 LA_DEVICE void floats_of(float (&x)[8], const uint4& w) {
     const u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
@@ -111,8 +110,8 @@ LA_DEVICE void sin_cos(float x, float& s, float& c) {
     c = (turns + 1) & 2 ? -second : second;
 }
 
-// A block: LA_TILE columns of W, in shared memory, and STEPS times ROWS rows. W: (2, columns up to a multiple of LA_TILE,
-// KP), the two terms of W^T
+// A block: LA_TILE columns of W, in shared memory, and STEPS times ROWS rows. W: (2, columns up to a multiple of
+// LA_TILE, KP), the two terms of W^T
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features(const __grid_constant__ FeaturesArguments a) {
     extern __shared__ __align__(128) char memory[];
     const u32 tiles = (a.columns + LA_TILE - 1) / LA_TILE, tile = blockIdx.x % tiles;
@@ -179,7 +178,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features(const __gri
 }
 
 // A block: 16 rows a warp, all columns. W: (KP, columns up to a multiple of COLUMNS)
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2 - LA_WAVES) features_vjp(const __grid_constant__ FeaturesArguments a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2 - LA_WAVES)
+    features_vjp(const __grid_constant__ FeaturesArguments a) {
     __shared__ __align__(16) char table[KP * PITCH_BACK];
     const int thread = threadIdx.x, warp = thread / 32, g = thread % 32 / 4, quad = thread % 4;
     const i64 first = (i64)blockIdx.x * 16 * WARPS + warp * 16 + g;

@@ -97,9 +97,8 @@ extern "C" __global__ void __launch_bounds__(256) formula(const __grid_constant_
         swiglu,      decayed_sum,     average};
     constexpr Two (*PAIRS[])(Given, In) = {log_decay_vjp, bounded_vjp, exponential_vjp, swiglu_vjp};
     constexpr void (*ROWS[])(const FormulaArguments&, const Rows&, const Lanes&) = {
-        appended, quotient, quotient_vjp, normed,      softmax, softmax_vjp, strength,  strength_vjp, inner,
-        cos_sin,  rotated,  rotated_pair, over_length, favor,   fourier,     monomials, monomials_vjp,
-        dpfp};
+        appended, quotient, quotient_vjp, normed,      softmax, softmax_vjp, strength,  strength_vjp,  inner,
+        cos_sin,  rotated,  rotated_pair, over_length, favor,   fourier,     monomials, monomials_vjp, dpfp};
     constexpr int COUNT = sizeof(NUMBERS) / sizeof(NUMBERS[0]), BEFORE_ROWS = COUNT + sizeof(PAIRS) / sizeof(PAIRS[0]);
     if constexpr (LA_KIND < COUNT) of_numbers(a, [&](In n) { return NUMBERS[LA_KIND](a, n); });
     else if constexpr (LA_KIND < BEFORE_ROWS) of_numbers(a, [&](In n) { return PAIRS[LA_KIND - COUNT](a, n); });

@@ -11,9 +11,15 @@ template <class T> LA_DEVICE void copy(char* to, const char* from, i64 bytes) {
     for (i64 n = threadIdx.x * sizeof(T); n < bytes; n += THREADS * sizeof(T)) *(T*)(to + n) = *(const T*)(from + n);
 }
 template <int BYTES> struct Item;
-template <> struct Item<2> { typedef u16 type; };
-template <> struct Item<4> { typedef u32 type; };
-template <> struct Item<8> { typedef u64 type; };
+template <> struct Item<2> {
+    typedef u16 type;
+};
+template <> struct Item<4> {
+    typedef u32 type;
+};
+template <> struct Item<8> {
+    typedef u64 type;
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS) join(const __grid_constant__ JoinArguments a) {
     u32 n = 0, above = a.count;   // the array of this block: first of n <= block < first of n + 1

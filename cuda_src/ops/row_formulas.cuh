@@ -142,8 +142,8 @@ LA_DEVICE void monomials(const FormulaArguments& a, const Rows& r, const Lanes& 
         r.out.put(j, r.y[j] * x * y);
     });
 }
-// the transpose of monomials for y: a y_i of degree 1 and b times (2 y_ii x_i + sqrt(2) sum_j y_ij x_j) of degree 2. how:
-// bits 0 to 2, which degrees y has
+// the transpose of monomials for y: a y_i of degree 1 and b times (2 y_ii x_i + sqrt(2) sum_j y_ij x_j) of degree 2.
+// how: bits 0 to 2, which degrees y has
 LA_DEVICE void monomials_vjp(const FormulaArguments& a, const Rows& r, const Lanes& lanes) {
     const int K = r.out.width, first = a.how & 1, pairs = first + (a.how & 2 ? K : 0);
     lanes.each(K, [&](int i) {
