@@ -3,23 +3,13 @@
 // A block copies up to BLOCK bytes of one array: parts[n].first is the first block of array n. 16 bytes at a time where
 // both addresses are multiples of it, else LA_ITEM bytes: those of a number.
 #include "arguments/ops/JoinArguments.cuh"
-#include "tile/types.cuh"
+#include "ops/element.cuh"
 
 constexpr int THREADS = 256, BLOCK = 16384;
 
 template <class T> LA_DEVICE void copy(char* to, const char* from, i64 bytes) {
     for (i64 n = threadIdx.x * sizeof(T); n < bytes; n += THREADS * sizeof(T)) *(T*)(to + n) = *(const T*)(from + n);
 }
-template <int BYTES> struct Item;
-template <> struct Item<2> {
-    typedef u16 type;
-};
-template <> struct Item<4> {
-    typedef u32 type;
-};
-template <> struct Item<8> {
-    typedef u64 type;
-};
 
 extern "C" __global__ void __launch_bounds__(THREADS) join(const __grid_constant__ JoinArguments a) {
     u32 n = 0, above = a.count;   // the array of this block: first of n <= block < first of n + 1
@@ -32,6 +22,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) join(const __grid_constant
     const char* const x = a.parts[n].x + from;
     char* const y = a.y + a.parts[n].to + from;
     i64 whole = 0;
-    if (((u64)x | (u64)y) % 16 == 0) copy<uint4>(y, x, whole = bytes / 16 * 16);
-    copy<Item<LA_ITEM>::type>(y + whole, x + whole, bytes - whole);
+    if (((u64)x | (u64)y) % 16 == 0) copy<Part<16>>(y, x, whole = bytes / 16 * 16);
+    copy<Part<LA_ITEM>>(y + whole, x + whole, bytes - whole);
 }

@@ -104,7 +104,7 @@ def _computed(call: Call, parts: list[Tokens], kept: list[Any]) -> tuple[Result,
 
 
 def _part(call: Call, tokens: Tokens, state: Any) -> tuple[Array, Array, Any]:
-    """(out in the caller's dtype, the core's final state, what is kept) of a part."""
+    """(out in the caller's dtype, the core's final state, (core, residuals without inputs)) of a part."""
     own = _of_tokens(call, tokens, state)
     x = inputs_of(own)
     out, end, residuals = x.computation.forward(own.name, x, own.plan, state, own.options["backend"])

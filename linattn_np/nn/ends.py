@@ -63,7 +63,8 @@ def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
     bias    (M,)
 
     A row of the result does not depend on the others, not in the last bit. Weights of up to 256 KiB are multiplied by
-    compiled loops on a CPU, larger ones by BLAS, 64 rows at a time. On a GPU sums of products are float32, or float64.
+    compiled loops on a CPU, larger ones by BLAS, 64 rows at a time, on a GPU by cuBLAS, 256 at a time. Sums of products
+    are float32 there, or float64.
     Returns y (..., M) in x's dtype.
     """
 

@@ -83,7 +83,8 @@ def _by_cublas(xp: Namespace, x: Array, W: Array, dtype: Any = None, to: Array |
     if to is not None and not more:
         matrix_product(xp, flat, W, dtype, xp.reshape(to, (blocks, DEVICE_ROWS, M)))
         return to
-    y = xp.reshape(xp.reshape(matrix_product(xp, flat, W, dtype), (-1, M))[:rows, :], (*lead, M))
+    y = matrix_product(xp, flat, W, dtype)
+    y = xp.reshape(xp.reshape(y, (blocks * DEVICE_ROWS, M))[:rows, :], (*lead, M))
     return y if to is None else add_to(to, y)
 
 
@@ -94,6 +95,9 @@ def matrix_product(xp: Namespace, x: Array, W: Array, dtype: Any = None, to: Arr
     """
     if not is_cupy(xp):
         return x @ W
+    if not x.size or not W.size:  # sums of no terms
+        shape = (*np.broadcast_shapes(x.shape[:-2], W.shape[:-2]), x.shape[-2], W.shape[-1])
+        return xp.zeros(shape, dtype=dtype or x.dtype, device=device(x)) if to is None else to
     from ..runtime.cuda.products import product
 
     return product(x, W, dtype, to)

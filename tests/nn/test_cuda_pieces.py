@@ -8,6 +8,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.foreign import leaves
+from linattn_np.nn import ends
 from linattn_np.ops.cuda import norms
 from tests.cuda.emulation import device, emulated, public  # noqa: F401
 from tests.nn.table import CASES, normal
@@ -298,3 +299,56 @@ def test_no_row_overflows(public, size):  # noqa: F811
         found, exact = public.see(fn(public.bring(x), eps=0.0)), fn(x.astype(np.float64), eps=0.0)
         near(found, exact, exact, x.dtype, 1.0)
     assert not public.see(la.nn.rms_norm(public.bring(0 * x), eps=0.0)).any()
+
+
+def relative(found, exact):
+    return np.linalg.norm(np.asarray(found).astype(np.float64) - exact) / max(np.linalg.norm(exact), 1e-300)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize(("shape", "M"), [((1, 40), 24), ((257, 40), 24), ((2, 130, 8), 2), ((0, 8), 3), ((5, 8), 0)])
+def test_dense_layers(public, shape, M, dtype, biased):  # noqa: F811
+    """Rows of any number; a row has the bits that it has alone."""
+    x, W = normal(*shape).astype(dtype), normal(shape[-1], M).astype(dtype)
+    given = [x, W, normal(M).astype(dtype)] if biased else [x, W]
+    y, pull = la.vjp(la.nn.linear, *map(public.bring, given))
+    dy = normal(*shape[:-1], M).astype(dtype)
+    d = pull(public.bring(dy))
+    exact, pull_exact = la.vjp(la.nn.linear, *(a.astype(np.float64) for a in given))
+    few = 4 * float(ml_dtypes.finfo(dtype).eps)
+    assert y.dtype == dtype
+    assert relative(public.see(y), exact) <= few
+    for name, right in pull_exact(dy.astype(np.float64))._asdict().items():
+        if right is not None:
+            found = public.see(getattr(d, name))
+            assert found.shape == right.shape
+            assert relative(found, right) <= few, name
+    if len(x) and M:
+        alone = public.see(la.nn.linear(public.bring(x[-1:]), *map(public.bring, given[1:])))
+        assert alone.tobytes() == public.see(y)[-1:].tobytes()
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+def test_losses_of_hidden_states(public, monkeypatch, dtype, biased, reduction, few):  # noqa: F811
+    """Logits at once (few), and part by part; gradients of logits are rounded to 16 bits where the arrays are."""
+    N, D, V = 300, 16, 24
+    if not few:
+        for name in ("NUMBERS", "NUMBERS_ON_DEVICE", "WIDTHS"):
+            monkeypatch.setattr(ends, name, 0)
+    labels = np.where(np.arange(N) % 7, np.arange(N) % V, -100)
+    given = {"x": normal(N, D).astype(dtype), "weight": (normal(D, V) / 4).astype(dtype)}
+    given |= {"bias": normal(V).astype(dtype)} if biased else {}
+    d = normal(*((N,) if reduction == "none" else ())).astype(np.float64 if dtype == np.float64 else np.float32)
+    wide = lambda y: y.astype(np.float64)  # noqa: E731
+    own, exactly = ({n: f(y) for n, y in given.items()} for f in (public.bring, wide))
+    loss, pull = la.vjp(la.nn.cross_entropy, **own, labels=public.bring(labels), reduction=reduction)
+    exact, pull_exact = la.vjp(la.nn.cross_entropy, **exactly, labels=labels, reduction=reduction)
+    found, right = pull(public.bring(d)), pull_exact(wide(d))
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    assert relative(public.see(loss), exact) <= 4 * min(eps, float(np.finfo(np.float32).eps))
+    for name in given:
+        assert relative(public.see(getattr(found, name)), getattr(right, name)) <= 4 * eps, name

@@ -86,10 +86,10 @@ def product(x: Array, W: Array, dtype: Any = None, to: Array | None = None) -> A
     kind, result, is_wide = TYPES[dtype_name(x)], TYPES[dtype_name(y)], dtype_name(x) == "float64"
     one, zero = _DOUBLES if is_wide else _FLOATS
     handle, sums = _handle(), DOUBLE if is_wide else FLOAT
-    room = min(WORKSPACE, max(SPLITS * R * M * (8 if is_wide else 4), LEAST)) if batched else WORKSPACE
-    stream, memory = launch.cupy().cuda.get_current_stream().ptr, launch.allocator()(room)
+    size = min(WORKSPACE, max(SPLITS * R * M * (8 if is_wide else 4), LEAST)) if batched else WORKSPACE
+    stream, memory = launch.cupy().cuda.get_current_stream().ptr, launch.allocator()(size)
     _call("cublasSetStream_v2", handle, stream)
-    _call("cublasSetWorkspace_v2", handle, memory.ptr, room)  # after the stream, which gives it a default one
+    _call("cublasSetWorkspace_v2", handle, memory.ptr, size)  # after the stream, which gives it a default one
     _call("cublasGemmStridedBatchedEx", handle, first.turned, second.turned, M, R, K, ctypes.addressof(one),
           first.array.data.ptr, kind, first.leading, first.apart, second.array.data.ptr, kind, second.leading,
           second.apart, ctypes.addressof(zero if to is None else one), y.data.ptr, result, M, R * M, n, sums,
