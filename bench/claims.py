@@ -2,7 +2,8 @@
 
     python -m bench claims [--only text] [--processes 2] [--device cuda] [--keep claims.jsonl] [--write]
 
-The settings and six learning rates are those of `linattn compare`; two processors need some hours for all of it.
+The settings and six learning rates are those of `linattn compare`; two processors need some hours for all of it, a GPU
+with a processor for each of 12 runs some minutes.
 Verdicts are those of linattn_np/experiments/compare/claims.py. With --write the page's table is written anew. With
 --keep finished runs are lines of a file: after an interruption the same command goes on with the others.
 """
@@ -12,11 +13,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.record import cpu_model
 from linattn_np.experiments.compare.claims import CLAIMS, NEGATIVE, OPEN, UNCONVOLVED, Claim, verdict
 from linattn_np.experiments.compare.command import RATES
 from linattn_np.experiments.compare.results import Cell, cells
@@ -33,16 +36,19 @@ class Setting(NamedTuple):
     mixers: tuple[str, ...]
     setup: Setup
     rates: tuple[float, ...] = tuple(float(f"{rate:.2g}") for rate in RATES)
-    seeds: int = 3
+    seeds: int = 5
 
 
 SETTINGS = {
     "text": Setting(("plain", "plain_elu", "plain_normalised", "decayed", "rotated", "delta_rule", "gated_delta_rule",
-                     "comba", "mesa_net", "softmax_attention", "unrotated", "deltaformer"),
-                    Setup(batch=8, steps=250)),
+                     "comba", "kda", "mesa_net", "softmax_attention", "unrotated", "deltaformer"),
+                    Setup(batch=8, steps=250), seeds=8),
     "mqar": Setting(("sums", "delta_rule", "softmax_attention"), Setup(batch=16, steps=600)),
-    "capacity": Setting(("sums", "delta_rule"), Setup(batch=16, steps=600)),
+    "capacity": Setting(("sums", "delta_rule", "mamba2", "softmax_attention"), Setup(batch=16, steps=600)),
+    "rebinding": Setting(("sums", "delta_rule"), Setup(batch=16, steps=600)),
+    "needle2": Setting(("delta_rule", "gated_delta_rule"), Setup(batch=16, steps=2000)),
     "mad_noisy": Setting(("delta_rule", "gated_delta_rule"), Setup(batch=16, steps=300)),
+    "s3": Setting((NEGATIVE, "delta_rule"), Setup(layers=1, steps=1000, mlp="swiglu")),
     "parity": Setting((NEGATIVE, "delta_rule"), Setup(layers=1, steps=1000, mlp="swiglu")),
     "s5_swaps": Setting((UNCONVOLVED, "unconvolved"), Setup(layers=1, batch=64, steps=600, mlp="swiglu", decay=0.01)),
 }  # fmt: skip
@@ -79,8 +85,19 @@ def measured(task: str, s: Setting, processes: int, keep: Path | None = None) ->
     rows = {m: {"best": round(c.best, 4), "half": round(c.half, 4), "rate": c.rate, "window": list(c.window)}
             for (_, m), c in found.items() if math.isfinite(c.best)}  # fmt: skip
     said = {c.text: verdict(c, found) for c in CLAIMS if verdict(c, found) != OPEN}
-    return {**s.setup._asdict(), "rates": list(s.rates), "seeds": s.seeds, "processes": processes,
-            "minutes": round((time.perf_counter() - start) / 60, 1), "mixers": rows, "claims": said}  # fmt: skip
+    return {**s.setup._asdict(), "on": _on(s.setup.device), "rates": list(s.rates), "seeds": s.seeds,
+            "processes": processes, "minutes": round((time.perf_counter() - start) / 60, 1),
+            "mixers": rows, "claims": said}  # fmt: skip
+
+
+def _on(device: str) -> str:
+    """The device of the runs, and the Python whose help is their text."""
+    name = cpu_model()
+    if device == "cuda":
+        import cupy
+
+        name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    return f"{name}, Python {platform.python_version()}"
 
 
 SOLVED = 0.9  # of right answers beyond chance
@@ -100,12 +117,12 @@ def table(tasks: Mapping[str, Any]) -> str:
     for claim in CLAIMS:
         if claim.task in tasks and claim.text in tasks[claim.task]["claims"]:
             lines.append(_row(claim, tasks[claim.task]))
-    lines += ["", "| task | models | runs |", "|---|---|---|"]
+    lines += ["", "| task | models | runs | on |", "|---|---|---|---|"]
     for name, t in tasks.items():
         mlp = "" if t["mlp"] == "none" else f", {t['mlp']}"
         rates = ", ".join(f"{rate:g}" for rate in t["rates"])
         lines.append(f"| `{name}` | {_layers(t['layers'])} of {t['width']} channels{mlp} | {t['steps']} steps of "
-                     f"{t['batch']} sequences, {t['seeds']} seeds, rates {rates} |")  # fmt: skip
+                     f"{t['batch']} sequences, {t['seeds']} seeds, rates {rates} | {t['on']} |")  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

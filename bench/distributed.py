@@ -7,12 +7,13 @@
     strong    8 heads, 1,048,576 tokens on 1, 2, ... GPUs; efficiency: plain ms / (GPUs ms)
     fla       the same of FLA's context parallelism by torch.distributed, where it has one
     training  steps of la.train.fit with two batches, on one GPU and shared out
-    killed    a rank kills itself between forward and backward: what the others raise, and when
+    killed    a rank kills itself between forward and backward: what the others raise, and when; killed_first: in the
+              first call of the process
 
-Times are medians of the slowest rank. ms: of calls one after another, as layers make them; alone: of one call that all
-ranks begin together, from its first line in Python to the last result. An exchange of as many bytes as a call sends is
-timed alone, which gives its share of the call. Each part has processes and a time limit of its own; what it has
-measured until then is in the record.
+Times are medians of the slowest rank. ms: of eight calls one after another, as layers make them; alone: of one call
+that all ranks begin together, from its first line in Python to the last result. An exchange of as many bytes as a call
+sends is timed alone, which gives its share of the call. Each part has processes and a time limit of its own; what it
+has measured until then is in the record.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import json
 import multiprocessing
 import os
@@ -42,7 +44,7 @@ from linattn_np.train.gradient import ALONE
 FUNCTIONS = ("simple_gla", "gated_delta_rule", "kda", "selective_scan")
 WIDTH, STATES = 128, 16  # of a head; of a channel of the scan
 SEGMENT, BITS = 1024, 8192  # tokens of the comparison of bits
-REPEATS, CALLS, WARM = 5, 4, 2
+REPEATS, CALLS, WARM = 5, 8, 2
 TIMEOUT, SHORT = 30.0, 10.0  # seconds that a rank waits for another; for the one that is killed
 SIZES = {"weak": (1 << 18, 32), "strong": (1 << 20, 8)}  # tokens of the plain call, heads
 STEPS = 8  # of training, after as many
@@ -277,32 +279,32 @@ def fla(own: Rank) -> None:
         out = fn(*given, **options)[0]
         return [out, *torch.autograd.grad(out, given, d)]
 
-    for kind, (T, H) in SIZES.items():
-        for name, fn in chosen.items():
-            with own.case(f"fla {kind} {name}"):
-                if kind == "weak":
-                    largest = of_fla(own, name, functools.partial(call, fn, "both", over_ranks(BITS)), H)
-                    own.tell("fla", {f"{name} largest error": largest})
-                share = own.size if kind == "strong" else 1
-                arrays, dout = draw(own.cp, name, T, H, seed=own.rank)
-                mine = {k: tokens(x, 0, T // share) for k, x in arrays.items()}, tokens(dout, 0, T // share)
-                options = over_ranks(T // share * own.size)
-                for what in CALLED:
-                    plain = timed(own.cp, own.whole, functools.partial(call, fn, what, {}, arrays, dout))
-                    found = timed(own.cp, own.whole, functools.partial(call, fn, what, options, *mine))
-                    head = {"function": name, "by": by, "scaling": kind, "what": what, "gpus": own.size,
-                            "tokens a GPU": T // share, "heads": H}  # fmt: skip
-                    own.tell("rows", row_of(head, plain, found, share))
-            torch.cuda.empty_cache()
+    for name, what, kind in itertools.product(chosen, CALLED, SIZES):  # each is told before the next one compiles
+        with own.case(f"fla {kind} {name} {what}"):
+            (T, H), fn = SIZES[kind], chosen[name]
+            if kind == "weak":
+                largest = of_fla(own, name, what, functools.partial(call, fn, what, over_ranks(BITS)), H)
+                own.tell("fla", {f"{name} {what} largest error": largest})
+            share = own.size if kind == "strong" else 1
+            arrays, dout = draw(own.cp, name, T, H, seed=own.rank)
+            mine = {k: tokens(x, 0, T // share) for k, x in arrays.items()}, tokens(dout, 0, T // share)
+            plain = timed(own.cp, own.whole, functools.partial(call, fn, what, {}, arrays, dout))
+            over = functools.partial(call, fn, what, over_ranks(T // share * own.size), *mine)
+            head = {"function": name, "by": by, "scaling": kind, "what": what, "gpus": own.size,
+                    "tokens a GPU": T // share, "heads": H}  # fmt: skip
+            own.tell("rows", row_of(head, plain, timed(own.cp, own.whole, over), share))
+            del arrays, dout, mine, over
+        torch.cuda.empty_cache()
 
 
-def of_fla(own: Rank, name: str, call: Callable[..., Any], H: int) -> float:
-    """The largest error of its outputs and gradients over ranks, against our plain call."""
+def of_fla(own: Rank, name: str, what: str, call: Callable[..., Any], H: int) -> float:
+    """The largest error of its outputs, and gradients, over ranks, against our plain call."""
     arrays, dout = draw(own.cp, name, BITS, H, seed=3)
     part = own.rank * BITS // own.size, (own.rank + 1) * BITS // own.size
     found = call({k: tokens(x, *part) for k, x in arrays.items()}, tokens(dout, *part))
+    found = [found] if what == "forward" else found
     out, grads = both(getattr(la, name), arrays, dout)
-    wanted = [out, *(getattr(grads, n) for n in arrays)]
+    wanted = [out, *(getattr(grads, n) for n in arrays)][: len(found)]
     errors = [error(own.cp, own.cp.from_dlpack(x.detach().float()), tokens(y, *part))
               for x, y in zip(found, wanted, strict=True)]  # fmt: skip
     return float(own.whole.all_gather(own.cp.asarray([max(errors)])).max())
@@ -354,9 +356,14 @@ class Killing:
         return self._comm.all_gather(x)
 
 
-def killed(own: Rank) -> None:
-    """What the other ranks see of one that is killed between forward and backward."""
+def killed(own: Rank, before: int) -> None:
+    """What the other ranks see of one that is killed between forward and backward, after so many other calls.
+
+    The first call waits for an exchange at once, later ones launch kernels before.
+    """
     arrays, dout = draw(own.cp, "simple_gla", SEGMENT, 4, seed=own.rank)
+    for _ in range(before):
+        both(la.simple_gla, arrays, dout, comm=own.whole)
     comm = Killing(own.whole) if own.rank == own.size - 1 else own.whole
     _, pullback = la.vjp(la.distributed.run, la.simple_gla, **arrays, comm=comm)
     began, told = time.perf_counter(), None
@@ -364,16 +371,18 @@ def killed(own: Rank) -> None:
         pullback(dout)
     except la.distributed.RankError as gone:
         told = str(gone)
-    own.tell("rank_killed", {"error": told, "seconds": time.perf_counter() - began, "limit": SHORT})
+    seconds = time.perf_counter() - began
+    own.tell("rank_killed", {f"after {before} calls": {"error": told, "seconds": seconds, "limit": SHORT}})
 
 
 PARTS: dict[str, tuple[Callable[[Rank], None], float]] = {  # seconds
     "bits": (bits, 45.0),
-    "weak": (functools.partial(scaling, kind="weak"), 45.0),
-    "strong": (functools.partial(scaling, kind="strong"), 45.0),
-    "fla": (fla, 60.0),
+    "weak": (functools.partial(scaling, kind="weak"), 60.0),
+    "strong": (functools.partial(scaling, kind="strong"), 60.0),
+    "fla": (fla, 300.0),
     "training": (trained, 45.0),
-    "killed": (killed, 40.0),
+    "killed": (functools.partial(killed, before=2), 40.0),
+    "killed_first": (functools.partial(killed, before=0), 40.0),
 }
 
 
@@ -385,7 +394,7 @@ def rank_main(part: str, rank: int, size: int, ids: dict[int, Any], pipe: Any, f
     import cupy as cp
 
     cp.cuda.Device(rank).use()
-    timeout = SHORT if part == "killed" else TIMEOUT
+    timeout = SHORT if part.startswith("killed") else TIMEOUT
     comms = {n: la.distributed.NCCL(rank, n, ids[n], timeout=timeout) for n in groups(size) if rank < n}
     PARTS[part][0](Rank(cp, rank, size, comms, lambda *told: pipe and pipe.send(told), folder))
     os._exit(0)  # communicators with ranks that are gone are not taken down

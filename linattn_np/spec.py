@@ -105,8 +105,9 @@ class ChangeOfVariables(Generic[CoreInputs]):
     erase_key: the kind of the erase vectors r, if there are any.
     complement_keys: the core's k is 1 - e^g. A backend may add the gradient through k to that of g: then d.k is None.
     linear: whether outputs are linear in the values.
-    by_tokens: whether the inputs of the core are new arrays, made token by token: a large call whose numbers are
-    computed in a wider dtype is computed some tokens at a time (call/parts.py).
+    by_tokens: whether inputs of the core or their gradients are new arrays, made token by token: a large call whose
+    numbers are computed in a wider dtype is computed some tokens at a time (call/parts.py).
+    keeps_out: whether from_core_vjp reads the output of the core, which a part of the tokens keeps then.
     by_heads: whether the inputs of the core are several rows a token, of arrays with fewer: a large call is computed
     some heads at a time (call/head_parts.py).
     """
@@ -123,6 +124,7 @@ class ChangeOfVariables(Generic[CoreInputs]):
     complement_keys: bool = False
     linear: bool = True
     by_tokens: bool = False
+    keeps_out: bool = False
     by_heads: bool = False
 
 

@@ -83,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
               for words, K, V, entry in selected(args, dtype, capability)]  # fmt: skip
     wanted += [(arch, f"{dtype}: {entry.words}", entry) for arch in capabilities for dtype in args.dtype * args.scan
                for entry in of_channels.scan_entries(dtype, not args.forward_only)]  # fmt: skip
-    wanted += [(arch, f"{dtype}, K = {K}: {entry.words}", entry) for arch in capabilities
+    wanted += [(arch, f"{dtype}, K = {K}: {entry.words}", entry) for arch, capability in capabilities.items()
                for dtype in args.dtype * args.learn for K in args.key
-               for entry in of_learners.learner_entries(dtype, K, not args.forward_only)]  # fmt: skip
+               for entry in of_learners.learner_entries(dtype, K, capability, not args.forward_only)]  # fmt: skip
     wanted += [(arch, f"{dtype}: {entry.words}", entry) for arch in capabilities for dtype in args.dtype * args.train
                for entry in around.optimiser_entries(dtype)]  # fmt: skip
     for arch, words, entry in _bar(wanted):

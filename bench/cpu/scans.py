@@ -1,13 +1,14 @@
 """The linear recurrence on a CPU: its share of a copy of the same bytes, one and two threads, beside its peers.
 
-    python -m bench scans [--rounds 7] [--write]
+    python -m bench scans [--rounds 15] [--seconds 240] [--write]
 
 h_t = a_t h_{t-1} + x_t in float32, (B, T, D). The forward reads a and x and writes h: three arrays, with constant
 factors two. The backward reads a, x and the gradient of h, and writes those of a and x: five more, with constant
 factors three. A share is these bytes over the CPU time of all threads, relative to a copy by one thread into memory
 that is there, measured between the calls; the factor of two threads is of wall-clock times. Peers, forward alone:
 scipy.signal.lfilter with constant factors, and torch's associative_scan, where they are installed. Every call is
-compared with the definition first.
+compared with the definition first. Shapes share --seconds; each is measured in three rounds at least. quiet: the fewest
+samples without other load of a call.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def peers(a: np.ndarray, x: np.ndarray) -> dict[str, Call]:
 
 def main(arguments: list[str]) -> int:
     parser = record.parser("scans", __doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=240)
     options, rows = parser.parse_args(arguments), []
     for shape in SHAPES:
         for constant in (False, True):
@@ -76,10 +78,11 @@ def main(arguments: list[str]) -> int:
             expected = la.scan(a[..., :64], x[..., :64], backend="reference")
             for name in ("forward 1", "forward 2", *others):
                 assert la.testing.relative_error(calls[name]()[..., :64], expected) < 1e-5, name
-            found = timing.interleaved(calls, options.rounds)
+            found = timing.interleaved(calls, options.rounds, options.seconds / (2 * len(SHAPES)))
             rate = 4 * x.nbytes / found["copy"]["cpu_ms"]
+            quiet = min(x["quiet"] for x in found.values())
             row: dict[str, Any] = {"shape": list(shape), "factors": "constant" if constant else "of tokens",
-                                   "copy GB/s": rate / 1e6}  # fmt: skip
+                                   "copy GB/s": rate / 1e6, "quiet": quiet}  # fmt: skip
             for kind, arrays in (("forward", 2 if constant else 3), ("f+b", 5 if constant else 8)):
                 for n in (1, 2):
                     row[f"{kind} share {n}"] = arrays * x.nbytes / found[f"{kind} {n}"]["cpu_ms"] / rate
@@ -89,5 +92,5 @@ def main(arguments: list[str]) -> int:
             rows.append(row)
             print(record.cells(row), flush=True)
     if options.write:
-        print(record.write("scans", {"dtype": "float32", "rows": rows}))
+        print(record.write("scans", record.rounded({"dtype": "float32", "rows": rows})))
     return 0

@@ -4,7 +4,8 @@
 // `added` is the chain from a state of zeros, M the chain of the rows of the identity without values; the first segment
 // begins with the initial state instead, so that its `added` is the state itself and its M is not needed. The last one
 // is not needed. Between other ranks both of every segment are. A block is one warpgroup on 64 rows of one of the two.
-// M is diag(d) + R in memory (tile/transfer.cuh).
+// M is diag(d) + R in memory (tile/transfer.cuh). Rows that have decayed below the least normal number are zeros: their
+// block stops.
 #include "attention/delta.cuh"
 #include "tile/transfer.cuh"
 
@@ -12,6 +13,8 @@ constexpr int STAGES = 2, HALF = Tokens::PANEL;
 constexpr int AT_K = 0, AT_V = AT_K + Tokens::SIZE, AT_A = AT_V + HALF, AT_SUMS = AT_A + Square::SIZE,
               STAGE = AT_SUMS + 1024;   // e, d
 constexpr int AT_BARRIERS = STAGES * STAGE, SUMS = 2 * C * 4;
+constexpr int LOOK = 8;   // chunks between looks at what is left of M
+constexpr float LEAST = 1.17549435e-38f;
 static_assert(LA_SHARED == AT_BARRIERS + 64 && LA_WARPS == 8, "LA_SHARED is the size that the launch requests");
 
 extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant__ DeltaArguments a) {
@@ -52,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant_
         state.each([&](int r, int c, float& y) { y = row + r + (lane >> 2) == c + (lane & 3) * 2 ? 1.f : 0.f; });
     else if (traversal.segment == 0 && a.start.data)
         state.template load<LA_V, LA_K>(a.start, traversal.slot / a.start_group, row, lane);
-    for (int step = 0; step < traversal.steps; step++) {
+    int step = 0;
+    while (step < traversal.steps) {
         const int s = step % STAGES;
         const u32 at = shared + s * STAGE;
         const float *e = (const float*)(memory + s * STAGE + AT_SUMS) + (lane & 3) * 2, *d = e + C;
@@ -73,7 +77,17 @@ extern "C" __global__ void __launch_bounds__(128, 3) adds(const __grid_constant_
         begin_add_AB(S, w, keys);   // S = e_last S + (U d) K
         end_products<0>(S);
         warp_arrive(empty + 8 * s, lane);
+        if (++step % LOOK == 0 && transfer) {
+            bool is_left = false;
+            state.each([&](int, int, float& y) { is_left |= !(fabsf(y) < LEAST); });   // NaN is
+            if (!__syncthreads_or(is_left)) {
+                state.clear();
+                break;
+            }
+        }
     }
+    if (threadIdx.x == 0 && step < traversal.steps)
+        barrier_wait(full + 8 * (step % STAGES), step / STAGES & 1);   // a copy on its way arrives
     const i64 slot = traversal.slot * segments + traversal.segment;
     if (transfer) Transfer::store(a.transfers + slot * Transfer::BYTES, S, row, lane);
     else state.template store<WIDE, WIDE>({a.added, STATE, WIDE, 1}, slot, row, lane);

@@ -4,20 +4,72 @@
 //     P_t[n] = 2 scale C[n]* dout_t + a[n]* P_{t+1}[n],   dx_t = Re sum_n B[n]* P_t[n] + D dout_t
 //     dB[n] = sum_t x_t P_t[n],   dC[n] = 2 scale sum_t dout_t h_t[n]*,   da[n] = sum_t P_t[n] h_{t-1}[n]*
 //
+// of a system held over steps dt = e^bias: A = -e^{log rates} + i angles, z = dt A, a = e^z, B = (e^z - 1) / A, where A
+// and B of the arguments are the log rates and angles (D, N), bias is (D,). The gradients of these follow from da and
+// dB:
+//
+//     dz = a* da,   dA = dt dz + dB (dB/dA)*,   ddt = Re sum_n (dz A* + dB a*)
+//
 // Blocks, tiles and lanes are those of selective.cuh, of sequences in one segment; N and STATES count real numbers, two
-// of each complex one. a, B and C are dense (D, N). The backward computes the states of a tile again from its
+// of each complex one. C is dense (D, N). The backward computes the states of a tile again from its
 // mark: first those before every PART tokens, then those of PART tokens in registers.
+#include "elementwise/number.cuh"
 #include "elementwise/selective.cuh"
 
 constexpr int PART = LA_PART;
 static_assert(STATES == 4 && TILE % PART == 0 && PART <= TILE, "two complex numbers a lane");
 
+constexpr int TERMS = 14;   // of the series of a difference that cancels where |z| < 1 / 2
+typedef Complex<Real> Number;
+
+// one number of a system held over steps
+struct Held {
+    Real dt;
+    Number A, gain, B;   // gain: e^z - 1, exact near 0
+    __device__ __forceinline__ Held(Real log_dt, Real log_rate, Real angle)
+        : dt(exp(log_dt)), A{-exp(log_rate), angle} {
+        const Number half = on_circle((Real)0.5 * dt * angle);   // cos, sin
+        const Real less = expm1(dt * A.re), two = 2 * half.im * half.im;
+        gain = {less * (1 - two) - two, (less + 1) * (2 * half.im * half.re)};
+        B = times(gain, reciprocal(A));
+    }
+    __device__ __forceinline__ Number factor() const { return {gain.re + 1, gain.im}; }
+    // dB / dA = (dt e^z - B) / A, near z = 0 dt^2 sum_n n z^{n - 1} / (n + 1)!
+    __device__ __forceinline__ Number slope() const {
+        const Number z = {dt * A.re, dt * A.im};
+        if (z.re * z.re + z.im * z.im >= (Real)0.25)
+            return times({dt * (gain.re + 1) - B.re, dt * gain.im - B.im}, reciprocal(A));
+        Number s = {1, 0};
+#pragma unroll 1
+        for (int n = TERMS; n > 0; n--) {
+            const Real ratio = (Real)(n + 1) / (Real)(n * (n + 2));
+            s = times(z, s);
+            s = {1 + ratio * s.re, ratio * s.im};
+        }
+        return {(Real)0.5 * dt * dt * s.re, (Real)0.5 * dt * dt * s.im};
+    }
+};
+// number k / 2 of lane q of a channel; its place in (D, N)
+LA_DEVICE bool is_number(Given a, int d, int q, int k) { return d < a.D && q * STATES + k < N; }
+LA_DEVICE i64 place(int d, int q, int k) { return (i64)d * (N / 2) + (q * STATES + k) / 2; }
+LA_DEVICE Held held(Given a, int d, int q, int k) {
+    const i64 n = place(d, q, k);
+    return Held(parameter<Real>(a.bias, a.bias_kind, d), parameter<Real>(a.A, a.A_kind, n), element<LA_B>(a.B.data, n));
+}
+
 // a, B and C of the two numbers of a lane
 struct System {
     State a, B, C;
     __device__ __forceinline__ System(Given given, int d, int q) {
-        load_state(a, given.A, given.A_kind, 0, given.D, d, q);
-        load_state(B, given.B.data, LA_B, 0, given.D, d, q);
+#pragma unroll
+        for (int k = 0; k < STATES; k += 2) {
+            a[k] = a[k + 1] = B[k] = B[k + 1] = 0;
+            if (is_number(given, d, q, k)) {
+                const Held own = held(given, d, q, k);
+                const Number factor = own.factor();
+                a[k] = factor.re, a[k + 1] = factor.im, B[k] = own.B.re, B[k + 1] = own.B.im;
+            }
+        }
         load_state(C, given.C.data, LA_C, 0, given.D, d, q);
 #pragma unroll
         for (int k = 0; k < STATES; k++) C[k] *= 2 * (Real)given.scale;
@@ -163,8 +215,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS)
         __syncthreads();
     }
     store_own(a.end, P, s.n, a.D, d, q);
-    store_own(a.dA, da, s.n, a.D, d, q);
-    store_own(a.dB, dB, s.n, a.D, d, q);
+    Real dlog_dt = 0;
+#pragma unroll
+    for (int k = 0; k < STATES; k += 2) {
+        if (!is_number(a, d, q, k)) continue;
+        const Held own = held(a, d, q, k);
+        const Number dB_k = {dB[k], dB[k + 1]}, dz = times(conjugate(own.factor()), Number{da[k], da[k + 1]});
+        const Number through = times(dB_k, conjugate(own.slope()));
+        const i64 n = (i64)s.n * a.D * (N / 2) + place(d, q, k);
+        ((Real*)a.dA)[n] = own.A.re * (own.dt * dz.re + through.re);
+        ((Real*)a.dB)[n] = own.dt * dz.im + through.im;
+        dlog_dt += own.dt * (times(dz, conjugate(own.A)).re + times(dB_k, conjugate(own.factor())).re);
+    }
+    dlog_dt = sum_of_lanes(dlog_dt);
+    if (q == 0 && d < a.D) ((Real*)a.dbias)[(i64)s.n * a.D + d] = dlog_dt;
 #pragma unroll
     for (int k = 0; k < STATES; k++) dC[k] *= 2 * (Real)a.scale;
     store_own(a.dC, dC, s.n, a.D, d, q);

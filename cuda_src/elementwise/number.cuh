@@ -32,6 +32,29 @@ template <class R> LA_DEVICE void to_parts(R* y, Complex<R> x) {
     y[1] = x.im;
 }
 
+// (cos x, sin x) of any x; of a float by its turns in double
+LA_DEVICE Complex<float> on_circle(float x) {
+    const double half = x * 0.31830988618379067;
+    Complex<float> y;
+    sincospif((float)(half - 2 * rint(0.5 * half)), &y.im, &y.re);
+    return y;
+}
+LA_DEVICE Complex<double> on_circle(double x) { return {cos(x), sin(x)}; }
+template <class R> LA_DEVICE Complex<R> reciprocal(Complex<R> a) {   // scaled, so that no square overflows
+    const R most = fmax(fabs(a.re), fabs(a.im)), re = a.re / most, im = a.im / most;
+    const R over = 1 / (most * (re * re + im * im));
+    return {re * over, -im * over};
+}
+LA_DEVICE void zero(float& x) { x = 0; }
+LA_DEVICE void zero(double& x) { x = 0; }
+template <class R> LA_DEVICE void zero(Complex<R>& x) { x = {0, 0}; }
+LA_DEVICE void unit(float& x) { x = 1; }
+LA_DEVICE void unit(double& x) { x = 1; }
+template <class R> LA_DEVICE void unit(Complex<R>& x) { x = {1, 0}; }
+LA_DEVICE float real_part(float x) { return x; }
+LA_DEVICE double real_part(double x) { return x; }
+template <class R> LA_DEVICE R real_part(Complex<R> x) { return x.re; }
+
 template <bool DOUBLE, bool COMPLEX> struct NumberType {
     typedef typename WideType<DOUBLE>::type type;
 };

@@ -3,34 +3,30 @@
 //     forward     h_t = a_t h_{t-1} + x_t,  out_t = scale h_t
 //     LA_BACK     p_t = q_{t+1} + scale dout_t,  q_t = a*_t p_t,  dx_t = p_t,  da_t = p_t h*_{t-1},  dg_t = a*_t da_t
 //
-// A block has a tile: L = LA_R LA_WARPS tokens of a sequence, 32 LA_V channels. A warp holds LA_R of the tokens, a lane
-// LA_V channels, in registers, as they lie in memory: everything is read once. What a span of tokens does to the state
-// before it (after it, backwards) is a link, the affine map (A, B): state -> A state + B. Warps hand theirs on in
-// shared memory, tiles in global memory: a tile combines those of the earlier tiles of its group of GROUP, in order,
-// behind the state that the group begins with. So a sequence has the same bits alone, in a batch and in a ragged one.
-// Tiles are taken by ticket, earlier ones first, so that a tile only waits for blocks that run.
+// A block has a tile (tiles.cuh), which its warps hold in registers, as it lies in memory: everything is read once. A
+// backward begins a tile with the state that the forward stored there, every LA_MARK tokens.
 //
-// A backward begins a tile with the state that the forward stored there, every LA_MARK tokens.
+// LA_FORMULA: a and x are made of a variant's arrays (gates.cuh), as they are read; a backward reads these once more,
+// for their gradients.
 // Tokens behind the end of a sequence have a = 1 and x = dout = 0.
 //
 // LA_DTYPE, LA_GATE, LA_DOUT: kinds of x (out, dx), the gate, dout. LA_LOG: the gate is log a. LA_CONSTANT: one gate
-// for all tokens. LA_LINKED: sequences have several tiles. LA_AHEAD: of which later tile the lines are fetched, 0: of
-// none.
-#include "arguments/elementwise/ClearArguments.cuh"
-#include "arguments/elementwise/ScanArguments.cuh"
+// for all tokens. LA_AHEAD: of which later tile the lines are fetched, 0: of none.
+#include "elementwise/gates.cuh"
 #include "elementwise/number.cuh"
-#include "elementwise/words.cuh"
-
-constexpr int V = LA_V, R = LA_R, WARPS = LA_WARPS, L = R * WARPS, WIDTH = 32 * V, GROUP = 8;
-constexpr int PARTS = LA_COMPLEX ? 2 : 1, N = V * PARTS;
-constexpr bool BACK = LA_BACK != 0;
 typedef WideType<LA_DOUBLE>::type Real;
 typedef NumberType<LA_DOUBLE, LA_COMPLEX>::type Number;
-typedef Number Numbers[V];
-typedef Number Shared[WARPS][WIDTH];
-constexpr int WORDS = 2 * sizeof(Number) / 8;   // of a link
-static_assert(!LA_LINKED || WARPS >= GROUP, "a warp reads a link");
-constexpr int ELEMENT = bytes_of(LA_DTYPE) * PARTS, GATE_ELEMENT = bytes_of(LA_GATE) * PARTS;
+typedef Number Factor;
+#include "elementwise/tiles.cuh"
+
+constexpr int PARTS = LA_COMPLEX ? 2 : 1, N = V * PARTS;
+constexpr int GATE_ELEMENT = bytes_of(LA_GATE) * PARTS;
+
+constexpr int WORKING = LA_DOUBLE ? 3 : 2;
+constexpr bool OF_CHANNELS = LA_FORMULA == LRU;   // a and the factor of x are those of a channel
+constexpr int X_PARTS = LA_REAL ? 1 : PARTS;      // of a number of x and dx
+constexpr int X_ELEMENT = bytes_of(LA_DTYPE) * X_PARTS;
+constexpr int OUT = OF_CHANNELS ? WORKING : LA_DTYPE, OUT_ELEMENT = bytes_of(OUT) * PARTS;
 
 LA_DEVICE Number number_of(Real x) {
     const Real parts[2] = {x, 0};
@@ -43,47 +39,9 @@ LA_DEVICE void fill(Numbers& x, Real value) {
     for (int v = 0; v < V; v++) x[v] = number_of(value);
 }
 
-struct Place {                // of a tile
-    int n, j, count, tiles;   // sequence, tile of it, tokens, tiles of the sequence
-    i64 slot, mark;           // of the sequence's first tile: link, mark
-    i64 batch, token;         // of the first token in arrays
-    int column;
-    __device__ __forceinline__ Place(const ScanArguments& a, u32 block) {
-        const u32 tile = block / a.columns;
-        column = block % a.columns;
-        int T;
-        if (a.table == nullptr) {
-            n = tile % a.sequences;
-            j = tile / a.sequences;
-            T = a.T;
-            tiles = a.tiles;
-            slot = (i64)n * tiles;
-            mark = (i64)n * a.marks_each;
-            batch = n;
-            token = 0;
-        } else {
-            const int* row = a.table + 4 * (i64)tile;
-            n = row[0];
-            j = row[1];
-            slot = row[2];
-            mark = row[3];
-            batch = 0;
-            token = a.offsets[n];
-            T = (int)(a.offsets[n + 1] - token);
-            tiles = T > L ? (T + L - 1) / L : 1;
-        }
-        if (BACK) j = tiles - 1 - j;
-        count = min(L, T - j * L);
-        token += (i64)j * L;
-    }
-    __device__ __forceinline__ int order() const { return BACK ? tiles - 1 - j : j; }
-    __device__ __forceinline__ char* row(const Tokens& of, int t) const {
-        return of.data + batch * of.batch + (token + t) * of.token;
-    }
-};
-
-// R rows of a lane as they lie in memory
-template <int KIND> struct Rows {
+// R rows of a lane as they lie in memory, P parts a number
+template <int KIND, int P = PARTS> struct Rows {
+    static constexpr int N = V * P;
     typedef Streamed<KIND, N> Row;
     Row rows[R];
     // the first `mine` rows, `rest` for the others
@@ -113,20 +71,29 @@ template <int KIND> struct Rows {
         Real y[N];
         row.get(y);
 #pragma unroll
-        for (int v = 0; v < V; v++) of_parts(x[v], y + v * PARTS);
+        for (int v = 0; v < V; v++) {
+            if constexpr (P == PARTS) of_parts(x[v], y + v * P);
+            else x[v] = number_of(y[v]);
+        }
     }
     static __device__ __forceinline__ Row rounded(const Numbers& x) {
         Real y[N];
 #pragma unroll
-        for (int v = 0; v < V; v++) to_parts(y + v * PARTS, x[v]);
+        for (int v = 0; v < V; v++) {
+            if constexpr (P == PARTS) to_parts(y + v * P, x[v]);
+            else y[v] = real_part(x[v]);
+        }
         Row row;
         row.round(y);
         return row;
     }
 };
-typedef Rows<LA_DTYPE> Inputs;
-typedef Rows<LA_GATE> Gates;
+typedef Rows<LA_DTYPE, X_PARTS> Given;   // x and dx in memory
+typedef Rows<MADE ? WORKING : LA_DTYPE, X_PARTS> Inputs;
+typedef Rows<MADE ? WORKING : LA_GATE> Gates;
 typedef Rows<LA_DOUT> Grads;
+typedef Rows<MADE || OF_CHANNELS ? WORKING : LA_DTYPE> Adjoints;   // dx, as they are held
+typedef Rows<OUT> Outputs;
 
 template <int KIND> LA_DEVICE float exponential(float x) {
     if constexpr (KIND < 2) return exp2_approx(x * 1.4426950408889634f);
@@ -138,7 +105,7 @@ template <int KIND, class Real> LA_DEVICE Complex<Real> exponential(Complex<Real
     return {size * cos(x.im), size * sin(x.im)};
 }
 // Logarithms of the working type become factors where they lie; others are exponentials again and again
-constexpr bool REPLACED = LA_LOG && LA_GATE == (LA_DOUBLE ? 3 : 2);
+constexpr bool REPLACED = LA_LOG && LA_GATE == WORKING;
 LA_DEVICE void to_factors(Gates& gates) {
     if constexpr (REPLACED) {
 #pragma unroll
@@ -151,7 +118,33 @@ LA_DEVICE void to_factors(Gates& gates) {
         }
     }
 }
-LA_DEVICE void factors(Numbers& a, const Gates& gates, int r) {
+LA_DEVICE Real channel(const ScanArguments& a, int i, int d) {   // of parameter i
+    return d < a.D ? parameter<Real>(a.parameters[i].data, a.parameters[i].kind, d) : (Real)0;
+}
+// of the channels of a lane: the rate of RG_LRU; a and the factor of x of LRU
+struct Channels {
+    Real rate[V], factor[V];
+    Numbers a;
+    __device__ __forceinline__ Channels(const ScanArguments& args, int d) {
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            rate[v] = LA_FORMULA == RG_LRU ? -8 * softplus(channel(args, 0, d + v)) : (Real)0;
+            if constexpr (OF_CHANNELS) {
+                const Real size = exp(-exp(channel(args, 0, d + v)));
+                const Complex<Real> direction = on_circle(exp(channel(args, 1, d + v)));
+                const Real parts[2] = {size * direction.re, size * direction.im};
+                of_parts(a[v], parts);
+                factor[v] = args.parameters[2].data == nullptr ? (Real)1 : exp(channel(args, 2, d + v));
+            }
+        }
+    }
+};
+LA_DEVICE void factors(Numbers& a, const Gates& gates, int r, const Channels& own, int mine) {
+    if constexpr (OF_CHANNELS) {
+#pragma unroll
+        for (int v = 0; v < V; v++) a[v] = r < mine ? own.a[v] : number_of(1);
+        return;
+    }
     gates.get(a, r);
     if constexpr (LA_LOG && !REPLACED) {
 #pragma unroll
@@ -159,145 +152,65 @@ LA_DEVICE void factors(Numbers& a, const Gates& gates, int r) {
     }
 }
 
-template <class T> LA_DEVICE void put_in(Shared& to, int warp, int lane, const T& x) {
+LA_DEVICE void inputs(Numbers& x, const Inputs& xs, int r, const Channels& own) {
+    xs.get(x, r);
+    if constexpr (OF_CHANNELS) {
 #pragma unroll
-    for (int v = 0; v < V; v++) to[warp][lane + 32 * v] = x[v];
-}
-// state -> A state + B of the link in row i
-LA_DEVICE void follow(Numbers& h, const Shared& A, const Shared& B, int i, int lane) {
-#pragma unroll
-    for (int v = 0; v < V; v++) h[v] = times_plus(A[i][lane + 32 * v], h[v], B[i][lane + 32 * v]);
-}
-
-// links in global memory
-struct Link {
-    Number A, B;
-};
-LA_DEVICE u64* link_of(const ScanArguments& a, const Place& p, int order, int lane, int v) {
-    const i64 width = (i64)a.columns * WIDTH;
-    return a.words + 1 + (p.slot + order) * WORDS * width + p.column * WIDTH + lane + 32 * v;
-}
-LA_DEVICE void publish(const ScanArguments& a, const Place& p, int lane, const Numbers& A, const Numbers& B) {
-    const i64 width = (i64)a.columns * WIDTH;
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        union {
-            Link link;
-            u64 words[WORDS];
-        } both;
-        both.link = {A[v], B[v]};
-        u64* to = link_of(a, p, p.order(), lane, v);
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) store_word(to + i * width, both.words[i] - (both.words[i] == EMPTY));   // a NaN
+        for (int v = 0; v < V; v++) x[v] = times(number_of(own.factor[v]), x[v]);
     }
 }
-LA_DEVICE void receive(const ScanArguments& a, const Place& p, int order, int lane, Numbers& A, Numbers& B) {
-    const i64 width = (i64)a.columns * WIDTH;
-    u64 words[V][WORDS];
-    bool there;
-    do {
-        there = true;
-#pragma unroll
-        for (int v = 0; v < V; v++)
-#pragma unroll
-            for (int i = 0; i < WORDS; i++) words[v][i] = read_word(link_of(a, p, order, lane, v) + i * width);
-#pragma unroll
-        for (int v = 0; v < V; v++)
-#pragma unroll
-            for (int i = 0; i < WORDS; i++) there &= words[v][i] != EMPTY;
-    } while (!there);
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        union {
-            Link link;
-            u64 words[WORDS];
-        } both;
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) both.words[i] = words[v][i];
-        A[v] = both.link.A;
-        B[v] = both.link.B;
-    }
+// V real numbers of a variant's array, of token t
+template <int KIND> LA_DEVICE void read_array(Real (&x)[V], const Place& p, const Tokens& of, int t, int d) {
+    Streamed<KIND, V> row;
+    const char* from = p.row(of, t) + (i64)d * bytes_of(KIND);
+    if (BACK) row.load(from);
+    else row.read(from);
+    row.get(x);
 }
-
-// the i-th warp in the order of the recurrence
-LA_DEVICE int warp_at(int i) { return BACK ? WARPS - 1 - i : i; }
-
-// h: the state that this warp begins with, from the links of warps (A, B) and of tiles
-LA_DEVICE void begin(Numbers& h, const ScanArguments& a, const Place& p, const Shared& A, const Shared& B, int warp,
-                     int lane, int d) {
-    const int order = p.order(), base = order / GROUP * GROUP, k = order - base;
-    fill(h, 0);
-    const auto start = [&] {
-        if (a.start != nullptr && d < a.D)
+template <int KIND> LA_DEVICE void write_array(const Real (&x)[V], const Place& p, const Tokens& of, int t, int d) {
+    Streamed<KIND, V> row;
+    row.round(x);
+    row.write(p.row(of, t) + (i64)d * bytes_of(KIND));
+}
+// of token t: x, the gate, the input gate
+LA_DEVICE void read_arrays(Real (&x)[3][V], const ScanArguments& a, const Place& p, int t, int d) {
+    read_array<LA_DTYPE>(x[0], p, a.x, t, d);
+    read_array<LA_GATE>(x[1], p, a.gate, t, d);
+    if constexpr (HAS_Z) read_array<LA_WRITE>(x[2], p, a.write, t, d);
+    else
 #pragma unroll
-            for (int v = 0; v < V; v++) h[v] = ((const Number*)a.start)[(i64)p.n * a.D + d + v];
-    };
-    if constexpr (LA_LINKED) {
-        __shared__ Shared links_A, links_B;
-        __shared__ Number from[WIDTH];
-        if (warp == WARPS - 1) {
-            if (k < GROUP - 1 && order + 1 < p.tiles) {
-                Numbers own, rest;
-                fill(own, 1);
-                fill(rest, 0);
+        for (int v = 0; v < V; v++) x[2][v] = 0;
+}
+LA_DEVICE void make(Gates& gates, Inputs& xs, const ScanArguments& a, const Place& p, int first, int mine, int d,
+                    const Channels& own) {
+    if constexpr (MADE) {
 #pragma unroll
-                for (int i = 0; i < WARPS; i++) {
-                    follow(rest, A, B, warp_at(i), lane);
+        for (int r = 0; r < R; r++) {
+            Numbers f, u;
+            fill(f, 1);
+            fill(u, 0);
+            if (r < mine) {
+                Real x[3][V];
+                read_arrays(x, a, p, first + r, d);
 #pragma unroll
-                    for (int v = 0; v < V; v++) own[v] = times(own[v], A[warp_at(i)][lane + 32 * v]);
+                for (int v = 0; v < V; v++) {
+                    const Pair<Real> both = made(x[0][v], x[1][v], x[2][v], own.rate[v]);
+                    f[v] = number_of(both.a), u[v] = number_of(both.u);
                 }
-                publish(a, p, lane, own, rest);
             }
-            Numbers unused;
-            if (base) receive(a, p, base - 1, lane, unused, h);
-            else start();
-#pragma unroll
-            for (int v = 0; v < V; v++) from[lane + 32 * v] = h[v];
-        } else if (warp < k) {
-            Numbers own, rest;
-            receive(a, p, base + warp, lane, own, rest);
-            put_in(links_A, warp, lane, own);
-            put_in(links_B, warp, lane, rest);
+            gates.rows[r] = Gates::rounded(f);
+            xs.rows[r] = Inputs::rounded(u);
         }
-        __syncthreads();
-#pragma unroll
-        for (int v = 0; v < V; v++) h[v] = from[lane + 32 * v];
-        for (int i = 0; i < k; i++) follow(h, links_A, links_B, i, lane);
-        if (warp == WARPS - 1 && k == GROUP - 1 && order + 1 < p.tiles) {   // the state that the next group begins with
-            Numbers one, end;
-            fill(one, 1);
-#pragma unroll
-            for (int v = 0; v < V; v++) end[v] = h[v];
-#pragma unroll
-            for (int i = 0; i < WARPS; i++) follow(end, A, B, warp_at(i), lane);
-            publish(a, p, lane, one, end);
-        }
-    } else start();
-    for (int i = 0; warp_at(i) != warp; i++) follow(h, A, B, warp_at(i), lane);
+    }
 }
 
-// the lines of a warp's rows of a later tile
-LA_DEVICE void fetch(const ScanArguments& a, const Place& p, const Tokens& of, int first, int lane, int element) {
-    const int lines = WIDTH * element / 128;
-    if (p.column * WIDTH + WIDTH <= a.D)
-        for (int i = lane; i < R * lines; i += 32) {
-            const int t = first + i / lines;
-            if (t < p.count) prefetch_line(p.row(of, t) + (i64)p.column * WIDTH * element + i % lines * 128);
-        }
-}
-
-LA_DEVICE void store_state(char* to, i64 row, const ScanArguments& a, int d, const Numbers& h) {
-#pragma unroll
-    for (int v = 0; v < V; v++) ((Number*)to)[row * a.D + d + v] = h[v];
-}
+LA_DEVICE Number initial(const ScanArguments& a, i64 at) { return ((const Number*)a.start)[at]; }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) scan(const __grid_constant__ ScanArguments a) {
     u32 block = blockIdx.x;
     if constexpr (LA_LINKED) {
         __shared__ u32 ticket;
-        if (threadIdx.x == 0) ticket = atomicAdd((u32*)a.words, 1u) + 1u;   // from ~0 on
-        __syncthreads();
-        block = ticket;
+        block = taken(a, ticket);
     }
     const Place p(a, block);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = warp * R;
@@ -306,6 +219,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) scan(const _
     const int mine = inside ? p.count - first : 0;
     const Real scale = (Real)a.scale;
 
+    const Channels own(a, d);
     Inputs xs;
     Gates gates;
     Grads grads;
@@ -314,8 +228,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) scan(const _
         Numbers zero, one;
         fill(zero, 0);
         fill(one, LA_LOG ? 0 : 1);
-        gates.read(p.row(a.gate, first) + (i64)d * GATE_ELEMENT, a.gate.token, mine, Gates::rounded(one));
-        xs.read(p.row(a.x, first) + (i64)d * ELEMENT, a.x.token, mine, Inputs::rounded(zero));
+        if constexpr (MADE) make(gates, xs, a, p, first, mine, d, own);
+        else {
+            if constexpr (!OF_CHANNELS)
+                gates.read(p.row(a.gate, first) + (i64)d * GATE_ELEMENT, a.gate.token, mine, Gates::rounded(one));
+            xs.read(p.row(a.x, first) + (i64)d * X_ELEMENT, a.x.token, mine, Inputs::rounded(zero));
+        }
         if constexpr (BACK) {
             constexpr int BYTES = bytes_of(LA_DOUT) * PARTS;
             grads.read(p.row(a.dout, first) + (i64)d * BYTES, a.dout.token, mine, Grads::rounded(zero));
@@ -328,8 +246,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) scan(const _
     if constexpr (LA_AHEAD != 0) {
         if (block + LA_AHEAD < a.blocks) {
             const Place later(a, block + LA_AHEAD);
-            fetch(a, later, a.gate, first, lane, GATE_ELEMENT);
-            fetch(a, later, a.x, first, lane, ELEMENT);
+            if (!OF_CHANNELS) fetch(a, later, a.gate, first, lane, GATE_ELEMENT);
+            fetch(a, later, a.x, first, lane, X_ELEMENT);
+            if constexpr (HAS_Z) fetch(a, later, a.write, first, lane, bytes_of(LA_WRITE));
             if (BACK) fetch(a, later, a.dout, first, lane, bytes_of(LA_DOUT) * PARTS);
         }
     }
@@ -343,8 +262,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) scan(const _
         fill(H, 0);
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            factors(f, gates, r);
-            xs.get(x, r);
+            factors(f, gates, r, own, mine);
+            inputs(x, xs, r, own);
 #pragma unroll
             for (int v = 0; v < V; v++) {
                 H[v] = times_plus(f[v], H[v], x[v]);
@@ -358,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) scan(const _
             fill(H, 0);
 #pragma unroll
             for (int r = R - 1; r >= 0; r--) {
-                factors(f, gates, r);
+                factors(f, gates, r, own, mine);
                 grads.get(x, r);
 #pragma unroll
                 for (int v = 0; v < V; v++) H[v] = times(conjugate(f[v]), times_plus(number_of(scale), x[v], H[v]));
@@ -382,15 +301,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) scan(const _
         if constexpr (LA_MARK != 0) {
             if (t % LA_MARK == 0 && inside && (mine > 0 || t == 0)) store_state(a.marks, p.mark + t / LA_MARK, a, d, h);
         }
-        char* to = p.row(a.out, first) + (i64)d * ELEMENT;
+        char* to = p.row(a.out, first) + (i64)d * OUT_ELEMENT;
 #pragma unroll
         for (int r = 0; r < R; r++) {
             Numbers f, x;
-            factors(f, gates, r);
-            xs.get(x, r);
+            factors(f, gates, r, own, mine);
+            inputs(x, xs, r, own);
 #pragma unroll
             for (int v = 0; v < V; v++) h[v] = times_plus(f[v], h[v], x[v]), x[v] = times(number_of(scale), h[v]);
-            if (r < mine) Inputs::rounded(x).write(to);
+            if (r < mine) Outputs::rounded(x).write(to);
             to += a.out.token;
         }
         // after the last token of the sequence
@@ -399,62 +318,101 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, LA_BLOCKS) scan(const _
     } else {
         begin(q, a, p, LA_COMPLEX ? all_conjugates : all_A, all_Q, warp, lane, d);
         for (int i = 0; i < warp; i++) follow(h, all_A, all_H, i, lane);
-        char* to = p.row(a.out, first + R - 1) + (i64)d * ELEMENT;
-        Inputs dx;
+        char* to = p.row(a.out, first + R - 1) + (i64)d * X_ELEMENT;
+        Adjoints dx;
 #pragma unroll
         for (int r = R - 1; r >= 0; r--) {
             Numbers f, x;
-            factors(f, gates, r);
+            factors(f, gates, r, own, mine);
             grads.get(x, r);
 #pragma unroll
             for (int v = 0; v < V; v++) {
                 x[v] = times_plus(number_of(scale), x[v], q[v]);
                 q[v] = times(conjugate(f[v]), x[v]);
             }
-            dx.rows[r] = Inputs::rounded(x);   // in the place of dout
-            if (r < mine) dx.rows[r].write(to);
+            dx.rows[r] = Adjoints::rounded(x);   // in the place of dout
+            if constexpr (OF_CHANNELS) {
+#pragma unroll
+                for (int v = 0; v < V; v++) x[v] = times(number_of(own.factor[v]), x[v]);
+                if (r < mine) Given::rounded(x).write(to);
+            } else if constexpr (!MADE) {
+                if (r < mine) dx.rows[r].write(to);
+            }
             to -= a.out.token;
         }
         if (inside && p.j == 0 && warp == 0) store_state(a.end, p.n, a, d, q);
         gates.forget();
-        Numbers sum;
+        Numbers sum, sum_of_x;   // over tokens
         fill(sum, 0);
+        fill(sum_of_x, 0);
         char* gate_to = p.row(a.dgate, first) + (i64)d * GATE_ELEMENT;
 #pragma unroll
         for (int r = 0; r < R; r++, gate_to += a.dgate.token) {
             Numbers f, x, y;
-            factors(f, gates, r);
-            xs.get(x, r);
+            factors(f, gates, r, own, mine);
+            inputs(x, xs, r, own);
             dx.get(y, r);
+            if constexpr (OF_CHANNELS) {
+                if (r < mine)
+#pragma unroll
+                    for (int v = 0; v < V; v++) sum_of_x[v] = plus(sum_of_x[v], times(y[v], conjugate(x[v])));
+            }
+            Real of_arrays[3][V];
+            if constexpr (MADE) {
+                if (r < mine) read_arrays(of_arrays, a, p, first + r, d);
+            }
 #pragma unroll
             for (int v = 0; v < V; v++) {
+                const Number du = y[v];
                 y[v] = times(y[v], conjugate(h[v]));
                 if (LA_LOG) y[v] = times(conjugate(f[v]), y[v]);
                 h[v] = times_plus(f[v], h[v], x[v]);
+                if constexpr (MADE) {
+                    if (r >= mine) continue;
+                    const Slopes<Real> d_of = made_vjp(of_arrays[0][v], of_arrays[1][v], of_arrays[2][v], own.rate[v],
+                                                       real_part(du), real_part(y[v]));
+                    of_arrays[0][v] = d_of.x, of_arrays[1][v] = d_of.y, of_arrays[2][v] = d_of.z;
+                    sum[v] = plus(sum[v], number_of(d_of.rate));
+                }
             }
-            if (r < mine) {
-                if constexpr (LA_CONSTANT) {
+            if (r >= mine) continue;
+            if constexpr (MADE) {
+                write_array<LA_DTYPE>(of_arrays[0], p, a.out, first + r, d);
+                write_array<LA_GATE>(of_arrays[1], p, a.dgate, first + r, d);
+                if constexpr (HAS_Z) write_array<LA_WRITE>(of_arrays[2], p, a.dwrite, first + r, d);
+            } else if constexpr (LA_CONSTANT || OF_CHANNELS) {
 #pragma unroll
-                    for (int v = 0; v < V; v++) sum[v] = plus(sum[v], y[v]);
-                } else Gates::rounded(y).write(gate_to);
-            }
+                for (int v = 0; v < V; v++) sum[v] = plus(sum[v], y[v]);
+            } else Gates::rounded(y).write(gate_to);
         }
+        const i64 tile = p.slot + p.j;
         if constexpr (LA_CONSTANT) {
-            __syncthreads();   // the last links have been read
-            put_in(all_Q, warp, lane, sum);
-            __syncthreads();
-            if (warp == 0 && inside) {
+            add_warps(sum, all_Q, warp, lane);
+            if (warp == 0 && inside) store_state(a.dgate.data, tile, a, d, sum);
+        }
+        Real* const sums = (Real*)a.sums + tile * a.D + d;   // (parameters, tiles, D)
+        if constexpr (LA_FORMULA == RG_LRU) {
+            add_warps(sum, all_Q, warp, lane);
+            if (warp == 0 && inside)
 #pragma unroll
-                for (int i = 1; i < WARPS; i++)
+                for (int v = 0; v < V; v++) {
+                    const Real slope = -8 * sigmoid(channel(a, 0, d + v));
+                    sums[v] = slope * real_part(sum[v]);
+                }
+        }
+        if constexpr (OF_CHANNELS) {
+            add_warps(sum, all_Q, warp, lane);
+            add_warps(sum_of_x, all_H, warp, lane);
+            if (warp == 0 && inside)
 #pragma unroll
-                    for (int v = 0; v < V; v++) sum[v] = plus(sum[v], all_Q[i][lane + 32 * v]);
-                store_state(a.dgate.data, p.slot + p.j, a, d, sum);
-            }
+                for (int v = 0; v < V; v++) {
+                    Real parts[2] = {};
+                    to_parts(parts, times(conjugate(own.a[v]), sum[v]));   // of log a
+                    const i64 each = (i64)(a.blocks / a.columns) * a.D;
+                    sums[v] = -exp(channel(a, 0, d + v)) * parts[0];
+                    sums[each + v] = exp(channel(a, 1, d + v)) * parts[1];
+                    sums[2 * each + v] = real_part(sum_of_x[v]);
+                }
         }
     }
-}
-
-extern "C" __global__ void __launch_bounds__(256) clear(const __grid_constant__ ClearArguments a) {
-    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (i < a.count) a.words[i] = EMPTY;
 }

@@ -7,9 +7,12 @@
 //                 x_t = eta_t k_t N
 //                 R <- alpha_t R - a_t k_t^T x_t                 N <- mu_t N
 //
-// R and N are the gradients of S and M. Columns of the states do not meet: a block has LA_COLUMNS of one sequence and
-// head. A column lies in 8 lanes, 4 of every 32 rows in each. Tokens come in steps of STEP, one step ahead. The states
-// before every LA_TILE tokens are stored, and R and N after them. LA_DOUBLE: float64, else float32.
+// With LA_BATCH tokens of a mini-batch, more than 1, e_t is taken at A, the S that its mini-batch began with: a_t
+// S_(t-1) is A, and P, the gradient of A, gets -k_t^T x_t until R gets it where the mini-batch begins. R and N are the
+// gradients of S and M. Columns of the states do not meet: a block has LA_COLUMNS of one sequence and head. A column
+// lies in 8 lanes, 4 of every 32 rows in each. Tokens come in steps of STEP, one step ahead. The states before every
+// LA_TILE tokens are stored, and R and N after them, and e_t, and x_t, which is dv_t; a last mini-batch that is not
+// whole is a tile of its own, from `rest` on. LA_DOUBLE: float64, else float32.
 #include "arguments/fast_weights/MomentumArguments.cuh"
 #include "tile/copy.cuh"
 
@@ -87,6 +90,18 @@ LA_DEVICE void load4(Number (&x)[4], const Number* from) {
     for (int i = 0; i < 4; i++) x[i] = pieces[i * SIZE / 16].x[i % (16 / SIZE)];
 }
 
+// the keys and, if it has them, the queries of the rows of a lane: f(r, k, q)
+template <class F> LA_DEVICE void each_row(const Number* token, int first, bool has_q, F f) {
+#pragma unroll
+    for (int run = 0; run < RUNS; run++) {
+        Number keys[4], queries[4] = {};
+        load4(keys, token + run * 32 + first);
+        if (has_q) load4(queries, token + AT_Q + run * 32 + first);
+#pragma unroll
+        for (int r = 0; r < 4; r++) f(run * 4 + r, keys[r], queries[r]);
+    }
+}
+
 typedef Number Cells[ROWS_OF_LANE][OWN];
 
 template <bool BACK> LA_DEVICE void walk(const MomentumArguments& a, char* tokens) {
@@ -94,9 +109,11 @@ template <bool BACK> LA_DEVICE void walk(const MomentumArguments& a, char* token
     const i64 slot = blockIdx.x / a.parts;
     Walk w = {a, slot / a.heads, (int)(slot % a.heads), (int)(blockIdx.x % a.parts) * LA_COLUMNS, a.T, (Number*)tokens};
     const int own = (threadIdx.x / 32 * 4 + lane / 8) * OWN, column = w.column + own;
-    Cells S, M;   // BACK: R, N
+    constexpr bool SHARED = LA_BATCH > 1;
+    Cells S, M;                                 // BACK: R, N
+    Number A[SHARED ? ROWS_OF_LANE : 1][OWN];   // BACK: P
     const auto row_of = [&](int r) { return r / 4 * 32 + first + r % 4; };
-    const auto load = [&](Cells& x, const char* from) {
+    const auto load = [&](auto& x, const char* from) {
 #pragma unroll
         for (int r = 0; r < ROWS_OF_LANE; r++)
 #pragma unroll
@@ -105,7 +122,7 @@ template <bool BACK> LA_DEVICE void walk(const MomentumArguments& a, char* token
                               ? ((const Number*)from)[(slot * K + row_of(r)) * a.V + column + j]
                               : Number(0);
     };
-    const auto store = [&](char* to, i64 matrix, const Cells& x) {
+    const auto store = [&](char* to, i64 matrix, const auto& x) {
         if (to == nullptr) return;
 #pragma unroll
         for (int r = 0; r < ROWS_OF_LANE; r++)
@@ -116,6 +133,7 @@ template <bool BACK> LA_DEVICE void walk(const MomentumArguments& a, char* token
     };
     load(S, a.S);
     load(M, a.M);
+    if constexpr (BACK && SHARED) load(A, a.A);
     const int steps = (a.T + STEP - 1) / STEP;
     if (steps) w.fetch<BACK>(0);
     for (int step = 0; step < steps; step++) {
@@ -131,25 +149,34 @@ template <bool BACK> LA_DEVICE void walk(const MomentumArguments& a, char* token
             const int t = w.token<BACK>(step * STEP + i);
             const Number alpha = at[AT_RATES], mu = at[AT_RATES + 1], beta = at[AT_RATES + 2], eta = at[AT_RATES + 3];
             const Number read = LA_DECAYED ? alpha : Number(1);
-            if (BACK ? (t + 1) % LA_TILE == 0 || t == a.T - 1 : t % LA_TILE == 0) {
-                store(a.S_tiles, slot * a.tiles + t / LA_TILE, S);
-                store(a.M_tiles, slot * a.tiles + t / LA_TILE, M);
+            const bool last = t >= a.rest;
+            if (BACK ? t == a.T - 1 || t + 1 == a.rest || ((t + 1) % LA_TILE == 0 && !last)
+                     : t == a.rest || (t % LA_TILE == 0 && !last)) {
+                const i64 tile = slot * a.tiles + (last ? a.tiles - 1 : t / LA_TILE);
+                store(a.S_tiles, tile, S);
+                store(a.M_tiles, tile, M);
             }
-            Number x[OWN], y[OWN], keys[4], queries[4] = {};
+            if constexpr (!BACK && SHARED)
+                if (t % LA_BATCH == 0)
+#pragma unroll
+                    for (int r = 0; r < ROWS_OF_LANE; r++)
+#pragma unroll
+                        for (int j = 0; j < OWN; j++) A[r][j] = S[r][j];
+            Number x[OWN], y[OWN];
 #pragma unroll
             for (int j = 0; j < OWN; j++) {
                 x[j] = 0;
                 y[j] = BACK && a.v.data == nullptr ? Number(0) : at[AT_V + own + j];
             }
-            if constexpr (BACK) {
-                const bool has_q = a.v.data != nullptr;
+            // a row of a result: of a lane of each column
+            const auto put = [&](char* to, const Number(&row)[OWN]) {
+                if (to == nullptr || lane % 8) return;
 #pragma unroll
-                for (int r = 0; r < ROWS_OF_LANE; r++) {
-                    if (r % 4 == 0) {
-                        load4(keys, at + row_of(r));
-                        if (has_q) load4(queries, at + AT_Q + row_of(r));
-                    }
-                    const Number k = keys[r % 4], q = queries[r % 4];
+                for (int j = 0; j < OWN; j++)
+                    if (column + j < a.V) ((Number*)to)[(slot * a.T + t) * a.V + column + j] = row[j];
+            };
+            if constexpr (BACK) {
+                each_row(at, first, a.v.data != nullptr, [&](int r, Number k, Number q) {
 #pragma unroll
                     for (int j = 0; j < OWN; j++) {
                         S[r][j] += q * y[j];
@@ -157,63 +184,64 @@ template <bool BACK> LA_DEVICE void walk(const MomentumArguments& a, char* token
                         x[j] += k * M[r][j];
                         M[r][j] *= mu;
                     }
-                }
+                });
                 sum_columns(x);
 #pragma unroll
-                for (int j = 0; j < OWN; j++) x[j] *= -read * eta;
+                for (int j = 0; j < OWN; j++) x[j] *= eta;
+                put(a.errors, x);
 #pragma unroll
-                for (int r = 0; r < ROWS_OF_LANE; r++) {
-                    if (r % 4 == 0) load4(keys, at + row_of(r));
-                    const Number k = keys[r % 4];
+                for (int j = 0; j < OWN; j++) x[j] *= -read;
+                each_row(at, first, false, [&](int r, Number k, Number) {
 #pragma unroll
-                    for (int j = 0; j < OWN; j++) S[r][j] = alpha * S[r][j] + k * x[j];
-                }
+                    for (int j = 0; j < OWN; j++)
+                        if constexpr (SHARED) {
+                            A[r][j] += k * x[j];
+                            S[r][j] *= alpha;
+                            if (t % LA_BATCH == 0) {
+                                S[r][j] += A[r][j];
+                                A[r][j] = 0;
+                            }
+                        } else S[r][j] = alpha * S[r][j] + k * x[j];
+                });
             } else {
-#pragma unroll
-                for (int r = 0; r < ROWS_OF_LANE; r++) {
-                    if (r % 4 == 0) load4(keys, at + row_of(r));
-                    const Number k = keys[r % 4];
+                each_row(at, first, false, [&](int r, Number k, Number) {
 #pragma unroll
                     for (int j = 0; j < OWN; j++) {
-                        x[j] += k * S[r][j];
+                        x[j] += k * (SHARED ? A[SHARED ? r : 0][j] : S[r][j]);
                         S[r][j] *= alpha;
                         M[r][j] *= mu;
                     }
-                }
+                });
                 sum_columns(x);
 #pragma unroll
+                for (int j = 0; j < OWN; j++) x[j] = y[j] - read * x[j];
+                put(a.errors, x);
+#pragma unroll
                 for (int j = 0; j < OWN; j++) {
-                    x[j] = eta * (y[j] - read * x[j]);
+                    x[j] *= eta;
                     y[j] = 0;
                 }
-                const bool has_q = a.q.data != nullptr;
-#pragma unroll
-                for (int r = 0; r < ROWS_OF_LANE; r++) {
-                    if (r % 4 == 0) {
-                        load4(keys, at + row_of(r));
-                        if (has_q) load4(queries, at + AT_Q + row_of(r));
-                    }
-                    const Number k = keys[r % 4], q = queries[r % 4];
+                each_row(at, first, a.q.data != nullptr, [&](int r, Number k, Number q) {
 #pragma unroll
                     for (int j = 0; j < OWN; j++) {
                         M[r][j] += k * x[j];
                         S[r][j] += beta * M[r][j];
                         y[j] += q * S[r][j];
                     }
-                }
-                if (!has_q) continue;
+                });
+                if (a.q.data == nullptr) continue;
                 sum_columns(y);
-                if (lane % 8) continue;
-                Number* out = (Number*)a.out + (slot * a.T + t) * a.V + column;
-#pragma unroll
-                for (int j = 0; j < OWN; j++)
-                    if (column + j < a.V) out[j] = y[j];
+                put(a.out, y);
             }
         }
         __syncthreads();
     }
     store(a.S_end, slot, S);
     store(a.M_end, slot, M);
+    if constexpr (!BACK && SHARED) {
+        if (a.rest == a.T) store(a.A_end, slot, S);
+        else store(a.A_end, slot, A);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) forward(const __grid_constant__ MomentumArguments a) {

@@ -8,6 +8,7 @@
 // of a row in one load: channel 8 t + 2 s + e, t the lane in its quad, is what an operand has at place 2 t + e, or
 // 2 t + 8 + e, of its product s. In features() W has two terms of bfloat16 each, so that exponents and angles are exact.
 #include "arguments/ops/FeaturesArguments.cuh"
+#include "ops/narrow_rows.cuh"
 #include "tile/mma_sync.cuh"
 #include "tile/types.cuh"
 
@@ -18,19 +19,6 @@ constexpr int WARPS = 8, TALL = 2 - LA_WAVES, ROWS = 16 * TALL * WARPS,
 constexpr int PITCH = pitch(2 * KP);                            // of the table there
 constexpr int COLUMNS = 128, PITCH_BACK = pitch(2 * COLUMNS);   // features_vjp(): a tile of the table
 
-// eight bfloat16 of a row, 0 outside
-LA_DEVICE uint4 eight(const char* at, bool valid) { return valid ? *(const uint4*)at : make_uint4(0, 0, 0, 0); }
-LA_DEVICE void floats_of(float (&x)[8], const uint4& w) {
-    const u32 words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[2 * i] = low_bf16(words[i]);
-        x[2 * i + 1] = high_bf16(words[i]);
-    }
-}
-LA_DEVICE uint4 packed(const float (&x)[8]) {
-    return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-}
 LA_DEVICE float sum_of_quad(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -39,10 +27,6 @@ LA_DEVICE float most_of_quad(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
-LA_DEVICE const char* row_of(const FeaturesArguments& a, i64 row) {
-    return a.x.data + row / a.inner * a.x.outer + row % a.inner * a.x.inner;
-}
-
 LA_DEVICE float power_for(float most) { return most > 1e15f ? 0x1p-75f : most > 0 && most < 1e-15f ? 0x1p75f : 1.f; }
 
 // Rows g and g + 8 of a tile, g the quad of the lane: its channels, and what a row is multiplied by

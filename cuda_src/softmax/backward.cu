@@ -5,11 +5,15 @@
 //     dk_j = scale sum_i dz_ij q_i,
 //     dq_i = scale sum_j dz_ij k_j     (z, l: forward.cu)
 //
+// LA_POLYNOMIAL: p_ij = l_i e_ij, dz_ij = l_i e'_ij (dout_i.v_j - dot_i), e and its slope e' being those of
+// polynomial.cuh.
+//
 // Rows of the first products are keys, columns queries: P^T and dZ^T are operands of dv and dk as they are, and dZ goes
 // through shared memory for dq. A tile's dq is added in float32 in global memory by the copy engine, block of keys
 // after block of keys, the last one first: `added` counts the blocks that are in, and a block waits until it is next.
 // It waits for blocks of the launch with lower numbers alone, which begin earlier. With decays also the sums of dz: of
 // each key, of each query (added as dq is), of each tile.
+#include "softmax/polynomial.cuh"
 #include "softmax/shares.cuh"
 
 struct Consumer {
@@ -61,6 +65,7 @@ struct Consumer {
     static constexpr int SPLIT = 6;   // tiles of columns whose registers are free beside dZ's
     template <int FROM, int TO> __device__ __forceinline__ void exponentiate(float (&s)[QUERIES / 8][4],
                                                                              int step) const {
+        if constexpr (POLYNOMIAL) return;   // scores are needed twice
         const float c = a.scale * LOG2_E;
 #pragma unroll
         for (int n = FROM; n < TO; n++) {
@@ -97,8 +102,34 @@ struct Consumer {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int j = j0 + me.row + (e >> 1) * 8, age = i0 + n * 8 + me.column + (e & 1) + a.offset - j;
-                if (j >= place.Tk || (a.causal && (age < 0 || age >= a.window))) s[n][e] = 0.f;
+                if (j >= place.Tk || (a.causal && (age < 0 || age >= a.window))) s[n][e] = POLYNOMIAL ? unread() : 0.f;
             }
+    }
+    // p as operands; of a polynomial it is made of the scores
+    __device__ __forceinline__ void pack_weights(u32 (&p)[QUERIES / 16][4], const float (&s)[QUERIES / 8][4],
+                                                 int step) const {
+        if constexpr (!POLYNOMIAL) return pack_operands(p, s);
+#pragma unroll
+        for (int n = 0; n < QUERIES / 8; n++) {
+            const float2 l = load_shared2(numbers(step) + (n * 8 + me.column) * 4);
+            const float (&x)[4] = s[n];
+            p[n / 2][n % 2 * 2] = pack_pair(l.x * weight_of(a, x[0]), l.y * weight_of(a, x[1]));
+            p[n / 2][n % 2 * 2 + 1] = pack_pair(l.x * weight_of(a, x[2]), l.y * weight_of(a, x[3]));
+        }
+    }
+    // scores and dout.v become dz, rounded
+    __device__ __forceinline__ void differentiate_polynomial(u32 (&dz)[QUERIES / 16][4], float (&d)[QUERIES / 8][4],
+                                                             const float (&s)[QUERIES / 8][4], int step) const {
+#pragma unroll
+        for (int n = 0; n < QUERIES / 8; n++) {
+            const u32 at = numbers(step) + (n * 8 + me.column) * 4;
+            const float2 l = load_shared2(at), x = load_shared2(at + AT_DOTS);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                d[n][e] =
+                    if_read(s[n][e], (e & 1 ? l.y : l.x) * slope_of(a, s[n][e]) * (d[n][e] - (e & 1 ? x.y : x.x)));
+        }
+        pack_operands(dz, d);
     }
     // p and dout.v become dz, rounded; the sums of near queries are of rounded numbers, as their sums over keys are,
     // which cancel
@@ -176,13 +207,14 @@ struct Consumer {
             accumulator_fence(dk);
             mask(s, step.query());
             if (n) warp_arrive(rings.queries.empty(n - 1), me.lane);
-            pack_operands(p, s);
+            pack_weights(p, s, n);
             products_begin();
             multiply_rows_AB<Douts>(dv, p, douts(n));
             products_commit();
             products_wait<1>();
             accumulator_fence(d);
-            differentiate(dz, d, s, step);
+            if constexpr (POLYNOMIAL) differentiate_polynomial(dz, d, s, n);
+            else differentiate(dz, d, s, step);
             store_weights(dz, shared, me, n);
             products_wait<0>();
             accumulator_fence(dv);

@@ -8,7 +8,11 @@
 // that is SLACK above it, and a warp finds meanwhile which tiles have no weight (limit.cuh): they are not read. A
 // warpgroup has 64 queries. While the products of a tile with its values run, the next tile's scores become
 // exponentials.
+//
+// LA_POLYNOMIAL: e_ij is polynomial.cuh's polynomial of z_ij, without a maximum; l is stored as
+// 1 / (sum_j e_ij + eps), 0 for 0, or 1 without a denominator.
 #include "softmax/limit.cuh"
+#include "softmax/polynomial.cuh"
 #include "softmax/tiles.cuh"
 
 constexpr int KEYS = 128, STAGES = 2,
@@ -216,7 +220,7 @@ struct Scores {
             for (int e = 0; e < 4; e++) {
                 const int j = j0 + n * 8 + me.column + (e & 1);
                 const Reach& z = e < 2 ? x : y;
-                if (j > z.high || j < z.low) s[n][e] = minus_infinity();
+                if (j > z.high || j < z.low) s[n][e] = unread();
             }
     }
     __device__ __forceinline__ float largest(const float (&s)[KEYS / 8][4], int h) const {   // score of a lane's row h
@@ -255,8 +259,24 @@ struct Scores {
 #pragma unroll
             for (int h = 0; h < 2; h++) most[h] = largest(s, h) * factor_of<false>(h) + nearest;
     }
+    // Scores become their polynomials
+    __device__ __forceinline__ void evaluate(float (&s)[KEYS / 8][4], int step) {
+        warp_arrive(rings.keys.empty(step), me.lane);
+        mask(s, step);
+        float sum[2] = {0.f, 0.f};
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[n][e] = weight_of(a, s[n][e]);
+                sum[e >> 1] += s[n][e];
+            }
+#pragma unroll
+        for (int h = 0; h < 2; h++) l[h] += sum[h];
+    }
     // Scores become exponentials. STEEP: some row of the warp is, in the own tile
     template <bool STEEP = false> __device__ __forceinline__ void exponentiate(float (&s)[KEYS / 8][4], int step) {
+        if constexpr (POLYNOMIAL) return evaluate(s, step);
         constexpr int ROWS = 1 + GATED;   // at once
         float most[2], shift[2], sum[2] = {0.f, 0.f};
         if constexpr (STEEP) add_decays(s);
@@ -323,6 +343,11 @@ struct Consumer : Scores {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             l[h] = row_sum(l[h]);
+            if constexpr (POLYNOMIAL) {
+                const float sum = l[h] + a.eps;
+                f[h] = l[h] = !a.normalize ? 1.f : sum == 0.f ? 0.f : 1.f / sum;
+                continue;
+            }
             if (!a.normalize) {
                 f[h] = exp2_approx(m[h]);
                 l[h] = 0.f;
@@ -381,7 +406,7 @@ struct Consumer : Scores {
             products_wait<0>();
             accumulator_fence(out);
             warp_arrive(rings.values.empty(step - 1), me.lane);
-            if (!GATED || __any_sync(0xffffffffu, factor[0] != 1.f || factor[1] != 1.f))
+            if (!POLYNOMIAL && (!GATED || __any_sync(0xffffffffu, factor[0] != 1.f || factor[1] != 1.f)))
 #pragma unroll
                 for (int n = 0; n < WIDTH_V / 8; n++) {
                     out[n][0] *= factor[0];

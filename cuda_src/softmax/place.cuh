@@ -12,6 +12,11 @@ constexpr int BLOCK = 128, GROUPS = 2, CONSUMERS = 128 * GROUPS,
               THREADS = CONSUMERS + 128;   // rows; warpgroups, 64 rows each; the last one produces
 constexpr int WIDTH_K = (LA_K + 63) / 64 * 64, WIDTH_V = (LA_V + 63) / 64 * 64;
 constexpr bool GATED = LA_GATED;
+#ifndef LA_POLYNOMIAL   // 1: weights are a polynomial of the logits in place of their exponentials
+#define LA_POLYNOMIAL 0
+#endif
+constexpr bool POLYNOMIAL = LA_POLYNOMIAL;
+static_assert(!(GATED && POLYNOMIAL), "a decay is added to the logits of exponentials");
 constexpr int TILE_DQ =
     64 * (WIDTH_K + GATED);   // numbers of 64 queries: of dq as dq.cu says; with decays then sums of dz over keys
 LA_DEVICE u32 pack_pair(float lo, float hi) { return LA_DTYPE == 1 ? pack_f16(lo, hi) : pack_bf16(lo, hi); }

@@ -75,7 +75,7 @@ LA_DEVICE void produce_numbers(const AttentionArguments& a, const Place& place, 
     for (Step step(a, place, scan); step.n < scan.steps; step.next(scan)) {
         const int i = step.query() + r, end = place.tile * BLOCK + BLOCK - 1;   // of the keys
         const bool near = step.query() <= end;
-        float l = -minus_infinity(), dot = 0.f;
+        float l = POLYNOMIAL ? 0.f : -minus_infinity(), dot = 0.f;
         Decays own = {0.f, 0.f, 0.f, 0.f};
         if (i < place.T) {
             const i64 numbers = opaque64(place.numbers(a, step.head));

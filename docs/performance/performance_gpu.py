@@ -58,6 +58,11 @@ TRAINING = """\
 AdamW with clipping, a batch of random tokens from the host and its loss back in every step. ms: a step as one CUDA
 graph; calls: the same step without one, with the same losses. products: the model's dense products alone, forward and
 both gradients, in one graph."""
+STATE_LOG = """\
+A `StateLog` of the gated delta rule on {gpu}, {date}: H = {H}, K = V = {D}, float32 tokens, logs of {length} tokens;
+times of CUDA graphs (`python -m bench state_log --backend cuda`). A token is the mean of the {length} between two
+flushes; trees and chains are {nodes} nodes. Times its bytes: checkpoint, tokens and entries of the log at the rate of a
+copy, {copy_gbs:.0f} GB/s."""
 STATES = """\
 `python -m bench states --backend cuda`: calls with states at {states} positions relative to calls with none, {B} x {H}
 heads, {dtype}, every T / {states} tokens. floor: the bytes of these float32 states, written by the forward and read
@@ -310,6 +315,18 @@ def states(result: dict[str, Any], table: Table) -> Iterator[str]:
     yield table(["call", "none, ms", "with states, ms", "more", "floor"], body)
 
 
+def state_log(result: dict[str, Any], table: Table) -> Iterator[str]:
+    """A StateLog: tokens, flushes, trees and chains."""
+    yield "On a GPU: `StateLog`"
+    yield STATE_LOG.format(**result)
+    body = [[row["state"], row["what"], str(row["rows"]), f"{row['us']:.1f}",
+             f"{row['bytes'] / 1e6:.0f}" if "bytes" in row else "",
+             f"{row['times_floor']:.2f}" if "times_floor" in row else "",
+             f"{row['la.step / this']:.2f}" if "la.step / this" in row else ""]
+            for row in result["rows"]]  # fmt: skip
+    yield table(["state", "what", "sequences", "us", "MB", "times its bytes", "`la.step` / this"], body)
+
+
 def training(result: dict[str, Any], table: Table) -> Iterator[str]:
     """A step of training, and what its products take."""
     yield "On a GPU: a step of training"
@@ -508,5 +525,6 @@ NAMES = {
     "cuda_softmax": attention, "cuda_path_attention": path,
     "cuda_deltaformer": partial(path, title="DeltaFormer", words=SYSTEM, peers="array calls"),
     "cuda_portable_attention": caches, "cuda_scaling": scaling, "cuda_states": states,
+    "cuda_state_log": state_log,
     "cuda_training": training, "cuda_pieces": pieces, "cuda_scans": scans, "cuda_selective_scan": selective,
 }  # fmt: skip

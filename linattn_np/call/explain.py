@@ -38,7 +38,7 @@ class Explanation:
     operations: int  # floating-point operations of the products of the forward pass
     operations_per_token: float  # per state (head)
     bytes: int  # inputs read once and outputs written once
-    replay: str  # "replayed", IN_PART and why if an earlier call shows it, or why a repeated call is computed in full
+    replay: str  # as an earlier call shows: "replayed", or IN_PART and why; or why repeated calls are computed in full
     arrays: str = ""  # how arrays of another framework are seen, and who differentiates the call
     slow: str = ""  # on a slow path: why, and what would make the call fast; "" on a fast one
 
@@ -206,7 +206,7 @@ def _bfloat16() -> Any:
 
 
 def _replay(call: Call, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-    """ "replayed", or why not."""
+    """How repeated calls are computed."""
     options = call.options
     if not plans.ENABLED:
         return "LINATTN_REPLAY is 0"
@@ -235,11 +235,7 @@ def _replay(call: Call, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         return "an option is an array, or the bytes of an array are swapped"
     if not has_distinct_arrays(signature):
         return "two arrays begin at one address"
-    if plans.by_key.get(signature[0]) is plans.computed_in_full:
-        return "what it computes cannot be recorded"
-    if reason := plans.reasons.get(signature[0]):
-        return f"{IN_PART} ({reason})"
-    return "replayed"
+    return plans.described(signature[0], IN_PART)
 
 
 def _bytes_of_out(call: Call) -> int:

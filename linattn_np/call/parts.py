@@ -1,4 +1,4 @@
-"""Large calls whose inputs of the core are made token by token, and wider than the caller's: some tokens at a time.
+"""Large calls whose inputs of the core, or their gradients, are wider than the caller's: some tokens at a time.
 
 A part begins with the state that the one before it ends with; the pullback goes from the last part to the first one,
 makes the inputs of the core anew, and hands the gradient of the state on. So temporary memory is that of a part, and
@@ -20,7 +20,7 @@ from .binding import inputs_of
 from .pieces import time_of
 from .results import Result, cotangents, final_state, finished, form_of, gradients, returned
 
-LEAST, TOKENS, MOST = 1 << 20, 64, 64  # numbers of the values of a part, and its tokens, at least; parts, at most
+LEAST, TOKENS, MOST = 1 << 20, 64, 64  # numbers of a part's widest array, and its tokens, at least; parts, at most
 
 Tokens = tuple[int, int]  # the first one, one past the last
 
@@ -30,7 +30,8 @@ def parts_of(call: Call) -> list[Tokens]:
     spec, T = call.spec, call.sizes["T"]
     if not spec.change.by_tokens or not _is_plain(call):
         return [(0, T)]
-    count = max(min(getattr(call, spec.change.value).size // LEAST, T // TOKENS, MOST), 1)
+    most = max(x.size for x in (getattr(call, n) for n in spec.arrays) if x is not None)
+    count = max(min(most // LEAST, T // TOKENS, MOST), 1)
     each = max(-(-T // count), 1)
     return [(t, min(t + each, T)) for t in range(0, T, each)] or [(0, T)]
 
@@ -88,7 +89,7 @@ def _cut(x: Array | None, time: int | None, tokens: Tokens) -> Array | None:
 
 
 def _computed(call: Call, parts: list[Tokens], kept: list[Any]) -> tuple[Result, Array]:
-    """(the public result, the core's final state). Appends (core, residuals without inputs) of the parts to `kept`."""
+    """(the public result, the core's final state). Appends what `_part` returns to be kept of the parts to `kept`."""
     refuse("a large call is computed some tokens at a time")
     whole, state = None, call.initial
     for tokens in parts:
@@ -104,11 +105,11 @@ def _computed(call: Call, parts: list[Tokens], kept: list[Any]) -> tuple[Result,
 
 
 def _part(call: Call, tokens: Tokens, state: Any) -> tuple[Array, Array, Any]:
-    """(out in the caller's dtype, the core's final state, (core, residuals without inputs)) of a part."""
-    own = _of_tokens(call, tokens, state)
+    """(out in the caller's dtype, the core's final state, (core, residuals without inputs, its out)) of a part."""
+    own, is_read = _of_tokens(call, tokens, state), call.spec.change.keeps_out
     x = inputs_of(own)
     out, end, residuals = x.computation.forward(own.name, x, own.plan, state, own.options["backend"])
-    return finished(own, out, end).out, end, (x.computation, residuals._replace(x=None))
+    return finished(own, out, end).out, end, (x.computation, residuals._replace(x=None), out if is_read else None)
 
 
 def _empty(call: Call, shape: tuple[int, ...], like: Array) -> Array:
@@ -123,11 +124,11 @@ class _Gradients:
 
     def add(self, tokens: Tokens, kept: Any, pull: Callable[..., Any], dout: Array | None, dstate: Any) -> Array:
         """Add those of a part, from the gradients of its results. Returns that of its initial state."""
-        core, residuals = kept
+        core, residuals, out = kept
         call, value = self.call, str(self.call.spec.change.value)
         own = _of_tokens(call, tokens, residuals.state)
         d: tuple[Any, Any, Any] = _cut(dout, time_of(call, value), tokens), dstate, {}
-        found, begin = pull(own, core.backward, residuals._replace(x=inputs_of(own)), None, d)
+        found, begin = pull(own, core.backward, residuals._replace(x=inputs_of(own)), out, d)
         for name, y in found.items():
             self._put(name, tokens, y)
         return begin

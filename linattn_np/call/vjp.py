@@ -44,7 +44,7 @@ def vjp(fn: Callable[..., Any], *arrays: Any, **options: Any) -> tuple[Any, Pull
     result is the result of the plain call: out, or (out, state) with return_state=True. pullback(dout,
     dstate=None) returns a named tuple of gradients by input name, of every array that was given and of the state, each
     in its input's shape and dtype; None for inputs that were not given. It may be called any number of times, and
-    gradients can be pickled and copied.
+    gradients can be pickled and copied; the pullback itself can't be pickled.
 
     The pullback reads the inputs: arrays and state must not change until its last call. If a NumPy input was changed
     in place, it raises a RuntimeError that names the input. Arrays of up to 4096 elements are compared whole, larger

@@ -15,6 +15,9 @@ from ..runtime.arrays import cast, is_cupy
 from .entry import Entry
 from .local import Local
 
+MOST = 1024
+_made = set[Any]()  # calls that were made before: their kernels are loaded
+
 
 class Between:
     """The ranks around this one, as kernels see them.   end: the gradient of the last state, by sequence."""
@@ -48,7 +51,8 @@ def prepared(local: Local, gradients: bool) -> Any:
     if not plain or not is_cupy(parts.tokens.xp):
         return None
     found = neighbours.prepared(local.spec, local.call(parts.state, return_state=True), gradients)
-    parts.comm.is_late = found is not None
+    if found is not None:
+        _wait_late(local, f"forward {gradients}")
     return found
 
 
@@ -67,6 +71,20 @@ def run_vjp(local: Local, call: Any) -> tuple[Any, Any, Entry, Callable[..., Any
 
     def pull(dout: Any, end: dict[int, Any]) -> Any:
         between.end = end
+        _wait_late(local, f"backward {bool(end)}")
         return pullback(local.parts.tokens.xp.zeros_like(out) if dout is None else dout)
 
     return out, state, between.entry, pull  # type: ignore[return-value]
+
+
+def _wait_late(local: Local, what: str) -> None:
+    """Exchanges are waited for at the end of a call, but at once in the first one of its kind: it loads kernels.
+
+    For that the driver may wait for the device, which waits for a rank that may be gone.
+    """
+    given = ((n, str(x.dtype), x.shape) for n, x in local.parts.tokens.arrays.items() if hasattr(x, "shape"))
+    kind = local.spec.name, what, local.parts.state is None, *given
+    if len(_made) >= MOST:
+        _made.clear()
+    local.parts.comm.is_late = kind in _made
+    _made.add(kind)

@@ -102,8 +102,8 @@ class Chain:
         """Go on up to a piece; None: as far as pieces have summaries."""
         xp, spans = self._xp, self._spans
         while (place := (self._sequence, len(self._vjps))) in spans and place[1] != until:
-            before = mapped(xp.zeros_like, spans[place].offset) if self.states[-1] is None else self.states[-1]
-            S, step_vjp = after(xp, spans[place], before)
+            span, before = spans[place], self.states[-1]
+            S, step_vjp = _from_zeros(xp, span) if before is None else after(xp, span, before)
             self.states.append(S)
             self._vjps.append(step_vjp)
 
@@ -114,6 +114,13 @@ class Chain:
             d = R[n] if n == len(self._vjps) else added(R[n], self._vjps[n](d)[1])
             found.append(d)
         return found[::-1]
+
+
+def _from_zeros(xp: Any, span: Summary) -> tuple[Any, Pullback]:
+    """`after` of a state of zeros."""
+    if isinstance(span.offset, tuple):
+        return after(xp, span, mapped(xp.zeros_like, span.offset))
+    return span.offset, lambda d: after(xp, span, xp.zeros_like(span.offset))[1](d)
 
 
 def mapped_two(f: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:

@@ -57,6 +57,30 @@ class Inputs(NamedTuple):
         return Inputs(*(None if y is None else as_computed(xp, y, dtype) for y in self))
 
 
+FORMULAS = ("hgrn", "min_gru", "min_lstm", "rg_lru", "lru")  # LA_FORMULA of gates.cuh is 1, 2, ..
+AVERAGE = "average"  # of values x whose logarithms of weights are y; parameters: decay, bonus (readouts/log_average.py)
+
+
+class GatedInputs(NamedTuple):
+    """Arrays of a call, or their gradients: a_t and u_t of h_t = a_t h_{t-1} + u_t are a formula of them."""
+
+    formula: str
+    x: Array  # (..., T, D)
+    y: Array = None  # (..., T, D), the gate
+    z: Array = None  # (..., T, D), the input gate
+    parameters: tuple[Array, ...] = ()  # each (D,) or None
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether the states are complex numbers."""
+        return self.formula == "lru"
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All that are given."""
+        return tuple(y for y in (self.x, self.y, self.z, *self.parameters) if y is not None)
+
+
 class Plan(NamedTuple):
     """The fields of CallPlan, and the one of this core."""
 
@@ -81,7 +105,7 @@ class Plan(NamedTuple):
 class Residuals(NamedTuple):
     """Residuals of a forward pass."""
 
-    x: Inputs
+    x: Any  # Inputs or GatedInputs
     plan: Plan
     backend: str
     state: Any

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace
+from .fused import fused_of
 from .optimisers import step_fwd, step_vjp
 from .types import Learner, State, Tree, plus
 
@@ -42,9 +43,9 @@ def _stepped(xp: Namespace, f: Learner, state: State, gain: Any, keep: bool) -> 
 def close_vjp(
     xp: Namespace, f: Learner, state: State, gain: Any, initial: Tree, d: State, residuals: Any = None
 ) -> tuple[State, Any, Tree]:
-    """(dstate, dgain, dinitial) from the gradient d of what `close` returns."""
+    """(dstate, dgain, dinitial) from the gradient d of what `close` returns; no dinitial: 0."""
     A, W, slots = state.anchor, state.weights, state.slots
-    dW, dinitial = plus(d.anchor, d.weights), tuple(0 * w for w in initial)
+    dW, dinitial = plus(d.anchor, d.weights), tuple[Any, ...]()
     if residuals is None and f.renormed:
         residuals = close_fwd(xp, f, state, gain, initial)[1]
     new, inner = ((), None) if residuals is None else residuals
@@ -85,13 +86,22 @@ def _lengths(xp: Namespace, w: Array) -> Array:
     return xp.sqrt(xp.sum(w * w, axis=-2, keepdims=True))
 
 
+def _fused(xp: Namespace, *matrices: Array) -> Any:
+    """The kernels of columns of matrices of one shape."""
+    return fused_of(xp, *matrices) if len({y.shape for y in matrices}) == 1 else None
+
+
 def _renorm(xp: Namespace, w: Array, initial: Array) -> Array:
     """w |w0| / (|w| + 1e-5)."""
+    if (fused := _fused(xp, w, initial)) is not None:
+        return fused.columns("renormed", 1, (w, initial), SMALL)[0]
     return w * (_lengths(xp, initial) / (_lengths(xp, w) + SMALL))
 
 
 def _renorm_vjp(xp: Namespace, w: Array, initial: Array, d: Array) -> tuple[Array, Array]:
     """(dw, dw0)."""
+    if (fused := _fused(xp, w, initial, d)) is not None:
+        return fused.columns("renormed_vjp", 2, (w, initial, d), SMALL)
     n, n0 = _lengths(xp, w), _lengths(xp, initial)
     along = xp.sum(w * d, axis=-2, keepdims=True)
     size = n + SMALL

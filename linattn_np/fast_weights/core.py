@@ -50,7 +50,7 @@ class Learning(Computation):
                 f"{fn}: state.k_past has shape {shape}, expected C = window - 1 = {plan.learner.window - 1}"
             )
         backend, outs, ends, before = choose(fn, x, plan, wanted), [], [], list[Any]()
-        call = Call(plan, x, state, is_cast(backend, plan.learner))
+        call = Call(plan, x, state, is_cast(backend))
         stores_states = state is None and plan.gradients
         has_end = plan.returns_state or x.q is None or plan.learner.every == "token"
         for part in call.parts:
@@ -68,7 +68,7 @@ class Learning(Computation):
         """Gradients of the inputs and of the initial state."""
         x, plan, backend, state, before = residuals
         f, xp, module = plan.learner, plan.xp, module_of(backend, plan.learner)
-        call = Call(plan, x, state, is_cast(backend, f))
+        call = Call(plan, x, state, is_cast(backend))
         found, begins, has_end = [], [], dstate is not None or plan.learner.every == "token"
         dweights, dslow = (tuple(xp.zeros_like(w) for w in tree) for tree in (call.weights, call.slow))
         for n, part in enumerate(call.parts):
@@ -140,9 +140,9 @@ def module_of(backend: str, f: Learner) -> Any:
     return {"reference": definition, "chunks": chunks}[backend]
 
 
-def is_cast(backend: str, f: Learner) -> bool:
-    """Whether a backend wants tokens in the compute dtype; the kernels of a model with a norm read the caller's."""
-    return backend != "cuda" or not f.normed
+def is_cast(backend: str) -> bool:
+    """Whether a backend wants tokens in the compute dtype; `cuda` gets the caller's."""
+    return backend != "cuda"
 
 
 def unsupported_reason(x: Inputs, plan: FastPlan, backend: str) -> str | None:

@@ -18,7 +18,8 @@ from .batches import close, close_vjp, mixed, mixed_vjp
 from .inner import functions_of
 from .losses import loss_of
 from .optimisers import step, step_vjp
-from .types import Learner, Rates, State, Tokens, Tree, filled, joined, plus
+from .types import Learner, Rates, State, Tokens, Tree, added, filled, joined, plus
+from .types import more as more_of
 from .window import Rows, rows_of, rows_vjp
 from .window import after as later
 
@@ -89,7 +90,7 @@ def backward(
         own = None if dout is None else dout[..., t : t + 1, :]
         dx, d, more, more_slow = token_vjp(f, xp, x.cut(t, t + 1), states[t], initial, slow, own, d)
         each.append(dx)
-        dinitial, dslow = plus(dinitial, more), plus(dslow, more_slow)
+        dinitial, dslow = added(dinitial, more), plus(dslow, more_slow)
     return joined(xp, each[::-1], x), d, dinitial, dslow
 
 
@@ -103,7 +104,7 @@ def token_vjp(
     rows = rows_of(xp, f, x, state)
     point = _anchor(f, x, state)
     g = gradient(f, model, rows, point, slow)
-    after, dgain, dq, dinitial = _steps(f, xp, x, state, rows, g), None, None, tuple(0 * w for w in initial)
+    after, dgain, dq, dinitial = _steps(f, xp, x, state, rows, g), None, None, tuple[Any, ...]()
     dslow: Tree = tuple(0 * w for w in slow)
     if after.n % f.mini_batch == 0:
         d, dgain, dinitial = close_vjp(xp, f, after, gain, initial, d)
@@ -118,7 +119,7 @@ def token_vjp(
             more, dR, more_gain = mixed_vjp(
                 xp, state.anchor, (after if f.read == "after" else state).weights, gain, dR[:P]
             )
-            dA, dgain = plus(dA, more), _sum(dgain, more_gain)
+            dA, dgain = plus(dA, more), more_of(dgain, more_gain)
             dW, dbefore = (plus(dW, dR), None) if f.read == "after" else (dW, dR)
     # the step
     G = tuple(eta * y for eta, y in zip(_etas(x, g), g, strict=True))
@@ -143,7 +144,7 @@ def token_vjp(
     dy, dv = e_vjp(y, rows.v, de)
     if dy is not None:
         more, more_k = model.f_vjp(w, rows.k, dy)
-        dw, dk = tuple(_sum(a, b) for a, b in zip(dw, more, strict=True)), dk + more_k
+        dw, dk = tuple(more_of(a, b) for a, b in zip(dw, more, strict=True)), dk + more_k
     own, dpast = rows_vjp(xp, f, Rows(dk, dv, dshare), d.past)
     dpoint = tuple(0 * a if b is None else b for a, b in zip(state.anchor, dw[:P], strict=True))
     if f.decayed and x.rates.alpha is not None:  # of alpha A
@@ -155,8 +156,3 @@ def token_vjp(
     rates = Rates(tuple(deta), dalpha, dmu, dgain if gain is not None else None, dbeta, own.share)
     dx = filled(xp, Tokens(dq, own.k, own.v, rates), x)
     return dx, State(state.n, dA, dW, dslots, d.sums, dpast), dinitial, dslow
-
-
-def _sum(x: Any, y: Any) -> Any:
-    """x + y, where None is 0."""
-    return y if x is None else x if y is None else x + y

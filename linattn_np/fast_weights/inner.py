@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace
+from .fused import matmul
 from .losses import loss_of
 from .models import Factors, body_of
 from .norm import norm, norm_vjp, norm_vjp_vjp
@@ -22,7 +23,7 @@ from .types import Functions, Learner, Tree
 def predict(f: Learner, w: Any, slow: Tree, x: Array) -> tuple[Array, Any]:
     """(y, residuals)."""
     z, residuals = body_of(f).forward(w, x)
-    return x + norm(w.xp, z, slow[0], slow[1], f.eps) if f.normed else z, (z, residuals)
+    return norm(w.xp, x, z, slow[0], slow[1], f.eps) if f.normed else z, (z, residuals)
 
 
 def predict_vjp(f: Learner, w: Any, slow: Tree, residuals: Any, dy: Array | None, more: Any = (None, None)) -> Any:
@@ -38,7 +39,11 @@ def predict_vjp(f: Learner, w: Any, slow: Tree, residuals: Any, dy: Array | None
 
 def gradient(f: Learner, w: Any, slow: Tree, k: Array, v: Array) -> tuple[Factors, Any]:
     """(the factors of each matrix, residuals)."""
-    y, (z, residuals) = predict(f, w, slow, k)
+    if f.loss == "dot" and not f.normed:  # e = -v, whatever y is
+        y = z = None
+        residuals = body_of(f).forward(w, k, False)[1]
+    else:
+        y, (z, residuals) = predict(f, w, slow, k)
     e = loss_of(f.loss)[0](y, v)
     dz = norm_vjp(w.xp, z, slow[0], e, f.eps)[0] if f.normed else e
     return body_of(f).factors(w, residuals, dz), (y, z, residuals, e, dz)
@@ -98,5 +103,5 @@ def functions_of(f: Learner, xp: Namespace, learning: int) -> Functions:
 
 def _factors_vjp(xp: Namespace, step: int, c: Tree, n: int, l: Array, r: Array) -> tuple[Array, Array]:
     """(dl, dr) of <c, l^T r>, and of the bias <c, sum r>."""
-    dl, dr = xp.matmul(r, xp.matrix_transpose(c[step * n])), xp.matmul(l, c[step * n])
+    dl, dr = matmul(xp, r, xp.matrix_transpose(c[step * n])), matmul(xp, l, c[step * n])
     return dl, dr + c[2 * n + 1] if step == 2 else dr

@@ -13,12 +13,12 @@ from typing import Any
 from ..runtime.arrays import Array
 
 
-def dot(y: Array, v: Array) -> Array:
+def dot(y: Array | None, v: Array) -> Array:
     """-v."""
     return -v
 
 
-def dot_vjp(y: Array, v: Array, de: Array) -> tuple[Any, Array]:
+def dot_vjp(y: Array | None, v: Array, de: Array) -> tuple[Any, Array]:
     """(dy, dv); None for 0."""
     return None, -de
 

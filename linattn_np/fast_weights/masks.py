@@ -14,6 +14,7 @@ from typing import Any
 
 from ..ops.host import numpy_kernels
 from ..runtime.arrays import Array, Namespace, device, is_cupy, lower_ones
+from .fused import appended
 from .types import Learner, Rates, is_exact
 
 
@@ -32,7 +33,7 @@ def coefficients(xp: Namespace, f: Learner, rates: Rates, n: int, like: Array) -
     unit = xp.eye(B + n, **kind)
     if all(y is None for y in (rates.alpha, rates.mu, rates.beta)):
         sums = [lower_ones(xp, n, like.dtype, device(like), strict) for strict in (before, True)]
-        rows = [sums[0], xp.ones((1, n), **kind), *([sums[1]] if is_exact(f, rates) else [])]
+        rows = [sums[0], xp.ones((1, n), **kind), *([_points(xp, f, sums[1])] if is_exact(f, rates) else [])]
         lower = xp.concat(rows, axis=0)
         every = xp.concat([xp.broadcast_to(unit[:1, :B], (lower.shape[0], B)), lower], axis=1)
         residuals, read, rest = None, every[:n, :], every[n:, :]
@@ -42,13 +43,30 @@ def coefficients(xp: Namespace, f: Learner, rates: Rates, n: int, like: Array) -
         ends = ends if rates.mu is None else xp.concat([ends, S[..., n:, :]], axis=-2)
         read = earlier if before else W[..., 1:, :]
         own = earlier if rates.alpha is None or not f.decayed else rates.alpha * earlier
-        rest = xp.concat([ends, own], axis=-2) if is_exact(f, rates) else ends
+        rest = xp.concat([ends, _points(xp, f, own)], axis=-2) if is_exact(f, rates) else ends
     if rates.gain is not None:
         own = read
         read = unit[B - 1 : B, :] + rates.gain * (own - unit[B - 1 : B, :])
         residuals = residuals, own
         rest = xp.broadcast_to(rest, (*read.shape[:-2], *rest.shape[-2:]))
     return xp.concat([read, rest], axis=-2), residuals
+
+
+def _points(xp: Namespace, f: Learner, w: Array) -> Array:
+    """The rows of w at which gradients are taken: of the first token of each `shared`."""
+    return w if f.shared == 1 else xp.repeat(w[..., :: f.shared, :], f.shared, axis=-2)[..., : w.shape[-2], :]
+
+
+def _points_vjp(xp: Namespace, f: Learner, d: Array) -> Array:
+    """The transpose."""
+    if f.shared == 1:
+        return d
+    *lead, n, B = d.shape
+    if left := -n % f.shared:
+        d = xp.concat([d, xp.zeros((*lead, left, B), dtype=d.dtype, device=device(d))], axis=-2)
+    d = xp.reshape(d, (*lead, -1, f.shared, B))
+    d = xp.concat([xp.sum(d, axis=-2, keepdims=True), xp.zeros_like(d[..., 1:, :])], axis=-2)
+    return xp.reshape(d, (*lead, n + left, B))[..., :n, :]
 
 
 def _recurrence(xp: Namespace, rates: Rates, unit: Array, B: int) -> tuple[Array, Array]:
@@ -70,7 +88,7 @@ def _recurrence(xp: Namespace, rates: Rates, unit: Array, B: int) -> tuple[Array
         w = (s if beta is None else beta[..., at, :] * s) + (w if alpha is None else alpha[..., at, :] * w)
         W.append(w)
         S.append(s)
-    return xp.concat(W, axis=-2), xp.concat(S, axis=-2)
+    return appended(xp, W), appended(xp, S)
 
 
 def _kernels(xp: Namespace, rates: Rates, n: int) -> Any:
@@ -87,7 +105,10 @@ def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, residuals: Any, d:
     alpha, mu, gain, beta, B = rates.alpha, rates.mu, rates.gain, rates.beta, len(names_of(rates))
     given = {"alpha": alpha, "mu": mu, "beta": beta}
     n, before = d.shape[-1] - B, f.read == "before"
-    read, points, dgain = d[..., :n, :], d[..., -n:, :] if is_exact(f, rates) else None, None
+    read, points, dgain = d[..., :n, :], None, None
+    if is_exact(f, rates):
+        points = _points_vjp(xp, f, d[..., -n:, :])
+        d = d if f.shared == 1 else xp.concat([d[..., :-n, :], points], axis=-2)
     if gain is not None:
         residuals, own = residuals
         dgain = xp.sum(read * own, axis=-1, keepdims=True) - read[..., B - 1 : B]
@@ -104,30 +125,33 @@ def coefficients_vjp(xp: Namespace, f: Learner, rates: Rates, residuals: Any, d:
 
         flags = {"before": before, "decayed": f.decayed, "exact": points is not None}
         return Rates((), gain=dgain, **recurrence_vjp(given, residuals, read, d, flags))
-    if points is not None and not before and (cuda := _kernels(xp, rates, n)) is not None:
-        return Rates((), **cuda.recurrence_vjp(xp, rates, residuals, d, f.decayed))
-    (W, S), dw, found = (
-        residuals,
-        d[..., n : n + 1, :],
-        {"alpha": list[Array](), "mu": list[Array](), "beta": list[Array]()},
-    )
+    if not (before and f.decayed) and (cuda := _kernels(xp, rates, n)) is not None:
+        # a row that is read before its step is one at which a gradient is taken
+        both = [read if before else None, points]
+        rest = [y for y in both if y is not None] or [xp.zeros_like(read)]
+        own = rest[0] if len(rest) == 1 else rest[0] + rest[1]
+        d = xp.concat([xp.zeros_like(read) if before else read, d[..., n : n + 2, :], own], axis=-2)
+        found = cuda.recurrence_vjp(xp, rates, residuals, d, f.decayed)
+        return Rates((), gain=dgain, **found)
+    (W, S), dw = residuals, d[..., n : n + 1, :]
+    each: dict[str, list[Array]] = {"alpha": [], "mu": [], "beta": []}
     ds = 0 * dw if mu is None else d[..., n + 1 : n + 2, :]
     dot = lambda x, y: xp.sum(x * y, axis=-1, keepdims=True)  # noqa: E731
     for t in reversed(range(n)):
         at, w, s, own = slice(t, t + 1), W[..., t : t + 1, :], S[..., t : t + 1, :], read[..., t : t + 1, :]
         dw = dw if before else dw + own
         if beta is not None:
-            found["beta"].append(dot(dw, S[..., t + 1 : t + 2, :]))
+            each["beta"].append(dot(dw, S[..., t + 1 : t + 2, :]))
         ds = ds + (dw if beta is None else beta[..., at, :] * dw)
         dalpha = dot(dw, w)
         dw = dw if alpha is None else alpha[..., at, :] * dw
-        found["mu"].append(dot(ds, s))
+        each["mu"].append(dot(ds, s))
         ds = 0 * ds if mu is None else mu[..., at, :] * ds
         dw = dw + own if before else dw
         if points is not None:
             point = points[..., at, :]
             dalpha = dalpha + dot(point, w) if f.decayed else dalpha
             dw = dw + (alpha[..., at, :] * point if f.decayed and alpha is not None else point)
-        found["alpha"].append(dalpha)
-    each = {name: xp.concat(y[::-1], axis=-2) for name, y in found.items() if given[name] is not None}
-    return Rates((), gain=dgain, **each)
+        each["alpha"].append(dalpha)
+    whole = {name: appended(xp, y[::-1]) for name, y in each.items() if given[name] is not None}
+    return Rates((), gain=dgain, **whole)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..ops.host import numpy_kernels
 from ..runtime.arrays import Array, Namespace
+from .fused import combined, matmul
 
 E = 1e-7
 KELLER = ((3.4445, -4.7750, 2.0315),) * 5  # Jordan, Muon
@@ -23,6 +24,7 @@ POLAR_EXPRESS = ((8.1566, -22.4833, 15.8788), (4.0429, -2.8089, 0.5000), (3.8917
                  (3.2858, -2.3681, 0.4645), (2.3465, -1.7098, 0.4232))  # fmt: skip
 COEFFICIENTS = {"keller": KELLER, "lact": LACT, "polar_express": POLAR_EXPRESS}
 MARGIN = {"polar_express": 1.01}  # of |G|
+NO_FACTORS = (None, None, None)
 LARGEST = 2**17  # numbers of a matrix in compiled loops: threads share out matrices, and BLAS the rows of a large one
 
 
@@ -46,20 +48,20 @@ def newton_schulz_fwd(xp: Namespace, G: Array, name: Any, keep: bool = True) -> 
     table, margin = _numbers(name)
     if (kernel := _kernel(xp, name, G)) is not None:
         return kernel(G, table, margin, E, keep=keep)
-    return _by_arrays(xp, G, table, margin)
+    return _by_arrays(xp, G, table, margin, keep)
 
 
-def _by_arrays(xp: Namespace, G: Array, table: Any, margin: float) -> tuple[Array, Any]:
+def _by_arrays(xp: Namespace, G: Array, table: Any, margin: float, keep: bool = True) -> tuple[Array, Any]:
     tall = G.shape[-2] > G.shape[-1]
     G = xp.matrix_transpose(G) if tall else G
     n = xp.sqrt(xp.sum(G * G, axis=(-2, -1), keepdims=True))
     X, every = G / (margin * n + E), []
     for a, b, c in table:
-        A = xp.matmul(X, xp.matrix_transpose(X))
-        B = b * A + c * xp.matmul(A, A)
-        every.append((X, A, B))
-        X = a * X + xp.matmul(B, X)
-    return (xp.matrix_transpose(X) if tall else X), (G, n, every)
+        A = matmul(xp, X, xp.matrix_transpose(X))
+        B = combined(xp, (A, matmul(xp, A, A)), NO_FACTORS, b, c)
+        every += [(X, A, B)] if keep else []
+        X = combined(xp, (X, matmul(xp, B, X)), NO_FACTORS, a)
+    return (xp.matrix_transpose(X) if tall else X), (G, n, every) if keep else None
 
 
 def newton_schulz(xp: Namespace, G: Array, name: Any) -> Array:
@@ -75,10 +77,11 @@ def newton_schulz_vjp(xp: Namespace, G: Array, name: Any, dX: Array, residuals: 
     G, n, every = _by_arrays(xp, G, table, margin)[1] if residuals is None else residuals
     Y = xp.matrix_transpose(dX) if tall else dX
     for (X, A, B), (a, b, c) in zip(reversed(every), reversed(table), strict=True):
-        dB = xp.matmul(Y, xp.matrix_transpose(X))
+        dB = matmul(xp, Y, xp.matrix_transpose(X))
         D = dB + xp.matrix_transpose(dB)
-        DA = xp.matmul(D, A)
-        Y = a * Y + xp.matmul(B, Y) + xp.matmul(b * D + c * (DA + xp.matrix_transpose(DA)), X)
+        DA = matmul(xp, D, A)
+        DA = combined(xp, (D, DA + xp.matrix_transpose(DA)), NO_FACTORS, b, c)
+        Y = combined(xp, (Y, matmul(xp, B, Y), matmul(xp, DA, X)), NO_FACTORS, a)
     along = xp.sum(G * Y, axis=(-2, -1), keepdims=True)
     size = margin * n + E
     safe = xp.where(n > 0, n, xp.ones_like(n))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arrays import Array, Namespace
+from .fused import combined
 from .muon import newton_schulz_fwd, newton_schulz_vjp
 from .types import Adam, Learner, Muon, Tree
 
@@ -40,10 +41,17 @@ def step_fwd(xp: Namespace, f: Learner, n: int, given: Given, keep: bool = True)
         new = tuple(zip(*(_moments(f.optimiser, m, v, g) for m, v, g in zip(*slots, G, strict=True)), strict=True))
         d = tuple(_adam(xp, f.optimiser, n, m, v) for m, v in zip(*new, strict=True))
     else:
-        S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
+        S = _momenta(xp, mu, slots, G)
         new, residuals = () if mu is None else (S,), directions(xp, f.optimiser, S, keep)
         d = residuals[0] if beta is None else tuple(beta * y for y in residuals[0])
-    return tuple(x + y if alpha is None else alpha * x + y for x, y in zip(W, d, strict=True)), new, residuals
+    return tuple(combined(xp, (x, y), (alpha, None)) for x, y in zip(W, d, strict=True)), new, residuals
+
+
+def _momenta(xp: Namespace, mu: Any, slots: Slots, G: Tree) -> Tree:
+    """mu S - G."""
+    if mu is None:
+        return tuple(-g for g in G)
+    return tuple(combined(xp, (s, g), (mu, None), 1.0, -1.0) for s, g in zip(slots[0], G, strict=True))
 
 
 def step_vjp(
@@ -57,7 +65,7 @@ def step_vjp(
         each = [_adam_vjp(xp, f.optimiser, n, *own) for own in zip(*slots, G, dW, *dslots, strict=True)]
         dm, dv, dG = (tuple(x) for x in zip(*each, strict=True))
         return before, (dm, dv), dG, dalpha, None, None
-    S = tuple(-g for g in G) if mu is None else tuple(mu * s - g for s, g in zip(slots[0], G, strict=True))
+    S = _momenta(xp, mu, slots, G)
     steps, inner = directions(xp, f.optimiser, S, True) if residuals is None else residuals
     dbeta = None if beta is None else _dots(xp, dW, steps)
     dS = directions_vjp(xp, f.optimiser, S, dW if beta is None else tuple(beta * d for d in dW), inner)

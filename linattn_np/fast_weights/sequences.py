@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..ops.sums import sum_of_groups
 from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, dtype_name, shared_heads
+from .fused import appended
 from .types import FastPlan, Inputs, State, Tokens, Tree, each_of, plus
 
 
@@ -78,7 +79,7 @@ class Call:
     def joined(self, each: list[Array]) -> Array:
         """An array of all tokens from those of the parts."""
         if self.is_ragged:
-            return each[0] if len(each) == 1 else self.xp.concat(each, axis=-2)
+            return appended(self.xp, each)
         return self._in_order(each)
 
     # rows
@@ -179,8 +180,8 @@ class Call:
 
 
 def scaled(plan: FastPlan, y: Array) -> Array:
-    """scale y"""
-    return y if plan.scale == 1 else plan.scale * y
+    """scale y, in the compute dtype"""
+    return y if plan.scale == 1 else plan.scale * cast(plan.xp, y, plan.dtype)
 
 
 def together(join: Any, each: list[Tokens]) -> Tokens:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..runtime.arrays import Array, Namespace
 from ..runtime.pools import StateRows
 from ..runtime.shapes import Sequence
+from .fused import appended
 from .muon import COEFFICIENTS as COEFFICIENTS
 from .states import LinearMomentum as LinearMomentum
 from .states import LinearState as LinearState
@@ -78,6 +79,7 @@ class Learner(NamedTuple):
     window: int = 1  # tokens of a loss
     tile: int | None = None  # tokens that are computed at once, at most; None: the backend's
     decayed: bool = False  # gradients are those of alpha_t A; with mini_batch 1
+    shared: int = 1  # tokens whose gradients are taken at the same weights, where a tile of more solves one system
 
     @property
     def is_linear(self) -> bool:
@@ -133,12 +135,22 @@ def filled(xp: Namespace, d: Tokens, x: Tokens) -> Tokens:
 
 def joined(xp: Namespace, each: list[Tokens], x: Tokens) -> Tokens:
     """Gradients of x from those of its tokens, one after the other."""
-    return each_of(lambda *y: xp.concat(y, axis=-2), *each) if each else x.each(xp.zeros_like)
+    return each_of(lambda *y: appended(xp, y), *each) if each else x.each(xp.zeros_like)
 
 
 def plus(x: Any, y: Any) -> Tree:
     """x + y, array by array."""
     return tuple(a + b for a, b in zip(x, y, strict=True))
+
+
+def more(x: Any, y: Any) -> Any:
+    """x + y, where None is 0."""
+    return y if x is None else x if y is None else x + y
+
+
+def added(x: Tree, more: Tree) -> Tree:
+    """x + more, where () is 0."""
+    return plus(x, more) if more else x
 
 
 class Inputs(NamedTuple):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from .. import nn
 from .functions import by_heads, function, merged, multiply, variant
-from .layer import Layer, chain, compose
+from .layer import Layer, chain, compose, made
 from .parts import linear, linears, rms_norm, rotary
 
 
+@made
 def gated_attention(D: int, H: int, K: int, groups: int, dims: int | None = None, base: float = 1e4,
                     eps: float = 1e-6) -> Layer:  # fmt: skip
     """y = (softmax_attention(q, k, v) sigmoid(x W_z)) W_o; q and k are normalised by head and rotated.

@@ -13,11 +13,12 @@ from ..ops.sums import sum_to
 from ..runtime.arrays import compat
 from ..runtime.values import shown
 from .init import Init, size
-from .layer import Layer, Mode, Named, Values, plus
+from .layer import Layer, Mode, Named, Values, made, plus
 
 NO_PARAMETERS: dict[str, Init] = {}
 
 
+@made
 def function(fn: Callable[..., Any], given: str = "x", parameters: Mapping[str, Init] = NO_PARAMETERS,
              **options: Any) -> Layer:  # fmt: skip
     """A variant or a piece of la.nn: the arrays `given` are values, those in `parameters` are parameters.
@@ -62,6 +63,7 @@ def evaluated(mode: Mode, fn: Callable[..., Any], *arrays: Any, **options: Any) 
     return vjp(fn, *arrays, **options) if mode.pullback else (fn(*arrays, **options), None)
 
 
+@made
 def formula(f: Callable[..., Any], f_vjp: Callable[..., Any], given: str = "x",
             parameters: Mapping[str, Init] = NO_PARAMETERS) -> Layer:  # fmt: skip
     """y = f(*arrays, *parameters); f_vjp(dy, *arrays, *parameters) returns their gradients, None for no gradient."""
@@ -79,12 +81,14 @@ def formula(f: Callable[..., Any], f_vjp: Callable[..., Any], given: str = "x",
     return Layer(run, parameters, names)
 
 
+@made
 def by_heads(*shape: int) -> Layer:
     """(..., H K) as (..., H, K)."""
     width = size(shape)
     return formula(lambda x: x.reshape(*x.shape[:-1], *shape), lambda dy, x: [dy.reshape(*x.shape[:-1], width)])
 
 
+@made
 def merged(*shape: int) -> Layer:
     """(..., H, V) as (..., H V)."""
     width, n = size(shape), len(shape)
@@ -96,16 +100,19 @@ def add() -> Layer:
     return formula(plus, lambda dy, x, y: [dy, dy], "x y")
 
 
+@made
 def multiply(given: str = "x y", parameters: Mapping[str, Init] = NO_PARAMETERS) -> Layer:
     """x y, whose shapes are broadcast."""
     return formula(lambda x, y: x * y, lambda dy, x, y: [summed(dy * y, x), summed(dy * x, y)], given, parameters)
 
 
+@made
 def affine(times: float = 1.0, plus: float = 0.0) -> Layer:
     """times x + plus, of two numbers."""
     return formula(lambda x: times * x + plus, lambda dy, x: [times * dy])
 
 
+@made
 def parameter(fn: Callable[..., Any], raw: Init, name: str = "x", **options: Any) -> Layer:
     """fn of a parameter: an array that does not depend on the tokens."""
     return function(fn, "", {name: raw}, **options)

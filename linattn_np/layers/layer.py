@@ -14,9 +14,10 @@ same kind of paths.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -49,13 +50,31 @@ Pullback = Callable[[Values, Named], tuple[Named, Values, Named]]
 Run = Callable[[Mode, Named, Values, Named], tuple[Values, Named, Any]]  # the pullback is None unless wanted
 
 
+P = ParamSpec("P")
+
+
+def made(make: Callable[P, Layer]) -> Callable[P, Layer]:
+    """Decorator: a layer that `make` returns is pickled as the call that made it."""
+
+    @functools.wraps(make)
+    def maker(*args: P.args, **options: P.kwargs) -> Layer:
+        layer = make(*args, **options)
+        layer.call = functools.partial(maker, *args, **options)
+        return layer
+
+    return maker
+
+
 class Layer:
     """y = layer(params, *arrays, state=None, return_state=False); la.vjp(layer, params, *arrays, ...), la.step.
 
     With return_state=True the result is (y, state), and the pullback takes dstate. Gradients are a named tuple: params
-    (a dict by path), the arrays by name, and state. `init(rng)` draws the parameters, `count` is their number.
+    (a dict by path), the arrays by name, and state. `init(rng)` draws the parameters, `count` is their number. A
+    layer of the functions of la.layers is pickled as the call that made it.
     Raises ValueError for parameters that are missing, unknown or of another shape.
     """
+
+    call: Callable[[], Layer] | None = None  # that made it
 
     def __init__(self, run: Run, parameters: Mapping[str, Init], given: Sequence[str], gives: Sequence[str] = ("y",),
                  name: str = "layer"):  # fmt: skip
@@ -63,9 +82,13 @@ class Layer:
         self.run, self.parameters, self.given, self.gives = run, dict(parameters), tuple(given), tuple(gives)
         self.__name__ = name
 
+    @made
     def named(self, name: str, given: str = "") -> Layer:
         """The same under a name, and with other names of its arrays."""
         return Layer(self.run, self.parameters, given.split() or self.given, self.gives, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(protocol) if self.call is None else (self.call, ())
 
     @property
     def count(self) -> int:
@@ -135,6 +158,7 @@ _numbers = itertools.count()
 Step = tuple[str, Layer, str]  # (names of the outputs, layer, names of its arrays); "name: outputs" names the step
 
 
+@made
 def compose(*steps: Step, given: str = "x", gives: str = "") -> Layer:
     """The steps one after the other; their parameters and states have the step's name before them: the first output,
     or what is before a colon, as in "project: q k v".
@@ -197,12 +221,14 @@ def compose(*steps: Step, given: str = "x", gives: str = "") -> Layer:
     return Layer(run, parameters, inputs, outputs)
 
 
+@made
 def chain(**layers: Layer) -> Layer:
     """Layers of one array, one after the other, under their names."""
     names = ["x", *layers]
     return compose(*((n, layer, names[i]) for i, (n, layer) in enumerate(layers.items())))
 
 
+@made
 def recomputed(layer: Layer) -> Layer:
     """The layer with gradient checkpointing: between forward and pullback its arrays and states alone are kept.
 

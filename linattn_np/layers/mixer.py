@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from .. import nn
 from . import init
 from .functions import by_heads, function, merged, variant
-from .layer import Layer, Step, chain, compose
+from .layer import Layer, Step, chain, compose, made
 from .parts import gated_norm, linear, linears, rms_norm, short_conv
 
 
@@ -72,6 +72,7 @@ class Mixer(NamedTuple):
     eps: float = 1e-5
 
 
+@made
 def mix(name: str, mixer: Mixer, c: Sizes) -> Layer:
     """The layer x (B, T, D) -> (B, T, D) of a variant.   Its steps call it "input": some variants have an array x."""
     fn, c = variant(name), mixer.sizes(c)

@@ -14,15 +14,17 @@ from ..ops.sums import over_tokens
 from ..runtime.arrays import compat, is_cupy
 from . import init
 from .functions import evaluated, function
-from .layer import Layer, Mode, Named, Values, chain, compose, plus
+from .layer import Layer, Mode, Named, Values, chain, compose, made, plus
 
 
+@made
 def linear(D: int, M: int, bias: bool | init.Init = False, std: float | None = None) -> Layer:
     """y = x W + b; W is normal with std D^{-1/2}, b zero or as given."""
     own = {} if bias is False else {"bias": init.zeros(M) if bias is True else bias}
     return _dense({"": {"weight": init.normal(D, M, std=std)} | own})
 
 
+@made
 def linears(D: int, widths: Mapping[str, int], biases: Mapping[str, init.Init] = {}) -> Layer:
     """y_n = x W_n + b_n: dense layers of one x, which is read once; parameters are n/weight, and n/bias if given."""
     own = lambda n: {"bias": biases[n]} if n in biases else {}  # noqa: E731
@@ -78,32 +80,38 @@ def _are_alike(x: Any, Ws: Sequence[Any], biases: Sequence[Any]) -> bool:
     return all(W.ndim == 2 and takes(x.reshape(-1, x.shape[-1]), W) for W in Ws)
 
 
+@made
 def low_rank(D: int, rank: int, M: int, bias: bool | init.Init = False) -> Layer:
     """y = x W_1 W_2 + b"""
     return chain(down=linear(D, rank), up=linear(rank, M, bias))
 
 
+@made
 def embedding(V: int, D: int) -> Layer:
     """y_t = W_{ids_t}; W is standard normal."""
     return function(nn.embedding, "ids", {"weight": init.normal(V, D, std=1.0)})
 
 
+@made
 def rms_norm(D: int, eps: float = 1e-5) -> Layer:
     """Rows divided by the root of their mean square, times weights."""
     return function(nn.rms_norm, "x", {"weight": init.ones(D)}, eps=eps)
 
 
+@made
 def gated_norm(D: int, weight: bool = True, **options: Any) -> Layer:
     """rms_norm and an output gate; options of nn.gated_norm."""
     return function(nn.gated_norm, "x gate", {"weight": init.ones(D)} if weight else {}, **options)
 
 
+@made
 def short_conv(D: int, W: int = 4, activation: str | None = "silu", bias: bool = False) -> Layer:
     """Causal convolution of each channel; weights uniform in +-W^{-1/2}."""
     more = {"bias": init.uniform(D, bound=W**-0.5)} if bias else {}
     return function(nn.short_conv, "x", {"weight": init.uniform(D, W, bound=W**-0.5)} | more, activation=activation)
 
 
+@made
 def rotary(**options: Any) -> Layer:
     """Rotary embedding of x (B, T, H, K), whose state is the number of tokens so far."""
 
@@ -119,6 +127,7 @@ def rotary(**options: Any) -> Layer:
 # hidden layers of a block
 
 
+@made
 def swiglu(D: int, F: int, scale: float = 1.0) -> Layer:
     """y = (x W_up * silu(x W_gate)) W_down. Shazeer, arXiv 2002.05202."""
     return compose(
@@ -128,6 +137,7 @@ def swiglu(D: int, F: int, scale: float = 1.0) -> Layer:
     )
 
 
+@made
 def squared_relu(D: int, F: int, scale: float = 1.0) -> Layer:
     """y = max(x W_up, 0)^2 W_down. So et al., Primer, arXiv 2109.08668."""
     return compose(

@@ -15,7 +15,7 @@ from .. import nn
 from ..runtime.arrays import compat
 from . import init
 from .functions import affine, by_heads, formula, function, multiply, parameter, summed
-from .layer import Layer, Step, chain
+from .layer import Layer, Step, chain, made
 from .learners import LEARNERS
 from .mixer import Mixer, Projected, Sizes, Source, decayed, mix, projected
 from .parts import linear, low_rank, rms_norm, rotary, short_conv
@@ -298,6 +298,7 @@ PUBLISHED: Mapping[str, Mixer] = {
 COMPOSED: Mapping[str, Callable[..., Layer]] = {**TIME_MIXING, **SCANS}  # layers of their own
 
 
+@made
 def mixer(name: str, c: Sizes, **options: Any) -> Layer:
     """The published token mixer of a variant; options: of the variant, such as window=64.
 

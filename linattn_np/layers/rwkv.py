@@ -15,7 +15,7 @@ from ..runtime.arrays import compat
 from . import init
 from .functions import add, affine, by_heads, formula, function, merged, multiply, parameter, summed, variant
 from .init import Init
-from .layer import Layer, Step, chain, compose
+from .layer import Layer, Step, chain, compose, made
 from .mixer import Sizes
 from .parts import linear
 
@@ -46,6 +46,7 @@ def time_mixing_4(c: Sizes, **options: Any) -> Layer:
     ).named("rwkv4")
 
 
+@made
 def time_mixing_6(c: Sizes, **options: Any) -> Layer:
     """Each of r, k, v, g, w reads x_t + m_t (x_{t-1} - x_t), whose shares m_t depend on the token.
 
@@ -76,6 +77,7 @@ def time_mixing_6(c: Sizes, **options: Any) -> Layer:
     )
 
 
+@made
 def time_mixing_7(c: Sizes, **options: Any) -> Layer:
     """A decay, a rate a of the state's correction, and a value residual from the first layer, whose values are v.
 
@@ -116,6 +118,7 @@ def time_mixing_7(c: Sizes, **options: Any) -> Layer:
     )
 
 
+@made
 def channel_mixing_6(D: int, F: int, scale: float = 1.0) -> Layer:
     """y = sigmoid(x_r W_r) (max(x_k W_k, 0)^2 W_v)"""
     shifted = lambda: function(nn.token_shift, "x", {"mix": init.spaced(D, first=1.0, last=0.0)})  # noqa: E731
@@ -130,6 +133,7 @@ def channel_mixing_6(D: int, F: int, scale: float = 1.0) -> Layer:
     )
 
 
+@made
 def channel_mixing_7(D: int, F: int, scale: float = 1.0) -> Layer:
     """y = max(x_k W_k, 0)^2 W_v"""
     return compose(

@@ -13,7 +13,7 @@ from .. import nn
 from ..runtime.values import shown
 from . import init
 from .functions import add, function
-from .layer import Layer, Step, compose, recomputed
+from .layer import Layer, Step, compose, made, recomputed
 from .mixer import Sizes
 from .parts import embedding, linear, rms_norm, squared_relu, swiglu
 from .published import mixer
@@ -23,6 +23,7 @@ Named = str | Callable[[Sizes], Layer]  # a token mixer
 MLPS: Mapping[str, Callable[..., Layer]] = {"swiglu": swiglu, "squared_relu": squared_relu, **CHANNEL_MIXING}
 
 
+@made
 def block(D: int, mixer: Layer, mlp: Layer | None = None, eps: float = 1e-5) -> Layer:
     """x + mixer(norm(x)), then y + mlp(norm(y)); what a mixer takes or gives besides x passes through."""
     more, outputs = mixer.given[1:], mixer.gives[1:]
@@ -36,6 +37,7 @@ def block(D: int, mixer: Layer, mlp: Layer | None = None, eps: float = 1e-5) -> 
     return compose(*steps, given=" ".join(("x", *more)), gives=" ".join((steps[-1][0], *outputs)))
 
 
+@made
 def stack(blocks: Sequence[Layer]) -> Layer:
     """Blocks one after the other, by their numbers; what one gives besides x is there for those after it."""
     names = ["x", *(str(n) for n in range(len(blocks)))]

@@ -52,17 +52,16 @@ def readable(state: Any) -> Any:
 
 def read(plan: CallPlan, q: Array, state: Any) -> tuple[Array, Callable[[Array], tuple[Array, Any]]]:
     """scale q S, over the sum of weights if the state has one; and the pullback dout -> (dq, dstate)."""
-    own = Plan(**plan._asdict())
     if isinstance(state, SINGLE):
         zero, kind = [plan.xp.zeros_like(y) for y in state[1:]], type(state)
-        read_S_vjp = lambda dout: read_vjp(own, q, state.S, dout)  # noqa: E731
-        return read_fwd(own, q, state.S), lambda dout: ((d := read_S_vjp(dout))[0], kind(d[1], *zero))
+        read_S_vjp = lambda dout: read_vjp(plan, q, state.S, dout)  # noqa: E731
+        return read_fwd(plan, q, state.S), lambda dout: ((d := read_S_vjp(dout))[0], kind(d[1], *zero))
     if isinstance(state, tuple):
-        return _read_average(own, q, state)
-    return read_fwd(own, q, state), lambda dout: read_vjp(own, q, state, dout)
+        return _read_average(plan, q, state)
+    return read_fwd(plan, q, state), lambda dout: read_vjp(plan, q, state, dout)
 
 
-def _read_average(plan: Plan, q: Array, state: Any) -> tuple[Array, Callable[[Array], tuple[Array, Any]]]:
+def _read_average(plan: CallPlan, q: Array, state: Any) -> tuple[Array, Callable[[Array], tuple[Array, Any]]]:
     """q S / q z^T, 0 where that sum is 0; with m: q S / max(|q n^T|, e^-m)."""
     xp = plan.xp
     m: Any = state[2] if len(state) == 3 else None

@@ -59,7 +59,7 @@ def explain(piece: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) ->
 
 
 def _replay(piece: Any, c: Any, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-    """ "replayed", or why not."""
+    """How repeated calls are computed."""
     from ..call.replay import plans
 
     if not plans.ENABLED:
@@ -72,11 +72,7 @@ def _replay(piece: Any, c: Any, arrays: tuple[Any, ...], keywords: Mapping[str, 
         return "there are many offsets or row numbers, or an array is on another device"
     if not plans.has_distinct_arrays(signature):
         return "two arrays begin at one address"
-    if plans.by_key.get(signature[0]) is plans.computed_in_full:
-        return "what it computes cannot be recorded"
-    if reason := plans.reasons.get(signature[0]):
-        return f"replayed in part: without checks, but what it computes is no recording ({reason})"
-    return "replayed"
+    return plans.described(signature[0], "replayed in part: without checks, but what it computes is no recording")
 
 
 def _name(c: Any, dtype: Any) -> str:

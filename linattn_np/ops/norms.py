@@ -55,7 +55,15 @@ def layer_norm_vjp(xp: Namespace, x: Array, dy: Array, eps: float = 1e-5) -> Arr
 def weighted_layer_norm_vjp(
     xp: Namespace, x: Array, weight: Array | None, shift: Array | None, dy: Array, eps: float = 1e-5
 ) -> tuple[Array, Array | None, Array | None]:
-    """(dx, dweight, dshift) of layer_norm, in the dtype of x; None for what is None. On NumPy arrays it is a kernel."""
+    """(dx, dweight, dshift) of layer_norm, in the dtype of x; None for what is None.
+
+    On NumPy arrays, and on rows of 16 bits on CuPy, it is a kernel.
+    """
+    if is_cupy(xp) and x.size and x.dtype.itemsize == 2 and kernels(xp, x, weight, shift, dy) is not None:
+        from .cuda import norms
+
+        dx, _, dweight, dshift = norms.backward(x, norms.Norm(eps, True), x.shape[-1], dy, None, weight, shift)
+        return dx, dweight, dshift
     if not is_cupy(xp) and x.size and kernels(xp, x, weight, shift, dy) is not None:
         from .cpu import row_norms
 

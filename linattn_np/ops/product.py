@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, cast, shared_heads
+from ..runtime.arrays import Array, Namespace, cast, is_cupy, shared_heads
 from .host import kernels, numpy_kernels
 
 
@@ -45,3 +45,12 @@ def multiple(xp: Namespace, a: float, x: Array, dtype: Any) -> Array:
     if (cpu := kernels(xp, x)) is not None:
         return cpu.compiled("scaled", (x,), (x.shape, dtype), dtype, a)
     return a * cast(xp, x, dtype)
+
+
+def matmul(xp: Namespace, x: Array, y: Array) -> Array:
+    """x y of matrices with any axes in front; on CuPy arrays by cuBLAS, transposed matrices as they lie."""
+    if not is_cupy(xp):
+        return xp.matmul(x, y)
+    from ..runtime.cuda.products import batched
+
+    return batched(x, y)

@@ -5,7 +5,7 @@
 
 m, n and o (H, R, V) are vectors of each head. x and z are (..., T, H, V), rows x_r (..., T, R, H, V), out and late
 those of the core, (..., T R, H, V). Without z there is no gate, without n it is silu(z) for every row. Of NumPy arrays
-each is one pass (cpu/ranks.py).
+each is one pass (cpu/ranks.py), of CuPy arrays one kernel, which makes the rows x_r itself (cuda/ranks.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Reads(NamedTuple):
     late: Array
     shares: Array  # (..., T, H, R, R)
     x: Array
+    m: Array | None = None  # x has one row, x_r = m_r x; None: x has its rows
 
 
 class Heads(NamedTuple):
@@ -53,17 +54,26 @@ def spread_vjp(xp: Namespace, x: Array, m: Array, d: Array) -> tuple[Array, Arra
 
 
 def read_out(xp: Namespace, reads: Reads, heads: Heads, dtype: Any) -> Array:
-    """y in `dtype`: (..., T, H, V)."""
+    """y (..., T, H, V) in `dtype`, or of reads with m in the dtype of x."""
+    if reads.m is not None:
+        from .cuda import ranks
+
+        return ranks.read_out(reads, heads)
     if (cpu := _kernels(xp, reads, heads)) is not None:
         return cpu.read_out(reads, heads, dtype)
     u, gate, outs = _rows(xp, reads, dtype), _gate(xp, heads, dtype), cast(xp, heads.outs, dtype)
     return xp.sum(outs * (u if gate is None else u * silu(xp, gate)), axis=-2)
 
 
-def read_out_vjp(xp: Namespace, reads: Reads, heads: Heads, dy: Array, dtype: Any) -> tuple[Array, Heads]:
-    """(du as the core's rows, gradients of z and of the vectors; None for those that are not given)."""
+def read_out_vjp(xp: Namespace, reads: Reads, heads: Heads, dy: Array, dtype: Any) -> tuple[Array, Heads, Array | None]:
+    """(du as the core's rows, gradients of z and of the vectors, of `later` if reads have m); None: not given."""
+    if reads.m is not None:
+        from .cuda import ranks
+
+        du, dz, dgates, douts, dlater = ranks.read_out_vjp(reads, heads, dy)
+        return du, Heads(dz, dgates, douts), dlater
     if (cpu := _kernels(xp, reads, heads, dy)) is not None:
-        return cpu.read_out_vjp(reads, heads, dy, dtype)
+        return *cpu.read_out_vjp(reads, heads, dy, dtype), None
     u, gate, outs, dy = (
         _rows(xp, reads, dtype),
         _gate(xp, heads, dtype),
@@ -79,7 +89,7 @@ def read_out_vjp(xp: Namespace, reads: Reads, heads: Heads, dy: Array, dtype: An
         dgates = None if heads.gates is None else over_tokens(xp, dgate * z, axes=3)
     *lead, T, H, R, V = du.shape
     du = xp.reshape(xp.moveaxis(du, -2, -3), (*lead, T * R, H, V))
-    return du, Heads(dz, dgates, over_tokens(xp, dy * shut, axes=3))
+    return du, Heads(dz, dgates, over_tokens(xp, dy * shut, axes=3)), None
 
 
 def _rows(xp: Namespace, reads: Reads, dtype: Any) -> Array:

@@ -17,7 +17,8 @@ the rows s > r of its own token, of which it reads later_rs = (q_t k_{t-1}^T)_rs
 
 Before the first token are a state and its last keys and values, whose gamma is in the state already. Arrays are
 (..., T, R, heads, width), those of the core (..., T R, heads, width), numbers of tokens (..., T, H). Of NumPy arrays
-each direction is one pass (cpu/trapezoid.py), of CuPy arrays with R = 1 a few kernels (cuda/trapezoid.py).
+each direction is one pass (cpu/trapezoid.py), of CuPy arrays a few kernels (cuda/trapezoid.py). These make the rows of
+values: x then has one row, and m the vectors that make R of it (ops/ranks.py).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Tokens(NamedTuple):
     C: Array  # (..., T, R, Hq, K), None: nothing reads
     trap: Array
     angle: Array  # (..., T, H, P)
+    m: Array | None = None  # (H, R, V): x_r = m_r x of the one row that x has; None: x has its rows
 
 
 class Last(NamedTuple):
@@ -119,12 +121,14 @@ def late_writes(how: Writes, x: Tokens, last: Last | None) -> Late:
 
 
 def late_writes_vjp(
-    how: Writes, x: Tokens, last: Last | None, late: Late | None, d: Any, dout: Array | None, ends: Ends | None
-) -> tuple[Tokens, Array | None, Last | None]:
+    how: Writes, x: Tokens, last: Last | None, late: Late | None, d: Any, dout: Array | None, ends: Ends | None,
+    dlater: Array | None = None,
+) -> tuple[Tokens, Array | None, Last | None]:  # fmt: skip
     """Gradients (of the tokens, of D before its sum over tokens, of `last`) from d of the core's inputs and dout.
 
     dout: the gradient of the core's output, and so of what queries read beside the state. late: the forward's, if R > 1
     ends: of what a final state has of the last tokens, which is `last` where there are none; None: 0.
+    dlater: the gradient of late.later, of tokens with m.
     """
     xp, R, x = how.xp, x.x.shape[-3], x if dout is not None else x._replace(C=None)
     if (cpu := _kernels(how, x, last)) is not None and numpy_kernels(xp, d.q, d.k, d.v, d.g, dout) is not None:
@@ -133,7 +137,7 @@ def late_writes_vjp(
         dlast = None if last is None else Last(outputs["dpast_k"], outputs["dpast_v"])
         return _of_groups(how, x, grads), outputs.get("written"), dlast
     if (cuda := _cuda(how, x)) is not None:
-        outputs = cuda.late_writes_vjp(xp, x, last, how.D, how.scale, how.sequences, d, dout, ends)
+        outputs = cuda.late_writes_vjp(xp, x, last, how.D, how.scale, how.sequences, d, dout, ends, late, dlater)
         grads = Tokens(*(outputs.get(f"d{n}") for n in Tokens._fields))
         grads = grads._replace(angle=xp.zeros_like(x.angle)) if grads.angle is None else grads
         dlast = None if last is None else Last(outputs["dpast_k"], outputs["dpast_v"])
@@ -252,8 +256,13 @@ def _kernels(how: Writes, x: Tokens, last: Last | None) -> Any:
     return trapezoid
 
 
+def by_kernels(how: Writes, x: Tokens) -> bool:
+    """Whether CUDA kernels take the tokens."""
+    return _cuda(how, x) is not None
+
+
 def _cuda(how: Writes, x: Tokens) -> Any:
-    """The kernels for CuPy arrays of one row a token."""
+    """The kernels for CuPy arrays; None of others."""
     if not (how.kernels and is_cupy(how.xp)):
         return None
     from .cuda import trapezoid

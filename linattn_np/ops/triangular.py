@@ -10,6 +10,7 @@ import math
 from typing import NamedTuple
 
 from ..runtime.arrays import Array, Namespace, device, is_mutable, keep_lower, transposed_rows
+from .product import matmul
 
 DIAGONAL_ROWS = 32  # of a diagonal block that is inverted: one product then solves a chunk of 32
 ROW_BY_ROW = 8  # rows of the blocks inverted row by row: each row is one library call for all blocks side by side
@@ -32,7 +33,7 @@ def unit_lower(xp: Namespace, A: Array) -> UnitLower:
     n = ROW_BY_ROW
     while n < size:  # [F 0; B G]^{-1} = [F^{-1} 0; -G^{-1} B F^{-1} G^{-1}]
         first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
-        inverse = _block_lower(xp, first, -second @ (_blocks(xp, padded, 2 * n, n) @ first), second)
+        inverse = _block_lower(xp, first, -matmul(xp, second, matmul(xp, _blocks(xp, padded, 2 * n, n), first)), second)
         n *= 2
     ends = [min(size, C - s) for s in range(0, C, size)]
     return UnitLower(A, [inverse[..., i, :n, :n] for i, n in enumerate(ends)])
@@ -56,13 +57,13 @@ def solve_transposed(xp: Namespace, L: UnitLower, R: Array) -> Array:
 def solve_vjp(xp: Namespace, L: UnitLower, X: Array, dX: Array) -> tuple[Array, Array]:
     """(dA, dR): dR solves the transposed system, (I + A)^T dR = dX, and dA = -tril(dR X^T, -1)."""
     dR = solve_transposed(xp, L, dX)
-    return keep_lower(xp, -dR @ xp.matrix_transpose(X), strict=True), dR
+    return keep_lower(xp, -matmul(xp, dR, xp.matrix_transpose(X)), strict=True), dR
 
 
 def _substitute(xp: Namespace, L: UnitLower, R: Array, transposed: bool) -> Array:
     (A, inverse), T = L, xp.matrix_transpose
     if len(inverse) == 1:
-        return (T(inverse[0]) if transposed else inverse[0]) @ R
+        return matmul(xp, T(inverse[0]) if transposed else inverse[0], R)
     starts = range(0, A.shape[-1], inverse[0].shape[-1])
     done: dict[int, Array] = {}
     for n, s in reversed(list(enumerate(starts))) if transposed else enumerate(starts):
@@ -71,8 +72,8 @@ def _substitute(xp: Namespace, L: UnitLower, R: Array, transposed: bool) -> Arra
         rest = R[..., s:e, :]
         for j, X in done.items():
             d = j + X.shape[-2]
-            rest = rest - (T(A[..., j:d, s:e]) if transposed else A[..., s:e, j:d]) @ X
-        done[s] = (T(block) if transposed else block) @ rest
+            rest = rest - matmul(xp, T(A[..., j:d, s:e]) if transposed else A[..., s:e, j:d], X)
+        done[s] = matmul(xp, T(block) if transposed else block, rest)
     return xp.concat([done[s] for s in starts], axis=-2)
 
 

@@ -249,7 +249,7 @@ def keep_lower(xp: Namespace, P: Array, strict: bool = False) -> Array:
         bits = _BITS[P.dtype]
         return (P.view(bits) & -lower_ones(xp, P.shape[-1], bits, "cpu", strict)).view(P.dtype)
     mask = lower_ones(xp, P.shape[-1], xp.bool, device(P), strict)
-    return xp.where(mask, P, xp.asarray(0, dtype=P.dtype, device=device(P)))
+    return xp.where(mask, P, xp.zeros((), dtype=P.dtype, device=device(P)))
 
 
 _BITS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.dtype(np.int64)}

@@ -88,7 +88,7 @@ def check_fields(declaration: Any, values: Mapping[str, Any], dtype: str) -> Non
     """
     fn = declaration.name
     for name, y in values.items():
-        if not isinstance(y, np.ndarray):
+        if not isinstance(y, np.ndarray) or name in declaration.arrays:
             continue
         m = declaration.matrices[name]
         wanted = tuple(values[size] for size in (m.rows, m.columns) if size)

@@ -12,6 +12,14 @@ from .path import cache as path
 from .types import GatedCache, Inputs, KeyValueCache, SoftmaxPlan
 
 Cache = Any  # KeyValueCache or GatedCache
+BY_ARRAY_CALLS = "caches are read and made by array calls"  # why a call is not replayed whole
+
+
+def refuse_array_calls(backend: str, plan: SoftmaxPlan, x: Inputs, state: Cache | None) -> None:
+    """A call is not replayed as kernels if array calls compute it, map the keys of a cache, or make one."""
+    makes = (plan.returns_state and not plan.overwrite) or plan.states_at is not None
+    if backend != "cuda" and (backend != "numba" or makes or (x.w is not None and state is not None)):
+        refuse(BY_ARRAY_CALLS)
 
 
 def slots_after(plan: SoftmaxPlan, state: Cache | None, T: int) -> int:
@@ -95,8 +103,10 @@ def ordered(plan: SoftmaxPlan, state: Cache | None) -> Cache | None:
     if state is None:
         return None
     xp, n, L = plan.xp, count(plan.xp, state.length), state.v.shape[-3]
-    if is_numpy(xp) and not (n > L).any():
-        return state
+    if is_numpy(xp):
+        refuse(BY_ARRAY_CALLS)
+        if not (n > L).any():
+            return state
     return KeyValueCache(in_order(xp, state.k, n), in_order(xp, state.v, n), xp.where(n > L, xp.full_like(n, L), n))
 
 
@@ -146,7 +156,7 @@ def after(plan: SoftmaxPlan, x: Inputs, cache: Cache, L: int) -> Cache:
 
 def append_in_place(plan: SoftmaxPlan, x: Inputs, state: Cache) -> Cache:
     """The cache after the tokens x, written into its own NumPy arrays: a row for each sequence, or batch axes."""
-    refuse("NumPy writes tokens into the cache")
+    refuse(BY_ARRAY_CALLS)
     L, T = state.v.shape[-3], x.v.shape[-3]
     if x.w is not None:
         state.k[...], k = path.to_end(plan, x, state.k.astype(plan.dtype, copy=False))

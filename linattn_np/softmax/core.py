@@ -14,7 +14,6 @@ from typing import Any
 from ..core import GROWTH_SLACK, Computed, Core, Explained, Growth, StatesAt, register, register_states
 from ..ops.host import has_compiler
 from ..runtime.arrays import Array, accumulate, is_cupy, is_numpy
-from ..runtime.recorder import refuse
 from ..runtime.shapes import Sizes
 from . import cache, definition, policy, sequences, states
 from .array import tiles
@@ -60,8 +59,7 @@ class Softmax(states.GivesStates, Core):
         out: Array = None
         logs: Any = None
         kernels = kernels_of(x, plan) if backend == "cuda" else None
-        if kernels is None:
-            refuse("the tasks depend on the numbers of tokens in the caches")
+        cache.refuse_array_calls(backend, plan, x, state)
         at = states.at_positions(plan, x, state)  # first: kernels may overwrite the state
         if x.q is not None:
             if backend == "numba":

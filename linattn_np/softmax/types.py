@@ -109,6 +109,8 @@ class SoftmaxPlan(NamedTuple):
     strict: bool = False  # a query reads the tokens before its own
     slots: int = 0  # of the initial cache
     lse: bool = False  # out has one channel more, log(e^{sink} + sum_j e^{z_ij}) (lse.py)
+    polynomial: tuple[float, float, float] | None = None  # CUDA: weights are c_0 + c_1 z + c_2 z^2, not exponentials
+    eps: float = 0.0  # of a polynomial: added to the sum of weights
 
     @property
     def is_ragged(self) -> bool:

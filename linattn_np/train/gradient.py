@@ -27,11 +27,11 @@ class Alone:
 ALONE = Alone()
 
 
-def gradient(one: Callable[[int], tuple[Any, Any]], count: int, comm: Comm) -> tuple[Any, Any]:
+def gradient(one: Callable[[int], tuple[Any, Any]], count: int, comm: Comm, to: Any = None) -> tuple[Any, Any]:
     """(the sum of the vectors of `count` batches, their losses in float64); each rank computes as many of them.
 
     one(n): (loss, vector) of batch n, whose vector is written over. Halves are added, and halves of these: the bits
-    are those of one rank on 2, 4, 8, ... ranks.
+    are those of one rank on 2, 4, 8, ... ranks.   to: where the sum is written, of 2 batches or more.
     """
     losses, each = list[Any](), count // comm.size
 
@@ -40,25 +40,25 @@ def gradient(one: Callable[[int], tuple[Any, Any]], count: int, comm: Comm) -> t
         losses.append(loss)
         return g
 
-    total = summed(vector, comm.rank * each, (comm.rank + 1) * each)
+    total = summed(vector, comm.rank * each, (comm.rank + 1) * each, to if comm.size == 1 else None)
     xp = compat.array_namespace(total)
     found = xp.stack([xp.asarray(x, dtype=xp.float64) for x in losses])
     if comm.size > 1:
         N = total.size
         every = comm.all_gather(xp.concat([total, xp.astype(found, total.dtype)]))
-        total = summed(lambda rank: every[rank, :N], 0, comm.size)
+        total = summed(lambda rank: every[rank, :N], 0, comm.size, to)
         found = xp.astype(xp.reshape(every[:, N:], (-1,)), xp.float64)
     return total, found
 
 
-def summed(one: Callable[[int], Any], first: int, last: int) -> Any:
-    """one(first) + ... + one(last - 1), the halves added; the vectors are written over."""
+def summed(one: Callable[[int], Any], first: int, last: int, to: Any = None) -> Any:
+    """one(first) + ... + one(last - 1), the halves added; the vectors are written over.   to: where the sum is."""
     if last - first == 1:
         return one(first)
     middle = (first + last) // 2
     total = summed(one, first, middle)
-    total += summed(one, middle, last)
-    return total
+    other = summed(one, middle, last)
+    return compat.array_namespace(total).add(total, other, out=total if to is None else to)
 
 
 def check_alike(run: Run, comm: Comm) -> None:

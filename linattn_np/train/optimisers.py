@@ -52,9 +52,10 @@ class AdamW(NamedTuple):
             return self.launch(P, G, moments, numbers)
         count, W = self._decaying(P), moments.get("master", P)
         groups = [(0, count, 1 - rate * self.decay, rate), (count, P.vector.size, 1.0, rate)]
-        each = (W.vector, G.cast(W.vector.dtype).vector, moments["m"].vector, moments["v"].vector)
-        ops.adamw(compat.array_namespace(P.vector), *each, groups, self.betas, self.eps, step, clip)
-        _round(compat.array_namespace(P.vector), P.vector, W.vector)
+        xp = compat.array_namespace(P.vector)
+        each = (W.vector, cast(xp, G.vector, W.vector.dtype), moments["m"].vector, moments["v"].vector)
+        ops.adamw(xp, *each, groups, self.betas, self.eps, step, clip)
+        _round(xp, P.vector, W.vector)
 
     def launch(self, P: Flat, G: Flat, moments: Mapping[str, Flat], numbers: Any) -> None:
         """The step of CuPy arrays whose numbers are on the device (ops/cuda/optimisers.py)."""

@@ -1,16 +1,17 @@
-"""The rate of a step, counted from 0."""
+"""The rate of a step, counted from 0. Schedules can be pickled."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 Schedule = Callable[[int], float]
 
 
 def constant(rate: float) -> Schedule:
     """The same rate for every step."""
-    return lambda step: rate
+    return partial(_constant, rate)
 
 
 def cosine(rate: float, steps: int, warmup: float = 0.1, last: float = 0.0) -> Schedule:
@@ -20,12 +21,15 @@ def cosine(rate: float, steps: int, warmup: float = 0.1, last: float = 0.0) -> S
     """
     if not 0 <= warmup < 1:
         raise ValueError(f"cosine: warmup is {warmup}, expected a share of the steps in [0, 1)")
-    rise = round(warmup * steps)
+    return partial(_cosine, rate, steps, round(warmup * steps), last)
 
-    def at(step: int) -> float:
-        if step < rise:
-            return rate * (step + 1) / rise
-        share = min(1.0, (step - rise) / max(1, steps - rise))
-        return last + (rate - last) * 0.5 * (1 + math.cos(math.pi * share))
 
-    return at
+def _constant(rate: float, step: int) -> float:
+    return rate
+
+
+def _cosine(rate: float, steps: int, rise: int, last: float, step: int) -> float:
+    if step < rise:
+        return rate * (step + 1) / rise
+    share = min(1.0, (step - rise) / max(1, steps - rise))
+    return last + (rate - last) * 0.5 * (1 + math.cos(math.pi * share))

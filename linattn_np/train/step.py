@@ -84,10 +84,11 @@ class Calls:
 
 
 class OnDevice:
-    """Those of CuPy arrays: from the second one on CUDA graphs, of the whole step if it has one batch and one rank.
+    """Those of CuPy arrays: from the second one on CUDA graphs.
 
-    The host waits once a step, for loss and norm: the device scales the gradient, and writes nothing where the norm is
-    not finite.
+    One graph is the whole step if it has one batch and one rank; else one is the gradient of a batch, and one the
+    optimiser's step. Ranks exchange gradients between the two. The host waits for these, and for loss and norm: the
+    device scales the gradient, and writes nothing where the norm is not finite.
     """
 
     def __init__(self, task: Task, launched: Any):
@@ -100,6 +101,10 @@ class OnDevice:
         self._cotangent = xp.asarray(1.0 / task.accumulate, dtype=xp.float64 if is_wide else xp.float32)
         self._is_whole = task.accumulate == task.comm.size == 1
         self._graphs = Graphs(self._step if self._is_whole else self._gradient, "fit: a step")
+        if not self._is_whole:
+            self._total = xp.zeros_like(task.run.params.vector, dtype=self._cotangent.dtype)
+            self._losses = xp.zeros((task.accumulate,), dtype=xp.float64)
+            self._update = Graphs(self._updated_by_total, "fit: a step of the optimiser")
 
     def __call__(self, rate: float) -> None:
         task, run, launched = self.task, self.task.run, self._launched
@@ -110,13 +115,15 @@ class OnDevice:
             with whole():
                 self._finish(self._graphs(*batch))
         else:
-            total, losses = gradient(self._one, task.accumulate, task.comm)
+            self._losses[...] = gradient(self._one, task.accumulate, task.comm, self._total)[1]
             with whole():
-                self._finish(self._updated(total, losses))
+                self._finish(self._update())
 
     def clear(self) -> None:
         """Give back the memory of the graphs."""
         self._graphs.clear()
+        if not self._is_whole:
+            self._update.clear()
 
     def _finish(self, found: Array) -> None:
         """found: losses and numbers of a step that is made unless its norm is not finite."""
@@ -132,6 +139,9 @@ class OnDevice:
         run.optimiser.launch(run.params, run.params.like(g), run.moments, self._numbers)
         return self._xp.concat([losses, self._numbers])
 
+    def _updated_by_total(self) -> Array:
+        return self._updated(self._total, self._losses)
+
     def _step(self, ids: Array, labels: Array) -> Array:
         loss, g = self._gradient(ids, labels)
         return self._updated(g, self._xp.astype(loss, self._xp.float64).reshape(1))
@@ -140,8 +150,9 @@ class OnDevice:
         return self.task.gradient(ids, labels, self._cotangent, not self._is_whole)
 
     def _one(self, n: int) -> tuple[Array, Array]:
-        """(loss, gradient) of the n-th batch of the step; the next batch overwrites those of the graph."""
-        return tuple(x.copy() for x in self._graphs(*self._batch(n)))
+        """(loss, gradient) of the n-th batch of the step; the next batch of this rank overwrites those of the graph."""
+        found = self._graphs(*self._batch(n))
+        return found if self.task.accumulate == self.task.comm.size else tuple(x.copy() for x in found)
 
     def _batch(self, n: int) -> tuple[np.ndarray, ...]:
         ids, labels = map(on_host, self.task.batch(self.task.run.position + n))

@@ -81,6 +81,7 @@ def test_a_step_and_a_read_ask_jax_for_no_wider_numbers():
 
 def test_a_repeated_call_is_replayed():
     x = brought(small())
+    RULE(**x)
     assert la.explain(RULE, **x).replay == "replayed"
     assert la.explain(RULE, **x).arrays == "NumPy views of JAX arrays, differentiable by la.vjp"
     replay.clear()

@@ -75,6 +75,7 @@ def test_tensors_have_the_bits_of_the_numpy_call(case, dtype):
 
 def test_a_repeated_call_is_replayed():
     x = small()
+    RULE(**x)
     explained = la.explain(RULE, **x)
     assert explained.replay == "replayed"
     assert explained.backend == la.explain(RULE, **{n: y.numpy() for n, y in x.items()}).backend

@@ -90,6 +90,7 @@ def test_a_repeated_call_is_replayed_without_cupy(torch, monkeypatch):
     from linattn_np.bridges.torch.cuda import views
 
     x = arrays_of(torch, torch.bfloat16)
+    RULE(**x)
     explained = la.explain(RULE, **x)
     assert (explained.backend, explained.replay) == ("cuda", "replayed")
     assert explained.arrays == "CuPy views of torch tensors, on torch's current stream, no tensor requires grad"

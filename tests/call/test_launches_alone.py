@@ -23,12 +23,7 @@ from tests.matrix_state.cuda.token import host as step_calls
 launched, public = step_calls.launched, step_calls.public
 BF16 = np.dtype(ml_dtypes.bfloat16)
 LEARNERS = ("atlas", "lact", "momentum_delta_rule", "titans", "titans_linear", "ttt_linear", "ttt_mlp")
-BY_ARRAY_CALLS = {
-    **dict.fromkeys(LEARNERS, "weights learn by array calls"),
-    **dict.fromkeys(("based", "rebased"), "features of chunks are array calls"),
-    **dict.fromkeys(("block_scan", "mamba3_mimo", "rwkv4"), "no kernels"),
-    **dict.fromkeys(("lru", "s4d"), "exponentials of complex numbers"),
-}
+BY_ARRAY_CALLS = {**dict.fromkeys(LEARNERS, "weights learn by array calls"), "block_scan": "no kernels"}
 
 
 class Idle:
@@ -51,9 +46,10 @@ def idle(public, monkeypatch):
     monkeypatch.setattr(moves.Namespace, "_is_few", lambda self, shape, dtype, device: few(self, shape, dtype, None))
 
 
-def given_of(fn, **sizes):
+def given_of(fn, optional=False, **sizes):
     """Rows in bfloat16, other arrays in float32 or complex64."""
-    x = la.testing.sample(fn, np.random.default_rng(0), B=(2,), T=100, H=8, K=64, V=64, M=64, optional=False, **sizes)
+    rng = np.random.default_rng(0)
+    x = la.testing.sample(fn, rng, B=(2,), T=100, H=8, K=64, V=64, M=64, optional=optional, **sizes)
     kind = lambda y: np.complex64 if y.dtype.kind == "c" else BF16 if y.ndim == 4 else np.float32  # noqa: E731
     return {n: stub(y.astype(kind(y))) for n, y in x.items()}
 
@@ -67,22 +63,22 @@ def plans_of(call):
     return [*replay.by_key.values()]
 
 
-HEADS = [{}, {"Hq": 2, "Hk": 2}]
+GIVEN = {"heads": {}, "groups": {"Hq": 2, "Hk": 2}, "optional arrays": {"optional": True}}
 OURS = [f for f in variants() if f.__name__ not in LEARNERS]
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=["heads", "groups"])
+@pytest.mark.parametrize("drawn", GIVEN.values(), ids=GIVEN)
 @pytest.mark.parametrize("fn", OURS, ids=lambda f: f.__name__)
-def test_forward(idle, fn, heads):
-    given = given_of(fn, **heads)
+def test_forward(idle, fn, drawn):
+    given = given_of(fn, **drawn)
     found = plans_of(lambda: fn(**given))
     assert any(isinstance(plan, LaunchSequence) for plan in found) == (fn.__name__ not in BY_ARRAY_CALLS)
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=["heads", "groups"])
+@pytest.mark.parametrize("drawn", GIVEN.values(), ids=GIVEN)
 @pytest.mark.parametrize("fn", OURS, ids=lambda f: f.__name__)
-def test_vjp(idle, fn, heads):
-    given = given_of(fn, **heads)
+def test_vjp(idle, fn, drawn):
+    given = given_of(fn, **drawn)
 
     def call():
         out, pull = la.vjp(fn, **given)
@@ -90,3 +86,15 @@ def test_vjp(idle, fn, heads):
 
     found = plans_of(call)
     assert any(getattr(plan, "replayable", False) for plan in found) == (fn.__name__ not in BY_ARRAY_CALLS)
+
+
+def test_a_polynomial_of_few_channels(idle):
+    """Features of 16 channels are kernels."""
+    given = {n: stub(np.ones((2, 100, 8, 16 if n != "v" else 64), BF16)) for n in "qkv"}
+
+    def call():
+        out, pull = la.vjp(la.based, **given)
+        pull(stub(np.zeros(out.shape, out.dtype)))
+
+    assert any(isinstance(plan, LaunchSequence) for plan in plans_of(lambda: la.based(**given)))
+    assert any(getattr(plan, "replayable", False) for plan in plans_of(call))

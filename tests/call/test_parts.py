@@ -14,7 +14,8 @@ pytest.importorskip("numba")
 
 NAMES = [fn.__name__ for fn in la.VARIANTS if fn.spec.change.by_tokens]
 B, T, D = 2, 61, 6
-STATES = {"lru": (B, D), "s4d": (B, D, 3)}
+STATES = {"s4d": (B, D, 3), "selective_scan": (B, D, 3), "matrix_gate": (B, 2, 3, 4)}
+OUTS = {"matrix_gate": (B, T, 2, 4)}
 
 
 @pytest.fixture
@@ -24,18 +25,26 @@ def small(monkeypatch):
     monkeypatch.setattr(parts, "TOKENS", 16)
 
 
+def has_tokens(name: str, array: str) -> bool:
+    return getattr(la, name).spec.arrays[array].axes.startswith("T")
+
+
 def drawn(name: str, dtype: type) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Arrays and state, and cotangents of the results."""
     rng = np.random.default_rng(0)
     fn = getattr(la, name)
-    x = {n: np.asarray(y) for n, y in la.testing.sample(fn, rng, B=(B,), T=T, D=D, N=3).items()}
+    sizes = {"H": 2, "K": 3, "V": 4} if name == "matrix_gate" else {"D": D, "N": 3}
+    x = {n: np.asarray(y) for n, y in la.testing.sample(fn, rng, B=(B,), T=T, **sizes).items()}
     wide = np.float64 if dtype is np.float64 else np.float32
-    x = {n: y.astype(np.result_type(wide, 1j) if y.dtype.kind == "c" else dtype if y.ndim == 3 else wide)
+    x = {n: y.astype(np.result_type(wide, 1j) if y.dtype.kind == "c" else dtype if has_tokens(name, n) else wide)
          for n, y in x.items()}  # fmt: skip
     shape = STATES.get(name, (B, D))
     state = rng.standard_normal(shape).astype(wide)
-    given = {"dout": rng.standard_normal((B, T, D)).astype(wide), "dstate": rng.standard_normal(shape).astype(wide)}
-    if fn.spec.state.is_complex:
+    given = {
+        "dout": rng.standard_normal(OUTS.get(name, (B, T, D))).astype(wide),
+        "dstate": rng.standard_normal(shape).astype(wide),
+    }
+    if fn.spec.state.is_complex and name != "selective_scan":  # of real A, B and C
         state, given["dstate"] = (y + 1j * rng.standard_normal(shape).astype(wide) for y in (state, given["dstate"]))
     return x | {"state": state}, given
 
@@ -46,7 +55,7 @@ def pulled(name: str, x: dict, given: dict):
 
 
 def test_variants():
-    assert set(NAMES) == {"hgrn", "lru", "min_gru", "min_lstm", "rg_lru", "s4d"}
+    assert set(NAMES) == {"hgrn", "lru", "matrix_gate", "min_gru", "min_lstm", "rg_lru", "s4d", "selective_scan"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,11 +78,22 @@ def test_bits_are_those_of_a_whole_call(name, dtype, monkeypatch):
         z = getattr(found[1], n)
         if y is None:
             assert z is None
-        elif n == "state" or y.ndim == 3:
+        elif n == "state" or has_tokens(name, n):
             np.testing.assert_array_equal(y, z)
         else:
             np.testing.assert_allclose(z, y, rtol=1e-4, atol=1e-5 * np.abs(y).max())
         assert y is None or y.dtype == z.dtype
+
+
+@pytest.mark.parametrize("name", ["selective_scan", "matrix_gate"])
+def test_outputs_that_gradients_read_are_those_of_the_part(name, small):
+    """bfloat16 against float64: the gradients of z and of queries."""
+    x, given = drawn(name, ml_dtypes.bfloat16)
+    wide = {n: y.astype(np.float64) for n, y in x.items()}
+    found, exact = pulled(name, x, given)[1], pulled(name, wide, {n: y.astype(np.float64) for n, y in given.items()})[1]
+    assert "parts of the tokens" in la.explain(getattr(la, name), **x).reason
+    for n, y in exact._asdict().items():
+        assert la.testing.relative_error(getattr(found, n).astype(np.float64), y) < 2**-6, n
 
 
 @pytest.mark.parametrize("without", ["dout", "dstate", None])
@@ -118,16 +138,28 @@ def test_a_changed_input_is_an_error(small):
         pullback(given["dout"])
 
 
-@pytest.mark.parametrize(("name", "most"), [("rg_lru", 2.6), ("min_gru", 2.8), ("hgrn", 2.8), ("min_lstm", 2.4)])
+MEMORY = [
+    ("rg_lru", 2.6),
+    ("min_gru", 2.8),
+    ("hgrn", 2.8),
+    ("min_lstm", 2.4),
+    ("selective_scan", 5),
+    ("matrix_gate", 5),
+]
+
+
+@pytest.mark.parametrize(("name", "most"), MEMORY)
 def test_memory(name, most, monkeypatch):
     """Peak beside the inputs over their bytes, of forward and backward."""
     monkeypatch.setattr(parts, "LEAST", 1 << 16)
-    fn, n = getattr(la, name), (1, 4096, 256)
-    rng = np.random.default_rng(0)
-    x = {m: rng.standard_normal(n if arg.axes == "T D" else n[-1:], np.float32).astype(ml_dtypes.bfloat16)
-         for m, arg in fn.spec.arrays.items()}  # fmt: skip
-    if name == "hgrn":
-        x["g"] = -abs(x["g"])
+    fn, rng = getattr(la, name), np.random.default_rng(0)
+    sizes = {"T": 4096, "D": 256, "N": 16, "H": 1, "Hq": 1, "Hk": 1, "K": 16, "V": 16}
+    x = {}
+    for m, arg in fn.spec.arrays.items():
+        axes = arg.axes.split("|")[0].split()
+        shape = (*(1,) * ("T" in axes), *(sizes[a] for a in axes))
+        x[m] = rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)
+    x |= {m: y if m not in ("g", "A", "dt") else abs(y) if m == "dt" else -abs(y) for m, y in x.items()}
 
     def call() -> object:
         out, pullback = la.vjp(fn, **x)

@@ -138,6 +138,10 @@ REASONS = [
 
 @pytest.mark.parametrize(("arrays", "options", "expected"), REASONS, ids=lambda x: str(x)[:30])
 def test_explain_says_whether_a_call_is_replayed(arrays, options, expected, monkeypatch):
+    replay.clear()
+    before = replay.NOT_YET if expected == "replayed" else expected
+    assert la.explain(la.hgrn2, *arrays, **options).replay == before
+    la.hgrn2(*arrays, **options)
     found = la.explain(la.hgrn2, *arrays, **options)
     assert found.replay == expected
     line = "repeated calls are " + ("replayed" if expected == "replayed" else f"computed in full: {expected}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from linattn_np.call import dispatch, vjp
 from linattn_np.call.options import is_plain_tuple
 from linattn_np.call.replay import plans as replay
 from tests.call.replays import B, H, K, apart, backwards, copied, given, numbers, transposed
-from tests.cases import CASES, draw, parts, parts_like
+from tests.cases import CASES, GROWING, cases_of, draw, parts, parts_like
 
 FORMS = {"one token": 1, "tokens": 5, "chunks": 40}
 
@@ -90,6 +91,20 @@ def test_replay_gives_what_a_first_call_gives(case, T, monkeypatch):
                 unprepared(patch)
             assert [pulled(case.fn, one, n) for n, one in enumerate(calls)] == expected
             assert [bits(*parts(case.fn(**one))) for one in calls] == plain
+
+
+@pytest.mark.parametrize("T", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("case", [case for fn in GROWING for case in cases_of(fn)], ids=str)
+def test_attention_without_a_cache_gives_what_a_first_call_gives(case, T):
+    """Heads that share queries and keys, numbers of 16 bits: gradients are sums over heads, in new memory."""
+    for heads, dtype in (({}, np.float32), ({"Hq": 4, "Hk": 2}, np.float32), ({}, ml_dtypes.bfloat16)):
+        sizes = {"T": T, "H": 2, "K": 4, "V": 4, "dtype": dtype} | heads
+        first, other = (draw(case, seed=seed, **sizes)[0] | case.options for seed in range(2))
+        check(case.fn, first, other)
+        replay.clear()
+        expected = bits(case.fn(**other))
+        replay.clear()
+        assert [bits(case.fn(**x)) for x in (first, other)][1] == expected
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunks", "numba"])

@@ -209,7 +209,9 @@ def test_repeated_calls(T, positions):
         assert is_equal(tuple(again), tuple(plain))
         assert all(np.array_equal(own[n], grads[n]) for n in grads)
         replay.clear()
-    assert la.explain(case.fn, **calls[0][0], **calls[0][1]).replay == "replayed"
+    case.fn(**calls[0][0], **calls[0][1])
+    is_whole = la.explain(case.fn, **calls[0][0], **calls[0][1]).replay == "replayed"
+    assert is_whole == (0 not in np.ravel(positions))  # the state at 0 is copied by NumPy
 
 
 @pytest.mark.parametrize("case", [DELTA, *(c for c in PLAIN if c.fn is la.mlstm)], ids=str)

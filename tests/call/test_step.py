@@ -56,6 +56,16 @@ def test_a_step_is_a_call_of_one_token(case, dtype):
                 assert getattr(grads, name).shape == x.shape
 
 
+@every_case
+def test_tokens_with_a_time_axis_do_not_fit_the_state(case):
+    """They are a batch of (B, T), for which the state of B sequences is a wrong one."""
+    arrays, state = draw(case, T=2, dtype=np.float64)
+    tokens = {n: arrays[n] for n in case.given}
+    for call in (la.step, lambda *x, **y: la.vjp(la.step, *x, **y)):
+        with pytest.raises(ValueError, match=rf"{case.fn.__name__}: .* has shape .*, expected \(B1, B2, "):
+            call(case.fn, **tokens, **case.options, **case.named, state=state)
+
+
 @every_variant
 @pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
 def test_any_number_of_batch_axes(case, batch):

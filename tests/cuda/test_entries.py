@@ -13,6 +13,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.elementwise.cuda.entries import scan_entries as channel_entries
+from linattn_np.fast_weights.cuda import momentum, rates
 from linattn_np.fast_weights.cuda import plan as learners
 from linattn_np.fast_weights.cuda.entries import learner_entries
 from linattn_np.matrix_state.cuda import operands
@@ -29,14 +30,16 @@ from linattn_np.matrix_state.cuda.token.entries import log_entries, recurrence_e
 from linattn_np.matrix_state.cuda.vector import plan as vector_plan
 from linattn_np.matrix_state.cuda.vector.entries import vector_backward_entries, vector_entries
 from linattn_np.matrix_state.types import Decay, Erase
-from linattn_np.ops.cuda import trapezoid
+from linattn_np.ops.cuda import monomials, ranks, trapezoid
 from linattn_np.ops.cuda.entries import feature_entries, key_entries, optimiser_entries, raw_entries, step_size_entries
 from linattn_np.runtime.cuda import compile as cuda_compile
 from linattn_np.runtime.cuda import nvrtc, sources
 from linattn_np.runtime.cuda.entries import SHARED, Entry
 from linattn_np.softmax.cuda import entries as softmax
 from tests.ops.test_cuda_trapezoid import Case as LateRows
+from tests.ops.test_cuda_trapezoid import Rows as RowsOfTokens
 from tests.ops.test_cuda_trapezoid import computed as late_rows
+from tests.ops.test_cuda_trapezoid import read_rows as rows_of_tokens
 
 from . import emulation
 from .emulation import device, emulated, public  # noqa: F401
@@ -132,9 +135,10 @@ def of_tokens():
         yield Case("log", arch, logs, lambda x: 160)
     # random features: rows of 128 channels and sums of 32 columns in 128 registers, two blocks a multiprocessor
     for arch in ARCHITECTURES:
-        each = [x for K in (8, 40, 64, 128) for x in feature_entries("bfloat16", K)]
+        each = [x for K in (8, 16, 32, 40, 64, 128) for x in feature_entries("bfloat16", K)]
         few = 20 if capability(arch) >= 100 else 0
-        yield Case("features", arch, each, lambda x, few=few: few * (dict(x.constants)["LA_K"] == 128), lambda x: HMMA)
+        yield Case("features", arch, each, lambda x, few=few: few * (dict(x.constants)["LA_K"] == 128),
+                   lambda x: None if x.file == monomials.SOURCE else HMMA)  # fmt: skip
     for arch in ("sm_80", "sm_90a"):
         yield Case("optimiser", arch, [x for dtype in STORED for x in optimiser_entries(dtype)])
         for dtype, width in [(dtype, n) for dtype in ("bfloat16", "float16", "float32") for n in (1, 7, 60, 128, 500)]:
@@ -302,7 +306,7 @@ def of_softmax():
         dtype, K, V, decay = KINDS[n]
         yield Case("portable softmax", arch, softmax.portable_entries(dtype, K, V, capability(arch), decay),
                    lambda x: PORTABLE,
-                   lambda x, arch=arch: on_warps(arch) and ({} if x.file.endswith("cache.cu") else HMMA),
+                   lambda x, arch=arch: on_warps(arch) and ({} if x.file.endswith(("cache.cu", "sinks.cu")) else HMMA),
                    lambda x: True)  # fmt: skip
     for arch, n in [("sm_80", 1), ("sm_90a", 2), ("sm_120a", 0), ("sm_89", 3)]:
         entries = list(softmax.system_entries(*KINDS[n][:3], capability(arch), KINDS[n][3]))
@@ -315,13 +319,22 @@ def of_softmax():
 
 
 def of_channels():
-    """Two and more blocks share a multiprocessor, 128 registers a thread of a tile of 16 or 32 numbers an array."""
+    """Two and more blocks share a multiprocessor, 128 registers a thread of a tile of 16 or 32 numbers an array.
+
+    The backward of lru spills a few; on an H200 it is faster than with one channel a lane, where none spills.
+    """
+
+    def allowed(x):
+        return 40 * (x.words == "scan of lru, backward")
+
     for arch, dtype in itertools.product(("sm_80", "sm_90a"), ("bfloat16", "float16", "float32")):
-        yield Case("channels", arch, channel_entries(dtype), products=lambda x: {})
+        yield Case("channels", arch, channel_entries(dtype), allowed, products=lambda x: {})
 
 
 # Backward of two blocks a multiprocessor: addresses spill, once a mini-batch.
 LEARNERS = {"float16": 12, "float32": 68}
+# The walk of the momentum delta rule holds both states of 16 columns in registers; 824 bytes are those of 128 channels.
+MOMENTUM = {momentum.WALK: 824, momentum.VJP: 60, momentum.SYSTEMS: 20}
 
 
 def of_learners():
@@ -329,9 +342,12 @@ def of_learners():
              ("sm_80", "bfloat16", 128), ("sm_90a", "bfloat16", 128), ("sm_90a", "bfloat16", 250),
              ("sm_120a", "bfloat16", 7)]  # fmt: skip
     for arch, dtype, K in cases:
-        yield Case("learners", arch, learner_entries(dtype, K),
-                   lambda x, dtype=dtype: LEARNERS.get(dtype, 0) * (x.file == learners.BACKWARD),
-                   products=lambda x: HMMA if x.file in (learners.FORWARD, learners.BACKWARD) else {})  # fmt: skip
+        found = learner_entries(dtype, K, capability(arch))
+        allowed = MOMENTUM | {learners.BACKWARD: LEARNERS.get(dtype, 0)}
+        if dtype == "float16":  # those of the momentum delta rule are those of float32
+            found = [x for x in found if x.file in (learners.FORWARD, learners.BACKWARD)]
+        yield Case("learners", arch, found, lambda x, allowed=allowed: allowed.get(x.file, 0),
+                   products=lambda x: {} if x.file in (momentum.SOURCE, rates.SOURCE) else HMMA)  # fmt: skip
 
 
 FAMILIES = (of_scan, of_tokens, of_delta, of_vectors, of_free, of_systems, of_softmax, of_channels,
@@ -499,17 +515,21 @@ def test_the_kernels_of_a_constant_system_compile(public, monkeypatch, dtype, N,
     check_launched(launched, arch, {})
 
 
-LATE_ROWS = [("sm_80", "bfloat16", 128, 32), ("sm_90a", "bfloat16", 128, 32), ("sm_90a", "float32", 255, 127),
-             ("sm_120a", "float32", 128, 32)]  # fmt: skip
+LATE_ROWS = [("sm_80", "bfloat16", 128, 32, 1), ("sm_90a", "bfloat16", 128, 32, 1), ("sm_90a", "float32", 255, 127, 1),
+             ("sm_120a", "float32", 128, 32, 1), ("sm_80", "bfloat16", 128, 32, 4), ("sm_90a", "bfloat16", 128, 64, 4),
+             ("sm_90a", "float32", 128, 64, 4), ("sm_120a", "float16", 64, 16, 2)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arch", "dtype", "K", "P"), LATE_ROWS)
+@pytest.mark.parametrize(("arch", "dtype", "K", "P", "R"), LATE_ROWS)
 @pytest.mark.parametrize("device", ["emulated"], indirect=True)
-def test_the_kernels_of_late_rows_compile(device, monkeypatch, arch, dtype, K, P):  # noqa: F811
-    """Forward, backward and the final state, of the sizes of Mamba-3, and of keys of an odd width."""
+def test_the_kernels_of_late_rows_compile(device, monkeypatch, arch, dtype, K, P, R):  # noqa: F811
+    """Forward, backward and the final state, of the sizes of Mamba-3, of keys of an odd width, of several rows."""
     monkeypatch.setattr(emulation, "compiled", lambda *how: lambda *arguments: None)
-    late_rows(device, LateRows(B=(1,), T=70, K=K, V=K, P=P, dtype=np.dtype(dtype)))
+    late_rows(device, LateRows(B=(1,), T=70, K=K, V=K, P=P, dtype=np.dtype(dtype), R=R))
     names = {"angle_sums", "before_parts", "late_rows", "late_rows_vjp", "after_parts", "angle_sums_vjp", "settle"}
+    if R > 1:
+        rows_of_tokens(device, RowsOfTokens(T=70, V=K, R=R, dtype=np.dtype(dtype)))
+        names |= {"read_out", "read_out_vjp"}
     assert names <= {entry for _, entry, *_ in device.launched}
-    own = [one for one in device.launched if one[0] == trapezoid.SOURCE]
+    own = [one for one in device.launched if one[0] in (trapezoid.SOURCE, ranks.SOURCE)]
     check_launched(own, arch, {"late_rows": 12 if K == 255 else 0})  # of four pieces a lane

@@ -15,7 +15,7 @@ from tests.matrix_state.cuda.step_twin import recorded_plans, stub
 from tests.matrix_state.cuda.token import host
 
 launched, public = host.launched, host.public
-FUNCTIONS = [la.scan, la.hgrn, la.min_gru, la.min_lstm]
+FUNCTIONS = [la.scan, la.hgrn, la.min_gru, la.min_lstm, la.rg_lru, la.rwkv4]
 
 
 def sample(fn, seed):

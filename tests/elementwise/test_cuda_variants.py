@@ -15,7 +15,8 @@ from tests.elementwise.test_core import FUNCTIONS
 from tests.elementwise.test_cuda import BOUND as BOUNDS
 from tests.elementwise.test_cuda import FLOAT32, compare, computed, drawn, scans, widened  # noqa: F401
 
-OTHERS = (la.selective_scan, la.diagonal_longhorn, la.s4d, la.block_scan)  # with kernels of their own, and without
+# with kernels of their own, and without
+OTHERS = (la.selective_scan, la.diagonal_longhorn, la.s4d, la.rwkv4, la.block_scan)
 VARIANTS = [fn for fn in la.VARIANTS if fn.spec.core is CORE and fn not in OTHERS]
 BOUND = 64 * 2.0**-23  # of sums of a few dozen numbers in float32
 every_variant = pytest.mark.parametrize("fn", VARIANTS, ids=lambda fn: fn.__name__)
@@ -83,7 +84,9 @@ def array_calls(scans, monkeypatch):  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    "fn", [la.scan, la.hgrn, la.min_gru, la.min_lstm, la.diagonal_longhorn], ids=lambda fn: fn.__name__
+    "fn",
+    [la.scan, la.hgrn, la.min_gru, la.min_lstm, la.rg_lru, la.lru, la.diagonal_longhorn, la.rwkv4],
+    ids=lambda fn: fn.__name__,
 )
 @pytest.mark.parametrize("device", ["emulated"], indirect=True)
 def test_a_call_and_its_pullback_are_kernels_alone(scans, array_calls, fn):  # noqa: F811

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.parse
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -25,9 +26,9 @@ C, POISON = 8, 255  # tokens of a chunk; a token whose embedding is NaN
 SYSTEM = tuple(range(40, 61))  # what many prompts begin with
 
 
-def model(*mixers, layers=2):
+def model(*mixers, layers=2, dtype=np.float32):
     found = la.layers.language_model(256, D=24, layers=layers, mixers=list(mixers), heads=3)
-    params = found.logits.init(np.random.default_rng(0))
+    params = found.logits.init(np.random.default_rng(0), dtype)
     params["embedding/weight"][POISON] = np.nan
     params["head/weight"][:, POISON] = params["head/weight"][:, POISON - 1]  # argmax takes the first
     return found.logits, params
@@ -96,9 +97,13 @@ def asks(count):
 POOLED = ("gated_delta_rule", "mamba3", "log_linear_gla", "mlstm", "rwkv7", "scan", "selective_scan", "titans_linear")
 
 
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16], ids=str)
 @pytest.mark.parametrize("mixer", POOLED)
-def test_requests_together_have_the_tokens_that_they_have_alone(mixer):
-    logits, params = model(mixer, layers=1)
+def test_requests_together_have_the_tokens_that_they_have_alone(mixer, dtype):
+    logits, params = model(mixer, layers=1, dtype=dtype)
     given = asks(7)
 
     async def together():
@@ -377,17 +382,19 @@ def test_the_command_refuses_a_file_that_is_no_run_and_a_model_whose_states_grow
     assert "grows with the tokens" in capsys.readouterr().err
 
 
-def trained(tmp_path, mixer):
+def trained(tmp_path, mixer, dtype=np.float32):
     """A run before its first step."""
     settings = {"optimiser": "adamw", "decay": 0.1}
     about = {"model": {"vocabulary": 256, "D": 24, "layers": 1, "heads": 3, "mixers": [mixer]}, "settings": settings}
     path = tmp_path / f"{mixer}.safetensors"
-    la.train.Run.start(la.layers.language_model(**about["model"]).loss, la.train.AdamW(), about=about).save(path)
+    loss = la.layers.language_model(**about["model"]).loss
+    la.train.Run.start(loss, la.train.AdamW(), about=about, dtype=dtype).save(path)
     return path
 
 
-def test_the_command_serves_the_tokens_that_generate_writes(tmp_path, capsys):
-    path = trained(tmp_path, "gated_delta_rule")
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16], ids=str)
+def test_the_command_serves_the_tokens_that_generate_writes(tmp_path, capsys, dtype):
+    path = trained(tmp_path, "gated_delta_rule", dtype)
     given = {"prompt": "the é", "count": 9, "seed": 4}
     command = [sys.executable, "-m", "linattn_np", "serve", str(path), "--port", "0"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it

@@ -10,6 +10,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.fast_weights.cuda import momentum, rates
+from linattn_np.runtime.cuda import launch
 from tests.cuda.emulation import device, emulated, public  # noqa: F401
 
 BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = (np.dtype(x) for x in (ml_dtypes.bfloat16, "f2", "f4", "f8"))
@@ -41,17 +42,23 @@ def called(arrays, state, bring=np.asarray, see=np.asarray, kind=None, **options
 
 def compare(device, arrays, state, **options):  # noqa: F811
     """Results and gradients against the definition; the kernels, and no others, have done it."""
+    if device.launched is not None:
+        device.launched.clear()  # an earlier comparison's
     found = called(arrays, state, device.bring, device.see, **options)
     wide = {n: x.astype(float) for n, x in arrays.items()}
     exact = called(wide, None if state is None else [S.astype(float) for S in state], kind=arrays["v"].dtype,
                    **options | {"backend": "reference"})  # fmt: skip
     for y, e in zip(found, exact, strict=True):
         eps = float(ml_dtypes.finfo(y.dtype).eps)
-        few = eps if y.dtype.itemsize == 2 else 512 * eps
+        few = eps if y.dtype.itemsize == 2 else 2.0**-10 if arrays["v"].dtype == BFLOAT16 else 512 * eps  # tf32
         assert np.linalg.norm(y.astype(float) - e) <= few * np.linalg.norm(e)
     if device.launched is not None:
         files = {(file, entry) for file, entry, *_ in device.launched}
-        assert {(momentum.SOURCE, "forward"), (momentum.SOURCE, "backward")} <= files
+        by_kernel, by_tiles = momentum.fits(found[1].shape[-2], launch.shared_limit())
+        by_kernel &= options.get("chunk_size", 1) <= momentum.MOST and found[1].dtype == FLOAT32
+        walk = momentum.WALK if by_kernel and by_tiles else momentum.SOURCE
+        assert {(walk, "forward"), (walk, "backward")} <= files
+        assert ((momentum.VJP, "momentum_vjp") in files) == by_kernel
     return found
 
 
@@ -113,16 +120,23 @@ def test_a_hard_reset(public):  # noqa: F811
 
 
 def test_tiles_in_several_groups_are_the_same_to_the_bit(public, monkeypatch):  # noqa: F811
-    arrays, state = drawn(200)
+    arrays, state = drawn(200, dtype=FLOAT64)
     whole = called(arrays, state, public.bring, public.see)
     monkeypatch.setattr(momentum, "TOGETHER", 1)
     for y, other in zip(whole, called(arrays, state, public.bring, public.see), strict=True):
         np.testing.assert_array_equal(y, other)
 
 
+@pytest.mark.parametrize("limit", [99 << 10, 163 << 10], ids=["no tiles", "no walk by tiles"])
+def test_blocks_with_less_shared_memory(public, monkeypatch, limit):  # noqa: F811
+    monkeypatch.setattr(launch, "shared_limit", lambda: limit)
+    assert momentum.fits(100, limit) == (limit > 99 << 10, False)
+    compare(public, *drawn(70, 100, 6, H=1, B=(1,)))
+
+
 def test_tiles_of_other_lengths(public):  # noqa: F811
     """A tile longer than those of the kernel of the coefficients takes array calls."""
-    arrays, state = drawn(150)
+    arrays, state = drawn(150, H=1, B=(1,))
     for chunk_size in (3, 40, rates.MOST, rates.MOST + 1):
         compare(public, arrays, state, chunk_size=chunk_size)
 

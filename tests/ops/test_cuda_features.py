@@ -1,4 +1,4 @@
-"""Random features in bfloat16 by cuda_src/ops/features.cu against float64, in calls too; emulated here, or on a GPU."""
+"""Features in bfloat16 (cuda_src/ops/features.cu, monomials.cu) against float64, in calls too; emulated or on a GPU."""
 
 from __future__ import annotations
 
@@ -23,17 +23,26 @@ MAPS = {
     "fourier": maps.random_fourier(),
     "fourier 16": maps.random_fourier(16, 2, 0.3),
 }
+POLYNOMIALS = {
+    "taylor": maps.taylor(),
+    "taylor 1": maps.taylor(1),
+    "square": maps.SQUARE,
+    "no constant": maps.powers((0.0, 2.0, 0.5)),
+}
 
 
 def wide(x):
     return np.asarray(x).astype(np.float64)
 
 
-@pytest.mark.parametrize("K", [8, 40, 128])
-@pytest.mark.parametrize("name", MAPS)
+CASES = [(name, K) for name in MAPS for K in (8, 40, 128)] + [(name, K) for name in POLYNOMIALS for K in (8, 16, 32)]
+
+
+@pytest.mark.parametrize(("name", "K"), CASES)
 def test_features_and_their_transpose(device, name, K):  # noqa: F811
     """A row of zeros, rows that are no multiple of a tile, and columns of zeros behind the features."""
-    (f, f_vjp), steps, rng = MAPS[name], MAPS[name][0].steps, np.random.default_rng(0)
+    f, f_vjp = (MAPS | POLYNOMIALS)[name]
+    steps, rng = f.steps, np.random.default_rng(0)
     x = rng.standard_normal((2, 37, 3, K)).astype(BF16)
     x[0, 3] = 0
     given = device.bring(x)
@@ -46,7 +55,8 @@ def test_features_and_their_transpose(device, name, K):  # noqa: F811
     assert (np.abs(wide(phi)[..., :M] - right) <= 1.05 * EPS * size).all()
     dphi = rng.standard_normal(phi.shape).astype(BF16)
     dx = device.see(features.features_vjp(device.xp, steps, given, device.bring(phi), device.bring(dphi)))
-    right = f_vjp(wide(x), wide(dphi)[..., :M], wide(phi)[..., :M])
+    known = [wide(phi)[..., :M]] if getattr(f_vjp, "takes_features", False) else []
+    right = f_vjp(wide(x), wide(dphi)[..., :M], *known)
     assert np.abs(wide(dx) - right).max() <= 2 * EPS * np.abs(right).max()
 
 
@@ -59,6 +69,9 @@ def test_rows_of_any_length_and_stride(device):  # noqa: F811
         np.testing.assert_array_equal(phi, device.see(features.features(device.xp, steps, device.bring(scaled))))
     whole = device.bring(np.concatenate([x, -x], axis=-1))
     np.testing.assert_array_equal(phi, device.see(features.features(device.xp, steps, whole[..., :64])))
+    steps = maps.taylor()[0].steps
+    phi = device.see(features.features(device.xp, steps, device.bring(np.ascontiguousarray(x[..., 16:32]))))
+    np.testing.assert_array_equal(phi, device.see(features.features(device.xp, steps, whole[..., 16:32])))
 
 
 @pytest.mark.parametrize("coefficients", [(1.0, 1.0, 0.5), (0.0, 0.0, 1.0), (1.0, 2.0), (0.0, 1.0, 0.5)], ids=str)
@@ -96,6 +109,10 @@ CALLS = {  # heads of q and k: 2, of v: the last number
     "performer": (la.performer, {}, 24, 4),
     "performer, odd values": (la.performer, {"num_features": 270}, 20, 2),
     "rfa": (la.rfa, {}, 24, 2),
+    "based": (la.based, {}, 24, 2),
+    "based, shared": (la.based, {}, 24, 4),
+    "based, odd values": (la.based, {}, 20, 2),
+    "a polynomial of the first order": (la.based, {"order": 1}, 24, 2),
 }
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.cases import Case, covered
+from tests.cases import GROWING, Case, covered
 
 NEEDS: dict[str, Callable[[Case], bool]] = {  # tests whose list of cases is chosen by a trait
     "test_write_without_reading": lambda case: case.spec.change.query in case.given,
     "test_queries_get_no_gradient_when_there_are_none": lambda case: case.spec.change.query in case.given,
     "test_queries_of_their_own_length": lambda case: not case.causal,
+    "test_attention_without_a_cache_gives_what_a_first_call_gives": lambda case: case.fn in GROWING,
     "test_two_halves_are_the_whole": lambda case: case.causal,
     "test_no_later_token_changes_an_earlier_output": lambda case: case.causal,
     "test_no_earlier_strength_changes_a_later_gradient_of_v": lambda case: case.erases and "beta" in case.given,

@@ -8,7 +8,19 @@ import pytest
 
 import linattn_np as la
 from linattn_np.testing import relative_error
-from tests.cases import CASES, PLAIN, Case, cotangents, draw, kind_like, one_per, parts, parts_like, with_arrays
+from tests.cases import (
+    CASES,
+    PLAIN,
+    Case,
+    cotangents,
+    draw,
+    in_dtype,
+    kind_like,
+    one_per,
+    parts,
+    parts_like,
+    with_arrays,
+)
 
 SIZES = {"T": 11, "B": (2,), "H": 2, "K": 4, "V": 3}
 NORMALISED = Case(la.linear_attention, {"feature_map": "elu+1", "normalize": True}, PLAIN[0].given, {})
@@ -25,16 +37,29 @@ def brought(library, x):
 
 
 def both(library, case, dtype, T=SIZES["T"], **options):
-    """[(in the library, in NumPy)] of outputs and gradients."""
+    """[(in the library, in NumPy in float64 with the same numbers)] of outputs and gradients."""
     arrays, state = draw(case, **(SIZES | {"T": T}), dtype=np.dtype(dtype))
-    result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True, **options)
+    result, pullback = la.vjp(
+        case.fn, **{n: wide(y) for n, y in arrays.items()}, **case.options, state=each_wide(state), return_state=True,
+        **options,
+    )  # fmt: skip
     dout, dstate = cotangents(result)
-    expected = parts(result) + parts(tuple(pullback(dout, dstate)))
+    dout = None if dout is None else in_dtype(dout, dtype)
+    dstate = parts_like(dstate, [in_dtype(d, dtype) for d in parts(dstate)])
+    expected = parts(result) + parts(tuple(pullback(wide(dout), each_wide(dstate))))
     mine, pull = la.vjp(
         case.fn, **brought(library, arrays), **case.options, state=brought(library, state), return_state=True, **options
     )
     found = parts(mine) + parts(tuple(pull(library.bring(dout), brought(library, dstate))))
     return list(zip(found, expected, strict=True))
+
+
+def wide(x):
+    return None if x is None else in_dtype(x, np.float64)
+
+
+def each_wide(state):
+    return parts_like(state, [wide(S) for S in parts(state)])
 
 
 def check_both(library, case, dtype, **sizes):

@@ -80,15 +80,97 @@ def test_large_arrays_of_a_backward_lie_apart_in_one_block():
     assert not np.shares_memory(first, second)
 
 
-def test_launches_of_one_task_are_executed_between_those_that_threads_share():
+SHAPES = ((1, 64, 64), (1, 64), (400, 64, 1))
+
+
+def sums(x):
+    """Sums by threads, by one thread, and by threads."""
+    return [sum_to(y, shape) for y, shape in zip((x, x[0], x), SHAPES, strict=True)]
+
+
+@pytest.fixture
+def shared():
+    """A sequence for two threads, of launches that all or one of them execute, and its array."""
     x = drawn(0, (400, 64, 64))
-    with threads.limited(2), Recorder() as recorder:
-        out = sum_to(x, (1, 64, 64)), sum_to(x[0], (1, 64)), sum_to(x, (400, 64, 1))
+    with threads.limited(2):
+        with Recorder() as recorder:
+            out = tuple(sums(x))
+        yield LaunchSequence(recorder, [x], out), drawn(1, x.shape)
+
+
+def check_shared(sequence, y):
+    for one, wanted in zip(sequence([y]), sums(y), strict=True):
+        assert bits(one) == bits(wanted)
+
+
+def test_threads_share_all_launches_of_a_sequence(shared):
+    sequence, y = shared
+    assert [type(step) for step in sequence._steps] == [tuple]
+    for count in (1, 2, 3, 9):
+        with threads.limited(count):
+            for _ in range(5):
+                check_shared(sequence, y)
+
+
+def test_a_thread_alone_executes_all_launches(shared, monkeypatch):
+    def refused(*given):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "_helpers", 0)
+    monkeypatch.setattr(threads, "_until", 0.0)
+    monkeypatch.setattr(threads, "_waiting", threads.queue.SimpleQueue())
+    monkeypatch.setattr(threads._thread, "start_new_thread", refused)
+    check_shared(*shared)
+
+
+@pytest.mark.parametrize("few", [1, 3])
+def test_shared_launches_go_on_after_a_return(shared, monkeypatch, few):
+    """A thread returns after some parts, or without one where others work."""
+    monkeypatch.setattr(record, "FEW", few)
+    monkeypatch.setattr(record, "MANY", few)
+    sequence, y = shared
+    own, calls = sequence._share, []
+
+    def share(*given):
+        calls.append(given)
+        if len(calls) % 3:
+            own(*given)
+
+    sequence._share = share
+    check_shared(sequence, y)
+    assert len(calls) > 20 / few
+
+
+def test_shared_launches_are_interrupted_between_parts(shared, monkeypatch):
+    monkeypatch.setattr(record, "FEW", 1)
+    sequence, y = shared
+    own, caller, calls = sequence._share, threads.threading.get_ident(), []
+
+    def share(*given):
+        if threads.threading.get_ident() == caller:
+            calls.append(given)
+            if len(calls) >= 2:
+                raise KeyboardInterrupt
+        own(*given)
+
+    sequence._share = share
+    with pytest.raises(KeyboardInterrupt):
+        [sequence([y]) for _ in range(2)]
+    sequence._share = own
+    check_shared(sequence, y)
+
+
+def test_long_launches_are_executed_between_shared_ones():
+    """Of a launch that calls its kernel several times for a range of tasks a thread is interrupted inside a range."""
+    x = drawn(0, (400, 64, 64))
+    with threads.limited(2):
+        with Recorder() as recorder:
+            out = tuple(sums(x))
+        long = max(recorder.launches, key=lambda one: one.bounds[-1])
+        long.bounds, long.each = [0, long.bounds[-1]], 1
         sequence = LaunchSequence(recorder, [x], out)
         assert {type(step) for step in sequence._steps} == {tuple, Launch}
-        y = drawn(1, x.shape)
-        for one, shape, given in zip(sequence([y]), ((1, 64, 64), (1, 64), (400, 64, 1)), (y, y[0], y), strict=True):
-            assert bits(one) == bits(sum_to(given, shape))
+        check_shared(sequence, drawn(1, x.shape))
 
 
 def test_a_view_of_a_given_array_is_read_at_its_offset():

@@ -19,6 +19,7 @@ import linattn_np as la
 from linattn_np.matrix_state import policy
 from linattn_np.matrix_state.cpu import loops as numba_loops
 from linattn_np.runtime import threads
+from linattn_np.runtime.pieces import record
 from linattn_np.runtime.pieces import run as numba_run
 from tests.core_cases import case
 
@@ -97,7 +98,8 @@ def test_an_error_of_a_helper_is_raised_by_the_call(backward, monkeypatch):
     right = pullback(out)
     first, real = failing_helper(threading.Event()), numba_run.scratch
     with monkeypatch.context() as broken:
-        broken.setattr(numba_run, "scratch", lambda count: first() or real(count))
+        for module in (numba_run, record):  # of first and of repeated calls
+            broken.setattr(module, "scratch", lambda count: first() or real(count))
         with pytest.raises(FloatingPointError, match="of a helper"):
             pullback(out) if backward else la.gated_delta_rule(**x, backend="numba")
     assert (la.gated_delta_rule(**x, backend="numba") == out).all()

@@ -19,6 +19,8 @@ KINDS = [c for c in PLAIN if c.fn in (la.linear_attention, la.gated_delta_rule, 
 SIZES = [(case, ODD) for case in PLAIN]
 SIZES += [(case, {"dtype": np.float32, "K": 8, "V": 12}) for case in KINDS]
 SIZES += [(case, {"dtype": np.float64, "K": 5, "V": 132}) for case in KINDS]  # two blocks of columns
+WIDE = {"dtype": np.float32, "K": 160, "V": 4, "H": 1, "Hq": 1, "Hk": 1}
+SIZES += [(case, WIDE) for case in KINDS if case.fn is la.kda]
 
 
 @pytest.fixture(autouse=True)
@@ -140,15 +142,16 @@ def test_a_long_path_has_the_bits_of_single_tokens(public, fn, kind):  # noqa: F
     np.testing.assert_array_equal(np.concatenate(alone, 1), out[:, path])
 
 
-def test_longer_paths_are_computed_token_by_token(public):  # noqa: F811
+def test_chains_and_longer_paths_are_computed_token_by_token(public):  # noqa: F811
     case = next(c for c in PLAIN if c.fn is la.gated_delta_rule)
     arrays, state = drawn(case, T=kernels.LONGEST + 1, dtype=np.float32, K=8, V=12, H=1, Hq=1, Hk=1)
     log, loop = log_of(public, case, state), loop_of(case, state)
-    for many, entry in ((3, "nodes"), (kernels.LONGEST + 1, "tokens")):
-        tokens = cut(case, arrays, range(many))
-        out = log.verify(**there(public, tokens))
+    long = kernels.LONGEST + 1
+    for parents, entry in ((np.arange(3) - 1, "nodes"), (np.arange(long) - 1, "tokens"), (None, "tokens")):
+        tokens = cut(case, arrays, range(3 if parents is None else len(parents)))
+        out = log.verify(**there(public, tokens), parents=parents)
         assert public.launched is None or public.launched[-1][1] == entry
-        assert relative_error(public.see(out), loop.verify(**tokens)) < 2e-5
+        assert relative_error(public.see(out), loop.verify(**tokens, parents=parents)) < 2e-5
 
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16"])
@@ -324,3 +327,25 @@ def test_states_are_packed_where_they_lie(public, kind, V):  # noqa: F811
         assert type(x) is type(public.bring(S))
         assert np.array_equal(public.see(x), y)
     assert np.array_equal(public.see(la.unpack_state(small)), la.unpack_state(wanted))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16"])
+def test_a_flush_rounds_channels_of_every_size(public, kind):  # noqa: F811
+    """As `pack_state` does, to the bit: small and large channels are divided by another rule.
+
+    Of so many numbers some are halfway between two codes of int16 once their product with 2^15 - 1 is rounded.
+    """
+    rng = np.random.default_rng(4)
+    q, k = rng.standard_normal((2, 2, 3, 2, 256)).astype(np.float32)
+    v = rng.standard_normal((2, 3, 2, 8)).astype(np.float32)
+    v *= np.array([1e-42, 1e-37, 1e-25, 1, 3e11, 1e25, 1e36, 0], np.float32)
+    small = la.pack_state(np.zeros((2, 2, 256, 8), np.float32), kind).mapped(public.bring)
+    log = la.StateLog(la.linear_attention, small)
+    log.step(*map(public.bring, (q, k, v)))
+    state = public.see(log.state_at())
+    parts = (state / np.maximum(abs(state).max(-2, keepdims=True), np.float32(1e-45))).astype(np.float64)
+    assert kind != "int16" or (np.rint(parts * 32767) != np.rint(np.float32(parts * 32767))).sum() > 3
+    wanted = la.pack_state(state, kind)
+    log.flush()
+    for found, other in zip(log.state.arrays, wanted.arrays, strict=True):
+        assert np.array_equal(public.see(found), other)

@@ -269,3 +269,50 @@ def test_published_formulas():
     biased = rows(Z - 0.3 * (i[:, None] - i) + past)
     np.testing.assert_allclose(matrix(la.alibi, q, k, v, np.array([0.3])), biased, atol=1e-14)
     np.testing.assert_allclose(matrix(la.forgetting_attention, q, k, v, g), rows(Z + b[:, None] - b + past), atol=1e-14)
+
+
+@pytest.mark.parametrize(("T", "L"), [(1, 5), (3, 5), (5, 5), (12, 5), (70, 150)])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float64], ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("heads", [(2, 2, 2), (4, 2, 2), (2, 2, 4), (1, 1, 3)], ids=str)
+def test_a_ring_is_written_and_read_by_replayed_kernels(T, L, dtype, heads):
+    """Rows of different lengths, empty ones too: outputs of the definition, token p in slot p mod L, nothing else."""
+    pytest.importorskip("numba")
+    rng, (Hq, Hk, H), own = np.random.default_rng(0), heads, np.promote_types(dtype, np.float32)
+    shapes = (3, L, Hk, 4), (3, L, H, 6)
+    cache = la.KeyValueCache(*(rng.standard_normal(s).astype(own) for s in shapes), np.array([0, 3, L + 2]))
+    options = {"overwrite_state": True, "return_state": True, "num_threads": 1}
+    for _ in range(4):
+        q, k, v = (rng.standard_normal((3, T, n, d)).astype(dtype) for n, d in ((Hq, 4), (Hk, 4), (H, 6)))
+        exact = la.KeyValueCache(*(x.astype(np.float64) for x in cache[:2]), cache.length.copy())
+        expected = la.softmax_attention(*(x.astype(np.float64) for x in (q, k, v)), state=exact, backend="reference")
+        keys, values = (x.copy() for x in cache[:2])
+        for b, n in enumerate(cache.length):
+            for t in range(T):
+                keys[b, (n + t) % L], values[b, (n + t) % L] = k[b, t], v[b, t]
+        out, end = la.softmax_attention(q, k, v, state=cache, **options)
+        assert end.k is cache.k
+        assert end.length is cache.length
+        la.testing.assert_close(out, expected, eps=50)
+        np.testing.assert_array_equal(cache.k, keys)
+        np.testing.assert_array_equal(cache.v, values)
+        np.testing.assert_array_equal(cache.length, exact.length + T)
+    assert la.explain(la.softmax_attention, q, k, v, state=cache, **options).replay == "replayed"
+
+
+def test_slots_of_other_storage_are_written_too():
+    """In 16 bits, of a length in float64, with slots apart: by array calls."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, 3, 2, 4)).astype(np.float32)
+    given = la.KeyValueCache(*rng.standard_normal((2, 2, 5, 2, 4)).astype(np.float32), np.array([1, 4]))
+
+    def apart(x):
+        return np.repeat(x, 2, axis=1)[:, ::2]
+
+    wanted = la.KeyValueCache(*(x.copy() for x in given))
+    out = la.softmax_attention(q, k, v, state=wanted, overwrite_state=True)
+    for kind in ("length", "slots"):
+        own = la.KeyValueCache(*(x.copy() for x in given))
+        own = own._replace(length=own.length.astype(np.float64)) if kind == "length" else own._replace(v=apart(own.v))
+        for x, y in zip((la.softmax_attention(q, k, v, state=own, overwrite_state=True), *own), (out, *wanted),
+                        strict=True):  # fmt: skip
+            np.testing.assert_allclose(x, y, rtol=1e-6)

@@ -197,6 +197,20 @@ def test_sinks_scale_and_numerators(cp):
     check(cp, la.forgetting_attention, 200, {"normalize": False})
 
 
+@pytest.mark.parametrize("options", [{}, {"normalize": False}], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_repeated_gradients_of_sinks_are_launches(cp, dtype, options):
+    """Of strided sinks too; the bits are those of the first call."""
+    arrays, dout = draw(la.softmax_attention, 300, dtype=dtype, heads=(4, 2, 2), sinks=True)
+    there, dout = {n: cp.asarray(x) for n, x in arrays.items()}, cp.asarray(dout)
+    first = both(la.softmax_attention, there, dout, **options)
+    there["sinks"] = cp.repeat(there["sinks"], 2)[::2]
+    for _ in range(3):
+        found = both(la.softmax_attention, there, dout, **options)
+        assert all(same(cp, x, found[n]) for n, x in first.items())
+    assert any(getattr(plan, "replayable", False) for plan in replay.by_key.values())
+
+
 def same(cp, a, b):
     a, b = (cp.ascontiguousarray(x).view(np.uint8) for x in (a, b))
     return a.shape == b.shape and bool((a == b).all())

@@ -33,6 +33,7 @@ from ..options import PLAIN, is_plain_tuple, types_in
 MOST = 512  # recorded plans at most
 MOST_BYTES = 64 << 20  # of all plans in host memory, and as many on a device
 LEAST = 16 << 10  # bytes of the Python objects of a plan, where it does not say more
+NOT_YET = "replayed, whole or in part, if a first call can be recorded"
 
 ENABLED = os.environ.get("LINATTN_REPLAY", "1") != "0"
 
@@ -96,6 +97,16 @@ def clear_cache() -> None:
     """
     clear()
     empty_all()
+
+
+def described(key: Hashable, in_part: str) -> str:
+    """How calls with this key are repeated; in_part: what is said of a plan that has a reason not to be whole."""
+    plan, reason = by_key.get(key), reasons.get(key)
+    if plan is None:
+        return NOT_YET
+    if plan is computed_in_full:
+        return "what it computes cannot be recorded"
+    return f"{in_part} ({reason})" if reason else "replayed"
 
 
 def computed_in_full(arrays: list[Any], state: Any, pointers: None) -> None:

@@ -11,7 +11,9 @@ WORDS, OFFSETS = pointer("u64"), pointer("const i64")
 TOKENS = Struct("elementwise/Tokens", ("data", OUT_BYTES), ("batch token", I64))
 NO_TOKENS = (0, 0, 0)
 
-SCAN = Struct(  # scan.cu
+PARAMETER = Struct("elementwise/Parameter", ("data", BYTES), ("kind", INT))  # (D,); null: not given
+
+SCAN = Struct(  # scan.cu, average.cu
     "elementwise/ScanArguments",
     ("gate x dout out dgate", TOKENS),  # out: of a backward dx; dgate of a constant gate: a row a tile
     ("start", BYTES), ("end marks", OUT_BYTES),  # (sequences, D), null: zeros; marks: states every LA_MARK tokens
@@ -20,6 +22,9 @@ SCAN = Struct(  # scan.cu
     ("scale", DOUBLE),
     ("D columns", U32),  # columns: blocks of channels
     ("sequences T tiles marks_each", U32), ("blocks", U32),  # tiles, marks_each: of a sequence
+    # of a formula: the input gate and its gradient; arrays of channels, and their gradients' sums over tiles
+    ("write dwrite", TOKENS), ("parameters", PARAMETER, 3), ("sums", OUT_BYTES),
+    ("start_n start_m", BYTES), ("last", OUT_BYTES),  # of average.cu: the other parts of a state; the last states, kept
 )  # fmt: skip
 CLEAR = Struct("elementwise/ClearArguments", ("words", WORDS), ("count", I64))
 SELECTIVE = Struct(  # selective*.cu: arrays that are written are dense; no A: dt are betas, decays 1 - b B^2

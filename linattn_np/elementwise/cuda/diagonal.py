@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...ops.cuda.formulas import KINDS, compiled
 from ...ops.cuda.row_arrays import dense
 from ...ops.cuda.sums import over_middle
-from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, conjugate, dtype_name, is_cupy
+from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, dtype_name, is_cupy
 from ...runtime.cuda import launch, record
 from ..readouts.selective import Raw, SelectiveInputs
 from ..types import Plan
@@ -29,10 +29,12 @@ def unsupported_reason(x: SystemInputs, xp: Namespace, dtype: Any) -> str | None
     """Why the kernels do not compute a call; None if they do."""
     if not is_cupy(xp):
         return "it takes CuPy arrays"
-    if any(y is not None and dtype_name(y) not in KINDS for y in (x.x, x.D)):
+    if x.held is None:
+        return "its kernels make factors and weights of the inputs themselves"
+    if any(y is not None and dtype_name(y) not in KINDS for y in (x.x, x.D, *x.held)):
         return "an array has a dtype that its kernels do not read"
     most = (selective_plan.MOST_DOUBLE if dtype == xp.float64 else selective_plan.MOST) // 2
-    if (N := x.A.shape[1]) > most:
+    if (N := x.C.shape[1]) > most:
         return f"a state has {N} numbers a channel, the kernels take up to {most}"
     if not prod(x.x.shape) * N:
         return "there is nothing to compute"
@@ -58,25 +60,28 @@ def backward(
     if dout is None:
         dout = compiled("filled", (), (tuple(x.x.shape), x.x.dtype), call.dtype)
     dx, begin = record.empty(tuple(x.x.shape), x.x.dtype), record.empty(call.state_shape, call.kind)
-    widths = {"dA": call.D * call.N, "dB": call.D * call.N, "dC": call.D * call.N, "dskip": call.D}
+    each = call.D * call.N // 2
+    widths = {"dbias": call.D, "dA": each, "dB": each, "dC": 2 * each, "dskip": call.D}
     sums = {n: record.empty((1, call.sequences, width), call.dtype) for n, width in widths.items()}
     call.run("diagonal_vjp", call.complex(dstate), {"dx": dx, "end": begin, "marks": marks} | sums, dout)
-    da, dB, dC, dD = (over_middle(y, call.dtype) for y in sums.values())
-    da, dB, dC = (y.reshape(call.D, call.N).view(call.kind) for y in (da, dB, dC))
-    dD = None if x.D is None else cast(plan.xp, dD.reshape(x.D.shape), x.D.dtype)
-    return x._replace(x=dx, A=conjugate(plan.xp, call.factors) * da, B=dB, C=dC, D=dD), begin
+    dC = record.empty(tuple(x.C.shape), call.kind)
+    over_middle(sums["dC"], out=dC.view(call.dtype))
+    assert x.held is not None, "kernels make factors and weights of the inputs"
+    given = dict(zip(("dbias", "dA", "dB", "dskip"), (*x.held, x.D), strict=True))
+    *held, dD = (None if y is None else over_middle(sums[n], y.dtype).reshape(y.shape) for n, y in given.items())
+    return x._replace(x=dx, C=dC, D=dD, held=tuple(held)), begin
 
 
 class System(Call):
     """The call of a selective scan that has the arrays of a system."""
 
     def __init__(self, plan: Plan, x: SystemInputs):
-        self.kind, xp = complex_of(plan.xp, plan.dtype), plan.xp
-        self.factors = xp.exp(cast(xp, as_computed(xp, x.A, plan.dtype), self.kind))
-        a, B, C = (self.parts(y, plan) for y in (self.factors, x.B, x.C))
-        super().__init__(plan, SelectiveInputs(x.x, None, a, B, C, Raw(D=x.D)))
+        assert x.held is not None, "kernels make factors and weights of the inputs"
+        self.kind, (log_dt, log_rates, angles) = complex_of(plan.xp, plan.dtype), x.held
+        C = self.parts(x.C, plan)
+        super().__init__(plan, SelectiveInputs(x.x, None, log_rates, dense(angles), C, Raw(D=x.D, dt_bias=log_dt)))
+        self.N *= 2
         self.grid = selective_plan.system(self.N, self.double)
-        self.state_shape = (*self.state_shape[:-1], self.N // 2)
 
     def complex(self, y: Array | None) -> Array | None:
         """Dense states, or their gradients, in the complex dtype."""

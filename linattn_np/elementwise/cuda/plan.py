@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ...runtime.arrays import name_of
 from ...runtime.cuda.elements import Constants
 
 SOURCE = "elementwise/scan.cu"
+OF_AVERAGES = "elementwise/average.cu"
 KINDS = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3, "complex64": 2, "complex128": 3}
 
 
@@ -52,12 +54,21 @@ class Pass(NamedTuple):
     is_double: bool = False
     is_complex: bool = False
     mark: int = 0  # tokens from one kept state to the next, 0: none is
+    formula: int = 0  # of factors and inputs, by number; 0: they are given
+    write: str | None = None  # dtype of the input gate
+    is_real: bool = False  # x is, of complex states
 
 
 # by the bytes of an element: of a forward, which keeps two arrays in registers, of a backward, which keeps three; the
 # tokens of a forward's tile are a multiple of those of a backward's
 FORWARD = {2: Cut(2, 16, 16, 2), 4: Cut(2, 16, 8, 2), 8: Cut(1, 16, 8, 2), 16: Cut(1, 8, 8, 2)}
 BACKWARD = {2: Cut(2, 16, 8, 2), 4: Cut(2, 8, 8, 3), 8: Cut(1, 8, 8, 2), 16: Cut(1, 4, 8, 2)}
+# of formulas, by the dtype of the numbers that are held; float64 and complex128 as above
+MADE_FORWARD = {"float32": Cut(4, 8, 8, 2), "complex64": Cut(1, 16, 8, 3)}
+MADE_BACKWARD = {"float32": Cut(4, 4, 8, 2), "complex64": Cut(2, 8, 8, 2)}
+# of averages, which hold their rows as they lie and backwards a state and its gradient of every token
+AVERAGE_FORWARD = {"float32": Cut(1, 16, 8, 3), "float64": Cut(1, 8, 8, 2)}
+AVERAGE_BACKWARD = {"float32": Cut(1, 8, 8, 2), "float64": Cut(1, 4, 8, 1)}
 WIDEST, WORDS = 16, 16  # bytes that a lane moves together, where it has few tokens: words of an array
 AHEAD = {
     2: 264
@@ -66,7 +77,21 @@ AHEAD = {
 
 def cut_of(size: int, longest: int, is_back: bool) -> Cut:
     """The cut of sequences of up to `longest` tokens of elements of so many bytes."""
-    cut = (BACKWARD if is_back else FORWARD)[size]
+    return _shortened((BACKWARD if is_back else FORWARD)[size], size, longest)
+
+
+def made_cut(kind: Any, longest: int, is_back: bool) -> Cut:
+    """Likewise, of a formula: `kind` is the dtype of the numbers that are held."""
+    given = (MADE_BACKWARD if is_back else MADE_FORWARD).get(name_of(kind))
+    return cut_of(kind.itemsize, longest, is_back) if given is None else _shortened(given, kind.itemsize, longest)
+
+
+def average_cut(kind: Any, longest: int, is_back: bool) -> Cut:
+    """Likewise, of an average."""
+    return _shortened((AVERAGE_BACKWARD if is_back else AVERAGE_FORWARD)[name_of(kind)], kind.itemsize, longest)
+
+
+def _shortened(cut: Cut, size: int, longest: int) -> Cut:
     if longest >= cut.tokens:
         return cut
     R = min(cut.R, _power(longest))
@@ -90,10 +115,13 @@ def aligned(cut: Cut, D: int, arrays: Sequence[tuple[int, tuple[int, ...]]]) -> 
 
 def constants(cut: Cut, one: Pass, size: int) -> Constants:
     """The constants of a pass over elements of so many bytes."""
-    return tuple(sorted({
+    own = {} if not one.formula else {"LA_FORMULA": one.formula, "LA_REAL": int(one.is_real),
+                                      "LA_NARROW": int(KINDS[one.x] < 2)}  # fmt: skip
+    own |= {} if one.write is None else {"LA_WRITE": KINDS[one.write]}
+    return tuple(sorted((own | {
         "LA_V": cut.V, "LA_R": cut.R, "LA_WARPS": cut.warps, "LA_BLOCKS": cut.blocks, "LA_BACK": int(one.is_back),
         "LA_DOUBLE": int(one.is_double), "LA_COMPLEX": int(one.is_complex),
         "LA_DTYPE": KINDS[one.x], "LA_GATE": KINDS[one.gate], "LA_DOUT": KINDS[one.dout], "LA_LOG": int(one.is_log),
         "LA_CONSTANT": int(one.is_constant), "LA_LINKED": int(one.is_linked), "LA_MARK": one.mark,
         "LA_AHEAD": AHEAD.get(size, 0) if one.is_linked else 0,
-    }.items()))  # fmt: skip
+    }).items()))  # fmt: skip

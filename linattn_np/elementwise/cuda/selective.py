@@ -19,7 +19,6 @@ from ...ops.cuda.row_arrays import dense, is_aligned, is_narrow, kind_of, launch
 from ...ops.cuda.sums import over_middle
 from ...runtime.arrays import Array, Namespace, cast, dtype_name, is_cupy
 from ...runtime.config import config
-from ...runtime.constants import constant_array
 from ...runtime.cuda import launch, record
 from ..types import Plan
 from . import selective_plan
@@ -107,8 +106,7 @@ class Call:
             each = [b - a for a, b in pairwise(edges)]
             self.sequences, self.longest, self.shortest = len(each), max(each), min(each)
             self.state_shape = (self.sequences, self.D, self.N)
-            self.offsets = constant_array(plan.xp, ("offsets", edges), x.x.device,
-                                          lambda: plan.xp.asarray(np.array(edges, np.int64)))  # fmt: skip
+            self.offsets = plan.xp.asarray(np.array(edges, np.int64))
 
     def marks(self, tile: int) -> int:
         """Number of the kept states; a sequence's begin at its first token / tile + its number."""

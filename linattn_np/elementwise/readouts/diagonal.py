@@ -21,13 +21,18 @@ from .selective import Raw, SelectiveInputs, apart, flat
 
 
 class SystemInputs(NamedTuple):
-    """Arrays of a call, or their gradients. A is complex, B and C may be."""
+    """Arrays of a call, or their gradients. A is complex, B and C may be.
+
+    held: log steps (D,), log rates and angles (D, N) of a zero-order hold (ops/zero_order_hold.py), of which kernels
+    make A and B, which are None.
+    """
 
     x: Array  # (..., T, D)
     A: Array  # (D, N), log factors
     B: Array  # (D, N)
     C: Array  # (D, N)
     D: Array = None  # (D,), skip connection, if compiled code computes the call
+    held: tuple[Array, ...] | None = None
 
     @property
     def selective(self) -> SelectiveInputs:
@@ -91,7 +96,7 @@ class Diagonal(Computation):
             return CORE.explain(fn, driven(plan, x), plan, wanted)
         others = {n: unsupported_reason(x.selective, plan, n) or "covers the call too"
                   for n in CORE.BACKENDS if n != "cuda"}  # fmt: skip
-        each = 8.0 * prod(x.A.shape)
+        each = 8.0 * prod(x.C.shape)
         why = f"{'requested' if wanted else 'the default path'}: elementwise/diagonal.cu"
         return Explained("cuda", why, others, "tiles of tokens in turn", None, each * prod(x.x.shape[:-1]), each)
 

@@ -5,7 +5,7 @@
 
 A state is (S, n, m): e^m S and e^m n are these sums, m_t = max(m_{t-1} - w, k_t), so every exponent is <= 0. Outputs do
 not depend on m: gradients are those at fixed m, and of the m of the final state. Compiled loops (cpu/log_average.py)
-go through the tokens once; by array calls, and on a GPU, the sums are channels of the core.
+and a kernel (cuda/average.py) go through the tokens once; by array calls the sums are channels of the core.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 from ...core import Computation, Computed, Explained, register
 from ...ops.stabiliser import Gauge, delayed, gauge, joined, last, last_vjp, row
-from ...runtime.arrays import Array, cast, device, over_tokens, sum_dtype
+from ...runtime.arrays import Array, cast, device, is_cupy, over_tokens, sum_dtype
+from .. import policy
 from ..core import CORE, unsupported_reason
-from ..types import Inputs, Plan
+from ..types import AVERAGE, GatedInputs, Inputs, Plan
 from ..types import Residuals as CoreResiduals
+from .gated import GATED
 
 NOTHING = -1.0e30  # m without a token: e^m is 0, and a number less m is one
 State = tuple[Array, Array, Array]  # S, n, m (..., D)
@@ -47,7 +49,7 @@ class Residuals(NamedTuple):
     x: AverageInputs
     plan: Plan
     state: State | None
-    marks: Any  # of the compiled loops: the states that segments of tokens begin with
+    marks: Any  # of the compiled loops and the kernel: the states that segments of tokens begin with
     arrays: tuple[Gauge, Weights, Array, CoreResiduals] | None  # of array calls; the third are the final sums [S, n]
 
 
@@ -61,6 +63,11 @@ class Average(Computation):
 
             out, end, marks = log_average_calls.forward(plan, x, state)
             return out, end, Residuals(x, plan, state, marks, None)
+        if (gated := of_kernel(x, plan, wanted)) is not None:
+            from ..cuda import average
+
+            out, end, marks = average.forward(plan, gated, state)
+            return out, end, Residuals(x, plan, state, marks, None)
         at, D = gauge_of(plan, x, state), x.v.shape[-1]
         before = None if state is None else both(plan, *state[:2])
         sums, both_end, core = CORE.forward(fn, sums_of(plan, x, at), plan, before, wanted)
@@ -71,33 +78,50 @@ class Average(Computation):
     def backward(self, residuals: Residuals, dout: Array | None, dstate: State | None) -> tuple[AverageInputs, State]:
         """Gradients of the inputs and of the initial state."""
         x, plan, state, marks, arrays = residuals
+        if arrays is None and (gated := of_kernel(x, plan, "cuda")) is not None:
+            from ..cuda import average
+
+            grads, ends = average.backward(plan, gated, marks, dout, dstate)
+            return AverageInputs(grads.y, grads.x, *grads.parameters), ends
         if arrays is None:
             from ..cpu import log_average_calls
 
             return log_average_calls.backward(plan, x, marks, dout, dstate)
         (at, weights, end, core), xp, D = arrays, plan.xp, x.v.shape[-1]
-        dsums, grads = None, [AverageInputs(None, None, None, None)]
+        dsums, parts = None, [AverageInputs(None, None, None, None)]
         if dout is not None:
             dsums, own = read_vjp(plan, x, weights, dout)
-            grads.append(own)
+            parts.append(own)
         dend, dm_0 = None, None
         if dstate is not None:
             dend, (dS, dn, dm) = both(plan, *dstate[:2]), dstate
             dm = cast(xp, dm, plan.dtype) - dS * end[..., :D] - dn * end[..., D:]
             da, dk, dm_0 = last_vjp(xp, at, plan.sequences, cast(xp, dm, at.m.dtype))
             dw = -cast(xp, over_tokens(xp, da), plan.dtype)
-            grads.append(AverageInputs(cast(xp, dk, plan.dtype), None, dw, None))
+            parts.append(AverageInputs(cast(xp, dk, plan.dtype), None, dw, None))
         d, begin = CORE.backward(core, dsums, dend)
-        grads.append(sums_vjp(plan, x, at, d))
+        parts.append(sums_vjp(plan, x, at, d))
         dS, dn = begin[..., :D], begin[..., D:]
-        found = AverageInputs(*(total(each) for each in zip(*grads, strict=True)))
+        found = AverageInputs(*(total(each) for each in zip(*parts, strict=True)))
         return found, (dS, dn, state_vjp(plan, state, dS, dn, dm_0))
 
     def explain(self, fn: str, x: AverageInputs, plan: Plan, wanted: str | None) -> Explained:
-        """As the core explains 2 D channels."""
+        """As the core explains 2 D channels, or formulas of them."""
+        if (gated := of_kernel(x, plan, wanted)) is not None:
+            return GATED.explain(fn, gated, plan, wanted)
         xp, (*lead, D) = plan.xp, x.v.shape
         y = xp.broadcast_to(xp.zeros((1,), dtype=plan.dtype, device=device(x.v)), (*lead, 2 * D))
         return CORE.explain(fn, Inputs(y, None, y), plan, wanted)
+
+
+def of_kernel(x: AverageInputs, plan: Plan, wanted: str | None) -> GatedInputs | None:
+    """The inputs of the kernel that computes a call; None: others do."""
+    if not is_cupy(plan.xp) or wanted not in (None, "cuda") or not (policy.CUDA or wanted):
+        return None
+    from ..cuda import calls
+
+    own = GatedInputs(AVERAGE, x.v, x.k, None, (x.w, x.u))
+    return own if calls.unsupported_reason(own, plan) is None else None
 
 
 def total(parts: tuple[Array | None, ...]) -> Array | None:

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from ...runtime.arrays import Array, Namespace, is_numpy
+from ..fused import matmul, stacked
 
 
 def running(xp: Namespace, a: Any, first: Array, x: Array) -> Array:
@@ -14,7 +15,7 @@ def running(xp: Namespace, a: Any, first: Array, x: Array) -> Array:
     for t in range(x.shape[-3]):
         y = _added(xp, x[..., t, :, :], y if a is None else a[..., t, :, None] * y)
         found.append(y)
-    return x if is_numpy(xp) else xp.stack(found, axis=-3)
+    return x if is_numpy(xp) else stacked(xp, found, axis=-3)
 
 
 def running_vjp(xp: Namespace, a: Any, first: Array, y: Array, dy: Array, dlast: Any) -> tuple[Any, Array, Array]:
@@ -24,7 +25,7 @@ def running_vjp(xp: Namespace, a: Any, first: Array, y: Array, dy: Array, dlast:
         d = _added(xp, dy[..., t, :, :], down)
         found.append(d)
         down = d if a is None else a[..., t, :, None] * d
-    dx = dy if is_numpy(xp) else xp.stack(found[::-1], axis=-3)
+    dx = dy if is_numpy(xp) else stacked(xp, found[::-1], axis=-3)
     if a is None:
         return None, down, dx
     each = [_dots(xp, dx[..., :1, :, :], first[..., None, :, :]), _dots(xp, dx[..., 1:, :, :], y[..., :-1, :, :])]
@@ -42,4 +43,4 @@ def _added(xp: Namespace, x: Array, y: Array) -> Array:
 def _dots(xp: Namespace, x: Array, y: Array) -> Array:
     """<x_t, y_t> (..., n, 1)."""
     x, y = (xp.reshape(z, (*z.shape[:-2], 1, prod(z.shape[-2:]))) for z in (x, y))
-    return xp.matmul(x, xp.matrix_transpose(y))[..., 0]
+    return matmul(xp, x, xp.matrix_transpose(y))[..., 0]

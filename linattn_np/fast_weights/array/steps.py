@@ -15,6 +15,7 @@ from typing import Any
 
 from ...runtime.arrays import Array, Namespace, device
 from ..batches import close_fwd, close_vjp, mixed, mixed_vjp
+from ..fused import matmul, stacked
 from ..inner import gradient, gradient_vjp, predict, predict_vjp
 from ..models import body_of
 from ..optimisers import directions, directions_vjp
@@ -74,7 +75,7 @@ class Steps:
 
     def _windows(self, y: Array) -> Array:
         """The rows of the window of each token: (..., n, c, D) of (..., n + c - 1, D)."""
-        return self.xp.stack([y[..., i : i + self.n, :] for i in range(self.f.window)], axis=-2)
+        return stacked(self.xp, [y[..., i : i + self.n, :] for i in range(self.f.window)], axis=-2)
 
     def _windows_vjp(self, d: Array) -> Array:
         """The sums of the cotangents of each row."""
@@ -99,7 +100,7 @@ class Steps:
         xp, found = self.xp, list[Array]()
         for p in range(len(self.factors)):
             l, r = self._factors_of(p)
-            found.append(xp.matmul(xp.matrix_transpose(l), r))
+            found.append(matmul(xp, xp.matrix_transpose(l), r))
             if self.A.step == 2:
                 found.append(-self.x.rates.eta[self._eta(p)][..., None] * xp.sum(r, axis=-2, keepdims=True))
         if (mu := self.x.rates.mu) is None:
@@ -116,7 +117,7 @@ class Steps:
         dfactors, deta, dshare = list[Any](), [0 * y for y in eta_of], None
         for p, (own_l, own_r) in enumerate(self.factors):
             (l, r), eta, d = self._factors_of(p), eta_of[self._eta(p)][..., None], dS[self.A.step * p]
-            dl, dr = xp.matmul(r, xp.matrix_transpose(d)), xp.matmul(l, d)
+            dl, dr = matmul(xp, r, xp.matrix_transpose(d)), matmul(xp, l, d)
             along = xp.sum(self._windows(own_l) * dl, axis=(-2, -1))[..., None]
             if self.A.step == 2:
                 db = dS[2 * p + 1]
@@ -187,7 +188,7 @@ class Steps:
     def vjp(self, initial: Tree, dout: Any, d: State, has_end: bool) -> tuple[Tokens, State, Tree, Tree]:
         """(dx, dstate before the tile, dinitial, dslow)."""
         f, xp, x, rates = self.f, self.xp, self.x, self.x.rates
-        dinitial, dslow, last_gain = tuple(0 * w for w in initial), tuple(0 * w for w in self.slow), None
+        dinitial, dslow, last_gain = (), tuple(0 * w for w in self.slow), None
         self.A = self._shared(self.state.anchor)  # without the gradients of another pullback
         if self.last % f.mini_batch == 0:
             d, last_gain, dinitial = close_vjp(xp, f, self._before_close(), self._last_gain(), initial, d)

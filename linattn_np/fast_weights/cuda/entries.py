@@ -6,22 +6,30 @@ from collections.abc import Iterator
 from math import gcd
 
 from ...runtime.cuda.elements import ELEMENTS
-from ...runtime.cuda.entries import Entry
+from ...runtime.cuda.entries import SHARED, Entry
 from ..array.chunks import TILE
 from . import momentum, rates
 from .plan import WIDTHS, kernel
 
 
-def learner_entries(dtype: str, K: int, backward: bool = True) -> Iterator[Entry]:
-    """Those of keys of K channels. Arrays of every dtype here are float32 in the momentum delta rule."""
+def learner_entries(dtype: str, K: int, capability: int, backward: bool = True) -> Iterator[Entry]:
+    """Those of keys, and of values, of K channels. Tokens of every dtype are float32 in the momentum delta rule."""
     if dtype not in ELEMENTS:
         return
     for back in (False, True)[: 1 + backward] if K in WIDTHS else ():
         one = kernel(dtype, K, back)
         yield Entry(f"linear learner of {K} channels, {'backward' if back else 'forward'}", one.file, one.constants)
+    exact, align = dtype != "bfloat16", gcd(16, 4 * K)
+    has_kernels, by_tiles = momentum.fits(K, SHARED[capability] << 10)
+    if by_tiles:
+        made = momentum.walk_constants(K, K, exact, align)
+        yield Entry("momentum delta rule, walks over its states", momentum.WALK, made)
     for words, decayed in (("decayed", True), ("previous", False)) if K <= momentum.WIDEST else ():
-        made = momentum.constants("float32", K, TILE, decayed, gcd(16, 4 * K))
-        yield Entry(f"momentum delta rule, {words} prediction", momentum.SOURCE, made)
-        if backward:
-            words = f"coefficients of tiles, {words} prediction"
-            yield Entry(words, rates.SOURCE, rates.constants("float32", decayed))
+        if not by_tiles:
+            made = momentum.constants("float32", K, TILE, decayed, align)
+            yield Entry(f"momentum delta rule, {words} prediction", momentum.SOURCE, made)
+        if by_tiles or backward:
+            yield Entry(f"coefficients of tiles, {words} prediction", rates.SOURCE, rates.constants("float32", decayed))
+        for file, made in momentum.tile_constants(decayed, exact, align).items():
+            if has_kernels and (backward or (by_tiles and file == momentum.SYSTEMS)):
+                yield Entry(f"tiles of the momentum delta rule, {words} prediction", file, made)

@@ -17,7 +17,7 @@ from ...runtime.cuda.elements import ELEMENTS
 from ..array import chunks
 from ..types import FastPlan, Inputs, Learner, Rates, State, Tokens, Tree, joined, plus
 from .arguments import LINEAR, NO_TOKENS
-from .plan import EACH, MOST, WIDTHS, kernel, mark
+from .plan import EACH, MOST, WIDTHS, before, kernel, mark
 
 
 def unsupported_reason(x: Inputs, plan: FastPlan) -> str | None:
@@ -49,7 +49,7 @@ def forward(
 ) -> tuple[Any, list[Any]]:
     """(out, [(tokens before the kernel's, their states, stored states), the final state])."""
     T, own, marks, found = x.k.shape[-2], None, None, list[Array]()
-    if first := _before(f, begin, T):
+    if first := before(f, begin, T):
         y, own = chunks.forward(f, xp, _wide(xp, x.cut(0, first)), begin, initial, slow, keep)
         begin = own[-1]
         found.append(cast(xp, y, x.v.dtype))
@@ -79,12 +79,6 @@ def backward(
         dslow = plus(dslow, [xp.sum(y, axis=0) if y.ndim == 4 else y for y in more])
     dx = each[0] if len(each) == 1 else joined(xp, each, x)
     return dx, d, tuple(0 * w for w in initial), dslow
-
-
-def _before(f: Learner, begin: State, T: int) -> int:
-    """Tokens before those of the kernels: weights that are one array with their anchor begin a mini-batch."""
-    done = begin.n % f.mini_batch
-    return 0 if begin.anchor is begin.weights and not done else min(f.mini_batch - done, T)
 
 
 def _wide(xp: Namespace, x: Tokens) -> Tokens:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from ...runtime.cuda.launch import Kernel
+from ..types import Learner, State
 
 MOST = 16  # tokens of a mini-batch: rows of a product
 EACH = 4  # mini-batches from one stored state to the next; a backward computes the others again
@@ -32,3 +33,9 @@ def kernel(dtype: str, D: int, back: bool) -> Kernel:
 def pairs(constants: dict[str, Any]) -> Constants:
     """Constants in order."""
     return tuple(constants.items())
+
+
+def before(f: Learner, begin: State, T: int) -> int:
+    """Tokens before those of the kernels: weights that are one array with their anchor begin a mini-batch."""
+    done = begin.n % f.mini_batch
+    return 0 if begin.anchor is begin.weights and not done else min(f.mini_batch - done, T)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ...core import CallPlan
 from ...runtime.arrays import Array, cast, sum_to, swap
 from ..heads import join_state, split, split_state
 from ..types import Plan
 
 
-def _split(plan: Plan, q: Array, state: Array) -> tuple[Array, Array, list[slice]]:
+def _split(plan: CallPlan | Plan, q: Array, state: Array) -> tuple[Array, Array, list[slice]]:
     """q (..., G, R, T, K), state (..., G, R, K, V) (or one row per sequence), and token ranges that share a state."""
     xp, G = plan.xp, min(q.shape[-2], state.shape[-3])
     return (
@@ -17,7 +18,7 @@ def _split(plan: Plan, q: Array, state: Array) -> tuple[Array, Array, list[slice
     )
 
 
-def read_fwd(plan: Plan, q: Array, state: Array) -> Array:
+def read_fwd(plan: CallPlan | Plan, q: Array, state: Array) -> Array:
     """q (..., Tq, Hq, K), state (..., H, K, V) or (N, H, K, V) -> (..., Tq, max(Hq, H), V)."""
     xp = plan.xp
     core, S, ranges = _split(plan, q, state)
@@ -29,7 +30,7 @@ def read_fwd(plan: Plan, q: Array, state: Array) -> Array:
     return swap(xp, xp.reshape(out, (*out.shape[:-4], out.shape[-4] * out.shape[-3], *out.shape[-2:])), -3)
 
 
-def read_vjp(plan: Plan, q: Array, state: Array, dout: Array) -> tuple[Array, Array]:
+def read_vjp(plan: CallPlan | Plan, q: Array, state: Array, dout: Array) -> tuple[Array, Array]:
     """(dq, dstate) in the dtype of the computation."""
     xp, T = plan.xp, plan.xp.matrix_transpose
     core, S, ranges = _split(plan, q, state)

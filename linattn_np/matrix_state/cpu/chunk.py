@@ -17,12 +17,12 @@ from ...ops.cpu.rows import add, add_weighted_rows, fill, hadamard, scale_column
 from ...ops.cpu.storage import load
 from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.tiles import dot
-from ...runtime.pieces.views import address_of, as_row, field_of, point, row, rows, transposed
+from ...runtime.pieces.views import address_of, as_row, field_of, point, row, transposed
 from ...runtime.pieces.workspace import TOKEN
 from .averages import find_averages
 from .decay import decays, gram, pair_table, plain_gram, rest, weigh
 from .maps import features
-from .raw import load_gate, load_rotations, load_rows, load_strengths, load_weights, rotate_rows, take_own
+from .raw import load_gate, load_rows, load_strengths, load_weights
 from .workspace import EARLY, STRICT, Q, U, V, Work
 
 
@@ -59,8 +59,6 @@ def begin_chunk(w: Work):
     """c tokens from t on."""
     w.c = min(w.C, w.STOP - w.t)
     w.c1 = w.c + 1
-    if w.rotated and not w.returning:
-        load_rotations(w)
 
 
 @piece
@@ -72,17 +70,14 @@ def load_tokens(w: Work):
             features(w, False, w.HEAD)
     else:
         load_rows(w, w.in_k, w.HEAD, w.k)
-        if w.rotated:
-            rotate_rows(w, w.k, False)
     if w.direct_v:
         point(w, V, address_of(w.in_v, place, w.COLUMN), field_of(w.in_v, TOKEN))
-        if not (w.delta or w.weighted):
+        if not w.delta:
             point(w, U, address_of(w.in_v, place, w.COLUMN), field_of(w.in_v, TOKEN))
     else:
         load(w.in_v, place, (w.COLUMN, w.V), w.v)
     if w.weighted:
         load_weights(w)
-        scaled(w.v, w.weights, w.U)
     if not w.formed:
         transpose(w.k, w.kT)
     if w.separate_erase_key:
@@ -123,7 +118,7 @@ def write_state(w: Work, y: Matrix, u: Matrix, S: Matrix, out: Matrix, weights: 
         hadamard(y, w.last, w.decayed)
         keys = w.decayed
     elif w.scalar:
-        scaled(u, w.end, w.inside)
+        scaled(u, w.left, w.inside)
         values = w.inside
     product(FULL, transposed(keys), values, out, added=S, weights=weights)
 
@@ -212,8 +207,6 @@ def load_queries(w: Work, j: Whole):
         point(w, Q, address_of(w.in_q, (w.BATCH, j, w.t), 0), field_of(w.in_q, TOKEN))
     else:
         load_rows(w, w.in_q, j, w.q)
-        if w.rotated:
-            rotate_rows(w, w.q, False)
 
 
 @piece
@@ -224,12 +217,7 @@ def read(w: Work, j: Whole, out: Matrix):
     gram(w, w.q, w.k, w.kT, reads, w.scales, w.P)
     if w.bonus:
         bonus(w)
-    if w.weighted:
-        take_own(w)
-        # the last row, which no query of the chunk reads, may have a weight from the next chunk, a NaN too
-        product(LEFT_LOWER, w.P, rows(w.U, 0, w.c - 1), w.inside, added=w.v, weights=w.own_shares)
-    else:
-        product(LEFT_LOWER, w.P, w.U, w.inside)
+    product(LEFT_LOWER, w.P, w.U, w.inside)
     if w.averaged:
         find_averages(w, j)
     if w.free:

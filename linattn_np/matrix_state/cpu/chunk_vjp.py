@@ -37,9 +37,9 @@ from ...runtime.pieces.piece import Matrix, Number, Truth, Vector, Whole, piece
 from ...runtime.pieces.views import as_row, row, transposed
 from .averages import averages_vjp, read_z_vjp
 from .chunk import bonus, bonus_vjp, load_queries, reach, solve_system
-from .decay import block_gram, block_gram_vjp, gate_vjp, gram, gram_vjp
+from .decay import block_gram, block_gram_vjp, gate_vjp, gram, gram_vjp, plain_gram
 from .maps import features_vjp
-from .raw import add_own_vjp, angles_vjp, begin_weights_vjp, rotate_rows, take_own_vjp, weights_vjp
+from .raw import add_own_vjp, rotate_vjp, weigh_end_vjp, weigh_gram_vjp
 from .workspace import EARLY, STRICT, Work
 
 
@@ -50,7 +50,7 @@ def chunk_vjp(w: Work):
     if w.rotated:
         clear(w.dangle)
     if w.weighted:
-        begin_weights_vjp(w)
+        fill(w.downs, 0.0)
     write_vjp(w)
     transpose(w.S, w.ST)
     for j in range(w.HEAD * w.queries, (w.HEAD + 1) * w.queries if w.has_queries else 0):
@@ -60,20 +60,19 @@ def chunk_vjp(w: Work):
     elif w.free:
         free_vjp(w)
     else:
-        if w.weighted:
-            weights_vjp(w)
         stream(w.dU, w.out_dv, place, (0, w.V))
     if w.map:
         features_vjp(w, False, w.HEAD)
     else:
         if w.rotated:
-            angles_vjp(w, w.k, w.dk)
+            rotate_vjp(w, w.k, w.dk, w.q)
             save(w.dangle, w.out_dangle, place, (0, w.pairs))
         if w.weighted:
-            add(w.dk_own, w.dk)
-        if w.rotated:
-            rotate_rows(w, w.dk, True)
+            add_own_vjp(w, w.q, w.dk)
         stream(w.dk, w.out_dk, place, (0, w.K))
+    if w.weighted:
+        save_column(w.dweights, w.out_dweight, place)
+        save_column(w.downs, w.out_down, place)
     gate_vjp(w)
 
 
@@ -137,9 +136,12 @@ def written_vjp(w: Work, y: Matrix, u: Matrix, du: Matrix, dy: Matrix):
         hadamard_to(w.last, dy)
         add_hadamard(y, dy, w.writers_k)
     else:
-        product(FULL, y, w.dS, du, w.end)
+        product(FULL, y, w.dS, du, w.left)
+        if w.weighted:
+            weigh_end_vjp(w)
         if w.scalar:
-            scale_rows(dy, w.end)
+            scale_rows(dy, w.left)
+        if w.scalar and not w.weighted:
             add_dots(y, dy, False, 1.0, w.writers)
     if w.value_decay:
         hadamard_to(w.last_v, du)
@@ -198,11 +200,9 @@ def read_vjp(w: Work, j: Whole):
         features_vjp(w, True, j)
     else:
         if w.rotated:
-            angles_vjp(w, w.q, w.dq)
+            rotate_vjp(w, w.q, w.dq, w.k)
         if w.weighted:
-            add_own_vjp(w)
-        if w.rotated:
-            rotate_rows(w, w.dq, True)
+            add_own_vjp(w, w.k, w.dq)
         stream(w.dq, w.out_dq, place, (0, w.K))
 
 
@@ -210,7 +210,10 @@ def read_vjp(w: Work, j: Whole):
 def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: Matrix):
     """The adjoint of out = ... + gram(q, y) u."""
     reads = EARLY | STRICT if w.query_reads else 0
-    gram(w, w.q, y, yT, reads, w.scales, w.P)
+    if w.weighted:
+        plain_gram(w, w.q, y, yT, reads, w.P)
+    else:
+        gram(w, w.q, y, yT, reads, w.scales, w.P)
     if w.value_decay:
         block_gram(w.dout, u, w.W_v, w.query_reads, w.dP, w.near_v, w.far_v, w.farT_v)
         block_gram_vjp((w.W_v, w.crossed_v, w.scratch_v), w.P, w.dout, u, w.query_reads, w.out_v, du)
@@ -219,7 +222,7 @@ def read_written_vjp(w: Work, y: Matrix, yT: Matrix, u: Matrix, du: Matrix, dy: 
             transpose(u, w.UT)
         product(OUT_LOWER, w.dout, w.UT, w.dP)
         if w.weighted:
-            take_own_vjp(w)
+            weigh_gram_vjp(w)
         if w.averaged:
             add_outer(w.weights, w.ones, w.dP)
         if w.bonus:

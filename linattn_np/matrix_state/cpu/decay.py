@@ -25,7 +25,7 @@ from ...runtime.pieces.vectors import BYTES
 from ...runtime.pieces.views import as_row, backwards, columns, row, rows, transposed
 from ..policy import DECAY_BLOCK as BLOCK
 from ..policy import GATE_FLOOR
-from .raw import load_scalar_decays, load_vector_decays
+from .raw import load_scalar_decays, load_vector_decays, weigh_end, weigh_gram
 from .workspace import EARLY, STRICT, Work
 
 zeros, read = registers(1)
@@ -41,6 +41,8 @@ def decays(w: Work):
         load_scalar_decays(w, w.factor)
         pair_table(w.factor, w.sums, w.E, w.start, w.end)
         fill(w.carry, w.start[w.c])
+        if w.weighted:
+            weigh_end(w)
     elif w.vector:
         load_vector_decays(w, w.W)
         tables_of(w.W, w.first, w.first_before, w.last, w.carry)
@@ -86,7 +88,10 @@ def weigh(P: Matrix, E: Matrix, strict: Truth, factors: Vector):
 def gram(w: Work, x: Matrix, y: Matrix, yT: Matrix, reads: Whole, factors: Vector, out: Matrix):
     """out_ij = factors_i x_i . y_j times the decay from j to i, 0 above the diagonal (STRICT: and on it)."""
     plain_gram(w, x, y, yT, reads, out)
-    weigh(out, w.E_before if reads & EARLY else w.E, reads & STRICT != 0, factors)
+    if w.weighted:
+        weigh_gram(w, out)
+    else:
+        weigh(out, w.E_before if reads & EARLY else w.E, reads & STRICT != 0, factors)
 
 
 @piece
@@ -189,7 +194,8 @@ def gram_vjp(w: Work, reads: Whole, factors: Vector, P: Matrix, x: Matrix, y: Ma
     """dx += rows(dP, y), dy += columns(dP, x) and the gates' terms, of P = factors (.) gram(x, y); dP is w.dP."""
     early = reads & EARLY
     table, crossed = w.E_before if early else w.E, w.crossed_before if early else w.crossed
-    weigh_vjp(w.dP, P, table, reads & STRICT != 0, factors, crossed)
+    if not w.weighted:  # weigh_gram_vjp
+        weigh_vjp(w.dP, P, table, reads & STRICT != 0, factors, crossed)
     if w.vector:
         block_gram_vjp((w.W, w.crossed_k, w.scratch), w.dP, x, y, early, dx, dy)
     else:

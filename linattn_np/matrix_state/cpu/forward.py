@@ -64,7 +64,7 @@ def handles(x: Inputs, plan: Plan) -> frozenset[str]:
         found |= {"gates"} if plan.micro_steps == 1 else set()
         found |= {"l2norm"} if plan.erase_key is not EraseKey.PRODUCT else set()
     found |= {"rotations"} if plain else set()
-    if plain and query_heads(x) == x.v.shape[-2]:
+    if plain and query_heads(x) == x.v.shape[-2] and x.decay is Decay.SCALAR:
         found |= {"own_writes"}
     return frozenset(found)
 
@@ -237,7 +237,7 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
     direct = {n: is_direct(y, plan.dtype) and y.shape[-1] % W == 0 for n, y in (("q", x.q), ("v", x.v))}
     is_so = {
         "decay": x.decay is not Decay.NONE, "scalar": x.decay is Decay.SCALAR, "vector": vector,
-        "erase": delta or free, "delta": delta, "free": free, "U_is_v": not delta and x.own is None,
+        "erase": delta or free, "delta": delta, "free": free, "U_is_v": not delta,
         "query_reads": plan.query_reads is ReadState.PREVIOUS,  # queries read S_{t-1}; erase_reads: r does
         "erase_reads": free or plan.erase_reads is ReadState.PREVIOUS,
         "separate_erase_key": apart, "r_is_k": not apart, "has_queries": x.q is not None, "bonus": x.u is not None,
@@ -251,7 +251,8 @@ def cell_of(x: Inputs, plan: Plan, columns: int, form: str, **more: bool) -> Cel
         "compensates": dtype == "float32" and delta and not vector,
         "raw_gate": has_raw_gate(x, plan), "bounded": plan.lower_bound is not None,
         "has_bias": x.bias is not None, "has_rate": x.A_log is not None,
-        "rotated": x.rotation is not None, "weighted": x.own is not None, "preceded": x.past_k is not None,
+        "rotated": x.rotation is not None, "weighted": x.own is not None,
+        "unweighted": x.own is None, "preceded": x.past_k is not None,
         "normalised": plan.l2norm, "before_sigmoid": plan.beta_sigmoid > 0,
     } | more | dict.fromkeys(form.split(), True)  # fmt: skip
     queries = 1 if x.q is None else max(1, x.q.shape[-2] // x.v.shape[-2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ops.cpu.formulas import KINDS, formula
-from ...runtime.pieces.record import check, execute
+from ...runtime.pieces.record import check, execute, share
 from . import levels, levels_vjp
 from .l2norm import divided
 from .recurrent import step
@@ -25,7 +25,7 @@ def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
         "conjugate gradients": ((forward,), "solved formed"), "exact systems": ((forward,), "solved formed exact"),
         "ridges": ((find_zeros,), ""),
         "states by levels": ((levels.forward, levels.advance, levels_vjp.backward), "delta"),
-        "repeated calls": ((execute, check), ""),
+        "repeated calls": ((execute, share, check), ""),
         "other dtypes of inputs": (ALL, "converted"), "16-bit results": ((formula,), "copy rounded"),
         "formulas": ((formula,), " ".join((*KINDS, "converted", "rounded"))),
     }  # fmt: skip

@@ -10,49 +10,68 @@ computes unit rows and strengths ahead of them, and all other transposes behind 
 from __future__ import annotations
 
 from ...ops.cpu.numbers import exp, number, softplus
-from ...ops.cpu.rows import add_outer, clear, fill, normalise_rows, scale_rows
-from ...ops.cpu.rowwise import rotate_pairs
-from ...ops.cpu.storage import load, load_column, save, save_column
-from ...ops.cpu.trapezoid import crossed
-from ...runtime.pieces.piece import Matrix, Stored, Truth, Vector, Whole, piece
-from ...runtime.pieces.tiles import dot
-from ...runtime.pieces.views import columns, row, rows
+from ...ops.cpu.rows import add_dots, add_outer, clear, fill, normalise_rows, scale_rows, times
+from ...ops.cpu.rowwise import rotate_pairs, rotate_pairs_vjp
+from ...ops.cpu.storage import load, load_column, save
+from ...ops.cpu.trapezoid import add as add_scaled
+from ...runtime.pieces.piece import Matrix, Stored, Vector, Whole, piece
+from ...runtime.pieces.tiles import copy_row, dot
+from ...runtime.pieces.views import FLOAT32, FLOAT64, columns, field_of, row, row_part, rows, tokens_of
+from ...runtime.pieces.workspace import CHANNEL, STORAGE
 from .workspace import Work
 
 
 @piece
 def load_rows(w: Work, x: Stored, head: Whole, out: Matrix):
     """q or k of a head, of the tokens from t on."""
-    load(x, (w.BATCH, head, w.t), (0, w.K), out)
-    if w.normalised:
-        normalise_rows(columns(out, 0, w.K), w.root)
+    if w.rotated:
+        load_rotated(w, x, head, out)
+    else:
+        load(x, (w.BATCH, head, w.t), (0, w.K), out)
+        if w.normalised:
+            normalise_rows(columns(out, 0, w.K), w.root)
 
 
-# rotations: q_t <- q_t R_t, k_t <- k_t R_t
-
-
-@piece(of="rotated")
-def load_rotations(w: Work):
-    """Cosines and sines of the tokens from t on."""
-    load(w.in_rotation, (w.BATCH, w.HEAD, w.t), (0, w.pairs), w.cosines)
-    load(w.in_rotation, (w.BATCH, w.HEAD, w.t), (w.pairs, w.pairs), w.sines)
+# rotations: q_t <- q_t R_t, k_t <- k_t R_t; cosines, then sines, are rows of the dtype of the computation
 
 
 @piece(of="rotated")
-def rotate_rows(w: Work, x: Matrix, back: Truth):
-    """Rows of tokens, rotated by their angles or back."""
-    for i in range(len(x)):
-        rotate_pairs(row(x, i), row(w.cosines, i), row(w.sines, i), back, row(x, i))
+def load_rotated(w: Work, x: Stored, head: Whole, out: Matrix):
+    """Rows that are rotated by their angles, from where they are if they need no conversion."""
+    at, n, unit = (w.BATCH, head, w.t), 2 * w.pairs, out.itemsize
+    in_place = field_of(x, STORAGE) == (FLOAT32 if unit == 4 else FLOAT64) and field_of(x, CHANNEL) == unit
+    if not in_place or w.normalised:
+        load(x, at, (0, w.K), out)
+        if w.normalised:
+            normalise_rows(columns(out, 0, w.K), w.root)
+        in_place = False
+    A, rotation = (
+        tokens_of(x, w.scale, at, len(out), (0, w.K)) if in_place else out,
+        tokens_of(w.in_rotation, w.scale, (w.BATCH, w.HEAD, w.t), len(out), (0, n)),
+    )
+    for i in range(len(out)):
+        y, to, both = row(A, i), row(out, i), row(rotation, i)
+        rotate_pairs(y, rows(both, 0, w.pairs), rows(both, w.pairs, w.pairs), False, to)
+        if in_place:
+            copy_row(rows(y, n, w.K - n), rows(to, n, len(to) - n), w.K - n)
 
 
 @piece(of="rotated adjoint")
-def angles_vjp(w: Work, y: Matrix, dy: Matrix):
-    """dangle_p += y_2p dy_2p+1 - y_2p+1 dy_2p of the rotated rows y."""
-    for i in range(len(y)):
-        crossed(row(y, i), row(dy, i), row(w.dangle, i))
+def rotate_vjp(w: Work, x: Matrix, dx: Matrix, other: Matrix):
+    """dangle_p += x_2p dx_2p+1 - x_2p+1 dx_2p of the rotated rows x;  dx <- dx + own_shares other, rotated back.
+
+    q_i k_i^T, which own_i weighs, has no angle: its parts of dangle would cancel, so they are added behind it.
+    """
+    n, owns = 2 * w.pairs, w.weighted and w.has_queries
+    rotation = tokens_of(w.in_rotation, w.scale, (w.BATCH, w.HEAD, w.t), len(x), (0, n))
+    more = columns(other, 0, n if owns else 0)
+    for i in range(len(x)):
+        both, f = row(rotation, i), w.own_shares[i] if owns else number(x, 0)
+        c, s = rows(both, 0, w.pairs), rows(both, w.pairs, w.pairs)
+        rotate_pairs_vjp(row(x, i), row(dx, i), row(more, i), f, c, s, row(w.dangle, i))
 
 
-# weights: u_t = weight_t v_t is written, but a token's own query reads own_t v_t
+# weights of what later queries read of a token, and of what its own query reads: factors of the tables of the decay
 
 
 @piece(of="weighted")
@@ -64,55 +83,65 @@ def load_weights(w: Work):
 
 
 @piece(of="weighted chunk")
-def take_own(w: Work):
-    """own_shares_i = own_i P_ii: the diagonal of P has factors of its own, and is 0 where the others are used."""
-    for i in range(w.c):
-        w.own_shares[i] = w.owns[i] * w.P[i, i]
-        w.P[i, i] = 0
+def weigh_end(w: Work):
+    """left_j = weight_j e^{s(j, end)}"""
+    times(1.0, w.end, w.weights, w.left)
+
+
+@piece(of="weighted chunk")
+def weigh_gram(w: Work, P: Matrix):
+    """P_ij <- scale P_ij E_ij weight_j for j < i, scale own_i P_ii, 0 beyond.
+
+    The weight of the last token, which no query of the chunk reads, may come from the next chunk, a NaN too.
+    """
+    weights, none = w.weights, number(P, 0)
+    for i in range(len(P)):
+        p, e, f = row(P, i), row(w.E, i), w.scales[i]
+        own = w.owns[i] * (f * p[i])
+        for j in range(len(p)):
+            p[j] = weights[j] * (f * (p[j] * e[j])) if j < i else none
+        p[i] = own
 
 
 @piece(of="weighted adjoint")
-def begin_weights_vjp(w: Work):
-    clear(w.dv_own)
-    clear(w.dk_own)
-    fill(w.downs, 0.0)
+def weigh_end_vjp(w: Work):
+    """Of dy, the gradient of keys before their factors: dweight_j = end_j k_j . dy_j, writers_j = left_j k_j . dy_j."""
+    fill(w.dweights, 0.0)
+    add_dots(w.k, w.dk, False, 1.0, w.dweights)
+    for j in range(w.c):
+        w.writers[j] += w.left[j] * w.dweights[j]
+        w.dweights[j] *= w.end[j]
 
 
 @piece(of="weighted adjoint")
-def take_own_vjp(w: Work):
-    """From t_i = dout_i . v_i: down_i += P_ii t_i, dv_i += own_i P_ii dout_i; own_shares_i = scale own_i t_i."""
+def weigh_gram_vjp(w: Work):
+    """weigh_gram of P, and of x_ij = dout_i . v_j = dP_ij, with s_ij = scale P_ij E_ij (s_ii = scale P_ii):
+
+    dweight_j += s_ij x_ij,  crossed_ij += weight_j s_ij x_ij,  dP_ij <- scale x_ij E_ij weight_j for j < i
+    down_i += s_ii x_ii,  own_shares_i = scale own_i x_ii,  dP_ii <- 0
+    """
+    weights, dweights, none = w.weights, w.dweights, number(w.P, 0)
     for i in range(w.c):
-        along, v, dout, dv = w.P[i, i], row(w.v, i), row(w.dout, i), row(w.dv_own, i)
-        read, own = dot(dout, v, len(v)), w.owns[i]
+        p, d, e, to, f = row(w.P, i), row(w.dP, i), row(w.E, i), row(w.crossed, i), w.scales[i]
+        along, read, own = f * p[i], d[i], w.owns[i]
+        for j in range(w.c):
+            x, s = d[j], f * (p[j] * e[j])
+            term, share = (x * s if j < i else none), weights[j]
+            dweights[j] += term
+            to[j] += share * term if j < i else none
+            p[j] = share * s if j < i else none
+            d[j] = share * (f * (x * e[j])) if j < i else none
         w.downs[i] += along * read
-        for d in range(len(dv)):
-            dv[d] += own * along * dout[d]
-        w.own_shares[i] = w.scale * own * read
-        w.P[i, i] = 0
-        w.dP[i, i] = 0
+        w.own_shares[i] = f * own * read
+        p[i] = own * along
 
 
 @piece(of="weighted adjoint")
-def add_own_vjp(w: Work):
-    """dq_i += own_shares_i k_i, and dk apart: q_i k_i^T has no angle, and their parts of its gradient would cancel."""
-    for i in range(w.c):
-        f, q, k, dq, dk = w.own_shares[i], row(w.q, i), row(w.k, i), row(w.dq, i), row(w.dk_own, i)
-        for d in range(len(dq)):
-            dq[d] += f * k[d]
-            dk[d] += f * q[d]
-
-
-@piece(of="weighted adjoint")
-def weights_vjp(w: Work):
-    """dweight_i = dU_i . v_i;  dU <- dv = diag(weight) dU + dv_own"""
-    place = (w.BATCH, w.HEAD, w.t)
-    for i in range(w.c):
-        du, v, more, f = row(w.dU, i), row(w.v, i), row(w.dv_own, i), w.weights[i]
-        w.dweights[i] = dot(du, v, len(v))
-        for d in range(len(du)):
-            du[d] = f * du[d] + more[d]
-    save_column(w.dweights, w.out_dweight, place)
-    save_column(w.downs, w.out_down, place)
+def add_own_vjp(w: Work, other: Matrix, dx: Matrix):
+    """dq_i += own_shares_i k_i, or dk_i += own_shares_i q_i, in the channels that do not rotate."""
+    n = 2 * w.pairs
+    for i in range(len(dx) if w.has_queries else 0):
+        add_scaled(row_part(other, i, n, w.K - n), w.own_shares[i], row_part(dx, i, n, w.K - n))
 
 
 @piece(of="preceded chunk")

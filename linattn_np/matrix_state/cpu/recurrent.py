@@ -35,15 +35,7 @@ from .averages import load_z, save_z
 from .chunk import begin_task
 from .maps import map_rows
 from .passes import read_pass, write_state
-from .raw import (
-    load_rotations,
-    load_rows,
-    load_scalar_decays,
-    load_strengths,
-    load_vector_decays,
-    rotate_rows,
-    weigh_slab,
-)
+from .raw import load_rows, load_scalar_decays, load_strengths, load_vector_decays, weigh_slab
 from .workspace import MONOMIALS, Work
 
 
@@ -93,9 +85,6 @@ def load_slab(w: Work):
         load_features(w)
     else:
         load_rows(w, w.in_k, w.HEAD, w.keys)
-    if w.rotated:
-        load_rotations(w)
-        rotate_rows(w, w.keys, False)
     if w.vector:  # e^g
         load_vector_decays(w, w.decays)
         exp_rows(w.decays)
@@ -120,8 +109,6 @@ def load_slab(w: Work):
     if w.has_queries and not w.map:
         for j in range(w.queries):
             load_rows(w, w.in_q, w.HEAD * w.queries + j, rows(w.query, j * w.c, w.c))
-            if w.rotated:
-                rotate_rows(w, rows(w.query, j * w.c, w.c), False)
     if w.weighted:
         weigh_slab(w)
     if w.bonus:

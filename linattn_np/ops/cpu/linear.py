@@ -28,7 +28,8 @@ MOST_BYTES = 2**18  # of a weight matrix: a quarter of a second cache
 MOST = 8  # weight matrices of a kernel
 NEAR = 64  # rows that are multiplied at a time: they stay in the first cache
 AHEAD = 2 * ROWS  # rows of y that are fetched before they are stored
-WIDE = 128  # columns of a task of dW
+HEIGHT = 32  # rows of a task of dW
+WIDE = 128  # columns of dx, from which it is computed in strips
 SMALL = 2**21  # multiplications, up to which one thread is enough
 ALL = range(MOST)
 FIELDS = {"W": ("K", "M"), "T": ("M", "K"), "b": ("R", "M"), "y": ("R", "M")}  # T: W transposed
@@ -125,8 +126,8 @@ def backward(w: Work, first: Whole, last: Whole):
 
 @piece
 def blocks(w: Work, n: Whole) -> Whole:
-    """The tasks of dW_n: NEAR of its rows and WIDE of its columns each."""
-    return -(-w.K // NEAR) * -(-width(w, n) // WIDE)
+    """The tasks of dW_n: HEIGHT of its rows and NEAR of its columns each."""
+    return -(-w.K // HEIGHT) * -(-width(w, n) // NEAR)
 
 
 @piece
@@ -138,9 +139,9 @@ def gradients(w: Work, first: Whole, last: Whole):
             own -= blocks(w, n)
             n += 1
         M = width(w, n)
-        across = -(-M // WIDE)
-        i, j = own // across * NEAR, own % across * WIDE
-        height, wide = min(NEAR, w.K - i), min(WIDE, M - j)
+        across = -(-M // NEAR)
+        i, j = own // across * HEIGHT, own % across * NEAR
+        height, wide = min(HEIGHT, w.K - i), min(NEAR, M - j)
         out = columns(rows(numbered(w.x, w, W, n, w.K, M), i, height), j, wide)
         dy = columns(numbered(w.x, w, Y, n, w.R, M), j, wide)
         for at in range(0, w.R, NEAR):
@@ -207,7 +208,7 @@ def _run(kernel: Any, x: np.ndarray, given: dict[str, Sequence[Any]], adds: bool
         forward: -(-R // NEAR),
         backward: -(-R // NEAR),
         transposes: len(Ms),
-        gradients: -(-K // NEAR) * sum(-(-M // WIDE) for M in Ms),
+        gradients: -(-K // HEIGHT) * sum(-(-M // NEAR) for M in Ms),
     }
     is_small = kernel is transposes or R * K * sum(Ms) <= SMALL
     over_matrices(kernel, LINEAR, values, tasks[kernel], x.dtype.name, is_small)

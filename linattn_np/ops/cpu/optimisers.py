@@ -17,6 +17,7 @@ from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 
 EACH = 2**14  # numbers of a task: four arrays of it lie in the second cache
+SMALL = 2**18  # numbers, up to which one thread is enough
 SHARED = ("a", "b", "first", "second", "eps", "clip")
 ADAMW = Workspace("adamw", (), SHARED, (), {
     "given": {name: Field("size") for name in ("p", "g", "m", "v")}
@@ -78,7 +79,8 @@ def adamw(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, groups: An
     values = {"p": p, "g": g, "m": m, "v": v, "bounds": np.array(bounds, np.int64),
               "keep": np.array([k for k, _ in each]), "rate": np.array([r for _, r in each])}  # fmt: skip
     if each:
-        over_matrices(adamw_tasks, ADAMW, sizes | numbers | values, len(each), p.dtype.name)
+        over_matrices(adamw_tasks, ADAMW, sizes | numbers | values, len(each), p.dtype.name,
+                      len(p) <= SMALL)  # fmt: skip
 
 
 def norm(g: np.ndarray) -> float:
@@ -86,5 +88,5 @@ def norm(g: np.ndarray) -> float:
     sums = np.zeros(-(-len(g) // EACH))
     if len(g):
         over_matrices(squares, SQUARES, {"size": len(g), "tasks": len(sums), "g": g, "sums": sums}, len(sums),
-                      g.dtype.name)  # fmt: skip
+                      g.dtype.name, len(g) <= SMALL)  # fmt: skip
     return float(np.sqrt(sums.sum()))

@@ -73,6 +73,63 @@ def rotate_pairs(x: Any, c: Any, s: Any, back: Any, out: Any) -> None:
         out[2 * p + 1] = even * sine + odd * c[p]
 
 
+def _rotate_vectors_vjp(x: Any, dx: Any, more: Any, f: Any, c: Any, s: Any, count: int, dangle: Any, out: Any) -> None:
+    even, odd, cosine, sine = slice(0, 2 * count, 2), slice(1, 2 * count, 2), c[:count], s[:count]
+    dangle[:count] += x[even] * dx[odd] - x[odd] * dx[even]
+    y = dx[: 2 * count] + (f * more[: 2 * count] if len(more) else 0)
+    out[even], out[odd] = y[even] * cosine + y[odd] * sine, y[odd] * cosine - y[even] * sine
+
+
+@emitted(_rotate_vectors_vjp)
+def rotate_vectors_vjp(
+    b: Builder, x: Array, dx: Array, more: Array, f: Value, c: Array, s: Array, count: Value, dangle: Array, out: Array
+) -> None:
+    """`rotate_pairs_vjp` of `count` pairs, in whole vectors."""
+    W = x.vector.count
+    half, factor = ir.VectorType(x.number, W // 2), broadcast(b, f, x.vector)
+
+    def parts(pair: Value) -> list[Value]:
+        none = constant(x.vector, ir.Undefined)
+        return [b.shuffle_vector(pair, none, lanes(range(first, W, 2))) for first in (0, 1)]
+
+    def write(adds: bool) -> None:
+        with loop(b, 0, count, W // 2) as p:
+            at = b.mul(p, I64(2))
+            c_p, s_p = (b.load(b.inttoptr(y.at(p), half.as_pointer()), align=y.size) for y in (c, s))
+            (even, odd), dpair = parts(x.load(x.at(at))), dx.load(dx.at(at))
+            deven, dodd = parts(dpair)
+            total = b.inttoptr(dangle.at(p), half.as_pointer())
+            less = b.fsub(b.load(total, align=x.size), b.fmul(odd, deven))
+            b.store(fma(b, even, dodd, less), total, align=x.size)
+            if adds:
+                deven, dodd = parts(fma(b, factor, more.load(more.at(at)), dpair))
+            first = fma(b, dodd, s_p, b.fmul(deven, c_p))
+            second = fma(b, b.fneg(deven), s_p, b.fmul(dodd, c_p))
+            both = b.shuffle_vector(first, second, lanes(n // 2 + n % 2 * (W // 2) for n in range(W)))
+            out.store(both, out.at(at))
+
+    with b.if_else(more.given) as (given, alone):
+        with given:
+            write(True)
+        with alone:
+            write(False)
+
+
+@njit(**OPTIONS)
+def rotate_pairs_vjp(x: Any, dx: Any, more: Any, f: Any, c: Any, s: Any, dangle: Any) -> None:
+    """dangle_p += x_2p dx_2p+1 - x_2p+1 dx_2p of a rotated row x;  dx <- dx + f more, its pairs rotated back."""
+    P, each = len(c), BYTES // dx.itemsize // 2
+    whole = P // each * each
+    rotate_vectors_vjp(x, dx, more, f, c, s, whole, dangle, dx)
+    for p in range(whole, P):
+        even, odd = dx[2 * p], dx[2 * p + 1]
+        dangle[p] += x[2 * p] * odd - x[2 * p + 1] * even
+        if len(more):
+            even, odd = even + f * more[2 * p], odd + f * more[2 * p + 1]
+        dx[2 * p] = even * c[p] + odd * s[p]
+        dx[2 * p + 1] = odd * c[p] - even * s[p]
+
+
 @piece(of="rotated")
 def rotated(x: Vector, c: Vector, s: Vector, back: Whole, out: Vector):
     """The pairs of a row rotated, its other channels as they are."""

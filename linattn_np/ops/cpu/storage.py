@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit, types
 
 from ...runtime.pieces.memory import STREAMED
-from ...runtime.pieces.piece import Column, Kind, Matrix, Stored, Vector, piece
+from ...runtime.pieces.piece import Column, Kind, Matrix, Number, Stored, Vector, Whole, piece
 from ...runtime.pieces.registers import registers, store_past_caches
 from ...runtime.pieces.tiles import copy_row
 from ...runtime.pieces.vectors import BYTES
@@ -123,6 +123,13 @@ def stream(A: Matrix, x: Stored, place: Place, columns: Columns, factors: Vector
 def save_column(a: Vector, x: Stored, place: Place):
     """Numbers to the first column of tokens, as `save`."""
     save(transposed(as_row(a)), x, place, (0, 1))
+
+
+@piece
+def clear_sums(x: Stored, place: Place, count: Whole, columns: Columns, unit: Number):
+    """Tokens of an array are 0 before the first of the heads that share a head of it; unit: of the dtype."""
+    if place[1] % field_of(x, SHARED) == 0:
+        clear(tokens_of(x, unit, place, count, columns))
 
 
 # rounding to 16 bits, to nearest even; float64 goes through float32

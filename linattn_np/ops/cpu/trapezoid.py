@@ -19,20 +19,21 @@ from ...runtime.arrays import name_of
 from ...runtime.constants import constant_zeros
 from ...runtime.pieces import vectors
 from ...runtime.pieces.memory import empty, working
-from ...runtime.pieces.piece import Double, Number, Vector, Whole, Wide, piece, workspace_kind
+from ...runtime.pieces.piece import Matrix, Number, Vector, Whole, piece, workspace_kind
 from ...runtime.pieces.registers import fma, load_part, registers, store, store_part
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.vectors import BYTES, I64, Array, Builder, Value, constant, converted, emitted, lanes, loop
-from ...runtime.pieces.views import columns, row, rows
+from ...runtime.pieces.views import as_row, columns, row, row_part, rows
 from ...runtime.pieces.workspace import Matrix as Field
 from ...runtime.pieces.workspace import Workspace
 from .formulas import dense
 from .numbers import OPTIONS, exp, number, sigmoid, sine_cosine, tanh
 from .rowwise import rotated
 from .stabiliser import cuts
+from .storage import load as load_rows
 
-_, load = registers(1)
+no_numbers, load = registers(1)
 ROWS = {"H": ("dt", "trap", "ddt", "dtrap", "dA", "written", "weights", "owns", "dweights", "downs"), "RH": ("g",),
         "HRR": ("shares", "later"), "HP": ("angle", "dangle", "dangles"),
         "RHK": ("q", "k", "dq", "dk", "dB", "dC"), "RHV": ("x", "v", "dv", "dout", "dx"),
@@ -41,19 +42,20 @@ ENDS = {"H": ("end_own", "dend_own"), "RHK": ("past_k", "end_k", "dpast_k", "den
         "RHV": ("past_v", "end_v", "dpast_v", "dend_v", "begin_v", "dbegin_v"), "HP": ("dend_theta",),
         "HPP": ("end_rotation",)}  # fmt: skip
 SUMS = ("theta", "dend_theta")  # in float64
-SCRATCH = {"theta": "P", "rotation": "PP", "near": "P", "key": "K", "late": "RK", "back": "RV",
-           "own": "two"}  # of each head of each sequence  # fmt: skip
+ANGLES = {"theta": "HP", "near": "HP", "span": "HP", "sine": "HP", "rotation": "HPP"}  # scratch of each sequence
+SCRATCH = {"key": "K", "late": "RK", "back": "RV", "own": "two"}  # of each head of each sequence
 SMALL = 2**15  # numbers of states that one thread computes
 TASK = ("STATE", "LOW", "HIGH", "START", "STOP")  # of its sequence; heads LOW .. HIGH, rows START .. STOP
 TRAPEZOID = Workspace(
     "trapezoid", (*TASK, "T", "R", "H", "Hk", "Hq", "K", "V", "P", "blocks", "each", "reads", "begun", "ended", "skips",
                   "shifts"),
-    ("scale",), (), {"given": {
+    ("scale",), ("in_x", "in_B"), {"given": {
         **{name: Field("count", width) for width, names in ROWS.items() for name in names},
         **{name: Field("states", width, dtype="float64" if name in SUMS else "") for width, names in ENDS.items()
            for name in names},
         "A": Field("rates", "H"), "D": Field("one", "H"), "none": Field("one", "widest"),
-        **{name: Field("all", width, dtype="float64" if name in SUMS else "") for name, width in SCRATCH.items()},
+        **{name: Field("states", width, dtype="float64" if name in SUMS else "") for name, width in ANGLES.items()},
+        **{name: Field("all", width) for name, width in SCRATCH.items()},
         "cuts": Field("sequences", "four", dtype="int64"),
     }})  # fmt: skip
 Work = workspace_kind(TRAPEZOID)
@@ -70,7 +72,7 @@ def tangents(x: Any, out: Any) -> None:
 def add_angles(x: Any, dt: Any, theta: Any, out: Any) -> None:
     """theta += pi x dt; out = theta less whole turns."""
     for p in range(len(out)):
-        total = theta[p] + math.pi * dt * np.float64(x[p])
+        total = theta[p] + math.pi * np.float64(dt[p]) * np.float64(x[p])
         theta[p] = total
         out[p] = total - 2 * math.pi * np.rint(total * (0.5 / math.pi))
 
@@ -79,15 +81,6 @@ def add_angles(x: Any, dt: Any, theta: Any, out: Any) -> None:
 def cosines_and_sines(x: Any, cosines: Any, sines: Any) -> None:
     for p in range(len(x)):
         sines[p], cosines[p] = sine_cosine(x[p])
-
-
-@njit(**OPTIONS)
-def advance(angle: Any, dt: Any, theta: Any, own: Any, rotation: Any) -> None:
-    """theta += pi tanh(angle) dt; its cosines, then its sines.   own: scratch memory of P numbers"""
-    n = len(angle)
-    tangents(angle, own)
-    add_angles(own, np.float64(dt), theta, own)
-    cosines_and_sines(own, rows(rotation, 0, n), rows(rotation, n, n))
 
 
 @njit(**OPTIONS)
@@ -124,6 +117,73 @@ def rotate(x: Vector, rotation: Vector, back: Whole, out: Vector):
     copied(rows(x, 2 * n, rest), number(out, 1), rows(out, 2 * n, rest))
 
 
+# The angles of all heads of a task are one row of numbers: loops over those of one head are too short for vectors.
+
+
+@njit(**OPTIONS)
+def spread(x: Any, P: Any, out: Any) -> None:
+    """out = P times each number of x"""
+    each = BYTES // out.itemsize
+    whole = P // each * each
+    for h in range(len(x)):
+        for p in range(h * P, h * P + whole, each):
+            store(no_numbers(out) + x[h], out, p)
+        for p in range(h * P + whole, (h + 1) * P):
+            out[p] = x[h]
+
+
+@njit(**OPTIONS)
+def alternate(x: Any, y: Any, P: Any, out: Any) -> None:
+    """out = P numbers of x, P of y, the next P of x, ..."""
+    each = BYTES // out.itemsize
+    whole = P // each * each
+    for first in range(0, len(x), max(P, 1)):
+        for p in range(first, first + whole, each):
+            store(load(x, p), out, first + p)
+            store(load(y, p), out, first + P + p)
+        for p in range(first + whole, first + P):
+            out[first + p], out[first + P + p] = x[p], y[p]
+
+
+@piece
+def advance(w: Work, i: Whole, rotations: Matrix, to: Whole):
+    """theta += pi tanh(angle) dt of row i; row `to` of rotations: the cosines of each head, then its sines."""
+    n, P, heads = w.STATE, w.P, w.HIGH - w.LOW
+    first, count = w.LOW * P, heads * P
+    near, span, sine = (
+        row_part(w.near, n, first, count),
+        row_part(w.span, n, first, count),
+        row_part(w.sine, n, first, count),
+    )
+    spread(row_part(w.dt, i, w.LOW, heads), P, span)
+    tangents(row_part(w.angle, i, first, count), near)
+    add_angles(near, span, row_part(w.theta, n, first, count), near)
+    cosines_and_sines(near, span, sine)
+    alternate(span, sine, P, row_part(rotations, to, 2 * first, 2 * count))
+
+
+@njit(**OPTIONS)
+def slopes(dt: Any, total: Any, own: Any, dangle: Any) -> None:
+    """dangle = pi (1 - own^2) dt total, own = tanh angle; own = pi own total, whose sum is a part of ddt."""
+    for p in range(len(dangle)):
+        slope = np.float64(own[p])
+        dangle[p] = math.pi * np.float64(dt[p]) * (1 - slope * slope) * total[p]
+        own[p] = math.pi * slope * total[p]
+
+
+@piece
+def advance_vjp(w: Work, i: Whole):
+    """dangle of row i, and its part of ddt; theta is the sum of the gradients of this angle and all later ones."""
+    n, P, heads = w.STATE, w.P, w.HIGH - w.LOW
+    first, count = w.LOW * P, heads * P
+    near, span = row_part(w.near, n, first, count), row_part(w.span, n, first, count)
+    spread(row_part(w.dt, i, w.LOW, heads), P, span)
+    tangents(row_part(w.angle, i, first, count), near)
+    slopes(span, row_part(w.theta, n, first, count), near, row_part(w.dangle, i, first, count))
+    for h in range(w.LOW, w.HIGH):
+        w.ddt[i, h] += sum_of(row_part(w.near, n, h * P, P), P)
+
+
 @piece
 def begin_task(w: Work, task: Whole):
     """A sequence and `each` of its heads, before its first token."""
@@ -140,7 +200,7 @@ def begin(w: Work, h: Whole):
     """Head h before the first token: no angle, the last keys, their gamma in the state."""
     n, K, none = w.STATE, w.K, row(w.none, 0)
     at = n * w.H + h
-    theta, one = row(w.theta, at), number(none, 1)
+    theta, one = row_part(w.theta, n, h * w.P, w.P), number(none, 1)
     for p in range(len(theta)):
         theta[p] = 0
     w.own[at, 0] = 0
@@ -152,11 +212,11 @@ def begin(w: Work, h: Whole):
 @piece
 def token(w: Work, i: Whole, h: Whole):
     """q, k, v, g, shares and later of head h of row i."""
-    n, R, K, V, P, one = w.STATE, w.R, w.K, w.V, w.P, number(row(w.none, 0), 1)
+    n, R, K, V, one = w.STATE, w.R, w.K, w.V, number(row(w.none, 0), 1)
     at = n * w.H + h
     B, C, hk, hq = w.B, w.C, h * w.Hk // w.H, h * w.Hq // w.H
-    rotation, late, dt, before = row(w.rotation, at), row(w.late, at), w.dt[i, h], w.own[at, 0]
-    advance(row(columns(w.angle, h * P, P), i), dt, row(w.theta, at), row(w.near, at), rotation)
+    rotation, late = row_part(w.rotation, n, 2 * h * w.P, 2 * w.P), row(w.late, at)
+    dt, before = w.dt[i, h], w.own[at, 0]
     own, g = dt * sigmoid(w.trap[i, h]), dt * w.A[i if w.shifts else 0, h]
     weight = exp(g) * ((dt - own) + before)
     w.own[at, 0] = own
@@ -186,23 +246,22 @@ def token(w: Work, i: Whole, h: Whole):
 @piece
 def end(w: Work, h: Whole):
     """Keys, values, gamma and rotation of the last token, or of the state if there is none."""
-    n, stop, R, K, V, P, none = w.STATE, w.STOP, w.R, w.K, w.V, w.P, row(w.none, 0)
-    at, has_tokens = n * w.H + h, stop > w.START
-    rotation, one, hk = row(w.rotation, at), number(none, 1), h * w.Hk // w.H
+    n, last, R, K, V, P, none = w.STATE, w.STOP - 1, w.R, w.K, w.V, w.P, row(w.none, 0)
+    at, has_tokens = n * w.H + h, w.STOP > w.START
+    rotation, one, batch = row_part(w.rotation, n, 2 * h * P, 2 * P), number(none, 1), last // w.T
     for r in range(R):
-        key, value = rows(row(w.late, at), r * K, K), rows(none, 0, V)
+        k, v = row_part(w.end_k, n, (h * R + r) * K, K), row_part(w.end_v, n, (h * R + r) * V, V)
         if has_tokens:
-            key = row(columns(w.B, (r * w.Hk + hk) * K, K), stop - 1)
-            value = row(columns(w.x, (r * w.H + h) * V, V), stop - 1)
-        elif w.begun:
-            value = row(columns(w.past_v, (h * R + r) * V, V), n)
-        copied(key, one, row(columns(w.end_k, (h * R + r) * K, K), n))
-        copied(value, one, row(columns(w.end_v, (h * R + r) * V, V), n))
+            load_rows(w.in_B, (batch, r * w.Hk + h * w.Hk // w.H, last % w.T), (0, K), as_row(k))
+            load_rows(w.in_x, (batch, r * w.H + h, last % w.T), (0, V), as_row(v))
+        else:
+            copied(rows(row(w.late, at), r * K, K), one, k)
+            copied(row(columns(w.past_v, (h * R + r) * V, V), n) if w.begun else rows(none, 0, V), one, v)
     if not has_tokens:
         for p in range(P):
             rotation[p], rotation[P + p] = 1, 0
     w.end_own[n, h] = w.own[at, 0]
-    copied(rotation, one, row(columns(w.end_rotation, 2 * h * P, 2 * P), n))
+    copied(rotation, one, row_part(w.end_rotation, n, 2 * h * P, 2 * P))
 
 
 @piece
@@ -211,6 +270,7 @@ def forward(w: Work, first: Whole, last: Whole):
     for task in range(first, last):
         begin_task(w, task)
         for i in range(w.START, w.STOP):
+            advance(w, i, w.rotation, w.STATE)
             for h in range(w.LOW, w.HIGH):
                 token(w, i, h)
         for h in range(w.LOW, w.HIGH):
@@ -250,16 +310,6 @@ def crossed(x: Any, d: Any, total: Any) -> None:
 
 
 @piece
-def angle_vjp(dt: Double, total: Wide, own: Vector, dangle: Vector) -> Number:
-    """dangle = pi (1 - own^2) dt total, own = tanh angle; returns the part of ddt, pi <own, total>."""
-    for p in range(len(dangle)):
-        slope = np.float64(own[p])
-        dangle[p] = math.pi * dt * (1 - slope * slope) * total[p]
-        own[p] = math.pi * slope * total[p]
-    return sum_of(own, len(dangle))
-
-
-@piece
 def reads_vjp(w: Work, i: Whole, h: Whole) -> Number:
     """Gradients of what the queries of row i read beside the state; returns that of gamma.
 
@@ -267,7 +317,8 @@ def reads_vjp(w: Work, i: Whole, h: Whole) -> Number:
     """
     at, R, K, V, H = w.STATE * w.H + h, w.R, w.K, w.V, w.H
     hk, hq, none, one = h * w.Hk // w.H, h * w.Hq // w.H, number(row(w.none, 0), 0), number(row(w.none, 0), 1)
-    rotation, total, key = row(columns(w.rotations, 2 * h * w.P, 2 * w.P), i), row(w.theta, at), row(w.key, at)
+    rotation, total = row(columns(w.rotations, 2 * h * w.P, 2 * w.P), i), row_part(w.theta, w.STATE, h * w.P, w.P)
+    key = row(w.key, at)
     late, back, own = row(w.late, at), row(w.back, at), w.dt[i, h] * sigmoid(w.trap[i, h])
     down, along = none, none
     for r in range(R):
@@ -306,7 +357,7 @@ def token_vjp(w: Work, i: Whole, h: Whole):
     """Gradients of row i of head h, after those of all later rows."""
     n, R, K, V, P, H, none, hk = w.STATE, w.R, w.K, w.V, w.P, w.H, row(w.none, 0), h * w.Hk // w.H
     at, one, rotation = n * H + h, number(none, 1), row(columns(w.rotations, 2 * h * P, 2 * P), i)
-    total, near, late, back = row(w.theta, at), row(w.near, at), row(w.late, at), row(w.back, at)
+    total, late, back = row_part(w.theta, n, h * P, P), row(w.late, at), row(w.back, at)
     # of the token after: e^g dw, w, and the gradients of its late keys and values
     dt, lam, down, weight = w.dt[i, h], sigmoid(w.trap[i, h]), w.own[at, 0], w.own[at, 1]
     for r in range(R):
@@ -342,9 +393,7 @@ def token_vjp(w: Work, i: Whole, h: Whole):
     later = fade * dw
     w.own[at, 0] = later
     dg = w.g[i, h] + weight * dw
-    tangents(row(columns(w.angle, h * P, P), i), near)
-    ddt = angle_vjp(np.float64(dt), total, near, row(columns(w.dangle, h * P, P), i))
-    w.ddt[i, h] = ddt + lam * down + (one - lam) * later + rate * dg
+    w.ddt[i, h] = lam * down + (one - lam) * later + rate * dg
     w.dtrap[i, h] = lam * (one - lam) * dt * (down - later)
     w.dA[i, h] = dt * dg
 
@@ -370,21 +419,19 @@ def backward(w: Work, first: Whole, last: Whole):
     for task in range(first, last):
         begin_task(w, task)
         for i in range(w.START, w.STOP):
-            for h in range(w.LOW, w.HIGH):
-                at = w.STATE * w.H + h
-                advance(row(columns(w.angle, h * w.P, w.P), i), w.dt[i, h], row(w.theta, at), row(w.near, at),
-                       row(columns(w.rotations, 2 * h * w.P, 2 * w.P), i))  # fmt: skip
+            advance(w, i, w.rotations, i)
         for h in range(w.LOW, w.HIGH):
             at = w.STATE * w.H + h
             begin(w, h)  # the theta of a head is now the sum of the gradients of later angles
             w.own[at, 1] = 0
             if w.ended:
                 w.own[at, 0] = w.dend_own[w.STATE, h]
-                for p in range(w.P):
-                    w.theta[at, p] = w.dend_theta[w.STATE, h * w.P + p]
+                for p in range(h * w.P, (h + 1) * w.P):
+                    w.theta[w.STATE, p] = w.dend_theta[w.STATE, p]
         for i in range(w.STOP - 1, w.START - 1, -1):
             for h in range(w.LOW, w.HIGH):
                 token_vjp(w, i, h)
+            advance_vjp(w, i)
         if w.begun:
             for h in range(w.LOW, w.HIGH):
                 begin_vjp(w, h)
@@ -393,19 +440,31 @@ def backward(w: Work, first: Whole, last: Whole):
 # one row a token: weights and rotations alone, where the core rotates and weighs rows as it loads them
 
 
+@njit(**OPTIONS)
+def own_shares(dt: Any, trap: Any, rate: Any, own: Any, g: Any) -> None:
+    """gamma and g"""
+    for h in range(len(dt)):
+        own[h] = dt[h] * sigmoid(trap[h])
+        g[h] = dt[h] * rate[h]
+
+
+@njit(**OPTIONS)
+def next_shares(dt: Any, own: Any, before: Any, out: Any) -> None:
+    """h + gamma of the row before"""
+    for h in range(len(dt)):
+        out[h] = (dt[h] - own[h]) + before[h]
+
+
 @piece
-def own_token(w: Work, i: Whole, h: Whole):
-    """g, gamma and the rotation of head h of row i, and h + gamma of the row before, which is 0 of the last one."""
-    at, P, dt = w.STATE * w.H + h, w.P, w.dt[i, h]
-    advance(row(columns(w.angle, h * P, P), i), dt, row(w.theta, at), row(w.near, at),
-            row(columns(w.rotations, 2 * h * P, 2 * P), i))  # fmt: skip
-    own = dt * sigmoid(w.trap[i, h])
+def own_token(w: Work, i: Whole):
+    """g, gamma and the rotations of row i, and h + gamma of the row before."""
+    low, count = w.LOW, w.HIGH - w.LOW
+    advance(w, i, w.rotations, i)
+    dt, own = row_part(w.dt, i, low, count), row_part(w.owns, i, low, count)
+    rate = row_part(w.A, i if w.shifts else 0, low, count)
+    own_shares(dt, row_part(w.trap, i, low, count), rate, own, row_part(w.g, i, low, count))
     if i > w.START:
-        w.weights[i - 1, h] = (dt - own) + w.owns[i - 1, h]
-    w.g[i, h] = dt * w.A[i if w.shifts else 0, h]
-    w.weights[i, h] = 0
-    w.owns[i, h] = own
-    w.own[at, 0] = own
+        next_shares(dt, own, row_part(w.owns, i - 1, low, count), row_part(w.weights, i - 1, low, count))
 
 
 @piece
@@ -420,31 +479,35 @@ def numbers(w: Work, first: Whole, last: Whole):
     """Numbers and rotations of tasks first..last, h x of the tokens before them, and their last tokens."""
     for task in range(first, last):
         begin_task(w, task)
-        n, P, V = w.STATE, w.P, w.V
+        n, P, V, last = w.STATE, w.P, w.V, w.STOP - 1
         for i in range(w.START, w.STOP):
-            for h in range(w.LOW, w.HIGH):
-                own_token(w, i, h)
+            own_token(w, i)
         for h in range(w.LOW, w.HIGH):
-            rotation = row(w.rotation, n * w.H + h)
+            rotation = row_part(w.rotation, n, 2 * h * P, 2 * P)
             if w.STOP > w.START:
-                copied(row(columns(w.rotations, 2 * h * P, 2 * P), w.STOP - 1), number(rotation, 1), rotation)
+                w.weights[last, h] = 0
+                w.own[n * w.H + h, 0] = w.owns[last, h]
+                copied(row_part(w.rotations, last, 2 * h * P, 2 * P), number(rotation, 1), rotation)
             end(w, h)
             if w.begun:
                 copied(row(columns(w.past_v, h * V, V), n), first_share(w, h), row(columns(w.begin_v, h * V, V), n))
 
 
 @piece
-def own_token_vjp(w: Work, i: Whole, h: Whole, total: Wide, near: Vector, again: Number, later: Number):
-    """Gradients of row i of head h; total: of its angle, again: of its h, later: of gamma in the state."""
-    dt, lam, rate, P = w.dt[i, h], sigmoid(w.trap[i, h]), w.A[i if w.shifts else 0, h], w.P
-    down, one, dangles = w.downs[i, h] + later, number(near, 1), row(columns(w.dangles, h * P, P), i)
-    for p in range(P):
-        total[p] += np.float64(dangles[p])
-    tangents(row(columns(w.angle, h * P, P), i), near)
-    ddt = angle_vjp(np.float64(dt), total, near, row(columns(w.dangle, h * P, P), i))
-    w.ddt[i, h] = ddt + lam * down + (one - lam) * again + rate * w.g[i, h]
+def own_token_vjp(w: Work, i: Whole, h: Whole, again: Number, later: Number):
+    """Gradients of row i of head h but for its angles; again: of its h, later: of gamma in the state."""
+    dt, lam, rate = w.dt[i, h], sigmoid(w.trap[i, h]), w.A[i if w.shifts else 0, h]
+    down, one = w.downs[i, h] + later, number(row(w.none, 0), 1)
+    w.ddt[i, h] = lam * down + (one - lam) * again + rate * w.g[i, h]
     w.dtrap[i, h] = lam * (one - lam) * dt * (down - again)
     w.dA[i, h] = dt * w.g[i, h]
+
+
+@njit(**OPTIONS)
+def add_wide(x: Any, total: Any) -> None:
+    """total += x"""
+    for p in range(len(total)):
+        total[p] += np.float64(x[p])
 
 
 @piece
@@ -455,13 +518,13 @@ def numbers_vjp(w: Work, first: Whole, last: Whole):
         begin_task(w, task)
         n, start, stop = w.STATE, w.START, w.STOP
         for h in range(w.LOW, w.HIGH):
-            at, hk = n * H + h, h * w.Hk // H
+            hk = h * w.Hk // H
             if w.begun:
                 copied(row(columns(w.dbegin_v, h * V, V), n), first_share(w, h), row(columns(w.dpast_v, h * V, V), n))
             if w.ended:
                 one = number(row(w.none, 0), 1)
-                for p in range(P):
-                    w.theta[at, p] = w.dend_theta[n, h * P + p]
+                for p in range(h * P, (h + 1) * P):
+                    w.theta[n, p] = w.dend_theta[n, p]
                 dk, dv = row(columns(w.dend_k, h * K, K), n), row(columns(w.dend_v, h * V, V), n)
                 if stop > start:
                     add(dk, one, row(columns(w.B, hk * K, K), stop - 1))
@@ -471,7 +534,7 @@ def numbers_vjp(w: Work, first: Whole, last: Whole):
                     add(dv, one, row(columns(w.dpast_v, h * V, V), n))
         for i in range(stop - 1, start - 1, -1):
             for h in range(w.LOW, w.HIGH):
-                at, again, later = n * H + h, number(row(w.none, 0), 0), number(row(w.none, 0), 0)
+                again, later = number(row(w.none, 0), 0), number(row(w.none, 0), 0)
                 if i > start:
                     again = w.dweights[i - 1, h]
                 elif w.begun:
@@ -480,7 +543,11 @@ def numbers_vjp(w: Work, first: Whole, last: Whole):
                     later = w.dweights[i, h]
                 elif w.ended:
                     later = w.dend_own[n, h]
-                own_token_vjp(w, i, h, row(w.theta, at), row(w.near, at), again, later)
+                own_token_vjp(w, i, h, again, later)
+            first, count = w.LOW * P, (w.HIGH - w.LOW) * P
+            if P:
+                add_wide(row_part(w.dangles, i, first, count), row_part(w.theta, n, first, count))
+                advance_vjp(w, i)
 
 
 # the state after the last token
@@ -554,9 +621,11 @@ class Call(NamedTuple):
         count, H, s = self.sizes["states"], self.sizes["H"], self.sizes
         each = -(-H // min(H, -(-threads.num_threads() // count)))
         sizes = s | {"each": each, "blocks": -(-H // each)}
-        scratch = {n: working((s["all"], s[width]), np.dtype(np.float64) if n == "theta" else self.dtype)
-                   for n, width in SCRATCH.items()}  # fmt: skip
-        arrays = {n: y.reshape(self._shape(n)) for n, y in (self.given | outputs).items()}
+        scratch = {n: working((count, s[width]), np.dtype(np.float64) if n in SUMS else self.dtype)
+                   for n, width in ANGLES.items()}  # fmt: skip
+        scratch |= {n: working((s["all"], s[width]), self.dtype) for n, width in SCRATCH.items()}
+        arrays = {n: y if n in TRAPEZOID.arrays else y.reshape(self._shape(n))
+                  for n, y in (self.given | outputs).items()}  # fmt: skip
         over_matrices(kernel, TRAPEZOID, sizes | arrays | scratch, count * sizes["blocks"], name_of(self.dtype))
 
     def _shape(self, name: str) -> tuple[int, int]:
@@ -564,14 +633,27 @@ class Call(NamedTuple):
         return self.sizes[m.rows], self.sizes[m.columns]
 
 
-def call_of(x: Any, last: Any, D: Any, scale: float, sequences: Any, dtype: Any, more: dict[str, Any] = {}) -> Call:  # noqa: B006
-    """The call of tokens x, the last keys and values before them, a skip connection D (H,); None: there are none."""
+def call_of(
+    x: Any,
+    last: Any,
+    D: Any,
+    scale: float,
+    sequences: Any,
+    dtype: Any,
+    more: dict[str, Any] | None = None,
+    rows: bool = True,
+) -> Call:
+    """The call of tokens x, the last keys and values before them, a skip connection D (H,); None: there are none.
+
+    rows: whether it needs all rows of x and B; else the last tokens alone, as they are stored.
+    """
     *lead, T, R, H, V = x.x.shape
     K, P, batch, dtype = x.B.shape[-1], x.angle.shape[-1], math.prod(lead), np.dtype(dtype)
     ragged = sequences[0].row is not None if sequences else True
     owners = (len(sequences),) if ragged else tuple(lead)
     cut, zeros = cuts(batch, T, sequences), constant_zeros(np, (1, max(K, V)), dtype, "cpu")
-    given = {"x": x.x, "dt": x.dt, "A": x.A, "B": x.B, "trap": x.trap, "angle": x.angle} | more
+    given = {"dt": x.dt, "A": x.A, "trap": x.trap, "angle": x.angle} | (more or {})
+    given |= {"x": x.x, "B": x.B} if rows else {}
     given |= {} if x.C is None else {"C": x.C}
     given |= {} if D is None else {"D": D}
     given |= {} if last is None else {"past_k": last[0], "past_v": last[1]}
@@ -579,9 +661,11 @@ def call_of(x: Any, last: Any, D: Any, scale: float, sequences: Any, dtype: Any,
         "cuts": cut,
         "none": zeros,
     }
+    stored = {n: given.get(n, y).reshape((batch, T, -1, y.shape[-1])) for n, y in (("x", x.x), ("B", x.B))}
+    given |= {f"in_{n}": y for n, y in stored.items()}
     Hk, Hq, states = x.B.shape[-2], 1 if x.C is None else x.C.shape[-2], math.prod(owners)
     sizes = {"T": T, "R": R, "H": H, "Hk": Hk, "Hq": Hq, "K": K, "V": V, "P": P, "count": batch * T, "states": states,
-             "sequences": states, "four": 4, "one": 1, "widest": max(K, V), "all": states * H, "two": 2, "PP": 2 * P,
+             "sequences": states, "four": 4, "one": 1, "widest": max(K, V), "all": states * H, "two": 2,
              "RH": R * H, "HRR": H * R * R, "RHK": R * H * K, "RHV": R * H * V, "HP": H * P, "HPP": 2 * H * P,
              "RHkK": R * Hk * K, "RHqK": R * Hq * K, "RK": R * K, "RV": R * V,
              "rates": x.A.size // max(H, 1), "shifts": int(x.A.ndim > 1), "reads": int(x.C is not None),
@@ -630,7 +714,7 @@ def late_writes_vjp(
 
 def late_weights(x: Any, last: Any, sequences: Any, dtype: Any) -> tuple[np.ndarray, ...]:
     """As ops/trapezoid.py."""
-    call = call_of(x._replace(C=None), last, None, 1.0, sequences, dtype)
+    call = call_of(x._replace(C=None), last, None, 1.0, sequences, dtype, rows=False)
     outputs = {n: call.tokens(n) for n in ("g", "weights", "owns", "rotations")}
     outputs |= {n: call.states(n) for n in ("end_own", "end_rotation")}
     outputs |= {"end_k": call.states("end_k", "H", "R", "K"), "end_v": call.states("end_v", "H", "R", "V")}

@@ -76,14 +76,20 @@ PRECONDITIONER = Struct(  # preconditioner.cu: dense arrays; dcenter: sums over 
 )  # fmt: skip
 TRAPEZOID = Struct(  # trapezoid.cu: a state has tokens of its own, of all heads; null: there is none
     "ops/TrapezoidArguments",
-    ("x B C", ROWS), ("angle dq dk dv dout", BYTES),  # all but x, B and C dense
-    ("dt trap A D past_k past_v", FLOATS),
+    ("x B C", ROWS), ("B_row C_row", I64), ("angle dq dk dv dout", BYTES),  # all but x, B and C dense
+    ("dt trap A D m past_k past_v dabove", FLOATS),  # B_row: bytes between the rows of a token
     ("sums", pointer("double")),  # of parts of tokens, of all sequences: (parts, H, P)
-    ("q k v", OUT_BYTES), ("g shares end_k end_v end_own end_rotation", OUT_FLOATS),  # end_rotation (2, states, H, P)
+    ("q k v", OUT_BYTES), ("g shares above end_k end_v end_own end_rotation", OUT_FLOATS),
+    # end_rotation (2, states, H, P)
     ("dg dend_k dend_v dend_own", FLOATS), ("dend_theta", pointer("const double")),
-    ("dB dC dx dangle", OUT_BYTES), ("ddt dtrap dA written dw down later dpast_k dpast_v", OUT_FLOATS),
+    ("dB dC dx dangle", OUT_BYTES), ("ddt dtrap dA written dw down later dm dpast_k dpast_v", OUT_FLOATS),
     ("late", FLOATS), ("S", OUT_FLOATS),  # of settle: the core's state, and the state
     ("offsets", pointer("const i64")), ("T", I64), ("states parts H rates", U32), ("scale", FLOAT),
+)  # fmt: skip
+RANKS = Struct(  # ranks.cu: rows of the core, pairs of rows, gradients dense; sums of parts (parts, H, R, V)
+    "ops/RanksArguments",
+    ("x z", ROWS), ("out late dy", BYTES), ("above shares m gates outs", FLOATS),  # gates: n, or null
+    ("y du dz", OUT_BYTES), ("dabove dgates douts", OUT_FLOATS), ("tokens T", I64), ("H", U32),
 )  # fmt: skip
 
 LEVELS = Struct(  # levels.cu: dense arrays; x, base (rows, width), y, other (rows, count, width)
@@ -122,6 +128,11 @@ FEATURES = Struct(  # features.cu: x rows of LA_K numbers; phi, dphi (rows, widt
     ("x", STRIDED), ("W", BYTES), ("phi dx", OUT_BYTES), ("dphi", BYTES),  # W: the tables of ops/cuda/features.py
     ("rows", I64), ("inner columns width", U32),  # columns of W
     ("square less size", FLOAT),
+)  # fmt: skip
+MONOMIALS = Struct(  # monomials.cu: x rows of LA_K numbers; phi, dphi (rows, LA_WIDTH) and dx (rows, LA_K) dense
+    "ops/MonomialsArguments",
+    ("x", STRIDED), ("phi dx", OUT_BYTES), ("dphi", BYTES),
+    ("rows", I64), ("inner", U32), ("constant linear quadratic", FLOAT),
 )  # fmt: skip
 ROTARY = Struct(  # nn/rotary.cu: x (tokens, heads, K)
     "ops/RotaryArguments",

@@ -7,7 +7,9 @@ from math import gcd
 
 from ...runtime.cuda.elements import BYTES, ELEMENTS
 from ...runtime.cuda.entries import Entry
-from . import complement, features, gate_formula, join, optimisers, product, step_size, sums, unit_rows
+from ..map_steps import monomials as steps_of
+from ..polynomial_maps import taylor_coefficients
+from . import complement, features, gate_formula, join, monomials, optimisers, product, step_size, sums, unit_rows
 
 
 def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
@@ -18,10 +20,14 @@ def raw_entries(dtype: str, K: int) -> Iterator[Entry]:
 
 
 def feature_entries(dtype: str, K: int) -> Iterator[Entry]:
-    """The kernels of random features of rows of K channels."""
+    """The kernels of random features of rows of K channels, and of Taylor polynomials of the second degree."""
     if dtype == "bfloat16" and K % 8 == 0 and K <= features.WIDEST:
         for kind, tile in (("exponentials", features.TILE), ("waves", features.NARROW_TILE)):
             yield Entry(f"{kind} of rows", features.SOURCE, features.constants(kind, K, tile))
+        steps = steps_of(taylor_coefficients(2))
+        if steps is not None and monomials.takes(steps, K):
+            build = monomials.constants(steps, K, features.width(steps, K))
+            yield Entry("monomials of rows", monomials.SOURCE, build)
 
 
 def key_entries(dtype: str) -> Iterator[Entry]:

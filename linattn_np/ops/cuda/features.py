@@ -1,4 +1,4 @@
-"""Random features of rows of bfloat16, and their transposes, by products of warps (cuda_src/ops/features.cu)."""
+"""Features of rows of bfloat16, and their transposes: random ones by products of warps (cuda_src/ops/features.cu)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ...runtime.arrays import Array, Namespace, device, dtype_name
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch, record
 from ...runtime.cuda.elements import Constants
+from . import monomials
 from .arguments import FEATURES, address
 from .formulas import compiled
 from .row_arrays import dense, is_aligned, strided, strides_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 SOURCE = "ops/features.cu"
 WIDEST = 128  # channels: a warp holds its rows in registers
-PANEL = 128  # features are stored in a multiple of it if there are more
+PANEL = 128  # features are stored in a multiple of it if there are more than two panels; two are equal
 TILE, NARROW_TILE = 128, 64  # columns of the table of a block
 THREADS, ROWS, ROWS_BACK = 256, 1024, 128  # of a block
 
@@ -30,15 +31,17 @@ def takes(steps: Steps, *arrays: Array) -> bool:
     """Whether the kernels make the features of these rows."""
     K = arrays[0].shape[-1]
     rows = all(dtype_name(x) == "bfloat16" and x.size and x.device.id == launch.current_device() for x in arrays)
-    if steps.kind == "monomials" or not rows or K % 8 or K > WIDEST or launch.unusable() is not None:
+    if not rows or K % 8 or K > WIDEST or launch.unusable() is not None:
         return False
+    if steps.kind == "monomials":
+        return monomials.takes(steps, K)
     return steps.kind == "exponentials" or (steps.width(K) % 16 == 0 and width(steps, K) == steps.width(K))
 
 
 def width(steps: Steps, K: int) -> int:
     """The number of features that are stored, the last ones being 0: whole vector loads, and whole panels."""
     M = steps.width(K)
-    return M + -M % (8 if M <= PANEL else PANEL)
+    return M + -M % (8 if M <= PANEL else 16 if M <= 2 * PANEL else PANEL)
 
 
 def of_heads(x: Array, heads: int) -> Array:
@@ -53,7 +56,11 @@ def of_heads(x: Array, heads: int) -> Array:
 def features(xp: Namespace, steps: Steps, x: Array) -> Array:
     """phi (..., width) of rows x (..., K)."""
     K, n = x.shape[-1], width(steps, x.shape[-1])
-    phi, tile = record.empty((*x.shape[:-1], n), x.dtype), _tile(steps, K)
+    phi = record.empty((*x.shape[:-1], n), x.dtype)
+    if steps.kind == "monomials":
+        monomials.call("monomials", steps, x, n, phi, None, None)
+        return phi
+    tile = _tile(steps, K)
     W = _table(xp, x, steps, f"features {tile}", lambda: two_terms(steps, K, tile, x.dtype))
     blocks = -(-prod(x.shape[:-1]) // ROWS) * -(-_columns(steps, K) // tile)
     _launch("features", steps, x, W, phi, None, None, blocks)
@@ -64,6 +71,9 @@ def features_vjp(xp: Namespace, steps: Steps, x: Array, phi: Array, dphi: Array)
     """dx (..., K) of phi and dphi (..., width)."""
     K, dx = x.shape[-1], record.empty(tuple(x.shape), x.dtype)
     phi, dphi = dense(phi), dense(dphi)
+    if steps.kind == "monomials":
+        monomials.call("monomials_vjp", steps, x, phi.shape[-1], None, dphi, dx)
+        return dx
     W = _table(xp, x, steps, "features_vjp", lambda: padded(steps.tables(K, np.float32).W, KP(K), TILE, x.dtype))
     _launch("features_vjp", steps, x, W, phi, dphi, dx, -(-prod(x.shape[:-1]) // ROWS_BACK))
     return dx

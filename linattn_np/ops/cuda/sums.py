@@ -24,15 +24,19 @@ def constants(dtype: str, out: str) -> Constants:
     return ("LA_DTYPE", KINDS[dtype]), ("LA_OUT", KINDS[out])
 
 
-def over_middle(x: Array, dtype: Any = None) -> Array:
-    """Dense x (count, terms, width) summed over its terms: (count, width), in `dtype`, None: that of x."""
-    dtype = x.dtype if dtype is None else dtype
+def over_middle(x: Array, dtype: Any = None, out: Array | None = None) -> Array:
+    """Dense x (count, terms, width) summed over its terms: (count, width), in `dtype`, None: that of x.
+
+    out: a dense array of so many numbers that is filled.
+    """
+    dtype = out.dtype if out is not None else x.dtype if dtype is None else dtype
     count, terms, width = x.shape
     blocks = [terms] if terms <= FEW else [isqrt(terms), terms]
     for block in blocks:
         parts = -(-terms // block) if block else 1
         wide = "float64" if name_of(x.dtype) == "float64" else "float32"
-        y = record.empty((count, parts, width), dtype if parts == 1 else np.dtype(wide))
+        own = (count, parts, width)
+        y = record.empty(own, np.dtype(wide)) if parts > 1 else record.empty(own, dtype) if out is None else out
         packed = SUMS.pack(x=x.data.ptr, y=y.data.ptr, terms=terms, width=width, block=block, parts=parts)
         grid = count * parts * -(-width // COLUMNS)
         launch.launch(SOURCE, "sums", constants(name_of(x.dtype), name_of(y.dtype)), grid, THREADS, 0, packed, (x, y))

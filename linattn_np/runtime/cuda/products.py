@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from math import prod
 from typing import Any, NamedTuple
+
+from numpy import broadcast_shapes
 
 from ..arrays import Array, dtype_name
 from . import launch
@@ -78,7 +81,7 @@ def product(x: Array, W: Array, dtype: Any = None, to: Array | None = None) -> A
     dtype = x.dtype if dtype is None else dtype
     if not takes(x, W):
         y = (x @ W).astype(dtype, copy=False)
-        return y if to is None else launch.cupy().add(to, y, out=to)
+        return y if to is None else _added(to, y)
     n, batched = max(x.shape[0] if x.ndim == 3 else 1, W.shape[0] if W.ndim == 3 else 1), 3 in (x.ndim, W.ndim)
     (R, K), M = x.shape[-2:], W.shape[-1]
     y = launch.array_type()((n, R, M) if batched else (R, M), dtype) if to is None else to
@@ -95,6 +98,32 @@ def product(x: Array, W: Array, dtype: Any = None, to: Array | None = None) -> A
           second.apart, ctypes.addressof(zero if to is None else one), y.data.ptr, result, M, R * M, n, sums,
           -1)  # fmt: skip
     return y
+
+
+def batched(x: Array, W: Array, to: Array | None = None) -> Array:
+    """x W of matrices with axes in front, which are broadcast; of arrays of one dtype, in which the product is.
+
+    to: a dense array of its shape and dtype, to which it is added.
+    """
+    if x.dtype != W.dtype or not x.size or not W.size:
+        return x @ W if to is None else _added(to, x @ W)
+    lead = broadcast_shapes(x.shape[:-2], W.shape[:-2])
+    n, R, M = prod(lead), x.shape[-2], W.shape[-1]
+    y = product(_in_step(x, lead), _in_step(W, lead), to=None if to is None else to.reshape((n, R, M)))
+    return y.reshape((*lead, R, M)) if to is None else to
+
+
+def _added(to: Array, y: Array) -> Array:
+    to += y
+    return to
+
+
+def _in_step(x: Array, lead: tuple[int, ...]) -> Array:
+    """Matrices with these axes in front as (n, R, C), one for all as (1, R, C)."""
+    n = prod(x.shape[:-2])
+    if n != 1 and x.shape[:-2] != lead:
+        x, n = launch.cupy().broadcast_to(x, (*lead, *x.shape[-2:])), prod(lead)
+    return x if x.ndim == 3 and x.shape[0] == n else x.reshape((n, *x.shape[-2:]))
 
 
 def _matrices(x: Array) -> Matrices:

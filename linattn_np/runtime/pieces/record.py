@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
@@ -21,17 +22,20 @@ from typing import Any
 
 import numpy as np
 
+from .. import threads
 from ..memory import extent, is_next_column
 from ..recorder import Recorder
 from .memory import ALIGNED, HELD, PAGE, address, destinations, empty, first_byte, handles, place, scratch, up, working
 from .piece import JIT, Whole, entry, load_pieces, piece
-from .run import Launch, start
+from .run import Launch, add_at, now_at, start
 from .views import words
 
 BYTE = np.dtype(np.uint8)
 new = tuple.__new__  # calling a NamedTuple class takes three times as long
 LARGE = 1 << 18  # bytes; smaller results have new memory: that of the pool costs microseconds
 NOWHERE = 1 << 62  # as an extent, of an array that is not compared
+FEW, MANY = 64, 1 << 20  # parts of launches that a thread computes at first before it returns, at most
+PATIENCE = 200_000  # looks at the work of others before it returns, a tenth of a millisecond or two
 LAUNCHES, COUNT, ARRAYS, EXTENTS, OVERWRITTEN, PARTS, FLAGS, FLAG_COUNT, HEAD = range(9)  # words of a sequence
 
 
@@ -93,11 +97,48 @@ def execute(sequence: Whole, handles: Whole, base: Whole, flag: Whole):
             return
 
 
+@piece
+def share(sequence: Whole, handles: Whole, base: Whole, flag: Whole, counts: Whole, left: Whole):
+    """A part of all tasks of all launches, by each of the threads that are here, in the order of the launches.
+
+    counts: a word that becomes 1 at the end, and of each launch the tasks that were begun, and that are done. Threads
+    begin a launch when all tasks of the one before are done. left: a word, the parts until it returns, as it does
+    when others work on for long. The next call goes on.
+    """
+    if is_refused(sequence, handles):
+        words(handles, flag + 1)[flag] = 1
+        return
+    s, own = words(sequence, HEAD), words(left, 1)
+    for n in range(s[COUNT]):
+        one, begun, done = words(s[LAUNCHES] + 32 * n, 4), counts + 16 * n + 8, counts + 16 * n + 16
+        bounds, count, each = words(one[1], one[2] + 1), one[2], one[3]
+        while now_at(begun) < count:
+            first = add_at(begun, each)
+            if first >= count:
+                break
+            last = min(first + each, count)
+            start(one[0], handles, base, bounds[first], bounds[last])
+            add_at(done, last - first)
+            own[0] -= 1
+            if own[0] <= 0:
+                return
+        waited = 0
+        while now_at(done) < count:
+            waited += 1
+            if waited > PATIENCE:
+                return
+        if is_flagged(sequence, handles):
+            words(handles, flag + 1)[flag] = 1
+            return
+    words(counts, 1)[0] = 1
+
+
 @functools.cache
-def loops() -> tuple[Any, Any]:
-    """The loaded `execute` and `check`."""
-    load_pieces((execute, check), "float32")
-    return (entry(execute, "float32"), entry(check, "float32")) if JIT else (execute, check)
+def loops() -> tuple[Any, Any, Any]:
+    """The loaded `execute`, `share` and `check`."""
+    each = execute, share, check
+    load_pieces(each, "float32")
+    return tuple(entry(x, "float32") for x in each) if JIT else each  # type: ignore[return-value]
 
 
 def span_of(y: np.ndarray) -> tuple[int, int, int]:
@@ -166,24 +207,33 @@ class LaunchSequence:
         return makers, size
 
     def _prepare(self, extents: np.ndarray, parts: np.ndarray, constants: Sequence[np.ndarray]) -> None:
-        """The steps of a call: words that the compiled loop reads, of launches that are one task each, or a launch."""
+        """The steps of a call: (words that a compiled loop reads, bytes, launches that threads share), or a launch."""
         flags = np.array(self._flags, np.int64)
         self._alive = [extents, parts, flags, *constants]
 
-        def table_of(rows: list[list[int]]) -> int:
-            launches = np.array(rows, np.int64)
-            table = np.array([address(launches), len(rows), len(extents), address(extents), address(parts), len(parts),
-                              address(flags), len(flags)], np.int64)  # fmt: skip
+        def table_of(launches: np.ndarray) -> int:
+            table = np.array([address(launches), len(launches), len(extents), address(extents),
+                              address(parts), len(parts), address(flags), len(flags)], np.int64)  # fmt: skip
             self._alive += [launches, table]
             return address(table)
 
         self._steps: list[Any] = []
-        for is_alone, each in itertools.groupby(self._launches, lambda one: one.is_one_task):
+        for is_brief, each in itertools.groupby(self._launches, lambda one: one.is_brief):
             found = list(each)
-            rows = [[one.at, one.bounds[0], one.bounds[-1]] for one in found]
-            self._steps += [(table_of(rows), max(one.bytes for one in found))] if is_alone else found
-        self._execute, self._check = loops()
-        self._checked = table_of([]) if type(self._steps[0]) is Launch else 0
+            are_alone = all(one.is_one_task for one in found)
+            if not is_brief or (len(found) == 1 and not are_alone):
+                self._steps += found
+                continue
+            size, shared = max(one.bytes for one in found), 0
+            if are_alone:
+                rows = [[one.at, one.bounds[0], one.bounds[-1]] for one in found]
+            else:
+                bounds, shared = [np.array(one.bounds, np.int64) for one in found], len(found)
+                self._alive += bounds
+                rows = [[one.at, address(y), len(y) - 1, one.part] for one, y in zip(found, bounds, strict=True)]
+            self._steps.append((table_of(np.array(rows, np.int64)), size, shared))
+        self._execute, self._share, self._check = loops()
+        self._checked = table_of(np.empty((0, 0), np.int64)) if type(self._steps[0]) is Launch else 0
         self.nbytes = sum(y.nbytes for y in self._alive)  # of the host
         self.nbytes += sum(one.nbytes for one in self._launches)
 
@@ -216,12 +266,37 @@ class LaunchSequence:
                 if any(arrays[n][0] for n in self._flags):
                     return None
             else:
-                table, size = step
-                _held, base = scratch(size)
-                self._execute(table, at, base, count)
+                table, size, shared = step
+                if shared:
+                    self._by_threads(table, at, size, row, count, shared)
+                else:
+                    _held, base = scratch(size)
+                    self._execute(table, at, base, count)
                 if row[count]:
                     return None
         return arrays
+
+    def _by_threads(self, table: int, handles: int, size: int, row: Any, flag: int, launches: int) -> None:
+        """`share` by all threads, which stay from the first launch to the last: waking them costs as much as one."""
+        counts = np.zeros(1 + 2 * launches, np.int64)
+        begin = address(counts)
+
+        def work(first: int, last: int) -> None:
+            _held, base = scratch(size)
+            left, most, wait = np.zeros(1, np.int64), FEW, 0.0
+            at = address(left)
+            while not (counts[0] or row[flag] or threads.cancelled()):
+                left[0], began = most, time.perf_counter()
+                self._share(table, handles, base, flag, begin, at)
+                if (parts := most - int(left[0])) > 0:
+                    seconds = max(time.perf_counter() - began, 1e-9)
+                    most, wait = max(1, min(int(parts * threads.LONG / seconds), MANY)), 0.0
+                else:
+                    time.sleep(wait)
+                    wait = min(2 * wait + 1e-5, 1e-3)
+
+        count = threads.num_threads()
+        threads.run(work, count, count)
 
 
 def placed(arrays: Sequence[np.ndarray], launches: Sequence[set[int]]) -> tuple[list[int], int]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from .. import threads
 from ..arrays import dtype_name
@@ -15,13 +19,14 @@ from ..doorway import check_fields
 from ..recorder import active
 from .memory import address, first_byte, scratch
 from .piece import JIT, Whole, entry, load_pieces, piece
-from .vectors import emitted, indirect_call
+from .vectors import emitted, indirect_call, word
 from .views import words
 from .workspace import ARRAY, AT, CHANNEL, CHANNELS, STORAGE, Layout, PythonWorkspace, Workspace
 
 STORAGES = {name: n for n, name in enumerate(("float32", "float64", "float16", "bfloat16", "int64"))}
 CONVERTED = frozenset(("converted",))  # of pieces
 MOST_BOUNDS = 1024  # of the tasks of a launch: neighbouring tasks of more are done in turn
+PARTS = 16  # in which a launch is shared out to each thread
 OWN = -1  # a place in a thread's own memory; others are indices of handles
 
 
@@ -41,10 +46,12 @@ def conversions(arrays: np.ndarray, dtype: str) -> frozenset[str]:
 
 
 def put(declaration: Workspace, table: np.ndarray, values: Mapping[str, Any], dtype: str = "") -> np.ndarray:
-    """Fields of a table: whole numbers, numbers, and matrices that lie where arrays do."""
+    """Fields of a table: whole numbers, numbers, arrays (B, T, heads, D), and matrices that lie where arrays do."""
     for name, x in values.items():
         at = declaration.slots[name]
-        if isinstance(x, np.ndarray):
+        if name in declaration.arrays:
+            table[at : at + ARRAY] = stored_array(x, x.strides, 1)
+        elif isinstance(x, np.ndarray):
             # NumPy calls an array contiguous whatever the stride of an axis of length 1 is
             row = x.shape[-1] * x.itemsize if x.flags.c_contiguous else x.strides[-2]
             table[at], table[at + 1] = first_byte(x), row if declaration.matrices[name].columns else x.itemsize
@@ -98,6 +105,33 @@ def call_kernel(b: Any, function: Any, table: Any, first: Any, last: Any) -> Non
     indirect_call(b, function, [table, first, last])
 
 
+_counting = threading.Lock()
+
+
+def _added(at: int, n: int) -> int:
+    with _counting:
+        before = int(words(at, 1)[0])
+        words(at, 1)[0] = before + n
+    return before
+
+
+@emitted(_added, types.int64)
+def add_at(b: Any, at: Any, n: Any) -> Any:
+    """Add n to the word at an address in one step, whatever other threads do, and return what it was."""
+    return b.atomic_rmw("add", word(b, at, 0), n, "acq_rel")
+
+
+def _now(at: int) -> int:
+    time.sleep(0)  # other threads go on
+    return int(words(at, 1)[0])
+
+
+@emitted(_now, types.int64)
+def now_at(b: Any, at: Any) -> Any:
+    """The word at an address, and with it all that was written before another thread added to it."""
+    return b.load_atomic(word(b, at, 0), "acquire", 8)
+
+
 @piece
 def start(launch: Whole, handles: Whole, base: Whole, first: Whole, last: Whole):
     """Tasks first..last of a launch, on a copy of its table at `base`, with the addresses of its arrays."""
@@ -141,6 +175,17 @@ class Launch:
     def is_one_task(self) -> bool:
         """Whether the calling thread executes all tasks at once."""
         return len(self.bounds) <= 2 and self.bounds[0] + self.each >= self.bounds[-1]
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether the kernel is called once for each bounds[n]..bounds[n + 1]."""
+        return all(last - first <= self.each for first, last in itertools.pairwise(self.bounds))
+
+    @property
+    def part(self) -> int:
+        """How many of the n a thread takes at a time."""
+        widest = max((last - first for first, last in itertools.pairwise(self.bounds)), default=0)
+        return max(1, min((len(self.bounds) - 1) // (PARTS * threads.num_threads()), self.each // max(widest, 1)))
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
     p_ij = e^{z_ij - log_i},   dz_ij = p_ij (dout_i . v_j - delta_i),   delta_i = dout_i . out_i - dlse_i
     dV_j += sum_i p_ij dout_i,   dK_j += sum_i dz_ij scale q_i,   dq_i += scale sum_j dz_ij k_j
+    dsink -= sum_i e^{sink - log_i} delta_i: a key without a value
 
 dg_s = sum_{j < s <= i} dz_ij: pairs of a diagonal block, the rows from s on of its block with earlier blocks, the
 columns before s of its block with later blocks, and the pairs of blocks on both sides.
@@ -12,7 +13,7 @@ from __future__ import annotations
 from ...ops.cpu.numbers import exp, number
 from ...ops.cpu.products import FULL, LEFT_LOWER, LEFT_UPPER, product, transpose
 from ...ops.cpu.rows import clear
-from ...ops.cpu.storage import load, load_column, save, save_column
+from ...ops.cpu.storage import clear_sums, load, load_column, save, save_column
 from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.tiles import dot, sum_of
 from ...runtime.pieces.views import row, tokens_of, transposed
@@ -36,7 +37,7 @@ def begin_head(w: Work):
     """delta of all queries; sums of the gates are 0."""
     for t in range(w.T):
         w.delta[t] = 0
-    w.i = 0
+    w.i, w.between = 0, 0.0
     while w.normalize and w.i < w.TO:
         w.c = min(w.C, w.TO - w.i)
         place = (w.BATCH, w.h, w.FIRST + w.i)
@@ -48,8 +49,25 @@ def begin_head(w: Work):
             load_column(w.in_dlse, place, w.log)
             for i in range(w.c):
                 w.delta[w.i + i] -= w.log[i]
+        if w.sinks:
+            add_sink(w)
         w.i += w.C
+    if w.sinks and w.normalize:
+        w.c = 1
+        w.log[0] = number(w.log, w.between)
+        save_column(w.log, w.out_dsinks, (w.ROW, w.h, 0))
     begin_gates(w)
+
+
+@piece
+def add_sink(w: Work):
+    """The terms of a block of queries in dsink."""
+    total = w.between
+    load_column(w.in_sinks, (0, w.h, 0), w.fade)
+    load_column(w.logs, (w.BATCH, w.h, w.FIRST + w.i), w.log)
+    for i in range(w.c):
+        total -= exp(w.fade[i] - w.log[i]) * w.delta[w.i + i]
+    w.between = total
 
 
 @piece
@@ -76,7 +94,7 @@ def tile(w: Work):
     place = (w.BATCH, w.h, w.FIRST + w.i)
     load_queries(w)
     load(w.in_dout, place, (0, w.V), w.dout)
-    load_column(w.most, place, w.log)
+    load_column(w.logs, place, w.log)
     if w.gated and w.is_diagonal:
         pair_sums(w)
     logits(w)
@@ -225,6 +243,7 @@ def backward(w: Work, first: Whole, last: Whole):
         for h in range(w.HEAD, w.HEAD + w.heads):
             w.h = h
             begin_head(w)
+            clear_sums(w.out_dq, (w.BATCH, w.h, w.FIRST), w.TO, (0, w.K), w.scale)
             w.is_past = 1
             for j in range(0, w.L, w.N):
                 w.j, w.n = j, min(w.N, w.L - j)

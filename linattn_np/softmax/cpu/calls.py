@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.sums import sum_of_groups
-from ...runtime.arrays import over_tokens
-from ..cache import count, positions
+from ...ops.sums import over_tokens, sum_of_groups
+from ...runtime.pieces.memory import empty
+from ..cache import count
 from ..heads import groups
 from ..policy import CPU_ROWS, cpu_tile
-from ..types import Inputs, SoftmaxPlan
+from ..types import Inputs, KeyValueCache, SoftmaxPlan
 from . import path
 from .run import ArrayTable
 from .run import run as run_kernel
@@ -24,17 +24,16 @@ def forward(plan: SoftmaxPlan, x: Inputs, state: Any) -> tuple[np.ndarray, np.nd
     """(out (..., Tq, heads, V), the logs of the sums (..., Tq, heads, 1))."""
     heads, dtype, C = all_heads(x), np.dtype(plan.dtype), tile_of(plan, x)
     (*lead, Tq), V = x.q.shape[:-2], x.v.shape[-1]
-    out = np.empty((*lead, Tq, heads, V), dtype)
-    most, sums = np.empty((2, *lead, heads, Tq), dtype).swapaxes(-1, -2)[..., None]
+    out, logs = empty((*lead, Tq, heads, V), dtype), empty((*lead, heads, Tq), dtype).swapaxes(-1, -2)[..., None]
     table = table_of(plan, x, state, C[0])
-    for name, y in (("out", out), ("most", most), ("sums", sums)):
-        table.put(name, y)
+    table.put("out", out)
+    table.put("logs", logs)
     blocks = None if x.w is None else path.Blocks(plan, x, C[0])
     if blocks is not None:
         blocks.put(table, "forward")
     tasks = tasks_of(plan, x, 1, -(-CPU_ROWS // C[0]) * C[0], blocks)
     run("forward", plan, x, state, (*C, 1), table, tasks, operations(plan, x, state))
-    return out, most + np.log(sums)
+    return out, logs
 
 
 def backward(
@@ -46,13 +45,16 @@ def backward(
         return path_backward(plan, x, state, results, dout)
     heads, dtype, C = all_heads(x), np.dtype(plan.dtype), cpu_tile(plan.chunk_size)[1]
     (out, logs), G = results, groups(x)
-    dout = np.ascontiguousarray(dout, dtype)
+    dout = cotangent(x, dout, dtype)
     dlse = None if dlse is None else np.ascontiguousarray(dlse, dtype)
     table = table_of(plan, x, state, C)
-    d = Inputs(*(None if y is None else np.zeros(y.shape, dtype) for y in x))
+    dbias = None if x.bias is None else np.zeros(x.bias.shape, dtype)  # there are pairs in no tile
+    d = Inputs(*(None if y is None else empty(y.shape, dtype) for y in x[:4]), bias=dbias)
+    sinks = None if x.sinks is None or not plan.normalize else empty((rows_of(plan, x), 1, *x.sinks.shape), dtype)
     begin = None if state is None else type(state)(*(np.zeros(y.shape, dtype) for y in state))
-    for name, y in (("out", out), ("most", logs), ("in_dout", dout), ("out_dq", d.q), ("out_dk", d.k),
-                    ("out_dv", d.v), ("out_dg", column(d.g)), ("out_dbias", d.bias), ("in_dlse", dlse)):  # fmt: skip
+    for name, y in (("out", out), ("logs", logs), ("in_dout", dout), ("out_dq", d.q), ("out_dk", d.k),
+                    ("out_dv", d.v), ("out_dg", column(d.g)), ("out_dbias", d.bias), ("out_dsinks", column(sinks)),
+                    ("in_dlse", dlse)):  # fmt: skip
         table.put(name, y)
     if begin is not None:
         for name, y in (("past_dk", begin.k), ("past_dv", begin.v), ("past_db", column(getattr(begin, "b", None)))):
@@ -60,12 +62,19 @@ def backward(
     group = heads // max(G, 1)
     tasks = tasks_of(plan, x, group, 0)
     run("backward", plan, x, state, (C, C, group), table, tasks, 2.5 * operations(plan, x, state))
-    if x.sinks is not None and len(x.sinks) and plan.normalize:
-        delta = np.sum(dout * out, axis=-1) - (0 if dlse is None else dlse[..., 0])
-        sinks = np.repeat(x.sinks.astype(dtype), heads // len(x.sinks))
-        each = -over_tokens(np, np.exp(sinks - logs[..., 0]) * delta)
-        d = d._replace(sinks=np.sum(each.reshape(len(x.sinks), -1), axis=-1))
+    if x.sinks is not None:
+        d = d._replace(sinks=np.zeros(x.sinks.shape, dtype) if sinks is None else over_tokens(np, sinks))
     return d, begin
+
+
+def cotangent(x: Inputs, dout: np.ndarray, dtype: Any) -> np.ndarray:
+    """dout as the values are stored, or in the dtype of the computation."""
+    return dout if dout.dtype == x.v.dtype and dout.flags.c_contiguous else np.ascontiguousarray(dout, dtype)
+
+
+def rows_of(plan: SoftmaxPlan, x: Inputs) -> int:
+    """Sequences of a call."""
+    return len(plan.sequences) if plan.is_ragged else prod(x.v.shape[:-3])
 
 
 def path_backward(
@@ -84,7 +93,7 @@ def path_backward(
     d = blocks.zeros(heads) | {"out_dv": zeros(x.v), "out_dg": zeros(column(x.g))}
     past = {} if state is None else {"past_dk": zeros(state.k), "past_dv": zeros(state.v),
                                      "past_db": zeros(column(state.b))}  # fmt: skip
-    for name, y in ({"out": out, "most": logs, "in_dout": dout} | d | past).items():
+    for name, y in ({"out": out, "logs": logs, "in_dout": dout} | d | past).items():
         table.put(name, y)
     tasks = tasks_of(plan, x, 1, 0, blocks)
     run("path_vjp", plan, x, state, (C, C, 1), table, tasks, 3.5 * operations(plan, x, state))
@@ -124,13 +133,32 @@ def table_of(plan: SoftmaxPlan, x: Inputs, state: Any, C: int) -> ArrayTable:
     if x.sinks is not None:
         table.put("in_sinks", np.broadcast_to(x.sinks, (1, C, len(x.sinks)))[..., None])
     if state is not None and state.v.shape[-3]:
-        n = count(plan.xp, state.length)
-        p = positions(plan.xp, n, state.v.shape[-3])
-        age = np.where(p < 0, np.inf, n[..., None] - 1 - p).astype(plan.dtype)[..., None, None]
-        for name, y in (("past_k", state.k), ("past_v", state.v), ("past_b", column(getattr(state, "b", None))),
-                        ("past_age", age)):  # fmt: skip
-            table.put(name, y)
+        put_cache(table, plan, state)
     return table
+
+
+def put_cache(table: ArrayTable, plan: SoftmaxPlan, state: Any) -> None:
+    """The arrays of a cache; the integers of its lengths look like one or two numbers of the computation."""
+    length = count(plan.xp, state.length).reshape(-1, 1, 1, 1).view(plan.dtype)
+    for name, y in (("past_k", state.k), ("past_v", state.v), ("past_b", column(getattr(state, "b", None))),
+                    ("past_length", length)):  # fmt: skip
+        table.put(name, y)
+
+
+def appends(plan: SoftmaxPlan, x: Inputs, state: Any) -> bool:
+    """Whether `append` writes the tokens: into arrays of the computation's dtype, whose batch is one axis."""
+    dense = all(y.dtype == plan.dtype and y.size and (y.ndim == 4 or y.flags.c_contiguous) for y in (state.k, state.v))
+    return dense and type(state) is KeyValueCache and state.length.dtype == np.int64 and state.length.flags.c_contiguous
+
+
+def append(plan: SoftmaxPlan, x: Inputs, state: Any) -> None:
+    """Tokens in the cache's own memory."""
+    x, table = x._replace(q=x.k, sinks=None, bias=None), ArrayTable(all_heads(x))
+    table.put("in_k", x.k)
+    table.put("in_v", x.v)
+    put_cache(table, plan, state)
+    N = cpu_tile(None)[1]
+    run("append", plan, x, state, (N, N, table.heads), table, tasks_of(plan, x, table.heads, 0), x.k.size + x.v.size)
 
 
 def tasks_of(plan: SoftmaxPlan, x: Inputs, group: int, rows: int, blocks: path.Blocks | None = None) -> np.ndarray:

@@ -20,7 +20,7 @@ from ...runtime.pieces.piece import Whole, piece
 from ...runtime.pieces.tiles import dot
 from ...runtime.pieces.views import row, tokens_of
 from .backward import add_columns, begin_gates, begin_keys, end_head, keys, queries, save_keys, tile
-from .forward import add_keys, begin_rows, last_factors, weights
+from .forward import add_keys, begin_rows, last_factors, save_logs, weights
 from .tile import begin_task, bias, load_queries, logits, pair_sums
 from .workspace import Work
 
@@ -66,8 +66,7 @@ def own(w: Work):
         product(LEFT_LOWER, w.Z, w.rhs, w.O, added=w.O)
     save(w.rhs, w.in_v, place, (0, w.V))
     save(w.O, w.out, place, (0, w.V))
-    save_column(w.m, w.most, place)
-    save_column(w.l, w.sums, place)
+    save_logs(w)
 
 
 @piece
@@ -98,7 +97,7 @@ def own_vjp(w: Work):
     place = (w.BATCH, w.h, w.FIRST + w.j)
     w.i, w.c, w.is_diagonal = w.j, w.n, 1
     load_queries(w)
-    load_column(w.most, place, w.log)
+    load_column(w.logs, place, w.log)
     load_column(w.in_beta, place, w.beta)
     load(w.in_du, place, (0, w.V), w.rhs)
     if w.gated:

@@ -18,12 +18,12 @@ def forward(
     """(u (..., T, H, V), (r (..., T, H, V), the logs of the sums (..., T, H, 1))); x has the values v."""
     dtype, (*lead, T, H, V), C = np.dtype(plan.dtype), x.v.shape, cpu_tile(plan.chunk_size)
     u, r = np.zeros((*lead, T, H, V), dtype), np.empty((*lead, T, H, V), dtype)
-    most, sums = np.empty((2, *lead, H, T), dtype).swapaxes(-1, -2)[..., None]
+    logs = np.empty((*lead, H, T), dtype).swapaxes(-1, -2)[..., None]
     table = table_of(plan, x._replace(v=u), state, C[0])
-    for name, y in (("in_rhs", x.v), ("in_beta", column(beta)), ("out", r), ("most", most), ("sums", sums)):
+    for name, y in (("in_rhs", x.v), ("in_beta", column(beta)), ("out", r), ("logs", logs)):
         table.put(name, y)
     run("delta", plan, x, state, (*C, 1), table, tasks_of(plan, x, 1, 0), operations(plan, x, state))
-    return u, (r, most + np.log(sums))
+    return u, (r, logs)
 
 
 def backward(
@@ -37,7 +37,7 @@ def backward(
     d = Inputs(*(None if y is None else np.zeros(y.shape, dtype) for y in x))
     dbeta, dr = np.zeros(shape[:-1], dtype), np.empty(shape, dtype)
     begin = None if state is None else type(state)(*(np.zeros(y.shape, dtype) for y in state))
-    for name, y in (("in_beta", column(beta)), ("out", r), ("most", logs), ("in_du", du), ("in_dout", dr),
+    for name, y in (("in_beta", column(beta)), ("out", r), ("logs", logs), ("in_du", du), ("in_dout", dr),
                     ("out_dq", d.q), ("out_dk", d.k), ("out_dv", d.v), ("out_dg", column(d.g)),
                     ("out_dbeta", column(dbeta))):  # fmt: skip
         table.put(name, y)

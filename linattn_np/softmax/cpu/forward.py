@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ops.cpu.numbers import exp, number
+from ...ops.cpu.numbers import exp, log, number
 from ...ops.cpu.products import FULL, LEFT_LOWER, product
 from ...ops.cpu.rows import clear
 from ...ops.cpu.storage import load_column, save, save_column
@@ -78,12 +78,19 @@ def last_factors(w: Work):
 
 @piece
 def end_rows(w: Work):
-    """out, m and l of the block."""
+    """out and the logs of the block."""
     place = (w.BATCH, w.h, w.FIRST + w.i)
     last_factors(w)
     save(w.O, w.out, place, (0, w.V), w.fade)
-    save_column(w.m, w.most, place)
-    save_column(w.l, w.sums, place)
+    save_logs(w)
+
+
+@piece
+def save_logs(w: Work):
+    """m + log l of the block."""
+    for i in range(w.c):
+        w.m[i] += log(w.l[i])
+    save_column(w.m, w.logs, (w.BATCH, w.h, w.FIRST + w.i))
 
 
 @piece

@@ -130,7 +130,7 @@ def queries(w: Work):
     place = (w.BATCH, w.h, w.FIRST + w.i)
     load_queries(w)
     load(w.in_dout, place, (0, w.V), w.dout)
-    load_column(w.most, place, w.log)
+    load_column(w.logs, place, w.log)
     lowest = max(w.i - w.window + 1, 0) // w.N * w.N if w.window else 0
     w.j, w.n, w.is_diagonal, w.between, w.crossing = w.i, w.c, 1, 0.0, 0.0
     diagonal(w)

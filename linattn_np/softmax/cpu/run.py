@@ -12,22 +12,23 @@ from ...runtime.pieces.memory import up
 from ...runtime.pieces.run import conversions, launch_of, stored_array
 from ...runtime.pieces.vectors import lane
 from ...runtime.pieces.workspace import ARRAY, SHARED, Layout
-from ...runtime.recorder import refuse
 from .. import policy
 from . import delta, stick
+from .append import append
 from .backward import backward
 from .forward import forward
 from .path_backward import path_backward
 from .workspace import ARRAYS, ATTENTION, TASK
 
-KERNELS = {"forward": forward, "backward": backward, "path_vjp": path_backward, "delta": delta.forward,
-           "delta_vjp": delta.backward, "stick": stick.forward, "stick_vjp": stick.backward}  # fmt: skip
+KERNELS = {"forward": forward, "append": append, "backward": backward, "path_vjp": path_backward,
+           "delta": delta.forward, "delta_vjp": delta.backward,
+           "stick": stick.forward, "stick_vjp": stick.backward}  # fmt: skip
 
 
 def groups() -> dict[str, tuple[tuple[Any, ...], str]]:
     """All kernels by purpose, without the words of a call; warmup compiles them."""
-    each = {"softmax attention": forward, "its gradients": backward, "deltaformer": delta.forward,
-            "deltaformer, gradients": delta.backward, "PaTH, gradients": path_backward,
+    each = {"softmax attention": forward, "its gradients": backward, "a cache in place": append,
+            "deltaformer": delta.forward, "deltaformer, gradients": delta.backward, "PaTH, gradients": path_backward,
             "stick-breaking attention": stick.forward,
             "stick-breaking attention, gradients": stick.backward}  # fmt: skip
     return {purpose: ((kernel,), "") for purpose, kernel in each.items()}
@@ -62,7 +63,6 @@ def layout(dtype: str, sizes: tuple[tuple[str, int], ...], words: frozenset[str]
 def run(name: str, dtype: str, sizes: dict[str, int], numbers: dict[str, float], table: ArrayTable, tasks: np.ndarray,
         operations: float) -> None:  # fmt: skip
     """A kernel for all tasks of a call, on the arrays of its table."""
-    refuse("the tasks depend on the numbers of tokens in the caches")
     is_so = {"gated": sizes["gated"], "mapped": sizes["mapped"], "biased": sizes["biased"],
              "strict": name.startswith("delta"), "stick": name.startswith("stick"),
              "adjoint": name == "backward" or name.endswith("_vjp")}  # fmt: skip

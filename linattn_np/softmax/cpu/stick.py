@@ -17,7 +17,7 @@ import numpy as np
 from ...ops.cpu.numbers import both_widths, exp, number, series
 from ...ops.cpu.products import FULL, product, transpose
 from ...ops.cpu.rows import clear
-from ...ops.cpu.storage import load, save
+from ...ops.cpu.storage import clear_sums, load, save
 from ...runtime.pieces.piece import Truth, Whole, piece
 from ...runtime.pieces.views import row, tokens_of, transposed
 from .tile import begin_task, load_keys, load_queries
@@ -216,7 +216,10 @@ def backward(w: Work, first: Whole, last: Whole):
     for n in range(first, last):
         begin_task(w, n)
         for h in range(w.HEAD, w.HEAD + w.heads):
-            w.h = h
+            w.h, place = h, (w.BATCH, h, w.FIRST)
+            clear_sums(w.out_dq, place, w.TO, (0, w.K), w.scale)
+            clear_sums(w.out_dk, place, w.T, (0, w.K), w.scale)
+            clear_sums(w.out_dv, place, w.T, (0, w.V), w.scale)
             for i in range(0, w.TO, w.C):
                 w.i, w.c = i, min(w.C, w.TO - i)
                 block_vjp(w)

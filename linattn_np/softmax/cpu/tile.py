@@ -10,9 +10,11 @@ from ...ops.cpu.rows import scale_rows, scaled
 from ...ops.cpu.storage import load, load_column
 from ...runtime.pieces.piece import Number, Whole, piece
 from ...runtime.pieces.tiles import dot
-from ...runtime.pieces.views import row
+from ...runtime.pieces.views import row, tokens_of
 from ..policy import FACTORS, FEW_ROWS
 from .workspace import Work
+
+COUNT = np.int64(0)
 
 
 @piece
@@ -48,13 +50,22 @@ def common(w: Work, g: Number) -> Number:
 
 
 @piece
+def ages(w: Work):
+    """How long ago the tokens of the slots from j on were; inf where there is none."""
+    last = tokens_of(w.past_length, COUNT, (w.ROW, w.h, 0), 1, (0, 1))[0, 0] - 1
+    for j in range(w.n):
+        slot = w.j + j
+        w.age[j] = number(w.age, 0.0 + (last - slot) % w.L if slot <= last else np.inf)
+
+
+@piece
 def load_keys(w: Work):
     """k and v of the block, its log decays, and how long ago a token of the cache was."""
     if w.is_past:
         place = (w.ROW, w.h, w.j)
         load(w.past_k, place, (0, w.K), w.k)
         load(w.past_v, place, (0, w.V), w.v)
-        load_column(w.past_age, place, w.age)
+        ages(w)
         if w.gated:
             load_column(w.past_b, place, w.end)
     else:

@@ -13,9 +13,9 @@ SIZES = ("c", "n", "C", "N", "K", "K_lanes", "V", "V_lanes", "L", "i", "j", "h",
 FLAGS = ("causal", "window", "gated", "sinks", "normalize", "biased", "strict", "heads", "is_past", "is_diagonal",
          "mapped", "lse")  # fmt: skip
 NUMBERS = ("scale", "between", "reach", "crossing", "passed")
-ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_sinks", "past_k", "past_v", "past_b", "past_age", "out", "most", "sums",
+ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_sinks", "past_k", "past_v", "past_b", "past_length", "out", "logs",
           "in_dout", "out_dq", "out_dk", "out_dv", "out_dg", "past_dk", "past_dv", "past_db", "in_rhs", "in_beta",
-          "in_du", "out_dbeta", "in_bias", "out_dbias", "in_dlse",
+          "in_du", "out_dbeta", "in_bias", "out_dbias", "out_dsinks", "in_dlse",
           # of PaTH: q at the start and k at the end of their blocks, -E, X, R, w, -U (path.py), and their gradients
           "in_start", "in_end", "in_E", "in_X", "in_R", "in_w", "in_U",
           "out_start", "out_end", "out_E", "out_X", "out_R")  # fmt: skip

@@ -30,6 +30,7 @@ ATTENTION = Struct(  # forward.cu, backward.cu (dk, dv), dq.cu
     ("group_q group_k group_v group_s", INT),  # heads that share one of q's, k's, v's, the sinks'
     ("shared", INT),  # heads whose dk and dv are one
     ("offset window causal normalize", INT), ("scale", FLOAT),  # offset: keys before the first query's own
+    ("eps constant linear quadratic", FLOAT),  # polynomial.cuh
 )  # fmt: skip
 GATES = Struct(  # gates.cu, norms.cu
     "softmax/GateArguments",
@@ -43,6 +44,9 @@ DOTS = Struct(  # dots.cu: <dout, out> of each row; `tiles` counts become 0; end
     ("out dout", ROWS), ("dots", OUT_FLOATS), ("added", pointer("int")), ("rows tiles", I64),
     ("sums", DECAYS), ("bounds least", FLOATS), ("ends", pointer("int")), OFFSETS,
     ("T heads normalize pairs shared blocks slots", INT),
+)  # fmt: skip
+SINKS = Struct(  # sinks.cu; each: numbers of a sink in a batch row
+    "softmax/SinkArguments", ("sinks logs dots", FLOATS), ("dsinks", OUT_FLOATS), ("batch each", I64),
 )  # fmt: skip
 PORTABLE = Struct(  # softmax_portable/; a pass of the backward leaves unused fields empty
     "softmax/PortableArguments",

@@ -8,7 +8,7 @@ that blocks of keys without weights are skipped (limit.cuh), and one after compu
 
 from __future__ import annotations
 
-from math import log, prod
+from math import prod
 from typing import Any, NamedTuple
 
 from ...ops.cuda.arguments import NO_ROWS, address, rows_of
@@ -106,7 +106,7 @@ def forward(plan: SoftmaxPlan, x: Inputs, state: None = None) -> tuple[Array, Sa
         saved = saved._replace(**{n: xp.empty(size, dtype=xp.float32) for n, size in
                                   (("bounds", slots), ("least", (*slots, 8)))})  # fmt: skip
     largest = norms(plan, batch, x.g, k, saved.sums)
-    attend("forward", plan, batch, x.sinks, q=q, k=k, v=v, out=out, norms=largest, **saved._asdict())
+    attend("forward", plan, batch, sinks=sink_array(plan, x), q=q, k=k, v=v, out=out, norms=largest, **saved._asdict())
     return out[..., : x.v.shape[-1]], saved
 
 
@@ -114,7 +114,7 @@ def backward(plan: SoftmaxPlan, x: Inputs, out: Array, saved: SavedLogs, dout: A
     """Gradients of the inputs."""
     xp, batch = plan.xp, batch_of(plan, x)
     gated = batch.kind.gated
-    _prepare(batch, ("dots", "backward", "dq", *(("gates",) if gated else ())))
+    _prepare(batch, ("dots", "backward", "dq", *("gates",) * gated, *("sinks",) * (x.sinks is not None)))
     q, k, v, dout = (row_array(xp, cast(xp, y, x.v.dtype)) for y in (x.q, x.k, x.v, dout))
     numbers, (K, V), keys = (batch.rows, batch.heads, batch.T), batch.kind[1:3], batch.heads // batch.shared
     tiles = batch.heads * batch.slots * (BLOCK // ROWS)
@@ -127,13 +127,13 @@ def backward(plan: SoftmaxPlan, x: Inputs, out: Array, saved: SavedLogs, dout: A
     dq = xp.empty((batch.rows, batch.T, batch.heads, K), dtype=q.dtype)
     dk, dv = (xp.empty((batch.rows, batch.Tk, keys, width), dtype=q.dtype) for width in (K, V))
     given = {"q": q, "k": k, "v": v, "dout": dout, "logs": saved.logs, "sums": saved.sums}
-    attend("backward", plan, batch, None, out=dk, other=dv, **given, **sums)
-    attend("dq", plan, batch, None, out=dq, q=q, k=k, v=v, dq=sums["dq"], added=sums["added"])
+    attend("backward", plan, batch, out=dk, other=dv, **given, **sums)
+    attend("dq", plan, batch, out=dq, q=q, k=k, v=v, dq=sums["dq"], added=sums["added"])
     found = {n: of_shape(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
     if gated:
         found["g"] = gate_gradient(plan, batch, x.g, {n: sums[n] for n in GATE_SUMS if n in sums})
     if x.sinks is not None:
-        found["sinks"] = sink_gradient(plan, batch, x.sinks, saved.logs, sums["dots"])
+        found["sinks"] = sink_gradient(plan, x, saved.logs, sums["dots"])
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
 
 
@@ -143,6 +143,7 @@ def batch_of(plan: SoftmaxPlan, x: Inputs) -> SoftmaxBatch:
     Tk, Hk, H = x.k.shape[-3], x.k.shape[-2], x.v.shape[-2]
     heads, (K, V) = max(Hq, Hk, H), (-(-y.shape[-1] // 8) * 8 for y in (x.k, x.v))
     kind, offsets, longest, N = SoftmaxKind(dtype_name(x.v), K, V, x.g is not None), None, max(T, Tk), prod(lead)
+    kind = kind._replace(polynomial=plan.polynomial is not None)
     if plan.is_ragged:
         offsets = xp.asarray([0, *(s.stop for s in plan.sequences)], dtype=xp.int64)
         longest, N = max(s.stop - s.start for s in plan.sequences), len(plan.sequences)
@@ -159,10 +160,9 @@ def row_array(xp: Any, y: Array) -> Array:
     return y if takes(y) else copied(y)
 
 
-def attend(name: str, plan: SoftmaxPlan, batch: SoftmaxBatch, sinks: Array | None, **arrays: Any) -> None:
+def attend(name: str, plan: SoftmaxPlan, batch: SoftmaxBatch, **arrays: Any) -> None:
     """A kernel of ATTENTION; arrays by the names of their fields."""
     own = batch.heads // batch.shared if name == "backward" else batch.heads
-    arrays["sinks"] = None if sinks is None else cast(plan.xp, sinks, plan.xp.float32)
     kernel, constants = KERNELS[name], cuts.constants(name, batch.kind)
     named = (*arrays.values(), batch.offsets) if moves() else None
     packed = arguments.ATTENTION.packed(fields_of(plan, batch, own, arrays))
@@ -187,7 +187,8 @@ def fields_of(plan: SoftmaxPlan, batch: SoftmaxBatch, own: int, arrays: dict[str
         "heads": heads, "blocks": batch.blocks, "slots": batch.slots,
         "section": max(min(policy.SECTION_BYTES // each, batch.sequences * own), 1),
         "sequences": batch.sequences, "offset": 0, "window": plan.window or FAR, "causal": int(plan.causal),
-        "normalize": int(plan.normalize), "scale": plan.scale,
+        "normalize": int(plan.normalize), "scale": plan.scale, "eps": plan.eps,
+        **dict(zip(("constant", "linear", "quadratic"), plan.polynomial or (0.0, 0.0, 0.0), strict=True)),
     }  # fmt: skip
 
 
@@ -279,11 +280,17 @@ def of_shape(xp: Any, d: Array, shape: tuple[int, ...]) -> Array:
     return sum_of_groups(xp, xp.ascontiguousarray(d), shape[-2]).reshape(shape)
 
 
-def sink_gradient(plan: SoftmaxPlan, batch: SoftmaxBatch, sinks: Array, logs: Array, dots: Array | None) -> Array:
+def sink_array(plan: SoftmaxPlan, x: Inputs) -> Array | None:
+    """The sinks as kernels read them, dense float32; None without."""
+    return None if x.sinks is None else plan.xp.ascontiguousarray(cast(plan.xp, x.sinks, plan.xp.float32))
+
+
+def sink_gradient(plan: SoftmaxPlan, x: Inputs, logs: Array, dots: Array | None) -> Array:
     """dsink = -sum_i e^{sink - l_i} <dout_i, out_i>; 0 without a denominator."""
-    xp = plan.xp
-    if dots is None or not plan.normalize:
-        return xp.zeros(sinks.shape, dtype=xp.float32)
-    each = xp.repeat(cast(xp, sinks, xp.float32), batch.heads // len(sinks), axis=0)[:, None]
-    sums = xp.sum(xp.exp(each - xp.float32(log(2)) * logs) * dots, axis=(0, 2))
-    return -xp.sum(sums.reshape(len(sinks), -1), axis=-1)
+    xp, kernel, (N,), (rows, heads, T) = plan.xp, KERNELS["sinks"], x.sinks.shape, logs.shape
+    if not plan.normalize:
+        return xp.zeros((N,), dtype=xp.float32)
+    named = {"sinks": sink_array(plan, x), "logs": logs, "dots": dots, "dsinks": xp.empty((N,), dtype=xp.float32)}
+    packed = arguments.SINKS.pack(**{n: address(y) for n, y in named.items()}, batch=rows, each=heads // N * T)
+    launch.launch(kernel.file, kernel.entry, (), N, kernel.threads, 0, packed, tuple(named.values()))
+    return named["dsinks"]

@@ -29,6 +29,9 @@ def softmax_entries(dtype: str, K: int, V: int, capability: int, decay: bool, ba
     for name in names:
         words = f"softmax attention{' with decays' * decay}, {name}"
         yield Entry(words, plan.KERNELS[name].file, plan.constants(name, kind))
+    for name in ("forward", "backward")[: 1 + backward] if dtype == "bfloat16" and not decay else ():
+        constants = plan.constants(name, kind._replace(polynomial=True))
+        yield Entry(f"polynomials of logits, {name}", plan.KERNELS[name].file, constants)
 
 
 def path_entries(dtype: str, K: int, V: int, capability: int, decay: bool) -> Iterator[Entry]:
@@ -42,7 +45,7 @@ def path_entries(dtype: str, K: int, V: int, capability: int, decay: bool) -> It
 def portable_entries(
     dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True
 ) -> Iterator[Entry]:
-    """Every kernel where no others are, and of a cache of the same dtype."""
+    """Every kernel where no others are, of a cache of the same dtype, and the gradient of sinks."""
     if dtype not in ELEMENTS or max(K, V) > policy.WIDEST_PORTABLE:
         return
     kind, limit = _kind(dtype, K, V, decay), SHARED[capability] * 1024
@@ -53,6 +56,8 @@ def portable_entries(
     for own, name, done in found:
         words = f"softmax attention{' with decays' * decay}{' and a cache' * bool(own.cache)}, portable, {name}"
         yield Entry(words, portable_plan.KERNELS[name].file, portable_plan.constants(name, own, limit, done))
+    if backward and not decay:
+        yield Entry("softmax attention, sinks", plan.KERNELS["sinks"].file, ())
 
 
 def system_entries(dtype: str, K: int, V: int, capability: int, decay: bool, backward: bool = True) -> Iterator[Entry]:

@@ -21,6 +21,7 @@ KERNELS = {
     "decays": Kernel("softmax/gates.cu", "decays", 256),
     "norms": Kernel("softmax/norms.cu", "norms", 256),
     "gates": Kernel("softmax/gates.cu", "gates", BLOCK),
+    "sinks": Kernel("softmax/sinks.cu", "sinks", 512),
 }  # fmt: skip
 
 
@@ -31,6 +32,7 @@ class SoftmaxKind(NamedTuple):
     K: int
     V: int
     gated: bool  # logits have sums of log decays
+    polynomial: bool = False  # weights are a polynomial of the logits
 
 
 def takes(element: str, K: int, V: int, capability: int) -> bool:
@@ -51,11 +53,13 @@ def tile_dq(kind: SoftmaxKind) -> int:
 @functools.cache
 def constants(name: str, kind: SoftmaxKind) -> Constants:
     """The constants that a kernel is compiled with."""
-    if name in ("decays", "gates"):
+    if name in ("decays", "gates", "sinks"):
         return ()
     values = {"LA_DTYPE": ELEMENTS[kind.element]} | ({"LA_K": kind.K} if name == "norms" else {"LA_V": kind.V})
     if name not in ("dots", "norms"):
         values |= {"LA_K": kind.K, "LA_GATED": int(kind.gated), "LA_SHARED": shared_memory(name, kind)}
+    if kind.polynomial and name in ("forward", "backward"):
+        values["LA_POLYNOMIAL"] = 1
     return tuple(sorted(values.items()))
 
 

@@ -150,7 +150,7 @@ def backward(
         sums = {n: fields[n] for n in ("rows", "near", "far", "crossing")}
         found["g"] = calls.gate_gradient(plan, batch, x.g, sums, parts)
     if x.sinks is not None:
-        found["sinks"] = calls.sink_gradient(plan, batch, x.sinks, saved.logs, fields["dots"])
+        found["sinks"] = calls.sink_gradient(plan, x, saved.logs, fields["dots"])
     return Inputs(**{n: found.get(n) for n in Inputs._fields})
 
 
@@ -208,7 +208,7 @@ def _write_back(state: Any, past: dict[str, Array]) -> None:
 def fields_of(plan: SoftmaxPlan, call: PortableCall, out: Array) -> dict[str, Any]:
     """Every field of PORTABLE, arrays in the place of pointers."""
     xp, (batch, _, x, past, shorts, longs, _) = plan.xp, call
-    sinks = None if x.sinks is None else cast(xp, x.sinks, xp.float32)
+    sinks = calls.sink_array(plan, x)
     fields: dict[str, Any] = dict.fromkeys((*ARRAYS, *POINTERS))
     fields |= {"q": x.q, "k": x.k, "v": x.v, "out": out, "sinks": sinks}
     fields |= {"past_k": past.get("k"), "past_v": past.get("v"), "b": past.get("b"), "lengths": past.get("length")}

@@ -40,6 +40,7 @@ class StickBreaking(GivesStates):
     def forward(self, fn: str, x: StickInputs, plan: SoftmaxPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         backend, given = choose(fn, x, plan, wanted), Inputs(*x)
+        cache.refuse_array_calls(backend, plan, given, state)
         ordered = cache.ordered(plan, state)
         out: Array = None
         rest: Any = None

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.types import Inputs
+from ...elementwise.readouts.gated import gated
+from ...elementwise.types import GatedInputs, Inputs
 from ...ops.complement import complement, complement_vjp
 from ...ops.product import product
 from ...runtime.arrays import Array
@@ -15,13 +16,17 @@ from ...spec import Call, ChangeOfVariables, VariantSpec
 from ..shared.arguments import CHANNELS, DECAY
 
 
-def to_core(c: Call) -> Inputs:
+def to_core(c: Call) -> Inputs | GatedInputs:
     """(1 - e^g) x, g"""
+    if (own := gated(c, "hgrn", c.x, c.g)) is not None:
+        return own
     return Inputs(product(c.xp, complement(c.xp, c.g, c.dtype), c.x, dtype=c.dtype), None, c.g)
 
 
-def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs | GatedInputs) -> dict[str, Array]:
     """The gate decays and writes: two paths."""
+    if isinstance(d, GatedInputs):
+        return {"x": d.x, "g": d.y}
     dk = product(c.xp, c.x, d.x, dtype=c.dtype)
     dx = product(c.xp, complement(c.xp, c.g, c.dtype), d.x, dtype=c.dtype)
     return {"x": dx, "g": complement_vjp(c.xp, c.g, d.g, dk, c.dtype)}

@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.types import Inputs
+from ...elementwise.readouts.gated import gated
+from ...elementwise.types import GatedInputs, Inputs
 from ...ops.gates import exponential
 from ...ops.parts import from_parts, times_real
 from ...ops.product import multiple, product
@@ -21,15 +22,20 @@ def _exp(c: Call, x: Array) -> Array:
     return exponential(c.xp, x, c.dtype)
 
 
-def to_core(c: Call) -> Inputs:
+def to_core(c: Call) -> Inputs | GatedInputs:
     """exp(gamma_log) x; g = -exp(nu_log) + i exp(theta_log)"""
+    if (own := gated(c, "lru", c.x, None, None, c.nu_log, c.theta_log, c.gamma_log)) is not None:
+        return own
     g = from_parts(c.xp, multiple(c.xp, -1.0, _exp(c, c.nu_log), c.dtype), _exp(c, c.theta_log), c.dtype)
     x = c.x if c.gamma_log is None else times_real(c.xp, _exp(c, c.gamma_log), c.x, c.dtype)
     return Inputs(x, None, g)
 
 
-def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs | GatedInputs) -> dict[str, Array]:
     """Gradients of exponentials."""
+    if isinstance(d, GatedInputs):
+        given = zip(("nu_log", "theta_log", "gamma_log"), d.parameters, strict=True)
+        return {"x": d.x} | {n: y for n, y in given if y is not None}
     xp, times = c.xp, functools.partial(product, c.xp, dtype=c.dtype)
     grads = {"nu_log": multiple(xp, -1.0, times(_exp(c, c.nu_log), xp.real(d.g)), c.dtype),
              "theta_log": times(_exp(c, c.theta_log), xp.imag(d.g))}  # fmt: skip

@@ -76,7 +76,9 @@ SPEC = VariantSpec(
         "v": VALUES,
         "g": ArgSpec("T H K V", "log decay of every entry of the state, <= 0", limits=LOG_DECAY),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp, query=None, key="k", gate="g"),
+    change=ChangeOfVariables(
+        to_core, to_core_vjp, from_core, from_core_vjp, query=None, key="k", gate="g", by_tokens=True, keeps_out=True
+    ),
     core=CORE,
     shares_states=False,
     state=StateFormat(pack=pack_state, unpack=_apart, axes={"state": "H K V"}),

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.types import Inputs
+from ...elementwise.readouts.gated import gated
+from ...elementwise.types import GatedInputs, Inputs
 from ...ops.gates import sigmoid, sigmoid_vjp
 from ...ops.product import multiple, product
 from ...ops.sums import difference
@@ -16,14 +17,18 @@ from ...spec import ArgSpec, Call, ChangeOfVariables, VariantSpec
 from ..shared.arguments import CHANNELS
 
 
-def to_core(c: Call) -> Inputs:
+def to_core(c: Call) -> Inputs | GatedInputs:
     """The shares that are taken in and kept: sigmoid(z) x, sigmoid(-z)."""
+    if (own := gated(c, "min_gru", c.x, c.z)) is not None:
+        return own
     xp, z = c.xp, cast(c.xp, c.z, c.dtype)
     return Inputs(product(xp, sigmoid(xp, z), c.x, dtype=c.dtype), sigmoid(xp, multiple(xp, -1.0, z, c.dtype)))
 
 
-def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs | GatedInputs) -> dict[str, Array]:
     """The slope of sigmoid(-z) is that of -sigmoid(z)."""
+    if isinstance(d, GatedInputs):
+        return {"x": d.x, "z": d.y}
     xp, z = c.xp, cast(c.xp, c.z, c.dtype)
     ds = difference(xp, product(xp, d.x, c.x, dtype=c.dtype), d.a)
     return {"x": product(xp, sigmoid(xp, z), d.x, dtype=c.dtype), "z": sigmoid_vjp(xp, z, ds)}

@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.types import Inputs
+from ...elementwise.readouts.gated import gated
+from ...elementwise.types import GatedInputs, Inputs
 from ...ops.gates import log_sigmoid, log_sigmoid_vjp, sigmoid, sigmoid_vjp
 from ...ops.product import multiple, product
 from ...ops.sums import difference
@@ -22,15 +23,19 @@ def _balance(c: Call) -> Array:
     return difference(c.xp, *(log_sigmoid(c.xp, cast(c.xp, y, c.dtype)) for y in (c.f, c.i)))
 
 
-def to_core(c: Call) -> Inputs:
+def to_core(c: Call) -> Inputs | GatedInputs:
     """The gates over their sum."""
+    if (own := gated(c, "min_lstm", c.x, c.f, c.i)) is not None:
+        return own
     xp, y = c.xp, _balance(c)
     rest = sigmoid(xp, multiple(xp, -1.0, y, c.dtype))
     return Inputs(product(xp, rest, c.x, dtype=c.dtype), sigmoid(xp, y))
 
 
-def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs | GatedInputs) -> dict[str, Array]:
     """Through the balance of the gates."""
+    if isinstance(d, GatedInputs):
+        return {"x": d.x, "f": d.y, "i": d.z}
     xp, y = c.xp, _balance(c)
     negative = functools.partial(multiple, xp, -1.0, dtype=c.dtype)
     dy = sigmoid_vjp(xp, y, difference(xp, d.a, product(xp, d.x, c.x, dtype=c.dtype)))

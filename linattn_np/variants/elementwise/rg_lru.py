@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.types import Inputs
+from ...elementwise.readouts.gated import gated
+from ...elementwise.types import GatedInputs, Inputs
 from ...ops.complement import complement, complement_vjp
 from ...ops.gates import root, root_vjp, sigmoid, sigmoid_vjp, softplus, softplus_vjp
 from ...ops.product import multiple, product
@@ -35,15 +36,19 @@ def _rest(c: Call, g: Array) -> Array:
     return complement(c.xp, multiple(c.xp, 2.0, g, c.dtype), c.dtype)
 
 
-def to_core(c: Call) -> Inputs:
+def to_core(c: Call) -> Inputs | GatedInputs:
     """sqrt(1 - a^2) sigmoid(i) x, log a"""
+    if (own := gated(c, "rg_lru", c.x, c.r, c.i, c.Lambda)) is not None:
+        return own
     g = _log_decay(c)
     gate = sigmoid(c.xp, cast(c.xp, c.i, c.dtype))
     return Inputs(product(c.xp, root(c.xp, _rest(c, g), c.dtype), gate, c.x, dtype=c.dtype), None, g)
 
 
-def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
+def to_core_vjp(c: Call, d: Inputs | GatedInputs) -> dict[str, Array]:
     """The decay decays and scales the input: two paths. The slope of the root is taken as 0 where a is 1."""
+    if isinstance(d, GatedInputs):
+        return {"x": d.x, "r": d.y, "i": d.z, "Lambda": d.parameters[0]}
     xp, g = c.xp, _log_decay(c)
     times = functools.partial(product, xp, dtype=c.dtype)
     i, r, Lambda = (cast(xp, y, c.dtype) for y in (c.i, c.r, c.Lambda))

@@ -12,23 +12,30 @@ from ...ops.product import product
 from ...ops.step_size import skip_and_gate
 from ...ops.sums import over_tokens
 from ...ops.zero_order_hold import hold, hold_vjp
-from ...runtime.arrays import Array, cast
+from ...runtime.arrays import Array, cast, is_cupy
 from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 from ..shared.arguments import CHANNELS
 
 
+def held(c: Call) -> SystemInputs:
+    """The inputs of kernels."""
+    return SystemInputs(c.x, None, None, c.C, c.D, (c.dt_log, c.A_log, c.A_imag))
+
+
 def skips(c: Call) -> bool:
     """Whether compiled code computes the skip too."""
-    return compiled(SystemInputs(c.x, c.A_log, c.A_log, c.C, c.D), c.plan, c.options["backend"]) is not None
+    return compiled(held(c), c.plan, c.options["backend"]) is not None
 
 
 def to_core(c: Call) -> SystemInputs:
     """Log factors dt A; every channel drives its states by (e^{dt A} - 1) / A x."""
+    if is_cupy(c.xp) and skips(c):
+        return held(c)
     return SystemInputs(c.x, *hold(c.xp, c.dt_log, c.A_log, c.A_imag, c.dtype), c.C, c.D if skips(c) else None)
 
 
 def to_core_vjp(c: Call, d: SystemInputs) -> dict[str, Array]:
-    grads = hold_vjp(c.xp, c.dt_log, c.A_log, c.A_imag, d.A, d.B, c.dtype)
+    grads = d.held or hold_vjp(c.xp, c.dt_log, c.A_log, c.A_imag, d.A, d.B, c.dtype)
     found = dict(zip(("x", "C", "dt_log", "A_log", "A_imag"), (d.x, d.C, *grads), strict=True))
     return found if d.D is None else found | {"D": d.D}
 

@@ -75,7 +75,9 @@ SPEC = VariantSpec(
         "z": ArgSpec("T D", "gate: out times silu(z)", optional=True),
         "dt_bias": ArgSpec("D", "added to dt", optional=True),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp, from_core, from_core_vjp, query=None, key=None, value="x"),
+    change=ChangeOfVariables(
+        to_core, to_core_vjp, from_core, from_core_vjp, query=None, key=None, value="x", by_tokens=True, keeps_out=True
+    ),
     core=CORE,
     scaled=False,
     state=StateFormat(axes={"state": "D N"}, is_complex=True),

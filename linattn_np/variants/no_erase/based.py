@@ -61,7 +61,9 @@ def based(q: Any, k: Any, v: Any, **options: Unpack[BasedOptions]) -> Any:
 
     order: of the polynomial. Every monomial is one feature: M = 1 + K + K (K + 1) / 2 for order 2, where a full outer
     product would have 1 + K + K^2. Polynomials of even order are positive, those of odd order are not, and normalize
-    divides by what may then be 0. eps is added to the denominator; causal=False: every query sees every key.
+    divides by what may then be 0. eps is added to the denominator; causal=False: every query sees every key. On a GPU
+    order 2 of many channels in bfloat16 without states takes time quadratic in T (explain says so); with chunk_size=64
+    it is linear.
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state if return_state, a
     NormalisedState(S (..., H, M, V), z (..., H, M)), or S alone with normalize=False.

@@ -32,13 +32,17 @@ def _of_values(c: Call, grads: dict[str, Array]) -> dict[str, Array]:
     """The gradients with those of x and mimo_x in the place of that of the values."""
     if grads.get("x") is None:
         return grads
-    dx, dm = spread_vjp(c.xp, c.x, c.mimo_x, grads["x"])
+    if late_writes.spreads(c):
+        dx, dm = grads["x"][..., 0, :, :], grads.pop("m")
+    else:
+        dx, dm = spread_vjp(c.xp, c.x, c.mimo_x, grads["x"])
     return grads | {"x": dx, "mimo_x": dm}
 
 
 def _reads(c: Call, out: Array) -> tuple[Reads, Heads]:
     found = late(c)
-    return Reads(out, found.later, found.v, found.shares, values(c)), Heads(c.z, c.mimo_z, c.mimo_o)
+    m = c.mimo_x if late_writes.spreads(c) else None
+    return Reads(out, found.later, found.v, found.shares, values(c), m), Heads(c.z, c.mimo_z, c.mimo_o)
 
 
 def from_core(c: Call, out: Array) -> Array:
@@ -48,8 +52,8 @@ def from_core(c: Call, out: Array) -> Array:
 
 def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """(gradient of the core's output, gradients of z, mimo_z and mimo_o)."""
-    du, (dz, dgates, douts) = read_out_vjp(c.xp, *_reads(c, out), dout, c.dtype)
-    return du, {"z": dz, "mimo_z": dgates, "mimo_o": douts, "dread": du}
+    du, (dz, dgates, douts), dlater = read_out_vjp(c.xp, *_reads(c, out), dout, c.dtype)
+    return du, {"z": dz, "mimo_z": dgates, "mimo_o": douts, "dread": du, "dlater": dlater}
 
 
 def unpack_state_vjp(c: Call, P: Array, dstate: Any) -> tuple[Array, dict[str, Array]]:

@@ -121,8 +121,10 @@ def mesa_net(q: Any, k: Any, v: Any, g: Any, beta: Any, ridge: Any, **options: U
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state if return_state.
     Raises ValueError or TypeError for shapes, dtypes and options that do not fit, and ValueError for a ridge below 0,
-    or 0 where that leaves a system singular (which is looked for, by eigenvalues, only if some ridge is 0). Kernels of
-    a GPU do not look at the ridge, which would wait for the device; check=True does.
+    or 0 where that leaves a system singular (which is looked for, by eigenvalues, only if some ridge is 0): without a
+    state, the systems of the first K - 1 tokens are. Kernels of a GPU do not look at the ridge, which would wait for
+    the device: outputs and gradients of singular systems are arbitrary there, inf or NaN; check=True finds a ridge
+    below 0.
     Core: matrix_state, decay SCALAR, erase NONE. Common options: linattn_np.Options.
     von Oswald et al., MesaNet, arXiv 2506.05233.
     """

@@ -13,6 +13,7 @@ from ...ops.sums import added
 from ...runtime.arrays import Array, cast
 from ...spec import ArgSpec, Call, Samples, VariantSpec
 from ..shared.arguments import VALUES
+from ..shared.pairs import PairInputs
 from ..shared.similarity import CoreInputs, Similarity, SimilarityOptions, check_eps, defaults, rows_are_narrow
 
 NORM_EPS = 1e-5
@@ -26,7 +27,11 @@ def to_core(c: Call) -> CoreInputs:
     norm = lambda x: layer_norm(c.xp, x, NORM_EPS, c.gamma, c.shift, c.dtype)  # noqa: E731
     normed = {n: None if x is None else norm(x) for n, x in (("q", c.q), ("k", c.k))}
     c.normed = c.changed(**normed)
-    return SIMILARITY.to_core(c.normed, rows_are_narrow(c))
+    x = SIMILARITY.to_core(c.normed, rows_are_narrow(c))
+    if isinstance(x, PairInputs):  # factors of products, as v is
+        x = x._replace(q=cast(c.xp, x.q, x.v.dtype), k=cast(c.xp, x.k, x.v.dtype))
+        c.normed = c.changed(q=x.q, k=x.k)
+    return x
 
 
 def to_core_vjp(c: Call, d: CoreInputs) -> dict[str, Array]:
@@ -36,7 +41,8 @@ def to_core_vjp(c: Call, d: CoreInputs) -> dict[str, Array]:
         if x is None:
             continue
         gamma, shift = (None if y is None else cast(xp, y, c.dtype) for y in (c.gamma, c.shift))
-        grads[n], *more = weighted_layer_norm_vjp(xp, cast(xp, x, c.dtype), gamma, shift, grads[n], NORM_EPS)
+        x = x if isinstance(d, PairInputs) else cast(xp, x, c.dtype)
+        grads[n], *more = weighted_layer_norm_vjp(xp, x, gamma, shift, grads[n], NORM_EPS)
         for name, own in zip(("gamma", "shift"), more, strict=True):
             if own is not None:
                 grads[name] = added(xp, grads[name], own) if name in grads else own
@@ -83,7 +89,8 @@ def rebased(q: Any, k: Any, v: Any, gamma: Any = None, shift: Any = None, **opti
 
     norm takes off the mean of a row and divides by sqrt(var + 1e-5). M = K (K + 1) / 2. The square is >= 0, and 0
     where q' and k' are orthogonal: with few tokens the denominator can come near 0. eps is added to it; causal=False:
-    every query sees every key; normalize=False leaves the denominator out.
+    every query sees every key; normalize=False leaves the denominator out. On a GPU bfloat16 without states takes time
+    quadratic in T (explain says so); with chunk_size=64 it is linear.
 
     scale=None means 1. Returns out (..., T, max(Hq, H), V), and the state if return_state, a
     NormalisedState(S (..., H, M, V), z (..., H, M)), or S alone with normalize=False.

@@ -29,6 +29,11 @@ def maps(c: Call) -> tuple[FeatureMap, FeatureMap]:
 SIMILARITY = Similarity(maps)
 
 
+def _dtype_of_values(c: Call) -> Any:
+    """The dtype of (1 - e^g) v: that of v where features are stored in it, too."""
+    return c.v.dtype if getattr(c, "stored", None) is not None and not c.options["normalize"] else c.dtype
+
+
 def to_core(c: Call) -> CoreInputs:
     """With a gate: its g, and v or [v, 1] times 1 - e^g."""
     x = SIMILARITY.to_core(c)
@@ -41,7 +46,7 @@ def to_core(c: Call) -> CoreInputs:
         v = with_ones(c.xp, c.v, c.dtype, taken_in)
         x = x._replace(eps=None) if isinstance(x, MappedInputs) else x
     else:
-        v = product(c.xp, taken_in, c.v, dtype=c.dtype)
+        v = product(c.xp, taken_in, c.v, dtype=_dtype_of_values(c))
     return x._replace(v=v, g=c.g[..., None])
 
 
@@ -53,7 +58,7 @@ def to_core_vjp(c: Call, d: CoreInputs) -> dict[str, Array]:
     if isinstance(d, AveragedInputs):
         return SIMILARITY.to_core_vjp(c, d) | {"g": complement_vjp(xp, c.g, d.g[..., 0], d.w, c.dtype)}
     taken_in, V = complement(xp, c.g, c.dtype)[..., None], c.v.shape[-1]
-    grads = SIMILARITY.to_core_vjp(c, d._replace(v=product(xp, taken_in, d.v, dtype=c.dtype)))
+    grads = SIMILARITY.to_core_vjp(c, d._replace(v=product(xp, taken_in, d.v, dtype=_dtype_of_values(c))))
     written = inner(xp, d.v[..., :V], c.v, d.v[..., V] if c.options["normalize"] else None, None, c.dtype)
     return grads | {"g": complement_vjp(xp, c.g, d.g[..., 0], written, c.dtype)}
 

@@ -22,6 +22,7 @@ from ...ops.trapezoid import (
     Tokens,
     Weighted,
     Writes,
+    by_kernels,
     late_writes,
     late_writes_vjp,
     settled,
@@ -60,12 +61,20 @@ def of_ends(c: Call, x: Array) -> Array:
 
 
 def values(c: Call) -> Array:
-    """The values (..., T, R, H, V): x, of several rows mimo_x_r * x, computed once a call."""
-    if "R" not in c.sizes:
-        return of_rows(c, c.x)
+    """The values (..., T, R, H, V): x, of several rows mimo_x_r * x, computed once a call; x if kernels make them."""
+    if "R" not in c.sizes or spreads(c):
+        return c.x[..., None, :, :]
     if "values" not in vars(c):
         c.values = spread(c.xp, c.x, c.mimo_x, c.dtype)
     return c.values
+
+
+def spreads(c: Call) -> bool:
+    """Whether CUDA kernels make the rows of the values, found once a call."""
+    if "spreads" not in vars(c):
+        one = Tokens(c.x[..., None, :, :], c.dt, c.A, c.B, c.C, c.trap, c.angle, c.mimo_x)
+        c.spreads = by_kernels(_writes(c), one)
+    return bool(c.spreads)
 
 
 def sequences(c: Call) -> tuple[Sequence, ...]:
@@ -75,7 +84,8 @@ def sequences(c: Call) -> tuple[Sequence, ...]:
 
 
 def _tokens(c: Call) -> Tokens:
-    return Tokens(values(c), steps(c), c.A, of_rows(c, c.B), of_rows(c, c.C), c.trap, c.angle)
+    m = c.mimo_x if "R" in c.sizes and spreads(c) else None
+    return Tokens(values(c), steps(c), c.A, of_rows(c, c.B), of_rows(c, c.C), c.trap, c.angle, m)
 
 
 def _writes(c: Call) -> Writes:
@@ -124,13 +134,15 @@ def to_core(c: Call) -> Inputs:
 def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """Gradients by name, that of x of the values.
 
-    dread: of the core's output, and of what queries read beside it. dends: of the last tokens in the final state.
+    dread: of the core's output, and of what queries read beside it; dlater: of their factors of rows. dends: of the
+    last tokens in the final state.
     """
     if weights(c) is not None:
         return _weighted_vjp(c, d)
     dread, dends = getattr(c, "dread", None), getattr(c, "dends", None)
     read = late(c) if rank(c) > 1 else None
-    grads, written, dlast = late_writes_vjp(_writes(c), _tokens(c), _before(c), read, d, dread, dends)
+    dlater = getattr(c, "dlater", None)
+    grads, written, dlast = late_writes_vjp(_writes(c), _tokens(c), _before(c), read, d, dread, dends, dlater)
     found = _by_name(c, grads)
     if c.D is not None and c.D.ndim == 1 and written is not None:
         found["D"] = over_tokens(c.xp, written)

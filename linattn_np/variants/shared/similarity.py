@@ -25,6 +25,7 @@ from ...runtime.arrays import NARROW, STORAGE, Array, cast, device, dtype_name, 
 from ...runtime.shapes import check_state
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
 from ...spec import Call, ChangeOfVariables, StateFormat
+from . import pairs
 
 CoreInputs = Inputs | MappedInputs | AveragedInputs
 WIDEST_NARROW = 256  # features that are stored in bfloat16: kernels take more of them in float32
@@ -70,7 +71,7 @@ class Similarity(NamedTuple):
         eps = float(c.options["eps"]) if c.options["normalize"] else None
         x = MappedInputs(c.q, c.k, c.v, None, map_k, eps, rows_are_narrow(c) if is_narrow is None else is_narrow)
         if self.is_left_to_the_core(c, map_q, x):
-            return x
+            return pairs.PairInputs(*x) if c.kernels and pairs.takes(x, c.plan) else x
         features = self.mapped(c, self.stored(c))
         if eps is not None and self.sums_are_apart(c):
             return AveragedInputs(**features, v=c.v, eps=eps)
@@ -87,7 +88,7 @@ class Similarity(NamedTuple):
             return None
         map_q, map_k = self.maps(c)
         steps = getattr(map_k[0], "steps", None)
-        if steps is None or steps != getattr(map_q[0], "steps", None) or not _features_are_narrow(c, map_k[0]):
+        if steps is None or steps != getattr(map_q[0], "steps", None) or not _factors_are_narrow(c):
             return None
         fits = steps.width(c.k.shape[-1]) <= WIDEST_NARROW or max(c.q.shape[-2], c.k.shape[-2]) <= c.v.shape[-2]
         return random_maps.kernels_of(steps, c.q, c.k) if fits else None
@@ -115,6 +116,8 @@ class Similarity(NamedTuple):
         """Whether the core evaluates the map: one with steps (causal, NumPy arrays), or a polynomial of q . k."""
         steps = getattr(x.map[0], "steps", None)
         if steps is None or steps != getattr(map_q[0], "steps", None) or c.k.shape[-1] == 0:
+            return False
+        if x.is_polynomial and self.stored(c) is not None:
             return False
         if _is_one_token(c) and sums_are_apart(c) and getattr(c, "state", None) is not None:
             return False  # a float32 state is rounded already: float32 features are as exact
@@ -231,16 +234,21 @@ def _takes_any_dtype(c: Call, f: Any) -> bool:
     return is_cupy(c.xp) and c.dtype == c.xp.float32 and getattr(f, "takes_any_dtype", False)
 
 
-def _features_are_narrow(c: Call, f: Any) -> bool:
-    """Whether features are stored in bfloat16, as the factors of the products of many tokens in bfloat16 are.
+def _factors_are_narrow(c: Call) -> bool:
+    """Whether the products of a call are those of many tokens whose factors are stored in bfloat16."""
+    known = is_cupy(c.xp) and c.kernels and c.options.get("causal", True) and c.dtype == c.xp.float32
+    names = {dtype_name(x) for x in (c.q, c.k, c.v) if x is not None}
+    return known and names == {"bfloat16"} and c.sizes["T"] > 1 and apart(c.plan, c.sizes["T"])
 
-    Those of maps of our own, of numbers, exponentials or waves: in a polynomial of them terms would cancel.
+
+def _features_are_narrow(c: Call, f: Any) -> bool:
+    """Whether features are stored in bfloat16: those of maps of our own, of numbers, exponentials or waves.
+
+    In a polynomial of a degree above the second terms would cancel.
     """
     steps = getattr(f, "steps", None)
     own = getattr(f, "takes_any_dtype", False) or (steps is not None and steps.kind != "monomials")
-    known = own and is_cupy(c.xp) and c.kernels and c.options.get("causal", True) and c.dtype == c.xp.float32
-    names = {dtype_name(x) for x in (c.q, c.k, c.v) if x is not None}
-    return known and names == {"bfloat16"} and c.sizes["T"] > 1 and apart(c.plan, c.sizes["T"])
+    return own and _factors_are_narrow(c)
 
 
 def _mapped(c: Call, name: str, feature_map: FeatureMap) -> Array:

@@ -4,7 +4,7 @@
         out = la.nn.silu(stub(x))
 
 What is tested is the product's own path: dispatch, shapes, strides, packing of arguments, grid, and the source itself.
-A source is compiled once a process and constants (device.h and the headers of tile/ here stand for the compiler's
+A source is compiled once for its constants (device.h and the headers of tile/ here stand for the compiler's
 words: of tensor cores, products of bfloat16 and tf32 by mma.sync). Dynamic shared memory is an array `memory`, which
 `shared` stands for, too.
 """
@@ -15,6 +15,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -31,7 +32,8 @@ from linattn_np.runtime.cuda import launch, sources
 HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which("g++")
 FLAGS = ("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
-         "-fsanitize=alignment")  # fmt: skip
+         "-fsanitize=alignment", "-U_FORTIFY_SOURCE")  # fmt: skip
+ENTRY = re.compile(r'^extern "C" __global__ void\b[^;{]*?(\w+)\(const __grid_constant__', re.MULTILINE)
 
 
 @functools.cache
@@ -42,11 +44,35 @@ def _folder() -> Path:
     return folder
 
 
+def entries(text: str) -> list[str]:
+    """Entries of a source under no condition."""
+    always, depth = [], 0
+    for line in text.splitlines():
+        depth += line.startswith("#if") - line.startswith("#endif")
+        always += [line] * (depth == 0)
+    return ENTRY.findall("\n".join(always))
+
+
 @functools.cache
 def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> Any:
     """A function of (address of the arguments, blocks, threads); the first misaligned access, in words, or nothing."""
+    all_of_them = entries(sources.installed(file)[1])  # in one library: a compiler makes code of all in any case
+    library = _library(file, tuple(all_of_them) if entry in all_of_them else (entry,), constants)
+    function = getattr(library, f"run_{entry}")
+    function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint], ctypes.c_char_p
+    return function
+
+
+@functools.cache
+def _library(file: str, names: tuple[str, ...], constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     source, own = sources.installed(file), [HERE / "device.h", *sorted((HERE / "tile").iterdir())]
-    text = "\n".join([sources.digest(*source), entry, repr(constants), *FLAGS, *(path.read_text() for path in own)])
+    runs = "".join(
+        f'extern "C" const char* run_{entry}(const void* arguments, unsigned blocks, unsigned threads) {{\n'
+        f"    misaligned[0] = 0;\n    run_grid({entry}, arguments, blocks, threads);\n    return misaligned;\n}}\n"
+        for entry in names
+    )
+    main = f'#include "device.h"\n#include "{file}"\n{runs}'
+    text = "\n".join([sources.digest(*source), main, repr(constants), *FLAGS, *(path.read_text() for path in own)])
     library = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=_folder()) as name:
@@ -55,21 +81,14 @@ def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> A
                 if (generated := sources.generated(header)) is not None:
                     (folder / header).parent.mkdir(parents=True, exist_ok=True)
                     (folder / header).write_text(generated)
-            (folder / "main.cc").write_text(
-                f'#include "device.h"\n#include "{file}"\n'
-                'extern "C" const char* run_entry(const void* arguments, unsigned blocks, unsigned threads) {\n'
-                f"    misaligned[0] = 0;\n    run_grid({entry}, arguments, blocks, threads);\n"
-                "    return misaligned;\n}\n"
-            )
+            (folder / "main.cc").write_text(main)
             paths = [f"-I{path}" for path in (HERE, sources.root(), folder)]
-            names = [f"-D{name}={value}" for name, value in constants]
-            done = subprocess.run([COMPILER, *FLAGS, *names, *paths, "main.cc", "-o", "out.so"], cwd=folder,
+            defined = [f"-D{name}={value}" for name, value in constants]
+            done = subprocess.run([COMPILER, *FLAGS, *defined, *paths, "main.cc", "-o", "out.so"], cwd=folder,
                                   capture_output=True, text=True)  # fmt: skip
             assert not done.returncode, done.stderr
             os.replace(folder / "out.so", library)
-    function = ctypes.CDLL(str(library)).run_entry
-    function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint], ctypes.c_char_p
-    return function
+    return ctypes.CDLL(str(library))
 
 
 def require() -> None:
@@ -117,6 +136,7 @@ def emulated(monkeypatch):
     monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "unusable", lambda: None)
     monkeypatch.setattr(launch, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(launch, "_shared_limit", lambda device: 227 << 10)
     monkeypatch.setattr(cached_constants, "_cached", {})
     launched.clear()
     return launched

@@ -4,15 +4,14 @@
 // its warp. Threads that have returned count as arrived, and their lanes hold NaN.
 #pragma once
 #include <math.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
 
-#include <functional>
 #include <type_traits>
-#include <vector>
 
 #define __device__
 #define __global__
@@ -85,6 +84,9 @@ static inline double __hiloint2double(int hi, int lo) {
 }
 static inline int __double2loint(double x) { return (int)(uint32_t)bits_as<uint64_t>(x); }
 static inline int __double2hiint(double x) { return (int)(uint32_t)(bits_as<uint64_t>(x) >> 32); }
+// of GPUs: never parts of one fused operation
+static inline float __fmul_rn(float x, float y) { return x * y; }
+static inline float __fadd_rn(float x, float y) { return x + y; }
 static inline unsigned atomicAdd(unsigned* to, unsigned x) {
     const unsigned before = *to;
     *to += x;
@@ -129,36 +131,53 @@ struct Meeting {   // of threads that wait for one another
     int expected = 0, arrived = 0;
     unsigned round = 0;
 };
+// makecontext gives each fiber its stack, once; from then on _longjmp goes from one to the next, without a system call.
+// All libraries of a process share the fibers, and a fiber may have begun in another one: threadIdx is of each library.
+// Others run during a wait (noipa: the compiler sees only that `next` does not return, and would keep values of memory).
 struct Fibers {
-    static constexpr int STACK = 1 << 17, MOST = 1024;
-    std::vector<char> stacks = std::vector<char>((size_t)STACK * MOST);
-    ucontext_t scheduler, fibers[MOST];
-    bool running[MOST];
+    static constexpr int STACK = (1 << 17) + 17 * 64, MOST = 1024;
+    char* stacks = (char*)malloc((size_t)STACK * MOST);   // never written as a whole: pages come as they are touched
+    ucontext_t first, outside;
+    jmp_buf host, at[MOST];
+    bool running[MOST], begun[MOST] = {};
+    const Meeting* waits[MOST];   // of a fiber, until its round is no longer rounds[n]
+    unsigned rounds[MOST];
     Meeting all, warps[MOST / 32];
     uint64_t lanes[MOST];
-    int count, now;
-    std::function<void()> body;
+    int count, now, left;
+    void (*body)(const void*);
+    const void* argument;
 
     static Fibers& own() {
         static Fibers block;
         return block;
     }
-    void begin(int n) {
-        now = n;
-        threadIdx.x = n;
+    bool ready(int n) const { return running[n] && (!waits[n] || waits[n]->round != rounds[n]); }
+    [[noreturn]] void next() {   // the next one after this that need not wait, in a circle
+        if (!left) _longjmp(host, 1);
+        for (int n = now, tried = 0; tried < count; tried++) {
+            if (++n == count) n = 0;
+            if (ready(n)) {
+                waits[n] = nullptr;
+                now = n;
+                _longjmp(at[n], 1);
+            }
+        }
+        fprintf(stderr, "threads wait for one that waits for them\n");
+        abort();
     }
-    void pause() {
-        const int n = now;
-        swapcontext(&fibers[n], &scheduler);
-        begin(n);
+    __attribute__((noipa)) void wait(const Meeting& m) {
+        waits[now] = &m;
+        rounds[now] = m.round;
+        if (!_setjmp(at[now])) next();
+        threadIdx.x = now;
     }
     void arrive(Meeting& m) {
-        const unsigned round = m.round;
         if (++m.arrived >= m.expected) {
             m.arrived = 0;
             m.round++;
         } else
-            while (m.round == round) pause();
+            wait(m);
     }
     void leave(Meeting& m) {
         if (--m.expected > 0 && m.arrived >= m.expected) {
@@ -166,37 +185,47 @@ struct Fibers {
             m.round++;
         }
     }
-    static void main_of_a_fiber() {
-        Fibers& b = own();
-        b.body();
-        b.running[b.now] = false;
-        memset(&b.lanes[b.now], 0xff, 8);
-        b.leave(b.all);
-        b.leave(b.warps[b.now / 32]);
+    __attribute__((noipa)) static void main_of_a_fiber() {   // one turn of the loop a block
+        for (;;) {
+            Fibers& b = own();
+            b.turn();
+            b.body(b.argument);
+            b.finish();
+        }
     }
-    void run(int threads) {
-        count = threads;
+    __attribute__((noipa)) void turn() {   // waits for the next block
+        if (_setjmp(at[now])) return;
+        if (begun[now]) next();
+        begun[now] = true;
+        swapcontext(&first, &outside);
+    }
+    __attribute__((noipa)) void finish() {
+        running[now] = false;
+        left--;
+        memset(&lanes[now], 0xff, 8);
+        leave(all);
+        leave(warps[now / 32]);
+    }
+    __attribute__((noipa)) void run(int threads) {
+        count = left = threads;
         all = Meeting();
         all.expected = threads;
         for (int n = 0; n < threads; n++) {
             if (n % 32 == 0) warps[n / 32] = Meeting();
             warps[n / 32].expected++;
             running[n] = true;
-            getcontext(&fibers[n]);
-            fibers[n].uc_stack.ss_sp = stacks.data() + (size_t)n * STACK;
-            fibers[n].uc_stack.ss_size = STACK;
-            fibers[n].uc_link = &scheduler;
-            makecontext(&fibers[n], main_of_a_fiber, 0);
+            waits[n] = nullptr;
+            if (begun[n]) continue;
+            now = n;
+            getcontext(&first);
+            first.uc_stack.ss_sp = stacks + (size_t)n * STACK;
+            first.uc_stack.ss_size = STACK;
+            first.uc_link = nullptr;
+            makecontext(&first, main_of_a_fiber, 0);
+            swapcontext(&outside, &first);
         }
-        for (bool more = true; more;) {
-            more = false;
-            for (int n = 0; n < threads; n++)
-                if (running[n]) {
-                    more = true;
-                    begin(n);
-                    swapcontext(&scheduler, &fibers[n]);
-                }
-        }
+        now = threads - 1;   // thread 0 begins
+        if (!_setjmp(host)) next();
     }
 };
 static inline void __syncthreads() { Fibers::own().arrive(Fibers::own().all); }
@@ -242,12 +271,20 @@ static inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, 
 template <class A> static void run_grid(void (*entry)(A), const void* arguments, unsigned blocks, unsigned threads) {
     A a;
     memcpy((void*)&a, arguments, sizeof a);
+    struct Call {
+        void (*entry)(A);
+        A& a;
+    } call{entry, a};
     gridDim.x = blocks;
     blockDim.x = threads;
+    Fibers::own().argument = &call;
+    Fibers::own().body = [](const void* p) {
+        threadIdx.x = Fibers::own().now;
+        ((const Call*)p)->entry(((const Call*)p)->a);
+    };
     for (unsigned n = 0; n < blocks; n++) {
         blockIdx.x = n;
         memset(memory, 0xff, sizeof memory);
-        Fibers::own().body = [&] { entry(a); };
         Fibers::own().run(threads);
     }
 }

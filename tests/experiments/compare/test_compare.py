@@ -222,3 +222,21 @@ def test_parity_needs_eigenvalues_down_to_minus_one():
     # a rounding decides whether a seed finds it; published results are the best of several
     assert any(score("delta_rule:allow_neg_eigval", seed) > 0.97 for seed in range(3))
     assert all(score("delta_rule", seed) < 0.6 for seed in range(2))
+
+
+@pytest.mark.slow
+def test_softmax_attention_recalls_every_value():
+    """Arora et al., arXiv 2312.04927."""
+    setup = Setup(width=64, steps=1000)
+    assert train(Job("mqar", "softmax_attention", 3e-3, 0, setup)).mean > 0.99
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mixer", ["linear_attention", "mamba2", "gla", "retention", "rwkv7", "delta_rule",
+                                   "gated_delta_rule", "kda", "softmax_attention"])  # fmt: skip
+def test_a_gpu_trains_as_a_cpu_does(mixer):
+    """Losses of 40 steps of a rate at which rounding does not grow."""
+    pytest.importorskip("cupy")
+    one, other = (train(Job("mqar", mixer, 3e-4, 0, Setup(batch=8, steps=40, device=d))) for d in ("cpu", "cuda"))
+    assert max(abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)) < 1e-5
+    assert len(set(one.losses)) > 30

@@ -105,6 +105,33 @@ def test_rotations_by_positions(monkeypatch, fn, options, heads, T, dtype):
     assert np.array_equal(fn(**arrays, **options, state=state), expected)
 
 
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("offsets", [None, (0, 0, 2, 70)], ids=["batch", "ragged"])
+@pytest.mark.parametrize("heads", [(4, 4), (2, 2), (1, 4)], ids=["each", "grouped", "one key"])
+@pytest.mark.parametrize("P", [0, 3, 8, 10])
+def test_rotated_and_weighted_rows(P, heads, offsets, dtype):
+    """mamba3 against array calls in float64, x and B in any order of memory, channels that do not rotate."""
+    rng, (Hk, Hq) = np.random.default_rng(0), heads
+    count = 2 if offsets is None else 1
+    arrays = la.testing.sample(la.mamba3, rng, B=(count,), T=70, H=4, Hk=Hk, Hq=Hq, K=20, V=12, optional=True)
+    arrays["angle"] = rng.standard_normal((count, 70, 4, P))
+    arrays |= {n: np.ascontiguousarray(np.flip(arrays[n]))[::-1, ::-1, ::-1, ::-1] for n in ("x", "B")}
+    states = la.testing.sample_state(la.mamba3, rng, (2 if offsets is None else 3,), {}, H=4, K=20, V=12)
+    options = {"return_state": True} | ({} if offsets is None else {"cu_seqlens": offsets})
+    narrow = {n: x.astype(dtype, order="K") for n, x in arrays.items()}
+    given = type(states)(*(y.astype(dtype) for y in states))
+    result, pullback = la.vjp(la.mamba3, **narrow, state=given, **options)
+    wide = {n: x.astype(np.float64) for n, x in narrow.items()}
+    widened = type(states)(*(y.astype(np.float64) for y in given))
+    expected, other = la.vjp(la.mamba3, **wide, state=widened, **options, backend="chunks")
+    grads, right = pullback(*result), other(*expected)
+    found = [(result.out, expected.out), *zip(result.state, expected.state, strict=True)]
+    found += [(d, getattr(right, n)) for n, d in grads._asdict().items() if n != "state"]
+    found += list(zip(grads.state, right.state, strict=True))
+    bound = 5 * BOUNDS[dtype]  # gradients of angles are sums over all later tokens
+    assert max(relative_error(a, b) for a, b in found if b.size) <= bound
+
+
 EDGES = {
     "no raw gate": lambda x: x | {"g": 0 * x["g"]},
     "equal keys": lambda x: x | {"k": x["k"][:, :1] + 0 * x["k"]},

@@ -171,6 +171,27 @@ def test_not_a_number_stays_in_its_row_or_after_it(narrow):
     assert np.isfinite(np.delete(found, 20, axis=1)).all()
 
 
+@pytest.mark.parametrize("name", ["a state", "ragged", "resets"])
+def test_a_ridge_of_zero(narrow, name):
+    """Where NumPy finds every system regular, solutions are its own; singular ones change no other head or row."""
+    inputs, Z, sequences, dtype = drawn(name)
+    zero, whole = np.zeros_like(inputs.ridge), Z + np.eye(Z.shape[-1])
+    g = np.maximum(inputs.g, -0.05)
+    regular = inputs._replace(ridge=zero, g=g)
+    expected, _ = exact(regular, whole, sequences)
+    found = solved(narrow, regular, whole, sequences, dtype)
+    assert relative_error(found[0], expected) <= BOUNDS[dtype.name]
+    part = inputs.ridge.copy()
+    part[:, 3, 1] = 0
+    Z[:, 1] = 0
+    singular = solved(narrow, inputs._replace(ridge=part), Z, sequences, dtype)
+    others = solved(narrow, inputs, Z, sequences, dtype)
+    for x, y in zip(singular, others, strict=True):
+        if x.ndim == 4 and x.shape[1] == inputs.q.shape[1]:
+            x[:, 3, 1] = y[:, 3, 1]
+        np.testing.assert_array_equal(x, y)
+
+
 REFUSED = {
     "exact": ({}, {}, "iterate"),
     "wide": ({"K": 129}, {}, "do not fit"),

@@ -6,7 +6,10 @@ every gradient; the inputs are the only residuals. On compute capability 90 the 
 sequences are cut into segments: a first pass computes the offset that each segment adds to the state, and a small
 kernel the initial state of each segment. Between other ranks the two passes are apart (neighbours.py).
 
-Wider keys in bfloat16 are panels of WIDEST_GROUP channels, each a head with a state of its own: q S = sum_p q_p S_p.
+Wider keys in bfloat16 are panels of WIDEST_GROUP channels, each a head with a state of its own: q S = sum_p q_p S_p;
+two equal panels up to twice that width, where the passes of warpgroup products take them and nothing decays. With a
+decay a forward in panels is faster than a portable one of whole keys, a forward and backward slower (K = 256, an H200);
+a call and its vjp take the same passes, so that they have the same bits.
 """
 
 from __future__ import annotations
@@ -59,13 +62,20 @@ unsupported_gradients = unsupported_reason
 
 
 def panels(x: Inputs, plan: Plan) -> int:
-    """The number of panels of the keys of a call: 1 unless they are wide, dense, and there are as many q, k and v."""
+    """The number of panels of the keys of a call: 1 unless they are wide, dense, and there are as many q, k and v.
+
+    Keys that the portable passes take whole are two panels of passes by warpgroup products, unless they decay.
+    """
     K, rows = x.k.shape[-1], (x.q, x.k, x.v)
-    if K <= policy.WIDEST_CUDA or K % policy.WIDEST_GROUP or x.q is None or len({y.shape[-2] for y in rows}) > 1:
+    n, width = (2, 16) if K <= policy.WIDEST_CUDA else (K // policy.WIDEST_GROUP, policy.WIDEST_GROUP)
+    if K <= policy.WIDEST_GROUP or K % width or x.q is None or len({y.shape[-2] for y in rows}) > 1:
         return 1
     apart = plan.neighbours is not None or plan.states_at is not None
-    apart = apart or not all(y.flags.c_contiguous for y in (x.q, x.k))
-    return 1 if apart or operands.common_element(*rows) != "bfloat16" else K // policy.WIDEST_GROUP
+    apart = apart or not all(y.flags.c_contiguous for y in (x.q, x.k)) or (n == 2 and x.g is not None)
+    if apart or operands.common_element(*rows) != "bfloat16":
+        return 1
+    portable = n == 2 and not _wgmma(*as_rows(plan.xp, _panel_heads(x.q, n), _panel_heads(x.k, n), x.v))
+    return 1 if portable else n
 
 
 def _rows(x: Inputs, plan: Plan) -> list[Array]:
@@ -151,7 +161,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any, values: bool = True)
     dout = _cotangent(x, plan, dout, q, k, v)
     batch = _batch(x, plan, q, k, v, dout)
     g = None if x.g is None else cast(xp, x.g, xp.float32)
-    dq, dk, dv = (xp.empty((*batch.lead, batch.T, batch.heads, D), dtype=v.dtype) for D in (batch.K, batch.K, batch.V))
+    dk, dv = (xp.empty((*batch.lead, batch.T, batch.heads, D), dtype=v.dtype) for D in (batch.K, batch.V))
     dend, dat = operands.split_gradients(xp, dstate, batch)
     between = None if plan.neighbours is None else neighbours.left(xp, plan, batch, q, dout, g)
     last = states_at(one_head_each(xp, as_state(xp, dend, batch), batch), batch)
@@ -182,6 +192,8 @@ def backward(saved: Saved, dout: Array | None, dstate: Any, values: bool = True)
             reverse=True,
             dots=None if dots is None else dots.of(k, 1),
         )
+    dv = sum_shared_heads(xp, dv, x.v.shape)  # before dq: panels of dv are large
+    dq = xp.empty((*batch.lead, batch.T, batch.heads, batch.K), dtype=q.dtype)
     earlier = begins or states_at(as_state(xp, state, batch), batch, batch.group)
     crossed = None  # what gradients of states inside a block of the gate gradient add there
     if dots is not None and dat is not None:
@@ -199,7 +211,7 @@ def backward(saved: Saved, dout: Array | None, dstate: Any, values: bool = True)
     )
     wide = panels(x, plan) > 1
     dq, dk = (d.reshape(y.shape) if wide else d for d, y in ((dq, x.q), (dk, x.k)))
-    grads = {n: sum_shared_heads(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk), ("v", dv))}
+    grads = {"v": dv} | {n: sum_shared_heads(xp, d, getattr(x, n).shape) for n, d in (("q", dq), ("k", dk))}
     if g is not None and dots is not None:
         dg = sum_shared_heads(xp, gate_grad(xp, batch, g, dots)[..., None], (*batch.lead, *x.g.shape[-3:]))
         grads["g"] = sum_to(xp, dg, x.g.shape)

@@ -17,6 +17,9 @@ from .. import arguments
 
 FILE = "token/log.cu"
 LONGEST = 96  # path of a token that is computed beside others
+FOLD_THREADS, FOLD_BLOCKS, FOLD_ROWS = 256, 3, 8  # of a block of a fold; of a multiprocessor; of a thread
+READ, KEPT = 72 << 10, 16 << 10  # bytes of what tokens at a time read of S, and of values u that a block has at hand
+TOKEN_BLOCKS = {8: 5, 12: 4, 16: 4}  # of a multiprocessor, by the bits of codes
 KINDS = {**ELEMENTS, "float64": 3}
 ROWS = ("q", "k", "v", "g", "erase", "beta")
 NO_TOKENS: dict[str, Any] = {
@@ -56,10 +59,20 @@ def constants_of(K: int, V: int, W: int, state: str, wide: bool) -> Constants:
     """The constants of log.cu; state: the dtype of states, or int16, int12 or int8 for codes of so many bits."""
     bits = int(state[3:]) if state.startswith("int") else 0
     lanes = min(32, 1 << (-(-V // 4) - 1).bit_length())
-    light = K <= 128 and state != "float64"
+    threads, blocks = (256, 1 if state == "float64" else 2) if K <= 128 else (512, 1)
+    if bits:  # a thread has twice as many rows in its registers
+        threads, blocks = threads // 2, TOKEN_BLOCKS[bits] // (1 if K <= 128 else 2)
+    rows = 1 << (max(8, FOLD_ROWS * FOLD_THREADS // max(K, 1)).bit_length() - 1)
     found = {"LA_K": K, "LA_V": V, "LA_W": W, "LA_STATE": KINDS["float32" if bits else state], "LA_BITS": bits,
-             "LA_WIDE": int(wide), "LA_LANES": lanes, "LA_LONGEST": LONGEST,
-             "LA_THREADS": 256 if K <= 128 else 512, "LA_BLOCKS": 2 if light else 1}  # fmt: skip
+             "LA_WIDE": int(wide), "LA_LANES": lanes, "LA_LONGEST": LONGEST, "LA_THREADS": threads,
+             "LA_BLOCKS": blocks, "LA_FOLD_LANES": min(lanes, rows),
+             "LA_FOLD_BLOCKS": 1 if state == "float64" else FOLD_BLOCKS}  # fmt: skip
+    size, tile, groups = 8 if state == "float64" else 4, 4 * lanes, threads // lanes
+    at_once = min(threads // 32, 1 << (READ // (size * (8 * threads + 2 * K))).bit_length() - 1)
+    kept = max(at_once, min(64, KEPT // (tile * size)))
+    numbers = at_once * (2 * groups * tile + 2 * K + 2 * LONGEST + 3) + kept * tile
+    found |= {"LA_AT_ONCE": at_once, "LA_KEPT": kept,
+              "LA_NODES": -(-(size * numbers + 4 * at_once * (LONGEST + 1)) // 16) * 16}  # fmt: skip
     return tuple(sorted(found.items()))
 
 
@@ -101,8 +114,9 @@ def run(entry: str, xp: Any, states: Sequence[Array], kind: str, logs: dict[str,
     R, (H, K, V) = len(cursors[0]), state.shape[1:]
     if 0 in (R, H, K, V):
         return
-    if entry == "tokens" and own["count"] > 1 and int(cursors[2].max()) + own["count"] <= LONGEST:
-        entry = "nodes"
+    longest = int(cursors[2].max()) + own.get("count", 0)
+    if entry == "tokens" and own["parents"] is not None and own["count"] > 1 and longest <= LONGEST:
+        entry = "nodes"  # tokens of a chain wait for each other: one by one is faster
     there, shift, more = _cursors(xp, cursors, on_device, ring)
     given = own.pop("parents", None)
     parents = None if given is None else _indices(xp, given, on_device)
@@ -114,8 +128,11 @@ def run(entry: str, xp: Any, states: Sequence[Array], kind: str, logs: dict[str,
     wide = V % 4 == 0 and state.data.ptr % (4 * state.itemsize) == 0
     constants = constants_of(K, V, logs["g"].shape[-1], kind, wide)
     values = dict(constants)
-    parts = -(-V // (4 * values["LA_LANES"]))
-    launch.launch(FILE, entry, constants, R * H * parts, values["LA_THREADS"], 0, arguments.LOG.packed(fields))
+    lanes, threads = values["LA_LANES"], values["LA_THREADS"]
+    if entry == "fold":
+        lanes, threads = values["LA_FOLD_LANES"], FOLD_THREADS
+    launch.launch(FILE, entry, constants, R * H * -(-V // (4 * lanes)), threads,
+                  values["LA_NODES"] * (entry == "nodes"), arguments.LOG.packed(fields))  # fmt: skip
 
 
 def _cursors(xp: Any, wanted: tuple[np.ndarray, ...], on_device: dict[str, Any], ring: int) -> tuple[Any, int, int]:

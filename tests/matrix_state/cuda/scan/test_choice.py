@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from linattn_np.matrix_state.cuda.scan import calls as cuda_scan
 from linattn_np.matrix_state.cuda.scan import plan as cuda_plan
 from linattn_np.matrix_state.types import Inputs, Plan
 from linattn_np.runtime.cuda import launch
+from tests.matrix_state.cuda.step_twin import CUPY, stub
 
 
 class Array:
@@ -71,3 +73,23 @@ def test_segments_fill_the_card_and_are_long_enough():
     assert cuda_plan.segments(blocks=32, tokens=32768, resident=2, multiprocessors=80) == 5
     assert cuda_plan.segments(blocks=1, tokens=1023, resident=2, multiprocessors=132) == 1
     assert cuda_plan.segments(blocks=8, tokens=131072, resident=2, multiprocessors=132) == 33
+
+
+TWO, WHOLE = "in 2 panels", "portable passes"
+WIDE_KEYS = [("none", 144, TWO), ("none", 192, TWO), ("none", 256, TWO), ("none", 152, WHOLE), ("none", 128, "wgmma"),
+             ("scalar", 144, WHOLE), ("scalar", 256, WHOLE), ("scalar", 128, "wgmma"), ("scalar", 384, "in 3 panels"),
+             ("none", 384, "in 3 panels")]  # fmt: skip
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(("decay", "K", "words"), WIDE_KEYS)
+def test_wide_keys_are_panels_where_nothing_decays(a_card, monkeypatch, decay, K, words, gradients):
+    """With a decay the passes of up to 256 channels are those of whole keys, whether or not gradients follow."""
+    monkeypatch.setattr(launch, "capability", lambda: 90)
+    monkeypatch.setattr(policy, "PORTABLE", False)
+    q, v = (stub(np.ones((1, 40, 2, width), ml_dtypes.bfloat16)) for width in (K, 64))
+    g = stub(np.full((1, 40, 2, 1), -0.1, np.float32)) if decay == "scalar" else None
+    x = Inputs(q, q, v, g=g)
+    plan = Plan(CUPY, np.float32, 1.0, gradients=gradients)
+    assert cuda_scan.unsupported_reason(x, plan) is None
+    assert words in cuda_scan.how(x, plan)

@@ -34,6 +34,7 @@ from linattn_np.ops.cuda import (
     moves,
     preconditioner,
     product,
+    ranks,
     rotary,
     shares,
     stabiliser,
@@ -49,6 +50,7 @@ from linattn_np.ops.cuda.arguments import (
     GAUGE,
     PRECONDITIONER,
     PRODUCT,
+    RANKS,
     ROTARY,
     SHARES,
     STEP_SIZE,
@@ -87,8 +89,8 @@ STRUCTS = {complement.SOURCE: COMPLEMENT, solve.FILE: SOLVE, gate_formula.SOURCE
            unit_rows.SOURCE: UNIT_ROWS, product.SOURCE: PRODUCT, step_size.SOURCE: STEP_SIZE,
            formulas.SOURCE: FORMULA, stabiliser.SOURCE: GAUGE, shares.SOURCE: SHARES,
            preconditioner.SOURCE: PRECONDITIONER,
-           systems.STATES: SYSTEMS, systems.ITERATE: SYSTEMS, trapezoid.SOURCE: TRAPEZOID,
-           rotary.SOURCE: ROTARY, elementwise.SOURCE: SCAN,
+           systems.STATES: SYSTEMS, systems.ITERATE: SYSTEMS, trapezoid.SOURCE: TRAPEZOID, ranks.SOURCE: RANKS,
+           rotary.SOURCE: ROTARY, elementwise.SOURCE: SCAN, elementwise.OF_AVERAGES: SCAN,
            **dict.fromkeys((selective.FORWARD, selective.BACKWARD, selective.STEP, diagonal.SOURCE),
                            SELECTIVE)}  # fmt: skip
 
