@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
-from ..runtime.arrays import Array, Namespace, as_computed
+from ..runtime.arrays import Array, Namespace, as_computed, is_complex
 from ..runtime.pools import StateRows
 from ..runtime.shapes import Sequence
 
@@ -79,6 +80,86 @@ class GatedInputs(NamedTuple):
     def arrays(self) -> tuple[Array, ...]:
         """All that are given."""
         return tuple(y for y in (self.x, self.y, self.z, *self.parameters) if y is not None)
+
+
+class Raw(NamedTuple):
+    """Arrays and options that make steps of dt and finish outputs, or gradients.
+
+    dt <- clip(dt + dt_bias, or softplus of it, limits),   out <- (out + D x) silu(z)
+
+    Without A dt holds beta, and kernels take the steps beta / (1 + beta |B|^2).
+    """
+
+    z: Array = None  # (..., T, D)
+    D: Array = None  # (D,)
+    dt_bias: Array = None  # (D,)
+    soft: bool = False
+    limits: tuple[float, float] = (-math.inf, math.inf)
+
+
+class SelectiveInputs(NamedTuple):
+    """Arrays of a selective scan, or their gradients. A, B and C may be complex. raw: the kernels make dt and outputs.
+
+    No A: the decays are 1 - dt B^2.
+
+    Of a constant system (readouts/diagonal.py) dt is None, and B and C are (D, N).
+    """
+
+    x: Array  # (..., T, D)
+    dt: Array  # (..., T, D)
+    A: Array  # (D, N)
+    B: Array  # (..., T, N)
+    C: Array  # (..., T, N)
+    raw: Raw | None = None
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All that are given."""
+        return tuple(y for y in (*self[:5], *(() if self.raw is None else self.raw[:3])) if y is not None)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """(D, N), of a state."""
+        return self.x.shape[-1], self.B.shape[-1]
+
+    @property
+    def is_complex(self) -> bool:
+        return any(y is not None and is_complex(y) for y in (self.A, self.B, self.C))
+
+    def tokens(self, start: int, stop: int) -> SelectiveInputs:
+        """Tokens start..stop."""
+        x, dt, A, B, C = self[:5]
+        own = lambda y: y[..., start:stop, :]  # noqa: E731
+        return SelectiveInputs(own(x), own(dt), A, own(B), own(C))
+
+
+class SystemInputs(NamedTuple):
+    """Arrays of a constant system, or their gradients. A is complex, B and C may be.
+
+    held: log steps (D,), log rates and angles (D, N) of a zero-order hold (ops/zero_order_hold.py), of which kernels
+    make A and B, which are None.
+    """
+
+    x: Array  # (..., T, D)
+    A: Array  # (D, N), log factors
+    B: Array  # (D, N)
+    C: Array  # (D, N)
+    D: Array = None  # (D,), skip connection, if compiled code computes the call
+    held: tuple[Array, ...] | None = None
+
+    @property
+    def selective(self) -> SelectiveInputs:
+        """As those of the selective scan, with steps of 1."""
+        return SelectiveInputs(self.x, None, *self[1:4], None if self.D is None else Raw(D=self.D))
+
+
+class AverageInputs(NamedTuple):
+    """Arrays of an average (readouts/log_average.py), or their gradients."""
+
+    k: Array  # (..., T, D)
+    v: Array  # (..., T, D)
+    w: Array  # (D,)
+    u: Array  # (D,)
 
 
 class Plan(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +16,9 @@ from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.registers import NARROW
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.vectors import BYTES
-from ..types import Plan
+from ..types import AverageInputs, Plan
 from . import log_average
 from .spans import SPAN, spans_of
-
-if TYPE_CHECKING:
-    from ..readouts.log_average import AverageInputs
 
 SEGMENT = 32  # tokens between kept states
 BLOCK = 1024  # bytes of a row: the channels of a job

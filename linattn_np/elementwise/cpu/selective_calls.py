@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,9 @@ from ...runtime.pieces.memory import empty, working
 from ...runtime.pieces.registers import NARROW
 from ...runtime.pieces.run import over_matrices
 from ...runtime.pieces.vectors import BYTES
-from ..types import Plan
+from ..types import Plan, SelectiveInputs
 from . import complex_selective, selective
 from .spans import SPAN, real_rows, spans_of
-
-if TYPE_CHECKING:
-    from ..readouts.selective import SelectiveInputs
 
 SEGMENT, WIDE = 32, 64  # tokens between kept states; numbers of a channel from which on they are twice as many
 COMPLEX = ("A", "B", "C", "start", "end")  # complex for complex channels; the other arrays are real

@@ -7,20 +7,16 @@ A forward that a backward follows keeps the states before every tile of tokens; 
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...ops.cuda.formulas import KINDS, compiled
 from ...ops.cuda.row_arrays import dense
 from ...ops.cuda.sums import over_middle
 from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, dtype_name, is_cupy
 from ...runtime.cuda import launch, record
-from ..readouts.selective import Raw, SelectiveInputs
-from ..types import Plan
+from ..types import Plan, Raw, SelectiveInputs, SystemInputs
 from . import selective_plan
 from .selective import Call
-
-if TYPE_CHECKING:
-    from ..readouts.diagonal import SystemInputs
 
 SOURCE = "elementwise/diagonal.cu"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +20,10 @@ from ...ops.cuda.sums import over_middle
 from ...runtime.arrays import Array, Namespace, cast, dtype_name, is_cupy
 from ...runtime.config import config
 from ...runtime.cuda import launch, record
-from ..types import Plan
+from ..types import Plan, SelectiveInputs
 from . import selective_plan
 from .arguments import SELECTIVE
 from .selective_plan import Grid
-
-if TYPE_CHECKING:
-    from ..readouts.selective import SelectiveInputs
 
 FORWARD, BACKWARD, STEP = (f"elementwise/selective{n}.cu" for n in ("", "_vjp", "_step"))
 MOST_BYTES = 1 << 26  # from a token to the next one

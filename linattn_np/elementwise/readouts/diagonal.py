@@ -15,29 +15,9 @@ from ...core import Computation, Computed, Explained, register
 from ...ops.sums import over_tokens
 from ...runtime.arrays import Array, Namespace, as_computed, cast, conjugate, is_cupy
 from ..core import CORE, unsupported_reason
-from ..types import Inputs, Plan
+from ..types import Inputs, Plan, SystemInputs
 from ..types import Residuals as CoreResiduals
-from .selective import Raw, SelectiveInputs, apart, flat
-
-
-class SystemInputs(NamedTuple):
-    """Arrays of a call, or their gradients. A is complex, B and C may be.
-
-    held: log steps (D,), log rates and angles (D, N) of a zero-order hold (ops/zero_order_hold.py), of which kernels
-    make A and B, which are None.
-    """
-
-    x: Array  # (..., T, D)
-    A: Array  # (D, N), log factors
-    B: Array  # (D, N)
-    C: Array  # (D, N)
-    D: Array = None  # (D,), skip connection, if compiled code computes the call
-    held: tuple[Array, ...] | None = None
-
-    @property
-    def selective(self) -> SelectiveInputs:
-        """As those of the selective scan, with steps of 1."""
-        return SelectiveInputs(self.x, None, *self[1:4], None if self.D is None else Raw(D=self.D))
+from .selective import apart, flat
 
 
 class Residuals(NamedTuple):

@@ -17,21 +17,12 @@ from ...ops.stabiliser import Gauge, delayed, gauge, joined, last, last_vjp, row
 from ...runtime.arrays import Array, cast, device, is_cupy, over_tokens, sum_dtype
 from .. import policy
 from ..core import CORE, unsupported_reason
-from ..types import AVERAGE, GatedInputs, Inputs, Plan
+from ..types import AVERAGE, AverageInputs, GatedInputs, Inputs, Plan
 from ..types import Residuals as CoreResiduals
 from .gated import GATED
 
 NOTHING = -1.0e30  # m without a token: e^m is 0, and a number less m is one
 State = tuple[Array, Array, Array]  # S, n, m (..., D)
-
-
-class AverageInputs(NamedTuple):
-    """Arrays of a call, or their gradients."""
-
-    k: Array  # (..., T, D)
-    v: Array  # (..., T, D)
-    w: Array  # (D,)
-    u: Array  # (D,)
 
 
 class Weights(NamedTuple):

@@ -18,7 +18,6 @@ loops (cpu/selective.py) and kernels (cuda/selective.py) the states of a few tok
 
 from __future__ import annotations
 
-import math
 from math import prod
 from typing import Any, NamedTuple
 
@@ -37,60 +36,9 @@ from ...runtime.arrays import (
 )
 from ...runtime.shapes import Sequence
 from ..core import CORE, MODULES, gathered, joined, scaled, unsupported_reason
-from ..types import Inputs, Plan
+from ..types import Inputs, Plan, SelectiveInputs
 
 TOKENS = 64  # of one scan of array calls
-
-
-class Raw(NamedTuple):
-    """Arrays and options that make steps of dt and finish outputs, or gradients.
-
-    dt <- clip(dt + dt_bias, or softplus of it, limits),   out <- (out + D x) silu(z)
-
-    Without A dt holds beta, and kernels take the steps beta / (1 + beta |B|^2).
-    """
-
-    z: Array = None  # (..., T, D)
-    D: Array = None  # (D,)
-    dt_bias: Array = None  # (D,)
-    soft: bool = False
-    limits: tuple[float, float] = (-math.inf, math.inf)
-
-
-class SelectiveInputs(NamedTuple):
-    """Arrays of a call, or their gradients. A, B and C may be complex. raw: dt and outputs are made by the kernels.
-
-    No A: the decays are 1 - dt B^2.
-
-    Of a constant system (diagonal.py) dt is None, and B and C are (D, N).
-    """
-
-    x: Array  # (..., T, D)
-    dt: Array  # (..., T, D)
-    A: Array  # (D, N)
-    B: Array  # (..., T, N)
-    C: Array  # (..., T, N)
-    raw: Raw | None = None
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """All that are given."""
-        return tuple(y for y in (*self[:5], *(() if self.raw is None else self.raw[:3])) if y is not None)
-
-    @property
-    def channels(self) -> tuple[int, int]:
-        """(D, N), of a state."""
-        return self.x.shape[-1], self.B.shape[-1]
-
-    @property
-    def is_complex(self) -> bool:
-        return any(y is not None and is_complex(y) for y in (self.A, self.B, self.C))
-
-    def tokens(self, start: int, stop: int) -> SelectiveInputs:
-        """Tokens start..stop."""
-        x, dt, A, B, C = self[:5]
-        own = lambda y: y[..., start:stop, :]  # noqa: E731
-        return SelectiveInputs(own(x), own(dt), A, own(B), own(C))
 
 
 class Residuals(NamedTuple):

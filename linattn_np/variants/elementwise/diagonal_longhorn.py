@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.readouts.selective import Raw, SelectiveInputs, kernels_reason
+from ...elementwise.readouts.selective import kernels_reason
+from ...elementwise.types import Raw, SelectiveInputs
 from ...ops.strengths import strength, strength_vjp
 from ...ops.sums import added
 from ...runtime.arrays import Array

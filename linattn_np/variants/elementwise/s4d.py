@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...elementwise.core import CORE
-from ...elementwise.readouts.diagonal import SystemInputs, compiled
+from ...elementwise.readouts.diagonal import compiled
+from ...elementwise.types import SystemInputs
 from ...ops.product import product
 from ...ops.step_size import skip_and_gate
 from ...ops.sums import over_tokens

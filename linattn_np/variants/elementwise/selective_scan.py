@@ -9,7 +9,8 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...elementwise.core import CORE
-from ...elementwise.readouts.selective import Raw, SelectiveInputs, kernels_reason
+from ...elementwise.readouts.selective import kernels_reason
+from ...elementwise.types import Raw, SelectiveInputs
 from ...ops.product import product
 from ...ops.step_size import gate_vjp, skip_and_gate, step_size_vjp
 from ...ops.sums import over_tokens
