@@ -79,7 +79,7 @@ def prepare(spec: VariantSpec, arrays: tuple[Any, ...], keywords: Mapping[str, A
     fn = spec.name
     given, options = bind(spec, arrays, keywords)
     own = normalise(spec, "state", options["state"], options)
-    if own is not None and spec.state.pack is None and spec.state.parts is not None:
+    if own is not None and spec.state.parts is not None:
         _check_kind(spec, own, options)
     (library, entered), recorder = enter(fn, {**given, **(each := flatten("state", own))}), None
     if is_numpy(library.xp):
@@ -196,7 +196,7 @@ def bind(
                 raise TypeError(f"{fn}: {name} was given twice, by position and by keyword")
             bound[name] = value
         elif name in options:
-            options[name] = value
+            options[name] = _boolean(name, fn, value) if isinstance(options[name], bool) else value
         else:
             from ..runtime.hints import did_you_mean
 
@@ -319,9 +319,8 @@ def _boolean(name: str, fn: str, given: Any) -> bool:
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "chunk_size": _chunk_size, "chunk_states": _chunk_states, "precision": _precision, "layout": _layout,
     "scale": scale_of, "l2norm_eps": _l2norm_eps, "lower_bound": _lower_bound,
-} | {"gate_lower_bound": functools.partial(_lower_bound, of="gate_lower_bound")} | {n: functools.partial(_boolean, n)
-     for n in ("return_state", "overwrite_state", "causal", "normalize", "attend_current", "return_lse", "dt_softplus",
-               "qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "check", "reverse")}  # fmt: skip
+    "gate_lower_bound": functools.partial(_lower_bound, of="gate_lower_bound"),
+}  # fmt: skip
 
 
 # states: one array in most variants, a named tuple of arrays in some
@@ -345,11 +344,12 @@ def normalise(spec: VariantSpec, name: str, state: Any, options: Mapping[str, An
 
 
 def _check_kind(spec: VariantSpec, state: Any, options: Mapping[str, Any]) -> None:
-    """Raise TypeError for one array where the state has several; a variant with `pack` checks that itself."""
+    """Raise TypeError for one array where the state has several."""
     if (kind := spec.state.type_of(options)) is not None and not isinstance(state, kind):
+        when = "" if spec.state.option is None else f" with {spec.state.option}=True"
         raise TypeError(
             f"{spec.name}: state is a {type(state).__qualname__}, expected ({', '.join(kind._fields)}) as "
-            f"a {kind.__name__}"
+            f"a {kind.__name__}{when}"
         )
 
 

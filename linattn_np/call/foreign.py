@@ -124,7 +124,7 @@ def tracing_bridge(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
 
 def calls_of_loops(keywords: Mapping[str, Any]) -> Any:
     """The module that calls a piece of layers from a program of JAX, if backend="numba" asks for loops there."""
-    if keywords["backend"] != "numba" or tracing_bridge((), keywords) is None:
+    if not is_word(keywords["backend"], ("numba",)) or tracing_bridge((), keywords) is None:
         return None
     return import_module(f"{__package__.rpartition('.')[0]}.bridges.jax_pieces")
 

@@ -162,6 +162,7 @@ def _summary(
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"summary: {name} is given, expected none: a summary is that of tokens alone")
     bind(spec, arrays, options)  # raises
+    options = {n: x for n, x in options.items() if n not in WITHOUT}
     given = {**dict(zip(spec.arrays, arrays, strict=False)), **options}
     if spec.change.query is not None:
         given[spec.change.query] = None

@@ -20,6 +20,7 @@ import functools
 from typing import Any
 
 from ..runtime.arrays import device, enter
+from ..runtime.shapes import check_dtype
 from ..runtime.values import is_whole, shown
 from . import gradient, projection
 from . import least_squares as fit
@@ -166,6 +167,10 @@ def delay_line(u: Any, taps: int, *, before: Any = None) -> Any:
         raise ValueError(f"delay_line: taps is {shown(taps)}, expected a whole number from 1")
     library, entered = enter("delay_line", {"u": u, "before": before})
     xp, u, past = library.xp, entered["u"], entered["before"]
+    for name, y in (("u", u), ("before", u if past is None else past)):
+        check_dtype("delay_line", name, y)
+    if not u.ndim:
+        raise ValueError("delay_line: u has shape (), expected (..., T)")
     lead = (*u.shape[:-1], int(taps) - 1)
     if past is None:
         past = xp.zeros(lead, dtype=u.dtype, device=device(u))

@@ -283,6 +283,7 @@ def cotangents(s: Signals, like: Filtered, given: tuple[Any, ...]) -> Filtered:
             names: Any = type(result)
             return names(*(one(f"{name}.{n}", *each) for n, *each in zip(names._fields, y, result, strict=True)))
         found = enter(s.fn, {name: y}, s.library)[1][name]
+        check_dtype(s.fn, name, found)
         if tuple(found.shape) != tuple(result.shape):
             raise ValueError(f"{s.fn}: {name} has shape {tuple(found.shape)}, expected {tuple(result.shape)}")
         return cast(s.xp, found[..., None, :] if is_signal else found, s.dtype)

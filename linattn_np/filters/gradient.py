@@ -24,7 +24,7 @@ def shares(s: Signals) -> tuple[Array, Array]:
     """(p, 1 / n), each 0 where n is 0 or below the smallest normal number: nothing is learned there."""
     xp, one = s.xp, s.xp.ones_like(s.rate)
     over = over_length(xp, one[..., None], s.x)[..., 0]
-    heard = (xp.max(xp.abs(s.x), axis=-1) > 0) & (over < 1 / float(xp.finfo(s.dtype).smallest_normal))
+    heard = xp.any(s.x != 0, axis=-1) & (over < 1 / float(xp.finfo(s.dtype).smallest_normal))
     over = xp.where(heard, over, xp.zeros_like(over))
     ratio = s.numbers["eps"] ** 0.5 * over
     return xp.where(heard, 1 / (1 + ratio * ratio), xp.zeros_like(over)), over

@@ -305,6 +305,9 @@ class Piece:
         check_word(fn, "backend", given["backend"], BACKENDS)
         if given["num_threads"] is not None and not is_whole(given["num_threads"]):
             raise ValueError(f"{fn}: num_threads is {shown(given['num_threads'])}, expected a whole number from 1")
+        for name, default in self.defaults.items():
+            if isinstance(default, bool) and not isinstance(given[name], bool):
+                raise TypeError(f"{fn}: {name} is {shown(given[name])}, expected True or False")
         library, entered = enter(fn, {n: given[n] for n in self.axes})
         sizes, offsets = self._sizes(entered), None
         if given.get("cu_seqlens") is not None:

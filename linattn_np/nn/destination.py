@@ -25,7 +25,7 @@ def of_call(piece: Any, c: Any, given: Mapping[str, Any], arrays: Mapping[str, A
     if (out := given.get("out")) is None:
         return None
     fn = c.fn
-    if not hasattr(out, "shape") or not hasattr(out, "dtype"):
+    if not hasattr(out, "shape") or not hasattr(out, "dtype") or isinstance(out, np.generic):
         raise TypeError(f"{fn}: out is a {type(out).__name__}, expected an array")
     if not is_mutable(c.xp):
         raise TypeError(f"{fn}: out is an array of {c.library.name}, which cannot be written to, expected None")

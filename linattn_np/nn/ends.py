@@ -312,7 +312,7 @@ def _loss_options(c: Call, smoothing: Any, z: Any, reduction: Any, ignored: Any)
         raise ValueError(f"{c.fn}: z_loss is {shown(z)}, expected a finite number >= 0")
     if not is_word(reduction, REDUCTIONS):
         raise ValueError(f"{c.fn}: reduction is {shown(reduction)}, expected one of {', '.join(REDUCTIONS)}")
-    if not is_whole(ignored, least=-(1 << 62)):
+    if not is_whole(ignored, -(1 << 62), 1 << 62):
         raise ValueError(f"{c.fn}: ignore_index is {shown(ignored)}, expected a whole number")
     return Loss(float(smoothing), float(z))
 

@@ -53,8 +53,6 @@ def short_conv(c: Call, x: Any, weight: Any, bias: Any = None, *, state: Any = N
     """
     if activation is not None and not is_word(activation, ACTIVATIONS):
         raise ValueError(f"short_conv: activation is {shown(activation)}, expected None, 'silu' or 'swish'")
-    if not isinstance(residual, bool):
-        raise TypeError(f"short_conv: residual is {shown(residual)}, expected True or False")
     W = c.sizes["W"]
     S = W - 1 if state is None else state.shape[-2]
     if not W:

@@ -12,7 +12,7 @@ from ..ops import pairs
 from ..ops.sequences import table
 from ..runtime.arrays import Array, cast, constant, device
 from ..runtime.constants import constant_array
-from ..runtime.values import is_finite, is_whole, shown
+from ..runtime.values import is_finite, is_real, is_whole, shown
 from . import doubts
 from .declaration import Call, Kind, Pullback, always, piece
 
@@ -42,7 +42,7 @@ def rotary(c: Call, x: Any, angle: Any = None, *, base: float = 10000.0, dims: i
     """
     xp, K = c.xp, c.sizes["K"]
     if angle is not None:
-        _check_angle(c, x, angle, dims)
+        _check_angle(c, x, angle, dims, offset, base)
     elif cumulative:
         raise ValueError("rotary: cumulative=True was given without angles, expected both")
     P = _pairs(c, K, dims) if angle is None else angle.shape[-1]
@@ -102,8 +102,6 @@ def xpos(c: Call, x: Any, *, inverse: bool = False, base: float = 10000.0, scale
 
     Returns y (..., T, H, K) in x's dtype. Sun et al., arXiv 2212.10554; RetNet.
     """
-    if not isinstance(inverse, bool):
-        raise TypeError(f"xpos: inverse is {shown(inverse)}, expected True or False")
     given = {"base": base, "scale_base": scale_base, "gamma": gamma}
     numbers = tuple(_positive(c, name, y) for name, y in given.items())
     return _rotated(c, x, _angles(c, x, _pairs(c, c.sizes["K"], dims), offset, (*numbers, inverse)), interleaved)
@@ -151,7 +149,7 @@ def _angles(c: Call, x: Array, P: int, offset: Any, numbers: tuple[Any, ...]) ->
 
 def _place(c: Call, offset: Any) -> np.ndarray:
     """The position of each token."""
-    if not is_whole(offset, least=-(1 << 53)):
+    if not is_whole(offset, -(1 << 53), 1 << 53):
         raise ValueError(f"{c.fn}: offset is {shown(offset)}, expected a whole number")
     offsets = c.sequences.offsets
     return int(offset) + (np.arange(c.sizes["T"]) if offsets is None else table(offsets).place)
@@ -171,13 +169,16 @@ def _positive(c: Call, name: str, x: Any) -> float:
     return float(x)
 
 
-def _check_angle(c: Call, x: Array, angle: Array, dims: Any) -> None:
-    """Raise ValueError unless angles are (..., T, P) or (..., T, H, P) of x, and dims None or 2 P."""
+def _check_angle(c: Call, x: Array, angle: Array, dims: Any, offset: Any, base: Any) -> None:
+    """Raise ValueError unless angles are (..., T, P) or (..., T, H, P) of x, dims None or 2 P, offset and base none."""
     leads = (tuple(x.shape[:-2]), tuple(x.shape[:-1]))
     if not angle.ndim or tuple(angle.shape[:-1]) not in leads or 2 * angle.shape[-1] > x.shape[-1]:
         raise ValueError(f"rotary: angle has shape {tuple(angle.shape)}, expected (..., T, P) = {(*leads[0], 'P')} or "
                          f"(..., T, H, P) = {(*leads[1], 'P')} with 2 P <= K = {x.shape[-1]}")  # fmt: skip
-    if dims is not None and dims != 2 * angle.shape[-1]:
+    for name, given, default in (("offset", offset, 0), ("base", base, 10000.0)):
+        if not is_real(given) or given != default:
+            raise ValueError(f"rotary: {name} is {shown(given)}, expected none with angles, which say all")
+    if dims is not None and not is_whole(dims, 2 * angle.shape[-1], 2 * angle.shape[-1]):
         raise ValueError(f"rotary: dims is {shown(dims)}, expected 2 P = {2 * angle.shape[-1]} of the angles")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..ops import norms, softmax_rows
 from ..ops.gated_norm import GatedNorm, check_how, gated_rms_norm, gated_rms_norm_vjp
 from ..runtime.arrays import Array, sum_to
-from ..runtime.values import is_finite, is_whole, shown
+from ..runtime.values import is_finite, is_whole, is_word, shown
 from . import doubts
 from .declaration import Call, Kind, Pullback, always, piece
 
@@ -115,7 +115,7 @@ def gated_norm(c: Call, x: Any, gate: Any, weight: Any = None, *, eps: float = 1
     Returns y (..., D) in x's dtype. Raises ValueError for another activation or group. Dao and Gu, arXiv 2405.21060.
     """
     _check_eps(c, eps)
-    how = GatedNorm(eps, "silu" if activation == "swish" else activation, gate_first, group)
+    how = GatedNorm(eps, "silu" if is_word(activation, ("swish",)) else activation, gate_first, group)
     check_how(c.fn, how, c.sizes["D"])
     if c.on_device:
         first = {"sigmoid": how.activation == "sigmoid", "gate_first": gate_first}

@@ -50,9 +50,6 @@ def states_of(
 ) -> States:
     """The checked state of a call; sizes: by letter, "tail" the axes of a state; N: sequences of a ragged batch."""
     lead, rows = sizes["..."] if N is None else (N,), None
-    for name in ("return_state", "overwrite_state"):
-        if not isinstance(given[name], bool):
-            raise TypeError(f"{fn}: {name} is {given[name]!r}, expected True or False")
     if state is None:
         for name in ("overwrite_state", "state_rows"):
             if given[name] is not None and given[name] is not False:

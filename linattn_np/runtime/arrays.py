@@ -96,7 +96,7 @@ def _library_of(fn: str, name: str, x: Any) -> tuple[Array, Library]:
 
 def _through_dlpack(fn: str, name: str, x: Any) -> tuple[Array, Library]:
     """An array of an unknown library as a NumPy (CPU) or CuPy (CUDA) view; a copy if the strides require one."""
-    if not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
+    if isinstance(x, type) or not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
         from .hints import conversion
 
         raise TypeError(

@@ -220,7 +220,7 @@ def check_state(
         names = ["B"] if len(own) == 1 else [f"B{i + 1}" for i in range(len(own))]
     if pool:
         own, names = (int(state.shape[0]),), ["P"]
-    want = own + tuple(sizes[letter] for letter in letters)
+    want = own + tuple(sizes.get(letter, letter) for letter in letters)  # a size that is not known is a letter
     if tuple(state.shape) != want:
         raise ValueError(
             f"{fn}: {name} has shape {tuple(state.shape)}, "

@@ -27,6 +27,7 @@ from ..matrix_state.readouts.mapped import MappedInputs
 from ..matrix_state.types import Erase, Inputs, ReadState
 from ..runtime import threads
 from ..runtime.arrays import cast, dtype_name, is_numpy, shared_heads
+from ..runtime.shapes import check_dtype
 from ..runtime.values import is_whole, shown
 from ..spec import Call
 from . import pools
@@ -211,6 +212,7 @@ class StateLog:
         at = self._rows("reset", rows)
         shape = (len(at), *pools.shape_of(self.state)[1:])
         S = self._xp.zeros(shape, dtype=self._dtype) if state is None else self._xp.asarray(state)
+        check_dtype("StateLog.reset", "state", S)
         if S.shape != shape:
             raise ValueError(f"StateLog.reset: state has shape {S.shape}, expected {shape}")
         pools.put(self.state, at, S, self._xp)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..runtime.arrays import cast, enter
+from ..runtime.shapes import check_dtype
 from ..runtime.values import is_word, shown
 
 BITS = {"int16": 16, "int12": 12, "int8": 8}
@@ -64,6 +65,7 @@ def pack_state(state: Any, kind: str) -> SmallState:
     xp, state = library.xp, entered["state"]
     if library.name not in ("numpy", "cupy"):
         raise TypeError(f"pack_state: state is an array of {library.name}, expected a NumPy or CuPy array")
+    check_dtype("pack_state", "state", state)
     if state.ndim < 2:
         raise ValueError(f"pack_state: state has shape {state.shape}, expected (..., H, K, V)")
     S = cast(xp, state, xp.float32)

@@ -148,7 +148,7 @@ class Softmax(states.GivesStates, Core):
 
 def slots_of(state: Any) -> int:
     """L of a cache of any library; 0 without one."""
-    return 0 if state is None else getattr(state[1], "shape", (0, 0, 0))[-3]
+    return 0 if state is None else (0, 0, 0, *getattr(state[1], "shape", ()))[-3]
 
 
 def pairs(plan: SoftmaxPlan, queries: int) -> int:

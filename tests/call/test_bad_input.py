@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import itertools
 import re
 
 import ml_dtypes
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from tests.nn.table import SMALL
 
 B, T, H, K, V = 2, 64, 4, 8, 5
 RNG = np.random.default_rng(0)
@@ -234,6 +237,27 @@ def test_normalised_states(state, error, text):
     refuse(error, f"linear_attention: {text}", la.linear_attention, Q, KEYS, VALUES, state=state, **NORMALISED)
 
 
+SEVERAL = [fn for fn in la.VARIANTS if fn.spec.state.parts is not None]
+
+
+@pytest.mark.parametrize("fn", SEVERAL, ids=lambda fn: fn.__name__)
+def test_parts_of_states(fn):
+    """One array in the place of several, a class, and parts without axes."""
+    options = fn.samples.options[0] | ({} if fn.spec.state.option is None else {fn.spec.state.option: True})
+    given = la.testing.sample(fn, np.random.default_rng(0), T=2) | dict(options)
+    state = la.testing.sample_state(fn, np.random.default_rng(1), (2,), options)
+    with pytest.raises(
+        TypeError, match=rf"^{fn.__name__}: state is a ndarray, expected \(.*\) as a {type(state).__name__}"
+    ):
+        fn(**given, state=state[0])
+    for name, S in state._asdict().items():
+        with pytest.raises(TypeError, match=rf"^{fn.__name__}: state.{name} is a type, expected an array"):
+            fn(**given, state=state._replace(**{name: np.ndarray}))
+        if S.ndim > 1:
+            with pytest.raises(ValueError, match=rf"^{fn.__name__}: state.{name} has shape \(\), expected \(B, "):
+                fn(**given, state=state._replace(**{name: np.ones((), S.dtype)}))
+
+
 def test_a_plain_pair_is_a_normalised_state():
     S, z = STATE + 0.5, SUM
     call = {"return_state": True, **NORMALISED}
@@ -372,6 +396,36 @@ def test_options_of_their_own():
     refuse(TypeError, "mamba2: dt_softplus is 1, expected True or False", la.mamba2, **m, dt_softplus=1)
 
 
+PIECES = [la.merge, *(getattr(la.nn, name) for name in la.nn.__all__)]
+NOT_TRUE = (1, None, np.True_, "yes", np.array([True, False]))
+
+
+@pytest.mark.parametrize("fn", [*la.VARIANTS, *PIECES], ids=lambda fn: fn.__name__)
+def test_truth_values(fn):
+    """Of every option that is True or False by default."""
+    spec = getattr(fn, "spec", None)
+    arrays = la.testing.sample(fn, np.random.default_rng(0), T=2) if spec else arrays_of_piece(fn.__name__)
+    defaults = {n: p.default for n, p in inspect.signature(fn).parameters.items() if isinstance(p.default, bool)}
+    for name, wrong in itertools.product(defaults, NOT_TRUE):
+        with pytest.raises(TypeError, match=rf"^{fn.__name__}: {name} is .*, expected True or False$"):
+            fn(**arrays | {name: wrong})
+
+
+def arrays_of_piece(name):
+    """The arguments of a call of a piece in the table of its tests."""
+    if name == "merge":
+        return {"out1": VALUES, "lse1": G, "out2": VALUES, "lse2": BETA}
+    case = next(case for case in SMALL if case.name == name)
+    return case.arrays | dict(case.whole) | dict(case.options)
+
+
+@pytest.mark.parametrize("name", [fn.__name__ for fn in PIECES])
+def test_a_backend_is_a_word(name):
+    """An array is not compared."""
+    with pytest.raises(ValueError, match=rf"^{name}: backend is array"):
+        getattr(la.nn, name)(**arrays_of_piece(name) | {"backend": np.array([1, 2])})
+
+
 # which arrays
 
 
@@ -472,6 +526,15 @@ def test_cotangents_of_normalised_states():
     ]:
         with pytest.raises(error, match=sentence(f"linear_attention: {text}")):
             pullback(out, dstate)
+
+
+def test_parts_of_cotangents_are_not_other_cotangents():
+    """Neither in the first call, nor when the pullback is replayed."""
+    for _ in range(3):
+        (out, state), pullback = la.vjp(la.linear_attention, Q, KEYS, VALUES, return_state=True, **NORMALISED)
+        pullback(out, state)
+        with pytest.raises(TypeError, match=sentence("linear_attention: dout is a tuple, expected an array...")):
+            pullback((out, *state[:1]), state[1])
 
 
 # read, and functions of functions

@@ -215,6 +215,7 @@ def test_options_about_states_are_refused():
     for name, value in (("state", state), ("reverse", True), ("return_state", True), ("return_states_at", [2])):
         with pytest.raises(ValueError, match=f"summary: {name} is given, expected none"):
             la.summary(case.fn, **arrays, **{name: value})
+    la.summary(case.fn, **arrays, state=None, return_state=False)  # their defaults
     with pytest.raises(TypeError, match="summary: fn is 3, expected a variant"):
         la.summary(3)
     with pytest.raises(TypeError, match="compose: a int was given, expected a Summary"):

@@ -156,6 +156,7 @@ def test_out_of_a_step_and_of_other_libraries(library):
     ("out", "kind", "text"),
     [
         ([1.0], TypeError, "silu: out is a list, expected an array"),
+        (np.float64(1), TypeError, "silu: out is a float64, expected an array"),
         (np.zeros((2, 5), np.float32), TypeError, "silu: out has dtype float32, expected float64"),
         (np.zeros((2, 4)), ValueError, r"silu: out has shape \(2, 4\), expected \(2, 5\)"),
         (np.zeros((2, 5), ">f8"), TypeError, "silu: out is byte-swapped"),

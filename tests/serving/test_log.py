@@ -284,6 +284,7 @@ def test_wrong_arguments_are_refused():
         (TypeError, "expected a whole number", lambda: log.rollback(1.5)),
         (ValueError, r"from \[0, 0\] to \[4, 4\]", lambda: log.state_at(5)),
         (ValueError, r"expected \(1, 2, 3, 3\)", lambda: log.reset([0], pool)),
+        (TypeError, "state has dtype complex128, expected one of", lambda: log.reset(None, pool * 1j)),
     ]:
         with pytest.raises(error, match=text):
             call()

@@ -144,6 +144,9 @@ def test_wrong_states_are_refused():
         (ValueError, "inf or NaN", S * np.inf, "int8"),
         (TypeError, "state is a list", [1.0], "int8"),
         (ValueError, r"state has shape \(4,\)", S[0, 0], "int8"),
+        (TypeError, "state has dtype complex128, expected one of", S * 1j, "int8"),
+        (TypeError, "state has dtype object, expected one of", S.astype(object), "int8"),
+        (TypeError, "state has dtype int64, expected one of", S.astype(int), "int8"),
     ]:
         with pytest.raises(error, match=f"pack_state: .*{text}"):
             la.pack_state(given, kind)

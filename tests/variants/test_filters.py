@@ -436,6 +436,13 @@ X, D = draw(5)
             ValueError,
             r"delay_line: before has shape \(5, 6\), expected \(5, 2\)",
         ),
+        (lambda: la.delay_line(X[0, 0], 3), ValueError, r"delay_line: u has shape \(\), expected \(..., T\)"),
+        (lambda: la.delay_line(X.astype(int), 3), TypeError, "delay_line: u has dtype int64, expected one of"),
+        (
+            lambda: la.delay_line(X, 3, before=X[:, :2] * 1j),
+            TypeError,
+            "delay_line: before has dtype complex128, expected one of",
+        ),
     ],
 )
 def test_errors(call, error, text):
@@ -461,6 +468,28 @@ def test_nlms_has_no_scale(dtype, scale):
     assert np.isfinite(grads.x).all()
     error = abs(grads.x * dtype(scale) - expected.x)[x[:, 0] != 0].max() / abs(expected.x).max()
     assert error < (1e-4 if dtype is np.float32 else 1e-12)
+
+
+@every_filter
+@pytest.mark.parametrize(("T", "K"), [(0, 3), (4, 0), (0, 0)])
+def test_signals_without_numbers(name, T, K):
+    """The prediction from no channels is 0."""
+    fn, numbers = FILTERS[name]
+    found, pullback = la.vjp(fn, np.ones((T, K)), np.ones((T, 2)), **numbers)
+    np.testing.assert_array_equal(found.prediction, np.zeros((T, 2)))
+    assert pullback(found.prediction).x.shape == (T, K)
+
+
+@every_filter
+@pytest.mark.parametrize("dtype", [int, complex, object, "M8[s]"], ids=str)
+def test_cotangents_have_numbers(name, dtype):
+    """A complex cotangent would lose its imaginary part."""
+    fn, numbers = FILTERS[name]
+    found, pullback = la.vjp(fn, X, D, **numbers)
+    for n, part in enumerate(("dprediction", "derror", "dweights")):
+        given = [None] * n + [np.zeros(found[n].shape, dtype)]
+        with pytest.raises(TypeError, match=rf"^{name}: {part} has dtype .*, expected one of float16"):
+            pullback(*given)
 
 
 RATES = {name: next(n for n in ("mu", "forgetting") if n in numbers) for name, (_, numbers) in FILTERS.items()}

@@ -138,12 +138,14 @@ def layout_of(forward: Forward, cotangents: tuple[Any, ...]) -> tuple[Hashable |
 
     The key is None unless all cotangents are None or arrays of the library of the call.
     """
-    each = leaves(cotangents) if any(isinstance(x, tuple) for x in cotangents) else cotangents
+    has_parts = any(isinstance(x, tuple) for x in cotangents)
+    each = leaves(cotangents) if has_parts else cotangents
+    parts = tuple([len(x) if isinstance(x, tuple) else None for x in cotangents]) if has_parts else ()
     given = [x for x in each if x is not None]
     if any(type(x) is not forward.kind for x in given):
         return None, [], []
     layout, pointers = forward.module.layout_of(given)
-    return (tuple([x is None for x in each]), layout), given, pointers
+    return (parts, tuple([x is None for x in each]), layout), given, pointers
 
 
 def record_forward(

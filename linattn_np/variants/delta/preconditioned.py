@@ -65,8 +65,6 @@ READS = (  # as many heads as the keys that write
 def pack_state(c: Call, state: Any) -> Array | None:
     if state is None:
         return None
-    if not isinstance(state, PreconditionedState):
-        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, A) as a PreconditionedState")
     check_state(c.name, state.S, c.sizes, "H K V", "state.S")
     check_state(c.name, state.A, c.sizes, "H K", "state.A")
     return cast(c.xp, state.S, c.dtype)

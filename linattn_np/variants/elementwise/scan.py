@@ -9,7 +9,6 @@ from ...call.options import Options
 from ...elementwise.core import CORE
 from ...elementwise.types import Inputs
 from ...runtime.arrays import Array
-from ...runtime.values import shown
 from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
 
 
@@ -21,12 +20,6 @@ def to_core(c: Call) -> Inputs:
 def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """Gradients by public name."""
     return {"a": d.gate, "x": d.x}
-
-
-def check_options(fn: str, options: dict[str, Any]) -> None:
-    """`log` is a truth value."""
-    if not isinstance(options["log"], bool):
-        raise TypeError(f"{fn}: log is {shown(options['log'])}, expected True or False")
 
 
 class ScanOptions(Options, total=False):
@@ -49,7 +42,6 @@ SPEC = VariantSpec(
     scaled=False,
     state=StateFormat(is_complex=True),
     options={"log": False},
-    check_options=check_options,
 )
 SAMPLES = Samples({"a": "factor"}, ({}, {"log": True}))
 

@@ -35,8 +35,6 @@ def to_core_vjp(c: Call, d: SlotInputs) -> dict[str, Array]:
 def pack_state(c: Call, state: Any) -> tuple[Array, Array] | None:
     if state is None:
         return None
-    if not isinstance(state, SlotState):
-        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, W) as a SlotState")
     return _memories(c, state)
 
 
@@ -126,8 +124,6 @@ def abc_to_core_vjp(c: Call, d: SlotInputs) -> dict[str, Array]:
 def abc_pack_state(c: Call, state: Any) -> tuple[Array, Array] | None:
     if state is None:
         return None
-    if not isinstance(state, BoundedState):
-        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, W, N) as a BoundedState")
     check_state(c.name, state.N, c.sizes, "H M", "state.N")
     return _memories(c, state)
 

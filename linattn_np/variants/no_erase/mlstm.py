@@ -94,8 +94,6 @@ def pack_state(c: Call, state: Any) -> Array | None:
     """(S, n) as one (..., H, K, V + 1) state; m is the initial m_0 of the gauge."""
     if state is None:
         return None
-    if not isinstance(state, StabilisedState):
-        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, n, m) as a StabilisedState")
     for name, axes in (("S", "H K V"), ("n", "H K"), ("m", "H")):
         check_state(c.name, getattr(state, name), c.sizes, axes, f"state.{name}")
     c.joined = _parts(c, state) if sums_are_apart(c) else _joined(c, state)  # pack_state_vjp reads it

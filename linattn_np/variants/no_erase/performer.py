@@ -7,7 +7,6 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...matrix_state.types import Readout
 from ...ops.feature_maps import FeatureMap, favor_plus
-from ...runtime.values import shown
 from ...spec import Call, Samples, VariantSpec
 from ..shared.arguments import KEYS, QUERIES, VALUES
 from ..shared.similarity import Similarity, SimilarityOptions, check_eps, check_whole, defaults
@@ -24,8 +23,6 @@ SIMILARITY = Similarity(maps)
 def check_options(fn: str, options: dict[str, Any]) -> None:
     check_eps(fn, options)
     check_whole(fn, options, "seed", least=0)
-    if not isinstance(options["hyperbolic"], bool):
-        raise TypeError(f"{fn}: hyperbolic is {shown(options['hyperbolic'])}, expected True or False")
     m = options["num_features"]
     if m is not None:
         check_whole(fn, options, "num_features")

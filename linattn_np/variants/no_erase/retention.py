@@ -11,7 +11,6 @@ from ...matrix_state.types import Decay, Inputs
 from ...ops.sums import over_tokens
 from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_array
-from ...runtime.values import shown
 from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, VariantSpec
 from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 from ..shared.projections import MappedOptions, with_feature_map
@@ -117,11 +116,6 @@ def retnet_to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     return to_core_vjp(c, d)
 
 
-def check_options(fn: str, options: dict[str, Any]) -> None:
-    if not isinstance(options["xpos"], bool):
-        raise TypeError(f"{fn}: xpos is {shown(options['xpos'])}, expected True or False")
-
-
 class RetNetOptions(Options, total=False):
     """The common options, and xPos' decay of the channels."""
 
@@ -139,7 +133,6 @@ RETNET = replace(
     change=Rotated(replace(SPEC.change, to_core=retnet_to_core, to_core_vjp=retnet_to_core_vjp)).change,
     state=ROTATED_STATE,
     options={"xpos": False},
-    check_options=check_options,
 )
 
 

@@ -27,8 +27,6 @@ def to_core_vjp(c: Call, d: LevelInputs) -> dict[str, Array]:
 def pack_state(c: Call, state: Any) -> LevelState | None:
     if state is None:
         return None
-    if not isinstance(state, LevelState):
-        raise TypeError(f"{c.name}: state is a {type(state).__qualname__}, expected (S, position) as a LevelState")
     check_state(c.name, state.S, c.sizes, AXES["S"], "state.S")
     check_state(c.name, state.position, c.sizes, AXES["position"], "state.position", counts=True)
     return LevelState(cast(c.xp, state.S, c.dtype), state.position)

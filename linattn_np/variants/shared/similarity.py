@@ -167,11 +167,6 @@ class Similarity(NamedTuple):
         if not c.options["normalize"]:
             self.check(c, state)
             return self.padded(c, state, -2)
-        if not isinstance(state, NormalisedState):
-            raise TypeError(
-                f"{c.name}: state is a {type(state).__qualname__}, expected (S, z) as a NormalisedState "
-                "with normalize=True"
-            )
         self.check(c, state.S, "state.S")
         self.check(c, state.z, "state.z", "H M")
         if self.sums_are_apart(c):
