@@ -157,7 +157,7 @@ def cotangents(
 
 
 def gradients(call: Call, grads: dict[str, Array], dstate0: Array) -> Any:
-    """The gradients as a named tuple by input name; None for inputs that were not given."""
+    """The gradients as a named tuple by input name; None for inputs that were not given. Takes them from `grads`."""
     spec, xp = call.spec, call.xp
     axes, layout = call.axes, LAYOUTS.get(call.options["layout"])
     values: list[Any] = []
@@ -166,8 +166,8 @@ def gradients(call: Call, grads: dict[str, Array], dstate0: Array) -> Any:
         if x is None:
             values.append(None)
             continue
-        d = grads[name] if grads.get(name) is not None else xp.zeros_like(x)
-        d = gradient_like(xp, d, x)
+        d = grads.pop(name, None)  # of a wider dtype: freed once it is rounded
+        d = gradient_like(xp, xp.zeros_like(x) if d is None else d, x)
         if layout is not None:
             d = layout.leave(xp, d, axes[name], call.batch)
         values.append(call.library.give_back(d))

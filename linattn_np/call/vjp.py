@@ -246,11 +246,14 @@ def _gradients(
 ) -> tuple[Any, Any]:
     """(gradients by name, the core's dstate_0) from (dout, the core's dstate, gradients so far)."""
     change, c, (d_out, d_state, grads) = call.spec.change, call, given
+    del given  # large arrays are freed as soon as nothing needs them
     if change.from_core_vjp and d_out is not None:
         d_out, more = change.from_core_vjp(c, core_out, d_out)
         _add(call.xp, grads, more)
+        del more
     c = c.changed(**{n: grads.pop(n) for n in [*grads] if n not in (*call.spec.arrays, "state")})
     d, dstate0 = backward(residuals, d_out, d_state)
+    del d_out
     _add(call.xp, grads, change.to_core_vjp(c, d))
     return grads, dstate0
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, cast
+from ..runtime.arrays import Array, Namespace, cast, is_numpy
 from .clip import clip, clip_vjp
 from .gates import silu, silu_vjp, softplus, softplus_vjp
 from .host import kernels
@@ -54,8 +54,9 @@ def skip_and_gate(xp: Namespace, out: Array, D: Array | None, x: Array | None, z
 
 
 def gate_vjp(xp: Namespace, y: Array, z: Array, dout: Array, dtype: Any) -> Array:
-    """The gradient of z of y silu(z), in `dtype`."""
+    """The gradient of z of y silu(z), in `dtype`; of NumPy arrays in that of z, if each z gates one y."""
     if (cpu := kernels(xp, y, z, dout)) is not None:
         shape = np.broadcast_shapes(y.shape, z.shape)
-        return cpu.compiled("gate_vjp", (y, dout, z), (shape, dtype), dtype)
+        stored = z.dtype if is_numpy(xp) and shape == z.shape else dtype
+        return cpu.compiled("gate_vjp", (y, dout, z), (shape, stored), dtype)
     return silu_vjp(xp, cast(xp, z, dtype), cast(xp, dout, dtype) * cast(xp, y, dtype))
