@@ -108,8 +108,8 @@ class ChangeOfVariables(Generic[CoreInputs]):
     by_tokens: whether inputs of the core or their gradients are new arrays, made token by token: a large call whose
     numbers are computed in a wider dtype is computed some tokens at a time (call/parts.py).
     keeps_out: whether from_core_vjp reads the output of the core, which a part of the tokens keeps then.
-    by_heads: whether the inputs of the core are several rows a token, of arrays with fewer: a large call is computed
-    some heads at a time (call/head_parts.py).
+    by_heads: whether a large call is computed some heads at a time (call/head_parts.py): of several rows a token, of
+    arrays with fewer, or of numbers that are computed in a wider dtype.
     """
 
     to_core: Callable[[Call], CoreInputs]

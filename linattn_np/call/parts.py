@@ -8,19 +8,22 @@ between the passes a part keeps what its core keeps beside its inputs. Numbers o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from ..ops.host import has_compiler, kernels, write
 from ..ops.sums import added
 from ..runtime.arrays import NARROW, Array, dtype_name, gradient_like, is_numpy
+from ..runtime.pieces.memory import up
 from ..runtime.recorder import refuse
 from ..runtime.unchanged import check_unchanged, mark
 from ..spec import Call
 from .binding import inputs_of
 from .pieces import time_of
-from .results import Result, cotangents, final_state, finished, form_of, gradients, returned
+from .results import Result, cotangents, finish, finished, form_of, gradients, returned
 
-LEAST, TOKENS, MOST = 1 << 20, 64, 64  # numbers of a part's widest array, and its tokens, at least; parts, at most
+LEAST, TOKENS, MOST = 1 << 21, 64, 64  # numbers of a part's widest array, and its tokens, at least; parts, at most
+INPUTS = object()  # in the place of the core's inputs in residuals that are kept
 
 Tokens = tuple[int, int]  # the first one, one past the last
 
@@ -32,13 +35,25 @@ def parts_of(call: Call) -> list[Tokens]:
         return [(0, T)]
     most = max(x.size for x in (getattr(call, n) for n in spec.arrays) if x is not None)
     count = max(min(most // LEAST, T // TOKENS, MOST), 1)
-    each = max(-(-T // count), 1)
-    return [(t, min(t + each, T)) for t in range(0, T, each)] or [(0, T)]
+    each = up(max(-(-T // count), 1), _whole(call))
+    ends = [t for t in range(each, T, each) if T - t >= TOKENS]  # a short sequence may have another form
+    return list(pairwise([0, *ends, T]))
+
+
+def _whole(call: Call) -> int:
+    """Tokens whose multiples are whole chunks, of a number that the call or the core chooses."""
+    C = call.options["chunk_size"]
+    return TOKENS if C is None else max(TOKENS // C, 1) * C
 
 
 def _is_plain(call: Call) -> bool:
     """Whether compiled loops compute a call of wider numbers without ragged sequences, and return new arrays."""
-    options, value = call.options, str(call.spec.change.value)
+    options, change = call.options, call.spec.change
+    value, C = str(change.value), options["chunk_size"]
+    if change.query is not None and (getattr(call, change.query) is None or not call.plan.causal):
+        return False
+    if C is not None and (isinstance(C, str) or C > TOKENS):
+        return False
     if dtype_name(getattr(call, value)) not in NARROW and value not in call.spec.complex_arrays:
         return False
     is_compiled = is_numpy(call.xp) and has_compiler() and options["backend"] in (None, "numba")
@@ -77,8 +92,9 @@ def vjp(call: Call, parts: list[Tokens], given: Mapping[str, Any], limit: Any, p
 
 def _of_tokens(call: Call, tokens: Tokens, state: Any) -> Call:
     """The call on some tokens, from a state of the core on."""
-    arrays = {name: _cut(getattr(call, name), time_of(call, name), tokens) for name in call.spec.arrays}
-    sizes, plan = call.sizes | {"T": tokens[1] - tokens[0]}, call.plan._replace(has_state=state is not None)
+    arrays, T = {n: _cut(getattr(call, n), time_of(call, n), tokens) for n in call.spec.arrays}, tokens[1] - tokens[0]
+    rows = tuple(s._replace(stop=s.stop // call.sizes["T"] * T) for s in call.plan.sequences)
+    sizes, plan = call.sizes | {"T": T}, call.plan._replace(has_state=state is not None, sequences=rows)
     library = call.library._replace(give_back=lambda x: x)
     return call.changed(**arrays, initial=state, sizes=sizes, plan=plan, library=library, recorder=None)
 
@@ -100,16 +116,27 @@ def _computed(call: Call, parts: list[Tokens], kept: list[Any]) -> tuple[Result,
             _empty(call, (*out.shape[:time], call.sizes["T"], *out.shape[time + 1 :]), out) if whole is None else whole
         )
         write(call.xp, _cut(whole, time, tokens), out)
-    own = final_state(call, state, call.given_state) if call.options["return_state"] else None
+    own = finish(call, None, state)[1] if call.options["return_state"] else None
     return Result(call.library.give_back(whole), own), state
 
 
 def _part(call: Call, tokens: Tokens, state: Any) -> tuple[Array, Array, Any]:
-    """(out in the caller's dtype, the core's final state, (core, residuals without inputs, its out)) of a part."""
+    """(out in the caller's dtype, the core's final state, (core, residuals without inputs, first state, out))."""
     own, is_read = _of_tokens(call, tokens, state), call.spec.change.keeps_out
     x = inputs_of(own)
     out, end, residuals = x.computation.forward(own.name, x, own.plan, state, own.options["backend"])
-    return finished(own, out, end).out, end, (x.computation, residuals._replace(x=None), out if is_read else None)
+    kept = x.computation, exchanged(residuals, x, INPUTS), state, out if is_read else None
+    return finished(own, out, end).out, end, kept
+
+
+def exchanged(kept: Any, old: Any, new: Any) -> Any:
+    """Residuals with `new` in the place of `old`."""
+    if kept is old:
+        return new
+    if not isinstance(kept, tuple):
+        return kept
+    each = (exchanged(x, old, new) for x in kept)
+    return type(kept)(*each) if hasattr(kept, "_fields") else tuple(each)
 
 
 def _empty(call: Call, shape: tuple[int, ...], like: Array) -> Array:
@@ -124,11 +151,11 @@ class _Gradients:
 
     def add(self, tokens: Tokens, kept: Any, pull: Callable[..., Any], dout: Array | None, dstate: Any) -> Array:
         """Add those of a part, from the gradients of its results. Returns that of its initial state."""
-        core, residuals, out = kept
+        core, residuals, state, out = kept
         call, value = self.call, str(self.call.spec.change.value)
-        own = _of_tokens(call, tokens, residuals.state)
+        own = _of_tokens(call, tokens, state)
         d: tuple[Any, Any, Any] = _cut(dout, time_of(call, value), tokens), dstate, {}
-        found, begin = pull(own, core.backward, residuals._replace(x=inputs_of(own)), out, d)
+        found, begin = pull(own, core.backward, exchanged(residuals, INPUTS, inputs_of(own)), out, d)
         for name, y in found.items():
             self._put(name, tokens, y)
         return begin

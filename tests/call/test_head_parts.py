@@ -1,4 +1,4 @@
-"""Large calls of several rows a token are computed some heads at a time: call/head_parts.py."""
+"""Large calls of several rows a token, or of features, are computed some heads at a time: call/head_parts.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call import head_parts
+from linattn_np.runtime.shapes import flatten
 from tests.cases import peak_memory
 
 pytest.importorskip("numba")
@@ -77,6 +78,36 @@ def test_it_is_the_whole_call(groups, dtype, eps, options, monkeypatch):
             np.testing.assert_allclose(z, y, rtol=eps, atol=eps * np.abs(y).max())
         else:
             np.testing.assert_array_equal(y, z, err_msg=n)
+
+
+@pytest.mark.parametrize("name", ["based", "rebased"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_features_of_16_bits(name, normalize, monkeypatch):
+    """To the bit, but for weights that heads share; calls of float32 have no parts."""
+    fn, rng = getattr(la, name), np.random.default_rng(0)
+    x = la.testing.sample(fn, rng, B=(2,), T=37, H=4, K=4, V=6)
+    x = {n: y.astype(ml_dtypes.bfloat16 if y.ndim > 3 else np.float32) for n, y in x.items()}
+    x["state"] = fn(**x, normalize=normalize, return_state=True)[1]
+
+    def called() -> list[np.ndarray]:
+        (out, end), pullback = la.vjp(fn, **x, normalize=normalize, return_state=True)
+        return [out, *flatten("", end).values()], pullback(out, end)._asdict()
+
+    results, grads = called()
+    for each in ("LEAST", "FEWEST"):
+        monkeypatch.setattr(head_parts, each, 1)
+    assert "4 parts of the heads" in la.explain(fn, **x, normalize=normalize).reason
+    wide = {n: y.astype(np.float32) for n, y in x.items() if n != "state"}
+    assert "parts of the heads" not in la.explain(fn, **wide).reason
+    found, again = called()
+    for y, z in zip(results, found, strict=True):
+        np.testing.assert_array_equal(y, z)
+    for n, d in grads.items():
+        if n in ("gamma", "shift"):
+            np.testing.assert_allclose(again[n], d, rtol=1e-4, atol=1e-5 * np.abs(d).max())
+        else:
+            for y, z in zip(flatten("", d).values(), flatten("", again[n]).values(), strict=True):
+                np.testing.assert_array_equal(y, z, err_msg=n)
 
 
 @pytest.mark.parametrize("groups", GROUPS[:2], ids=str)

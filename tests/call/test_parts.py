@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,9 +15,7 @@ from tests.cases import peak_memory
 pytest.importorskip("numba")
 
 NAMES = [fn.__name__ for fn in la.VARIANTS if fn.spec.change.by_tokens]
-B, T, D = 2, 61, 6
-STATES = {"s4d": (B, D, 3), "selective_scan": (B, D, 3), "matrix_gate": (B, 2, 3, 4)}
-OUTS = {"matrix_gate": (B, T, 2, 4)}
+B, T, D = 2, 48, 6
 
 
 @pytest.fixture
@@ -32,21 +32,21 @@ def has_tokens(name: str, array: str) -> bool:
 def drawn(name: str, dtype: type) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Arrays and state, and cotangents of the results."""
     rng = np.random.default_rng(0)
-    fn = getattr(la, name)
-    sizes = {"H": 2, "K": 3, "V": 4} if name == "matrix_gate" else {"D": D, "N": 3}
+    fn, sizes = getattr(la, name), {"H": 2, "K": 3, "V": 4, "D": D, "N": 3}
     x = {n: np.asarray(y) for n, y in la.testing.sample(fn, rng, B=(B,), T=T, **sizes).items()}
     wide = np.float64 if dtype is np.float64 else np.float32
     x = {n: y.astype(np.result_type(wide, 1j) if y.dtype.kind == "c" else dtype if has_tokens(name, n) else wide)
          for n, y in x.items()}  # fmt: skip
-    shape = STATES.get(name, (B, D))
-    state = rng.standard_normal(shape).astype(wide)
-    given = {
-        "dout": rng.standard_normal(OUTS.get(name, (B, T, D))).astype(wide),
-        "dstate": rng.standard_normal(shape).astype(wide),
-    }
-    if fn.spec.state.is_complex and name != "selective_scan":  # of real A, B and C
-        state, given["dstate"] = (y + 1j * rng.standard_normal(shape).astype(wide) for y in (state, given["dstate"]))
-    return x | {"state": state}, given
+    out, state = fn(**x, return_state=True)
+    like = lambda y: (rng.standard_normal(y.shape) + 1j * rng.standard_normal(y.shape)).astype(y.dtype)  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+        dstate = type(state)(*map(like, state)) if isinstance(state, tuple) else like(state)
+        return x | {"state": state}, {"dout": like(out), "dstate": dstate}
+
+
+def leaves(x) -> list[np.ndarray]:
+    return [z for y in x for z in leaves(y)] if isinstance(x, tuple) else [x]
 
 
 def pulled(name: str, x: dict, given: dict):
@@ -55,7 +55,8 @@ def pulled(name: str, x: dict, given: dict):
 
 
 def test_variants():
-    assert set(NAMES) == {"hgrn", "lru", "matrix_gate", "min_gru", "min_lstm", "rg_lru", "s4d", "selective_scan"}
+    gates = {"hgrn", "lru", "min_gru", "min_lstm", "rg_lru"}
+    assert set(NAMES) == gates | {"diagonal_longhorn", "matrix_gate", "rfa", "s4d", "selective_scan"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +69,7 @@ def test_bits_are_those_of_a_whole_call(name, dtype, monkeypatch):
     monkeypatch.setattr(parts, "LEAST", 1)
     monkeypatch.setattr(parts, "TOKENS", 16)
     found = pulled(name, x, given)
-    for y, z in zip(whole[0], found[0], strict=True):
+    for y, z in zip(leaves(whole[0]), leaves(found[0]), strict=True):
         np.testing.assert_array_equal(y, z)
     np.testing.assert_array_equal(plain, getattr(la, name)(**x))
     explained = la.explain(getattr(la, name), **x)
@@ -79,10 +80,12 @@ def test_bits_are_those_of_a_whole_call(name, dtype, monkeypatch):
         if y is None:
             assert z is None
         elif n == "state" or has_tokens(name, n):
-            np.testing.assert_array_equal(y, z)
+            for a, b in zip(leaves(y), leaves(z), strict=True):
+                np.testing.assert_array_equal(a, b)
+                assert a.dtype == b.dtype
         else:
             np.testing.assert_allclose(z, y, rtol=1e-4, atol=1e-5 * np.abs(y).max())
-        assert y is None or y.dtype == z.dtype
+            assert y.dtype == z.dtype
 
 
 @pytest.mark.parametrize("name", ["selective_scan", "matrix_gate"])
@@ -145,6 +148,7 @@ MEMORY = [
     ("min_lstm", 2.4),
     ("selective_scan", 5),
     ("matrix_gate", 5),
+    ("diagonal_longhorn", 3.2),
 ]
 
 

@@ -48,7 +48,7 @@ SPEC = VariantSpec(
         "v": ArgSpec("T D", "values"),
         "beta": ArgSpec("T D", "weight of the error of a channel, >= 0", limits=POSITIVE),
     },
-    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="v"),
+    change=ChangeOfVariables(to_core, to_core_vjp, query=None, key=None, value="v", by_tokens=True),
     core=CORE,
     scaled=False,
     state=StateFormat(axes={"state": "D N"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ...call.dispatch import public
@@ -37,7 +38,7 @@ SPEC = VariantSpec(
     "phi(q) phi(k) = 1 + z + z^2 / 2, z = q k / sqrt(K)",
     paper="Arora et al., Simple linear attention language models (Based), arXiv 2402.18668",
     arrays={"q": QUERIES, "k": KEYS, "v": VALUES},
-    change=SIMILARITY.change,
+    change=replace(SIMILARITY.change, by_heads=True),
     readout=Readout.NORMALISED,
     scaled=False,
     state=SIMILARITY.state,

@@ -63,7 +63,7 @@ SPEC = VariantSpec(
         "gamma": ArgSpec("K", "weight of the norm", optional=True),
         "shift": ArgSpec("K", "added to the norm (the paper's beta)", optional=True),
     },
-    change=replace(SIMILARITY.change, to_core=to_core, to_core_vjp=to_core_vjp),
+    change=replace(SIMILARITY.change, to_core=to_core, to_core_vjp=to_core_vjp, by_heads=True),
     readout=Readout.NORMALISED,
     scaled=False,
     state=SIMILARITY.state,

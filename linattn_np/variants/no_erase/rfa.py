@@ -93,7 +93,7 @@ SPEC = VariantSpec(
         "v": VALUES,
         "g": ArgSpec("T H", "log decay of the token, <= 0; None: no gate", optional=True, limits=LOG_DECAY),
     },
-    change=replace(SIMILARITY.change, to_core=to_core, to_core_vjp=to_core_vjp),
+    change=replace(SIMILARITY.change, to_core=to_core, to_core_vjp=to_core_vjp, by_tokens=True, keeps_out=True),
     decay=Decay.SCALAR,
     readout=Readout.NORMALISED,
     scaled=False,
