@@ -11,6 +11,7 @@ words: of tensor cores, products of bfloat16 and tf32 by mma.sync). Dynamic shar
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -31,8 +32,9 @@ from linattn_np.runtime.cuda import launch, sources
 
 HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which("g++")
-FLAGS = ("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
+FLAGS = ("-std=c++17", "-g0", "-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
          "-fsanitize=alignment", "-U_FORTIFY_SOURCE")  # fmt: skip
+LONGER = ("fast_weights/", "portable/")  # sources that run for longer than -O1 takes to compile; -O0 takes half of it
 ENTRY = re.compile(r'^extern "C" __global__ void\b[^;{]*?(\w+)\(const __grid_constant__', re.MULTILINE)
 
 
@@ -64,15 +66,32 @@ def compiled(file: str, entry: str, constants: tuple[tuple[str, int], ...]) -> A
 
 
 @functools.cache
+def _host_header(flags: tuple[str, ...]) -> Path:
+    """A folder with host.h, precompiled. Where it is not that of the compiler, the compiler reads the text."""
+    text = (HERE / "host.h").read_text()
+    found = _folder() / f"host-{hashlib.sha256(repr((text, flags)).encode()).hexdigest()[:24]}"
+    if not found.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as name, contextlib.suppress(OSError):
+            folder = Path(name) / "host"
+            folder.mkdir()
+            (folder / "host.h").write_text(text)
+            command = [COMPILER, *flags, "-x", "c++-header", "host.h", "-o", "host.h.gch"]
+            subprocess.run(command, cwd=folder, check=True)
+            os.rename(folder, found)  # OSError: another process was first
+    return found
+
+
+@functools.cache
 def _library(file: str, names: tuple[str, ...], constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
-    source, own = sources.installed(file), [HERE / "device.h", *sorted((HERE / "tile").iterdir())]
+    source, own = sources.installed(file), [HERE / "host.h", HERE / "device.h", *sorted((HERE / "tile").iterdir())]
+    flags = (*FLAGS, "-O1" if file.startswith(LONGER) else "-O0")
     runs = "".join(
         f'extern "C" const char* run_{entry}(const void* arguments, unsigned blocks, unsigned threads) {{\n'
         f"    misaligned[0] = 0;\n    run_grid({entry}, arguments, blocks, threads);\n    return misaligned;\n}}\n"
         for entry in names
     )
-    main = f'#include "device.h"\n#include "{file}"\n{runs}'
-    text = "\n".join([sources.digest(*source), main, repr(constants), *FLAGS, *(path.read_text() for path in own)])
+    main = f'#include "host.h"\n#include "device.h"\n#include "{file}"\n{runs}'
+    text = "\n".join([sources.digest(*source), main, repr(constants), *flags, *(path.read_text() for path in own)])
     library = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=_folder()) as name:
@@ -82,10 +101,10 @@ def _library(file: str, names: tuple[str, ...], constants: tuple[tuple[str, int]
                     (folder / header).parent.mkdir(parents=True, exist_ok=True)
                     (folder / header).write_text(generated)
             (folder / "main.cc").write_text(main)
-            paths = [f"-I{path}" for path in (HERE, sources.root(), folder)]
+            paths = [f"-I{path}" for path in (_host_header(flags), HERE, sources.root(), folder)]
             defined = [f"-D{name}={value}" for name, value in constants]
-            done = subprocess.run([COMPILER, *FLAGS, *defined, *paths, "main.cc", "-o", "out.so"], cwd=folder,
-                                  capture_output=True, text=True)  # fmt: skip
+            done = subprocess.run([COMPILER, *flags, "-shared", *defined, *paths, "main.cc", "-o", "out.so"],
+                                  cwd=folder, capture_output=True, text=True)  # fmt: skip
             assert not done.returncode, done.stderr
             os.replace(folder / "out.so", library)
     return ctypes.CDLL(str(library))

@@ -3,15 +3,7 @@
 // A thread runs until it waits: __syncthreads() for all threads of the block, __shfl_*_sync and the like for those of
 // its warp. Threads that have returned count as arrived, and their lanes hold NaN.
 #pragma once
-#include <math.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <ucontext.h>
-
-#include <type_traits>
+#include "host.h"
 
 #define __device__
 #define __global__
@@ -135,7 +127,7 @@ struct Meeting {   // of threads that wait for one another
 // All libraries of a process share the fibers, and a fiber may have begun in another one: threadIdx is of each library.
 // Others run during a wait (noipa: the compiler sees only that `next` does not return, and would keep values of memory).
 struct Fibers {
-    static constexpr int STACK = (1 << 17) + 17 * 64, MOST = 1024;
+    static constexpr int STACK = (1 << 19) + 17 * 64, MOST = 1024;
     char* stacks = (char*)malloc((size_t)STACK * MOST);   // never written as a whole: pages come as they are touched
     ucontext_t first, outside;
     jmp_buf host, at[MOST];
@@ -199,7 +191,12 @@ struct Fibers {
         begun[now] = true;
         swapcontext(&first, &outside);
     }
+    uint64_t& last_word(int n) { return *(uint64_t*)(stacks + (size_t)n * STACK); }
     __attribute__((noipa)) void finish() {
+        if (last_word(now) != 0) {
+            fprintf(stderr, "the stack of a thread is full\n");
+            abort();
+        }
         running[now] = false;
         left--;
         memset(&lanes[now], 0xff, 8);
@@ -217,6 +214,7 @@ struct Fibers {
             waits[n] = nullptr;
             if (begun[n]) continue;
             now = n;
+            last_word(n) = 0;
             getcontext(&first);
             first.uc_stack.ss_sp = stacks + (size_t)n * STACK;
             first.uc_stack.ss_size = STACK;
