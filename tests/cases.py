@@ -244,6 +244,21 @@ SPANS = [case for case in CASES if case.spec.composes]
 SPANS += [case for fn in COMPOSING if fn not in RECURRENT for case in cases_of(fn)]
 
 
+class Pairs(list[Any]):
+    """Rows of (case, one of first, one of second)."""
+
+
+def pairwise(cases: Iterable[Case], first: Iterable[Any], second: Iterable[Any]) -> Pairs:
+    """Every case with each of first and each of second, and across cases each of first with each of second.
+
+    A triple is left out where other cases have its pair of first and second.
+    """
+    first, second = list(first), list(second)
+    count = max(len(first), len(second))
+    return Pairs((case, first[i % len(first)], second[(i + n) % len(second)])
+                 for n, case in enumerate(cases) for i in range(count))  # fmt: skip
+
+
 def of_matrices(cases: list[Case]) -> list[Case]:
     """Those of the matrix-state core: queries read keys and values."""
     return [case for case in cases if case.spec.core is la.gla.spec.core]

@@ -21,6 +21,7 @@ from tests.cases import (
     covered,
     draw,
     of_matrices,
+    pairwise,
     parts,
     parts_like,
     with_gradients,
@@ -119,9 +120,9 @@ def test_read_heads_first():
 # the state, overwritten
 
 
-@pytest.mark.parametrize("T", [0, 1, 9])
-@pytest.mark.parametrize("form", [{}, {"chunk_size": 4}, {"chunk_size": "parallel"}], ids=str)
-@every_case
+@pytest.mark.parametrize(
+    ("case", "form", "T"), pairwise(CASES, [{}, {"chunk_size": 4}, {"chunk_size": "parallel"}], [0, 1, 9]), ids=str
+)
 def test_overwritten_state(case, form, T):
     arrays, state = draw(case, T=T)
     expected_out, expected = call(case, arrays, state=state, **form)
@@ -176,9 +177,9 @@ def transposed(case: Case, arrays):
     return {n: turn(n, x) for n, x in arrays.items()}
 
 
-@pytest.mark.parametrize("form", [{}, {"chunk_size": 1}, {"chunk_size": 4}], ids=str)
-@pytest.mark.parametrize("B", [(), (2,)], ids=str)
-@every_case
+@pytest.mark.parametrize(
+    ("case", "form", "B"), pairwise(CASES, [{}, {"chunk_size": 1}, {"chunk_size": 4}], [(), (2,)]), ids=str
+)
 def test_heads_first_is_the_same_call_on_moved_axes(case, B, form):
     arrays, state = draw(case, T=11, H=3, B=B)
     result, pullback = la.vjp(case.fn, **arrays, **case.options, state=state, return_state=True, **form)

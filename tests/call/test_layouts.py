@@ -18,6 +18,7 @@ from tests.cases import (
     is_count,
     kind_like,
     naive,
+    pairwise,
     parts,
     parts_like,
     with_gradients,
@@ -72,9 +73,14 @@ def laid(how, x):
     return parts_like(x, [LAYOUTS[how](S) for S in parts(x)])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("how", LAYOUTS)
-@pytest.mark.parametrize("case", [c for c in CASES if c in PLAIN or c.normalised], ids=str)
+SAMPLE = [c for c in CASES if c in PLAIN or c.normalised]
+
+
+@pytest.mark.parametrize(
+    ("case", "how", "dtype"),
+    pairwise(SAMPLE, LAYOUTS, [np.float32, np.float64]),
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_layout(case, how, dtype):
     arrays, state = draw(case, T=19, dtype=dtype)
     expected = with_gradients(case, arrays, state=state)

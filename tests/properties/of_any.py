@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cases import GROWING, Case, covered
+from tests.cases import GROWING, Case, Pairs, covered
 
 NEEDS: dict[str, Callable[[Case], bool]] = {  # tests whose list of cases is chosen by a trait
     "test_write_without_reading": lambda case: case.spec.change.query in case.given,
@@ -56,6 +56,9 @@ def _keywords(case: Case, test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
             name, values = mark.args
             if name == ("case", "name"):
                 name, values = "name", filter(case.on_tokens, case.given)
+            if isinstance(values, Pairs):
+                lists |= {n: _distinct(row[i] for row in values) for i, n in enumerate(name[1:], 1)}
+                continue
             lists[name] = list(values)
     if inspect.signature(test).parameters.keys() - {"case", "monkeypatch"} != lists.keys():
         return
@@ -68,6 +71,15 @@ def _keywords(case: Case, test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
         ]
         if all(covered(case, [how]) == [how] for how in asked):
             yield keywords
+
+
+def _distinct(values: Iterator[Any]) -> list[Any]:
+    """In order of their first occurrence; dictionaries have no hash."""
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
 
 
 def _id(module: ModuleType, name: str, keywords: dict[str, Any]) -> str:

@@ -33,6 +33,7 @@ from tests.cases import (
     is_count,
     kind_like,
     naive,
+    pairwise,
     parts,
     parts_like,
     with_arrays,
@@ -193,9 +194,11 @@ def test_nothing_comes_back_across_a_reset(case, form):
     assert getattr(grads, case.spec.change.value)[:, t:].any()
 
 
-@pytest.mark.parametrize("form", [{}, {"chunk_size": 1}, {"chunk_size": "parallel"}], ids=str)
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "form", "dtype"),
+    pairwise(CASES, [{}, {"chunk_size": 1}, {"chunk_size": "parallel"}], [np.float16, ml_dtypes.bfloat16]),
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_sixteen_bits_are_storage_only(case, dtype, form):
     """The float32 call on the same numbers, rounded once: to the bit, gradients too; states are float32."""
     arrays, state = draw(case, T=19, dtype=dtype)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.cases import CASES, PLAIN, call, cotangents, draw, parts, parts_like, tokens, with_gradients, worst
+from tests.cases import CASES, PLAIN, call, cotangents, draw, pairwise, parts, parts_like, tokens, with_gradients, worst
 
 pytest.importorskip("numba")
 
@@ -71,9 +71,7 @@ def test_packed_sequences_are_one_by_one_to_the_bit(case, form):
     check_packed(case, form, (1,))
 
 
-@pytest.mark.parametrize("form", [{}, {"backend": "chunks"}], ids=str)
-@pytest.mark.parametrize("B", [(), (1, 1)], ids=str)
-@every_variant
+@pytest.mark.parametrize(("case", "form", "B"), pairwise(PLAIN, [{}, {"backend": "chunks"}], [(), (1, 1)]), ids=str)
 def test_packed_sequences_without_a_batch_axis_and_with_two(case, form, B):
     check_packed(case, form, B)
 
@@ -106,9 +104,12 @@ def check_packed(case, form, B):
     assert error <= 1e-13, (what, error)
 
 
-@pytest.mark.parametrize("offsets", [None, [0, 0], [0, 0, 0], [0, 0, 3, 3]], ids=str)
-@pytest.mark.parametrize("backend", ["reference", "chunks", "numba", None])
-@every_case
+EMPTY = (None, [0, 0], [0, 0, 0], [0, 0, 3, 3])
+
+
+@pytest.mark.parametrize(
+    ("case", "backend", "offsets"), pairwise(CASES, ["reference", "chunks", "numba", None], EMPTY), ids=str
+)
 def test_an_empty_sequence_hands_its_state_over(case, backend, offsets):
     """Forward and backward, also where there is no token at all."""
     stabilised = case.spec.state.parts is la.StabilisedState
@@ -148,9 +149,9 @@ def test_the_same_bits_alone_in_a_batch_and_again(case, form):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("size", ["a little", "very much"])
-@every_form
-@causal_case
+@pytest.mark.parametrize(
+    ("case", "form", "size"), pairwise([c for c in CASES if c.causal], FORMS, ["a little", "very much"]), ids=str
+)
 def test_no_later_token_changes_an_earlier_output(case, form, size):
     arrays, state = draw(case, T=37)
     out = call(case, arrays, state=state, **form)[0]
