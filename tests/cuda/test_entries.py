@@ -135,16 +135,16 @@ def of_tokens():
         yield Case("log", arch, logs, lambda x: 160)
     # random features: rows of 128 channels and sums of 32 columns in 128 registers, two blocks a multiprocessor
     for arch in ARCHITECTURES:
-        each = [x for K in (8, 16, 32, 40, 64, 128) for x in feature_entries("bfloat16", K)]
+        widths = (8, 16, 32, 40, 64, 128) if arch in ("sm_80", "sm_90a") else (40, 128)
+        each = [x for K in widths for x in feature_entries("bfloat16", K)]
         few = 20 if capability(arch) >= 100 else 0
         yield Case("features", arch, each, lambda x, few=few: few * (dict(x.constants)["LA_K"] == 128),
                    lambda x: None if x.file == monomials.SOURCE else HMMA)  # fmt: skip
     for arch in ("sm_80", "sm_90a"):
         yield Case("optimiser", arch, [x for dtype in STORED for x in optimiser_entries(dtype)])
-        for dtype, width in [(dtype, n) for dtype in ("bfloat16", "float16", "float32") for n in (1, 7, 60, 128, 500)]:
-            yield Case(
-                "rows", arch, [*raw_entries(dtype, width), *step_size_entries(dtype, width), *key_entries(dtype)]
-            )
+    for (n, dtype), (m, width) in itertools.product(enumerate(STORED[:3]), enumerate((1, 7, 60, 128, 500))):
+        arch = ("sm_80", "sm_90a")[(n + m) % 2]  # each dtype, and each width, on both
+        yield Case("rows", arch, [*raw_entries(dtype, width), *step_size_entries(dtype, width), *key_entries(dtype)])
     # two blocks share a multiprocessor: a thread that holds 64 floats of a state has 128 registers; of channels, 80
     each = [(arch, "float32", 128, 128, True, False) for arch in ARCHITECTURES]
     each += [("sm_90a", "float16", 128, 64, False, True), ("sm_90a", "float32", 7, 5, False, False),
@@ -327,7 +327,7 @@ def of_channels():
     def allowed(x):
         return 40 * (x.words == "scan of lru, backward")
 
-    for arch, dtype in itertools.product(("sm_80", "sm_90a"), ("bfloat16", "float16", "float32")):
+    for arch, dtype in [("sm_80", "bfloat16"), ("sm_80", "float16"), ("sm_90a", "bfloat16"), ("sm_90a", "float32")]:
         yield Case("channels", arch, channel_entries(dtype), allowed, products=lambda x: {})
 
 
@@ -472,9 +472,13 @@ def check_launched(launched, arch, allowed):
             assert sum(spilled(log, entry)) <= allowed.get(entry, 0), (file, entry, constants, log)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("decays", ["rates", "keys"])
+# each dtype and each kind of decay on each of the three
+OF_SELECTIVE = [(("rates", "keys")[(n + m) % 2], dtype, arch)
+                for n, dtype in enumerate(("bfloat16", "float32", "float64"))
+                for m, arch in enumerate(("sm_80", "sm_90a", "sm_120a"))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("decays", "dtype", "arch"), OF_SELECTIVE)
 @pytest.mark.parametrize("device", ["emulated"], indirect=True)
 def test_the_kernels_of_the_selective_scan_compile(public, monkeypatch, decays, dtype, arch):  # noqa: F811
     """A prompt in segments, its backward, and one token, of the sizes of Mamba; decays of rates, or of keys."""
@@ -497,8 +501,10 @@ def test_the_kernels_of_the_selective_scan_compile(public, monkeypatch, decays, 
     check_launched(launched, arch, {"selective_vjp": 616, "selective_step": 8})  # addresses, once a tile of tokens
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
-@pytest.mark.parametrize(("dtype", "N"), [("bfloat16", 16), ("bfloat16", 64), ("float32", 16), ("float64", 16)])
+@pytest.mark.parametrize(("dtype", "N", "arch"), [
+    ("bfloat16", 64, "sm_90a"),
+    *((dtype, 16, arch) for dtype in ("bfloat16", "float32", "float64") for arch in ("sm_80", "sm_90a", "sm_120a")),
+])  # fmt: skip
 @pytest.mark.parametrize("device", ["emulated"], indirect=True)
 def test_the_kernels_of_a_constant_system_compile(public, monkeypatch, dtype, N, arch):  # noqa: F811
     """Forward and backward of S4D."""
