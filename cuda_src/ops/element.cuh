@@ -33,6 +33,12 @@ template <class T> LA_DEVICE T parameter(const char* from, int kind, i64 n) {
     if (kind == 2) return (T)element<2>(from, n);
     return (T)(kind == 0 ? element<0>(from, n) : element<1>(from, n));
 }
+template <class T> LA_DEVICE void put_number(char* to, int kind, i64 n, T x) {
+    if (kind == 3) put_element<3>(to, n, x);
+    else if (kind == 2) put_element<2>(to, n, x);
+    else if (kind == 0) put_element<0>(to, n, x);
+    else put_element<1>(to, n, x);
+}
 
 // N neighbours as they lie in memory; a piece of up to 16 bytes is one load
 template <int SIZE> struct alignas(SIZE) Part {

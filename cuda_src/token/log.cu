@@ -46,12 +46,6 @@ template <class T> LA_DEVICE T sum_of_lanes(T x) {
     for (int d = 16; d; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
     return x;
 }
-LA_DEVICE void put(char* to, int kind, i64 n, Number x) {
-    if (kind == 3) put_element<3>(to, n, x);
-    else if (kind == 2) put_element<2>(to, n, x);
-    else if (kind == 0) put_element<0>(to, n, x);
-    else put_element<1>(to, n, x);
-}
 LA_DEVICE int wrapped(int slot, int ring) {
     while (slot >= ring) slot -= ring;
     return slot;
@@ -542,7 +536,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) tokens(const __
                 if (x >= 2 || query < 0 || query >= a.queries || column >= V) continue;
                 if (a.updated || a.bonus != nullptr) seen[m] = fused(own[x], written[in_tile], seen[m]);
                 const i64 place = ((i64)s.row * a.tokens + token) * a.heads + s.head;
-                put(a.out, a.kind_out, (place * a.queries + query) * V + column, (Number)a.scale * seen[m]);
+                put_number(a.out, a.kind_out, (place * a.queries + query) * V + column, (Number)a.scale * seen[m]);
             }
             __syncthreads();
         }
@@ -663,7 +657,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LA_BLOCKS) nodes(const __g
                 Number seen = seen_by(m, x);
                 if (a.updated || a.bonus != nullptr) seen = fused(own[m][x], written[(n + m) % KEPT][in_tile], seen);
                 const i64 place = ((i64)s.row * a.tokens + a.first + n + m) * a.heads + s.head;
-                put(a.out, a.kind_out, (place * a.queries + query) * V + column, (Number)a.scale * seen);
+                put_number(a.out, a.kind_out, (place * a.queries + query) * V + column, (Number)a.scale * seen);
             }
             __syncthreads();
         }

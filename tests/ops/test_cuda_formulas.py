@@ -133,6 +133,24 @@ def test_sums(device, dtype, shape):  # noqa: F811
     assert y.tobytes() == again.tobytes()
 
 
+def test_sums_of_several_arrays(device):  # noqa: F811
+    """More than a launch has, of two dtypes: some are filled, one is not given, one has so many terms that it takes two."""
+    rng = np.random.default_rng(0)
+    shapes = [(1, 3, 70), (2, 200, 5), (1, 2000, 8), (3, 1, 4), (1, 0, 6), (2, 128, 1), *[(1, n, 2) for n in range(1, 9)]]
+    x = [rng.standard_normal(s).astype(BF16 if n % 5 == 4 else np.float32) for n, s in enumerate(shapes)]
+    outs = [np.dtype(BF16 if n == 3 else np.float32) for n in range(len(x))]
+    filled = device.bring(np.full((2, 5), np.nan, np.float32))
+    given = [device.bring(y) for y in x]
+    found = sums.each_over_middle([*given, None], [filled if n == 1 else y for n, y in enumerate(outs)] + [None])
+    assert found.pop() is None
+    assert not np.isnan(device.see(filled)).any()
+    for ours, out, y in zip(found, outs, x, strict=True):
+        close(device.see(ours), y.astype(np.float64).sum(axis=1), out)
+        assert device.see(ours).dtype == out
+        alone = device.see(sums.over_middle(device.bring(y), out))
+        np.testing.assert_array_equal(device.see(ours), alone)
+
+
 @pytest.mark.parametrize("shape", [(), (4,), (3, 1), (3, 4), (1, 3, 1), (2, 1, 1, 4)], ids=str)
 def test_sums_over_stretched_axes(device, shape):  # noqa: F811
     x = np.random.default_rng(0).standard_normal((2, 5, 3, 4)).astype(np.float32)

@@ -6,7 +6,7 @@ the backward's tiles, and behind them the last ones, each with the token whose w
 
 from __future__ import annotations
 
-from ...ops.cuda.sums import over_middle
+from ...ops.cuda.sums import each_over_middle
 from ...runtime.arrays import Array
 from ...runtime.cuda import record
 from ..types import GatedInputs, Plan
@@ -41,7 +41,7 @@ def backward(
     own = {"dout": zeros_like(plan.xp, x.x) if dout is None else dout, "out": dv, "dgate": dk, "end": begin,
            "sums": sums, "marks": marks, "last": marks[count:]}  # fmt: skip
     call.run(True, own | starts(call, dstate))
-    dw, du = (over_middle(sums[n : n + 1])[0] for n in range(2))
+    dw, du = (y[0] for y in each_over_middle([sums[:1], sums[1:]], [call.real] * 2))
     return GatedInputs(x.formula, dv, dk, None, (dw, du)), (begin[0], begin[1], begin[2])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...ops.cuda import formulas
 from ...ops.cuda.arguments import address
-from ...ops.cuda.sums import over_middle
+from ...ops.cuda.sums import each_over_middle, over_middle
 from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, conjugate, is_complex, name_of
 from ...runtime.constants import constant_array
 from ...runtime.cuda import launch, record
@@ -72,7 +72,7 @@ def backward(residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any
         sums: Any = record.empty((count, call.tiles(cut), call.D), call.real) if count else None
         call.run(True, own | {"dgate": dy, "dwrite": dz, "sums": sums})
         of = [None if y is None else sums[n : n + 1] for n, y in enumerate(x.parameters)]
-        found = tuple(None if y is None else over_middle(y)[0] for y in of)
+        found = tuple(None if y is None else y[0] for y in each_over_middle(of, [call.real] * count))
         return GatedInputs(x.formula, dx, dy, dz, found), begin
     shape = (call.tiles(cut), call.D) if x.is_constant else tuple(x.x.shape)
     dgate = lasting(shape, call.kind if x.is_constant else call.gate.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...ops.cuda.formulas import KINDS, compiled
 from ...ops.cuda.row_arrays import dense
-from ...ops.cuda.sums import over_middle
+from ...ops.cuda.sums import each_over_middle
 from ...runtime.arrays import Array, Namespace, as_computed, cast, complex_of, dtype_name, is_cupy
 from ...runtime.cuda import launch, record
 from ..types import Plan, Raw, SelectiveInputs, SystemInputs
@@ -61,10 +61,12 @@ def backward(
     sums = {n: record.empty((1, call.sequences, width), call.dtype) for n, width in widths.items()}
     call.run("diagonal_vjp", call.complex(dstate), {"dx": dx, "end": begin, "marks": marks} | sums, dout)
     dC = record.empty(tuple(x.C.shape), call.kind)
-    over_middle(sums["dC"], out=dC.view(call.dtype))
     assert x.held is not None, "kernels make factors and weights of the inputs"
     given = dict(zip(("dbias", "dA", "dB", "dskip"), (*x.held, x.D), strict=True))
-    *held, dD = (None if y is None else over_middle(sums[n], y.dtype).reshape(y.shape) for n, y in given.items())
+    parts = [sums["dC"], *(None if y is None else sums[n] for n, y in given.items())]
+    outs = [dC.view(call.dtype), *(None if y is None else y.dtype for y in given.values())]
+    _, *found = each_over_middle(parts, outs)
+    *held, dD = (None if y is None else d.reshape(y.shape) for d, y in zip(found, given.values(), strict=True))
     return x._replace(x=dx, C=dC, D=dD, held=tuple(held)), begin
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ...ops.cuda.arguments import address
 from ...ops.cuda.formulas import KINDS, compiled
 from ...ops.cuda.row_arrays import dense, is_aligned, is_narrow, kind_of, launched, tokens_of
-from ...ops.cuda.sums import over_middle
+from ...ops.cuda.sums import each_over_middle
 from ...runtime.arrays import Array, Namespace, cast, dtype_name, is_cupy
 from ...runtime.config import config
 from ...runtime.cuda import launch, record
@@ -80,8 +80,9 @@ def backward(
     sums |= {n: record.empty((1, call.sequences * segments, width), call.dtype) for n, width in widths.items()}
     call.passes(BACKWARD, ("carry_back", "selective_vjp"), grid, dense(dstate), outputs | sums | {"marks": marks}, dout)
     each = {"dB": x.B, "dC": x.C, "dA": x.A, "dskip": D, "dbias": bias}
-    dB, dC, dA, dD, dbias = (None if y is None else over_middle(sums[n], y.dtype).reshape(y.shape)
-                             for n, y in each.items())  # fmt: skip
+    parts, kinds = zip(*((None, None) if y is None else (sums[n], y.dtype) for n, y in each.items()), strict=True)
+    found = zip(each_over_middle(parts, kinds), each.values(), strict=True)
+    dB, dC, dA, dD, dbias = (None if y is None else d.reshape(y.shape) for d, y in found)
     grads = x._replace(x=outputs["dx"], dt=outputs["ddt"], A=dA, B=dB, C=dC)
     return grads._replace(raw=call.raw._replace(z=outputs["dz"], D=dD, dt_bias=dbias)), outputs["end"]
 

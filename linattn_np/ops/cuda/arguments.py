@@ -30,7 +30,10 @@ STEP_SIZE = Struct(  # step_size.cu
     ("rows T heads", U32), ("dt_kind soft D_by_rows", INT),  # soft: softplus
     ("low high", FLOAT),
 )  # fmt: skip
-SUMS = Struct("ops/SumsArguments", ("x", BYTES), ("y", OUT_BYTES), ("terms width block parts", U32))  # sums.cu
+SUMS_PART = Struct(  # first: its first block; kind: of y
+    "ops/SumsPart", ("x", BYTES), ("y", OUT_BYTES), ("terms width block parts first", U32), ("kind", INT)
+)  # fmt: skip
+SUMS = Struct("ops/SumsArguments", ("of", SUMS_PART, 8), ("count", U32))  # sums.cu
 
 GATE_FORMULA = Struct(  # gate_formula.cu
     "ops/GateFormulaArguments",

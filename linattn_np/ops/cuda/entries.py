@@ -53,4 +53,4 @@ def optimiser_entries(dtype: str) -> Iterator[Entry]:
 def step_size_entries(dtype: str, V: int) -> Iterator[Entry]:
     """The kernels of Mamba-2's step size and output gate for value width V."""
     yield Entry("step size", step_size.SOURCE, step_size.step_constants(dtype, dtype, V))
-    yield Entry("sums over tokens", sums.SOURCE, sums.constants("float32", "float32"))
+    yield Entry("sums over tokens", sums.SOURCE, sums.constants("float32"))

@@ -21,7 +21,7 @@ from .row_arrays import (
     strides_of,
     working_dtype,
 )
-from .sums import over_middle
+from .sums import each_over_middle
 
 SOURCE = "nn/norm.cu"
 TOGETHER = 4  # rows that a lane computes together, of one piece each
@@ -94,8 +94,8 @@ def backward(
                      dweight=address(sums[0]), dbias=address(sums[1]), groups=groups, block=block)  # fmt: skip
     arrays = (x, gate, dy, weight, bias, dx, dgate, *sums)
     launched(SOURCE, "row_norm_vjp", constants, parts * groups, grid.threads, packed, *arrays)
-    found = [None if y is None else over_middle(d, y.dtype).reshape(y.shape)
-             for y, d in zip((weight, bias), sums, strict=True)]  # fmt: skip
+    found = each_over_middle(sums, [None if y is None else y.dtype for y in (weight, bias)])
+    found = [None if y is None else d.reshape(y.shape) for y, d in zip((weight, bias), found, strict=True)]
     return NormGrads(dx, dgate, *found)
 
 

@@ -12,7 +12,7 @@ from ...runtime.arrays import Array
 from ...runtime.cuda.record import empty
 from .arguments import RANKS, address, rows_of
 from .row_arrays import dense, is_narrow, kind_of, launched
-from .sums import over_tokens
+from .sums import each_over_tokens
 from .trapezoid import F32, THREADS, as_dtype, as_rows, lanes_of, lasting
 
 SOURCE, PART = "ops/ranks.cu", 256
@@ -37,7 +37,7 @@ def read_out_vjp(reads: Any, heads: Any, dy: Array) -> tuple[Any, ...]:
     found["douts"] = empty((parts, H, R, V), F32)
     found["dgates"] = None if z is None or heads.gates is None else empty((parts, H, R, V), F32)
     _launch("read_out_vjp", reads, given | found | {"dy": dense(dy)})
-    of_heads = [None if y is None else over_tokens(y, axes=3) for y in (found["dgates"], found["douts"])]
+    of_heads = each_over_tokens([found["dgates"], found["douts"]], axes=3)
     return found["du"], found["dz"], *of_heads, found["dabove"]
 
 

@@ -15,7 +15,7 @@ from ...runtime.arrays import Array, cast, dtype_name
 from ...runtime.cuda import launch
 from ...runtime.cuda.elements import ELEMENTS, Constants
 from .arguments import STEP_SIZE, address, rows_of
-from .sums import over_tokens
+from .sums import each_over_tokens
 from .unit_rows import LANE_NUMBERS, MOST_ROWS, THREADS, misaligned, row_constants
 
 SOURCE = "ops/step_size.cu"
@@ -66,10 +66,10 @@ def values_vjp(
     results = {"dx": xp.empty(x.shape, dtype=x.dtype)}
     results |= {n: xp.empty(x.shape[:-1], dtype=f32) for n in ("ddt", "dA", *(() if dout is None else ("dD",)))}
     _launch("step_size_vjp", x, step, D=D, other=dv, dout=dout, dg=dg, results=results)
-    grads = {"x": results["dx"], "dt": results["ddt"], "A": over_tokens(results["dA"])}
-    if step.bias is not None:
-        grads["dt_bias"] = over_tokens(results["ddt"])
-    return grads if dout is None else grads | {"D": over_tokens(results["dD"])}
+    terms = {"A": results["dA"]} | ({} if step.bias is None else {"dt_bias": results["ddt"]})
+    terms |= {} if dout is None else {"D": results["dD"]}
+    sums = dict(zip(terms, each_over_tokens([*terms.values()]), strict=True))
+    return {"x": results["dx"], "dt": results["ddt"]} | sums
 
 
 def finish(xp: Any, out: Array, x: Array, D: Array | None, z: Array | None) -> Array:

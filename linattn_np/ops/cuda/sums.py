@@ -2,52 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isqrt, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...runtime.arrays import Array, name_of
 from ...runtime.cuda import launch, record
 from ...runtime.cuda.elements import Constants
-from .arguments import SUMS
+from .arguments import SUMS, SUMS_PART
 from .formulas import KINDS
 from .unit_rows import THREADS
 
 SOURCE = "ops/sums.cu"
 FEW = 128  # terms that one block of threads adds
 COLUMNS = 32  # of a block, at most
+MOST = 8  # arrays of a launch
+NO_SUM = (0,) * len(SUMS_PART.fields)
 
 
-def constants(dtype: str, out: str) -> Constants:
-    """The constants of sums of a dtype, stored in another."""
-    return ("LA_DTYPE", KINDS[dtype]), ("LA_OUT", KINDS[out])
+def constants(dtype: str) -> Constants:
+    """The constants of sums of a dtype."""
+    return (("LA_DTYPE", KINDS[dtype]),)
 
 
-def over_middle(x: Array, dtype: Any = None, out: Array | None = None) -> Array:
-    """Dense x (count, terms, width) summed over its terms: (count, width), in `dtype`, None: that of x.
+def over_middle(x: Array, dtype: Any = None) -> Array:
+    """Dense x (count, terms, width) summed over its terms: (count, width), in `dtype`, None: that of x."""
+    (found,) = each_over_middle([x], [x.dtype if dtype is None else dtype])
+    return found
 
-    out: a dense array of so many numbers that is filled.
+
+def each_over_middle(arrays: Sequence[Array | None], outs: Sequence[Any]) -> list[Any]:
+    """The sums of over_middle of several arrays by launches that they share; None of None.
+
+    outs: of each the dtype of its sum, or a dense array of so many numbers, which is filled.
     """
-    dtype = out.dtype if out is not None else x.dtype if dtype is None else dtype
-    count, terms, width = x.shape
-    blocks = [terms] if terms <= FEW else [isqrt(terms), terms]
-    for block in blocks:
+    found, left = [*arrays], [n for n, x in enumerate(arrays) if x is not None]
+    while left:
+        sums = {n: _Sum.of(found[n], outs[n]) for n in left}
+        for dtype in dict.fromkeys(name_of(s.x.dtype) for s in sums.values()):
+            alike = [s for s in sums.values() if name_of(s.x.dtype) == dtype]
+            for at in range(0, len(alike), MOST):
+                _launch(dtype, alike[at : at + MOST])
+        found = [sums[n].y if n in sums else y for n, y in enumerate(found)]
+        left = [n for n in left if sums[n].parts > 1]  # sums of blocks of terms
+    return [None if x is None else y.reshape(x.shape[0], x.shape[2]) for x, y in zip(arrays, found, strict=True)]
+
+
+class _Sum(NamedTuple):
+    """x (count, terms, width) and its sums y of each `block` terms, (count, parts, width) if there are several."""
+
+    x: Array
+    y: Array
+    block: int
+    parts: int
+
+    @classmethod
+    def of(cls, x: Array, out: Any) -> _Sum:
+        """out: an array that is filled, or the dtype of a new one, where there is one part."""
+        count, terms, width = x.shape
+        block = terms if terms <= FEW else isqrt(terms)
         parts = -(-terms // block) if block else 1
-        wide = "float64" if name_of(x.dtype) == "float64" else "float32"
-        own = (count, parts, width)
-        y = record.empty(own, np.dtype(wide)) if parts > 1 else record.empty(own, dtype) if out is None else out
-        packed = SUMS.pack(x=x.data.ptr, y=y.data.ptr, terms=terms, width=width, block=block, parts=parts)
-        grid = count * parts * -(-width // COLUMNS)
-        launch.launch(SOURCE, "sums", constants(name_of(x.dtype), name_of(y.dtype)), grid, THREADS, 0, packed, (x, y))
-        x, terms = y, parts
-    return x.reshape(count, width)
+        if parts > 1:
+            wide = np.dtype("float64" if name_of(x.dtype) == "float64" else "float32")
+            return cls(x, record.empty((count, parts, width), wide), block, parts)
+        return cls(x, record.empty((count, parts, width), out) if isinstance(out, np.dtype | type) else out, block, parts)
+
+
+def _launch(dtype: str, sums: Sequence[_Sum]) -> None:
+    fields, blocks = list[int](), 0
+    for x, y, block, parts in sums:
+        count, terms, width = x.shape
+        fields += (x.data.ptr, y.data.ptr, terms, width, block, parts, blocks, KINDS[name_of(y.dtype)])
+        blocks += count * parts * -(-width // COLUMNS)
+    fields += NO_SUM * (MOST - len(sums))
+    arrays = tuple(y for s in sums for y in s[:2])
+    launch.launch(SOURCE, "sums", constants(dtype), blocks, THREADS, 0, SUMS.pack(of=fields, count=len(sums)), arrays)
 
 
 def over_tokens(x: Array, axes: int = 1, dtype: Any = None) -> Array:
     """The sum of a dense array over all axes but the last ones."""
-    lead, own = x.ndim - axes, x.shape[x.ndim - axes :]
-    return over_middle(x.reshape(1, prod(x.shape[:lead]), prod(own)), dtype).reshape(own)
+    (found,) = each_over_tokens([x], axes, dtype)
+    return found
+
+
+def each_over_tokens(arrays: Sequence[Array | None], axes: int = 1, dtype: Any = None) -> list[Any]:
+    """over_tokens of several arrays by launches that they share; None of None."""
+    rows = [None if x is None else x.reshape(1, prod(x.shape[: x.ndim - axes]), -1) for x in arrays]
+    outs = [None if x is None else x.dtype if dtype is None else dtype for x in arrays]
+    found = each_over_middle(rows, outs)
+    return [None if x is None else y.reshape(x.shape[x.ndim - axes :]) for x, y in zip(arrays, found, strict=True)]
 
 
 def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
