@@ -4,7 +4,7 @@
 //     LA_WAVES 1   phi = size [sin(y W), cos(y W)], y = x / |x|       d = dphi_sin phi_cos - dphi_cos phi_sin;
 //                                                                     dy = d W^T;  dx = (dy - y <y, dy>) / |x|
 //
-// Products of warps (mma.sync). Their sums have any order of channels and of columns, so a lane takes eight neighbours
+// Up to two arrays x (q and k) in one launch. Products of warps (mma.sync). Their sums have any order of channels and of columns, so a lane takes eight neighbours
 // of a row in one load: channel 8 t + 2 s + e, t the lane in its quad, is what an operand has at place 2 t + e, or
 // 2 t + 8 + e, of its product s. In features() W has two terms of bfloat16 each, so that exponents and angles are exact.
 #include "arguments/ops/FeaturesArguments.cuh"
@@ -14,8 +14,7 @@
 
 constexpr int PARTS = (LA_K + 31) / 32, KP = 32 * PARTS;                      // of 32 channels, two products each
 constexpr int pitch(int bytes) { return bytes % 128 ? bytes : bytes + 64; }   // quads of two rows: all banks
-constexpr int WARPS = 8, TALL = 2 - LA_WAVES, ROWS = 16 * TALL * WARPS,
-              STEPS = 8 / TALL;                                 // features(): row tiles of a warp
+constexpr int WARPS = 8, TALL = 2 - LA_WAVES, ROWS = 16 * TALL * WARPS;       // features(): row tiles of a warp
 constexpr int PITCH = pitch(2 * KP);                            // of the table there
 constexpr int COLUMNS = 128, PITCH_BACK = pitch(2 * COLUMNS);   // features_vjp(): a tile of the table
 
@@ -34,7 +33,7 @@ struct TwoRows {
     uint4 x[PARTS][2];
     float square[2], factor[2];   // |factor x|^2; factor: 1 but for waves of very long or short rows
 
-    __device__ __forceinline__ void load(const FeaturesArguments& a, i64 row, int quad) {
+    __device__ __forceinline__ void load(const FeatureRows& a, i64 row, int quad) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const i64 n = row + 8 * h;
@@ -94,12 +93,21 @@ LA_DEVICE void sin_cos(float x, float& s, float& c) {
     c = (turns + 1) & 2 ? -second : second;
 }
 
-// A block: LA_TILE columns of W, in shared memory, and STEPS times ROWS rows. W: (2, columns up to a multiple of
+// The array of a block, and its number among those of it
+LA_DEVICE const FeatureRows& rows_of_block(const FeaturesArguments& a, u32& block) {
+    const bool second = blockIdx.x >= a.first;
+    block = blockIdx.x - (second ? a.first : 0);
+    return a.of[second];
+}
+
+// A block: LA_TILE columns of W, in shared memory, and a.steps times ROWS rows. W: (2, columns up to a multiple of
 // LA_TILE, KP), the two terms of W^T
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features(const __grid_constant__ FeaturesArguments a) {
     extern __shared__ __align__(128) char memory[];
-    const u32 tiles = (a.columns + LA_TILE - 1) / LA_TILE, tile = blockIdx.x % tiles;
-    const i64 begin = (i64)(blockIdx.x / tiles) * (STEPS * ROWS);
+    u32 block;
+    const FeatureRows& of = rows_of_block(a, block);
+    const u32 tiles = (a.columns + LA_TILE - 1) / LA_TILE, tile = block % tiles;
+    const i64 begin = (i64)(block / tiles) * (a.steps * ROWS);
     const int thread = threadIdx.x, warp = thread / 32, g = thread % 32 / 4, quad = thread % 4;
     for (int n = thread; n < 2 * LA_TILE * KP / 8; n += 32 * WARPS) {
         const int row = n / (KP / 8), part = n % (KP / 8), term = row / LA_TILE;
@@ -107,12 +115,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features(const __gri
         *(uint4*)(memory + row * PITCH + 16 * part) = *(const uint4*)(a.W + (from * KP + 8 * part) * 2);
     }
     __syncthreads();
-    for (int step = 0; step < STEPS; step++) {
+    for (u32 step = 0; step < a.steps; step++) {
         const i64 first = begin + step * ROWS + warp * 16 * TALL + g;
-        if (begin + step * ROWS >= a.rows) break;
+        if (begin + step * ROWS >= of.rows) break;
         TwoRows rows[TALL];
 #pragma unroll
-        for (int i = 0; i < TALL; i++) rows[i].load(a, first + 16 * i, quad);
+        for (int i = 0; i < TALL; i++) rows[i].load(of, first + 16 * i, quad);
 #pragma unroll 1
         for (int column = 0; column < LA_TILE; column += 32) {
             float sums[TALL][4][4] = {};
@@ -133,8 +141,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) features(const __gri
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const i64 row = first + 16 * i + 8 * h;
-                    if (row >= a.rows) continue;
-                    char* to = a.phi + (row * a.width + own) * 2;
+                    if (row >= of.rows) continue;
+                    char* to = of.phi + (row * a.width + own) * 2;
                     float y[8];
                     if constexpr (LA_WAVES) {
                         const float over = rows[i].over_length(h);
@@ -166,7 +174,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2 - LA_WAVES)
     features_vjp(const __grid_constant__ FeaturesArguments a) {
     __shared__ __align__(16) char table[KP * PITCH_BACK];
     const int thread = threadIdx.x, warp = thread / 32, g = thread % 32 / 4, quad = thread % 4;
-    const i64 first = (i64)blockIdx.x * 16 * WARPS + warp * 16 + g;
+    u32 block;
+    const FeatureRows& of = rows_of_block(a, block);
+    const i64 first = (i64)block * 16 * WARPS + warp * 16 + g;
     const u32 tiles = (a.columns + COLUMNS - 1) / COLUMNS, count = LA_WAVES ? a.columns : a.width;
     float dy[PARTS][4][4] = {}, total[2] = {};
     for (u32 tile = 0; tile < tiles; tile++) {
@@ -184,16 +194,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2 - LA_WAVES)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const i64 row = first + 8 * h;
-                const bool valid = row < a.rows && own < count;
+                const bool valid = row < of.rows && own < count;
                 const i64 at = valid ? (row * a.width + own) * 2 : 0;
                 float x[8], y[8], product[8];
-                floats_of(x, eight(a.phi + at, valid));
-                floats_of(y, eight(a.dphi + at, valid));
+                floats_of(x, eight(of.phi + at, valid));
+                floats_of(y, eight(of.dphi + at, valid));
                 if constexpr (LA_WAVES) {
                     const i64 other = valid ? at + 2 * a.columns : 0;
                     float z[8], u[8];
-                    floats_of(z, eight(a.phi + other, valid));
-                    floats_of(u, eight(a.dphi + other, valid));
+                    floats_of(z, eight(of.phi + other, valid));
+                    floats_of(u, eight(of.dphi + other, valid));
 #pragma unroll
                     for (int n = 0; n < 8; n++) product[n] = y[n] * z[n] - u[n] * x[n];
                 } else {
@@ -214,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2 - LA_WAVES)
         }
     }
     TwoRows rows;
-    rows.load(a, first, quad);
+    rows.load(of, first, quad);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const i64 row = first + 8 * h;
@@ -229,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2 - LA_WAVES)
             }
             along = sum_of_quad(along) * over * over;
         }
-        if (row >= a.rows) continue;
+        if (row >= of.rows) continue;
 #pragma unroll
         for (int p = 0; p < PARTS; p++) {
             floats_of(x, rows.x[p][h]);
@@ -238,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2 - LA_WAVES)
                 const float now = dy[p][n / 2][2 * h + n % 2];
                 x[n] = LA_WAVES ? (now - x[n] * along) * over * rows.factor[h] : now - sum * x[n];
             }
-            if (32 * p + 8 * quad < LA_K) *(uint4*)(a.dx + (row * LA_K + 32 * p + 8 * quad) * 2) = packed(x);
+            if (32 * p + 8 * quad < LA_K) *(uint4*)(of.dx + (row * LA_K + 32 * p + 8 * quad) * 2) = packed(x);
         }
     }
 }

@@ -1,4 +1,5 @@
 // Monomials of up to two channels of rows x of bfloat16, stored in bfloat16, and their transpose; a thread has a row.
+// Up to two arrays x (q and k) in one launch.
 //
 //     phi = [constant;  linear x_i;  quadratic x_i^2, quadratic sqrt(2) x_i x_j, i < j], i by i, then zeros
 //     dx_i = linear dphi_i + quadratic (2 dphi_ii x_i + sqrt(2) sum_j dphi_ij x_j)
@@ -13,7 +14,7 @@ constexpr int COUNT = (LA_DEGREES & 1) + (LA_DEGREES >> 1 & 1) * K + (LA_DEGREES
 constexpr float ROOT = 1.41421356f;
 static_assert(K % 8 == 0 && WIDTH % 8 == 0 && COUNT <= WIDTH, "whole pieces of 16 bytes");
 
-LA_DEVICE void load_row(float (&x)[K], const MonomialsArguments& a, i64 row) {
+LA_DEVICE void load_row(float (&x)[K], const FeatureRows& a, i64 row) {
     const bool valid = row < a.rows;
     const char* from = row_of(a, valid ? row : 0);
 #pragma unroll
@@ -27,10 +28,12 @@ LA_DEVICE void load_row(float (&x)[K], const MonomialsArguments& a, i64 row) {
 
 extern "C" __global__ void __launch_bounds__(ROWS, 8) monomials(const __grid_constant__ MonomialsArguments a) {
     extern __shared__ __align__(128) char memory[];
-    const i64 begin = (i64)blockIdx.x * ROWS;
-    const int thread = threadIdx.x, rows = (int)(a.rows - begin < ROWS ? a.rows - begin : ROWS);
+    const bool second = blockIdx.x >= a.first;
+    const FeatureRows& of = a.of[second];
+    const i64 begin = (i64)(blockIdx.x - (second ? a.first : 0)) * ROWS;
+    const int thread = threadIdx.x, rows = (int)(of.rows - begin < ROWS ? of.rows - begin : ROWS);
     float x[K], y[8];
-    load_row(x, a, begin + thread);
+    load_row(x, of, begin + thread);
     char* own = memory + thread * PITCH;
     int n = 0;   // features so far
     const auto put = [&](float value) {
@@ -54,20 +57,22 @@ extern "C" __global__ void __launch_bounds__(ROWS, 8) monomials(const __grid_con
 #pragma unroll
     for (int i = COUNT; i < WIDTH; i++) put(0.f);
     __syncthreads();
-    char* to = a.phi + begin * (2 * WIDTH);
+    char* to = of.phi + begin * (2 * WIDTH);
     for (int i = thread; i < rows * PIECES; i += ROWS)
         *(uint4*)(to + 16 * (i64)i) = *(const uint4*)(memory + i / PIECES * PITCH + i % PIECES * 16);
 }
 
 extern "C" __global__ void __launch_bounds__(ROWS, 8) monomials_vjp(const __grid_constant__ MonomialsArguments a) {
     extern __shared__ __align__(128) char memory[];
-    const i64 begin = (i64)blockIdx.x * ROWS;
-    const int thread = threadIdx.x, rows = (int)(a.rows - begin < ROWS ? a.rows - begin : ROWS);
-    const char* from = a.dphi + begin * (2 * WIDTH);
+    const bool second = blockIdx.x >= a.first;
+    const FeatureRows& of = a.of[second];
+    const i64 begin = (i64)(blockIdx.x - (second ? a.first : 0)) * ROWS;
+    const int thread = threadIdx.x, rows = (int)(of.rows - begin < ROWS ? of.rows - begin : ROWS);
+    const char* from = of.dphi + begin * (2 * WIDTH);
     for (int i = thread; i < rows * PIECES; i += ROWS)
         *(uint4*)(memory + i / PIECES * PITCH + i % PIECES * 16) = *(const uint4*)(from + 16 * (i64)i);
     float x[K], dx[K] = {}, sum[K] = {}, y[8];
-    load_row(x, a, begin + thread);
+    load_row(x, of, begin + thread);
     __syncthreads();
     if (thread >= rows) return;
     const char* own = memory + thread * PITCH;
@@ -95,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(ROWS, 8) monomials_vjp(const __grid
 #pragma unroll
         for (int i = 0; i < K; i++) dx[i] += a.quadratic * ROOT * sum[i];
     }
-    char* to = a.dx + (begin + thread) * (2 * K);
+    char* to = of.dx + (begin + thread) * (2 * K);
 #pragma unroll
     for (int p = 0; p < K / 8; p++) {
         float part[8];

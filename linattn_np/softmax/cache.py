@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, is_numpy
+from ..runtime.constants import constant_array
 from ..runtime.recorder import refuse
 from .path import cache as path
 from .types import GatedCache, Inputs, KeyValueCache, SoftmaxPlan
@@ -42,8 +44,12 @@ def shapes_after(plan: SoftmaxPlan, x: Inputs, state: Cache | None) -> Cache:
     if x.g is not None:
         parts["b"] = (L, x.g.shape[-1])
     kind = KeyValueCache if x.g is None else GatedCache
-    zero = {n: xp.zeros((), dtype=count_dtype(xp) if n == "length" else plan.dtype, device=device(x.v)) for n in parts}
-    return kind(**{n: xp.broadcast_to(zero[n], (*lead, *shape)) for n, shape in parts.items()})
+    found, where = {}, device(x.v)
+    for n, shape in parts.items():
+        make = functools.partial(xp.zeros, (), dtype=count_dtype(xp) if n == "length" else plan.dtype, device=where)
+        zero = constant_array(xp, ("zeros", (), str(make.keywords["dtype"])), where, make)
+        found[n] = xp.broadcast_to(zero, (*lead, *shape))
+    return kind(**found)
 
 
 def count(xp: Namespace, length: Array) -> Array:

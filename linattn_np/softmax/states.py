@@ -25,9 +25,10 @@ class GivesStates(Computation):
 
 
 def ends(plan: SoftmaxPlan, x: Inputs, state: Any) -> Any:
-    """The final cache, or a StatesAt."""
+    """The final cache, or a StatesAt; of a cache that is not returned the shapes alone."""
     at = at_positions(plan, x, state)  # first: the state may be overwritten
-    end = final_state(plan, x, state)
+    is_read = plan.returns_state or plan.overwrite or x.q is None or at is not None
+    end = final_state(plan, x, state) if is_read else cache.shapes_after(plan, x, state)
     return end if at is None else StatesAt(end, at)
 
 

@@ -47,14 +47,14 @@ def test_features_and_their_transpose(device, name, K):  # noqa: F811
     x[0, 3] = 0
     given = device.bring(x)
     assert features.takes(steps, given)
-    phi, M = device.see(features.features(device.xp, steps, given)), steps.width(K)
+    phi, M = device.see(features.features(device.xp, steps, [given])[0]), steps.width(K)
     assert phi.shape[-1] == features.width(steps, K)
     assert not wide(phi)[..., M:].any()
     right = f(wide(x))
     size = np.abs(right).max() if steps.kind == "waves" else np.maximum(np.abs(right), 1e-3 * np.abs(right).max())
     assert (np.abs(wide(phi)[..., :M] - right) <= 1.05 * EPS * size).all()
     dphi = rng.standard_normal(phi.shape).astype(BF16)
-    dx = device.see(features.features_vjp(device.xp, steps, given, device.bring(phi), device.bring(dphi)))
+    dx = device.see(features.features_vjp(device.xp, steps, [given], [device.bring(phi)], [device.bring(dphi)])[0])
     known = [wide(phi)[..., :M]] if getattr(f_vjp, "takes_features", False) else []
     right = f_vjp(wide(x), wide(dphi)[..., :M], *known)
     assert np.abs(wide(dx) - right).max() <= 2 * EPS * np.abs(right).max()
@@ -62,16 +62,33 @@ def test_features_and_their_transpose(device, name, K):  # noqa: F811
 
 def test_rows_of_any_length_and_stride(device):  # noqa: F811
     """Waves are of unit rows: long and short ones have the features of others, and rows may be apart."""
+    of = lambda y: device.see(features.features(device.xp, steps, [y])[0])  # noqa: E731
     steps, x = MAPS["fourier"][0].steps, np.random.default_rng(0).standard_normal((3, 5, 2, 64)).astype(BF16)
-    phi = device.see(features.features(device.xp, steps, device.bring(x)))
+    phi = of(device.bring(x))
     for factor in (2.0**100, 2.0**-100):
         scaled = (wide(x) * factor).astype(BF16)
-        np.testing.assert_array_equal(phi, device.see(features.features(device.xp, steps, device.bring(scaled))))
+        np.testing.assert_array_equal(phi, of(device.bring(scaled)))
     whole = device.bring(np.concatenate([x, -x], axis=-1))
-    np.testing.assert_array_equal(phi, device.see(features.features(device.xp, steps, whole[..., :64])))
+    np.testing.assert_array_equal(phi, of(whole[..., :64]))
     steps = maps.taylor()[0].steps
-    phi = device.see(features.features(device.xp, steps, device.bring(np.ascontiguousarray(x[..., 16:32]))))
-    np.testing.assert_array_equal(phi, device.see(features.features(device.xp, steps, whole[..., 16:32])))
+    phi = of(device.bring(np.ascontiguousarray(x[..., 16:32])))
+    np.testing.assert_array_equal(phi, of(whole[..., 16:32]))
+
+
+@pytest.mark.parametrize("name", ["favor 300", "fourier", "taylor"])
+def test_queries_and_keys_share_a_launch(device, name):  # noqa: F811
+    """Of other shapes and strides, and more rows than a block has: the numbers of each alone."""
+    steps, rng = (MAPS | POLYNOMIALS)[name][0].steps, np.random.default_rng(0)
+    given = [rng.standard_normal((2, 150, 3, 32)).astype(BF16), rng.standard_normal((1, 7, 2, 48)).astype(BF16)]
+    x = [device.bring(given[0])[..., :16], device.bring(given[1])[..., 32:]]
+    phi = features.features(device.xp, steps, x)
+    dphi = [device.bring(rng.standard_normal(y.shape).astype(BF16)) for y in phi]
+    dx = features.features_vjp(device.xp, steps, x, phi, dphi)
+    for n in range(2):
+        alone = features.features(device.xp, steps, x[n : n + 1])
+        np.testing.assert_array_equal(device.see(phi[n]), device.see(alone[0]))
+        alone = features.features_vjp(device.xp, steps, x[n : n + 1], alone, dphi[n : n + 1])
+        np.testing.assert_array_equal(device.see(dx[n]), device.see(alone[0]))
 
 
 @pytest.mark.parametrize("coefficients", [(1.0, 1.0, 0.5), (0.0, 0.0, 1.0), (1.0, 2.0), (0.0, 1.0, 0.5)], ids=str)

@@ -134,11 +134,19 @@ def test_sums(device, dtype, shape):  # noqa: F811
 
 
 def test_sums_of_several_arrays(device):  # noqa: F811
-    """More than a launch has, of two dtypes: some are filled, one is not given, one has so many terms that it takes two."""
+    """More than a launch has, of two dtypes: one is filled, one not given, one has so many terms that it takes two."""
     rng = np.random.default_rng(0)
-    shapes = [(1, 3, 70), (2, 200, 5), (1, 2000, 8), (3, 1, 4), (1, 0, 6), (2, 128, 1), *[(1, n, 2) for n in range(1, 9)]]
-    x = [rng.standard_normal(s).astype(BF16 if n % 5 == 4 else np.float32) for n, s in enumerate(shapes)]
-    outs = [np.dtype(BF16 if n == 3 else np.float32) for n in range(len(x))]
+    shapes = [
+        (1, 3, 70),
+        (2, 200, 5),
+        (1, 2000, 8),
+        (3, 1, 4),
+        (1, 0, 6),
+        (2, 128, 1),
+        *[(1, n, 2) for n in range(1, 9)],
+    ]
+    x = [rng.standard_normal(s).astype(STORAGE[0] if n % 5 == 4 else np.float32) for n, s in enumerate(shapes)]
+    outs = [np.dtype(STORAGE[0] if n == 3 else np.float32) for n in range(len(x))]
     filled = device.bring(np.full((2, 5), np.nan, np.float32))
     given = [device.bring(y) for y in x]
     found = sums.each_over_middle([*given, None], [filled if n == 1 else y for n, y in enumerate(outs)] + [None])

@@ -126,16 +126,16 @@ CONV = Struct(  # nn/short_conv.cu: x and dy of tokens
     ("D S T each", U32), ("count per_sequence sequences", U32),  # count: segments of `each` tokens
     ("pool", I64),  # rows of it
 )  # fmt: skip
-FEATURES = Struct(  # features.cu: x rows of LA_K numbers; phi, dphi (rows, width) and dx (rows, LA_K) dense
+FEATURE_ROWS = Struct(  # features.cu, monomials.cu: x rows of K numbers; phi, dphi (rows, width) and dx (rows, K) dense
+    "ops/FeatureRows", ("x", STRIDED), ("phi dx", OUT_BYTES), ("dphi", BYTES), ("rows", I64), ("inner", U32)
+)  # fmt: skip
+FEATURES = Struct(  # features.cu; first: blocks of of[0]
     "ops/FeaturesArguments",
-    ("x", STRIDED), ("W", BYTES), ("phi dx", OUT_BYTES), ("dphi", BYTES),  # W: the tables of ops/cuda/features.py
-    ("rows", I64), ("inner columns width", U32),  # columns of W
+    ("of", FEATURE_ROWS, 2), ("W", BYTES), ("first columns width steps", U32),  # W: a table of ops/cuda/features.py
     ("square less size", FLOAT),
 )  # fmt: skip
-MONOMIALS = Struct(  # monomials.cu: x rows of LA_K numbers; phi, dphi (rows, LA_WIDTH) and dx (rows, LA_K) dense
-    "ops/MonomialsArguments",
-    ("x", STRIDED), ("phi dx", OUT_BYTES), ("dphi", BYTES),
-    ("rows", I64), ("inner", U32), ("constant linear quadratic", FLOAT),
+MONOMIALS = Struct(  # monomials.cu
+    "ops/MonomialsArguments", ("of", FEATURE_ROWS, 2), ("first", U32), ("constant linear quadratic", FLOAT)
 )  # fmt: skip
 ROTARY = Struct(  # nn/rotary.cu: x (tokens, heads, K)
     "ops/RotaryArguments",

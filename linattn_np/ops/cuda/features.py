@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from ...runtime.cuda.elements import Constants
 from . import monomials
 from .arguments import FEATURES, address
 from .formulas import compiled
-from .row_arrays import dense, is_aligned, strided, strides_of
+from .monomials import Rows, packed_rows
+from .row_arrays import dense
 
 if TYPE_CHECKING:
     from ..map_steps import Steps
@@ -24,7 +24,9 @@ SOURCE = "ops/features.cu"
 WIDEST = 128  # channels: a warp holds its rows in registers
 PANEL = 128  # features are stored in a multiple of it if there are more than two panels; two are equal
 TILE, NARROW_TILE = 128, 64  # columns of the table of a block
-THREADS, ROWS, ROWS_BACK = 256, 1024, 128  # of a block
+THREADS, ROWS_BACK = 256, 128  # of a block
+ROWS = {"exponentials": 256, "waves": 128}  # of a step of a block of features
+MOST_ROWS = 1024  # of all steps
 
 
 def takes(steps: Steps, *arrays: Array) -> bool:
@@ -53,30 +55,35 @@ def of_heads(x: Array, heads: int) -> Array:
     return y.reshape((*lead, heads, K))
 
 
-def features(xp: Namespace, steps: Steps, x: Array) -> Array:
-    """phi (..., width) of rows x (..., K)."""
-    K, n = x.shape[-1], width(steps, x.shape[-1])
-    phi = record.empty((*x.shape[:-1], n), x.dtype)
+def features(xp: Namespace, steps: Steps, arrays: Sequence[Array]) -> list[Array]:
+    """phi (..., width) of rows x (..., K) of one array, or of two by one launch."""
+    K, n = arrays[0].shape[-1], width(steps, arrays[0].shape[-1])
+    rows = [Rows(x, record.empty((*x.shape[:-1], n), x.dtype)) for x in arrays]
     if steps.kind == "monomials":
-        monomials.call("monomials", steps, x, n, phi, None, None)
-        return phi
-    tile = _tile(steps, K)
-    W = _table(xp, x, steps, f"features {tile}", lambda: two_terms(steps, K, tile, x.dtype))
-    blocks = -(-prod(x.shape[:-1]) // ROWS) * -(-_columns(steps, K) // tile)
-    _launch("features", steps, x, W, phi, None, None, blocks)
-    return phi
+        monomials.call("monomials", steps, rows, n)
+    else:
+        tile = _tile(steps, K)
+        W = _table(xp, arrays[0], steps, f"features {tile}", lambda: two_terms(steps, K, tile, arrays[0].dtype))
+        _launch("features", steps, rows, W)
+    return [of.phi for of in rows]
 
 
-def features_vjp(xp: Namespace, steps: Steps, x: Array, phi: Array, dphi: Array) -> Array:
-    """dx (..., K) of phi and dphi (..., width)."""
-    K, dx = x.shape[-1], record.empty(tuple(x.shape), x.dtype)
-    phi, dphi = dense(phi), dense(dphi)
+def features_vjp(
+    xp: Namespace, steps: Steps, arrays: Sequence[Array], phi: Sequence[Array], dphi: Sequence[Array]
+) -> list[Array]:
+    """dx (..., K) of phi and dphi (..., width), of each array."""
+    K, n = arrays[0].shape[-1], phi[0].shape[-1]
+    each = zip(arrays, phi, dphi, strict=True)
+    rows = [Rows(x, dense(f), dense(d), record.empty(tuple(x.shape), x.dtype)) for x, f, d in each]
     if steps.kind == "monomials":
-        monomials.call("monomials_vjp", steps, x, phi.shape[-1], None, dphi, dx)
-        return dx
-    W = _table(xp, x, steps, "features_vjp", lambda: padded(steps.tables(K, np.float32).W, KP(K), TILE, x.dtype))
-    _launch("features_vjp", steps, x, W, phi, dphi, dx, -(-prod(x.shape[:-1]) // ROWS_BACK))
-    return dx
+        monomials.call("monomials_vjp", steps, [of._replace(phi=None) for of in rows], n)
+    else:
+        dtype = arrays[0].dtype
+        W = _table(
+            xp, arrays[0], steps, "features_vjp", lambda: padded(steps.tables(K, np.float32).W, KP(K), TILE, dtype)
+        )
+        _launch("features_vjp", steps, rows, W)
+    return [of.dx for of in rows]
 
 
 def KP(K: int) -> int:
@@ -121,16 +128,20 @@ def _table(xp: Namespace, x: Array, steps: Steps, words: str, make: Callable[[],
     return constant_array(xp, (words, *steps[:2], x.shape[-1]), where, lambda: xp.asarray(make(), device=where))
 
 
-def _launch(
-    entry: str, steps: Steps, x: Array, W: Array, phi: Array, dphi: Array | None, dx: Array | None, blocks: int
-) -> None:
-    K, tile = x.shape[-1], _tile(steps, x.shape[-1])
+def _launch(entry: str, steps: Steps, rows: Sequence[Rows], W: Array) -> None:
+    K, tile = rows[0].x.shape[-1], _tile(steps, rows[0].x.shape[-1])
     numbers = [float(n) for n in steps.tables(K, np.float32).numbers]
     square, less, size = (0.0, 0.0, numbers[0]) if steps.kind == "waves" else (*numbers, 0.0)
-    inner, (x,) = strided(K, x if is_aligned(8, x) else x.copy())
-    packed = FEATURES.pack(x=strides_of(x, K, inner), W=address(W), phi=address(phi), dphi=address(dphi),
-                           dx=address(dx), rows=prod(x.shape[:-1]), inner=inner, columns=_columns(steps, K),
-                           width=phi.shape[-1], square=square, less=less, size=size)  # fmt: skip
+    rows, each = [of.strided() for of in rows], ROWS_BACK
+    tiles, count, most = 1, 1, 1
+    if entry == "features":
+        tiles, each = -(-_columns(steps, K) // tile), ROWS[steps.kind]
+        most = MOST_ROWS // each
+        count = sum(of.count for of in rows) * tiles // (each * 2 * launch.multiprocessors())
+    count = min(max(count, 1), most)
+    blocks = [-(-of.count // (each * count)) * tiles for of in rows]
+    packed = FEATURES.pack(of=packed_rows(rows), W=address(W), first=blocks[0], columns=_columns(steps, K),
+                           width=rows[0].phi.shape[-1], steps=count, square=square, less=less, size=size)  # fmt: skip
     shared = shared_bytes(K, tile) if entry == "features" else 0
-    named = tuple(y for y in (x, W, phi, dphi, dx) if y is not None)
-    launch.launch(SOURCE, entry, constants(steps.kind, K, tile), blocks, THREADS, shared, packed, named)
+    named = (W, *(y for of in rows for y in of.arrays))
+    launch.launch(SOURCE, entry, constants(steps.kind, K, tile), sum(blocks), THREADS, shared, packed, named)

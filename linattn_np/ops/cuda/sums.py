@@ -67,7 +67,9 @@ class _Sum(NamedTuple):
         if parts > 1:
             wide = np.dtype("float64" if name_of(x.dtype) == "float64" else "float32")
             return cls(x, record.empty((count, parts, width), wide), block, parts)
-        return cls(x, record.empty((count, parts, width), out) if isinstance(out, np.dtype | type) else out, block, parts)
+        return cls(
+            x, record.empty((count, parts, width), out) if isinstance(out, np.dtype | type) else out, block, parts
+        )
 
 
 def _launch(dtype: str, sums: Sequence[_Sum]) -> None:

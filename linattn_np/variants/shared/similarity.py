@@ -101,7 +101,7 @@ class Similarity(NamedTuple):
             c.steps, c.shared = map_k[0].steps, {"k": c.k, "q": c.q}  # type: ignore[attr-defined]
             if c.steps.width(c.k.shape[-1]) > WIDEST_NARROW:
                 c.shared = {n: stored.of_heads(x, c.v.shape[-2]) for n, x in c.shared.items()}
-            c.features = {n: stored.features(c.xp, c.steps, x) for n, x in c.shared.items()}
+            c.features = dict(zip(c.shared, stored.features(c.xp, c.steps, [*c.shared.values()]), strict=True))
             return c.features
         k = _mapped(c, "k", map_k)
         q = None if c.q is None else _mapped(c, "q", map_q)
@@ -139,12 +139,12 @@ class Similarity(NamedTuple):
     def mapped_vjp(self, c: Call, d: Mapping[str, Array]) -> dict[str, Array]:
         """Gradients of q and k from the gradients of their features."""
         xp, (map_q, map_k), grads = c.xp, self.maps(c), dict[str, Array]()
+        if c.stored is not None:
+            dphi = [cast(xp, d[n], x.dtype) for n, x in c.shared.items()]
+            dx = c.stored.features_vjp(xp, c.steps, [*c.shared.values()], [*c.features.values()], dphi)
+            return {n: sum_of_groups(xp, y, getattr(c, n).shape[-2]) for n, y in zip(c.shared, dx, strict=True)}
         for name, x, (f, f_vjp), dphi in (("k", c.k, map_k, d["k"]), ("q", c.q, map_q, d["q"])):
-            if c.stored is not None:
-                given, dphi = c.shared[name], cast(xp, dphi, x.dtype)
-                dx = c.stored.features_vjp(xp, c.steps, given, c.features[name], dphi)
-                grads[name] = sum_of_groups(xp, dx, x.shape[-2])
-            elif x is not None and f_vjp is identity_vjp:
+            if x is not None and f_vjp is identity_vjp:
                 grads[name] = dphi
             elif x is not None:
                 known = [c.features[name]] if getattr(f_vjp, "takes_features", False) else []

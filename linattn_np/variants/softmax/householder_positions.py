@@ -17,7 +17,7 @@ from ...matrix_state import core as matrix_state
 from ...matrix_state.types import EraseKey, Plan, Readout, both
 from ...matrix_state.types import Inputs as DeltaRule
 from ...ops.sums import added
-from ...runtime.arrays import Array, device, is_cupy
+from ...runtime.arrays import Array, cast, device, is_cupy
 from ...runtime.constants import constant_array
 from ...softmax.core import CORE
 from ...softmax.types import HouseholderCache, HouseholderInputs, Inputs, KeyValueCache, SoftmaxPlan
@@ -43,6 +43,7 @@ class Householder(Computation):
     def forward(self, fn: str, x: HouseholderInputs, plan: SoftmaxPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
         P, zeros = _begin(plan, x) if state is None else state.P, _zeros(plan, x)
+        x = x._replace(beta=_strengths(plan, x))
         mapped, ends, maps = dict[str, Array](), dict[str, Any](), dict[str, Any]()
         for name in _runs(plan, x):
             run, backend = (_delta_rule(x, name, zeros), _delta_plan(plan, name)), wanted
@@ -127,12 +128,18 @@ def _zeros(plan: SoftmaxPlan, x: HouseholderInputs) -> Array:
     return plan.xp.broadcast_to(plan.xp.zeros(x.w.shape[-1:], dtype=plan.dtype, device=device(x.w)), x.w.shape)
 
 
+def _strengths(plan: SoftmaxPlan, x: HouseholderInputs) -> Array:
+    """beta, in the dtype in which kernels of a GPU read it, once for all runs."""
+    return cast(plan.xp, x.beta, plan.dtype) if is_cupy(plan.xp) else x.beta
+
+
 def _begin(plan: SoftmaxPlan, x: HouseholderInputs) -> Array:
-    """P_0, the identity of each head."""
+    """P_0, the identity of each head; of kernels of a GPU an array, once for all runs."""
     lead = (len(plan.sequences),) if plan.is_ragged else x.w.shape[:-3]
     K, dtype, where = x.w.shape[-1], plan.dtype, device(x.w)
     eye = constant_array(plan.xp, ("eye", K, str(dtype)), where, lambda: plan.xp.eye(K, dtype=dtype, device=where))
-    return plan.xp.broadcast_to(eye, (*lead, x.w.shape[-2], *eye.shape))
+    P = plan.xp.broadcast_to(eye, (*lead, x.w.shape[-2], *eye.shape))
+    return plan.xp.ascontiguousarray(P) if is_cupy(plan.xp) else P
 
 
 def _cache(state: HouseholderCache) -> KeyValueCache:
