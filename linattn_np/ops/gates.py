@@ -138,18 +138,23 @@ def log_forget(xp: Namespace, f: Array, cap: float | None, is_log: bool, dtype: 
     return xp.maximum(y if is_log else -softplus(xp, -y), xp.asarray(LOG_DECAY_FLOOR, dtype=dtype, device=device(y)))
 
 
-def log_forget_vjp(xp: Namespace, f: Array, cap: float | None, is_log: bool, dy: Array, dtype: Any) -> Array:
-    """The gradient of f, in `dtype`: 0 where log f is at its floor."""
+def log_forget_vjp(
+    xp: Namespace, f: Array, cap: float | None, is_log: bool, dy: Array, dtype: Any, out: Any = None
+) -> Array:
+    """The gradient of f, computed in `dtype`, in `out`, None: the same. 0 where log f is at its floor."""
+    out = dtype if out is None else out
     if (cpu := kernels(xp, f, dy)) is not None:
-        return cpu.compiled("log_forget_vjp", (f, dy), (f.shape, dtype), dtype, cap or 0.0, LOG_DECAY_FLOOR, is_log)
+        return cpu.compiled("log_forget_vjp", (f, dy), (f.shape, out), dtype, cap or 0.0, LOG_DECAY_FLOOR, is_log)
     y, dy = soft_cap(xp, f, cap, dtype), cast(xp, dy, dtype)
     slope, value = (xp.ones_like(y), y) if is_log else (sigmoid(xp, -y), -softplus(xp, -y))
-    return soft_cap_vjp(xp, f, cap, xp.where(value > LOG_DECAY_FLOOR, slope * dy, xp.zeros_like(dy)), dtype)
+    return soft_cap_vjp(xp, f, cap, xp.where(value > LOG_DECAY_FLOOR, slope * dy, xp.zeros_like(dy)), dtype, out)
 
 
-def soft_cap_vjp(xp: Namespace, x: Array, cap: float | None, dy: Array, dtype: Any) -> Array:
-    """dy times the slope of soft_cap, in `dtype`."""
-    if cap is not None and (cpu := kernels(xp, x, dy)) is not None:
-        return cpu.compiled("capped_vjp", (x, dy), (x.shape, dtype), dtype, cap)
-    dy = cast(xp, dy, dtype)
-    return dy if cap is None else dy * (1 - xp.tanh(cast(xp, x, dtype) / cap) ** 2)
+def soft_cap_vjp(xp: Namespace, x: Array, cap: float | None, dy: Array, dtype: Any, out: Any = None) -> Array:
+    """dy times the slope of soft_cap, computed in `dtype`, in `out`, None: the same."""
+    out = dtype if out is None else out
+    if cap is None:
+        return cast(xp, dy, out)
+    if (cpu := kernels(xp, x, dy)) is not None:
+        return cpu.compiled("capped_vjp", (x, dy), (x.shape, out), dtype, cap)
+    return cast(xp, cast(xp, dy, dtype) * (1 - xp.tanh(cast(xp, x, dtype) / cap) ** 2), out)

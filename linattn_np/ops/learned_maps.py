@@ -6,9 +6,11 @@ Hedgehog  phi = [softmax(y), softmax(-y)]        Zhang et al., arXiv 2402.04347;
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, compute_dtype
+from ..runtime.arrays import Array, Namespace, cast, compute_dtype
 from .host import kernels
 from .rows import times, times_vjp
 
@@ -36,12 +38,14 @@ def softmax(xp: Namespace, y: Array) -> Array:
     return e / xp.sum(e, axis=-1, keepdims=True)
 
 
-def softmax_vjp(xp: Namespace, p: Array, dp: Array) -> Array:
-    """dy = p (.) (dp - <p, dp>), from the result p."""
+def softmax_vjp(xp: Namespace, p: Array, dp: Array, out: Any = None) -> Array:
+    """dy = p (.) (dp - <p, dp>), from the result p, in `out`; None: in the dtype of the computation."""
+    dtype = compute_dtype(xp, p, dp)
+    out = dtype if out is None else out
     if (cpu := kernels(xp, p, dp)) is not None and p.shape == dp.shape:
-        dtype = compute_dtype(xp, p, dp)
-        return cpu.compiled("softmax_vjp", (p, dp), (p.shape, dtype), dtype)
-    return p * (dp - xp.sum(p * dp, axis=-1, keepdims=True))
+        return cpu.compiled("softmax_vjp", (p, dp), (p.shape, out), dtype)
+    p, dp = cast(xp, p, dtype), cast(xp, dp, dtype)
+    return cast(xp, p * (dp - xp.sum(p * dp, axis=-1, keepdims=True)), out)
 
 
 def softmax_pair(xp: Namespace, y: Array) -> Array:

@@ -62,8 +62,10 @@ def shares(xp: Namespace, s: Array, N_0: Array, sequences: Items[Sequence], dtyp
     return Shares(xp.where(some, xp.exp(s - safe), zero), xp.where(some, before - safe, zero), xp.exp(now), N_0)
 
 
-def shares_vjp(xp: Namespace, x: Shares, dshare: Array, dg: Array, sequences: Items[Sequence]) -> tuple[Array, Array]:
-    """(ds, dN_0), from the gradients of the shares and of the log decays."""
+def shares_vjp(
+    xp: Namespace, x: Shares, dshare: Array, dg: Array, sequences: Items[Sequence], has_state: bool = True
+) -> tuple[Array, Array | None]:
+    """(ds, dN_0), from the gradients of the shares and of the log decays; has_state: whether dN_0 is wanted."""
     if numpy_kernels(xp, x.share, x.N_0, dshare, dg) is not None:
         from .cpu import stabiliser_vjp
 
@@ -72,7 +74,7 @@ def shares_vjp(xp: Namespace, x: Shares, dshare: Array, dg: Array, sequences: It
         return ds.reshape(x.share.shape), dN_0.reshape(x.N_0.shape)
     if (kernel := _kernel(xp, x.share, dshare, dg)) is not None:
         ds, dz = kernel.shares_vjp(xp, x.share, x.g, dshare, dg, sequences)
-        return ds, _of_sum(xp, xp.reshape(dz, x.N_0.shape), x.N_0)
+        return ds, _of_sum(xp, xp.reshape(dz, x.N_0.shape), x.N_0) if has_state else None
     factors, parts, first = xp.exp(x.g), [], []
     zero = xp.zeros((*x.g.shape[:-3], 1, *x.g.shape[-2:]), dtype=x.g.dtype, device=device(x.g))
     for start, stop in ((q.start, q.stop) for q in sequences):

@@ -6,19 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, cast, is_cupy
+from ..runtime.arrays import Array, Namespace, cast, compute_dtype, is_cupy
 from ..runtime.arrays import over_tokens as by_array_calls
 from ..runtime.arrays import sum_to as sum_by_array_calls
 from .host import kernels, numpy_kernels
 
 
-def added(xp: Namespace, x: Array, y: Array) -> Array:
-    """x + y of one shape; of two dtypes in the wider one."""
+def added(xp: Namespace, x: Array, y: Array, dtype: Any = None) -> Array:
+    """x + y of one shape in `dtype`; None: in that of the wider one."""
     if x.shape == y.shape and (cpu := kernels(xp, x, y)) is not None:
         wider = max(x.dtype, y.dtype, key=lambda dtype: dtype.itemsize)
-        if x.dtype == y.dtype or wider.itemsize > 2:
-            return cpu.compiled("added", (x, y), (x.shape, wider), wider)
-    return x + y
+        if dtype is not None or x.dtype == y.dtype or wider.itemsize > 2:
+            out = wider if dtype is None else np.dtype(dtype)
+            return cpu.compiled("added", (x, y), (x.shape, out), max(wider, out, key=lambda dtype: dtype.itemsize))
+    if dtype is None:
+        return x + y
+    wide = compute_dtype(xp, x, y)
+    return cast(xp, cast(xp, x, wide) + cast(xp, y, wide), dtype)
 
 
 def difference(xp: Namespace, x: Array, y: Array) -> Array:

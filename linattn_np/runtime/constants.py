@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from .held import emptying
 from .recorder import constant
 
 MOST_BYTES = 8 << 20  # of the constants in host memory
+FEW_ZEROS = 1 << 14  # numbers of the array of zeros of a GPU
 
 
 class HostConstants:
@@ -41,7 +43,10 @@ emptying.append(host_constants.clear)
 
 
 def constant_zeros(xp: Namespace, shape: tuple[int, ...], dtype: Any, where: Any) -> Array:
-    """Zeros that are not written to: on a CPU one array for all calls."""
+    """Zeros that are not written to: on a CPU one array for all calls, few on a GPU the first ones of one array."""
+    if is_cupy(xp) and 0 < prod(shape) <= FEW_ZEROS:
+        make = functools.partial(xp.zeros, (FEW_ZEROS,), dtype=dtype, device=where)
+        return constant_array(xp, ("zeros", str(dtype)), where, make)[: prod(shape)].reshape(shape)
     make = functools.partial(xp.zeros, shape, dtype=dtype, device=where)
     return host_constants.once(("zeros", shape, str(dtype)), make) if is_numpy(xp) else make()
 

@@ -40,6 +40,7 @@ OWN = {  # for compute capability 90 and bfloat16 alone
 }
 FAMILIES = OWN | {"token": token, "scan": scan, "portable": portable, "portable/columns": portable_columns,
                   "portable/delta": portable_delta}  # fmt: skip
+ROUNDING = {vector, vector_value}  # whose kernels round all rows to the dtype of the keys
 CELLS = {  # (axes that decay, erase term): the names of families
     (NONE_OR_SCALAR, "none"): ("scan",),
     (NONE_OR_SCALAR, "delta"): ("delta", "portable/delta"),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...core import Explained, join_parts, register, split_parts
 from ...ops.learned_maps import softmax, softmax_vjp
 from ...ops.sums import added
-from ...runtime.arrays import Array, cast
+from ...runtime.arrays import Array, cast, is_cupy
 from .. import core
 from ..types import Inputs, Plan
 
@@ -27,7 +27,7 @@ class SlotInputs(NamedTuple):
     q: Array  # (..., T, Hq, K)
     k: Array  # (..., T, Hk, K)
     v: Array  # (..., T, H, V)
-    s: Array  # (..., T, H, M)  write weight of each slot, in the compute dtype
+    s: Array  # (..., T, H, M)  write weight of each slot
     g: Array  # (..., T, H, M)  log decay of the slots
 
     def memories(self) -> list[Inputs]:
@@ -49,12 +49,13 @@ def forward(
     fn: str, x: SlotInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
 ) -> tuple[Array | None, tuple[Array, Array], SlotResiduals]:
     """(out, (S, W) after the last token, residuals)."""
-    of_keys, of_values = plan._replace(computed=OF_KEYS), plan._replace(scale=1.0, computed=OF_VALUES)
+    x, (of_keys, of_values) = _stored(fn, x, plan, wanted), _plans(plan)
     S, W = (None, None) if state is None else state
     keys, values = x.memories()
     logits, W_end, key_residuals = core.forward(fn, keys, of_keys, W, wanted)
     p = None if logits is None else softmax(plan.xp, logits)
-    out, S_end, value_residuals = core.forward(fn, values._replace(q=p), of_values, S, wanted)
+    read = None if p is None else cast(plan.xp, p, x.s.dtype)
+    out, S_end, value_residuals = core.forward(fn, values._replace(q=read), of_values, S, wanted)
     return out, join_parts((S_end, W_end)), SlotResiduals(plan, p, key_residuals, value_residuals)
 
 
@@ -67,10 +68,33 @@ def backward(
     d, dS_0 = core.backward(value_residuals, dout, dS)
     dlogits = None
     if p is not None and dout is not None:
-        dlogits = softmax_vjp(plan.xp, p, cast(plan.xp, d.q, plan.dtype))
+        dlogits = softmax_vjp(plan.xp, p, d.q, d.q.dtype)
     e, dW_0 = core.backward(key_residuals, dlogits, dW)
-    ds = added(plan.xp, cast(plan.xp, d.k, plan.dtype), cast(plan.xp, e.v, plan.dtype))
+    ds = added(plan.xp, d.k, e.v, plan.dtype)
     return SlotInputs(e.q, e.k, d.v, ds, added(plan.xp, d.g, e.gv)), (dS_0, dW_0)
+
+
+def _plans(plan: Plan) -> tuple[Plan, Plan]:
+    """Those of the memories of keys and of values."""
+    return plan._replace(computed=OF_KEYS), plan._replace(scale=1.0, computed=OF_VALUES)
+
+
+def _stored(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> SlotInputs:
+    """With s in the compute dtype, or in that to which the kernels of both memories round it."""
+    return x._replace(s=cast(plan.xp, x.s, x.k.dtype if _is_rounded(fn, x, plan, wanted) else plan.dtype))
+
+
+def _is_rounded(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> bool:
+    """Whether kernels that round all rows to the dtype of the keys compute both memories."""
+    if not is_cupy(plan.xp) or any(y is None or y.dtype != x.k.dtype for y in (x.q, x.v)):
+        return False
+    from ..cuda import choose
+
+    for memory, own in zip(x.memories(), _plans(plan), strict=True):
+        families = {choose.family_of(memory, own), choose.family_of_gradients(memory, own)}
+        if core.choose(fn, memory, own, wanted) is not core.CUDA or not families <= choose.ROUNDING:
+            return False
+    return True
 
 
 def explain(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> Explained:

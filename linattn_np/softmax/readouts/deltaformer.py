@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ...core import Computed, Explained, register
 from ...ops.sums import added
 from ...runtime.arrays import Array, cast, device
+from ...runtime.constants import constant_zeros
 from .. import heads, sequences, states
 from ..array import delta_tiles
 from ..core import CORE, choose, pairs
@@ -57,11 +58,11 @@ class Deltaformer(states.GivesStates):
             dstate = states.each(lambda d: KeyValueCache(d.k, d.v, d.length), dstate)
         d, dbegin = CORE.backward(attention, dout, dstate)
         more, dbeta, dpast = solve_vjp(backend, plan, x, state, system, d.v)
-        wide = functools.partial(cast, plan.xp, dtype=plan.dtype)
-        plus = functools.partial(added, plan.xp)
-        dw, dk, dg = more.q, plus(wide(d.k), wide(more.k)), None if x.g is None else plus(wide(d.g), wide(more.g))
+        plus = functools.partial(added, plan.xp, dtype=plan.dtype)
+        dw, dg = more.q, None if x.g is None else plus(d.g, more.g)
         if x.w is None:
-            dw, dk = None, plus(dk, wide(dw))
+            dw, more = None, more._replace(k=plus(more.k, dw))
+        dk = added(plan.xp, d.k, more.k, dtype=x.k.dtype)
         if dbegin is not None:
             dbegin = type(dbegin)(*(y + z for y, z in zip(dbegin, dpast, strict=True)))
         return DeltaInputs(d.q, dk, more.v, dbeta, dw, dg), dbegin
@@ -85,7 +86,11 @@ class Deltaformer(states.GivesStates):
 
 def without_decays(plan: SoftmaxPlan, end: KeyValueCache) -> GatedCache:
     """The cache of tokens that have not decayed."""
-    b = plan.xp.zeros(end.v.shape[:-1], dtype=plan.dtype, device=device(end.v))
+    xp, shape = plan.xp, end.v.shape[:-1]
+    if plan.returns_state or plan.states_at is not None:
+        b = xp.zeros(shape, dtype=plan.dtype, device=device(end.v))
+    else:  # of which the shape alone is read
+        b = xp.broadcast_to(constant_zeros(xp, (1,), plan.dtype, device(end.v)), shape)
     return GatedCache(end.k, end.v, b, end.length)
 
 

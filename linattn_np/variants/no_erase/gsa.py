@@ -21,7 +21,7 @@ from ..shared.arguments import KEYS, LOG_DECAY, QUERIES, VALUES
 def to_core(c: Call) -> SlotInputs:
     """g = log(1 - s) where it is not given."""
     g = log_rest(c.xp, c.s, c.dtype) if c.g is None else c.g
-    return SlotInputs(c.q, c.k, c.v, cast(c.xp, c.s, c.dtype), g)
+    return SlotInputs(c.q, c.k, c.v, c.s, g)
 
 
 def to_core_vjp(c: Call, d: SlotInputs) -> dict[str, Array]:
@@ -116,7 +116,7 @@ def abc_to_core(c: Call) -> SlotInputs:
 
 def abc_to_core_vjp(c: Call, d: SlotInputs) -> dict[str, Array]:
     """The transpose of the shares; N_0 of a given state has its part."""
-    ds, dN_0 = shares_vjp(c.xp, _shares(c), d.s, d.g, c.sequences)
+    ds, dN_0 = shares_vjp(c.xp, _shares(c), d.s, d.g, c.sequences, c.state is not None)
     grads = {"q": d.q, "k": d.k, "v": d.v, "s": ds}
     return grads if c.state is None else grads | {"state": dN_0}
 

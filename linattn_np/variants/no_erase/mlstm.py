@@ -61,9 +61,8 @@ def to_core_vjp(c: Call, d: Inputs | AveragedInputs) -> dict[str, Array]:
 def _gates_vjp(c: Call, di: Array, dlog_f: Array) -> dict[str, Array]:
     """Gradients of the arrays i and f from the gradients of the log gates."""
     xp, cap, wide = c.xp, c.options["soft_cap"], sum_dtype(c.xp, c.v)
-    di = soft_cap_vjp(xp, c.i, cap, di, wide)
-    df = log_forget_vjp(xp, c.f, cap, c.options["forget_gate"] == "exp", dlog_f, wide)
-    return {"i": cast(xp, di, c.dtype), "f": cast(xp, df, c.dtype)}
+    di = soft_cap_vjp(xp, c.i, cap, di, wide, c.dtype)
+    return {"i": di, "f": log_forget_vjp(xp, c.f, cap, c.options["forget_gate"] == "exp", dlog_f, wide, c.dtype)}
 
 
 def from_core(c: Call, out: Array) -> Array:

@@ -50,10 +50,11 @@ def handles(x: Inputs, plan: Plan) -> frozenset[str]:
 def forward(x: Inputs, plan: Plan, state: Array | None) -> tuple[Array, Array, Saved]:
     """(out, final state, saved)."""
     xp, own = plan.xp, plan._replace(computed=(), gate_lower_bound=None)
-    _, end, residuals = vector.forward(_transposed(plan, x, x.v), own, _exchanged(xp, state), keep=True)
+    _, end, residuals = vector.forward(_transposed(plan, x, None), own, _exchanged(xp, state), keep=True)
     q = shared_heads(xp, x.q, x.v.shape[-2])
-    out = vector_backward.query_gradients(residuals, q, x.v.dtype)
-    return out, _exchanged(xp, end), Saved(x, plan, state, None)
+    out = vector_backward.query_gradients(residuals, q, plan.dtype if "v" in plan.computed else x.v.dtype)
+    end = _exchanged(xp, end) if plan.returns_state else xp.swapaxes(end, -1, -2)
+    return out, end, Saved(x, plan, state, None)
 
 
 def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[Inputs, Array]:
@@ -67,13 +68,15 @@ def backward(saved: Saved, dout: Array | None, dstate: Array | None) -> tuple[In
     dq, dk = (sum_of_groups(xp, cast(xp, y, plan.dtype), like.shape[-2]) if y.shape != like.shape else y
               for y, like in ((dq, x.q), (d.v, x.k)))  # fmt: skip
     none = dict.fromkeys(Inputs._fields)
-    return Inputs(**none | {"q": dq, "k": dk, "v": d.k, "gv": d.g}), _exchanged(xp, dstate)
+    dstate = xp.swapaxes(dstate, -1, -2) if state is None else _exchanged(xp, dstate)
+    return Inputs(**none | {"q": dq, "k": dk, "v": d.k, "gv": d.g}), dstate
 
 
-def _transposed(plan: Plan, x: Inputs, q: Array) -> Inputs:
-    """The call on the transposed state with queries q, all rows in the dtype of the keys."""
+def _transposed(plan: Plan, x: Inputs, q: Array | None) -> Inputs:
+    """The call on the transposed state with queries q, None: its keys; all rows in the dtype of the keys."""
     xp, kind = plan.xp, x.k.dtype
-    return Inputs(cast(xp, q, kind), cast(xp, x.v, kind), shared_heads(xp, x.k, x.v.shape[-2]), x.gv)
+    k = cast(xp, x.v, kind)
+    return Inputs(k if q is None else cast(xp, q, kind), k, shared_heads(xp, x.k, x.v.shape[-2]), x.gv)
 
 
 def _exchanged(xp: Any, state: Array | None) -> Array | None:
