@@ -16,9 +16,11 @@ On CuPy arrays of 16 and 32 bits each is a kernel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..runtime.arrays import Array, Namespace, cast, device, is_cupy
+from .host import write
 
 CHUNK = 64
 
@@ -39,6 +41,27 @@ def _kernels(xp: Namespace, dtype: Any, *arrays: Array | None) -> Any:
 
         return levels if levels.supports(dtype, *arrays) else None
     return None
+
+
+def resized(xp: Namespace, arrays: Sequence[Array], T: int, long: int) -> list[Array]:
+    """Sequences of T rows as sequences of `long`: their first rows, zeros after them, of arrays (rows, ...).
+
+    On CuPy arrays a launch.
+    """
+    if is_cupy(xp):
+        from .cuda import join
+
+        if join.resizes(arrays, T):
+            return join.resized(arrays, T, long)
+    found = list[Array]()
+    for y in arrays:
+        rows = xp.reshape(y, (-1, T, *y.shape[1:]))[:, :long, ...]
+        to = xp.empty((rows.shape[0], long, *y.shape[1:]), dtype=y.dtype)
+        write(xp, to[:, : rows.shape[1], ...], rows)
+        if long > T:
+            write(xp, to[:, T:, ...], xp.zeros((), dtype=y.dtype, device=device(y)))
+        found.append(xp.reshape(to, (-1, *y.shape[1:])))
+    return found
 
 
 def spread(

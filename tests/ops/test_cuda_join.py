@@ -33,6 +33,26 @@ def test_numbers_are_those_of_the_arrays(device, shapes, dtype):  # noqa: F811
     assert found.tobytes() == b"".join(x.tobytes() for x in arrays)
 
 
+@pytest.mark.parametrize(("T", "long"), [(5, 8), (8, 5), (3, 3), (700, 704)])
+@pytest.mark.parametrize("count", [1, 3])
+def test_sequences_of_another_length(device, T, long, count):  # noqa: F811
+    """Arrays of several dtypes and widths: their first rows, zeros after them; there and back they are the same."""
+    rng, N = np.random.default_rng(0), 3
+    kinds = [(BFLOAT16, (2, 8)), (np.float32, (2, 1)), (BFLOAT16, (1, 3))][:count]
+    arrays = [rng.standard_normal((N * T, *shape)).astype(dtype) for dtype, shape in kinds]
+    given = [device.bring(x) for x in arrays]
+    assert join.resizes(given, T)
+    moved = join.resized(given, T, long)
+    for ours, x in zip(moved, arrays, strict=True):
+        rows = x.reshape(N, T, *x.shape[1:])[:, :long]
+        right = np.zeros((N, long, *x.shape[1:]), x.dtype)
+        right[:, : rows.shape[1]] = rows
+        assert device.see(ours).dtype == x.dtype
+        np.testing.assert_array_equal(device.see(ours), right.reshape(N * long, *x.shape[1:]))
+    for ours, x in zip(join.resized(moved, long, T) if long >= T else given, arrays, strict=True):
+        np.testing.assert_array_equal(device.see(ours), x)
+
+
 def test_arrays_that_are_not_dense(device):  # noqa: F811
     x = np.arange(60, dtype=np.float32).reshape(5, 12)
     X = device.bring(x)

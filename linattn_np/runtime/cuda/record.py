@@ -349,9 +349,9 @@ def _span(x: Array) -> tuple[int, int]:
 
 
 def owners(x: Any, recorder: Recorder) -> list[Array]:
-    """The allocated arrays that the arrays among nested tuples, lists and dicts of x begin at."""
+    """The allocated arrays that the arrays among nested tuples, lists and dicts of x begin in."""
     found = {y.data.ptr for y in arrays_of(x)}
-    return [y for y in recorder.allocated if y.data.ptr in found]
+    return [y for y in recorder.allocated if any(y.data.ptr <= at < y.data.ptr + max(y.nbytes, 1) for at in found)]
 
 
 def arrays_of(x: Any) -> list[Array]:

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....ops.host import write
-from ....ops.levels import CHUNK, LevelHeads, gather, spread, weigh, weigh_vjp
+from ....ops.levels import CHUNK, LevelHeads, gather, resized, spread, weigh, weigh_vjp
 from ....ops.sums import added
 from ....runtime.arrays import Array, cast, device, is_cupy
 from ....runtime.constants import constant_array
@@ -93,7 +92,7 @@ def _forward(row: Row, has_ends: bool) -> tuple[Any, Array, Saved]:
     out, near, of_head, of_tail, low = None, None, None, None, None
     if row.x.q is not None:
         out, near = _near(_in_chunks(row))
-        out = _of_tokens(row, near.row, out)
+        out = _moved(near.row, row, {"out": out})["out"]
     parts, S = list[Far](), list[Array]()
     for at in _levels(row, has_ends):
         out, end, saved = _far(row, at, out, has_ends)
@@ -121,8 +120,9 @@ def backward(saved: Saved, dout: Any, dS: Any) -> Gradients:
     xp, c, d = row.plan.xp, last_near(row), Gradients()
     if near is not None and dout is not None:
         own = Gradients()
-        _near_vjp(near, _like(row, near.row, dout), own)
-        d.update((name, _of_tokens(row, near.row, y)) for name, y in own.items())
+        _near_vjp(near, _moved(row, near.row, {"dout": dout})["dout"], own)
+        lam = own.pop("lam")  # apart: where later levels are added in place it may be a gradient of the call
+        d.update(_moved(near.row, row, {"lam": lam}) | _moved(near.row, row, own))
     for part in parts:
         _far_vjp(row, part, dout, None if dS is None else dS[:, :, part.at.first - 1 :, ...], d)
     low, more = None if dS is None else dS[:, :, :c, ...], Gradients()
@@ -197,29 +197,16 @@ def _in_chunks(row: Row) -> Row:
         return row
     long = T + -T % CHUNK
     whole = row._replace(spans=tuple(Span(n * long, (n + 1) * long, 0) for n in range(len(row.spans))))
-    return whole._replace(x=row.x.each(lambda y: _like(row, whole, y)))
+    given = {n: y for n, y in row.x._asdict().items() if y is not None}
+    return whole._replace(x=row.x._replace(**_moved(row, whole, given)))
 
 
-def _like(row: Row, whole: Row, y: Array) -> Array:
-    """Rows (tokens, heads, width) of `row` as of `whole`, of _in_chunks; y itself where that is the row."""
-    if whole is row:
-        return y
-    xp, (T, long) = row.plan.xp, (own.spans[0].stop for own in (row, whole))
-    zero = constant_array(xp, ("level", str(row.plan.dtype)), device(y), lambda: row.zeros(()))
-    padded = xp.empty((len(row.spans), long, *y.shape[1:]), dtype=y.dtype)
-    write(xp, padded[:, :T, ...], xp.reshape(y, (-1, T, *y.shape[1:])))
-    write(xp, padded[:, T:, ...], zero)
-    return _flat(row, padded)
-
-
-def _of_tokens(row: Row, whole: Row, y: Array) -> Array:
-    """The transpose: rows of `whole` without those that are added."""
-    if whole is row:
-        return y
-    xp, (T, long) = row.plan.xp, (own.spans[0].stop for own in (row, whole))
-    found = xp.empty((len(row.spans), T, *y.shape[1:]), dtype=y.dtype)
-    write(xp, found, xp.reshape(y, (-1, long, *y.shape[1:]))[:, :T, ...])
-    return _flat(row, found)
+def _moved(row: Row, to: Row, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Arrays (tokens, heads, width) of `row` as of `to`: one of them is _in_chunks of the other."""
+    if to is row:
+        return arrays
+    T, long = (own.spans[0].stop for own in (row, to))
+    return dict(zip(arrays, resized(row.plan.xp, [*arrays.values()], T, long), strict=True))
 
 
 def _unit(row: Row, sequences: tuple[Sequence, ...], heads: int) -> Array:
@@ -299,8 +286,11 @@ def _far_vjp(row: Row, saved: Far, dout: Any, dS: Any, d: Gradients) -> None:
     dx, dbegin = core.backward(residuals, dy, dend)
     one = at._replace(first=0, n=1)
     d["v"] = gather(xp, _flat(row, dx.v), at, "writes", row.x.v.dtype, None, d.get("v"))
-    dx = dx if dx.g is None else dx._replace(g=_summed(row, dx.g, at, "keeps"))
-    dx = dx if dx.beta is None else dx._replace(beta=_summed(row, dx.beta, at, "one"))
+    for name, weight in (("g", "keeps"), ("beta", "one")):
+        if (y := getattr(dx, name)) is not None:
+            base = cast(xp, d[name], row.plan.dtype) if name in d else None
+            d[name] = gather(xp, _flat(row, y), at, weight, row.plan.dtype, None, base)
+    dx = dx._replace(g=None, beta=None)
     _add_core(row, d, dx if dy is not None else dx._replace(q=None), one)
     if row.S is not None:
         table = np.swapaxes(_entering(row, at), -1, -2)
@@ -318,11 +308,6 @@ def _of_passes(row: Row, at: LevelHeads, dy: Array, d: Gradients) -> None:
             base = before if H * at.n == y.shape[-2] else None
             y = gather(xp, y, at, weight, y.dtype, None, base)
             d[name] = y if base is before else added(xp, of_groups(xp, y, H, -2), before)
-
-
-def _summed(row: Row, y: Array, at: LevelHeads, weight: str) -> Array:
-    """Gradients of heads (h, l), summed over the levels."""
-    return gather(row.plan.xp, _flat(row, y), at, weight, row.plan.dtype)
 
 
 def _add_core(row: Row, d: Gradients, dx: Inputs, one: LevelHeads | None = None) -> None:
