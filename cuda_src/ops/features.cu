@@ -4,9 +4,10 @@
 //     LA_WAVES 1   phi = size [sin(y W), cos(y W)], y = x / |x|       d = dphi_sin phi_cos - dphi_cos phi_sin;
 //                                                                     dy = d W^T;  dx = (dy - y <y, dy>) / |x|
 //
-// Up to two arrays x (q and k) in one launch. Products of warps (mma.sync). Their sums have any order of channels and of columns, so a lane takes eight neighbours
-// of a row in one load: channel 8 t + 2 s + e, t the lane in its quad, is what an operand has at place 2 t + e, or
-// 2 t + 8 + e, of its product s. In features() W has two terms of bfloat16 each, so that exponents and angles are exact.
+// Up to two arrays x (q and k) in one launch. Products of warps (mma.sync). Their sums have any order of channels and of
+// columns, so a lane takes eight neighbours of a row in one load: channel 8 t + 2 s + e, t the lane in its quad, is what
+// an operand has at place 2 t + e, or 2 t + 8 + e, of its product s. In features() W has two terms of bfloat16 each, so
+// that exponents and angles are exact.
 #include "arguments/ops/FeaturesArguments.cuh"
 #include "ops/narrow_rows.cuh"
 #include "tile/mma_sync.cuh"

@@ -31,8 +31,7 @@ struct Part {   // of a block
     int channel, count;   // the first of a lane, which has `count`
     Sequence s;
     i64 slot;
-    __device__ __forceinline__ Part(const NormaliserArguments& a) {
-        int block = blockIdx.x;
+    __device__ __forceinline__ Part(const NormaliserArguments& a, int block) {
         head = block % a.heads;
         block /= a.heads;
         part = block % a.parts;
@@ -131,7 +130,7 @@ LA_DEVICE float total(float (&x)[GROUP], Shared shared, const Part& at) {
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) adds(const __grid_constant__ NormaliserArguments a) {
-    const Part at(a);
+    const Part at(a, blockIdx.x);
     if (at.first >= at.stop) return;
     Vector y = {{0.f, 0.f, 0.f, 0.f}};
     float all = 1.f;
@@ -191,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(128) carry(const __grid_constant__ 
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) sums(const __grid_constant__ NormaliserArguments a) {
     __shared__ float shared[WARPS][GROUP];
-    const Part at(a);
+    const Part at(a, blockIdx.x);
     if (at.first >= at.stop) return;
     Vector z;
     z.load(vector_of(a.begins, at, at.slot, a.heads / a.group, at.head / a.group), at.count);
@@ -213,16 +212,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) sums(const __grid_const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) read_grads(const __grid_constant__ NormaliserArguments a) {
-    const Part at(a);
-    if (at.first >= at.stop) return;
+LA_DEVICE void read_grads(const NormaliserArguments& a, const Part& at) {
+    const bool add = a.add & 1;
     Vector z;
     z.load(vector_of(a.begins, at, at.slot, a.heads / a.group, at.head / a.group), at.count);
     for (int token = at.first; token < at.stop; token += GROUP) {
         Group k, dq;
         Numbers numbers;
         k.load(a.k, at, token);
-        if (a.add) dq.load(a.dq, at, token);
+        if (add) dq.load(a.dq, at, token);
         numbers.load(a, at, token, true);
 #pragma unroll
         for (int i = 0; i < GROUP; i++) {
@@ -230,16 +228,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) read_grads(const __grid
             z.add(numbers.weight_of(i), k.x[i]);
             Vector y = z;
             y.multiply(numbers.c_of(i));
-            if (a.add) y.add(1.f, dq.x[i]);
+            if (add) y.add(1.f, dq.x[i]);
             store_row(a.dq, at, token + i, y);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) write_grads(const __grid_constant__ NormaliserArguments a) {
-    __shared__ float shared[WARPS][GROUP];
-    const Part at(a);
-    if (at.first >= at.stop) return;
+LA_DEVICE void write_grads(const NormaliserArguments& a, const Part& at, float (&shared)[WARPS][GROUP]) {
+    const bool add = a.add & 2;
     Vector R, z;
     R.load(vector_of(a.later, at, at.slot, a.heads, at.head), at.count);
     float crossing = 0.f;   // dg of the token after this one
@@ -255,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) write_grads(const __gri
         Numbers numbers;
         q.load(a.q, at, token);
         k.load(a.k, at, token);
-        if (a.add) dk.load(a.dk, at, token);
+        if (add) dk.load(a.dk, at, token);
         numbers.load(a, at, token, true);
         const bool own = at.lane < GROUP && token + at.lane < at.stop;
         const float s = LA_DECAY && own ? a.sums[at.row(a, token + at.lane)] * a.c[at.row(a, token + at.lane)] : 0.f;
@@ -266,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) write_grads(const __gri
             dots[i] = R.dot(k.x[i]);
             Vector y = R;
             y.multiply(numbers.weight_of(i));
-            if (a.add) y.add(1.f, dk.x[i]);
+            if (add) y.add(1.f, dk.x[i]);
             store_row(a.dk, at, token + i, y);
             R.multiply(numbers.decay_of(i));
         }
@@ -284,4 +280,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) write_grads(const __gri
             if (own && at.warp == 0) a.dg[at.row(a, token + at.lane)] = dg;
         }
     }
+}
+
+// Two blocks a part: of dq, and of dk, dw and dg
+extern "C" __global__ void __launch_bounds__(32 * WARPS) grads(const __grid_constant__ NormaliserArguments a) {
+    __shared__ float shared[WARPS][GROUP];
+    const Part at(a, blockIdx.x / 2);
+    if (at.first >= at.stop) return;
+    if (blockIdx.x % 2) write_grads(a, at, shared);
+    else read_grads(a, at);
 }

@@ -67,7 +67,7 @@ NORMALISER = Struct(  # normaliser.cu
     ("begins decays", OUT_FLOATS), ("later", FLOATS),  # of parts (slots, heads, K), (slots, heads); backward
     ("sums dw dg", OUT_FLOATS),  # (tokens, heads)
     ("T heads parts group group_w", INT),  # parts: of the longest sequence; group: heads that share a row of begins
-    ("add", INT), ("scale", FLOAT),  # add: gradients are added to those in dq and dk
+    ("add", INT), ("scale", FLOAT),  # add: gradients are added to those in dq (bit 0), in dk (bit 1)
 )  # fmt: skip
 QUOTIENT = Struct(  # quotient.cu: rows x to y; numbers: products with rows u
     "matrix_state/QuotientArguments",

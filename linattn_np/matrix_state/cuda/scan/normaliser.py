@@ -117,11 +117,9 @@ def add_gradients(
         y, dy = getattr(x, name), getattr(d, name)
         in_place = dy.dtype == y.dtype and y.shape[-2] == batch.heads and dy.flags.c_contiguous
         own[f"d{name}"] = dy if in_place else xp.empty((*shape, batch.K), dtype=y.dtype)
-    how = {"w": w, "c": c, "begins": saved.begins, "scale": plan.scale}
-    _launch("read_grads", xp, x, batch, **how, dq=own["dq"], add=own["dq"] is d.q)
-    _launch(
-        "write_grads", xp, x, batch, **how, dk=own["dk"], add=own["dk"] is d.k, later=later, sums=sums, dw=dw, dg=dg
-    )
+    add = (own["dq"] is d.q) + 2 * (own["dk"] is d.k)
+    _launch("grads", xp, x, batch, **own, w=w, c=c, begins=saved.begins, later=later, sums=sums, dw=dw, dg=dg, add=add,
+            scale=plan.scale)  # fmt: skip
     grads = {n: _joined(xp, getattr(d, n), own[f"d{n}"], getattr(x, n)) for n in ("q", "k")}
     if dg is not None and d.g is not None:
         more = sum_shared_heads(xp, dg[..., None], (*batch.lead, *x.g.shape[-3:]))
@@ -164,7 +162,7 @@ def row_constants(dtype: str, V: int, wide: bool) -> Constants:
 
 
 def _launch(
-    entry: str, xp: Any, x: Inputs, batch: Sizes, heads: int | None = None, back: bool = False, add: bool = False,
+    entry: str, xp: Any, x: Inputs, batch: Sizes, heads: int | None = None, back: bool = False, add: int = 0,
     scale: float = 1.0, **given: Any,
 ) -> None:  # fmt: skip
     """An entry of normaliser.cu. heads: of the launch, those of the outputs if None. given: arrays by their names."""
@@ -179,10 +177,10 @@ def _launch(
     packed = arguments.NORMALISER.pack(
         **{n: NO_ROWS if y is None else rows_of(y, heads) for n, y in rows.items()}, g=gate_of(g, heads),
         offsets=address(batch.offsets), **{n: address(given.get(n)) for n in numbers}, T=batch.T, heads=heads,
-        parts=parts, group=heads // batch.H, group_w=1 if w is None else heads // w.shape[-1], add=int(add),
+        parts=parts, group=heads // batch.H, group_w=1 if w is None else heads // w.shape[-1], add=add,
         scale=scale)  # fmt: skip
     warps = -(-batch.K // CHANNELS)
-    blocks, threads = (warps, CHANNELS) if entry == "carry" else (parts, 32 * warps)
+    blocks, threads = (warps, CHANNELS) if entry == "carry" else (parts * (1 + (entry == "grads")), 32 * warps)
     build = constants(dtype_name(x.k), batch.K, g is not None, wide, back)
     named = (*rows.values(), g, batch.offsets, *(given.get(n) for n in numbers))
     Kernel(SUMS, entry, threads, build).launch(batch.N * heads * blocks, packed, named)

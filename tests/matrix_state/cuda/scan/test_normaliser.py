@@ -136,7 +136,7 @@ def test_sums_quotient_and_gradients(device, case, least):  # noqa: F811
     if device.launched is not None:
         entries = [entry for _, entry, *_ in device.launched]
         assert entries[:4] == ["adds", "carry", "sums", "quotient"]
-        assert {"quotient_vjp", "read_grads", "write_grads", "weights_vjp"} <= {*entries}
+        assert {"quotient_vjp", "grads", "weights_vjp"} <= {*entries}
 
 
 def test_gradients_in_float64_are_central_differences():
@@ -237,7 +237,7 @@ def test_variants(stand_in, name, ragged, dtype):
     for got, exact in zip(found, expected, strict=True):
         check(np.asarray(got), exact, 1e-3 if dtype == "float32" else 4e-2)
     if device.launched is not None:
-        assert {"sums", "quotient", "quotient_vjp", "write_grads"} <= {entry for _, entry, *_ in device.launched}
+        assert {"sums", "quotient", "quotient_vjp", "grads"} <= {entry for _, entry, *_ in device.launched}
 
 
 def test_words_of_explain(stand_in):
