@@ -4,10 +4,10 @@
 //     LA_WAVES 1   phi = size [sin(y W), cos(y W)], y = x / |x|       d = dphi_sin phi_cos - dphi_cos phi_sin;
 //                                                                     dy = d W^T;  dx = (dy - y <y, dy>) / |x|
 //
-// Up to two arrays x (q and k) in one launch. Products of warps (mma.sync). Their sums have any order of channels and of
-// columns, so a lane takes eight neighbours of a row in one load: channel 8 t + 2 s + e, t the lane in its quad, is what
-// an operand has at place 2 t + e, or 2 t + 8 + e, of its product s. In features() W has two terms of bfloat16 each, so
-// that exponents and angles are exact.
+// Up to two arrays x (q and k) in one launch. Products of warps (mma.sync). Their sums have any order of channels and
+// of columns, so a lane takes eight neighbours of a row in one load: channel 8 t + 2 s + e, t the lane in its quad, is
+// what an operand has at place 2 t + e, or 2 t + 8 + e, of its product s. In features() W has two terms of bfloat16
+// each, so that exponents and angles are exact.
 #include "arguments/ops/FeaturesArguments.cuh"
 #include "ops/narrow_rows.cuh"
 #include "tile/mma_sync.cuh"
@@ -16,8 +16,8 @@
 constexpr int PARTS = (LA_K + 31) / 32, KP = 32 * PARTS;                      // of 32 channels, two products each
 constexpr int pitch(int bytes) { return bytes % 128 ? bytes : bytes + 64; }   // quads of two rows: all banks
 constexpr int WARPS = 8, TALL = 2 - LA_WAVES, ROWS = 16 * TALL * WARPS;       // features(): row tiles of a warp
-constexpr int PITCH = pitch(2 * KP);                            // of the table there
-constexpr int COLUMNS = 128, PITCH_BACK = pitch(2 * COLUMNS);   // features_vjp(): a tile of the table
+constexpr int PITCH = pitch(2 * KP);                                          // of the table there
+constexpr int COLUMNS = 128, PITCH_BACK = pitch(2 * COLUMNS);                 // features_vjp(): a tile of the table
 
 LA_DEVICE float sum_of_quad(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..runtime.arrays import Array, Namespace, cast, is_cupy, shared_heads
+from .gates import EXP, exponential
 from .host import kernels, numpy_kernels
 
 
@@ -29,6 +30,13 @@ def product_of_heads(xp: Namespace, *factors: Array, dtype: Any) -> Array:
         return product(xp, *factors, dtype=dtype)
     y = product(xp, *(x.reshape((*x.shape[:-2], few, x.shape[-2] // few, x.shape[-1])) for x in factors), dtype=dtype)
     return y.reshape((*y.shape[:-3], heads, y.shape[-1]))
+
+
+def decayed(xp: Namespace, x: Array, g: Array, dtype: Any) -> Array:
+    """x e^g in the dtype of x, computed in `dtype`; g is broadcast."""
+    if (cpu := kernels(xp, x, g)) is not None and is_cupy(xp):
+        return cpu.compiled("feature_vjp", (g, x), (x.shape, x.dtype), dtype, how=EXP)
+    return product(xp, x, exponential(xp, g, dtype), dtype=x.dtype)
 
 
 def rest(xp: Namespace, x: Array, y: Array, dtype: Any) -> Array:

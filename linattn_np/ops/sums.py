@@ -53,12 +53,13 @@ def inner_of_matrices(xp: Namespace, x: Array, y: Array, dtype: Any) -> Array:
     return cast(xp, xp.sum(x * y, axis=(-2, -1)), dtype)
 
 
-def row_inner(xp: Namespace, x: Array, y: Array, dtype: Any) -> Array:
-    """<x, y> of rows (..., D) that are broadcast: (...) in `dtype`."""
+def row_inner(xp: Namespace, x: Array, y: Array, dtype: Any, out: Any = None) -> Array:
+    """<x, y> of rows (..., D) that are broadcast: (...), computed in `dtype`, in `out`; None: the same."""
+    out = dtype if out is None else out
     if x.shape[-1] == y.shape[-1] and (cpu := kernels(xp, x, y)) is not None:
         shape = np.broadcast_shapes(x.shape, y.shape)
-        return cpu.compiled("inner", (x, y), ((*shape[:-1], 1), dtype), dtype)[..., 0]
-    return xp.sum(cast(xp, x, dtype) * cast(xp, y, dtype), axis=-1)
+        return cpu.compiled("inner", (x, y), ((*shape[:-1], 1), out), dtype)[..., 0]
+    return cast(xp, xp.sum(cast(xp, x, dtype) * cast(xp, y, dtype), axis=-1), out)
 
 
 def over_rows(xp: Namespace, x: Array) -> Array:

@@ -25,7 +25,7 @@ def to_core(c: Call) -> Inputs:
 def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     """dk = dx v^T, dv = k dx."""
     xp, dx = c.xp, _apart(c, d.x)
-    dk = sum_of_groups(xp, row_inner(xp, dx, c.v[..., None, :], c.dtype), c.k.shape[-2])
+    dk = sum_of_groups(xp, row_inner(xp, dx, c.v[..., None, :], c.dtype, _kind(c, c.k)), c.k.shape[-2])
     dv = over_rows(xp, product(xp, _heads(c, c.k)[..., None], dx, dtype=c.dtype))
     return {"k": dk, "v": dv, "g": _apart(c, d.g)}
 
@@ -38,13 +38,18 @@ def from_core(c: Call, out: Array) -> Array:
 def from_core_vjp(c: Call, out: Array, dout: Array) -> tuple[Array, dict[str, Array]]:
     """(q^T dout, dq = S dout^T)."""
     xp, dout = c.xp, dout[..., None, :]
-    dq = sum_of_groups(xp, row_inner(xp, _apart(c, out), dout, c.dtype), c.q.shape[-2])
+    dq = sum_of_groups(xp, row_inner(xp, _apart(c, out), dout, c.dtype, _kind(c, c.q)), c.q.shape[-2])
     return _flat(c, product(xp, _heads(c, c.q)[..., None], dout, dtype=c.dtype)), {"q": dq}
 
 
 def _heads(c: Call, x: Array) -> Array:
     """Queries or keys of every state."""
     return shared_heads(c.xp, x, c.sizes["H"])
+
+
+def _kind(c: Call, x: Array) -> Any:
+    """The dtype of a gradient of x: where heads share x, that of their sum."""
+    return x.dtype if x.shape[-2] == c.sizes["H"] else c.dtype
 
 
 def _flat(c: Call, x: Array) -> Array:

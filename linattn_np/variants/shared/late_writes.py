@@ -84,8 +84,11 @@ def sequences(c: Call) -> tuple[Sequence, ...]:
 
 
 def _tokens(c: Call) -> Tokens:
+    """The arrays of the tokens, dt after its formula, which is computed once a call."""
+    if "step_sizes" not in vars(c):
+        c.step_sizes = steps(c)
     m = c.mimo_x if "R" in c.sizes and spreads(c) else None
-    return Tokens(values(c), steps(c), c.A, of_rows(c, c.B), of_rows(c, c.C), c.trap, c.angle, m)
+    return Tokens(values(c), c.step_sizes, c.A, of_rows(c, c.B), of_rows(c, c.C), c.trap, c.angle, m)
 
 
 def _writes(c: Call) -> Writes:

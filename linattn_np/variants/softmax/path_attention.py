@@ -6,7 +6,8 @@ from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...matrix_state.types import Decay, Readout
-from ...runtime.arrays import Array, device
+from ...runtime.arrays import Array, cast, device, is_cupy
+from ...runtime.constants import constant_zeros
 from ...softmax.core import CORE
 from ...softmax.types import GatedCache, Inputs, Ungated
 from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, StateFormat, VariantSpec
@@ -17,11 +18,12 @@ from ..shared.attention import ATTENTION, DIRECTIONS, MAP_STRENGTH, AttentionOpt
 def to_core(c: Call) -> Inputs:
     """The core's arrays; without g there is no decay."""
     g, heads = c.g, c.sizes.get("Hq", c.sizes["H"])
+    beta = cast(c.xp, c.beta, c.dtype) if is_cupy(c.xp) else c.beta  # once, for kernels
     if g is None:
-        zero = c.xp.zeros((1,) * (len(c.batch) + 2), dtype=c.dtype, device=device(c.v))
+        zero = constant_zeros(c.xp, (1,) * (len(c.batch) + 2), c.dtype, device(c.v))
         g = c.xp.broadcast_to(zero, (*c.batch, c.sizes["T"], heads))
-        return Ungated(c.q, c.k, c.v, g, None, c.w, c.beta)
-    return Inputs(c.q, c.k, c.v, g, None, c.w, c.beta)
+        return Ungated(c.q, c.k, c.v, g, None, c.w, beta)
+    return Inputs(c.q, c.k, c.v, g, None, c.w, beta)
 
 
 def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:

@@ -13,9 +13,8 @@ from math import prod
 from typing import Any
 
 from ....ops.cuda.arguments import address, rows_of
-from ....ops.gates import exponential
-from ....ops.product import product
-from ....ops.sums import added, row_inner, sum_to
+from ....ops.product import decayed
+from ....ops.sums import added, inner, row_inner, sum_to
 from ....runtime.arrays import Array, cast
 from ....runtime.cuda import launch
 from ... import policy
@@ -156,16 +155,17 @@ def _before(x: Inputs, plan: Plan) -> tuple[Inputs, Plan]:
     before = plan._replace(erase_reads=ReadState.PREVIOUS)
     if x.g is None:
         return x, before
-    fade = exponential(plan.xp, x.g, plan.dtype)
-    return x._replace(r=product(plan.xp, x.r, fade, dtype=x.r.dtype)), before
+    return x._replace(r=decayed(plan.xp, x.r, x.g, plan.dtype)), before
 
 
 def _before_vjp(x: Inputs, r: Array, plan: Plan, grads: dict[str, Array]) -> dict[str, Array]:
     """dr = e^g dr', dg = dg' + <r', dr'> from the gradients dr', dg' of the call with r' = e^g r."""
-    xp, dr = plan.xp, grads["r"]
-    along = sum_to(xp, row_inner(xp, r, dr, plan.dtype)[..., None], x.g.shape)
-    fade = exponential(xp, x.g, plan.dtype)
-    return {"r": product(xp, dr, fade, dtype=dr.dtype), "g": added(xp, grads["g"], along)}
+    xp, dr, dg = plan.xp, grads["r"], grads["g"]
+    if dg.shape[:-1] == dr.shape[:-1]:
+        dg = inner(xp, r, dr, dg[..., 0], None, plan.dtype)[..., None]
+    else:
+        dg = added(xp, dg, sum_to(xp, row_inner(xp, r, dr, plan.dtype)[..., None], x.g.shape))
+    return {"r": decayed(xp, dr, x.g, plan.dtype), "g": dg}
 
 
 def _inverses(xp: Any, batch: PortableDeltaBatch) -> Array:
