@@ -23,6 +23,7 @@ import numpy as np
 from ...core import Explained, join_parts, register, split_parts
 from ...ops.host import numpy_kernels
 from ...ops.product import multiple, product, product_of_heads
+from ...ops.step_size import skip_and_gate
 from ...ops.sums import added, inner, sum_to
 from ...runtime.arrays import Array, Namespace, cast, is_cupy, is_numpy
 from ...runtime.recorder import refuse
@@ -36,7 +37,7 @@ from .systems import singular
 class SolvedInputs(NamedTuple):
     """Arrays (..., T, heads, width), or their gradients."""
 
-    q: Array  # (..., T, Hq, K)
+    q: Array  # (..., T, Hq, K)  q, k and v as given, or in the compute dtype
     k: Array  # (..., T, Hk, K)
     v: Array  # (..., T, H, V)
     g: Array  # (..., T, H, 1)
@@ -57,6 +58,7 @@ class SolvedResiduals(NamedTuple):
     """Residuals besides inputs and plan."""
 
     read: Array | None  # x_t
+    stored: Array | None  # as kernels of the memory of values read it
     value_residuals: Any  # (name of the function, wanted backend, residuals of the memory S)
     Z: Array | None  # Z_0
 
@@ -73,7 +75,8 @@ def forward(
     fn: str, x: SolvedInputs, plan: Plan, state: tuple[Array, Array] | None, wanted: str | None
 ) -> tuple[Array | None, tuple[Array, Array], MesaResiduals]:
     """(out, (S, Z) after the last token, residuals).   Raises ValueError where a system is singular."""
-    if (kernel := _kernel(x, plan, wanted)) is not None:
+    x, kernel = _given(x, plan, wanted)
+    if kernel is not None:
         return _forward_by(kernel, fn, x, plan, state, wanted)
     (S, Z), least = (None, None) if state is None else state, least_of(fn, x.least)
     keys, read = x.memory(plan.xp, x.k), None
@@ -89,7 +92,7 @@ def forward(
         read, Z_end = _solve(fn, keys, x, plan, Z, wanted)
     out, S_end, value_residuals = core.forward(fn, x.memory(plan.xp, x.v)._replace(q=read), plan, S, wanted)
     inputs = x._replace(least=math.inf)  # which a backward does not read
-    residuals = MesaResiduals(inputs, plan, SolvedResiduals(read, (fn, wanted, value_residuals), Z))
+    residuals = MesaResiduals(inputs, plan, SolvedResiduals(read, read, (fn, wanted, value_residuals), Z))
     return out, join_parts((S_end, Z_end)), residuals
 
 
@@ -127,6 +130,15 @@ def _kernel(x: SolvedInputs, plan: Plan, wanted: str | None) -> Any:
     return next((module for module in (of_one, of_chunks) if module.takes(x, plan)), None)
 
 
+def _given(x: SolvedInputs, plan: Plan, wanted: str | None) -> tuple[SolvedInputs, Any]:
+    """(rows as the kernels of chunks take them, else in the compute dtype; the kernels, None without)."""
+    kernel = _kernel(x, plan, wanted)
+    if kernel is None or kernel.stored(x) is None:
+        wide = {n: cast(plan.xp, y, plan.dtype) for n in ("q", "k", "v") if (y := getattr(x, n)) is not None}
+        x = x._replace(**wide)
+    return x, kernel
+
+
 def _forward_by(
     kernel: Any, fn: str, x: SolvedInputs, plan: Plan, state: Any, wanted: str | None
 ) -> tuple[Array | None, Any, MesaResiduals]:
@@ -134,7 +146,7 @@ def _forward_by(
     read, Z_end = kernel.solve(x, plan, Z)
     memory = x._replace(q=read).memory(plan.xp, x.v, kernel.stored(x))
     out, S_end, value_residuals = core.forward(fn, memory, plan, S, wanted)
-    solved = SolvedResiduals(read, (fn, wanted, value_residuals), Z)
+    solved = SolvedResiduals(read, memory.q, (fn, wanted, value_residuals), Z)
     return out, join_parts((S_end, Z_end)), MesaResiduals(x._replace(least=math.inf), plan, solved)
 
 
@@ -182,11 +194,12 @@ def _is_finite(read: Array) -> bool:
 
 def explain(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> Explained:
     """Backend, form and operations of the memory of values and of the systems, and how those are solved."""
+    x, kernel = _given(x, plan, wanted)
     memory, solver = x.memory(plan.xp, x.v), x.solver
     where = "array calls" if _iterating(fn, x, plan, wanted) is systems else "compiled loops"
     words = (f"systems by at most {solver.iterations} steps of conjugate gradients, in {where}" if not solver.exact else
              f"every system is formed and factored, in {where}")  # fmt: skip
-    if (kernel := _kernel(x, plan, wanted)) is not None:
+    if kernel is not None:
         words = kernel.how(x, plan)
     found = core.explain_memories(fn, [memory], plan, wanted, words)
     each = operations_per_token(x, found.chunk_size or 1, readers_of(memory))
@@ -207,7 +220,7 @@ def backward(
     residuals: MesaResiduals, dout: Array | None, dstate: tuple[Array, Array] | None
 ) -> tuple[SolvedInputs, tuple[Array, Array]]:
     """Gradients of every input, and of the initial (S, Z)."""
-    x, plan, (read, (fn, wanted, value_residuals), Z) = residuals
+    x, plan, (read, stored, (fn, wanted, value_residuals), Z) = residuals
     dS, dZ = split_parts(dstate, 2)
     d, dS_0 = core.backward(value_residuals, dout, dS)
     y, kernel = None, _kernel(x, plan, wanted)
@@ -219,15 +232,16 @@ def backward(
         else:
             y, _ = _solve(fn, keys._replace(q=d.q), x, plan._replace(states_at=None), transposed, wanted, False)
     minus = plan._replace(scale=-1.0, overwrite=False)
-    along = None if y is None else cast(plan.xp, read, keys.v.dtype)
+    along = None if y is None else cast(plan.xp, stored, keys.v.dtype)
     key_residuals = core.residuals_of(fn, keys._replace(q=along), minus, Z, wanted)
     e, dZ_0 = core.backward(key_residuals, y, dZ)
-    return _gradients(plan.xp, x, d, e, read, y), (dS_0, dZ_0)
+    return _gradients(plan, x, d, e, read, y), (dS_0, dZ_0)
 
 
-def _gradients(xp: Namespace, x: SolvedInputs, d: Inputs, e: Inputs, read: Array, y: Array) -> SolvedInputs:
+def _gradients(plan: Plan, x: SolvedInputs, d: Inputs, e: Inputs, read: Array, y: Array) -> SolvedInputs:
     """From the gradients d of the memory of values (beta v) and e of that of keys (beta k)."""
-    H, Hk, dtype, dq, dridge = x.v.shape[-2], x.k.shape[-2], x.v.dtype, None, None
+    xp, dtype = plan.xp, plan.dtype
+    H, Hk, dq, dridge = x.v.shape[-2], x.k.shape[-2], None, None
     along_k = inner(xp, _by_group(xp, e.v, Hk), x.k[..., :, None, :], None, None, dtype)
     dbeta = inner(xp, d.v, x.v, xp.reshape(along_k, x.v.shape[:-1]), None, dtype)[..., None]
     if y is None:
@@ -236,8 +250,12 @@ def _gradients(xp: Namespace, x: SolvedInputs, d: Inputs, e: Inputs, read: Array
         dq = sum_heads(xp, y, x.q.shape[-2]) if x.q.shape[-2] < H else y
         along = sum_to(xp, sum_heads(xp, product(xp, read, y, dtype=dtype), H), x.ridge.shape)
         dridge = multiple(xp, -1.0, along, dtype)
-    dk = added(xp, sum_heads(xp, product(xp, x.beta, e.v, dtype=dtype), Hk), added(xp, d.k, e.k))
-    return SolvedInputs(dq, dk, product(xp, x.beta, d.v, dtype=dtype), added(xp, d.g, e.g), dbeta, dridge)
+    dk = added(xp, d.k, e.k, dtype)
+    if Hk == H:
+        dk = skip_and_gate(xp, dk, x.beta, e.v, None, x.k.dtype)
+    else:
+        dk = added(xp, sum_heads(xp, product(xp, x.beta, e.v, dtype=dtype), Hk), dk)
+    return SolvedInputs(dq, dk, product(xp, x.beta, d.v, dtype=x.v.dtype), added(xp, d.g, e.g), dbeta, dridge)
 
 
 def _by_group(xp: Namespace, y: Array, Hk: int) -> Array:
@@ -256,6 +274,7 @@ def sum_heads(xp: Namespace, y: Array, Hk: int) -> Array:
 
 def gives_states(fn: str, x: SolvedInputs, plan: Plan, wanted: str | None) -> bool:
     """Whether both memories return states at positions."""
+    x, _ = _given(x, plan, wanted)
     memories = x.memory(plan.xp, x.v), x.memory(plan.xp, x.k)._replace(q=None)
     return all(core.gives_states(fn, memory, plan, wanted) for memory in memories)
 

@@ -18,10 +18,9 @@ from ..shared.similarity import check_whole
 
 
 def to_core(c: Call) -> SolvedInputs:
-    """The arrays in the dtype of the computation, g and beta with an axis of one channel."""
+    """g, beta and ridge in the dtype of the computation, g and beta with an axis of one channel; rows as given."""
     xp = c.xp
-    k, v, g, beta, ridge = (cast(xp, x, c.dtype) for x in (c.k, c.v, c.g, c.beta, c.ridge))
-    q = None if c.q is None else cast(xp, c.q, c.dtype)
+    g, beta, ridge = (cast(xp, x, c.dtype) for x in (c.g, c.beta, c.ridge))
     o = c.options
     free = o["solver"] is None
     exact = free or o["solver"] == "exact"
@@ -29,7 +28,7 @@ def to_core(c: Call) -> SolvedInputs:
     solver = Solver(exact, o["iterations"], float(o["tolerance"]), free, c.k.dtype if same else None)
     least = least_entry(c.name, xp, ridge)
     ridge = ridge[None, ...] if ridge.ndim == 2 else ridge
-    return SolvedInputs(q, k, v, g[..., None], beta[..., None], ridge, solver, least)
+    return SolvedInputs(c.q, c.k, c.v, g[..., None], beta[..., None], ridge, solver, least)
 
 
 def to_core_vjp(c: Call, d: SolvedInputs) -> dict[str, Array]:

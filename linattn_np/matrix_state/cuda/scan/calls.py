@@ -93,14 +93,16 @@ def _panel_heads(y: Array, n: int) -> Array:
 def handles(x: Inputs, plan: Plan) -> frozenset[str]:
     """The preprocessing steps that the passes include: states at positions, whose gradients they add.
 
-    The offsets of segments are computed without positions.
+    The offsets of segments are computed without positions. A backward reads what segments begin with, of one nothing.
     """
     if panels(x, plan) > 1:
         return frozenset({"wide_keys"})
     rows, between = _rows(x, plan), operands.neighbours_handled(plan)
+    batch = _batch(x, plan, *rows) if plan.gradients else None
+    if batch is not None and batch.segments == 1 and plan.neighbours is None:
+        between |= {"recompute"}
     if not _wgmma(*rows):
         return between
-    batch = _batch(x, plan, *rows) if plan.gradients else None
     whole = batch is None or (batch.segments == 1 and writes_at_once(batch))
     return between | operands.states_handled(plan) if whole else between
 
