@@ -1,4 +1,5 @@
-// Dense arrays, one after the other in one: y from byte parts[n].to on is array n of parts[n].bytes bytes, zeros of null.
+// Dense arrays, one after the other in one: y from byte parts[n].to on is array n of parts[n].bytes bytes, zeros of
+// null.
 //
 // A block copies up to BLOCK bytes of one array: parts[n].first is the first block of array n. 16 bytes at a time where
 // both addresses are multiples of it, else LA_ITEM bytes: those of a number.

@@ -7,7 +7,8 @@
 //
 // Sequences are cut into parts of PART tokens. `adds` sums up a part, `carry` goes from part to part, and the others
 // begin with what it has left: z before a part, or with LA_BACK e^{g} R after it, whose product with z there is dg of
-// the next token. A warp has 128 channels, four a lane, and goes token by token; rows of GROUP tokens are loaded ahead.
+// the next token. Of up to FEW parts they may add up themselves what the others add, without `carry` (a.few). A warp
+// has 128 channels, four a lane, and goes token by token; rows of GROUP tokens are loaded ahead.
 #include "arguments/matrix_state/NormaliserArguments.cuh"
 #include "attention/tokens.cuh"
 #include "tile/reduce.cuh"
@@ -19,7 +20,7 @@
 #ifndef LA_WIDE   // 1: four elements of a row are one access
 #define LA_WIDE 1
 #endif
-constexpr int K = LA_K, KIND = LA_DTYPE, WARPS = (K + 127) / 128, PART = 128, GROUP = 8;
+constexpr int K = LA_K, KIND = LA_DTYPE, WARPS = (K + 127) / 128, PART = 128, GROUP = 8, FEW = 8;
 static_assert(WARPS <= 8, "a block has at most 256 threads");
 
 // z or R of a part is row `slot` of its array; a sequence has a row more than parts, for z after the last
@@ -70,6 +71,30 @@ struct Vector {   // a lane's channels
 };
 LA_DEVICE const float* vector_of(const float* vectors, const Part& at, i64 slot, int heads, int head) {
     return vectors + (slot * heads + head) * K + at.channel;
+}
+
+// y: what is before part `stop` of z, or after it of R (back): `parts` has it, or (few) what each part adds
+LA_DEVICE void enter(Vector& y, bool few, bool back, const Part& at, int stop, const float* parts, const float* decays,
+                     const float* start, int heads, int head) {
+    const i64 first = at.slot - at.part;
+    if (!few) {
+        y.load(vector_of(parts, at, first + stop, heads, head), at.count);
+        return;
+    }
+    Vector added[FEW];
+    float decay[FEW];
+    const int count = parts_of(at.s), many = back ? count - 1 - stop : stop;
+#pragma unroll
+    for (int n = 0; n < FEW; n++) {
+        const i64 slot = first + (back ? count - 1 - n : n);
+        added[n].load(vector_of(parts, at, slot, heads, head), n < many ? at.count : 0);
+        decay[n] = n < many ? decays[slot * heads + head] : 1.f;
+    }
+    y.load(vector_of(start, at, at.sequence, heads, head), start == nullptr ? 0 : at.count);
+#pragma unroll
+    for (int n = 0; n < FEW; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) y.x[j] = decay[n] * y.x[j] + added[n].x[j];
 }
 
 struct Group {   // GROUP rows; zeros from `stop` on
@@ -193,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) sums(const __grid_const
     const Part at(a, blockIdx.x);
     if (at.first >= at.stop) return;
     Vector z;
-    z.load(vector_of(a.begins, at, at.slot, a.heads / a.group, at.head / a.group), at.count);
+    enter(z, a.few & 1, false, at, at.part, a.begins, a.decays, a.start, a.heads / a.group, at.head / a.group);
     for (int token = at.first; token < at.stop; token += GROUP) {
         Group k, q;
         Numbers numbers;
@@ -215,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) sums(const __grid_const
 LA_DEVICE void read_grads(const NormaliserArguments& a, const Part& at) {
     const bool add = a.add & 1;
     Vector z;
-    z.load(vector_of(a.begins, at, at.slot, a.heads / a.group, at.head / a.group), at.count);
+    enter(z, a.few & 1, false, at, at.part, a.begins, a.decays, a.start, a.heads / a.group, at.head / a.group);
     for (int token = at.first; token < at.stop; token += GROUP) {
         Group k, dq;
         Numbers numbers;
@@ -237,10 +262,10 @@ LA_DEVICE void read_grads(const NormaliserArguments& a, const Part& at) {
 LA_DEVICE void write_grads(const NormaliserArguments& a, const Part& at, float (&shared)[WARPS][GROUP]) {
     const bool add = a.add & 2;
     Vector R, z;
-    R.load(vector_of(a.later, at, at.slot, a.heads, at.head), at.count);
+    enter(R, a.few & 2, true, at, at.part, a.later, a.later_decays, a.later_start, a.heads, at.head);
     float crossing = 0.f;   // dg of the token after this one
     if (LA_DECAY) {
-        z.load(vector_of(a.begins, at, at.slot + 1, a.heads / a.group, at.head / a.group), at.count);
+        enter(z, a.few & 1, false, at, at.part + 1, a.begins, a.decays, a.start, a.heads / a.group, at.head / a.group);
         float dots[GROUP] = {z.x[0] * R.x[0] + z.x[1] * R.x[1] + (z.x[2] * R.x[2] + z.x[3] * R.x[3])};
         crossing = __shfl_sync(~0u, total(dots, shared, at), 0);
     }

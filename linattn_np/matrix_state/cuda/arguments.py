@@ -64,10 +64,12 @@ NORMALISER = Struct(  # normaliser.cu
     ("q k dq dk", ROWS), ("g", GATE), OFFSETS,
     ("w c", FLOATS),  # weights (tokens, heads / group_w), null: 1; gradients of the sums (tokens, heads)
     ("start", FLOATS), ("end", OUT_FLOATS),  # of carry (sequences, heads, K): what is before all parts, null: 0; after
-    ("begins decays", OUT_FLOATS), ("later", FLOATS),  # of parts (slots, heads, K), (slots, heads); backward
+    ("begins decays", OUT_FLOATS),  # of parts (slots, heads, K), (slots, heads)
+    ("later later_decays later_start", FLOATS),  # backward: likewise, and start
     ("sums dw dg", OUT_FLOATS),  # (tokens, heads)
     ("T heads parts group group_w", INT),  # parts: of the longest sequence; group: heads that share a row of begins
-    ("add", INT), ("scale", FLOAT),  # add: gradients are added to those in dq (bit 0), in dk (bit 1)
+    ("add few", INT), ("scale", FLOAT),  # add: to gradients in dq (bit 0), in dk (bit 1)
+    # few: begins (bit 0), later (bit 1) have what parts add
 )  # fmt: skip
 QUOTIENT = Struct(  # quotient.cu: rows x to y; numbers: products with rows u
     "matrix_state/QuotientArguments",

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from ....ops.cuda.arguments import NO_ROWS, address, rows_of
 from ....ops.cuda.formulas import compiled
 from ....ops.sums import added, sum_to
-from ....runtime.arrays import Array, cast, dtype_name
+from ....runtime.arrays import Array, cast, device, dtype_name
+from ....runtime.constants import constant_zeros
 from ....runtime.cuda.elements import ELEMENTS, Constants
 from ....runtime.cuda.launch import Kernel
 from ... import policy
@@ -37,8 +38,19 @@ from . import calls
 
 SUMS, QUOTIENT = "scan/normaliser.cu", "scan/quotient.cu"
 PART = 128  # tokens of a part
+FEW = 8  # parts that the kernels behind them add up themselves
 CHANNELS, MOST_WARPS = 128, 8  # of a warp, of a block
 ROWS_OF_BLOCK = 8  # of quotient.cu
+
+
+class Carried(NamedTuple):
+    """What parts of sequences begin with, (slots, heads, K), in the direction of time; few: what they add."""
+
+    begins: Array
+    decays: Array  # (slots, heads)
+    start: Array | None  # (N, heads, K), None: 0
+    end: Array | None  # likewise, after the last part; None if few
+    few: bool
 
 
 class Normaliser(NamedTuple):
@@ -50,7 +62,7 @@ class Normaliser(NamedTuple):
     w: Array | None  # (..., T, H)
     least: Array | None
     eps: float
-    begins: Array  # z before each part
+    z: Carried
 
 
 def takes(x: Inputs, plan: Plan) -> bool:
@@ -81,11 +93,12 @@ def divided(
     """(outputs, z after the last token, residuals).   num: the numerators; z: before the first token, None for 0."""
     xp, batch = plan.xp, Sizes(*sizes_of(x, plan))
     w, least, z = (None if y is None else xp.ascontiguousarray(cast(xp, y, xp.float32)) for y in (w, least, z))
-    begins, end = _carried(xp, x, batch, {"w": w}, z, back=False)
+    of = _carried(xp, x, batch, {"w": w}, z, plan.returns_state, back=False)
     out, sums = xp.empty(num.shape, dtype=num.dtype), xp.empty((*batch.lead, batch.T, batch.heads), dtype=xp.float32)
-    _launch("sums", xp, x, batch, w=w, begins=begins, sums=sums, scale=plan.scale)
+    _launch("sums", xp, x, batch, w=w, z=of, sums=sums, scale=plan.scale)
     _divide("quotient", batch, num, out, sums, least=least, eps=eps)
-    return out, public_state(end, batch), Normaliser(batch, num, sums, w, least, eps, begins)
+    end = _no_state(xp, x, batch) if of.end is None else public_state(of.end, batch)
+    return out, end, Normaliser(batch, num, sums, w, least, eps, of)
 
 
 def numerators_vjp(plan: Plan, saved: Normaliser, dout: Array) -> tuple[Array, Array]:
@@ -109,7 +122,7 @@ def add_gradients(
     column = replace(batch, V=1)
     if dz is not None and batch.group > 1:
         dz = one_head_each(xp, dz.reshape(batch.N, batch.H, batch.K, 1), column)
-    later, first = _carried(xp, x, batch, {"c": c, "scale": plan.scale}, dz, back=True)
+    later = _carried(xp, x, batch, {"c": c, "scale": plan.scale}, dz, plan.has_state, back=True)
     shape = (*batch.lead, batch.T, batch.heads)
     dw, dg = (None if y is None else xp.empty(shape, dtype=xp.float32) for y in (w, x.g))
     own = {}
@@ -118,7 +131,7 @@ def add_gradients(
         in_place = dy.dtype == y.dtype and y.shape[-2] == batch.heads and dy.flags.c_contiguous
         own[f"d{name}"] = dy if in_place else xp.empty((*shape, batch.K), dtype=y.dtype)
     add = (own["dq"] is d.q) + 2 * (own["dk"] is d.k)
-    _launch("grads", xp, x, batch, **own, w=w, c=c, begins=saved.begins, later=later, sums=sums, dw=dw, dg=dg, add=add,
+    _launch("grads", xp, x, batch, **own, w=w, c=c, z=saved.z, later=later, sums=sums, dw=dw, dg=dg, add=add,
             scale=plan.scale)  # fmt: skip
     grads = {n: _joined(xp, getattr(d, n), own[f"d{n}"], getattr(x, n)) for n in ("q", "k")}
     if dg is not None and d.g is not None:
@@ -128,8 +141,15 @@ def add_gradients(
         dw = sum_shared_heads(xp, dw[..., None], (*x.v.shape[:-1], 1))[..., 0]
         grads["v"] = xp.empty(x.v.shape, dtype=x.v.dtype)
         _divide("weights_vjp", batch, cast(xp, d.v, x.v.dtype), grads["v"], w, u=x.v, numbers=dw)
-    dz_0 = public_state_gradient(xp, first[..., None], column)[..., 0]
-    return d._replace(**grads), dw, dz_0
+    if later.end is None:
+        return d._replace(**grads), dw, _no_state(xp, x, batch)
+    return d._replace(**grads), dw, public_state_gradient(xp, later.end[..., None], column)[..., 0]
+
+
+def _no_state(xp: Any, x: Inputs, batch: Sizes) -> Array:
+    """Zeros in the place of a z that nobody reads."""
+    zeros = constant_zeros(xp, (1,), xp.float32, device(x.v))
+    return xp.broadcast_to(zeros, (*(batch.lead if batch.offsets is None else (batch.N,)), batch.H, batch.K))
 
 
 def _joined(xp: Any, d: Array, more: Array, x: Array) -> Array:
@@ -138,16 +158,18 @@ def _joined(xp: Any, d: Array, more: Array, x: Array) -> Array:
 
 
 def _carried(
-    xp: Any, x: Inputs, batch: Sizes, weights: dict[str, Any], start: Array | None, back: bool
-) -> tuple[Array, Array]:
-    """(what parts begin with, (slots, heads, K); what is after the last, (N, heads, K)), in the direction of time."""
+    xp: Any, x: Inputs, batch: Sizes, weights: dict[str, Any], start: Array | None, has_end: bool, back: bool
+) -> Carried:
+    """has_end: whether what is after the last part is read."""
     heads = batch.heads if back else batch.H
     begins = xp.empty((batch.tokens // PART + 2 * batch.N, heads, batch.K), dtype=xp.float32)
     how = {"heads": heads, "back": back, "begins": begins, "decays": xp.empty(begins.shape[:2], dtype=xp.float32)}
-    end = xp.empty((batch.N, heads, batch.K), dtype=xp.float32)
     _launch("adds", xp, x, batch, **how, **weights)
+    if batch.longest <= FEW * PART and not has_end:
+        return Carried(begins, how["decays"], start, None, True)
+    end = xp.empty((batch.N, heads, batch.K), dtype=xp.float32)
     _launch("carry", xp, x, batch, **how, start=start, end=end)
-    return begins, end
+    return Carried(begins, how["decays"], None, end, False)
 
 
 def constants(dtype: str, K: int, decay: bool, wide: bool, back: bool = False) -> Constants:
@@ -163,21 +185,28 @@ def row_constants(dtype: str, V: int, wide: bool) -> Constants:
 
 def _launch(
     entry: str, xp: Any, x: Inputs, batch: Sizes, heads: int | None = None, back: bool = False, add: int = 0,
-    scale: float = 1.0, **given: Any,
+    scale: float = 1.0, z: Carried | None = None, later: Carried | None = None, **given: Any,
 ) -> None:  # fmt: skip
     """An entry of normaliser.cu. heads: of the launch, those of the outputs if None. given: arrays by their names."""
+    few = 0
+    for n, of in enumerate((z, later)):
+        if of is not None:
+            few += of.few << n
+            names = ("later", "later_decays", "later_start") if n else ("begins", "decays", "start")
+            given |= dict(zip(names, of[:3] if of.few else (of.begins, None, None), strict=True))
     heads = batch.heads if heads is None else heads
     rows = {n: given.get(n) for n in ("dq", "dk")} | {n: dense_rows(xp, getattr(x, n)) for n in ("q", "k")}
     used = {"adds": "q" if back else "k", "carry": ""}.get(entry, "q k").split()
     rows = {n: y if n in used or n in given else None for n, y in rows.items()}
-    numbers = ("w", "c", "start", "end", "begins", "decays", "later", "sums", "dw", "dg")
+    numbers = ("w", "c", "start", "end", "begins", "decays", "later", "later_decays", "later_start", "sums", "dw",
+               "dg")  # fmt: skip
     g = None if x.g is None else cast(xp, x.g, xp.float32)
     parts, w = -(-batch.longest // PART), given.get("w")
     wide = batch.K % 4 == 0 and all(is_wide(y) for y in rows.values() if y is not None)
     packed = arguments.NORMALISER.pack(
         **{n: NO_ROWS if y is None else rows_of(y, heads) for n, y in rows.items()}, g=gate_of(g, heads),
         offsets=address(batch.offsets), **{n: address(given.get(n)) for n in numbers}, T=batch.T, heads=heads,
-        parts=parts, group=heads // batch.H, group_w=1 if w is None else heads // w.shape[-1], add=add,
+        parts=parts, group=heads // batch.H, group_w=1 if w is None else heads // w.shape[-1], add=add, few=few,
         scale=scale)  # fmt: skip
     warps = -(-batch.K // CHANNELS)
     blocks, threads = (warps, CHANNELS) if entry == "carry" else (parts * (1 + (entry == "grads")), 32 * warps)

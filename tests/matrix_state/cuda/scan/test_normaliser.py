@@ -112,14 +112,16 @@ def check(found, expected, bound):
     assert np.abs(found.astype(np.float64) - expected).max(initial=0) <= bound * size
 
 
+@pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("least", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_sums_quotient_and_gradients(device, case, least):  # noqa: F811
+def test_sums_quotient_and_gradients(device, case, least, ends):  # noqa: F811
+    """ends: whether z after the last token, and the gradient of the first one, are read."""
     x, sequences, dtype = drawn(case)
     eps = 0.0 if least else 40.0  # sums far from 0: a quotient near it has no digits
     mine = {n: device.bring(y) for n, y in x.items()}
     given = Inputs(mine["q"], mine["k"], mine["v"], mine.get("g"))
-    plan = Plan(device.xp, np.dtype(np.float32), SCALE, sequences=sequences)
+    plan = Plan(device.xp, np.dtype(np.float32), SCALE, sequences=sequences, returns_state=ends, has_state=ends)
     own = mine["least"] if least else None
     out, z, saved = normaliser.divided(given, plan, mine["num"], mine["z"], mine["w"], own, eps)
     dnum, c = normaliser.numerators_vjp(plan, saved, mine["dout"])
@@ -129,13 +131,14 @@ def test_sums_quotient_and_gradients(device, case, least):  # noqa: F811
     bound = BOUNDS[dtype]
     found = (out, z, dnum, d.q, d.k, d.g, dw, dz)
     base = (0, 0, 0, x["dq"], x["dk"], x.get("dg"), np.sum(x["v"].astype(float) * x["dv"].astype(float), axis=-1), 0)
-    for got, exact, before in zip(found, want, base, strict=True):
-        if exact is not None:
+    for n, (got, exact, before) in enumerate(zip(found, want, base, strict=True)):
+        assert exact is None or got.shape == exact.shape
+        if exact is not None and (ends or n not in (1, 7)):
             check(device.see(got), exact + np.asarray(before, np.float64), bound)
     check(device.see(d.v), x["w"][..., None] * x["dv"].astype(np.float64), bound)
     if device.launched is not None:
         entries = [entry for _, entry, *_ in device.launched]
-        assert entries[:4] == ["adds", "carry", "sums", "quotient"]
+        assert entries[: 3 + ends] == ["adds", *["carry"] * ends, "sums", "quotient"]
         assert {"quotient_vjp", "grads", "weights_vjp"} <= {*entries}
 
 
@@ -157,13 +160,15 @@ def test_gradients_in_float64_are_central_differences():
 
 
 def test_a_sequence_has_the_same_bits_in_every_batch(device):  # noqa: F811
-    """Alone, beside another row and packed between other sequences."""
+    """Alone, beside another row and packed between other sequences; whether states are read or not."""
     x, _, _ = drawn("plain")
     x = {n: y[:1] for n, y in x.items()}
 
-    def run(x, sequences):
+    def run(x, sequences, ends=True):
         mine = {n: device.bring(np.ascontiguousarray(y)) for n, y in x.items()}
-        plan = Plan(device.xp, np.dtype(np.float32), SCALE, sequences=tuple(sequences))
+        plan = Plan(
+            device.xp, np.dtype(np.float32), SCALE, sequences=tuple(sequences), returns_state=ends, has_state=ends
+        )
         given = Inputs(mine["q"], mine["k"], mine["v"], mine["g"])
         out, z, saved = normaliser.divided(given, plan, mine["num"], mine["z"], mine["w"], mine["least"], 0.0)
         dnum, c = normaliser.numerators_vjp(plan, saved, mine["dout"])
@@ -177,6 +182,8 @@ def test_a_sequence_has_the_same_bits_in_every_batch(device):  # noqa: F811
     packed = {n: np.concatenate([y] * 3, axis=0 if n in ("z", "dz") else 1) for n, y in x.items()}
     packed = {n: y if n in ("z", "dz") else y[:, 100:] for n, y in packed.items()}
     ragged, three = run(packed, sequences_of((0, T - 100, 2 * T - 100, 3 * T - 100)))
+    few, _ = run(x, [Sequence(None, 0, T)], ends=False)
+    assert [y.tobytes() for y in few] == [y.tobytes() for y in tokens]
     for one, both, own in zip(tokens, twice, ragged, strict=True):
         assert one.tobytes() == both[:1].tobytes() == both[1:].tobytes() == own[:, T - 100 : 2 * T - 100].tobytes()
     for one, both, own in zip(states, two, three, strict=True):
