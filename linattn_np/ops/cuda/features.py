@@ -137,11 +137,11 @@ def _launch(entry: str, steps: Steps, rows: Sequence[Rows], W: Array) -> None:
     if entry == "features":
         tiles, each = -(-_columns(steps, K) // tile), ROWS[steps.kind]
         most = MOST_ROWS // each
-        count = sum(of.count for of in rows) * tiles // (each * 2 * launch.multiprocessors())
+        count = sum(of.rows for of in rows) * tiles // (each * 2 * launch.multiprocessors())
     count = min(max(count, 1), most)
-    blocks = [-(-of.count // (each * count)) * tiles for of in rows]
+    blocks = [-(-of.rows // (each * count)) * tiles for of in rows]
     packed = FEATURES.pack(of=packed_rows(rows), W=address(W), first=blocks[0], columns=_columns(steps, K),
-                           width=rows[0].phi.shape[-1], steps=count, square=square, less=less, size=size)  # fmt: skip
+                           width=width(steps, K), steps=count, square=square, less=less, size=size)  # fmt: skip
     shared = shared_bytes(K, tile) if entry == "features" else 0
     named = (W, *(y for of in rows for y in of.arrays))
     launch.launch(SOURCE, entry, constants(steps.kind, K, tile), sum(blocks), THREADS, shared, packed, named)

@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     dx: Array | None = None
 
     @property
-    def count(self) -> int:
+    def rows(self) -> int:
         """The number of rows."""
         return prod(self.x.shape[:-1])
 
@@ -50,7 +50,7 @@ def packed_rows(rows: Sequence[Rows]) -> list[Any]:
     for of in rows:
         K = of.x.shape[-1]
         inner, (x,) = strided(K, of.x)
-        packed += (*strides_of(x, K, inner), address(of.phi), address(of.dx), address(of.dphi), of.count, inner)
+        packed += (*strides_of(x, K, inner), address(of.phi), address(of.dx), address(of.dphi), of.rows, inner)
     return packed + [0] * (len(packed) if len(rows) == 1 else 0)
 
 
@@ -70,7 +70,7 @@ def call(entry: str, steps: Steps, rows: Sequence[Rows], width: int) -> None:
     K, root = rows[0].x.shape[-1], rows[0].x.shape[-1] ** -0.25
     weights = [c**0.5 * root**p for p, c in enumerate((*steps.arguments[0], 0.0, 0.0)[:3])]
     rows = [of.strided() for of in rows]
-    blocks = [-(-of.count // ROWS) for of in rows]
+    blocks = [-(-of.rows // ROWS) for of in rows]
     packed = MONOMIALS.pack(of=packed_rows(rows), first=blocks[0], constant=weights[0], linear=weights[1],
                             quadratic=weights[2])  # fmt: skip
     named, shared = tuple(y for of in rows for y in of.arrays), ROWS * 16 * (width // 8 | 1)

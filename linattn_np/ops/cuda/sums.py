@@ -38,7 +38,8 @@ def each_over_middle(arrays: Sequence[Array | None], outs: Sequence[Any]) -> lis
 
     outs: of each the dtype of its sum, or a dense array of so many numbers, which is filled.
     """
-    found, left = [*arrays], [n for n, x in enumerate(arrays) if x is not None]
+    found: list[Any] = [*arrays]
+    left = [n for n, x in enumerate(arrays) if x is not None]
     while left:
         sums = {n: _Sum.of(found[n], outs[n]) for n in left}
         for dtype in dict.fromkeys(name_of(s.x.dtype) for s in sums.values()):
