@@ -98,3 +98,24 @@ def test_a_polynomial_of_few_channels(idle):
 
     assert any(isinstance(plan, LaunchSequence) for plan in plans_of(lambda: la.based(**given)))
     assert any(getattr(plan, "replayable", False) for plan in plans_of(call))
+
+
+MOST = {"softmax_attention": 4, "stick_breaking_attention": 3, "path_attention": 12, "householder_positions": 26,
+        "deltaformer": 12, "rfa": 6, "performer": 8, "mlstm": 18, "gsa": 32, "abc": 33, "mesa_net": 30,
+        "log_linear_gla": 27, "log_linear_gated_delta_rule": 38, "mamba3": 15, "preconditioned_gated_delta_rule": 18,
+        "s4d": 3, "selective_scan": 3, "rwkv4": 5}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_launches_of_a_call_and_its_pullback(idle, name):
+    """No more than these: the time of a small call is that of its launches."""
+    fn = getattr(la, name)
+    given = given_of(fn)
+
+    def call():
+        out, pull = la.vjp(fn, **given, **fn.samples.options[0])
+        pull(stub(np.zeros(out.shape, out.dtype)))
+
+    (plan,) = (one for one in plans_of(call) if getattr(one, "replayable", False))
+    each = [plan.sequence, *plan.pullbacks.values()]
+    assert sum(len(one._launches) for one in each) <= MOST[name]
