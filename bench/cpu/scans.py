@@ -5,7 +5,8 @@
 h_t = a_t h_{t-1} + x_t in float32, (B, T, D). The forward reads a and x and writes h: three arrays, with constant
 factors two. The backward reads a, x and the gradient of h, and writes those of a and x: five more, with constant
 factors three. A share is these bytes over the CPU time of all threads, relative to a copy by one thread into memory
-that is there, measured between the calls; the factor of two threads is of wall-clock times. Peers, forward alone:
+that is there, measured between the calls; the factor of two threads is of wall-clock times, beside that of a copy by
+two threads, half of it each, which is what the memory of the machine gives a second thread. Peers, forward alone:
 scipy.signal.lfilter with constant factors, and torch's associative_scan, where they are installed. Every call is
 compared with the definition first. Shapes share --seconds; each is measured in three rounds at least. quiet: the fewest
 samples without other load of a call.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,13 @@ def both(a: np.ndarray, x: np.ndarray, threads: int) -> None:
     """Forward and backward."""
     _, pullback = la.vjp(la.scan, a, x, num_threads=threads)
     pullback(x)
+
+
+def halves(helper: Executor, to: np.ndarray, source: np.ndarray) -> None:
+    """A copy by two threads."""
+    other = helper.submit(np.copyto, to[1], source[1])
+    np.copyto(to[0], source[0])
+    other.result()
 
 
 def peers(a: np.ndarray, x: np.ndarray) -> dict[str, Call]:
@@ -65,12 +74,13 @@ def main(arguments: list[str]) -> int:
     parser = record.parser("scans", __doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=240)
-    options, rows = parser.parse_args(arguments), []
+    options, rows, helper = parser.parse_args(arguments), [], ThreadPoolExecutor(1)
     for shape in SHAPES:
         for constant in (False, True):
             a, x = draw(shape, constant)
             source, to = np.ones((2, *shape), np.float32), np.zeros((2, *shape), np.float32)
-            calls: dict[str, Call] = {"copy": functools.partial(np.copyto, to, source)}
+            calls: dict[str, Call] = {"copy": functools.partial(np.copyto, to, source),
+                                      "copy 2": functools.partial(halves, helper, to, source)}  # fmt: skip
             for n in (1, 2):
                 calls[f"forward {n}"] = functools.partial(la.scan, a, x, num_threads=n)
                 calls[f"f+b {n}"] = functools.partial(both, a, x, n)
@@ -83,6 +93,7 @@ def main(arguments: list[str]) -> int:
             quiet = min(x["quiet"] for x in found.values())
             row: dict[str, Any] = {"shape": list(shape), "factors": "constant" if constant else "of tokens",
                                    "copy GB/s": rate / 1e6, "quiet": quiet}  # fmt: skip
+            row["copy two threads"] = found["copy"]["wall_ms"] / found["copy 2"]["wall_ms"]
             for kind, arrays in (("forward", 2 if constant else 3), ("f+b", 5 if constant else 8)):
                 for n in (1, 2):
                     row[f"{kind} share {n}"] = arrays * x.nbytes / found[f"{kind} {n}"]["cpu_ms"] / rate
