@@ -22,7 +22,7 @@ from .binding import inputs_of
 from .pieces import time_of
 from .results import Result, cotangents, finish, finished, form_of, gradients, returned
 
-LEAST, TOKENS, MOST = 1 << 21, 64, 64  # numbers of a part's widest array, and its tokens, at least; parts, at most
+LEAST, TOKENS, MOST = 1 << 20, 64, 64  # numbers of a part's widest array, and its tokens, at least; parts, at most
 INPUTS = object()  # in the place of the core's inputs in residuals that are kept
 
 Tokens = tuple[int, int]  # the first one, one past the last
