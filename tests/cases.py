@@ -248,7 +248,7 @@ class Pairs(list[Any]):
     """Rows of (case, one of first, one of second)."""
 
 
-def pairwise(cases: Iterable[Case], first: Iterable[Any], second: Iterable[Any]) -> Pairs:
+def pairwise(cases: Iterable[Any], first: Iterable[Any], second: Iterable[Any]) -> Pairs:
     """Every case with each of first and each of second, and across cases each of first with each of second.
 
     A triple is left out where other cases have its pair of first and second.

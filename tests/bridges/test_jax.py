@@ -15,7 +15,7 @@ import linattn_np as la
 from linattn_np.bridges import programs
 from linattn_np.call import dispatch
 from linattn_np.runtime.shapes import has_time
-from tests.cases import in_dtype
+from tests.cases import in_dtype, pairwise
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -184,9 +184,11 @@ WITH_QUERIES = [fn for fn in la.VARIANTS if {"q", "k", "v"} <= fn.spec.arrays.ke
 ONE_OF_A_KIND = {(fn.spec.core, fn.spec.erase, bool(constants(fn))): fn for fn in WITH_QUERIES}.values()
 
 
-@pytest.mark.parametrize("fn", ONE_OF_A_KIND, ids=lambda fn: fn.__name__)
-@pytest.mark.parametrize("order", ["vmap of grad", "grad of vmap"])
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize(
+    ("fn", "order", "keeps"),
+    pairwise(ONE_OF_A_KIND, ["vmap of grad", "grad of vmap"], [True, False]),
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_vmap(fn, order, keeps, recomputed, monkeypatch):
     """The mapped axis is a batch axis; one array is not mapped, one has it elsewhere. keeps: residuals of the batch."""
     monkeypatch.setattr(programs.Program, "can_map", keeps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -50,8 +52,11 @@ def test_jax_arrays_have_the_bits_of_the_numpy_call(case, dtype):
     assert_same(parts(tuple(pull(*map(brought, d)))), parts(tuple(pullback(*d))))
 
 
-@pytest.mark.parametrize("case", one_per(lambda spec: spec.name, PLAIN), ids=str)
-@pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    list(zip(one_per(lambda spec: spec.name, PLAIN), itertools.cycle(["float32", ml_dtypes.bfloat16]), strict=False)),
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_what_looks_at_a_call_asks_jax_for_no_wider_numbers(case, dtype):
     """Without its option x64 JAX warns of float64 and int64; a warning fails a test. Findings are as with NumPy."""
     arrays, _ = draw(case, **SIZES, dtype=np.dtype(dtype))

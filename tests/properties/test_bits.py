@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
-from tests.cases import PLAIN, call, cotangents, draw, in_dtype, parts, parts_like, tokens, with_gradients
+from tests.cases import PLAIN, call, cotangents, draw, in_dtype, pairwise, parts, parts_like, tokens, with_gradients
 
 T = 75  # more than a chunk of 64
 CUT = 35  # neither a whole tile nor a whole block
@@ -82,9 +82,9 @@ def test_no_earlier_strength_changes_a_later_gradient_of_v(case, backend, form):
     assert not np.array_equal(dv[:, :CUT], other[:, :CUT])
 
 
-@every_dtype
-@every_backend
-@every_variant
+@pytest.mark.parametrize(
+    ("case", "backend", "dtype"), pairwise(PLAIN, BACKENDS, NARROW), ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_alone_in_a_batch_and_packed_are_the_same_bits(case, backend, dtype):
     offsets = [0, 0, 41, 42, T, T]
     arrays, states = drawn(case, dtype, B=(1,), N=len(offsets) - 1)
