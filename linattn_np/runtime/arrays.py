@@ -56,7 +56,7 @@ def enter(fn: str, arrays: Mapping[str, Array], beside: Library | None = None) -
     given = {name: x for name, x in arrays.items() if x is not None}
     first = beside
     if all(type(x) is np.ndarray for x in given.values()) and (first is None or first.name == "numpy"):
-        first = first or Library(compat.array_namespace(np.empty(0)), "cpu", _same, "numpy", next(iter(given), ""))
+        first = first or Library(np, "cpu", _same, "numpy", next(iter(given), ""))
         return first, {n: None if x is None else _native(x) for n, x in arrays.items()}
     entered: dict[str, Array] = dict(arrays)
     kind, own = None, first
@@ -85,12 +85,12 @@ def enter(fn: str, arrays: Mapping[str, Array], beside: Library | None = None) -
 def _library_of(fn: str, name: str, x: Any) -> tuple[Array, Library]:
     if isinstance(x, np.ma.MaskedArray | np.matrix):
         raise TypeError(f"{fn}: {name} is a {type(x).__module__}.{type(x).__qualname__}, expected a plain array")
+    if isinstance(x, np.ndarray | np.generic):
+        return _native(np.asarray(x)), Library(np, "cpu", _same, "numpy", name)
     try:
         xp = compat.array_namespace(x)
     except TypeError:
         return _through_dlpack(fn, name, x)
-    if isinstance(x, np.ndarray | np.generic):
-        return _native(np.asarray(x)), Library(xp, "cpu", _same, "numpy", name)
     return x, Library(xp, compat.device(x), _same, _short(xp), name)
 
 
@@ -112,8 +112,8 @@ def _through_dlpack(fn: str, name: str, x: Any) -> tuple[Array, Library]:
         view = cupy.from_dlpack(x)
     else:
         raise TypeError(f"{fn}: {name} lies on DLPack device type {kind}, expected CPU ({CPU}) or CUDA ({CUDA})")
-    owner = type(x).__module__.split(".")[0]
-    return view, Library(compat.array_namespace(view), compat.device(view), _importer(type(x)), owner, name)
+    xp, owner = np if kind == CPU else compat.array_namespace(view), type(x).__module__.split(".")[0]
+    return view, Library(xp, compat.device(view), _importer(type(x)), owner, name)
 
 
 def _importer(kind: type) -> Callable[[Array], Array]:

@@ -17,7 +17,7 @@ from ...core import Explained, register
 from ...matrix_state.readouts import mapped
 from ...matrix_state.readouts.mapped import MappedInputs
 from ...matrix_state.types import Plan
-from ...runtime.arrays import Array, cast, dtype_name, is_cupy
+from ...runtime.arrays import Array, cast, dtype_name
 from ...softmax.readouts import polynomial
 from ...softmax.types import Inputs, SoftmaxPlan
 
@@ -40,7 +40,7 @@ class Residuals(NamedTuple):
 
 def takes(x: MappedInputs, plan: Plan) -> bool:
     """Whether the kernels compute a call: rows that are stored in 16 bits, values in bfloat16, and no states."""
-    if not is_cupy(plan.xp) or x.q is None or x.g is not None or not plan.causal:
+    if x.q is None or x.g is not None or not plan.causal:
         return False
     names = {dtype_name(x.q), dtype_name(x.k)}
     narrow = x.is_narrow and names <= {"bfloat16", "float32"} and dtype_name(x.v) == "bfloat16"

@@ -25,7 +25,6 @@ from ...runtime.arrays import NARROW, STORAGE, Array, cast, device, dtype_name, 
 from ...runtime.shapes import check_state
 from ...runtime.values import LARGEST, is_finite, is_whole, shown
 from ...spec import Call, ChangeOfVariables, StateFormat
-from . import pairs
 
 CoreInputs = Inputs | MappedInputs | AveragedInputs
 WIDEST_NARROW = 256  # features that are stored in bfloat16: kernels take more of them in float32
@@ -71,7 +70,11 @@ class Similarity(NamedTuple):
         eps = float(c.options["eps"]) if c.options["normalize"] else None
         x = MappedInputs(c.q, c.k, c.v, None, map_k, eps, rows_are_narrow(c) if is_narrow is None else is_narrow)
         if self.is_left_to_the_core(c, map_q, x):
-            return pairs.PairInputs(*x) if c.kernels and pairs.takes(x, c.plan) else x
+            if not c.kernels or not is_cupy(c.xp):
+                return x
+            from . import pairs  # imports another core, which other calls do not need
+
+            return pairs.PairInputs(*x) if pairs.takes(x, c.plan) else x
         features = self.mapped(c, self.stored(c))
         if eps is not None and self.sums_are_apart(c):
             return AveragedInputs(**features, v=c.v, eps=eps)
