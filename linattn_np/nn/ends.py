@@ -9,7 +9,7 @@ import numpy as np
 
 from ..call.foreign import symbolic_bridge
 from ..ops import softmax_rows
-from ..ops.rows import PRODUCT_ROWS, times, times_vjp
+from ..ops.rows import times, times_vjp
 from ..ops.sums import over_tokens
 from ..runtime.arrays import Array, add_to, cast, constant, count_dtype, device, is_numpy
 from ..runtime.recorder import refuse
@@ -21,6 +21,7 @@ Computed = tuple[Any, Pullback]
 NUMBERS = 2**20  # of the logits that exist at once, or as many as the weight has
 WIDTHS = 8  # times the numbers of x, up to which all logits are kept: the layers before keep more
 NUMBERS_ON_DEVICE = 2**25  # up to which they are on a GPU
+EACH = 64  # rows of logits that exist at once are a multiple of it
 ROWS = 1024  # tokens whose one-hot rows exist at once
 REDUCTIONS = ("mean", "sum", "none")
 NO_LABEL = -1 << 63  # no label is ignored: only rows with a loss come to the kernels
@@ -28,10 +29,9 @@ NO_LABEL = -1 << 63  # no label is ignored: only rows with a loss come to the ke
 
 def _why_blas(given: Any) -> str:
     """Why loops do not compute a dense layer."""
-    from ..ops.cpu.linear import fits
+    from ..runtime.pieces.vectors import vectors
 
-    item = max(4, *(given[n].dtype.itemsize for n in ("x", "weight")))
-    return "" if fits(given["weight"].size, item) else "products of BLAS, of 64 rows each: the weight is large"
+    return "" if vectors() != "plain" else "products of BLAS: the processor has neither AVX2 nor NEON"
 
 
 def _is_narrow(given: Any) -> bool:
@@ -62,9 +62,9 @@ def linear(c: Call, x: Any, weight: Any, bias: Any = None) -> Computed:
     weight  (K, M)    the transpose of PyTorch's
     bias    (M,)
 
-    A row of the result does not depend on the others, not in the last bit. Weights of up to 256 KiB are multiplied by
-    compiled loops on a CPU, larger ones by BLAS, 64 rows at a time, on a GPU by cuBLAS, 256 at a time. Sums of products
-    are float32 there, or float64.
+    A row of the result does not depend on the others, not in the last bit: on a CPU products are compiled loops, on a
+    GPU those of cuBLAS, 256 rows at a time. Sums of products are float32 there, or float64. The gradient of a weight
+    of more than 256 KiB is a product of BLAS on a CPU.
     Returns y (..., M) in x's dtype.
     """
 
@@ -205,7 +205,7 @@ def cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None, bias: Any = 
         flat = _numbers(c, "labels", constant(xp, given[places], count_dtype(xp), device(x)), V)
         share = 1.0 / max(len(places), 1) if reduction == "mean" else 1.0
     rows, count = xp.reshape(x, (total, x.shape[-1])), len(places)
-    each = count if count * V <= most else max(at_once // V // PRODUCT_ROWS, 1) * PRODUCT_ROWS
+    each = count if count * V <= most else max(at_once // V // EACH, 1) * EACH
     each = each if has_loss is None or c.on_device else max(count, 1)
 
     def part(n: int) -> tuple[Array, Array, Array]:

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..runtime import blas, threads
-from ..runtime.arrays import Array, Namespace, add_to, compat, device, is_cupy, is_numpy, transposed_rows
-from ..runtime.pieces.memory import empty
+from ..runtime.arrays import Array, Namespace, add_to, device, is_cupy, is_numpy, transposed_rows
 from ..runtime.recorder import refuse
 from .host import has_compiler, kernels
 
-PRODUCT_ROWS = 64  # rows of one product: the summation order of BLAS depends on the shape
+PRODUCT_ROWS = 8  # of BLAS: the order of its sums depends on the shape, and in taller products on a row's place
 DEVICE_ROWS = 256  # of cuBLAS
 PRODUCT_COLUMNS = 64  # of x in one product of a gradient
 FEW_COLUMNS = 4 * PRODUCT_COLUMNS  # up to which its rows are cut into parts
@@ -29,12 +28,11 @@ THREADED_PRODUCTS = 2**21  # of numbers, from which threads are worth starting
 THREADED_ELEMENTS = 2**18  # of a result, from which threads are worth starting
 
 
-def times(xp: Namespace, x: Array, W: Array, bias: Array | None = None, compiled: bool = False,
+def times(xp: Namespace, x: Array, W: Array, bias: Array | None = None, compiled: bool = True,
           dtype: Any = None) -> Array:  # fmt: skip
     """x W + bias for every row: (..., K), (K, M) and (M,) to (..., M), in `dtype`, None: theirs.
 
-    NumPy arrays, if W is small, by compiled loops where `compiled`; else products of BLAS, of PRODUCT_ROWS rows each,
-    of CuPy arrays DEVICE_ROWS.
+    NumPy arrays by compiled loops, else by BLAS, PRODUCT_ROWS at a time; CuPy arrays by cuBLAS, DEVICE_ROWS at a time.
     """
     if compiled and (loops := _loops(x, W)) is not None and (bias is None or loops.takes(x, W, bias[None])):
         return loops.all_times(x, [W], [bias])[0]
@@ -55,19 +53,12 @@ def _by_blas(xp: Namespace, x: Array, W: Array) -> Array:
     refuse("BLAS computes products")
     if not is_numpy(xp):
         return x @ W
-    lead, K = tuple(x.shape[:-1]), x.shape[-1]
-    rows = math.prod(lead)
-    blocks = -(-rows // PRODUCT_ROWS)
-    flat = np.reshape(x, (rows, K))
-    if rows >= PRODUCT_ROWS:
-        out = empty((*lead, W.shape[-1]), np.result_type(x, W))
-        add_products([(out.reshape(rows, W.shape[-1]), [(flat, W)])])
-        return out
-    if rows % PRODUCT_ROWS:
-        flat = np.concatenate([flat, np.zeros((blocks * PRODUCT_ROWS - rows, K), x.dtype)])
-    out = np.empty((blocks, PRODUCT_ROWS, W.shape[-1]), np.result_type(x, W))
-    _products(np.reshape(flat, (blocks, PRODUCT_ROWS, K)), W, out)
-    return np.reshape(np.reshape(out, (blocks * PRODUCT_ROWS, W.shape[-1]))[:rows, :], (*lead, W.shape[-1]))
+    (*lead, K), M, rows = x.shape, W.shape[-1], math.prod(x.shape[:-1])
+    more = -rows % PRODUCT_ROWS
+    whole = np.concatenate([np.reshape(x, (rows, K)), np.zeros((more, K), x.dtype)])
+    with blas.one_thread():
+        y = np.matmul(whole.reshape((rows + more) // PRODUCT_ROWS, PRODUCT_ROWS, K), W)
+    return y.reshape(rows + more, M)[:rows].reshape(*lead, M)
 
 
 def _by_cublas(xp: Namespace, x: Array, W: Array, dtype: Any = None, to: Array | None = None) -> Array:
@@ -103,45 +94,6 @@ def matrix_product(xp: Namespace, x: Array, W: Array, dtype: Any = None, to: Arr
     return product(x, W, dtype, to)
 
 
-def _products(blocks: np.ndarray, W: np.ndarray, out: np.ndarray) -> None:
-    """out = blocks W, (n, R, K) and (K, M)."""
-
-    def work(first: int, last: int) -> None:
-        np.matmul(blocks[first:last], W, out=out[first:last])
-
-    _shared(work, len(blocks), blocks.size * W.shape[-1])
-
-
-Sum = tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]  # rows (R, M), and pairs of rows (R, K) and (K, M)
-
-
-def add_products(sums: Sequence[Sum]) -> None:
-    """out = x_1 W_1 + x_2 W_2 + ... of several `out` with as many rows, a few rows of all after the other."""
-    R = len(sums[0][0])
-    n, whole = R // PRODUCT_ROWS, R - R % PRODUCT_ROWS
-    inside = [(_in_products(out[:whole]), [(_in_products(x[:whole]), W) for x, W in pairs]) for out, pairs in sums]
-
-    def work(first: int, last: int) -> None:
-        for out, ((x, W), *more) in inside:
-            here = np.matmul(x[first:last], W, out=out[first:last])
-            for x, W in more:
-                here += np.matmul(x[first:last], W)
-
-    refuse("BLAS computes products")
-    with blas.one_thread():
-        if n:
-            _shared(work, n, sum(x.size * W.shape[-1] for _, pairs in inside for x, W in pairs))
-        if whole < R:
-            xp = compat.array_namespace(sums[0][0])
-            for out, pairs in sums:
-                out[whole:] = functools.reduce(operator.iadd, [_by_blas(xp, x[whole:], W) for x, W in pairs])
-
-
-def _in_products(x: np.ndarray) -> np.ndarray:
-    """Rows (n R, K) as (n, R, K)."""
-    return x.reshape(len(x) // PRODUCT_ROWS, PRODUCT_ROWS, x.shape[-1])
-
-
 def _shared(work: Callable[[int, int], None], tasks: int, products: int) -> None:
     """work(first, last) of all tasks, by our threads if there are many products.
 
@@ -157,18 +109,9 @@ def _shared(work: Callable[[int, int], None], tasks: int, products: int) -> None
 
 def all_times(xp: Namespace, x: Array, Ws: Sequence[Array], biases: Sequence[Any]) -> list[Array]:
     """x W_n + b_n of every n, of rows (..., K) of NumPy or CuPy, of one dtype: the bits of `times`; None: no bias."""
-    if is_cupy(xp):
-        return [times(xp, x, W, b) for W, b in zip(Ws, biases, strict=True)]
-    if (loops := _loops(x, *Ws, *(b[None] for b in biases if b is not None))) is not None:
+    if not is_cupy(xp) and (loops := _loops(x, *Ws, *(b[None] for b in biases if b is not None))) is not None:
         return loops.all_times(x, Ws, biases)
-    outs = [empty((*x.shape[:-1], W.shape[-1]), x.dtype) for W in Ws]
-    R = math.prod(x.shape[:-1])
-    flat = x.reshape(R, x.shape[-1])
-    add_products([(y.reshape(R, y.shape[-1]), [(flat, W)]) for y, W in zip(outs, Ws, strict=True)])
-    for y, b in zip(outs, biases, strict=True):
-        if b is not None:
-            y += b
-    return outs
+    return [times(xp, x, W, b) for W, b in zip(Ws, biases, strict=True)]
 
 
 def all_times_vjp(xp: Namespace, x: Array, Ws: Sequence[Array], dys: Sequence[Array]) -> tuple[Array, list[Array]]:
@@ -179,12 +122,15 @@ def all_times_vjp(xp: Namespace, x: Array, Ws: Sequence[Array], dys: Sequence[Ar
             dx = _by_cublas(xp, dy, xp.matrix_transpose(W), to=dx)
         return dx, [_row_sums(xp, x, dy) for dy in dys]
     if (loops := _loops(x, *Ws)) is not None:
-        return loops.all_times_vjp(x, Ws, dys)
-    dx, R = empty(x.shape, x.dtype), math.prod(x.shape[:-1])
-    flat = [dy.reshape(R, dy.shape[-1]) for dy in dys]
-    pairs = [(dy, np.ascontiguousarray(W.T)) for dy, W in zip(flat, Ws, strict=True)]  # BLAS is faster so
-    add_products([(dx.reshape(R, x.shape[-1]), pairs)])
-    return dx, _summed(x.reshape(R, x.shape[-1]), *flat)
+        dys = [loops.dense(dy, x.dtype) for dy in dys]
+        return loops.all_rows_vjp(Ws, dys), _weights_vjp(loops, x, Ws, dys)
+    dxs = [_by_blas(xp, dy, W.T) for W, dy in zip(Ws, dys, strict=True)]
+    return functools.reduce(operator.add, dxs), _summed(x, *dys)
+
+
+def _weights_vjp(loops: Any, x: np.ndarray, Ws: Sequence[np.ndarray], dys: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Every dW, of large ones by BLAS: the order of these sums need not be that of fewer rows."""
+    return loops.all_weights_vjp(x, dys) if loops.are_small(*Ws) else _summed(x, *dys)
 
 
 def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) -> Callable[..., Array]:
@@ -225,12 +171,11 @@ def in_blocks(f: Callable[..., Array], into: Callable[..., None] | None = None) 
     return blocked
 
 
-def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, compiled: bool = False,
+def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, compiled: bool = True,
               dtype: Any = None) -> tuple[Array, Array]:  # fmt: skip
     """(dx, dW), dW in `dtype`, None: theirs.   dx = dy W^T, dW = sum over rows of x^T dy."""
     if compiled and dy.dtype == x.dtype and (loops := _loops(x, W)) is not None:
-        dx, dWs = loops.all_times_vjp(x, [W], [dy])
-        return dx, dWs[0]
+        return loops.all_rows_vjp([W], [dy]), _weights_vjp(loops, x, [W], [dy])[0]
     back = _by_cublas if is_cupy(xp) else _by_blas
     return back(xp, dy, transposed_rows(xp, W)), _row_sums(xp, x, dy, dtype)
 
@@ -238,16 +183,17 @@ def times_vjp(xp: Namespace, x: Array, W: Array, dy: Array, compiled: bool = Fal
 def _row_sums(xp: Namespace, x: Array, dy: Array, dtype: Any = None) -> Array:
     """x^T dy, the sum over all rows."""
     lead = math.prod(x.shape[:-1])
-    flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
     if is_numpy(xp):
-        return _summed(flat_x, flat_y)[0]
+        return _summed(x, dy)[0]
+    flat_x, flat_y = xp.reshape(x, (lead, x.shape[-1])), xp.reshape(dy, (lead, dy.shape[-1]))
     return matrix_product(xp, xp.matrix_transpose(flat_x), flat_y, dtype)
 
 
 def _summed(x: np.ndarray, *dys: np.ndarray) -> list[np.ndarray]:
     """x^T dy, by a few columns of x, of few by parts of the rows: the same bits on any number of threads."""
     refuse("BLAS computes products")
-    R, K = x.shape
+    R, K = math.prod(x.shape[:-1]), x.shape[-1]
+    x, dys = x.reshape(R, K), tuple(dy.reshape(R, dy.shape[-1]) for dy in dys)
     parts = min(max(R // SUMMED_ROWS, 1), SUMMED_PARTS) if K <= FEW_COLUMNS else 1
     each, width = -(-R // parts), min(PRODUCT_COLUMNS, max(K, 1))
     sums = [np.empty((parts, K, dy.shape[-1]), np.result_type(x, dy)) for dy in dys]
