@@ -38,12 +38,16 @@ def test_products_and_gradients_equal_numpy(dtype, R, K):
         np.testing.assert_allclose(dW, x.T.astype(float) @ d, **close)
 
 
-@pytest.mark.parametrize("M", [1, 5, 40, 70])
-def test_a_row_has_the_bits_that_it_has_alone(M):
-    x, W, b = (normal(*shape).astype(np.float32) for shape in ((200, 24), (24, M), (M,)))
-    whole = la.nn.linear(x, W, b)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("K", "M"), [(24, 1), (24, 5), (24, 40), (24, 70), (300, 300), (70, 1100), (600, 130)])
+def test_a_row_has_the_bits_that_it_has_alone(K, M, dtype):
+    x, W, b, dy = (normal(*shape).astype(dtype) for shape in ((200, K), (K, M), (M,), (200, M)))
+    whole, pullback = la.vjp(la.nn.linear, x, W, b)
+    dx = pullback(dy).x
     for n, m in itertools.pairwise((0, 1, 3, 67, 131, 200)):
-        assert la.nn.linear(x[n:m], W, b).tobytes() == whole[n:m].tobytes()
+        own, pullback = la.vjp(la.nn.linear, x[n:m], W, b)
+        assert own.tobytes() == whole[n:m].tobytes()
+        assert pullback(dy[n:m]).x.tobytes() == dx[n:m].tobytes()
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -74,11 +78,19 @@ def test_products_of_nan_and_inf_stay_in_their_rows():
     assert np.isfinite(np.delete(y, [3, 66], 0)).all()
 
 
-def test_large_weights_are_multiplied_by_blas():
-    assert loops.fits(256 * 256, 4)
-    assert not loops.fits(256 * 257, 4)
-    x, W = normal(70, 257).astype(np.float32), normal(257, 300).astype(np.float32)
-    np.testing.assert_allclose(la.nn.linear(x, W), x @ W, rtol=0, atol=2e-4)
+@pytest.mark.parametrize("R", [1, 70, 200])
+def test_large_weights(R):
+    """Several of one kernel, with and without copies of their strips, more columns than a task has, deep sums."""
+    x, Ws = normal(R, 270).astype(np.float32), [normal(270, M).astype(np.float32) for M in (300, 2, 1100)]
+    assert not loops.are_small(*Ws)
+    dys = [normal(R, W.shape[1]).astype(np.float32) for W in Ws]
+    close = {"rtol": 0, "atol": 1e-5 * 1400**0.5 * 4}
+    for y, W in zip(all_times(np, x, Ws, [None] * 3), Ws, strict=True):
+        np.testing.assert_allclose(y, x.astype(float) @ W, **close)
+    dx, dWs = all_times_vjp(np, x, Ws, dys)
+    np.testing.assert_allclose(dx, sum(d.astype(float) @ W.T for d, W in zip(dys, Ws, strict=True)), **close)
+    for dW, d in zip(dWs, dys, strict=True):
+        np.testing.assert_allclose(dW, x.T.astype(float) @ d, **close)
 
 
 # layers as one plan

@@ -24,6 +24,15 @@ CALLS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("K", "M"), [(24, 77), (128, 300)])
+def test_the_place_of_a_row_does_not_change_its_bits_in_blas(K, M, dtype):
+    """They do in products of 64 rows: of AVX2 in float32, of AVX-512 in float64 (OpenBLAS 0.3.31)."""
+    row, wide = rng.standard_normal((1, K)).astype(dtype), rng.standard_normal((K, M)).astype(dtype)
+    (only,) = {y.tobytes() for y in rows.times(np, np.repeat(row, 200, 0), wide, compiled=False)}
+    np.testing.assert_allclose(np.frombuffer(only, dtype), (row @ wide)[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_blas_has_one_thread_where_products_are_of_few_rows(call, monkeypatch):
     """Threads of BLAS waited for each other for milliseconds where a product takes microseconds."""
@@ -33,7 +42,7 @@ def test_blas_has_one_thread_where_products_are_of_few_rows(call, monkeypatch):
         limited.append(blas._inside > 0)
         return matmul(*given, **options)
 
-    monkeypatch.setattr(rows, "_loops", lambda *arrays: None)  # as if the weights were large
+    monkeypatch.setattr(rows, "_loops", lambda *arrays: None)  # as on a processor without vector registers
     monkeypatch.setattr(plans, "by_key", {})
     monkeypatch.setattr(rows.np, "matmul", watched)
     call()
