@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core import StatesAt
-from ..ops.host import write, zeros_like
+from ..ops.host import apart, write, zeros_like
 from ..runtime import shapes
 from ..runtime.arrays import (
     Array,
@@ -170,8 +170,8 @@ def gradients(call: Call, grads: dict[str, Array], dstate0: Array) -> Any:
         d = gradient_like(xp, xp.zeros_like(x) if d is None else d, x)
         if layout is not None:
             d = layout.leave(xp, d, axes[name], call.batch)
-        values.append(call.library.give_back(d))
-    state = None
+        values.append(d)
+    state, each = None, []
     if call.given_state is not None:
         if spec.state.pack_vjp is not None:
             state = spec.state.pack_vjp(call, dstate0, grads.get("state"))
@@ -179,11 +179,14 @@ def gradients(call: Call, grads: dict[str, Array], dstate0: Array) -> Any:
             state = spec.state.unpack(call, dstate0) if spec.state.unpack else dstate0
         given, counts = flatten("state", call.given_state), spec.counts
         each = [
-            call.library.give_back(zeros_like(xp, S) if n in counts else gradient_like(xp, d, S))
+            zeros_like(xp, S) if n in counts else gradient_like(xp, d, S)
             for d, (n, S) in zip(flatten("state", state).values(), given.items(), strict=True)
         ]
-        state = unflatten(state, each)
-    return gradients_of((*spec.arrays, "state"), *values, state)
+        if call.sizes["T"] == 0:  # they are the cotangents
+            each = [xp.asarray(d, copy=True) for d in each]
+    found = [None if d is None else call.library.give_back(d) for d in apart(xp, values + each)]
+    state = None if state is None else unflatten(state, found[len(values) :])
+    return gradients_of((*spec.arrays, "state"), *found[: len(values)], state)
 
 
 def form_of(library: Library, x: Any) -> Form:

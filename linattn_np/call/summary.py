@@ -30,7 +30,8 @@ from ..composition import (
     unstacked,
 )
 from ..ops.sums import sum_of_groups, sum_to
-from ..runtime.arrays import Array, cast, enter, shared_heads
+from ..runtime.arrays import COMPLEX, STORAGE, Array, cast, enter, is_complex, shared_heads
+from ..runtime.doorway import expect
 from ..spec import Call, VariantSpec
 from .binding import axes_of, bind, inputs_of, prepare, spec_of
 from .foreign import bridge_of
@@ -79,10 +80,11 @@ def entry_states(summaries: Sequence[Summary], state: Any = None) -> tuple[Any, 
     """The states before each span and after the last one: a left fold, from `state` (None: zeros).
 
     la.vjp(la.entry_states, summaries, state) takes their gradients, each may be None, and returns those of the
-    summaries and of the state (None if it was not given). Raises TypeError without a summary.
+    summaries and of the state (None if it was not given). Raises TypeError without a summary and for other states,
+    ValueError for other shapes.
     """
     xp = _namespace("entry_states", *summaries)
-    return folded(xp, summaries, _zeros(xp, summaries[0]) if state is None else state)[0]
+    return folded(xp, summaries, _first_state(xp, summaries[0], state))[0]
 
 
 def _summary_vjp(arrays: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Summary, Pullback]:
@@ -115,7 +117,7 @@ def _entry_states_vjp(arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> t
     given = {"state": None} | dict(zip(("summaries", "state"), arrays, strict=False)) | dict(keywords)
     spans, state = given["summaries"], given["state"]
     xp = _namespace("entry_states", *spans)
-    states, backward = folded(xp, spans, _zeros(xp, spans[0]) if state is None else state)
+    states, backward = folded(xp, spans, _first_state(xp, spans[0], state))
 
     def pullback(dstates: Sequence[Any]) -> tuple[tuple[Summary, ...], Any]:
         """(gradients of the summaries, gradient of the state)."""
@@ -134,15 +136,44 @@ entry_states.vjp = _entry_states_vjp  # type: ignore[attr-defined]
 
 
 def _namespace(name: str, *spans: Any) -> Any:
-    """The array namespace of summaries.   Raises TypeError for anything else."""
+    """The array namespace of summaries.   Raises TypeError for anything else, ValueError for two kinds of states."""
     for span in spans or (None,):
         if not isinstance(span, Summary):
             raise TypeError(f"{name}: a {type(span).__qualname__} was given, expected a Summary")
+        if (own := _kind(span)) != (first := _kind(spans[0])):
+            raise ValueError(f"{name}: a span has {own}, expected {first} as the first one has")
     return array_namespace(parts(spans[0].offset)[0])
+
+
+def _kind(span: Summary) -> str:
+    """What two summaries that compose have in common."""
+    transfer = type(span.transfer).__name__ if isinstance(span.transfer, tuple) else [*_shapes(span.transfer)]
+    return f"offset {[*_shapes(span.offset)]} and transfer {transfer}"
+
+
+def _shapes(x: Any) -> list[tuple[int, ...]]:
+    return [] if x is None else [tuple(y.shape) for y in parts(x)]
 
 
 def _zeros(xp: Any, span: Summary) -> Any:
     return mapped(xp.zeros_like, span.offset)
+
+
+def _first_state(xp: Any, span: Summary, state: Any) -> Any:
+    """The checked state before a span, as exact as the span's; zeros for None."""
+    if state is None:
+        return _zeros(xp, span)
+    names: tuple[str, ...] = getattr(span.offset, "_fields", ("state",))
+    if isinstance(state, tuple) != isinstance(span.offset, tuple) or len(parts(state)) != len(names):
+        raise TypeError(f"entry_states: state is a {type(state).__qualname__}, expected {', '.join(names)}")
+    each = []
+    for name, S, U in zip(names, parts(state), parts(span.offset), strict=True):
+        expect("entry_states", None, STORAGE + COMPLEX, **{name: (S, " ".join(map(str, range(U.ndim))))})
+        if tuple(S.shape) != tuple(U.shape):
+            raise ValueError(f"entry_states: {name} has shape {tuple(S.shape)}, expected {tuple(U.shape)}")
+        real = not (is_complex(S) or is_complex(U))
+        each.append(cast(xp, S, xp.result_type(S.dtype, U.dtype)) if real else S)
+    return type(span.offset)(*each) if isinstance(span.offset, tuple) else each[0]
 
 
 # the two parts of a summary; run(fn, call) returns the final state of a call and its pull

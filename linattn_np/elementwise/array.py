@@ -19,7 +19,8 @@ from .types import Inputs
 
 def forward(xp: Namespace, x: Inputs, h: Array, chunk_size: int | None) -> tuple[Array, Array]:
     """As definition.forward; chunk_size: tokens of one scan, None for all."""
-    return states_of(xp, every_token(xp, x), h, chunk_size)
+    states, end = states_of(xp, every_token(xp, x), h, chunk_size)
+    return states, xp.asarray(end, copy=True)  # which lies among the states
 
 
 def every_token(xp: Namespace, x: Inputs) -> Inputs:

@@ -26,6 +26,7 @@ import numpy as np
 from ..call import lse
 from ..call.foreign import bridge_of, calls_of_loops
 from ..call.results import Result, gradients_of
+from ..ops.host import apart
 from ..ops.sequences import Sequences
 from ..runtime import draws, threads
 from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_dtype, dtype_name, enter, is_cupy
@@ -243,7 +244,8 @@ class Piece:
             def computed() -> Any:
                 with threads.limited(given["num_threads"]):
                     grads = pull(*each)
-                return gradients_of(self.names, *(self._gradient(c, n, own[n], grads.get(n)) for n in self.names))
+                found = apart(c.xp, [self._gradient(c, n, own[n], grads.get(n)) for n in self.names], each)
+                return gradients_of(self.names, *(None if d is None else c.library.give_back(d) for d in found))
 
             return replays.pulled(residuals, tuple(each), computed)
 
@@ -386,7 +388,7 @@ class Piece:
         if x is None:
             return None
         d = c.xp.zeros_like(x) if d is None else d
-        return c.library.give_back(cast(c.xp, d, c.kinds[name]))
+        return cast(c.xp, d, c.kinds[name])
 
     def _cotangents(self, c: Call, shapes: Mapping[str, Any], given: Any, named: Mapping[str, Any]) -> list[Any]:
         """In the dtype of the computation, None where there is none."""

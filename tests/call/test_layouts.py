@@ -94,6 +94,19 @@ def test_layout(case, how, dtype):
         assert relative_error(x, expected[name]) <= 50 * np.finfo(dtype).eps, name
 
 
+@every_variant
+def test_layouts_of_one_channel(case):
+    """An axis of one entry has any stride."""
+    arrays, state = draw(case, T=3, K=1, V=1)
+    expected = with_gradients(case, arrays, state=state)
+    for how, layout in LAYOUTS.items():
+        found = with_gradients(case, {n: layout(x) for n, x in arrays.items()}, state=laid(how, state))
+        for name, x in found.items():  # the gradient of a unit row of one channel is rounding error
+            np.testing.assert_allclose(
+                x, expected[name], rtol=0, atol=1e-12 * (1 + abs(x).max(initial=0)), err_msg=f"{how} {name}"
+            )
+
+
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_layout_of_cotangents_and_of_what_is_read(how):
     case = next(c for c in PLAIN if c.fn is la.kda)

@@ -10,7 +10,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.matrix_state.types import Erase
-from tests.cases import CASES, draw, one_per, parts, parts_like
+from tests.cases import CASES, covered, draw, one_per, parts, parts_like
 
 
 def ones(result):
@@ -118,6 +118,24 @@ def test_results_of_vjp_may_be_written_to(case, chunk_size):
     for x in parts(result):
         x[...] = np.nan if x.dtype.kind == "f" else -1
     assert same(pullback(*cotangents), expected)
+
+
+@pytest.mark.parametrize("T", [0, 1])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_result_shares_memory_with_another(case, T):
+    """Sums over one token, and the gradient of a state that goes through no tokens; the calls are replayed too."""
+    arrays, state = draw(case, B=(1,), T=T)
+    for how in covered(case, [{}, {"backend": "chunks"}, {"backend": "reference"}]):
+        for _ in range(2):
+            given = {**arrays, **case.options, "state": state, "return_state": True, **how}
+            result, pullback = la.vjp(case.fn, **given)
+            cotangents = ones(result)
+            grads = parts(pullback(*cotangents))
+            others = [y for y in (*arrays.values(), *parts(state)) if isinstance(y, np.ndarray)]
+            for own, beside in ((parts(result), others), (grads, [*others, *parts(tuple(cotangents))])):
+                for n, x in enumerate(own):
+                    assert not any(np.shares_memory(x, y) for y in (*own[:n], *beside))
+                    assert x.flags.writeable
 
 
 def test_results_of_read_may_be_written_to():

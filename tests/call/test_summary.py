@@ -12,7 +12,7 @@ import linattn_np as la
 from linattn_np.elementwise.core import Elementwise
 from linattn_np.testing import relative_error
 from tests import cases
-from tests.cases import draw, parts, parts_like
+from tests.cases import draw, kind_like, parts, parts_like
 
 CASES, PLAIN = cases.SPANS, [cases.plain_case(fn) for fn in cases.COMPOSING]
 CUTS = (0, 4, 4, 9, 11)
@@ -222,6 +222,26 @@ def test_options_about_states_are_refused():
         la.compose(1, 2)
     with pytest.raises(TypeError, match="entry_states: a NoneType was given, expected a Summary"):
         la.entry_states([])
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_states_that_do_not_fit_spans(case):
+    """A float32 state loses nothing more beside spans in float64; two spans are of one variant and size."""
+    fn = case.fn
+    arrays, state = draw(case, T=6)
+    spans = [la.summary(fn, **tokens(case, arrays, *at), **case.options) for at in ((0, 2), (2, 6))]
+    narrow = parts_like(state, [S.astype(kind_like(S, np.float32)) for S in parts(state)])
+    again = parts_like(state, [S.astype(kind_like(S, np.float64)) for S in parts(narrow)])
+    for x, y in zip(la.entry_states(spans, narrow), la.entry_states(spans, again), strict=True):
+        assert_same(x, y)
+    wider = la.summary(fn, **draw(case, T=6, H=3, V=4)[0], **case.options)
+    with pytest.raises(ValueError, match=r"^compose: a span has offset .*, expected offset .* as the first one has$"):
+        la.compose(spans[0], wider)
+    with pytest.raises(ValueError, match=r"^entry_states: .* has shape \(1, .*\), expected \(2, "):
+        la.entry_states(spans, parts_like(state, [S[:1] for S in parts(state)]))
+    wrong = parts(state)[0] if isinstance(state, tuple) else (state,)
+    with pytest.raises(TypeError, match=r"^entry_states: state is a "):
+        la.entry_states(spans, wrong)
 
 
 def test_log_decays_of_minus_infinity_cut_a_span_off():

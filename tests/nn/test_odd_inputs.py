@@ -7,7 +7,7 @@ import pytest
 
 import linattn_np as la
 from linattn_np.call.replay import plans
-from tests.nn.table import SMALL, normal
+from tests.nn.table import SMALL, B, T, normal
 
 every = pytest.mark.parametrize("case", SMALL, ids=lambda c: f"{c.name} {c.label}".strip())
 
@@ -32,6 +32,20 @@ def test_bytes_of_another_order(case):
     plans.clear()  # explain says how other tests' calls were recorded
     assert la.explain(case.fn, **options) == la.explain(case.fn, **plain)
     assert la.check(case.fn, **options) == la.check(case.fn, **plain)
+
+
+@pytest.mark.parametrize("case", [case for case in SMALL if "cu_seqlens" not in case.options], ids=str)
+def test_gradients_of_one_row_share_no_memory(case):
+    """Sums over one row are copies; the pullback is replayed too."""
+    each = {n: x[:1, :1].copy() if x.shape[:2] == (B, T) else x for n, x in (case.arrays | dict(case.whole)).items()}
+    each |= {n: x[:1].copy() for n, x in each.items() if n == "state"}
+    for how in ({}, {"backend": "reference"}):
+        for _ in range(3):
+            result, pullback = la.vjp(case.fn, **each, **case.options, **how)
+            d = [np.ones_like(y) for y in parts(result)]
+            grads = [y for y in pullback(*d) if y is not None]
+            for n, x in enumerate(grads):
+                assert not any(np.shares_memory(x, y) for y in (*grads[:n], *d, *each.values()))
 
 
 @pytest.mark.parametrize("name", ["short_conv", "token_shift"])

@@ -42,4 +42,5 @@ def real_rows(y: np.ndarray, width: int, kind: np.dtype[Any], real: np.dtype[Any
         y = from_parts(np, y, None, real)
     y = cast(np, y.real if is_complex(y) and kind == real else y, kind)
     y = y if y.strides[-1] == y.itemsize or y.shape[-1] == 1 else np.ascontiguousarray(y)
-    return y.view(real).reshape(-1, width)
+    rows = y.view(real).reshape(-1, width)  # of a last axis of 1 a view in the strides of the one before
+    return rows if rows.strides[-1] == rows.itemsize or width == 1 else np.ascontiguousarray(rows)
