@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core import StatesAt
-from ..ops.host import apart, write, zeros_like
+from ..ops.host import write, zeros_like
 from ..runtime import shapes
 from ..runtime.arrays import (
     Array,
     Library,
+    Namespace,
     as_computed,
     cast,
     dtype_name,
     enter,
     gradient_like,
     is_complex,
+    is_cupy,
     is_mutable,
     stored_like,
 )
 from ..runtime.memory import place_of
+from ..runtime.pieces.memory import empty, first_byte
 from ..runtime.recorder import Recorder, refuse
 from ..runtime.shapes import flatten, unflatten
 from ..spec import Call
@@ -187,6 +190,30 @@ def gradients(call: Call, grads: dict[str, Array], dstate0: Array) -> Any:
     found = [None if d is None else call.library.give_back(d) for d in apart(xp, values + each)]
     state = None if state is None else unflatten(state, found[len(values) :])
     return gradients_of((*spec.arrays, "state"), *found[: len(values)], state)
+
+
+def apart(xp: Namespace, given: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
+    """The arrays that a call gives to its caller; copies of those that begin where one before, or one of others, does.
+
+    A sum over one row is a view of it. None entries stay, as do arrays of libraries without addresses.
+    """
+    places, found = {_begin(y) for y in others if y is not None}, []
+    for y in given:
+        if y is not None and (at := _begin(y)) is not None:
+            if at in places:
+                to = xp.empty(tuple(y.shape), dtype=y.dtype) if is_cupy(xp) else empty(y.shape, y.dtype)
+                write(xp, to, y)
+                y = to
+            places.add(at)
+        found.append(y)
+    return found
+
+
+def _begin(y: Any) -> int | None:
+    """The address of the first element; None without one."""
+    if not y.size:
+        return None
+    return first_byte(y) if type(y) is np.ndarray else getattr(getattr(y, "data", None), "ptr", None)
 
 
 def form_of(library: Library, x: Any) -> Form:

@@ -25,8 +25,7 @@ import numpy as np
 
 from ..call import lse
 from ..call.foreign import bridge_of, calls_of_loops
-from ..call.results import Result, gradients_of
-from ..ops.host import apart
+from ..call.results import Result, apart, gradients_of
 from ..ops.sequences import Sequences
 from ..runtime import draws, threads
 from ..runtime.arrays import STORAGE, Array, Library, Namespace, cast, compute_dtype, dtype_name, enter, is_cupy

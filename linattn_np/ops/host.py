@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ..runtime.arrays import STORAGE, Array, Namespace, is_cupy, is_numpy, name_of
-from ..runtime.memory import place_of
-from ..runtime.pieces.memory import empty
 from ..runtime.recorder import refuse
 
 
@@ -49,29 +46,6 @@ def zeros_like(xp: Namespace, x: Array) -> Array:
     if (cpu := numpy_kernels(xp)) is None or (kind := f"float{8 * x.dtype.itemsize}") not in STORAGE:
         return xp.zeros_like(x)
     return cpu.zeros((x.size,), np.dtype(kind)).view(x.dtype).reshape(x.shape)
-
-
-def apart(xp: Namespace, given: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
-    """The arrays that a call gives to its caller; copies of those that begin where one before, or one of others, does.
-
-    A sum over one row is a view of it. None entries stay, as do arrays of libraries without addresses.
-    """
-    places, found = {_begin(y) for y in others if y is not None}, []
-    for y in given:
-        if y is not None and (at := _begin(y)) is not None:
-            if at in places:
-                to = xp.empty(tuple(y.shape), dtype=y.dtype) if is_cupy(xp) else empty(y.shape, y.dtype)
-                write(xp, to, y)
-                y = to
-            places.add(at)
-        found.append(y)
-    return found
-
-
-def _begin(y: Any) -> int | None:
-    """The address of the first element; None without one."""
-    place = place_of(y) if y.size else None
-    return None if place is None else place.address
 
 
 def write(xp: Namespace, to: Array, x: Array) -> None:
