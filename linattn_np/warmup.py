@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--softmax", action="store_true", help="also kernels of softmax attention")
     parser.add_argument("--scan", action="store_true", help="also kernels of scan, hgrn and the like")
-    parser.add_argument("--learn", action="store_true", help="also kernels of ttt_linear and momentum_delta_rule")
+    parser.add_argument("--learn", action="store_true", help="also kernels of learners")
     parser.add_argument("--train", action="store_true", help="also kernels of the optimiser")
     parser.add_argument("--log", action="store_true", help="also kernels of StateLog, for states of --state")
     parser.add_argument(
@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     wanted += [(arch, f"{dtype}, K = {K}: {entry.words}", entry) for arch, capability in capabilities.items()
                for dtype in args.dtype * args.learn for K in args.key
                for entry in of_learners.learner_entries(dtype, K, capability, not args.forward_only)]  # fmt: skip
+    wanted += [(arch, entry.words, entry) for arch in [*capabilities] * args.learn
+               for entry in of_learners.between_entries()]  # fmt: skip
     wanted += [(arch, f"{dtype}: {entry.words}", entry) for arch in capabilities for dtype in args.dtype * args.train
                for entry in around.optimiser_entries(dtype)]  # fmt: skip
     for arch, words, entry in _bar(wanted):

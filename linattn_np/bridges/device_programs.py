@@ -150,7 +150,7 @@ def _recorded(call: DeviceCall, at: list[int], outputs: Sequence[Abstract]) -> R
 def _place(x: Array, pool: list[Array]) -> int:
     """The position of a dense array in a pool.   Raises LookupError."""
     view = view_of(x, pool)
-    if type(view) is not View or view.transposed:
+    if type(view) is not View or view.axis:
         raise LookupError("a result in another order")
     return view.of
 

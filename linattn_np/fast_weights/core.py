@@ -8,21 +8,25 @@ variant has a core of its own: its learner, and the type of its state.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
 from ..core import Computation, Computed, Core, Explained, register, register_states
 from ..ops.host import has_compiler
+from ..ops.sums import sum_to
 from ..runtime.arrays import Array, is_cupy, is_numpy
 from ..runtime.recorder import refuse
 from ..runtime.shapes import Sizes
 from . import definition
 from .array import chunks
 from .losses import LOSSES
+from .recorded import added, difference, zeros_like
+from .recorded import each as of_each
 from .sequences import Call, scaled
 from .states import axes_of
-from .types import Adam, FastPlan, Inputs, Learner, plus
+from .types import Adam, FastPlan, Inputs, Learner
 
 BACKENDS = ("reference", "chunks", "numba", "cuda")
 LARGEST = 2**18  # numbers of a layer's matrix in compiled loops
@@ -43,13 +47,14 @@ class Learning(Computation):
 
     def forward(self, fn: str, x: Inputs, plan: FastPlan, state: Any, wanted: str | None) -> Computed:
         """(out, final state, residuals)."""
-        refuse("weights learn by array calls")
         if state is not None and plan.learner.window > 1 and state.k_past.shape[-2] != plan.learner.window - 1:
             shape = tuple(state.k_past.shape)
             raise ValueError(
                 f"{fn}: state.k_past has shape {shape}, expected C = window - 1 = {plan.learner.window - 1}"
             )
         backend, outs, ends, before = choose(fn, x, plan, wanted), [], [], list[Any]()
+        if backend in ("reference", "chunks"):
+            refuse("BLAS computes products")
         call = Call(plan, x, state, is_cast(backend))
         stores_states = state is None and plan.gradients
         has_end = plan.returns_state or x.q is None or plan.learner.every == "token"
@@ -57,12 +62,12 @@ class Learning(Computation):
             tokens, begin = _tokens(call, part), call.begin(part)
             given = plan.learner, plan.xp, tokens, begin, call.initial(part), call.slow
             out, states = module_of(backend, plan.learner).forward(*given, stores_states, has_end)
-            outs.append(plan.xp.zeros_like(tokens.v) if out is None else scaled(plan, out))
+            outs.append(zeros_like(plan.xp, tokens.v) if out is None else out)
             ends.append(call.end(part, states[-1]) if has_end else [])
-            before.append(states)
-        out = None if x.q is None else call.left(call.joined(outs))
+            before.append((*states,))
+        out = None if x.q is None else scaled(plan, call.left(call.joined(outs)))
         end = call.gathered(ends) if has_end else None
-        return out, end, Residuals(x, plan, backend, state, before if stores_states else None)
+        return out, end, Residuals(x, plan, backend, state, (*before,) if stores_states else None)
 
     def backward(self, residuals: Residuals, dout: Array | None, dstate: Any) -> tuple[Any, Any]:
         """Gradients of the inputs and of the initial state."""
@@ -70,7 +75,7 @@ class Learning(Computation):
         f, xp, module = plan.learner, plan.xp, module_of(backend, plan.learner)
         call = Call(plan, x, state, is_cast(backend))
         found, begins, has_end = [], [], dstate is not None or plan.learner.every == "token"
-        dweights, dslow = (tuple(xp.zeros_like(w) for w in tree) for tree in (call.weights, call.slow))
+        dweights, dslow = list[Any](), list[Any]()
         for n, part in enumerate(call.parts):
             tokens, initial = _tokens(call, part), call.initial(part)
             given = f, xp, tokens
@@ -81,14 +86,19 @@ class Learning(Computation):
             dx, dbegin, dinitial, more = module.backward(*given, states, initial, call.slow, d, dend, has_end)
             found.append(dx)
             if call.begins_anew(part):
-                zero = tuple(xp.zeros_like(y) for y in dbegin.anchor)
-                dbegin = dbegin._replace(weights=plus(dbegin.weights, dbegin.anchor), anchor=zero)
-            begins.append(call.parts_of(dbegin._replace(n=0)))
-            # a state is W - W_0
-            ends, both = plus(dend.anchor, dend.weights), plus(dbegin.anchor, dbegin.weights)
-            own = [xp.sum(a + b - c, axis=0) for a, b, c in zip(dinitial, both, ends, strict=True)]
-            dweights, dslow = plus(dweights, own), plus(dslow, [xp.sum(y, axis=0) if y.ndim == 4 else y for y in more])
-        return call.gradients(found, dweights, dslow), call.gathered(begins)
+                zero = of_each(zeros_like, xp, dbegin.anchor)
+                dbegin = dbegin._replace(weights=of_each(added, xp, dbegin.weights, dbegin.anchor), anchor=zero)
+            if state is not None:
+                begins.append(call.parts_of(dbegin._replace(n=0)))
+            own = of_each(added, xp, dbegin.anchor, dbegin.weights)
+            own = of_each(added, xp, dinitial, own) if dinitial else own
+            if dstate is not None:  # a state is W - W_0
+                own = of_each(difference, xp, own, of_each(added, xp, dend.anchor, dend.weights))
+            dweights.append([sum_to(xp, y, y.shape[1:]) for y in own])
+            dslow += [[sum_to(xp, y, y.shape[1:]) if y.ndim == 4 else y for y in more]] if more else []
+        dslow = dslow or [of_each(zeros_like, xp, call.slow)]
+        each = (functools.reduce(functools.partial(of_each, added, xp), trees) for trees in (dweights, dslow))
+        return call.gradients(found, *each), call.gathered(begins) if begins else None
 
     def explain(self, fn: str, x: Inputs, plan: FastPlan, wanted: str | None) -> Explained:
         """The products with each matrix: of key, query and update, and of the cotangents of all but the first."""

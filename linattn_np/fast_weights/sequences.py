@@ -6,13 +6,18 @@ many tokens, or one sequence of a ragged batch. A state of the caller is W - W_0
 
 from __future__ import annotations
 
+import functools
 from math import prod
 from typing import Any, NamedTuple
 
+from ..ops.host import repeated_heads
+from ..ops.product import multiple
 from ..ops.sums import sum_of_groups
-from ..runtime.arrays import Array, Namespace, cast, count_dtype, device, dtype_name, shared_heads
+from ..runtime.arrays import Array, Namespace, cast, device, dtype_name
+from ..runtime.recorder import refuse
 from .fused import appended
-from .types import FastPlan, Inputs, State, Tokens, Tree, each_of, plus
+from .recorded import added, copied, counts, difference, each, zeros_like
+from .types import FastPlan, Inputs, State, Tokens, Tree, each_of
 
 
 class Part(NamedTuple):
@@ -45,21 +50,22 @@ class Call:
 
     def _parts(self, state: Any) -> list[Part]:
         batch = len(self.plan.sequences) if self.is_ragged else prod(self.lead)
-        counts = [0] * batch if state is None else [int(n) for n in self.xp.reshape(state[-1], (-1,))]
+        found = [0] * batch
+        if state is not None and state[-1] is not None:
+            refuse("the number of tokens so far decides where mini-batches end")
+            found = [int(n) for n in self.xp.reshape(state[-1], (-1,))]
         if self.is_ragged:
             return [Part([n], s.start, s.stop, seen)
-                    for n, (s, seen) in enumerate(zip(self.plan.sequences, counts, strict=True))]  # fmt: skip
+                    for n, (s, seen) in enumerate(zip(self.plan.sequences, found, strict=True))]  # fmt: skip
         ((_, start, stop),) = self.plan.sequences
-        return [
-            Part([i for i, m in enumerate(counts) if m == n], start, stop, n) for n in dict.fromkeys(counts) or (0,)
-        ]
+        return [Part([i for i, m in enumerate(found) if m == n], start, stop, n) for n in dict.fromkeys(found) or (0,)]
 
     # tokens
 
     def _entered(self, y: Array) -> Array:
         """(..., T, H, D) as (N, H, T, D)."""
         xp, H = self.xp, self.x.v.shape[-2]
-        y = shared_heads(xp, cast(xp, y, self.plan.dtype) if self.is_cast else y, H)
+        y = repeated_heads(xp, cast(xp, y, self.plan.dtype) if self.is_cast else y, H)
         return xp.permute_dims(xp.reshape(y, (prod(y.shape[:-3]), *y.shape[-3:])), (0, 2, 1, 3))
 
     def left(self, y: Array) -> Array:
@@ -74,7 +80,7 @@ class Call:
 
     def entered_gradient(self, dout: Array | None, part: Part) -> Any:
         """The cotangent of the outputs of a part."""
-        return None if dout is None or self.x.q is None else self.cut(scaled(self.plan, self._entered(dout)), part)
+        return None if dout is None or self.x.q is None else self.cut(self._entered(scaled(self.plan, dout)), part)
 
     def joined(self, each: list[Array]) -> Array:
         """An array of all tokens from those of the parts."""
@@ -108,31 +114,38 @@ class Call:
     def _flat(self, S: Array) -> Array:
         """A part of a state with one axis of rows; floats in the compute dtype."""
         lead = len(self.lead)
+        if S is None:
+            return None
         S = S if self.is_ragged else self.xp.reshape(S, (prod(S.shape[:lead]), *S.shape[lead:]))
         return S if "int" in dtype_name(S) else cast(self.xp, S, self.plan.dtype)
 
-    def state_of(self, part: Part, state: Any, initial: Tree) -> State:
-        """The State of a part: initial + W - W_0. state: flat arrays, None for zeros."""
+    def state_of(self, part: Part, state: Any, is_gradient: bool = False) -> State:
+        """The State of a part: initial + W - W_0, of gradients without initial. state: flat arrays, None for zeros."""
+        initial = self.initial(part)
         P, xp = len(initial), self.xp
         slots, has_sums = slots_of(self.plan.kind, P)
         c = self.plan.learner.window - 1
         if state is None:
-            zero = tuple(xp.zeros_like(w) for w in initial)
-            start = plus(zero, initial)
-            sums = xp.sum(zero[0], axis=(-2, -1), keepdims=True) if has_sums else None
-            lead, widths = zero[0].shape[:2], (self.x.k.shape[-1], self.x.v.shape[-1], 1)
-            past = tuple(xp.zeros((*lead, c, n), dtype=zero[0].dtype, device=device(zero[0])) for n in widths if c)
+            zero = each(zeros_like, xp, initial) if slots else ()
+            start, like = each(zeros_like if is_gradient else copied, xp, initial), initial[0]
+            lead, widths = like.shape[:2], (self.x.k.shape[-1], self.x.v.shape[-1], 1)
+            zeros = functools.partial(xp.zeros, dtype=like.dtype, device=device(like))
+            sums = zeros((*lead, 1, 1)) if has_sums else None
+            past = tuple(zeros((*lead, c, n)) for n in widths if c)
             return State(part.n, start, start, (zero,) * slots, sums, past)
         own = [self._rows(S, part) for S in state[:-1]]
         wide = [S[..., None, :] if S.ndim == initial[0].ndim - 1 else S for S in own[: P * (2 + slots)]]
         trees = [tuple(wide[n : n + P]) for n in range(0, P * (2 + slots), P)]
         sums = own[-1][..., None, None] if has_sums else None
         past = (*own[-3:-1], own[-1][..., None]) if c else ()
-        return State(part.n, plus(initial, trees[1]), plus(initial, trees[0]), tuple(trees[2:]), sums, past)
+        weights, anchor = (
+            each(copied, xp, tree) if is_gradient else each(added, xp, initial, tree) for tree in trees[:2]
+        )
+        return State(part.n, anchor, weights, tuple(trees[2:]), sums, past)
 
     def begin(self, part: Part) -> State:
         """The state that a part begins with."""
-        found = self.state_of(part, self.state, self.initial(part))
+        found = self.state_of(part, self.state)
         return found._replace(anchor=found.weights) if self.begins_anew(part) else found
 
     def begins_anew(self, part: Part) -> bool:
@@ -143,10 +156,12 @@ class Call:
         """The parts of the state that a part ends with; one without tokens hands its own over."""
         if part.is_empty and self.state is not None:
             return [take(self.xp, S, part.rows) for S in self.state]
-        first = tuple(-w for w in self.initial(part))
-        return self.parts_of(end._replace(anchor=plus(end.anchor, first), weights=plus(end.weights, first)))
+        if not self.plan.returns_state and self.x.q is not None:
+            return self.parts_of(end, copied_parts=False)  # for their shapes alone
+        anchor, weights = (each(difference, self.xp, tree, self.initial(part)) for tree in (end.anchor, end.weights))
+        return self.parts_of(end._replace(anchor=anchor, weights=weights))
 
-    def parts_of(self, s: State) -> list[Array]:
+    def parts_of(self, s: State, copied_parts: bool = True) -> list[Array]:
         """The parts of the caller's state; rows without their axis of one."""
         xp = self.xp
         trees = (y for tree in (s.weights, s.anchor, *s.slots) for y in tree)
@@ -154,9 +169,10 @@ class Call:
         found += [] if s.sums is None else [s.sums[..., 0, 0]]
         found += [*s.past[:2], s.past[2][..., 0]] if s.past else []
         rows = found[0].shape[:1]
-        counts = count_dtype(xp) if self.state is None else self.state[-1].dtype
-        length = xp.full(rows, s.n, dtype=counts, device=device(found[0]))
-        return [*(xp.asarray(y, copy=True) for y in found), length]
+        length = counts(xp, s.n, tuple(rows), device(found[0]))
+        if self.state is not None and self.state[-1] is not None:
+            length = cast(xp, length, self.state[-1].dtype)
+        return [*(copied(xp, y) if copied_parts else y for y in found), length]
 
     def gathered(self, each: list[list[Array]]) -> Any:
         """The caller's state, from the parts of the states of all parts."""
@@ -168,7 +184,7 @@ class Call:
     def gradient_of_end(self, part: Part, dstate: Any) -> State:
         """The gradient of the State that a part ends with."""
         flat, n = None if dstate is None else [self._flat(S) for S in dstate], part.n + part.stop - part.start
-        return self.state_of(part._replace(n=n), flat, tuple(self.xp.zeros_like(w) for w in self.initial(part)))
+        return self.state_of(part._replace(n=n), flat, is_gradient=True)
 
     def gradients(self, each: list[Tokens], dweights: Tree, dslow: Tree) -> Inputs:
         """Gradients as arrays of the call, from those of the parts."""
@@ -181,7 +197,7 @@ class Call:
 
 def scaled(plan: FastPlan, y: Array) -> Array:
     """scale y, in the compute dtype"""
-    return y if plan.scale == 1 else plan.scale * cast(plan.xp, y, plan.dtype)
+    return y if plan.scale == 1 else multiple(plan.xp, plan.scale, y, plan.dtype)
 
 
 def together(join: Any, each: list[Tokens]) -> Tokens:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ..ops.host import zeros_like
 from ..runtime.arrays import Array, Namespace
 from ..runtime.pools import StateRows
+from ..runtime.recorder import active
 from ..runtime.shapes import Sequence
 from .fused import appended
 from .muon import COEFFICIENTS as COEFFICIENTS
@@ -130,7 +133,8 @@ def each_of(f: Callable[..., Any], *tokens: Tokens) -> Tokens:
 
 def filled(xp: Namespace, d: Tokens, x: Tokens) -> Tokens:
     """Gradients, with zeros for arrays of x that have none."""
-    return each_of(lambda y, own: xp.zeros_like(y) if own is None else own, x, d)
+    zeros = xp.zeros_like if active.recorder is None else functools.partial(zeros_like, xp)
+    return each_of(lambda y, own: zeros(y) if own is None else own, x, d)
 
 
 def joined(xp: Namespace, each: list[Tokens], x: Tokens) -> Tokens:

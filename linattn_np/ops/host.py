@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import STORAGE, Array, Namespace, is_cupy, is_numpy, name_of
+from ..runtime.arrays import STORAGE, Array, Namespace, is_cupy, is_numpy, name_of, shared_heads
 from ..runtime.recorder import refuse
 
 
@@ -46,6 +46,15 @@ def zeros_like(xp: Namespace, x: Array) -> Array:
     if (cpu := numpy_kernels(xp)) is None or (kind := f"float{8 * x.dtype.itemsize}") not in STORAGE:
         return xp.zeros_like(x)
     return cpu.zeros((x.size,), np.dtype(kind)).view(x.dtype).reshape(x.shape)
+
+
+def repeated_heads(xp: Namespace, x: Array, heads: int) -> Array:
+    """shared_heads, on NumPy arrays by a kernel."""
+    *lead, few, D = x.shape
+    if few in (0, heads) or (cpu := numpy_kernels(xp, x)) is None:
+        return shared_heads(xp, x, heads)
+    one, shape = x[..., None, :], (*lead, few, heads // few, D)
+    return cpu.compiled("copy", (one,), (shape, x.dtype), x.dtype).reshape((*lead, heads, D))
 
 
 def write(xp: Namespace, to: Array, x: Array) -> None:

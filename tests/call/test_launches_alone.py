@@ -22,8 +22,10 @@ from tests.matrix_state.cuda.token import host as step_calls
 
 launched, public = step_calls.launched, step_calls.public
 BF16 = np.dtype(ml_dtypes.bfloat16)
-LEARNERS = ("atlas", "lact", "momentum_delta_rule", "titans", "titans_linear", "ttt_linear", "ttt_mlp")
-BY_ARRAY_CALLS = {**dict.fromkeys(LEARNERS, "weights learn by array calls"), "block_scan": "no kernels"}
+BY_CUBLAS = ("atlas", "lact", "titans", "ttt_mlp")
+BY_ARRAY_CALLS = {**dict.fromkeys(BY_CUBLAS, "BLAS computes products"), "block_scan": "no kernels"}
+GRADIENTS = {"titans_linear": "array calls compute gradients of mini-batches, of float64 and of wide keys"}
+SHARED = {"ttt_linear": "BLAS computes products"}  # where heads share keys
 
 
 class Idle:
@@ -64,28 +66,41 @@ def plans_of(call):
 
 
 GIVEN = {"heads": {}, "groups": {"Hq": 2, "Hk": 2}, "optional arrays": {"optional": True}}
-OURS = [f for f in variants() if f.__name__ not in LEARNERS]
+
+
+def reason_of(fn, drawn):
+    """Why the forward is more than launches; "" if it is not."""
+    return (BY_ARRAY_CALLS | (SHARED if "Hk" in drawn else {})).get(fn.__name__, "")
 
 
 @pytest.mark.parametrize("drawn", GIVEN.values(), ids=GIVEN)
-@pytest.mark.parametrize("fn", OURS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", variants(), ids=lambda f: f.__name__)
 def test_forward(idle, fn, drawn):
     given = given_of(fn, **drawn)
     found = plans_of(lambda: fn(**given))
-    assert any(isinstance(plan, LaunchSequence) for plan in found) == (fn.__name__ not in BY_ARRAY_CALLS)
+    assert any(isinstance(plan, LaunchSequence) for plan in found) == (not reason_of(fn, drawn))
 
 
 @pytest.mark.parametrize("drawn", GIVEN.values(), ids=GIVEN)
-@pytest.mark.parametrize("fn", OURS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", variants(), ids=lambda f: f.__name__)
 def test_vjp(idle, fn, drawn):
-    given = given_of(fn, **drawn)
+    has_launches = not reason_of(fn, drawn) and fn.__name__ not in GRADIENTS
+    assert is_replayed_vjp(fn, given_of(fn, **drawn)) == has_launches
+
+
+def test_a_step_of_every_token(idle):
+    """Of titans_linear with mini-batches of one token."""
+    assert is_replayed_vjp(la.titans_linear, given_of(la.titans_linear), mini_batch=1)
+
+
+def is_replayed_vjp(fn, given, **options):
+    """Whether forward and pullback are launches alone."""
 
     def call():
-        out, pull = la.vjp(fn, **given)
+        out, pull = la.vjp(fn, **given, **options)
         pull(stub(np.zeros(out.shape, out.dtype)))
 
-    found = plans_of(call)
-    assert any(getattr(plan, "replayable", False) for plan in found) == (fn.__name__ not in BY_ARRAY_CALLS)
+    return any(getattr(plan, "replayable", False) for plan in plans_of(call))
 
 
 def test_a_polynomial_of_few_channels(idle):

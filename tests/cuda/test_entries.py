@@ -15,7 +15,7 @@ import linattn_np as la
 from linattn_np.elementwise.cuda.entries import scan_entries as channel_entries
 from linattn_np.fast_weights.cuda import momentum, rates
 from linattn_np.fast_weights.cuda import plan as learners
-from linattn_np.fast_weights.cuda.entries import learner_entries
+from linattn_np.fast_weights.cuda.entries import between_entries, learner_entries
 from linattn_np.matrix_state.cuda import operands
 from linattn_np.matrix_state.cuda.delta import plan as delta_plan
 from linattn_np.matrix_state.cuda.delta.entries import delta_entries
@@ -348,6 +348,7 @@ def of_learners():
             found = [x for x in found if x.file in (learners.FORWARD, learners.BACKWARD)]
         yield Case("learners", arch, found, lambda x, allowed=allowed: allowed.get(x.file, 0),
                    products=lambda x: {} if x.file in (momentum.SOURCE, rates.SOURCE) else HMMA)  # fmt: skip
+    yield Case("between products", "sm_80", between_entries(), lambda x: 0, products=lambda x: {})
 
 
 FAMILIES = (of_scan, of_tokens, of_delta, of_vectors, of_free, of_systems, of_softmax, of_channels,

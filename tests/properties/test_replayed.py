@@ -19,18 +19,22 @@ from tests.matrix_state.cuda.step_twin import Stub, stub
 pytest.importorskip("numba")
 
 CACHES = "caches are read and made by array calls"
-LEARNERS = "weights learn by array calls"
+BLAS = "BLAS computes products"
+COUNTED = "the number of tokens so far decides where mini-batches end"
 MADE = "NumPy computed an array of the call"
 BY_KERNELS = (la.softmax_attention, la.forgetting_attention, la.alibi)  # which read a cache
+LEARNERS = tuple(fn for fn in la.VARIANTS if isinstance(fn.spec.core, FastWeights))
+LARGE = (la.lact, la.atlas)
 MAPPED = (la.path_attention, la.householder_positions, la.deltaformer)  # maps and systems between array calls
 
 
 def part_of(fn, options):
     """What explain says of a call with default options, but for a state."""
-    learns, reads = isinstance(fn.spec.core, FastWeights), [*options] == ["state"]
+    reads = [*options] == ["state"]
     if fn.spec.grows and options and not (reads and fn in BY_KERNELS):
         return f"{IN_PART} ({MADE if reads and fn in MAPPED[1:] else CACHES})"
-    reason = LEARNERS if learns else MADE if fn in MAPPED else ""
+    counted = COUNTED if fn in LEARNERS and "state" in options and fn.spec.counts else ""
+    reason = BLAS if fn in LARGE else MADE if fn in MAPPED else counted
     return f"{IN_PART} ({reason})" if reason else "replayed"
 
 
@@ -51,7 +55,7 @@ def float32(x):
 @pytest.mark.parametrize("T", [1, 5, 40])
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
 def test_a_call_with_default_options_is_replayed_whole(fn, T):
-    """With and without a state, given or returned; learners in part, and attention with a cache.
+    """With and without a state, given or returned; some learners in part, and attention with a cache.
 
     Before a first call `explain` promises neither.
     """
@@ -65,9 +69,8 @@ def test_a_call_with_default_options_is_replayed_whole(fn, T):
         assert la.explain(fn, **x, **more).replay == part_of(fn, more)
 
 
-# of learners NumPy computes a part of the core
-STATES_WHOLE = [fn for fn in la.VARIANTS if not isinstance(fn.spec.core, FastWeights) and not fn.spec.grows]
-VJP_WHOLE = STATES_WHOLE + [fn for fn in la.VARIANTS if fn.spec.grows and fn not in MAPPED]
+STATES_WHOLE = [fn for fn in la.VARIANTS if not fn.spec.grows and not (fn in LEARNERS and fn.spec.counts)]
+VJP_WHOLE = [fn for fn in la.VARIANTS if fn not in LARGE + MAPPED]
 
 
 def assert_replayed(fn, x, cotangents):

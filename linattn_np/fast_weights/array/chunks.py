@@ -86,7 +86,7 @@ def backward(
     has_end: the latter is not 0.
     """
     each, dinitial, dslow = list[Any](), tuple(0 * w for w in initial), tuple(0 * w for w in slow)
-    every, kept = _walk(f, xp, x, tiles(f, x.rates, d.n - x.k.shape[-2], x.k.shape[-2], d.anchor)), states[:-1]
+    every, kept = _walk(f, xp, x, tiles(f, x.rates, d.n - x.k.shape[-2], x.k.shape[-2], d.anchor)), [*states[:-1]]
     for n in reversed(range(len(every))):
         if kept[n] is None:
             kept[: n + 1] = _again(every[: n + 1], kept[: n + 1], initial, slow, has_end)

@@ -1,6 +1,6 @@
 """The compiled backend: linear models and MLPs with a step at every token, on NumPy arrays, tile by tile.
 
-The coefficients of all tiles are array calls (masks.py); all else is in the kernels.
+One kernel has the coefficients of all tiles (recurrence.py), another one their tokens; a call is kernels alone.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...ops.cpu import formulas
 from ...runtime import threads
 from ...runtime.arrays import name_of
 from ...runtime.held import cached
 from ...runtime.pieces.memory import working
 from ...runtime.pieces.run import conversions, launch_of, stored_array
 from ...runtime.pieces.workspace import ARRAY, SHARED, Layout
-from ..masks import coefficients, coefficients_vjp, names_of
+from ...runtime.recorder import active, constant, refuse
+from ..masks import names_of
 from ..types import Learner, Rates, State, Tokens, Tree, filled, is_exact
 from . import muon, recurrence
 from .backward import backward as backward_kernel
@@ -52,44 +54,16 @@ def tiles(most: int, is_exact: bool, mini_batch: int, done: int, T: int) -> list
     return found
 
 
-class Equal(NamedTuple):
-    """Tiles of as many tokens."""
-
-    n: int
-    at: np.ndarray  # (tiles, 1): which tiles
-    tokens: np.ndarray  # (tiles, n): their tokens
-
-
-class Tiling(NamedTuple):
-    """The tiles of a sequence. equal: by their numbers of tokens."""
-
-    tiles: list[tuple[int, int, int]]
-    spans: np.ndarray
-    equal: list[Equal]
-
-
 @cached
-def tiling(*kind: int) -> Tiling:
-    """The Tiling of `tiles(*kind)`."""
-    found = tiles(*kind)
-    spans, equal = np.array(found, np.int64), []
-    for n in dict.fromkeys(n for _, n, _ in found):
-        at = np.flatnonzero(spans[:, 1] == n)[:, None]
-        equal.append(Equal(n, at, spans[at, 0] + np.arange(n)))
-    return Tiling(found, spans, equal)
+def spans_of(*kind: int) -> np.ndarray:
+    """`tiles(*kind)` as an array (tiles, 3)."""
+    return np.array(tiles(*kind), np.int64).reshape(-1, 3)
 
 
 @cached
 def tasks_of(N: int, H: int) -> np.ndarray:
     """(row, head, state) of each head."""
     return np.array([(b, h, b * H + h) for b in range(N) for h in range(H)], np.int64).reshape(-1, 3)
-
-
-@cached
-def places_of(rows: int, n: int, size: int, exact: int) -> np.ndarray:
-    """Where the rows of coefficients of n tokens are among those of a tile of `size` tokens."""
-    ends = rows - n - exact * n
-    return np.concatenate([np.arange(n), size + np.arange(ends), size + 2 + np.arange(exact * n)])
 
 
 class Marks(NamedTuple):
@@ -114,7 +88,7 @@ def forward(
     """(out, [Marks or None, the final state])."""
     call = Call(f, x, begin.n, initial, slow)
     out = None if x.q is None else working_like(x.v)
-    marks = Marks(*(call.rows(len(call.tiles)) for _ in range(3))) if keep else None
+    marks = Marks(*(call.rows(len(call.spans)) for _ in range(3))) if keep else None
     ends = call.run(forward_kernel, "", {"out": out}, call.packed(begin), marks)
     return out, [marks, call.unpacked(ends, begin.n + x.k.shape[-2], begin.slots)]
 
@@ -128,14 +102,14 @@ def backward(
     call = Call(f, x, end.n - x.k.shape[-2], initial, slow)
     arrays = {"out_dq": None if dout is None else working_like(x.q), "out_dk": working_like(x.k),
               "out_dv": working_like(x.v), "in_dout": dout}  # fmt: skip
-    each = [np.zeros_like(call.masks), np.zeros_like(call.c), np.zeros(max(call.places, 1), call.dtype)]
-    given = dict(zip(("dmasks", "dc", "dgains"), each, strict=True))
-    given |= {n: np.zeros((call.N * call.H, call.V), call.dtype) for n in ("dweights", "dshifts")}
-    begins = call.run(backward_kernel, "adjoint", arrays, call.packed(d), marks, given)
-    dslow = tuple(given[n].reshape(call.N, call.H, 1, call.V) for n in ("dweights", "dshifts")) if slow else ()
-    dx = Tokens(arrays["out_dq"], arrays["out_dk"], arrays["out_dv"], call.rates_vjp(*each))
+    zeros = np.zeros if active.recorder is None else formulas.zeros
+    norms = {n: zeros((call.N * call.H, call.V), call.dtype) for n in ("dweights", "dshifts") if slow}
+    each = {f"d{n}": zeros(y.shape, call.dtype) for n, y in call.coefficients.items()}
+    begins = call.run(backward_kernel, "adjoint", arrays, call.packed(d), marks, each | norms)
+    dslow = tuple(y.reshape(call.N, call.H, 1, call.V) for y in norms.values())
+    dx = Tokens(arrays["out_dq"], arrays["out_dk"], arrays["out_dv"], call.rates_vjp(each))
     begin = call.unpacked(begins, 0, d.slots)
-    return filled(xp, dx, x), begin, tuple(np.zeros_like(w) for w in initial), dslow
+    return filled(xp, dx, x), begin, (), dslow
 
 
 def working_like(x: np.ndarray) -> np.ndarray:
@@ -157,46 +131,25 @@ class Call:
         self.layers = [Layer("", M + self.biased, self.V), *self.layers]
         self.B, self.exact = len(self.names), is_exact(f, x.rates)
         most = min(f.tile or MOST, MOST)
-        self.tiles, self.spans, self.equal = tiling(most, self.exact, f.mini_batch, seen % f.mini_batch, self.T)
-        self.size = max((n for _, n, _ in self.tiles), default=1)
-        self.places = self.N * self.H * len(self.tiles)
+        self.spans = constant(spans_of(most, self.exact, f.mini_batch, seen % f.mini_batch, self.T))
+        self.size = int(self.spans[:, 1].max(initial=1))
+        self.places = self.N * self.H * len(self.spans)
         self.block = self.size + 2 + self.exact * self.size  # rows of a tile: queries, W and S at its end, gradients
-        shape = self.N, self.H, len(self.tiles), self.block
-        self.masks, self.c = np.zeros((*shape, self.size), self.dtype), np.zeros((*shape, self.B), self.dtype)
-        self.residuals: dict[int, Any] = {}
-        for n, at, tokens in self.equal:
-            own = self._rates(tokens)
-            c, residuals = coefficients(np, f, own, n, x.k)
-            self.residuals[n], to = (c, residuals), self._places(c, n)
-            self.masks[:, :, at, to, :n] = -own.eta[0].swapaxes(-1, -2) * c[..., self.B :]
-            self.c[:, :, at, to] = c[..., : self.B]
+        self.sizes = {"size": self.size, "B": self.B, "tiles": len(self.spans), "T": self.T, "H": self.H,
+                      "block": self.block, "has_masks": 1, "before": int(f.read == "before"),
+                      "decayed": int(f.decayed), "exact": int(self.exact), "places": self.places}  # fmt: skip
+        self.rates = recurrence.rates_in_order(x.rates) if self.places else {}
+        self.coefficients, self.residuals = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        if self.places:
+            self.coefficients, self.residuals = recurrence.coefficients(self.rates, self.spans, self.sizes)
 
-    def _places(self, c: np.ndarray, n: int) -> np.ndarray:
-        """The rows of coefficients of n tokens among those of a tile."""
-        return places_of(c.shape[-2], n, self.size, int(self.exact))
-
-    def _rates(self, tokens: np.ndarray) -> Rates:
-        """The rates of the tokens of some tiles, (N, H, tiles, n, 1)."""
-        return Tokens(None, None, None, self.x.rates).each(lambda y: y[:, :, tokens]).rates
-
-    def rates_vjp(self, dmasks: np.ndarray, dc: np.ndarray, dgains: np.ndarray) -> Rates:
-        """Gradients of the rates."""
-        rates, shape = self.x.rates, (self.N, self.H, self.T, 1)
-        found = [None if y is None else np.zeros(shape, self.dtype) for y in (rates.eta[0], *rates[1:])]
-        for n, at, tokens in self.equal:
-            own, (c, residuals) = self._rates(tokens), self.residuals[n]
-            places = at, self._places(c, n)
-            dm, own_dc = dmasks[:, :, *places, :n], dc[:, :, *places]
-            each = [-np.sum(dm * c[..., self.B :], axis=-2)[..., None]]
-            d = np.concatenate([own_dc, -dm * own.eta[0].swapaxes(-1, -2)], axis=-1)
-            each += coefficients_vjp(np, self.f, own, residuals, d)[1:]
-            for y, more in zip(found, each, strict=True):
-                if y is not None:
-                    y[:, :, tokens] = more
-        if rates.gain is not None:
-            last = [start + n - 1 for start, n, _ in self.tiles]
-            found[3][:, :, last] += dgains[: self.places].reshape(self.N, self.H, len(self.tiles), 1)
-        return Rates((found[0],), *found[1:])
+    def rates_vjp(self, given: dict[str, np.ndarray]) -> Rates:
+        """Gradients of the rates from those of the coefficients."""
+        if not self.places:
+            return Rates((None,))
+        found = recurrence.coefficients_vjp(self.rates, self.residuals, self.spans, self.sizes, given)
+        each = {n: y.reshape(self.N, self.T, self.H, 1).transpose(0, 2, 1, 3) for n, y in found.items()}
+        return Rates((each.pop("eta"),), **each)
 
     # states as rows of matrices, a bias below its matrix
 
@@ -212,10 +165,20 @@ class Call:
 
     def _packed(self, tree: Tree) -> tuple[np.ndarray, ...]:
         step = 1 + self.biased
-        each = [np.concatenate(tree[n : n + step], axis=-2) for n in range(0, len(tree), step)]
-        shapes = [(self.N * self.H * layer.rows, layer.columns) for layer in self.layers]
-        both = zip((each[-1], *each[:-1]), shapes, strict=True)
-        return tuple(np.ascontiguousarray(y).reshape(shape) for y, shape in both)
+        each = [tree[n : n + step] for n in range(0, len(tree), step)]
+        return tuple(self._below(layer, *ys) for layer, ys in zip(self.layers, (each[-1], *each[:-1]), strict=True))
+
+    def _below(self, layer: Layer, W: np.ndarray, *bias: np.ndarray) -> np.ndarray:
+        """A matrix of each head with its bias below it, as rows."""
+        shape = self.N * self.H * layer.rows, layer.columns
+        if active.recorder is None:
+            return np.ascontiguousarray(np.concatenate((W, *bias), axis=-2) if bias else W).reshape(shape)
+        if not bias:
+            return formulas.dense(W, self.dtype).reshape(shape)
+        to = working((self.N, self.H, layer.rows, layer.columns), self.dtype)
+        formulas.put(to[..., :-1, :], W)
+        formulas.put(to[..., -1:, :], *bias)
+        return to.reshape(shape)
 
     def unpacked(self, rows: Marks, n: int, slots: Any) -> State:
         """The inverse."""
@@ -239,6 +202,7 @@ class Call:
         """A kernel for every head; ends: the states that it begins with, whose counterparts are returned."""
         x, found = self.x, Marks(*(self.rows() for _ in range(3)))
         if not self.places or not self.V or not all(layer.rows and layer.columns for layer in self.layers):
+            refuse("there is nothing to compute")
             for name, y in arrays.items():
                 if y is not None and name != "in_dout":
                     y[...] = 0
@@ -251,15 +215,10 @@ class Call:
                        for y, layer in zip(trees or (), self.layers, strict=False)}  # fmt: skip
         heads, dtype = tasks_of(self.N, self.H), name_of(self.dtype)
         gain = x.rates.gain
-        if gain is not None:
-            lasts = [start + n - 1 for start, n, _ in self.tiles]
-            values["gains"] = np.ascontiguousarray(gain[:, :, lasts, 0]).reshape(-1)
         if self.slow:
-            values |= {n: np.ascontiguousarray(y.reshape(self.H, self.V))
+            values |= {n: formulas.dense(y, self.dtype).reshape(self.H, self.V)
                        for n, y in zip(("weights", "shifts"), self.slow, strict=True)}  # fmt: skip
-        values |= {"tasks": heads, "spans": self.spans,
-                   "masks": self.masks.reshape(-1, self.size), "c": self.c.reshape(-1, self.B)}  # fmt: skip
-        values |= {n: y.reshape(-1, y.shape[-1]) if y.ndim > 1 else y for n, y in more.items()}
+        values |= self.coefficients | dict(more)
         numbers = np.zeros((len(ARRAYS), ARRAY), np.int64)
         numbers[:, SHARED] = 1
         for name, y in ({"in_q": x.q, "in_k": x.k, "in_v": x.v} | arrays).items():
@@ -272,7 +231,7 @@ class Call:
                  "hidden": self.hidden}  # fmt: skip
         sizes = {"n": self.size, "N": self.size, "D": self.layers[0].rows, "K": self.K, "V": self.V,
                  "M": self.layers[0].rows - self.biased, "X_D": self.K + self.biased, "H": self.H, "B": self.B,
-                 "tiles": len(self.tiles), "places": self.places, "states": self.N * self.H, "tasks_count": len(heads),
+                 "tiles": len(self.spans), "places": self.places, "states": self.N * self.H, "tasks_count": len(heads),
                  "mask_rows": len(values["masks"]), "block": self.block, "task_fields": len(TASK),
                  "tile_fields": len(TILE)}  # fmt: skip
         sizes |= {f"{name}{end}_rows": len(values.get(f"{name}_W{end}", ())) for name in ("first", "marks", "last")
@@ -281,10 +240,10 @@ class Call:
         share = 1 if operations < FEW_OPERATIONS else threads.num_threads()
         bounds, each = ([*range(len(heads) + 1)], 1) if share > 1 else ([0, len(heads)], len(heads))
         named = frozenset(words.split()) | frozenset(("hidden",) if self.hidden else ())
-        launch = launch_of(kernel, LEARNER, dtype, layout(dtype, tuple(sizes.items()), named),
-                           values | {n: int(y) for n, y in flags.items()} | {"eps": self.f.eps},
+        fixed = {"tasks": heads, "spans": self.spans, "eps": self.f.eps} | {n: int(y) for n, y in flags.items()}
+        launch = launch_of(kernel, LEARNER, dtype, layout(dtype, tuple(sizes.items()), named), fixed,
                            conversions(numbers, dtype) | named, bounds, each)  # fmt: skip
-        launch.with_arrays(LEARNER, numbers, (values, arrays, x)).run()
+        launch.with_arrays(LEARNER, numbers, (values, arrays, x), values).run()
         return Marks(found.W, found.S if has_momentum else None, found.A)
 
 

@@ -12,12 +12,18 @@ from ...ops.cuda.arguments import address
 from ...ops.cuda.row_arrays import dense
 from ...runtime.arrays import Array, dtype_name
 from ...runtime.cuda import launch, record
+from ...runtime.cuda.elements import Constants
 from .arguments import BETWEEN
 
 SOURCE, THREADS, PER = "fast_weights/between.cu", 256, 4
 KINDS = {name: n for n, name in enumerate(
     ("gelu", "gelu_vjp", "gelu_vjps", "swiglu", "factors", "factors_vjp", "swiglu_vjp", "combined", "masked",
      "norm", "norm_vjp", "norm_vjps", "renormed", "renormed_vjp"))}  # fmt: skip
+
+
+def constants(dtype: str, kind: str) -> Constants:
+    """Of the compiler."""
+    return ("LA_DOUBLE", int(dtype == "float64")), ("LA_KIND", KINDS[kind])
 
 
 def takes(*arrays: Array | None) -> bool:
@@ -85,7 +91,6 @@ def _run(
         **{n: address(arrays.get(n)) for n in names}, count=count,
         **{"each": 1, "D": 1, "heads": 1, "a": 0.0, "b": 0.0} | sizes,
     )  # fmt: skip
-    constants = (("LA_DOUBLE", int(dtype_name(x[0]) == "float64")), ("LA_KIND", KINDS[kind]))
     held = tuple(y for y in arrays.values() if y is not None)
-    launch.launch(SOURCE, "between", constants, -(-count // per), THREADS, 0, packed, held)
+    launch.launch(SOURCE, "between", constants(dtype_name(x[0]), kind), -(-count // per), THREADS, 0, packed, held)
     return tuple(made.values())

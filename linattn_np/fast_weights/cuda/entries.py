@@ -8,8 +8,16 @@ from math import gcd
 from ...runtime.cuda.elements import ELEMENTS
 from ...runtime.cuda.entries import SHARED, Entry
 from ..array.chunks import TILE
-from . import momentum, rates
+from . import between, momentum, rates
 from .plan import WIDTHS, kernel
+
+MINI_BATCH = 16  # the default of titans_linear
+
+
+def between_entries() -> Iterator[Entry]:
+    """What lies between the products of learners that have no kernel of their own."""
+    for kind in between.KINDS:
+        yield Entry(f"between products of learners: {kind}", between.SOURCE, between.constants("float32", kind))
 
 
 def learner_entries(dtype: str, K: int, capability: int, backward: bool = True) -> Iterator[Entry]:
@@ -24,6 +32,9 @@ def learner_entries(dtype: str, K: int, capability: int, backward: bool = True) 
     if by_tiles:
         made = momentum.walk_constants(K, K, exact, align)
         yield Entry("momentum delta rule, walks over its states", momentum.WALK, made)
+    if K <= momentum.WIDEST:
+        made = momentum.constants("float32", K, TILE, False, align, MINI_BATCH)
+        yield Entry("momentum delta rule, mini-batches", momentum.SOURCE, made)
     for words, decayed in (("decayed", True), ("previous", False)) if K <= momentum.WIDEST else ():
         if not by_tiles:
             made = momentum.constants("float32", K, TILE, decayed, align)

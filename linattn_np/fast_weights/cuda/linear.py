@@ -11,11 +11,13 @@ from typing import Any
 
 from ...ops.cuda.arguments import address
 from ...ops.cuda.row_arrays import dense
+from ...ops.sums import sum_to
 from ...runtime.arrays import Array, Namespace, cast, dtype_name
 from ...runtime.cuda import launch, record
 from ...runtime.cuda.elements import ELEMENTS
 from ..array import chunks
-from ..types import FastPlan, Inputs, Learner, Rates, State, Tokens, Tree, joined, plus
+from ..recorded import zeros_like
+from ..types import FastPlan, Inputs, Learner, Rates, State, Tokens, Tree, added, joined
 from .arguments import LINEAR, NO_TOKENS
 from .plan import EACH, MOST, WIDTHS, before, kernel, mark
 
@@ -67,18 +69,18 @@ def backward(
 ) -> tuple[Tokens, State, Tree, Tree]:  # fmt: skip
     """(dx, dstate, dinitial, dslow) from the gradients of out and of the final state."""
     (first, own, marks), _ = states
-    T, each, dslow = x.k.shape[-2], list[Tokens](), tuple(0 * w for w in slow)
+    T, each, dslow = x.k.shape[-2], list[Tokens](), Tree()
     if first < T:
         call, back = Call(f, xp, x.cut(first, T), slow), None if dout is None else dout[..., first:, :]
         dx, d, more = call.backward(marks, back, d)
-        each, dslow = [dx], plus(dslow, [xp.sum(y, axis=0) for y in more])
+        each, dslow = [dx], tuple(sum_to(xp, y, y.shape[1:]) for y in more)
     if first:
         back = None if dout is None else cast(xp, dout[..., :first, :], d.anchor[0].dtype)
         dx, d, _, more = chunks.backward(f, xp, _wide(xp, x.cut(0, first)), own, initial, slow, back, d)
         each.insert(0, _narrow(xp, dx, x))
-        dslow = plus(dslow, [xp.sum(y, axis=0) if y.ndim == 4 else y for y in more])
+        dslow = added(tuple(xp.sum(y, axis=0) if y.ndim == 4 else y for y in more), dslow)
     dx = each[0] if len(each) == 1 else joined(xp, each, x)
-    return dx, d, tuple(0 * w for w in initial), dslow
+    return dx, d, (), dslow
 
 
 def _wide(xp: Namespace, x: Tokens) -> Tokens:
@@ -102,7 +104,7 @@ class Call:
 
     def forward(self, begin: State, keep: bool) -> tuple[Array, Array | None, State]:
         """(out, states before groups of mini-batches, the final state)."""
-        out, (W, b, A, bA) = self._tokens(self.x.v), self._states()
+        out, (W, b, A, bA) = self._tokens(self.x.v), self._states(2)
         marks = record.empty((self.N * self.H, self.groups, mark(self.D)), self.float) if keep else None
         self._run(
             False, begin.weights, {"out": out}, {"end_W": W, "end_b": b, "end_A": A, "end_bA": bA, "marks": marks}
@@ -112,7 +114,7 @@ class Call:
 
     def backward(self, marks: Array, dout: Any, d: State) -> tuple[Tokens, State, Tree]:
         """(dx, the gradient of the state before, of the norm (N, H, 1, D))."""
-        x, (W, b, *_) = self.x, self._states()
+        x, (W, b) = self.x, self._states(1)
         grads = {"dq": self._tokens(x.q), "dk": self._tokens(x.k), "dv": self._tokens(x.v)}
         grads |= {"deta": self._tokens(x.rates.eta[0])}
         grads |= {"dgain": None if x.rates.gain is None else self._tokens(x.rates.gain)}
@@ -122,15 +124,15 @@ class Call:
                 "held": record.empty((self.N * self.H, EACH, mark(self.D)), self.float)}  # fmt: skip
         self._run(True, d.weights, grads | {"dout": dout}, more)
         dx = Tokens(grads["dq"], grads["dk"], grads["dv"], Rates((grads["deta"],), gain=grads["dgain"]))
-        return dx, State(d.n - self.T, (W, b), tuple(self.xp.zeros_like(y) for y in (W, b))), tuple(slow)
+        return dx, State(d.n - self.T, (W, b), tuple(zeros_like(self.xp, y) for y in (W, b))), tuple(slow)
 
     def _tokens(self, like: Array) -> Array:
         """Memory for tokens (N, H, T, D), tokens before heads."""
         return record.empty((self.N, self.T, self.H, like.shape[-1]), like.dtype).transpose(0, 2, 1, 3)
 
-    def _states(self) -> list[Array]:
-        """Memory for W, b, and their anchor."""
-        return [record.empty((self.N, self.H, rows, self.D), self.float) for rows in (self.D, 1) * 2]
+    def _states(self, count: int) -> list[Array]:
+        """Memory for W and b, `count` times."""
+        return [record.empty((self.N, self.H, rows, self.D), self.float) for rows in (self.D, 1) * count]
 
     def _run(self, back: bool, weights: Tree, tokens: dict[str, Any], arrays: dict[str, Any]) -> None:
         """A kernel for every head."""

@@ -18,8 +18,10 @@ from ...runtime.arrays import Array, Namespace, cast, dtype_name
 from ...runtime.cuda import launch, record
 from ...runtime.cuda.elements import Constants
 from ...runtime.cuda.structs import Struct
+from ...runtime.recorder import refuse
 from ..array import chunks
 from ..array.chunks import TILE, Tile
+from ..recorded import added, zeros_like
 from ..types import FastPlan, Inputs, Learner, Rates, State, Tokens, Tree, each_of, is_exact, joined
 from . import rates
 from .arguments import MOMENTUM, MOMENTUM_SYSTEMS, MOMENTUM_VJP, NO_TOKENS
@@ -141,7 +143,7 @@ def backward(
     """(dx, dstate, dinitial, dslow) from the gradients of out and of the final state."""
     first, own, kept = states[0]
     T, each = x.k.shape[-2], list[Tokens]()
-    dinitial, dslow = tuple(0 * w for w in initial), tuple(0 * w for w in slow)
+    dinitial = Tree()
     if first < T or not T:
         dx, d = _backward(f, xp, x.cut(first, T), kept, None if dout is None else dout[..., first:, :], d)
         each = [dx]
@@ -151,7 +153,7 @@ def backward(
         back = None if dout is None else cast(xp, dout[..., :first, :], dtype)
         dx, d, dinitial, _ = chunks.backward(f, xp, wide, own, initial, slow, back, d, True)
         each.insert(0, dx)
-    return each[0] if len(each) == 1 else joined(xp, each, x), d, dinitial, dslow
+    return each[0] if len(each) == 1 else joined(xp, each, x), d, dinitial, ()
 
 
 def _backward(f: Learner, xp: Namespace, x: Tokens, kept: Kept, dout: Any, d: State) -> tuple[Tokens, State]:
@@ -160,15 +162,16 @@ def _backward(f: Learner, xp: Namespace, x: Tokens, kept: Kept, dout: Any, d: St
     walk = Walk(f, xp, x, dS.dtype)
     q, dout = None if dout is None else walk.x.q, walk.dense(dout)
     systems = walk.systems() if kept.systems is None and walk.has_kernels else kept.systems
-    back, given = walk.kept(dS, systems), (dS + dA, dM) if walk.rest == walk.T else (dS, dM, dA)
+    back, given = walk.kept(dS, systems), (added(xp, dS, dA), dM) if walk.rest == walk.T else (dS, dM, dA)
     R, N, *_ = walk.run("backward", q, dout, given, None, back, systems if walk.by_tiles else None)
     dx = _tiles_vjp(walk, kept, back, dout) if systems is None else walk.tiles_vjp(kept, back, systems, q, dout)
     dx = dx._replace(rates=dx.rates._replace(beta=None)) if x.rates.beta is None else dx
-    return dx, State(d.n - walk.T, (0 * R,), (R,), ((N,),))
+    return dx, State(d.n - walk.T, (zeros_like(xp, R),), (R,), ((N,),))
 
 
 def _tiles_vjp(walk: Walk, kept: Kept, back: Kept, dout: Any) -> Tokens:
     """Gradients of the tokens by array calls, of many tiles at once."""
+    refuse("array calls compute gradients of mini-batches, of float64 and of wide keys")
     f, xp, C, x = walk.f, walk.xp, walk.C, walk.x.each(walk.wide)
     S, M, R, N, T, rest = kept.S, kept.M, back.S, back.M, walk.T, walk.rest
     whole = rest // C

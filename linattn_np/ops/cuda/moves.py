@@ -86,6 +86,11 @@ class Namespace:
         return self._full(x.shape, 0.0, x.dtype) if self._records(x) and not options else self._xp.zeros_like(
             x, **options)  # fmt: skip
 
+    def ones_like(self, x: Array, **options: Any) -> Array:
+        """Ones of x's shape and dtype."""
+        return self._full(x.shape, 1.0, x.dtype) if self._records(x) and not options else self._xp.ones_like(
+            x, **options)  # fmt: skip
+
     def _full(self, shape: Shape, value: float, dtype: Any) -> Array:
         return formulas.compiled("filled", (), (tuple(shape), np.dtype(dtype)), _wide(dtype), value)
 

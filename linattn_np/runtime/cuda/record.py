@@ -260,17 +260,17 @@ def _whole(pointer: int, pool: Sequence[Array]) -> tuple[int, int]:
 
 
 class View(NamedTuple):
-    """An array that the caller gets: which of the pool, in which shape, whether with time and heads exchanged."""
+    """An array that the caller gets: which of the pool, in which shape, with this axis and the next exchanged."""
 
     of: int
     shape: Shape
-    transposed: bool
+    axis: int  # 0: none; time and heads are -3 and -2 of rows, -2 and -1 of numbers
 
     def __call__(self, pool: Sequence[Array]) -> Array:
         x = pool[self.of]
         if x.shape != self.shape:
             x = x.reshape(self.shape)
-        return x.swapaxes(-3, -2) if self.transposed else x
+        return x.swapaxes(self.axis, self.axis + 1) if self.axis else x
 
 
 def view_of(x: Any, pool: Sequence[Array]) -> Any:
@@ -282,12 +282,15 @@ def view_of(x: Any, pool: Sequence[Array]) -> Any:
         return None
     if isinstance(x, tuple):
         return type(x), tuple(view_of(y, pool) for y in x)
-    transposed = not x.flags.c_contiguous
-    base = x.swapaxes(-3, -2) if transposed and x.ndim > 2 else x
+    axis, base = 0, x
+    for axis in (0, *(n for n in (-3, -2) if x.ndim >= -n)):
+        base = x.swapaxes(axis, axis + 1) if axis else x
+        if base.flags.c_contiguous:
+            break
     for n, y in enumerate(pool):
         same = (base.data.ptr, base.dtype, prod(base.shape)) == (y.data.ptr, y.dtype, prod(y.shape))
         if same and base.flags.c_contiguous and y.flags.c_contiguous:
-            return View(n, tuple(base.shape), transposed)
+            return View(n, tuple(base.shape), axis)
     raise LookupError
 
 
@@ -313,7 +316,7 @@ def positions(x: Any, pool: list[Array]) -> Any:
     if isinstance(x, tuple):
         return type(x), tuple(positions(part, pool) for part in x)
     view = view_of(x, pool)
-    same = view is not None and not view.transposed and view.shape == tuple(pool[view.of].shape)
+    same = view is not None and not view.axis and view.shape == tuple(pool[view.of].shape)
     return view.of if same else view
 
 
@@ -324,7 +327,7 @@ def _as_array(position: Any, sequence: LaunchSequence, known: set[int]) -> Any:
     """
     if isinstance(position, View):
         n, first = position.of, sequence.count
-        if n >= first and n not in known and not position.transposed:
+        if n >= first and n not in known and not position.axis:
             sequence.allocations[n - first] = position.shape, sequence.allocations[n - first][1]
             position = n
         known.add(n)

@@ -200,11 +200,15 @@ class Launch:
         self.at, self._alive = address(row), (row, table, places)
         self._start = starter()
 
-    def with_arrays(self, declaration: Workspace, arrays: np.ndarray, owners: Any) -> Launch:
-        """The launch on arrays that `owners` keeps alive; arrays: rows of a table."""
+    def with_arrays(
+        self, declaration: Workspace, arrays: np.ndarray, owners: Any, matrices: Mapping[str, np.ndarray] | None = None
+    ) -> Launch:
+        """The launch on arrays that `owners` keeps alive; arrays: rows of a table. matrices: those of the call."""
         table, first = self.table.copy(), declaration.slots[declaration.arrays[0]]
         table[first : first + arrays.size] = arrays.reshape(-1)
         slots = [first + ARRAY * n for n in np.flatnonzero(arrays[:, AT] * (arrays[:, CHANNELS] > 0))]
+        put(declaration, table, matrices or {})
+        slots += [declaration.slots[name] for name, y in (matrices or {}).items() if y.size]
         layout = table, self._own, self.bytes
         return Launch(self.function, layout, self.bounds, self.each, slots, owners, self._fixed)
 

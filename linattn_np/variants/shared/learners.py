@@ -7,6 +7,8 @@ from typing import Any
 
 from ...call.options import Options
 from ...fast_weights.types import COEFFICIENTS, Inputs, Rates
+from ...ops.gates import exponential
+from ...ops.product import multiple, product
 from ...runtime.arrays import Array, cast
 from ...runtime.values import is_whole, is_word, shown
 from ...spec import ArgSpec, Call, ChangeOfVariables
@@ -42,18 +44,19 @@ def learns(*weights: str, slow: tuple[str, ...] = (), etas: tuple[str, ...] = ("
     def to_core(c: Call) -> Inputs:
         """Rates get an axis of one channel; alpha = e^g."""
         g = rate(c, "g")
-        eta = tuple(factor * rate(c, n) if factor != 1 else rate(c, n) for n in etas)
+        eta = tuple(rate(c, n) if factor == 1 else multiple(c.xp, factor, rate(c, n), c.dtype) for n in etas)
         others = (rate(c, n) for n in ("mu", "gain", "beta", "share"))
-        rates = Rates(eta, None if g is None else c.xp.exp(g), *others)
+        rates = Rates(eta, None if g is None else exponential(c.xp, g, c.dtype), *others)
         return Inputs(c.q, c.k, c.v, rates, tuple(getattr(c, n) for n in weights), tuple(getattr(c, n) for n in slow))
 
     def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
         """dg = e^g dalpha."""
         found = dict(zip(("q", "k", "v"), d[:3], strict=True))
         found |= dict(zip(weights, d.weights, strict=True)) | dict(zip(slow, d.slow, strict=True))
-        found |= {n: factor * y[..., 0] for n, y in zip(etas, d.rates.eta, strict=True)}
-        if d.rates.alpha is not None:
-            found["g"] = (d.rates.alpha * c.xp.exp(rate(c, "g")))[..., 0]
+        for n, y in zip(etas, d.rates.eta, strict=True):
+            found[n] = (y if factor == 1 else multiple(c.xp, factor, y, c.dtype))[..., 0]
+        if (alpha := d.rates.alpha) is not None:
+            found["g"] = product(c.xp, alpha, exponential(c.xp, rate(c, "g"), c.dtype), dtype=c.dtype)[..., 0]
         more = {n: getattr(d.rates, n) for n in ("mu", "gain", "beta", "share")}
         return found | {n: y[..., 0] for n, y in more.items() if y is not None}
 

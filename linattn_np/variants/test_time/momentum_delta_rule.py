@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 from ...call.dispatch import public
 from ...call.options import Options
 from ...fast_weights.core import FastWeights
 from ...fast_weights.types import Inputs, Learner, LinearMomentum, MomentumState
-from ...runtime.arrays import Array, count_dtype, device
+from ...ops.host import zeros_like
+from ...ops.sums import added
+from ...runtime.arrays import Array, device, name_of
+from ...runtime.constants import constant_array
 from ...runtime.shapes import check_state
 from ...runtime.values import is_word, shown
 from ...spec import ArgSpec, Call, Samples, StateFormat, VariantSpec
@@ -37,13 +41,17 @@ def check(fn: str, options: dict[str, Any]) -> None:
 BASE = learns()
 
 
+def number(c: Call, x: float) -> Array:
+    """A number as a constant (1,)."""
+    make = partial(c.xp.full, (1,), x, dtype=c.dtype, device=device(c.v))
+    return constant_array(c.xp, ("number", x, name_of(c.dtype)), device(c.v), make)
+
+
 def to_core(c: Call) -> Inputs:
     """Without eta it is 1; the initial weights are 0."""
-    ones = c.xp.ones((1,) * c.beta.ndim, dtype=c.dtype, device=device(c.v))
-    eta = c.xp.broadcast_to(ones, c.beta.shape) if c.eta is None else c.eta
+    eta = c.xp.broadcast_to(number(c, 1.0), c.beta.shape) if c.eta is None else c.eta
     x = BASE.to_core(c.changed(eta=eta))
-    zero = c.xp.zeros((1, 1, 1), dtype=c.dtype, device=device(c.v))
-    return x._replace(weights=(c.xp.broadcast_to(zero, (c.sizes["H"], c.sizes["K"], c.sizes["V"])),))
+    return x._replace(weights=(c.xp.broadcast_to(number(c, 0.0), (c.sizes["H"], c.sizes["K"], c.sizes["V"])),))
 
 
 def to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
@@ -58,13 +66,12 @@ def pack(c: Call, state: Any) -> Any:
         return None
     for part, S in state._asdict().items():
         check_state(c.name, S, c.sizes, name=f"state.{part}")
-    length = c.xp.zeros(state.S.shape[:-3], dtype=count_dtype(c.xp), device=device(state.S))
-    return LinearMomentum(state.S, state.S, state.M, length)
+    return LinearMomentum(state.S, state.S, state.M, None)  # every token ends a mini-batch: none are counted
 
 
 def pack_vjp(c: Call, d: Any, other: Any) -> Any:
     """dS has two parts."""
-    return MomentumState(d.W + d.W_start, d.W_momentum)
+    return MomentumState(added(c.xp, d.W, d.W_start), d.W_momentum)
 
 
 def unpack(c: Call, S: Any) -> Any:
@@ -74,7 +81,7 @@ def unpack(c: Call, S: Any) -> Any:
 
 def unpack_vjp(c: Call, S: Any, d: Any) -> tuple[Any, dict[str, Array]]:
     """The other parts have no gradient."""
-    return LinearMomentum(d.S, 0 * d.S, d.M, S.length), {}
+    return LinearMomentum(d.S, zeros_like(c.xp, d.S), d.M, None), {}
 
 
 SPEC = VariantSpec(
