@@ -155,7 +155,7 @@ class Call:
     def end(self, part: Part, end: State) -> list[Array]:
         """The parts of the state that a part ends with; one without tokens hands its own over."""
         if part.is_empty and self.state is not None:
-            return [take(self.xp, S, part.rows) for S in self.state]
+            return [S if S is None else take(self.xp, S, part.rows) for S in self.state]
         if not self.plan.returns_state and self.x.q is not None:
             return self.parts_of(end, copied_parts=False)  # for their shapes alone
         anchor, weights = (each(difference, self.xp, tree, self.initial(part)) for tree in (end.anchor, end.weights))
@@ -169,15 +169,18 @@ class Call:
         found += [] if s.sums is None else [s.sums[..., 0, 0]]
         found += [*s.past[:2], s.past[2][..., 0]] if s.past else []
         rows = found[0].shape[:1]
-        length = counts(xp, s.n, tuple(rows), device(found[0]))
-        if self.state is not None and self.state[-1] is not None:
-            length = cast(xp, length, self.state[-1].dtype)
+        length = None
+        if self.state is None or self.state[-1] is not None:  # which the caller's state may not have
+            length = counts(xp, s.n, tuple(rows), device(found[0]))
+            length = length if self.state is None else cast(xp, length, self.state[-1].dtype)
         return [*(copied(xp, y) if copied_parts else y for y in found), length]
 
     def gathered(self, each: list[list[Array]]) -> Any:
         """The caller's state, from the parts of the states of all parts."""
-        found = [self._in_order(list(parts)) for parts in zip(*each, strict=True)]
-        return self.plan.kind(*(S if self.is_ragged else self.xp.reshape(S, (*self.lead, *S.shape[1:])) for S in found))
+        found = [None if parts[0] is None else self._in_order(list(parts)) for parts in zip(*each, strict=True)]
+        if self.is_ragged:
+            return self.plan.kind(*found)
+        return self.plan.kind(*(None if S is None else self.xp.reshape(S, (*self.lead, *S.shape[1:])) for S in found))
 
     # gradients
 
