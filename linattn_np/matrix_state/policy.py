@@ -167,12 +167,15 @@ def is_parallel(plan: Plan, T: int) -> bool:
     return C == "parallel" or (isinstance(C, int) and C > ARRAY_CHUNK and C >= T)
 
 
-def polynomial_chunk(plan: Plan, T: int, features: int, K: int, V: int) -> tuple[int, bool]:
+def polynomial_chunk(plan: Plan, T: int, features: int, K: int, V: int, queries: int | None = None) -> tuple[int, bool]:
     """(tokens of a tile, whether T tokens see each other without features, tile by tile) of a polynomial of q . k.
 
-    A pair of tokens takes K + V products, features 2 M V a token; the choice depends on the length of the sequence.
+    queries: their number, None for none. A pair of tokens takes K + V products, features M V for a token that is
+    written or read; the choice depends on the lengths of the sequence.
     """
-    is_cheaper = 4 * features * V >= T * (K + V) and T <= LONGEST_DIRECT
+    queries = T if plan.causal or queries is None else queries
+    pairs = T * queries / (2 if plan.causal else 1)
+    is_cheaper = features * V * (T + queries) >= pairs * (K + V) and T <= LONGEST_DIRECT
     is_direct = is_parallel(plan, T) or (plan.chunk_size is None and is_cheaper)
     return (POLYNOMIAL_TILE, True) if is_direct else (array_chunk(plan, T), False)
 

@@ -118,7 +118,7 @@ def _l2norm_vjp(module: Any, x: Inputs, plan: Plan, d: Inputs) -> Inputs:
     if plan.erase_key is EraseKey.PRODUCT:
         wide_r, wide_k, wide_dr = (cast(plan.xp, y, plan.dtype) for y in (x.r, x.k, d.r))
         dr, dlength = over_length_vjp(plan.xp, wide_r, wide_k, wide_dr, plan.l2norm_eps)
-        dk = cast(plan.xp, dk, plan.dtype) + dlength
+        dk = added(plan.xp, cast(plan.xp, dk, plan.dtype), dlength)
     return d._replace(q=dq, k=dk, r=dr)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Array, Namespace, cast, compute_dtype
+from ..runtime.arrays import Array, Namespace, cast, compute_dtype, is_cupy
 from .host import kernels
 from .rows import times, times_vjp
+from .sums import difference
 
 
 def project(xp: Namespace, x: Array, W: Array, b: Array | None) -> Array:
@@ -61,4 +62,10 @@ def softmax_pair(xp: Namespace, y: Array) -> Array:
 
 def softmax_pair_vjp(xp: Namespace, y: Array, dphi: Array) -> Array:
     M = y.shape[-1]
+    if not is_cupy(xp) and M and (cpu := kernels(xp, y, dphi)) is not None:
+        dtype = compute_dtype(xp, y, dphi)
+        how = (y.shape, np.dtype(dtype)), dtype
+        p = [cpu.compiled("softmax", (y,), *how, how=n) for n in range(2)]
+        dy, less = (cpu.compiled("softmax_vjp", (p[n], dphi[..., n * M : (n + 1) * M]), *how) for n in range(2))
+        return difference(xp, dy, less)
     return softmax_vjp(xp, softmax(xp, y), dphi[..., :M]) - softmax_vjp(xp, softmax(xp, -y), dphi[..., M:])

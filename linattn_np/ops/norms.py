@@ -7,7 +7,7 @@ from typing import Any
 
 from ..runtime.arrays import Array, Namespace, cast, is_cupy, over_tokens, shared_heads
 from ..runtime.values import range_factors
-from .host import kernels
+from .host import kernels, numpy_kernels
 from .sums import sum_of_groups
 
 Axes = int | tuple[int, ...]
@@ -106,6 +106,12 @@ def over_length(xp: Namespace, y: Array, x: Array, eps: float = 0.0) -> Array:
 
 def over_length_vjp(xp: Namespace, y: Array, x: Array, dz: Array, eps: float = 0.0) -> tuple[Array, Array]:
     """(dy, dx) = (dz / n, -x <dz, y> / n^3)."""
+    few = x.shape[-2]
+    if (cpu := numpy_kernels(xp, y, x, dz)) is not None and few and y.size:
+        shape = *y.shape[:-2], few, y.shape[-2] // few, y.shape[-1]
+        rows = y.reshape(shape), x[..., None, :], dz.reshape(shape)
+        dx = cpu.compiled("over_length_vjp", rows, (shape, y.dtype), y.dtype, math.sqrt(eps))
+        return over_length(xp, dz, x, eps), sum_of_groups(xp, dx.reshape(y.shape), few)
     heads, (x, factor, n) = x.shape[-2], _with_length(xp, x, eps)
     over = factor / n
     wide = shared_heads(xp, over, y.shape[-2])

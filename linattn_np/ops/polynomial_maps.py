@@ -16,7 +16,7 @@ import numpy as np
 from ..runtime.arrays import Array, Namespace, constant, device, is_cupy
 from ..runtime.constants import constant_array
 from ..runtime.held import cached
-from .host import kernels
+from .host import kernels, numpy_kernels
 
 
 def _monomials(K: int, p: int) -> tuple[list[int], list[int], list[float], list[int], list[float]]:
@@ -236,6 +236,8 @@ def dpfp(xp: Namespace, x: Array, nu: int) -> Array:
 
 def dpfp_vjp(xp: Namespace, x: Array, nu: int, dphi: Array) -> Array:
     """Product rule for r (.) roll(r, j)."""
+    if (cpu := numpy_kernels(xp, x, dphi)) is not None and x.dtype == dphi.dtype:
+        return cpu.compiled("dpfp_vjp", (x, dphi), (x.shape, x.dtype), x.dtype, how=nu)
     r, K = _halves(xp, x), x.shape[-1]
     dr = xp.zeros_like(r)
     for j in range(1, nu + 1):

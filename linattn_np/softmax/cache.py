@@ -14,13 +14,13 @@ from .path import cache as path
 from .types import GatedCache, Inputs, KeyValueCache, SoftmaxPlan
 
 Cache = Any  # KeyValueCache or GatedCache
-BY_ARRAY_CALLS = "caches are read and made by array calls"  # why a call is not replayed whole
+BY_ARRAY_CALLS = "array calls change a cache"  # why a call is not replayed whole
 
 
 def refuse_array_calls(backend: str, plan: SoftmaxPlan, x: Inputs, state: Cache | None) -> None:
-    """A call is not replayed as kernels if array calls compute it, map the keys of a cache, or make one."""
-    makes = (plan.returns_state and not plan.overwrite) or plan.states_at is not None
-    if backend != "cuda" and (backend != "numba" or makes or (x.w is not None and state is not None)):
+    """A call is not replayed as kernels if array calls compute it, map the keys of a cache, or join several."""
+    maps = x.w is not None and (state is not None or plan.returns_state)
+    if backend != "cuda" and (backend != "numba" or maps or plan.states_at is not None):
         refuse(BY_ARRAY_CALLS)
 
 

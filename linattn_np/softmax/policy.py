@@ -22,6 +22,7 @@ CPU_TILE = 64
 LONGEST_CPU_TILE = 256
 FEW_ROWS = 4  # queries from which on k is transposed; fewer form inner products
 CPU_ROWS = 256  # queries of a forward task
+APPENDED_SLOTS, APPENDED_ROWS = 256, 16  # slots of a task that copies a cache; rows of all heads at a time
 FEW_OPERATIONS = 2e6  # of a call: below, threads cost more than they give
 MANY_OPERATIONS = 2e9  # a longer call is split after this many, a fraction of a second, so that it can be interrupted
 

@@ -41,16 +41,28 @@ def final_state(plan: SoftmaxPlan, x: Inputs, state: Any) -> Any:
     """The cache after all tokens; a row for each sequence of a ragged batch."""
     L, found = cache.slots_after(plan, state, x.v.shape[-3]), []
     if plan.overwrite and is_numpy(plan.xp) and not plan.is_ragged:
-        if has_compiler() and x.w is None and x.v.size:
-            from .cpu import calls
-
-            if calls.appends(plan, x, state):
-                calls.append(plan, x, state)
-                return state
+        if (compiled := kernels(plan, x)) is not None and compiled.appends(plan, state):
+            return compiled.append(plan, x, state, state)
         return cache.append_in_place(plan, x, state)
     for _, own, row in sequences.each_sequence(plan, x, state):
-        found.append(cache.after(plan, own, begin(plan, own, row), L))
+        found.append(after(plan, own, row, L))
     return sequences.joined_rows(plan, found)
+
+
+def kernels(plan: SoftmaxPlan, x: Inputs, *sizes: int) -> Any:
+    """The compiled loops that write tokens x to slots; None for other arrays, if there are no slots, and for maps."""
+    if not is_numpy(plan.xp) or not has_compiler() or x.w is not None or 0 in (x.k.size, x.v.size, *sizes):
+        return None
+    from .cpu import calls
+
+    return calls
+
+
+def after(plan: SoftmaxPlan, x: Inputs, row: Any, L: int) -> Any:
+    """The cache of one sequence after the tokens x; row: the one before them, None without one."""
+    if (compiled := kernels(plan, x, L)) is not None:
+        return compiled.append(plan, x, row, compiled.new_cache(plan, x, L))
+    return cache.after(plan, x, begin(plan, x, row), L)
 
 
 def at_positions(plan: SoftmaxPlan, x: Inputs, state: Any) -> Any:
@@ -60,7 +72,7 @@ def at_positions(plan: SoftmaxPlan, x: Inputs, state: Any) -> Any:
     L, found = cache.slots_after(plan, state, x.v.shape[-3]), []
     for s in prefixes_of(plan):
         own, row = heads.tokens_of(x, s), heads.row_of(plan, x, state, s)
-        found.append(cache.after(plan, own, begin(plan, own, row), L))
+        found.append(after(plan, own, row, L))
     return type(found[0])(*(along_positions(plan, x, list(parts)) for parts in zip(*found, strict=True)))
 
 

@@ -60,6 +60,14 @@ def dpfp(x, nu):
     return np.concatenate([r * np.roll(r, j + 1, -1) for j in range(nu)], -1)
 
 
+def dpfp_slope(x, y, nu):
+    """The transpose, row by row: y is long enough for nu = 2."""
+    n, r = x.shape[-1], np.maximum(np.concatenate([x, -x], -1), 0)
+    dr = sum(d * np.roll(r, j + 1, -1) + np.roll(d * r, -j - 1, -1)
+             for j in range(nu) for d in [y[..., 2 * n * j : 2 * n * (j + 1)]])  # fmt: skip
+    return np.where(x > 0, dr[..., :n], 0) - np.where(x < 0, dr[..., n:], 0)
+
+
 def flow(x, y, how):
     s = (x**2).sum(-1, keepdims=True)
     return y / (1 + y * s) if how else -np.expm1(-y * s) / s
@@ -172,6 +180,9 @@ FORMULAS = {
     "feature": (lambda x, y, z, u, a, b, how: FEATURES[how](x), 0, 0, [0, 1, 2, 3, 4]),
     "feature_vjp": (lambda x, y, z, u, a, b, how: y * SLOPES[how](x), 0, 0, [0, 1, 2, 3, 4]),
     "over_length": (lambda x, y, z, u, a, b, how: x / np.sqrt((y**2).sum(-1, keepdims=True) + a**2), 0.2, 0, [0]),
+    "over_length_vjp": (lambda x, y, z, u, a, b, how: -y * (z * x).sum(-1, keepdims=True)
+                        / ((y**2).sum(-1, keepdims=True) + a**2) ** 1.5, 0.2, 0, [0]),
+    "dpfp_vjp": (lambda x, y, z, u, a, b, how: dpfp_slope(x, y, how), 0, 0, [1, 2]),
     "appended": (lambda x, y, z, u, a, b, how: (1 if u is None else u) * np.concatenate(
         [x, np.ones_like(x[..., :1]) if y is None else y + 0 * x[..., :1]], -1), 0, 0, [0]),
     "quotient": (lambda x, y, z, u, a, b, how: x[..., :-1] / total(x, y, a), 0.3, 0, [0]),
@@ -196,7 +207,7 @@ ARRAYS = {
     "gate_vjp": ["xyz"],
     "capped": ["x"], "log_forget": ["x"], "log_decay": ["xz", "xyz"], "bounded": ["x", "xy", "xyz"],
     "appended": ["x", "xu", "xy", "xyu"], "quotient": ["x", "xy"], "normed": ["x", "xyz"], "softmax": ["x"],
-    "dpfp": ["x"],
+    "dpfp": ["x"], "dpfp_vjp": ["xy"], "over_length_vjp": ["xyz"],
     "softmax_vjp": ["xy"], "feature": ["x"], "feature_vjp": ["xy"], "over_length": ["xy"], "strength": ["xy"],
     "log_decay_vjp": ["xzu", "xyzu"], "bounded_vjp": ["xu", "xyu", "xyzu"],
     "added": ["xy"], "capped_vjp": ["xy"], "log_forget_vjp": ["xy"], "log_rest_vjp": ["xyz"],
@@ -207,10 +218,12 @@ ARRAYS = {
 WIDTHS = {"appended": {"y": 1, "u": 1}, "quotient": {"y": 1}, "strength": {"y": 1}, "cos_sin": {"y": 1},
           "inner": {"z": 1, "u": 1}, "quotient_vjp": {"y": -1, "z": 1}, "strength_vjp": {"y": 1, "z": 1},
           "rotated": {"y": 3, "z": 3}, "rotated_pair": {"y": 1, "z": 1}, "hold": {"x": 1},
-          "hold_vjp": {"x": 1, "u": lambda width: 4 * width}}  # fmt: skip
+          "dpfp_vjp": {"y": lambda width: 4 * width}, "hold_vjp": {"x": 1, "u": lambda width: 4 * width}}  # fmt: skip
 OF_A_CPU = {
     ("angle_of_pair", "xy"),
     ("quotient_vjp", "xy"),
+    ("over_length_vjp", "xyz"),
+    ("dpfp_vjp", "xy"),
     ("hold", "xyz"),
     ("hold_vjp", "xyzu"),
     *(("decay", n) for n in ("x", "xy")),

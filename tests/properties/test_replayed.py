@@ -18,11 +18,10 @@ from tests.matrix_state.cuda.step_twin import Stub, stub
 
 pytest.importorskip("numba")
 
-CACHES = "caches are read and made by array calls"
+CACHES = "array calls change a cache"
 BLAS = "BLAS computes products"
 COUNTED = "the number of tokens so far decides where mini-batches end"
 MADE = "NumPy computed an array of the call"
-BY_KERNELS = (la.softmax_attention, la.forgetting_attention, la.alibi)  # which read a cache
 LEARNERS = tuple(fn for fn in la.VARIANTS if isinstance(fn.spec.core, FastWeights))
 LARGE = (la.lact, la.atlas)
 MAPPED = (la.path_attention, la.householder_positions, la.deltaformer)  # maps and systems between array calls
@@ -30,9 +29,9 @@ MAPPED = (la.path_attention, la.householder_positions, la.deltaformer)  # maps a
 
 def part_of(fn, options):
     """What explain says of a call with default options, but for a state."""
-    reads = [*options] == ["state"]
-    if fn.spec.grows and options and not (reads and fn in BY_KERNELS):
-        return f"{IN_PART} ({MADE if reads and fn in MAPPED[1:] else CACHES})"
+    maps_cache = fn is la.path_attention and options
+    if maps_cache or (fn is la.stick_breaking_attention and "state" in options):
+        return f"{IN_PART} ({CACHES})"
     counted = COUNTED if fn in LEARNERS and "state" in options and fn.spec.counts else ""
     reason = BLAS if fn in LARGE else MADE if fn in MAPPED else counted
     return f"{IN_PART} ({reason})" if reason else "replayed"
@@ -55,7 +54,7 @@ def float32(x):
 @pytest.mark.parametrize("T", [1, 5, 40])
 @pytest.mark.parametrize("fn", la.VARIANTS, ids=lambda fn: fn.__name__)
 def test_a_call_with_default_options_is_replayed_whole(fn, T):
-    """With and without a state, given or returned; some learners in part, and attention with a cache.
+    """With and without a state, given or returned; in part some learners, and attention whose cache array calls change.
 
     Before a first call `explain` promises neither.
     """
@@ -139,6 +138,16 @@ def test_raw_projections_are_replayed_whole(case):
     case.fn(**x, **options)
     assert la.explain(case.fn, **x, **options).replay == "replayed"
     assert plans.signature_of(case.spec, (), {**x, **options})[0] in replay.by_key.keys() - replay.reasons.keys()
+
+
+OPTIONS = {la.gdn2: {"qk_l2norm": True}, la.retnet: {"xpos": True}}
+MAPS = [(la.linear_attention, {"feature_map": name}) for name in ("elu+1", "hedgehog", "dpfp", "taylor", "fourier")]
+
+
+@pytest.mark.parametrize(("fn", "options"), [*OPTIONS.items(), *MAPS], ids=lambda x: getattr(x, "__name__", str(x)))
+def test_a_vjp_with_options_is_replayed_whole(fn, options):
+    """The transposes of norms, decays of channels and feature maps are kernels too."""
+    assert_replayed(fn, drawn(fn) | options, lambda out: [np.ones_like(out)])
 
 
 @pytest.mark.parametrize(("options", "reason"), [({"feature_map": "favor+"}, "BLAS computes products")], ids=str)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import linattn_np as la
+from linattn_np.softmax import states
 from tests.cases import GROWING, call, cases_of, cotangents, draw, parts, peak_memory, tokens
 
 CASES = [cases_of(fn)[0] for fn in GROWING]
@@ -297,6 +298,44 @@ def test_a_ring_is_written_and_read_by_replayed_kernels(T, L, dtype, heads):
         np.testing.assert_array_equal(cache.v, values)
         np.testing.assert_array_equal(cache.length, exact.length + T)
     assert la.explain(la.softmax_attention, q, k, v, state=cache, **options).replay == "replayed"
+
+
+def steps_of_a_cache(fn, heads, dtype, is_replayed):
+    """Outputs and caches of calls of several lengths, each made twice: a cache that grows, then keeps its slots."""
+    rng, (Hq, Hk, H), state, found = np.random.default_rng(0), heads, None, []
+    for in_place, T in [(0, 7), (0, 1), (0, 0), (0, 70), (1, 1), (1, 3), (1, 90), (1, 1)]:
+        shapes = {"q": (2, T, Hq, 4), "k": (2, T, Hk, 4), "v": (2, T, H, 6)}
+        x = {n: rng.standard_normal(shape).astype(dtype) for n, shape in shapes.items()}
+        if fn is la.forgetting_attention:
+            x["g"] = -rng.exponential(size=(2, T, Hq)).astype(dtype)
+            x["g"][0, T // 2 : T // 2 + T // 3] = -np.inf
+        if fn is la.alibi:
+            x["slopes"] = np.linspace(0.1, 1, Hq).astype(np.float32)
+        for _ in range(2):
+            given = None if state is None else type(state)(*(y.copy() for y in state))
+            options = {"state": given, "return_state": True, "overwrite_state": bool(in_place)}
+            out, end = fn(**x, **options)
+            found.append((out, *(y.copy() for y in end)))
+        assert not is_replayed or not T or la.explain(fn, **x, **options).replay == "replayed"
+        state = end
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float64], ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("heads", [(2, 2, 2), (4, 2, 2), (2, 2, 4)], ids=str)
+@pytest.mark.parametrize("fn", [la.softmax_attention, la.forgetting_attention, la.alibi], ids=lambda fn: fn.__name__)
+def test_replayed_kernels_write_the_caches_of_array_calls(fn, heads, dtype, monkeypatch):
+    """Keys and values to the bit, log decays but for the order of a sum; a repeated call to the bit."""
+    pytest.importorskip("numba")
+    found = steps_of_a_cache(fn, heads, dtype, True)
+    monkeypatch.setattr(states, "has_compiler", lambda: False)
+    la.clear_cache()
+    for n, (one, other) in enumerate(zip(found, steps_of_a_cache(fn, heads, dtype, False), strict=True)):
+        for m, (x, again, y) in enumerate(zip(one, found[n ^ 1], other, strict=True)):
+            np.testing.assert_array_equal(x, again)
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+            bound = 8 * la.testing.eps_of(x) if m in (0, 3) and x.dtype != np.int64 else 0
+            np.testing.assert_allclose(x.astype(np.float64), y.astype(np.float64), rtol=bound, atol=bound)
 
 
 def test_slots_of_other_storage_are_written_too():

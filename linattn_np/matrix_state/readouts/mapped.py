@@ -106,7 +106,7 @@ def explain(fn: str, x: MappedInputs, plan: Plan, wanted: str | None) -> Explain
         words = "in float64, since terms of features cancel; " + words
     if in_chunks(fn, x, plan, wanted):
         others = core.reasons_against(core.CHUNKS, x.memories(plan.xp)[0], plan)
-        return polynomial.explain(core.reason_for("chunks"), others, _polynomial(x, plan), plan)
+        return polynomial.explain(core.reason_for(wanted), others, _polynomial(x, plan), plan)
     plan = x.widened(plan)
     if is_compiled(fn, x, plan, wanted):
         forms = [core.form(fn, memory, plan, wanted) for memory in x.memories(plan.xp)]

@@ -24,7 +24,7 @@ from .. import policy
 from ..blocks import WHOLE, Block, cut
 from ..heads import TokenBuffer, groups, join_state, split, split_state
 from ..types import Inputs, Plan
-from .polynomial_heads import Heads, HeadsPullback, Polynomial, steps_of
+from .polynomial_heads import Heads, HeadsPullback, Polynomial, chunk_of, steps_of
 
 
 class PolynomialResiduals(NamedTuple):
@@ -40,7 +40,7 @@ def heads_bytes(x: Polynomial, plan: Plan) -> int:
     """Bytes of the arrays of one head beside its inputs and outputs, at most."""
     T, (K, V), M = x.v.shape[-3], (x.k.shape[-1], x.v.shape[-1]), x.features
     Tq = T if x.q is None else x.q.shape[-3]
-    plans = [policy.polynomial_chunk(plan, s.stop - s.start, M, K, V) for s in plan.sequences]
+    plans = [chunk_of(x, plan, s) for s in plan.sequences]
     wide = 8 if x.exact or plan.dtype == plan.xp.float64 else 4
     C = max((min(c, T) for c, _ in plans), default=1)
     has_features = plan.returns_state or plan.has_state or not all(direct for _, direct in plans)
@@ -194,7 +194,7 @@ def explain(reason: str, others: dict[str, str], x: Polynomial, plan: Plan) -> E
             after = plan.returns_state or x.q is None or any(one.queries for one in steps[n + 1 :])
             writes += length(step.writes) if step.writes is not None and after else 0
     total = float(2 * B * (heads * (pairs * (K + V) + reads * M * V) + H * writes * M * V))
-    C, is_direct = policy.polynomial_chunk(plan, T, M, K, V)
+    C, is_direct = chunk_of(x, plan, Sequence(0 if plan.is_ragged else None, 0, T))
     words = "all tokens see each other, tile by tile" if is_direct else "features of one chunk at a time"
     if x.exact and (reads or writes):
         words += ", they and states in float64, since their terms cancel"

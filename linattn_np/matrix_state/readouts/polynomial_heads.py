@@ -45,10 +45,15 @@ class HeadStep(NamedTuple):
     writes: Any = None  # Chunk
 
 
+def chunk_of(x: Polynomial, plan: Plan, s: Sequence) -> tuple[int, bool]:
+    """(tokens of a tile, whether tokens see each other without features) of a sequence."""
+    queries = None if x.q is None or s.row is not None else x.q.shape[-3]
+    return policy.polynomial_chunk(plan, s.stop - s.start, x.features, x.k.shape[-1], x.v.shape[-1], queries)
+
+
 def steps_of(x: Polynomial, plan: Plan, s: Sequence) -> list[HeadStep]:
     """The steps of a sequence. Where every query sees every key, all is written before it is read, or nothing."""
-    T = s.stop - s.start
-    C, is_direct = policy.polynomial_chunk(plan, T, x.features, x.k.shape[-1], x.v.shape[-1])
+    C, is_direct = chunk_of(x, plan, s)
     keys = chunks(s, C)
     if plan.causal and not is_direct:
         return [HeadStep(c if x.q is not None else None, (c,), c) for c in keys]

@@ -44,11 +44,13 @@ from .rowwise import (
     appended,
     cos_sin,
     dpfp,
+    dpfp_vjp,
     hold,
     hold_vjp,
     inner,
     normed,
     over_length,
+    over_length_vjp,
     quotient,
     quotient_vjp,
     rotated,
@@ -65,13 +67,13 @@ OF_NUMBERS = ("copy", "scaled", "product", "complement", "complement_vjp", "log_
               "log_decay_vjp", "bounded_vjp", "decay", "decay_vjp")  # fmt: skip
 OF_ROWS = ("appended", "quotient", "normed", "over_length", "softmax", "softmax_vjp", "strength", "cos_sin", "rotated",
            "rotated_pair", "dpfp", "inner", "quotient_vjp", "strength_vjp",
-           "angle_of_pair", "hold", "hold_vjp")  # fmt: skip
+           "angle_of_pair", "hold", "hold_vjp", "over_length_vjp", "dpfp_vjp")  # fmt: skip
 KINDS = {name: n for n, name in enumerate((*OF_NUMBERS, *OF_ROWS))}
 (COPY, SCALED, PRODUCT, COMPLEMENT, COMPLEMENT_VJP, LOG_REST, STEP_SIZE, STEP_SIZE_VJP, SKIP_AND_GATE, GATE_VJP,
  CAPPED, LOG_FORGET, LOG_DECAY, BOUNDED, FEATURE, FEATURE_VJP, ADDED, CAPPED_VJP, LOG_FORGET_VJP, LOG_REST_VJP,
  LOG_DECAY_VJP, BOUNDED_VJP, DECAY, DECAY_VJP, APPENDED, QUOTIENT, NORMED, OVER_LENGTH, SOFTMAX, SOFTMAX_VJP,
- STRENGTH, COS_SIN, ROTATED, ROTATED_PAIR, DPFP, INNER, QUOTIENT_VJP, STRENGTH_VJP, ANGLE_OF_PAIR, HOLD, HOLD_VJP
- ) = KINDS.values()  # fmt: skip
+ STRENGTH, COS_SIN, ROTATED, ROTATED_PAIR, DPFP, INNER, QUOTIENT_VJP, STRENGTH_VJP, ANGLE_OF_PAIR, HOLD, HOLD_VJP,
+ OVER_LENGTH_VJP, DPFP_VJP) = KINDS.values()  # fmt: skip
 
 
 @piece
@@ -163,6 +165,10 @@ def compute(w: Work):
             hold(x, y, z, out)
         elif kind == HOLD_VJP:
             hold_vjp(x, y, z, u, out)
+        elif kind == OVER_LENGTH_VJP:
+            over_length_vjp(x, y, z, a, out)
+        elif kind == DPFP_VJP:
+            dpfp_vjp(x, y, how, out)
 
 
 @piece

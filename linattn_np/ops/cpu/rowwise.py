@@ -190,6 +190,15 @@ def over_length(x: Vector, y: Vector, root: Number, out: Vector):
         out[j] = x[j] * (factor / length)
 
 
+@piece(of="over_length_vjp")
+def over_length_vjp(x: Vector, y: Vector, z: Vector, root: Number, out: Vector):
+    """-y <z, x> / n^3, n = sqrt(|y|^2 + root^2): the gradient of y through the length in over_length"""
+    length, factor = length_of(y, len(y), root)
+    along = dot(z, x, len(x)) * (factor / length)
+    for j in range(len(out)):
+        out[j] = -(factor * y[j] / length) * along * (factor / length)
+
+
 @piece(of="softmax")
 def softmax(x: Vector, negative: Whole, out: Vector):
     """e^{x_j} over their sum, or e^{-x_j}"""
@@ -213,6 +222,21 @@ def dpfp(x: Vector, nu: Whole, out: Vector):
             before = (i - j - 1) % (2 * n)
             r, s = x[i] if i < n else -x[i - n], x[before] if before < n else -x[before - n]
             out[2 * n * j + i] = (r if r > 0 else none) * (s if s > 0 else none)
+
+
+@piece(of="dpfp_vjp")
+def dpfp_vjp(x: Vector, y: Vector, nu: Whole, out: Vector):
+    """The product rule: dr_i = sum over j of y_ij r_{i-j} + y_{i+j,j} r_{i+j}, y_ij the gradient of r_i r_{i-j}"""
+    n, none = len(x), number(out, 0)
+    for i in range(n):
+        half, total = 0 if x[i] > 0 else n, none
+        for j in range(nu):
+            at = i + half
+            before, after = (at - j - 1) % (2 * n), (at + j + 1) % (2 * n)
+            r, s = x[before] if before < n else -x[before - n], x[after] if after < n else -x[after - n]
+            total += y[2 * n * j + at] * (r if r > 0 else none)
+            total += y[2 * n * j + after] * (s if s > 0 else none)
+        out[i] = total if x[i] > 0 else (-total if x[i] < 0 else none)
 
 
 SERIES = tuple((-1) ** n * n / factorial(n + 1) for n in range(1, 12))  # of f', f(x) = (1 - e^{-x}) / x

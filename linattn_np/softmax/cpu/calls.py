@@ -9,10 +9,11 @@ import numpy as np
 
 from ...ops.sums import over_tokens, sum_of_groups
 from ...runtime.pieces.memory import empty
+from ...runtime.shapes import Sequence
 from ..cache import count
 from ..heads import groups
-from ..policy import CPU_ROWS, cpu_tile
-from ..types import Inputs, KeyValueCache, SoftmaxPlan
+from ..policy import APPENDED_ROWS, APPENDED_SLOTS, CPU_ROWS, FEW_OPERATIONS, cpu_tile
+from ..types import GatedCache, Inputs, KeyValueCache, SoftmaxPlan
 from . import path
 from .run import ArrayTable
 from .run import run as run_kernel
@@ -138,27 +139,62 @@ def table_of(plan: SoftmaxPlan, x: Inputs, state: Any, C: int) -> ArrayTable:
 
 
 def put_cache(table: ArrayTable, plan: SoftmaxPlan, state: Any) -> None:
-    """The arrays of a cache; the integers of its lengths look like one or two numbers of the computation."""
-    length = count(plan.xp, state.length).reshape(-1, 1, 1, 1).view(plan.dtype)
+    """The arrays of a cache."""
     for name, y in (("past_k", state.k), ("past_v", state.v), ("past_b", column(getattr(state, "b", None))),
-                    ("past_length", length)):  # fmt: skip
+                    ("past_length", length_of(plan, state))):  # fmt: skip
         table.put(name, y)
 
 
-def appends(plan: SoftmaxPlan, x: Inputs, state: Any) -> bool:
-    """Whether `append` writes the tokens: into arrays of the computation's dtype, whose batch is one axis."""
-    dense = all(y.dtype == plan.dtype and y.size and (y.ndim == 4 or y.flags.c_contiguous) for y in (state.k, state.v))
-    return dense and type(state) is KeyValueCache and state.length.dtype == np.int64 and state.length.flags.c_contiguous
+def length_of(plan: SoftmaxPlan, state: Any) -> np.ndarray:
+    """The lengths of a cache, whose integers look like one or two numbers of the computation."""
+    return count(plan.xp, state.length).reshape(-1, 1, 1, 1).view(plan.dtype)
 
 
-def append(plan: SoftmaxPlan, x: Inputs, state: Any) -> None:
-    """Tokens in the cache's own memory."""
-    x, table = x._replace(q=x.k, sinks=None, bias=None), ArrayTable(all_heads(x))
-    table.put("in_k", x.k)
-    table.put("in_v", x.v)
-    put_cache(table, plan, state)
-    N = cpu_tile(None)[1]
-    run("append", plan, x, state, (N, N, table.heads), table, tasks_of(plan, x, table.heads, 0), x.k.size + x.v.size)
+def appends(plan: SoftmaxPlan, state: Any) -> bool:
+    """Whether `append` writes into a cache: arrays of the computation's dtype, whose batch is one axis."""
+    rows = [state.k, state.v, *([state.b[..., None]] if type(state) is GatedCache else ())]
+    dense = all(y.dtype == plan.dtype and y.size and (y.ndim == 4 or y.flags.c_contiguous) for y in rows)
+    return dense and state.length.dtype == np.int64 and state.length.flags.c_contiguous
+
+
+def new_cache(plan: SoftmaxPlan, x: Inputs, L: int) -> Any:
+    """A cache of L slots for tokens x, to be filled."""
+    lead, dtype = x.v.shape[:-3], np.dtype(plan.dtype)
+    k, v = (empty((*lead, L, *y.shape[-2:]), dtype) for y in (x.k, x.v))
+    b = () if x.g is None else (empty((*lead, L, x.g.shape[-1]), dtype),)
+    return (GatedCache if b else KeyValueCache)(k, v, *b, empty(lead, np.dtype(np.int64)))
+
+
+def append(plan: SoftmaxPlan, x: Inputs, state: Any, end: Any) -> Any:
+    """`end`, filled with the last tokens of a cache, None without one, and of x; in its own memory if it is `state`."""
+    L, T, rows, in_place = end.v.shape[-3], x.v.shape[-3], prod(x.v.shape[:-3]), end is state
+    given = {"in_k": x.k, "in_v": x.v, "end_k": end.k, "end_v": end.v}
+    given |= {"past_k": state.k, "past_v": state.v} if state is not None and state.v.shape[-3] else {}
+    given = with_wide_rows(given)
+    gates = {} if x.g is None else {"in_g": x.g, "end_b": end.b} | ({"past_b": state.b} if "past_k" in given else {})
+    lengths = {"end_length": end} | ({} if state is None else {"past_length": state})
+    given |= {n: column(y) for n, y in gates.items()} | {n: length_of(plan, y) for n, y in lengths.items()}
+    heads, N = max(y.shape[-2] for y in given.values()), APPENDED_ROWS
+    table = ArrayTable(heads)
+    for name, y in given.items():
+        table.put(name, y)
+    work = x.k.size + x.v.size if in_place else end.k.size + end.v.size
+    step = L if in_place or work < FEW_OPERATIONS else APPENDED_SLOTS
+    tasks = [(b, b, 0, T, 0, i, min(i + step, L), 0) for b in range(rows) for i in range(0, L, step)]
+    alone = plan._replace(sequences=(Sequence(None, 0, T),))
+    rows_of_call = Inputs(given["in_k"], given["in_k"], given["in_v"], x.g)
+    run("append", alone, rows_of_call, state, (N, N, heads), table, np.array(tasks, np.int64), work)
+    return end
+
+
+def with_wide_rows(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tokens, and slots, of keys, or values, whose heads lie side by side, as those of one head."""
+    found = dict(given)
+    for letter in "kv":
+        each = {n: y for n, y in given.items() if n.endswith(letter)}
+        if all(y.strides[-2:] == (y.shape[-1] * y.itemsize, y.itemsize) for y in each.values()):
+            found |= {n: y.reshape(*y.shape[:-2], 1, -1) for n, y in each.items()}
+    return found
 
 
 def tasks_of(plan: SoftmaxPlan, x: Inputs, group: int, rows: int, blocks: path.Blocks | None = None) -> np.ndarray:
@@ -184,14 +220,14 @@ def run(name: str, plan: SoftmaxPlan, x: Inputs, state: Any, sizes: tuple[int, i
     longest = max(longest, 0 if plan.is_ragged else x.q.shape[-3])
     C, N, heads = sizes
     L, blocks = 0 if state is None else state.v.shape[-3], -(-longest // N) + 1
-    each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1], "L": L,
+    each = {"C": C, "N": N, "K": x.k.shape[-1], "V": x.v.shape[-1],
             "tokens": longest, "blocks": blocks, "tiles": blocks + -(-L // N), "causal": int(plan.causal),
             "window": plan.window or 0, "gated": int(x.g is not None), "sinks": int(x.sinks is not None),
             "normalize": int(plan.normalize), "biased": int(x.bias is not None), "strict": int(plan.strict),
             "heads": heads, "mapped": path.how(name, C, x),
             "lse": int(plan.lse)}  # fmt: skip
     dtype = np.dtype(plan.dtype).name
-    numbers = {"scale": plan.scale, "reach": float(plan.window or FAR)}
+    numbers = {"scale": plan.scale, "reach": float(plan.window or FAR), "L": L}  # one layout for caches that grow
     run_kernel(name, dtype, each, numbers, table, tasks, operations)
 
 

@@ -16,6 +16,7 @@ NUMBERS = ("scale", "between", "reach", "crossing", "passed")
 ARRAYS = ("in_q", "in_k", "in_v", "in_g", "in_sinks", "past_k", "past_v", "past_b", "past_length", "out", "logs",
           "in_dout", "out_dq", "out_dk", "out_dv", "out_dg", "past_dk", "past_dv", "past_db", "in_rhs", "in_beta",
           "in_du", "out_dbeta", "in_bias", "out_dbias", "out_dsinks", "in_dlse",
+          "end_k", "end_v", "end_b", "end_length",
           # of PaTH: q at the start and k at the end of their blocks, -E, X, R, w, -U (path.py), and their gradients
           "in_start", "in_end", "in_E", "in_X", "in_R", "in_w", "in_U",
           "out_start", "out_end", "out_E", "out_X", "out_R")  # fmt: skip

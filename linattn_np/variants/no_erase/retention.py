@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from ...call.dispatch import public
 from ...call.options import Options
 from ...matrix_state.types import Decay, Inputs
-from ...ops.sums import over_tokens
+from ...ops.sums import added, over_tokens, sum_to
 from ...runtime.arrays import Array, cast, device
 from ...runtime.constants import constant_array
 from ...spec import ArgSpec, Call, ChangeOfVariables, Samples, VariantSpec
@@ -93,26 +93,33 @@ def retention(q: Any, k: Any, v: Any, g: Any = None, **options: Unpack[MappedOpt
 
 def xpos_decays(c: Call) -> Array:
     """log zeta_p / 512 of both channels of each pair, zeta_p = (p / P + 0.4) / 1.4; 0 where K is odd: (1, K)."""
-    xp, K = c.xp, c.sizes["K"]
+    xp, K, where = c.xp, c.sizes["K"], device(c.v)
     P = K // 2
-    pair = xp.arange(P, dtype=c.dtype, device=device(c.v)) / max(P, 1)
-    both = xp.reshape(xp.stack([xp.log((pair + 0.4) / 1.4) / 512] * 2, axis=-1), (1, 2 * P))
-    return xp.concat([both, xp.zeros((1, K - 2 * P), dtype=c.dtype, device=device(c.v))], axis=-1)
+
+    def make() -> Array:
+        pair = xp.arange(P, dtype=c.dtype, device=where) / max(P, 1)
+        both = xp.reshape(xp.stack([xp.log((pair + 0.4) / 1.4) / 512] * 2, axis=-1), (1, 2 * P))
+        return xp.concat([both, xp.zeros((1, K - 2 * P), dtype=c.dtype, device=where)], axis=-1)
+
+    return constant_array(xp, ("xpos decays", K, str(c.dtype)), where, make)
 
 
 def retnet_to_core(c: Call) -> Inputs:
     """Retention's inputs; the log decay is the sum of the head's and xPos' of the channels."""
     if not c.options["xpos"]:
         return to_core(c)
-    make = lambda: cast(c.xp, head_decays(c), c.dtype)[:, None] + xpos_decays(c)  # noqa: E731
-    key = ("xpos", c.sizes["H"], c.sizes["K"], str(c.dtype))
-    g = constant_array(c.xp, key, device(c.v), make) if c.g is None else make()
+    xp, shape = c.xp, (c.sizes["H"], c.sizes["K"])
+    of_heads = lambda: cast(xp, head_decays(c), c.dtype)[:, None]  # noqa: E731
+    if c.g is None:
+        g = constant_array(xp, ("xpos", *shape, str(c.dtype)), device(c.v), lambda: of_heads() + xpos_decays(c))
+    else:
+        g = added(xp, *(xp.broadcast_to(y, shape) for y in (of_heads(), xpos_decays(c))))
     return Inputs(c.q, c.k, c.v, every_token(c, g))
 
 
 def retnet_to_core_vjp(c: Call, d: Inputs) -> dict[str, Array]:
     if c.options["xpos"] and d.g is not None:
-        d = d._replace(g=c.xp.sum(d.g, axis=-1, keepdims=True))
+        d = d._replace(g=sum_to(c.xp, d.g, (*d.g.shape[:-1], 1)))
     return to_core_vjp(c, d)
 
 

@@ -145,3 +145,14 @@ def test_array_libraries_compute_what_numpy_computes():
         expected = la.rebased(q, k, v, backend="chunks", **options)
         found = la.rebased(*map(strict.asarray, (q, k, v)), **options)
         assert la.testing.relative_error(np.asarray(found), expected) <= 64 * EPS
+
+
+@pytest.mark.parametrize(("T", "form"), [(200, "parallel form"), (300, "chunk form")])
+def test_without_a_causal_mask_pairs_count_twice(T, form):
+    """2 T^2 (K + V) operations of pairs, or 4 T M V of M = 153 features: the pairs up to T = 2 M V / (K + V)."""
+    x = np.broadcast_to(np.float32(1), (1, T, 2, 16))
+    v = np.broadcast_to(np.float32(1), (1, T, 2, 64))
+    found = la.explain(la.based, x, x, v, causal=False)
+    assert found.reason.startswith("the default path; a polynomial of q . k")
+    assert found.form == form
+    assert found.operations == (2 * 2 * T * T * 80 if form == "parallel form" else 2 * 2 * 2 * T * 153 * 64)
