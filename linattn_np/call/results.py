@@ -159,8 +159,11 @@ def cotangents(
     return d_out, spec.state.pack(call, given) if spec.state.pack else given, {}
 
 
-def gradients(call: Call, grads: dict[str, Array], dstate0: Array) -> Any:
-    """The gradients as a named tuple by input name; None for inputs that were not given. Takes them from `grads`."""
+def gradients(call: Call, grads: dict[str, Array], dstate0: Array, beside: Sequence[Any] = ()) -> Any:
+    """The gradients as a named tuple by input name; None for inputs that were not given. Takes them from `grads`.
+
+    beside: arrays of the caller, whose memory they do not share.
+    """
     spec, xp = call.spec, call.xp
     axes, layout = call.axes, LAYOUTS.get(call.options["layout"])
     values: list[Any] = []
@@ -187,7 +190,7 @@ def gradients(call: Call, grads: dict[str, Array], dstate0: Array) -> Any:
         ]
         if call.sizes["T"] == 0:  # they are the cotangents
             each = [xp.asarray(d, copy=True) for d in each]
-    found = [None if d is None else call.library.give_back(d) for d in apart(xp, values + each)]
+    found = [None if d is None else call.library.give_back(d) for d in apart(xp, values + each, beside)]
     state = None if state is None else unflatten(state, found[len(values) :])
     return gradients_of((*spec.arrays, "state"), *found[: len(values)], state)
 

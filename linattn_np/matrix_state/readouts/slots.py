@@ -91,8 +91,8 @@ def _is_rounded(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> bool:
     from ..cuda import choose
 
     for memory, own in zip(x.memories(), _plans(plan), strict=True):
-        families = {choose.family_of(memory, own), choose.family_of_gradients(memory, own)}
-        if core.choose(fn, memory, own, wanted) is not core.CUDA or not families <= choose.ROUNDING:
+        by_kernels = core.choose(fn, memory, own, wanted) is core.CUDA and choose.family_of(memory, own) in choose.ROUNDING
+        if not by_kernels or choose.family_of_gradients(memory, own) not in choose.ROUNDING:
             return False
     return True
 
