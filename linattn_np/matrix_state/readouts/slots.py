@@ -91,8 +91,9 @@ def _is_rounded(fn: str, x: SlotInputs, plan: Plan, wanted: str | None) -> bool:
     from ..cuda import choose
 
     for memory, own in zip(x.memories(), _plans(plan), strict=True):
-        by_kernels = core.choose(fn, memory, own, wanted) is core.CUDA and choose.family_of(memory, own) in choose.ROUNDING
-        if not by_kernels or choose.family_of_gradients(memory, own) not in choose.ROUNDING:
+        if core.choose(fn, memory, own, wanted) is not core.CUDA:
+            return False
+        if any(of(memory, own) not in choose.ROUNDING for of in (choose.family_of, choose.family_of_gradients)):
             return False
     return True
 
