@@ -107,7 +107,7 @@ def over_length(xp: Namespace, y: Array, x: Array, eps: float = 0.0) -> Array:
 def over_length_vjp(xp: Namespace, y: Array, x: Array, dz: Array, eps: float = 0.0) -> tuple[Array, Array]:
     """(dy, dx) = (dz / n, -x <dz, y> / n^3)."""
     few = x.shape[-2]
-    if (cpu := numpy_kernels(xp, y, x, dz)) is not None and few and y.size:
+    if (cpu := numpy_kernels(xp, y, x, dz)) is not None and few and y.size and y.shape[-1] == x.shape[-1]:
         shape = *y.shape[:-2], few, y.shape[-2] // few, y.shape[-1]
         rows = y.reshape(shape), x[..., None, :], dz.reshape(shape)
         dx = cpu.compiled("over_length_vjp", rows, (shape, y.dtype), y.dtype, math.sqrt(eps))

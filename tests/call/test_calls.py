@@ -350,11 +350,12 @@ def test_fresh_memory_is_written_before_it_is_read(case, form, monkeypatch):
 
 
 def poison_empty(monkeypatch):
-    """numpy.empty and empty_like give NaN, in the namespace that the library sees too."""
+    """numpy.empty and empty_like give NaN or the least number, in the namespace that the library sees too."""
     import array_api_compat.numpy as xp
 
     def empty(shape, dtype=float, **_):
-        return np.full(shape, 0xFF if np.dtype(dtype) == np.uint8 else np.nan, dtype=dtype)  # bytes of NaN
+        whole = np.dtype(dtype).kind == "i" and np.iinfo(dtype).min
+        return np.full(shape, 0xFF if np.dtype(dtype) == np.uint8 else whole or np.nan, dtype=dtype)  # bytes of NaN
 
     def empty_like(x, dtype=None, **_):
         return np.full(x.shape, np.nan, dtype=dtype or x.dtype)
