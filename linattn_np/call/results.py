@@ -213,8 +213,8 @@ def apart(xp: Namespace, given: Sequence[Any], others: Sequence[Any] = ()) -> li
 
 
 def _begin(y: Any) -> int | None:
-    """The address of the first element; None without one."""
-    if not y.size:
+    """The address of the first element; None without one, and for arrays of other libraries."""
+    if not getattr(y, "size", 0):
         return None
     return first_byte(y) if type(y) is np.ndarray else getattr(getattr(y, "data", None), "ptr", None)
 

@@ -233,7 +233,7 @@ def _with_pullback(
             dout, dstate = recorded.apart((dout, dstate))
         with limit(spec, threads), recorder or NO_LIMIT:
             given = cotangents(call, dout, dstate, form, end)
-            beside = dout, *flatten("dstate", dstate).values()
+            beside = dout, *(dstate if isinstance(dstate, tuple) else (dstate,))
             all_grads = gradients(call, *_gradients(call, pull, residuals, core_out, given), beside)
         if recorder is not None:
             record_pullback(recorded, call, core, (dout, dstate), recorder, all_grads)
